@@ -1,0 +1,1 @@
+"""Tilewright: one kernel source, checked once, fast on every device."""

@@ -1,0 +1,43 @@
+"""What generated code and the runtimes agree on: argument blocks and struct layouts.
+
+**Argument block.** A kernel takes its parameters in the order `params..., sizes...`: one slot per kernel parameter (a data
+pointer for a tensor, the value for a scalar), then one 64-bit integer per name in `Kernel.size_names`.
+
+- CPU: `void entry(ptr slots, i64 begin, i64 end)`. `slots` is an array of 8-byte slots in that order (scalars in the low
+  bytes). The call executes blocks `begin <= b < end` of the flattened grid (x fastest).
+- GPU: the same list as ordinary kernel parameters; a tensor is a pointer, a scalar has its own type (bool as i8, f8 as i8).
+
+**Pool.** The CPU thread pool's control block is a zeroed, 128-byte aligned struct of `POOL_BYTES`; the offsets are below.
+A job is run by `pool_run(pool, entry, slots, blocks, grain)`.
+"""
+
+SLOT_BYTES = 8
+
+# Offsets in the pool's control block. Each hot field has a cache line (128 bytes: two lines on x86, one on some AArch64).
+POOL_GENERATION = 0
+"""i32: counts jobs; workers sleep on it."""
+POOL_PENDING = 128
+"""i32: workers still inside the current job."""
+POOL_SLEEPERS = 256
+"""i32: workers asleep."""
+POOL_NEXT = 384
+"""i64: next block to claim."""
+POOL_ENTRY = 512
+"""ptr: the job's function."""
+POOL_SLOTS = 520
+"""ptr: its argument block."""
+POOL_BLOCKS = 528
+"""i64: number of blocks."""
+POOL_GRAIN = 536
+"""i64: blocks claimed at a time."""
+POOL_SPIN = 640
+"""i32: spins before sleeping."""
+POOL_STOP = 644
+"""i32: nonzero asks workers to leave."""
+POOL_READY = 648
+"""i32: workers started."""
+POOL_LOCK = 652
+"""i32: a job is running; nested or concurrent calls run inline."""
+POOL_WORKERS = 656
+"""i32: worker threads (the caller is one more)."""
+POOL_BYTES = 768

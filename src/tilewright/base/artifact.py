@@ -1,0 +1,88 @@
+"""What a code generator returns and a runtime loads: code, entry points and the rule to launch them. Plain data.
+
+A runtime never sees IR. Sizes in launch rules are symbolic and evaluated at the call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilewright.base.dtypes import DType
+from tilewright.base.sizes import Size
+
+
+@dataclass(frozen=True)
+class ArrayParam:
+    """An array the caller passes ('input'), receives ('output') or never sees ('scratch')."""
+
+    name: str
+    dtype: DType
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    role: str
+    align: int = 0
+
+
+@dataclass(frozen=True)
+class ScalarParam:
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Run `entry` over `grid` blocks. `args` names arrays and scalars in parameter order, then come `sizes` as i64."""
+
+    entry: str
+    args: tuple[str, ...]
+    sizes: tuple[str, ...]
+    grid: tuple[Size, ...]
+    threads: int = 1
+    shared_bytes: int = 0
+    work: Size = field(default_factory=lambda: Size.of(1))
+    """Elements touched by one block, to choose the grain and whether threads pay."""
+
+
+@dataclass(frozen=True)
+class CallCheck:
+    """`left relation right` (eq, le, lt) must hold at a call."""
+
+    left: Size
+    relation: str
+    right: Size
+    message: str
+    place: str = ""
+    excerpt: str = ""
+    code: str = "TW004"
+
+
+@dataclass(frozen=True)
+class SizeBinding:
+    name: str
+    array: str
+    axis: int
+    stride: bool = False
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """Compiled code of one program for one target."""
+
+    name: str
+    target: str
+    """Target name, e.g. `sm_90a`."""
+    kind: str
+    """'object' (native, relocatable), 'ptx'."""
+    code: bytes
+    inputs: tuple[ArrayParam | ScalarParam, ...]
+    outputs: tuple[ArrayParam, ...]
+    scratch: tuple[ArrayParam, ...]
+    launches: tuple[Launch, ...]
+    bindings: tuple[SizeBinding, ...]
+    checks: tuple[CallCheck, ...]
+    host: bytes = b""
+    """The host part: an object with the CPython entry stub for this signature; empty where there is none."""
+    key: str = ""
+    """Content hash, also the cache key."""
+    schedule: str = ""
+    """The schedules chosen, one line per kernel, for `inspect` and logs."""

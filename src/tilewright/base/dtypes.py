@@ -1,0 +1,200 @@
+"""Element types: what an array holds and what an operation computes with.
+
+A `DType` is a value, compared by identity (there is exactly one of each). `promote` gives the type of `a op b`;
+`accumulator` the type a sum is carried in; `loses` says whether a conversion can lose data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import ml_dtypes
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class DType:
+    """One element type. `kind` is 'b' bool, 'i' signed, 'u' unsigned, 'f' float, 'q' packed quantised block."""
+
+    name: str
+    kind: str
+    bits: int
+    mantissa: int = 0
+    llvm: str = ""
+    block: int = 1
+    """Elements per storage unit: 1 but for quantised blocks."""
+    block_bytes: int = 0
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return by_name, (self.name,)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one storage unit (of one block for quantised types)."""
+        return self.block_bytes or max(1, self.bits // 8)
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "f"
+
+    @property
+    def is_int(self) -> bool:
+        return self.kind in "iu"
+
+    @property
+    def is_signed(self) -> bool:
+        return self.kind in "if"
+
+    @property
+    def is_bool(self) -> bool:
+        return self.kind == "b"
+
+    @property
+    def is_small_float(self) -> bool:
+        """A float narrower than f32: stored as such, computed in f32."""
+        return self.kind == "f" and self.bits < 32
+
+    @cached_property
+    def numpy(self) -> np.dtype:
+        """The NumPy dtype with the same storage."""
+        if self.kind == "q":
+            return np.dtype((np.void, self.block_bytes))
+        return np.dtype(_NUMPY[self.name])
+
+    @property
+    def min_value(self) -> int | float | bool:
+        """The identity of max: -inf, False or the smallest integer."""
+        if self.is_float:
+            return float("-inf") if self is not f8e4m3 else -448.0
+        if self.is_bool:
+            return False
+        return -(1 << (self.bits - 1)) if self.kind == "i" else 0
+
+    @property
+    def max_value(self) -> int | float | bool:
+        """The identity of min: +inf, True or the largest integer."""
+        if self.is_float:
+            return float("inf") if self is not f8e4m3 else 448.0
+        if self.is_bool:
+            return True
+        return (1 << (self.bits - (self.kind == "i"))) - 1
+
+
+_NUMPY: dict[str, object] = {
+    "bool": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
+    "u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64,
+    "f16": np.float16, "f32": np.float32, "f64": np.float64,
+    "bf16": ml_dtypes.bfloat16, "f8e4m3": ml_dtypes.float8_e4m3fn, "f8e5m2": ml_dtypes.float8_e5m2,
+}  # fmt: skip
+
+bool_ = DType("bool", "b", 8, llvm="i1")
+i8 = DType("i8", "i", 8, llvm="i8")
+i16 = DType("i16", "i", 16, llvm="i16")
+i32 = DType("i32", "i", 32, llvm="i32")
+i64 = DType("i64", "i", 64, llvm="i64")
+u8 = DType("u8", "u", 8, llvm="i8")
+u16 = DType("u16", "u", 16, llvm="i16")
+u32 = DType("u32", "u", 32, llvm="i32")
+u64 = DType("u64", "u", 64, llvm="i64")
+f16 = DType("f16", "f", 16, 10, "half")
+bf16 = DType("bf16", "f", 16, 7, "bfloat")
+f32 = DType("f32", "f", 32, 23, "float")
+f64 = DType("f64", "f", 64, 52, "double")
+f8e4m3 = DType("f8e4m3", "f", 8, 3, "i8")
+f8e5m2 = DType("f8e5m2", "f", 8, 2, "i8")
+q4_0 = DType("q4_0", "q", 4, block=32, block_bytes=18)
+q8_0 = DType("q8_0", "q", 8, block=32, block_bytes=34)
+q4_k = DType("q4_k", "q", 4, block=256, block_bytes=144)
+q5_k = DType("q5_k", "q", 5, block=256, block_bytes=176)
+q6_k = DType("q6_k", "q", 6, block=256, block_bytes=210)
+
+ALL: tuple[DType, ...] = (
+    bool_, i8, i16, i32, i64, u8, u16, u32, u64, f16, bf16, f32, f64, f8e4m3, f8e5m2, q4_0, q8_0, q4_k, q5_k, q6_k,
+)  # fmt: skip
+SCALARS: tuple[DType, ...] = tuple(d for d in ALL if d.kind != "q")
+
+_ALIASES = {
+    "float": "f32", "float32": "f32", "float64": "f64", "double": "f64", "float16": "f16", "half": "f16",
+    "bfloat16": "bf16", "int": "i64", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
+    "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "bool_": "bool",
+    "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2", "fp8": "f8e4m3", "e4m3": "f8e4m3", "e5m2": "f8e5m2",
+}  # fmt: skip
+_BY_NAME = {d.name: d for d in ALL}
+_BY_NUMPY = {d.numpy: d for d in SCALARS}
+
+
+def by_name(name: str) -> DType:
+    """The dtype of that name or alias; `KeyError` when there is none."""
+    return _BY_NAME[_ALIASES.get(name, name)]
+
+
+def is_name(name: str) -> bool:
+    return _ALIASES.get(name, name) in _BY_NAME
+
+
+def from_numpy(dtype: np.dtype) -> DType | None:
+    """Our dtype for a NumPy one, or None where there is none (complex, object, other byte order…)."""
+    return _BY_NUMPY.get(dtype)
+
+
+def promote(a: DType, b: DType) -> DType | None:
+    """The type of `a op b`; None where every choice would lose data (mixing u64 with a signed integer, f16 with bf16)."""
+    if a is b:
+        return a
+    if a.kind == "q" or b.kind == "q":
+        return None
+    if a.is_bool:
+        return b
+    if b.is_bool:
+        return a
+    if a.is_float and b.is_float:
+        wide, narrow = (a, b) if a.bits > b.bits else (b, a)
+        return None if wide.bits == narrow.bits else wide
+    if a.is_float or b.is_float:
+        number, integer = (a, b) if a.is_float else (b, a)
+        return number if number.mantissa + 1 >= integer.bits - (integer.kind == "i") else None
+    if a.kind == b.kind:
+        return a if a.bits > b.bits else b
+    signed, unsigned = (a, b) if a.kind == "i" else (b, a)
+    if signed.bits > unsigned.bits:
+        return signed
+    wider = {8: i16, 16: i32, 32: i64}
+    return wider.get(unsigned.bits)
+
+
+def loses(source: DType, target: DType) -> bool:
+    """Whether some value of `source` cannot be held by `target` even approximately (float rounding is not a loss)."""
+    if source is target or source.is_bool:
+        return False
+    if target.is_bool or target.kind == "q" or source.kind == "q":
+        return True
+    if source.is_float:
+        return not target.is_float
+    if target.is_float:
+        return False
+    if source.kind == target.kind:
+        return target.bits < source.bits
+    return source.kind == "i" or target.bits <= source.bits
+
+
+def accumulator(dtype: DType) -> DType:
+    """What a sum or product of such elements is carried in: f32 for small floats, i64/u64 for integers and bool."""
+    if dtype.is_small_float:
+        return f32
+    if dtype.is_bool or dtype.kind == "i":
+        return i64
+    if dtype.kind == "u":
+        return u64
+    return dtype
+
+
+def compute_dtype(dtype: DType) -> DType:
+    """What arithmetic on such elements is done in: f32 for small floats, else the type itself."""
+    return f32 if dtype.is_small_float else dtype

@@ -1,0 +1,140 @@
+"""The four kinds of error, never mixed, and the sink that collects them.
+
+    UserError    the program or its input is wrong
+    TargetLimit  the program is right, but this target cannot do it
+    DeviceError  a call of a device API failed, or the device is missing
+    CompilerBug  we are wrong; the IR is saved to a file and named
+
+A message reads `file:line:col: error[TW012]: what is wrong, with the values`, then the source line with a caret, then
+`help:` with one action. Every code is listed in `CODES` and explained in `docs/errors.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tilewright.base.source import NOWHERE, Span
+
+CODES: dict[str, str] = {
+    "TW001": "syntax error",
+    "TW002": "unknown name",
+    "TW003": "wrong rank",
+    "TW004": "size mismatch",
+    "TW005": "unsupported construct",
+    "TW006": "dtype would lose data",
+    "TW007": "missing or unreadable file",
+    "TW008": "missing or unexpected input",
+    "TW009": "wrong argument type",
+    "TW010": "loop index redeclared",
+    "TW011": "unknown attribute",
+    "TW012": "attribute contradicts the loops",
+    "TW013": "index out of range",
+    "TW014": "size not bound",
+    "TW015": "write to something that is not an output",
+    "TW016": "wrong number or form of arguments",
+    "TW017": "output not written or read before written",
+    "TW018": "output array not usable",
+    "TW020": "target cannot do this",
+    "TW021": "unknown target",
+    "TW030": "device not present",
+    "TW031": "out of memory",
+    "TW032": "device call failed",
+    "TW033": "device array misuse",
+    "TW040": "compiler bug",
+    "TW041": "IR text does not parse",
+    "TW042": "IR does not verify",
+    "TW050": "emulator found a fault",
+}
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One message, not yet raised."""
+
+    code: str
+    message: str
+    span: Span = NOWHERE
+    help: str = ""
+    severity: str = "error"
+
+    def render(self) -> str:
+        place = f"{self.span.place()}: " if self.span.source or self.span.line else ""
+        parts = [f"{place}{self.severity}[{self.code}]: {self.message}"]
+        excerpt = self.span.excerpt()
+        if excerpt:
+            parts.append(excerpt)
+        if self.help:
+            parts.append(f"help: {self.help}")
+        return "\n".join(parts)
+
+
+class TilewrightError(Exception):
+    """Base of all errors of this package. `str(error)` is the full message."""
+
+    def __init__(self, *diagnostics: Diagnostic) -> None:
+        self.diagnostics = diagnostics
+        super().__init__("\n".join(d.render() for d in diagnostics))
+
+    @property
+    def code(self) -> str:
+        return self.diagnostics[0].code if self.diagnostics else ""
+
+    @property
+    def span(self) -> Span:
+        return self.diagnostics[0].span if self.diagnostics else NOWHERE
+
+    @classmethod
+    def at(cls, code: str, message: str, span: Span = NOWHERE, help: str = "") -> TilewrightError:
+        """Build the error from its parts; raises nothing."""
+        assert code in CODES, code
+        return cls(Diagnostic(code, message, span, help))
+
+
+class UserError(TilewrightError):
+    """The program, or what it was given, is wrong."""
+
+
+class TargetLimit(TilewrightError):
+    """The program is right but the target cannot run it."""
+
+
+class DeviceError(TilewrightError):
+    """A device API call failed, or the device is not there."""
+
+
+class CompilerBug(TilewrightError):
+    """Tilewright itself is wrong. The message names the pass and the file that holds the IR."""
+
+
+class Diagnostics:
+    """A sink: report many, raise once, so that all errors of a stage come together."""
+
+    def __init__(self) -> None:
+        self.items: list[Diagnostic] = []
+
+    def error(self, code: str, message: str, span: Span = NOWHERE, help: str = "") -> None:
+        assert code in CODES, code
+        item = Diagnostic(code, message, span, help)
+        if item not in self.items:
+            self.items.append(item)
+
+    def warn(self, code: str, message: str, span: Span = NOWHERE, help: str = "") -> None:
+        assert code in CODES, code
+        self.items.append(Diagnostic(code, message, span, help, "warning"))
+
+    @property
+    def errors(self) -> list[Diagnostic]:
+        return [d for d in self.items if d.severity == "error"]
+
+    def raise_if_errors(self) -> None:
+        errors = sorted(self.errors, key=lambda d: (d.span.path, d.span.line, d.span.column))
+        if errors:
+            raise UserError(*errors)
+
+    @contextmanager
+    def collecting(self) -> Iterator[Diagnostics]:
+        """`with sink.collecting():` raises everything reported inside at its end."""
+        yield self
+        self.raise_if_errors()

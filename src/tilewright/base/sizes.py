@@ -1,0 +1,304 @@
+"""Symbolic sizes: integer arithmetic over named sizes, kept in a canonical form so that equal sizes compare equal.
+
+A `Size` is a sum of integer multiples of products of atoms. An atom is a name (`rows`) or an opaque call
+(`floordiv`, `mod`, `min`, `max`, `ceildiv`) of two sizes. `2*rows*cols + 4` and `4 + cols*2*rows` are the same object by `==`.
+Shapes, strides, grid sizes and call-time checks are all made of these; they print as and parse from plain arithmetic.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Call:
+    """An opaque operation on two sizes."""
+
+    op: str
+    a: Size
+    b: Size
+
+    def __str__(self) -> str:
+        return f"{self.op}({self.a}, {self.b})"
+
+
+Atom = str | Call
+Monomial = tuple[Atom, ...]
+
+
+@dataclass(frozen=True)
+class Size:
+    """`terms` maps products of atoms to integer factors; sorted, without zeros. The constant has the empty product."""
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    # -- building -----------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def of(value: Size | int | str) -> Size:
+        if isinstance(value, Size):
+            return value
+        if isinstance(value, str):
+            return Size((((value,), 1),))
+        return Size((((), int(value)),)) if value else ZERO
+
+    @staticmethod
+    def _from(terms: Mapping[Monomial, int]) -> Size:
+        items = [(m, f) for m, f in terms.items() if f]
+        items.sort(key=lambda item: (len(item[0]), [str(a) for a in item[0]]))
+        return Size(tuple(items))
+
+    def __add__(self, other: Size | int) -> Size:
+        result = dict(self.terms)
+        for monomial, factor in Size.of(other).terms:
+            result[monomial] = result.get(monomial, 0) + factor
+        return Size._from(result)
+
+    __radd__ = __add__
+
+    def __mul__(self, other: Size | int) -> Size:
+        result: dict[Monomial, int] = {}
+        for left, left_factor in self.terms:
+            for right, right_factor in Size.of(other).terms:
+                key = tuple(sorted(left + right, key=str))
+                result[key] = result.get(key, 0) + left_factor * right_factor
+        return Size._from(result)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Size:
+        return self * -1
+
+    def __sub__(self, other: Size | int) -> Size:
+        return self + Size.of(other) * -1
+
+    def __rsub__(self, other: Size | int) -> Size:
+        return Size.of(other) - self
+
+    def __floordiv__(self, other: Size | int) -> Size:
+        return floordiv(self, Size.of(other))
+
+    def __mod__(self, other: Size | int) -> Size:
+        return mod(self, Size.of(other))
+
+    # -- asking -------------------------------------------------------------------------------------------------
+
+    @property
+    def constant(self) -> int | None:
+        """The value when it has no names, else None."""
+        if not self.terms:
+            return 0
+        if len(self.terms) == 1 and not self.terms[0][0]:
+            return self.terms[0][1]
+        return None
+
+    @property
+    def name(self) -> str | None:
+        """The name when it is just one name, else None."""
+        if len(self.terms) == 1:
+            (monomial, factor) = self.terms[0]
+            if factor == 1 and len(monomial) == 1 and isinstance(monomial[0], str):
+                return monomial[0]
+        return None
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """All names inside."""
+        found: set[str] = set()
+        for monomial, _ in self.terms:
+            for atom in monomial:
+                if isinstance(atom, str):
+                    found.add(atom)
+                else:
+                    found |= atom.a.names | atom.b.names
+        return frozenset(found)
+
+    def evaluate(self, values: Mapping[str, int]) -> int:
+        """The number, given a number for every name."""
+        total = 0
+        for monomial, factor in self.terms:
+            for atom in monomial:
+                if isinstance(atom, str):
+                    factor *= values[atom]
+                else:
+                    factor *= CALLS[atom.op](atom.a.evaluate(values), atom.b.evaluate(values))
+            total += factor
+        return total
+
+    def substitute(self, values: Mapping[str, Size]) -> Size:
+        """The size with names replaced by sizes."""
+        if not (self.names & values.keys()):
+            return self
+        total = ZERO
+        for monomial, factor in self.terms:
+            product = Size.of(factor)
+            for atom in monomial:
+                if isinstance(atom, str):
+                    product = product * values.get(atom, Size.of(atom))
+                else:
+                    product = product * call(atom.op, atom.a.substitute(values), atom.b.substitute(values))
+            total = total + product
+        return total
+
+    def divisible_by(self, divisor: int, facts: Mapping[str, int] | None = None) -> bool:
+        """Whether it is surely a multiple of `divisor`, where `facts` gives known divisors of names."""
+        facts = facts or {}
+        for monomial, factor in self.terms:
+            known = factor
+            for atom in monomial:
+                if isinstance(atom, str):
+                    known *= facts.get(atom, 1)
+            if known % divisor:
+                return False
+        return True
+
+    # -- text ---------------------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        if not self.terms:
+            return "0"
+        text = ""
+        # Names first, the constant last: `rows + 1`.
+        for monomial, factor in [t for t in self.terms if t[0]] + [t for t in self.terms if not t[0]]:
+            size = abs(factor)
+            atoms = [str(a) for a in monomial]
+            body = "*".join(([str(size)] if size != 1 or not atoms else []) + atoms)
+            if not text:
+                text = f"-{body}" if factor < 0 else body
+            else:
+                text += f" - {body}" if factor < 0 else f" + {body}"
+        return text
+
+    __repr__ = __str__
+
+
+ZERO = Size(())
+ONE = Size((((), 1),))
+
+CALLS: dict[str, Callable[[int, int], int]] = {
+    "floordiv": lambda a, b: a // b if b else 0,
+    "ceildiv": lambda a, b: -(-a // b) if b else 0,
+    "mod": lambda a, b: a % b if b else 0,
+    "min": min,
+    "max": max,
+}
+
+
+def call(op: str, a: Size, b: Size) -> Size:
+    """`op(a, b)`, folded where both are constants or the operation is trivial."""
+    left, right = a.constant, b.constant
+    if left is not None and right is not None:
+        return Size.of(CALLS[op](left, right))
+    if op in ("floordiv", "ceildiv") and right == 1:
+        return a
+    if op in ("floordiv", "ceildiv") and right and all(f % right == 0 for _, f in a.terms):
+        return Size(tuple((m, f // right) for m, f in a.terms))
+    if op == "mod" and right == 1:
+        return ZERO
+    if op in ("min", "max"):
+        if a == b:
+            return a
+        gap = (a - b).constant
+        if gap is not None:
+            return (a if gap < 0 else b) if op == "min" else (b if gap < 0 else a)
+        a, b = sorted((a, b), key=str)
+    return Size((((Call(op, a, b),), 1),))
+
+
+def floordiv(a: Size | int, b: Size | int) -> Size:
+    return call("floordiv", Size.of(a), Size.of(b))
+
+
+def ceildiv(a: Size | int, b: Size | int) -> Size:
+    return call("ceildiv", Size.of(a), Size.of(b))
+
+
+def mod(a: Size | int, b: Size | int) -> Size:
+    return call("mod", Size.of(a), Size.of(b))
+
+
+def minimum(a: Size | int, b: Size | int) -> Size:
+    return call("min", Size.of(a), Size.of(b))
+
+
+def maximum(a: Size | int, b: Size | int) -> Size:
+    return call("max", Size.of(a), Size.of(b))
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    total = ONE
+    for size in sizes:
+        total = total * size
+    return total
+
+
+def contiguous_strides(shape: tuple[Size, ...]) -> tuple[Size, ...]:
+    """Row-major strides in elements."""
+    strides: list[Size] = []
+    step = ONE
+    for extent in reversed(shape):
+        strides.append(step)
+        step = step * extent
+    return tuple(reversed(strides))
+
+
+_TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_][\w.$]*)|(.))")
+
+
+def parse_size(text: str) -> Size:
+    """The size a text such as `2*rows + ceildiv(n, 128)` means. Raises ValueError."""
+    tokens: list[str] = [m.group().strip() for m in _TOKEN.finditer(text) if m.group().strip()]
+    position = 0
+
+    def peek() -> str:
+        return tokens[position] if position < len(tokens) else ""
+
+    def take(expected: str = "") -> str:
+        nonlocal position
+        token = peek()
+        if not token or (expected and token != expected):
+            raise ValueError(f"bad size {text!r} near {token or 'its end'!r}")
+        position += 1
+        return token
+
+    def total() -> Size:
+        value = -term() if peek() == "-" and take() else term()
+        while peek() in ("+", "-"):
+            value = value + term() if take() == "+" else value - term()
+        return value
+
+    def term() -> Size:
+        value = factor()
+        while peek() == "*":
+            take()
+            value = value * factor()
+        return value
+
+    def factor() -> Size:
+        token = take()
+        if token == "-":
+            return -factor()
+        if token == "(":
+            value = total()
+            take(")")
+            return value
+        if token.isdigit():
+            return Size.of(int(token))
+        if token in CALLS and peek() == "(":
+            take("(")
+            a = total()
+            take(",")
+            b = total()
+            take(")")
+            return call(token, a, b)
+        if not (token[0].isalpha() or token[0] == "_"):
+            raise ValueError(f"bad size {text!r} near {token!r}")
+        return Size.of(token)
+
+    value = total()
+    if position != len(tokens):
+        raise ValueError(f"bad size {text!r} near {peek()!r}")
+    return value

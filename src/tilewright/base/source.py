@@ -1,0 +1,57 @@
+"""Where a piece of program came from: files of source text and spans inside them.
+
+Every syntax node, typed node and IR op carries a `Span`, so that any stage can report an error at the place the user wrote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file (or one string) of program text. `first_line` is the line number of the text's first line in `path`."""
+
+    path: str
+    text: str = field(repr=False)
+    first_line: int = 1
+
+    def line(self, number: int) -> str:
+        lines = self.text.splitlines()
+        index = number - self.first_line
+        return lines[index] if 0 <= index < len(lines) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A range of text: 1-based lines and columns, the end exclusive in its column."""
+
+    source: Source | None = field(default=None, compare=False, repr=False)
+    line: int = 0
+    column: int = 0
+    end_line: int = 0
+    end_column: int = 0
+
+    @property
+    def path(self) -> str:
+        return self.source.path if self.source else "<generated>"
+
+    def place(self) -> str:
+        """`file:line:column`, or just the file when the place is unknown."""
+        return f"{self.path}:{self.line}:{self.column}" if self.line else self.path
+
+    def excerpt(self) -> str:
+        """The source line with a caret line under it; empty when the text is not at hand."""
+        if not self.source or not self.line:
+            return ""
+        text = self.source.line(self.line)
+        if not text:
+            return ""
+        last = self.end_column if self.end_line == self.line else len(text) + 1
+        width = max(1, last - self.column)
+        number = str(self.line)
+        pad = " " * len(number)
+        return f" {pad} |\n {number} | {text}\n {pad} | {' ' * (self.column - 1)}{'^' * width}"
+
+
+NOWHERE = Span()

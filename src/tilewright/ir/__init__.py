@@ -1,0 +1,1 @@
+"""The kernel IR: nodes, op table, text form, verifier, rewriting, emulator."""

@@ -1,0 +1,134 @@
+"""The nodes of the kernel IR: values, ops, blocks and kernels. One page; what each op means is in `ops.py`.
+
+Everything is immutable. A `Value` is defined once (by a kernel parameter, a block argument or an op) and compared by
+identity. Control flow is structured: an op may own regions (`Block`s), whose last op is a `yield`. A `Kernel` is at one of
+three stages:
+
+    loop     what to compute: loop nests over tensors; `parallel`, `reduce`, `for`, `if`
+    tile     what one block of the grid computes, over tiles of static shape; threads are not visible
+    thread   what one thread executes; barriers, shuffles and shared memory are explicit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from types import MappingProxyType
+
+from tilewright.base.dtypes import DType
+from tilewright.base.sizes import Size
+from tilewright.base.source import NOWHERE, Span
+from tilewright.ir.types import Scalar, Tensor, Type
+
+
+class Stage(Enum):
+    LOOP = "loop"
+    TILE = "tile"
+    THREAD = "thread"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+Attr = int | float | str | bool | DType | Size | tuple["Attr", ...]
+Attrs = Mapping[str, Attr]
+NO_ATTRS: Attrs = MappingProxyType({})
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Value:
+    """Something computed once. `name` is a hint for printing; identity is what counts."""
+
+    type: Type
+    name: str = ""
+
+    def __repr__(self) -> str:
+        return f"%{self.name or '?'}: {self.type}"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Op:
+    """One operation: `results = opcode operands {attrs} regions`."""
+
+    opcode: str
+    operands: tuple[Value, ...] = ()
+    results: tuple[Value, ...] = ()
+    attrs: Attrs = field(default_factory=lambda: NO_ATTRS)
+    regions: tuple[Block, ...] = ()
+    span: Span = NOWHERE
+
+    @property
+    def result(self) -> Value:
+        (only,) = self.results
+        return only
+
+    def with_operands(self, *operands: Value) -> Op:
+        return replace(self, operands=operands)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Block:
+    """A region: arguments, then ops in order. The last op is `yield` (except in a kernel's body)."""
+
+    args: tuple[Value, ...] = ()
+    ops: tuple[Op, ...] = ()
+
+    @property
+    def yields(self) -> tuple[Value, ...]:
+        """What the block's `yield` hands out."""
+        if self.ops and self.ops[-1].opcode == "yield":
+            return self.ops[-1].operands
+        return ()
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """One kernel at one stage.
+
+    `params` are tensors and scalars in call order; tensors that are written are outputs or scratch. `grid` is the number of
+    blocks along x, y, z (tile and thread stages), `threads` the threads in a block (thread stage). `facts` are known
+    divisors of size names, true for every call of this specialisation.
+    """
+
+    name: str
+    stage: Stage
+    params: tuple[Value, ...]
+    body: Block
+    grid: tuple[Size, ...] = ()
+    threads: int = 1
+    facts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    attrs: Attrs = field(default_factory=lambda: NO_ATTRS)
+    span: Span = NOWHERE
+
+    @property
+    def tensors(self) -> tuple[Value, ...]:
+        return tuple(p for p in self.params if isinstance(p.type, Tensor))
+
+    @property
+    def scalars(self) -> tuple[Value, ...]:
+        return tuple(p for p in self.params if isinstance(p.type, Scalar))
+
+    @property
+    def size_names(self) -> tuple[str, ...]:
+        """Every size and stride name the kernel needs at launch, sorted: its hidden integer parameters."""
+        names: set[str] = set()
+        for param in self.params:
+            if isinstance(param.type, Tensor):
+                for size in (*param.type.shape, *param.type.strides):
+                    names |= size.names
+        for op in walk(self.body):
+            for attr in op.attrs.values():
+                if isinstance(attr, Size):
+                    names |= attr.names
+        for size in self.grid:
+            names |= size.names
+        return tuple(sorted(names))
+
+
+def walk(block: Block) -> Iterator[Op]:
+    """Every op of a block, outer before inner, in order."""
+    for op in block.ops:
+        yield op
+        for region in op.regions:
+            yield from walk(region)

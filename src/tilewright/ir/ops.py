@@ -1,0 +1,533 @@
+"""The op table: every operation of the IR, once, with its meaning, type rule, effects, stages and error bound.
+
+`docs/ops.md` is generated from this file (`python -m tilewright.ir.ops`). An op has one spelling everywhere. To add one,
+see `docs/add-an-op.md`.
+
+Elementwise ops take operands of one container (scalar, vec or tile of the same shape) and one dtype; they never
+broadcast: `broadcast` does. Signedness is in the dtype. Integers wrap. Floats are IEEE, min and max propagate NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tilewright.base.dtypes import DType, bool_, i32, i64
+from tilewright.ir.nodes import Attrs
+from tilewright.ir.types import (
+    BOOL,
+    INDEX,
+    TOKEN,
+    NumberType,
+    Scalar,
+    Tensor,
+    Tile,
+    Type,
+    Vec,
+    dtype_of,
+    is_number,
+    with_dtype,
+)
+
+
+class TypeRuleError(Exception):
+    """An op's operands or attributes do not fit its type rule."""
+
+
+Rule = Callable[[Sequence[Type], Attrs], tuple[Type, ...]]
+ALL_STAGES = frozenset({"loop", "tile", "thread"})
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """One row of the table."""
+
+    name: str
+    doc: str
+    rule: Rule | None
+    """Result types from operand types and attributes; None for ops with regions (the verifier knows those)."""
+    stages: frozenset[str] = ALL_STAGES
+    effect: str = "pure"
+    """pure, read, write, sync (orders other threads), or control."""
+    group: str = "elementwise"
+    bound: str = "exact"
+    """Largest error of the result, in units in the last place of the result's dtype."""
+    regions: int = 0
+
+    @property
+    def is_pure(self) -> bool:
+        return self.effect == "pure"
+
+
+OPS: dict[str, OpDef] = {}
+
+
+def _define(
+    name: str, doc: str, rule: Rule | None, stages: str = "loop tile thread", effect: str = "pure",
+    group: str = "elementwise", bound: str = "exact", regions: int = 0,
+) -> None:  # fmt: skip
+    OPS[name] = OpDef(name, doc, rule, frozenset(stages.split()), effect, group, bound, regions)
+
+
+def _fail(message: str) -> TypeRuleError:
+    return TypeRuleError(message)
+
+
+# -- type rules ---------------------------------------------------------------------------------------------------
+
+
+def _numbers(types: Sequence[Type], count: int) -> NumberType:
+    if len(types) != count:
+        raise _fail(f"takes {count} operands, got {len(types)}")
+    for t in types:
+        if not is_number(t):
+            raise _fail(f"takes numbers, got {t}")
+        if t != types[0]:
+            raise _fail(f"operands must have one type, got {types[0]} and {t}")
+    first = types[0]
+    assert isinstance(first, Scalar | Vec | Tile)
+    return first
+
+
+def _same(count: int, kinds: str = "biuf") -> Rule:
+    def rule(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+        first = _numbers(types, count)
+        if first.dtype.kind not in kinds:
+            raise _fail(f"does not take {first.dtype}")
+        return (first,)
+
+    return rule
+
+
+def _compare(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    return (with_dtype(_numbers(types, 2), bool_),)
+
+
+def _predicate(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    first = _numbers(types, 1)
+    if not first.dtype.is_float:
+        raise _fail(f"takes floats, got {first.dtype}")
+    return (with_dtype(first, bool_),)
+
+
+def _select(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 3:
+        raise _fail(f"takes 3 operands, got {len(types)}")
+    first = _numbers(types[1:], 2)
+    if types[0] not in (BOOL, with_dtype(first, bool_)):
+        raise _fail(f"condition must be bool of the same shape, got {types[0]}")
+    return (first,)
+
+
+def _cast(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    return (with_dtype(_numbers(types, 1), _dtype(attrs)),)
+
+
+def _bitcast(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    first, target = _numbers(types, 1), _dtype(attrs)
+    if first.dtype.bits != target.bits or first.dtype.is_bool or target.is_bool:
+        raise _fail(f"cannot reinterpret {first.dtype} as {target}")
+    return (with_dtype(first, target),)
+
+
+def _dtype(attrs: Attrs) -> DType:
+    dtype = attrs.get("dtype")
+    if not isinstance(dtype, DType):
+        raise _fail("needs an attribute dtype")
+    return dtype
+
+
+def _int_attr(attrs: Attrs, name: str) -> int:
+    value = attrs.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _fail(f"needs an integer attribute {name}")
+    return value
+
+
+def _shape_attr(attrs: Attrs) -> tuple[int, ...]:
+    shape = attrs.get("shape")
+    if not isinstance(shape, tuple) or not all(isinstance(s, int) and s > 0 for s in shape):
+        raise _fail("needs an attribute shape of positive integers")
+    return tuple(s for s in shape if isinstance(s, int))
+
+
+def _const(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if types or "value" not in attrs:
+        raise _fail("takes no operands and needs an attribute value")
+    return (Scalar(_dtype(attrs)),)
+
+
+def _size(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    return (INDEX,)
+
+
+def _index_result(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    return (INDEX,)
+
+
+def _iota(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    shape, axis = _shape_attr(attrs), _int_attr(attrs, "axis")
+    if not 0 <= axis < len(shape) or any(s != 1 for a, s in enumerate(shape) if a != axis):
+        raise _fail("shape must be 1 on every axis but `axis`")
+    return (Tile(i64, shape),)
+
+
+def _broadcast(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 1:
+        raise _fail("takes one operand")
+    source = types[0]
+    if "width" in attrs:
+        if not isinstance(source, Scalar):
+            raise _fail("to a vec takes a scalar")
+        return (Vec(source.dtype, _int_attr(attrs, "width")),)
+    shape = _shape_attr(attrs)
+    if isinstance(source, Scalar):
+        return (Tile(source.dtype, shape),)
+    if not isinstance(source, Tile) or len(source.shape) != len(shape):
+        raise _fail(f"cannot broadcast {source} to {list(shape)}")
+    if any(s not in (1, t) for s, t in zip(source.shape, shape, strict=True)):
+        raise _fail(f"cannot broadcast {source} to {list(shape)}")
+    return (Tile(source.dtype, shape, source.layout),)
+
+
+def memory_access(types: Sequence[Type], extra: int) -> tuple[Tensor, NumberType]:
+    """For `tensor, indices..., extra operands`: the tensor and the type of what is accessed there."""
+    if not types or not isinstance(types[0], Tensor):
+        raise _fail("first operand must be a tensor")
+    memory = types[0]
+    indices = types[1 : 1 + memory.rank]
+    if len(types) != 1 + memory.rank + extra:
+        raise _fail(f"a tensor of rank {memory.rank} takes {memory.rank} indices, got {len(types) - 1 - extra}")
+    shape: tuple[int, ...] | None = None
+    layout = None
+    for index in indices:
+        if isinstance(index, Tile) and index.dtype.is_int:
+            if shape is None:
+                shape, layout = index.shape, index.layout
+            elif len(shape) != len(index.shape) or any(
+                1 not in (a, b) and a != b for a, b in zip(shape, index.shape, strict=True)
+            ):
+                raise _fail(f"index tiles of shapes {list(shape)} and {list(index.shape)} do not meet")
+            else:
+                shape = tuple(max(a, b) for a, b in zip(shape, index.shape, strict=True))
+        elif not (isinstance(index, Scalar) and index.dtype.is_int):
+            raise _fail(f"an index must be an integer, got {index}")
+    return memory, Scalar(memory.dtype) if shape is None else Tile(memory.dtype, shape, layout)
+
+
+def _check_mask(mask: Type, access: NumberType) -> None:
+    if mask not in (BOOL, with_dtype(access, bool_)):
+        raise _fail(f"mask must be bool of the accessed shape, got {mask}")
+
+
+def _load(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    masked = bool(attrs.get("masked"))
+    memory, access = memory_access(types, int(masked))
+    if masked:
+        _check_mask(types[-1], access)
+    if "width" in attrs:
+        return (Vec(memory.dtype, _int_attr(attrs, "width")),)
+    return (access,)
+
+
+def _store(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    masked = bool(attrs.get("masked"))
+    memory, access = memory_access(types, 1 + int(masked))
+    value = types[1 + memory.rank]
+    if masked:
+        _check_mask(types[-1], access)
+    if isinstance(value, Vec) and isinstance(access, Scalar) and value.dtype is memory.dtype:
+        return ()
+    if value != access and not (isinstance(value, Tile) and isinstance(access, Tile) and value.shape == access.shape
+                                and value.dtype is access.dtype):  # fmt: skip
+        raise _fail(f"stores {access}, got {value}")
+    return ()
+
+
+def _atomic(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    extra = 2 if attrs.get("kind") == "cas" else 1
+    memory, access = memory_access(types, extra)
+    if any(t != access for t in types[1 + memory.rank :]):
+        raise _fail(f"works on {access}")
+    return (access,)
+
+
+ATOMICS = ("add", "sub", "min", "max", "and", "or", "xor", "exchange", "cas", "inc", "dec")
+REDUCTIONS = ("add", "mul", "min", "max", "and", "or", "argmin", "argmax")
+
+
+def reduction_results(kind: str, yields: Sequence[Type]) -> None:
+    """Check what a reduction of that kind is fed with."""
+    if kind not in REDUCTIONS:
+        raise _fail(f"unknown reduction {kind!r}")
+    wanted = 2 if kind.startswith("arg") else 1
+    if len(yields) != wanted:
+        raise _fail(f"reduction {kind} takes {wanted} value(s), got {len(yields)}")
+    if wanted == 2 and dtype_of(yields[1]) not in (i32, i64):
+        raise _fail(f"an {kind} index is i32 or i64, got {yields[1]}")
+
+
+def _reduce_tile(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    reduction_results(str(attrs.get("kind")), types)
+    axis = _int_attr(attrs, "axis")
+    results: list[Type] = []
+    for t in types:
+        if not isinstance(t, Tile) or not 0 <= axis < len(t.shape):
+            raise _fail(f"takes a tile with axis {axis}, got {t}")
+        shape = tuple(1 if a == axis else s for a, s in enumerate(t.shape))
+        results.append(Tile(t.dtype, shape, t.layout))
+    return tuple(results)
+
+
+def _item(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 1 or not isinstance(types[0], Tile) or any(s != 1 for s in types[0].shape):
+        raise _fail("takes a tile of one element")
+    return (Scalar(types[0].dtype),)
+
+
+def _dot(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 3 or not all(isinstance(t, Tile) and len(t.shape) == 2 for t in types):
+        raise _fail("takes three tiles of rank 2: a, b and the accumulator")
+    a, b, acc = types
+    assert isinstance(a, Tile) and isinstance(b, Tile) and isinstance(acc, Tile)
+    if a.shape[1] != b.shape[0] or acc.shape != (a.shape[0], b.shape[1]) or a.dtype is not b.dtype:
+        raise _fail(f"shapes do not meet: {a} @ {b} + {acc}")
+    return (acc,)
+
+
+def _transpose(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 1 or not isinstance(types[0], Tile):
+        raise _fail("takes one tile")
+    order = attrs.get("order")
+    if not isinstance(order, tuple) or sorted(o for o in order if isinstance(o, int)) != list(range(len(types[0].shape))):
+        raise _fail("order must list every axis once")
+    return (Tile(types[0].dtype, tuple(types[0].shape[o] for o in order if isinstance(o, int))),)
+
+
+def _reshape(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    from math import prod
+
+    if len(types) != 1 or not isinstance(types[0], Tile):
+        raise _fail("takes one tile")
+    shape = _shape_attr(attrs)
+    if prod(shape) != prod(types[0].shape):
+        raise _fail(f"cannot reshape {types[0]} to {list(shape)}")
+    return (Tile(types[0].dtype, shape),)
+
+
+def _slice(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 1 or not isinstance(types[0], Tile):
+        raise _fail("takes one tile")
+    shape, start = _shape_attr(attrs), attrs.get("start")
+    if not isinstance(start, tuple) or len(start) != len(shape) or len(shape) != len(types[0].shape):
+        raise _fail("start and shape need one number per axis")
+    for begin, extent, whole in zip(start, shape, types[0].shape, strict=True):
+        if not isinstance(begin, int) or begin < 0 or begin + extent > whole:
+            raise _fail(f"slice leaves {types[0]}")
+    return (Tile(types[0].dtype, shape),)
+
+
+def _scan_tile(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 1 or not isinstance(types[0], Tile) or not 0 <= _int_attr(attrs, "axis") < len(types[0].shape):
+        raise _fail("takes one tile with that axis")
+    return (types[0],)
+
+
+def _convert_layout(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 1 or not isinstance(types[0], Tile):
+        raise _fail("takes one tile")
+    return (types[0],)
+
+
+def _alloc(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    from tilewright.ir.types import SPACES, tensor
+
+    space = attrs.get("space")
+    if space not in SPACES or space == "global":
+        raise _fail("space must be shared, local or constant")
+    align = attrs.get("align", 0)
+    return (tensor(_dtype(attrs), *_shape_attr(attrs), space=str(space), align=align if isinstance(align, int) else 0),)
+
+
+def _async_load(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) < 2 or not isinstance(types[0], Tensor) or not isinstance(types[1], Tensor):
+        raise _fail("takes a shared tensor, a global tensor and its indices")
+    if types[0].space != "shared" or len(types) != 2 + types[1].rank:
+        raise _fail("takes a shared tensor, a global tensor and one index per axis")
+    return (TOKEN,)
+
+
+def _wait(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if any(t != TOKEN for t in types):
+        raise _fail("takes tokens")
+    return ()
+
+
+def _nothing(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if types:
+        raise _fail("takes no operands")
+    return ()
+
+
+def _shuffle(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 2 or not isinstance(types[0], Scalar) or not isinstance(types[1], Scalar):
+        raise _fail("takes a scalar value and a scalar lane, delta or mask")
+    if attrs.get("mode") not in ("idx", "up", "down", "xor"):
+        raise _fail("mode must be idx, up, down or xor")
+    if types[0].dtype.bits not in (8, 16, 32, 64):
+        raise _fail(f"cannot shuffle {types[0]}")
+    return (types[0],)
+
+
+def _vote(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if list(types) != [BOOL]:
+        raise _fail("takes one bool")
+    if attrs.get("mode") not in ("any", "all", "ballot"):
+        raise _fail("mode must be any, all or ballot")
+    from tilewright.base.dtypes import u32
+
+    return (Scalar(u32) if attrs["mode"] == "ballot" else BOOL,)
+
+
+def _extract(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 1 or not isinstance(types[0], Vec) or not 0 <= _int_attr(attrs, "lane") < types[0].width:
+        raise _fail("takes a vec and a lane inside it")
+    return (Scalar(types[0].dtype),)
+
+
+def _pack(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) < 2 or not isinstance(types[0], Scalar) or any(t != types[0] for t in types):
+        raise _fail("takes two or more scalars of one dtype")
+    return (Vec(types[0].dtype, len(types)),)
+
+
+def _any_operands(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    return ()
+
+
+# -- the table ----------------------------------------------------------------------------------------------------
+
+# Structure.
+_define("const", "A number: attribute `value`, of `dtype`.", _const, group="structure")
+_define("size", "The value of a symbolic size: attribute `value`.", _size, group="structure")
+_define("parallel", "`parallel %n0, %n1 (%i, %j) {…}`: run the body for every point of the domain, in any order. Yields nothing.",
+        None, "loop", "control", "structure", regions=1)  # fmt: skip
+_define("reduce", "`reduce %n0 {kind} (%i) {… yield %v}`: combine `%v` over the domain, in any order; the identity when it is empty. "
+        "Kinds: add mul min max and or; argmin and argmax yield (value, index) and give both, the smallest index on ties, NaN first.",
+        None, "loop", "pure", "structure", regions=1)  # fmt: skip
+_define("for", "`for %lo, %hi, %step, %init… (%i, %carried…) {… yield %next…}`: a serial loop; results are the last carried values. "
+        "Attributes: `unroll` (hint), `stages` (pipeline loads that many iterations ahead).", None, "loop tile thread", "control",
+        "structure", regions=1)  # fmt: skip
+_define("if", "`if %cond {… yield %a} {… yield %b}`: results are what the taken region yields.", None, "loop tile thread",
+        "control", "structure", regions=2)  # fmt: skip
+_define("while", "`while %init… (%c…) {… yield %cond, %c…} (%c…) {… yield %next…}`: loop as long as the first region's first value holds.",
+        None, "loop tile thread", "control", "structure", regions=2)  # fmt: skip
+_define("yield", "Hands the region's values to its op.", _any_operands, effect="control", group="structure")
+
+# Arithmetic.
+for _name, _doc, _kinds in (
+    ("add", "a + b", "iuf"), ("sub", "a - b", "iuf"), ("mul", "a * b", "iuf"),
+    ("min", "The smaller; NaN if either is NaN.", "biuf"), ("max", "The larger; NaN if either is NaN.", "biuf"),
+    ("floordiv", "Division rounded to minus infinity; integer division by zero gives 0.", "iuf"),
+    ("mod", "`a - floordiv(a, b) * b`: the sign of b; integer modulo by zero gives 0.", "iuf"),
+    ("and", "Bitwise, or logical on bool.", "biu"), ("or", "Bitwise, or logical on bool.", "biu"),
+    ("xor", "Bitwise, or logical on bool.", "biu"),
+    ("shl", "Shift left; the count is taken modulo the bits.", "iu"), ("shr", "Shift right, arithmetic if signed; the count modulo the bits.", "iu"),
+):  # fmt: skip
+    _define(_name, _doc, _same(2, _kinds))
+_define("div", "a / b, floats only, correctly rounded.", _same(2, "f"))
+_define("fma", "a*b + c with one rounding.", _same(3, "f"))
+for _name, _doc, _kinds in (
+    ("neg", "-a", "iuf"), ("abs", "Absolute value.", "iuf"), ("not", "Bitwise, or logical on bool.", "biu"),
+    ("floor", "Round to minus infinity.", "f"), ("ceil", "Round to plus infinity.", "f"),
+    ("round", "Round to nearest, ties to even.", "f"), ("trunc", "Round to zero.", "f"),
+    ("sqrt", "Square root, correctly rounded.", "f"),
+):  # fmt: skip
+    _define(_name, _doc, _same(1, _kinds))
+for _name, _doc in (("eq", "a == b"), ("ne", "a != b"), ("lt", "a < b"), ("le", "a <= b"), ("gt", "a > b"), ("ge", "a >= b")):
+    _define(_name, _doc + "; comparisons with NaN are false but for `ne`.", _compare)
+_define("isnan", "Whether it is NaN.", _predicate)
+_define("select", "`select cond, a, b`: a where cond holds, else b.", _select)
+_define("cast", "Convert to `dtype`: floats round to nearest even; float to integer truncates and saturates, NaN gives 0; integers wrap; "
+        "to bool is `!= 0`.", _cast)  # fmt: skip
+_define("bitcast", "Reinterpret the bits as `dtype` of the same width.", _bitcast)
+
+# Functions: expanded to arithmetic by the pass expand_math; the bound holds on every target.
+for _name, _doc, _bound in (
+    ("exp", "e^a", "2"), ("exp2", "2^a", "2"), ("log", "Natural logarithm.", "2"), ("log2", "Logarithm to base 2.", "2"),
+    ("sin", "Sine, radians.", "2"), ("cos", "Cosine, radians.", "2"), ("tan", "Tangent, radians.", "4"),
+    ("tanh", "Hyperbolic tangent.", "3"), ("sinh", "Hyperbolic sine.", "4"), ("cosh", "Hyperbolic cosine.", "4"),
+    ("erf", "Error function.", "4"), ("rsqrt", "1 / sqrt(a).", "2"), ("sigmoid", "1 / (1 + e^-a).", "4"),
+):  # fmt: skip
+    _define(_name, _doc, _same(1, "f"), bound=_bound, group="function")
+_define("pow", "a^b with IEEE special cases.", _same(2, "f"), bound="4", group="function")
+_define("exp2_approx", "2^a by the device's own instruction, f32 only, denormal results flushed.", _same(1, "f"), "thread",
+        bound="2", group="function")  # fmt: skip
+
+# Memory.
+_define("load", "`load %t, %i, %j`: the element (scalars) or elements (index tiles) there. `masked`: a last operand says where; "
+        "elsewhere 0. Thread stage: `width` loads that many elements that follow one another in memory.", _load, effect="read", group="memory")  # fmt: skip
+_define("store", "`store %t, %i, %j, %v`: like load, the other way round.", _store, effect="write", group="memory")
+_define("atomic", "`atomic %t, %i, %v {kind, scope, order}`: read-modify-write, gives the old value. Kinds: " + " ".join(ATOMICS)
+        + ". `cas` takes the expected value first. Scope: block, device or system.", _atomic, "tile thread", "write", "memory")  # fmt: skip
+_define("alloc", "A tensor of static `shape` and `dtype` in `space` (shared, local or constant); contents undefined.", _alloc,
+        "tile thread", "write", "memory")  # fmt: skip
+_define("async_load", "Start copying global elements from the indices on into a shared tensor; gives a token.", _async_load,
+        "tile thread", "write", "memory")  # fmt: skip
+_define("wait", "Wait until the operations of these tokens are complete and visible.", _wait, "tile thread", "sync", "memory")
+
+# Tiles.
+_define("program_id", "This block's index along grid axis `axis`.", _index_result, "tile thread", group="tile")
+_define("iota", "0, 1, 2… along `axis` of `shape`, whose other extents are 1.", _iota, "tile", group="tile")
+_define("broadcast", "A scalar, or a tile with extents of 1, repeated to `shape`; a scalar to a vec of `width`.", _broadcast,
+        "tile thread", group="tile")  # fmt: skip
+_define("reduce_tile", "Combine along `axis`, which stays with extent 1. Kinds as for `reduce`.", _reduce_tile, "tile", group="tile")
+_define("scan_tile", "Inclusive prefix combination along `axis`.", _scan_tile, "tile", group="tile")
+_define("item", "The element of a tile that has one.", _item, "tile", group="tile")
+_define("dot", "`dot %a, %b, %acc`: matrix product plus accumulator; `precision` ieee, tf32, 3xtf32.", _dot, "tile", group="tile")
+_define("transpose", "Axes in another `order`.", _transpose, "tile", group="tile")
+_define("reshape", "The same elements in row-major order in another `shape`.", _reshape, "tile", group="tile")
+_define("slice", "The part of `shape` from `start`.", _slice, "tile", group="tile")
+_define("convert_layout", "The same tile in another layout.", _convert_layout, "tile", group="tile")
+
+# Threads.
+_define("thread_id", "This thread's index in its block.", _index_result, "thread", group="thread")
+_define("barrier", "Every thread of the block arrives before any leaves; memory is consistent after.", _nothing, "thread", "sync", "thread")
+_define("warp_sync", "Every thread of the warp arrives before any leaves.", _nothing, "thread", "sync", "thread")
+_define("fence", "Order memory accesses at `scope` thread, block, device or system.", _nothing, "thread", "sync", "thread")
+_define("shuffle", "`shuffle %v, %lane {mode, width}`: the value of another lane of the warp: idx, up, down or xor.", _shuffle,
+        "thread", "sync", "thread")  # fmt: skip
+_define("vote", "Over the lanes of the warp: any, all, or ballot (a bit per lane).", _vote, "thread", "sync", "thread")
+_define("extract", "Element `lane` of a vec.", _extract, "thread", group="thread")
+_define("pack", "A vec of these scalars.", _pack, "thread", group="thread")
+
+IDENTITY_FREE = ("argmin", "argmax")
+
+
+def result_types(opcode: str, operands: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    """The result types by the op's rule. Raises TypeRuleError."""
+    definition = OPS.get(opcode)
+    if definition is None:
+        raise TypeRuleError(f"unknown op {opcode!r}")
+    if definition.rule is None:
+        raise TypeRuleError(f"{opcode} has regions; its types come from them")
+    return definition.rule(operands, attrs)
+
+
+def reference() -> str:
+    """The op reference as Markdown."""
+    lines = ["# Op reference", "", "Generated from the op table in `src/tilewright/ir/ops.py` by `python -m tilewright.ir.ops`.", ""]
+    groups: dict[str, list[OpDef]] = {}
+    for definition in OPS.values():
+        groups.setdefault(definition.group, []).append(definition)
+    for group, members in groups.items():
+        lines += [f"## {group.capitalize()}", "", "| op | stages | effect | error (ulp) | meaning |", "|---|---|---|---|---|"]
+        for d in members:
+            stages = ", ".join(s for s in ("loop", "tile", "thread") if s in d.stages)
+            lines.append(f"| `{d.name}` | {stages} | {d.effect} | {d.bound} | {d.doc} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(reference())

@@ -1,0 +1,115 @@
+"""A `Program`: kernel calls in order, with the arrays between them. What one user call compiles to.
+
+Arrays of a program are named. Inputs come from the caller, outputs are created for (or given by) the caller, scratch lives
+for the call. Sizes are symbolic; a name is *bound* by the first input axis whose extent is just that name; every other axis
+of an input must equal its size (`axis_checks`), and `checks` hold what else must be true, such as index bounds.
+A scalar input is passed by value. Passes that split or fuse kernels are `Program -> Program`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from tilewright.base.dtypes import DType
+from tilewright.base.sizes import Size
+from tilewright.base.source import NOWHERE, Span
+from tilewright.ir.nodes import Kernel
+from tilewright.ir.types import Tensor
+
+
+@dataclass(frozen=True)
+class Array:
+    """A named array of the program: 'input', 'output' or 'scratch'."""
+
+    name: str
+    type: Tensor
+    role: str
+
+
+@dataclass(frozen=True)
+class ScalarInput:
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """Launch `kernel` with these arrays or scalars, one name per kernel parameter."""
+
+    kernel: Kernel
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Check:
+    """`left relation right` must hold when the program is called. Relations: eq, le, lt."""
+
+    left: Size
+    relation: str
+    right: Size
+    message: str
+    """What is wrong, with `{left}` and `{right}` for the values."""
+    span: Span = field(default=NOWHERE, compare=False)
+    code: str = "TW004"
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Size name `name` is the extent (or, for strides, the stride in elements) of input `array` along `axis`."""
+
+    name: str
+    array: str
+    axis: int
+    stride: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    name: str
+    inputs: tuple[Array | ScalarInput, ...]
+    """In call order."""
+    outputs: tuple[Array, ...]
+    scratch: tuple[Array, ...]
+    calls: tuple[KernelCall, ...]
+    checks: tuple[Check, ...] = ()
+    span: Span = field(default=NOWHERE, compare=False)
+
+    def array(self, name: str) -> Array:
+        for array in (*self.inputs, *self.outputs, *self.scratch):
+            if array.name == name and isinstance(array, Array):
+                return array
+        raise KeyError(name)
+
+    @property
+    def input_arrays(self) -> tuple[Array, ...]:
+        return tuple(a for a in self.inputs if isinstance(a, Array))
+
+    def bindings(self) -> tuple[Binding, ...]:
+        """Where each size or stride name gets its value: inputs first, then outputs (only strides are left by then)."""
+        found: dict[str, Binding] = {}
+        for array in (*self.input_arrays, *self.outputs):
+            for axis, extent in enumerate(array.type.shape):
+                if extent.name and extent.name not in found:
+                    found[extent.name] = Binding(extent.name, array.name, axis)
+            for axis, stride in enumerate(array.type.strides):
+                if stride.name and stride.name not in found:
+                    found[stride.name] = Binding(stride.name, array.name, axis, stride=True)
+        return tuple(found.values())
+
+    def axis_checks(self) -> Iterator[tuple[Array, int, Size]]:
+        """Input and output axes whose extent must equal a size bound elsewhere (or a constant)."""
+        bound = {(b.array, b.axis) for b in self.bindings() if not b.stride}
+        for array in (*self.input_arrays, *self.outputs):
+            for axis, extent in enumerate(array.type.shape):
+                if (array.name, axis) not in bound:
+                    yield array, axis, extent
+
+    def sizes(self, shapes: Mapping[str, tuple[int, ...]], strides: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+        """Values of all bound names, given each array's actual shape and strides (in elements)."""
+        values: dict[str, int] = {}
+        for b in self.bindings():
+            source = strides if b.stride else shapes
+            if b.array in source:
+                values[b.name] = source[b.array][b.axis]
+        return values

@@ -1,0 +1,114 @@
+"""Types of IR values.
+
+    f32                                        one number
+    vec<f32, 4>                                thread stage: a short vector in one thread's registers
+    tile<f32, [64, 128]>                       tile stage: a block's value of static shape, with a layout once assigned
+    tensor<f32, [rows, cols], [cols, 1]>       memory: shape, strides in elements, then space and alignment if not default
+    token                                      an asynchronous operation in flight
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.base.dtypes import DType, bool_, i64
+from tilewright.base.sizes import Size, contiguous_strides
+from tilewright.ir.layouts import Layout
+
+SPACES = ("global", "shared", "constant", "local")
+"""Address spaces a tensor can live in (PTX numbers 1, 3, 4, 5)."""
+
+
+@dataclass(frozen=True)
+class Scalar:
+    dtype: DType
+
+    def __str__(self) -> str:
+        return self.dtype.name
+
+
+@dataclass(frozen=True)
+class Vec:
+    dtype: DType
+    width: int
+
+    def __str__(self) -> str:
+        return f"vec<{self.dtype}, {self.width}>"
+
+
+@dataclass(frozen=True)
+class Tile:
+    dtype: DType
+    shape: tuple[int, ...]
+    layout: Layout | None = None
+
+    def __str__(self) -> str:
+        layout = f", {self.layout}" if self.layout else ""
+        return f"tile<{self.dtype}, [{', '.join(map(str, self.shape))}]{layout}>"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    dtype: DType
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    space: str = "global"
+    align: int = 0
+    """Bytes the first element's address is known to be a multiple of; 0 means the element's own size."""
+
+    def __str__(self) -> str:
+        text = f"tensor<{self.dtype}, [{', '.join(map(str, self.shape))}], [{', '.join(map(str, self.strides))}]"
+        if self.space != "global":
+            text += f", {self.space}"
+        if self.align:
+            text += f", align={self.align}"
+        return text + ">"
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def is_contiguous(self) -> bool:
+        return self.strides == contiguous_strides(self.shape)
+
+
+@dataclass(frozen=True)
+class Token:
+    def __str__(self) -> str:
+        return "token"
+
+
+Type = Scalar | Vec | Tile | Tensor | Token
+NumberType = Scalar | Vec | Tile
+INDEX = Scalar(i64)
+BOOL = Scalar(bool_)
+TOKEN = Token()
+
+
+def with_dtype(type_: Type, dtype: DType) -> NumberType:
+    """The same container holding another element type."""
+    if isinstance(type_, Scalar):
+        return Scalar(dtype)
+    if isinstance(type_, Vec):
+        return Vec(dtype, type_.width)
+    if isinstance(type_, Tile):
+        return Tile(dtype, type_.shape, type_.layout)
+    raise TypeError(f"{type_} holds no numbers")
+
+
+def is_number(type_: Type) -> bool:
+    return isinstance(type_, Scalar | Vec | Tile)
+
+
+def dtype_of(type_: Type) -> DType:
+    """The element type of anything but a token."""
+    if isinstance(type_, Token):
+        raise TypeError("a token has no dtype")
+    return type_.dtype
+
+
+def tensor(dtype: DType, *shape: Size | int | str, space: str = "global", align: int = 0) -> Tensor:
+    """A row-major tensor type."""
+    sizes = tuple(Size.of(s) for s in shape)
+    return Tensor(dtype, sizes, contiguous_strides(sizes), space, align)

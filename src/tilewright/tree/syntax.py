@@ -1,0 +1,298 @@
+"""The untyped tree both front ends build: ZynML text and Python functions meet here.
+
+It holds the whole language, host part and kernel bodies alike. Names are unresolved, nothing is typed; `check.py` turns a
+kernel into the typed tree. Every node has a span. Nodes are immutable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilewright.base.source import NOWHERE, Span
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    span: Span = field(default=NOWHERE, compare=False, repr=False)
+
+
+# -- expressions --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Number(Node):
+    """`1`, `2.5`, `inf`; with a unit suffix (`1GB`, `1000ms`) the value is scaled and `unit` kept."""
+
+    value: int | float
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Bool(Node):
+    value: bool
+
+
+@dataclass(frozen=True)
+class String(Node):
+    value: str
+
+
+@dataclass(frozen=True)
+class Name(Node):
+    id: str
+
+
+@dataclass(frozen=True)
+class Attribute(Node):
+    """`value.name`"""
+
+    value: Expr
+    name: str
+
+
+@dataclass(frozen=True)
+class Index(Node):
+    """`value[i, j]`; an index may be a `Slice`."""
+
+    value: Expr
+    indices: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Slice(Node):
+    """`lo:hi` inside an index; either may be missing."""
+
+    lo: Expr | None
+    hi: Expr | None
+
+
+@dataclass(frozen=True)
+class Argument(Node):
+    """A call argument, with its keyword or None."""
+
+    value: Expr
+    keyword: str | None = None
+
+
+@dataclass(frozen=True)
+class Call(Node):
+    function: Expr
+    args: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class Unary(Node):
+    """op: `-`, `not`, `~`"""
+
+    op: str
+    operand: Expr
+
+
+@dataclass(frozen=True)
+class Binary(Node):
+    """op: `+ - * / // % ** @ & | ^ << >> and or == != < <= > >=`; `/` is true division in Python and floor on integers in ZynML:
+    the front end says which by using `/` or `zdiv`."""
+
+    op: str
+    left: Expr
+    right: Expr
+
+
+@dataclass(frozen=True)
+class IfExpr(Node):
+    """`a if cond else b`"""
+
+    cond: Expr
+    then: Expr
+    otherwise: Expr
+
+
+@dataclass(frozen=True)
+class Tuple(Node):
+    items: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class List(Node):
+    items: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Record(Node):
+    """`{a: 1, b: 2}`"""
+
+    fields: tuple[tuple[str, Expr], ...]
+
+
+@dataclass(frozen=True)
+class Pipe(Node):
+    """`value |> f(args)`: `f(value, args)`."""
+
+    value: Expr
+    call: Call
+
+
+@dataclass(frozen=True)
+class ReduceExpr(Node):
+    """`reduce(op, x[, axis])` in a body, or `tw.sum(x, axis=…)`: a reduction of a whole array. `op` is an IR reduction kind."""
+
+    op: str
+    value: Expr
+    axis: Expr | None = None
+
+
+@dataclass(frozen=True)
+class Await(Node):
+    """`await e`, `await all(es)`, `await any(es)`, with `timeout t else v`. mode: one, all, any."""
+
+    mode: str
+    value: Expr
+    timeout: Expr | None = None
+    otherwise: Expr | None = None
+
+
+@dataclass(frozen=True)
+class Compute(Node):
+    """`compute(inputs…) [@attr…] { [@attr…] body }`"""
+
+    inputs: tuple[Expr, ...]
+    attributes: tuple[KernelAttribute, ...]
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True)
+class KernelAttribute(Node):
+    """`@name(args)`; for `@kernel reduce(+, axis=1)` name is `kernel`, the first argument the kind as Call or Name."""
+
+    name: str
+    args: tuple[Argument, ...]
+
+
+Expr = (
+    Number | Bool | String | Name | Attribute | Index | Slice | Call | Unary | Binary | IfExpr | Tuple | List | Record
+    | Pipe | ReduceExpr | Await | Compute
+)  # fmt: skip
+
+
+# -- statements ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Let(Node):
+    """`let x = e` (mutable False), `var x = e` (True), `let (a, b) = e`, a Python assignment to a new name.
+    `type` is an optional annotation expression; `shared` marks `shared var x[n]` (value None, `extents` given)."""
+
+    targets: tuple[str, ...]
+    value: Expr | None
+    mutable: bool = False
+    type: Expr | None = None
+    shared: bool = False
+    extents: tuple[Expr, ...] = ()
+    destructure: bool = False
+    """Written with a tuple on the left (also for one name)."""
+
+
+@dataclass(frozen=True)
+class Assign(Node):
+    """`target op= value`; op is `=` or `+= -= *= /= …` without the `=`: '' '+' '-' '*' '/' …. In Python every `name = e` is a Let
+    the first time a scope sees the name and an Assign later; the front end decides."""
+
+    target: Expr
+    value: Expr
+    op: str = ""
+
+
+@dataclass(frozen=True)
+class Range(Node):
+    """`lo..hi`, `lo..=hi` (inclusive), `step s`."""
+
+    lo: Expr
+    hi: Expr
+    step: Expr | None = None
+    inclusive: bool = False
+
+
+@dataclass(frozen=True)
+class For(Node):
+    """`for i in r, j in r: body`. `parallel`: 'yes' (tw.grid), 'no' (an ordered Python `range`), 'auto' (ZynML: decided by use)."""
+
+    vars: tuple[str, ...]
+    ranges: tuple[Range, ...]
+    body: tuple[Stmt, ...]
+    parallel: str = "auto"
+    over: Expr | None = None
+    """Host loops `for x in list`: the thing iterated, with no ranges."""
+
+
+@dataclass(frozen=True)
+class While(Node):
+    cond: Expr
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True)
+class If(Node):
+    cond: Expr
+    then: tuple[Stmt, ...]
+    otherwise: tuple[Stmt, ...] = ()
+
+
+@dataclass(frozen=True)
+class Yield(Node):
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Return(Node):
+    value: Expr | None
+
+
+@dataclass(frozen=True)
+class ExprStmt(Node):
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Param(Node):
+    """A parameter with an optional annotation expression (`tensor[batch, seq]`, `int`…)."""
+
+    name: str
+    type: Expr | None = None
+    default: Expr | None = None
+
+
+@dataclass(frozen=True)
+class Function(Node):
+    """A ZynML `pipeline`/`fn`, or a Python kernel function. kind: pipeline, function, kernel."""
+
+    name: str
+    params: tuple[Param, ...]
+    result: Expr | None
+    body: tuple[Stmt, ...]
+    kind: str = "kernel"
+    attributes: tuple[KernelAttribute, ...] = ()
+
+
+@dataclass(frozen=True)
+class Config(Node):
+    """`config { key: value }`"""
+
+    fields: tuple[tuple[str, Expr], ...]
+
+
+@dataclass(frozen=True)
+class Import(Node):
+    """`import "other.zyn"` or `import "other.zyn" as name`"""
+
+    path: str
+    alias: str = ""
+
+
+Stmt = Let | Assign | For | While | If | Yield | Return | ExprStmt | Function | Config | Import
+
+
+@dataclass(frozen=True)
+class Module(Node):
+    """One ZynML file: top-level statements in order."""
+
+    body: tuple[Stmt, ...]

@@ -8,14 +8,18 @@ pointer for a tensor, the value for a scalar), then one 64-bit integer per name 
 - GPU: the same list as ordinary kernel parameters; a tensor is a pointer, a scalar has its own type (bool as i8, f8 as i8).
 
 **Pool.** The CPU thread pool's control block is a zeroed, 128-byte aligned struct of `POOL_BYTES`; the offsets are below.
-A job is run by `pool_run(pool, entry, slots, blocks, grain)`.
+Support code defines `tilewright_launch(pool, entry, slots, blocks, work)`, which runs a launch in the caller or through
+`tilewright_pool_run(pool, entry, slots, blocks, grain)`, and `tilewright_pool_{worker,init,stop}(pool)`. Entry stubs name these symbols, bound when they are loaded:
+`tilewright_pool` (the control block), `tilewright_pool_start` (a function that starts the workers; called with the GIL held),
+`tilewright_numpy_api` (NumPy's function table), `tilewright_ndarray` (its array type), `tilewright_name_out` (the string "out"),
+`tilewright_descr_<dtype>` (NumPy's dtype object), and Python's C API by its own names.
 """
 
 SLOT_BYTES = 8
 
 # Offsets in the pool's control block. Each hot field has a cache line (128 bytes: two lines on x86, one on some AArch64).
 POOL_GENERATION = 0
-"""i32: counts jobs; workers sleep on it."""
+"""i32: odd while a job is open, even between jobs; workers sleep on it."""
 POOL_PENDING = 128
 """i32: workers still inside the current job."""
 POOL_SLEEPERS = 256
@@ -40,4 +44,10 @@ POOL_LOCK = 652
 """i32: a job is running; nested or concurrent calls run inline."""
 POOL_WORKERS = 656
 """i32: worker threads (the caller is one more)."""
-POOL_BYTES = 768
+POOL_STARTED = 660
+"""i32: nonzero once the runtime has started the workers (or found that there are none to start)."""
+POOL_MUTEX = 768
+"""Where the system has no futex: the mutex workers sleep under (up to 64 bytes)…"""
+POOL_CONDITION = 832
+"""…and its condition variable (up to 64 bytes)."""
+POOL_BYTES = 896

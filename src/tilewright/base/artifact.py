@@ -80,6 +80,10 @@ class Artifact:
     launches: tuple[Launch, ...]
     bindings: tuple[SizeBinding, ...]
     checks: tuple[CallCheck, ...]
+    facts: tuple[tuple[str, int], ...] = ()
+    """Divisors of size names this code relies on; a call where one does not hold needs other code."""
+    alias_safe: bool = False
+    """Every output element depends only on the input elements at the same place: `out=` may be an input itself."""
     host: bytes = b""
     """The host part: an object with the CPython entry stub for this signature; empty where there is none."""
     key: str = ""

@@ -245,7 +245,7 @@ def contiguous_strides(shape: tuple[Size, ...]) -> tuple[Size, ...]:
     return tuple(reversed(strides))
 
 
-_TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_][\w.$]*)|(.))")
+_TOKEN = re.compile(r"\s*(?:(\d+)|([^\W\d][\w.$]*)|(.))")
 
 
 def parse_size(text: str) -> Size:

@@ -17,9 +17,10 @@ class Source:
     first_line: int = 1
 
     def line(self, number: int) -> str:
-        lines = self.text.splitlines()
+        # Not splitlines(): lexers count `\n` alone, and a line must be the one they mean.
+        lines = self.text.split("\n")
         index = number - self.first_line
-        return lines[index] if 0 <= index < len(lines) else ""
+        return lines[index].rstrip("\r") if 0 <= index < len(lines) else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -401,6 +401,14 @@ def _pack(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return (Vec(types[0].dtype, len(types)),)
 
 
+def _split(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 1 or not isinstance(types[0], Vec) or types[0].width % 2:
+        raise _fail("takes a vec of even width")
+    half = types[0].width // 2
+    part: Type = Scalar(types[0].dtype) if half == 1 else Vec(types[0].dtype, half)
+    return (part, part)
+
+
 def _any_operands(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return ()
 
@@ -466,7 +474,8 @@ _define("exp2_approx", "2^a by the device's own instruction, f32 only, denormal 
 
 # Memory.
 _define("load", "`load %t, %i, %j`: the element (scalars) or elements (index tiles) there. `masked`: a last operand says where; "
-        "elsewhere 0. Thread stage: `width` loads that many elements that follow one another in memory.", _load, effect="read", group="memory")  # fmt: skip
+        "elsewhere 0. Thread stage: `width` loads that many elements that follow one another in memory, aligned to their whole "
+        "size unless `unaligned`.", _load, effect="read", group="memory")  # fmt: skip
 _define("store", "`store %t, %i, %j, %v`: like load, the other way round.", _store, effect="write", group="memory")
 _define("atomic", "`atomic %t, %i, %v {kind, scope, order}`: read-modify-write, gives the old value. Kinds: " + " ".join(ATOMICS)
         + ". `cas` takes the expected value first. Scope: block, device or system.", _atomic, "tile thread", "write", "memory")  # fmt: skip
@@ -501,7 +510,7 @@ _define("vote", "Over the lanes of the warp: any, all, or ballot (a bit per lane
 _define("extract", "Element `lane` of a vec.", _extract, "thread", group="thread")
 _define("pack", "A vec of these scalars.", _pack, "thread", group="thread")
 
-IDENTITY_FREE = ("argmin", "argmax")
+_define("split", "The low and the high half of a vec.", _split, "thread", group="thread")
 
 
 def result_types(opcode: str, operands: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:

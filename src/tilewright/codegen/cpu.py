@@ -1,0 +1,103 @@
+"""Thread-stage IR -> LLVM text for a CPU: one function per kernel that runs a range of blocks.
+
+`void entry(ptr slots, i64 begin, i64 end)` reads its arguments from the slots (`base.abi`) and executes blocks
+`begin <= b < end`. A block is one "thread" whose vecs are SIMD registers; there is nothing to synchronise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.base.abi import SLOT_BYTES
+from tilewright.base.errors import CompilerBug
+from tilewright.codegen.llvm import FunctionWriter, memory_type
+from tilewright.ir.nodes import Kernel, Op, Value
+from tilewright.ir.types import Scalar, Tensor
+
+
+class _CpuDialect:
+    def __init__(self) -> None:
+        self.block = "%block"
+
+    def emit(self, writer: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str] | None:
+        if op.opcode == "program_id":
+            return [self.block]
+        if op.opcode == "thread_id":
+            return ["0"]
+        if op.opcode in ("barrier", "fence", "warp_sync"):
+            return []
+        return None
+
+    def pointer(self, space: str) -> str:
+        return "ptr"
+
+    def load_suffix(self, memory: Value) -> str:
+        return ""
+
+    def location(self, op: Op) -> str:
+        return ""
+
+
+def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
+    """The LLVM text of the kernel's function, and the declarations it needs."""
+    if len(kernel.grid) > 1 or kernel.threads != 1:
+        raise CompilerBug.at("TW040", f"{kernel.name}: CPU kernels have a one-dimensional grid of single threads")
+    writer = FunctionWriter(kernel, _CpuDialect())
+    arguments: list[str] = []
+    slot = 0
+    aliases = kernel.attrs.get("noalias", True)
+    for param in kernel.params:
+        where = writer.let(f"getelementptr inbounds i8, ptr %slots, i64 {slot * SLOT_BYTES}")
+        if isinstance(param.type, Tensor):
+            arguments.append(f"ptr {writer.let(f'load ptr, ptr {where}, align 8')}")
+        else:
+            assert isinstance(param.type, Scalar)
+            stored = memory_type(param.type.dtype)
+            value = writer.let(f"load {stored}, ptr {where}, align 8")
+            if param.type.dtype.is_bool:
+                value = writer.let(f"icmp ne i8 {value}, 0")
+            arguments.append(f"{param.type.dtype.llvm} {value}")
+        slot += 1
+    for _ in kernel.size_names:
+        where = writer.let(f"getelementptr inbounds i8, ptr %slots, i64 {slot * SLOT_BYTES}")
+        arguments.append(f"i64 {writer.let(f'load i64, ptr {where}, align 8')}")
+        slot += 1
+    head = "\n".join(writer.lines)
+
+    # The body is a function of its own, so that `noalias` parameters tell LLVM that arrays do not overlap.
+    body = FunctionWriter(kernel, _CpuDialect())
+    params: list[str] = []
+    for position, param in enumerate(kernel.params):
+        name = f"%p{position}"
+        body.names[param] = name
+        if isinstance(param.type, Tensor):
+            params.append(f"ptr {'noalias ' if aliases else ''}{name}")
+        else:
+            params.append(f"{param.type.dtype.llvm} {name}")  # type: ignore[union-attr]
+    values = {}
+    for position, size in enumerate(kernel.size_names):
+        params.append(f"i64 %s{position}")
+        values[size] = f"%s{position}"
+    body.prepare_sizes(values)
+    body.line("br label %blocks")
+    before = body.label
+    body.open_label("blocks")
+    body.line(f"%block = phi i64 [ %begin, %{before} ], [ %following, %again ]")
+    body.line("%more = icmp slt i64 %block, %end")
+    body.line("br i1 %more, label %one, label %out")
+    body.open_label("one")
+    body.block(kernel.body)
+    body.current = None
+    body.line("br label %again")
+    body.open_label("again")
+    body.line("%following = add nsw i64 %block, 1")
+    body.line("br label %blocks")
+    body.open_label("out")
+    body.line("ret void")
+    text = (
+        f"define internal void @{entry}.body({', '.join([*params, 'i64 %begin', 'i64 %end'])}) nounwind {{\nentry:\n"
+        + "\n".join(body.lines)
+        + f"\n}}\n\ndefine void @{entry}(ptr %slots, i64 %begin, i64 %end) nounwind {{\nentry:\n{head}\n"
+        + f"  call void @{entry}.body({', '.join([*arguments, 'i64 %begin', 'i64 %end'])})\n  ret void\n}}\n"
+    )
+    return text + "\n".join(body.metadata), body.declarations

@@ -1,0 +1,113 @@
+"""LLVM text in, machine code out, through llvmlite.
+
+In: LLVM IR text without `target triple` and `target datalayout` lines, and a `Target` (CPU or GPU). Out: a relocatable
+object, assembly text, or the optimised IR. In between: the text is parsed and verified in a context of its own, so that what
+LLVM's code generator sees is always a legal module (it ends the process on anything else); a module that is not is our
+mistake and raises `CompilerBug` naming the file that holds the text.
+
+Code is position independent with the small code model: data of the same object is reached relative to the instruction, symbols
+from outside through a table that the loader fills. Kernels come with explicit vectors, so LLVM's loop and SLP vectorisers stay
+off: they cost time and may not reorder our floating point anyway. Target machines are kept and reused.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+import threading
+
+import llvmlite.binding as llvm
+
+from tilewright.base.errors import CompilerBug
+from tilewright.base.target import Target
+
+# The loader's memory is laid out before linking, and LLVM does not count the table entries that calls of outside functions need.
+# A word of data makes it set aside a page, which holds them all.
+_RESERVE = """
+@tilewright.reserve = internal global i64 1
+@llvm.compiler.used = appending global [1 x ptr] [ptr @tilewright.reserve], section "llvm.metadata"
+"""
+
+# A target machine serves one compilation at a time.
+_compiling = threading.RLock()
+
+
+@functools.cache
+def _initialise() -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    llvm.initialize_native_asmparser()
+
+
+@functools.cache
+def _machine(triple: str, cpu: str, features: str, opt: int) -> llvm.TargetMachine:
+    _initialise()
+    return llvm.Target.from_triple(triple).create_target_machine(
+        cpu=cpu, features=features, opt=opt, reloc="pic", codemodel="small" if not triple.startswith("nvptx") else "default"
+    )
+
+
+@functools.cache
+def _header(triple: str, cpu: str, features: str, opt: int) -> str:
+    layout = _machine(triple, cpu, features, opt).target_data
+    return f'target triple = "{triple}"\ntarget datalayout = "{layout}"\n'
+
+
+def machine_features(target: Target) -> str:
+    """The feature string LLVM gets: the CPU's own, or the PTX version."""
+    return f"+ptx{target.ptx}" if target.kind == "nvptx" else target.cpu_features
+
+
+def _save(text: str) -> str:
+    """Keep rejected text where the message can point to it."""
+    handle, path = tempfile.mkstemp(prefix="tilewright-", suffix=".ll")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    return path
+
+
+class _Module:
+    """A verified, optimised module together with the machine that can emit it."""
+
+    def __init__(self, text: str, target: Target, opt: int) -> None:
+        key = (target.triple, target.cpu, machine_features(target), opt)
+        self.machine = _machine(*key)
+        self.context = llvm.create_context()
+        whole = _header(*key) + text + ("" if target.is_gpu else _RESERVE)
+        try:
+            self.module = llvm.parse_assembly(whole, self.context)
+            self.module.verify()
+        except RuntimeError as error:
+            raise CompilerBug.at(
+                "TW040",
+                f"LLVM rejects the code generated for {target.name}: {str(error).strip()}",
+                help=f"please report this; the LLVM text is in {_save(whole)}",
+            ) from error
+        tuning = llvm.create_pipeline_tuning_options(speed_level=opt)
+        tuning.loop_vectorization = False
+        tuning.loop_interleaving = False
+        tuning.slp_vectorization = False
+        tuning.loop_unrolling = opt > 1
+        builder = llvm.create_pass_builder(self.machine, tuning)
+        builder.getModulePassManager().run(self.module, builder)
+
+
+def compile_object(text: str, target: Target, opt: int = 3) -> bytes:
+    """The relocatable object of `text` for `target`. `opt` is 0 to 3."""
+    with _compiling:
+        module = _Module(text, target, opt)
+        return bytes(module.machine.emit_object(module.module))
+
+
+def emit_assembly(text: str, target: Target, opt: int = 3) -> str:
+    """The assembly of `text` for `target`; PTX for NVIDIA targets."""
+    with _compiling:
+        module = _Module(text, target, opt)
+        return str(module.machine.emit_assembly(module.module))
+
+
+def optimised_ir(text: str, target: Target, opt: int = 3) -> str:
+    """The LLVM IR after LLVM's own passes, to look at."""
+    with _compiling:
+        return str(_Module(text, target, opt).module)

@@ -1,0 +1,219 @@
+"""Thread-stage IR -> LLVM text for NVIDIA GPUs: one `ptx_kernel` per kernel.
+
+Parameters follow `base.abi`: pointers, scalars, then sizes. Tensors that are only read get `noalias` and become
+non-coherent loads. Shared tensors are module globals. Line information points at the user's source, so profilers show it.
+Only intrinsics LLVM 22 knows may be named here: an unknown name would silently become an external call; a test compares
+the names with LLVM's list and assembles every op with ptxas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.base.dtypes import f32, i64
+from tilewright.base.errors import CompilerBug, TargetLimit
+from tilewright.base.target import Target
+from tilewright.codegen.llvm import FunctionWriter, llvm_type, memory_type
+from tilewright.ir.nodes import Kernel, Op, Value, walk
+from tilewright.ir.types import Scalar, Tensor, dtype_of
+
+_SPACES = {"global": 1, "shared": 3, "constant": 4, "local": 5}
+_SHUFFLE = {"idx": ("idx", 31), "up": ("up", 0), "down": ("down", 31), "xor": ("bfly", 31)}
+FULL_MASK = "-1"
+
+
+class _NvptxDialect:
+    def __init__(self, kernel: Kernel, entry: str, target: Target) -> None:
+        self.kernel, self.entry, self.target = kernel, entry, target
+        self.globals: list[str] = []
+        self.shared_bytes = 0
+        self.written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic")}
+        self.locations: dict[tuple[int, int], int] = {}
+        self.source = kernel.span.source
+
+    def pointer(self, space: str) -> str:
+        return f"ptr addrspace({_SPACES[space]})"
+
+    def load_suffix(self, memory: Value) -> str:
+        read_only = memory in self.kernel.params and memory not in self.written
+        return ", !invariant.load !0" if read_only else ""
+
+    def location(self, op: Op) -> str:
+        if not op.span.line or op.span.source is None or self.source is None or op.span.source.path != self.source.path:
+            return ", !dbg !7" if self.source is not None else ""
+        number = self.locations.setdefault((op.span.line, op.span.column), 100 + len(self.locations))
+        return f", !dbg !{number}"
+
+    def emit(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str] | None:
+        if op.opcode == "program_id":
+            return [self._register(w, "ctaid", op)]
+        if op.opcode == "thread_id":
+            return [self._register(w, "tid", op)]
+        if op.opcode == "barrier":
+            w.call("void", "llvm.nvvm.barrier.cta.sync.aligned.all", ("i32", "0"))
+            return []
+        if op.opcode == "warp_sync":
+            w.call("void", "llvm.nvvm.bar.warp.sync", ("i32", FULL_MASK))
+            return []
+        if op.opcode == "fence":
+            return self._fence(w, op)
+        if op.opcode == "shuffle":
+            return [self._shuffle(w, op, operands)]
+        if op.opcode == "vote":
+            return [self._vote(w, op, operands)]
+        if op.opcode == "alloc":
+            return [self._alloc(w, op)]
+        if op.opcode == "exp2_approx":
+            return [self._elementwise(w, op, operands, "llvm.nvvm.ex2.approx.f32")]
+        return None
+
+    def _elementwise(self, w: FunctionWriter, op: Op, operands: Sequence[str], name: str) -> str:
+        """A scalar f32 intrinsic, element by element on a vec."""
+        type_ = op.operands[0].type
+        if dtype_of(type_) is not f32:
+            raise CompilerBug.at("TW040", f"{op.opcode} is for f32 only", op.span)
+        if isinstance(type_, Scalar):
+            return w.call("float", name, ("float", operands[0]))
+        kind, result = llvm_type(type_), "poison"
+        for lane in range(type_.width):  # type: ignore[union-attr]
+            one = w.let(f"extractelement {kind} {operands[0]}, i64 {lane}")
+            one = w.call("float", name, ("float", one))
+            result = w.let(f"insertelement {kind} {result}, float {one}, i64 {lane}")
+        return result
+
+    def _register(self, w: FunctionWriter, name: str, op: Op) -> str:
+        axis = op.attrs.get("axis", 0)
+        assert isinstance(axis, int)
+        value = w.call("i32", f"llvm.nvvm.read.ptx.sreg.{name}.{'xyz'[axis]}")
+        return w.let(f"zext i32 {value} to i64")
+
+    def _fence(self, w: FunctionWriter, op: Op) -> list[str]:
+        scope = {"block": ' syncscope("block")', "device": ' syncscope("device")', "system": ""}.get(str(op.attrs.get("scope")))
+        if scope is not None:
+            w.line(f"fence{scope} seq_cst")
+        return []
+
+    def _shuffle(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
+        mode, clamp = _SHUFFLE[str(op.attrs["mode"])]
+        width = op.attrs.get("width", 32)
+        assert isinstance(width, int)
+        control = str(((32 - width) << 8) | clamp)
+        dtype = dtype_of(op.operands[0].type)
+        lane = operands[1]
+        if dtype_of(op.operands[1].type).bits != 32:
+            lane = w.let(f"trunc {llvm_type(op.operands[1].type)} {lane} to i32")
+
+        def exchange(word: str) -> str:
+            return w.call(
+                "i32", f"llvm.nvvm.shfl.sync.{mode}.i32", ("i32", FULL_MASK), ("i32", word), ("i32", lane), ("i32", control)
+            )
+
+        value = operands[0]
+        if dtype.is_bool:
+            return w.let(f"trunc i32 {exchange(w.let(f'zext i1 {value} to i32'))} to i1")
+        bits = f"i{dtype.bits}"
+        if dtype.llvm != bits:
+            value = w.let(f"bitcast {dtype.llvm} {value} to {bits}")
+        if dtype.bits == 64:
+            low = w.let(f"trunc i64 {value} to i32")
+            high = w.let(f"trunc i64 {w.let(f'lshr i64 {value}, 32')} to i32")
+            low, high = (w.let(f"zext i32 {exchange(part)} to i64") for part in (low, high))
+            value = w.let(f"or i64 {w.let(f'shl i64 {high}, 32')}, {low}")
+        elif dtype.bits == 32:
+            value = exchange(value)
+        else:
+            value = w.let(f"trunc i32 {exchange(w.let(f'zext {bits} {value} to i32'))} to {bits}")
+        return value if dtype.llvm == bits else w.let(f"bitcast {bits} {value} to {dtype.llvm}")
+
+    def _vote(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
+        mode = str(op.attrs["mode"])
+        return w.call(
+            "i32" if mode == "ballot" else "i1", f"llvm.nvvm.vote.{mode}.sync", ("i32", FULL_MASK), ("i1", operands[0])
+        )
+
+    def _alloc(self, w: FunctionWriter, op: Op) -> str:
+        memory = op.results[0].type
+        assert isinstance(memory, Tensor)
+        count = 1
+        for extent in memory.shape:
+            count *= extent.constant or 1
+        kind = memory_type(memory.dtype)
+        align = max(memory.align, 16)
+        if memory.space == "local":
+            return w.let(f"alloca [{count} x {kind}], align {align}, addrspace(5)")
+        name = f"@{self.entry}.{memory.space}{len(self.globals)}"
+        self.globals.append(f"{name} = internal addrspace({_SPACES[memory.space]}) global [{count} x {kind}] poison, align {align}")
+        self.shared_bytes += count * memory.dtype.itemsize
+        return name
+
+
+def nvptx_function(kernel: Kernel, entry: str, target: Target) -> tuple[str, set[str], int]:
+    """The LLVM text of the kernel, the declarations it needs, and its static shared memory in bytes."""
+    if kernel.threads > target.max_threads:
+        raise TargetLimit.at(
+            "TW020", f"{kernel.name} wants {kernel.threads} threads in a block; {target.name} allows {target.max_threads}", kernel.span
+        )
+    dialect = _NvptxDialect(kernel, entry, target)
+    writer = FunctionWriter(kernel, dialect)
+    params: list[str] = []
+    for position, param in enumerate(kernel.params):
+        name = f"%p{position}"
+        writer.names[param] = name
+        if isinstance(param.type, Tensor):
+            align = f" align {param.type.align}" if param.type.align else ""
+            readonly = "" if param in dialect.written else " readonly"
+            params.append(f"ptr addrspace(1) noalias{readonly}{align} {name}")
+        else:
+            assert isinstance(param.type, Scalar)
+            dtype = param.type.dtype
+            if dtype.is_bool:
+                params.append(f"i8 {name}.byte")
+                writer.lines.append(f"  {name} = icmp ne i8 {name}.byte, 0")
+            else:
+                params.append(f"{dtype.llvm} {name}")
+    values: dict[str, str] = {}
+    for position, size in enumerate(kernel.size_names):
+        params.append(f"{i64.llvm} %s{position}")
+        values[size] = f"%s{position}"
+    writer.prepare_sizes(values)
+    writer.block(kernel.body)
+    writer.current = None
+    writer.line("ret void")
+    if dialect.shared_bytes > 48 << 10:
+        raise TargetLimit.at(
+            "TW020", f"{kernel.name} needs {dialect.shared_bytes} bytes of static shared memory; a block has {48 << 10}", kernel.span
+        )
+    subprogram = " !dbg !5" if dialect.source is not None else ""
+    text = "\n".join(dialect.globals) + ("\n" if dialect.globals else "")
+    text += (
+        f'define ptx_kernel void @{entry}({", ".join(params)}) "nvvm.reqntid"="{kernel.threads}"{subprogram} {{\nentry:\n'
+        + "\n".join(writer.lines)
+        + "\n}\n!0 = !{}\n"
+        + "\n".join(writer.metadata)
+        + "\n"
+        + _debug_info(kernel, entry, dialect)
+    )
+    return text, writer.declarations, dialect.shared_bytes
+
+
+def _debug_info(kernel: Kernel, entry: str, dialect: _NvptxDialect) -> str:
+    """Line tables only: kinds other than DebugDirectivesOnly make the backend de-optimise."""
+    if dialect.source is None:
+        return ""
+    path = dialect.source.path.replace("\\", "/").replace('"', "'")
+    lines = [
+        "!llvm.dbg.cu = !{!1}",
+        "!llvm.module.flags = !{!2, !3}",
+        '!1 = distinct !DICompileUnit(language: DW_LANG_C, file: !4, producer: "tilewright", isOptimized: true, '
+        "runtimeVersion: 0, emissionKind: DebugDirectivesOnly)",
+        '!2 = !{i32 2, !"Dwarf Version", i32 2}',
+        '!3 = !{i32 2, !"Debug Info Version", i32 3}',
+        f'!4 = !DIFile(filename: "{path}", directory: "")',
+        f'!5 = distinct !DISubprogram(name: "{entry}", scope: !4, file: !4, line: {kernel.span.line}, type: !6, '
+        f"scopeLine: {kernel.span.line}, spFlags: DISPFlagDefinition | DISPFlagOptimized, unit: !1)",
+        "!6 = !DISubroutineType(types: !{})",
+        f"!7 = !DILocation(line: {kernel.span.line}, column: 1, scope: !5)",
+    ]
+    for (line, column), number in dialect.locations.items():
+        lines.append(f"!{number} = !DILocation(line: {line}, column: {column}, scope: !5)")
+    return "\n".join(lines) + "\n"

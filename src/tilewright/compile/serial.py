@@ -1,0 +1,117 @@
+"""Artifacts as bytes and back. In: an `Artifact`; out: a JSON head with everything small, then the code. No code runs on reading.
+
+Layout: the head's length (u32), the lengths of the code and of the host part (u64 each), the head, the code, the host part.
+Sizes are written as text, dtypes by name. `deserialise(serialise(a)) == a` for every artifact; anything else is a ValueError.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from functools import lru_cache
+
+from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, ScalarParam, SizeBinding
+from tilewright.base.dtypes import by_name
+from tilewright.base.sizes import Size, parse_size
+
+_LENGTHS = struct.Struct("<IQQ")
+
+Json = str | int | bool | None | list["Json"] | dict[str, "Json"]
+
+
+def serialise(artifact: Artifact) -> bytes:
+    """The artifact as bytes."""
+    head: dict[str, Json] = {
+        "name": artifact.name,
+        "target": artifact.target,
+        "kind": artifact.kind,
+        "inputs": [_param(p) for p in artifact.inputs],
+        "outputs": [_param(p) for p in artifact.outputs],
+        "scratch": [_param(p) for p in artifact.scratch],
+        "launches": [
+            [x.entry, list(x.args), list(x.sizes), _texts(x.grid), x.threads, x.shared_bytes, str(x.work)]
+            for x in artifact.launches
+        ],
+        "bindings": [[b.name, b.array, b.axis, b.stride] for b in artifact.bindings],
+        "checks": [
+            [str(c.left), c.relation, str(c.right), c.message, c.place, c.excerpt, c.code] for c in artifact.checks
+        ],
+        "facts": [[name, divisor] for name, divisor in artifact.facts],
+        "alias_safe": artifact.alias_safe,
+        "key": artifact.key,
+        "schedule": artifact.schedule,
+    }
+    text = json.dumps(head, separators=(",", ":")).encode()
+    lengths = _LENGTHS.pack(len(text), len(artifact.code), len(artifact.host))
+    return b"".join((lengths, text, artifact.code, artifact.host))
+
+
+def deserialise(data: bytes) -> Artifact:
+    """The artifact those bytes mean. Raises ValueError when they mean none."""
+    if len(data) < _LENGTHS.size:
+        raise ValueError(f"an artifact of {len(data)} bytes is too short")
+    head_bytes, code_bytes, host_bytes = _LENGTHS.unpack_from(data)
+    code_at = _LENGTHS.size + head_bytes
+    host_at = code_at + code_bytes
+    if host_at + host_bytes != len(data):
+        raise ValueError(f"an artifact of {len(data)} bytes does not have the {host_at + host_bytes} it names")
+    try:
+        # JSON has no types of ours; the constructors below get what `serialise` wrote, or fail.
+        head = json.loads(data[_LENGTHS.size : code_at])
+        return Artifact(
+            name=head["name"],
+            target=head["target"],
+            kind=head["kind"],
+            code=data[code_at:host_at],
+            inputs=tuple(_read_param(*p) for p in head["inputs"]),
+            outputs=tuple(_read_array(*p) for p in head["outputs"]),
+            scratch=tuple(_read_array(*p) for p in head["scratch"]),
+            launches=tuple(
+                Launch(entry, tuple(args), tuple(sizes), _sizes(grid), threads, shared, _size(work))
+                for entry, args, sizes, grid, threads, shared, work in head["launches"]
+            ),
+            bindings=tuple(SizeBinding(*binding) for binding in head["bindings"]),
+            checks=tuple(
+                CallCheck(_size(left), relation, _size(right), *rest) for left, relation, right, *rest in head["checks"]
+            ),
+            facts=tuple((name, divisor) for name, divisor in head["facts"]),
+            alias_safe=head["alias_safe"],
+            host=data[host_at:],
+            key=head["key"],
+            schedule=head["schedule"],
+        )
+    except (KeyError, TypeError, UnicodeDecodeError) as error:
+        raise ValueError(f"the head of an artifact is not understood: {error!r}") from error
+
+
+def _texts(sizes: tuple[Size, ...]) -> list[Json]:
+    return [str(size) for size in sizes]
+
+
+def _param(param: ArrayParam | ScalarParam) -> Json:
+    if isinstance(param, ScalarParam):
+        return [param.name, param.dtype.name]
+    return [param.name, param.dtype.name, _texts(param.shape), _texts(param.strides), param.role, param.align]
+
+
+@lru_cache(maxsize=4096)
+def _size(text: str) -> Size:
+    return parse_size(text)
+
+
+def _sizes(texts: list[str]) -> tuple[Size, ...]:
+    return tuple(_size(text) for text in texts)
+
+
+def _read_param(
+    name: str, dtype: str, shape: list[str] | None = None, strides: list[str] | None = None, role: str = "", align: int = 0
+) -> ArrayParam | ScalarParam:
+    if shape is None or strides is None:
+        return ScalarParam(name, by_name(dtype))
+    return ArrayParam(name, by_name(dtype), _sizes(shape), _sizes(strides), role, align)
+
+
+def _read_array(
+    name: str, dtype: str, shape: list[str], strides: list[str], role: str, align: int
+) -> ArrayParam:
+    return ArrayParam(name, by_name(dtype), _sizes(shape), _sizes(strides), role, align)

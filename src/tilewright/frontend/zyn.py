@@ -1,0 +1,92 @@
+"""The ZynML front end: text in, untyped tree out.
+
+`parse_module` lexes, lays out (`layout.py`) and parses (`zyn.lark`, LALR) in one pass, building nodes as rules are recognised. Every
+node has the exact span of its text. Whatever is wrong with the text is a `UserError`; nothing else leaves this module.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from importlib import resources
+
+import lark
+
+from tilewright.base.errors import UserError
+from tilewright.base.source import Source, Span
+from tilewright.frontend.layout import Layout, LayoutError
+from tilewright.frontend.syntax_messages import expectation, found
+from tilewright.frontend.zyn_tree import TreeBuilder, syntax_error, token_span
+from tilewright.tree import syntax
+
+
+def parse_module(text: str, path: str = "<string>") -> syntax.Module:
+    """The tree of one ZynML text. Raises `UserError` (TW001) at the first place that is not ZynML."""
+    parser = _parser()
+    # The builder and the layout step hold the state of one parse.
+    with parser.lock:
+        return parser.parse(Source(path, text))
+
+
+class _Parser:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._layout = Layout()
+        self._builder = TreeBuilder()
+        grammar = resources.files("tilewright.frontend").joinpath("zyn.lark").read_text(encoding="utf-8")
+        self._lark = lark.Lark(
+            grammar, parser="lalr", lexer="basic", postlex=self._layout, transformer=self._builder,
+            keep_all_tokens=True, maybe_placeholders=False,
+        )  # fmt: skip
+
+    def parse(self, source: Source) -> syntax.Module:
+        self._builder.source = source
+        self._layout.prepare(source.text)
+        try:
+            module = self._lark.parse(source.text)
+        except LayoutError as error:
+            raise UserError.at("TW001", error.message, token_span(error.token, source), error.help) from None
+        except lark.exceptions.UnexpectedCharacters as error:
+            raise self._bad_character(error, source) from None
+        except lark.exceptions.UnexpectedToken as error:
+            raise self._bad_token(error, source) from None
+        except lark.exceptions.LarkError as error:
+            raise UserError.at("TW001", f"the text is not ZynML: {error}", Span(source)) from None
+        assert isinstance(module, syntax.Module)
+        return module
+
+    def _bad_character(self, error: lark.exceptions.UnexpectedCharacters, source: Source) -> UserError:
+        character = source.text[error.pos_in_stream or 0]
+        line, column = error.line, error.column
+        span = Span(source, line, column, line, column + 1)
+        if character in "\"'":
+            rest = len(source.line(line)) + 1
+            span = Span(source, line, column, line, rest)
+            return syntax_error("this string is not closed on its line", span, f"add {character} where it ends")
+        shown = f"'{character}'" if character.isprintable() else f"U+{ord(character):04X}"
+        return syntax_error(f"unexpected character {shown}", span)
+
+    def _bad_token(self, error: lark.exceptions.UnexpectedToken, source: Source) -> UserError:
+        token = error.token
+        # `accepts` tries each terminal; `expected` would also list those that fail a few reductions later.
+        accepts = error.accepts or error.expected
+        message = f"expected {expectation(accepts, self._lark)}, found {found(token)}"
+        span = _end_of_text(source) if token.type == "$END" else token_span(token, source)
+        opener = self._layout.open_bracket
+        help = ""
+        if opener is not None and (opener.line or 0) < (token.line or 0):
+            help = f"the '{opener}' of line {opener.line} is still open"
+        return syntax_error(message, span, help)
+
+
+@functools.cache
+def _parser() -> _Parser:
+    return _Parser()
+
+
+def _end_of_text(source: Source) -> Span:
+    lines = source.text.split("\n")
+    while len(lines) > 1 and not lines[-1].strip():
+        lines.pop()
+    column = len(lines[-1].rstrip()) + 1
+    return Span(source, len(lines), column, len(lines), column + 1)

@@ -1,0 +1,458 @@
+"""What the three stages have in common: running regions, masked control flow, elementwise ops and memory.
+
+A `Machine` runs one kernel over frames of lanes. Running a region is a generator, so that a thread-stage barrier can hand
+control to the scheduler; the other stages never yield (`drain`). Lanes that take different ways run under masks: inactive
+lanes compute along, but touch no memory and cannot fail. A region is only entered with at least one active lane.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from tilewright.base.dtypes import DType, f64
+from tilewright.base.errors import CompilerBug, UserError
+from tilewright.base.sizes import Size
+from tilewright.base.source import Span
+from tilewright.ir.emulator.atomics import update
+from tilewright.ir.emulator.frames import BLOCK, LANE, SLOT, Frame, align, choose
+from tilewright.ir.emulator.memory import Memory, fault
+from tilewright.ir.nodes import Block, Kernel, Op, Value
+from tilewright.ir.numerics import convert, evaluate
+from tilewright.ir.ops import OPS
+from tilewright.ir.types import Scalar, Tensor, Tile, Type, Vec, dtype_of
+
+Array = np.ndarray
+Results = tuple[Array, ...]
+_COPY_BITS = 32
+"""A token is the number of the issue above these bits and the issuing lane's number below."""
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """The frame's warps arrived at a barrier."""
+
+    span: Span
+
+
+@dataclass(frozen=True)
+class Pause:
+    """One round of a loop that may be waiting for other warps."""
+
+    span: Span
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Run these to their ends, then go on with their results."""
+
+    op: Op
+    children: tuple[tuple[Frame, Steps], ...]
+
+
+Event = Barrier | Pause | Fork
+Steps = Generator[Event, "Sequence[Results]", Results]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """An asynchronous copy by many lanes: where each element comes from and goes to; `inside` is False where zero goes."""
+
+    source: Memory
+    target: Memory
+    source_places: Array
+    target_places: Array
+    inside: Array
+
+
+def drain(steps: Steps) -> Results:
+    """Run a region that never hands control away."""
+    try:
+        event = next(steps)
+    except StopIteration as stop:
+        results: Results = stop.value
+        return results
+    raise CompilerBug.at("TW040", f"the emulator met {type(event).__name__} outside the thread stage")
+
+
+def constant(value: object, dtype: DType) -> Array:
+    """A number of the kernel's text as an array of shape [1]; integers wrap."""
+    if dtype.is_bool:
+        return np.full(1, bool(value))
+    if not isinstance(value, int | float):
+        raise CompilerBug.at("TW040", f"{value!r} is not a constant of {dtype}")
+    if dtype.is_int:
+        return np.full(1, int(value) & ((1 << dtype.bits) - 1), f"u{dtype.itemsize}").view(dtype.numpy)
+    return convert(np.full(1, float(value), np.float64), f64, dtype)
+
+
+def advance(index: Array, step: Array, goes_on: Array) -> Array:
+    """The next loop index; lanes that are done keep theirs, so that they stay done."""
+    with np.errstate(over="ignore"):
+        return np.where(goes_on, index + step, index)
+
+
+def tile_rank(type_: Type) -> int:
+    return len(type_.shape) if isinstance(type_, Tile) else 0
+
+
+class Machine(ABC):
+    """Runs the ops that mean the same at every stage. Stages add their own to `simple` and `control`."""
+
+    def __init__(self, kernel: Kernel, sizes: Mapping[str, int]) -> None:
+        self.kernel = kernel
+        self.sizes = sizes
+        self.grid = tuple(max(0, s.evaluate(sizes)) for s in kernel.grid)
+        self.memories: dict[Value, Memory] = {}
+        self.changes = 0
+        """Counts writes that changed memory: whether waiting lanes have something new to see."""
+        self.copies: list[Copy] = []
+        self.simple: dict[str, Callable[[Op, Frame], Results]] = {
+            "const": self._const, "size": self._size, "load": self._load, "store": self._store, "atomic": self._atomic,
+            "broadcast": self._broadcast, "program_id": self._program_id, "async_load": self._async_load, "wait": self._wait,
+        }  # fmt: skip
+        self.control: dict[str, Callable[[Op, Frame], Steps]] = {"for": self.for_, "if": self.if_, "while": self.while_}
+
+    # -- what a stage says about its lanes ------------------------------------------------------------------------
+
+    @abstractmethod
+    def describe(self, frame: Frame, lane: int) -> str:
+        """Who the lane is, for messages."""
+
+    def block_text(self, block: int) -> str:
+        """A block of the grid, given its linear number (x fastest)."""
+        return "block (" + ", ".join(map(str, self.block_index(block))) + ")"
+
+    def block_index(self, block: int) -> tuple[int, ...]:
+        index: list[int] = []
+        for extent in self.grid:
+            index.append(block % extent)
+            block //= extent
+        return tuple(index)
+
+    # -- regions --------------------------------------------------------------------------------------------------
+
+    def bind(self, param: Value, argument: Array | int | float | bool, frame: Frame) -> None:
+        """Give a kernel parameter its value."""
+        if isinstance(param.type, Tensor):
+            assert isinstance(argument, np.ndarray)
+            self.memories[param] = Memory.of_array(param.name, param.type, argument)
+        elif isinstance(argument, np.ndarray):
+            frame.values[param] = argument.reshape(1)
+        else:
+            assert isinstance(param.type, Scalar)
+            frame.values[param] = constant(argument, param.type.dtype)
+
+    def run(self, block: Block, frame: Frame) -> Steps:
+        """Execute the ops in order; gives what the block yields."""
+        for op in block.ops:
+            control = self.control.get(op.opcode)
+            if control is not None:
+                results = yield from control(op, frame)
+            elif op.opcode == "yield":
+                return tuple(frame.get(v) for v in op.operands)
+            else:
+                simple = self.simple.get(op.opcode)
+                results = simple(op, frame) if simple else self._elementwise(op, frame)
+            for value, result in zip(op.results, results, strict=False):
+                frame.values[value] = result
+        return ()
+
+    # -- control flow under masks ---------------------------------------------------------------------------------
+
+    def if_(self, op: Op, frame: Frame) -> Steps:
+        condition = frame.get(op.operands[0])
+        taken = [frame.active & side for side in (condition, ~condition)]
+        # The lanes that do not take the only region taken are inactive anyway.
+        for region, lanes in zip(op.regions, taken, strict=True):
+            if lanes.all() or (frame.mask is not None and np.array_equal(lanes, frame.mask)):
+                return (yield from self.run(region, frame))
+        with frame.masked(taken[0]):
+            first = yield from self.run(op.regions[0], frame)
+        with frame.masked(taken[1]):
+            second = yield from self.run(op.regions[1], frame)
+        return tuple(choose(condition, a, b) for a, b in zip(first, second, strict=True))
+
+    def for_(self, op: Op, frame: Frame) -> Steps:
+        low, high, step = (frame.get(v) for v in op.operands[:3])
+        if (np.broadcast_to(step == 0, (frame.lanes,)) & frame.active).any():
+            raise fault("a loop's step is 0", op.span)
+        carried = tuple(frame.get(v) for v in op.operands[3:])
+        return (yield from self.for_from(op, frame, low, high, step, carried))
+
+    def for_from(self, op: Op, frame: Frame, index: Array, high: Array, step: Array, carried: Results) -> Steps:
+        """The rest of a serial loop, from `index` on."""
+        (region,) = op.regions
+        while True:
+            goes_on = np.where(step > 0, index < high, index > high)
+            if goes_on.shape[0] == 1:
+                if not goes_on[0]:
+                    return carried
+                frame.values.update(zip(region.args, (index, *carried), strict=True))
+                carried = yield from self.run(region, frame)
+            else:
+                lanes = goes_on & frame.active
+                if not lanes.any():
+                    return carried
+                frame.values.update(zip(region.args, (index, *carried), strict=True))
+                with frame.masked(lanes):
+                    following = yield from self.run(region, frame)
+                carried = tuple(choose(lanes, a, b) for a, b in zip(following, carried, strict=True))
+            index = advance(index, step, goes_on)
+
+    def while_(self, op: Op, frame: Frame) -> Steps:
+        return (yield from self.while_from(op, frame, tuple(frame.get(v) for v in op.operands)))
+
+    def while_from(self, op: Op, frame: Frame, carried: Results) -> Steps:
+        """The rest of a conditional loop. The first region hands the values of this round to the second."""
+        test, body = op.regions
+        left = carried
+        active = frame.active
+        while True:
+            with frame.masked(active):
+                frame.values.update(zip(test.args, left, strict=True))
+                condition, *values = yield from self.run(test, frame)
+                carried = tuple(choose(active, a, b) for a, b in zip(values, carried, strict=True))
+                active = active & condition
+            if not active.any():
+                return carried
+            with frame.masked(active):
+                frame.values.update(zip(body.args, carried, strict=True))
+                left = yield from self.run(body, frame)
+
+    # -- numbers --------------------------------------------------------------------------------------------------
+
+    def _const(self, op: Op, frame: Frame) -> Results:
+        return (constant(op.attrs["value"], dtype_of(op.result.type)),)
+
+    def _size(self, op: Op, frame: Frame) -> Results:
+        size = op.attrs["value"]
+        assert isinstance(size, Size | int | str)
+        return (np.full(1, Size.of(size).evaluate(self.sizes), np.int64),)
+
+    def _program_id(self, op: Op, frame: Frame) -> Results:
+        axis = op.attrs.get("axis", 0)
+        assert isinstance(axis, int)
+        extent = self.grid[axis] if axis < len(self.grid) else 1
+        return (frame.get(BLOCK) // prod(self.grid[:axis]) % extent,)
+
+    def _broadcast(self, op: Op, frame: Frame) -> Results:
+        result = op.result.type
+        assert isinstance(result, Tile | Vec)
+        shape = result.shape if isinstance(result, Tile) else (result.width,)
+        value = align(frame.get(op.operands[0]), len(shape))
+        return (np.broadcast_to(value, (value.shape[0], *shape)),)
+
+    def _elementwise(self, op: Op, frame: Frame) -> Results:
+        definition = OPS.get(op.opcode)
+        if definition is None or definition.group not in ("elementwise", "function"):
+            raise CompilerBug.at(
+                "TW040", f"the emulator cannot run {op.opcode} at the {self.kernel.stage} stage", op.span
+            )
+        operands = [frame.get(v) for v in op.operands]
+        if op.opcode == "select":
+            operands[0] = align(operands[0], operands[1].ndim - 1)
+        return (evaluate(op.opcode, operands, op.attrs, dtype_of(op.operands[0].type)),)
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def owner(self, memory: Memory, frame: Frame) -> Array | None:
+        """Whose copy of an allocation each lane uses."""
+        if not memory.owners:
+            return None
+        return frame.get(LANE if memory.space == "local" else SLOT)
+
+    def _fail_at(
+        self, op: Op, frame: Frame, bad: Array, text: Callable[[tuple[int, ...]], str], help: str = ""
+    ) -> UserError:
+        """The error for the first lane (and element) where `bad` holds."""
+        position = tuple(int(p) for p in np.argwhere(bad)[0])
+        lane = position[0]
+        if bad.shape[0] == 1:
+            lane = int(np.argmax(frame.active))
+        return fault(f"{text(position)}, in {self.describe(frame, lane)}", op.span, help)
+
+    def places(self, op: Op, frame: Frame, rank: int, mask: Value | None) -> tuple[Memory, Array, Array | None]:
+        """Of a load, store or atomic: the memory, the places of the elements, and which of them are really accessed."""
+        tensor, *_ = op.operands
+        memory = self.memories[tensor]
+        active = None if frame.mask is None else align(frame.mask, rank)
+        if mask is not None:
+            wanted = align(frame.get(mask), rank)
+            active = wanted if active is None else active & wanted
+        indices = [
+            align(frame.get(v).astype(np.int64, copy=False), rank) for v in op.operands[1 : 1 + len(memory.shape)]
+        ]
+        for axis, (index, extent) in enumerate(zip(indices, memory.shape, strict=True)):
+            outside = (index < 0) | (index >= extent)
+            if not outside.any():
+                continue
+            bad = outside if active is None else outside & active
+            if bad.any():
+                raise self._fail_at(op, frame, bad, self._bounds_text(op, memory, indices, axis, bad.shape))
+            # What is left outside is not accessed.
+            indices[axis] = np.where(outside, 0, index)
+        return memory, memory.offsets(indices, self.owner(memory, frame)), active
+
+    @staticmethod
+    def _bounds_text(
+        op: Op, memory: Memory, indices: Sequence[Array], axis: int, shape: tuple[int, ...]
+    ) -> Callable[[tuple[int, ...]], str]:
+        def text(position: tuple[int, ...]) -> str:
+            full = np.broadcast_shapes(shape, *(i.shape for i in indices))
+            there = [int(np.broadcast_to(i, full)[position]) for i in indices]
+            which = f" (axis {axis})" if len(there) > 1 else ""
+            return (
+                f"{op.opcode} of {memory.label} at {there} is out of bounds: "
+                f"index {there[axis]}{which}, extent {memory.shape[axis]}"
+            )
+
+        return text
+
+    def _vector_places(
+        self, op: Op, frame: Frame, memory: Memory, first: Array, active: Array | None, width: int
+    ) -> Array:
+        """Places of `width` elements that follow one another."""
+        wrong = memory.misaligned(first, width)
+        wrong = wrong if active is None else wrong & active
+        if wrong.any():
+            size = width * memory.dtype.itemsize
+            start = np.broadcast_to(first - memory.base, wrong.shape)
+            raise self._fail_at(
+                op, frame, wrong,
+                lambda p: f"{op.opcode} of {width} elements of {memory.label} from element {int(start[p])} on is misaligned: "
+                f"a vector of {size} bytes must lie at a multiple of that",
+            )  # fmt: skip
+        places = first[..., None] + np.arange(width)
+        outside = memory.outside(places, first[..., None])
+        bad = outside if active is None else outside & active[..., None]
+        if bad.any():
+            base = np.broadcast_to(places - memory.base, bad.shape)
+            raise self._fail_at(
+                op, frame, bad,
+                lambda p: f"{op.opcode} of {width} elements of {memory.label} is out of bounds: element {int(base[p])} "
+                f"in memory, extents {list(memory.shape)}",
+            )  # fmt: skip
+        return np.where(outside, 0, places)
+
+    def _check_written(self, op: Op, frame: Frame, memory: Memory, places: Array, active: Array | None) -> None:
+        if memory.written is None:
+            return
+        missing = ~memory.written[places]
+        if active is not None:
+            missing = missing & (active if active.ndim == missing.ndim else active[..., None])
+        if missing.any():
+            element = np.broadcast_to(places % max(memory.size, 1), missing.shape)
+            raise self._fail_at(
+                op, frame, missing,
+                lambda p: f"{op.opcode} of uninitialised {memory.space} memory: {memory.label}"
+                f"{[int(i) for i in np.unravel_index(int(element[p]), memory.shape)]} was never written",
+            )  # fmt: skip
+
+    def _load(self, op: Op, frame: Frame) -> Results:
+        masked = bool(op.attrs.get("masked"))
+        result = op.result.type
+        memory, places, active = self.places(op, frame, tile_rank(result), op.operands[-1] if masked else None)
+        if isinstance(result, Vec):
+            if memory.flat.size:
+                places = self._vector_places(op, frame, memory, places, active, result.width)
+            else:
+                places = np.zeros((*places.shape, result.width), np.int64)
+        if memory.flat.size == 0:
+            return (np.zeros(places.shape, memory.dtype.numpy),)
+        self._check_written(op, frame, memory, places, active)
+        found = memory.read(places)
+        if masked and active is not None:
+            wanted = active if active.ndim == found.ndim else active[..., None]
+            found = np.where(wanted, found, np.zeros((), found.dtype))
+        return (found,)
+
+    def _store(self, op: Op, frame: Frame) -> Results:
+        masked = bool(op.attrs.get("masked"))
+        value_operand = op.operands[-2] if masked else op.operands[-1]
+        memory, places, active = self.places(
+            op, frame, tile_rank(value_operand.type), op.operands[-1] if masked else None
+        )
+        if memory.flat.size == 0:
+            return ()
+        if isinstance(value_operand.type, Vec):
+            places = self._vector_places(op, frame, memory, places, active, value_operand.type.width)
+            active = None if active is None else active[..., None]
+        self._write(op, memory, places, frame.get(value_operand), active)
+        return ()
+
+    def _write(self, op: Op, memory: Memory, places: Array, values: Array, active: Array | None) -> None:
+        if not memory.flat.flags.writeable:
+            raise fault(f"{op.opcode} to {memory.label}, which is read-only", op.span)
+        shape = np.broadcast_shapes(places.shape, values.shape, () if active is None else active.shape)
+        places, values = np.broadcast_to(places, shape), np.broadcast_to(values, shape)
+        if active is not None:
+            wanted = np.broadcast_to(active, shape)
+            places, values = places[wanted], values[wanted]
+        memory.write(places, values)
+        self.changes += 1
+
+    def _atomic(self, op: Op, frame: Frame) -> Results:
+        kind = str(op.attrs["kind"])
+        rank = tile_rank(op.result.type)
+        memory, places, active = self.places(op, frame, rank, None)
+        operands = [frame.get(v) for v in op.operands[1 + len(memory.shape) :]]
+        self._check_written(op, frame, memory, places, active)
+        # Each lane does its own access, even where all lanes do the same.
+        shape = (frame.lanes, *np.broadcast_shapes(places.shape[1:], *(o.shape[1:] for o in operands)))
+        places = np.broadcast_to(places, shape)
+        wanted = np.broadcast_to(np.True_ if active is None else active, shape)
+        chosen = places[wanted]
+        before = memory.flat[chosen]
+        old = np.zeros(shape, memory.dtype.numpy)
+        old[wanted] = update(kind, memory, chosen, [np.broadcast_to(o, shape)[wanted] for o in operands])
+        self.changes += int(not np.array_equal(before, memory.flat[chosen]))
+        return (old,)
+
+    # -- asynchronous copies --------------------------------------------------------------------------------------
+
+    def _async_load(self, op: Op, frame: Frame) -> Results:
+        """Note the copy; what is at the target is undefined until the wait. Elements past the source's end become 0."""
+        target, source = (self.memories[v] for v in op.operands[:2])
+        lead = len(source.shape) - len(target.shape)
+        indices: list[Array] = []
+        inside = np.ones((1,) * (len(target.shape) + 1), np.bool_)
+        for axis, operand in enumerate(op.operands[2:]):
+            start = align(frame.full(operand).astype(np.int64), len(target.shape))
+            if axis >= lead:
+                extent = target.shape[axis - lead]
+                start = start + np.arange(extent).reshape(
+                    1, *(extent if a == axis - lead else 1 for a in range(len(target.shape)))
+                )
+            valid = (start >= 0) & (start < source.shape[axis])
+            inside = inside & valid
+            indices.append(np.where(valid, start, 0))
+        shape = (frame.lanes, *target.shape)
+        within = np.arange(target.size).reshape(1, *target.shape)
+        owner = self.owner(target, frame)
+        assert owner is not None
+        copy = Copy(
+            source, target, np.broadcast_to(source.offsets(indices, None), shape),
+            np.broadcast_to(within + align(owner, len(target.shape)) * target.size, shape), np.broadcast_to(inside, shape),
+        )  # fmt: skip
+        self.copies.append(copy)
+        target.forget(copy.target_places[frame.active])
+        return ((len(self.copies) << _COPY_BITS) + np.arange(frame.lanes),)
+
+    def _wait(self, op: Op, frame: Frame) -> Results:
+        for operand in op.operands:
+            tokens = frame.full(operand)[frame.active]
+            issues = tokens >> _COPY_BITS
+            for issue in np.unique(issues):
+                copy = self.copies[int(issue) - 1]
+                lanes = tokens[issues == issue] & ((1 << _COPY_BITS) - 1)
+                inside = copy.inside[lanes]
+                found = np.zeros(inside.shape, copy.source.flat.dtype)
+                found[inside] = copy.source.read(copy.source_places[lanes][inside])
+                copy.target.write(copy.target_places[lanes], found)
+                self.changes += 1
+        return ()

@@ -1,0 +1,124 @@
+"""Calling kernels and programs: arguments are checked against their types, sizes bound, outputs and scratch made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tilewright.base.dtypes import from_numpy
+from tilewright.base.errors import UserError
+from tilewright.ir.emulator.loop import LoopMachine
+from tilewright.ir.emulator.memory import new_array
+from tilewright.ir.emulator.scheduler import launch
+from tilewright.ir.emulator.tile import TileMachine
+from tilewright.ir.nodes import Kernel, Stage, Value
+from tilewright.ir.program import Array, Program, ScalarInput
+from tilewright.ir.types import Tensor
+
+Argument = np.ndarray | int | float | bool
+
+
+def run_kernel(kernel: Kernel, arguments: Sequence[Argument], sizes: Mapping[str, int]) -> None:
+    """Run one kernel of any stage; arrays come in parameter order and are written in place."""
+    if len(arguments) != len(kernel.params):
+        raise UserError.at(
+            "TW016", f"kernel {kernel.name} takes {len(kernel.params)} arguments, got {len(arguments)}", kernel.span
+        )
+    missing = [name for name in kernel.size_names if name not in sizes]
+    if missing:
+        raise UserError.at("TW014", f"kernel {kernel.name} needs the sizes {', '.join(missing)}", kernel.span)
+    for param, argument in zip(kernel.params, arguments, strict=True):
+        _check_argument(kernel, param, argument, sizes)
+    if kernel.stage is Stage.LOOP:
+        LoopMachine(kernel, sizes).launch(arguments)
+    elif kernel.stage is Stage.TILE:
+        TileMachine(kernel, sizes).launch(arguments)
+    else:
+        launch(kernel, sizes, arguments)
+
+
+def _check_argument(kernel: Kernel, param: Value, argument: Argument, sizes: Mapping[str, int]) -> None:
+    name = f"argument '{param.name}' of kernel {kernel.name}"
+    if not isinstance(param.type, Tensor):
+        if isinstance(argument, np.ndarray) and argument.size != 1:
+            raise UserError.at(
+                "TW009", f"{name} is a number, got an array of shape {list(argument.shape)}", kernel.span
+            )
+        return
+    if not isinstance(argument, np.ndarray):
+        raise UserError.at("TW009", f"{name} is an array, got {argument!r}", kernel.span)
+    dtype = param.type.dtype
+    if argument.dtype != dtype.numpy:
+        raise UserError.at(
+            "TW009", f"{name} has dtype {dtype}, got {from_numpy(argument.dtype) or argument.dtype}", kernel.span
+        )
+    shape = tuple(s.evaluate(sizes) for s in param.type.shape)
+    if argument.shape != shape:
+        raise UserError.at("TW004", f"{name} has shape {list(shape)}, got {list(argument.shape)}", kernel.span)
+    strides = tuple(s.evaluate(sizes) for s in param.type.strides)
+    actual = tuple(s // argument.itemsize for s in argument.strides)
+    # The stride of an axis of one element is never used.
+    if argument.size and any(e > 1 and s != a for e, s, a in zip(shape, strides, actual, strict=True)):
+        raise UserError.at("TW004", f"{name} has strides {list(strides)}, got {list(actual)}", kernel.span)
+
+
+def run_program(
+    program: Program, inputs: Mapping[str, Argument], outputs: Mapping[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
+    """Run a program's calls in order; outputs not given are made. Gives all outputs by name."""
+    values: dict[str, Argument] = {}
+    for wanted in program.inputs:
+        if wanted.name not in inputs:
+            raise UserError.at("TW008", f"missing input '{wanted.name}' of {program.name}", program.span)
+        value = inputs[wanted.name]
+        if isinstance(wanted, Array):
+            value = np.asarray(value)
+            if value.ndim != wanted.type.rank:
+                raise UserError.at(
+                    "TW003", f"input '{wanted.name}' has rank {wanted.type.rank}, got {value.ndim}", program.span
+                )
+        elif isinstance(wanted, ScalarInput) and isinstance(value, np.generic):
+            value = value.item()
+        values[wanted.name] = value
+    sizes = _bind(program, values)
+    for array in program.outputs:
+        given = (outputs or {}).get(array.name)
+        values[array.name] = new_array(array.type, sizes) if given is None else given
+    sizes = _bind(program, values)
+    _check_sizes(program, values, sizes)
+    for array in program.scratch:
+        values[array.name] = new_array(array.type, sizes)
+    for call in program.calls:
+        run_kernel(call.kernel, [values[name] for name in call.args], sizes)
+    results: dict[str, np.ndarray] = {}
+    for array in program.outputs:
+        result = values[array.name]
+        assert isinstance(result, np.ndarray)
+        results[array.name] = result
+    return results
+
+
+def _bind(program: Program, values: Mapping[str, Argument]) -> dict[str, int]:
+    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    shapes = {name: array.shape for name, array in arrays.items()}
+    strides = {name: tuple(s // array.itemsize for s in array.strides) for name, array in arrays.items()}
+    return program.sizes(shapes, strides)
+
+
+def _check_sizes(program: Program, values: Mapping[str, Argument], sizes: Mapping[str, int]) -> None:
+    for array, axis, extent in program.axis_checks():
+        value = values[array.name]
+        assert isinstance(value, np.ndarray)
+        wanted = extent.evaluate(sizes)
+        if value.shape[axis] != wanted:
+            raise UserError.at(
+                "TW004",
+                f"'{array.name}' has extent {value.shape[axis]} on axis {axis}, expected {extent} = {wanted}",
+                program.span,
+            )
+    for check in program.checks:
+        left, right = check.left.evaluate(sizes), check.right.evaluate(sizes)
+        holds = {"eq": left == right, "le": left <= right, "lt": left < right}[check.relation]
+        if not holds:
+            raise UserError.at(check.code, check.message.format(left=left, right=right), check.span)

@@ -1,0 +1,175 @@
+"""Runs the warps of thread-stage blocks until all are done: barriers, forks, and finding out that nobody can go on.
+
+A `Team` is some blocks that run together: a tree of tasks, each one generator over a frame of warps. A task goes until it
+waits at a barrier, forks, pauses or ends. A barrier opens for a block when all its warps have arrived. Teams of a kernel that
+watches memory are started one after another and take turns from then on, so that a block can wait for any other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+
+import numpy as np
+
+from tilewright.base.errors import UserError
+from tilewright.base.source import Span
+from tilewright.ir.emulator.frames import BLOCK, LANE, Frame
+from tilewright.ir.emulator.machine import Barrier, Event, Fork, Pause, Results, Steps
+from tilewright.ir.emulator.memory import fault
+from tilewright.ir.emulator.thread import WARP, ThreadMachine, Waits, by_warp, warps_with
+from tilewright.ir.nodes import Kernel
+
+Array = np.ndarray
+PATIENCE = 10_000
+"""Rounds in which every warp only watches memory and nothing changes, before we call it a deadlock."""
+
+
+class Task:
+    """Some warps on their way through a region."""
+
+    def __init__(self, frame: Frame, steps: Steps, parent: Task | None = None) -> None:
+        self.frame = frame
+        self.steps = steps
+        self.parent = parent
+        self.event: Event | None = None
+        self.children: list[Task] = []
+        self.results: Results | None = None
+
+    def warps(self) -> Array:
+        """Numbers of its warps that have an active thread, over all blocks of the team."""
+        active = warps_with(self.frame.active)
+        numbers: Array = by_warp(self.frame.full(LANE))[active, 0] // WARP
+        return numbers
+
+
+class Team:
+    """The tasks of one machine's blocks."""
+
+    def __init__(self, machine: ThreadMachine) -> None:
+        self.machine = machine
+        self.root = Task(machine.root, machine.run(machine.kernel.body, machine.root))
+        self.ready: deque[Task] = deque([self.root])
+        self.waiting: list[Task] = []
+
+    def run(self) -> Iterator[None]:
+        """Goes until all warps are done; hands out control after a round in which they only watched memory."""
+        while self.root.results is None:
+            watched = self.machine.changes
+            moved = False
+            for _ in range(len(self.ready)):
+                task = self.ready.popleft()
+                self._advance(task)
+                moved = moved or not isinstance(task.event, Pause)
+            moved = self._open_barriers() or moved
+            if not self.ready and self.root.results is None:
+                raise self.deadlock()
+            if not moved and self.machine.changes == watched:
+                yield
+
+    def _advance(self, task: Task) -> None:
+        parts = tuple(child.results or () for child in task.children)
+        first = task.event is None
+        task.event, task.children = None, []
+        try:
+            event = next(task.steps) if first else task.steps.send(parts)
+        except StopIteration as stop:
+            results: Results = stop.value
+            task.results = results
+            parent = task.parent
+            if parent is not None and all(child.results is not None for child in parent.children):
+                self.ready.append(parent)
+            return
+        task.event = event
+        if isinstance(event, Barrier):
+            self.waiting.append(task)
+        elif isinstance(event, Fork):
+            task.children = [Task(frame, steps, task) for frame, steps in event.children]
+            self.ready.extend(task.children)
+        else:
+            self.ready.append(task)
+
+    def _complete(self) -> Array:
+        """Of each block, whether all its warps wait at a barrier."""
+        arrived = np.zeros(self.machine.blocks * self.machine.warps, np.bool_)
+        for task in self.waiting:
+            arrived[task.warps()] = True
+        complete: Array = np.logical_and.reduce(arrived.reshape(-1, self.machine.warps), axis=1)
+        return complete
+
+    def _open_barriers(self) -> bool:
+        if not self.waiting:
+            return False
+        complete = self._complete()
+        still: list[Task] = []
+        before = len(self.waiting)
+        for task in self.waiting:
+            opens = complete[task.warps() // self.machine.warps].all()
+            (self.ready if opens else still).append(task)
+        self.waiting = still
+        return len(still) < before
+
+    # -- when nobody can go on ------------------------------------------------------------------------------------
+
+    def _tasks(self, task: Task) -> Iterator[Task]:
+        yield task
+        for child in task.children:
+            yield from self._tasks(child)
+
+    def deadlock(self) -> UserError:
+        """The error that says where each warp of the first stuck block waits."""
+        where: dict[int, str] = {}
+        span: Span | None = None
+        for task in self._tasks(self.root):
+            if task.results is not None or task.event is None:
+                continue
+            if isinstance(task.event, Fork):
+                op = task.event.op
+                text = f"for other warps at the end of the `{op.opcode}` at {op.span.place()}"
+            else:
+                span = span or task.event.span
+                kind = "at the barrier" if isinstance(task.event, Barrier) else "for memory to change in the loop"
+                text = f"{kind} at {task.event.span.place()}"
+            where.update(dict.fromkeys((int(w) for w in task.warps()), text))
+        per_block = self.machine.warps
+        block = min(where) // per_block
+        for stuck in np.flatnonzero(~self._complete()):
+            if any(w // per_block == stuck for w in where):
+                block = int(stuck)
+                break
+        lines = [f"warp {w % per_block} waits {text}" for w, text in sorted(where.items()) if w // per_block == block]
+        first_block = int(self.machine.root.values[BLOCK][0])
+        return fault(
+            f"deadlock in {self.machine.block_text(first_block + block)}: " + "; ".join(lines),
+            span or self.machine.kernel.span,
+        )
+
+
+def launch(kernel: Kernel, sizes: Mapping[str, int], arguments: Sequence[Array | int | float | bool]) -> None:
+    """Run a thread-stage kernel."""
+    waits = Waits.of(kernel)
+    total = prod(max(0, s.evaluate(sizes)) for s in kernel.grid)
+    at_once = waits.blocks_at_once(-(-kernel.threads // WARP) * WARP)
+    pending = deque((first, min(at_once, total - first)) for first in range(0, total, at_once))
+    active: list[tuple[Team, Iterator[None]]] = []
+    idle = 0
+    while pending or active:
+        changes = sum(team.machine.changes for team, _ in active)
+        finished = [pair for pair in active if next(pair[1], True) is True]
+        if finished:
+            active = [pair for pair in active if pair not in finished]
+            idle = 0
+        elif pending:
+            first, blocks = pending.popleft()
+            machine = ThreadMachine(kernel, sizes, waits, first, blocks)
+            for param, argument in zip(kernel.params, arguments, strict=True):
+                machine.bind(param, argument, machine.root)
+            team = Team(machine)
+            active.append((team, team.run()))
+        elif sum(team.machine.changes for team, _ in active) == changes:
+            idle += 1
+            if idle > PATIENCE:
+                raise active[0][0].deadlock()
+        else:
+            idle = 0

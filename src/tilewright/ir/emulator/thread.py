@@ -1,0 +1,297 @@
+"""The thread stage: lanes are threads, in warps of 32.
+
+Warps at one place of the kernel run together as one frame. Threads of a warp that part ways run under masks. Where whole warps
+part ways and one of them may have to wait for another (a barrier, or a loop that watches memory others write), the frame is
+split, the parts run on their own and come together at the end of the region. Waiting is handing an event to the scheduler.
+Blocks do not see one another's shared memory, so many blocks run in one frame, unless the kernel watches memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from tilewright.ir.emulator.frames import BLOCK, EXISTS, LANE, SLOT, THREAD, Frame
+from tilewright.ir.emulator.machine import Barrier, Fork, Machine, Pause, Results, Steps, advance
+from tilewright.ir.emulator.memory import Memory, fault
+from tilewright.ir.nodes import Kernel, Op, walk
+from tilewright.ir.types import Tensor
+
+Array = np.ndarray
+WARP = 32
+LANES = 1 << 18
+"""Most threads run together."""
+ALLOCATED = 1 << 26
+"""Most bytes of shared and local memory at one time."""
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Where warps of a kernel can have to wait for one another."""
+
+    polling: frozenset[Op]
+    """`while` ops that read memory the kernel writes: they may wait for another warp's write."""
+    blocking: frozenset[Op]
+    """Ops with a region that holds a barrier or a polling loop, and the polling loops themselves."""
+    allocated: int
+    """Bytes of shared and local memory of one block."""
+
+    @staticmethod
+    def of(kernel: Kernel) -> Waits:
+        ops = list(walk(kernel.body))
+        written = {op.operands[0] for op in ops if op.opcode in ("store", "atomic")}
+        polling = {
+            op for op in ops if op.opcode == "while" and any(
+                inner.opcode == "atomic" or (inner.opcode == "load" and inner.operands[0] in written)
+                for region in op.regions for inner in walk(region)
+            )
+        }  # fmt: skip
+        blocking = set(polling)
+        for op in ops:
+            inside = [inner for region in op.regions for inner in walk(region)]
+            if any(inner.opcode == "barrier" or inner in polling for inner in inside):
+                blocking.add(op)
+        allocated = 0
+        for op in ops:
+            if op.opcode == "alloc" and isinstance(op.result.type, Tensor):
+                elements = prod(s.evaluate({}) for s in op.result.type.shape)
+                copies = kernel.threads if op.result.type.space == "local" else 1
+                allocated += elements * copies * op.result.type.dtype.itemsize
+        return Waits(frozenset(polling), frozenset(blocking), allocated)
+
+    def blocks_at_once(self, threads: int) -> int:
+        if self.polling:
+            return 1
+        return max(1, min(LANES // threads, ALLOCATED // max(1, self.allocated)))
+
+
+def pick(array: Array, select: Array) -> Array:
+    """The lanes `select` of a value."""
+    return array if array.shape[0] == 1 else array[select]
+
+
+def place(values: Results, select: Array, parts: Results, lanes: int) -> Results:
+    """`values` with the lanes `select` replaced."""
+    results: list[Array] = []
+    for value, part in zip(values, parts, strict=True):
+        full = np.array(np.broadcast_to(value, (lanes, *part.shape[1:])))
+        full[select] = part
+        results.append(full)
+    return tuple(results)
+
+
+def by_warp(lanes: Array) -> Array:
+    return lanes.reshape(-1, WARP)
+
+
+def warps_with(lanes: Array) -> Array:
+    """Which warps have one of these lanes."""
+    found: Array = np.logical_or.reduce(by_warp(lanes), axis=1)
+    return found
+
+
+def lanes_of(warps: Array) -> Array:
+    """The lanes of the warps where `warps` holds."""
+    return (np.flatnonzero(warps)[:, None] * WARP + np.arange(WARP)).reshape(-1)
+
+
+class ThreadMachine(Machine):
+    """Runs blocks `first` to `first + blocks` of the grid."""
+
+    def __init__(self, kernel: Kernel, sizes: Mapping[str, int], waits: Waits, first: int, blocks: int) -> None:
+        super().__init__(kernel, sizes)
+        self.waits = waits
+        self.blocks = blocks
+        self.warps = -(-kernel.threads // WARP)
+        """Warps of one block."""
+        lanes = blocks * self.warps * WARP
+        number = np.arange(lanes)
+        thread = number % (self.warps * WARP)
+        exists = thread < kernel.threads
+        self.root = Frame(lanes, None if exists.all() else exists)
+        slot = number // (self.warps * WARP)
+        self.root.values |= {LANE: number, SLOT: slot, BLOCK: first + slot, THREAD: thread, EXISTS: exists}
+        self.simple |= {
+            "thread_id": self._thread_id, "alloc": self._alloc, "shuffle": self._shuffle, "vote": self._vote,
+            "warp_sync": self._nothing, "fence": self._nothing, "extract": self._extract, "pack": self._pack,
+        }  # fmt: skip
+        self.control["barrier"] = self._barrier
+
+    def describe(self, frame: Frame, lane: int) -> str:
+        return f"{self.block_text(int(frame.full(BLOCK)[lane]))}, thread {int(frame.full(THREAD)[lane])}"
+
+    # -- ways that part -------------------------------------------------------------------------------------------
+
+    def if_(self, op: Op, frame: Frame) -> Steps:
+        if op not in self.waits.blocking:
+            return (yield from super().if_(op, frame))
+        condition = frame.full(op.operands[0])
+        one_side = warps_with(condition & frame.active)
+        other_side = warps_with(~condition & frame.active)
+        groups = [one_side & ~other_side, other_side & ~one_side, one_side & other_side]
+        groups = [g for g in groups if g.any()]
+        if len(groups) == 1:
+            return (yield from super().if_(op, frame))
+        children = [self._child(frame, lanes_of(group), frame.mask) for group in groups]
+        parts = yield Fork(op, tuple((child, self.if_(op, child)) for child in children))
+        results: Results = tuple(np.zeros((1, *part.shape[1:]), part.dtype) for part in parts[0])
+        for child, part in zip(children, parts, strict=True):
+            assert child.select is not None
+            results = place(results, child.select, part, frame.lanes)
+        return results
+
+    def _child(self, frame: Frame, select: Array, mask: Array | None) -> Frame:
+        return frame.child(select, None if mask is None else mask[select])
+
+    def for_from(self, op: Op, frame: Frame, index: Array, high: Array, step: Array, carried: Results) -> Steps:
+        if op not in self.waits.blocking:
+            return (yield from super().for_from(op, frame, index, high, step, carried))
+        (region,) = op.regions
+        while True:
+            goes_on = np.where(step > 0, index < high, index > high)
+            lanes = goes_on & frame.active
+            warps = warps_with(lanes)
+            if not warps.any():
+                return carried
+            if not warps.all():
+                select = lanes_of(warps)
+                child = self._child(frame, select, frame.mask)
+                rest = self.for_from(
+                    op, child, pick(index, select), pick(high, select), pick(step, select),
+                    tuple(pick(c, select) for c in carried),
+                )  # fmt: skip
+                (parts,) = yield Fork(op, ((child, rest),))
+                return place(carried, select, parts, frame.lanes)
+            frame.values.update(zip(region.args, (index, *carried), strict=True))
+            with frame.masked(frame.mask if goes_on.all() else lanes):
+                following = yield from self.run(region, frame)
+            # Values that are the same for all lanes stay so where all lanes go on.
+            carried = following if goes_on.all() else self._update(lanes, following, carried)
+            index = advance(index, step, goes_on)
+
+    @staticmethod
+    def _update(lanes: Array, following: Results, carried: Results) -> Results:
+        select = np.flatnonzero(lanes)
+        return place(carried, select, tuple(pick(f, select) for f in following), len(lanes))
+
+    def while_from(self, op: Op, frame: Frame, carried: Results) -> Steps:
+        if op not in self.waits.blocking:
+            return (yield from super().while_from(op, frame, carried))
+        return (yield from self._while_waiting(op, frame, frame.active, carried, tested=False))
+
+    def _while_waiting(self, op: Op, frame: Frame, active: Array, carried: Results, tested: bool) -> Steps:
+        """A `while` in which warps can wait: split as soon as whole warps are done. `tested`: start with the body."""
+        test, body = op.regions
+        following = carried
+        while True:
+            if not tested:
+                with frame.masked(active):
+                    frame.values.update(zip(test.args, following, strict=True))
+                    condition, *values = yield from self.run(test, frame)
+                carried = self._update(active, tuple(values), carried)
+                active = active & condition
+                warps = warps_with(active)
+                if not warps.any():
+                    return carried
+                if not warps.all():
+                    select = lanes_of(warps)
+                    child = self._child(frame, select, frame.mask)
+                    own = tuple(pick(c, select) for c in carried)
+                    rest = self._while_waiting(op, child, active[select], own, tested=True)
+                    (parts,) = yield Fork(op, ((child, rest),))
+                    return place(carried, select, parts, frame.lanes)
+            tested = False
+            with frame.masked(active):
+                frame.values.update(zip(body.args, carried, strict=True))
+                following = yield from self.run(body, frame)
+            if op in self.waits.polling:
+                yield Pause(op.span)
+
+    def _barrier(self, op: Op, frame: Frame) -> Steps:
+        here, exists = by_warp(frame.active), by_warp(frame.full(EXISTS))
+        apart = here.any(axis=1) & (here != exists).any(axis=1)
+        if apart.any():
+            warp = int(np.argmax(apart))
+            lane = warp * WARP
+            raise fault(
+                f"divergent barrier: only {int(here[warp].sum())} of {int(exists[warp].sum())} threads of warp "
+                f"{int(frame.full(THREAD)[lane]) // WARP} of {self.block_text(int(frame.full(BLOCK)[lane]))} arrive",
+                op.span, "every thread of a block must reach the barrier; move it out of the condition",
+            )  # fmt: skip
+        yield Barrier(op.span)
+        return ()
+
+    # -- ops of one thread ----------------------------------------------------------------------------------------
+
+    def _thread_id(self, op: Op, frame: Frame) -> Results:
+        return (frame.get(THREAD),)
+
+    def _nothing(self, op: Op, frame: Frame) -> Results:
+        """Warps run in step and memory is consistent: there is nothing to order."""
+        return ()
+
+    def _alloc(self, op: Op, frame: Frame) -> Results:
+        """The one allocation of this op: threads that come here later, or again, find the same memory."""
+        if op.result not in self.memories:
+            type_ = op.result.type
+            assert isinstance(type_, Tensor)
+            shape = tuple(s.evaluate({}) for s in type_.shape)
+            owners = self.root.lanes if type_.space == "local" else self.blocks
+            self.memories[op.result] = Memory.allocate(op.result.name, type_, shape, owners)
+        return ()
+
+    def _extract(self, op: Op, frame: Frame) -> Results:
+        lane = op.attrs["lane"]
+        assert isinstance(lane, int)
+        return (frame.get(op.operands[0])[:, lane],)
+
+    def _pack(self, op: Op, frame: Frame) -> Results:
+        return (np.stack(np.broadcast_arrays(*(frame.get(v) for v in op.operands)), axis=-1),)
+
+    # -- ops of a warp --------------------------------------------------------------------------------------------
+
+    def _shuffle(self, op: Op, frame: Frame) -> Results:
+        width = op.attrs.get("width", WARP)
+        assert isinstance(width, int)
+        value = by_warp(frame.full(op.operands[0]))
+        operand = by_warp(frame.full(op.operands[1]).astype(np.int64)) & (WARP - 1)
+        lane = np.arange(WARP)[None, :]
+        lowest = lane & ~(width - 1)
+        highest = lowest + width - 1
+        mode = op.attrs["mode"]
+        if mode == "idx":
+            source = lowest | (operand & (width - 1))
+        elif mode == "up":
+            source = np.where(lane - operand < lowest, lane, lane - operand)
+        elif mode == "down":
+            source = np.where(lane + operand > highest, lane, lane + operand)
+        else:
+            source = np.where(lane ^ operand > highest, lane, lane ^ operand)
+        source = np.broadcast_to(source, value.shape)
+        active = by_warp(frame.active)
+        bad = active & ~np.take_along_axis(active, source, axis=1)
+        if bad.any():
+            wrong = source.reshape(-1)
+            raise self._fail_at(
+                op,
+                frame,
+                bad.reshape(-1),
+                lambda p: f"shuffle reads lane {int(wrong[p])} of its warp, which is not active",
+            )
+        return (np.take_along_axis(value, source, axis=1).reshape(-1),)
+
+    def _vote(self, op: Op, frame: Frame) -> Results:
+        active = by_warp(frame.active)
+        votes = by_warp(frame.full(op.operands[0]))
+        mode = op.attrs["mode"]
+        if mode == "ballot":
+            bits = np.where(votes & active, np.uint32(1) << np.arange(WARP, dtype=np.uint32), np.uint32(0))
+            result = np.bitwise_or.reduce(bits, axis=1)
+        elif mode == "any":
+            result = (votes & active).any(axis=1)
+        else:
+            result = (votes | ~active).all(axis=1)
+        return (np.repeat(result, WARP),)

@@ -1,0 +1,540 @@
+"""Loop stage -> tile stage: what one block of the grid computes.
+
+In: a loop-stage kernel and its schedule. Out: a tile-stage kernel. Each parallel index becomes a scalar of the block or a
+tile of indices; every value becomes a tile of the shape it depends on, so work that does not vary along an axis is done
+once. Reductions are carried in tiles and combined across the tile at their end. Conditions that vary inside a tile become
+masks and selects; uniform ones stay control flow.
+
+Edges: on a GPU a block that is not full runs a masked twin of its code; on a CPU a block walks its chunk in full tiles and
+finishes element by element, so that no masked access exists there.
+
+    parallel %n (%i) { %v = load %x, %i; … }            tiles=(1024,)
+    -> grid [ceildiv(n, 1024)]:  %lo = program_id * 1024
+       if %lo + 1024 <= n { %i = %lo + iota; %v = load %x, %i : tile<f32, [1024]> … } else { the same, masked }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from tilewright.analysis.affine import analyse
+from tilewright.base.dtypes import i64, u32
+from tilewright.base.sizes import ONE, Size, ceildiv
+from tilewright.base.target import Target
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
+from tilewright.ir.rewrite import clone_ops
+from tilewright.ir.types import INDEX, Tile, dtype_of
+from tilewright.passes.combine import combine, identities
+from tilewright.passes.schedule import Schedule, nest_of
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Mask:
+    """A condition under which code runs. `edge` conditions guard an axis: accesses that do not use the axis ignore them."""
+
+    value: Value
+    edge: bool
+
+
+def lower_loops(kernel: Kernel, schedule: Schedule, target: Target) -> Kernel:
+    """The tile-stage kernel."""
+    return _Lowering(kernel, schedule, target).run()
+
+
+def _shape(value: Value) -> Shape:
+    return value.type.shape if isinstance(value.type, Tile) else ()
+
+
+def _join(*shapes: Shape) -> Shape:
+    """The shape that holds all of them; () is a scalar."""
+    result: Shape = ()
+    for shape in shapes:
+        if shape:
+            result = tuple(max(a, b) for a, b in zip(result, shape, strict=True)) if result else shape
+    return result
+
+
+class _Lowering:
+    def __init__(self, kernel: Kernel, schedule: Schedule, target: Target) -> None:
+        self.kernel, self.schedule, self.target = kernel, schedule, target
+        self.nest = nest_of(kernel)
+        self.forms = analyse(kernel)
+        self.region = self.nest.parallel.regions[0]
+        self.tiled = [p for p, t in enumerate(schedule.tiles) if t > 1]
+        self.rank = len(self.tiled) + (1 if schedule.reduce_tile > 1 else 0)
+        self.reduce_position = self.rank - 1 if schedule.reduce_tile > 1 else None
+        self.inside_reduction = False
+
+    # -- the whole kernel ---------------------------------------------------------------------------------------
+
+    def run(self) -> Kernel:
+        b = Builder(self.kernel.span)
+        env: dict[Value, Value] = {p: p for p in self.kernel.params}
+        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], env)
+        if self.target.is_gpu:
+            blocks = self._gpu(b, env)
+        else:
+            blocks = self._cpu(b, env)
+        attrs = dict(self.kernel.attrs)
+        attrs["schedule"] = self.schedule.describe()
+        return replace(
+            self.kernel, stage=Stage.TILE, body=Block((), tuple(b.ops)), grid=(blocks,), attrs=MappingProxyType(attrs)
+        )
+
+    def _block_indices(self, b: Builder, steps: Sequence[int]) -> tuple[Size, list[Value]]:
+        """The number of blocks when index p advances by steps[p] per block, and this block's first index along each."""
+        counts = [ceildiv(extent, step) for extent, step in zip(self.nest.extents, steps, strict=True)]
+        blocks = ONE
+        for count in counts:
+            blocks = blocks * count
+        pid = b.op("program_id", axis=0)
+        if len(counts) == 1:
+            positions = [pid]
+        else:
+            # Block numbers fit 32 bits, where division is cheap.
+            positions = []
+            rest = b.cast(pid, u32)
+            for position in reversed(range(len(counts))):
+                if position == 0 or all(c == ONE for c in counts[:position]):
+                    positions.append(b.cast(rest, i64))
+                    positions += [b.index(0)] * position
+                    break
+                count = b.cast(b.index(counts[position]), u32)
+                quotient = b.op("floordiv", rest, count)
+                positions.append(b.cast(b.sub(rest, b.mul(quotient, count)), i64))
+                rest = quotient
+            positions.reverse()
+        starts = [p if s == 1 else b.mul(p, b.index(s)) for p, s in zip(positions, steps, strict=True)]
+        return blocks, starts
+
+    def _gpu(self, b: Builder, env: dict[Value, Value]) -> Size:
+        tiles = self.schedule.tiles
+        blocks, starts = self._block_indices(b, tiles)
+        extents = [b.index(e) for e in self.nest.extents]
+        full: Value | None = None
+        for p in self.tiled:
+            if self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts):
+                continue
+            inside = b.op("le", b.add(starts[p], b.index(tiles[p])), extents[p])
+            full = inside if full is None else b.logical_and(full, inside)
+
+        def body(inner: Builder, masked: bool) -> list[Value]:
+            local, masks = dict(env), []
+            for p, index in enumerate(self.region.args):
+                if tiles[p] == 1:
+                    local[index] = starts[p]
+                    continue
+                local[index] = self._index_tile(inner, starts[p], self.tiled.index(p), tiles[p])
+                if masked and not self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts):
+                    limit = inner.like(extents[p], local[index])
+                    masks.append(_Mask(inner.op("lt", local[index], limit), edge=True))
+            self._ops(inner, self.region.ops, local, masks)
+            return []
+
+        if full is None:
+            body(b, False)
+        else:
+            b.if_(full, lambda inner: body(inner, False), lambda inner: body(inner, True))
+        return blocks
+
+    def _cpu(self, b: Builder, env: dict[Value, Value]) -> Size:
+        axis = self.schedule.vector_index
+        steps = [1] * len(self.schedule.tiles)
+        if axis >= 0 and self.tiled:
+            steps[axis] = self.schedule.chunk
+        blocks, starts = self._block_indices(b, steps)
+
+        def body(inner: Builder, index: Value | None) -> list[Value]:
+            local = dict(env)
+            for p, arg in enumerate(self.region.args):
+                local[arg] = index if index is not None and p == axis else starts[p]
+            self._ops(inner, self.region.ops, local, [])
+            return []
+
+        if not self.tiled:
+            body(b, None)
+            return blocks
+        tile = self.schedule.tiles[axis]
+        low = starts[axis]
+        high = b.op("min", b.add(low, b.index(self.schedule.chunk)), b.index(self.nest.extents[axis]))
+        whole = b.op("floordiv", b.sub(high, low), b.index(tile))
+        middle = b.add(low, b.mul(whole, b.index(tile)))
+        b.for_(low, middle, b.index(tile), [], lambda inner, i: body(inner, self._index_tile(inner, i, 0, tile)))
+        b.for_(middle, high, b.index(1), [], body)
+        return blocks
+
+    def _index_tile(self, b: Builder, start: Value, position: int, extent: int) -> Value:
+        """`start + 0, 1, 2…` along a tile axis."""
+        shape = tuple(extent if a == position else 1 for a in range(self.rank))
+        iota = b.op("iota", shape=shape, axis=position)
+        return b.add(b.op("broadcast", start, shape=shape), iota)
+
+    # -- one body -----------------------------------------------------------------------------------------------
+
+    def _ops(self, b: Builder, ops: Sequence[Op], env: dict[Value, Value], masks: list[_Mask]) -> tuple[Value, ...]:
+        """Lower ops in order; returns what the block yields."""
+        for op in ops:
+            with b.at(op.span):
+                if op.opcode == "yield":
+                    return tuple(env[v] for v in op.operands)
+                results = self._op(b, op, env, masks)
+                env.update(zip(op.results, results, strict=True))
+        return ()
+
+    def _op(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[_Mask]) -> Sequence[Value]:
+        operands = [env[v] for v in op.operands]
+        if op.opcode == "load":
+            return [self._load(b, operands, masks)]
+        if op.opcode == "store":
+            self._store(b, operands, masks)
+            return []
+        if op.opcode == "if":
+            return self._if(b, op, operands[0], env, masks)
+        if op.opcode == "for":
+            return self._for(b, op, operands, env, masks)
+        if op.opcode == "reduce":
+            return self._reduce(b, op, operands, env, masks)
+        if op.opcode in ("parallel", "while"):
+            from tilewright.base.errors import UserError
+
+            raise UserError.at("TW005", f"a nested {op.opcode} is not supported inside a parallel loop", op.span)
+        shape = _join(*(_shape(v) for v in operands))
+        return b.multi(op.opcode, *(self._widen(b, v, shape) for v in operands), **op.attrs)
+
+    def _widen(self, b: Builder, value: Value, shape: Shape) -> Value:
+        return value if _shape(value) == shape or not shape else b.op("broadcast", value, shape=shape)
+
+    def _mask_for(self, b: Builder, shape: Shape, masks: list[_Mask]) -> tuple[Shape, Value | None]:
+        """The condition an access of that shape runs under, and the shape it then has."""
+        relevant: list[Value] = []
+        for mask in masks:
+            mine = _shape(mask.value)
+            if mask.edge and not (shape and all(m == 1 or s > 1 for m, s in zip(mine, shape, strict=True))):
+                continue
+            relevant.append(mask.value)
+        if not relevant:
+            return shape, None
+        shape = _join(shape, *(_shape(v) for v in relevant))
+        total = self._widen(b, relevant[0], shape)
+        for value in relevant[1:]:
+            total = b.logical_and(total, self._widen(b, value, shape))
+        return shape, total
+
+    def _load(self, b: Builder, operands: Sequence[Value], masks: list[_Mask]) -> Value:
+        memory, indices = operands[0], list(operands[1:])
+        shape = _join(*(_shape(v) for v in indices))
+        if not indices:
+            return b.op("load", memory)
+        access, mask = self._mask_for(b, shape, masks)
+        if mask is None:
+            return b.op("load", memory, *indices)
+        if access != shape:
+            indices[0] = self._widen(b, indices[0], access)
+        return b.op("load", memory, *indices, mask, masked=True)
+
+    def _store(self, b: Builder, operands: Sequence[Value], masks: list[_Mask]) -> None:
+        memory, indices, value = operands[0], list(operands[1:-1]), operands[-1]
+        shape = _join(*(_shape(v) for v in indices))
+        if not shape and _shape(value):
+            # All indices are scalars of the block: the value is a tile of one element.
+            value = self._item(b, value)
+        access, mask = self._mask_for(b, shape, masks)
+        if shape and access != shape:
+            indices[0] = self._widen(b, indices[0], access)
+        value = self._widen(b, value, access)
+        if mask is None:
+            b.multi("store", memory, *indices, value)
+        elif not access:
+            b.if_(mask, lambda inner: inner.multi("store", memory, *indices, value), lambda inner: [])
+        else:
+            b.multi("store", memory, *indices, value, mask, masked=True)
+
+    def _item(self, b: Builder, value: Value) -> Value:
+        return b.op("item", value) if isinstance(value.type, Tile) else value
+
+    # -- control flow -------------------------------------------------------------------------------------------
+
+    def _if(self, b: Builder, op: Op, cond: Value, env: dict[Value, Value], masks: list[_Mask]) -> Sequence[Value]:
+        if _shape(cond):
+            then = self._ops(b, op.regions[0].ops, env, [*masks, _Mask(cond, edge=False)])
+            inverse = b.op("not", cond)
+            otherwise = self._ops(b, op.regions[1].ops, env, [*masks, _Mask(inverse, edge=False)])
+            results = []
+            for x, y in zip(then, otherwise, strict=True):
+                shape = _join(_shape(cond), _shape(x), _shape(y))
+                results.append(b.select(*(self._widen(b, v, shape) for v in (cond, x, y))))
+            return results
+        builders = [Builder(b.span), Builder(b.span)]
+        yields = [self._ops(inner, r.ops, dict(env), masks) for inner, r in zip(builders, op.regions, strict=True)]
+        shapes = [_join(_shape(x), _shape(y)) for x, y in zip(*yields, strict=True)]
+        for inner, values in zip(builders, yields, strict=True):
+            inner.multi("yield", *(self._widen(inner, v, s) for v, s in zip(values, shapes, strict=True)))
+        types = [v.type for v in builders[0].ops[-1].operands]
+        blocks = tuple(Block((), tuple(inner.ops)) for inner in builders)
+        return b.append(Op("if", (cond,), tuple(Value(t) for t in types), regions=blocks, span=b.span))
+
+    def _for(
+        self, b: Builder, op: Op, operands: Sequence[Value], env: dict[Value, Value], masks: list[_Mask]
+    ) -> Sequence[Value]:
+        low, high, step, *init = operands
+        varying = _join(_shape(low), _shape(high))
+
+        def body(inner: Builder, index: Value, *carried: Value) -> Sequence[Value]:
+            local = dict(env)
+            local[op.regions[0].args[0]] = index
+            local.update(zip(op.regions[0].args[1:], carried, strict=True))
+            if not varying:
+                return self._ops(inner, op.regions[0].ops, local, masks)
+            # Bounds differ inside the tile: walk the common range and mask what lies outside one's own.
+            wide = self._widen(inner, index, varying)
+            active = inner.logical_and(
+                inner.op("ge", wide, self._widen(inner, low, varying)), inner.op("lt", wide, self._widen(inner, high, varying))
+            )
+            values = self._ops(inner, op.regions[0].ops, local, [*masks, _Mask(active, edge=False)])
+            kept = []
+            for new, old in zip(values, carried, strict=True):
+                shape = _join(varying, _shape(new), _shape(old))
+                kept.append(inner.select(*(self._widen(inner, v, shape) for v in (active, new, old))))
+            return kept
+
+        if varying:
+            bounds = self._extreme(b, "min", low), self._extreme(b, "max", high)
+        else:
+            bounds = low, high
+        return self._carried(b, bounds[0], bounds[1], self._item(b, step), init, body, op)
+
+    def _extreme(self, b: Builder, kind: str, value: Value) -> Value:
+        if not _shape(value):
+            return value
+        for axis in range(self.rank):
+            value = b.op("reduce_tile", value, kind=kind, axis=axis)
+        return b.op("item", value)
+
+    def _carried(
+        self, b: Builder, low: Value, high: Value, step: Value, init: Sequence[Value], body: Callable[..., Sequence[Value]],
+        op: Op,
+    ) -> tuple[Value, ...]:  # fmt: skip
+        """A serial loop whose carried values may grow from scalars to tiles: widen them until the shapes hold still."""
+        attrs = {k: v for k, v in op.attrs.items() if k in ("unroll", "stages")}
+        current = list(init)
+        while True:
+            shapes = [_shape(v) for v in current]
+            trial = Builder(b.span)
+            values = body(trial, Value(INDEX), *(Value(v.type) for v in current))
+            grown = [_join(s, _shape(v)) for s, v in zip(shapes, values, strict=True)]
+            if grown == shapes:
+                break
+            current = [self._widen(b, v, s) for v, s in zip(current, grown, strict=True)]
+
+        def widened(inner: Builder, index: Value, *carried: Value) -> list[Value]:
+            values = body(inner, index, *carried)
+            return [self._widen(inner, v, _shape(c)) for v, c in zip(values, carried, strict=True)]
+
+        return b.for_(low, high, step, current, widened, name="k", **attrs)
+
+    # -- reductions ---------------------------------------------------------------------------------------------
+
+    def _reduce(
+        self, b: Builder, op: Op, operands: Sequence[Value], env: dict[Value, Value], masks: list[_Mask]
+    ) -> Sequence[Value]:
+        kind = str(op.attrs["kind"])
+        dtypes = [dtype_of(r.type) for r in op.results]
+        start = [b.const(v, d) for v, d in zip(identities(kind, dtypes), dtypes, strict=True)]
+        tiled = self.reduce_position is not None and not self.inside_reduction and bool(operands)
+        was_inside, self.inside_reduction = self.inside_reduction, True
+        try:
+            return self._reduce_dimension(b, op, kind, operands, 0, env, masks, start, tiled)
+        finally:
+            self.inside_reduction = was_inside
+
+    def _reduce_dimension(
+        self, b: Builder, op: Op, kind: str, extents: Sequence[Value], dimension: int, env: dict[Value, Value],
+        masks: list[_Mask], start: Sequence[Value], tiled: bool,
+    ) -> Sequence[Value]:  # fmt: skip
+        """Combine over dimensions `dimension`… into `start`: serial loops outside, the innermost tiled when asked."""
+        last = dimension == len(extents) - 1
+        if last and tiled:
+            return self._reduce_tiled(b, op, kind, extents[-1], env, masks, start)
+        zero, one = b.index(0), b.index(1)
+
+        def body(inner: Builder, index: Value, *carried: Value) -> Sequence[Value]:
+            env[op.regions[0].args[dimension]] = index
+            if last:
+                values = self._ops(inner, op.regions[0].ops, dict(env), masks)
+                return self._combine(inner, kind, carried, values)
+            return self._reduce_dimension(inner, op, kind, extents, dimension + 1, env, masks, carried, tiled)
+
+        if not extents:
+            return self._combine(b, kind, start, self._ops(b, op.regions[0].ops, dict(env), masks))
+        extent = extents[dimension]
+        if _shape(extent):
+            return self._ragged(b, op, kind, extents, dimension, env, masks, start)
+        return self._carried(b, zero, extent, one, start, body, op)
+
+    def _ragged(
+        self, b: Builder, op: Op, kind: str, extents: Sequence[Value], dimension: int, env: dict[Value, Value],
+        masks: list[_Mask], start: Sequence[Value],
+    ) -> Sequence[Value]:  # fmt: skip
+        """A serial reduction whose extent differs inside the tile: walk to the longest, masked."""
+        extent = extents[dimension]
+
+        def body(inner: Builder, index: Value, *carried: Value) -> Sequence[Value]:
+            env[op.regions[0].args[dimension]] = index
+            active = inner.op("lt", self._widen(inner, index, _shape(extent)), extent)
+            inner_masks = [*masks, _Mask(active, edge=False)]
+            if dimension == len(extents) - 1:
+                values = self._ops(inner, op.regions[0].ops, dict(env), inner_masks)
+                new = self._combine(inner, kind, carried, values)
+            else:
+                new = self._reduce_dimension(inner, op, kind, extents, dimension + 1, env, inner_masks, carried, False)
+            kept = []
+            for value, old in zip(new, carried, strict=True):
+                shape = _join(_shape(active), _shape(value), _shape(old))
+                kept.append(inner.select(*(self._widen(inner, v, shape) for v in (active, value, old))))
+            return kept
+
+        return self._carried(b, b.index(0), self._extreme(b, "max", extent), b.index(1), start, body, op)
+
+    def _combine(self, b: Builder, kind: str, left: Sequence[Value], right: Sequence[Value]) -> tuple[Value, ...]:
+        shape = _join(*(_shape(v) for v in (*left, *right)))
+        return combine(
+            b, kind, [self._widen(b, v, shape) for v in left], [self._widen(b, v, shape) for v in right]
+        )
+
+    def _reduce_tiled(
+        self, b: Builder, op: Op, kind: str, extent: Value, env: dict[Value, Value], masks: list[_Mask], start: Sequence[Value]
+    ) -> Sequence[Value]:
+        position, tile = self.reduce_position, self.schedule.reduce_tile
+        assert position is not None
+        if _shape(extent):
+            return self._ragged(b, op, kind, [extent], 0, {**env}, masks, start)
+        index_arg = op.regions[0].args[-1]
+
+        def step(inner: Builder, first: Value, masked: bool, carried: Sequence[Value]) -> Sequence[Value]:
+            local = dict(env)
+            local[index_arg] = self._index_tile(inner, first, position, tile)
+            edge = []
+            if masked:
+                limit = inner.like(extent, local[index_arg])
+                edge = [_Mask(inner.op("lt", local[index_arg], limit), edge=True)]
+            values = list(self._ops(inner, op.regions[0].ops, local, [*masks, *edge]))
+            shape = _join(*(_shape(v) for v in values), _shape(local[index_arg]))
+            values = [self._widen(inner, v, shape) for v in values]
+            if edge:
+                keep = self._widen(inner, edge[0].value, shape)
+                dtypes = [dtype_of(v.type) for v in values]
+                values = [
+                    inner.select(keep, v, inner.splat(n, v))
+                    for v, n in zip(values, identities(kind, dtypes), strict=True)
+                ]
+            return self._combine(inner, kind, carried, values)
+
+        if self.schedule.block_search and kind.startswith("arg"):
+            return self._search(b, op, kind, extent, env, masks, start)
+        whole = b.mul(b.op("floordiv", extent, b.index(tile)), b.index(tile))
+        sums = self._carried(
+            b, b.index(0), whole, b.index(tile), list(start), lambda inner, k, *c: step(inner, k, False, c), op
+        )
+        shape = self._reduced_shape(b, step, sums, position, tile)
+        sums = tuple(self._widen(b, v, shape) for v in sums)
+        if self.target.is_gpu:
+            remainder = b.op("lt", whole, extent)
+            sums = b.if_(
+                remainder,
+                lambda inner: [self._widen(inner, v, shape) for v in step(inner, whole, True, sums)],
+                lambda inner: list(sums),
+            )
+        results: Sequence[Value] = b.multi("reduce_tile", *sums, kind=kind, axis=position)
+        if all(s == 1 for s in _shape(results[0])):
+            results = [b.op("item", v) for v in results]
+        if self.target.is_gpu:
+            return results
+
+        def scalar(inner: Builder, index: Value, *carried: Value) -> Sequence[Value]:
+            values = self._ops(inner, op.regions[0].ops, {**env, index_arg: index}, masks)
+            return self._combine(inner, kind, carried, values)
+
+        return self._carried(b, whole, extent, b.index(1), list(results), scalar, op)
+
+    def _reduced_shape(
+        self, b: Builder, step: Callable[..., Sequence[Value]], sums: Sequence[Value], position: int, tile: int
+    ) -> Shape:
+        """The shape the accumulators have once a step was taken (the loop may have run no time)."""
+        trial = Builder(b.span)
+        values = step(trial, Value(INDEX), False, [Value(v.type) for v in sums])
+        full = tuple(tile if a == position else 1 for a in range(self.rank))
+        return _join(full, *(_shape(v) for v in (*values, *sums)))
+
+    def _search(
+        self, b: Builder, op: Op, kind: str, extent: Value, env: dict[Value, Value], masks: list[_Mask], start: Sequence[Value]
+    ) -> Sequence[Value]:
+        """argmin/argmax on a CPU: find each run's extreme value at vector speed; look for its place only when it wins.
+
+        `argmax(v) = min{i : v[i] == max(v)}`, run by run.
+        """
+        tile, run = self.schedule.reduce_tile, self.schedule.block_search
+        assert self.reduce_position is not None
+        index_arg = op.regions[0].args[-1]
+        value_kind = kind.removeprefix("arg")
+        dtypes = [dtype_of(r.type) for r in op.results]
+        nothing = identities(kind, dtypes)
+        is_float = dtypes[0].is_float
+        step = self.forms[op.regions[0].yields[1]].factor(index_arg).constant
+        rising = step is not None and step > 0
+
+        def values(inner: Builder, index: Value) -> tuple[Value, ...]:
+            found = self._ops(inner, op.regions[0].ops, {**env, index_arg: index}, masks)
+            return tuple(self._widen(inner, v, _shape(index)) for v in found)
+
+        def walk_run(
+            inner: Builder, low: Value, high: Value, init: Value, how: str, pick: Callable[[Builder, Value], Value]
+        ) -> Value:
+            """Reduce `pick` over low..high with vectors, then the rest one by one."""
+            middle = inner.add(low, inner.mul(inner.op("floordiv", inner.sub(high, low), inner.index(tile)), inner.index(tile)))
+            shape = tuple(tile if a == self.reduce_position else 1 for a in range(self.rank))
+            (lanes,) = inner.for_(
+                low, middle, inner.index(tile), [inner.op("broadcast", init, shape=shape)],
+                lambda i, k, acc: [i.op(how, acc, pick(i, self._index_tile(i, k, self.reduce_position or 0, tile)))],
+            )  # fmt: skip
+            one = inner.op("item", inner.op("reduce_tile", lanes, kind=how, axis=self.reduce_position))
+            (result,) = inner.for_(
+                middle, high, inner.index(1), [one], lambda i, k, acc: [i.op(how, acc, pick(i, k))]
+            )
+            return result
+
+        def each_run(inner: Builder, low: Value, best: Value, place: Value) -> Sequence[Value]:
+            high = inner.op("min", inner.add(low, inner.index(run)), extent)
+            extreme = walk_run(
+                inner, low, high, inner.const(nothing[0], dtypes[0]), value_kind, lambda i, k: values(i, k)[0]
+            )
+            better = inner.op("gt" if kind == "argmax" else "lt", extreme, best)
+            tie = inner.op("eq", extreme, best)
+            if is_float:
+                nan, best_nan = inner.op("isnan", extreme), inner.op("isnan", best)
+                better = inner.op("or", better, inner.op("and", nan, inner.op("not", best_nan)))
+                tie = inner.op("or", tie, inner.op("and", nan, best_nan))
+            if rising:
+                # Later places are larger: a tie wins only where no place is known yet (all values so far were the identity).
+                tie = inner.op("and", tie, inner.op("eq", place, inner.const(nothing[1], dtypes[1])))
+            wins = inner.op("or", better, tie)
+
+            def locate(then: Builder) -> Sequence[Value]:
+                def pick(i: Builder, k: Value) -> Value:
+                    value, index = values(i, k)
+                    same = i.op("eq", value, i.like(extreme, value))
+                    if is_float:
+                        same = i.op("or", same, i.op("isnan", value))
+                    return i.select(same, index, i.splat(nothing[1], index))
+
+                found = walk_run(then, low, high, then.const(nothing[1], dtypes[1]), "min", pick)
+                return [extreme, then.select(better, found, then.op("min", found, place))]
+
+            return inner.if_(wins, locate, lambda otherwise: [best, place])
+
+        return b.for_(b.index(0), extent, b.index(run), list(start), each_run, name="run")
+

@@ -1,0 +1,216 @@
+"""Schedules: how a loop nest is cut into blocks, tiles and threads. Data, chosen by a model of the target.
+
+`choose(kernel, target, hints)` looks at the nest's accesses: which index walks memory one element at a time (the vector
+axis), whether that index is reduced, how wide the elements are. Sizes are symbolic; `hints` are the sizes of the call that
+caused the compilation and only steer the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+
+from tilewright.analysis.affine import Affine, address, analyse
+from tilewright.base.sizes import ONE, Size
+from tilewright.base.target import Target
+from tilewright.ir.nodes import Kernel, Op, Value, walk
+from tilewright.ir.types import Tensor, dtype_of
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One choice. Axes are numbered by the nest's parallel indices; `reduce_axis` is the reduced one, if tiled."""
+
+    tiles: tuple[int, ...]
+    """Elements of one block along each parallel index (1: the index is a scalar of the block)."""
+    reduce_tile: int = 1
+    """Elements of one step along the innermost reduction index; 1 means a serial loop."""
+    vector: int = 1
+    """Elements one thread accesses at once, along the vector axis (on a CPU the whole tile: a vector of several registers)."""
+    vector_on_reduction: bool = False
+    """Whether the vector axis is the reduction's."""
+    vector_index: int = -1
+    """Which parallel index is the vector axis, when it is not the reduction's; -1 for none."""
+    threads: int = 1
+    warps_on_reduction: bool = True
+    """Whether warps beyond the vector axis spread over the reduction (and then meet in shared memory)."""
+    chunk: int = 1
+    """CPU: elements of one block along the vector axis, walked in steps of the tile."""
+    block_search: int = 0
+    """CPU: argmin/argmax look for the extreme value in runs of this many elements and for its place only when it wins."""
+
+    def describe(self) -> str:
+        return ", ".join(f"{k}={v}" for k, v in asdict(self).items() if v not in (1, -1, 0, False, ()))
+
+
+@dataclass(frozen=True)
+class Nest:
+    """What the model needs to know of a kernel."""
+
+    parallel: Op
+    extents: tuple[Size, ...]
+    reductions: tuple[Op, ...]
+    """Top-level reductions of the body, in order."""
+    stride_one: tuple[int, ...]
+    """For each parallel index, bytes accessed with stride one along it."""
+    reduce_stride_one: int
+    """Bytes accessed with stride one along the innermost reduction index."""
+    reduce_extent: Size
+    """How long the innermost reduction is (at most)."""
+    widest: int
+    """Bytes of the widest element accessed."""
+    narrowest: int
+
+
+def nest_of(kernel: Kernel) -> Nest:
+    forms = analyse(kernel)
+    parallel = next(op for op in kernel.body.ops if op.opcode == "parallel")
+    indices = parallel.regions[0].args
+    extents = tuple(_constant(forms[v]) for v in parallel.operands)
+    reductions = tuple(op for op in parallel.regions[0].ops if op.opcode == "reduce")
+    inner: tuple[Value, ...] = tuple(op.regions[0].args[-1] for op in reductions if op.operands)
+    weights = [0] * len(indices)
+    reduce_weight = 0
+    sizes: list[int] = []
+    reduced = {id(inner) for op in reductions for inner in walk(op.regions[0])}
+    for op in walk(kernel.body):
+        if op.opcode not in ("load", "store") or (reductions and id(op) not in reduced):
+            continue  # beside a reduction, what is accessed once per result hardly counts
+        memory = op.operands[0].type
+        assert isinstance(memory, Tensor)
+        form = address(op, forms)
+        size = memory.dtype.itemsize
+        sizes.append(size)
+        for position, index in enumerate(indices):
+            if form.factor(index) == ONE:
+                weights[position] += size * (2 if op.opcode == "store" else 1)
+        if any(form.factor(index) == ONE for index in inner):
+            reduce_weight += size * 2
+    reduce_extent = ONE
+    if reductions and reductions[0].operands:
+        declared = kernel.attrs.get("reduce_extent")
+        reduce_extent = declared if isinstance(declared, Size) else _constant(forms[reductions[0].operands[-1]])
+    return Nest(
+        parallel, extents, reductions, tuple(weights), reduce_weight, reduce_extent, max(sizes, default=4), min(sizes, default=4)
+    )
+
+
+def _constant(form: Affine) -> Size:
+    return form.constant if not form.factors else Size.of("$dynamic")
+
+
+def choose(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Schedule:
+    """The schedule for this kernel."""
+    nest = nest_of(kernel)
+    return _choose_gpu(kernel, nest, target, hints) if target.is_gpu else _choose_cpu(kernel, nest, target)
+
+
+def _hint(size: Size, hints: Mapping[str, int]) -> int:
+    """What the size was in the call at hand; a large number when unknown."""
+    return size.evaluate(hints) if size.names <= hints.keys() else 1 << 20
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest power of two that is not smaller."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def _vector_index(nest: Nest) -> int:
+    """The parallel index with most stride-one traffic, the innermost on ties; -1 when no access has stride one."""
+    best = -1
+    for position, weight in enumerate(nest.stride_one):
+        if weight and (best < 0 or weight >= nest.stride_one[best]):
+            best = position
+    return best
+
+
+def _compute_bytes(kernel: Kernel) -> int:
+    """Bytes of the widest value computed with, indices aside: it decides how many fit a SIMD register."""
+    return max((dtype_of(r.type).itemsize for op in walk(kernel.body) for r in op.results if dtype_of(r.type).is_float), default=4)
+
+
+# -- CPU ----------------------------------------------------------------------------------------------------------
+
+CPU_CHUNK = 32768
+"""Elements of one unit of work for the thread pool."""
+
+
+def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
+    rank = len(nest.extents)
+    lanes = max(1, target.vector_bytes // max(_compute_bytes(kernel), nest.widest if not nest.reductions else 1))
+    heavy = sum(1 for op in walk(kernel.body) if op.opcode not in ("load", "store", "const", "size"))
+    unroll = 4 if heavy < 24 else 2
+    on_reduction = bool(nest.reductions) and nest.reduce_stride_one > max(nest.stride_one, default=0)
+    if on_reduction:
+        arg = any(str(op.attrs["kind"]).startswith("arg") for op in nest.reductions)
+        width = lanes * (8 if heavy < 8 else 4)
+        return Schedule((1,) * rank, width, width, vector_on_reduction=True, block_search=2048 if arg else 0)
+    axis = _vector_index(nest)
+    if axis < 0:
+        return Schedule((1,) * rank)
+    tiles = tuple(lanes * unroll if position == axis else 1 for position in range(rank))
+    chunk = CPU_CHUNK if not nest.reductions else max(64, lanes * unroll * 4)
+    return Schedule(tiles, 1, lanes * unroll, vector_index=axis, chunk=chunk)
+
+
+# -- GPU ----------------------------------------------------------------------------------------------------------
+
+
+def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, int]) -> Schedule:
+    rank = len(nest.extents)
+    vector = max(1, min(8, target.vector_bytes // nest.narrowest))
+    if not nest.reductions:
+        return _gpu_map(nest, rank, vector, hints)
+    if nest.reduce_stride_one > max(nest.stride_one, default=0):
+        return _gpu_rows(nest, rank, vector, hints)
+    return _gpu_columns(nest, rank, vector, hints)
+
+
+def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int]) -> Schedule:
+    threads = 256
+    axis = _vector_index(nest)
+    if axis < 0:
+        axis, vector = rank - 1, 1
+    per_block = threads * vector * (2 if vector * nest.widest <= 16 else 1)
+    if rank == 0:
+        return Schedule((), threads=32)
+    tiles = [1] * rank
+    tiles[axis] = min(per_block, max(_power_of_two(_hint(nest.extents[axis], hints)), vector * 8))
+    other = next((p for p in reversed(range(rank)) if p != axis), None)
+    if other is None:
+        tiles[axis] = max(tiles[axis], 32 * vector)
+    else:
+        rest = per_block // tiles[axis]
+        tiles[other] = max(min(rest, _power_of_two(_hint(nest.extents[other], hints))), 32 * vector // tiles[axis], 1)
+    threads = max(32, min(threads, prod(tiles) // vector))
+    return Schedule(tuple(tiles), 1, vector, vector_index=axis, threads=threads)
+
+
+def _gpu_rows(nest: Nest, rank: int, vector: int, hints: Mapping[str, int]) -> Schedule:
+    """The reduction walks memory: lanes and warps along it; several rows per block when rows are short."""
+    length = _power_of_two(_hint(nest.reduce_extent, hints))
+    steps = 4 if vector * nest.widest <= 16 else 2
+    # A row takes as many threads as give each about `steps` vectors; at least a warp, at most 512.
+    per_row = max(32, min(512, length // (vector * steps)))
+    reduce_tile = min(per_row * vector * steps, max(per_row * vector, length))
+    rows = max(1, 128 // per_row)
+    tiles = [1] * rank
+    if rank and rows > 1:
+        tiles[rank - 1] = rows
+    else:
+        rows = 1
+    return Schedule(tuple(tiles), reduce_tile, vector, vector_on_reduction=True, threads=per_row * rows)
+
+
+def _gpu_columns(nest: Nest, rank: int, vector: int, hints: Mapping[str, int]) -> Schedule:
+    """The reduction crosses rows: lanes along the kept index, warps down the rows, meeting in shared memory."""
+    axis = _vector_index(nest)
+    if axis < 0:
+        axis, vector = rank - 1, 1
+    if rank == 0:
+        return Schedule((), 256, 1, vector_on_reduction=True, threads=256)
+    tiles = [1] * rank
+    tiles[axis] = 32 * vector
+    warps = 8
+    return Schedule(tuple(tiles), warps * 4, vector, vector_index=axis, threads=32 * warps)

@@ -1,0 +1,175 @@
+"""Loading and calling CPU artifacts.
+
+In: an `Artifact` of kind 'object'. Out: a `CpuProgram` with two ways in. `call` is the artifact's entry stub as a builtin
+function: fast, and it returns `NotImplemented` for whatever it does not recognise. `run` takes every array by name, outputs
+included, already checked by the caller, and launches the kernels. Both run on the pool of `runtime.cpu_pool`.
+
+`call` owns its machine code: a caller may keep just the function. The code is freed with the last of function and program.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import platform
+import sys
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from tilewright.base import abi, dtypes
+from tilewright.base.artifact import ArrayParam, Artifact, ScalarParam
+from tilewright.base.errors import DeviceError
+from tilewright.base.sizes import product
+from tilewright.base.target import host_cpu
+from tilewright.runtime import cpu_pool
+from tilewright.runtime.objects import ObjectCode, bind_symbol
+
+_METH_FASTCALL_KEYWORDS = 0x80 | 0x02
+_STUB = "tilewright_call"
+_SCRATCH_ALIGN = 64
+_LEVELS = ("scalar", "sse4.1", "avx2", "avx512")
+
+# The part of Python's C API that entry stubs call. Bound by address, since not every Python exports them to the process.
+_PYTHON_FUNCTIONS = (
+    "PyFloat_AsDouble", "PyLong_AsLongLong", "PyErr_Occurred", "PyErr_Clear", "PyErr_NoMemory",
+    "PyUnicode_CompareWithASCIIString", "PyEval_SaveThread", "PyEval_RestoreThread", "PyTuple_New", "PyTuple_SetItem",
+    "Py_IncRef", "Py_DecRef",
+)  # fmt: skip
+_PYTHON_OBJECTS: dict[str, object] = {
+    "_Py_NotImplementedStruct": NotImplemented, "_Py_NoneStruct": None, "_Py_TrueStruct": True, "_Py_FalseStruct": False,
+    "PyFloat_Type": float, "PyTuple_Type": tuple,
+}  # fmt: skip
+_NAME_OUT = sys.intern("out")
+
+
+class _MethodDefinition(ctypes.Structure):
+    """CPython's PyMethodDef."""
+
+    _fields_ = [("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)]
+
+
+@functools.cache
+def _bind_interpreter() -> None:
+    """Bind what entry stubs name: Python's C API, NumPy's function table, type and dtype objects."""
+    for name in _PYTHON_FUNCTIONS:
+        bind_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0)
+    for name, value in _PYTHON_OBJECTS.items():
+        bind_symbol(name, id(value))
+    pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+        ctypes.cast(ctypes.pythonapi.PyCapsule_GetPointer, ctypes.c_void_p).value or 0
+    )
+    core = importlib.import_module("numpy._core._multiarray_umath")
+    bind_symbol("tilewright_numpy_api", pointer(core._ARRAY_API, None))
+    bind_symbol("tilewright_ndarray", id(np.ndarray))
+    bind_symbol("tilewright_name_out", id(_NAME_OUT))
+    for dtype in dtypes.ALL:
+        # `DType.numpy` keeps the object, so the address stays good.
+        bind_symbol(f"tilewright_descr_{dtype.name}", id(dtype.numpy))
+
+
+def _require_runnable(artifact: Artifact) -> None:
+    """Refuse code for another machine; running it would end the process."""
+    host = host_cpu().name
+    base = "aarch64" if artifact.target.startswith("aarch64") else "x86-64"
+    wanted = artifact.target.removeprefix(base).lstrip("-") or "scalar"
+    have = host.removeprefix(base).lstrip("-")
+    fits = host.startswith(base) and artifact.kind == "object"
+    if fits and wanted in _LEVELS and have in _LEVELS:
+        fits = _LEVELS.index(wanted) <= _LEVELS.index(have)
+    if not fits:
+        raise DeviceError.at(
+            "TW030",
+            f"'{artifact.name}' is {artifact.kind} code for {artifact.target}; this machine ({platform.machine()}) is {host}",
+            help="compile for target 'cpu'",
+        )
+
+
+def _no_stub(*arguments: object, **keywords: object) -> object:
+    """The entry of a program without a host part: every call takes the slow path."""
+    return NotImplemented
+
+
+class _Code:
+    """The linked objects of one program and the method definition of its entry; what the builtin function keeps alive."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.objects = ObjectCode(artifact.code, artifact.host) if artifact.host else ObjectCode(artifact.code)
+        self.entries = {x.entry: self.objects.address(x.entry) for x in artifact.launches}
+        self.method = _MethodDefinition()
+        if artifact.host:
+            self.method = _MethodDefinition(
+                artifact.name.encode(), self.objects.address(_STUB), _METH_FASTCALL_KEYWORDS, None
+            )
+
+    def function(self) -> Callable[..., object]:
+        """A builtin function that runs the stub. Its `__self__` is this object, which CPython releases last."""
+        create = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
+            ctypes.cast(ctypes.pythonapi.PyCFunction_NewEx, ctypes.c_void_p).value or 0
+        )
+        made: Callable[..., object] = create(ctypes.addressof(self.method), self, None)
+        return made
+
+
+class CpuProgram:
+    """A loaded artifact."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        _require_runnable(artifact)
+        self.pool = cpu_pool.pool()
+        _bind_interpreter()
+        self.artifact = artifact
+        self._code = _Code(artifact)
+        self.call: Callable[..., object] = self._code.function() if artifact.host else _no_stub
+        """The entry stub: inputs by position, `out=` optional; `NotImplemented` for anything it does not recognise."""
+        self._scalars = {p.name: p for p in artifact.inputs if isinstance(p, ScalarParam)}
+        self._arrays = {p.name: p for p in (*artifact.inputs, *artifact.outputs) if isinstance(p, ArrayParam)}
+
+    def sizes(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool]) -> dict[str, int]:
+        """The value of every size and stride name, read off the arrays. An axis of packed blocks counts elements."""
+        values = {n: int(scalars[n]) for n, p in self._scalars.items() if p.dtype.is_int}
+        for binding in self.artifact.bindings:
+            array, dtype = arrays[binding.array], self._arrays[binding.array].dtype
+            if binding.stride:
+                values[binding.name] = array.strides[binding.axis] // dtype.itemsize
+            else:
+                packed = dtype.block if binding.axis == array.ndim - 1 else 1
+                values[binding.name] = array.shape[binding.axis] * packed
+        return values
+
+    def run(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool]) -> None:
+        """Launch the kernels on these arrays: inputs and outputs by name, already checked; scratch is made here."""
+        values = self.sizes(arrays, scalars)
+        words = {name: _word(scalars[name], param) for name, param in self._scalars.items()}
+        for name, param in self._arrays.items():
+            assert arrays[name].dtype.itemsize == param.dtype.itemsize, name
+            assert arrays[name].ndim == len(param.shape), name
+            words[name] = _address(arrays[name])
+        kept: list[np.ndarray] = []
+        for param in self.artifact.scratch:
+            count = product(param.shape).evaluate(values) // param.dtype.block
+            memory = np.empty(count * param.dtype.itemsize + _SCRATCH_ALIGN, np.uint8)
+            kept.append(memory)
+            words[param.name] = (_address(memory) + _SCRATCH_ALIGN - 1) // _SCRATCH_ALIGN * _SCRATCH_ALIGN
+        for launch in self.artifact.launches:
+            content = [words[name] for name in launch.args] + [values[name] for name in launch.sizes]
+            slots = (ctypes.c_uint64 * max(len(content), 1))(*[word & (2**64 - 1) for word in content])
+            blocks = product(launch.grid).evaluate(values)
+            work = launch.work.evaluate(values)
+            self.pool.launch(self._code.entries[launch.entry], ctypes.addressof(slots), blocks, work)
+
+
+def _address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _word(value: int | float | bool, param: ScalarParam) -> int:
+    """A scalar as the 8 bytes of its slot."""
+    data = np.asarray(value, param.dtype.numpy).tobytes()
+    return int.from_bytes(data.ljust(abi.SLOT_BYTES, b"\0"), "little")
+
+
+def load(artifact: Artifact) -> CpuProgram:
+    """Link the artifact's objects into the process."""
+    return CpuProgram(artifact)

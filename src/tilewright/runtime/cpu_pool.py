@@ -1,0 +1,183 @@
+"""The CPU thread pool: one control block per process, daemon threads that stay in machine code, started at the first need.
+
+In: the pool's object code (`provide_code`, from the code generator) and the wish for threads (`set_num_threads`,
+`TILEWRIGHT_NUM_THREADS`, else the cores this process may use). Out: the symbols through which entry stubs run jobs, and
+`launch` for everybody else.
+
+The control block stays where it is for the life of the process, since loaded stubs hold its address. A forked child has the
+block but not the threads: it is cleared there and the workers start again at the first large call. At exit the workers are
+asked to leave before the interpreter goes away. The caller of a job always works too, so `n` threads are `n - 1` workers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+
+from tilewright.base import abi
+from tilewright.base.errors import CompilerBug, UserError
+from tilewright.runtime.objects import ObjectCode, bind_symbol
+
+SPIN = 2000
+"""Looks at the job counter before a worker goes to sleep; `TILEWRIGHT_SPIN` changes it."""
+
+_ALIGN = 128
+_JOIN_SECONDS = 5.0
+
+_OneAddress = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_Launch = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+_Start = ctypes.PYFUNCTYPE(None)
+
+
+def _positive(variable: str) -> int | None:
+    """The whole number an environment variable holds, None when it is not set."""
+    text = os.environ.get(variable, "").strip()
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError.at("TW016", f"{variable} is '{text}'", help="set it to a whole number from 1 on, or not at all")
+    return int(text)
+
+
+def available_threads() -> int:
+    """How many threads a job uses when nobody chose: the environment's number, else the cores this process may run on."""
+    chosen = _positive("TILEWRIGHT_NUM_THREADS")
+    if chosen is not None:
+        return chosen
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Pool:
+    """The control block, its code and its threads."""
+
+    def __init__(self, code: bytes) -> None:
+        self._code = ObjectCode(code)
+        self._worker = _OneAddress(self._code.address("tilewright_pool_worker"))
+        self._initialise = _OneAddress(self._code.address("tilewright_pool_init"))
+        self._stop = _OneAddress(self._code.address("tilewright_pool_stop"))
+        self._launch = _Launch(self._code.address("tilewright_launch"))
+        self._memory = ctypes.create_string_buffer(abi.POOL_BYTES + _ALIGN)
+        self.address = (ctypes.addressof(self._memory) + _ALIGN - 1) // _ALIGN * _ALIGN
+        self._spin = _positive("TILEWRIGHT_SPIN") or SPIN
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._wanted = available_threads()
+        self._prepare()
+        self._start_callback = _Start(self.start)
+        bind_symbol("tilewright_pool", self.address)
+        bind_symbol("tilewright_pool_start", ctypes.cast(self._start_callback, ctypes.c_void_p).value or 0)
+        bind_symbol("tilewright_launch", self._code.address("tilewright_launch"))
+        atexit.register(self._leave)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    def _field(self, offset: int) -> ctypes.c_int32:
+        return ctypes.c_int32.from_address(self.address + offset)
+
+    def _prepare(self) -> None:
+        ctypes.memset(self.address, 0, abi.POOL_BYTES)
+        self._field(abi.POOL_SPIN).value = self._spin
+        self._initialise(self.address)
+
+    @property
+    def threads(self) -> int:
+        """Threads a job uses, the caller included."""
+        return self._wanted
+
+    @threads.setter
+    def threads(self, count: int) -> None:
+        with self._lock:
+            if count != self._wanted:
+                self._send_home()
+                self._wanted = count
+
+    @property
+    def workers(self) -> int:
+        """Worker threads that take part in jobs now; 0 before the first large job."""
+        return self._field(abi.POOL_WORKERS).value
+
+    def start(self) -> None:
+        """Start the workers unless they run already."""
+        with self._lock:
+            if self._field(abi.POOL_STARTED).value:
+                return
+            # The workers of systems without a pool return at once; there is nothing to start.
+            count = self._wanted - 1 if os.name == "posix" else 0
+            for number in range(count):
+                name = f"tilewright-{number + 1}"
+                thread = threading.Thread(target=self._worker, args=(self.address,), name=name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    # No more threads to be had (a limit, or the interpreter is leaving): go on with those there are.
+                    break
+                self._threads.append(thread)
+            self._field(abi.POOL_WORKERS).value = len(self._threads)
+            self._field(abi.POOL_STARTED).value = 1
+
+    def launch(self, entry: int, slots: int, blocks: int, work: int) -> None:
+        """Run `entry` over the blocks, `work` elements each, with the GIL released."""
+        if not self._field(abi.POOL_STARTED).value:
+            self.start()
+        self._launch(self.address, entry, slots, blocks, work)
+
+    def _send_home(self) -> None:
+        """Wait for the current job, ask the workers to leave and wait until they have. The next large job starts new ones."""
+        if self._threads:
+            self._stop(self.address)
+            for thread in self._threads:
+                thread.join(_JOIN_SECONDS)
+            self._threads.clear()
+        for offset in (abi.POOL_WORKERS, abi.POOL_STOP, abi.POOL_READY, abi.POOL_STARTED):
+            self._field(offset).value = 0
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._send_home()
+            # What still runs after this runs alone.
+            self._field(abi.POOL_STARTED).value = 1
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._threads = []
+        self._prepare()
+
+
+_code_source: Callable[[], bytes] | None = None
+_pool: Pool | None = None
+_pool_lock = threading.Lock()
+
+
+def provide_code(build: Callable[[], bytes]) -> None:
+    """Tell where the pool's object code comes from; it is built when the first program is loaded."""
+    global _code_source
+    _code_source = build
+
+
+def pool() -> Pool:
+    """The process's pool; its threads start later."""
+    global _pool
+    if _pool is None:
+        with _pool_lock:
+            if _pool is None:
+                if _code_source is None:
+                    raise CompilerBug.at("TW040", "no code for the CPU thread pool was provided before loading a program")
+                _pool = Pool(_code_source())
+    return _pool
+
+
+def set_num_threads(count: int) -> None:
+    """Use `count` threads for large CPU kernels, the calling thread included."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise UserError.at("TW016", f"the number of threads is {count!r}", help="give a whole number from 1 on")
+    pool().threads = count
+
+
+def get_num_threads() -> int:
+    """How many threads large CPU kernels use, the calling thread included."""
+    return pool().threads

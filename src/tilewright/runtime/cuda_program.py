@@ -1,0 +1,311 @@
+"""A loaded PTX artifact and the path that launches it. In: arrays, scalars and sizes by name; out: launches on a stream.
+
+All kernels of a program read their parameters from one block of 8-byte slots, one per distinct name; each launch has a table of
+pointers into it, made once. A run packs the block with a single `struct` call and then calls the driver once per launch. What
+depends on sizes alone (grids, the plan of the scratch memory) is kept per combination of sizes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, SupportsInt
+
+import numpy as np
+
+from tilewright.base.artifact import ArrayParam, Artifact, Launch, ScalarParam
+from tilewright.base.dtypes import DType
+from tilewright.base.errors import CompilerBug, TargetLimit, TilewrightError, UserError
+from tilewright.base.sizes import product
+from tilewright.runtime.device_array import DeviceArray
+from tilewright.runtime.device_memory import stream_handle
+
+if TYPE_CHECKING:
+    from tilewright.runtime.cuda import CudaDevice
+
+Number = int | float | bool
+
+_LOG_BYTES = 16 << 10
+_FREE_SHARED = 48 << 10
+"""Dynamic shared memory a kernel may have without asking for more."""
+_SCRATCH_ALIGN = 256
+_PLANS_KEPT = 256
+
+_FORMATS = {
+    "bool": "?7x", "i8": "b7x", "i16": "h6x", "i32": "i4x", "i64": "q", "u8": "B7x", "u16": "H6x", "u32": "I4x", "u64": "Q",
+    "f16": "e6x", "f32": "f4x", "f64": "d", "bf16": "H6x", "f8e4m3": "B7x", "f8e5m2": "B7x",
+}  # fmt: skip
+_AS_BITS = ("bf16", "f8e4m3", "f8e5m2")
+"""Scalars `struct` has no format for; packed as the integer with the same bits."""
+
+
+@dataclass(frozen=True)
+class KernelResources:
+    """What one kernel takes, as the driver reports it."""
+
+    registers: int
+    local_bytes: int
+    """Stack and spills of one thread."""
+    shared_bytes: int
+    max_threads: int
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """One launch, ready but for its grid."""
+
+    launch: Launch
+    function: SupportsInt
+    parameters: int
+    """Address of the table of pointers to its slots."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a combination of sizes decides."""
+
+    grids: tuple[tuple[_Kernel, int, int, int], ...]
+    scratch: tuple[int, ...]
+    """Offset of each scratch array in the workspace."""
+    scratch_bytes: int
+    sizes: tuple[int, ...]
+
+
+class CudaProgram:
+    """An artifact on a device. The context must be active while it is made."""
+
+    def __init__(self, device: CudaDevice, artifact: Artifact) -> None:
+        if artifact.kind != "ptx":
+            raise CompilerBug.at("TW040", f"'{artifact.name}' is code of kind '{artifact.kind}', which {device.label} cannot run")
+        self.device = device
+        self.artifact = artifact
+        self._driver_launch = device.driver.module.cuLaunchKernel
+        self._lock = threading.Lock()
+        self._module = self._load_module()
+        self._finalizer = weakref.finalize(self, device.retire, self._module)
+        self._finalizer.atexit = False
+        self._functions = {launch.entry: self._find(launch) for launch in artifact.launches}
+
+        self._arrays = tuple(p.name for p in (*artifact.inputs, *artifact.outputs) if isinstance(p, ArrayParam))
+        self._scalars = {p.name: p.dtype for p in artifact.inputs if isinstance(p, ScalarParam)}
+        self._scratch = artifact.scratch
+        slot_sizes = tuple(dict.fromkeys(name for launch in artifact.launches for name in launch.sizes))
+        needed = {name for launch in artifact.launches for grid in launch.grid for name in grid.names}
+        needed.update(name for array in artifact.scratch for extent in array.shape for name in extent.names)
+        self._sizes = (*slot_sizes, *sorted(needed.difference(slot_sizes)))
+        self._slot_sizes = len(slot_sizes)
+        self._bit_scalars = any(dtype.name in _AS_BITS for dtype in self._scalars.values())
+        self._make_block(slot_sizes)
+        self._plans: dict[tuple[int, ...], _Plan] = {}
+
+    # -- loading ------------------------------------------------------------------------------------------------
+
+    def _load_module(self) -> SupportsInt:
+        device = self.device
+        log = bytearray(_LOG_BYTES)
+        options = [
+            device.driver.constant("CUjit_option", "CU_JIT_ERROR_LOG_BUFFER"),
+            device.driver.constant("CUjit_option", "CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES"),
+        ]
+        code = self.artifact.code.rstrip(b"\0") + b"\0"
+        status, results = device.driver.attempt("cuModuleLoadDataEx", code, len(options), options, [log, len(log)])
+        if not status:
+            return results[0]
+        text = bytes(log).split(b"\0")[0].decode(errors="replace").strip()
+        if not text:
+            raise device.error("cuModuleLoadDataEx", status, f"program '{self.artifact.name}'")
+        with tempfile.NamedTemporaryFile("wb", prefix="tilewright-", suffix=".ptx", delete=False) as file:
+            file.write(self.artifact.code)
+        name, _ = device.driver.describe(status)
+        raise CompilerBug.at(
+            "TW040",
+            f"the PTX of '{self.artifact.name}' ({self.artifact.target}) was refused by {device.label} with {name} "
+            f"({status}):\n{text}\nthe PTX is in {file.name}",
+        )
+
+    def _find(self, launch: Launch) -> SupportsInt:
+        device = self.device
+        (function,) = device.call("cuModuleGetFunction", self._module, launch.entry.encode())
+        if launch.shared_bytes > device.max_shared:
+            raise TargetLimit.at(
+                "TW020",
+                f"kernel '{launch.entry}' needs {launch.shared_bytes} bytes of shared memory per block, "
+                f"but {device.label} has {device.max_shared}",
+                help="use smaller tiles or fewer pipeline stages",
+            )
+        if launch.shared_bytes > _FREE_SHARED:
+            attribute = device.driver.constant(
+                "CUfunction_attribute", "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"
+            )
+            device.call("cuFuncSetAttribute", function, attribute, launch.shared_bytes)
+        most = self._function_attribute(function, "MAX_THREADS_PER_BLOCK")
+        if launch.threads > most:
+            raise TargetLimit.at(
+                "TW020",
+                f"kernel '{launch.entry}' wants {launch.threads} threads per block, but with its registers "
+                f"{device.label} can run {most}",
+                help="use fewer warps",
+            )
+        return function
+
+    def _function_attribute(self, function: SupportsInt, name: str) -> int:
+        attribute = self.device.driver.constant("CUfunction_attribute", f"CU_FUNC_ATTRIBUTE_{name}")
+        return int(self.device.call("cuFuncGetAttribute", attribute, function)[0])
+
+    def resources(self, entry: str) -> KernelResources:
+        """Registers, spills and shared memory of one kernel."""
+        function = self._functions[entry]
+        with self.device.active():
+            names = ("NUM_REGS", "LOCAL_SIZE_BYTES", "SHARED_SIZE_BYTES", "MAX_THREADS_PER_BLOCK")
+            return KernelResources(*(self._function_attribute(function, name) for name in names))
+
+    def function_address(self, entry: str) -> int:
+        """The driver's handle of a kernel, for host code that launches it directly."""
+        return int(self._functions[entry])
+
+    def _make_block(self, slot_sizes: tuple[str, ...]) -> None:
+        """The slots (arrays, scalars, scratch, sizes) and, per launch, the pointers to those it takes."""
+        arguments = [*self._arrays, *self._scalars, *(array.name for array in self._scratch)]
+        formats = ["Q"] * len(self._arrays) + [_FORMATS[dtype.name] for dtype in self._scalars.values()]
+        formats += ["Q"] * len(self._scratch) + ["q"] * len(slot_sizes)
+        self._packer = struct.Struct("<" + "".join(formats))
+        self._slots = (ctypes.c_uint64 * max(1, len(formats)))()
+        slot_of = {name: index for index, name in enumerate(arguments)}
+        size_slot = {name: len(arguments) + index for index, name in enumerate(slot_sizes)}
+        base = ctypes.addressof(self._slots)
+        self._tables: list[ctypes.Array[ctypes.c_void_p]] = []
+        kernels: list[_Kernel] = []
+        for launch in self.artifact.launches:
+            missing = [name for name in launch.args if name not in slot_of]
+            if missing:
+                raise CompilerBug.at("TW040", f"kernel '{launch.entry}' takes {missing}, which '{self.artifact.name}' lacks")
+            order = [*(slot_of[name] for name in launch.args), *(size_slot[name] for name in launch.sizes)]
+            table = (ctypes.c_void_p * max(1, len(order)))(*(base + 8 * index for index in order))
+            self._tables.append(table)
+            kernels.append(_Kernel(launch, self._functions[launch.entry], ctypes.addressof(table)))
+        self._kernels = tuple(kernels)
+
+    # -- running ------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        arrays: Mapping[str, DeviceArray | int],
+        scalars: Mapping[str, Number],
+        sizes: Mapping[str, int],
+        stream: int = 0,
+        on_error: Callable[[TilewrightError], None] | None = None,
+    ) -> None:
+        """Queue every launch on `stream` and return. Arrays are device arrays or addresses, outputs included.
+
+        `on_error` is called with the error if a kernel faults before the stream is next synchronised.
+        """
+        device = self.device
+        if stream:
+            stream = stream_handle(stream)
+        try:
+            key = tuple([sizes[name] for name in self._sizes])
+            values: list[Number] = []
+            for name in self._arrays:
+                array = arrays[name]
+                values.append(array if type(array) is int else self._pointer(array, stream))
+            values += [scalars[name] for name in self._scalars]
+        except KeyError as error:
+            raise UserError.at("TW008", f"'{self.artifact.name}' was not given '{error.args[0]}'") from None
+        plan = self._plans.get(key) or self._make_plan(key)
+        entered = device.enter()
+        try:
+            workspace = None
+            if plan.scratch_bytes:
+                workspace = device.pool.take(plan.scratch_bytes, stream)
+                values += [workspace.pointer + offset for offset in plan.scratch]
+            elif plan.scratch:
+                values += [0] * len(plan.scratch)
+            with self._lock:
+                self._pack(values, plan)
+                self._launch(plan, stream)
+            if workspace is not None:
+                # Stream order makes reuse safe while the kernels still run.
+                workspace.free()
+            if on_error is not None:
+                device.watch(on_error, stream)
+        finally:
+            device.leave(entered)
+
+    def _pointer(self, array: DeviceArray | int, stream: int) -> int:
+        if isinstance(array, DeviceArray):
+            if array.device is not self.device:
+                raise UserError.at("TW009", f"an array on {array.device.label} was given to a program on {self.device.label}")
+            return array.launch_pointer(stream)
+        return int(array)
+
+    def _launch(self, plan: _Plan, stream: int) -> None:
+        launch, device = self._driver_launch, self.device
+        handle = stream or None
+        for kernel, x, y, z in plan.grids:
+            rule = kernel.launch
+            (status,) = launch(
+                kernel.function, x, y, z, rule.threads, 1, 1, rule.shared_bytes, handle, kernel.parameters, 0
+            )
+            if status != 0:
+                detail = f"kernel '{rule.entry}', grid {(x, y, z)}, {rule.threads} threads, {rule.shared_bytes} bytes shared"
+                raise device.error("cuLaunchKernel", int(status), detail)
+            device.launched[stream, rule.entry] = None
+
+    def _pack(self, values: list[Number], plan: _Plan) -> None:
+        if not self._bit_scalars:
+            try:
+                self._packer.pack_into(self._slots, 0, *values, *plan.sizes)
+                return
+            except (struct.error, OverflowError, TypeError):
+                pass
+        first = len(self._arrays)
+        for index, (name, dtype) in enumerate(self._scalars.items(), first):
+            values[index] = _scalar(name, values[index], dtype)
+        self._packer.pack_into(self._slots, 0, *values, *plan.sizes)
+
+    def _make_plan(self, key: tuple[int, ...]) -> _Plan:
+        sizes = dict(zip(self._sizes, key))
+        grids = []
+        for kernel in self._kernels:
+            grid = [extent.evaluate(sizes) for extent in kernel.launch.grid]
+            x, y, z = (*grid, 1, 1, 1)[:3]
+            most = self.device.target.max_grid
+            if x > most[0] or y > most[1] or z > most[2]:
+                raise TargetLimit.at(
+                    "TW020", f"kernel '{kernel.launch.entry}' needs a grid of {(x, y, z)}, but {self.device.label} allows {most}"
+                )
+            if x > 0 and y > 0 and z > 0:
+                grids.append((kernel, x, y, z))
+        offsets, total = [], 0
+        for array in self._scratch:
+            align = max(_SCRATCH_ALIGN, array.align)
+            offset = -(-total // align) * align
+            offsets.append(offset)
+            total = offset + product(array.shape).evaluate(sizes) * array.dtype.itemsize
+        plan = _Plan(tuple(grids), tuple(offsets), total, key[: self._slot_sizes])
+        if len(self._plans) >= _PLANS_KEPT:
+            self._plans.clear()
+        self._plans[key] = plan
+        return plan
+
+
+def _scalar(name: str, value: Number, dtype: DType) -> Number:
+    """What `struct` packs for a scalar, with an exact message when it cannot be held."""
+    if dtype.is_float:
+        with np.errstate(over="ignore"):
+            rounded = np.asarray(value, np.float64).astype(dtype.numpy)
+        if dtype.name in _AS_BITS:
+            return int(rounded.view(f"u{dtype.itemsize}"))
+        # An infinity is packed as such; a finite value out of range would be refused.
+        return float(rounded)
+    if isinstance(value, float | np.floating) or not isinstance(value, int | np.integer | np.bool_):
+        raise UserError.at("TW009", f"'{name}' must be {dtype}, not {value!r}")
+    number = int(value)
+    if not dtype.is_bool and not dtype.min_value <= number <= dtype.max_value:
+        raise UserError.at("TW006", f"'{name}' is {dtype}, which cannot hold {number}")
+    return number

@@ -1,0 +1,558 @@
+"""The typed tree of one kernel: what the checker hands to lowering.
+
+Every expression has a dtype and a symbolic shape (empty for a scalar). Names are resolved to `Variable`, `LoopVar` and
+`ArrayInfo` objects, sizes are solved (equal sizes are equal `Size`s), dtypes agree: the operands of an `Apply` have one
+dtype, written out with `Cast`. A dtype narrower than f32 is the declared one; arithmetic on it is done in f32, and only a
+`Cast` with `rounds` really rounds.
+
+A *weak* expression (a literal, a size, a loop index and what is made of them alone) has not settled on a dtype: it takes
+that of what it meets. The `dtype` of such an expression is what it has when it meets nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tilewright.base.dtypes import DType, bool_, i64
+from tilewright.base.sizes import ONE, Size, contiguous_strides
+from tilewright.base.source import NOWHERE, Span
+from tilewright.tree.metadata import KernelMetadata
+
+Shape = tuple[Size, ...]
+
+
+# -- what a kernel is specialised for -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ArrayArg:
+    """An array argument. `strides` None is row-major without gaps; else, per axis, a known stride in elements or None."""
+
+    dtype: DType
+    rank: int
+    strides: tuple[int | None, ...] | None = None
+    align: int = 0
+
+
+@dataclass(frozen=True)
+class ScalarArg:
+    """A number argument. A weak one (a plain Python number) takes the dtype of what it meets, as a literal does."""
+
+    dtype: DType
+    weak: bool = False
+
+
+ArgSpec = ArrayArg | ScalarArg
+
+
+# -- named things -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ArrayInfo:
+    """An array of the kernel: 'input', 'output' or 'scratch'. Names are unique within a kernel."""
+
+    name: str
+    dtype: DType
+    shape: Shape
+    strides: Shape
+    role: str
+    align: int = 0
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class ScalarInfo:
+    name: str
+    dtype: DType
+    weak: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Variable:
+    """A scalar variable of a body; compared by identity."""
+
+    name: str
+    dtype: DType
+    weak: str = ""
+    mutable: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class LoopVar:
+    """An index that runs over `lo, lo + step, …` up to `hi` (exclusive); compared by identity.
+
+    `first` and `count` are its start and number of values where these are sizes, `low` and `high` the smallest and the largest value
+    where these are known (meaningless when there are none).
+    """
+
+    name: str
+    lo: Expr
+    hi: Expr
+    step: Size = ONE
+    first: Size | None = None
+    count: Size | None = None
+    low: Size | None = None
+    high: Size | None = None
+
+    @property
+    def full(self) -> Size | None:
+        """The extent it runs over when it is `0..extent` by ones."""
+        return self.count if self.first is not None and self.first.constant == 0 and self.step.constant == 1 else None
+
+
+# -- expressions --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    span: Span = field(default=NOWHERE, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Const(Node):
+    value: int | float | bool
+    dtype: DType
+    weak: str = ""
+    shape: Shape = ()
+
+
+@dataclass(frozen=True)
+class SizeValue(Node):
+    """The value of a symbolic size."""
+
+    size: Size
+    dtype: DType = i64
+    weak: str = "index"
+    shape: Shape = ()
+
+
+@dataclass(frozen=True)
+class IndexRef(Node):
+    """The value of a loop index."""
+
+    var: LoopVar
+    dtype: DType = i64
+    weak: str = "index"
+    shape: Shape = ()
+
+
+@dataclass(frozen=True)
+class Local(Node):
+    var: Variable
+
+    @property
+    def dtype(self) -> DType:
+        return self.var.dtype
+
+    @property
+    def weak(self) -> str:
+        return self.var.weak
+
+    @property
+    def shape(self) -> Shape:
+        return ()
+
+
+@dataclass(frozen=True)
+class ScalarRef(Node):
+    """A scalar argument."""
+
+    scalar: ScalarInfo
+
+    @property
+    def dtype(self) -> DType:
+        return self.scalar.dtype
+
+    @property
+    def weak(self) -> str:
+        return self.scalar.weak
+
+    @property
+    def shape(self) -> Shape:
+        return ()
+
+
+@dataclass(frozen=True)
+class Element(Node):
+    """`array[indices]`"""
+
+    array: ArrayInfo
+    indices: tuple[Expr, ...]
+
+    @property
+    def dtype(self) -> DType:
+        return self.array.dtype
+
+    @property
+    def weak(self) -> str:
+        return ""
+
+    @property
+    def shape(self) -> Shape:
+        return ()
+
+
+@dataclass(frozen=True)
+class Whole(Node):
+    """All elements of an array, as a value."""
+
+    array: ArrayInfo
+
+    @property
+    def dtype(self) -> DType:
+        return self.array.dtype
+
+    @property
+    def weak(self) -> str:
+        return ""
+
+    @property
+    def shape(self) -> Shape:
+        return self.array.shape
+
+
+@dataclass(frozen=True)
+class Apply(Node):
+    """An op of the op table, elementwise; operands of fewer axes repeat along the missing leading ones."""
+
+    op: str
+    args: tuple[Expr, ...]
+    dtype: DType
+    weak: str = ""
+    shape: Shape = ()
+
+
+@dataclass(frozen=True)
+class Cast(Node):
+    """A conversion. `rounds`: the user asked for it, so a narrow float really is rounded to that width."""
+
+    value: Expr
+    dtype: DType
+    rounds: bool = False
+
+    @property
+    def weak(self) -> str:
+        return ""
+
+    @property
+    def shape(self) -> Shape:
+        return self.value.shape
+
+
+@dataclass(frozen=True)
+class Choose(Node):
+    """`then if cond else otherwise`: only the chosen side is evaluated."""
+
+    cond: Expr
+    then: Expr
+    otherwise: Expr
+    dtype: DType
+    weak: str = ""
+    shape: Shape = ()
+
+
+@dataclass(frozen=True)
+class Reduce(Node):
+    """`kind` over `axes` of an array value; only as the whole right side of an `ArrayAssign`. For argmin and argmax the result
+    is the (row-major) position."""
+
+    kind: str
+    value: Expr
+    axes: tuple[int, ...]
+    dtype: DType
+    shape: Shape
+
+    @property
+    def weak(self) -> str:
+        return ""
+
+
+Expr = Const | SizeValue | IndexRef | Local | ScalarRef | Element | Whole | Apply | Cast | Choose | Reduce
+
+
+# -- statements ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SetVar(Node):
+    """A variable gets its first (`declares`) or a new value."""
+
+    var: Variable
+    value: Expr
+    declares: bool = False
+
+
+@dataclass(frozen=True)
+class Accumulate(Node):
+    """`var = kind(var, value)`, where the value does not read the variable. kind: add mul min max and or."""
+
+    var: Variable
+    kind: str
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Store(Node):
+    """`array[indices] = value`; with `kind`, `array[indices] = kind(array[indices], value)`."""
+
+    array: ArrayInfo
+    indices: tuple[Expr, ...]
+    value: Expr
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class ArrayAssign(Node):
+    """Every element of `array` from a value of its shape (or one that repeats to it)."""
+
+    array: ArrayInfo
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Loop(Node):
+    """A loop nest over a rectangular domain (one whose ranges do not depend on its own indices, unless there is one index).
+
+    kind: 'parallel' (points are independent), 'reduce' (it only accumulates into outer variables or elements), 'each' (serial,
+    but its iterations are independent), 'serial'; empty until classified. `asked` is what the source said: yes, no, auto.
+    """
+
+    vars: tuple[LoopVar, ...]
+    body: tuple[Stmt, ...]
+    kind: str = ""
+    asked: str = "auto"
+
+
+@dataclass(frozen=True)
+class ReduceLoop(Node):
+    """A nest whose `Yield`s are combined over the `inner` indices into `array[outer indices]`."""
+
+    outer: tuple[LoopVar, ...]
+    inner: tuple[LoopVar, ...]
+    body: tuple[Stmt, ...]
+    kind: str
+    array: ArrayInfo
+
+
+@dataclass(frozen=True)
+class While(Node):
+    cond: Expr
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True)
+class If(Node):
+    cond: Expr
+    then: tuple[Stmt, ...]
+    otherwise: tuple[Stmt, ...] = ()
+
+
+@dataclass(frozen=True)
+class Yield(Node):
+    """Hands a value (for argmin and argmax also an index) to the `ReduceLoop` around it."""
+
+    value: Expr
+    index: Expr | None = None
+
+
+Stmt = SetVar | Accumulate | Store | ArrayAssign | Loop | ReduceLoop | While | If | Yield
+
+
+@dataclass(frozen=True)
+class SizeCheck(Node):
+    """`left relation right` (eq, le, lt) must hold at every call."""
+
+    left: Size
+    relation: str
+    right: Size
+    message: str
+    code: str = "TW004"
+
+
+@dataclass(frozen=True)
+class TypedKernel(Node):
+    """A checked kernel."""
+
+    name: str
+    inputs: tuple[ArrayInfo | ScalarInfo, ...]
+    outputs: tuple[ArrayInfo, ...]
+    scratch: tuple[ArrayInfo, ...]
+    body: tuple[Stmt, ...]
+    checks: tuple[SizeCheck, ...]
+    metadata: KernelMetadata
+
+
+# -- walking ------------------------------------------------------------------------------------------------------
+
+
+def children(expr: Expr) -> tuple[Expr, ...]:
+    """The expressions directly inside."""
+    if isinstance(expr, Apply):
+        return expr.args
+    if isinstance(expr, Cast | Reduce):
+        return (expr.value,)
+    if isinstance(expr, Choose):
+        return (expr.cond, expr.then, expr.otherwise)
+    if isinstance(expr, Element):
+        return expr.indices
+    return ()
+
+
+def walk_expr(expr: Expr) -> Iterator[Expr]:
+    """The expression and everything inside it."""
+    yield expr
+    for child in children(expr):
+        yield from walk_expr(child)
+
+
+def own_exprs(stmt: Stmt) -> tuple[Expr, ...]:
+    """The expressions of a statement, not those of statements inside it."""
+    if isinstance(stmt, SetVar | Accumulate | ArrayAssign):
+        return (stmt.value,)
+    if isinstance(stmt, Store):
+        return (*stmt.indices, stmt.value)
+    if isinstance(stmt, Loop):
+        return tuple(e for v in stmt.vars for e in (v.lo, v.hi))
+    if isinstance(stmt, ReduceLoop):
+        return tuple(e for v in (*stmt.outer, *stmt.inner) for e in (v.lo, v.hi))
+    if isinstance(stmt, While | If):
+        return (stmt.cond,)
+    return (stmt.value,) if stmt.index is None else (stmt.value, stmt.index)
+
+
+def bodies(stmt: Stmt) -> tuple[tuple[Stmt, ...], ...]:
+    """The statement lists directly inside."""
+    if isinstance(stmt, Loop | ReduceLoop | While):
+        return (stmt.body,)
+    if isinstance(stmt, If):
+        return (stmt.then, stmt.otherwise)
+    return ()
+
+
+def walk(stmts: tuple[Stmt, ...]) -> Iterator[Stmt]:
+    """Every statement, outer before inner, in order."""
+    for stmt in stmts:
+        yield stmt
+        for body in bodies(stmt):
+            yield from walk(body)
+
+
+def exprs_in(stmts: tuple[Stmt, ...]) -> Iterator[Expr]:
+    """Every expression of every statement, with everything inside."""
+    for stmt in walk(stmts):
+        for expr in own_exprs(stmt):
+            yield from walk_expr(expr)
+
+
+def assigned(stmts: tuple[Stmt, ...]) -> tuple[Variable, ...]:
+    """Variables of an outer scope that these statements set, in order of first setting."""
+    declared: set[Variable] = set()
+    found: dict[Variable, None] = {}
+    for stmt in walk(stmts):
+        if isinstance(stmt, SetVar) and stmt.declares:
+            declared.add(stmt.var)
+        elif isinstance(stmt, SetVar | Accumulate) and stmt.var not in declared:
+            found[stmt.var] = None
+    return tuple(found)
+
+
+def row_major(name: str, dtype: DType, shape: Shape, role: str, align: int = 0) -> ArrayInfo:
+    """An array without gaps."""
+    return ArrayInfo(name, dtype, shape, contiguous_strides(shape), role, align)
+
+
+TRUE = Const(True, bool_)
+FALSE = Const(False, bool_)
+
+
+# -- text ---------------------------------------------------------------------------------------------------------
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "eq": "==", "ne": "!=", "lt": "<",
+    "le": "<=", "gt": ">", "ge": ">=", "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>",
+}  # fmt: skip
+
+
+def show_expr(expr: Expr) -> str:
+    """The expression as text; a conversion is written `dtype(value)`."""
+    if isinstance(expr, Const):
+        return str(expr.value).lower() if isinstance(expr.value, bool) else repr(expr.value)
+    if isinstance(expr, SizeValue):
+        return str(expr.size) if expr.size.name or expr.size.constant is not None else f"({expr.size})"
+    if isinstance(expr, IndexRef | Local):
+        return expr.var.name
+    if isinstance(expr, ScalarRef):
+        return expr.scalar.name
+    if isinstance(expr, Element):
+        return f"{expr.array.name}[{', '.join(map(show_expr, expr.indices))}]"
+    if isinstance(expr, Whole):
+        return expr.array.name
+    if isinstance(expr, Cast):
+        return f"{expr.dtype}({show_expr(expr.value)})"
+    if isinstance(expr, Choose):
+        return f"({show_expr(expr.then)} if {show_expr(expr.cond)} else {show_expr(expr.otherwise)})"
+    if isinstance(expr, Reduce):
+        return f"reduce({expr.kind}, {show_expr(expr.value)}, axes={list(expr.axes)})"
+    if expr.op in _INFIX and len(expr.args) == 2:
+        return f"({show_expr(expr.args[0])} {_INFIX[expr.op]} {show_expr(expr.args[1])})"
+    return f"{expr.op}({', '.join(map(show_expr, expr.args))})"
+
+
+def _show_range(var: LoopVar) -> str:
+    step = "" if var.step.constant == 1 else f" step {var.step}"
+    return f"{var.name} in {show_expr(var.lo)}..{show_expr(var.hi)}{step}"
+
+
+def _show_stmts(stmts: tuple[Stmt, ...], indent: str) -> Iterator[str]:
+    inner = indent + "    "
+    for stmt in stmts:
+        if isinstance(stmt, SetVar):
+            head = f"var {stmt.var.name}: {stmt.var.dtype}" if stmt.declares else stmt.var.name
+            yield f"{indent}{head} = {show_expr(stmt.value)}"
+        elif isinstance(stmt, Accumulate):
+            yield f"{indent}{stmt.var.name} {stmt.kind}= {show_expr(stmt.value)}"
+        elif isinstance(stmt, Store):
+            place = f"{stmt.array.name}[{', '.join(map(show_expr, stmt.indices))}]"
+            yield f"{indent}{place} {stmt.kind}= {show_expr(stmt.value)}"
+        elif isinstance(stmt, ArrayAssign):
+            yield f"{indent}{stmt.array.name}[...] = {show_expr(stmt.value)}"
+        elif isinstance(stmt, Loop):
+            yield f"{indent}{stmt.kind or 'loop'} {', '.join(map(_show_range, stmt.vars))}:"
+            yield from _show_stmts(stmt.body, inner)
+        elif isinstance(stmt, ReduceLoop):
+            outer = f" for {', '.join(map(_show_range, stmt.outer))}" if stmt.outer else ""
+            over = ", ".join(map(_show_range, stmt.inner))
+            yield f"{indent}{stmt.array.name} = reduce {stmt.kind} over {over}{outer}:"
+            yield from _show_stmts(stmt.body, inner)
+        elif isinstance(stmt, While):
+            yield f"{indent}while {show_expr(stmt.cond)}:"
+            yield from _show_stmts(stmt.body, inner)
+        elif isinstance(stmt, If):
+            yield f"{indent}if {show_expr(stmt.cond)}:"
+            yield from _show_stmts(stmt.then, inner)
+            if stmt.otherwise:
+                yield f"{indent}else:"
+                yield from _show_stmts(stmt.otherwise, inner)
+        else:
+            index = f", {show_expr(stmt.index)}" if stmt.index is not None else ""
+            yield f"{indent}yield {show_expr(stmt.value)}{index}"
+
+
+def show(kernel: TypedKernel) -> str:
+    """The typed tree as text, for people."""
+    params = [f"{p.name}: {p}" if isinstance(p, ArrayInfo) else f"{p.name}: {p.dtype}" for p in kernel.inputs]
+    lines = [f"kernel {kernel.name}({', '.join(params)}) -> {', '.join(f'{o.name}: {o}' for o in kernel.outputs)}"]
+    lines += [f"    {line}" for line in kernel.metadata.lines()]
+    lines += [f"    scratch {s.name}: {s}" for s in kernel.scratch]
+    signs = {"eq": "==", "le": "<=", "lt": "<"}
+    lines += [f"    check {c.left} {signs[c.relation]} {c.right}" for c in kernel.checks]
+    lines += _show_stmts(kernel.body, "    ")
+    return "\n".join(lines) + "\n"

@@ -9,13 +9,19 @@ pointer for a tensor, the value for a scalar), then one 64-bit integer per name 
 
 **Pool.** The CPU thread pool's control block is a zeroed, 128-byte aligned struct of `POOL_BYTES`; the offsets are below.
 Support code defines `tilewright_launch(pool, entry, slots, blocks, work)`, which runs a launch in the caller or through
-`tilewright_pool_run(pool, entry, slots, blocks, grain)`, and `tilewright_pool_{worker,init,stop}(pool)`. Entry stubs name these symbols, bound when they are loaded:
-`tilewright_pool` (the control block), `tilewright_pool_start` (a function that starts the workers; called with the GIL held),
-`tilewright_numpy_api` (NumPy's function table), `tilewright_ndarray` (its array type), `tilewright_name_out` (the string "out"),
-`tilewright_descr_<dtype>` (NumPy's dtype object), and Python's C API by its own names.
+`tilewright_pool_run(pool, entry, slots, blocks, grain)`, and `tilewright_pool_{worker,init,stop}(pool)`.
+
+**Entry stubs** name these symbols, bound when they are loaded: `tilewright_launch`, `tilewright_pool` (the control block),
+`tilewright_pool_start` (a function that starts the workers; called with the GIL held), `tilewright_numpy_api` (NumPy's function
+table), `tilewright_ndarray` (its array type), `tilewright_name_out` (the string "out"), `tilewright_descr_<dtype>` (NumPy's dtype
+object), and Python's C API by its own names.
 """
 
 SLOT_BYTES = 8
+SCRATCH_ALIGN = 64
+"""Bytes every scratch array of a CPU program is aligned to."""
+STUB_ENTRY = "tilewright_call"
+"""The symbol of a CPU host part's entry stub."""
 
 # Offsets in the pool's control block. Each hot field has a cache line (128 bytes: two lines on x86, one on some AArch64).
 POOL_GENERATION = 0

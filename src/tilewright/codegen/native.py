@@ -111,3 +111,19 @@ def optimised_ir(text: str, target: Target, opt: int = 3) -> str:
     """The LLVM IR after LLVM's own passes, to look at."""
     with _compiling:
         return str(_Module(text, target, opt).module)
+
+
+def emit_assembly_for(text: str, triple: str, cpu: str, features: str) -> bytes:
+    """`emit_assembly` for a target given by its names; called in the compile server."""
+    return emit_assembly(text, _named(triple, cpu, features)).encode()
+
+
+def compile_object_for(text: str, triple: str, cpu: str, features: str) -> bytes:
+    """`compile_object` for a target given by its names; called in the compile server."""
+    return compile_object(text, _named(triple, cpu, features))
+
+
+def _named(triple: str, cpu: str, features: str) -> Target:
+    if triple.startswith("nvptx"):
+        return Target(cpu, "nvptx", triple=triple, cpu=cpu, ptx=int(features.removeprefix("+ptx")))
+    return Target(cpu, "cpu", triple=triple, cpu=cpu, cpu_features=features)

@@ -389,4 +389,5 @@ def pool_ir(target: Target, futex: bool = True) -> str:
 @functools.cache
 def pool_object(target: Target) -> bytes:
     """The pool's code as an object; the same for every program, so compiled once."""
-    return compile_object(pool_ir(target), target, opt=2)
+    # Optimising would triple the compile time and save nothing a caller could measure.
+    return compile_object(pool_ir(target), target, opt=0)

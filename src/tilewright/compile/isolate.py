@@ -28,6 +28,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import IO
 
 from tilewright.base import errors
@@ -48,6 +49,15 @@ _ERROR_KINDS: dict[str, type[TilewrightError]] = {
 _log = logging.getLogger("tilewright")
 
 Field = str | bytes
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """How a worker ended instead of answering."""
+
+    sentence: str
+    printed: bytes
+    from_outside: bool = False
 
 
 class _WorkerLost(Exception):
@@ -109,30 +119,23 @@ class IsolatedCompiler:
         if module != self.package and not module.startswith(self.package + "."):
             raise CompilerBug.at("TW040", f"'{function}' is not a function of {self.package} and is not run isolated")
         with self._lock:
-            try:
-                if not self._in_process:
-                    self._ensure_worker()
-            except (OSError, _WorkerLost, _WorkerLate) as error:
-                self._end_worker()
-                self._in_process = True
-                _log.warning("compiling inside this process, since another one cannot be started: %s", error)
-            if self._in_process:
+            if not self._ensure_worker():
                 return _as_bytes(_resolve(function)(*arguments))
-            ending, fields = self._ask(_pack([function, *arguments]), timeout)
-            if ending == "killed":
-                # By someone else (an operator, the system short of memory): the request deserves a second chance.
-                self._ensure_worker()
-                ending, fields = self._ask(_pack([function, *arguments]), timeout)
-        if ending:
-            printed = _as_bytes(fields[0]).decode(errors="replace").strip()
+            frame = _pack([function, *arguments])
+            answer = self._ask(frame, timeout)
+            if isinstance(answer, _Ending) and answer.from_outside and self._ensure_worker():
+                # An operator, or the system short of memory, killed it: the request deserves a second chance.
+                answer = self._ask(frame, timeout)
+        if isinstance(answer, _Ending):
+            printed = answer.printed.decode(errors="replace").strip()
             raise CompilerBug.at(
                 "TW040",
-                f"{function} {fields[1]}"
+                f"{function} {answer.sentence}"
                 + (f":\n{printed}\n" if printed else "; it printed nothing; ")
                 + f"its input is in {_save(function, arguments)}",
                 help="please report this with that file",
             )
-        status, payload = fields
+        status, payload = answer
         if status == "ok":
             return _as_bytes(payload)
         raise _decode_error(str(payload))
@@ -160,11 +163,21 @@ class IsolatedCompiler:
 
     # -- inside; the lock is held -------------------------------------------------------------------------------
 
-    def _ensure_worker(self) -> None:
+    def _ensure_worker(self) -> bool:
+        """Whether there is a worker, which may be a new one; if none can be started, there will be none."""
         if self._process is not None and (self._served >= _REQUESTS_PER_WORKER or self._process.poll() is not None):
             self._end_worker()
-        if self._process is None:
-            self._start_worker()
+        if self._process is None and not self._in_process:
+            try:
+                self._start_worker()
+            except (OSError, _WorkerLost, _WorkerLate) as error:
+                self._end_worker()
+                self._in_process = True
+                _log.warning("compiling inside this process, since another one cannot be started: %s", error)
+            except BaseException:
+                self._end_worker()
+                raise
+        return self._process is not None
 
     def _start_worker(self) -> None:
         self._served = 0
@@ -184,8 +197,8 @@ class IsolatedCompiler:
         except _WorkerLost as error:
             raise _WorkerLost(f"{error}: {self._printed_since(0).decode(errors='replace').strip()}") from error
 
-    def _ask(self, frame: bytes, timeout: float) -> tuple[str, list[Field]]:
-        """Send a request. ('', answer), or how the worker ended ('killed', 'crashed') with what it printed and a sentence."""
+    def _ask(self, frame: bytes, timeout: float) -> list[Field] | _Ending:
+        """Send a request; the answer, or how the worker ended."""
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._printed is not None
@@ -194,22 +207,21 @@ class IsolatedCompiler:
         try:
             try:
                 _write(self._process.stdin.fileno(), frame)
-                return "", self._receive(timeout)
+                return self._receive(timeout)
             except OSError as error:
                 raise _WorkerLost(str(error)) from error
         except _WorkerLate:
             printed = self._printed_since(start)
             self._end_worker()
-            return "crashed", [printed, f"did not finish within {timeout:g} s"]
+            return _Ending(f"did not finish within {timeout:g} s", printed)
         except _WorkerLost:
             code = self._process.wait()
             printed = self._printed_since(start)
             self._end_worker()
             if os.name == "posix" and code < 0:
-                outside = -code in (signal.SIGKILL, signal.SIGTERM)
                 sentence = f"ended its process by signal {-code} ({signal.strsignal(-code)})"
-                return "killed" if outside else "crashed", [printed, sentence]
-            return "crashed", [printed, f"ended its process with code {code}"]
+                return _Ending(sentence, printed, -code in (signal.SIGKILL, signal.SIGTERM))
+            return _Ending(f"ended its process with code {code}", printed)
         except BaseException:
             # Interrupted between request and answer: what comes next on the pipe is not for the next request.
             self._end_worker()
@@ -222,14 +234,15 @@ class IsolatedCompiler:
         if os.name == "posix":
             return _read_frame(_reader(descriptor, time.monotonic() + timeout))
         # Pipes cannot be waited for with a time limit on Windows; there a timer ends the process, which ends the pipe.
-        late = threading.Event()
-        timer = threading.Timer(timeout, lambda process: (late.set(), process.kill()), [self._process])
+        timer = threading.Timer(timeout, self._process.kill)
         timer.daemon = True
         timer.start()
         try:
             return _read_frame(_reader(descriptor, None))
-        except _WorkerLost as error:
-            raise _WorkerLate from error if late.is_set() else error
+        except _WorkerLost:
+            if timer.finished.is_set():
+                raise _WorkerLate from None
+            raise
         finally:
             timer.cancel()
 

@@ -35,8 +35,8 @@ _HELP: dict[type[ast.stmt], tuple[str, str]] = {
     ast.Import: ("import", "import at the top of the file"),
     ast.ImportFrom: ("import", "import at the top of the file"),
     ast.ClassDef: ("class", "use plain variables"),
-    ast.FunctionDef: ("a function inside a kernel", "write its body where it is called"),
-    ast.AsyncFunctionDef: ("a function inside a kernel", "write its body where it is called"),
+    ast.FunctionDef: ("a nested function", "write its body where it is called"),
+    ast.AsyncFunctionDef: ("a nested function", "write its body where it is called"),
     ast.Raise: ("raise", "check the values before the kernel is called"),
     ast.Assert: ("assert", "check the values before the kernel is called"),
     ast.Match: ("match", "use if and elif"),
@@ -65,10 +65,7 @@ def parse_function(function: Callable[..., object]) -> syntax.Function:
     # Put under an `if`, an indented function parses as it is, and columns stay those of the file.
     indented = text[:1] in (" ", "\t")
     place = Place(Source(path, text, first_line), line_offset=first_line - (2 if indented else 1))
-    try:
-        module = ast.parse("if 1:\n" + text if indented else text)
-    except SyntaxError as error:
-        raise _syntax_error(error, place) from None
+    module = _parse("if 1:\n" + text if indented else text, place)
     definition = next((n for n in ast.walk(module) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)), None)
     if definition is None or definition.name != name:
         span = Span(place.source, first_line, 1, first_line, 1)
@@ -82,12 +79,7 @@ def parse_function(function: Callable[..., object]) -> syntax.Function:
 def parse_python_file(text: str, path: str) -> list[syntax.Function]:
     """The trees of all kernels in a Python file, in order, without executing it. Errors of all of them are raised together."""
     place = Place(Source(path, text))
-    try:
-        module = ast.parse(text)
-    except SyntaxError as error:
-        raise _syntax_error(error, place) from None
-    except ValueError as error:
-        raise UserError.at("TW001", f"the text is not Python: {error}", Span(place.source)) from None
+    module = _parse(text, place)
     environment = Environment.of_file(module)
     sink = Diagnostics()
     with sink.collecting():
@@ -97,6 +89,15 @@ def parse_python_file(text: str, path: str) -> list[syntax.Function]:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(_is_kernel(d, environment) for d in node.decorator_list)
         ]
     return sorted(functions, key=lambda f: (f.span.line, f.span.column))
+
+
+def _parse(text: str, place: Place) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except SyntaxError as error:
+        raise _syntax_error(error, place) from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise UserError.at("TW001", f"the text is not Python: {error}", Span(place.source)) from None
 
 
 def _is_kernel(decorator: ast.expr, environment: Environment) -> bool:
@@ -131,6 +132,14 @@ class _FunctionReader:
         """Names whose block has ended, with the line of their first assignment."""
 
     def read(self, definition: ast.FunctionDef | ast.AsyncFunctionDef) -> syntax.Function:
+        try:
+            return self._read(definition)
+        except RecursionError:
+            raise UserError.at(
+                "TW005", f"'{definition.name}' is nested too deeply", self._place.head(definition), "split long expressions into variables"
+            ) from None
+
+    def _read(self, definition: ast.FunctionDef | ast.AsyncFunctionDef) -> syntax.Function:
         if isinstance(definition, ast.AsyncFunctionDef):
             self._unsupported(definition, "an async function", "write it with a plain 'def'")
         local_names = _local_names(definition)
@@ -233,12 +242,13 @@ class _FunctionReader:
             return [syntax.Let((target.id,), value, mutable=True, span=span)]
         if isinstance(target, ast.Tuple | ast.List):
             return self._destructure(target, value, span)
-        if isinstance(target, ast.Starred):
-            self._unsupported(target, "a starred target", "name every variable")
-            return []
         return [syntax.Assign(self._expressions.read(target), value, span=span)]
 
     def _destructure(self, target: ast.Tuple | ast.List, value: Expr, span: Span) -> list[Stmt]:
+        starred = next((t for t in target.elts if isinstance(t, ast.Starred)), None)
+        if starred is not None:
+            self._unsupported(starred, "a starred target", "name every variable")
+            return []
         names = [t.id for t in target.elts if isinstance(t, ast.Name)]
         new = [name for name in names if not self._is_visible(name)]
         if len(names) == len(target.elts) and len(set(new)) == len(names):

@@ -132,10 +132,11 @@ class ExpressionReader:
                 return self._unsupported(node, "the module itself", "name one of its members")
             kind = type(meaning.value).__name__ if meaning.value is not None else "object"
             shown = ast.unparse(node)
-            article = "an" if kind[0] in "aeioun" and kind != "numpy" else "a"
             if callable(meaning.value):
-                return self._unsupported(node, f"the Python function '{shown}'", "write its body where it is called")
-            return self._unsupported(node, f"'{shown}', {article} {kind} from outside,", "pass it as a parameter")
+                return self._unsupported(
+                    node, f"the Python function '{shown}'", "use a function of tilewright, or write its body where it is called"
+                )
+            return self._unsupported(node, f"'{shown}' (a captured {kind})", "pass it as a parameter")
         return None
 
     def _literal(self, value: bool | int | float | str, node: ast.expr) -> Expr:
@@ -145,7 +146,7 @@ class ExpressionReader:
         if isinstance(value, str):
             return syntax.String(value, span=span)
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
-            self._sink.error("TW006", f"the integer {str(value)[:40]} does not fit in 64 bits", span, "use a float")
+            self._sink.error("TW006", f"an integer of {value.bit_length()} bits does not fit in 64", span, "use a float")
             value = 0
         return syntax.Number(value, span=span)
 

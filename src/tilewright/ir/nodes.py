@@ -132,3 +132,11 @@ def walk(block: Block) -> Iterator[Op]:
         yield op
         for region in op.regions:
             yield from walk(region)
+
+
+def blocks(block: Block) -> Iterator[Block]:
+    """The block and every block inside it."""
+    yield block
+    for op in block.ops:
+        for region in op.regions:
+            yield from blocks(region)

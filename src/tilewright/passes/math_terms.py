@@ -63,6 +63,10 @@ class Terms:
     def fma(self, a: Term, b: Term, c: Term) -> Value:
         return self.op("fma", a, b, c)
 
+    def product(self, a: Term, b: Term) -> Value:
+        """`a * b`, rounded, that no code generator contracts into an fma with what follows: its error is put back."""
+        return self.op("fma", a, b, -0.0)
+
     def div(self, a: Term, b: Term) -> Value:
         return self.op("div", a, b)
 
@@ -151,7 +155,7 @@ class Terms:
 
     def two_product(self, a: Term, b: Term) -> tuple[Value, Value]:
         """The rounded product and its exact error."""
-        product = self.mul(a, b)
+        product = self.product(a, b)
         return product, self.fma(a, b, self.neg(product))
 
 

@@ -27,8 +27,6 @@ from tilewright.runtime import cpu_pool
 from tilewright.runtime.objects import ObjectCode, bind_symbol
 
 _METH_FASTCALL_KEYWORDS = 0x80 | 0x02
-_STUB = "tilewright_call"
-_SCRATCH_ALIGN = 64
 _LEVELS = ("scalar", "sse4.1", "avx2", "avx512")
 
 # The part of Python's C API that entry stubs call. Bound by address, since not every Python exports them to the process.
@@ -100,7 +98,7 @@ class _Code:
         self.method = _MethodDefinition()
         if artifact.host:
             self.method = _MethodDefinition(
-                artifact.name.encode(), self.objects.address(_STUB), _METH_FASTCALL_KEYWORDS, None
+                artifact.name.encode(), self.objects.address(abi.STUB_ENTRY), _METH_FASTCALL_KEYWORDS, None
             )
 
     def function(self) -> Callable[..., object]:
@@ -149,9 +147,9 @@ class CpuProgram:
         kept: list[np.ndarray] = []
         for param in self.artifact.scratch:
             count = product(param.shape).evaluate(values) // param.dtype.block
-            memory = np.empty(count * param.dtype.itemsize + _SCRATCH_ALIGN, np.uint8)
+            memory = np.empty(count * param.dtype.itemsize + abi.SCRATCH_ALIGN, np.uint8)
             kept.append(memory)
-            words[param.name] = (_address(memory) + _SCRATCH_ALIGN - 1) // _SCRATCH_ALIGN * _SCRATCH_ALIGN
+            words[param.name] = (_address(memory) + abi.SCRATCH_ALIGN - 1) // abi.SCRATCH_ALIGN * abi.SCRATCH_ALIGN
         for launch in self.artifact.launches:
             content = [words[name] for name in launch.args] + [values[name] for name in launch.sizes]
             slots = (ctypes.c_uint64 * max(len(content), 1))(*[word & (2**64 - 1) for word in content])

@@ -248,9 +248,7 @@ class CudaProgram:
         handle = stream or None
         for kernel, x, y, z in plan.grids:
             rule = kernel.launch
-            (status,) = launch(
-                kernel.function, x, y, z, rule.threads, 1, 1, rule.shared_bytes, handle, kernel.parameters, 0
-            )
+            status = launch(kernel.function, x, y, z, rule.threads, 1, 1, rule.shared_bytes, handle, kernel.parameters, 0)[0]
             if status != 0:
                 detail = f"kernel '{rule.entry}', grid {(x, y, z)}, {rule.threads} threads, {rule.shared_bytes} bytes shared"
                 raise device.error("cuLaunchKernel", int(status), detail)

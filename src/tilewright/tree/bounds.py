@@ -198,9 +198,7 @@ def injective(indices: Indices, over: Collection[LoopVar]) -> bool:
         reached = index.vars()
         if not reached & missing:
             continue
-        if len(reached) == 1:
-            missing -= reached
-        elif _mixed_radix(index):
+        if len(reached) == 1 or _mixed_radix(index):
             missing -= reached
     return not missing
 

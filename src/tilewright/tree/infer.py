@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NoReturn
 
 from tilewright.base.dtypes import DType, accumulator, bool_, f32, f64, i64, loses, promote
 from tilewright.base.errors import Diagnostics
@@ -93,9 +92,10 @@ class Typing:
         self.sink = sink
         self.default_float = default_float
 
-    def fail(self, code: str, message: str, span: Span, help: str = "") -> NoReturn:
+    def fail(self, code: str, message: str, span: Span, help: str = "") -> Skip:
+        """Report an error; the caller raises what comes back."""
         self.sink.error(code, message, span, help)
-        raise Skip
+        return Skip()
 
     def broadcast(self, shapes: Sequence[Shape], span: Span) -> Shape:
         """The shape operands of these shapes meet in. The checker, which can make sizes equal, overrides it."""
@@ -114,15 +114,14 @@ class Typing:
         """The expression in that dtype, as an operation needs it: a weak one settles, another is converted."""
         if isinstance(expr, Const) and expr.weak:
             return self._fit(expr, dtype)
-        if expr.weak == "float" and dtype.is_float:
+        if expr.weak == "float" and isinstance(expr, Apply | Choose):
+            if not dtype.is_float:
+                return Cast(self.convert(expr, expr.dtype), dtype, span=expr.span)
             if isinstance(expr, Apply):
                 args = tuple(a if a.dtype.is_bool else self.convert(a, dtype) for a in expr.args)
                 return replace(expr, args=args, dtype=dtype, weak="")
-            if isinstance(expr, Choose):
-                then, otherwise = self.convert(expr.then, dtype), self.convert(expr.otherwise, dtype)
-                return replace(expr, then=then, otherwise=otherwise, dtype=dtype, weak="")
-        if expr.weak == "float":
-            expr = self.settled(expr)
+            then, otherwise = self.convert(expr.then, dtype), self.convert(expr.otherwise, dtype)
+            return replace(expr, then=then, otherwise=otherwise, dtype=dtype, weak="")
         return expr if expr.dtype is dtype else Cast(expr, dtype, span=expr.span)
 
     def settled(self, expr: Expr) -> Expr:
@@ -137,12 +136,12 @@ class Typing:
             try:
                 return replace(expr, value=float(value), dtype=dtype, weak="")
             except OverflowError:
-                self.fail("TW006", f"{value} does not fit {dtype}", expr.span)
+                raise self.fail("TW006", f"{value} does not fit {dtype}", expr.span)
         if isinstance(value, float):
-            self.fail("TW006", f"{value!r} would lose its fraction in {dtype}", expr.span, f"write cast({value!r}, {dtype})")
+            raise self.fail("TW006", f"{value!r} would lose its fraction in {dtype}", expr.span, f"write cast({value!r}, {dtype})")
         if not int(dtype.min_value) <= value <= int(dtype.max_value):
             low, high = dtype.min_value, dtype.max_value
-            self.fail("TW006", f"{value} does not fit {dtype} ({low} to {high})", expr.span, "cast the other operand to a wider dtype")
+            raise self.fail("TW006", f"{value} does not fit {dtype} ({low} to {high})", expr.span, "cast the other operand to a wider dtype")
         return replace(expr, value=int(value), dtype=dtype, weak="")
 
     def meet(self, what: str, operands: Sequence[Expr], span: Span) -> TypePair:
@@ -152,7 +151,7 @@ class Typing:
             joined = join(met, type_of(operand))
             if joined is None:
                 left, right = describe(operands[position - 1]), describe(operand)
-                self.fail(
+                raise self.fail(
                     "TW006", f"{what} mixes {left} with {right}, which would lose data", span,
                     f"convert one operand, as in cast({show_expr(operand)}, {met[0]})",
                 )  # fmt: skip
@@ -199,7 +198,7 @@ class Typing:
                 return self.literal(rule(a.value, b.value), span)
             except ZeroDivisionError:
                 if whole and op != "/":
-                    self.fail("TW016", f"'{op}' by the literal 0", span)
+                    raise self.fail("TW016", f"'{op}' by the literal 0", span)
                 return None
         left, right = size_of(a), size_of(b)
         if left is not None and right is not None and a.weak and b.weak and op in _SIZES:
@@ -215,7 +214,7 @@ class Typing:
     def bits(self, op: str, a: Expr, b: Expr, span: Span) -> Expr:
         met = self.meet(f"'{op}'", [a, b], span)
         if met[0].is_float or (met[0].is_bool and op in ("<<", ">>")):
-            self.fail("TW006", f"'{op}' takes integers, got {describe(a)} and {describe(b)}", span)
+            raise self.fail("TW006", f"'{op}' takes integers, got {describe(a)} and {describe(b)}", span)
         return self.apply(_BITS[op], [a, b], met, span)
 
     def power(self, a: Expr, b: Expr, span: Span) -> Expr:
@@ -226,7 +225,7 @@ class Typing:
         met = self.meet("'**'", [a, b], span)
         if not met[0].is_float:
             if not met[1] and not met[0].is_bool:
-                self.fail(
+                raise self.fail(
                     "TW005", f"'**' of {describe(a)} with {describe(b)} has no integer form", span,
                     "use a literal exponent, or cast the base to a float",
                 )  # fmt: skip
@@ -263,7 +262,7 @@ class Typing:
         if op == "not":
             a = self.logical(a, span)
         elif a.dtype.is_float:
-            self.fail("TW006", f"'~' takes integers, got {describe(a)}", span)
+            raise self.fail("TW006", f"'~' takes integers, got {describe(a)}", span)
         return self.apply("not", [a], (a.dtype, ""), span)
 
     # -- functions --------------------------------------------------------------------------------------------------
@@ -367,11 +366,11 @@ class Typing:
         if isinstance(value, Const) and value.weak:
             return self.convert(value, dtype)
         if not value.weak and loses(value.dtype, dtype):
-            self.fail(
+            raise self.fail(
                 "TW006", f"{what} is {dtype}, and {value.dtype} does not fit it", span, f"write cast({show_expr(value)}, {dtype})"
             )
         if value.weak == "float" and not dtype.is_float:
-            self.fail("TW006", f"{what} is {dtype}, and a float does not fit it", span, f"write cast({show_expr(value)}, {dtype})")
+            raise self.fail("TW006", f"{what} is {dtype}, and a float does not fit it", span, f"write cast({show_expr(value)}, {dtype})")
         return self.convert(value, dtype)
 
 

@@ -10,25 +10,29 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tilewright.base.sizes import Size
-from tilewright.base.source import NOWHERE, Span
+from tilewright.base.source import Span
 
 
 @dataclass
 class Equations:
-    """What one walk over the kernel found out about sizes."""
+    """What walks over the kernel found out about sizes. Only ever grows, in order of discovery."""
 
     axes: tuple[str, ...]
     """The axis names of the inputs, in call order."""
-    same: list[tuple[str, str]] = field(default_factory=list)
-    defined: list[tuple[str, Size, Span]] = field(default_factory=list)
-    calls: list[tuple[str, str]] = field(default_factory=list)
+    same: dict[tuple[str, str], None] = field(default_factory=dict)
+    defined: dict[tuple[str, Size], Span] = field(default_factory=dict)
+    calls: dict[tuple[str, str], None] = field(default_factory=dict)
     """(name, what the user calls it): only how it is printed."""
-    perhaps: list[tuple[str, Size]] = field(default_factory=list)
+    perhaps: dict[tuple[str, Size], None] = field(default_factory=dict)
     """Taken when the name is not bound by anything else."""
     used: dict[str, Span] = field(default_factory=dict)
     """Names the user wrote, where first."""
     ranges: set[str] = field(default_factory=set)
     """Those used as a loop bound."""
+
+    def count(self) -> int:
+        """Grows whenever something new was learnt."""
+        return len(self.same) + len(self.defined) + len(self.calls) + len(self.perhaps) + len(self.used) + len(self.ranges)
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,12 @@ class Solution:
     conflicts: tuple[Conflict, ...] = ()
     leftover: tuple[tuple[Size, Size, Span], ...] = ()
     """Pairs that must be equal and are not so by construction: checked at calls."""
+    origin: Mapping[str, str] = field(default_factory=dict)
+    """For each name that appears in `sizes`, one the equations are written in."""
+
+    def raw(self, size: Size) -> Size:
+        """The size in the names that equations are written in."""
+        return size.substitute({n: Size.of(self.origin[n]) for n in size.names if self.origin.get(n, n) != n})
 
     def of(self, name: str) -> Size:
         return self.sizes.get(name, Size.of(name))
@@ -87,7 +97,7 @@ def solve(equations: Equations, reserved: frozenset[str]) -> Solution:
     definitions: dict[str, Size] = {}
     conflicts: list[Conflict] = []
     leftover: list[tuple[Size, Size, Span]] = []
-    for name, size, span in equations.defined:
+    for (name, size), span in equations.defined.items():
         root = classes.find(name)
         known = definitions.get(root)
         if known is None and root not in {classes.find(n) for n in size.names}:
@@ -112,7 +122,10 @@ def solve(equations: Equations, reserved: frozenset[str]) -> Solution:
     sizes = {name: _expand(size, direct) for name, size in direct.items()}
     unbound = frozenset(n for n in equations.used if not classes.bound(n) and roots[n] not in definitions)
     missing = {n for n in equations.used if roots[n] in definitions and sizes[n].names & unbound}
-    return Solution(sizes, unbound | missing, tuple(conflicts), tuple(leftover))
+    origin: dict[str, str] = {}
+    for name, root in roots.items():
+        origin.setdefault(names[root], name)
+    return Solution(sizes, unbound | missing, tuple(conflicts), tuple(leftover), origin)
 
 
 def _titles(classes: _Classes, equations: Equations, reserved: frozenset[str]) -> dict[str, str]:

@@ -101,7 +101,9 @@ def reduction(kind: str, dtype: DType, index: DType | None = None) -> Kernel:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "i32", "u8"])
-@pytest.mark.parametrize(("kind", "reference"), [("add", np.add), ("mul", np.multiply), ("min", np.minimum), ("max", np.maximum)])
+@pytest.mark.parametrize(
+    ("kind", "reference"), [("add", np.add), ("mul", np.multiply), ("min", np.minimum), ("max", np.maximum)]
+)
 def test_arithmetic_reductions(kind: str, dtype: str, reference: np.ufunc) -> None:
     data = np.random.default_rng(1).integers(1, 5, (5, 7)).astype(by_name(dtype).numpy)
     result = np.empty(5, data.dtype)
@@ -274,7 +276,9 @@ def shifted(guard: bool) -> Kernel:
         def point(b: Builder, i: Value) -> list[Value]:
             after = b.add(i, b.index(1))
             if guard:
-                (value,) = b.if_(b.op("lt", after, n), lambda b: [b.op("load", x, after)], lambda b: [b.const(0.0, f32)])
+                (value,) = b.if_(
+                    b.op("lt", after, n), lambda b: [b.op("load", x, after)], lambda b: [b.const(0.0, f32)]
+                )
             else:
                 value = b.op("load", x, after)
             store(b, out, i, value)
@@ -367,6 +371,9 @@ def test_program_binds_sizes_and_makes_outputs_and_scratch() -> None:
     np.testing.assert_array_equal(result["out"], data * 4)
     given = np.empty(5, np.float32)
     assert run_program(scale_program(), {"x": data, "a": 2.0}, {"out": given})["out"] is given
+    np.testing.assert_array_equal(run_program(scale_program(), {"x": data, "a": np.float32(2)})["out"], data * 4)
+    with pytest.raises(UserError, match="output 'out' has rank 1, got 2"):
+        run_program(scale_program(), {"x": data, "a": 2.0}, {"out": np.empty((5, 1), np.float32)})
 
 
 def test_program_outputs_start_poisoned() -> None:

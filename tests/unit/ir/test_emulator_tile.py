@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tilewright.base.dtypes import bf16, f16, f32, i8, i32, i64
+from tilewright.base.dtypes import DType, bf16, f16, f32, i8, i32, i64
 from tilewright.base.errors import UserError
 from tilewright.base.sizes import Size, ceildiv
 from tilewright.base.source import Source, Span
@@ -163,12 +163,15 @@ def test_transpose_reshape_slice() -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "acc", "precision", "tolerance"),
-    [(f32, f32, "ieee", 1e-6), (f32, f32, "tf32", 2e-3), (bf16, f32, "ieee", 1e-6), (f16, f16, "ieee", 1e-3), (i8, i32, "ieee", 0)],
+    [
+        (f32, f32, "ieee", 1e-6),
+        (f32, f32, "tf32", 2e-3),
+        (bf16, f32, "ieee", 1e-6),
+        (f16, f16, "ieee", 1e-3),
+        (i8, i32, "ieee", 0),
+    ],
 )
-def test_dot(dtype: object, acc: object, precision: str, tolerance: float) -> None:
-    from tilewright.base.dtypes import DType
-
-    assert isinstance(dtype, DType) and isinstance(acc, DType)
+def test_dot(dtype: DType, acc: DType, precision: str, tolerance: float) -> None:
     x, y, out = Value(tensor(dtype, 4, 16), "x"), Value(tensor(dtype, 16, 8), "y"), Value(tensor(acc, 4, 8), "out")
 
     def body(b: Builder) -> None:
@@ -211,7 +214,11 @@ def test_control_flow_differs_between_blocks() -> None:
 
 def test_atomics_from_all_blocks() -> None:
     """A histogram of i mod 3, a ticket for every element, and the largest value."""
-    counts, tickets, top = Value(tensor(i32, 3), "counts"), Value(tensor(i32, "n", 8), "tickets"), Value(tensor(f32, 1), "top")
+    counts, tickets, top = (
+        Value(tensor(i32, 3), "counts"),
+        Value(tensor(i32, "n", 8), "tickets"),
+        Value(tensor(f32, 1), "top"),
+    )
 
     def body(b: Builder) -> None:
         p = b.op("program_id", axis=0)
@@ -260,7 +267,9 @@ def test_async_load_fills_with_zero_past_the_end() -> None:
 
 
 def test_reading_before_the_wait_is_a_fault() -> None:
-    with pytest.raises(UserError, match=r"load of uninitialised shared memory: 'buffer'\[0\] was never written, in block \(0\)"):
+    with pytest.raises(
+        UserError, match=r"load of uninitialised shared memory: 'buffer'\[0\] was never written, in block \(0\)"
+    ):
         run_kernel(shared_kernel(wait=False), [np.ones((3, 8), np.float32), np.ones((3, 8), np.float32)], {"n": 3})
 
 

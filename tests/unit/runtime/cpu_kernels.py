@@ -8,7 +8,7 @@ from tilewright.base import dtypes
 from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, ScalarParam, SizeBinding
 from tilewright.base.sizes import Size, ceildiv, contiguous_strides
 from tilewright.base.target import host_cpu
-from tilewright.codegen.host import host_ir
+from tilewright.codegen.host import host_object
 from tilewright.codegen.native import compile_object
 from tilewright.codegen.pool import pool_object
 from tilewright.runtime import cpu, cpu_pool
@@ -220,8 +220,7 @@ def make(text: str, artifact: Artifact) -> cpu.CpuProgram:
 
 def compiled(text: str, artifact: Artifact) -> Artifact:
     target = host_cpu()
-    host = compile_object(host_ir(artifact), target, opt=2)
-    return replace(artifact, code=compile_object(text, target), host=host)
+    return replace(artifact, code=compile_object(text, target), host=host_object(artifact, target))
 
 
 def artifact(

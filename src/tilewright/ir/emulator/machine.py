@@ -141,11 +141,10 @@ class Machine(ABC):
         if isinstance(param.type, Tensor):
             assert isinstance(argument, np.ndarray)
             self.memories[param] = Memory.of_array(param.name, param.type, argument)
-        elif isinstance(argument, np.ndarray):
-            frame.values[param] = argument.reshape(1)
         else:
             assert isinstance(param.type, Scalar)
-            frame.values[param] = constant(argument, param.type.dtype)
+            number = argument.item() if isinstance(argument, np.ndarray | np.generic) else argument
+            frame.values[param] = constant(number, param.type.dtype)
 
     def run(self, block: Block, frame: Frame) -> Steps:
         """Execute the ops in order; gives what the block yields."""
@@ -266,7 +265,7 @@ class Machine(ABC):
             return None
         return frame.get(LANE if memory.space == "local" else SLOT)
 
-    def _fail_at(
+    def fail_at(
         self, op: Op, frame: Frame, bad: Array, text: Callable[[tuple[int, ...]], str], help: str = ""
     ) -> UserError:
         """The error for the first lane (and element) where `bad` holds."""
@@ -293,7 +292,7 @@ class Machine(ABC):
                 continue
             bad = outside if active is None else outside & active
             if bad.any():
-                raise self._fail_at(op, frame, bad, self._bounds_text(op, memory, indices, axis, bad.shape))
+                raise self.fail_at(op, frame, bad, self._bounds_text(op, memory, indices, axis, bad.shape))
             # What is left outside is not accessed.
             indices[axis] = np.where(outside, 0, index)
         return memory, memory.offsets(indices, self.owner(memory, frame)), active
@@ -322,7 +321,7 @@ class Machine(ABC):
         if wrong.any():
             size = width * memory.dtype.itemsize
             start = np.broadcast_to(first - memory.base, wrong.shape)
-            raise self._fail_at(
+            raise self.fail_at(
                 op, frame, wrong,
                 lambda p: f"{op.opcode} of {width} elements of {memory.label} from element {int(start[p])} on is misaligned: "
                 f"a vector of {size} bytes must lie at a multiple of that",
@@ -332,7 +331,7 @@ class Machine(ABC):
         bad = outside if active is None else outside & active[..., None]
         if bad.any():
             base = np.broadcast_to(places - memory.base, bad.shape)
-            raise self._fail_at(
+            raise self.fail_at(
                 op, frame, bad,
                 lambda p: f"{op.opcode} of {width} elements of {memory.label} is out of bounds: element {int(base[p])} "
                 f"in memory, extents {list(memory.shape)}",
@@ -347,7 +346,7 @@ class Machine(ABC):
             missing = missing & (active if active.ndim == missing.ndim else active[..., None])
         if missing.any():
             element = np.broadcast_to(places % max(memory.size, 1), missing.shape)
-            raise self._fail_at(
+            raise self.fail_at(
                 op, frame, missing,
                 lambda p: f"{op.opcode} of uninitialised {memory.space} memory: {memory.label}"
                 f"{[int(i) for i in np.unravel_index(int(element[p]), memory.shape)]} was never written",
@@ -365,6 +364,7 @@ class Machine(ABC):
         if memory.flat.size == 0:
             return (np.zeros(places.shape, memory.dtype.numpy),)
         self._check_written(op, frame, memory, places, active)
+        self.on_read(op, frame, memory, places, active)
         found = memory.read(places)
         if masked and active is not None:
             wanted = active if active.ndim == found.ndim else active[..., None]
@@ -382,12 +382,9 @@ class Machine(ABC):
         if isinstance(value_operand.type, Vec):
             places = self._vector_places(op, frame, memory, places, active, value_operand.type.width)
             active = None if active is None else active[..., None]
-        self._write(op, memory, places, frame.get(value_operand), active)
-        return ()
-
-    def _write(self, op: Op, memory: Memory, places: Array, values: Array, active: Array | None) -> None:
-        if not memory.flat.flags.writeable:
-            raise fault(f"{op.opcode} to {memory.label}, which is read-only", op.span)
+        self._require_writable(op, memory)
+        values = frame.get(value_operand)
+        self.on_write(op, frame, memory, places, values, active)
         shape = np.broadcast_shapes(places.shape, values.shape, () if active is None else active.shape)
         places, values = np.broadcast_to(places, shape), np.broadcast_to(values, shape)
         if active is not None:
@@ -395,12 +392,28 @@ class Machine(ABC):
             places, values = places[wanted], values[wanted]
         memory.write(places, values)
         self.changes += 1
+        return ()
+
+    def _require_writable(self, op: Op, memory: Memory) -> None:
+        if not memory.flat.flags.writeable:
+            raise fault(f"{op.opcode} to {memory.label}, which is read-only", op.span)
+
+    def on_read(  # noqa: B027 - most stages look at nothing
+        self, op: Op, frame: Frame, memory: Memory, places: Array, active: Array | None
+    ) -> None:
+        """A stage may look at reads before they happen."""
+
+    def on_write(  # noqa: B027 - most stages look at nothing
+        self, op: Op, frame: Frame, memory: Memory, places: Array, values: Array, active: Array | None
+    ) -> None:
+        """A stage may look at writes before they happen."""
 
     def _atomic(self, op: Op, frame: Frame) -> Results:
         kind = str(op.attrs["kind"])
         rank = tile_rank(op.result.type)
         memory, places, active = self.places(op, frame, rank, None)
         operands = [frame.get(v) for v in op.operands[1 + len(memory.shape) :]]
+        self._require_writable(op, memory)
         self._check_written(op, frame, memory, places, active)
         # Each lane does its own access, even where all lanes do the same.
         shape = (frame.lanes, *np.broadcast_shapes(places.shape[1:], *(o.shape[1:] for o in operands)))

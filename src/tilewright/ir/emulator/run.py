@@ -13,7 +13,7 @@ from tilewright.ir.emulator.memory import new_array
 from tilewright.ir.emulator.scheduler import launch
 from tilewright.ir.emulator.tile import TileMachine
 from tilewright.ir.nodes import Kernel, Stage, Value
-from tilewright.ir.program import Array, Program, ScalarInput
+from tilewright.ir.program import Array, Program
 from tilewright.ir.types import Tensor
 
 Argument = np.ndarray | int | float | bool
@@ -78,25 +78,39 @@ def run_program(
                 raise UserError.at(
                     "TW003", f"input '{wanted.name}' has rank {wanted.type.rank}, got {value.ndim}", program.span
                 )
-        elif isinstance(wanted, ScalarInput) and isinstance(value, np.generic):
-            value = value.item()
         values[wanted.name] = value
     sizes = _bind(program, values)
     for array in program.outputs:
         given = (outputs or {}).get(array.name)
+        if given is not None and given.ndim != array.type.rank:
+            raise UserError.at(
+                "TW003", f"output '{array.name}' has rank {array.type.rank}, got {given.ndim}", program.span
+            )
         values[array.name] = new_array(array.type, sizes) if given is None else given
     sizes = _bind(program, values)
     _check_sizes(program, values, sizes)
     for array in program.scratch:
         values[array.name] = new_array(array.type, sizes)
     for call in program.calls:
-        run_kernel(call.kernel, [values[name] for name in call.args], sizes)
+        arguments = [_viewed(values[name], param, sizes) for name, param in zip(call.args, call.kernel.params, strict=True)]
+        run_kernel(call.kernel, arguments, sizes)
     results: dict[str, np.ndarray] = {}
     for array in program.outputs:
         result = values[array.name]
         assert isinstance(result, np.ndarray)
         results[array.name] = result
     return results
+
+
+def _viewed(value: Argument, param: Value, sizes: Mapping[str, int]) -> Argument:
+    """The array as the kernel's parameter describes it: passes may merge axes."""
+    if not isinstance(param.type, Tensor) or not isinstance(value, np.ndarray):
+        return value
+    shape = tuple(s.evaluate(sizes) for s in param.type.shape)
+    if shape == value.shape:
+        return value
+    strides = tuple(s.evaluate(sizes) * value.itemsize for s in param.type.strides)
+    return np.lib.stride_tricks.as_strided(value, shape, strides, writeable=value.flags.writeable)
 
 
 def _bind(program: Program, values: Mapping[str, Argument]) -> dict[str, int]:

@@ -22,8 +22,13 @@ from tilewright.ir.emulator.thread import WARP, ThreadMachine, Waits, by_warp, w
 from tilewright.ir.nodes import Kernel
 
 Array = np.ndarray
+Arguments = Sequence[Array | int | float | bool]
 PATIENCE = 10_000
 """Rounds in which every warp only watches memory and nothing changes, before we call it a deadlock."""
+
+
+class Stuck(Exception):
+    """No warp of a team can go on. Never leaves this module."""
 
 
 class Task:
@@ -64,7 +69,7 @@ class Team:
                 moved = moved or not isinstance(task.event, Pause)
             moved = self._open_barriers() or moved
             if not self.ready and self.root.results is None:
-                raise self.deadlock()
+                raise Stuck
             if not moved and self.machine.changes == watched:
                 yield
 
@@ -101,14 +106,21 @@ class Team:
     def _open_barriers(self) -> bool:
         if not self.waiting:
             return False
-        complete = self._complete()
-        still: list[Task] = []
-        before = len(self.waiting)
-        for task in self.waiting:
-            opens = complete[task.warps() // self.machine.warps].all()
-            (self.ready if opens else still).append(task)
-        self.waiting = still
-        return len(still) < before
+        opens = self._complete()
+        blocks = [task.warps() // self.machine.warps for task in self.waiting]
+        # A task goes on with all its blocks or not at all, and a block with all its tasks.
+        held = True
+        while held:
+            held = False
+            for own in blocks:
+                if opens[own].any() and not opens[own].all():
+                    opens[own] = False
+                    held = True
+        released = [task for task, own in zip(self.waiting, blocks, strict=True) if opens[own].all()]
+        self.waiting = [task for task, own in zip(self.waiting, blocks, strict=True) if not opens[own].all()]
+        self.ready.extend(released)
+        self.machine.barriers[opens] += 1
+        return bool(released)
 
     # -- when nobody can go on ------------------------------------------------------------------------------------
 
@@ -146,7 +158,7 @@ class Team:
         )
 
 
-def launch(kernel: Kernel, sizes: Mapping[str, int], arguments: Sequence[Array | int | float | bool]) -> None:
+def launch(kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments) -> None:
     """Run a thread-stage kernel."""
     waits = Waits.of(kernel)
     total = prod(max(0, s.evaluate(sizes)) for s in kernel.grid)
@@ -162,14 +174,48 @@ def launch(kernel: Kernel, sizes: Mapping[str, int], arguments: Sequence[Array |
             idle = 0
         elif pending:
             first, blocks = pending.popleft()
-            machine = ThreadMachine(kernel, sizes, waits, first, blocks)
-            for param, argument in zip(kernel.params, arguments, strict=True):
-                machine.bind(param, argument, machine.root)
-            team = Team(machine)
-            active.append((team, team.run()))
+            if blocks > 1 and waits.blocking:
+                pending.extendleft(_together(kernel, sizes, arguments, waits, first, blocks))
+            else:
+                team = _team(kernel, sizes, arguments, waits, first, blocks)
+                active.append((team, _alone(team)))
         elif sum(team.machine.changes for team, _ in active) == changes:
             idle += 1
             if idle > PATIENCE:
                 raise active[0][0].deadlock()
         else:
             idle = 0
+
+
+def _team(
+    kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments, waits: Waits, first: int, blocks: int
+) -> Team:
+    machine = ThreadMachine(kernel, sizes, waits, first, blocks)
+    for param, argument in zip(kernel.params, arguments, strict=True):
+        machine.bind(param, argument, machine.root)
+    return Team(machine)
+
+
+def _alone(team: Team) -> Iterator[None]:
+    try:
+        yield from team.run()
+    except Stuck:
+        raise team.deadlock() from None
+
+
+def _together(
+    kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments, waits: Waits, first: int, blocks: int
+) -> list[tuple[int, int]]:
+    """Run blocks in one team. Blocks that pass barriers differently can hold one another up there, which single blocks do
+    not: then memory is put back, and the blocks left to run one by one are returned, last first: they go to the left of a queue."""
+    team = _team(kernel, sizes, arguments, waits, first, blocks)
+    memories = [m for m in team.machine.memories.values() if m.flat.flags.writeable]
+    before = [memory.flat.copy() for memory in memories]
+    try:
+        for _ in team.run():
+            pass
+    except Stuck:
+        for memory, saved in zip(memories, before, strict=True):
+            memory.flat[:] = saved
+        return [(block, 1) for block in reversed(range(first, first + blocks))]
+    return []

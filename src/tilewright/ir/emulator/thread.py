@@ -3,7 +3,8 @@
 Warps at one place of the kernel run together as one frame. Threads of a warp that part ways run under masks. Where whole warps
 part ways and one of them may have to wait for another (a barrier, or a loop that watches memory others write), the frame is
 split, the parts run on their own and come together at the end of the region. Waiting is handing an event to the scheduler.
-Blocks do not see one another's shared memory, so many blocks run in one frame, unless the kernel watches memory.
+Blocks do not see one another's shared memory, so many blocks run in one frame, unless the kernel watches memory; then warps
+may order themselves by other means than barriers, and shared memory is not watched for races.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from math import prod
 
 import numpy as np
 
-from tilewright.ir.emulator.frames import BLOCK, EXISTS, LANE, SLOT, THREAD, Frame
+from tilewright.base.errors import UserError
+from tilewright.ir.emulator.frames import BLOCK, EXISTS, LANE, SLOT, THREAD, Frame, align
 from tilewright.ir.emulator.machine import Barrier, Fork, Machine, Pause, Results, Steps, advance
 from tilewright.ir.emulator.memory import Memory, fault
+from tilewright.ir.emulator.races import Races
 from tilewright.ir.nodes import Kernel, Op, walk
 from tilewright.ir.types import Tensor
 
@@ -119,6 +122,9 @@ class ThreadMachine(Machine):
             "warp_sync": self._nothing, "fence": self._nothing, "extract": self._extract, "pack": self._pack,
         }  # fmt: skip
         self.control["barrier"] = self._barrier
+        self.barriers = np.zeros(blocks, np.int64)
+        """How many barriers each block has passed."""
+        self.races: dict[Memory, Races] = {}
 
     def describe(self, frame: Frame, lane: int) -> str:
         return f"{self.block_text(int(frame.full(BLOCK)[lane]))}, thread {int(frame.full(THREAD)[lane])}"
@@ -224,6 +230,46 @@ class ThreadMachine(Machine):
         yield Barrier(op.span)
         return ()
 
+    # -- races ----------------------------------------------------------------------------------------------------
+
+    def _actors(self, frame: Frame, places: Array, active: Array | None) -> tuple[Array, Array, Array, Array]:
+        """Of the accesses that happen: which they are, and their places, warps and barriers passed, on one axis each."""
+        shape = (frame.lanes, *places.shape[1:])
+        wanted = np.broadcast_to(np.True_ if active is None else align(active, len(shape) - 1), shape)
+        warps = np.broadcast_to(align(frame.full(LANE) // WARP, len(shape) - 1), shape)
+        epochs = np.broadcast_to(align(self.barriers[frame.full(SLOT)], len(shape) - 1), shape)
+        return wanted, np.broadcast_to(places, shape)[wanted], warps[wanted], epochs[wanted]
+
+    def _race(self, op: Op, frame: Frame, memory: Memory, wanted: Array, places: Array, bad: Array) -> UserError:
+        where = np.zeros(wanted.shape, np.bool_)
+        where[wanted] = bad
+        element = np.unravel_index(int(places[np.argmax(bad)]) % memory.size, memory.shape)
+        return self.fail_at(
+            op, frame, where,
+            lambda _: f"race on shared memory: {op.opcode} of {memory.label}{[int(i) for i in element]}, "
+            "which another warp accesses between the same barriers",
+            "put a barrier between the two accesses",
+        )  # fmt: skip
+
+    def on_read(self, op: Op, frame: Frame, memory: Memory, places: Array, active: Array | None) -> None:
+        races = self.races.get(memory)
+        if races is not None:
+            wanted, there, warps, epochs = self._actors(frame, places, active)
+            bad = races.on_read(there, warps, epochs)
+            if bad.any():
+                raise self._race(op, frame, memory, wanted, there, bad)
+
+    def on_write(
+        self, op: Op, frame: Frame, memory: Memory, places: Array, values: Array, active: Array | None
+    ) -> None:
+        races = self.races.get(memory)
+        if races is not None:
+            wanted, there, warps, epochs = self._actors(frame, places, active)
+            new = np.broadcast_to(values, wanted.shape)[wanted]
+            bad = races.on_write(there, warps, epochs, memory.read(there), new)
+            if bad.any():
+                raise self._race(op, frame, memory, wanted, there, bad)
+
     # -- ops of one thread ----------------------------------------------------------------------------------------
 
     def _thread_id(self, op: Op, frame: Frame) -> Results:
@@ -240,7 +286,10 @@ class ThreadMachine(Machine):
             assert isinstance(type_, Tensor)
             shape = tuple(s.evaluate({}) for s in type_.shape)
             owners = self.root.lanes if type_.space == "local" else self.blocks
-            self.memories[op.result] = Memory.allocate(op.result.name, type_, shape, owners)
+            memory = Memory.allocate(op.result.name, type_, shape, owners)
+            self.memories[op.result] = memory
+            if type_.space == "shared" and not self.waits.polling:
+                self.races[memory] = Races(memory.flat.size)
         return ()
 
     def _extract(self, op: Op, frame: Frame) -> Results:
@@ -275,7 +324,7 @@ class ThreadMachine(Machine):
         bad = active & ~np.take_along_axis(active, source, axis=1)
         if bad.any():
             wrong = source.reshape(-1)
-            raise self._fail_at(
+            raise self.fail_at(
                 op,
                 frame,
                 bad.reshape(-1),

@@ -1,0 +1,135 @@
+"""What a call was given: arrays and numbers in, a signature to compile for out.
+
+In: Python objects (NumPy arrays, device arrays, arrays of other libraries, numbers). Out: a list of `Argument`s, each with its
+array or number and the `ArgSpec` it asks code for. Anything else is a `UserError` that names the argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.base.dtypes import DType, bool_, f64, from_numpy, i64
+from tilewright.base.errors import UserError
+from tilewright.base.source import NOWHERE, Span
+from tilewright.compile.driver import Signature
+from tilewright.runtime.device_array import DeviceArray
+from tilewright.tree.typed import ArgSpec, ArrayArg, ScalarArg
+
+Number = int | float | bool
+SIZE_CLASSES = (32, 1024, 16384, 262144)
+"""Extents are rounded to these before they steer a schedule, so that a new size seldom means new code."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    name: str
+    value: np.ndarray | DeviceArray | Number
+    spec: ArgSpec
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.value.shape if isinstance(self.value, np.ndarray | DeviceArray) else ()
+
+
+def element_strides(array: np.ndarray | DeviceArray) -> tuple[int, ...]:
+    if isinstance(array, DeviceArray):
+        return array.strides
+    return tuple(s // array.itemsize for s in array.strides)
+
+
+def read_argument(name: str, value: object, span: Span = NOWHERE, gpu: bool = False) -> Argument:
+    """Classify one argument. For a GPU, alignment counts."""
+    if isinstance(value, bool | np.bool_):
+        return Argument(name, bool(value), ScalarArg(bool_))
+    if isinstance(value, int):
+        if not -(1 << 63) <= value < 1 << 63:
+            raise UserError.at("TW006", f"argument '{name}' is {value}, which no 64-bit integer holds", span)
+        return Argument(name, value, ScalarArg(i64, weak=True))
+    if isinstance(value, float):
+        return Argument(name, value, ScalarArg(f64, weak=True))
+    if isinstance(value, np.generic):
+        dtype = from_numpy(value.dtype)
+        if dtype is None:
+            raise _bad_dtype(name, value.dtype, span)
+        return Argument(name, value.item(), ScalarArg(dtype))
+    if isinstance(value, DeviceArray):
+        return Argument(name, value, _array_spec(value, value.dtype, gpu))
+    array = value if type(value) is np.ndarray else _as_numpy(name, value, span)
+    dtype = from_numpy(array.dtype)
+    if dtype is None:
+        raise _bad_dtype(name, array.dtype, span)
+    if not array.flags.aligned or any(s % array.itemsize for s in array.strides):
+        array = np.ascontiguousarray(array)  # a field of a record, say: no whole number of elements apart
+    return Argument(name, array, _array_spec(array, dtype, gpu))
+
+
+def _as_numpy(name: str, value: object, span: Span) -> np.ndarray:
+    """A host array of another library, without a copy."""
+    if isinstance(value, np.ndarray):
+        return value.view(np.ndarray)
+    if hasattr(value, "__array_interface__"):
+        return np.asarray(value)
+    if hasattr(value, "__dlpack__"):
+        try:
+            return np.from_dlpack(value)  # type: ignore[arg-type]
+        except (BufferError, RuntimeError, TypeError) as error:
+            raise UserError.at("TW009", f"argument '{name}' cannot be shared: {error}", span) from error
+    kind = type(value).__name__
+    help_ = "pass a NumPy array, for instance numpy.asarray(…)" if isinstance(value, list | tuple) else "pass an array or a number"
+    raise UserError.at("TW009", f"argument '{name}' is a {kind}, not an array or a number", span, help_)
+
+
+def _bad_dtype(name: str, dtype: np.dtype, span: Span) -> UserError:
+    swapped = not dtype.isnative
+    reason = "has the other byte order" if swapped else "is not supported"
+    error = UserError.at(
+        "TW009", f"argument '{name}' has dtype {dtype}, which {reason}", span,
+        "convert it with .astype(...)" if swapped else "convert it to a bool, integer or float dtype first",
+    )  # fmt: skip
+    assert isinstance(error, UserError)
+    return error
+
+
+def _array_spec(array: np.ndarray | DeviceArray, dtype: DType, gpu: bool) -> ArrayArg:
+    contiguous = array.is_contiguous if isinstance(array, DeviceArray) else array.flags.c_contiguous
+    align = 0
+    if gpu:
+        # Host arrays are copied to fresh, aligned device memory first.
+        align = 16 if isinstance(array, np.ndarray) or array.pointer % 16 == 0 else 0
+    if contiguous or (gpu and isinstance(array, np.ndarray)):
+        return ArrayArg(dtype, array.ndim, None, align)
+    last = array.ndim - 1
+    strides = tuple(
+        s if s == 0 or (s == 1 and axis == last) else None for axis, s in enumerate(element_strides(array))
+    )
+    return ArrayArg(dtype, array.ndim, strides, align)
+
+
+def signature(arguments: list[Argument], gpu: bool) -> Signature:
+    """What to compile for. On a GPU extents count in two ways: what divides them, and roughly how large they are."""
+    args = tuple(a.spec for a in arguments)
+    if not gpu:
+        return Signature(args)
+    divisors: list[tuple[str, int, int]] = []
+    hints: list[tuple[str, int, int]] = []
+    for argument in arguments:
+        for axis, extent in enumerate(argument.shape):
+            divisor = 16 if extent % 16 == 0 else 4 if extent % 4 == 0 else 1
+            if divisor > 1:
+                divisors.append((argument.name, axis, divisor))
+            hints.append((argument.name, axis, size_class(extent)))
+    return Signature(args, tuple(divisors), tuple(hints))
+
+
+def size_class(extent: int) -> int:
+    """The extent, coarsened: the smallest class that holds it, or a large number."""
+    for limit in SIZE_CLASSES:
+        if extent <= limit:
+            return limit
+    return 1 << 26
+
+
+def numbers(arguments: list[Argument]) -> dict[str, Number]:
+    return {a.name: a.value for a in arguments if not isinstance(a.value, np.ndarray | DeviceArray)}

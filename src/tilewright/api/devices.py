@@ -1,0 +1,87 @@
+"""Devices by name: `cpu`, `cuda:0`, `emulator`, `auto`; what is here and what is chosen."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+
+from tilewright.base.errors import DeviceError, UserError
+from tilewright.base.target import DEFAULT_NVPTX, NVPTX, Target, host_cpu
+from tilewright.runtime import cuda
+
+STAGES = ("loop", "tile", "thread")
+
+
+@dataclass(frozen=True)
+class Device:
+    """A place kernels run. `kind` is cpu, cuda or emulator."""
+
+    id: str
+    kind: str
+    name: str
+    target: Target
+    memory: int = 0
+    """Bytes; 0 where it is the host's."""
+    stage: str = ""
+    """The IR stage an emulator runs."""
+
+    def __str__(self) -> str:
+        return self.id
+
+
+_default = "cpu"
+
+
+def devices() -> list[Device]:
+    """Every device of this machine that can run kernels."""
+    found = [cpu_device()]
+    for gpu in cuda.devices():
+        found.append(Device(f"cuda:{gpu.ordinal}", "cuda", gpu.name, gpu.target, gpu.memory))
+    found.append(emulator_device("thread"))
+    return found
+
+
+def cpu_device() -> Device:
+    target = host_cpu()
+    cores = target.multiprocessors
+    return Device("cpu", "cpu", f"{platform.machine()}, {cores} core{'s' if cores != 1 else ''}, {target.name}", target)
+
+
+def emulator_device(stage: str, target: Target | None = None) -> Device:
+    chosen = target or NVPTX[DEFAULT_NVPTX]
+    return Device(f"emulator:{stage}", "emulator", f"executes the {stage} stage for {chosen.name}", chosen, stage=stage)
+
+
+def set_default_device(name: str) -> None:
+    """The device of calls that name none: `cpu` (the start), `auto`, `cuda:0`, `emulator`…"""
+    global _default
+    find_device(name)
+    _default = name
+
+
+def default_device() -> str:
+    return _default
+
+
+def find_device(name: str) -> Device:
+    """The device a user named. `auto` is the first GPU, else the CPU."""
+    if name == "auto":
+        gpus = cuda.devices()
+        return find_device("cuda:0") if gpus else cpu_device()
+    if name == "cpu":
+        return cpu_device()
+    if name == "emulator":
+        return emulator_device("thread")
+    if name.startswith("emulator:") and name.split(":", 1)[1] in STAGES:
+        return emulator_device(name.split(":", 1)[1])
+    if name == "cuda" or (name.startswith("cuda:") and name[5:].isdigit()):
+        ordinal = int(name[5:] or 0) if ":" in name else 0
+        gpus = cuda.devices()
+        if ordinal < len(gpus):
+            gpu = gpus[ordinal]
+            return Device(f"cuda:{ordinal}", "cuda", gpu.name, gpu.target, gpu.memory)
+        reason = cuda.unavailable_reason() or f"this machine has {len(gpus)}"
+        raise DeviceError.at(
+            "TW030", f"device '{name}' is not present: {reason}", help="use device='cpu', or device='emulator' to run GPU code without a GPU"
+        )
+    raise UserError.at("TW030", f"unknown device '{name}'", help="use cpu, cuda, cuda:N, emulator, emulator:loop|tile|thread or auto")

@@ -1,0 +1,261 @@
+"""Running a compiled kernel on one device: the general path, with every case handled.
+
+In: the kernel's tree, the arguments of one call and a device. Out: NumPy arrays or device arrays, as the inputs were. The fast
+path for CPU calls is the artifact's entry stub (`CpuProgram.call`); what it refuses comes here and either works (strided,
+overlapping, converted) or raises the exact error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from tilewright.api.arguments import Argument, Number, element_strides, numbers, read_argument, signature
+from tilewright.api.checks import bind_sizes, check_output
+from tilewright.api.devices import Device
+from tilewright.base.artifact import ArrayParam, Artifact, ScalarParam
+from tilewright.base.errors import DeviceError, UserError
+from tilewright.base.source import NOWHERE, Span
+from tilewright.base.target import host_cpu
+from tilewright.compile.build import describe_program
+from tilewright.compile.driver import Signature, compile_kernel, compile_stages
+from tilewright.ir.emulator import run_program
+from tilewright.runtime import cpu, cuda
+from tilewright.runtime.device_array import DeviceArray
+from tilewright.tree.syntax import Function
+
+Result = np.ndarray | DeviceArray | Number | tuple[object, ...]
+
+
+class Runner:
+    """A kernel on its way through the devices: keeps what was compiled and loaded for it."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self._cpu: dict[Signature, cpu.CpuProgram] = {}
+        self._cuda: dict[tuple[str, Signature], object] = {}
+        self._entry: Callable[..., object] | None = None
+        self.last: Artifact | None = None
+        """The artifact of the latest call, for `inspect`-like questions."""
+
+    def arguments(self, values: Mapping[str, object], gpu: bool) -> list[Argument]:
+        return [read_argument(name, value, self.function.span, gpu) for name, value in values.items()]
+
+    def run(self, values: Mapping[str, object], device: Device, out: object = None) -> object:
+        if device.kind == "cpu":
+            return self.run_cpu(values, out)
+        if device.kind == "cuda":
+            return self.run_cuda(values, device, out)
+        return self.run_emulator(values, device, out)
+
+    # -- CPU ----------------------------------------------------------------------------------------------------
+
+    def cpu_program(self, arguments: list[Argument]) -> cpu.CpuProgram:
+        wanted = signature(arguments, gpu=False)
+        program = self._cpu.get(wanted)
+        if program is None:
+            program = cpu.load(compile_kernel(self.function, wanted, host_cpu()))
+            self._cpu[wanted] = program
+        self.last = program.artifact
+        self._entry = program.call
+        return program
+
+    def cpu_entry(self) -> Callable[..., object] | None:
+        """The entry stub of the latest CPU program."""
+        return self._entry
+
+    def run_cpu(self, values: Mapping[str, object], out: object = None) -> object:
+        values = {name: v.numpy() if isinstance(v, DeviceArray) else v for name, v in values.items()}
+        arguments = self.arguments(values, gpu=False)
+        program = self.cpu_program(arguments)
+        keywords = {} if out is None else {"out": out}
+        result = program.call(*(a.value for a in arguments), **keywords)
+        if result is not NotImplemented:
+            return result
+        return self._general_cpu(program, arguments, out)
+
+    def _general_cpu(self, program: cpu.CpuProgram, arguments: list[Argument], out: object) -> object:
+        artifact = program.artifact
+        arrays = {a.name: a.value for a in arguments if isinstance(a.value, np.ndarray)}
+        sizes = bind_sizes(artifact, {n: a.shape for n, a in arrays.items()}, _strides(arrays), self.function.span)
+        outputs, copies = self._outputs(artifact, sizes, out, arrays)
+        program.run({**arrays, **outputs}, _converted(artifact, numbers(arguments)))
+        for given, temporary in copies:
+            given[...] = temporary
+        return _result(artifact, outputs, out)
+
+    def _outputs(
+        self, artifact: Artifact, sizes: Mapping[str, int], out: object, arrays: Mapping[str, np.ndarray]
+    ) -> tuple[dict[str, np.ndarray], list[tuple[np.ndarray, np.ndarray]]]:
+        """Arrays to write to, and (given, temporary) pairs to copy back where the given one cannot be written directly."""
+        given = _given_outputs(artifact, out, self.function.span)
+        outputs: dict[str, np.ndarray] = {}
+        copies: list[tuple[np.ndarray, np.ndarray]] = []
+        for param in artifact.outputs:
+            shape = tuple(s.evaluate(sizes) for s in param.shape)
+            if param.name not in given:
+                outputs[param.name] = _allocate(shape, param)
+                continue
+            target = check_output(param, given[param.name], shape, self.function.span)
+            others = [*arrays.values(), *(t for n, t in given.items() if n != param.name and isinstance(t, np.ndarray))]
+            if target.flags.c_contiguous and not any(np.may_share_memory(target, o) for o in others):
+                outputs[param.name] = target
+            else:
+                outputs[param.name] = _allocate(shape, param)
+                copies.append((target, outputs[param.name]))
+        return outputs, copies
+
+    # -- CUDA ---------------------------------------------------------------------------------------------------
+
+    def run_cuda(self, values: Mapping[str, object], device: Device, out: object = None) -> object:
+        gpu = _gpu(device)
+        on_host = not any(_is_on_device(v) for v in (*values.values(), out))
+        moved: dict[str, object] = {}
+        for name, value in values.items():
+            if isinstance(value, DeviceArray) or not _is_on_device(value):
+                moved[name] = value
+            else:
+                moved[name] = gpu.wrap(value)
+        arguments = self.arguments(moved, gpu=True)
+        wanted = signature(arguments, gpu=True)
+        program = self._cuda.get((device.id, wanted))
+        if program is None:
+            program = gpu.load(compile_kernel(self.function, wanted, gpu.target))
+            self._cuda[device.id, wanted] = program
+        assert isinstance(program, cuda.CudaProgram)
+        artifact = self.last = program.artifact
+        shapes = {a.name: a.shape for a in arguments if isinstance(a.value, np.ndarray | DeviceArray)}
+        strides = {a.name: element_strides(a.value) for a in arguments if isinstance(a.value, np.ndarray | DeviceArray)}
+        sizes = bind_sizes(artifact, shapes, strides, self.function.span)
+        arrays: dict[str, DeviceArray | int] = {}
+        for a in arguments:
+            if isinstance(a.value, np.ndarray):
+                arrays[a.name] = gpu.from_numpy(np.ascontiguousarray(a.value))
+            elif isinstance(a.value, DeviceArray):
+                arrays[a.name] = a.value
+        given = _given_outputs(artifact, out, self.function.span)
+        outputs: dict[str, DeviceArray] = {}
+        copies: list[tuple[DeviceArray, DeviceArray]] = []
+        for param in artifact.outputs:
+            shape = tuple(s.evaluate(sizes) for s in param.shape)
+            target = given.get(param.name)
+            if target is None or isinstance(target, np.ndarray):
+                if target is not None:
+                    check_output(param, target, shape, self.function.span)
+                outputs[param.name] = gpu.empty(shape, param.dtype)
+                continue
+            wrapped = gpu.wrap(target)
+            if wrapped.shape != shape or wrapped.dtype is not param.dtype or not wrapped.is_contiguous or wrapped.readonly:
+                raise UserError.at(
+                    "TW018", f"out= for '{param.name}' is {wrapped!r}, but the result is a writable, contiguous "
+                    f"{param.dtype}[{', '.join(map(str, shape))}]", self.function.span,
+                )  # fmt: skip
+            if not artifact.alias_safe and any(_overlap(wrapped, x) for x in arrays.values() if isinstance(x, DeviceArray)):
+                outputs[param.name] = gpu.empty(shape, param.dtype)
+                copies.append((wrapped, outputs[param.name]))
+            else:
+                outputs[param.name] = wrapped
+        program.run({**arrays, **outputs}, _converted(artifact, numbers(arguments)), sizes)
+        for target, temporary in copies:
+            gpu.copy(target, temporary)
+        if not on_host:
+            return _result(artifact, outputs, out)
+        host: dict[str, np.ndarray] = {}
+        for name, array in outputs.items():
+            given_array = given.get(name)
+            host[name] = array.numpy()
+            if isinstance(given_array, np.ndarray):
+                given_array[...] = host[name]
+        return _result(artifact, host, out)
+
+    # -- emulator -----------------------------------------------------------------------------------------------
+
+    def run_emulator(self, values: Mapping[str, object], device: Device, out: object = None) -> object:
+        values = {name: v.numpy() if isinstance(v, DeviceArray) else v for name, v in values.items()}
+        arguments = self.arguments(values, gpu=True)
+        wanted = signature(arguments, gpu=True)
+        done = compile_stages(self.function, wanted, device.target)
+        program = {"loop": done.stages.loop, "tile": done.stages.tile, "thread": done.stages.thread}[device.stage]
+        inputs: dict[str, np.ndarray | Number] = {}
+        for a in arguments:
+            assert not isinstance(a.value, DeviceArray)
+            inputs[a.name] = np.ascontiguousarray(a.value) if isinstance(a.value, np.ndarray) else a.value
+        # The call-time checks of real devices: same errors, same texts.
+        artifact = self.last = describe_program(program, device.target)
+        arrays = {n: v for n, v in inputs.items() if isinstance(v, np.ndarray)}
+        sizes = bind_sizes(artifact, {n: a.shape for n, a in arrays.items()}, _strides(arrays), self.function.span)
+        given = _given_outputs(artifact, out, self.function.span)
+        for param in artifact.outputs:
+            if param.name in given:
+                shape = tuple(s.evaluate(sizes) for s in param.shape)
+                check_output(param, given[param.name], shape, self.function.span)
+        outputs = run_program(program, {**inputs, **_converted(artifact, numbers(arguments))})
+        for name, target in given.items():
+            assert isinstance(target, np.ndarray)
+            target[...] = outputs[name]
+        return _result(artifact, outputs, out)
+
+
+def _strides(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+    return {name: element_strides(array) for name, array in arrays.items()}
+
+
+def _allocate(shape: tuple[int, ...], param: ArrayParam) -> np.ndarray:
+    try:
+        return np.empty(shape, param.dtype.numpy)
+    except (MemoryError, ValueError) as error:
+        raise DeviceError.at("TW031", f"no memory for the result '{param.name}' of shape {list(shape)}: {error}") from error
+
+
+def _converted(artifact: Artifact, given: Mapping[str, Number]) -> dict[str, Number]:
+    """Numbers as their parameters want them; a float never silently becomes an integer."""
+    values: dict[str, Number] = {}
+    for param in artifact.inputs:
+        if isinstance(param, ScalarParam):
+            value = given[param.name]
+            values[param.name] = float(value) if param.dtype.is_float else value
+    return values
+
+
+def _given_outputs(artifact: Artifact, out: object, span: Span = NOWHERE) -> dict[str, object]:
+    if out is None:
+        return {}
+    several = list(out) if isinstance(out, tuple | list) else [out]
+    if len(several) != len(artifact.outputs):
+        raise UserError.at(
+            "TW018", f"out= has {len(several)} array(s), but the kernel returns {len(artifact.outputs)}", span
+        )
+    return {p.name: o for p, o in zip(artifact.outputs, several, strict=True) if o is not None}
+
+
+def _result(artifact: Artifact, outputs: Mapping[str, np.ndarray] | Mapping[str, DeviceArray], out: object) -> object:
+    if out is not None:
+        return out
+    values = [outputs[p.name] for p in artifact.outputs]
+    plain = [v[()] if isinstance(v, np.ndarray) and v.ndim == 0 else v for v in values]
+    return plain[0] if len(plain) == 1 else tuple(plain)
+
+
+def _is_on_device(value: object) -> bool:
+    return isinstance(value, DeviceArray) or (not isinstance(value, np.ndarray) and hasattr(value, "__cuda_array_interface__"))
+
+
+def device_of(values: list[object]) -> str | None:
+    """The device the first device array of a call is on."""
+    for value in values:
+        if isinstance(value, DeviceArray):
+            return f"cuda:{value.device.ordinal}"
+        if _is_on_device(value):
+            index = getattr(getattr(value, "device", None), "index", None)
+            return f"cuda:{index if isinstance(index, int) else 0}"
+    return None
+
+
+def _gpu(device: Device) -> cuda.CudaDevice:
+    return cuda.devices()[int(device.id.split(':')[1])]
+
+
+def _overlap(a: DeviceArray, b: DeviceArray) -> bool:
+    return a.pointer < b.pointer + max(1, b.nbytes) and b.pointer < a.pointer + max(1, a.nbytes)
+

@@ -1,0 +1,132 @@
+"""`@kernel`: a Python function becomes a callable kernel.
+
+The first call with new kinds of arguments compiles; later ones go straight to machine code: `__call__` tries the entry stub
+of the last CPU program, which checks its arguments itself and refuses what it was not made for.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Generic, ParamSpec, TypeVar, overload
+
+from tilewright.api.arguments import signature
+from tilewright.api.devices import default_device, find_device
+from tilewright.api.execute import Runner, device_of
+from tilewright.base.artifact import Artifact
+from tilewright.base.errors import UserError
+from tilewright.base.target import Target, parse_target
+from tilewright.compile.driver import Compilation, Signature, compile_kernel, compile_stages
+from tilewright.frontend.python import parse_function
+from tilewright.tree.syntax import Function
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _never(*args: object, **keywords: object) -> object:
+    """The entry before anything was compiled."""
+    return NotImplemented
+
+
+class Kernel(Generic[P, R]):
+    """A kernel written in Python. Call it like the function it was; `out=` and `device=` are extra."""
+
+    def __init__(self, function: Callable[P, R], device: str | None = None) -> None:
+        functools.update_wrapper(self, function)
+        self.python = function
+        self.device = device
+        self._names = tuple(inspect.signature(function).parameters)
+        self._runner: Runner | None = None
+        self._entry: Callable[..., object] = _never
+
+    def __call__(self, *args: object, **keywords: object) -> object:
+        result = self._entry(*args, **keywords)
+        return self._general(args, keywords) if result is NotImplemented else result
+
+    @property
+    def function(self) -> Function:
+        """The untyped tree; parsed at first use."""
+        return self.runner.function
+
+    @property
+    def runner(self) -> Runner:
+        if self._runner is None:
+            self._runner = Runner(parse_function(self.python))
+        return self._runner
+
+    @property
+    def last(self) -> Artifact | None:
+        """What the latest call ran: its target says where, its launches which kernels."""
+        return self.runner.last
+
+    def _bind(self, args: tuple[object, ...], keywords: dict[str, object]) -> dict[str, object]:
+        """Arguments by name; UserError with the names when they do not fit."""
+        names, span = self._names, self.function.span
+        if len(args) > len(names):
+            raise UserError.at(
+                "TW016", f"{self.__name__} takes {len(names)} argument(s) ({', '.join(names)}), got {len(args)}", span
+            )
+        values = dict(zip(names, args, strict=False))
+        for name, value in keywords.items():
+            if name not in names:
+                raise UserError.at("TW016", f"{self.__name__} has no argument '{name}'", span, f"its arguments are {', '.join(names)}")
+            if name in values:
+                raise UserError.at("TW016", f"{self.__name__} got '{name}' twice", span)
+            values[name] = value
+        missing = [name for name in names if name not in values]
+        if missing:
+            raise UserError.at("TW008", f"{self.__name__} is missing {', '.join(map(repr, missing))}", span)
+        return {name: values[name] for name in names}
+
+    def _general(self, args: tuple[object, ...], keywords: dict[str, object]) -> object:
+        keywords = dict(keywords)
+        out = keywords.pop("out", None)
+        asked = keywords.pop("device", None)
+        if asked is not None and not isinstance(asked, str):
+            raise UserError.at("TW009", f"device= is a {type(asked).__name__}, not a name such as 'cpu' or 'cuda:0'", self.function.span)
+        values = self._bind(args, keywords)
+        name = asked or self.device or device_of([*values.values(), out]) or default_device()
+        device = find_device(name)
+        result = self.runner.run(values, device, out)
+        if device.kind == "cpu" and asked is None and self.device in (None, "cpu") and default_device() == "cpu":
+            # From now on calls like this one go straight to the code that just ran.
+            entry = self.runner.cpu_entry()
+            if entry is not None:
+                self._entry = entry
+        return result
+
+    # -- looking inside -----------------------------------------------------------------------------------------
+
+    def _signature(self, args: tuple[object, ...], target: Target) -> Signature:
+        values = self._bind(args, {})
+        return signature(self.runner.arguments(values, target.is_gpu), target.is_gpu)
+
+    def stages(self, *args: object, target: str = "cpu") -> Compilation:
+        """Every stage of compiling for these arguments."""
+        chosen = parse_target(target)
+        return compile_stages(self.function, self._signature(args, chosen), chosen)
+
+    def compile(self, *args: object, target: str = "cpu") -> Artifact:
+        """The artifact for these arguments: PTX for GPU targets, an object for CPUs."""
+        chosen = parse_target(target)
+        return compile_kernel(self.function, self._signature(args, chosen), chosen)
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.__name__}({', '.join(self._names)})>"
+
+    __name__: str
+
+
+@overload
+def kernel(function: Callable[P, R]) -> Kernel[P, R]: ...
+@overload
+def kernel(*, device: str | None = None) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
+def kernel(
+    function: Callable[P, R] | None = None, *, device: str | None = None
+) -> Kernel[P, R] | Callable[[Callable[P, R]], Kernel[P, R]]:
+    """Mark a Python function as a kernel: `@tw.kernel`, or `@tw.kernel(device="cuda")` to fix where it runs."""
+    if function is not None:
+        return Kernel(function)
+    return lambda wrapped: Kernel(wrapped, device)

@@ -1,0 +1,116 @@
+"""Conversions the target has no instruction for, as integer arithmetic; each rounds once, to nearest even.
+
+In: a kernel at any stage. Out: the same, without casts from or to f8 types (everywhere) and, on a CPU, without casts from or
+to bf16 and from f64 to f16 (hardware conversions there flush denormals, or are library calls). Sits with expand_math, right
+before code generation.
+
+    %y = cast %x {dtype = f32}     x: bf16
+    -> %y = bitcast (shl (cast (bitcast %x {u16}) {u32}) 16) {f32}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.base.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, u8, u16, u32
+from tilewright.base.target import Target
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Kernel, Op, Value
+from tilewright.ir.rewrite import rewrite
+from tilewright.ir.types import dtype_of
+
+_F8 = (f8e4m3, f8e5m2)
+
+
+def expand_casts(kernel: Kernel, target: Target) -> Kernel:
+    def expand(b: Builder, op: Op) -> Sequence[Value] | None:
+        if op.opcode != "cast":
+            return None
+        value = op.operands[0]
+        source, result = dtype_of(value.type), dtype_of(op.results[0].type)
+        soft = (*_F8, bf16) if not target.is_gpu else _F8
+        if source in soft:
+            return [_convert(b, _widen(b, value, source), result, soft, target)]
+        if result in soft or (result is f16 and source is f64 and not target.is_gpu):
+            return [_convert(b, value, result, soft, target)]
+        return None
+
+    return rewrite(kernel, expand)
+
+
+def _convert(b: Builder, value: Value, result: DType, soft: Sequence[DType], target: Target) -> Value:
+    """From any type with hardware support to `result`."""
+    source = dtype_of(value.type)
+    if result not in soft and not (result is f16 and source is f64):
+        return b.cast(value, result)
+    if source is f64 or (source.is_int and source.bits >= 32):
+        value = _odd(b, b.cast(value, f64))
+    single = b.cast(value, f32)
+    if result is f16:
+        return b.cast(single, f16)
+    return _to_bf16(b, single) if result is bf16 else _to_f8(b, single, result)
+
+
+
+
+def _widen(b: Builder, value: Value, source: DType) -> Value:
+    """A small float as f32; exact."""
+    if source is bf16:
+        bits = b.cast(b.bitcast(value, u16), u32)
+        return b.bitcast(b.op("shl", bits, b.splat(16, bits)), f32)
+    # The code's exponent and mantissa, shifted into an f32's place, are the value scaled by a power of two; multiplying
+    # sets the exponent right, for denormals too.
+    shift, scale, special = (20, 2.0**120, 0x7F) if source is f8e4m3 else (21, 2.0**112, 0x7C)
+    code = b.cast(b.bitcast(value, u8), u32)
+    size = b.op("and", code, b.splat(0x7F, code))
+    number = b.bitcast(b.op("shl", size, b.splat(shift, size)), f32)
+    bits = b.bitcast(b.mul(number, b.splat(scale, number)), u32)
+    if source is f8e4m3:
+        beyond = b.splat(0x7FC00000, bits)
+    else:
+        beyond = b.op("or", b.op("shl", size, b.splat(21, size)), b.splat(0x7F800000, size))
+    bits = b.select(b.op("ge", size, b.splat(special, size)), beyond, bits)
+    sign = b.op("shl", b.op("and", code, b.splat(0x80, code)), b.splat(24, code))
+    return b.bitcast(b.op("or", bits, sign), f32)
+
+
+def _odd(b: Builder, value: Value) -> Value:
+    """f64 to f32, rounded to odd: a second rounding to a narrower type then gives what one rounding would."""
+    near = b.cast(value, f32)
+    back = b.cast(near, f64)
+    bits = b.bitcast(near, u32)
+    away = b.op("gt", b.op("abs", back), b.op("abs", value))
+    truncated = b.select(away, b.sub(bits, b.splat(1, bits)), bits)
+    sticky = b.op("or", truncated, b.splat(1, bits))
+    exact = b.op("or", b.op("eq", back, value), b.op("isnan", value))
+    return b.bitcast(b.select(exact, bits, sticky), f32)
+
+
+def _to_bf16(b: Builder, value: Value) -> Value:
+    bits = b.bitcast(value, u32)
+    high = b.op("shr", bits, b.splat(16, bits))
+    nudge = b.add(b.op("and", high, b.splat(1, bits)), b.splat(0x7FFF, bits))
+    rounded = b.op("shr", b.add(bits, nudge), b.splat(16, bits))
+    quiet = b.op("or", high, b.splat(0x40, bits))
+    code = b.select(b.op("isnan", value), quiet, rounded)
+    return b.bitcast(b.cast(code, u16), bf16)
+
+
+def _to_f8(b: Builder, value: Value, result: DType) -> Value:
+    shift, bias, tiny, scale, last, nan = (
+        (20, 120 << 3, 2.0**-6, 2.0**9, 0x7F, 0x7F) if result is f8e4m3 else (21, 112 << 2, 2.0**-14, 2.0**16, 0x7C, 0x7F)
+    )
+    bits = b.bitcast(value, u32)
+    size = b.op("and", bits, b.splat(0x7FFFFFFF, bits))
+    magnitude = b.bitcast(size, f32)
+    last_bit = b.op("and", b.op("shr", size, b.splat(shift, size)), b.splat(1, size))
+    rounded = b.op("shr", b.add(size, b.add(last_bit, b.splat((1 << (shift - 1)) - 1, size))), b.splat(shift, size))
+    normal = b.sub(rounded, b.splat(bias, size))
+    # Below the smallest normal number the code is the value in units of the smallest denormal.
+    scaled = b.op("min", b.mul(magnitude, b.splat(scale, magnitude)), b.splat(16.0, magnitude))
+    small = b.cast(b.op("round", scaled), u32)
+    code = b.select(b.op("lt", magnitude, b.splat(tiny, magnitude)), small, normal)
+    code = b.op("min", code, b.splat(last, code))
+    code = b.select(b.op("isnan", value), b.splat(nan, code), code)
+    sign = b.op("and", b.op("shr", bits, b.splat(24, bits)), b.splat(0x80, bits))
+    return b.bitcast(b.cast(b.op("or", code, sign), u8), result)

@@ -1,0 +1,132 @@
+"""The table of contents of the compiler: every pass, in order, from the loop stage to what a code generator takes.
+
+    loop    simplify · collapse · contract            what to compute, merged and shared
+    program split_reductions                          long reductions cut in two kernels
+    loop    choose (schedule) · lower_loops           -> tile
+    tile    simplify · assign_layouts · lower_tiles   -> thread
+    thread  simplify · expand_math · expand_casts · simplify
+
+After every pass the kernel is verified; a failure names the pass. With a `Trace` each pass is timed and its output kept.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from tilewright.base.errors import CompilerBug, TilewrightError
+from tilewright.base.target import Target
+from tilewright.ir.nodes import Kernel
+from tilewright.ir.program import Program
+from tilewright.ir.text import print_kernel, print_program
+from tilewright.ir.verify import verify_kernel
+from tilewright.passes.assign_layouts import assign_layouts
+from tilewright.passes.collapse import collapse
+from tilewright.passes.contract import contract
+from tilewright.passes.expand_casts import expand_casts
+from tilewright.passes.expand_math import expand_math
+from tilewright.passes.lower_loops import lower_loops
+from tilewright.passes.lower_tiles import lower_tiles
+from tilewright.passes.schedule import Schedule, choose
+from tilewright.passes.simplify import simplify
+from tilewright.passes.split_reductions import split_reductions
+
+
+@dataclass
+class Trace:
+    """What happened: times per pass (seconds) and, when `dump` is a directory, the IR after each pass in files."""
+
+    times: dict[str, float] = field(default_factory=dict)
+    dump: str = ""
+    count: int = 0
+
+    def record(self, name: str, seconds: float, text: Callable[[], str]) -> None:
+        self.times[name] = self.times.get(name, 0.0) + seconds
+        if self.dump:
+            os.makedirs(self.dump, exist_ok=True)
+            with open(os.path.join(self.dump, f"{self.count:02d}-{name}.kir"), "w", encoding="utf-8") as file:
+                file.write(text())
+            self.count += 1
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The program after each stage; schedules one per kernel of `tile` and `thread`."""
+
+    loop: Program
+    tile: Program
+    thread: Program
+    schedules: tuple[Schedule, ...]
+
+
+def run_pass(name: str, kernel: Kernel, function: Callable[[Kernel], Kernel], trace: Trace) -> Kernel:
+    """One pass on one kernel, timed and verified."""
+    start = time.perf_counter()
+    try:
+        result = function(kernel)
+        verify_kernel(result)
+    except CompilerBug as error:
+        raise _blame(name, kernel, str(error)) from error
+    except TilewrightError:
+        raise
+    except Exception as error:  # a pass must never leak its own failure as something else
+        raise _blame(name, kernel, f"{type(error).__name__}: {error}") from error
+    trace.record(name, time.perf_counter() - start, lambda: print_kernel(result))
+    return result
+
+
+def _blame(name: str, kernel: Kernel, reason: str) -> CompilerBug:
+    handle, path = tempfile.mkstemp(prefix=f"tilewright-{name}-", suffix=".kir")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(print_kernel(kernel))
+    bug = CompilerBug.at(
+        "TW040", f"pass {name} failed on kernel {kernel.name}: {reason}", kernel.span, f"please report this; the kernel is in {path}"
+    )
+    assert isinstance(bug, CompilerBug)
+    return bug
+
+
+def prepare(program: Program, target: Target, hints: Mapping[str, int], trace: Trace) -> Program:
+    """The loop stage's passes: the program as schedules see it."""
+
+    def each(kernel: Kernel) -> Kernel:
+        kernel = run_pass("simplify", kernel, simplify, trace)
+        kernel = run_pass("collapse", kernel, collapse, trace)
+        return run_pass("contract", kernel, contract, trace)
+
+    program = _map_kernels(program, each)
+    start = time.perf_counter()
+    program = split_reductions(program, target, hints)
+    trace.record("split_reductions", time.perf_counter() - start, lambda: print_program(program))
+    return _map_kernels(program, lambda kernel: run_pass("simplify", kernel, simplify, trace))
+
+
+def lower(program: Program, target: Target, hints: Mapping[str, int] | None = None, trace: Trace | None = None) -> Stages:
+    """All the way from the loop stage to the thread stage."""
+    trace = trace or Trace(dump=os.environ.get("TILEWRIGHT_DUMP", ""))
+    loop = prepare(program, target, hints or {}, trace)
+    schedules = [choose(call.kernel, target, hints or {}) for call in loop.calls]
+    chosen = iter(schedules)
+
+    def to_tile(kernel: Kernel) -> Kernel:
+        schedule = next(chosen)
+        kernel = run_pass("lower_loops", kernel, lambda k: lower_loops(k, schedule, target), trace)
+        kernel = run_pass("simplify", kernel, simplify, trace)
+        return run_pass("assign_layouts", kernel, lambda k: assign_layouts(k, schedule, target), trace)
+
+    def to_thread(kernel: Kernel) -> Kernel:
+        kernel = run_pass("lower_tiles", kernel, lambda k: lower_tiles(k, target), trace)
+        kernel = run_pass("simplify", kernel, simplify, trace)
+        kernel = run_pass("expand_math", kernel, lambda k: expand_math(k, target), trace)
+        kernel = run_pass("expand_casts", kernel, lambda k: expand_casts(k, target), trace)
+        return run_pass("simplify", kernel, simplify, trace)
+
+    tile = _map_kernels(loop, to_tile)
+    return Stages(loop, tile, _map_kernels(tile, to_thread), tuple(schedules))
+
+
+def _map_kernels(program: Program, function: Callable[[Kernel], Kernel]) -> Program:
+    return replace(program, calls=tuple(replace(call, kernel=function(call.kernel)) for call in program.calls))

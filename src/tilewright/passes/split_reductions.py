@@ -1,0 +1,189 @@
+"""Cut long reductions with few results in two kernels, so that the whole device takes part. `Program -> Program`.
+
+In: a program of loop-stage kernels. Out: the same, where a kernel `parallel P { r = reduce n {…}; rest(r) }` with too few
+points in P is two: the first reduces `parts` stretches of the range side by side into scratch, the second reduces those.
+The number of parts depends on sizes and target only, and each part is summed in a fixed order: the same call gives the same
+bits on every run. Sits before schedules are chosen; the halves are ordinary kernels.
+
+    parallel %p (%i) { %r = reduce %n {add} (%k) { yield x[i, k] }; store out[i] }
+    -> parallel %p, %parts (%i, %s) { %r = reduce %chunk {add} (%k) { yield x[i, s*chunk + k] }; store part[i, s] }
+       parallel %p (%i) { %r = reduce %parts {add} (%s) { yield part[i, s] }; store out[i] }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from tilewright.analysis.affine import analyse
+from tilewright.base.dtypes import DType
+from tilewright.base.sizes import ONE, Size, ceildiv, maximum, minimum, product
+from tilewright.base.target import Target
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
+from tilewright.ir.program import Array, KernelCall, Program
+from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects
+from tilewright.ir.types import Tensor, dtype_of, tensor
+from tilewright.passes.schedule import Nest, nest_of
+
+GPU_SHORTEST = 16384
+"""A stretch shorter than this is not worth a block of its own."""
+CPU_STRETCH = 32768
+"""Elements one unit of CPU work reduces."""
+
+
+def split_reductions(program: Program, target: Target, hints: Mapping[str, int]) -> Program:
+    calls: list[KernelCall] = []
+    scratch = list(program.scratch)
+    for call in program.calls:
+        plan = _plan(call.kernel, target, hints)
+        if plan is None:
+            calls.append(call)
+            continue
+        first, second, arrays = _split(call, plan, len(scratch))
+        calls += [first, second]
+        scratch += arrays
+    return replace(program, calls=tuple(calls), scratch=tuple(scratch))
+
+
+class _Plan:
+    """How to cut one kernel."""
+
+    def __init__(self, nest: Nest, extent: Size, parts: Size, chunk: Size, crosswise: bool) -> None:
+        self.nest, self.extent, self.parts, self.chunk, self.crosswise = nest, extent, parts, chunk, crosswise
+
+
+def _plan(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Plan | None:
+    nest = nest_of(kernel)
+    region = nest.parallel.regions[0]
+    if len(nest.reductions) != 1 or len(nest.reductions[0].operands) != 1:
+        return None
+    if any(has_effects(op) for op in region.ops if op.opcode not in ("store", "yield")):
+        return None
+    reduction = nest.reductions[0]
+    forms = analyse(kernel)
+    form = forms[reduction.operands[0]]
+    if form.factors or _uses_other_results(region, reduction):
+        return None
+    extent = form.constant
+    points = product(nest.extents)
+    crosswise = nest.reduce_stride_one < max(nest.stride_one, default=0)
+    if target.is_gpu:
+        known = extent.evaluate(hints) if extent.names <= hints.keys() else 1 << 30
+        results = points.evaluate(hints) if points.names <= hints.keys() else 1
+        blocks = max(1, results // 128) if crosswise else results
+        wanted = target.multiprocessors * (8 if crosswise else 4)
+        shortest = 64 if crosswise else GPU_SHORTEST
+        if blocks * 2 > target.multiprocessors * 2 or known <= shortest:
+            return None
+        busy = ceildiv(points, Size.of(128)) if crosswise else points
+        parts = maximum(ONE, minimum(ceildiv(extent, Size.of(shortest)), ceildiv(Size.of(wanted), maximum(ONE, busy))))
+        step = 64 if crosswise else 4096
+        chunk = ceildiv(ceildiv(extent, parts), Size.of(step)) * step
+        return _Plan(nest, extent, parts, chunk, crosswise)
+    if crosswise:
+        return None
+    parts = maximum(ONE, ceildiv(extent, Size.of(CPU_STRETCH)))
+    return _Plan(nest, extent, parts, Size.of(CPU_STRETCH), False) if not nest.extents else None
+
+
+def _uses_other_results(region: Block, reduction: Op) -> bool:
+    """Whether the reduction's body uses values computed beside it (those would have to be computed in both kernels)."""
+    beside = {r for op in region.ops if op is not reduction for r in op.results}
+    pure = {r for op in region.ops if op is not reduction and op.opcode in ("const", "size") for r in op.results}
+    return any(v in beside - pure for op in walk(reduction.regions[0]) for v in op.operands)
+
+
+def _split(call: KernelCall, plan: _Plan, number: int) -> tuple[KernelCall, KernelCall, list[Array]]:
+    kernel, nest = call.kernel, plan.nest
+    reduction = nest.reductions[0]
+    shape = (plan.parts, *nest.extents) if plan.crosswise else (*nest.extents, plan.parts)
+    dtypes: list[DType] = [dtype_of(r.type) for r in reduction.results]
+    partials = [Value(tensor(d, *shape, align=16), f"{kernel.name}.part{number + k}") for k, d in enumerate(dtypes)]
+    arrays = [Array(p.name, _tensor(p), "scratch") for p in partials]
+    first = _first_kernel(kernel, plan, partials)
+    second = _second_kernel(kernel, plan, partials)
+    names = dict(zip(kernel.params, call.args, strict=True)) | {p: p.name for p in partials}
+    return (
+        KernelCall(first, tuple(names[p] for p in first.params)),
+        KernelCall(second, tuple(names[p] for p in second.params)),
+        arrays,
+    )
+
+
+def _tensor(value: Value) -> Tensor:
+    assert isinstance(value.type, Tensor)
+    return value.type
+
+
+def _first_kernel(kernel: Kernel, plan: _Plan, partials: list[Value]) -> Kernel:
+    nest, reduction = plan.nest, plan.nest.reductions[0]
+    region = nest.parallel.regions[0]
+    b = Builder(kernel.span)
+    mapping: dict[Value, Value] = {}
+    clone_ops(b, [op for op in kernel.body.ops if op.opcode != "parallel"], mapping)
+
+    def body(inner: Builder, *indices: Value) -> list[Value]:
+        part, own = (indices[0], indices[1:]) if plan.crosswise else (indices[-1], indices[:-1])
+        local = dict(mapping) | dict(zip(region.args, own, strict=True))
+        clone_ops(inner, [op for op in region.ops if op.opcode in ("const", "size")], local)
+        start = inner.mul(part, inner.index(plan.chunk))
+        left = inner.op("max", inner.sub(inner.index(plan.extent), start), inner.index(0))
+        length = inner.op("min", left, inner.index(plan.chunk))
+
+        def term(deep: Builder, k: Value) -> tuple[Value, ...]:
+            deepest = dict(local)
+            deepest[reduction.regions[0].args[0]] = deep.add(start, k)
+            clone_ops(deep, reduction.regions[0].ops[:-1], deepest)
+            return tuple(deepest.get(v, v) for v in reduction.regions[0].yields)
+
+        results = inner.reduce(str(reduction.attrs["kind"]), [length], term, ["k"])
+        for partial, result in zip(partials, results, strict=True):
+            inner.multi("store", partial, *indices, result)
+        return []
+
+    extents = [b.index(e) for e in ((plan.parts, *nest.extents) if plan.crosswise else (*nest.extents, plan.parts))]
+    names = [a.name for a in region.args]
+    with b.at(nest.parallel.span):
+        b.parallel(extents, body, ["part", *names] if plan.crosswise else [*names, "part"])
+    used = _used(Block((), tuple(b.ops)))
+    params = (*(p for p in kernel.params if p in used), *partials)
+    attrs = MappingProxyType({**kernel.attrs, "reduce_extent": plan.chunk})
+    return Kernel(f"{kernel.name}.parts", Stage.LOOP, params, Block((), tuple(b.ops)), facts=kernel.facts, attrs=attrs, span=kernel.span)
+
+
+def _second_kernel(kernel: Kernel, plan: _Plan, partials: list[Value]) -> Kernel:
+    nest, reduction = plan.nest, plan.nest.reductions[0]
+    region = nest.parallel.regions[0]
+    b = Builder(kernel.span)
+    mapping: dict[Value, Value] = {}
+    clone_ops(b, [op for op in kernel.body.ops if op.opcode != "parallel"], mapping)
+
+    def body(inner: Builder, *indices: Value) -> list[Value]:
+        local = dict(mapping) | dict(zip(region.args, indices, strict=True))
+        parts = inner.index(plan.parts)
+
+        def term(deep: Builder, s: Value) -> list[Value]:
+            where = (s, *indices) if plan.crosswise else (*indices, s)
+            return [deep.op("load", partial, *where) for partial in partials]
+
+        for op in region.ops[:-1]:
+            if op is reduction:
+                results = inner.reduce(str(reduction.attrs["kind"]), [parts], term, ["s"])
+                local.update(zip(op.results, results, strict=True))
+            else:
+                clone_ops(inner, [op], local)
+        return []
+
+    with b.at(nest.parallel.span):
+        b.parallel([b.index(e) for e in nest.extents], body, [a.name for a in region.args])
+    whole = eliminate_dead(
+        Kernel(kernel.name, Stage.LOOP, (), Block((), tuple(b.ops)), facts=kernel.facts, attrs=kernel.attrs, span=kernel.span)
+    )
+    used = _used(whole.body)
+    return replace(whole, params=(*(p for p in kernel.params if p in used), *partials))
+
+
+def _used(block: Block) -> set[Value]:
+    return {v for op in walk(block) for v in op.operands}

@@ -1,0 +1,161 @@
+"""The checker: an untyped kernel and what it is called with in, a typed kernel out.
+
+`check_kernel` walks the kernel until nothing new is learnt: a variable's dtype comes from all its assignments, an output's
+extent from all its stores, and sizes are made equal by accesses anywhere. Only what the last walk reports counts, and all
+its errors come together. After the walks the loops are classified (`loops.py`).
+
+Two flavours. A Python kernel (`kind` "kernel") makes its outputs and returns them; names live as in Python. A ZynML compute
+block ("compute") writes `out[…]` or yields; names are scoped by blocks, and a name nothing declares is a size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.base.errors import Diagnostics
+from tilewright.base.sizes import Size, floordiv
+from tilewright.tree import syntax
+from tilewright.tree.check_body import BodyChecker
+from tilewright.tree.check_expr import State
+from tilewright.tree.loops import classify
+from tilewright.tree.metadata import KernelKind, KernelMetadata, read_attributes, suggest
+from tilewright.tree.solve import Equations, Solution, solve
+from tilewright.tree.typed import (
+    ArgSpec,
+    ArrayArg,
+    SizeCheck,
+    TypedKernel,
+)
+
+_MOST_WALKS = 24
+_EQUAL = "'{}' must be {}"
+
+
+def check_kernel(function: syntax.Function, args: Sequence[ArgSpec], sink: Diagnostics | None = None) -> TypedKernel:
+    """Check a kernel for arguments of these types. Raises UserError with all errors, which also go to `sink`."""
+    sink = sink if sink is not None else Diagnostics()
+    own = Diagnostics()
+    metadata = read_attributes(function.attributes, own)
+    _check_count(function, args, own)
+    state = State(Equations(_axis_names(function, args)))
+    walk = None
+    if not own.errors:
+        walk = _walk_until_settled(function, args, metadata, state)
+        own.items.extend(walk.sink.items)
+        _report_sizes(walk, own)
+    kernel = None
+    if walk is not None and not own.errors:
+        body = classify(walk.body, metadata.kind is KernelKind.ELEMENTWISE, own)
+        used = {s.name for s in walk.arrays.values() if s.role == "scratch"}
+        kernel = TypedKernel(
+            function.name or "compute", tuple(walk.params), tuple(walk.results),
+            tuple(a for a in walk.arrays.values() if a.name in used), body, _all_checks(walk), metadata, span=function.span,
+        )  # fmt: skip
+    sink.items.extend(own.items)
+    own.raise_if_errors()
+    assert kernel is not None
+    return kernel
+
+
+def _walk_until_settled(
+    function: syntax.Function, args: Sequence[ArgSpec], metadata: KernelMetadata, state: State
+) -> BodyChecker:
+    reserved = frozenset(p.name for p in function.params)
+    for _ in range(_MOST_WALKS):
+        state.changed = False
+        known = state.equations.count()
+        walk = BodyChecker(function, args, metadata, state, Diagnostics())
+        walk.run()
+        if state.changed:
+            # What was learnt about sizes rested on variables seen wrongly: learn it anew.
+            state.equations = Equations(state.equations.axes)
+            state.solution = Solution()
+            continue
+        _bind_by_range(walk)
+        _bind_by_kind(function, args, metadata, state)
+        solution = solve(state.equations, reserved)
+        if solution == state.solution and known == state.equations.count() and not walk.learn_outputs():
+            return walk
+        state.solution = solution
+    return walk
+
+
+def _axis_names(function: syntax.Function, args: Sequence[ArgSpec]) -> tuple[str, ...]:
+    names: list[str] = []
+    for param, arg in zip(function.params, args, strict=False):
+        if isinstance(arg, ArrayArg):
+            names += [f"{param.name}${axis}" for axis in range(arg.rank)]
+    return tuple(names)
+
+
+def _check_count(function: syntax.Function, args: Sequence[ArgSpec], sink: Diagnostics) -> None:
+    if len(function.params) != len(args):
+        names = ", ".join(p.name for p in function.params)
+        sink.error("TW016", f"{function.name}({names}) takes {len(function.params)} arguments, got {len(args)}", function.span)
+
+
+def _bind_by_range(walk: BodyChecker) -> None:
+    """ZynML: an input axis that is only reached by indices over one range (`0..3*hidden`) has that extent."""
+    if walk.is_python:
+        return
+    state = walk.state
+    for axis, ranges in walk.ranges.items():
+        if len(ranges) == 1:
+            (extent, span) = next(iter(ranges.items()))
+            raw = state.solution.raw(extent) if extent is not None else None
+            if raw is not None and raw.name is None and axis not in raw.names:
+                state.equations.defined.setdefault((axis, raw), span)
+
+
+def _bind_by_kind(function: syntax.Function, args: Sequence[ArgSpec], metadata: KernelMetadata, state: State) -> None:
+    """Names that a kind of kernel gives its sizes, where accesses do not say."""
+    depthwise = metadata.kind is KernelKind.CONV2D_DEPTHWISE
+    if metadata.kind is not KernelKind.CONV2D and not depthwise:
+        return
+    arrays = [(p.name, a.rank) for p, a in zip(function.params, args, strict=True) if isinstance(a, ArrayArg)]
+    if len(arrays) < 2 or arrays[0][1] != 4 or arrays[1][1] != (3 if depthwise else 4):
+        return
+    image, kernel = arrays[0][0], arrays[1][0]
+    names = {"batch": f"{image}$0", "in_h": f"{image}$2", "in_w": f"{image}$3"}
+    if depthwise:
+        names |= {"channels": f"{image}$1", "kernel_h": f"{kernel}$1", "kernel_w": f"{kernel}$2"}
+    else:
+        names |= {"in_channels": f"{image}$1", "out_channels": f"{kernel}$0"}
+        names |= {"kernel_h": f"{kernel}$2", "kernel_w": f"{kernel}$3"}
+    known: dict[str, Size] = {name: Size.of(axis) for name, axis in names.items()}
+    given = dict(metadata.params)
+    stride, padding = given.get("stride", 1), given.get("padding", 0)
+    for out, inside, window in (("out_h", "in_h", "kernel_h"), ("out_w", "in_w", "kernel_w")):
+        known[out] = floordiv(known[inside] + 2 * padding - known[window], stride) + 1
+    for name, size in known.items():
+        if name in state.equations.used:
+            state.equations.perhaps[name, size] = None
+
+
+def _report_sizes(walk: BodyChecker, sink: Diagnostics) -> None:
+    """Names that no input gives a value, and extents that would have to be two constants."""
+    equations, solution = walk.state.equations, walk.state.solution
+    for name in sorted(solution.unbound, key=lambda n: list(equations.used).index(n)):
+        span = equations.used[name]
+        bound = [n for n in equations.used if n not in solution.unbound]
+        if name in equations.ranges:
+            known = f"known sizes: {', '.join(bound)}" if bound else "no size is known"
+            sink.error(
+                "TW014", f"size '{name}' is not bound by any input; {known}", span,
+                suggest(name, bound) or f"index an axis of an input with an index over 0..{name}",
+            )  # fmt: skip
+        else:
+            params = [p.name for p in walk.params]
+            sink.error("TW002", f"unknown name '{name}'", span, suggest(name, params + bound) or f"known names: {', '.join(params + bound)}")
+    for conflict in solution.conflicts:
+        sink.error("TW004", f"'{conflict.name}' would have to be both {conflict.first} and {conflict.second}", conflict.span)
+
+
+def _all_checks(walk: BodyChecker) -> tuple[SizeCheck, ...]:
+    checks = list(walk.checks.values())
+    for left, right, span in walk.state.solution.leftover:
+        known = walk.state.solution.sizes
+        a, b = left.substitute(known), right.substitute(known)
+        if a != b:
+            checks.append(SizeCheck(a, "eq", b, "extents {left} and {right} do not match", span=span))
+    return tuple(checks)

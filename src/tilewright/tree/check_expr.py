@@ -1,0 +1,669 @@
+"""Checking expressions: names to things, operators and functions to typed operations, accesses to sizes and bounds.
+
+In come syntax expressions; out come typed ones. On the way every access of an array is looked at: the number of indices,
+which sizes it makes equal, and whether it stays inside; what cannot be decided here becomes a check at calls.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tilewright.base import dtypes
+from tilewright.base.dtypes import DType, i64
+from tilewright.base.errors import Diagnostics
+from tilewright.base.sizes import ONE, ZERO, Call, Size, minimum, product
+from tilewright.base.source import Span
+from tilewright.tree import syntax
+from tilewright.tree.bounds import affine, interval, surely_negative, surely_nonnegative, surely_positive
+from tilewright.tree.infer import (
+    COMPARISONS,
+    FLOAT_FUNCTIONS,
+    ROUNDINGS,
+    Skip,
+    TypePair,
+    Typing,
+    default_float,
+    sum_dtype,
+)
+from tilewright.tree.metadata import suggest
+from tilewright.tree.solve import Equations, Solution
+from tilewright.tree.typed import (
+    FALSE,
+    TRUE,
+    Apply,
+    ArrayInfo,
+    Cast,
+    Choose,
+    Const,
+    Element,
+    Expr,
+    IndexRef,
+    Local,
+    LoopVar,
+    Reduce,
+    ScalarInfo,
+    ScalarRef,
+    Shape,
+    SizeCheck,
+    SizeValue,
+    Variable,
+    Whole,
+    show_expr,
+    walk_expr,
+)
+
+Key = tuple[int, str]
+"""A declaration: the identity of its syntax node, and the name."""
+
+
+@dataclass
+class VariableState:
+    """What the walks so far know about a declared variable."""
+
+    pair: TypePair | None = None
+    assigned: bool = False
+
+
+@dataclass
+class OutputState:
+    """What the walks so far know about an output that is only written to."""
+
+    pair: TypePair | None = None
+    shape: Shape | None = None
+
+
+@dataclass
+class State:
+    """What one walk over the kernel leaves for the next; walks repeat until nothing changes."""
+
+    equations: Equations
+    solution: Solution = field(default_factory=Solution)
+    variables: dict[Key, VariableState] = field(default_factory=dict)
+    outputs: dict[str, OutputState] = field(default_factory=dict)
+    returned: set[str] = field(default_factory=set)
+    """Names of arrays the kernel returns."""
+    changed: bool = False
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A name bound to a variable."""
+
+    var: Variable
+    key: Key
+    depth: int
+    """Loops around the declaration."""
+    fixed: bool = False
+    """Its dtype was written down."""
+    hoisted: bool = False
+    """Declared for both branches of an `if`."""
+    immutable: bool = False
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A name for a value that needs no variable: weak scalars, and array values not yet computed."""
+
+    value: Expr
+    key: Key
+
+
+@dataclass(frozen=True)
+class Poison:
+    """A name whose declaration was wrong; using it says nothing more."""
+
+
+Binding = Slot | Alias | Poison | LoopVar | ArrayInfo | ScalarInfo | tuple[Expr, ...]
+
+
+class Scope:
+    """Names of a block; looks outwards."""
+
+    def __init__(self, parent: Scope | None = None) -> None:
+        self.names: dict[str, Binding] = {}
+        self.parent = parent
+
+    def find(self, name: str) -> Binding | None:
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            scope = scope.parent
+        return None
+
+    def visible(self) -> list[str]:
+        own = list(self.names)
+        return own if self.parent is None else own + [n for n in self.parent.visible() if n not in self.names]
+
+
+_ARITY: Mapping[str, tuple[int, int]] = {
+    **dict.fromkeys((*FLOAT_FUNCTIONS, *ROUNDINGS, "abs", "relu", "silu", "softplus", "isnan", "len"), (1, 1)),
+    "gelu": (1, 2), "min": (2, 99), "max": (2, 99), "pow": (2, 2), "clamp": (3, 3), "fma": (3, 3), "where": (3, 3),
+    "select": (3, 3), "cast": (2, 2),
+}  # fmt: skip
+_CREATORS = ("empty", "zeros", "ones", "full", "empty_like", "zeros_like")
+FUNCTIONS = (*_ARITY, *_CREATORS, "reduce", "grid", "range")
+
+
+class ExprChecker(Typing, ABC):
+    """Types expressions in the scope it is at."""
+
+    def __init__(self, flavour: str, state: State, sink: Diagnostics) -> None:
+        super().__init__(sink, default_float(flavour))
+        self.flavour = flavour
+        self.state = state
+        self.scope = Scope()
+        self.loops: list[LoopVar] = []
+        self.guarded = 0
+        """Conditions around the current place: an access there may not happen."""
+        self.checks: dict[tuple[Size, str, Size], SizeCheck] = {}
+        self.inputs: dict[str, ArrayInfo] = {}
+        self.ended: set[str] = set()
+        """Names whose block has ended."""
+        self.ranges: dict[str, dict[Size | None, Span]] = {}
+        """For each input axis, the ranges of the bare indices it was read with (None: another index)."""
+
+    @property
+    def is_python(self) -> bool:
+        return self.flavour == "kernel"
+
+    # -- sizes ------------------------------------------------------------------------------------------------------
+
+    def equal(self, a: str, b: str) -> None:
+        if a != b:
+            self.state.equations.same[a, b] = None
+
+    def raw_name(self, size: Size) -> str | None:
+        return self.state.solution.raw(size).name
+
+    def require(self, left: Size, relation: str, right: Size, message: str, span: Span, code: str = "TW004") -> None:
+        """Something that must hold at calls."""
+        self.checks.setdefault((left, relation, right), SizeCheck(left, relation, right, message, code, span=span))
+
+    def broadcast(self, shapes: Sequence[Shape], span: Span) -> Shape:
+        """Shapes meet from the last axis on; an extent of 1 repeats, others must be equal."""
+        result: list[Size] = []
+        for axis in range(1, max((len(s) for s in shapes), default=0) + 1):
+            met = ONE
+            for shape in shapes:
+                if axis > len(shape) or shape[-axis] == ONE or shape[-axis] == met:
+                    continue
+                if met != ONE:
+                    self.make_equal(met, shape[-axis], span)
+                else:
+                    met = shape[-axis]
+            result.append(met)
+        return tuple(reversed(result))
+
+    def make_equal(self, a: Size, b: Size, span: Span) -> None:
+        """Two extents of one operation must be the same: so they are, or calls check it."""
+        left, right = self.state.solution.raw(a), self.state.solution.raw(b)
+        if a.constant is not None and b.constant is not None:
+            raise self.fail("TW004", f"extents {a} and {b} do not match", span)
+        if left.name is not None and right.name is not None:
+            self.equal(left.name, right.name)
+        elif left.name is not None:
+            self.state.equations.defined.setdefault((left.name, right), span)
+        elif right.name is not None:
+            self.state.equations.defined.setdefault((right.name, left), span)
+        else:
+            self.require(a, "eq", b, "extents {left} and {right} do not match", span)
+
+    # -- names ------------------------------------------------------------------------------------------------------
+
+    def unbound(self, name: str, span: Span) -> Expr:
+        """A name that nothing declares: in ZynML it is a size, to be found from the accesses."""
+        if self.is_python:
+            if name in self.ended:
+                raise self.fail("TW017", f"'{name}' may have no value here", span, f"assign '{name}' before the loop or if")
+            raise self.unknown(name, span)
+        self.state.equations.used.setdefault(name, span)
+        return SizeValue(self.state.solution.of(name), span=span)
+
+    def unknown(self, name: str, span: Span) -> Skip:
+        known = [n for n in self.scope.visible() if "$" not in n]
+        return self.fail("TW002", f"unknown name '{name}'", span, suggest(name, known) or f"known names: {', '.join(known)}")
+
+    def name(self, node: syntax.Name) -> Expr:
+        found = self.scope.find(node.id)
+        if found is None:
+            return self.unbound(node.id, node.span)
+        if isinstance(found, Poison):
+            raise Skip
+        if isinstance(found, Slot):
+            return Local(found.var, span=node.span)
+        if isinstance(found, Alias):
+            return replace(found.value, span=node.span)
+        if isinstance(found, LoopVar):
+            return IndexRef(found, span=node.span)
+        if isinstance(found, ScalarInfo):
+            return ScalarRef(found, span=node.span)
+        if isinstance(found, ArrayInfo):
+            self.on_read(found, node.span)
+            return Whole(found, span=node.span)
+        raise self.fail("TW009", f"'{node.id}' is a tuple, not a number", node.span, f"take an item, as in {node.id}[0]")
+
+    @abstractmethod
+    def on_read(self, array: ArrayInfo, span: Span) -> None:
+        """An array is read: it must have been written."""
+
+    def array(self, node: syntax.Expr) -> ArrayInfo | Expr | None:
+        """The array (or array value) an expression names, or None when it is something else."""
+        dotted = _dotted(node)
+        if dotted is None:
+            return None
+        found = self.scope.find(dotted)
+        if isinstance(found, ArrayInfo):
+            return found
+        if isinstance(found, Alias) and found.value.shape:
+            return found.value
+        if isinstance(found, Poison):
+            raise Skip
+        return None
+
+    def extents(self, node: syntax.Expr) -> tuple[Expr, ...] | None:
+        """The items of a tuple of numbers: `x.shape`, a tuple, a name of one; None when it is no tuple."""
+        if isinstance(node, syntax.Tuple | syntax.List):
+            return tuple(self.expr(item) for item in node.items)
+        if isinstance(node, syntax.Attribute) and node.name == "shape":
+            array = self.array(node.value)
+            if array is None:
+                raise self.fail("TW009", f"'{_text(node.value)}' is not an array and has no shape", node.span)
+            return tuple(SizeValue(s, span=node.span) for s in array.shape)
+        if isinstance(node, syntax.Name):
+            found = self.scope.find(node.id)
+            return found if isinstance(found, tuple) else None
+        return None
+
+    # -- expressions ------------------------------------------------------------------------------------------------
+
+    def expr(self, node: syntax.Expr) -> Expr:
+        """The typed expression; reports and raises Skip where there is none."""
+        span = node.span
+        if isinstance(node, syntax.Number | syntax.Bool):
+            return self.literal(node.value, span)
+        if isinstance(node, syntax.Name):
+            return self.name(node)
+        if isinstance(node, syntax.Binary):
+            return self.operator(node)
+        if isinstance(node, syntax.Unary):
+            operand = self.expr(node.operand)
+            return self.negate(operand, span) if node.op == "-" else self.invert(node.op, operand, span)
+        if isinstance(node, syntax.Index):
+            return self.indexed(node)
+        if isinstance(node, syntax.Call):
+            return self.call(node)
+        if isinstance(node, syntax.IfExpr):
+            cond = self.expr(node.cond)
+            self.guarded += 1
+            try:
+                then, otherwise = self.expr(node.then), self.expr(node.otherwise)
+            finally:
+                self.guarded -= 1
+            return self.select(cond, then, otherwise, span, lazy=True)
+        if isinstance(node, syntax.ReduceExpr):
+            return self.reduction(node)
+        if isinstance(node, syntax.Attribute):
+            return self.attribute(node)
+        if isinstance(node, syntax.Pipe):
+            first = syntax.Argument(node.value, span=node.value.span)
+            return self.call(replace(node.call, args=(first, *node.call.args), span=span))
+        kind = type(node).__name__.lower()
+        raise self.fail("TW005", f"a {kind} cannot be used as a number in a kernel", span)
+
+    def operator(self, node: syntax.Binary) -> Expr:
+        if node.op in ("and", "or"):
+            left = self.logical(self.expr(node.left), node.span)
+            self.guarded += 1
+            try:
+                right = self.logical(self.expr(node.right), node.span)
+            finally:
+                self.guarded -= 1
+            if left.shape or right.shape or not _reads(right):
+                return self.apply(node.op, [left, right], (dtypes.bool_, ""), node.span)
+            # The right side reads memory: only where the left one lets it.
+            then, otherwise = (right, FALSE) if node.op == "and" else (TRUE, right)
+            return Choose(left, then, otherwise, dtypes.bool_, span=node.span)
+        if node.op == "@":
+            raise self.fail("TW005", "'@' is not available in kernel bodies", node.span, "write the product as a loop")
+        a, b = self.expr(node.left), self.expr(node.right)
+        if node.op not in COMPARISONS and node.op not in ("+", "-", "*", "/", "zdiv", "//", "%", "**", "&", "|", "^", "<<", ">>"):
+            raise self.fail("TW005", f"operator '{node.op}' is not available in kernels", node.span)
+        return self.binary(node.op, a, b, node.span)
+
+    def attribute(self, node: syntax.Attribute) -> Expr:
+        array = self.array(node)
+        if array is not None:
+            if isinstance(array, ArrayInfo):
+                self.on_read(array, node.span)
+                return Whole(array, span=node.span)
+            return array
+        owner = self.array(node.value)
+        if owner is not None and node.name == "size":
+            return SizeValue(product(owner.shape), span=node.span)
+        if owner is not None and node.name == "ndim":
+            return self.literal(len(owner.shape), node.span)
+        if owner is not None:
+            known = ["shape", "size", "ndim", "dtype"]
+            raise self.fail(
+                "TW002", f"an array has no attribute '{node.name}' in a kernel", node.span,
+                suggest(node.name, known) or f"it has {', '.join(known)}",
+            )  # fmt: skip
+        raise self.fail("TW002", f"unknown name '{_text(node)}'", node.span)
+
+    # -- accesses ---------------------------------------------------------------------------------------------------
+
+    def indexed(self, node: syntax.Index) -> Expr:
+        base, indices = flatten_index(node)
+        items = self.extents(base) if isinstance(base, syntax.Attribute | syntax.Tuple | syntax.Name) and (
+            not isinstance(base, syntax.Attribute) or base.name == "shape"
+        ) else None  # fmt: skip
+        if items is not None:
+            return self._item(items, indices, node)
+        array = self.array(base)
+        if array is None:
+            array = self.implicit_array(base)
+        if array is None:
+            name = _dotted(base)
+            if name is not None and self.scope.find(name) is None:
+                arrays = [n for n in self.scope.visible() if isinstance(self.scope.find(n), ArrayInfo)]
+                raise self.fail("TW002", f"unknown name '{name}'", base.span, suggest(name, arrays) or f"known arrays: {', '.join(arrays)}")
+            raise self.fail("TW003", f"'{_text(base)}' is not an array and cannot be indexed", node.span)
+        if isinstance(array, ArrayInfo):
+            self.on_read(array, node.span)
+            return Element(array, self.access(array, indices, node.span), span=node.span)
+        values = self.index_values(_text(base), array.shape, indices, node.span)
+        return self.pick(array, values, node.span)
+
+    @abstractmethod
+    def implicit_array(self, base: syntax.Expr) -> ArrayInfo | None:
+        """The output of that name, where outputs exist by being written to."""
+
+    def _item(self, items: tuple[Expr, ...], indices: tuple[syntax.Expr, ...], node: syntax.Index) -> Expr:
+        position = self.expr(indices[0])
+        if len(indices) != 1 or not isinstance(position, Const) or not isinstance(position.value, int):
+            raise self.fail("TW016", "a shape is indexed with one constant integer", node.span)
+        if not -len(items) <= position.value < len(items):
+            raise self.fail("TW013", f"axis {position.value} of something with {len(items)} axes", node.span)
+        return items[position.value]
+
+    def index_values(self, name: str, shape: Shape, indices: Sequence[syntax.Expr], span: Span) -> tuple[Expr, ...]:
+        if len(indices) != len(shape):
+            plural = "index" if len(indices) == 1 else "indices"
+            raise self.fail("TW003", f"'{name}' has rank {len(shape)} but is indexed with {len(indices)} {plural}", span)
+        values: list[Expr] = []
+        for index, extent in zip(indices, shape, strict=True):
+            if isinstance(index, syntax.Slice):
+                raise self.fail("TW005", f"a slice of '{name}' is not available in kernels", index.span, "use a loop over the elements")
+            value = self.expr(index)
+            if value.shape or not value.dtype.is_int:
+                raise self.fail("TW009", f"an index of '{name}' must be an integer, got {value.dtype}", index.span)
+            if self.is_python and isinstance(value, Const) and isinstance(value.value, int) and value.value < 0:
+                value = SizeValue(extent + value.value, span=index.span)
+            values.append(value if value.dtype is i64 else Cast(value, i64, span=index.span))
+        return tuple(values)
+
+    def access(self, array: ArrayInfo, indices: Sequence[syntax.Expr], span: Span, write: bool = False) -> tuple[Expr, ...]:
+        """The typed indices of one access; learns sizes from it and sees that it stays inside."""
+        values = self.index_values(array.name, array.shape, indices, span)
+        self.learn(array, values, span, write)
+        return values
+
+    def learn(self, array: ArrayInfo, values: Sequence[Expr], span: Span, write: bool = False) -> None:
+        for axis, value in enumerate(values):
+            if array.role == "input":
+                self.bind(array, axis, value, span)
+            if not self.guarded:
+                self.stay_inside(array, axis, value, span)
+
+    def bind(self, array: ArrayInfo, axis: int, value: Expr, span: Span) -> None:
+        """What an access tells about the extent of an input's axis."""
+        own = f"{array.name}${axis}"
+        equations, linear = self.state.equations, affine(value)
+        bare = linear.bare if linear is not None else None
+        full = bare.full if bare is not None else None
+        name = self.raw_name(full) if full is not None else None
+        if name is not None and not self.guarded:
+            self.equal(own, name)
+        elif name is not None:
+            equations.perhaps[name, Size.of(own)] = None
+        elif linear is not None and len(linear.terms) == 1:
+            # `2*d` and `2*d + 1` with d in 0..head_dim/2 run over an axis of head_dim.
+            ((var, factor),) = linear.terms
+            whole = _numerator(var.full)
+            scale, offset = factor.constant, linear.offset.constant
+            if whole is not None and whole[1] == scale and offset is not None and 0 <= offset < scale:
+                inner = self.raw_name(whole[0])
+                if inner is not None:
+                    equations.perhaps[inner, Size.of(own)] = None
+        if not self.guarded:
+            known = full if full is not None and full.constant is None else None
+            self.ranges.setdefault(own, {}).setdefault(known, span)
+
+    def stay_inside(self, array: ArrayInfo, axis: int, value: Expr, span: Span) -> None:
+        """Prove that an index stays inside its axis, or leave it to a check at calls."""
+        reach = interval(value)
+        if reach is None:
+            return
+        low, high = reach
+        extent = array.shape[axis]
+        spare = extent - high - 1
+        text = show_expr(value)
+        if not self.implicit(array):
+            if surely_negative(spare):
+                raise self.fail("TW013", f"index {text} of '{array.name}' reaches {high}, but axis {axis} has extent {extent}", span)
+            if not surely_nonnegative(spare):
+                left = self.when_reached(high + 1, spare) - 1
+                message = f"index {text} of '{array.name}' reaches {{left}}, but axis {axis} has extent {{right}}"
+                self.require(left, "lt", extent, message, span, "TW013")
+        if surely_negative(low):
+            raise self.fail("TW013", f"index {text} of '{array.name}' goes down to {low} on axis {axis}", span)
+        if not surely_nonnegative(low):
+            message = f"index {text} of '{array.name}' goes down to {{right}} on axis {axis}"
+            self.require(ZERO, "le", self.when_reached(low, low), message, span, "TW013")
+
+    @abstractmethod
+    def implicit(self, array: ArrayInfo) -> bool:
+        """Whether the array is as large as its accesses make it."""
+
+    def when_reached(self, size: Size, spare: Size) -> Size:
+        """The size, or 0 when a loop around has no iterations (unless `spare` is fine then anyway)."""
+        for var in self.loops:
+            if var.count is None or surely_positive(var.count):
+                continue
+            if var.count.name is not None and surely_nonnegative(spare.substitute({var.count.name: ZERO})):
+                continue
+            size = size * minimum(var.count, ONE)
+        return size
+
+    def pick(self, value: Expr, indices: tuple[Expr, ...], span: Span) -> Expr:
+        """One element of an array value that has not been computed."""
+        if not value.shape:
+            return value
+        own = indices[len(indices) - len(value.shape) :]
+        own = tuple(self.literal(0, span) if s == ONE else i for s, i in zip(value.shape, own, strict=True))
+        if isinstance(value, Whole):
+            self.learn(value.array, own, span)
+            return Element(value.array, own, span=span)
+        if isinstance(value, Apply):
+            return replace(value, args=tuple(self.pick(a, indices, span) for a in value.args), shape=())
+        if isinstance(value, Cast):
+            return replace(value, value=self.pick(value.value, indices, span))
+        raise Skip
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+
+    def call(self, node: syntax.Call) -> Expr:
+        span = node.span
+        if not isinstance(node.function, syntax.Name):
+            raise self.fail("TW005", f"'{_text(node.function)}' cannot be called in a kernel", span)
+        name = node.function.id
+        if dtypes.is_name(name):
+            if len(node.args) != 1:
+                raise self.fail("TW016", f"{name}() takes 1 argument, got {len(node.args)}", span)
+            return self.cast(self.expr(node.args[0].value), self.scalar_dtype(name, span), span)
+        if name in _CREATORS:
+            raise self.fail("TW005", f"{name}() must be assigned to a name at the top of the kernel", span, f"write out = {name}(…)")
+        if name not in _ARITY:
+            raise self.fail(
+                "TW002", f"unknown function '{name}'", node.function.span, suggest(name, FUNCTIONS) or f"known: {', '.join(_ARITY)}"
+            )
+        least, most = _ARITY[name]
+        if not least <= len(node.args) <= most:
+            wanted = f"{least} or more" if most == 99 else str(least) if least == most else f"{least} to {most}"
+            noun = "argument" if wanted == "1" else "arguments"
+            raise self.fail("TW016", f"{name}() takes {wanted} {noun}, got {len(node.args)}", span)
+        self._keywords(name, node)
+        if name == "len":
+            return self._length(node)
+        if name == "cast":
+            return self.cast(self.expr(node.args[0].value), self.dtype_argument(node.args[1].value), span)
+        if name == "gelu" and len(node.args) == 2:
+            flag = node.args[1].value
+            if not isinstance(flag, syntax.Bool):
+                raise self.fail("TW016", "approximate must be True or False", flag.span)
+            return self.composite("gelu", self.expr(node.args[0].value), span, flag.value)
+        return self.apply_function(name, [self.expr(a.value) for a in node.args], span)
+
+    def _keywords(self, name: str, node: syntax.Call) -> None:
+        allowed = {"gelu": ["approximate"], "cast": ["dtype"]}.get(name, [])
+        for argument in node.args:
+            if argument.keyword is not None and argument.keyword not in allowed:
+                raise self.fail("TW016", f"{name}() has no argument '{argument.keyword}'", argument.span)
+
+    def apply_function(self, name: str, args: list[Expr], span: Span) -> Expr:
+        if name in FLOAT_FUNCTIONS:
+            return self.function(name, args[0], span)
+        if name in ROUNDINGS:
+            return self.rounding(name, args[0], span)
+        if name == "abs":
+            return self.absolute(args[0], span)
+        if name in ("min", "max"):
+            return self.extreme(name, args, span)
+        if name == "pow":
+            return self.power(args[0], args[1], span)
+        if name == "clamp":
+            return self.extreme("min", [self.extreme("max", args[:2], span), args[2]], span)
+        if name == "fma":
+            return self.fused(args, span)
+        if name in ("where", "select"):
+            return self.select(args[0], args[1], args[2], span, lazy=False)
+        if name == "isnan":
+            if not args[0].dtype.is_float:
+                return Const(False, dtypes.bool_, span=span)
+            return self.apply("isnan", args, (args[0].dtype, ""), span, dtypes.bool_)
+        return self.composite(name, args[0], span)
+
+    def _length(self, node: syntax.Call) -> Expr:
+        argument = node.args[0].value
+        items = self.extents(argument)
+        if items is not None:
+            return self.literal(len(items), node.span)
+        array = self.array(argument)
+        if array is None or not array.shape:
+            raise self.fail("TW009", f"len() takes an array, got '{_text(argument)}'", node.span)
+        return SizeValue(array.shape[0], span=node.span)
+
+    def scalar_dtype(self, name: str, span: Span) -> DType:
+        dtype = dtypes.by_name(name)
+        if dtype not in dtypes.SCALARS:
+            raise self.fail("TW005", f"{dtype} holds packed blocks and cannot be computed with", span)
+        return dtype
+
+    def dtype_argument(self, node: syntax.Expr) -> DType:
+        """A dtype as written: its name, or the dtype of an array."""
+        if isinstance(node, syntax.Name | syntax.String):
+            name = node.id if isinstance(node, syntax.Name) else node.value
+            if dtypes.is_name(name):
+                return self.scalar_dtype(name, node.span)
+            known = [d.name for d in dtypes.SCALARS]
+            raise self.fail("TW002", f"unknown dtype '{name}'", node.span, suggest(name, known) or f"known: {', '.join(known)}")
+        if isinstance(node, syntax.Attribute) and node.name == "dtype":
+            array = self.array(node.value)
+            if array is not None:
+                return array.dtype
+        raise self.fail("TW016", "a dtype is expected here", node.span, "write for example f32")
+
+    # -- whole-array reductions -------------------------------------------------------------------------------------
+
+    def reduction(self, node: syntax.ReduceExpr) -> Expr:
+        span = node.span
+        if self.loops or self.guarded:
+            raise self.fail("TW005", "a reduction of a whole array cannot be inside a loop or an if", span, "compute it before, into a variable")
+        value = self.settled(self.expr(node.value))
+        if not value.shape:
+            raise self.fail("TW003", f"reduce() takes an array, got a number ({value.dtype})", span)
+        axes = self._axes(node.axis, len(value.shape))
+        if node.op in ("and", "or"):
+            value = self.logical(value, span)
+        elif node.op not in ("argmin", "argmax"):
+            value = self.convert(value, sum_dtype(value.dtype, node.op))
+        shape = tuple(s for axis, s in enumerate(value.shape) if axis not in axes)
+        if node.op in ("argmin", "argmax"):
+            self.not_empty(node.op, [value.shape[a] for a in axes], shape, span)
+        reduce = Reduce(node.op, value, axes, sum_dtype(value.dtype, node.op), shape, span=span)
+        return self.materialise(reduce)
+
+    def not_empty(self, kind: str, extents: Sequence[Size], outer: Sequence[Size], span: Span) -> None:
+        """argmin and argmax of nothing have no answer."""
+        reached = ONE
+        for extent in outer:
+            if not surely_positive(extent):
+                reached = reached * minimum(extent, ONE)
+        for extent in extents:
+            if not surely_positive(extent):
+                self.require(reached, "le", extent, f"{kind} of an empty axis", span)
+
+    def _axes(self, node: syntax.Expr | None, rank: int) -> tuple[int, ...]:
+        if node is None:
+            return tuple(range(rank))
+        items = self.extents(node) if isinstance(node, syntax.Tuple | syntax.List) else (self.expr(node),)
+        axes: set[int] = set()
+        for item in items or ():
+            if not isinstance(item, Const) or not isinstance(item.value, int):
+                raise self.fail("TW016", "axis must be a constant integer", node.span)
+            if not -rank <= item.value < rank:
+                raise self.fail("TW003", f"axis {item.value} of an array of rank {rank}", node.span)
+            axes.add(item.value % rank)
+        return tuple(sorted(axes))
+
+    @abstractmethod
+    def materialise(self, value: Reduce) -> Expr:
+        """Give a reduction memory of its own, and the array as a value."""
+
+
+def flatten_index(node: syntax.Index) -> tuple[syntax.Expr, tuple[syntax.Expr, ...]]:
+    """`x[i][j]` is `x[i, j]`."""
+    if isinstance(node.value, syntax.Index):
+        base, before = flatten_index(node.value)
+        return base, (*before, *node.indices)
+    return node.value, node.indices
+
+
+def _dotted(node: syntax.Expr) -> str | None:
+    if isinstance(node, syntax.Name):
+        return node.id
+    if isinstance(node, syntax.Attribute):
+        owner = _dotted(node.value)
+        return None if owner is None else f"{owner}.{node.name}"
+    return None
+
+
+def _text(node: syntax.Expr) -> str:
+    return _dotted(node) or "this expression"
+
+
+def _numerator(size: Size | None) -> tuple[Size, int] | None:
+    """`floordiv(a, c)` as (a, c)."""
+    if size is None or len(size.terms) != 1 or size.terms[0][1] != 1 or len(size.terms[0][0]) != 1:
+        return None
+    atom = size.terms[0][0][0]
+    if not isinstance(atom, Call) or atom.op != "floordiv" or atom.b.constant is None:
+        return None
+    return atom.a, atom.b.constant
+
+
+def _reads(expr: Expr) -> bool:
+    return any(isinstance(e, Element) for e in walk_expr(expr))

@@ -102,7 +102,7 @@ def _to_small_float(value: Array, source: DType, target: DType) -> Array:
 def _to_odd(near: Array, error: Array, bits: type[np.signedinteger]) -> Array:
     """`near + error` rounded to odd, where `near` is the sum rounded to nearest and `error` what that left out."""
     pattern = np.asarray(near).view(bits)
-    step = np.where((error > 0) == (near > 0), bits(1), bits(-1))
+    step = np.where((near == 0) | ((error > 0) == (near > 0)), bits(1), bits(-1))
     move = (error != 0) & ((pattern & bits(1)) == 0) & np.isfinite(near)
     return np.where(move, pattern + step, pattern).view(near.dtype)
 

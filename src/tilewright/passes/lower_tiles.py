@@ -142,7 +142,7 @@ class _Lowering:
         if isinstance(held, _Mask):
             return _Registers(shape, {cell: self._mask_cell(b, held, cell) for cell in self._cells(shape)})
         wide = b.op("broadcast", held, width=self.vector) if self._is_wide(shape) else held
-        return _Registers(shape, {cell: wide for cell in self._cells(shape)})
+        return _Registers(shape, dict.fromkeys(self._cells(shape), wide))
 
     def _first(self, b: Builder, index: _Index | Value, cell: Cell) -> Value:
         """The index of a cell's first element."""
@@ -288,7 +288,7 @@ class _Lowering:
                 self.env[op.result] = _Index(shape, held, {})
                 return
             wide = b.op("broadcast", held, width=self.vector) if self._is_wide(shape) else held
-            self.env[op.result] = _Registers(shape, {cell: wide for cell in self._cells(shape)})
+            self.env[op.result] = _Registers(shape, dict.fromkeys(self._cells(shape), wide))
         elif isinstance(held, _Index):
             self.env[op.result] = _Index(shape, held.base, held.factors)
         elif isinstance(held, _Mask):

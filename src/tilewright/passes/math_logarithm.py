@@ -118,7 +118,7 @@ def power(t: Terms, x: Value, y: Value) -> Value:
     pattern = t.bits(x)
     result = t.select(t.bit_and(odd, t.lt(pattern, 0)), t.neg(result), result)
     invalid = t.bit_and(t.bit_and(t.lt(x, 0.0), t.lt(size, math.inf)), t.op("not", integer))
-    result = t.select(invalid, math.nan, result)
+    result = t.select(invalid, math.nan, t.select(t.eq(x, x), result, x))
     return t.select(t.bit_or(t.eq(x, 1.0), t.eq(y, 0.0)), 1.0, result)
 
 
@@ -162,7 +162,7 @@ def _power_f64(t: Terms, size: Value, y: Value) -> Value:
     total_low = t.add(total_low, part_low)
     exponent, exponent_low = t.two_product(y, total)
     exponent_low = t.fma(y, total_low, exponent_low)
-    bounded = t.at_most(t.at_least(exponent, -1077.0), 1026.0)
+    bounded = t.at_most(t.at_least(exponent, -1077.0), 1025.0)
     shifted, fraction = split_2(t, bounded)
     # Beyond the bounds the low part means nothing, and may be infinite.
     fraction = t.add(fraction, t.select(t.eq(bounded, exponent), exponent_low, 0.0))

@@ -137,7 +137,7 @@ class Terms:
         return self.builder.bitcast(a, f32 if dtype_of(a.type) is i32 else f64)
 
     def with_sign_of(self, magnitude: Value, sign: Value) -> Value:
-        """`magnitude` (sign bit clear) with the sign bit of `sign`."""
+        """`magnitude`, positive or of that sign already, with the sign bit of `sign` (so that -0 gives -0)."""
         pattern = self.bits(sign)
         lowest = int(np.iinfo(dtype_of(pattern.type).numpy).min)
         return self.float_bits(self.bit_or(self.bits(magnitude), self.bit_and(pattern, lowest)))

@@ -7,7 +7,7 @@ From n modulo 4 and polynomials of r everything follows. The reduction is exact 
 - f32 on a GPU: in f32 with pi/2 in three parts below 2^16; above, rarely taken, as on the CPU.
 - f32: in f64. |x| * 2/pi modulo 4 with 2/pi in two parts. Of 2/pi only the digits matter that do not give multiples of 4:
   they are chosen by the size of x from five windows.
-- f64: with pi/2 in three parts below 2^28; above by integers: the 53 bits of x times the 160 bits of 2/pi that matter
+- f64: with pi/2 in three parts below 2^28; above by integers: the 53 bits of x times the 192 bits of 2/pi that matter
   (Payne and Hanek), chosen from a table by a tree of selects.
 """
 
@@ -127,12 +127,12 @@ def _reduce_by_integers(t: Terms, size: Value) -> tuple[Value, Value, Value]:
 
     window = [aligned(a, b), aligned(b, c), aligned(c, d)]
     w0, w2, w4 = (t.shr(w, 32) for w in window)
-    w1, w3 = (t.bit_and(w, _LOW_32) for w in window[:2])
+    w1, w3, w5 = (t.bit_and(w, _LOW_32) for w in window)
     m0, m1 = t.bit_and(m, _LOW_32), t.shr(m, 32)
-    # m * window modulo 2^160, without its lowest 32 bits: digits of 32 bits, the lowest first.
+    # m * window modulo 2^192 in digits of 32 bits. Of the lowest digit nothing is needed, of the next its carry.
     carry: Value | None = None
     digits: list[Value] = []
-    for lower, upper in ((w3, w4), (w2, w3), (w1, w2)):
+    for lower, upper in ((w4, w5), (w3, w4), (w2, w3), (w1, w2)):
         products = [t.mul(m0, lower), t.mul(m1, upper)]
         total = t.add(t.bit_and(products[0], _LOW_32), t.bit_and(products[1], _LOW_32))
         total = total if carry is None else t.add(total, carry)
@@ -140,8 +140,8 @@ def _reduce_by_integers(t: Terms, size: Value) -> tuple[Value, Value, Value]:
         carry = t.add(t.shr(total, 32), t.add(t.shr(products[0], 32), t.shr(products[1], 32)))
     assert carry is not None
     top = t.add(t.add(t.mul(m0, w0), t.mul(m1, w1)), carry)
-    high = t.bit_or(t.shl(top, 32), digits[2])
-    low = t.bit_or(t.shl(digits[1], 32), digits[0])
+    high = t.bit_or(t.shl(top, 32), digits[3])
+    low = t.bit_or(t.shl(digits[2], 32), digits[1])
     # Two bits before the point: n is the nearest integer, the rest a signed fraction of 126 bits.
     n = t.builder.bitcast(t.shr(t.add(high, 1 << 61), 62), i64)
     high, low = t.bit_or(t.shl(high, 2), t.shr(low, 62)), t.shl(low, 2)
@@ -155,7 +155,7 @@ def _reduce_by_integers(t: Terms, size: Value) -> tuple[Value, Value, Value]:
     r, r_low = t.two_product(fraction, _HALF_PI_F64[0])
     r_low = t.fma(fraction_low, _HALF_PI_F64[0], t.fma(fraction, _HALF_PI_F64[1], r_low))
     flip = t.bit_and(sign, _SIGN_64)
-    return n, _flipped(t, r, flip), _flipped(t, r_low, flip)
+    return n, t.add(_flipped(t, r, flip), t.sub(size, size)), _flipped(t, r_low, flip)  # infinity gives NaN
 
 
 def _four_words(t: Terms, index: Value) -> list[Value]:

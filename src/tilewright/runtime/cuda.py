@@ -28,6 +28,8 @@ from tilewright.runtime.cuda_program import CudaProgram
 from tilewright.runtime.device_array import DeviceArray, foreign_dtype, row_major
 from tilewright.runtime.device_memory import Block, MemoryPool, stream_handle
 
+__all__ = ["CudaDevice", "CudaProgram", "devices", "unavailable_reason"]
+
 ErrorCallback = Callable[[TilewrightError], None]
 
 
@@ -45,6 +47,7 @@ class CudaDevice:
         self.capability = (self._attribute("COMPUTE_CAPABILITY_MAJOR"), self._attribute("COMPUTE_CAPABILITY_MINOR"))
         self.multiprocessors = self._attribute("MULTIPROCESSOR_COUNT")
         self.max_shared = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        self._get_current = driver.module.cuCtxGetCurrent
         self.pool = MemoryPool(self)
         self.launched: dict[tuple[int, str], None] = {}
         """Stream and name of each kernel launched since that stream was last synchronised."""
@@ -76,7 +79,10 @@ class CudaDevice:
 
     def enter(self) -> bool:
         """Make the context current on this thread; True when another one was and `leave` must bring it back."""
-        (current,) = self.driver.call("cuCtxGetCurrent", where=self.label)
+        # The one driver call on every launch besides the launch itself, so without the layers between.
+        status, current = self._get_current()
+        if status != 0:
+            raise self.driver.error("cuCtxGetCurrent", int(status), self.label)
         number = int(current)
         if number == self._context_address:
             return False

@@ -16,9 +16,6 @@ from tilewright.base.errors import DeviceError, TilewrightError
 
 OUT_OF_MEMORY = 2
 NOT_INITIALIZED = 3
-NO_DEVICE = 100
-INVALID_HANDLE = 400
-NOT_SUPPORTED_PTX = 222
 KERNEL_FAULTS = frozenset({214, 700, 702, 710, 714, 715, 716, 717, 718, 719})
 """Codes a running kernel causes. The call that returns one is often innocent, and the context is lost."""
 
@@ -55,7 +52,10 @@ class Driver:
 
     def describe(self, status: int) -> tuple[str, str]:
         """The code's name and what it means, in the driver's words."""
-        code = self.module.CUresult(status)
+        try:
+            code = self.module.CUresult(status)
+        except ValueError:  # a driver newer than the bindings
+            return f"unknown code {status}", "the installed CUDA bindings do not know this code"
         words = []
         for api in ("cuGetErrorName", "cuGetErrorString"):
             failed, results = self.attempt(api, code)

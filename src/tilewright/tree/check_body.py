@@ -77,13 +77,20 @@ class BodyChecker(ExprChecker):
         self.params: list[ArrayInfo | ScalarInfo] = []
         self.arrays: dict[str, ArrayInfo] = {}
         """Arrays the kernel makes, by unique name."""
+        self.temporaries: set[str] = set()
+        """Arrays made for reductions, never written again."""
         self.results: list[ArrayInfo] = []
         self.body: tuple[Stmt, ...] = ()
         self.written: set[str] = set()
         self.out: list[Stmt] = []
         self.reach: dict[str, list[tuple[Size | None, ...]]] = {}
         """ZynML outputs: for each store, one more than the largest index along each axis."""
-        self.yields: list[tuple[TypePair, bool]] | None = None
+        self.yields: list[TypePair] | None = None
+        """Types of the values yielded in the reduction being checked."""
+        self.target = Variable("out", self.default_float)
+        """What that reduction accumulates into."""
+        self.domain = 0
+        """How many loop indices it runs over."""
         for param, arg in zip(function.params, args, strict=True):
             self.declare_param(param, arg)
 
@@ -393,7 +400,7 @@ class BodyChecker(ExprChecker):
         if isinstance(value, Whole):
             self.scope.names[name] = value.array
             return
-        if any(isinstance(e, Whole) and e.array.role != "input" and e.array.name not in self.temporaries() for e in walk_expr(value)):
+        if any(isinstance(e, Whole) and e.array.role != "input" and e.array.name not in self.temporaries for e in walk_expr(value)):
             array = self.new_array(name, value.dtype, value.shape)
             self.out.append(ArrayAssign(array, value, span=span))
             self.written.add(array.name)
@@ -401,13 +408,10 @@ class BodyChecker(ExprChecker):
             return
         self.scope.names[name] = Alias(value, key)
 
-    def temporaries(self) -> set[str]:
-        """Arrays the checker made for reductions: never written again."""
-        return {name for name in self.arrays if name.startswith("$")}
-
     def materialise(self, value: Reduce) -> Expr:
-        array = row_major(f"${value.kind}{len(self.arrays)}", value.dtype, value.shape, "scratch")
+        array = row_major(f"{value.kind}${len(self.arrays)}", value.dtype, value.shape, "scratch")
         self.arrays[array.name] = array
+        self.temporaries.add(array.name)
         self.written.add(array.name)
         self.out.append(ArrayAssign(array, value, span=value.span))
         return Whole(array, span=value.span)
@@ -670,6 +674,8 @@ class BodyChecker(ExprChecker):
         self.outside_loops("the loop of a reduce kernel", stmt.span)
         kind, axes = self.metadata.reduction, self.metadata.axes
         self.yields = []
+        known = self.state.outputs.get("out")
+        self.target = Variable("out", known.pair[0] if known is not None and known.pair is not None else self.default_float)
         variables: list[LoopVar] = []
         with self.block() as body:
             nest: syntax.For | None = stmt
@@ -677,6 +683,7 @@ class BodyChecker(ExprChecker):
                 variables += self.enter(nest)
                 inner = [s for s in nest.body if isinstance(s, syntax.For) and _yields(s)]
                 following = inner[0] if len(inner) == 1 and not any(isinstance(s, syntax.Yield) for s in nest.body) else None
+                self.domain = len(variables)
                 for each in nest.body:
                     if each is not following:
                         self.statement(each)
@@ -692,8 +699,8 @@ class BodyChecker(ExprChecker):
             reduced.add(axis % len(variables))
         inner_vars = tuple(v for i, v in enumerate(variables) if i in reduced)
         outer_vars = tuple(v for i, v in enumerate(variables) if i not in reduced)
-        pair = pairs[0][0]
-        for other, _ in pairs[1:]:
+        pair = pairs[0]
+        for other in pairs[1:]:
             pair = join(pair, other) or pair
         dtype = sum_dtype(pair[0], kind)
         array = self.output("out", len(outer_vars), (dtype, ""), stmt.span)
@@ -709,7 +716,7 @@ class BodyChecker(ExprChecker):
         if kind in ("argmin", "argmax"):
             self.not_empty(kind, [v.count for v in inner_vars if v.count is not None], shape, stmt.span)
         self.written.add("out")
-        self.out.append(ReduceLoop(outer_vars, inner_vars, tuple(body), kind, array, span=stmt.span))
+        self.out.append(ReduceLoop(outer_vars, inner_vars, tuple(body), kind, self.target, array, span=stmt.span))
 
     def yielded(self, stmt: syntax.Yield) -> None:
         if self.yields is None:
@@ -727,10 +734,12 @@ class BodyChecker(ExprChecker):
         self.scalar_only("yield", value, stmt.span)
         if kind in ("and", "or"):
             value = self.logical(value, stmt.span)
-        self.yields.append((type_of(value), index is not None))
-        known = self.state.outputs.get("out")
-        if kind not in ("argmin", "argmax") and known is not None and known.pair is not None:
-            value = self.convert(value, known.pair[0])
+        self.yields.append(type_of(value))
+        if kind not in ("argmin", "argmax"):
+            self.out.append(Accumulate(self.target, kind, self.convert(value, self.target.dtype), span=stmt.span))
+            return
+        if len(self.loops) > self.domain:
+            raise self.fail("TW005", f"yield of a reduce({kind}) kernel cannot be in an inner loop", stmt.span)
         self.out.append(Yield(value, index, span=stmt.span))
 
     def branch(self, stmt: syntax.If) -> None:
@@ -791,7 +800,7 @@ class BodyChecker(ExprChecker):
     def result(self, node: syntax.Expr, name: str, span: Span) -> None:
         """One returned value: an array the kernel made is the output itself, anything else is computed into one."""
         found = self.scope.find(node.id) if isinstance(node, syntax.Name) else None
-        if isinstance(found, ArrayInfo) and found.role != "input" and found not in self.results and not found.name.startswith("$"):
+        if isinstance(found, ArrayInfo) and found.role != "input" and found not in self.results and found.name not in self.temporaries:
             if found.role != "output":
                 self.state.returned.add(found.name)
                 self.state.changed = True

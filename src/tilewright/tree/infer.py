@@ -14,6 +14,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from tilewright.base.dtypes import DType, accumulator, bool_, f32, f64, i64, loses, promote
 from tilewright.base.errors import Diagnostics
 from tilewright.base.sizes import Size, floordiv, maximum, minimum, mod
@@ -136,7 +138,7 @@ class Typing:
             try:
                 return replace(expr, value=float(value), dtype=dtype, weak="")
             except OverflowError:
-                raise self.fail("TW006", f"{value} does not fit {dtype}", expr.span)
+                raise self.fail("TW006", f"{value} does not fit {dtype}", expr.span) from None
         if isinstance(value, float):
             raise self.fail("TW006", f"{value!r} would lose its fraction in {dtype}", expr.span, f"write cast({value!r}, {dtype})")
         if not int(dtype.min_value) <= value <= int(dtype.max_value):
@@ -198,7 +200,7 @@ class Typing:
                 return self.literal(rule(a.value, b.value), span)
             except ZeroDivisionError:
                 if whole and op != "/":
-                    raise self.fail("TW016", f"'{op}' by the literal 0", span)
+                    raise self.fail("TW016", f"'{op}' by the literal 0", span) from None
                 return None
         left, right = size_of(a), size_of(b)
         if left is not None and right is not None and a.weak and b.weak and op in _SIZES:
@@ -323,7 +325,8 @@ class Typing:
     def cast(self, a: Expr, dtype: DType, span: Span) -> Expr:
         """What the user asked for: it may lose data, and it rounds."""
         if isinstance(a, Const) and dtype.is_float:
-            return Const(float(a.value), dtype, span=span)
+            with np.errstate(over="ignore"):
+                return Const(float(np.float64(a.value).astype(dtype.numpy)), dtype, span=span)
         if isinstance(a, Const) and dtype.is_int and isinstance(a.value, int):
             wrapped = int(a.value) & ((1 << dtype.bits) - 1)
             signed = dtype.kind == "i" and wrapped >> (dtype.bits - 1)

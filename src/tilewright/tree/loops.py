@@ -14,7 +14,7 @@ elementwise kernel that accumulates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tilewright.base.errors import Diagnostics
@@ -132,8 +132,8 @@ def _split(loop: Loop, outer: Sequence[Variable]) -> tuple[Loop, Loop] | None:
     written = {s.array.name for s in stores}
     if not stores or any(isinstance(s, While) for s in walk(loop.body)):
         return None
-    accumulating = _without(loop.body, lambda s: isinstance(s, Store))
-    storing = _without(loop.body, lambda s: isinstance(s, Accumulate) and s.var in outer)
+    accumulating = without(loop.body, lambda s: isinstance(s, Store))
+    storing = without(loop.body, lambda s: isinstance(s, Accumulate) and s.var in outer)
     if assigned(storing) or any(isinstance(e, Local) and e.var in outer for e in exprs_in(storing)):
         return None
     if any(isinstance(e, Element) and e.array.name in written for e in exprs_in(accumulating)):
@@ -142,17 +142,18 @@ def _split(loop: Loop, outer: Sequence[Variable]) -> tuple[Loop, Loop] | None:
     return halves if is_reduction(halves[1], outer) else None
 
 
-def _without(stmts: tuple[Stmt, ...], drop: object) -> tuple[Stmt, ...]:
+def without(stmts: tuple[Stmt, ...], drop: Callable[[Stmt], bool]) -> tuple[Stmt, ...]:
+    """The statements without those `drop` picks, nor loops and ifs that are empty then."""
     result: list[Stmt] = []
     for stmt in stmts:
-        if callable(drop) and drop(stmt):
+        if drop(stmt):
             continue
         if isinstance(stmt, If):
-            stmt = replace(stmt, then=_without(stmt.then, drop), otherwise=_without(stmt.otherwise, drop))
+            stmt = replace(stmt, then=without(stmt.then, drop), otherwise=without(stmt.otherwise, drop))
             if not stmt.then and not stmt.otherwise:
                 continue
         elif isinstance(stmt, Loop):
-            stmt = replace(stmt, body=_without(stmt.body, drop))
+            stmt = replace(stmt, body=without(stmt.body, drop))
             if not stmt.body:
                 continue
         result.append(stmt)

@@ -333,12 +333,14 @@ class Loop(Node):
 
 @dataclass(frozen=True)
 class ReduceLoop(Node):
-    """A nest whose `Yield`s are combined over the `inner` indices into `array[outer indices]`."""
+    """A nest whose values are combined over the `inner` indices into `array[outer indices]`. The body accumulates into `var`; for
+    argmin and argmax it has `Yield`s instead."""
 
     outer: tuple[LoopVar, ...]
     inner: tuple[LoopVar, ...]
     body: tuple[Stmt, ...]
     kind: str
+    var: Variable
     array: ArrayInfo
 
 
@@ -357,7 +359,7 @@ class If(Node):
 
 @dataclass(frozen=True)
 class Yield(Node):
-    """Hands a value (for argmin and argmax also an index) to the `ReduceLoop` around it."""
+    """Hands a value and its index (None: its position in the domain) to the argmin or argmax `ReduceLoop` around it."""
 
     value: Expr
     index: Expr | None = None

@@ -82,7 +82,6 @@ def test_live_function_spans_are_in_this_file() -> None:
 
 def make_indented() -> Callable[..., object]:
     factor = 3
-    later: int
 
     def indented(x, n):
 # A comment at the left edge does not end the function.

@@ -316,7 +316,7 @@ class Machine(ABC):
         self, op: Op, frame: Frame, memory: Memory, first: Array, active: Array | None, width: int
     ) -> Array:
         """Places of `width` elements that follow one another."""
-        wrong = memory.misaligned(first, width)
+        wrong = np.zeros(first.shape, bool) if op.attrs.get("unaligned") else memory.misaligned(first, width)
         wrong = wrong if active is None else wrong & active
         if wrong.any():
             size = width * memory.dtype.itemsize

@@ -119,7 +119,7 @@ class ThreadMachine(Machine):
         self.root.values |= {LANE: number, SLOT: slot, BLOCK: first + slot, THREAD: thread, EXISTS: exists}
         self.simple |= {
             "thread_id": self._thread_id, "alloc": self._alloc, "shuffle": self._shuffle, "vote": self._vote,
-            "warp_sync": self._nothing, "fence": self._nothing, "extract": self._extract, "pack": self._pack,
+            "warp_sync": self._nothing, "fence": self._nothing, "extract": self._extract, "pack": self._pack, "split": self._split,
         }  # fmt: skip
         self.control["barrier"] = self._barrier
         self.barriers = np.zeros(blocks, np.int64)
@@ -291,6 +291,11 @@ class ThreadMachine(Machine):
             if type_.space == "shared" and not self.waits.polling:
                 self.races[memory] = Races(memory.flat.size)
         return ()
+
+    def _split(self, op: Op, frame: Frame) -> Results:
+        value = frame.get(op.operands[0])
+        half = value.shape[1] // 2
+        return (value[:, 0], value[:, 1]) if half == 1 else (value[:, :half], value[:, half:])
 
     def _extract(self, op: Op, frame: Frame) -> Results:
         lane = op.attrs["lane"]

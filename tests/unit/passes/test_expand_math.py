@@ -1,0 +1,329 @@
+"""The expansions of the math functions, evaluated op by op with the ops' exact semantics, against more precise functions.
+
+Each function stays inside the bound of the op table over the whole range: a stride through all bit patterns, neighbourhoods of
+zero, one, overflow, underflow and multiples of pi/2, and the special values; also when a code generator contracts products
+and sums, as it may.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from tilewright.base.dtypes import DType, bf16, f32, f64, i32
+from tilewright.base.target import parse_target
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
+from tilewright.ir.numerics import evaluate
+from tilewright.ir.ops import OPS
+from tilewright.ir.types import Scalar, Tile, Type, Vec, tensor
+from tilewright.passes.expand_math import EXPANDED, expand, expand_math
+
+CPU, GPU = parse_target("x86-64-avx512"), parse_target("sm_90a")
+INF, NAN = math.inf, math.nan
+EXTENDED = np.finfo(np.longdouble).nmant > 60
+FUNCTIONS = [d.name for d in OPS.values() if d.group == "function" and d.name != "exp2_approx"]
+ONE_OPERAND = [name for name in FUNCTIONS if name != "pow"]
+BASIC = {
+    "add", "sub", "mul", "fma", "div", "sqrt", "neg", "abs", "min", "max", "floor", "round", "select", "cast", "bitcast",
+    "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "shl", "shr", "const", "broadcast",
+}  # fmt: skip
+
+
+# -- a small interpreter --------------------------------------------------------------------------------------------
+
+
+def interpret(ops: Sequence[Op], values: dict[Value, np.ndarray], contract: bool = False) -> None:
+    """Evaluate the ops elementwise. `contract`: fuse each product into the sums it feeds, as code generators may."""
+    products: dict[Value, Op] = {}
+    for op in ops:
+        if op.opcode == "const":
+            dtype = op.attrs["dtype"]
+            assert isinstance(dtype, DType)
+            values[op.result] = np.array(op.attrs["value"], dtype.numpy)
+        elif op.opcode == "broadcast":
+            values[op.result] = values[op.operands[0]]
+        elif op.opcode == "if":
+            results = []
+            for region in op.regions:
+                interpret(region.ops[:-1], values, contract)
+                results.append([values[v] for v in region.yields])
+            for result, then, other in zip(op.results, *results, strict=True):
+                values[result] = np.where(values[op.operands[0]], then, other)
+        else:
+            operands = [values[v] for v in op.operands]
+            opcode, first = op.opcode, op.operands[0].type
+            assert isinstance(first, Scalar | Vec | Tile)
+            if op.opcode == "mul" and first.dtype.is_float:
+                products[op.result] = op
+            if contract and op.opcode in ("add", "sub"):
+                for here, there in ((1, 0), (0, 1)):
+                    product = products.get(op.operands[here])
+                    if product:
+                        a, b = (values[v] for v in product.operands)
+                        negate = op.opcode == "sub"
+                        addend = -operands[there] if negate and here == 0 else operands[there]
+                        opcode, operands = "fma", [-a if negate and here == 1 else a, b, addend]
+                        break
+            values[op.result] = evaluate(opcode, operands, op.attrs, first.dtype)
+
+
+def expanded(opcode: str, arrays: Sequence[np.ndarray], dtype: DType, target=CPU, contract: bool = False) -> np.ndarray:
+    builder = Builder()
+    operands = [Value(Scalar(dtype)) for _ in arrays]
+    result = expand(builder, opcode, operands, target)
+    assert result is not None
+    values = dict(zip(operands, arrays, strict=True))
+    interpret(builder.ops, values, contract)
+    return values[result]
+
+
+# -- references and errors ------------------------------------------------------------------------------------------
+
+
+def erf(x: np.ndarray) -> np.ndarray:
+    if x.dtype == np.float64:
+        return np.frompyfunc(math.erf, 1, 1)(x).astype(np.float64)
+    return evaluate("erf", [x.astype(np.float64)], {}, f64).astype(np.longdouble)
+
+
+REFERENCES: dict[str, Callable[..., np.ndarray]] = {
+    "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "sin": np.sin, "cos": np.cos, "tan": np.tan,
+    "tanh": np.tanh, "sinh": np.sinh, "cosh": np.cosh, "erf": erf, "rsqrt": lambda x: 1 / np.sqrt(x),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "pow": np.power,
+}  # fmt: skip
+
+
+def errors(opcode: str, arrays: Sequence[np.ndarray], got: np.ndarray) -> np.ndarray:
+    """Distances from the true value in units in the last place; infinite where the kind of result or the sign of 0 is wrong."""
+    narrow = got.dtype.type
+    wide = np.float64 if narrow is np.float32 else np.longdouble
+    with np.errstate(all="ignore"):
+        exact = REFERENCES[opcode](*(a.astype(wide) for a in arrays))
+        rounded = exact.astype(narrow)
+        limits = np.finfo(narrow)
+        unit = np.spacing(np.minimum(np.abs(rounded), limits.max)).astype(wide)
+        distance = np.abs(got.astype(wide) - exact) / unit
+        # At the edge of overflow the greatest number and infinity are one unit apart.
+        edge = (np.isinf(got) != np.isinf(rounded)) & (np.abs(exact) >= limits.max * (1 - 2 * limits.eps))
+        edge &= np.sign(got) == np.sign(exact)
+        distance = np.where(edge, 1.0, distance)
+        distance = np.where((np.isnan(got) & np.isnan(rounded)) | (np.isinf(got) & (got == rounded)), 0.0, distance)
+        wrong = np.isnan(got) != np.isnan(rounded)
+        wrong |= (got == 0) & (rounded == 0) & (np.signbit(got) != np.signbit(rounded))
+        return np.where(wrong | np.isnan(distance), INF, distance)
+
+
+def assert_within_bound(opcode: str, arrays: Sequence[np.ndarray], dtype: DType, **how) -> float:
+    got = expanded(opcode, arrays, dtype, **how)
+    assert got.dtype == dtype.numpy
+    distance = errors(opcode, arrays, got)
+    worst = int(np.argmax(distance))
+    where = [a[worst] for a in arrays]
+    assert distance[worst] <= float(OPS[opcode].bound), f"{opcode}{where} = {got[worst]!r}: {distance[worst]:.3f} ulp"
+    return float(distance[worst])
+
+
+def around(points: Sequence[float], dtype: DType, count: int = 40) -> np.ndarray:
+    """The points and their nearest neighbours, of both signs."""
+    near = np.array([*points, *(-p for p in points)], dtype.numpy)
+    steps = np.arange(-count, count + 1)
+    patterns = near.view(f"i{dtype.bits // 8}")[:, None] + steps
+    return np.unique(patterns.astype(f"i{dtype.bits // 8}")).view(dtype.numpy)
+
+
+def samples(dtype: DType, count: int) -> np.ndarray:
+    random = np.random.default_rng(11)
+    single = dtype is f32
+    limits = np.finfo(dtype.numpy)
+    overflow = math.log(float(limits.max))
+    thresholds = [overflow, overflow + math.log(2), -math.log(float(limits.smallest_subnormal)), 86.25, 704.5, 127.0, 1023.0,
+                  149.0, 150.0, 1074.0, 1075.0, 1024.0, 128.0, 0.92, 0.94, 1.0, 4.0, 5.95, 9.02, 19.1, 0.34657, 0.5, 1.5,
+                  math.sqrt(0.5), math.sqrt(2)]  # fmt: skip
+    powers = [2.0**k for k in (-150 if single else -1074, -127, -126, -24, -12, 16, 17, 24, 28, 30, 41, 48, 73, 98, 123)]
+    quarter = [k * math.pi / 2 for k in (1, 2, 3, 4, 5, 11, 22, 355, 710, 51819, 65536, 10**6 + 1, 10**9)]
+    parts = [
+        around([*thresholds, *powers, *quarter, float(limits.max), float(limits.tiny)], dtype),
+        random.integers(0, 2**dtype.bits, count, dtype=f"u{dtype.bits // 8}").view(dtype.numpy),
+        random.uniform(-1, 1, count) * 2.0 ** -random.integers(0, 40, count),
+        1 + random.uniform(-1, 1, count) * 2.0 ** -random.integers(0, dtype.mantissa, count),
+        random.uniform(-1, 1, count) * (110 if single else 760),
+        random.uniform(-10, 10, count),
+        np.arange(1, count) * (math.pi / 2),
+        [0.0, -0.0, INF, -INF, NAN, 1.0, -1.0],
+    ]
+    if not single:
+        parts.append([6381956970095103.0 * 2.0**797])  # the f64 nearest to a multiple of pi/2
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.concatenate([np.asarray(p).astype(dtype.numpy) for p in parts])
+
+
+# -- bounds ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opcode", ONE_OPERAND)
+def test_f32_over_all_bit_patterns(opcode: str) -> None:
+    patterns = np.arange(0, 2**32, 2141, dtype=np.uint64).astype(np.uint32)  # a prime stride: every exponent, mixed digits
+    assert_within_bound(opcode, [patterns.view(np.float32)], f32)
+
+
+@pytest.mark.parametrize("target", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("opcode", ONE_OPERAND)
+def test_f32_where_it_is_hard(opcode: str, target) -> None:
+    assert_within_bound(opcode, [samples(f32, 20_000)], f32, target=target)
+
+
+@pytest.mark.skipif(not EXTENDED, reason="needs a long double wider than f64 as reference")
+@pytest.mark.parametrize("opcode", ONE_OPERAND)
+def test_f64_where_it_is_hard(opcode: str) -> None:
+    assert_within_bound(opcode, [samples(f64, 6_000)], f64)
+
+
+@pytest.mark.skipif(not EXTENDED, reason="needs a long double wider than f64 as reference")
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+@pytest.mark.parametrize("opcode", ONE_OPERAND)
+def test_bounds_hold_when_products_and_sums_are_contracted(opcode: str, dtype: DType) -> None:
+    assert_within_bound(opcode, [samples(dtype, 2_000)], dtype, contract=True)
+
+
+SPECIAL_BASES = [0.0, 1.0, 2.0, 3.0, 0.5, 1.5, INF, 1e30, 1e-30, 2.0**24, 2.0**24 + 2, 2.0**53, 1e-45]
+
+
+def pow_operands(dtype: DType, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Any bits; results over the whole range, from any base and from bases near 1; every pair of special values."""
+    random = np.random.default_rng(13)
+    top = 128 if dtype is f32 else 1024
+    anything = samples(dtype, count // 8)
+    bases = [
+        random.integers(0, 2 ** (dtype.bits - 1), count, dtype=f"u{dtype.bits // 8}").view(dtype.numpy),
+        (1 + random.uniform(-1, 1, count) * 2.0 ** -random.integers(1, dtype.mantissa, count)).astype(dtype.numpy),
+    ]
+    with np.errstate(all="ignore"):
+        logs = [random.uniform(-top - dtype.mantissa, top + 1, count) / np.log2(b.astype(np.longdouble)) for b in bases]
+    specials = np.array([*SPECIAL_BASES, *(-s for s in SPECIAL_BASES), NAN], dtype.numpy)
+    first, second = np.meshgrid(specials, specials)
+    x = [anything, *bases, first.ravel()]
+    y = [random.permutation(anything), *(v.astype(dtype.numpy) for v in logs), second.ravel()]
+    return np.concatenate(x), np.concatenate(y)
+
+
+@pytest.mark.skipif(not EXTENDED, reason="needs a long double wider than f64 as reference")
+@pytest.mark.parametrize("contract", [False, True])
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+def test_pow(dtype: DType, contract: bool) -> None:
+    assert_within_bound("pow", pow_operands(dtype, 20_000), dtype, contract=contract)
+
+
+def test_tanh_and_erf_never_pass_one_and_sigmoid_stays_inside() -> None:
+    x = samples(f32, 50_000)
+    x = x[~np.isnan(x)]
+    assert np.abs(expanded("tanh", [x], f32)).max() == 1
+    assert np.abs(expanded("erf", [x], f32)).max() == 1
+    got = expanded("sigmoid", [x], f32)
+    assert got.min() == 0
+    assert got.max() == 1
+
+
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+@pytest.mark.parametrize("opcode", ["floordiv", "mod"])
+def test_float_division_with_floor(opcode: str, dtype: DType) -> None:
+    random = np.random.default_rng(17)
+    anything = samples(dtype, 3000)
+    specials = np.array([0.0, -0.0, 1.0, -1.0, 0.5, -3.0, INF, -INF, NAN, 1e30, 1e-40])
+    first, second = np.meshgrid(specials, specials)
+    tenths = (np.arange(1, 2000) * 0.1, np.full(1999, 0.1))
+    parts = ([anything, anything, tenths[0], first.ravel()],
+             [random.permutation(anything), random.normal(size=len(anything)), tenths[1], second.ravel()])  # fmt: skip
+    a, b = (np.concatenate([p.astype(dtype.numpy) for p in side]) for side in parts)
+    got, want = expanded(opcode, [a, b], dtype), evaluate(opcode, [a, b], {}, dtype)
+    with np.errstate(all="ignore"):
+        quotient = np.abs(a / b)
+        same = ((got == want) & (np.signbit(got) == np.signbit(want))) | (np.isnan(got) & np.isnan(want))
+        if opcode == "floordiv":
+            # Above 2^53 the quotient itself is rounded.
+            same |= (quotient > 2.0**53) & (np.abs(got - want) <= np.spacing(np.abs(want)))
+        elif dtype is f64:
+            same |= np.isnan(got) & (quotient > 2.0**300)
+    wrong = np.flatnonzero(~same)
+    assert not len(wrong), [(a[i], b[i], got[i], want[i]) for i in wrong[:5]]
+
+
+# -- form -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("container", [Scalar, lambda d: Vec(d, 4), lambda d: Tile(d, (8, 16))], ids=["scalar", "vec", "tile"])
+@pytest.mark.parametrize("dtype", [f32, f64, bf16], ids=str)
+@pytest.mark.parametrize("target", [CPU, GPU], ids=["cpu", "gpu"])
+def test_expansions_use_basic_ops_in_every_container(container: Callable[[DType], Type], dtype: DType, target) -> None:
+    allowed = BASIC | ({"exp2_approx", "if", "yield", "extract", "pack"} if target is GPU else set())
+    for opcode in EXPANDED:
+        builder = Builder()
+        operands = [Value(container(dtype)) for _ in range(2 if opcode in ("pow", "floordiv", "mod") else 1)]
+        result = expand(builder, opcode, operands, target)
+        assert result is not None
+        assert result.type == container(dtype)
+        used = {op.opcode for op in walk(Block((), tuple(builder.ops)))}
+        assert used <= allowed, used - allowed
+
+
+def test_what_needs_no_expansion_is_left_alone() -> None:
+    builder = Builder()
+    value = Value(Scalar(f32))
+    integer = Value(Scalar(i32))
+    for opcode in ("sqrt", "floor", "ceil", "round", "trunc", "add"):
+        assert expand(builder, opcode, [value, value], CPU) is None
+    assert expand(builder, "floordiv", [integer, integer], CPU) is None
+    assert not builder.ops
+
+
+def instructions(opcode: str, target) -> int:
+    """Ops that cost an instruction: constants, reinterpretations and a negation that an fma absorbs do not."""
+    builder = Builder()
+    expand(builder, opcode, [Value(Scalar(f32))], target)
+    return sum(op.opcode not in ("const", "bitcast", "neg") for op in builder.ops)
+
+
+@pytest.mark.parametrize(("opcode", "most_on_cpu", "most_on_gpu"), [
+    ("exp", 22, 16), ("exp2", 21, 15), ("tanh", 26, 25), ("sigmoid", 30, 25), ("erf", 35, 30),
+])  # fmt: skip
+def test_hot_functions_stay_short(opcode: str, most_on_cpu: int, most_on_gpu: int) -> None:
+    assert instructions(opcode, CPU) <= most_on_cpu
+    assert instructions(opcode, GPU) <= most_on_gpu
+
+
+def test_bf16_functions_go_through_f32() -> None:
+    patterns = np.arange(0, 2**16, 3, dtype=np.uint32).astype(np.uint16)
+    x = patterns.view(bf16.numpy)
+    got = expanded("exp", [x], bf16).astype(np.float32)
+    want = evaluate("exp", [x], {}, bf16).astype(np.float32)
+    different = ~((got == want) | (np.isnan(got) & np.isnan(want)))
+    with np.errstate(invalid="ignore"):
+        assert np.all(np.abs(got - want)[different] <= np.abs(want)[different] * 2.0**-7)
+    assert different.sum() <= 2  # where the f32 result, 2 units off at most, lies next to a midpoint of two bf16
+
+
+def kernel(stage: Stage) -> Kernel:
+    """out[i] = exp(x[i]) in a loop, with an integer floordiv that must stay."""
+    x, out = Value(tensor(f32, 8), "x"), Value(tensor(f32, 8), "out")
+    builder = Builder()
+
+    def body(inner: Builder, index: Value) -> Sequence[Value]:
+        place = inner.op("floordiv", index, inner.index(1))
+        inner.multi("store", out, place, inner.op("exp", inner.op("load", x, place)))
+        return ()
+
+    builder.for_(builder.index(0), builder.index(8), builder.index(1), (), body)
+    return Kernel("k", stage, (x, out), Block((), tuple(builder.ops)))
+
+
+@pytest.mark.parametrize(("stage", "target", "hardware"), [
+    (Stage.LOOP, CPU, False), (Stage.LOOP, GPU, False), (Stage.TILE, GPU, False), (Stage.THREAD, GPU, True),
+])  # fmt: skip
+def test_the_pass_reaches_into_regions(stage: Stage, target, hardware: bool) -> None:
+    opcodes = [op.opcode for op in walk(expand_math(kernel(stage), target).body)]
+    assert "exp" not in opcodes
+    assert "floordiv" in opcodes
+    assert ("exp2_approx" in opcodes) == hardware

@@ -73,7 +73,7 @@ def _as_numpy(name: str, value: object, span: Span) -> np.ndarray:
         return np.asarray(value)
     if hasattr(value, "__dlpack__"):
         try:
-            return np.from_dlpack(value)  # type: ignore[arg-type]
+            return np.from_dlpack(value)
         except (BufferError, RuntimeError, TypeError) as error:
             raise UserError.at("TW009", f"argument '{name}' cannot be shared: {error}", span) from error
     kind = type(value).__name__

@@ -35,7 +35,7 @@ class Runner:
         self.function = function
         self._cpu: dict[Signature, cpu.CpuProgram] = {}
         self._cuda: dict[tuple[str, Signature], object] = {}
-        self._entry: Callable[..., object] | None = None
+        self._latest: cpu.CpuProgram | None = None
         self.last: Artifact | None = None
         """The artifact of the latest call, for `inspect`-like questions."""
 
@@ -58,12 +58,12 @@ class Runner:
             program = cpu.load(compile_kernel(self.function, wanted, host_cpu()))
             self._cpu[wanted] = program
         self.last = program.artifact
-        self._entry = program.call
+        self._latest = program
         return program
 
-    def cpu_entry(self) -> Callable[..., object] | None:
-        """The entry stub of the latest CPU program."""
-        return self._entry
+    def cpu_entry(self, fallback: Callable[..., object]) -> Callable[..., object] | None:
+        """The entry stub of the latest CPU program, which hands what it refuses to `fallback`."""
+        return self._latest.entry(fallback) if self._latest is not None else None
 
     def run_cpu(self, values: Mapping[str, object], out: object = None) -> object:
         values = {name: v.numpy() if isinstance(v, DeviceArray) else v for name, v in values.items()}

@@ -1,7 +1,8 @@
 """`@kernel`: a Python function becomes a callable kernel.
 
-The first call with new kinds of arguments compiles; later ones go straight to machine code: `__call__` tries the entry stub
-of the last CPU program, which checks its arguments itself and refuses what it was not made for.
+The first call with new kinds of arguments compiles; later ones go straight to machine code. `__call__` is a slot of the object,
+not a method: it holds the general path at first and then the entry stub of the latest CPU program, a builtin function that
+checks its arguments itself and hands what it was not made for back to the general path. No Python code runs in between.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
 
 from tilewright.api.arguments import signature
 from tilewright.api.devices import default_device, find_device
@@ -25,13 +26,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _never(*args: object, **keywords: object) -> object:
-    """The entry before anything was compiled."""
-    return NotImplemented
-
-
 class Kernel(Generic[P, R]):
     """A kernel written in Python. Call it like the function it was; `out=` and `device=` are extra."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: object, **keywords: object) -> object:
+            """Run the kernel: arrays and numbers in, arrays out."""
+
+    else:
+        __slots__ = ("__call__", "__dict__", "__weakref__")
 
     def __init__(self, function: Callable[P, R], device: str | None = None) -> None:
         functools.update_wrapper(self, function)
@@ -39,11 +43,7 @@ class Kernel(Generic[P, R]):
         self.device = device
         self._names = tuple(inspect.signature(function).parameters)
         self._runner: Runner | None = None
-        self._entry: Callable[..., object] = _never
-
-    def __call__(self, *args: object, **keywords: object) -> object:
-        result = self._entry(*args, **keywords)
-        return self._general(args, keywords) if result is NotImplemented else result
+        self.__call__ = self._general  # type: ignore[method-assign]
 
     @property
     def function(self) -> Function:
@@ -80,8 +80,7 @@ class Kernel(Generic[P, R]):
             raise UserError.at("TW008", f"{self.__name__} is missing {', '.join(map(repr, missing))}", span)
         return {name: values[name] for name in names}
 
-    def _general(self, args: tuple[object, ...], keywords: dict[str, object]) -> object:
-        keywords = dict(keywords)
+    def _general(self, *args: object, **keywords: object) -> object:
         out = keywords.pop("out", None)
         asked = keywords.pop("device", None)
         if asked is not None and not isinstance(asked, str):
@@ -92,9 +91,9 @@ class Kernel(Generic[P, R]):
         result = self.runner.run(values, device, out)
         if device.kind == "cpu" and asked is None and self.device in (None, "cpu") and default_device() == "cpu":
             # From now on calls like this one go straight to the code that just ran.
-            entry = self.runner.cpu_entry()
+            entry = self.runner.cpu_entry(self._general)
             if entry is not None:
-                self._entry = entry
+                self.__call__ = entry  # type: ignore[method-assign]
         return result
 
     # -- looking inside -----------------------------------------------------------------------------------------

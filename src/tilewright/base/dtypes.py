@@ -64,9 +64,8 @@ class DType:
     @cached_property
     def numpy(self) -> np.dtype:
         """The NumPy dtype with the same storage."""
-        if self.kind == "q":
-            return np.dtype((np.void, self.block_bytes))
-        return np.dtype(_NUMPY[self.name])
+        dtype: np.dtype = np.dtype((np.void, self.block_bytes)) if self.kind == "q" else np.dtype(_NUMPY[self.name])
+        return dtype
 
     @property
     def min_value(self) -> int | float | bool:
@@ -87,7 +86,7 @@ class DType:
         return (1 << (self.bits - (self.kind == "i"))) - 1
 
 
-_NUMPY: dict[str, object] = {
+_NUMPY: dict[str, type] = {
     "bool": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
     "u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64,
     "f16": np.float16, "f32": np.float32, "f64": np.float64,

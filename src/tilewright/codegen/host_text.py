@@ -30,6 +30,8 @@ declare i32 @PyUnicode_CompareWithASCIIString(ptr, ptr) nonlazybind
 declare ptr @PyEval_SaveThread() nonlazybind
 declare void @PyEval_RestoreThread(ptr) nonlazybind
 declare ptr @PyTuple_New(i64) nonlazybind
+declare ptr @PyTuple_GetItem(ptr, i64) nonlazybind
+declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr) nonlazybind
 declare i32 @PyTuple_SetItem(ptr, i64, ptr) nonlazybind
 declare void @Py_IncRef(ptr) nonlazybind
 declare void @Py_DecRef(ptr) nonlazybind
@@ -97,8 +99,18 @@ no:
 }}
 """
 
-REJECT = """
+# A stub bound to `(code, fallback)` hands a call it refuses to the fallback, with the same arguments.
+REJECT = f"""
 reject:
+  %self.type.at = getelementptr i8, ptr %self, i64 {at.TYPE}
+  %self.type = load ptr, ptr %self.type.at
+  %chained = icmp eq ptr %self.type, @PyTuple_Type
+  br i1 %chained, label %hand.on, label %refuse
+hand.on:
+  %fallback = call ptr @PyTuple_GetItem(ptr %self, i64 1)
+  %answer = call ptr @PyObject_Vectorcall(ptr %fallback, ptr %args, i64 %count, ptr %names)
+  ret ptr %answer
+refuse:
   call void @Py_IncRef(ptr @_Py_NotImplementedStruct)
   ret ptr @_Py_NotImplementedStruct
 """

@@ -10,7 +10,7 @@ from tilewright.base.dtypes import DType, bool_, i64
 from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import Size
 from tilewright.base.source import NOWHERE, Span
-from tilewright.ir.nodes import Attr, Block, Op, Value
+from tilewright.ir.nodes import Attr, Attrs, Block, Op, Value
 from tilewright.ir.ops import TypeRuleError, result_types
 from tilewright.ir.types import INDEX, Type, Vec, dtype_of
 
@@ -30,13 +30,17 @@ class Builder:
 
     def multi(self, opcode: str, *operands: Value, name: str = "", **attrs: Attr) -> tuple[Value, ...]:
         """Append an op with any number of results."""
+        return self.emit(opcode, operands, attrs, name)
+
+    def emit(self, opcode: str, operands: Sequence[Value], attrs: Attrs, name: str = "") -> tuple[Value, ...]:
+        """Append an op whose attributes are already a mapping, as when an op is rebuilt on other operands."""
         try:
             types = result_types(opcode, [o.type for o in operands], attrs)
         except TypeRuleError as error:
             described = ", ".join(str(o.type) for o in operands)
             raise CompilerBug.at("TW042", f"{opcode}({described}) {dict(attrs)}: {error}", self.span) from error
         results = tuple(Value(t, name) for t in types)
-        self.ops.append(Op(opcode, operands, results, MappingProxyType(attrs), (), self.span))
+        self.ops.append(Op(opcode, tuple(operands), results, MappingProxyType(dict(attrs)), (), self.span))
         return results
 
     def append(self, op: Op) -> tuple[Value, ...]:

@@ -104,9 +104,9 @@ class _Lowering:
                     positions.append(b.cast(rest, i64))
                     positions += [b.index(0)] * position
                     break
-                count = b.cast(b.index(counts[position]), u32)
-                quotient = b.op("floordiv", rest, count)
-                positions.append(b.cast(b.sub(rest, b.mul(quotient, count)), i64))
+                divisor = b.cast(b.index(counts[position]), u32)
+                quotient = b.op("floordiv", rest, divisor)
+                positions.append(b.cast(b.sub(rest, b.mul(quotient, divisor)), i64))
                 rest = quotient
             positions.reverse()
         starts = [p if s == 1 else b.mul(p, b.index(s)) for p, s in zip(positions, steps, strict=True)]
@@ -204,7 +204,7 @@ class _Lowering:
 
             raise UserError.at("TW005", f"a nested {op.opcode} is not supported inside a parallel loop", op.span)
         shape = _join(*(_shape(v) for v in operands))
-        return b.multi(op.opcode, *(self._widen(b, v, shape) for v in operands), **op.attrs)
+        return b.emit(op.opcode, [self._widen(b, v, shape) for v in operands], op.attrs)
 
     def _widen(self, b: Builder, value: Value, shape: Shape) -> Value:
         return value if _shape(value) == shape or not shape else b.op("broadcast", value, shape=shape)
@@ -437,7 +437,7 @@ class _Lowering:
         if self.schedule.block_search and kind.startswith("arg"):
             return self._search(b, op, kind, extent, env, masks, start)
         whole = b.mul(b.op("floordiv", extent, b.index(tile)), b.index(tile))
-        sums = self._carried(
+        sums: Sequence[Value] = self._carried(
             b, b.index(0), whole, b.index(tile), list(start), lambda inner, k, *c: step(inner, k, False, c), op
         )
         shape = self._reduced_shape(b, step, sums, position, tile)
@@ -447,7 +447,7 @@ class _Lowering:
             sums = b.if_(
                 remainder,
                 lambda inner: [self._widen(inner, v, shape) for v in step(inner, whole, True, sums)],
-                lambda inner: list(sums),
+                lambda inner: sums,
             )
         results: Sequence[Value] = b.multi("reduce_tile", *sums, kind=kind, axis=position)
         if all(s == 1 for s in _shape(results[0])):
@@ -477,8 +477,8 @@ class _Lowering:
 
         `argmax(v) = min{i : v[i] == max(v)}`, run by run.
         """
-        tile, run = self.schedule.reduce_tile, self.schedule.block_search
-        assert self.reduce_position is not None
+        tile, run, position = self.schedule.reduce_tile, self.schedule.block_search, self.reduce_position
+        assert position is not None
         index_arg = op.regions[0].args[-1]
         value_kind = kind.removeprefix("arg")
         dtypes = [dtype_of(r.type) for r in op.results]
@@ -496,12 +496,12 @@ class _Lowering:
         ) -> Value:
             """Reduce `pick` over low..high with vectors, then the rest one by one."""
             middle = inner.add(low, inner.mul(inner.op("floordiv", inner.sub(high, low), inner.index(tile)), inner.index(tile)))
-            shape = tuple(tile if a == self.reduce_position else 1 for a in range(self.rank))
+            shape = tuple(tile if a == position else 1 for a in range(self.rank))
             (lanes,) = inner.for_(
                 low, middle, inner.index(tile), [inner.op("broadcast", init, shape=shape)],
-                lambda i, k, acc: [i.op(how, acc, pick(i, self._index_tile(i, k, self.reduce_position or 0, tile)))],
+                lambda i, k, acc: [i.op(how, acc, pick(i, self._index_tile(i, k, position, tile)))],
             )  # fmt: skip
-            one = inner.op("item", inner.op("reduce_tile", lanes, kind=how, axis=self.reduce_position))
+            one = inner.op("item", inner.op("reduce_tile", lanes, kind=how, axis=position))
             (result,) = inner.for_(
                 middle, high, inner.index(1), [one], lambda i, k, acc: [i.op(how, acc, pick(i, k))]
             )

@@ -213,7 +213,7 @@ class _Lowering:
         held = [self.env[v] for v in op.operands]
         result = op.results[0].type if op.results else None
         if not isinstance(result, Tile):
-            results = b.multi(op.opcode, *(v for v in held if isinstance(v, Value)), name=_name(op), **op.attrs)
+            results = b.emit(op.opcode, [v for v in held if isinstance(v, Value)], op.attrs, _name(op))
             self._remember(op, results)
             return
         symbolic = self._symbolic(b, op, held, result)
@@ -226,7 +226,7 @@ class _Lowering:
         for cell in self._cells(result.shape):
             inputs = tuple(o.cells[cell] for o in operands)
             if inputs not in memo:
-                memo[inputs] = b.op(op.opcode, *inputs, **op.attrs)
+                memo[inputs] = b.emit(op.opcode, inputs, op.attrs)[0]
             cells[cell] = memo[inputs]
         self.env[op.results[0]] = _Registers(result.shape, cells)
 
@@ -559,7 +559,7 @@ class _Lowering:
             else:
                 b.if_(
                     conditions[number],
-                    lambda inner, i=indices, p=part: self._plain_store(inner, memory, i, p),  # type: ignore[misc]
+                    lambda inner, i=indices, p=part: self._plain_store(inner, memory, i, p),
                     lambda inner: [],
                 )
 
@@ -707,7 +707,7 @@ class _Lowering:
         cond = self.env[op.operands[0]]
         assert isinstance(cond, Value)
         then, otherwise = (
-            lambda inner, r=region: self._flat(inner, r.yields, self._ops(inner, r.ops))  # type: ignore[misc]
+            lambda inner, r=region: self._flat(inner, r.yields, self._ops(inner, r.ops))
             for region in op.regions
         )
         self._bind(op.results, b.if_(cond, then, otherwise))

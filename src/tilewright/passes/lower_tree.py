@@ -93,7 +93,7 @@ class _Lowering:
         elif isinstance(stmt, ReduceLoop):
             draft = self.start(stmt, tuple(v.count for v in stmt.outer if v.count is not None), stmt.outer)
             draft.reduce_loop(stmt)
-        elif isinstance(stmt, Loop) and stmt.kind == "parallel" and self.is_domain(stmt.vars):
+        elif isinstance(stmt, Loop) and stmt.kind == "parallel" and all(v.count is not None for v in stmt.vars):
             draft = self.draft(stmt)
             draft.open_loops(stmt.vars)
             draft.statements(draft.body, stmt.body, draft.scope)
@@ -127,11 +127,6 @@ class _Lowering:
         scratch = self.scratch(f"{expr.array.name}$value", expr.dtype)
         self.array_assign(ArrayAssign(scratch, expr, span=expr.span))
         return Element(scratch, (), span=expr.span)
-
-    def is_domain(self, variables: tuple[LoopVar, ...]) -> bool:
-        """Whether the ranges are known before the kernel starts: made of sizes and arguments, not of memory."""
-        bounds = [b for v in variables for b in (v.lo, v.hi)]
-        return not any(isinstance(e, Element | Whole) for b in bounds for e in walk_expr(self.resolved(b)))
 
     def serial(self, stmt: Stmt) -> None:
         """Code that runs once: a kernel of rank 0. Variables it sets go to 0-d scratch arrays."""

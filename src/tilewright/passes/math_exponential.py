@@ -163,7 +163,7 @@ def _quotient(t: Terms, a: Value, d: Value) -> Value:
     if dtype_of(d.type) is f64:
         return t.div(a, d)
     minus = t.neg(d)
-    inverse = t.float_bits(t.sub(0x7EF127EA, t.bits(d)))
+    inverse = t.float_bits(t.sub(0x7EF311C0, t.bits(d)))
     error = t.fma(minus, inverse, 1.0)
     inverse = t.fma(inverse, t.fma(error, error, error), inverse)
     quotient = t.mul(a, inverse)

@@ -38,12 +38,13 @@ _TWO_OVER_PI = 0.6366197723675814
 _MAGIC_F64 = 1.5 * 2**52
 
 # From |x| = 2^start on: 2/pi modulo 4 * 2^(23-start), in two parts. An f32 of that size is a multiple of 2^(start-23).
+# Up to the next window the product's second part stays below 2^-7, so that the fraction is hardly more than a half.
 _WINDOWS: tuple[tuple[int, float, float], ...] = (
     (0, 0.6366197723675814, -3.935735335036497e-17),
-    (48, -3.3922091508486964e-08, -5.434184107743751e-25),
-    (73, 2.93709554037182e-16, 1.018166438749971e-32),
-    (98, 3.254380609134673e-23, 2.5184173833409495e-39),
-    (123, -5.321602079519459e-31, 1.7266765423121933e-47),
+    (44, 2.0449648759307553e-07, 6.074026489649846e-24),
+    (65, 2.418782397124712e-13, 2.471138875912043e-29),
+    (86, 1.0760572810738749e-19, -1.690193447800753e-36),
+    (107, 7.696704864039572e-26, 4.420676015940119e-42),
 )
 # 64 zero bits, then the bits of 2/pi.
 _DIGITS = (

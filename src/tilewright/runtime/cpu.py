@@ -33,6 +33,7 @@ _LEVELS = ("scalar", "sse4.1", "avx2", "avx512")
 _PYTHON_FUNCTIONS = (
     "PyFloat_AsDouble", "PyLong_AsLongLong", "PyErr_Occurred", "PyErr_Clear", "PyErr_NoMemory",
     "PyUnicode_CompareWithASCIIString", "PyEval_SaveThread", "PyEval_RestoreThread", "PyTuple_New", "PyTuple_SetItem",
+    "PyTuple_GetItem", "PyObject_Vectorcall",
     "Py_IncRef", "Py_DecRef",
 )  # fmt: skip
 _PYTHON_OBJECTS: dict[str, object] = {
@@ -101,12 +102,15 @@ class _Code:
                 artifact.name.encode(), self.objects.address(abi.STUB_ENTRY), _METH_FASTCALL_KEYWORDS, None
             )
 
-    def function(self) -> Callable[..., object]:
-        """A builtin function that runs the stub. Its `__self__` is this object, which CPython releases last."""
+    def function(self, fallback: Callable[..., object] | None = None) -> Callable[..., object]:
+        """A builtin function that runs the stub. Its `__self__` holds this object, which CPython releases last.
+
+        With a fallback, calls the stub refuses are handed on to it; without, they give `NotImplemented`.
+        """
         create = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
             ctypes.cast(ctypes.pythonapi.PyCFunction_NewEx, ctypes.c_void_p).value or 0
         )
-        made: Callable[..., object] = create(ctypes.addressof(self.method), self, None)
+        made: Callable[..., object] = create(ctypes.addressof(self.method), self if fallback is None else (self, fallback), None)
         return made
 
 
@@ -123,6 +127,10 @@ class CpuProgram:
         """The entry stub: inputs by position, `out=` optional; `NotImplemented` for anything it does not recognise."""
         self._scalars = {p.name: p for p in artifact.inputs if isinstance(p, ScalarParam)}
         self._arrays = {p.name: p for p in (*artifact.inputs, *artifact.outputs) if isinstance(p, ArrayParam)}
+
+    def entry(self, fallback: Callable[..., object]) -> Callable[..., object] | None:
+        """The entry stub as a function that hands refused calls to `fallback`; None where there is no stub."""
+        return self._code.function(fallback) if self.artifact.host else None
 
     def sizes(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool]) -> dict[str, int]:
         """The value of every size and stride name, read off the arrays. An axis of packed blocks counts elements."""

@@ -249,6 +249,11 @@ class CudaDevice:
             free, total = self.call("cuMemGetInfo")
             return int(free), int(total)
 
+    def copy(self, target: DeviceArray, source: DeviceArray, stream: int = 0) -> None:
+        """Device to device, in stream order; both arrays are contiguous and of one form."""
+        with self.active():
+            self.call("cuMemcpyDtoDAsync", target.launch_pointer(stream), source.launch_pointer(stream), source.nbytes, stream)
+
     def copy_in(self, pointer: int, host: int, nbytes: int, streams: Iterable[int]) -> None:
         """Host to device, after the work queued on `streams`."""
         with self.active():

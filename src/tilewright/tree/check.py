@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.base.errors import Diagnostics
+from tilewright.base.errors import CompilerBug, Diagnostics
 from tilewright.base.sizes import Size, floordiv
 from tilewright.tree import syntax
 from tilewright.tree.check_body import BodyChecker
@@ -28,7 +28,6 @@ from tilewright.tree.typed import (
 )
 
 _MOST_WALKS = 24
-_EQUAL = "'{}' must be {}"
 
 
 def check_kernel(function: syntax.Function, args: Sequence[ArgSpec], sink: Diagnostics | None = None) -> TypedKernel:
@@ -62,7 +61,7 @@ def _walk_until_settled(
 ) -> BodyChecker:
     reserved = frozenset(p.name for p in function.params)
     for _ in range(_MOST_WALKS):
-        state.changed = False
+        state.changed = state.reshaped = False
         known = state.equations.count()
         walk = BodyChecker(function, args, metadata, state, Diagnostics())
         walk.run()
@@ -73,11 +72,12 @@ def _walk_until_settled(
             continue
         _bind_by_range(walk)
         _bind_by_kind(function, args, metadata, state)
+        walk.learn_outputs()
         solution = solve(state.equations, reserved)
-        if solution == state.solution and known == state.equations.count() and not walk.learn_outputs():
+        if solution == state.solution and known == state.equations.count() and not state.reshaped:
             return walk
         state.solution = solution
-    return walk
+    raise CompilerBug.at("TW040", f"the types of '{function.name}' do not settle", function.span)
 
 
 def _axis_names(function: syntax.Function, args: Sequence[ArgSpec]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from tilewright.base.source import Span
 from tilewright.tree import syntax
 from tilewright.tree.bounds import clamped, interval
 from tilewright.tree.check_expr import (
+    CREATORS,
     Alias,
     ExprChecker,
     Key,
@@ -37,7 +38,6 @@ from tilewright.tree.typed import (
     ArrayArg,
     ArrayAssign,
     ArrayInfo,
-    Const,
     Element,
     Expr,
     If,
@@ -62,8 +62,6 @@ from tilewright.tree.typed import (
     walk_expr,
 )
 
-_BOTTOM: TypePair = (i64, "int")
-"""What a variable is before anything is known: a literal, which takes any type."""
 _COMBINE = {"+": "add", "*": "mul", "and": "and", "or": "or", "&": "and", "|": "or"}
 
 
@@ -83,7 +81,7 @@ class BodyChecker(ExprChecker):
         self.body: tuple[Stmt, ...] = ()
         self.written: set[str] = set()
         self.out: list[Stmt] = []
-        self.reach: dict[str, list[tuple[Size | None, ...]]] = {}
+        self.reach: dict[str, list[Shape]] = {}
         """ZynML outputs: for each store, one more than the largest index along each axis."""
         self.yields: list[TypePair] | None = None
         """Types of the values yielded in the reduction being checked."""
@@ -185,20 +183,16 @@ class BodyChecker(ExprChecker):
             if result.name not in self.written:
                 self.sink.error("TW017", f"output '{result.name}' is never written", self.kernel.span, f"store to {result.name}[…]")
 
-    def learn_outputs(self) -> bool:
-        """ZynML: extents of outputs from this walk's stores. Whether that changed anything."""
-        changed = False
+    def learn_outputs(self) -> None:
+        """ZynML: extents of outputs from this walk's stores."""
         for name, reaches in self.reach.items():
             axes: list[Size] = []
-            for sizes in zip(*reaches, strict=True):
-                extent = ZERO
-                for position, size in enumerate(s for s in sizes if s is not None):
-                    extent = maximum(extent, size) if position else size
+            for ends in zip(*reaches, strict=True):
+                extent = ends[0]
+                for end in ends[1:]:
+                    extent = maximum(extent, end)
                 axes.append(clamped(extent))
-            known = self.state.outputs.setdefault(name, OutputState())
-            if known.shape != tuple(axes):
-                known.shape, changed = tuple(axes), True
-        return changed
+            self.shape_output(name, tuple(axes))
 
     @contextmanager
     def block(self, scope: Scope | None = None) -> Iterator[list[Stmt]]:
@@ -208,7 +202,6 @@ class BodyChecker(ExprChecker):
         try:
             yield self.out
         finally:
-            self.ended |= {n for n in self.scope.names if "$" not in n}
             self.out, self.scope = before, outer
 
     def statement(self, stmt: syntax.Stmt, last: bool = False) -> None:
@@ -259,12 +252,7 @@ class BodyChecker(ExprChecker):
             self.destructure(stmt, stmt.value)
             return
         (name,) = stmt.targets
-        found = self.scope.find(name)
-        if self.is_python and isinstance(found, Slot) and found.hoisted:
-            self.assign(syntax.Assign(syntax.Name(name, span=stmt.span), stmt.value, span=stmt.span))
-            return
-        made = self.create(name, stmt.value)
-        if made is not None:
+        if self.create(name, stmt.value):
             return
         items = self.extents(stmt.value)
         if items is not None:
@@ -342,13 +330,13 @@ class BodyChecker(ExprChecker):
         if self.loops or self.guarded or self.scope.parent is not None:
             raise self.fail("TW005", f"{what} must be at the top of the kernel, outside loops and ifs", span)
 
-    def create(self, name: str, node: syntax.Expr) -> ArrayInfo | None:
-        """`name = empty(shape, dtype)` and its kin; None when it is something else."""
+    def create(self, name: str, node: syntax.Expr) -> bool:
+        """`name = empty(shape, dtype)` and its kin; False when it is something else."""
         if not isinstance(node, syntax.Call) or not isinstance(node.function, syntax.Name):
-            return None
+            return False
         maker = node.function.id
-        if maker not in ("empty", "zeros", "ones", "full", "empty_like", "zeros_like"):
-            return None
+        if maker not in CREATORS:
+            return False
         self.outside_loops(f"{maker}()", node.span)
         values = {a.keyword or position: a.value for position, a in enumerate(node.args)}
         if maker.endswith("_like"):
@@ -379,7 +367,7 @@ class BodyChecker(ExprChecker):
         if fill is not None:
             self.written.add(array.name)
             self.out.append(ArrayAssign(array, fill, span=node.span))
-        return array
+        return True
 
     def shape_argument(self, node: syntax.Expr) -> Shape:
         items = self.extents(node)
@@ -484,11 +472,14 @@ class BodyChecker(ExprChecker):
         self.outside_loops(f"'{name} = …'", span)
         value = self.settled(value)
         array = self.output(name, len(value.shape), type_of(value), span)
-        if array.shape != value.shape:
-            self.state.outputs[name].shape = value.shape
-            self.state.changed = True
+        self.shape_output(name, value.shape)
         self.written.add(name)
         self.out.append(ArrayAssign(array, self.convert(value, array.dtype), span=span))
+
+    def shape_output(self, name: str, shape: Shape) -> None:
+        known = self.state.outputs[name]
+        if known.shape != shape:
+            known.shape, self.state.reshaped = shape, True
 
     def assign_variable(self, stmt: syntax.Assign, name: str, slot: Slot) -> None:
         if slot.immutable:
@@ -594,7 +585,7 @@ class BodyChecker(ExprChecker):
         return "", self.binary(stmt.op, Element(place, indices, span=stmt.span), value, stmt.span)
 
     def reach_output(self, place: ArrayInfo, indices: Sequence[Expr], span: Span) -> None:
-        ends: list[Size | None] = []
+        ends: list[Size] = []
         for axis, index in enumerate(indices):
             reach = interval(index)
             if reach is None:
@@ -711,8 +702,7 @@ class BodyChecker(ExprChecker):
         for var in outer_vars:
             assert var.count is not None
             shape.append(var.count)
-        if array.shape != tuple(shape):
-            self.state.outputs["out"].shape, self.state.changed = tuple(shape), True
+        self.shape_output("out", tuple(shape))
         if kind in ("argmin", "argmax"):
             self.not_empty(kind, [v.count for v in inner_vars if v.count is not None], shape, stmt.span)
         self.written.add("out")
@@ -745,8 +735,6 @@ class BodyChecker(ExprChecker):
     def branch(self, stmt: syntax.If) -> None:
         cond = self.logical(self.expr(stmt.cond), stmt.span)
         self.scalar_only("the condition", cond, stmt.span)
-        if self.is_python:
-            self.hoist(stmt)
         self.guarded += 1
         try:
             with self.block() as then:
@@ -758,19 +746,6 @@ class BodyChecker(ExprChecker):
         finally:
             self.guarded -= 1
         self.out.append(If(cond, tuple(then), tuple(otherwise), span=stmt.span))
-
-    def hoist(self, stmt: syntax.If) -> None:
-        """Python: a name both branches assign lives on after the `if`."""
-        for name in _surely_assigned((stmt,)):
-            if self.scope.find(name) is not None:
-                continue
-            key = (id(stmt), name)
-            known = self.state.variables.setdefault(key, VariableState(assigned=True))
-            pair = known.pair or _BOTTOM
-            var = Variable(name, pair[0], pair[1], True)
-            start = self.convert(Const(0, i64, "int", span=stmt.span), var.dtype)
-            self.out.append(SetVar(var, start, True, span=stmt.span))
-            self.scope.names[name] = Slot(var, key, len(self.loops), hoisted=True)
 
     def repeat(self, stmt: syntax.While) -> None:
         cond = self.logical(self.expr(stmt.cond), stmt.span)
@@ -841,17 +816,3 @@ def _yields(stmt: syntax.Stmt) -> bool:
     if isinstance(stmt, syntax.For | syntax.While):
         return any(_yields(s) for s in stmt.body)
     return isinstance(stmt, syntax.If) and any(_yields(s) for s in (*stmt.then, *stmt.otherwise))
-
-
-def _surely_assigned(stmts: Sequence[syntax.Stmt]) -> list[str]:
-    """Names every path through the statements assigns, in order."""
-    names: dict[str, None] = {}
-    for stmt in stmts:
-        if isinstance(stmt, syntax.Let):
-            names |= dict.fromkeys(stmt.targets)
-        elif isinstance(stmt, syntax.Assign) and isinstance(stmt.target, syntax.Name):
-            names[stmt.target.id] = None
-        elif isinstance(stmt, syntax.If):
-            second = _surely_assigned(stmt.otherwise)
-            names |= dict.fromkeys(n for n in _surely_assigned(stmt.then) if n in second)
-    return list(names)

@@ -85,6 +85,9 @@ class State:
     returned: set[str] = field(default_factory=set)
     """Names of arrays the kernel returns."""
     changed: bool = False
+    """What is known about variables changed."""
+    reshaped: bool = False
+    """The extent of an output changed."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,6 @@ class Slot:
     """Loops around the declaration."""
     fixed: bool = False
     """Its dtype was written down."""
-    hoisted: bool = False
-    """Declared for both branches of an `if`."""
     immutable: bool = False
 
 
@@ -143,8 +144,8 @@ _ARITY: Mapping[str, tuple[int, int]] = {
     "gelu": (1, 2), "min": (2, 99), "max": (2, 99), "pow": (2, 2), "clamp": (3, 3), "fma": (3, 3), "where": (3, 3),
     "select": (3, 3), "cast": (2, 2),
 }  # fmt: skip
-_CREATORS = ("empty", "zeros", "ones", "full", "empty_like", "zeros_like")
-FUNCTIONS = (*_ARITY, *_CREATORS, "reduce", "grid", "range")
+CREATORS = ("empty", "zeros", "ones", "full", "empty_like", "zeros_like")
+FUNCTIONS = (*_ARITY, *CREATORS, "reduce", "grid", "range")
 
 
 class ExprChecker(Typing, ABC):
@@ -160,8 +161,6 @@ class ExprChecker(Typing, ABC):
         """Conditions around the current place: an access there may not happen."""
         self.checks: dict[tuple[Size, str, Size], SizeCheck] = {}
         self.inputs: dict[str, ArrayInfo] = {}
-        self.ended: set[str] = set()
-        """Names whose block has ended."""
         self.ranges: dict[str, dict[Size | None, Span]] = {}
         """For each input axis, the ranges of the bare indices it was read with (None: another index)."""
 
@@ -216,8 +215,6 @@ class ExprChecker(Typing, ABC):
     def unbound(self, name: str, span: Span) -> Expr:
         """A name that nothing declares: in ZynML it is a size, to be found from the accesses."""
         if self.is_python:
-            if name in self.ended:
-                raise self.fail("TW017", f"'{name}' may have no value here", span, f"assign '{name}' before the loop or if")
             raise self.unknown(name, span)
         self.state.equations.used.setdefault(name, span)
         return SizeValue(self.state.solution.of(name), span=span)
@@ -504,7 +501,7 @@ class ExprChecker(Typing, ABC):
             if len(node.args) != 1:
                 raise self.fail("TW016", f"{name}() takes 1 argument, got {len(node.args)}", span)
             return self.cast(self.expr(node.args[0].value), self.scalar_dtype(name, span), span)
-        if name in _CREATORS:
+        if name in CREATORS:
             raise self.fail("TW005", f"{name}() must be assigned to a name at the top of the kernel", span, f"write out = {name}(…)")
         if name not in _ARITY:
             raise self.fail(

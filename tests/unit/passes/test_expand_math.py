@@ -143,7 +143,7 @@ def samples(dtype: DType, count: int) -> np.ndarray:
     thresholds = [overflow, overflow + math.log(2), -math.log(float(limits.smallest_subnormal)), 86.25, 704.5, 127.0, 1023.0,
                   149.0, 150.0, 1074.0, 1075.0, 1024.0, 128.0, 0.92, 0.94, 1.0, 4.0, 5.95, 9.02, 19.1, 0.34657, 0.5, 1.5,
                   math.sqrt(0.5), math.sqrt(2)]  # fmt: skip
-    powers = [2.0**k for k in (-150 if single else -1074, -127, -126, -24, -12, 16, 17, 24, 28, 30, 41, 48, 73, 98, 123)]
+    powers = [2.0**k for k in (-150 if single else -1074, -127, -126, -24, -12, 16, 17, 24, 28, 30, 44, 65, 86, 107)]
     quarter = [k * math.pi / 2 for k in (1, 2, 3, 4, 5, 11, 22, 355, 710, 51819, 65536, 10**6 + 1, 10**9)]
     parts = [
         around([*thresholds, *powers, *quarter, float(limits.max), float(limits.tiny)], dtype),
@@ -153,6 +153,7 @@ def samples(dtype: DType, count: int) -> np.ndarray:
         random.uniform(-1, 1, count) * (110 if single else 760),
         random.uniform(-10, 10, count),
         np.arange(1, count) * (math.pi / 2),
+        random.uniform(0.5, 1, count) * 2.0 ** random.choice([44, 65, 86, 107, 128], count),
         [0.0, -0.0, INF, -INF, NAN, 1.0, -1.0],
     ]
     if not single:

@@ -8,7 +8,8 @@ perhaps a reduction. `exact` kernels must give the same bits at every stage and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 from hypothesis import strategies as st
@@ -37,7 +38,7 @@ from tilewright.base.sizes import Size
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.ir.program import Program
-from tilewright.ir.types import dtype_of
+from tilewright.ir.types import Scalar, dtype_of
 
 ARITHMETIC = (i8, i16, i32, i64, u8, u16, u32, u64, f16, bf16, f32, f64)
 STORED = (*ARITHMETIC, bool_, f8e4m3, f8e5m2)
@@ -54,12 +55,14 @@ FUNCTIONS = (
 
 @dataclass
 class Fuzzed:
-    """A drawn kernel with its inputs. `scale` multiplies the unit of a float comparison; 0 asks for equal bits."""
+    """A drawn kernel with its inputs."""
 
     program: Program
-    inputs: dict[str, np.ndarray | int | float | bool] = field(default_factory=dict)
-    ulp: float = 0.0
-    terms: int = 1
+    inputs: dict[str, np.ndarray | int | float | bool]
+    ulp: float
+    """How far apart results may be, in units of the last place; 0 asks for equal bits."""
+    terms: int
+    """The longest float sum, whose terms may be added in any order."""
 
 
 class _Drawing:
@@ -169,8 +172,13 @@ class _Drawing:
 
     # -- arithmetic ---------------------------------------------------------------------------------------------
 
-    def convert(self, b: Builder, value: Value, dtype: DType) -> Value:
-        return b.cast(value, dtype)
+    def binary(self, b: Builder, left: Value, right: Value) -> Value:
+        dtype = dtype_of(left.type)
+        name = str(self.pick(FLOAT_BINARY if dtype.is_float else INT_BINARY))
+        if dtype.is_float and name in ("min", "max"):
+            # Which zero min(-0, 0) gives is nobody's promise; without negative zeros it is no question.
+            left, right = (b.add(v, b.const(0.0, dtype)) for v in (left, right))
+        return b.op(name, left, right)
 
     def graph(self, b: Builder, values: list[Value], count: int) -> list[Value]:
         """Append `count` ops on the values; gives all of them."""
@@ -182,20 +190,20 @@ class _Drawing:
             own = dtype_of(first.type)
             if self.chance(65) and own in ARITHMETIC:
                 dtype = own
-            a = self.convert(b, first, dtype)
-            other = self.convert(b, values[self.draw(st.integers(0, len(values) - 1))], dtype)
+            a = b.cast(first, dtype)
+            other = b.cast(values[self.draw(st.integers(0, len(values) - 1))], dtype)
             shape = self.draw(st.integers(0, 9))
             if shape < 5:
-                values.append(b.op(str(self.pick(FLOAT_BINARY if dtype.is_float else INT_BINARY)), a, other))
+                values.append(self.binary(b, a, other))
             elif shape < 7:
                 values.append(b.op(str(self.pick(FLOAT_UNARY if dtype.is_float else INT_UNARY)), a))
             elif shape == 7:
-                third = self.convert(b, values[self.draw(st.integers(0, len(values) - 1))], dtype)
+                third = b.cast(values[self.draw(st.integers(0, len(values) - 1))], dtype)
                 values.append(b.select(b.op(str(self.pick(COMPARE)), a, other), other, third))
             elif shape == 8:
                 number = self.pick((0, 1, 2, 3, -1, 100) if dtype.is_signed else (0, 1, 2, 3, 100))
                 assert isinstance(number, int)
-                values.append(b.op(str(self.pick(FLOAT_BINARY if dtype.is_float else INT_BINARY)), a, b.const(number, dtype)))
+                values.append(self.binary(b, a, b.const(number, dtype)))
             else:
                 values.append(b.op(str(self.pick(COMPARE)), a, other))
         return values
@@ -203,13 +211,13 @@ class _Drawing:
     def choice(self, b: Builder, values: list[Value]) -> Value:
         """An `if` whose sides load and compute."""
         first = values[-1]
-        cond = b.op("lt", self.convert(b, first, f32), b.const(0.5, f32))
+        cond = b.op("lt", b.cast(first, f32), b.const(0.5, f32))
         dtype = self.pick(ARITHMETIC)
         assert isinstance(dtype, DType)
 
         def side(inner: Builder) -> list[Value]:
             own = [*values, self.load(inner)] if self.chance(60) else list(values)
-            return [self.convert(inner, self.graph(inner, own, 1)[-1], dtype)]
+            return [inner.cast(self.graph(inner, own, 1)[-1], dtype)]
 
         return b.if_(cond, side, side)[0]
 
@@ -217,7 +225,7 @@ class _Drawing:
         """A `for` that carries a value."""
         dtype = self.pick(ARITHMETIC)
         assert isinstance(dtype, DType)
-        start = self.convert(b, values[-1], dtype)
+        start = b.cast(values[-1], dtype)
         count = self.draw(st.integers(0, 4))
         low: Value = b.index(0)
         high: Value = b.index(count)
@@ -227,7 +235,7 @@ class _Drawing:
             high = b.op("min", high, index)
 
         def body(inner: Builder, k: Value, carried: Value) -> list[Value]:
-            other = self.convert(inner, k, dtype) if self.chance(50) else self.convert(inner, values[0], dtype)
+            other = inner.cast(k, dtype) if self.chance(50) else inner.cast(values[0], dtype)
             return [inner.op(str(self.pick(("add", "mul", "max"))), carried, other)]
 
         return b.for_(low, high, b.index(1), [start], body)[0]
@@ -238,11 +246,11 @@ def kernels(draw: st.DrawFn, functions: bool = False, most: int = 1500) -> Fuzze
     """A kernel and inputs for it. Without `functions` every stage must agree bit for bit."""
     drawing = _Drawing(draw, most)
     outputs: list[Value] = []
-    result = Fuzzed.__new__(Fuzzed)
-    result.ulp, result.terms = 0.0, 1
+    ulp, terms = 0.0, 1
     with_reduction = drawing.chance(50)
 
     def finish(b: Builder, value: Value) -> Value:
+        nonlocal ulp
         if not functions:
             return value
         name = str(drawing.pick(FUNCTIONS))
@@ -251,7 +259,7 @@ def kernels(draw: st.DrawFn, functions: bool = False, most: int = 1500) -> Fuzze
         operands = [argument]
         if name in ("pow", "floordiv", "mod"):
             operands.append(b.const(draw(st.sampled_from([0.5, 2.0, 3.0, -1.5, 7.0])), dtype))
-        result.ulp = 8.0
+        ulp = 8.0
         return b.op(name, *operands)
 
     def point(b: Builder) -> Value:
@@ -262,8 +270,6 @@ def kernels(draw: st.DrawFn, functions: bool = False, most: int = 1500) -> Fuzze
         if drawing.chance(20):
             dtype = drawing.pick((f32, i32, i64, f64, bool_))
             assert isinstance(dtype, DType)
-            from tilewright.ir.types import Scalar
-
             scalar = Value(Scalar(dtype), f"a{len(drawing.params)}")
             drawing.params.append(scalar)
             drawing.inputs[scalar.name] = True if dtype.is_bool else 3 if dtype.is_int else 1.25
@@ -290,6 +296,7 @@ def kernels(draw: st.DrawFn, functions: bool = False, most: int = 1500) -> Fuzze
         b.multi("store", output, *indices, value)
 
     def reduction(b: Builder) -> Value:
+        nonlocal ulp, terms
         count = draw(st.integers(1, 2))
         names = [f"r{k}" for k in range(count)]
         extents = [drawing.extent() for _ in names]
@@ -300,11 +307,14 @@ def kernels(draw: st.DrawFn, functions: bool = False, most: int = 1500) -> Fuzze
         outer = list(drawing.indices)
 
         def term(inner: Builder, *k: Value) -> list[Value]:
+            nonlocal ulp, terms
             drawing.indices = [*outer, *((v, n, e) for v, n, e in zip(k, names, extents, strict=True))]
             # An anchor binds the sizes of the reduction.
-            anchor = array("anchor", drawing.pick((f32, i32, f16)), *names, align=16)  # type: ignore[arg-type]
+            kind_of_anchor = drawing.pick((f32, i32, f16))
+            assert isinstance(kind_of_anchor, DType)
+            anchor = array("anchor", kind_of_anchor, *names, align=16)
             drawing.params.append(anchor)
-            drawing.inputs["anchor"] = drawing.values(tuple(extents), anchor.type.dtype)  # type: ignore[union-attr]
+            drawing.inputs["anchor"] = drawing.values(tuple(extents), kind_of_anchor)
             anchored = inner.op("load", anchor, *k)
             value = point(inner)
             value = inner.op("max", inner.cast(anchored, f32), inner.cast(value, f32)) if drawing.chance(20) else value
@@ -315,14 +325,16 @@ def kernels(draw: st.DrawFn, functions: bool = False, most: int = 1500) -> Fuzze
                     value, wide = inner.cast(inner.cast(value, i32), i64), i64
                 value = inner.cast(value, wide)
                 if wide.is_float:
-                    result.ulp, result.terms = 16.0, max(1, int(np.prod(extents)))
+                    ulp, terms = 16.0, max(1, int(np.prod(extents)))
                     if kind == "mul":
                         value = inner.op("min", inner.op("abs", value), inner.const(1.0, wide))
             elif kind in ("and", "or"):
                 if dtype.is_float:
                     value = inner.cast(value, bool_)
-            elif dtype in (f8e4m3, f8e5m2):
-                value = inner.cast(value, f32)
+            else:
+                value = inner.cast(value, f32) if dtype in (f8e4m3, f8e5m2) else value
+                if dtype_of(value.type).is_float:
+                    value = inner.add(value, inner.const(0.0, dtype_of(value.type)))
             if kind.startswith("arg"):
                 return [value, k[-1] if count == 1 else inner.add(inner.mul(k[0], inner.index(Size.of(names[1]))), k[1])]
             return [value]
@@ -330,7 +342,7 @@ def kernels(draw: st.DrawFn, functions: bool = False, most: int = 1500) -> Fuzze
         found = b.reduce(kind, [b.index(Size.of(n)) for n in names], term, names)
         drawing.indices = outer
         value = found[-1]
-        if drawing.chance(30) and not result.ulp:
+        if drawing.chance(30) and not ulp:
             value = drawing.graph(b, [value], 1)[-1]
         return value
 
@@ -338,16 +350,6 @@ def kernels(draw: st.DrawFn, functions: bool = False, most: int = 1500) -> Fuzze
     # Every parallel size is bound by the output at the latest; inputs bind it where one has it plainly.
     binder = array("shape", i8, *(f"n{k}" for k in range(len(drawing.extents))))
     drawing.inputs["shape"] = np.zeros(drawing.extents, np.int8)
-    from dataclasses import replace
-    from types import MappingProxyType
-
-    used = kernel_names(drawing)
-    facts = {n: d for n, e in drawing.sizes.items() if n in used for d in (16, 4, 2) if e % d == 0 and draw(st.booleans())}
+    facts = {n: d for n, e in drawing.sizes.items() for d in (2, 4, 16) if e % d == 0 and draw(st.booleans())}
     kernel = replace(kernel, params=(binder, *drawing.params, *outputs), facts=MappingProxyType(facts))
-    result.program = program(kernel)
-    result.inputs = drawing.inputs
-    return result
-
-
-def kernel_names(drawing: _Drawing) -> set[str]:
-    return set(drawing.sizes)
+    return Fuzzed(program(kernel), drawing.inputs, ulp, terms)

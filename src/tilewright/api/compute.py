@@ -1,0 +1,32 @@
+"""`tilewright.load`: ZynML modules whose compute blocks run through the compiler."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from tilewright.api import module
+from tilewright.api.devices import find_device
+from tilewright.api.execute import Runner, device_of
+from tilewright.tree.syntax import Function
+
+
+class _Runners:
+    """One `Runner` per compute block, so that a block run again finds its code loaded."""
+
+    def __init__(self) -> None:
+        self._known: dict[Function, Runner] = {}
+
+    def __call__(self, function: Function, arguments: Mapping[str, object], device: str) -> object:
+        runner = self._known.get(function)
+        if runner is None:
+            runner = self._known[function] = Runner(function)
+        name = device
+        if device == "auto":
+            name = device_of(list(arguments.values())) or "auto"
+        return runner.run(dict(arguments), find_device(name))
+
+
+def load(path_or_source: str | os.PathLike[str]) -> module.ZynModule:
+    """A ZynML module from a file or from its text. `module.run(x=array, device="auto")` executes it."""
+    return module.load(path_or_source, _Runners())

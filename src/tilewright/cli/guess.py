@@ -1,0 +1,146 @@
+"""What a kernel's arguments are, when nobody said.
+
+In: an untyped tree and the name of a parameter. Out: a `Given`: an array of a rank, or a number. An annotation decides where there is
+one; else the uses do: `x[i, j]` and `rows, cols = x.shape` mean rank 2. Element types nobody wrote are f32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilewright.base import dtypes
+from tilewright.base.dtypes import DType, bool_, f32, f64, i64
+from tilewright.base.errors import UserError
+from tilewright.tree import syntax
+from tilewright.tree.syntax import Node
+from tilewright.tree.typed import ArgSpec, ArrayArg, ScalarArg
+
+_PLAIN: dict[str, ScalarArg] = {"float": ScalarArg(f64, weak=True), "int": ScalarArg(i64, weak=True), "bool": ScalarArg(bool_)}
+
+
+@dataclass(frozen=True)
+class Given:
+    """One argument: an array with its extents (None where any will do), or a number."""
+
+    dtype: DType
+    extents: tuple[int | None, ...] | None = None
+    """None is a number."""
+    plain: str = ""
+    """`float` or `int`: a number as Python has it, which takes the dtype of what it meets."""
+    guessed: bool = False
+
+    def spec(self, gpu: bool) -> ArgSpec:
+        if self.extents is not None:
+            return ArrayArg(self.dtype, len(self.extents), None, 16 if gpu else 0)
+        return _PLAIN[self.plain] if self.plain else ScalarArg(self.dtype)
+
+    def __str__(self) -> str:
+        if self.extents is None:
+            return self.plain or self.dtype.name
+        return f"{self.dtype}[{', '.join('*' if e is None else str(e) for e in self.extents)}]"
+
+
+def parse_arguments(text: str) -> dict[str, Given]:
+    """`x=f32[1024,*] v=f32[*] eps=float` as arguments by name."""
+    found: dict[str, Given] = {}
+    position = 0
+    pattern = re.compile(r"[\s,;]*([A-Za-z_]\w*)\s*[=:]\s*([A-Za-z_]\w*)\s*(?:\[([^\]]*)\])?")
+    while text[position:].strip(" \t\n,;"):
+        match = pattern.match(text, position)
+        if match is None:
+            rest = text[position:].strip()
+            raise UserError.at("TW016", f"--args: '{rest}' is not name=dtype[extents]", help='write for example --args "x=f32[1024,*] eps=float"')
+        name, kind, extents = match.groups()
+        if not dtypes.is_name(kind):
+            known = ", ".join(d.name for d in dtypes.SCALARS)
+            raise UserError.at("TW016", f"--args: '{kind}' is not an element type", help=f"choose one of {known}")
+        if extents is None:
+            found[name] = Given(_PLAIN[kind].dtype, plain=kind) if kind in ("float", "int") else Given(dtypes.by_name(kind))
+        else:
+            found[name] = Given(dtypes.by_name(kind), _extents(name, extents))
+        position = match.end()
+    return found
+
+
+def _extents(name: str, text: str) -> tuple[int | None, ...]:
+    parts = [p.strip() for p in text.split(",")] if text.strip() else []
+    for part in parts:
+        if part != "*" and not part.isdigit():
+            raise UserError.at("TW016", f"--args: '{part}' is no extent of '{name}'", help="write a number, or * for any size")
+    return tuple(None if p == "*" else int(p) for p in parts)
+
+
+def guess(name: str, type_: syntax.Expr | None, root: Node) -> Given:
+    """What `name` is in `root`. Arrays are f32 and numbers Python's float unless the annotation says otherwise."""
+    if isinstance(type_, syntax.Index):
+        element = type_.value.id if isinstance(type_.value, syntax.Name) else ""
+        extents = tuple(e.value if isinstance(e, syntax.Number) and isinstance(e.value, int) else None for e in type_.indices)
+        if dtypes.is_name(element):
+            return Given(dtypes.by_name(element), extents)
+        return Given(f32, extents, guessed=True)
+    if isinstance(type_, syntax.Name) and type_.id.lower() not in ("array", "tensor"):
+        if type_.id in ("float", "int"):
+            return Given(_PLAIN[type_.id].dtype, plain=type_.id)
+        if dtypes.is_name(type_.id):
+            return Given(dtypes.by_name(type_.id))
+    rank = rank_in(name, root)
+    if rank is None and type_ is None:
+        return Given(f64, plain="float", guessed=True)
+    return Given(f32, (None,) * (1 if rank is None else rank), guessed=True)
+
+
+def rank_in(name: str, root: Node) -> int | None:
+    """The rank of the array `name` as its uses show it; None when nothing shows an array."""
+    exact: list[int] = []
+    at_least: list[int] = []
+    for node in nodes(root):
+        if isinstance(node, syntax.Index):
+            if _is(node.value, name):
+                exact.append(len(node.indices))
+            elif _is_shape(node.value, name) and isinstance(node.indices[0], syntax.Number):
+                at_least.append(int(node.indices[0].value) + 1)
+        elif isinstance(node, syntax.Let) and node.destructure and node.value is not None and _is_shape(node.value, name):
+            exact.append(len(node.targets))
+        elif isinstance(node, syntax.ReduceExpr) and _is(node.value, name):
+            at_least += [axis + 1 for axis in _axes(node.axis)]
+        elif isinstance(node, syntax.Attribute) and _is(node.value, name):
+            at_least.append(1)
+    if exact:
+        return max(exact)
+    return max(at_least) if at_least else None
+
+
+def nodes(root: Node) -> Iterator[Node]:
+    """The node and everything inside it."""
+    yield root
+    for field in dataclasses.fields(root):
+        if field.name != "span":
+            yield from _inside(getattr(root, field.name))
+
+
+def _inside(value: object) -> Iterator[Node]:
+    if isinstance(value, Node):
+        yield from nodes(value)
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _inside(item)
+
+
+def _is(node: syntax.Expr, name: str) -> bool:
+    return isinstance(node, syntax.Name) and node.id == name
+
+
+def _is_shape(node: syntax.Expr, name: str) -> bool:
+    return isinstance(node, syntax.Attribute) and node.name == "shape" and _is(node.value, name)
+
+
+def _axes(node: syntax.Expr | None) -> list[int]:
+    """The axes written in a reduction; an axis from the end says only that there is one."""
+    if isinstance(node, syntax.Tuple):
+        return [axis for item in node.items for axis in _axes(item)]
+    if isinstance(node, syntax.Number):
+        return [int(node.value)]
+    return [0]

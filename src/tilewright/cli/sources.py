@@ -1,0 +1,208 @@
+"""Files the commands are given, as kernels ready to be compiled.
+
+In: the path of a `.py` or `.zyn` file and what is known of the arguments. Out: `Entry`s: the tree of one kernel with what each argument
+is. A Python file is read, never executed. A ZynML program is walked from top to bottom with stand-ins for values: each `compute` is
+checked, and gives results of the right type to what follows.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.api.arguments import read_argument, size_class
+from tilewright.api.module import ZynModule
+from tilewright.base.dtypes import from_numpy
+from tilewright.base.errors import Diagnostic, UserError
+from tilewright.cli.guess import Given, guess
+from tilewright.compile.driver import Signature, front_end
+from tilewright.frontend.python import parse_python_file
+from tilewright.frontend.zyn import parse_module
+from tilewright.tree.syntax import Function, Module
+from tilewright.tree.typed import TypedKernel
+
+_EXTENT = 4
+"""Extent of every axis of a stand-in array; kernels do not depend on it."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One kernel of a file."""
+
+    name: str
+    function: Function
+    args: tuple[tuple[str, Given], ...]
+
+    def signature(self, gpu: bool) -> Signature:
+        """What to compile it for; extents that were given promise what divides them."""
+        divisors: list[tuple[str, int, int]] = []
+        hints: list[tuple[str, int, int]] = []
+        for name, given in self.args:
+            for axis, extent in enumerate(given.extents or ()):
+                if gpu and extent is not None:
+                    divisor = 16 if extent % 16 == 0 else 4 if extent % 4 == 0 else 1
+                    divisors += [(name, axis, divisor)] if divisor > 1 else []
+                    hints.append((name, axis, size_class(extent)))
+        return Signature(tuple(given.spec(gpu) for _, given in self.args), tuple(divisors), tuple(hints))
+
+    def assumptions(self) -> str:
+        """`scale(m: f32[*, *], v: f32[*])`, for the user to see what was taken for granted."""
+        return f"{self.name}({', '.join(f'{name}: {given}' for name, given in self.args)})"
+
+
+@dataclass(frozen=True)
+class File:
+    """A parsed file: a list of Python kernels, or a ZynML program."""
+
+    path: str
+    kernels: tuple[Function, ...] = ()
+    program: Module | None = None
+
+
+@dataclass
+class Walk:
+    """What walking a file found: its kernels, their typed trees, and everything that is wrong."""
+
+    entries: list[Entry] = field(default_factory=list)
+    typed: list[TypedKernel] = field(default_factory=list)
+    """One for each entry; fewer when there are errors."""
+    errors: list[Diagnostic] = field(default_factory=list)
+
+    def raise_if_errors(self) -> Walk:
+        if self.errors:
+            raise UserError(*sorted(self.errors, key=lambda d: (d.span.line, d.span.column)))
+        return self
+
+
+def read_source(path: str) -> File:
+    """Read and parse a file. Raises UserError."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in (".py", ".zyn"):
+        raise UserError.at("TW007", f"'{path}' is neither a .zyn nor a .py file", help="give a ZynML program or a Python file with kernels")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror or error}"
+        raise UserError.at("TW007", f"file '{path}' {reason}") from None
+    except UnicodeDecodeError as error:
+        raise UserError.at("TW007", f"file '{path}' is not UTF-8 text: {error.reason}", help="save it as UTF-8") from None
+    if suffix == ".zyn":
+        return File(path, program=parse_module(text, path))
+    return File(path, kernels=tuple(parse_python_file(text, path)))
+
+
+def inputs_of(file: File, known: Mapping[str, Given]) -> dict[str, Given]:
+    """What a ZynML program takes: as told, or as its uses show."""
+    assert file.program is not None
+    names = ZynModule(file.program, _no_compute).inputs()
+    _check_names(known, names, file.path)
+    return {name: known.get(name) or guess(name, None, file.program) for name in names}
+
+
+def walk(file: File, known: Mapping[str, Given]) -> Walk:
+    """Check every kernel of the file. Errors are collected, not raised, but for names in `known` that nothing has."""
+    if file.program is not None:
+        return _walk_program(file.program, inputs_of(file, known))
+    result = Walk()
+    _check_names(known, [p.name for function in file.kernels for p in function.params], file.path)
+    for function in file.kernels:
+        args = tuple((p.name, known.get(p.name) or guess(p.name, p.type, function)) for p in function.params)
+        _check(Entry(function.name, function, args), result)
+    return result
+
+
+def _check(entry: Entry, result: Walk) -> TypedKernel | None:
+    result.entries.append(entry)
+    try:
+        typed, _ = front_end(entry.function, entry.signature(gpu=False))
+    except UserError as error:
+        result.errors += error.diagnostics
+        return None
+    result.typed.append(typed)
+    return typed
+
+
+class _Unknown:
+    """The result of a kernel that has errors. What is computed from it is not checked."""
+
+    shape = ()
+    dtype = None
+
+
+def _walk_program(program: Module, inputs: Mapping[str, Given]) -> Walk:
+    result = Walk()
+    values: dict[str, object] = {name: _stand_in(given) for name, given in inputs.items()}
+
+    def compute(function: Function, arguments: dict[str, object], device: str) -> object:
+        if any(isinstance(value, _Unknown) for value in arguments.values()):
+            return _Unknown()
+        args = tuple((name, _given(name, value, values, inputs)) for name, value in arguments.items())
+        typed = _check(Entry(_unique(function.name, result.entries), function, args), result)
+        if typed is None:
+            return _Unknown()
+        made = [np.ones((_EXTENT,) * output.rank, output.dtype.numpy)[()] for output in typed.outputs]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    try:
+        ZynModule(program, compute).run(**values)  # type: ignore[arg-type]
+    except UserError as error:
+        # After a kernel with errors the host part may fail for want of its result.
+        if not result.errors:
+            result.errors += error.diagnostics
+    return result
+
+
+def _stand_in(given: Given) -> object:
+    if given.extents is not None:
+        return np.ones((_EXTENT,) * len(given.extents), given.dtype.numpy)
+    if given.plain:
+        return 1.0 if given.plain == "float" else 1
+    return given.dtype.numpy.type(1)
+
+
+def _given(name: str, value: object, values: Mapping[str, object], inputs: Mapping[str, Given]) -> Given:
+    if name in inputs and values[name] is value:
+        return inputs[name]
+    argument = read_argument(name, value)
+    if isinstance(argument.value, np.ndarray):
+        dtype = from_numpy(argument.value.dtype)
+        assert dtype is not None
+        return Given(dtype, (None,) * argument.value.ndim)
+    plain = "" if isinstance(value, bool | np.generic) else "float" if isinstance(value, float) else "int"
+    return Given(argument.spec.dtype, plain=plain)
+
+
+def _unique(name: str, entries: list[Entry]) -> str:
+    taken = {e.name for e in entries}
+    count = 1
+    while (label := name if count == 1 else f"{name}_{count}") in taken:
+        count += 1
+    return label
+
+
+def _no_compute(function: Function, arguments: dict[str, object], device: str) -> object:
+    raise AssertionError("nothing runs here")
+
+
+def _check_names(known: Mapping[str, Given], names: list[str] | tuple[str, ...], path: str) -> None:
+    for name in known:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, 1)
+            help = f"did you mean '{close[0]}'?" if close else f"its arguments are {', '.join(dict.fromkeys(names)) or 'none'}"
+            raise UserError.at("TW008", f"{path} has no argument '{name}'", help=help)
+
+
+def choose(entries: list[Entry], name: str | None, path: str) -> list[Entry]:
+    """All entries, or the one of that name."""
+    names = [e.name for e in entries]
+    if not entries:
+        raise UserError.at("TW016", f"{path} has no kernels", help="mark Python functions with @tilewright.kernel; in ZynML write compute(…) { … }")
+    if name is None:
+        return entries
+    if name not in names:
+        raise UserError.at("TW016", f"{path} has no kernel '{name}'", help=f"it has {', '.join(names)}")
+    return [entries[names.index(name)]]

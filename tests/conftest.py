@@ -1,0 +1,1 @@
+"""Settings all tests share."""

@@ -53,7 +53,7 @@ FUNCTIONS = (
 )  # fmt: skip
 
 
-@dataclass
+@dataclass(repr=False)
 class Fuzzed:
     """A drawn kernel with its inputs."""
 
@@ -144,7 +144,7 @@ class _Drawing:
             values, strides = self.laid_out(values, str(layout), label)
             memory = strided(label, dtype, names, strides)  # type: ignore[arg-type]
         self.params.append(memory)
-        self.inputs[label] = values
+        self.inputs[label] = np.asarray(values)
         return b.op("load", memory, *where)
 
     def gather(self, b: Builder, index: Value, name: str, extent: int) -> tuple[Value, int, Size]:
@@ -164,8 +164,7 @@ class _Drawing:
         if layout == "reversed":
             return values[::-1].copy()[::-1], names
         if layout == "broadcast":
-            values = np.broadcast_to(values[:1], values.shape)
-            return values, [0, *names[1:]]
+            return np.broadcast_to(values[:1], values.shape), [0, *names[1:]]
         wide = np.zeros((*values.shape[:-1], values.shape[-1] * 2 + 3), values.dtype)
         wide[..., : values.shape[-1] * 2 : 2] = values
         return wide[..., : values.shape[-1] * 2 : 2], names

@@ -387,6 +387,14 @@ def _extreme(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
     return w.let(f"select {mask} {nan}, {kind} {a}, {kind} {better}")
 
 
+def _pick(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
+    type_ = op.operands[0].type
+    kind = llvm_type(type_)
+    mask = f"<{type_.width} x i1>" if isinstance(type_, Vec) else "i1"
+    first = w.let(f"fcmp {'olt' if op.opcode == 'smaller' else 'ogt'} {kind} {operands[0]}, {operands[1]}")
+    return w.let(f"select {mask} {first}, {kind} {operands[0]}, {kind} {operands[1]}")
+
+
 def _divide_integers(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
     """Floor division or modulo; by zero gives zero."""
     type_ = op.operands[0].type
@@ -554,7 +562,7 @@ def _pack(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
 _HANDLERS: dict[str, Handler] = {
     "add": _arithmetic("add", "fadd"), "sub": _arithmetic("sub", "fsub"), "mul": _arithmetic("mul", "fmul"),
     "div": _arithmetic("sdiv", "fdiv"), "and": _arithmetic("and", "and"), "or": _arithmetic("or", "or"),
-    "xor": _arithmetic("xor", "xor"), "min": _extreme, "max": _extreme, "floordiv": _divide_integers, "mod": _divide_integers,
+    "xor": _arithmetic("xor", "xor"), "min": _extreme, "max": _extreme, "smaller": _pick, "larger": _pick, "floordiv": _divide_integers, "mod": _divide_integers,
     "shl": _shift, "shr": _shift, "eq": _compare, "ne": _compare, "lt": _compare, "le": _compare, "gt": _compare,
     "ge": _compare, "isnan": _isnan, "select": _select, "cast": _cast, "bitcast": _bitcast, "neg": _negate, "abs": _absolute,
     "not": _not, "floor": _unary("floor"), "ceil": _unary("ceil"), "round": _unary("roundeven"), "trunc": _unary("trunc"),

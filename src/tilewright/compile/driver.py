@@ -35,6 +35,12 @@ from tilewright.tree.syntax import Function
 from tilewright.tree.typed import ArgSpec, TypedKernel
 
 log = logging.getLogger("tilewright")
+if os.environ.get("TILEWRIGHT_LOG"):
+    # One line per compilation, on request; an application's own logging setup is left alone.
+    _handler = logging.StreamHandler()
+    _handler.setFormatter(logging.Formatter("tilewright: %(message)s"))
+    log.addHandler(_handler)
+    log.setLevel(logging.INFO)
 cpu_pool.provide_code(lambda: pool_object(host_cpu()))
 AxisNumbers = tuple[tuple[str, int, int], ...]
 """(array, axis, number) triples."""

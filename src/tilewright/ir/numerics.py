@@ -209,6 +209,14 @@ def _float_divide_floor(a: Array, b: Array) -> Array:
     return np.asarray(np.floor_divide(a.astype(wide), b.astype(wide)).astype(a.dtype))
 
 
+def _smaller(a: Array, b: Array) -> Array:
+    return np.asarray(np.where(a < b, a, b))
+
+
+def _larger(a: Array, b: Array) -> Array:
+    return np.asarray(np.where(a > b, a, b))
+
+
 def _float_minimum(a: Array, b: Array) -> Array:
     return np.where(a == b, np.where(np.signbit(a), a, b), np.minimum(a, b))  # -0 is below +0
 
@@ -228,7 +236,7 @@ _INTEGERS: dict[str, Rule] = {
     "shl": _shift(np.left_shift), "shr": _shift(np.right_shift),
 }  # fmt: skip
 _FLOATS: dict[str, Rule] = {
-    "min": _float_minimum, "max": _float_maximum, "floordiv": _float_divide_floor, "mod": np.mod, "div": np.divide,
+    "min": _float_minimum, "max": _float_maximum, "smaller": _smaller, "larger": _larger, "floordiv": _float_divide_floor, "mod": np.mod, "div": np.divide,
     "floor": np.floor, "ceil": np.ceil, "round": np.rint, "trunc": np.trunc, "sqrt": np.sqrt, "isnan": np.isnan,
 }  # fmt: skip
 

@@ -443,6 +443,8 @@ for _name, _doc, _kinds in (
     ("shl", "Shift left; the count is taken modulo the bits.", "iu"), ("shr", "Shift right, arithmetic if signed; the count modulo the bits.", "iu"),
 ):  # fmt: skip
     _define(_name, _doc, _same(2, _kinds))
+_define("smaller", "a if a < b, else b: so b when either is NaN. One instruction everywhere, unlike `min`.", _same(2, "f"))
+_define("larger", "a if a > b, else b: so b when either is NaN. One instruction everywhere, unlike `max`.", _same(2, "f"))
 _define("div", "a / b, floats only, correctly rounded.", _same(2, "f"))
 _define("fma", "a*b + c with one rounding.", _same(3, "f"))
 for _name, _doc, _kinds in (

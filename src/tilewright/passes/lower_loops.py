@@ -387,6 +387,7 @@ class _Lowering:
             env[op.regions[0].args[dimension]] = index
             active = inner.op("lt", self._widen(inner, index, _shape(extent)), extent)
             inner_masks = [*masks, _Mask(active, edge=False)]
+            new: Sequence[Value]
             if dimension == len(extents) - 1:
                 values = self._ops(inner, op.regions[0].ops, dict(env), inner_masks)
                 new = self._combine(inner, kind, carried, values)
@@ -434,8 +435,8 @@ class _Lowering:
                 ]
             return self._combine(inner, kind, carried, values)
 
-        if self.schedule.block_search and kind.startswith("arg"):
-            return self._search(b, op, kind, extent, env, masks, start)
+        if not self.target.is_gpu and kind in ("min", "max", "argmin", "argmax"):
+            return _ExtremeOnCpu(self, op, kind, env, masks).lower(b, extent, start)
         whole = b.mul(b.op("floordiv", extent, b.index(tile)), b.index(tile))
         sums: Sequence[Value] = self._carried(
             b, b.index(0), whole, b.index(tile), list(start), lambda inner, k, *c: step(inner, k, False, c), op
@@ -470,71 +471,111 @@ class _Lowering:
         full = tuple(tile if a == position else 1 for a in range(self.rank))
         return _join(full, *(_shape(v) for v in (*values, *sums)))
 
-    def _search(
-        self, b: Builder, op: Op, kind: str, extent: Value, env: dict[Value, Value], masks: list[_Mask], start: Sequence[Value]
-    ) -> Sequence[Value]:
-        """argmin/argmax on a CPU: find each run's extreme value at vector speed; look for its place only when it wins.
 
-        `argmax(v) = min{i : v[i] == max(v)}`, run by run.
-        """
-        tile, run, position = self.schedule.reduce_tile, self.schedule.block_search, self.reduce_position
-        assert position is not None
-        index_arg = op.regions[0].args[-1]
-        value_kind = kind.removeprefix("arg")
-        dtypes = [dtype_of(r.type) for r in op.results]
-        nothing = identities(kind, dtypes)
-        is_float = dtypes[0].is_float
-        step = self.forms[op.regions[0].yields[1]].factor(index_arg).constant
-        rising = step is not None and step > 0
+class _ExtremeOnCpu:
+    """min, max, argmin and argmax along a vector axis, at the speed of one compare per vector.
 
-        def values(inner: Builder, index: Value) -> tuple[Value, ...]:
-            found = self._ops(inner, op.regions[0].ops, {**env, index_arg: index}, masks)
-            return tuple(self._widen(inner, v, _shape(index)) for v in found)
+    A NaN must win, which plain vector comparisons do not give. So a run is reduced with `larger`, which ignores NaN, next to
+    a probe `p = fma(v, 0, p)` that turns NaN when any value was NaN or infinite; only then is the run reduced again exactly.
+    argmin and argmax find the extreme value of short runs first and look for its place only in runs that win:
+    `argmax(v) = min{i : v[i] == max(v)}`.
+    """
 
-        def walk_run(
-            inner: Builder, low: Value, high: Value, init: Value, how: str, pick: Callable[[Builder, Value], Value]
-        ) -> Value:
-            """Reduce `pick` over low..high with vectors, then the rest one by one."""
-            middle = inner.add(low, inner.mul(inner.op("floordiv", inner.sub(high, low), inner.index(tile)), inner.index(tile)))
-            shape = tuple(tile if a == position else 1 for a in range(self.rank))
-            (lanes,) = inner.for_(
-                low, middle, inner.index(tile), [inner.op("broadcast", init, shape=shape)],
-                lambda i, k, acc: [i.op(how, acc, pick(i, self._index_tile(i, k, position, tile)))],
-            )  # fmt: skip
-            one = inner.op("item", inner.op("reduce_tile", lanes, kind=how, axis=position))
-            (result,) = inner.for_(
-                middle, high, inner.index(1), [one], lambda i, k, acc: [i.op(how, acc, pick(i, k))]
+    def __init__(self, lowering: _Lowering, op: Op, kind: str, env: dict[Value, Value], masks: list[_Mask]) -> None:
+        assert lowering.reduce_position is not None
+        self.lowering, self.op, self.env, self.masks = lowering, op, env, masks
+        self.kind = kind
+        self.value_kind = kind.removeprefix("arg")
+        self.position = lowering.reduce_position
+        self.tile = lowering.schedule.reduce_tile
+        self.index_arg = op.regions[0].args[-1]
+        self.dtypes = [dtype_of(r.type) for r in op.results]
+        self.nothing = identities(kind, self.dtypes)
+        self.is_float = self.dtypes[0].is_float
+
+    def lower(self, b: Builder, extent: Value, start: Sequence[Value]) -> Sequence[Value]:
+        if self.kind == self.value_kind:
+            found = self._extreme(b, b.index(0), extent)
+            return [b.op(self.kind, start[0], found)]
+        return self._search(b, extent, start)
+
+    def _values(self, b: Builder, index: Value) -> tuple[Value, ...]:
+        """What the reduction's body yields at an index or a tile of indices."""
+        found = self.lowering._ops(b, self.op.regions[0].ops, {**self.env, self.index_arg: index}, self.masks)
+        return tuple(self.lowering._widen(b, v, _shape(index)) for v in found)
+
+    def _walk(
+        self, b: Builder, low: Value, high: Value, init: Sequence[Value], step: Callable[..., Sequence[Value]],
+        fold: Sequence[str],
+    ) -> list[Value]:  # fmt: skip
+        """Carry values over low..high: tiles first, folded by `fold` at their end, then element by element."""
+        tile = b.index(self.tile)
+        middle = b.add(low, b.mul(b.op("floordiv", b.sub(high, low), tile), tile))
+        shape = tuple(self.tile if a == self.position else 1 for a in range(self.lowering.rank))
+        lanes = b.for_(
+            low, middle, tile, [b.op("broadcast", v, shape=shape) for v in init],
+            lambda inner, k, *carried: step(inner, self.lowering._index_tile(inner, k, self.position, self.tile), *carried),
+        )  # fmt: skip
+        folded = [
+            b.op("item", b.op("reduce_tile", v, kind=kind, axis=self.position)) for v, kind in zip(lanes, fold, strict=True)
+        ]
+        return list(b.for_(middle, high, b.index(1), folded, step))
+
+    def _extreme(self, b: Builder, low: Value, high: Value) -> Value:
+        """The extreme value of a run, NaN if there is one."""
+        init = b.const(self.nothing[0], self.dtypes[0])
+
+        def exactly(inner: Builder) -> list[Value]:
+            return self._walk(
+                inner, low, high, [init], lambda i, k, best: [i.op(self.value_kind, best, self._values(i, k)[0])], [self.value_kind]
             )
-            return result
+
+        if not self.is_float:
+            return exactly(b)[0]
+
+        def quickly(inner: Builder, index: Value, best: Value, probe: Value) -> list[Value]:
+            value = self._values(inner, index)[0]
+            pick = "larger" if self.value_kind == "max" else "smaller"
+            return [inner.op(pick, value, best), inner.fma(value, inner.splat(0.0, value), probe)]
+
+        best, probe = self._walk(b, low, high, [init, b.const(0.0, self.dtypes[0])], quickly, [self.value_kind, "add"])
+        return b.if_(b.op("isnan", probe), exactly, lambda inner: [best])[0]
+
+    def _search(self, b: Builder, extent: Value, start: Sequence[Value]) -> Sequence[Value]:
+        run = self.lowering.schedule.block_search
+        step = self.lowering.forms[self.op.regions[0].yields[1]].factor(self.index_arg).constant
+        rising = step is not None and step > 0
 
         def each_run(inner: Builder, low: Value, best: Value, place: Value) -> Sequence[Value]:
             high = inner.op("min", inner.add(low, inner.index(run)), extent)
-            extreme = walk_run(
-                inner, low, high, inner.const(nothing[0], dtypes[0]), value_kind, lambda i, k: values(i, k)[0]
-            )
-            better = inner.op("gt" if kind == "argmax" else "lt", extreme, best)
+            extreme = self._extreme(inner, low, high)
+            better = inner.op("gt" if self.kind == "argmax" else "lt", extreme, best)
             tie = inner.op("eq", extreme, best)
-            if is_float:
+            if self.is_float:
                 nan, best_nan = inner.op("isnan", extreme), inner.op("isnan", best)
                 better = inner.op("or", better, inner.op("and", nan, inner.op("not", best_nan)))
                 tie = inner.op("or", tie, inner.op("and", nan, best_nan))
             if rising:
                 # Later places are larger: a tie wins only where no place is known yet (all values so far were the identity).
-                tie = inner.op("and", tie, inner.op("eq", place, inner.const(nothing[1], dtypes[1])))
+                tie = inner.op("and", tie, inner.op("eq", place, inner.const(self.nothing[1], self.dtypes[1])))
             wins = inner.op("or", better, tie)
 
             def locate(then: Builder) -> Sequence[Value]:
-                def pick(i: Builder, k: Value) -> Value:
-                    value, index = values(i, k)
-                    same = i.op("eq", value, i.like(extreme, value))
-                    if is_float:
-                        same = i.op("or", same, i.op("isnan", value))
-                    return i.select(same, index, i.splat(nothing[1], index))
-
-                found = walk_run(then, low, high, then.const(nothing[1], dtypes[1]), "min", pick)
+                found = self._locate(then, low, high, extreme)
                 return [extreme, then.select(better, found, then.op("min", found, place))]
 
             return inner.if_(wins, locate, lambda otherwise: [best, place])
 
         return b.for_(b.index(0), extent, b.index(run), list(start), each_run, name="run")
 
+    def _locate(self, b: Builder, low: Value, high: Value, extreme: Value) -> Value:
+        """The smallest index in the run whose value is `extreme`."""
+
+        def pick(inner: Builder, k: Value, best: Value) -> list[Value]:
+            value, index = self._values(inner, k)
+            same = inner.op("eq", value, inner.like(extreme, value))
+            if self.is_float:
+                same = inner.op("or", same, inner.op("isnan", value))
+            return [inner.op("min", best, inner.select(same, index, inner.splat(self.nothing[1], index)))]
+
+        return self._walk(b, low, high, [b.const(self.nothing[1], self.dtypes[1])], pick, ["min"])[0]

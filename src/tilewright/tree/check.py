@@ -16,7 +16,7 @@ from tilewright.base.errors import CompilerBug, Diagnostics
 from tilewright.base.sizes import Size, floordiv
 from tilewright.tree import syntax
 from tilewright.tree.check_body import BodyChecker
-from tilewright.tree.check_expr import State
+from tilewright.tree.check_state import State
 from tilewright.tree.loops import classify
 from tilewright.tree.metadata import KernelKind, KernelMetadata, read_attributes, suggest
 from tilewright.tree.solve import Equations, Solution, solve
@@ -41,7 +41,9 @@ def check_kernel(function: syntax.Function, args: Sequence[ArgSpec], sink: Diagn
     if not own.errors:
         walk = _walk_until_settled(function, args, metadata, state)
         own.items.extend(walk.sink.items)
-        _report_sizes(walk, own)
+        if not own.errors:
+            # A statement given up for another error may be the one that binds a size.
+            _report_sizes(walk, own)
     kernel = None
     if walk is not None and not own.errors:
         body = classify(walk.body, metadata.kind is KernelKind.ELEMENTWISE, own)

@@ -13,29 +13,18 @@ from contextlib import contextmanager
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType, accumulator, i64
 from tilewright.base.errors import Diagnostics
-from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, contiguous_strides, maximum
+from tilewright.base.sizes import ONE, ZERO, Size, ceildiv
 from tilewright.base.source import Span
 from tilewright.tree import syntax
 from tilewright.tree.bounds import clamped, interval
-from tilewright.tree.check_expr import (
-    CREATORS,
-    Alias,
-    ExprChecker,
-    Key,
-    OutputState,
-    Poison,
-    Scope,
-    Slot,
-    State,
-    VariableState,
-    flatten_index,
-)
+from tilewright.tree.check_arrays import ArrayChecker, is_output_name
+from tilewright.tree.check_expr import flatten_index
+from tilewright.tree.check_state import Alias, Key, Poison, Scope, Slot, State, VariableState
 from tilewright.tree.infer import Skip, TypePair, join, size_of, sum_dtype, type_of
 from tilewright.tree.metadata import KernelKind, KernelMetadata, suggest
 from tilewright.tree.typed import (
     Accumulate,
     ArgSpec,
-    ArrayArg,
     ArrayAssign,
     ArrayInfo,
     Element,
@@ -44,111 +33,36 @@ from tilewright.tree.typed import (
     Local,
     Loop,
     LoopVar,
-    Reduce,
     ReduceLoop,
-    ScalarArg,
     ScalarInfo,
     SetVar,
-    Shape,
     SizeValue,
     Stmt,
     Store,
     Variable,
     While,
-    Whole,
     Yield,
-    row_major,
-    show_expr,
     walk_expr,
 )
 
 _COMBINE = {"+": "add", "*": "mul", "and": "and", "or": "or", "&": "and", "|": "or"}
 
 
-class BodyChecker(ExprChecker):
+class BodyChecker(ArrayChecker):
     def __init__(
         self, function: syntax.Function, args: Sequence[ArgSpec], metadata: KernelMetadata, state: State, sink: Diagnostics
     ) -> None:  # fmt: skip
-        super().__init__(function.kind, state, sink)
+        super().__init__(function, args, state, sink)
         self.kernel = function
         self.metadata = metadata
-        self.params: list[ArrayInfo | ScalarInfo] = []
-        self.arrays: dict[str, ArrayInfo] = {}
-        """Arrays the kernel makes, by unique name."""
-        self.temporaries: set[str] = set()
-        """Arrays made for reductions, never written again."""
         self.results: list[ArrayInfo] = []
         self.body: tuple[Stmt, ...] = ()
-        self.written: set[str] = set()
-        self.out: list[Stmt] = []
-        self.reach: dict[str, list[Shape]] = {}
-        """ZynML outputs: for each store, one more than the largest index along each axis."""
         self.yields: list[TypePair] | None = None
         """Types of the values yielded in the reduction being checked."""
         self.target = Variable("out", self.default_float)
         """What that reduction accumulates into."""
         self.domain = 0
         """How many loop indices it runs over."""
-        for param, arg in zip(function.params, args, strict=True):
-            self.declare_param(param, arg)
-
-    # -- parameters -------------------------------------------------------------------------------------------------
-
-    def declare_param(self, param: syntax.Param, arg: ArgSpec) -> None:
-        if isinstance(arg, ScalarArg):
-            weak = ("float" if arg.dtype.is_float else "index" if arg.dtype.is_int else "") if arg.weak else ""
-            dtype = self.default_float if weak == "float" else arg.dtype
-            scalar = ScalarInfo(param.name, dtype, weak)
-            self.params.append(self.annotated_scalar(param, scalar))
-        else:
-            shape = tuple(self.state.solution.of(f"{param.name}${axis}") for axis in range(arg.rank))
-            strides = contiguous_strides(shape) if arg.strides is None else tuple(
-                Size.of(f"{param.name}$s{axis}" if s is None else s) for axis, s in enumerate(arg.strides)
-            )  # fmt: skip
-            array = ArrayInfo(param.name, arg.dtype, shape, strides, "input", arg.align)
-            self.inputs[param.name] = array
-            self.params.append(array)
-            self.written.add(param.name)
-            self.annotated_array(param, arg)
-        self.scope.names[param.name] = self.params[-1]
-
-    def annotated_scalar(self, param: syntax.Param, scalar: ScalarInfo) -> ScalarInfo:
-        """An annotation with a dtype makes a plain number that dtype."""
-        node = param.type
-        if isinstance(node, syntax.Index) or (isinstance(node, syntax.Name) and node.id.lower() in ("array", "tensor")):
-            self.sink.error("TW009", f"'{param.name}' must be an array, got a number ({scalar.dtype})", param.span)
-        if isinstance(node, syntax.Name) and dtypes.is_name(node.id) and node.id not in ("int", "float", "bool"):
-            dtype = dtypes.by_name(node.id)
-            if dtype is scalar.dtype or scalar.weak:
-                return ScalarInfo(scalar.name, dtype)
-            self.sink.error("TW009", f"'{param.name}' must be {dtype}, got {scalar.dtype}", param.span)
-        return scalar
-
-    def annotated_array(self, param: syntax.Param, arg: ArrayArg) -> None:
-        """`f32[rows, 4]`: dtype, rank, names and constants of the extents."""
-        node = param.type
-        if not isinstance(node, syntax.Index):
-            if isinstance(node, syntax.Name) and (node.id in ("int", "float", "bool") or dtypes.is_name(node.id)):
-                self.sink.error("TW009", f"'{param.name}' must be a number ({node.id}), got an array of rank {arg.rank}", param.span)
-            return
-        if isinstance(node.value, syntax.Name) and dtypes.is_name(node.value.id):
-            dtype = dtypes.by_name(node.value.id)
-            if dtype is not arg.dtype:
-                self.sink.error("TW009", f"'{param.name}' must be {dtype}, got {arg.dtype}", param.span)
-        if len(node.indices) != arg.rank:
-            self.sink.error("TW003", f"'{param.name}' must have rank {len(node.indices)}, got {arg.rank}", param.span)
-            return
-        equations = self.state.equations
-        for axis, extent in enumerate(node.indices):
-            name = f"{param.name}${axis}"
-            if isinstance(extent, syntax.Name):
-                equations.used.setdefault(extent.id, extent.span)
-                self.equal(name, extent.id)
-                if self.is_python:
-                    size = SizeValue(self.state.solution.of(extent.id), span=extent.span)
-                    self.scope.names.setdefault(extent.id, Alias(size, (id(extent), extent.id)))
-            elif isinstance(extent, syntax.Number) and isinstance(extent.value, int):
-                equations.defined.setdefault((name, Size.of(extent.value)), extent.span)
 
     # -- the walk ---------------------------------------------------------------------------------------------------
 
@@ -177,22 +91,12 @@ class BodyChecker(ExprChecker):
                 self.sink.error("TW017", f"'{self.kernel.name}' returns nothing", self.kernel.span, "return the arrays it makes")
         else:
             self.results = [a for a in self.arrays.values() if a.role == "output"]
-            if not self.results:
+            if not self.results and not self.sink.errors:
                 self.sink.error("TW017", "the kernel writes no output", self.kernel.span, "write out[…] = …, or yield in a reduce kernel")
         for result in self.results:
-            if result.name not in self.written:
+            # A store that is wrong in itself has been reported.
+            if result.name not in self.written and not self.sink.errors:
                 self.sink.error("TW017", f"output '{result.name}' is never written", self.kernel.span, f"store to {result.name}[…]")
-
-    def learn_outputs(self) -> None:
-        """ZynML: extents of outputs from this walk's stores."""
-        for name, reaches in self.reach.items():
-            axes: list[Size] = []
-            for ends in zip(*reaches, strict=True):
-                extent = ends[0]
-                for end in ends[1:]:
-                    extent = maximum(extent, end)
-                axes.append(clamped(extent))
-            self.shape_output(name, tuple(axes))
 
     @contextmanager
     def block(self, scope: Scope | None = None) -> Iterator[list[Stmt]]:
@@ -272,13 +176,6 @@ class BodyChecker(ExprChecker):
         for name, item in zip(stmt.targets, items, strict=True):
             self.declare(name, item, (id(stmt), name), stmt.span, None, not stmt.mutable, False)
 
-    def call_sizes(self, names: Sequence[str], items: Sequence[Expr]) -> None:
-        """A Python variable that holds one size gives it its name."""
-        for name, item in zip(names, items, strict=False):
-            raw = self.raw_name(item.size) if isinstance(item, SizeValue) else None
-            if self.is_python and raw is not None:
-                self.state.equations.calls[raw, name] = None
-
     def declare(
         self, name: str, value: Expr, key: Key, span: Span, fixed: DType | None, immutable: bool, is_cast: bool
     ) -> None:  # fmt: skip
@@ -315,127 +212,6 @@ class BodyChecker(ExprChecker):
             self.state.changed = True
         return joined
 
-    # -- arrays -----------------------------------------------------------------------------------------------------
-
-    def new_array(self, name: str, dtype: DType, shape: Shape, role: str | None = None) -> ArrayInfo:
-        unique, number = name, 0
-        while unique in self.arrays or any(p.name == unique for p in self.params):
-            number += 1
-            unique = f"{name}${number}"
-        array = row_major(unique, dtype, shape, role or ("output" if unique in self.state.returned else "scratch"))
-        self.arrays[unique] = array
-        return array
-
-    def outside_loops(self, what: str, span: Span) -> None:
-        if self.loops or self.guarded or self.scope.parent is not None:
-            raise self.fail("TW005", f"{what} must be at the top of the kernel, outside loops and ifs", span)
-
-    def create(self, name: str, node: syntax.Expr) -> bool:
-        """`name = empty(shape, dtype)` and its kin; False when it is something else."""
-        if not isinstance(node, syntax.Call) or not isinstance(node.function, syntax.Name):
-            return False
-        maker = node.function.id
-        if maker not in CREATORS:
-            return False
-        self.outside_loops(f"{maker}()", node.span)
-        values = {a.keyword or position: a.value for position, a in enumerate(node.args)}
-        if maker.endswith("_like"):
-            source = self.array(values[0]) if set(values) <= {0, 1, "dtype"} and 0 in values else None
-            if source is None:
-                raise self.fail("TW016", f"{maker}() takes an array", node.span, f"write {maker}(x)")
-            shape = source.shape
-            given = values.get(1) or values.get("dtype")
-            dtype = source.dtype if given is None else self.dtype_argument(given)
-        else:
-            wanted = ("shape", "value", "dtype") if maker == "full" else ("shape", "dtype")
-            ordered = [values.get(position, values.get(key)) for position, key in enumerate(wanted)]
-            if any(v is None for v in ordered) or len(values) != len(wanted):
-                raise self.fail("TW016", f"{maker}() takes {', '.join(wanted)}, got {len(node.args)} arguments", node.span)
-            assert ordered[0] is not None
-            assert ordered[-1] is not None
-            shape = self.shape_argument(ordered[0])
-            dtype = self.dtype_argument(ordered[-1])
-        fill: Expr | None = None
-        if maker == "full":
-            assert ordered[1] is not None
-            value = self.expr(ordered[1])
-            fill = self.assignable(value, dtype, f"'{name}'", node.span)
-        elif maker != "empty" and maker != "empty_like":
-            fill = self.convert(self.literal(int(maker == "ones"), node.span), dtype)
-        array = self.new_array(name, dtype, shape)
-        self.scope.names[name] = array
-        if fill is not None:
-            self.written.add(array.name)
-            self.out.append(ArrayAssign(array, fill, span=node.span))
-        return True
-
-    def shape_argument(self, node: syntax.Expr) -> Shape:
-        items = self.extents(node)
-        if items is None:
-            items = (self.expr(node),)
-        sizes: list[Size] = []
-        for item in items:
-            size = size_of(item)
-            if size is None:
-                raise self.fail("TW014", f"extent {show_expr(item)} is not made of sizes of the inputs", node.span, "use x.shape[…] or a constant")
-            sizes.append(size)
-        return tuple(sizes)
-
-    def declare_array(self, name: str, value: Expr, key: Key, span: Span) -> None:
-        """A name for an array value: computed where it is used, unless what it reads may change."""
-        self.outside_loops(f"the array '{name}'", span)
-        value = self.settled(value)
-        if isinstance(value, Whole):
-            self.scope.names[name] = value.array
-            return
-        if any(isinstance(e, Whole) and e.array.role != "input" and e.array.name not in self.temporaries for e in walk_expr(value)):
-            array = self.new_array(name, value.dtype, value.shape)
-            self.out.append(ArrayAssign(array, value, span=span))
-            self.written.add(array.name)
-            self.scope.names[name] = array
-            return
-        self.scope.names[name] = Alias(value, key)
-
-    def materialise(self, value: Reduce) -> Expr:
-        array = row_major(f"{value.kind}${len(self.arrays)}", value.dtype, value.shape, "scratch")
-        self.arrays[array.name] = array
-        self.temporaries.add(array.name)
-        self.written.add(array.name)
-        self.out.append(ArrayAssign(array, value, span=value.span))
-        return Whole(array, span=value.span)
-
-    def on_read(self, array: ArrayInfo, span: Span) -> None:
-        if array.name not in self.written:
-            raise self.fail("TW017", f"'{array.name}' is read before anything is written to it", span, "store to it first, or make it with zeros")
-
-    def implicit(self, array: ArrayInfo) -> bool:
-        return not self.is_python and array.role == "output"
-
-    def implicit_array(self, base: syntax.Expr) -> ArrayInfo | None:
-        """ZynML: `out` and `out_name` are outputs, known from earlier walks."""
-        if self.is_python or not isinstance(base, syntax.Name) or not _is_output_name(base.id):
-            return None
-        return self.arrays.get(base.id)
-
-    def output(self, name: str, rank: int, pair: TypePair, span: Span) -> ArrayInfo:
-        """The output of that name, with one more value of type `pair` stored to it."""
-        known = self.state.outputs.setdefault(name, OutputState())
-        joined = pair if known.pair is None else join(known.pair, pair)
-        if joined is None:
-            assert known.pair is not None
-            raise self.fail("TW006", f"'{name}' is {known.pair[0]}, and {pair[0]} does not fit it", span, "cast one of the values")
-        if joined != known.pair:
-            known.pair = joined
-            self.state.changed = True
-        if name in self.arrays:
-            return self.arrays[name]
-        shape = known.shape
-        if shape is None or len(shape) != rank:
-            shape = tuple(Size.of(f"{name}${axis}") for axis in range(rank))
-        array = row_major(name, joined[0], shape, "output")
-        self.arrays[name] = array
-        return array
-
     # -- assignments ------------------------------------------------------------------------------------------------
 
     def assign(self, stmt: syntax.Assign) -> None:
@@ -460,7 +236,7 @@ class BodyChecker(ExprChecker):
             self.assign_variable(stmt, name, found)
         elif self.is_python and not stmt.op:
             self.let(syntax.Let((name,), stmt.value, mutable=True, span=stmt.span))
-        elif not self.is_python and _is_output_name(name) and not stmt.op:
+        elif not self.is_python and is_output_name(name) and not stmt.op:
             self.assign_output(name, self.expr(stmt.value), stmt.span)
         elif found is None:
             raise self.unknown(name, stmt.span)
@@ -475,11 +251,6 @@ class BodyChecker(ExprChecker):
         self.shape_output(name, value.shape)
         self.written.add(name)
         self.out.append(ArrayAssign(array, self.convert(value, array.dtype), span=span))
-
-    def shape_output(self, name: str, shape: Shape) -> None:
-        known = self.state.outputs[name]
-        if known.shape != shape:
-            known.shape, self.state.reshaped = shape, True
 
     def assign_variable(self, stmt: syntax.Assign, name: str, slot: Slot) -> None:
         if slot.immutable:
@@ -496,7 +267,7 @@ class BodyChecker(ExprChecker):
                 return
         node = stmt.value if not stmt.op else syntax.Binary(stmt.op, stmt.target, stmt.value, span=stmt.span)
         value = self.expr(node)
-        self.scalar_only(name, value, stmt.span)
+        self.scalar_only(f"'{name}'", value, stmt.span)
         var = slot.var
         if not slot.fixed:
             self.learn_variable(slot.key, type_of(value), name, stmt.span)
@@ -504,10 +275,10 @@ class BodyChecker(ExprChecker):
 
     def scalar_only(self, name: str, value: Expr, span: Span) -> None:
         if value.shape:
-            raise self.fail("TW003", f"'{name}' is a number, and the value has rank {len(value.shape)}", span)
+            raise self.fail("TW003", f"{name} is a number, and the value has rank {len(value.shape)}", span, "index the arrays in it")
 
     def accumulate(self, stmt: syntax.Assign, name: str, slot: Slot, kind: str, negative: bool, value: Expr) -> None:
-        self.scalar_only(name, value, stmt.span)
+        self.scalar_only(f"'{name}'", value, stmt.span)
         var = slot.var
         if kind in ("and", "or") and var.dtype.is_bool:
             value = self.logical(value, stmt.span)
@@ -550,7 +321,7 @@ class BodyChecker(ExprChecker):
         array = self.array(base)
         if isinstance(array, ArrayInfo) and array.role == "input":
             raise self.fail("TW015", f"'{array.name}' is an input and cannot be written", stmt.span, "make an output and write to that")
-        implicit = array is None and not self.is_python and isinstance(base, syntax.Name) and _is_output_name(base.id)
+        implicit = array is None and not self.is_python and isinstance(base, syntax.Name) and is_output_name(base.id)
         if not implicit and not isinstance(array, ArrayInfo):
             name = base.id if isinstance(base, syntax.Name) else "this"
             if isinstance(base, syntax.Name) and self.scope.find(name) is None:
@@ -564,7 +335,7 @@ class BodyChecker(ExprChecker):
             if stmt.op and base.id not in self.written:
                 raise self.fail("TW017", f"'{base.id}' is read before anything is written to it", stmt.span, f"store to {base.id}[…] with = first")
             place = self.output(base.id, len(nodes), type_of(value), stmt.span)
-        self.scalar_only(place.name, value, stmt.span)
+        self.scalar_only(f"an element of '{place.name}'", value, stmt.span)
         indices = self.access(place, nodes, stmt.span, write=True)
         if self.implicit(place):
             self.reach_output(place, indices, stmt.span)
@@ -583,18 +354,6 @@ class BodyChecker(ExprChecker):
         if stmt.op in _COMBINE and not (place.dtype.is_bool and stmt.op in "+*"):
             return _COMBINE[stmt.op], value
         return "", self.binary(stmt.op, Element(place, indices, span=stmt.span), value, stmt.span)
-
-    def reach_output(self, place: ArrayInfo, indices: Sequence[Expr], span: Span) -> None:
-        ends: list[Size] = []
-        for axis, index in enumerate(indices):
-            reach = interval(index)
-            if reach is None:
-                raise self.fail(
-                    "TW014", f"the extent of '{place.name}' along axis {axis} cannot be found from index {show_expr(index)}", span,
-                    "use loop indices and sizes only",
-                )  # fmt: skip
-            ends.append(reach[1] + 1)
-        self.reach.setdefault(place.name, []).append(tuple(ends))
 
     # -- control flow -----------------------------------------------------------------------------------------------
 
@@ -721,7 +480,7 @@ class BodyChecker(ExprChecker):
                 raise self.fail("TW009", f"a yielded index must be an integer, got {position.dtype}", node.items[1].span)
             index, node = self.convert(position, i64), node.items[0]
         value = self.settled(self.expr(node))
-        self.scalar_only("yield", value, stmt.span)
+        self.scalar_only("a yielded value", value, stmt.span)
         if kind in ("and", "or"):
             value = self.logical(value, stmt.span)
         self.yields.append(type_of(value))
@@ -791,10 +550,6 @@ class BodyChecker(ExprChecker):
 
 def _is_name(node: syntax.Expr, name: str) -> bool:
     return isinstance(node, syntax.Name) and node.id == name
-
-
-def _is_output_name(name: str) -> bool:
-    return name == "out" or name.startswith("out_")
 
 
 def _is_cast(node: syntax.Expr) -> bool:

@@ -6,9 +6,10 @@ which sizes it makes equal, and whether it stays inside; what cannot be decided 
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType, i64
@@ -17,18 +18,17 @@ from tilewright.base.sizes import ONE, ZERO, Call, Size, minimum, product
 from tilewright.base.source import Span
 from tilewright.tree import syntax
 from tilewright.tree.bounds import affine, interval, surely_negative, surely_nonnegative, surely_positive
+from tilewright.tree.check_state import Alias, Poison, Scope, Slot, State
 from tilewright.tree.infer import (
     COMPARISONS,
     FLOAT_FUNCTIONS,
     ROUNDINGS,
     Skip,
-    TypePair,
     Typing,
     default_float,
     sum_dtype,
 )
 from tilewright.tree.metadata import suggest
-from tilewright.tree.solve import Equations, Solution
 from tilewright.tree.typed import (
     FALSE,
     TRUE,
@@ -48,96 +48,10 @@ from tilewright.tree.typed import (
     Shape,
     SizeCheck,
     SizeValue,
-    Variable,
     Whole,
     show_expr,
     walk_expr,
 )
-
-Key = tuple[int, str]
-"""A declaration: the identity of its syntax node, and the name."""
-
-
-@dataclass
-class VariableState:
-    """What the walks so far know about a declared variable."""
-
-    pair: TypePair | None = None
-    assigned: bool = False
-
-
-@dataclass
-class OutputState:
-    """What the walks so far know about an output that is only written to."""
-
-    pair: TypePair | None = None
-    shape: Shape | None = None
-
-
-@dataclass
-class State:
-    """What one walk over the kernel leaves for the next; walks repeat until nothing changes."""
-
-    equations: Equations
-    solution: Solution = field(default_factory=Solution)
-    variables: dict[Key, VariableState] = field(default_factory=dict)
-    outputs: dict[str, OutputState] = field(default_factory=dict)
-    returned: set[str] = field(default_factory=set)
-    """Names of arrays the kernel returns."""
-    changed: bool = False
-    """What is known about variables changed."""
-    reshaped: bool = False
-    """The extent of an output changed."""
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A name bound to a variable."""
-
-    var: Variable
-    key: Key
-    depth: int
-    """Loops around the declaration."""
-    fixed: bool = False
-    """Its dtype was written down."""
-    immutable: bool = False
-
-
-@dataclass(frozen=True)
-class Alias:
-    """A name for a value that needs no variable: weak scalars, and array values not yet computed."""
-
-    value: Expr
-    key: Key
-
-
-@dataclass(frozen=True)
-class Poison:
-    """A name whose declaration was wrong; using it says nothing more."""
-
-
-Binding = Slot | Alias | Poison | LoopVar | ArrayInfo | ScalarInfo | tuple[Expr, ...]
-
-
-class Scope:
-    """Names of a block; looks outwards."""
-
-    def __init__(self, parent: Scope | None = None) -> None:
-        self.names: dict[str, Binding] = {}
-        self.parent = parent
-
-    def find(self, name: str) -> Binding | None:
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.names:
-                return scope.names[name]
-            scope = scope.parent
-        return None
-
-    def visible(self) -> list[str]:
-        own = list(self.names)
-        return own if self.parent is None else own + [n for n in self.parent.visible() if n not in self.names]
-
 
 _ARITY: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys((*FLOAT_FUNCTIONS, *ROUNDINGS, "abs", "relu", "silu", "softplus", "isnan", "len"), (1, 1)),
@@ -450,13 +364,13 @@ class ExprChecker(Typing, ABC):
         text = show_expr(value)
         if not self.implicit(array):
             if surely_negative(spare):
-                raise self.fail("TW013", f"index {text} of '{array.name}' reaches {high}, but axis {axis} has extent {extent}", span)
+                raise self.fail("TW013", f"index {text} of '{array.name}' reaches {_size_text(high)}, but axis {axis} has extent {_size_text(extent)}", span)
             if not surely_nonnegative(spare):
                 left = self.when_reached(high + 1, spare) - 1
                 message = f"index {text} of '{array.name}' reaches {{left}}, but axis {axis} has extent {{right}}"
                 self.require(left, "lt", extent, message, span, "TW013")
         if surely_negative(low):
-            raise self.fail("TW013", f"index {text} of '{array.name}' goes down to {low} on axis {axis}", span)
+            raise self.fail("TW013", f"index {text} of '{array.name}' goes down to {_size_text(low)} on axis {axis}", span)
         if not surely_nonnegative(low):
             message = f"index {text} of '{array.name}' goes down to {{right}} on axis {axis}"
             self.require(ZERO, "le", self.when_reached(low, low), message, span, "TW013")
@@ -650,6 +564,11 @@ def _dotted(node: syntax.Expr) -> str | None:
 
 def _text(node: syntax.Expr) -> str:
     return _dotted(node) or "this expression"
+
+
+def _size_text(size: Size) -> str:
+    """A size as a message names it: an axis nobody named is `x.shape[0]`."""
+    return re.sub(r"([\w.]+)\$(\d+)", r"\1.shape[\2]", str(size))
 
 
 def _numerator(size: Size | None) -> tuple[Size, int] | None:

@@ -194,6 +194,11 @@ class _Reader:
         try:
             self.kind = KernelKind(label)
         except ValueError:
+            # Any name is a kind of the author's own, unless it is nearly one of ours.
+            close = difflib.get_close_matches(label, [k.value for k in KernelKind], n=1, cutoff=0.85)
+            if close:
+                self.sink.error("TW011", f"unknown kernel kind '{label}'", name.span, f"did you mean '{close[0]}'?")
+                raise _Bad from None
             self.fields["label"] = label
         self.fields["kind"] = self.kind
         if self.kind is KernelKind.REDUCE:
@@ -226,7 +231,7 @@ class _Reader:
         names: list[str] = []
         for item in items:
             if not isinstance(item, syntax.String | syntax.Name):
-                raise self.bad(item, "@device takes device names such as \"cpu\" or \"cuda:0\"")
+                raise self.bad(item, '@device takes device names such as "cpu" or "cuda:0"')
             names.append(item.value if isinstance(item, syntax.String) else item.id)
         self.fields["device"] = DeviceTarget(tuple(names))
 

@@ -485,6 +485,13 @@ _INFIX = {
 
 def show_expr(expr: Expr) -> str:
     """The expression as text; a conversion is written `dtype(value)`."""
+    text = _nested(expr)
+    bracketed = isinstance(expr, Choose | SizeValue) or (isinstance(expr, Apply) and expr.op in _INFIX)
+    return text[1:-1] if bracketed and text.startswith("(") else text
+
+
+def _nested(expr: Expr) -> str:
+    """The expression as it stands inside another one."""
     if isinstance(expr, Const):
         return str(expr.value).lower() if isinstance(expr.value, bool) else repr(expr.value)
     if isinstance(expr, SizeValue):
@@ -500,11 +507,11 @@ def show_expr(expr: Expr) -> str:
     if isinstance(expr, Cast):
         return f"{expr.dtype}({show_expr(expr.value)})"
     if isinstance(expr, Choose):
-        return f"({show_expr(expr.then)} if {show_expr(expr.cond)} else {show_expr(expr.otherwise)})"
+        return f"({_nested(expr.then)} if {_nested(expr.cond)} else {_nested(expr.otherwise)})"
     if isinstance(expr, Reduce):
         return f"reduce({expr.kind}, {show_expr(expr.value)}, axes={list(expr.axes)})"
     if expr.op in _INFIX and len(expr.args) == 2:
-        return f"({show_expr(expr.args[0])} {_INFIX[expr.op]} {show_expr(expr.args[1])})"
+        return f"({_nested(expr.args[0])} {_INFIX[expr.op]} {_nested(expr.args[1])})"
     return f"{expr.op}({', '.join(map(show_expr, expr.args))})"
 
 

@@ -868,7 +868,7 @@ def test_unproven_index_is_checked_at_the_call() -> None:
         """)
     (check,) = build(function, f32(3), f32(6)).checks
     assert check.code == "TW013"
-    assert check.message == "index ((2 * i) + 1) of 'y' reaches {left}, but axis 0 has extent {right}"
+    assert check.message == "index (2 * i) + 1 of 'y' reaches {left}, but axis 0 has extent {right}"
     values = {"n": 3, "y$0": 6}
     assert check.left.evaluate(values) == 5
     assert check.left.evaluate({"n": 0, "y$0": 0}) == -1

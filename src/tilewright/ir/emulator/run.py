@@ -110,7 +110,9 @@ def _viewed(value: Argument, param: Value, sizes: Mapping[str, int]) -> Argument
     if shape == value.shape:
         return value
     strides = tuple(s.evaluate(sizes) * value.itemsize for s in param.type.strides)
-    return np.lib.stride_tricks.as_strided(value, shape, strides, writeable=value.flags.writeable)
+    # NumPy cannot re-stride arrays of dtypes it does not know itself, f8 for one; bytes it can.
+    plain = value.view(f"u{value.itemsize}")
+    return np.lib.stride_tricks.as_strided(plain, shape, strides, writeable=value.flags.writeable).view(value.dtype)
 
 
 def _bind(program: Program, values: Mapping[str, Argument]) -> dict[str, int]:

@@ -1,0 +1,47 @@
+"""The libraries we are held against: which a run needs, and what to do when one is missing.
+
+A benchmark without its peers says nothing, so a missing one ends the run with the command that brings it. Only torch.compile on
+the CPU may be left out: it needs a C++ compiler, which is no Python package.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import shutil
+
+NEEDED = {
+    "cpu": {"torch": "torch", "numba": "numba"},
+    "gpu": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x (or the one for your CUDA version)"},
+}
+"""Module and the package that has it, by kind of run."""
+
+
+class PeerMissing(Exception):
+    """A peer is not installed; the text says how to get it."""
+
+
+def require(kind: str) -> None:
+    """Raise PeerMissing when a peer of this kind of run cannot be imported."""
+    missing = [package for module, package in NEEDED[kind].items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise PeerMissing(
+            f"the {kind} benchmarks compare with {', '.join(NEEDED[kind])}, and this Python has no {', '.join(missing)}\n"
+            f"help: run `make bench`, which installs the peers, or `pip install {' '.join(p.split(' ')[0] for p in missing)}`"
+        )
+    if kind == "gpu":
+        torch = importlib.import_module("torch")
+        if not torch.cuda.is_available():
+            raise PeerMissing(
+                f"the gpu benchmarks need an NVIDIA GPU that PyTorch sees; torch {torch.__version__} sees none\n"
+                "help: run them on a machine with a GPU and a CUDA build of PyTorch, or run the cpu benchmarks"
+            )
+
+
+def cpp_compiler() -> str | None:
+    """The C++ compiler torch.compile would use, or None."""
+    for name in (os.environ.get("CXX", ""), "g++", "clang++"):
+        if name and shutil.which(name):
+            return name
+    return None

@@ -1,0 +1,211 @@
+"""`python -m bench.run cpu|gpu`: run the benchmarks, print a table or JSON lines, keep the results.
+
+Out: one `Record` per case. The exit status is 0 when every result was right, 1 when one was wrong or failed, 2 when the run
+could not start (a peer is missing, no such op). A missed speed bar is shown and does not change the status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.harness import HostClock, Plan, Record, Setting, measure
+from bench.peers import PeerMissing, require
+
+RESULTS = Path(__file__).resolve().parent / "results"
+KINDS = ("cpu", "gpu")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `op` names, and what makes its records."""
+
+    label: str
+    ops: tuple[str, ...]
+    run: Callable[[], Iterator[Record]]
+
+
+def commit() -> str:
+    """The commit the results are of; marked where the tree had changes."""
+    try:
+        root = Path(__file__).resolve().parent.parent
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def cpu_name() -> str:
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
+        name = found.group(1) if found else name
+    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return f"{re.sub(r'[(]R[)]|[(]TM[)]', '', name)}, {threads} threads"
+
+
+def cpu_jobs(setting: Setting, quick: bool, wanted: Callable[[str], bool]) -> list[Job]:
+    from bench import cpu, latency
+
+    plan = Plan(rounds=5, per_round=3, warmups=1, seconds=2.0) if quick else Plan(rounds=15, per_round=3, warmups=2, seconds=10.0)
+    clock = HostClock()
+    # The calls first: they are shortest, and peers' thread pools are not there yet.
+    jobs = [Job("latency", latency.OPS, lambda: latency.records(setting, wanted, quick))]
+    jobs += [
+        Job(case.label, (case.op,), lambda case=case: iter([measure(case, clock, plan, setting)]))  # type: ignore[misc]
+        for case in cpu.cases(quick)
+    ]
+    return jobs
+
+
+def gpu_jobs(setting: Setting, quick: bool, wanted: Callable[[str], bool]) -> list[Job]:
+    from bench import gpu
+
+    session = gpu.Session.open(setting, quick)
+    jobs = [
+        Job(case.label, (case.op,), lambda case=case: iter([session.measure(case)]))  # type: ignore[misc]
+        for case in gpu.cases(session.machine, quick)
+    ]
+    return [*jobs, Job("launch_host", ("launch_host",), lambda: iter([session.launch_overhead()]))]
+
+
+def gpu_name() -> str:
+    import torch
+
+    return str(torch.cuda.get_device_name(0))
+
+
+def main(kind: str, json: bool = False, ops: list[str] | None = None, quick: bool = False, save: bool = False) -> int:
+    """Run the benchmarks of a kind of device; `ops` names those to run (all when None)."""
+    if kind not in KINDS:
+        print(f"error: no benchmarks for '{kind}'\nhelp: choose {' or '.join(KINDS)}", file=sys.stderr)
+        return 2
+    try:
+        require(kind)
+    except PeerMissing as missing:
+        print(f"error: {missing}", file=sys.stderr)
+        return 2
+    device = cpu_name() if kind == "cpu" else gpu_name()
+    setting = Setting(device, commit(), datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+    def wanted(op: str) -> bool:
+        return not ops or op in ops
+
+    jobs = (cpu_jobs if kind == "cpu" else gpu_jobs)(setting, quick, wanted)
+    known = [op for job in jobs for op in job.ops]
+    unknown = [op for op in ops or [] if op not in known]
+    if unknown:
+        names = ", ".join(dict.fromkeys(known))
+        print(f"error: no benchmark '{unknown[0]}' for {kind}\nhelp: choose from {names}", file=sys.stderr)
+        return 2
+    chosen = [job for job in jobs if any(wanted(op) for op in job.ops)]
+    records = list(_print_json(chosen) if json else _show(chosen, f"{kind}: {device}"))
+    if save:
+        keep(records, kind, setting)
+    return 1 if any(record.error for record in records) else 0
+
+
+def _print_json(jobs: list[Job]) -> Iterator[Record]:
+    for job in jobs:
+        for record in job.run():
+            print(record.line(), flush=True)
+            yield record
+
+
+def _show(jobs: list[Job], title: str) -> Iterator[Record]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console()
+    records: list[Record] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(jobs))
+        for job in jobs:
+            progress.update(task, description=job.label)
+            for record in job.run():
+                records.append(record)
+                yield record
+            progress.advance(task)
+    _table(console, title, records)
+
+
+def _table(console: object, title: str, records: list[Record]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    assert isinstance(console, Console)
+    with_copy = any(r.of_copy is not None for r in records)
+    headings = ["op", "shape", "dtype", "ours", "best", "GB/s", *(["of copy"] if with_copy else []), "best peer", "its time", "ratio", "bar"]
+    table = Table(title=title)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number in (0, 1, 2) or heading == "best peer" else "right")
+    for r in records:
+        cells = [
+            r.op, "x".join(map(str, r.shape)), r.dtype, _time(r.ours_ms), _time(r.ours_min_ms),
+            f"{r.GBps:.0f}" if r.GBps else "",
+            *([f"{r.of_copy:.1%}" if r.of_copy else ""] if with_copy else []),
+            r.peer or "", _time(r.peer_ms), f"{r.ratio:.2f}" if r.ratio else "", _bar(r),
+        ]  # fmt: skip
+        table.add_row(*cells, style="red" if r.error else None)
+    console.print(table)
+    for r in records:
+        if r.error:
+            console.print(f"[red]{r.op} {r.dtype}:[/red] ", r.error, markup=False, highlight=False)
+    for note in dict.fromkeys(note for r in records for note in r.notes):
+        console.print(f"note: {note}", highlight=False)
+
+
+def _time(milliseconds: float | None) -> str:
+    if milliseconds is None:
+        return ""
+    for unit, factor in (("ms", 1.0), ("us", 1e3), ("ns", 1e6)):
+        if milliseconds * factor >= 0.1:
+            return f"{milliseconds * factor:.3g} {unit}"
+    return f"{milliseconds * 1e6:.3g} ns"
+
+
+def _bar(record: Record) -> str:
+    if record.met is None:
+        return ""
+    mark = "[green]met[/green]" if record.met else "[yellow]missed[/yellow]"
+    if record.bar_ms is not None:
+        return f"{mark} <= {_time(record.bar_ms)}"
+    against = f" (is {record.bar_ratio:.2f})" if record.bar_ratio is not None else ""
+    return f"{mark} >= {record.bar:.2f}{against}"
+
+
+def keep(records: list[Record], kind: str, setting: Setting) -> None:
+    """Write the result file and its plot."""
+    from bench.plot import plot
+
+    RESULTS.mkdir(exist_ok=True)
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{kind} {setting.device}".lower()).strip("-")
+    file = RESULTS / f"{slug}-{setting.date[:10]}.jsonl"
+    file.write_text("".join(record.line() + "\n" for record in records))
+    picture = plot(records, file.with_suffix(".png"))
+    print(f"results: {file}\nplot: {picture}", file=sys.stderr)
+
+
+def _command_line() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.run", description="Tilewright and its peers, side by side.")
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--json", action="store_true", help="one JSON object per line instead of a table")
+    parser.add_argument("--op", action="append", metavar="NAME", help="only this one (may be repeated)")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, without torch.compile")
+    parser.add_argument("--save", action="store_true", help="keep the results and a plot in bench/results")
+    chosen = parser.parse_args()
+    return main(chosen.kind, chosen.json, chosen.op, chosen.quick, chosen.save)
+
+
+if __name__ == "__main__":
+    sys.exit(_command_line())

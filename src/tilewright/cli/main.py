@@ -1,0 +1,205 @@
+"""The command `tilewright`. Each command's work is in a module of its own, imported when the command runs: help comes at once.
+
+Errors of Tilewright are printed as their text on stderr, with exit status 1; `TILEWRIGHT_DEBUG=1` shows where they were raised.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import metadata
+
+import click
+
+from tilewright.base.errors import TilewrightError
+
+
+class _Group(click.Group):
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except TilewrightError as error:
+            if os.environ.get("TILEWRIGHT_DEBUG", "") not in ("", "0"):
+                raise
+            click.echo(str(error), err=True)
+            ctx.exit(1)
+
+
+def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        click.echo(f"tilewright {metadata.version('tilewright')}")
+        ctx.exit()
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version.")
+def cli() -> None:
+    """One kernel source in Python or ZynML, checked once, fast on every device.
+
+    \b
+    tilewright check kernels.zyn                          find every error, run nothing
+    tilewright compile kernels.zyn --target sm_90a        PTX without a GPU
+    tilewright run norm.zyn --in x=x.npy --out y=y.npy    run a program on the best device
+    """
+
+
+_ARGS = click.option(
+    "--args", "arguments", default="", metavar="SPEC", help='What arguments are: "x=f32[1024,*] v=f32[*] eps=float"; * is any size.'
+)
+_KERNEL = click.option("--kernel", metavar="NAME", help="The kernel, where the file has several.")
+_INPUT = click.option("--in", "given", multiple=True, metavar="NAME=VALUE", help="An input: a .npy file or a number. Repeatable.")
+_RESULT = click.option("--out", "wanted", multiple=True, metavar="NAME=FILE", help="Save a result as .npy. Repeatable.")
+
+
+@cli.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@_ARGS
+@click.option("-v", "--verbose", is_flag=True, help="Also say what was assumed of each kernel's arguments.")
+def check(files: tuple[str, ...], arguments: str, verbose: bool) -> None:
+    """Report everything that is wrong in .zyn and .py files; nothing is executed.
+
+    Element types that are not written are taken to be f32, ranks come from how arguments are used.
+
+    \b
+    Example:
+      tilewright check -v examples/gallery.py examples/zyn/*.zyn
+    """
+    from tilewright.cli.compile_command import check as command
+
+    if not command(files, arguments, verbose):
+        sys.exit(1)
+
+
+@cli.command(name="compile")
+@click.argument("file")
+@_KERNEL
+@_ARGS
+@click.option("--target", default="cpu", show_default=True, help="cpu, nvptx, sm_80, sm_90a, x86-64-avx2, aarch64-neon…")
+@click.option(
+    "--stage", type=click.Choice(("syntax", "typed", "loop", "tile", "thread", "llvm", "ptx", "asm")),
+    help="What to print. Default: ptx for a GPU, asm for a CPU.",
+)  # fmt: skip
+@click.option("-o", "--output", metavar="PATH", help="A file, or a folder for one file per kernel. Default: the terminal.")
+def compile_(file: str, kernel: str | None, arguments: str, target: str, stage: str | None, output: str | None) -> None:
+    """Compile kernels for any target and print the code, or any stage on the way to it.
+
+    \b
+    Examples:
+      tilewright compile examples/zyn/relu.zyn --target sm_90a
+      tilewright compile examples/gallery.py --kernel scale --args "m=f32[*,1024] v=f32[1024]" --stage tile
+      tilewright compile examples/gallery.py --target sm_80 -o build/ptx/
+    """
+    from tilewright.cli.compile_command import compile_file
+
+    compile_file(file, kernel, arguments, target, stage, output)
+
+
+@cli.command()
+@click.argument("file")
+@_KERNEL
+@_INPUT
+@_RESULT
+@click.option("--device", metavar="NAME", help="auto (the start), cpu, cuda, cuda:1, emulator.")
+def run(file: str, kernel: str | None, given: tuple[str, ...], wanted: tuple[str, ...], device: str | None) -> None:
+    """Run a program and print or save its results.
+
+    \b
+    Examples:
+      tilewright run examples/zyn/axpy.zyn --in a=2.5 --in x=x.npy --in y=y.npy --out result=r.npy
+      tilewright run examples/gallery.py --kernel relu --in x=x.npy --device cpu
+    """
+    from tilewright.cli.run_command import run as command
+
+    command(file, kernel, given, wanted, device)
+
+
+@cli.command()
+@click.argument("file")
+@_KERNEL
+@_INPUT
+@_RESULT
+@_ARGS
+@click.option("--stage", type=click.Choice(("loop", "tile", "thread")), default="thread", show_default=True, help="What to execute.")
+def emulate(file: str, kernel: str | None, given: tuple[str, ...], wanted: tuple[str, ...], arguments: str, stage: str) -> None:
+    """Execute a stage of the compiled kernels step by step and report the first fault with its source line.
+
+    Faults are accesses out of bounds, races, divergent barriers and reads of memory nobody wrote. Without --in, small random inputs
+    are made.
+
+    \b
+    Examples:
+      tilewright emulate examples/zyn/row_sums.zyn
+      tilewright emulate examples/zyn/relu.zyn --in x=x.npy --stage tile
+    """
+    from tilewright.cli.run_command import emulate as command
+
+    command(file, kernel, given, wanted, stage, arguments)
+
+
+@cli.command()
+def devices() -> None:
+    """List the devices that can run kernels here.
+
+    \b
+    Example:
+      tilewright devices
+    """
+    from tilewright.cli.info_commands import devices as command
+
+    command()
+
+
+@cli.command()
+@click.argument("action", type=click.Choice(("info", "clear")))
+def cache(action: str) -> None:
+    """Show or empty the cache of compiled kernels.
+
+    \b
+    Examples:
+      tilewright cache info
+      tilewright cache clear
+    """
+    from tilewright.cli.info_commands import cache as command
+
+    command(action)
+
+
+@cli.command()
+@click.argument("kind", type=click.Choice(("cpu", "gpu")))
+@click.option("--json", is_flag=True, help="Print the results as JSON.")
+@click.option("--op", "ops", multiple=True, metavar="NAME", help="Only this operation. Repeatable.")
+@click.option("--quick", is_flag=True, help="Small sizes, few repeats.")
+def bench(kind: str, json: bool, ops: tuple[str, ...], quick: bool) -> None:
+    """Compare with NumPy, PyTorch and Numba, side by side in one process.
+
+    \b
+    Example:
+      tilewright bench cpu --quick --op relu
+    """
+    from tilewright.cli.bench_command import bench as command
+
+    sys.exit(command(kind, json, ops, quick))
+
+
+@cli.command()
+@click.option("--ptx", default="build/ptx", show_default=True, metavar="FOLDER", help="Where the generated PTX goes.")
+def demo(ptx: str) -> None:
+    """Run the kernel gallery on every device found, check each result, and print one table.
+
+    \b
+    Example:
+      tilewright demo
+    """
+    from tilewright.cli.demo_command import demo as command
+
+    if not command(ptx):
+        sys.exit(1)
+
+
+def main() -> None:
+    """Entry point of the installed command."""
+    cli(prog_name="tilewright")
+
+
+if __name__ == "__main__":
+    main()

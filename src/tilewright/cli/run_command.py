@@ -1,0 +1,200 @@
+"""`tilewright run` and `tilewright emulate`: execute a file with inputs from `.npy` files, literals or, to emulate, at random.
+
+In: a ZynML program, or a Python file whose kernels are read and never executed as Python. Out: results on the terminal or in `.npy`
+files, and the device that ran.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
+import numpy as np
+
+from tilewright.api.devices import find_device
+from tilewright.api.execute import Runner
+from tilewright.api.module import ZynModule
+from tilewright.base.errors import UserError
+from tilewright.cli.guess import Given, parse_arguments
+from tilewright.cli.sources import File, Walk, choose, inputs_of, read_source, walk
+from tilewright.tree.syntax import Function
+from tilewright.tree.typed import ArrayInfo
+
+_DISTINCT = (37, 11, 5, 3)
+"""Extents of random inputs, in turn: no two axes alike, none a round number."""
+_UNIFORM = 8
+
+
+def run(path: str, kernel: str | None, given: Sequence[str], wanted: Sequence[str], device: str | None) -> None:
+    """Run with the inputs given; print or save the results."""
+    inputs = dict(_read_input(item) for item in given)
+    outputs = dict(_pair(item, "--out", "y=y.npy") for item in wanted)
+    used: list[str] = []
+    results = execute(read_source(path), kernel, inputs, device, used)
+    for name in outputs:
+        if name not in results:
+            raise UserError.at("TW008", f"there is no result '{name}' to save", help=f"the results are {', '.join(results)}")
+    for name, value in results.items():
+        if name in outputs:
+            _save(name, value, outputs[name])
+            click.echo(f"{name}: {_describe(value)} -> {outputs[name]}")
+        elif not outputs:
+            click.echo(f"{name}: {_describe(value)}\n{_values(value)}")
+    click.echo(f"ran on {', '.join(dict.fromkeys(used)) or 'the host alone'}", err=True)
+
+
+def emulate(path: str, kernel: str | None, given: Sequence[str], wanted: Sequence[str], stage: str, arguments: str) -> None:
+    """Run in the emulator. Without inputs, every kernel runs once on small random ones."""
+    device = f"emulator:{stage}"
+    if given:
+        run(path, kernel, given, wanted, device)
+        click.echo(f"OK: no fault at the {stage} stage")
+        return
+    file = read_source(path)
+    known = parse_arguments(arguments)
+    found = walk(file, known).raise_if_errors()
+    names = [e.name for e in choose(found.entries, kernel, path)] if file.program is None else [""]
+    for name in names:
+        results, inputs = _execute_random(file, name or None, found, known, device)
+        shown = ", ".join(f"{n}: {_describe(v)}" for n, v in inputs.items())
+        made = ", ".join(f"{n}: {_describe(v)}" for n, v in results.items())
+        click.echo(f"{name or path}({shown}) -> {made}")
+        for result, target in (_pair(item, "--out", "y=y.npy") for item in wanted):
+            if result in results:
+                _save(result, results[result], target)
+    click.echo(f"OK: no fault at the {stage} stage on random inputs")
+
+
+def execute(file: File, kernel: str | None, inputs: Mapping[str, object], device: str | None, used: list[str]) -> dict[str, object]:
+    """Run a program, or one kernel of a Python file; the results by name. Devices that ran are added to `used`."""
+    if file.program is not None:
+
+        def compute(function: Function, arguments: dict[str, object], chosen: str) -> object:
+            place = find_device(chosen)
+            used.append(f"{place.id} ({place.name})")
+            return Runner(function).run(arguments, place)
+
+        return ZynModule(file.program, compute).run(device=device, **inputs)
+    names = [f.name for f in file.kernels]
+    if kernel is None and len(names) != 1:
+        raise UserError.at("TW016", f"{file.path} has {len(names)} kernels: {', '.join(names)}", help="choose one with --kernel NAME")
+    function = next((f for f in file.kernels if f.name == (kernel or names[0])), None)
+    if function is None:
+        raise UserError.at("TW016", f"{file.path} has no kernel '{kernel}'", help=f"it has {', '.join(names)}")
+    params = [p.name for p in function.params]
+    for name in inputs:
+        if name not in params:
+            raise UserError.at("TW008", f"unexpected input '{name}'", function.span, f"{function.name} takes {', '.join(params)}")
+    missing = [name for name in params if name not in inputs]
+    if missing:
+        raise UserError.at("TW008", f"missing input {', '.join(map(repr, missing))}", function.span, f"add --in {missing[0]}=FILE.npy")
+    place = find_device(device or "auto")
+    used.append(f"{place.id} ({place.name})")
+    runner = Runner(function)
+    result = runner.run({name: inputs[name] for name in params}, place)
+    assert runner.last is not None
+    several = result if isinstance(result, tuple) else (result,)
+    return {param.name: value for param, value in zip(runner.last.outputs, several, strict=True)}
+
+
+# -- random inputs --------------------------------------------------------------------------------------------------
+
+
+def _execute_random(
+    file: File, kernel: str | None, found: Walk, known: Mapping[str, Given], device: str
+) -> tuple[dict[str, object], dict[str, object]]:
+    """Results and inputs. Sizes all different are tried first; some kernels want sizes that fit together in ways of their own."""
+    inputs = _random_inputs(file, kernel, found, known, _DISTINCT)
+    try:
+        return execute(file, kernel, inputs, device, []), inputs
+    except UserError as error:
+        if error.code not in ("TW004", "TW013"):
+            raise
+    inputs = _random_inputs(file, kernel, found, known, (_UNIFORM,))
+    return execute(file, kernel, inputs, device, []), inputs
+
+
+def _random_inputs(
+    file: File, kernel: str | None, found: Walk, known: Mapping[str, Given], extents: Sequence[int]
+) -> dict[str, object]:
+    generator = np.random.default_rng(0)
+    sizes: dict[str, int] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    wanted = {} if file.program is None else inputs_of(file, known)
+    for entry, typed in zip(found.entries, found.typed, strict=True):
+        if file.program is None and entry.name != kernel:
+            continue
+        if file.program is None:
+            wanted = dict(entry.args)
+        for item in typed.inputs:
+            if isinstance(item, ArrayInfo) and item.name in wanted and item.name not in shapes:
+                for name in sorted({n for extent in item.shape for n in extent.names}):
+                    sizes.setdefault(name, extents[len(sizes) % len(extents)])
+                shapes[item.name] = tuple(extent.evaluate(sizes) for extent in item.shape)
+    return {name: _random(given, shapes.get(name), generator) for name, given in wanted.items()}
+
+
+def _random(given: Given, shape: tuple[int, ...] | None, generator: np.random.Generator) -> object:
+    if given.extents is None:
+        if given.plain:
+            return 0.75 if given.plain == "float" else 1
+        return given.dtype.numpy.type(1)
+    shape = shape if shape is not None else (_UNIFORM,) * len(given.extents)
+    shape = tuple(s if e is None else e for s, e in zip(shape, given.extents))
+    if given.dtype.is_float:
+        return generator.standard_normal(shape).astype(given.dtype.numpy)
+    return generator.integers(0, 2 if given.dtype.is_bool else 100, shape).astype(given.dtype.numpy)
+
+
+# -- files and values -----------------------------------------------------------------------------------------------
+
+
+def _pair(item: str, option: str, example: str) -> tuple[str, str]:
+    name, equals, value = item.partition("=")
+    if not equals or not name.isidentifier() or not value:
+        raise UserError.at("TW016", f"{option} {item}: this is not name=value", help=f"write for example {option} {example}")
+    return name, value
+
+
+def _read_input(item: str) -> tuple[str, object]:
+    """`x=x.npy` is an array, `eps=1e-5` and `flag=true` are numbers."""
+    name, text = _pair(item, "--in", "x=x.npy")
+    if text.lower() in ("true", "false"):
+        return name, text.lower() == "true"
+    try:
+        literal = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        literal = float(text) if text.lower().lstrip("+-") in ("inf", "nan") else None
+    if isinstance(literal, int | float):
+        return name, literal
+    try:
+        return name, np.load(text, allow_pickle=False)
+    except FileNotFoundError:
+        raise UserError.at("TW007", f"--in {name}: file '{text}' does not exist", help="give a .npy file or a number") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError.at("TW007", f"--in {name}: file '{text}' cannot be read as .npy: {error}", help="save it with numpy.save") from None
+
+
+def _save(name: str, value: object, path: str) -> None:
+    if not isinstance(value, np.ndarray | np.generic | int | float):
+        raise UserError.at("TW009", f"--out {name}: a {type(value).__name__} cannot be saved as .npy")
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb") as file:
+            np.save(file, np.asarray(value))
+    except OSError as error:
+        raise UserError.at("TW007", f"--out {name}: '{path}' cannot be written: {error.strerror or error}") from None
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
+    if isinstance(value, np.generic):
+        return str(value.dtype)
+    return type(value).__name__
+
+
+def _values(value: object) -> str:
+    return np.array2string(np.asarray(value), threshold=20, edgeitems=3, prefix="  ") if isinstance(value, np.ndarray) else f"  {value}"

@@ -166,7 +166,7 @@ class Example:
     """One kernel of the gallery, in Python or ZynML."""
 
     name: str
-    program: tw.Kernel[..., object] | Path
+    program: Callable[..., object] | Path
     """A Python kernel, or the file of a ZynML program."""
     make: Make
     reference: Callable[..., object]

@@ -141,10 +141,10 @@ PYTHON = {
          6 |         i = 3
            |         ^^^^^
         help: choose another name"""),
-    "index again": ("x", loop("for i in range(3): out[i] = x[i]"), [a(1)], """
+    "index again": ("x", loop("for i in range(3):\n        out[i] = x[i]"), [a(1)], """
         k.py:6:9: error[TW010]: 'i' is already the index of a loop around it
            |
-         6 |         for i in range(3): out[i] = x[i]
+         6 |         for i in range(3):
            |         ^^^^^^^^^^^^^^^^^^
         help: choose another name"""),
     "never written": ("x", "out = tw.empty_like(x)\nreturn out", [a(1)], """
@@ -301,11 +301,12 @@ ZYNML = {
     "reduction axis": ("""
         let r = compute(x) {
             @kernel reduce(+, axis=1)
-            for i in 0..n: yield x[i]
+            for i in 0..n:
+                yield x[i]
         }""", [a(1)], """
         k.zyn:3:5: error[TW003]: axis 1 of a reduction over 1 loop indices
            |
-         3 |     for i in 0..n: yield x[i]
+         3 |     for i in 0..n:
            |     ^^^^^^^^^^^^^^"""),
     "no output": ("""
         let r = compute(x) {

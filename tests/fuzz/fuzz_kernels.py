@@ -64,6 +64,9 @@ class Fuzzed:
     terms: int
     """The longest float sum, whose terms may be added in any order."""
 
+    def __repr__(self) -> str:
+        return f"{self.program.name}(ulp={self.ulp}, terms={self.terms})"
+
 
 class _Drawing:
     """Draws one kernel."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from tilewright.api import module
 from tilewright.api.devices import find_device
 from tilewright.api.execute import Runner, device_of
 from tilewright.tree.syntax import Function
+
+if TYPE_CHECKING:
+    from tilewright.api.module import ZynModule
 
 
 class _Runners:
@@ -27,6 +30,9 @@ class _Runners:
         return runner.run(dict(arguments), find_device(name))
 
 
-def load(path_or_source: str | os.PathLike[str]) -> module.ZynModule:
+def load(path_or_source: str | os.PathLike[str]) -> ZynModule:
     """A ZynML module from a file or from its text. `module.run(x=array, device="auto")` executes it."""
+    # The text front end is loaded with the first text: programs of Python kernels start faster without it.
+    from tilewright.api import module
+
     return module.load(path_or_source, _Runners())

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.base.target import DEFAULT_NVPTX, NVPTX, Target, host_cpu
-from tilewright.runtime import cuda
+
+if TYPE_CHECKING:
+    from tilewright.runtime.cuda import CudaDevice
 
 STAGES = ("loop", "tile", "thread")
 
@@ -35,10 +38,26 @@ _default = "cpu"
 def devices() -> list[Device]:
     """Every device of this machine that can run kernels."""
     found = [cpu_device()]
-    for gpu in cuda.devices():
-        found.append(Device(f"cuda:{gpu.ordinal}", "cuda", gpu.name, gpu.target, gpu.memory))
+    for gpu in _gpus():
+        try:
+            found.append(Device(f"cuda:{gpu.ordinal}", "cuda", gpu.name, gpu.target, gpu.memory))
+        except UserError:
+            continue  # a GPU no target is known for; asking for it by name says so
     found.append(emulator_device("thread"))
     return found
+
+
+def _gpus() -> list[CudaDevice]:
+    """The CUDA runtime is loaded when somebody first asks for GPUs."""
+    from tilewright.runtime import cuda
+
+    return cuda.devices()
+
+
+def _why_no_gpu() -> str:
+    from tilewright.runtime import cuda
+
+    return cuda.unavailable_reason()
 
 
 def cpu_device() -> Device:
@@ -66,7 +85,7 @@ def default_device() -> str:
 def find_device(name: str) -> Device:
     """The device a user named. `auto` is the first GPU, else the CPU."""
     if name == "auto":
-        gpus = cuda.devices()
+        gpus = _gpus()
         return find_device("cuda:0") if gpus else cpu_device()
     if name == "cpu":
         return cpu_device()
@@ -76,11 +95,11 @@ def find_device(name: str) -> Device:
         return emulator_device(name.split(":", 1)[1])
     if name == "cuda" or (name.startswith("cuda:") and name[5:].isdigit()):
         ordinal = int(name[5:] or 0) if ":" in name else 0
-        gpus = cuda.devices()
+        gpus = _gpus()
         if ordinal < len(gpus):
             gpu = gpus[ordinal]
             return Device(f"cuda:{ordinal}", "cuda", gpu.name, gpu.target, gpu.memory)
-        reason = cuda.unavailable_reason() or f"this machine has {len(gpus)}"
+        reason = _why_no_gpu() or f"this machine has {len(gpus)}"
         raise DeviceError.at(
             "TW030", f"device '{name}' is not present: {reason}", help="use device='cpu', or device='emulator' to run GPU code without a GPU"
         )

@@ -8,6 +8,7 @@ overlapping, converted) or raises the exact error.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,10 +21,13 @@ from tilewright.base.source import NOWHERE, Span
 from tilewright.base.target import host_cpu
 from tilewright.compile.build import describe_program
 from tilewright.compile.driver import Signature, compile_kernel, compile_stages
-from tilewright.ir.emulator import run_program
-from tilewright.runtime import cpu, cuda
+from tilewright.runtime import cpu
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.tree.syntax import Function
+
+if TYPE_CHECKING:
+    from tilewright.runtime.cuda import CudaDevice
+    from tilewright.runtime.cuda_program import CudaProgram
 
 Result = np.ndarray | DeviceArray | Number | tuple[object, ...]
 
@@ -34,7 +38,7 @@ class Runner:
     def __init__(self, function: Function) -> None:
         self.function = function
         self._cpu: dict[Signature, cpu.CpuProgram] = {}
-        self._cuda: dict[tuple[str, Signature], object] = {}
+        self._cuda: dict[tuple[str, Signature], CudaProgram] = {}
         self._latest: cpu.CpuProgram | None = None
         self.last: Artifact | None = None
         """The artifact of the latest call, for `inspect`-like questions."""
@@ -123,7 +127,6 @@ class Runner:
         if program is None:
             program = gpu.load(compile_kernel(self.function, wanted, gpu.target))
             self._cuda[device.id, wanted] = program
-        assert isinstance(program, cuda.CudaProgram)
         artifact = self.last = program.artifact
         shapes = {a.name: a.shape for a in arguments if isinstance(a.value, np.ndarray | DeviceArray)}
         strides = {a.name: element_strides(a.value) for a in arguments if isinstance(a.value, np.ndarray | DeviceArray)}
@@ -172,6 +175,8 @@ class Runner:
     # -- emulator -----------------------------------------------------------------------------------------------
 
     def run_emulator(self, values: Mapping[str, object], device: Device, out: object = None) -> object:
+        from tilewright.ir.emulator import run_program
+
         values = {name: v.numpy() if isinstance(v, DeviceArray) else v for name, v in values.items()}
         arguments = self.arguments(values, gpu=True)
         wanted = signature(arguments, gpu=True)
@@ -252,7 +257,9 @@ def device_of(values: list[object]) -> str | None:
     return None
 
 
-def _gpu(device: Device) -> cuda.CudaDevice:
+def _gpu(device: Device) -> CudaDevice:
+    from tilewright.runtime import cuda
+
     return cuda.devices()[int(device.id.split(':')[1])]
 
 

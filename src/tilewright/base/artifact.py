@@ -5,13 +5,14 @@ A runtime never sees IR. Sizes in launch rules are symbolic and evaluated at the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from tilewright.base.dtypes import DType
+from tilewright.base.record import record
 from tilewright.base.sizes import Size
 
 
-@dataclass(frozen=True)
+@record
 class ArrayParam:
     """An array the caller passes ('input'), receives ('output') or never sees ('scratch')."""
 
@@ -23,13 +24,13 @@ class ArrayParam:
     align: int = 0
 
 
-@dataclass(frozen=True)
+@record
 class ScalarParam:
     name: str
     dtype: DType
 
 
-@dataclass(frozen=True)
+@record
 class Launch:
     """Run `entry` over `grid` blocks. `args` names arrays and scalars in parameter order, then come `sizes` as i64."""
 
@@ -43,7 +44,7 @@ class Launch:
     """Elements touched by one block, to choose the grain and whether threads pay."""
 
 
-@dataclass(frozen=True)
+@record
 class CallCheck:
     """`left relation right` (eq, le, lt) must hold at a call."""
 
@@ -56,7 +57,7 @@ class CallCheck:
     code: str = "TW004"
 
 
-@dataclass(frozen=True)
+@record
 class SizeBinding:
     name: str
     array: str
@@ -64,7 +65,7 @@ class SizeBinding:
     stride: bool = False
 
 
-@dataclass(frozen=True)
+@record
 class Artifact:
     """Compiled code of one program for one target."""
 

@@ -105,7 +105,8 @@ def rank_in(name: str, root: Node) -> int | None:
         elif isinstance(node, syntax.Let) and node.destructure and node.value is not None and _is_shape(node.value, name):
             exact.append(len(node.targets))
         elif isinstance(node, syntax.ReduceExpr) and _is(node.value, name):
-            at_least += [axis + 1 for axis in _axes(node.axis)]
+            # A reduction along an axis leaves something: nobody writes one for a vector.
+            at_least.append(1 if node.axis is None else max(2, *(axis + 1 for axis in _axes(node.axis))))
         elif isinstance(node, syntax.Attribute) and _is(node.value, name):
             at_least.append(1)
     if exact:
@@ -138,7 +139,7 @@ def _is_shape(node: syntax.Expr, name: str) -> bool:
 
 
 def _axes(node: syntax.Expr | None) -> list[int]:
-    """The axes written in a reduction; an axis from the end says only that there is one."""
+    """The axes written in a reduction; one that is no plain number counts as the first."""
     if isinstance(node, syntax.Tuple):
         return [axis for item in node.items for axis in _axes(item)]
     if isinstance(node, syntax.Number):

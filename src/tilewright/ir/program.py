@@ -9,16 +9,17 @@ A scalar input is passed by value. Passes that split or fuse kernels are `Progra
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from tilewright.base.dtypes import DType
+from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.source import NOWHERE, Span
 from tilewright.ir.nodes import Kernel
 from tilewright.ir.types import Tensor
 
 
-@dataclass(frozen=True)
+@record
 class Array:
     """A named array of the program: 'input', 'output' or 'scratch'."""
 
@@ -27,13 +28,13 @@ class Array:
     role: str
 
 
-@dataclass(frozen=True)
+@record
 class ScalarInput:
     name: str
     dtype: DType
 
 
-@dataclass(frozen=True)
+@record
 class KernelCall:
     """Launch `kernel` with these arrays or scalars, one name per kernel parameter."""
 
@@ -41,7 +42,7 @@ class KernelCall:
     args: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Check:
     """`left relation right` must hold when the program is called. Relations: eq, le, lt."""
 
@@ -54,7 +55,7 @@ class Check:
     code: str = "TW004"
 
 
-@dataclass(frozen=True)
+@record
 class Binding:
     """Size name `name` is the extent (or, for strides, the stride in elements) of input `array` along `axis`."""
 
@@ -64,7 +65,7 @@ class Binding:
     stride: bool = False
 
 
-@dataclass(frozen=True)
+@record
 class Program:
     name: str
     inputs: tuple[Array | ScalarInput, ...]

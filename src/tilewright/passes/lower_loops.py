@@ -358,6 +358,11 @@ class _Lowering:
     ) -> Sequence[Value]:  # fmt: skip
         """Combine over dimensions `dimension`… into `start`: serial loops outside, the innermost tiled when asked."""
         last = dimension == len(extents) - 1
+        if last and tiled and dimension:
+            # Every element of a tile starts from the identity; what came before joins once, not once per element.
+            dtypes = [dtype_of(r.type) for r in op.results]
+            fresh = [b.const(v, d) for v, d in zip(identities(kind, dtypes), dtypes, strict=True)]
+            return self._combine(b, kind, start, self._reduce_tiled(b, op, kind, extents[-1], env, masks, fresh))
         if last and tiled:
             return self._reduce_tiled(b, op, kind, extents[-1], env, masks, start)
         zero, one = b.index(0), b.index(1)

@@ -48,10 +48,10 @@ def split_reductions(program: Program, target: Target, hints: Mapping[str, int])
 
 
 class _Plan:
-    """How to cut one kernel."""
+    """How to cut one kernel. `beside` are the ops next to the reduction whose results its body uses."""
 
-    def __init__(self, nest: Nest, extent: Size, parts: Size, chunk: Size, crosswise: bool) -> None:
-        self.nest, self.extent, self.parts, self.chunk, self.crosswise = nest, extent, parts, chunk, crosswise
+    def __init__(self, nest: Nest, extent: Size, parts: Size, chunk: Size, crosswise: bool, beside: tuple[Op, ...]) -> None:
+        self.nest, self.extent, self.parts, self.chunk, self.crosswise, self.beside = nest, extent, parts, chunk, crosswise, beside
 
 
 def _plan(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Plan | None:
@@ -64,7 +64,8 @@ def _plan(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Plan | N
     reduction = nest.reductions[0]
     forms = analyse(kernel)
     form = forms[reduction.operands[0]]
-    if form.factors or _uses_other_results(region, reduction):
+    beside = _beside(region, reduction)
+    if form.factors or beside is None:
         return None
     extent = form.constant
     points = product(nest.extents)
@@ -81,18 +82,29 @@ def _plan(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Plan | N
         parts = maximum(ONE, minimum(ceildiv(extent, Size.of(shortest)), ceildiv(Size.of(wanted), maximum(ONE, busy))))
         step = 64 if crosswise else 4096
         chunk = ceildiv(ceildiv(extent, parts), Size.of(step)) * step
-        return _Plan(nest, extent, parts, chunk, crosswise)
+        return _Plan(nest, extent, parts, chunk, crosswise, beside)
     if crosswise:
         return None
     parts = maximum(ONE, ceildiv(extent, Size.of(CPU_STRETCH)))
-    return _Plan(nest, extent, parts, Size.of(CPU_STRETCH), False) if not nest.extents else None
+    return _Plan(nest, extent, parts, Size.of(CPU_STRETCH), False, beside) if not nest.extents else None
 
 
-def _uses_other_results(region: Block, reduction: Op) -> bool:
-    """Whether the reduction's body uses values computed beside it (those would have to be computed in both kernels)."""
-    beside = {r for op in region.ops if op is not reduction for r in op.results}
-    pure = {r for op in region.ops if op is not reduction and op.opcode in ("const", "size") for r in op.results}
-    return any(v in beside - pure for op in walk(reduction.regions[0]) for v in op.operands)
+def _beside(region: Block, reduction: Op) -> tuple[Op, ...] | None:
+    """The ops beside the reduction that its body needs, in order: both kernels compute them. None where one of them may not be
+    computed twice: it has effects or regions of its own, depends on the reduction, or reads what the kernel writes."""
+    made = {result: op for op in region.ops for result in op.results}
+    written = {op.operands[0] for op in region.ops if op.opcode == "store"}
+    needed: set[int] = set()
+    waiting = [v for op in walk(reduction.regions[0]) for v in op.operands]
+    while waiting:
+        op = made.get(waiting.pop())
+        if op is None or id(op) in needed:
+            continue
+        if op.regions or has_effects(op) or (op.opcode == "load" and op.operands[0] in written):
+            return None
+        needed.add(id(op))
+        waiting += op.operands
+    return tuple(op for op in region.ops if id(op) in needed)
 
 
 def _split(call: KernelCall, plan: _Plan, number: int) -> tuple[KernelCall, KernelCall, list[Array]]:
@@ -127,7 +139,7 @@ def _first_kernel(kernel: Kernel, plan: _Plan, partials: list[Value]) -> Kernel:
     def body(inner: Builder, *indices: Value) -> list[Value]:
         part, own = (indices[0], indices[1:]) if plan.crosswise else (indices[-1], indices[:-1])
         local = dict(mapping) | dict(zip(region.args, own, strict=True))
-        clone_ops(inner, [op for op in region.ops if op.opcode in ("const", "size")], local)
+        clone_ops(inner, plan.beside, local)
         start = inner.mul(part, inner.index(plan.chunk))
         left = inner.op("max", inner.sub(inner.index(plan.extent), start), inner.index(0))
         length = inner.op("min", left, inner.index(plan.chunk))

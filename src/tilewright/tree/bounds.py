@@ -36,17 +36,23 @@ def _floor(size: Size, depth: int) -> int:
     for monomial, factor in size.terms:
         if not monomial:
             total += factor
-            continue
+        elif factor < 0 or not all(_call_nonnegative(a, depth) for a in monomial if isinstance(a, Call)):
+            total = _UNKNOWN
+            break
+    if total != _UNKNOWN or not depth:
+        return total
+    # Trade one call for a bound of it and look at what the whole comes to then.
+    for monomial, factor in size.terms:
         calls = [a for a in monomial if isinstance(a, Call)]
-        if factor > 0 and all(_call_nonnegative(c, depth) for c in calls):
+        if len(calls) != 1:
             continue
-        if depth and len(calls) == 1:
-            # Trade the call for a bound of it and look at what the whole comes to then.
-            rest = Size(tuple(t for t in size.terms if t != (monomial, factor)))
-            others = Size(((tuple(a for a in monomial if a is not calls[0]), 1),)) if len(monomial) > 1 else ONE
-            return max((_floor(rest + others * b, depth - 1) for b in _bounds(calls[0], factor)), default=_UNKNOWN)
-        return _UNKNOWN
-    return total
+        others = tuple(a for a in monomial if a is not calls[0])
+        rest = Size(tuple(t for t in size.terms if t != (monomial, factor)))
+        for bound in _bounds(calls[0], factor):
+            found = _floor(rest + Size(((others, 1),)) * bound, depth - 1)
+            if found != _UNKNOWN:
+                return found
+    return _UNKNOWN
 
 
 def _call_nonnegative(call: Call, depth: int) -> bool:
@@ -69,7 +75,7 @@ def _bounds(call: Call, factor: int) -> list[Size]:
     if call.op == "max" and factor > 0:
         return [a * factor, b * factor]
     if call.op == "mod" and factor < 0:
-        return [(b - 1) * factor]
+        return [maximum(b - 1, ZERO) * factor]
     if call.op in ("floordiv", "ceildiv") and divisor and divisor > 0 and factor % divisor == 0:
         each = factor // divisor
         slack = divisor - 1
@@ -160,8 +166,8 @@ def interval(expr: Expr) -> Interval | None:
         return low, high
     if isinstance(expr, Apply) and len(expr.args) == 2:
         a, b = interval(expr.args[0]), interval(expr.args[1])
-        if expr.op == "mod" and b is not None and b[0] == b[1] and surely_positive(b[0]):
-            return ZERO, b[0] - 1
+        if expr.op == "mod" and b is not None and b[0] == b[1] and surely_nonnegative(b[0]):
+            return ZERO, clamped(b[0] - 1)
         if a is None or b is None:
             return None
         if expr.op == "add":

@@ -199,18 +199,27 @@ class BodyChecker(ArrayChecker):
         self.scope.names[name] = Slot(var, key, len(self.loops), is_cast, immutable=immutable)
 
     def learn_variable(self, key: Key, pair: TypePair, name: str, span: Span) -> TypePair:
-        """The variable's type with one more value seen."""
+        """The variable's type with one more value seen. Weak values are kept apart: they give way whatever the order."""
         known = self.state.variables.setdefault(key, VariableState())
-        joined = pair if known.pair is None else join(known.pair, pair)
+        before = known.weak if pair[1] else known.strong
+        joined = pair if before is None else join(before, pair)
         if joined is None:
-            assert known.pair is not None
-            raise self.fail("TW006", f"'{name}' would be both {known.pair[0]} and {pair[0]}, which would lose data", span, "cast one of the values")
-        if joined[1] == "float":
-            joined = self.default_float, "float"
-        if joined != known.pair:
-            known.pair = joined
+            assert before is not None
+            raise self.fail(
+                "TW006", f"'{name}' would be both {before[0]} and {pair[0]}, which would lose data", span, "cast one of the values"
+            )
+        if joined != before:
             self.state.changed = True
-        return joined
+            if pair[1]:
+                known.weak = joined
+            else:
+                known.strong = joined
+        total = known.weak or known.strong
+        if known.weak is not None and known.strong is not None:
+            total = join(known.weak, known.strong)
+        if total is None:
+            raise self.fail("TW006", f"'{name}' would be both an index and {pair[0]}, which would lose data", span, "cast one of the values")
+        return (self.default_float, "float") if total[1] == "float" else total
 
     # -- assignments ------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,9 @@ Key = tuple[int, str]
 class VariableState:
     """What the walks so far know about a declared variable."""
 
-    pair: TypePair | None = None
+    weak: TypePair | None = None
+    """What its weak values meet in, and what the others do."""
+    strong: TypePair | None = None
     assigned: bool = False
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 from tilewright.base.errors import Diagnostics
+from tilewright.base.record import record
 from tilewright.tree import syntax
 
 
@@ -42,7 +43,7 @@ class CompileTarget(Enum):
     HETEROGENEOUS = "heterogeneous"
 
 
-@dataclass(frozen=True)
+@record
 class DeviceTarget:
     """Where the author wants it to run: `auto`, `cpu`, `cuda:0`…; several for a kernel split over devices."""
 
@@ -59,7 +60,7 @@ class DeviceTarget:
         return CompileTarget.HETEROGENEOUS if kinds & {"cpu", "auto"} else CompileTarget.GPU
 
 
-@dataclass(frozen=True)
+@record
 class KernelHints:
     """What the author thinks makes it fast."""
 
@@ -72,7 +73,7 @@ class KernelHints:
     """`@tile(block_q=64)`: names (or axis numbers) and extents."""
 
 
-@dataclass(frozen=True)
+@record
 class ExecutionConstraints:
     """What latency-critical CPU code must not do, and what it aims for."""
 
@@ -85,7 +86,7 @@ class ExecutionConstraints:
     critical_path: bool = False
 
 
-@dataclass(frozen=True)
+@record
 class KernelMetadata:
     kind: KernelKind = KernelKind.CUSTOM
     label: str = ""

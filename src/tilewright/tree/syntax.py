@@ -6,12 +6,13 @@ kernel into the typed tree. Every node has a span. Nodes are immutable.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from tilewright.base.record import record
 from tilewright.base.source import NOWHERE, Span
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class Node:
     span: Span = field(default=NOWHERE, compare=False, repr=False)
 
@@ -19,7 +20,7 @@ class Node:
 # -- expressions --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@record
 class Number(Node):
     """`1`, `2.5`, `inf`; with a unit suffix (`1GB`, `1000ms`) the value is scaled and `unit` kept."""
 
@@ -27,22 +28,22 @@ class Number(Node):
     unit: str = ""
 
 
-@dataclass(frozen=True)
+@record
 class Bool(Node):
     value: bool
 
 
-@dataclass(frozen=True)
+@record
 class String(Node):
     value: str
 
 
-@dataclass(frozen=True)
+@record
 class Name(Node):
     id: str
 
 
-@dataclass(frozen=True)
+@record
 class Attribute(Node):
     """`value.name`"""
 
@@ -50,7 +51,7 @@ class Attribute(Node):
     name: str
 
 
-@dataclass(frozen=True)
+@record
 class Index(Node):
     """`value[i, j]`; an index may be a `Slice`."""
 
@@ -58,7 +59,7 @@ class Index(Node):
     indices: tuple[Expr, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Slice(Node):
     """`lo:hi` inside an index; either may be missing."""
 
@@ -66,7 +67,7 @@ class Slice(Node):
     hi: Expr | None
 
 
-@dataclass(frozen=True)
+@record
 class Argument(Node):
     """A call argument, with its keyword or None."""
 
@@ -74,13 +75,13 @@ class Argument(Node):
     keyword: str | None = None
 
 
-@dataclass(frozen=True)
+@record
 class Call(Node):
     function: Expr
     args: tuple[Argument, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Unary(Node):
     """op: `-`, `not`, `~`"""
 
@@ -88,7 +89,7 @@ class Unary(Node):
     operand: Expr
 
 
-@dataclass(frozen=True)
+@record
 class Binary(Node):
     """op: `+ - * / // % ** @ & | ^ << >> and or == != < <= > >=`; `/` is true division in Python and floor on integers in ZynML:
     the front end says which by using `/` or `zdiv`."""
@@ -98,7 +99,7 @@ class Binary(Node):
     right: Expr
 
 
-@dataclass(frozen=True)
+@record
 class IfExpr(Node):
     """`a if cond else b`"""
 
@@ -107,24 +108,24 @@ class IfExpr(Node):
     otherwise: Expr
 
 
-@dataclass(frozen=True)
+@record
 class Tuple(Node):
     items: tuple[Expr, ...]
 
 
-@dataclass(frozen=True)
+@record
 class List(Node):
     items: tuple[Expr, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Record(Node):
     """`{a: 1, b: 2}`"""
 
     fields: tuple[tuple[str, Expr], ...]
 
 
-@dataclass(frozen=True)
+@record
 class Pipe(Node):
     """`value |> f(args)`: `f(value, args)`."""
 
@@ -132,7 +133,7 @@ class Pipe(Node):
     call: Call
 
 
-@dataclass(frozen=True)
+@record
 class ReduceExpr(Node):
     """`reduce(op, x[, axis])` in a body, or `tw.sum(x, axis=…)`: a reduction of a whole array. `op` is an IR reduction kind."""
 
@@ -141,7 +142,7 @@ class ReduceExpr(Node):
     axis: Expr | None = None
 
 
-@dataclass(frozen=True)
+@record
 class Await(Node):
     """`await e`, `await all(es)`, `await any(es)`, with `timeout t else v`. mode: one, all, any."""
 
@@ -151,7 +152,7 @@ class Await(Node):
     otherwise: Expr | None = None
 
 
-@dataclass(frozen=True)
+@record
 class Compute(Node):
     """`compute(inputs…) [@attr…] { [@attr…] body }`"""
 
@@ -160,7 +161,7 @@ class Compute(Node):
     body: tuple[Stmt, ...]
 
 
-@dataclass(frozen=True)
+@record
 class KernelAttribute(Node):
     """`@name(args)`; for `@kernel reduce(+, axis=1)` name is `kernel`, the first argument the kind as Call or Name."""
 
@@ -177,7 +178,7 @@ Expr = (
 # -- statements ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@record
 class Let(Node):
     """`let x = e` (mutable False), `var x = e` (True), `let (a, b) = e`, a Python assignment to a new name.
     `type` is an optional annotation expression; `shared` marks `shared var x[n]` (value None, `extents` given)."""
@@ -192,7 +193,7 @@ class Let(Node):
     """Written with a tuple on the left (also for one name)."""
 
 
-@dataclass(frozen=True)
+@record
 class Assign(Node):
     """`target op= value`; op is `=` or `+= -= *= /= …` without the `=`: '' '+' '-' '*' '/' …. In Python every `name = e` is a Let
     the first time a scope sees the name and an Assign later; the front end decides."""
@@ -202,7 +203,7 @@ class Assign(Node):
     op: str = ""
 
 
-@dataclass(frozen=True)
+@record
 class Range(Node):
     """`lo..hi`, `lo..=hi` (inclusive), `step s`."""
 
@@ -212,7 +213,7 @@ class Range(Node):
     inclusive: bool = False
 
 
-@dataclass(frozen=True)
+@record
 class For(Node):
     """`for i in r, j in r: body`. `parallel`: 'yes' (tw.grid), 'no' (an ordered Python `range`), 'auto' (ZynML: decided by use)."""
 
@@ -224,35 +225,35 @@ class For(Node):
     """Host loops `for x in list`: the thing iterated, with no ranges."""
 
 
-@dataclass(frozen=True)
+@record
 class While(Node):
     cond: Expr
     body: tuple[Stmt, ...]
 
 
-@dataclass(frozen=True)
+@record
 class If(Node):
     cond: Expr
     then: tuple[Stmt, ...]
     otherwise: tuple[Stmt, ...] = ()
 
 
-@dataclass(frozen=True)
+@record
 class Yield(Node):
     value: Expr
 
 
-@dataclass(frozen=True)
+@record
 class Return(Node):
     value: Expr | None
 
 
-@dataclass(frozen=True)
+@record
 class ExprStmt(Node):
     value: Expr
 
 
-@dataclass(frozen=True)
+@record
 class Param(Node):
     """A parameter with an optional annotation expression (`tensor[batch, seq]`, `int`…)."""
 
@@ -261,7 +262,7 @@ class Param(Node):
     default: Expr | None = None
 
 
-@dataclass(frozen=True)
+@record
 class Function(Node):
     """A ZynML `pipeline`/`fn`, or a Python kernel function. kind: pipeline, function, kernel."""
 
@@ -273,14 +274,14 @@ class Function(Node):
     attributes: tuple[KernelAttribute, ...] = ()
 
 
-@dataclass(frozen=True)
+@record
 class Config(Node):
     """`config { key: value }`"""
 
     fields: tuple[tuple[str, Expr], ...]
 
 
-@dataclass(frozen=True)
+@record
 class Import(Node):
     """`import "other.zyn"` or `import "other.zyn" as name`"""
 
@@ -291,7 +292,7 @@ class Import(Node):
 Stmt = Let | Assign | For | While | If | Yield | Return | ExprStmt | Function | Config | Import
 
 
-@dataclass(frozen=True)
+@record
 class Module(Node):
     """One ZynML file: top-level statements in order."""
 

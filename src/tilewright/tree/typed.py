@@ -12,9 +12,10 @@ that of what it meets. The `dtype` of such an expression is what it has when it 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from tilewright.base.dtypes import DType, bool_, i64
+from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size, contiguous_strides
 from tilewright.base.source import NOWHERE, Span
 from tilewright.tree.metadata import KernelMetadata
@@ -25,7 +26,7 @@ Shape = tuple[Size, ...]
 # -- what a kernel is specialised for -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@record
 class ArrayArg:
     """An array argument. `strides` None is row-major without gaps; else, per axis, a known stride in elements or None."""
 
@@ -35,7 +36,7 @@ class ArrayArg:
     align: int = 0
 
 
-@dataclass(frozen=True)
+@record
 class ScalarArg:
     """A number argument. A weak one (a plain Python number) takes the dtype of what it meets, as a literal does."""
 
@@ -49,7 +50,7 @@ ArgSpec = ArrayArg | ScalarArg
 # -- named things -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@record
 class ArrayInfo:
     """An array of the kernel: 'input', 'output' or 'scratch'. Names are unique within a kernel."""
 
@@ -68,14 +69,14 @@ class ArrayInfo:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
-@dataclass(frozen=True)
+@record
 class ScalarInfo:
     name: str
     dtype: DType
     weak: str = ""
 
 
-@dataclass(frozen=True, eq=False)
+@record(identity=True)
 class Variable:
     """A scalar variable of a body; compared by identity."""
 
@@ -85,7 +86,7 @@ class Variable:
     mutable: bool = False
 
 
-@dataclass(frozen=True, eq=False)
+@record(identity=True)
 class LoopVar:
     """An index that runs over `lo, lo + step, …` up to `hi` (exclusive); compared by identity.
 
@@ -111,12 +112,12 @@ class LoopVar:
 # -- expressions --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class Node:
     span: Span = field(default=NOWHERE, compare=False, repr=False)
 
 
-@dataclass(frozen=True)
+@record
 class Const(Node):
     value: int | float | bool
     dtype: DType
@@ -124,7 +125,7 @@ class Const(Node):
     shape: Shape = ()
 
 
-@dataclass(frozen=True)
+@record
 class SizeValue(Node):
     """The value of a symbolic size."""
 
@@ -134,7 +135,7 @@ class SizeValue(Node):
     shape: Shape = ()
 
 
-@dataclass(frozen=True)
+@record
 class IndexRef(Node):
     """The value of a loop index."""
 
@@ -144,7 +145,7 @@ class IndexRef(Node):
     shape: Shape = ()
 
 
-@dataclass(frozen=True)
+@record
 class Local(Node):
     var: Variable
 
@@ -161,7 +162,7 @@ class Local(Node):
         return ()
 
 
-@dataclass(frozen=True)
+@record
 class ScalarRef(Node):
     """A scalar argument."""
 
@@ -180,7 +181,7 @@ class ScalarRef(Node):
         return ()
 
 
-@dataclass(frozen=True)
+@record
 class Element(Node):
     """`array[indices]`"""
 
@@ -200,7 +201,7 @@ class Element(Node):
         return ()
 
 
-@dataclass(frozen=True)
+@record
 class Whole(Node):
     """All elements of an array, as a value."""
 
@@ -219,7 +220,7 @@ class Whole(Node):
         return self.array.shape
 
 
-@dataclass(frozen=True)
+@record
 class Apply(Node):
     """An op of the op table, elementwise; operands of fewer axes repeat along the missing leading ones."""
 
@@ -230,7 +231,7 @@ class Apply(Node):
     shape: Shape = ()
 
 
-@dataclass(frozen=True)
+@record
 class Cast(Node):
     """A conversion. `rounds`: the user asked for it, so a narrow float really is rounded to that width."""
 
@@ -247,7 +248,7 @@ class Cast(Node):
         return self.value.shape
 
 
-@dataclass(frozen=True)
+@record
 class Choose(Node):
     """`then if cond else otherwise`: only the chosen side is evaluated."""
 
@@ -259,7 +260,7 @@ class Choose(Node):
     shape: Shape = ()
 
 
-@dataclass(frozen=True)
+@record
 class Reduce(Node):
     """`kind` over `axes` of an array value; only as the whole right side of an `ArrayAssign`. For argmin and argmax the result
     is the (row-major) position."""
@@ -281,7 +282,7 @@ Expr = Const | SizeValue | IndexRef | Local | ScalarRef | Element | Whole | Appl
 # -- statements ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@record
 class SetVar(Node):
     """A variable gets its first (`declares`) or a new value."""
 
@@ -290,7 +291,7 @@ class SetVar(Node):
     declares: bool = False
 
 
-@dataclass(frozen=True)
+@record
 class Accumulate(Node):
     """`var = kind(var, value)`, where the value does not read the variable. kind: add mul min max and or."""
 
@@ -299,7 +300,7 @@ class Accumulate(Node):
     value: Expr
 
 
-@dataclass(frozen=True)
+@record
 class Store(Node):
     """`array[indices] = value`; with `kind`, `array[indices] = kind(array[indices], value)`."""
 
@@ -309,7 +310,7 @@ class Store(Node):
     kind: str = ""
 
 
-@dataclass(frozen=True)
+@record
 class ArrayAssign(Node):
     """Every element of `array` from a value of its shape (or one that repeats to it)."""
 
@@ -317,7 +318,7 @@ class ArrayAssign(Node):
     value: Expr
 
 
-@dataclass(frozen=True)
+@record
 class Loop(Node):
     """A loop nest over a rectangular domain (one whose ranges do not depend on its own indices, unless there is one index).
 
@@ -331,7 +332,7 @@ class Loop(Node):
     asked: str = "auto"
 
 
-@dataclass(frozen=True)
+@record
 class ReduceLoop(Node):
     """A nest whose values are combined over the `inner` indices into `array[outer indices]`. The body accumulates into `var`; for
     argmin and argmax it has `Yield`s instead."""
@@ -344,20 +345,20 @@ class ReduceLoop(Node):
     array: ArrayInfo
 
 
-@dataclass(frozen=True)
+@record
 class While(Node):
     cond: Expr
     body: tuple[Stmt, ...]
 
 
-@dataclass(frozen=True)
+@record
 class If(Node):
     cond: Expr
     then: tuple[Stmt, ...]
     otherwise: tuple[Stmt, ...] = ()
 
 
-@dataclass(frozen=True)
+@record
 class Yield(Node):
     """Hands a value and its index (None: its position in the domain) to the argmin or argmax `ReduceLoop` around it."""
 
@@ -368,7 +369,7 @@ class Yield(Node):
 Stmt = SetVar | Accumulate | Store | ArrayAssign | Loop | ReduceLoop | While | If | Yield
 
 
-@dataclass(frozen=True)
+@record
 class SizeCheck(Node):
     """`left relation right` (eq, le, lt) must hold at every call."""
 
@@ -379,7 +380,7 @@ class SizeCheck(Node):
     code: str = "TW004"
 
 
-@dataclass(frozen=True)
+@record
 class TypedKernel(Node):
     """A checked kernel."""
 

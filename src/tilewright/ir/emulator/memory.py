@@ -57,7 +57,15 @@ def _flatten(array: Array) -> tuple[Array, tuple[int, ...], int]:
     base = -sum(r for r in reach if r < 0)
     lowest = array[tuple(slice(None, None, -1) if r < 0 else slice(None) for r in reach)]
     span = 1 + sum(abs(r) for r in reach)
-    return np.lib.stride_tricks.as_strided(lowest, (span,), (size,), writeable=array.flags.writeable), strides, base
+    return restrided(lowest, (span,), (size,)), strides, base
+
+
+def restrided(array: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+    """The array's memory seen with another shape and other strides, in bytes."""
+    # NumPy cannot do that to dtypes it does not know itself, f8 for one; to plain integers it can.
+    plain = array.view(f"u{array.itemsize}") if array.dtype.kind != "V" else array
+    view = np.lib.stride_tricks.as_strided(plain, shape, strides, writeable=array.flags.writeable)
+    return view.view(array.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,4 +182,4 @@ def new_array(type_: Tensor, sizes: Mapping[str, int]) -> Array:
     span = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
     flat = np.empty(span, type_.dtype.numpy)
     poison(flat, type_.dtype)
-    return np.lib.stride_tricks.as_strided(flat, shape, tuple(s * flat.itemsize for s in strides))
+    return restrided(flat, shape, tuple(s * flat.itemsize for s in strides))

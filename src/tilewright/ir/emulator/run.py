@@ -9,7 +9,7 @@ import numpy as np
 from tilewright.base.dtypes import from_numpy
 from tilewright.base.errors import UserError
 from tilewright.ir.emulator.loop import LoopMachine
-from tilewright.ir.emulator.memory import new_array
+from tilewright.ir.emulator.memory import new_array, restrided
 from tilewright.ir.emulator.scheduler import launch
 from tilewright.ir.emulator.tile import TileMachine
 from tilewright.ir.nodes import Kernel, Stage, Value
@@ -110,9 +110,7 @@ def _viewed(value: Argument, param: Value, sizes: Mapping[str, int]) -> Argument
     if shape == value.shape:
         return value
     strides = tuple(s.evaluate(sizes) * value.itemsize for s in param.type.strides)
-    # NumPy cannot re-stride arrays of dtypes it does not know itself, f8 for one; bytes it can.
-    plain = value.view(f"u{value.itemsize}")
-    return np.lib.stride_tricks.as_strided(plain, shape, strides, writeable=value.flags.writeable).view(value.dtype)
+    return restrided(value, shape, strides)
 
 
 def _bind(program: Program, values: Mapping[str, Argument]) -> dict[str, int]:

@@ -1,0 +1,241 @@
+"""`tilewright demo`: the gallery on every device found, checked against float64, in one table.
+
+In: `examples/gallery.py` of the repository. Out: a table, and the PTX of every kernel in a folder, made with or without a GPU. Times are
+the best of a few calls after the first; the emulator runs small inputs and is there to be right, not fast.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from tilewright.api.compute import load
+from tilewright.api.devices import Device, devices
+from tilewright.api.kernel import Kernel
+from tilewright.base.dtypes import f64, from_numpy
+from tilewright.base.errors import TilewrightError, UserError
+from tilewright.base.target import DEFAULT_NVPTX, NVPTX
+from tilewright.cli import repository
+from tilewright.cli.guess import Given
+from tilewright.cli.sources import read_source, walk
+from tilewright.compile.driver import compile_kernel
+from tilewright.runtime import cuda
+from tilewright.runtime.device_array import DeviceArray
+
+_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26, "emulator": 1 << 11}
+_TOLERANCE = 1e-5
+"""Largest error accepted, in units of the largest magnitude in the result (at least 1)."""
+_SECONDS = 0.15
+"""Time spent on measuring one thing."""
+
+Inputs = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One example of the gallery, as the demo needs it."""
+
+    name: str
+    program: Kernel[..., object] | Path
+    make: Callable[[np.random.Generator, int], Inputs]
+    reference: Callable[..., object]
+    result: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """What running one example on one device gave."""
+
+    name: str
+    device: str
+    seconds: float = 0.0
+    nbytes: int = 0
+    numpy_seconds: float = 0.0
+    error: float = 0.0
+    failure: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.failure and self.error <= _TOLERANCE
+
+
+def demo(ptx_folder: str) -> bool:
+    """Run everything, print the table; whether every result was right."""
+    gallery = read_gallery()
+    places = devices()
+    console = Console()
+    rows: list[Row] = []
+    columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(gallery) * (len(places) + 1))
+        for item in gallery:
+            for place, row in zip(places, run_item(item, places), strict=True):
+                rows.append(row)
+                progress.update(task, description=f"{item.name} on {place.id}", advance=1)
+        written: list[Path] = []
+        for item in gallery:
+            progress.update(task, description=f"{item.name} to PTX")
+            written += write_ptx(item, Path(ptx_folder))
+            progress.advance(task)
+    console.print(_table(rows))
+    for row in rows:
+        if row.failure:
+            console.print(f"{row.name} on {row.device}: {row.failure}", markup=False, highlight=False)
+    wrong = sum(not row.ok for row in rows)
+    console.print(f"{len(rows) - wrong} of {len(rows)} results right; PTX for {DEFAULT_NVPTX}: {len(written)} files in {ptx_folder}/", highlight=False)
+    if not cuda.devices():
+        console.print(f"no CUDA device: {cuda.unavailable_reason()}", markup=False, highlight=False)
+    return not wrong
+
+
+def read_gallery() -> list[Item]:
+    """The examples of the repository's gallery."""
+    examples: object = repository.load("examples/gallery.py", "tilewright_gallery").GALLERY
+    assert isinstance(examples, tuple)
+    return [Item(e.name, e.program, e.make, e.reference, e.result) for e in examples]
+
+
+def run_item(item: Item, places: list[Device]) -> Iterator[Row]:
+    """One row for each device. Sizes differ by device; NumPy is timed on the same inputs."""
+    known: dict[int, float] = {}
+    for place in places:
+        size = _ELEMENTS[place.kind]
+        inputs = item.make(np.random.default_rng(0), size)
+        try:
+            result, seconds = _run(item, inputs, place)
+        except TilewrightError as error:
+            yield Row(item.name, place.id, failure=str(error))
+            continue
+        if place.kind != "emulator" and size not in known:
+            known[size] = best_seconds(functools.partial(item.reference, *inputs.values()))
+        yield Row(
+            item.name, place.id, seconds, _bytes(inputs.values()) + _bytes(result), known.get(size, 0.0),
+            max_error(result, item.reference(*map(_exact, inputs.values()))),
+        )  # fmt: skip
+
+
+def _caller(item: Item, inputs: Inputs, device: str) -> Callable[[], object]:
+    program = item.program
+    if isinstance(program, Path):
+        module = load(program)
+        return lambda: module.run(device=device, **inputs)[item.result]
+    if device == "cpu":
+        return lambda: program(*inputs.values())
+    return lambda: program(*inputs.values(), device=device)
+
+
+def _run(item: Item, inputs: Inputs, place: Device) -> tuple[list[object], float]:
+    """The results as host values, and the time of one call."""
+    if place.kind == "emulator":
+        start = time.perf_counter()
+        result = _caller(item, inputs, place.id)()
+        return _list(result), time.perf_counter() - start
+    if place.kind == "cpu":
+        call = _caller(item, inputs, place.id)
+        return _list(call()), best_seconds(call)
+    gpu = cuda.devices()[int(place.id.split(":")[1])]
+    moved = {name: gpu.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
+    call = _caller(item, moved, place.id)
+    result = _list(call())
+    gpu.synchronize()
+    return [r.numpy() if isinstance(r, DeviceArray) else r for r in result], min(gpu.time(call)) / 1e3
+
+
+def best_seconds(call: Callable[[], object]) -> float:
+    """The quickest of several calls."""
+    best = float("inf")
+    end = time.perf_counter() + _SECONDS
+    for _ in range(50):
+        start = time.perf_counter()
+        call()
+        now = time.perf_counter()
+        best = min(best, now - start)
+        if now > end:
+            break
+    return best
+
+
+def max_error(result: list[object], exact: object) -> float:
+    """The largest difference over the largest magnitude (at least 1); infinite where shapes, counts or NaNs differ."""
+    expected = _list(exact)
+    if len(result) != len(expected):
+        return float("inf")
+    worst = 0.0
+    for got, want in zip(result, expected):
+        a, b = np.asarray(got), np.asarray(want)
+        if a.shape != b.shape:
+            return float("inf")
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        if not np.array_equal(np.isnan(a), np.isnan(b)):
+            return float("inf")
+        if b.size:
+            worst = max(worst, float(np.nanmax(np.abs(a - b)) / max(1.0, float(np.nanmax(np.abs(b))))))
+    return worst
+
+
+def write_ptx(item: Item, folder: Path) -> list[Path]:
+    """The PTX of an example's kernels for the default GPU."""
+    inputs = item.make(np.random.default_rng(0), _ELEMENTS["cuda"] >> 10)
+    stem = item.name.replace(".", "_")
+    if isinstance(item.program, Path):
+        given = {name: _given(value) for name, value in inputs.items()}
+        entries = walk(read_source(str(item.program)), given).raise_if_errors().entries
+        target = NVPTX[DEFAULT_NVPTX]
+        codes = [compile_kernel(e.function, e.signature(gpu=True), target).code for e in entries]
+    else:
+        codes = [item.program.compile(*inputs.values(), target=DEFAULT_NVPTX).code]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / (f"{stem}.ptx" if len(codes) == 1 else f"{stem}_{number}.ptx") for number in range(len(codes))]
+        for path, code in zip(paths, codes):
+            path.write_bytes(code)
+    except OSError as error:
+        raise UserError.at("TW007", f"'{folder}' cannot be written: {error.strerror or error}") from None
+    return paths
+
+
+def _given(value: object) -> Given:
+    if isinstance(value, np.ndarray):
+        dtype = from_numpy(value.dtype)
+        assert dtype is not None
+        return Given(dtype, value.shape)
+    return Given(f64, plain="float")
+
+
+def _list(value: object) -> list[object]:
+    return list(value) if isinstance(value, tuple) else [value]
+
+
+def _exact(value: object) -> object:
+    return value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value
+
+
+def _bytes(values: Iterable[object]) -> int:
+    return sum(np.asarray(v).nbytes for v in values)
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table("kernel", "device", "time", "GB/s", "× NumPy", "error", "ok")
+    for column in table.columns[2:6]:
+        column.justify = "right"
+    for row in rows:
+        real = not row.device.startswith("emulator") and not row.failure
+        table.add_row(
+            row.name, row.device, "" if row.failure else _duration(row.seconds),
+            f"{row.nbytes / row.seconds / 1e9:.1f}" if real else "",
+            f"{row.numpy_seconds / row.seconds:.1f}" if real else "",
+            "" if row.failure else f"{row.error:.0e}" if row.error else "0", "[green]ok[/]" if row.ok else "[red]WRONG[/]",
+        )  # fmt: skip
+    return table
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"

@@ -75,7 +75,8 @@ def gpu_jobs(setting: Setting, quick: bool, wanted: Callable[[str], bool]) -> li
         Job(case.label, (case.op,), lambda case=case: iter([session.measure(case)]))  # type: ignore[misc]
         for case in gpu.cases(session.machine, quick)
     ]
-    return [*jobs, Job("launch_host", ("launch_host",), lambda: iter([session.launch_overhead()]))]
+    copies = [Job(f"copy {d}", ("copy",), lambda d=d: iter([session.copy_record(d)])) for d in gpu.DTYPES]  # type: ignore[misc]
+    return [*copies, *jobs, Job("launch_host", ("launch_host",), lambda: iter([session.launch_overhead()]))]
 
 
 def gpu_name() -> str:
@@ -126,6 +127,8 @@ def _show(jobs: list[Job], title: str) -> Iterator[Record]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=150)
     records: list[Record] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:

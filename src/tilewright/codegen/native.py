@@ -34,15 +34,19 @@ _compiling = threading.RLock()
 
 
 @functools.cache
-def _initialise() -> None:
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
+def _initialise(native: bool) -> None:
+    if native:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+    else:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
     llvm.initialize_native_asmparser()
 
 
 @functools.cache
 def _machine(triple: str, cpu: str, features: str, opt: int) -> llvm.TargetMachine:
-    _initialise()
+    _initialise(triple == llvm.get_process_triple())
     return llvm.Target.from_triple(triple).create_target_machine(
         cpu=cpu, features=features, opt=opt, reloc="pic", codemodel="small" if not triple.startswith("nvptx") else "default"
     )

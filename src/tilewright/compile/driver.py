@@ -11,7 +11,6 @@ import functools
 import hashlib
 import logging
 import os
-import pathlib
 import threading
 import time
 from collections.abc import Mapping
@@ -41,7 +40,6 @@ if os.environ.get("TILEWRIGHT_LOG"):
     _handler.setFormatter(logging.Formatter("tilewright: %(message)s"))
     log.addHandler(_handler)
     log.setLevel(logging.INFO)
-cpu_pool.provide_code(lambda: pool_object(host_cpu()))
 AxisNumbers = tuple[tuple[str, int, int], ...]
 """(array, axis, number) triples."""
 
@@ -70,17 +68,39 @@ def compiler_version() -> str:
     """Changes whenever the compiler's source or LLVM does; part of every cache key."""
     import llvmlite
 
-    root = pathlib.Path(__file__).resolve().parent.parent
-    digest = hashlib.sha256(llvmlite.__version__.encode())
-    for path in sorted(root.rglob("*.py")):
-        status = path.stat()
-        digest.update(f"{path.relative_to(root)}:{status.st_size}:{status.st_mtime_ns}".encode())
-    return digest.hexdigest()[:16]
+    found: list[str] = []
+
+    def visit(directory: str) -> None:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if entry.name.endswith((".py", ".lark")):
+                    status = entry.stat()
+                    found.append(f"{entry.path}:{status.st_size}:{status.st_mtime_ns}")
+                elif entry.is_dir() and entry.name != "__pycache__":
+                    visit(entry.path)
+
+    visit(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    text = "\n".join([llvmlite.__version__, *sorted(found)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @functools.cache
 def disk_cache() -> DiskCache:
     return DiskCache()
+
+
+def _pool_code() -> bytes:
+    """The thread pool's machine code, from disk where it was built before."""
+    target = host_cpu()
+    key = hashlib.sha256(f"pool|{target.key()}|{compiler_version()}".encode()).hexdigest()
+    found = disk_cache().get(key)
+    if found is None:
+        found = Artifact("pool", target.name, "object", pool_object(target), (), (), (), (), (), (), key=key)
+        disk_cache().put(key, found)
+    return found.code
+
+
+cpu_pool.provide_code(_pool_code)
 
 
 def cache_key(function: Function, signature: Signature, target: Target) -> str:

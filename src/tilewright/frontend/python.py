@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import linecache
+import types
 from collections.abc import Callable, Sequence
 
 from tilewright.base.errors import Diagnostics, UserError
@@ -55,7 +57,7 @@ def parse_function(function: Callable[..., object]) -> syntax.Function:
     function = inspect.unwrap(function)
     name = getattr(function, "__name__", repr(function))
     try:
-        lines, first_line = inspect.getsourcelines(function)
+        lines, first_line = _source_lines(function)
         path = inspect.getsourcefile(function) or "<unknown>"
     except (OSError, TypeError) as error:
         raise UserError.at(
@@ -74,6 +76,32 @@ def parse_function(function: Callable[..., object]) -> syntax.Function:
     tree = _FunctionReader(place, Environment.of_function(function), sink).read(definition)
     sink.raise_if_errors()
     return tree
+
+
+def _source_lines(function: Callable[..., object]) -> tuple[list[str], int]:
+    """The function's lines and the number of the first one.
+
+    `inspect` tokenises to find where a function ends; its bytecode says so too, a hundred times faster.
+    """
+    code = getattr(function, "__code__", None)
+    if isinstance(code, types.CodeType) and code.co_firstlineno > 0:
+        lines = linecache.getlines(code.co_filename, getattr(function, "__globals__", None))
+        first = code.co_firstlineno
+        last = max((end for _, end, _, _ in code.co_positions() if end), default=0)
+        text = lines[first - 1 : last]
+        if text and text[0].lstrip().startswith(("def", "@", "async")) and _is_complete(text):
+            return text, first
+    return inspect.getsourcelines(function)
+
+
+def _is_complete(lines: list[str]) -> bool:
+    """Whether the lines are a whole definition: a closing bracket may stand alone on the line after the last instruction."""
+    text = "".join(lines)
+    try:
+        ast.parse("if 1:\n" + text if text[:1] in (" ", "\t") else text)
+    except SyntaxError:
+        return False
+    return True
 
 
 def parse_python_file(text: str, path: str) -> list[syntax.Function]:

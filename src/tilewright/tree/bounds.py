@@ -75,7 +75,7 @@ def _bounds(call: Call, factor: int) -> list[Size]:
     if call.op == "max" and factor > 0:
         return [a * factor, b * factor]
     if call.op == "mod" and factor < 0:
-        return [maximum(b - 1, ZERO) * factor]
+        return [maximum(b - 1, ZERO) * factor, b * factor]
     if call.op in ("floordiv", "ceildiv") and divisor and divisor > 0 and factor % divisor == 0:
         each = factor // divisor
         slack = divisor - 1

@@ -1,0 +1,56 @@
+"""The picture of a result file: one bar a case, how many times the best peer's speed ours is.
+
+In: records, or a `.jsonl` file (`python -m bench.plot FILE`); out: a PNG beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.harness import Record
+
+FASTER, SLOWER = "#2f7d4f", "#c8553d"
+
+
+def plot(records: Sequence[Record], file: Path) -> Path:
+    """Draw the ratios of all records that have one."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = [r for r in records if r.ratio is not None and not r.error]
+    figure, axes = pyplot.subplots(figsize=(9.5, 1.6 + 0.36 * max(1, len(shown))), layout="constrained")
+    ratios = [r.ratio or 0.0 for r in shown]
+    places = range(len(shown))
+    axes.barh(places, ratios, color=[FASTER if ratio >= 1 else SLOWER for ratio in ratios], height=0.66)
+    axes.axvline(1.0, color="#333333", linewidth=1)
+    for place, record, ratio in zip(places, shown, ratios, strict=True):
+        copy = f", {record.of_copy:.0%} of copy" if record.of_copy else ""
+        axes.annotate(f" {ratio:.2f}x {record.peer}{copy}", (ratio, place), va="center", fontsize=8)
+        # A bar that names its peers speaks of another ratio than the one drawn.
+        if record.bar is not None and record.bar_ratio in (None, record.ratio):
+            axes.plot([record.bar, record.bar], [place - 0.4, place + 0.4], color="#1f4e9c", linewidth=2)
+    axes.set_yticks(places, [" ".join(filter(None, (r.op, "x".join(map(str, r.shape)), r.dtype))) for r in shown], fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.45 * max([1.0, *ratios]))
+    axes.set_xlabel("best peer's median time / ours; blue: the bar")
+    about = records[0] if records else None
+    if about is not None:
+        axes.set_title(f"{about.device}, {about.date[:10]}, {about.commit}", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, dpi=130)
+    pyplot.close(figure)
+    return file
+
+
+def read(file: Path) -> list[Record]:
+    return [Record(**json.loads(line)) for line in file.read_text().splitlines() if line.strip()]
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        print(plot(read(Path(name)), Path(name).with_suffix(".png")))

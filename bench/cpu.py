@@ -223,7 +223,7 @@ def _total(n: int, quick: bool) -> Prepared:
     x, out = whole(n), np.empty((), np.float32)
     tx, to = torch.from_numpy(x), torch.from_numpy(out)
     extra, notes = compiled(lambda x, o: o.copy_(x.sum()), tx, to, quick=quick)
-    return elementwise(out, np.sum(x, dtype=np.float64, keepdims=True).reshape(()), EXACT, [
+    return elementwise(out, np.asarray(np.sum(x, dtype=np.float64)), EXACT, [
         Variant(OURS, lambda _: kernels.total(x, out=out)),
         Variant("numpy", lambda _: np.sum(x, out=out)),
         Variant("numba", lambda _: peers_numba.total(x), returns=True),
@@ -268,7 +268,7 @@ def _axis_sums(side: int, axis: int, quick: bool) -> Prepared:
             peers_numba.column_sums(x, partial, out)
 
     extra, notes = compiled(lambda x, o: o.copy_(x.sum(axis)), tx, to, quick=quick)
-    return elementwise(out, np.sum(x, axis=axis, dtype=np.float64), EXACT, [
+    return elementwise(out, np.asarray(np.sum(x, axis=axis, dtype=np.float64)), EXACT, [
         Variant(OURS, lambda _: ours(x, out=out)),
         Variant("numpy", lambda _: np.sum(x, axis=axis, out=out)),
         Variant("numba", with_numba),

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Protocol
 
 import torch
 
@@ -53,6 +54,16 @@ class Machine:
     synchronize: Callable[[], None] = lambda: None
 
 
+class Event(Protocol):
+    """What is used of torch.cuda.Event."""
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool: ...
+
+    def elapsed_time(self, later: Event) -> float: ...
+
+
 class EventClock:
     """Time on the device, by pairs of events around calls that are all queued before the first of them starts.
 
@@ -74,8 +85,8 @@ class EventClock:
             cuda.synchronize()
             self._cycles_per_ms = 10_000_000 / start.elapsed_time(stop)
 
-    def _event(self) -> torch.cuda.Event:
-        event: torch.cuda.Event = self.cuda.Event(enable_timing=True)
+    def _event(self) -> Event:
+        event: Event = self.cuda.Event(enable_timing=True)
         return event
 
     def sample(self, run: Run, slots: Iterable[int], batch: int) -> list[float]:
@@ -403,13 +414,13 @@ def launch_case(machine: Machine) -> Prepared:
     wx, wy, wout = machine.wrap(x), machine.wrap(y), machine.wrap(out)
     reference, bound = x.double() + y.double(), one_rounding("f32")
     ours = kernels.add
-    variants = [
+    variants: list[Variant] = [
         Variant(OURS, lambda _: ours(wx, wy, out=wout)),
         Variant("tilewright, torch tensors", lambda _: ours(x, y, out=out)),
         Variant("torch out=", lambda _: torch.add(x, y, out=out)),
     ]
     if machine.triton is not None:
-        triton_add = machine.triton.add
+        triton_add: Callable[..., object] = machine.triton.add
         variants.append(Variant("triton", lambda _: triton_add(x, y, out)))
     if machine.cupy is not None:
         cx, cy, cout = (machine.cupy.asarray(t) for t in (x, y, out))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 
 
 def import_ours() -> float:
@@ -18,7 +19,7 @@ def import_ours() -> float:
 
 def import_base() -> float:
     start = time.perf_counter()
-    import llvmlite.binding
+    import llvmlite.binding  # noqa: F401
     import numpy  # noqa: F401
 
     return time.perf_counter() - start
@@ -40,7 +41,7 @@ def compile_for(target: str) -> float:
 
 
 def main(what: str) -> None:
-    actions = {
+    actions: dict[str, Callable[[], float]] = {
         "import-ours": import_ours,
         "import-base": import_base,
         "compile-cpu": lambda: compile_for("cpu"),

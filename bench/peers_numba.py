@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import numba
 import numpy as np
 
-F = TypeVar("F", bound=Callable[..., object])
+P = ParamSpec("P")
+R = TypeVar("R")
 
-_parallel: Callable[[F], F] = numba.njit(parallel=True, fastmath=True)
-_inline: Callable[[F], F] = numba.njit(fastmath=True, inline="always")
+
+def _parallel(function: Callable[P, R]) -> Callable[P, R]:
+    compiled: Callable[P, R] = numba.njit(parallel=True, fastmath=True)(function)
+    return compiled
+
+
+def _inline(function: Callable[P, R]) -> Callable[P, R]:
+    compiled: Callable[P, R] = numba.njit(fastmath=True, inline="always")(function)
+    return compiled
+
+
 _range = numba.prange
 _f4 = np.float32
 
@@ -49,8 +59,9 @@ def _exp_polynomial(x: np.float32) -> np.float32:
     p = p * r + _f4(1.6666665459e-1)
     p = p * r + _f4(5.0000001201e-1)
     p = p * (r * r) + r + _f4(1)
-    power = (np.int32(n) + np.int32(127)) << np.int32(23)
-    return p * np.int32(power).view(np.float32)
+    power = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    result: np.float32 = p * power
+    return result
 
 
 @_parallel
@@ -152,4 +163,5 @@ def argmax(x: np.ndarray, best: np.ndarray, where: np.ndarray) -> int:
     for t in range(1, threads):
         if best[t] > best[winner]:
             winner = t
-    return where[winner]
+    index: int = where[winner]
+    return index

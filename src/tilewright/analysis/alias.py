@@ -1,8 +1,8 @@
 """Whether a program may write its result over its input.
 
 `alias_safe` holds when an output array that *is* an input array (same start, shape, strides and dtype) gives the same result as a
-fresh one: from the first kernel that stores to an output on, input elements are only read at the place stored to, and not by
-later kernels. Inputs of another rank or dtype cannot be the same array and do not matter.
+fresh one: from the first kernel that stores to an output on, input elements are only read at the place stored to, before it is
+stored to, and not by later kernels. Inputs of another rank or dtype cannot be the same array and do not matter.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ def _could_be(source: Tensor, target: Tensor) -> bool:
 def _same_place(
     kernel: Kernel, stores: list[Op], loads: list[Op], outputs: dict[str, Tensor], inputs: dict[str, Tensor], names: dict[Value, str]
 ) -> bool:  # fmt: skip
-    """Every load that could see a store is at the index stored to, in an array laid out the same, and outside reductions."""
-    inside = {op for reduce in walk(kernel.body) if reduce.opcode == "reduce" for op in walk(reduce.regions[0])}
+    """Every load that could see a store comes before it, at the same index of an array laid out the same, and outside loops."""
+    loops = ("reduce", "for", "while")
+    inside = {op for loop in walk(kernel.body) if loop.opcode in loops for region in loop.regions for op in walk(region)}
+    order = {op: position for position, op in enumerate(walk(kernel.body))}
     keys = _Keys(kernel.body)
     for load in loads:
         source = inputs[names[load.operands[0]]]
@@ -48,7 +50,9 @@ def _same_place(
                 continue
             here = [keys.of(v) for v in load.operands[1 : 1 + source.rank]]
             there = [keys.of(v) for v in store.operands[1 : 1 + target.rank]]
-            if load in inside or here != there or source.strides != target.strides:
+            if load in inside or store in inside or order[load] > order[store]:
+                return False
+            if here != there or source.strides != target.strides:
                 return False
     return True
 

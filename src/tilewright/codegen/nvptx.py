@@ -65,6 +65,11 @@ class _NvptxDialect:
             return [self._alloc(w, op)]
         if op.opcode == "exp2_approx":
             return [self._elementwise(w, op, operands, "llvm.nvvm.ex2.approx.f32")]
+        if op.opcode == "rcp_approx":
+            return [self._elementwise(w, op, operands, "llvm.nvvm.rcp.approx.ftz.f")]
+        if op.opcode == "tanh_approx":
+            # LLVM has no intrinsic for it.
+            return [self._elementwise(w, op, operands, 'asm "tanh.approx.f32 $0, $1;", "=f,f"')]
         return None
 
     def _elementwise(self, w: FunctionWriter, op: Op, operands: Sequence[str], name: str) -> str:
@@ -72,13 +77,16 @@ class _NvptxDialect:
         type_ = op.operands[0].type
         if dtype_of(type_) is not f32:
             raise CompilerBug.at("TW040", f"{op.opcode} is for f32 only", op.span)
+
+        def one(value: str) -> str:
+            return w.let(f"call float {name}(float {value})") if name.startswith("asm") else w.call("float", name, ("float", value))
+
         if isinstance(type_, Scalar):
-            return w.call("float", name, ("float", operands[0]))
+            return one(operands[0])
         kind, result = llvm_type(type_), "poison"
         for lane in range(type_.width):  # type: ignore[union-attr]
-            one = w.let(f"extractelement {kind} {operands[0]}, i64 {lane}")
-            one = w.call("float", name, ("float", one))
-            result = w.let(f"insertelement {kind} {result}, float {one}, i64 {lane}")
+            element = one(w.let(f"extractelement {kind} {operands[0]}, i64 {lane}"))
+            result = w.let(f"insertelement {kind} {result}, float {element}, i64 {lane}")
         return result
 
     def _register(self, w: FunctionWriter, name: str, op: Op) -> str:

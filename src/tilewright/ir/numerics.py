@@ -281,5 +281,5 @@ def _rsqrt(x: Array) -> Array:
 
 _FUNCTIONS: dict[str, Rule] = {
     "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "sin": np.sin, "cos": np.cos, "tan": np.tan,
-    "tanh": np.tanh, "sinh": np.sinh, "cosh": np.cosh, "erf": _erf, "rsqrt": _rsqrt, "sigmoid": _sigmoid, "pow": np.power,
+    "tanh": np.tanh, "tanh_approx": np.tanh, "rcp_approx": np.reciprocal, "sinh": np.sinh, "cosh": np.cosh, "erf": _erf, "rsqrt": _rsqrt, "sigmoid": _sigmoid, "pow": np.power,
 }  # fmt: skip

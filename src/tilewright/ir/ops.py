@@ -462,7 +462,8 @@ _define("cast", "Convert to `dtype`: floats round to nearest even; float to inte
         "to bool is `!= 0`.", _cast)  # fmt: skip
 _define("bitcast", "Reinterpret the bits as `dtype` of the same width.", _bitcast)
 
-# Functions: expanded to arithmetic by the pass expand_math; the bound holds on every target.
+# Functions: expanded to arithmetic by the pass expand_math; the bound holds on every target. An attribute `narrow` says that
+# only as many bits count as that dtype has: the bound is then one ulp of it.
 for _name, _doc, _bound in (
     ("exp", "e^a", "2"), ("exp2", "2^a", "2"), ("log", "Natural logarithm.", "2"), ("log2", "Logarithm to base 2.", "2"),
     ("sin", "Sine, radians.", "2"), ("cos", "Cosine, radians.", "2"), ("tan", "Tangent, radians.", "4"),
@@ -473,6 +474,10 @@ for _name, _doc, _bound in (
 _define("pow", "a^b with IEEE special cases.", _same(2, "f"), bound="4", group="function")
 _define("exp2_approx", "2^a by the device's own instruction, f32 only, denormal results flushed.", _same(1, "f"), "thread",
         bound="2", group="function")  # fmt: skip
+_define("tanh_approx", "Hyperbolic tangent by the device's own instruction, f32 only, relative error 2^-10.9.", _same(1, "f"), "thread",
+        bound="8400", group="function")  # fmt: skip
+_define("rcp_approx", "1 / a by the device's own instruction, f32 only, denormals flushed.", _same(1, "f"), "thread", bound="1",
+        group="function")  # fmt: skip
 
 # Memory.
 _define("load", "`load %t, %i, %j`: the element (scalars) or elements (index tiles) there. `masked`: a last operand says where; "

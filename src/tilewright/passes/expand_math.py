@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tilewright.base.dtypes import f32, f64
+from tilewright.base.dtypes import DType, bf16, f32, f64
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Stage, Value
@@ -30,7 +30,14 @@ def expand_math(kernel: Kernel, target: Target) -> Kernel:
     hardware = target.kind == "nvptx" and kernel.stage is Stage.THREAD
 
     def replacement(builder: Builder, op: Op) -> Sequence[Value] | None:
-        value = _expand(builder, op.opcode, op.operands, hardware) if op.opcode in EXPANDED else None
+        if op.opcode not in EXPANDED:
+            return None
+        narrow = op.attrs.get("narrow")
+        if hardware and isinstance(narrow, DType):
+            quick = _expand_narrow(builder, op.opcode, op.operands[0], narrow)
+            if quick is not None:
+                return (quick,)
+        value = _expand(builder, op.opcode, op.operands, hardware)
         return None if value is None else (value,)
 
     return rewrite(kernel, replacement)
@@ -59,6 +66,22 @@ def _expand(builder: Builder, opcode: str, operands: Sequence[Value], hardware: 
         results = [EXPANDED[opcode](Terms(builder, s[0], hardware), *s) for s in scalars]
         return builder.op("pack", *results)
     return EXPANDED[opcode](Terms(builder, first, hardware), *operands)
+
+
+def _expand_narrow(builder: Builder, opcode: str, x: Value, narrow: DType) -> Value | None:
+    """A GPU's own instructions, where fewer bits than f32's count. None where they would not do."""
+    t = Terms(builder, x, hardware=True)
+    if dtype_of(x.type) is not f32:
+        return None
+    if opcode == "exp":
+        return t.op("exp2_approx", t.mul(x, math.log2(math.e)))
+    if opcode == "exp2":
+        return t.op("exp2_approx", x)
+    if opcode == "sigmoid":
+        return t.op("rcp_approx", t.add(t.op("exp2_approx", t.mul(x, -math.log2(math.e))), 1.0))
+    if opcode == "tanh" and narrow.mantissa <= bf16.mantissa:
+        return t.op("tanh_approx", x)
+    return None
 
 
 # -- small ones -----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from tilewright.base.sizes import Size
 from tilewright.base.source import Span
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
+from tilewright.ir.ops import OPS
 from tilewright.ir.types import INDEX, Scalar, Tensor, dtype_of
 from tilewright.tree.loops import without
 from tilewright.tree.typed import (
@@ -193,7 +194,11 @@ class Draft:
         if isinstance(expr, Choose):
             return self.choose(builder, expr, scope)
         assert isinstance(expr, Apply)
-        return builder.op(expr.op, *[self.expr(builder, a, scope, indices) for a in expr.args])
+        args = [self.expr(builder, a, scope, indices) for a in expr.args]
+        if expr.dtype.is_small_float and OPS[expr.op].group == "function":
+            # Computed in f32, but only this many bits of the result will count.
+            return builder.op(expr.op, *args, narrow=expr.dtype)
+        return builder.op(expr.op, *args)
 
     def aligned(self, builder: Builder, shape: Sequence[Size], indices: Sequence[Value]) -> list[Value]:
         """The indices of an operand that repeats along missing leading axes and along extents of 1."""

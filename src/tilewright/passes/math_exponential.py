@@ -3,7 +3,7 @@
     2^x = 2^n * 2^f,  n = round(x),  -1/2 <= f <= 1/2
 
 n is rounded by adding 1.5 * 2^(mantissa bits): the sum's low bits are n as an integer, ready to be shifted into an exponent.
-2^f is a polynomial (or the hardware's `exp2_approx`). The polynomial gives 2^(f+1) and is scaled by 2^(n-1), which exists for
+2^f is a polynomial, or the hardware's `exp2_approx` where the bound has room for it. The polynomial gives 2^(f+1) and is scaled by 2^(n-1), which exists for
 every n that does not overflow; results that may be denormal are scaled through 2^(n-1+lift) and brought down by one rounded
 multiplication. e^x goes through x * log2(e) with log2(e) in two parts. All polynomials are interpolants at Chebyshev nodes,
 computed with 60 digits; the errors given are of the exact polynomial, before rounding.
@@ -93,9 +93,9 @@ def _format(x: Value) -> _Format:
     return _F32 if dtype_of(x.type) is f32 else _F64
 
 
-def _exp2_fraction(t: Terms, form: _Format, f: Value) -> Value:
-    """2^(f+1)."""
-    if t.hardware and form.dtype is f32:
+def _exp2_fraction(t: Terms, form: _Format, f: Value, rough: bool = True) -> Value:
+    """2^(f+1). `rough` allows the hardware's power, which is up to 2.06 units off: too much for exp and exp2 themselves."""
+    if rough and t.hardware and form.dtype is f32:
         power = t.op("exp2_approx", f)
         return t.add(power, power)
     return t.polynomial(f, [2 * c for c in form.exp2])
@@ -109,13 +109,13 @@ def _power(t: Terms, form: _Format, shifted: Value, offset: int | Value) -> Valu
     return t.float_bits(t.add(exponent, offset))
 
 
-def scaled_power(t: Terms, shifted: Value, f: Value, small: Value) -> Value:
+def scaled_power(t: Terms, shifted: Value, f: Value, small: Value, rough: bool = True) -> Value:
     """2^(n+f) from n + magic and f; `small` tells where the result may be denormal (and is not above 1)."""
     form = _format(f)
     integer = dtype_of(t.bits(shifted).type)
     low, high = ((form.bias - 1 + lift) << form.dtype.mantissa for lift in (form.lift, 0))
     scale = _power(t, form, shifted, t.select(small, low, high, integer))
-    result = t.mul(_exp2_fraction(t, form, f), scale)
+    result = t.mul(_exp2_fraction(t, form, f, rough), scale)
     return t.select(small, t.mul(result, 2.0**-form.lift), result)
 
 
@@ -137,13 +137,13 @@ def split_2(t: Terms, y: Value) -> tuple[Value, Value]:
 def exp(t: Terms, x: Value) -> Value:
     form = _format(x)
     y = t.at_most(t.at_least(x, form.exp_range[0]), form.exp_range[1])
-    return scaled_power(t, *split_e(t, y), t.lt(y, -0.69 * (form.bias - 2)))
+    return scaled_power(t, *split_e(t, y), t.lt(y, -0.69 * (form.bias - 2)), rough=False)
 
 
 def exp2(t: Terms, x: Value) -> Value:
     form = _format(x)
     y = t.at_most(t.at_least(x, form.exp2_range[0]), form.exp2_range[1])
-    return scaled_power(t, *split_2(t, y), t.lt(y, float(2 - form.bias)))
+    return scaled_power(t, *split_2(t, y), t.lt(y, float(2 - form.bias)), rough=False)
 
 
 def _exp_of_negative(t: Terms, y: Value) -> Value:

@@ -19,7 +19,7 @@ from tilewright.analysis import ranges
 from tilewright.base.dtypes import DType, i64
 from tilewright.base.sizes import Size
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Attr, Block, Kernel, Op, Value
+from tilewright.ir.nodes import Attr, Block, Kernel, Op, Value, walk
 from tilewright.ir.numerics import evaluate
 from tilewright.ir.ops import OPS
 from tilewright.ir.rewrite import eliminate_dead
@@ -39,6 +39,8 @@ class _Simplifier:
         self.ranges = ranges.analyse(kernel)
         self.mapping: dict[Value, Value] = {}
         self.constants: dict[Value, Number] = {}
+        written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "async_load")}
+        self.read_only = {p for p in kernel.params if p not in written}
 
     def block(self, block: Block, outer: dict[Key, tuple[Value, ...]]) -> Block:
         seen = dict(outer)
@@ -66,7 +68,9 @@ class _Simplifier:
                 self.one(builder, op, seen)
 
     def one(self, builder: Builder, op: Op, seen: dict[Key, tuple[Value, ...]]) -> None:
-        if not OPS[op.opcode].is_pure or not op.results:
+        # Reading what nobody writes is as good as pure.
+        pure = OPS[op.opcode].is_pure or (op.opcode == "load" and op.operands[0] in self.read_only)
+        if not pure or not op.results:
             builder.append(op)
             return
         if op.opcode == "size":

@@ -69,10 +69,17 @@ def interpret(ops: Sequence[Op], values: dict[Value, np.ndarray], contract: bool
                         opcode, operands = "fma", [-a if negate and here == 1 else a, b, addend]
                         break
             result = evaluate(opcode, operands, op.attrs, first.dtype)
-            if opcode == "exp2_approx":  # a device's own power is a unit off, here up and there down
-                direction = np.where(np.arange(result.size) % 2, np.float32(INF), np.float32(0)).reshape(result.shape)
-                result = np.where(result > 0, np.nextafter(result, direction), result)
+            if opcode == "exp2_approx":
+                result = device_power(result)
             values[op.result] = result
+
+
+def device_power(exact: np.ndarray) -> np.ndarray:
+    """Powers of fractions as wrong as a device makes them (on an H200 from -2.06 to 1.39 units), every other one each way."""
+    down = np.nextafter(exact, np.float32(0))
+    down = np.where(exact < 1, np.nextafter(down, np.float32(0)), down)
+    up = np.nextafter(exact, np.float32(INF))
+    return np.where(np.arange(exact.size).reshape(exact.shape) % 2, up, down)
 
 
 def expanded(opcode: str, arrays: Sequence[np.ndarray], dtype: DType, target=CPU, contract: bool = False) -> np.ndarray:
@@ -292,7 +299,7 @@ def instructions(opcode: str, target) -> int:
 
 
 @pytest.mark.parametrize(("opcode", "most_on_cpu", "most_on_gpu"), [
-    ("exp", 22, 16), ("exp2", 21, 15), ("tanh", 26, 25), ("sigmoid", 30, 25), ("erf", 35, 30),
+    ("exp", 21, 21), ("exp2", 20, 20), ("tanh", 26, 25), ("sigmoid", 30, 25), ("erf", 35, 30),
 ])  # fmt: skip
 def test_hot_functions_stay_short(opcode: str, most_on_cpu: int, most_on_gpu: int) -> None:
     assert instructions(opcode, CPU) <= most_on_cpu
@@ -311,13 +318,13 @@ def test_bf16_functions_go_through_f32() -> None:
 
 
 def kernel(stage: Stage) -> Kernel:
-    """out[i] = exp(x[i]) in a loop, with an integer floordiv that must stay."""
+    """out[i] = sigmoid(x[i]) in a loop, with an integer floordiv that must stay."""
     x, out = Value(tensor(f32, 8), "x"), Value(tensor(f32, 8), "out")
     builder = Builder()
 
     def body(inner: Builder, index: Value) -> Sequence[Value]:
         place = inner.op("floordiv", index, inner.index(1))
-        inner.multi("store", out, place, inner.op("exp", inner.op("load", x, place)))
+        inner.multi("store", out, place, inner.op("sigmoid", inner.op("load", x, place)))
         return ()
 
     builder.for_(builder.index(0), builder.index(8), builder.index(1), (), body)
@@ -329,6 +336,6 @@ def kernel(stage: Stage) -> Kernel:
 ])  # fmt: skip
 def test_the_pass_reaches_into_regions(stage: Stage, target, hardware: bool) -> None:
     opcodes = [op.opcode for op in walk(expand_math(kernel(stage), target).body)]
-    assert "exp" not in opcodes
+    assert "sigmoid" not in opcodes
     assert "floordiv" in opcodes
     assert ("exp2_approx" in opcodes) == hardware

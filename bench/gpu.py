@@ -351,7 +351,11 @@ def gelu_case(machine: Machine, n: int, dtype: str) -> Prepared:
         peers["triton"] = machine.triton.gelu
     if machine.compile:
         torch._dynamo.reset()
-        peers["torch.compile"] = torch.compile(lambda x, out: out.copy_(reference(x)), dynamic=False)
+
+        def into(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+            return out.copy_(reference(x))
+
+        peers["torch.compile"] = torch.compile(into, dynamic=False)
     return prepare(
         machine, lambda: [normal(machine, (n,), dtype)], lambda: _empty(machine, (n,), dtype),
         reference, function_bound(dtype), kernels.gelu, peers,

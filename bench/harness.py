@@ -9,10 +9,12 @@ luckier memory.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 OURS = "tilewright"
@@ -116,6 +118,8 @@ class Record:
     bar_ratio: float | None = None
     """The ratio the bar speaks of, where it names its peers."""
     bar_ms: float | None = None
+    load: float | None = None
+    """Cores that other processes kept busy meanwhile: figures of a run with more than a few hundredths are doubtful."""
     notes: list[str] = field(default_factory=list)
     commit: str = ""
     date: str = ""
@@ -159,6 +163,31 @@ class HostClock:
                 run(slot)
             times.append((time.perf_counter() - start) * 1e3 / batch)
         return times
+
+
+class LoadMeter:
+    """How many cores other processes use, on average since it was made."""
+
+    def __init__(self, statistics_file: Path = Path("/proc/stat")) -> None:
+        self._file = statistics_file
+        self._start = self._busy(), time.perf_counter(), time.process_time()
+
+    def _busy(self) -> float | None:
+        """Seconds all cores together have worked; None where the system does not say."""
+        try:
+            fields = self._file.read_text().split("\n", 1)[0].split()
+            user, nice, system, _idle, _waiting, interrupt, soft = (int(f) for f in fields[1:8])
+        except (OSError, ValueError):
+            return None
+        return (user + nice + system + interrupt + soft) / os.sysconf("SC_CLK_TCK")
+
+    def read(self) -> float | None:
+        before, since, ours = self._start
+        after = self._busy()
+        passed = time.perf_counter() - since
+        if before is None or after is None or after == before or passed < 0.1:
+            return None
+        return max(0.0, (after - before) - (time.process_time() - ours)) / passed
 
 
 def check(prepared: Prepared, variants: Iterable[Variant]) -> dict[str, str]:
@@ -210,11 +239,13 @@ def measure(case: Case, clock: Clock, plan: Plan, setting: Setting, copy_rate: f
     record.notes += prepared.notes
     problems = check(prepared, prepared.variants)
     sound = [v for v in prepared.variants if v.name not in problems]
+    meter = LoadMeter()
     try:
         samples = interleave(prepared, sound, clock, plan) if sound else {}
     except Exception as error:  # a fault on the device, seen late
         samples = {}
         problems["timing"] = f"{type(error).__name__}: {str(error).strip()[:600]}"
+    record.load = meter.read()
     ours = [v for v in sound if v.name == OURS]
     if samples and ours:
         # A result that was right once and is wrong now is a race.

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from bench.harness import HostClock, Plan, Record, Setting, measure
 from bench.peers import PeerMissing, require
+from tilewright.base.errors import TilewrightError
 
 RESULTS = Path(__file__).resolve().parent / "results"
 KINDS = ("cpu", "gpu")
@@ -34,7 +35,9 @@ class Job:
 
 
 def commit() -> str:
-    """The commit the results are of; marked where the tree had changes."""
+    """The commit the results are of, marked where the tree had changes; `TILEWRIGHT_COMMIT` where there is no repository."""
+    if os.environ.get("TILEWRIGHT_COMMIT"):
+        return os.environ["TILEWRIGHT_COMMIT"]
     try:
         root = Path(__file__).resolve().parent.parent
         command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
@@ -101,7 +104,11 @@ def main(kind: str, json: bool = False, ops: list[str] | None = None, quick: boo
     def wanted(op: str) -> bool:
         return not ops or op in ops
 
-    jobs = (cpu_jobs if kind == "cpu" else gpu_jobs)(setting, quick, wanted)
+    try:
+        jobs = (cpu_jobs if kind == "cpu" else gpu_jobs)(setting, quick, wanted)
+    except TilewrightError as error:
+        print(error, file=sys.stderr)
+        return 2
     known = [op for job in jobs for op in job.ops]
     unknown = [op for op in ops or [] if op not in known]
     if unknown:
@@ -163,7 +170,10 @@ def _table(console: object, title: str, records: list[Record]) -> None:
     console.print(table)
     for r in records:
         if r.error:
-            console.print(f"[red]{r.op} {r.dtype}:[/red] ", r.error, markup=False, highlight=False)
+            console.print(f"{r.op} {r.dtype}: {r.error}", markup=False, highlight=False, style="red")
+    loads = [r.load for r in records if r.load is not None]
+    if loads and max(loads) > 0.1:
+        console.print(f"note: other processes kept up to {max(loads):.1f} cores busy: repeat on a quiet machine", highlight=False)
     for note in dict.fromkeys(note for r in records for note in r.notes):
         console.print(f"note: {note}", highlight=False)
 

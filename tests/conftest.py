@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+# `support` is beside this file, `bench` beside `tests`.
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 
 def _cpu() -> str:

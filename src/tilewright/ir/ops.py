@@ -473,7 +473,7 @@ for _name, _doc, _bound in (
     _define(_name, _doc, _same(1, "f"), bound=_bound, group="function")
 _define("pow", "a^b with IEEE special cases.", _same(2, "f"), bound="4", group="function")
 _define("exp2_approx", "2^a by the device's own instruction, f32 only, denormal results flushed.", _same(1, "f"), "thread",
-        bound="2", group="function")  # fmt: skip
+        bound="3", group="function")  # fmt: skip
 _define("tanh_approx", "Hyperbolic tangent by the device's own instruction, f32 only, relative error 2^-10.9.", _same(1, "f"), "thread",
         bound="8400", group="function")  # fmt: skip
 _define("rcp_approx", "1 / a by the device's own instruction, f32 only, denormals flushed.", _same(1, "f"), "thread", bound="1",

@@ -1,7 +1,7 @@
 """Conversions the target has no instruction for, as integer arithmetic; each rounds once, to nearest even.
 
 In: a kernel at any stage. Out: the same, without casts from or to f8 types (everywhere) and, on a CPU, without casts from or
-to bf16 and from f64 to f16 (hardware conversions there flush denormals, or are library calls). Sits with expand_math, right
+to bf16, from f64 to f16, and any of f16 on CPUs without them (hardware conversions flush denormals, or are library calls). Sits with expand_math, right
 before code generation.
 
     %y = cast %x {dtype = f32}     x: bf16
@@ -11,6 +11,7 @@ before code generation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tilewright.base.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, u8, u16, u32
 from tilewright.base.target import Target
@@ -19,7 +20,31 @@ from tilewright.ir.nodes import Kernel, Op, Value
 from tilewright.ir.rewrite import rewrite
 from tilewright.ir.types import dtype_of
 
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How a small float is laid out beside an f32."""
+
+    code: DType
+    shift: int
+    """Mantissa bits an f32 has more."""
+    rebias: int
+    """Exponent bias an f32 has more."""
+    last: int
+    """The code of infinity, or of NaN where there is no infinity."""
+    nan: int
+    has_infinity: bool
+
+
+_FORMS = {
+    f8e4m3: _Form(u8, 20, 120, 0x7F, 0x7F, False),
+    f8e5m2: _Form(u8, 21, 112, 0x7C, 0x7F, True),
+    f16: _Form(u16, 13, 112, 0x7C00, 0x7E00, True),
+}
 _F8 = (f8e4m3, f8e5m2)
+_NO_F16C = ("x86-64", "x86-64-sse4.1", "x86-64-scalar")
+"""CPUs whose f16 conversions would be library calls."""
 
 
 def expand_casts(kernel: Kernel, target: Target) -> Kernel:
@@ -28,7 +53,7 @@ def expand_casts(kernel: Kernel, target: Target) -> Kernel:
             return None
         value = op.operands[0]
         source, result = dtype_of(value.type), dtype_of(op.results[0].type)
-        soft = (*_F8, bf16) if not target.is_gpu else _F8
+        soft: tuple[DType, ...] = _F8 if target.is_gpu else (*_F8, bf16, f16) if target.name in _NO_F16C else (*_F8, bf16)
         if source in soft:
             return [_convert(b, _widen(b, value, source), result, soft, target)]
         if result in soft or (result is f16 and source is f64 and not target.is_gpu):
@@ -46,9 +71,9 @@ def _convert(b: Builder, value: Value, result: DType, soft: Sequence[DType], tar
     if source is f64 or (source.is_int and source.bits >= 32):
         value = _odd(b, b.cast(value, f64))
     single = b.cast(value, f32)
-    if result is f16:
+    if result is f16 and f16 not in soft:
         return b.cast(single, f16)
-    return _to_bf16(b, single) if result is bf16 else _to_f8(b, single, result)
+    return _to_bf16(b, single) if result is bf16 else _to_small(b, single, result)
 
 
 
@@ -60,18 +85,18 @@ def _widen(b: Builder, value: Value, source: DType) -> Value:
         return b.bitcast(b.op("shl", bits, b.splat(16, bits)), f32)
     # The code's exponent and mantissa, shifted into an f32's place, are the value scaled by a power of two; multiplying
     # sets the exponent right, for denormals too.
-    shift, scale, special = (20, 2.0**120, 0x7F) if source is f8e4m3 else (21, 2.0**112, 0x7C)
-    code = b.cast(b.bitcast(value, u8), u32)
-    size = b.op("and", code, b.splat(0x7F, code))
-    number = b.bitcast(b.op("shl", size, b.splat(shift, size)), f32)
-    bits = b.bitcast(b.mul(number, b.splat(scale, number)), u32)
-    if source is f8e4m3:
-        beyond = b.splat(0x7FC00000, bits)
+    form = _FORMS[source]
+    code = b.cast(b.bitcast(value, form.code), u32)
+    size = b.op("and", code, b.splat((1 << (source.bits - 1)) - 1, code))
+    number = b.bitcast(b.op("shl", size, b.splat(form.shift, size)), f32)
+    bits = b.bitcast(b.mul(number, b.splat(2.0**form.rebias, number)), u32)
+    if form.has_infinity:
+        beyond = b.op("or", b.op("shl", size, b.splat(form.shift, size)), b.splat(0x7F800000, size))
     else:
-        beyond = b.op("or", b.op("shl", size, b.splat(21, size)), b.splat(0x7F800000, size))
-    bits = b.select(b.op("ge", size, b.splat(special, size)), beyond, bits)
-    sign = b.op("shl", b.op("and", code, b.splat(0x80, code)), b.splat(24, code))
-    return b.bitcast(b.op("or", bits, sign), f32)
+        beyond = b.splat(0x7FC00000, bits)
+    bits = b.select(b.op("ge", size, b.splat(form.last, size)), beyond, bits)
+    sign = b.op("and", code, b.splat(1 << (source.bits - 1), code))
+    return b.bitcast(b.op("or", bits, b.op("shl", sign, b.splat(32 - source.bits, sign))), f32)
 
 
 def _odd(b: Builder, value: Value) -> Value:
@@ -96,21 +121,20 @@ def _to_bf16(b: Builder, value: Value) -> Value:
     return b.bitcast(b.cast(code, u16), bf16)
 
 
-def _to_f8(b: Builder, value: Value, result: DType) -> Value:
-    shift, bias, tiny, scale, last, nan = (
-        (20, 120 << 3, 2.0**-6, 2.0**9, 0x7F, 0x7F) if result is f8e4m3 else (21, 112 << 2, 2.0**-14, 2.0**16, 0x7C, 0x7F)
-    )
+def _to_small(b: Builder, value: Value, result: DType) -> Value:
+    form = _FORMS[result]
     bits = b.bitcast(value, u32)
     size = b.op("and", bits, b.splat(0x7FFFFFFF, bits))
     magnitude = b.bitcast(size, f32)
-    last_bit = b.op("and", b.op("shr", size, b.splat(shift, size)), b.splat(1, size))
-    rounded = b.op("shr", b.add(size, b.add(last_bit, b.splat((1 << (shift - 1)) - 1, size))), b.splat(shift, size))
-    normal = b.sub(rounded, b.splat(bias, size))
+    last_bit = b.op("and", b.op("shr", size, b.splat(form.shift, size)), b.splat(1, size))
+    rounded = b.op("shr", b.add(size, b.add(last_bit, b.splat((1 << (form.shift - 1)) - 1, size))), b.splat(form.shift, size))
+    normal = b.sub(rounded, b.splat(form.rebias << result.mantissa, size))
     # Below the smallest normal number the code is the value in units of the smallest denormal.
-    scaled = b.op("min", b.mul(magnitude, b.splat(scale, magnitude)), b.splat(16.0, magnitude))
-    small = b.cast(b.op("round", scaled), u32)
+    tiny = 2.0 ** (form.rebias - 126)
+    scaled = b.mul(magnitude, b.splat(2.0**result.mantissa / tiny, magnitude))
+    small = b.cast(b.op("round", b.op("min", scaled, b.splat(2.0 ** (result.mantissa + 1), scaled))), u32)
     code = b.select(b.op("lt", magnitude, b.splat(tiny, magnitude)), small, normal)
-    code = b.op("min", code, b.splat(last, code))
-    code = b.select(b.op("isnan", value), b.splat(nan, code), code)
-    sign = b.op("and", b.op("shr", bits, b.splat(24, bits)), b.splat(0x80, bits))
-    return b.bitcast(b.cast(b.op("or", code, sign), u8), result)
+    code = b.op("min", code, b.splat(form.last, code))
+    code = b.select(b.op("isnan", value), b.splat(form.nan, code), code)
+    sign = b.op("and", b.op("shr", bits, b.splat(32 - result.bits, bits)), b.splat(1 << (result.bits - 1), bits))
+    return b.bitcast(b.cast(b.op("or", code, sign), form.code), result)

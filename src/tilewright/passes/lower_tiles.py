@@ -72,6 +72,7 @@ class _Lowering:
         self.divisors = divisors.analyse(kernel)
         self.constants: dict[Value, int] = {}
         self.env: dict[Value, _Held] = {p: p for p in kernel.params}
+        self.exchanged = _exchanged(kernel) if target.is_gpu else set()
         self.bases: list[Value] = []
         """This thread's first coordinate along each axis."""
         self.lane_digits: list[Value] = []
@@ -423,6 +424,8 @@ class _Lowering:
         held = [self.env[v] for v in op.operands[1 : 1 + rank]]
         mask = self.env[op.operands[-1]] if op.attrs.get("masked") else None
         result = op.result.type
+        if memory in self.exchanged:
+            b.multi("barrier")  # another thread may have written it
         if not isinstance(result, Tile):
             if mask is None:
                 self.env[op.result] = b.op("load", memory, *(v for v in held if isinstance(v, Value)))
@@ -506,6 +509,8 @@ class _Lowering:
         value = self.env[op.operands[1 + rank]]
         mask = self.env[op.operands[-1]] if op.attrs.get("masked") else None
         shape = _shape_of(op.operands[1 + rank])
+        if memory in self.exchanged:
+            b.multi("barrier")  # another thread may still read what was there
         if not shape:
             operands = [v for v in (*held, value) if isinstance(v, Value)]
             if self.kernel.threads == 1 and mask is None:
@@ -711,6 +716,18 @@ class _Lowering:
             for region in op.regions
         )
         self._bind(op.results, b.if_(cond, then, otherwise))
+
+
+def _exchanged(kernel: Kernel) -> set[Value]:
+    """Arrays the kernel both writes and reads, at places that are not plainly the same: elements may change threads."""
+    loads: dict[Value, set[tuple[Value, ...]]] = {}
+    stores: dict[Value, set[tuple[Value, ...]]] = {}
+    for op in walk(kernel.body):
+        if op.opcode in ("load", "store"):
+            memory = op.operands[0]
+            assert isinstance(memory.type, Tensor)
+            (loads if op.opcode == "load" else stores).setdefault(memory, set()).add(op.operands[1 : 1 + memory.type.rank])
+    return {m for m in loads.keys() & stores.keys() if len(loads[m] | stores[m]) > 1}
 
 
 def _shape_of(value: Value) -> Shape:

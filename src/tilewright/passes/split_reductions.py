@@ -31,6 +31,8 @@ GPU_SHORTEST = 16384
 """A stretch shorter than this is not worth a block of its own."""
 CPU_STRETCH = 32768
 """Elements one unit of CPU work reduces."""
+CPU_RESULTS = 64
+"""Results that keep all cores busy without cutting reductions."""
 
 
 def split_reductions(program: Program, target: Target, hints: Mapping[str, int]) -> Program:
@@ -83,10 +85,12 @@ def _plan(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Plan | N
         step = 64 if crosswise else 4096
         chunk = ceildiv(ceildiv(extent, parts), Size.of(step)) * step
         return _Plan(nest, extent, parts, chunk, crosswise, beside)
-    if crosswise:
-        return None
-    parts = maximum(ONE, ceildiv(extent, Size.of(CPU_STRETCH)))
-    return _Plan(nest, extent, parts, Size.of(CPU_STRETCH), False, beside) if not nest.extents else None
+    if not nest.extents:
+        return _Plan(nest, extent, maximum(ONE, ceildiv(extent, Size.of(CPU_STRETCH))), Size.of(CPU_STRETCH), False, beside)
+    # With results to share out among the cores, only cut where these are few.
+    few = ceildiv(Size.of(CPU_RESULTS), maximum(ONE, points))
+    parts = maximum(ONE, minimum(ceildiv(extent, Size.of(CPU_STRETCH)), few))
+    return _Plan(nest, extent, parts, ceildiv(extent, parts), crosswise, beside)
 
 
 def _beside(region: Block, reduction: Op) -> tuple[Op, ...] | None:

@@ -16,10 +16,10 @@ from tilewright.base.errors import CompilerBug, Diagnostics
 from tilewright.base.sizes import Size, floordiv
 from tilewright.tree import syntax
 from tilewright.tree.check_body import BodyChecker
-from tilewright.tree.check_state import State
+from tilewright.tree.check_state import State, assigned_names
 from tilewright.tree.loops import classify
 from tilewright.tree.metadata import KernelKind, KernelMetadata, read_attributes, suggest
-from tilewright.tree.solve import Equations, Solution, solve
+from tilewright.tree.solve import Equations, solve
 from tilewright.tree.typed import (
     ArgSpec,
     ArrayArg,
@@ -36,7 +36,7 @@ def check_kernel(function: syntax.Function, args: Sequence[ArgSpec], sink: Diagn
     own = Diagnostics()
     metadata = read_attributes(function.attributes, own)
     _check_count(function, args, own)
-    state = State(Equations(_axis_names(function, args)))
+    state = State(Equations(_axis_names(function, args)), assigned=assigned_names(function))
     walk = None
     if not own.errors:
         walk = _walk_until_settled(function, args, metadata, state)
@@ -63,21 +63,19 @@ def _walk_until_settled(
 ) -> BodyChecker:
     reserved = frozenset(p.name for p in function.params)
     for _ in range(_MOST_WALKS):
-        state.changed = state.reshaped = False
+        state.changed = False
         known = state.equations.count()
         walk = BodyChecker(function, args, metadata, state, Diagnostics())
         walk.run()
-        if state.changed:
-            # What was learnt about sizes rested on variables seen wrongly: learn it anew.
-            state.equations = Equations(state.equations.axes)
-            state.solution = Solution()
-            continue
         _bind_by_range(walk)
         _bind_by_kind(function, args, metadata, state)
         walk.learn_outputs()
         solution = solve(state.equations, reserved)
-        if solution == state.solution and known == state.equations.count() and not state.reshaped:
+        if solution == state.solution and known == state.equations.count() and not state.changed:
             return walk
+        for output in state.outputs.values():
+            if output.shape is not None:
+                output.shape = tuple(state.solution.raw(s).substitute(solution.sizes) for s in output.shape)
         state.solution = solution
     raise CompilerBug.at("TW040", f"the types of '{function.name}' do not settle", function.span)
 

@@ -237,7 +237,7 @@ class ArrayChecker(ExprChecker):
     def shape_output(self, name: str, shape: Shape) -> None:
         known = self.state.outputs[name]
         if known.shape != shape:
-            known.shape, self.state.reshaped = shape, True
+            known.shape, self.state.changed = shape, True
 
     def reach_output(self, place: ArrayInfo, indices: Sequence[Expr], span: Span) -> None:
         ends: list[Size] = []

@@ -156,15 +156,20 @@ class BodyChecker(ArrayChecker):
             self.destructure(stmt, stmt.value)
             return
         (name,) = stmt.targets
-        if self.create(name, stmt.value):
+        fixed = None if stmt.type is None else self.dtype_argument(stmt.type)
+        self.let_name(name, stmt.value, (id(stmt), name), stmt.span, fixed, not stmt.mutable)
+
+    def let_name(
+        self, name: str, node: syntax.Expr, key: Key, span: Span, fixed: DType | None = None, immutable: bool = False
+    ) -> None:  # fmt: skip
+        """`name = node`, for a new name: an array, a tuple or a number."""
+        if self.create(name, node):
             return
-        items = self.extents(stmt.value)
+        items = self.extents(node)
         if items is not None:
             self.scope.names[name] = items
-            self.call_sizes([name] if len(items) == 1 else [], items)
             return
-        fixed = None if stmt.type is None else self.dtype_argument(stmt.type)
-        self.declare(name, self.expr(stmt.value), (id(stmt), name), stmt.span, fixed, not stmt.mutable, _is_cast(stmt.value))
+        self.declare(name, self.expr(node), key, span, fixed, immutable, _is_cast(node))
 
     def destructure(self, stmt: syntax.Let, node: syntax.Expr) -> None:
         items = self.extents(node)
@@ -179,22 +184,22 @@ class BodyChecker(ArrayChecker):
     def declare(
         self, name: str, value: Expr, key: Key, span: Span, fixed: DType | None, immutable: bool, is_cast: bool
     ) -> None:  # fmt: skip
-        known = self.state.variables.setdefault(key, VariableState())
+        mutable = key in self.state.assigned
         if value.shape:
             self.declare_array(name, value, key, span)
             return
         if fixed is not None:
-            var = Variable(name, fixed, "", known.assigned)
+            var = Variable(name, fixed, "", mutable)
             self.out.append(SetVar(var, self.assignable(value, fixed, f"'{name}'", span), True, span=span))
             self.scope.names[name] = Slot(var, key, len(self.loops), True, immutable=immutable)
             return
         steady = not any(isinstance(e, Local) and e.var.mutable for e in walk_expr(value))
-        if value.weak and not known.assigned and steady:
+        if value.weak and not mutable and steady:
             self.scope.names[name] = Alias(value, key)
             self.call_sizes([name], [value])
             return
         pair = self.learn_variable(key, type_of(value), name, span)
-        var = Variable(name, pair[0], pair[1], known.assigned)
+        var = Variable(name, pair[0], pair[1], mutable)
         self.out.append(SetVar(var, self.convert(value, var.dtype), True, span=span))
         self.scope.names[name] = Slot(var, key, len(self.loops), is_cast, immutable=immutable)
 
@@ -236,15 +241,13 @@ class BodyChecker(ArrayChecker):
         if isinstance(found, LoopVar):
             raise self.fail("TW010", f"'{name}' is the index of a loop around it and cannot be assigned to", stmt.span, "choose another name")
         if isinstance(found, Alias) and not found.value.shape:
-            known = self.state.variables.setdefault(found.key, VariableState())
-            known.assigned = self.state.changed = True
-            return
+            raise self.fail("TW015", f"'{name}' is a size or a constant of the kernel and cannot be assigned to", stmt.span)
         if isinstance(found, ScalarInfo) or (isinstance(found, ArrayInfo) and (found.role == "input" or stmt.op)):
             raise self.fail("TW015", f"'{name}' is an input and cannot be written", stmt.span, "make an output and write to that")
         if isinstance(found, Slot):
             self.assign_variable(stmt, name, found)
         elif self.is_python and not stmt.op:
-            self.let(syntax.Let((name,), stmt.value, mutable=True, span=stmt.span))
+            self.let_name(name, stmt.value, (id(stmt), name), stmt.span)
         elif not self.is_python and is_output_name(name) and not stmt.op:
             self.assign_output(name, self.expr(stmt.value), stmt.span)
         elif found is None:
@@ -264,9 +267,6 @@ class BodyChecker(ArrayChecker):
     def assign_variable(self, stmt: syntax.Assign, name: str, slot: Slot) -> None:
         if slot.immutable:
             raise self.fail("TW015", f"'{name}' was declared with let and cannot change", stmt.span, f"declare it with var {name}")
-        known = self.state.variables.setdefault(slot.key, VariableState())
-        if not known.assigned:
-            known.assigned = self.state.changed = True
         part = self.contribution(stmt, name)
         if part is not None:
             kind, negative, node = part
@@ -397,7 +397,7 @@ class BodyChecker(ArrayChecker):
         value = self.expr(node)
         if value.shape or not value.dtype.is_int:
             raise self.fail("TW009", f"a loop bound must be an integer, got {value.dtype}", node.span)
-        return self.convert(value, i64)
+        return value if value.dtype is i64 else self.convert(value, i64)
 
     def loop(self, stmt: syntax.For) -> None:
         if stmt.over is not None or not stmt.ranges:

@@ -355,11 +355,13 @@ class ExprChecker(Typing, ABC):
 
     def stay_inside(self, array: ArrayInfo, axis: int, value: Expr, span: Span) -> None:
         """Prove that an index stays inside its axis, or leave it to a check at calls."""
+        extent = array.shape[axis]
+        if isinstance(value, IndexRef) and value.var.full == extent:
+            return
         reach = interval(value)
         if reach is None:
             return
         low, high = reach
-        extent = array.shape[axis]
         spare = extent - high - 1
         text = show_expr(value)
         if not self.implicit(array):

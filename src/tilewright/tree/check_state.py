@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tilewright.tree import syntax
 from tilewright.tree.infer import TypePair
 from tilewright.tree.solve import Equations, Solution
 from tilewright.tree.typed import ArrayInfo, Expr, LoopVar, ScalarInfo, Shape, Variable
@@ -19,7 +20,6 @@ class VariableState:
     weak: TypePair | None = None
     """What its weak values meet in, and what the others do."""
     strong: TypePair | None = None
-    assigned: bool = False
 
 
 @dataclass
@@ -40,10 +40,10 @@ class State:
     outputs: dict[str, OutputState] = field(default_factory=dict)
     returned: set[str] = field(default_factory=set)
     """Names of arrays the kernel returns."""
+    assigned: frozenset[Key] = frozenset()
+    """Declarations of names that are assigned to again."""
     changed: bool = False
-    """What is known about variables changed."""
-    reshaped: bool = False
-    """The extent of an output changed."""
+    """This walk learnt something about a variable or an output."""
 
 
 @dataclass(frozen=True)
@@ -93,3 +93,33 @@ class Scope:
     def visible(self) -> list[str]:
         own = list(self.names)
         return own if self.parent is None else own + [n for n in self.parent.visible() if n not in self.names]
+
+
+def assigned_names(function: syntax.Function) -> frozenset[Key]:
+    """The declarations whose names are assigned to later, found by the scopes of the source alone."""
+    found: set[Key] = set()
+    scopes: list[dict[str, Key | None]] = [dict.fromkeys(p.name for p in function.params)]
+
+    def visit(stmts: tuple[syntax.Stmt, ...], names: tuple[str, ...] = ()) -> None:
+        scopes.append(dict.fromkeys(names))
+        for stmt in stmts:
+            if isinstance(stmt, syntax.Let):
+                scopes[-1].update((name, (id(stmt), name)) for name in stmt.targets)
+            elif isinstance(stmt, syntax.Assign) and isinstance(stmt.target, syntax.Name):
+                name = stmt.target.id
+                scope = next((s for s in reversed(scopes) if name in s), None)
+                if scope is None:
+                    scopes[-1][name] = (id(stmt), name)
+                elif (key := scope[name]) is not None:
+                    found.add(key)
+            elif isinstance(stmt, syntax.For):
+                visit(stmt.body, stmt.vars)
+            elif isinstance(stmt, syntax.While):
+                visit(stmt.body)
+            elif isinstance(stmt, syntax.If):
+                visit(stmt.then)
+                visit(stmt.otherwise)
+        scopes.pop()
+
+    visit(function.body)
+    return frozenset(found)

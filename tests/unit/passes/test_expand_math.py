@@ -25,7 +25,7 @@ from tilewright.passes.expand_math import EXPANDED, expand, expand_math
 CPU, GPU = parse_target("x86-64-avx512"), parse_target("sm_90a")
 INF, NAN = math.inf, math.nan
 EXTENDED = np.finfo(np.longdouble).nmant > 60
-FUNCTIONS = [d.name for d in OPS.values() if d.group == "function" and d.name != "exp2_approx"]
+FUNCTIONS = [d.name for d in OPS.values() if d.group == "function" and not d.name.endswith("_approx")]
 ONE_OPERAND = [name for name in FUNCTIONS if name != "pow"]
 BASIC = {
     "add", "sub", "mul", "fma", "div", "sqrt", "neg", "abs", "min", "max", "floor", "round", "select", "cast", "bitcast",
@@ -178,7 +178,7 @@ def samples(dtype: DType, count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("opcode", ONE_OPERAND)
 def test_f32_over_all_bit_patterns(opcode: str) -> None:
-    patterns = np.arange(0, 2**32, 2141, dtype=np.uint64).astype(np.uint32)  # a prime stride: every exponent, mixed digits
+    patterns = np.arange(0, 2**32, 3001, dtype=np.uint64).astype(np.uint32)  # a prime stride: every exponent, mixed digits
     assert_within_bound(opcode, [patterns.view(np.float32)], f32)
 
 
@@ -299,7 +299,7 @@ def instructions(opcode: str, target) -> int:
 
 
 @pytest.mark.parametrize(("opcode", "most_on_cpu", "most_on_gpu"), [
-    ("exp", 21, 21), ("exp2", 20, 20), ("tanh", 26, 25), ("sigmoid", 30, 25), ("erf", 35, 30),
+    ("exp", 21, 19), ("exp2", 20, 18), ("tanh", 26, 25), ("sigmoid", 30, 25), ("erf", 35, 30),
 ])  # fmt: skip
 def test_hot_functions_stay_short(opcode: str, most_on_cpu: int, most_on_gpu: int) -> None:
     assert instructions(opcode, CPU) <= most_on_cpu

@@ -30,13 +30,15 @@ def plot(records: Sequence[Record], file: Path) -> Path:
     axes.axvline(1.0, color="#333333", linewidth=1)
     for place, record, ratio in zip(places, shown, ratios, strict=True):
         copy = f", {record.of_copy:.0%} of copy" if record.of_copy else ""
-        axes.annotate(f" {ratio:.2f}x {record.peer}{copy}", (ratio, place), va="center", fontsize=8)
         # A bar that names its peers speaks of another ratio than the one drawn.
-        if record.bar is not None and record.bar_ratio in (None, record.ratio):
-            axes.plot([record.bar, record.bar], [place - 0.4, place + 0.4], color="#1f4e9c", linewidth=2)
-    axes.set_yticks(places, [" ".join(filter(None, (r.op, "x".join(map(str, r.shape)), r.dtype))) for r in shown], fontsize=9)
+        bar = record.bar if record.bar_ratio in (None, record.ratio) else None
+        if bar is not None:
+            axes.plot([bar, bar], [place - 0.4, place + 0.4], color="#1f4e9c", linewidth=2)
+        right = max(ratio, 1.0, bar or 0.0)
+        axes.annotate(f"  {ratio:.2f}x {record.peer}{copy}", (right, place), va="center", fontsize=8)
+    axes.set_yticks(places, [label(r) for r in shown], fontsize=9)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.45 * max([1.0, *ratios]))
+    axes.set_xlim(0, 1.45 * max([1.0, *ratios, *(r.bar or 0.0 for r in shown if r.bar_ratio in (None, r.ratio))]))
     axes.set_xlabel("best peer's median time / ours; blue: the bar")
     about = records[0] if records else None
     if about is not None:
@@ -45,6 +47,11 @@ def plot(records: Sequence[Record], file: Path) -> Path:
     figure.savefig(file, dpi=130)
     pyplot.close(figure)
     return file
+
+
+def label(record: Record) -> str:
+    shape = "x".join(f"2^{n.bit_length() - 1}" if n >= 1 << 16 and n.bit_count() == 1 else str(n) for n in record.shape)
+    return " ".join(part for part in (record.op, shape, record.dtype) if part)
 
 
 def read(file: Path) -> list[Record]:

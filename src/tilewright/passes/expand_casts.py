@@ -21,7 +21,6 @@ from tilewright.ir.rewrite import rewrite
 from tilewright.ir.types import dtype_of
 
 
-
 @dataclass(frozen=True)
 class _Form:
     """How a small float is laid out beside an f32."""

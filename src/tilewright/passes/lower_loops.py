@@ -28,7 +28,7 @@ from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
 from tilewright.ir.rewrite import clone_ops
 from tilewright.ir.types import INDEX, Tile, dtype_of
 from tilewright.passes.combine import combine, identities
-from tilewright.passes.schedule import Schedule, nest_of
+from tilewright.passes.schedule import Schedule, is_sweep, nest_of
 
 Shape = tuple[int, ...]
 
@@ -282,6 +282,8 @@ class _Lowering:
         self, b: Builder, op: Op, operands: Sequence[Value], env: dict[Value, Value], masks: list[_Mask]
     ) -> Sequence[Value]:
         low, high, step, *init = operands
+        if is_sweep(op) and self.reduce_position is not None and not self.inside_reduction and not (_shape(low) or _shape(high)):
+            return self._sweep(b, op, low, high, step, env, masks)
         varying = _join(_shape(low), _shape(high))
 
         def body(inner: Builder, index: Value, *carried: Value) -> Sequence[Value]:
@@ -307,6 +309,39 @@ class _Lowering:
         else:
             bounds = low, high
         return self._carried(b, bounds[0], bounds[1], self._item(b, step), init, body, op)
+
+    def _sweep(
+        self, b: Builder, op: Op, low: Value, high: Value, step: Value, env: dict[Value, Value], masks: list[_Mask]
+    ) -> Sequence[Value]:
+        """An inner loop of independent iterations, along the axis reductions use: tiles, then the rest."""
+        position, tile = self.reduce_position, self.schedule.reduce_tile
+        assert position is not None
+        zero, width = b.index(0), b.index(tile)
+        count = b.op("max", b.op("floordiv", b.add(b.sub(high, low), b.sub(step, b.index(1))), step), zero)
+        whole = b.mul(b.op("floordiv", count, width), width)
+        was_inside, self.inside_reduction = self.inside_reduction, True
+
+        def body(inner: Builder, number: Value, masked: bool) -> list[Value]:
+            """Iterations `number`, `number + 1`…: one, or a tile of them."""
+            local, edge = dict(env), []
+            if _shape(number) and masked:
+                edge = [_Mask(inner.op("lt", number, inner.like(count, number)), edge=True)]
+            index = inner.add(inner.like(low, number), inner.mul(number, inner.like(step, number)))
+            local[op.regions[0].args[0]] = index
+            self._ops(inner, op.regions[0].ops, local, [*masks, *edge])
+            return []
+
+        b.for_(zero, whole, width, [], lambda inner, k: body(inner, self._index_tile(inner, k, position, tile), False))
+        if self.target.is_gpu:
+            b.if_(
+                b.op("lt", whole, count),
+                lambda inner: body(inner, self._index_tile(inner, whole, position, tile), True),
+                lambda inner: [],
+            )
+        else:
+            b.for_(whole, count, b.index(1), [], lambda inner, k: body(inner, k, False))
+        self.inside_reduction = was_inside
+        return []
 
     def _extreme(self, b: Builder, kind: str, value: Value) -> Value:
         if not _shape(value):

@@ -52,6 +52,8 @@ class Nest:
     extents: tuple[Size, ...]
     reductions: tuple[Op, ...]
     """Top-level reductions of the body, in order."""
+    sweeps: tuple[Op, ...]
+    """Top-level serial loops whose iterations are independent: they can share the reductions' axis."""
     stride_one: tuple[int, ...]
     """For each parallel index, bytes accessed with stride one along it."""
     reduce_stride_one: int
@@ -69,13 +71,14 @@ def nest_of(kernel: Kernel) -> Nest:
     indices = parallel.regions[0].args
     extents = tuple(_constant(forms[v]) for v in parallel.operands)
     reductions = tuple(op for op in parallel.regions[0].ops if op.opcode == "reduce")
-    inner: tuple[Value, ...] = tuple(op.regions[0].args[-1] for op in reductions if op.operands)
+    sweeps = tuple(op for op in parallel.regions[0].ops if is_sweep(op))
+    inner: tuple[Value, ...] = tuple(op.regions[0].args[-1] for op in (*reductions, *sweeps) if op.operands)
     weights = [0] * len(indices)
     reduce_weight = 0
     sizes: list[int] = []
-    reduced = {id(inner) for op in reductions for inner in walk(op.regions[0])}
+    reduced = {id(inner) for op in (*reductions, *sweeps) for inner in walk(op.regions[0])}
     for op in walk(kernel.body):
-        if op.opcode not in ("load", "store") or (reductions and id(op) not in reduced):
+        if op.opcode not in ("load", "store") or (reduced and id(op) not in reduced):
             continue  # beside a reduction, what is accessed once per result hardly counts
         memory = op.operands[0].type
         assert isinstance(memory, Tensor)
@@ -88,12 +91,21 @@ def nest_of(kernel: Kernel) -> Nest:
         if any(form.factor(index) == ONE for index in inner):
             reduce_weight += size * 2
     reduce_extent = ONE
-    if reductions and reductions[0].operands:
-        declared = kernel.attrs.get("reduce_extent")
-        reduce_extent = declared if isinstance(declared, Size) else _constant(forms[reductions[0].operands[-1]])
+    declared = kernel.attrs.get("reduce_extent")
+    if isinstance(declared, Size):
+        reduce_extent = declared
+    elif reductions and reductions[0].operands:
+        reduce_extent = _constant(forms[reductions[0].operands[-1]])
+    elif sweeps:
+        reduce_extent = _constant(forms[sweeps[0].operands[1]])
     return Nest(
-        parallel, extents, reductions, tuple(weights), reduce_weight, reduce_extent, max(sizes, default=4), min(sizes, default=4)
+        parallel, extents, reductions, sweeps, tuple(weights), reduce_weight, reduce_extent, max(sizes, default=4), min(sizes, default=4)
     )
+
+
+def is_sweep(op: Op) -> bool:
+    """A serial loop by ones that carries nothing and whose iterations the checker found independent."""
+    return op.opcode == "for" and bool(op.attrs.get("independent")) and len(op.operands) == 3
 
 
 def _constant(form: Affine) -> Size:
@@ -141,7 +153,7 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
     lanes = max(1, target.vector_bytes // max(_compute_bytes(kernel), nest.widest if not nest.reductions else 1))
     heavy = sum(1 for op in walk(kernel.body) if op.opcode not in ("load", "store", "const", "size"))
     unroll = 4 if heavy < 24 else 2
-    on_reduction = bool(nest.reductions) and nest.reduce_stride_one > max(nest.stride_one, default=0)
+    on_reduction = bool(nest.reductions or nest.sweeps) and nest.reduce_stride_one > max(nest.stride_one, default=0)
     if on_reduction:
         arg = any(str(op.attrs["kind"]).startswith("arg") for op in nest.reductions)
         width = lanes * (8 if heavy < 8 else 4)
@@ -160,7 +172,7 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
 def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, int]) -> Schedule:
     rank = len(nest.extents)
     vector = max(1, min(8, target.vector_bytes // nest.narrowest))
-    if not nest.reductions:
+    if not nest.reductions and not nest.sweeps:
         return _gpu_map(nest, rank, vector, hints)
     if nest.reduce_stride_one > max(nest.stride_one, default=0):
         return _gpu_rows(nest, rank, vector, hints)

@@ -146,11 +146,18 @@ def argmax(x: np.ndarray, best: np.ndarray, where: np.ndarray) -> int:
     share = x.size // threads
     for t in _range(threads):
         top, at = _f4(-np.inf), 0
+        # LLVM does not vectorise one running maximum; 64 of them it does.
+        lanes = np.empty(64, np.float32)
         for k in range(share // block):
             first = t * share + k * block
+            for lane in range(64):
+                lanes[lane] = _f4(-np.inf)
+            for i in range(0, block, 64):
+                for lane in range(64):
+                    lanes[lane] = max(lanes[lane], x[first + i + lane])
             m = _f4(-np.inf)
-            for i in range(block):
-                m = max(m, x[first + i])
+            for lane in range(64):
+                m = max(m, lanes[lane])
             if m > top:
                 top = m
                 at = first

@@ -247,7 +247,12 @@ class _FunctionReader:
             return [syntax.Return(None if is_none or node.value is None else self._expressions.read(node.value), span=span)]
         if isinstance(node, ast.If):
             condition = self._expressions.read(node.test)
-            return [syntax.If(condition, self._block(node.body), self._block(node.orelse), span=span)]
+            # What both branches assign lives on after them, as in Python; the zero it starts with is never seen.
+            both = sorted(name for name in _always_assigned([node]) if not self._is_visible(name))
+            for name in both:
+                self._declare(name, node.lineno + self._place.line_offset)
+            start = [syntax.Let((name,), syntax.Number(0, span=span), mutable=True, span=span) for name in both]
+            return [*start, syntax.If(condition, self._block(node.body), self._block(node.orelse), span=span)]
         if isinstance(node, ast.While):
             self._no_else(node.orelse, "while")
             return [syntax.While(self._expressions.read(node.test), self._block(node.body), span=span)]
@@ -358,6 +363,17 @@ class _FunctionReader:
             return self._range(node)
         span = self._span(node)
         return syntax.Range(syntax.Number(0, span=span), self._expressions.read(node), span=span)
+
+
+def _always_assigned(body: Sequence[ast.stmt]) -> set[str]:
+    """Names that have a value after the statements, whichever branches were taken."""
+    names: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.Assign):
+            names.update(t.id for t in node.targets if isinstance(t, ast.Name))
+        elif isinstance(node, ast.If):
+            names |= _always_assigned(node.body) & _always_assigned(node.orelse)
+    return names
 
 
 def _local_names(definition: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:

@@ -28,6 +28,7 @@ from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
 from tilewright.ir.rewrite import clone_ops
 from tilewright.ir.types import INDEX, Tile, dtype_of
 from tilewright.passes.combine import combine, identities
+from tilewright.passes.extreme_on_cpu import ExtremeOnCpu
 from tilewright.passes.schedule import Schedule, is_sweep, nest_of
 
 Shape = tuple[int, ...]
@@ -476,7 +477,7 @@ class _Lowering:
             return self._combine(inner, kind, carried, values)
 
         if not self.target.is_gpu and kind in ("min", "max", "argmin", "argmax"):
-            return _ExtremeOnCpu(self, op, kind, env, masks).lower(b, extent, start)
+            return self._extreme_on_cpu(op, env, masks).lower(b, extent, start)
         whole = b.mul(b.op("floordiv", extent, b.index(tile)), b.index(tile))
         sums: Sequence[Value] = self._carried(
             b, b.index(0), whole, b.index(tile), list(start), lambda inner, k, *c: step(inner, k, False, c), op
@@ -502,6 +503,15 @@ class _Lowering:
 
         return self._carried(b, whole, extent, b.index(1), list(results), scalar, op)
 
+    def _extreme_on_cpu(self, op: Op, env: dict[Value, Value], masks: list[_Mask]) -> ExtremeOnCpu:
+        rising = False
+        if len(op.results) == 2:
+            step = self.forms[op.regions[0].yields[1]].factor(op.regions[0].args[-1]).constant
+            rising = step is not None and step > 0
+        assert self.reduce_position is not None
+        body = _ReductionBody(self, env, masks)
+        return ExtremeOnCpu(body, op, self.reduce_position, self.schedule.reduce_tile, self.schedule.block_search, rising)
+
     def _reduced_shape(
         self, b: Builder, step: Callable[..., Sequence[Value]], sums: Sequence[Value], position: int, tile: int
     ) -> Shape:
@@ -512,110 +522,17 @@ class _Lowering:
         return _join(full, *(_shape(v) for v in (*values, *sums)))
 
 
-class _ExtremeOnCpu:
-    """min, max, argmin and argmax along a vector axis, at the speed of one compare per vector.
+class _ReductionBody:
+    """A reduction's body, evaluated where `ExtremeOnCpu` asks for it."""
 
-    A NaN must win, which plain vector comparisons do not give. So a run is reduced with `larger`, which ignores NaN, next to
-    a probe `p = fma(v, 0, p)` that turns NaN when any value was NaN or infinite; only then is the run reduced again exactly.
-    argmin and argmax find the extreme value of short runs first and look for its place only in runs that win:
-    `argmax(v) = min{i : v[i] == max(v)}`.
-    """
+    def __init__(self, lowering: _Lowering, env: dict[Value, Value], masks: list[_Mask]) -> None:
+        self.lowering, self.env, self.masks = lowering, env, masks
+        self.rank = lowering.rank
 
-    def __init__(self, lowering: _Lowering, op: Op, kind: str, env: dict[Value, Value], masks: list[_Mask]) -> None:
-        assert lowering.reduce_position is not None
-        self.lowering, self.op, self.env, self.masks = lowering, op, env, masks
-        self.kind = kind
-        self.value_kind = kind.removeprefix("arg")
-        self.position = lowering.reduce_position
-        self.tile = lowering.schedule.reduce_tile
-        self.index_arg = op.regions[0].args[-1]
-        self.dtypes = [dtype_of(r.type) for r in op.results]
-        self.nothing = identities(kind, self.dtypes)
-        self.is_float = self.dtypes[0].is_float
-
-    def lower(self, b: Builder, extent: Value, start: Sequence[Value]) -> Sequence[Value]:
-        if self.kind == self.value_kind:
-            found = self._extreme(b, b.index(0), extent)
-            return [b.op(self.kind, start[0], found)]
-        return self._search(b, extent, start)
-
-    def _values(self, b: Builder, index: Value) -> tuple[Value, ...]:
-        """What the reduction's body yields at an index or a tile of indices."""
-        found = self.lowering._ops(b, self.op.regions[0].ops, {**self.env, self.index_arg: index}, self.masks)
+    def values(self, b: Builder, op: Op, index: Value) -> tuple[Value, ...]:
+        local = {**self.env, op.regions[0].args[-1]: index}
+        found = self.lowering._ops(b, op.regions[0].ops, local, self.masks)
         return tuple(self.lowering._widen(b, v, _shape(index)) for v in found)
 
-    def _walk(
-        self, b: Builder, low: Value, high: Value, init: Sequence[Value], step: Callable[..., Sequence[Value]],
-        fold: Sequence[str],
-    ) -> list[Value]:  # fmt: skip
-        """Carry values over low..high: tiles first, folded by `fold` at their end, then element by element."""
-        tile = b.index(self.tile)
-        middle = b.add(low, b.mul(b.op("floordiv", b.sub(high, low), tile), tile))
-        shape = tuple(self.tile if a == self.position else 1 for a in range(self.lowering.rank))
-        lanes = b.for_(
-            low, middle, tile, [b.op("broadcast", v, shape=shape) for v in init],
-            lambda inner, k, *carried: step(inner, self.lowering._index_tile(inner, k, self.position, self.tile), *carried),
-        )  # fmt: skip
-        folded = [
-            b.op("item", b.op("reduce_tile", v, kind=kind, axis=self.position)) for v, kind in zip(lanes, fold, strict=True)
-        ]
-        return list(b.for_(middle, high, b.index(1), folded, step))
-
-    def _extreme(self, b: Builder, low: Value, high: Value) -> Value:
-        """The extreme value of a run, NaN if there is one."""
-        init = b.const(self.nothing[0], self.dtypes[0])
-
-        def exactly(inner: Builder) -> list[Value]:
-            return self._walk(
-                inner, low, high, [init], lambda i, k, best: [i.op(self.value_kind, best, self._values(i, k)[0])], [self.value_kind]
-            )
-
-        if not self.is_float:
-            return exactly(b)[0]
-
-        def quickly(inner: Builder, index: Value, best: Value, probe: Value) -> list[Value]:
-            value = self._values(inner, index)[0]
-            pick = "larger" if self.value_kind == "max" else "smaller"
-            return [inner.op(pick, value, best), inner.fma(value, inner.splat(0.0, value), probe)]
-
-        best, probe = self._walk(b, low, high, [init, b.const(0.0, self.dtypes[0])], quickly, [self.value_kind, "add"])
-        return b.if_(b.op("isnan", probe), exactly, lambda inner: [best])[0]
-
-    def _search(self, b: Builder, extent: Value, start: Sequence[Value]) -> Sequence[Value]:
-        run = self.lowering.schedule.block_search
-        step = self.lowering.forms[self.op.regions[0].yields[1]].factor(self.index_arg).constant
-        rising = step is not None and step > 0
-
-        def each_run(inner: Builder, low: Value, best: Value, place: Value) -> Sequence[Value]:
-            high = inner.op("min", inner.add(low, inner.index(run)), extent)
-            extreme = self._extreme(inner, low, high)
-            better = inner.op("gt" if self.kind == "argmax" else "lt", extreme, best)
-            tie = inner.op("eq", extreme, best)
-            if self.is_float:
-                nan, best_nan = inner.op("isnan", extreme), inner.op("isnan", best)
-                better = inner.op("or", better, inner.op("and", nan, inner.op("not", best_nan)))
-                tie = inner.op("or", tie, inner.op("and", nan, best_nan))
-            if rising:
-                # Later places are larger: a tie wins only where no place is known yet (all values so far were the identity).
-                tie = inner.op("and", tie, inner.op("eq", place, inner.const(self.nothing[1], self.dtypes[1])))
-            wins = inner.op("or", better, tie)
-
-            def locate(then: Builder) -> Sequence[Value]:
-                found = self._locate(then, low, high, extreme)
-                return [extreme, then.select(better, found, then.op("min", found, place))]
-
-            return inner.if_(wins, locate, lambda otherwise: [best, place])
-
-        return b.for_(b.index(0), extent, b.index(run), list(start), each_run, name="run")
-
-    def _locate(self, b: Builder, low: Value, high: Value, extreme: Value) -> Value:
-        """The smallest index in the run whose value is `extreme`."""
-
-        def pick(inner: Builder, k: Value, best: Value) -> list[Value]:
-            value, index = self._values(inner, k)
-            same = inner.op("eq", value, inner.like(extreme, value))
-            if self.is_float:
-                same = inner.op("or", same, inner.op("isnan", value))
-            return [inner.op("min", best, inner.select(same, index, inner.splat(self.nothing[1], index)))]
-
-        return self._walk(b, low, high, [b.const(self.nothing[1], self.dtypes[1])], pick, ["min"])[0]
+    def index_tile(self, b: Builder, start: Value, position: int, extent: int) -> Value:
+        return self.lowering._index_tile(b, start, position, extent)

@@ -13,8 +13,7 @@ always in the same order. Values that many threads hold are stored by one of the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import replace
 from math import gcd
 
 from tilewright.analysis import divisors
@@ -22,42 +21,10 @@ from tilewright.base.dtypes import bool_, i32, i64
 from tilewright.base.errors import CompilerBug
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
-from tilewright.ir.layouts import Blocked
 from tilewright.ir.nodes import Attrs, Block, Kernel, Op, Stage, Value, walk
-from tilewright.ir.types import NumberType, Scalar, Tensor, Tile, Vec, dtype_of
+from tilewright.ir.types import Tensor, Tile, Vec, dtype_of
 from tilewright.passes.combine import combine
-
-Shape = tuple[int, ...]
-Cell = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class _Registers:
-    """A tile held in registers: a value per register step along each axis."""
-
-    shape: Shape
-    cells: dict[Cell, Value]
-
-
-@dataclass(frozen=True)
-class _Index:
-    """A tile of integers `base + sum(factor[a] * coordinate[a])`, not computed until somebody needs it."""
-
-    shape: Shape
-    base: Value
-    factors: dict[int, int]
-
-
-@dataclass(frozen=True)
-class _Mask:
-    """A conjunction of `index < bound` (kept symbolic) and of plain bool tiles."""
-
-    shape: Shape
-    edges: tuple[tuple[_Index, Value], ...]
-    others: tuple[_Registers, ...]
-
-
-_Held = Value | _Registers | _Index | _Mask
+from tilewright.passes.registers import Cell, Held, Index, Mask, Registers, Shape, ThreadView, shape_of
 
 
 def lower_tiles(kernel: Kernel, target: Target) -> Kernel:
@@ -65,135 +32,22 @@ def lower_tiles(kernel: Kernel, target: Target) -> Kernel:
     return _Lowering(kernel, target).run()
 
 
-class _Lowering:
+class _Lowering(ThreadView):
     def __init__(self, kernel: Kernel, target: Target) -> None:
-        self.kernel, self.target = kernel, target
-        self.layout = self._layout()
-        self.divisors = divisors.analyse(kernel)
-        self.constants: dict[Value, int] = {}
-        self.env: dict[Value, _Held] = {p: p for p in kernel.params}
+        super().__init__(kernel, target)
+        self.env: dict[Value, Held] = {p: p for p in kernel.params}
         self.exchanged = _exchanged(kernel) if target.is_gpu else set()
-        self.bases: list[Value] = []
-        """This thread's first coordinate along each axis."""
-        self.lane_digits: list[Value] = []
-        self.warp_digits: list[Value] = []
         self.depth = 0
-        rank = len(self.layout.vector)
-        self.axis = next((a for a in range(rank) if self.layout.vector[a] > 1), rank - 1)
-        self.vector = self.layout.vector[self.axis] if rank else 1
-
-    def _layout(self) -> Blocked:
-        for op in walk(self.kernel.body):
-            for result in op.results:
-                if isinstance(result.type, Tile):
-                    if not isinstance(result.type.layout, Blocked):
-                        raise CompilerBug.at("TW040", f"lower_tiles: {result.type} has no blocked layout", op.span)
-                    return result.type.layout
-        return Blocked((), (), ())
 
     def run(self) -> Kernel:
         b = Builder(self.kernel.span)
-        self._thread_coordinates(b)
+        self.coordinates(b)
         self._ops(b, self.kernel.body.ops)
         return replace(self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)))
 
-    def _thread_coordinates(self, b: Builder) -> None:
-        self.thread = b.op("thread_id", name="thread")
-        warp_size = self.target.warp_size
-        lane = b.op("and", self.thread, b.index(warp_size - 1), name="lane")
-        warp = b.op("shr", self.thread, b.index(warp_size.bit_length() - 1), name="warp")
-        self.lane_digits = self._digits(b, lane, self.layout.lanes)
-        self.warp_digits = self._digits(b, warp, self.layout.warps)
-        for a, v in enumerate(self.layout.vector):
-            position = b.add(b.mul(self.warp_digits[a], b.index(self.layout.lanes[a])), self.lane_digits[a])
-            base = b.mul(position, b.index(v))
-            self.divisors[base] = v
-            self.bases.append(base)
-
-    def _digits(self, b: Builder, number: Value, sizes: tuple[int, ...]) -> list[Value]:
-        """Row-major digits; sizes are powers of two."""
-        digits: list[Value] = []
-        shift = 0
-        for position, size in reversed(list(enumerate(sizes))):
-            digit = b.op("shr", number, b.index(shift)) if shift else number
-            if any(s > 1 for s in sizes[:position]) or size == 1:
-                digit = b.op("and", digit, b.index(size - 1))
-            digits.append(digit)
-            shift += size.bit_length() - 1
-        return list(reversed(digits))
-
-    # -- held values --------------------------------------------------------------------------------------------
-
-    def _cells(self, shape: Shape) -> list[Cell]:
-        return list(product(*(range(n) for n in self.layout.registers(shape))))
-
-    def _cell_type(self, type_: Tile) -> NumberType:
-        wide = self.vector > 1 and type_.shape[self.axis] > 1
-        return Vec(type_.dtype, self.vector) if wide else Scalar(type_.dtype)
-
-    def _is_wide(self, shape: Shape) -> bool:
-        return self.vector > 1 and shape[self.axis] > 1
-
-    def _registers(self, b: Builder, held: _Held, shape: Shape) -> _Registers:
-        """The tile in registers, computing it now if it was symbolic."""
-        if isinstance(held, _Registers):
-            return held
-        if isinstance(held, _Index):
-            return _Registers(shape, {cell: self._index_cell(b, held, cell) for cell in self._cells(shape)})
-        if isinstance(held, _Mask):
-            return _Registers(shape, {cell: self._mask_cell(b, held, cell) for cell in self._cells(shape)})
-        wide = b.op("broadcast", held, width=self.vector) if self._is_wide(shape) else held
-        return _Registers(shape, dict.fromkeys(self._cells(shape), wide))
-
-    def _first(self, b: Builder, index: _Index | Value, cell: Cell) -> Value:
-        """The index of a cell's first element."""
-        if isinstance(index, Value):
-            return index
-        total = index.base
-        divisor = self.divisors.get(total, 1)
-        for a, factor in index.factors.items():
-            offset = cell[a] * self.layout.span(a) * factor
-            part = self.bases[a] if factor == 1 else b.mul(self.bases[a], b.index(factor))
-            divisor = gcd(divisor, self.layout.vector[a] * factor)
-            total = b.add(total, part)
-            if offset:
-                total = b.add(total, b.index(offset))
-                divisor = gcd(divisor, offset)
-        self.divisors[total] = divisor
-        return total
-
-    def _index_cell(self, b: Builder, index: _Index, cell: Cell) -> Value:
-        first = self._first(b, index, cell)
-        if not self._is_wide(index.shape):
-            return first
-        wide = b.op("broadcast", first, width=self.vector)
-        factor = index.factors.get(self.axis, 0)
-        if not factor:
-            return wide
-        return b.add(wide, b.op("pack", *(b.index(v * factor) for v in range(self.vector))))
-
-    def _mask_cell(self, b: Builder, mask: _Mask, cell: Cell) -> Value:
-        total: Value | None = None
-        for index, bound in mask.edges:
-            value = self._index_cell(b, _Index(mask.shape, index.base, index.factors), cell)
-            limit = b.op("broadcast", bound, width=self.vector) if self._is_wide(mask.shape) else bound
-            inside = b.op("lt", value, limit)
-            total = inside if total is None else b.logical_and(total, inside)
-        for other in mask.others:
-            value = other.cells[self._collapsed(cell, other.shape)]
-            if self._is_wide(mask.shape) and not isinstance(value.type, Vec):
-                value = b.op("broadcast", value, width=self.vector)
-            total = value if total is None else b.logical_and(total, value)
-        assert total is not None
-        return total
-
-    def _collapsed(self, cell: Cell, shape: Shape) -> Cell:
-        """The register step that holds `cell` in a tile with some extents of 1."""
-        return tuple(0 if shape[a] == 1 else c for a, c in enumerate(cell))
-
     # -- ops ----------------------------------------------------------------------------------------------------
 
-    def _ops(self, b: Builder, ops: Sequence[Op]) -> tuple[_Held, ...]:
+    def _ops(self, b: Builder, ops: Sequence[Op]) -> tuple[Held, ...]:
         for op in ops:
             with b.at(op.span):
                 if op.opcode == "yield":
@@ -221,15 +75,15 @@ class _Lowering:
         if symbolic is not None:
             self.env[op.results[0]] = symbolic
             return
-        operands = [self._registers(b, h, _shape_of(v)) for h, v in zip(held, op.operands, strict=True)]
+        operands = [self.registers(b, h, shape_of(v)) for h, v in zip(held, op.operands, strict=True)]
         cells: dict[Cell, Value] = {}
         memo: dict[tuple[Value, ...], Value] = {}
-        for cell in self._cells(result.shape):
+        for cell in self.cells(result.shape):
             inputs = tuple(o.cells[cell] for o in operands)
             if inputs not in memo:
                 memo[inputs] = b.emit(op.opcode, inputs, op.attrs)[0]
             cells[cell] = memo[inputs]
-        self.env[op.results[0]] = _Registers(result.shape, cells)
+        self.env[op.results[0]] = Registers(result.shape, cells)
 
     def _remember(self, op: Op, results: Sequence[Value]) -> None:
         for old, new in zip(op.results, results, strict=True):
@@ -243,35 +97,35 @@ class _Lowering:
     def _unsupported(self, b: Builder, op: Op) -> None:
         raise CompilerBug.at("TW040", f"lower_tiles: no lowering for {op.opcode} in a blocked layout", op.span)
 
-    def _symbolic(self, b: Builder, op: Op, held: Sequence[_Held], result: Tile) -> _Held | None:
+    def _symbolic(self, b: Builder, op: Op, held: Sequence[Held], result: Tile) -> Held | None:
         """Index arithmetic and edge masks that need not be computed yet."""
-        if op.opcode in ("add", "sub") and all(isinstance(h, _Index) for h in held):
+        if op.opcode in ("add", "sub") and all(isinstance(h, Index) for h in held):
             first, second = held
-            assert isinstance(first, _Index) and isinstance(second, _Index)
+            assert isinstance(first, Index) and isinstance(second, Index)
             sign = 1 if op.opcode == "add" else -1
             factors = dict(first.factors)
             for a, factor in second.factors.items():
                 factors[a] = factors.get(a, 0) + sign * factor
             base = b.op(op.opcode, first.base, second.base)
             self.divisors[base] = gcd(self.divisors.get(first.base, 1), self.divisors.get(second.base, 1))
-            return _Index(result.shape, base, {a: f for a, f in factors.items() if f})
-        if op.opcode == "mul" and all(isinstance(h, _Index) for h in held):
+            return Index(result.shape, base, {a: f for a, f in factors.items() if f})
+        if op.opcode == "mul" and all(isinstance(h, Index) for h in held):
             for one, other in (tuple(held), tuple(reversed(held))):
-                assert isinstance(one, _Index) and isinstance(other, _Index)
+                assert isinstance(one, Index) and isinstance(other, Index)
                 scale = self.constants.get(other.base)
                 if not other.factors and scale is not None:
                     base = b.mul(one.base, other.base)
                     self.divisors[base] = self.divisors.get(one.base, 1) * abs(scale)
-                    return _Index(result.shape, base, {a: f * scale for a, f in one.factors.items() if scale})
-        if op.opcode == "lt" and all(isinstance(h, _Index) for h in held):
+                    return Index(result.shape, base, {a: f * scale for a, f in one.factors.items() if scale})
+        if op.opcode == "lt" and all(isinstance(h, Index) for h in held):
             index, bound = held
-            assert isinstance(index, _Index) and isinstance(bound, _Index)
+            assert isinstance(index, Index) and isinstance(bound, Index)
             if not bound.factors:
-                return _Mask(result.shape, ((index, bound.base),), ())
-        if op.opcode == "and" and result.dtype is bool_ and all(isinstance(h, _Mask | _Registers) for h in held):
-            parts = [h if isinstance(h, _Mask) else _Mask(result.shape, (), (h,)) for h in held]  # type: ignore[arg-type]
+                return Mask(result.shape, ((index, bound.base),), ())
+        if op.opcode == "and" and result.dtype is bool_ and all(isinstance(h, Mask | Registers) for h in held):
+            parts = [h if isinstance(h, Mask) else Mask(result.shape, (), (h,)) for h in held]  # type: ignore[arg-type]
             if any(p.edges for p in parts):
-                return _Mask(result.shape, parts[0].edges + parts[1].edges, parts[0].others + parts[1].others)
+                return Mask(result.shape, parts[0].edges + parts[1].edges, parts[0].others + parts[1].others)
         return None
 
     def _iota(self, b: Builder, op: Op) -> None:
@@ -280,41 +134,41 @@ class _Lowering:
         zero = b.index(0)
         self.constants[zero] = 0
         self.divisors[zero] = 0
-        self.env[op.result] = _Index(_shape_of(op.result), zero, {axis: 1})
+        self.env[op.result] = Index(shape_of(op.result), zero, {axis: 1})
 
     def _broadcast(self, b: Builder, op: Op) -> None:
-        held, shape = self.env[op.operands[0]], _shape_of(op.result)
+        held, shape = self.env[op.operands[0]], shape_of(op.result)
         if isinstance(held, Value):
             if dtype_of(held.type) is i64:
-                self.env[op.result] = _Index(shape, held, {})
+                self.env[op.result] = Index(shape, held, {})
                 return
-            wide = b.op("broadcast", held, width=self.vector) if self._is_wide(shape) else held
-            self.env[op.result] = _Registers(shape, dict.fromkeys(self._cells(shape), wide))
-        elif isinstance(held, _Index):
-            self.env[op.result] = _Index(shape, held.base, held.factors)
-        elif isinstance(held, _Mask):
-            self.env[op.result] = _Mask(shape, held.edges, held.others)
+            wide = b.op("broadcast", held, width=self.vector) if self.is_wide(shape) else held
+            self.env[op.result] = Registers(shape, dict.fromkeys(self.cells(shape), wide))
+        elif isinstance(held, Index):
+            self.env[op.result] = Index(shape, held.base, held.factors)
+        elif isinstance(held, Mask):
+            self.env[op.result] = Mask(shape, held.edges, held.others)
         else:
             memo: dict[Value, Value] = {}
             cells: dict[Cell, Value] = {}
-            for cell in self._cells(shape):
-                source = held.cells[self._collapsed(cell, held.shape)]
-                if self._is_wide(shape) and not isinstance(source.type, Vec):
+            for cell in self.cells(shape):
+                source = held.cells[self.collapsed(cell, held.shape)]
+                if self.is_wide(shape) and not isinstance(source.type, Vec):
                     if source not in memo:
                         memo[source] = b.op("broadcast", source, width=self.vector)
                     source = memo[source]
                 cells[cell] = source
-            self.env[op.result] = _Registers(shape, cells)
+            self.env[op.result] = Registers(shape, cells)
 
     def _item(self, b: Builder, op: Op) -> None:
-        held = self._registers(b, self.env[op.operands[0]], _shape_of(op.operands[0]))
+        held = self.registers(b, self.env[op.operands[0]], shape_of(op.operands[0]))
         (only,) = held.cells.values()
         self.env[op.result] = only
 
     # -- memory -------------------------------------------------------------------------------------------------
 
     def _access(
-        self, b: Builder, memory: Tensor, indices: Sequence[_Held], shape: Shape, cell: Cell
+        self, b: Builder, memory: Tensor, indices: Sequence[Held], shape: Shape, cell: Cell
     ) -> tuple[list[Value], int, list[list[Value]]]:
         """For one cell: the first element's indices, how many elements one access may take (0: elements are not
         neighbours and each has indices of its own, given last)."""
@@ -322,20 +176,20 @@ class _Lowering:
         stride, divisor, affine = 0, 0, True
         known = True
         for held, size in zip(indices, memory.strides, strict=True):
-            if isinstance(held, _Registers):
+            if isinstance(held, Registers):
                 affine = False
-                first.append(held.cells[self._collapsed(cell, held.shape)])
+                first.append(held.cells[self.collapsed(cell, held.shape)])
                 continue
-            assert isinstance(held, _Index | Value)
-            value = self._first(b, held, self._collapsed(cell, held.shape) if isinstance(held, _Index) else cell)
+            assert isinstance(held, Index | Value)
+            value = self.first(b, held, self.collapsed(cell, held.shape) if isinstance(held, Index) else cell)
             first.append(value)
-            factor = held.factors.get(self.axis, 0) if isinstance(held, _Index) else 0
+            factor = held.factors.get(self.axis, 0) if isinstance(held, Index) else 0
             if factor:
                 step = size.constant
                 known = known and step is not None
                 stride += factor * (step or 0)
             divisor = gcd(divisor, self.divisors.get(value, 1) * divisors.of_size(size, self.kernel.facts))
-        if not self._is_wide(shape):
+        if not self.is_wide(shape):
             return first, 1, []
         if affine and known and stride == 1:
             if not self.target.is_gpu:
@@ -351,7 +205,7 @@ class _Lowering:
         for lane in range(self.vector):
             own: list[Value] = []
             for held, value in zip(indices, first, strict=True):
-                factor = held.factors.get(self.axis, 0) if isinstance(held, _Index) else 0
+                factor = held.factors.get(self.axis, 0) if isinstance(held, Index) else 0
                 if isinstance(value.type, Vec):
                     value = b.op("extract", value, lane=lane)
                 elif factor and lane:
@@ -361,16 +215,16 @@ class _Lowering:
         return first, 0, elements
 
     def _pieces(
-        self, b: Builder, memory: Tensor, indices: Sequence[_Held], shape: Shape, cell: Cell
+        self, b: Builder, memory: Tensor, indices: Sequence[Held], shape: Shape, cell: Cell
     ) -> list[tuple[list[Value], int]]:
         """The accesses that make up one cell: indices and width of each."""
         first, width, elements = self._access(b, memory, indices, shape, cell)
         if elements:
             return [(own, 1) for own in elements]
-        if not self._is_wide(shape):
+        if not self.is_wide(shape):
             return [(first, 1)]
         walking = next(
-            d for d, held in enumerate(indices) if isinstance(held, _Index) and held.factors.get(self.axis, 0)
+            d for d, held in enumerate(indices) if isinstance(held, Index) and held.factors.get(self.axis, 0)
         )
         step = memory.strides[walking].constant
         pieces: list[tuple[list[Value], int]] = []
@@ -382,30 +236,30 @@ class _Lowering:
             pieces.append((own, width))
         return pieces
 
-    def _condition(self, b: Builder, mask: _Held | None, shape: Shape, cell: Cell, pieces: int) -> list[Value] | None:
+    def _condition(self, b: Builder, mask: Held | None, shape: Shape, cell: Cell, pieces: int) -> list[Value] | None:
         """The scalar condition of each piece, or None when there is none."""
         if mask is None:
             return None
         if isinstance(mask, Value):
             return [mask] * pieces
-        if not self._is_wide(shape):
-            return [self._registers(b, mask, shape).cells[cell] if isinstance(mask, _Registers) else self._mask_cell(b, mask, cell)] * pieces  # type: ignore[arg-type]
-        if isinstance(mask, _Mask) and not mask.others and self._mask_is_uniform(b, mask, cell):
+        if not self.is_wide(shape):
+            return [self.registers(b, mask, shape).cells[cell] if isinstance(mask, Registers) else self.mask_cell(b, mask, cell)] * pieces  # type: ignore[arg-type]
+        if isinstance(mask, Mask) and not mask.others and self._mask_is_uniform(b, mask, cell):
             total: Value | None = None
             for index, bound in mask.edges:
-                inside = b.op("lt", self._first(b, index, self._collapsed(cell, index.shape)), bound)
+                inside = b.op("lt", self.first(b, index, self.collapsed(cell, index.shape)), bound)
                 total = inside if total is None else b.logical_and(total, inside)
             assert total is not None
             return [total] * pieces
-        assert isinstance(mask, _Mask | _Registers)
-        wide = self._mask_cell(b, mask, cell) if isinstance(mask, _Mask) else mask.cells[cell]
+        assert isinstance(mask, Mask | Registers)
+        wide = self.mask_cell(b, mask, cell) if isinstance(mask, Mask) else mask.cells[cell]
         width = self.vector // pieces
         lanes = [b.op("extract", wide, lane=lane) for lane in range(self.vector)]
         if width == 1:
             return lanes
         return [b.logical_and(lanes[p * width], lanes[p * width + width - 1]) for p in range(pieces)]
 
-    def _mask_is_uniform(self, b: Builder, mask: _Mask, cell: Cell) -> bool:
+    def _mask_is_uniform(self, b: Builder, mask: Mask, cell: Cell) -> bool:
         """Whether each vector lies wholly inside or wholly outside the bounds."""
         for index, bound in mask.edges:
             if not index.factors.get(self.axis, 0):
@@ -434,10 +288,10 @@ class _Lowering:
                 self.env[op.result] = self._guarded_load(b, memory, [v for v in held if isinstance(v, Value)], 1, mask)
             return
         cells: dict[Cell, Value] = {}
-        for cell in self._cells(result.shape):
+        for cell in self.cells(result.shape):
             pieces = self._pieces(b, memory.type, held, result.shape, cell)
             one_each = mask is not None and len(pieces) < self.vector and not self._whole_vectors(b, mask, cell)
-            if one_each and self._is_wide(result.shape):
+            if one_each and self.is_wide(result.shape):
                 pieces = self._singles(b, memory.type, held, pieces)
             conditions = self._condition(b, mask, result.shape, cell, len(pieces))
             parts: list[Value] = []
@@ -447,19 +301,19 @@ class _Lowering:
                 else:
                     parts.append(self._guarded_load(b, memory, indices, width, conditions[position]))
             cells[cell] = self._concatenated(b, parts)
-        self.env[op.result] = _Registers(result.shape, cells)
+        self.env[op.result] = Registers(result.shape, cells)
 
-    def _whole_vectors(self, b: Builder, mask: _Held, cell: Cell) -> bool:
+    def _whole_vectors(self, b: Builder, mask: Held, cell: Cell) -> bool:
         if isinstance(mask, Value):
             return True
-        return isinstance(mask, _Mask) and not mask.others and self._mask_is_uniform(b, mask, cell)
+        return isinstance(mask, Mask) and not mask.others and self._mask_is_uniform(b, mask, cell)
 
     def _singles(
-        self, b: Builder, memory: Tensor, indices: Sequence[_Held], pieces: list[tuple[list[Value], int]]
+        self, b: Builder, memory: Tensor, indices: Sequence[Held], pieces: list[tuple[list[Value], int]]
     ) -> list[tuple[list[Value], int]]:
         """Cut accesses into single elements, for masks that cut through vectors."""
         walking = next(
-            d for d, held in enumerate(indices) if isinstance(held, _Index) and held.factors.get(self.axis, 0)
+            d for d, held in enumerate(indices) if isinstance(held, Index) and held.factors.get(self.axis, 0)
         )
         step = memory.strides[walking].constant or 1
         singles: list[tuple[list[Value], int]] = []
@@ -508,7 +362,7 @@ class _Lowering:
         held = [self.env[v] for v in op.operands[1 : 1 + rank]]
         value = self.env[op.operands[1 + rank]]
         mask = self.env[op.operands[-1]] if op.attrs.get("masked") else None
-        shape = _shape_of(op.operands[1 + rank])
+        shape = shape_of(op.operands[1 + rank])
         if memory in self.exchanged:
             b.multi("barrier")  # another thread may still read what was there
         if not shape:
@@ -521,10 +375,10 @@ class _Lowering:
                 only = b.logical_and(only, mask)
             b.if_(only, lambda inner: inner.multi("store", memory, *operands), lambda inner: [])
             return
-        registers = self._registers(b, value, shape)
+        registers = self.registers(b, value, shape)
 
         def everything(inner: Builder) -> list[Value]:
-            for cell in self._cells(shape):
+            for cell in self.cells(shape):
                 self._store_cell(inner, memory, held, shape, cell, registers.cells[cell], mask)
             return []
 
@@ -544,11 +398,11 @@ class _Lowering:
         return total
 
     def _store_cell(
-        self, b: Builder, memory: Value, held: Sequence[_Held], shape: Shape, cell: Cell, value: Value, mask: _Held | None
+        self, b: Builder, memory: Value, held: Sequence[Held], shape: Shape, cell: Cell, value: Value, mask: Held | None
     ) -> None:
         assert isinstance(memory.type, Tensor)
         pieces = self._pieces(b, memory.type, held, shape, cell)
-        if mask is not None and len(pieces) < self.vector and self._is_wide(shape) and not self._whole_vectors(b, mask, cell):
+        if mask is not None and len(pieces) < self.vector and self.is_wide(shape) and not self._whole_vectors(b, mask, cell):
             pieces = self._singles(b, memory.type, held, pieces)
         conditions = self._condition(b, mask, shape, cell, len(pieces))
         position = 0
@@ -573,13 +427,13 @@ class _Lowering:
     def _reduce_tile(self, b: Builder, op: Op) -> None:
         axis, kind = op.attrs["axis"], str(op.attrs["kind"])
         assert isinstance(axis, int)
-        shape = _shape_of(op.operands[0])
-        sources = [self._registers(b, self.env[v], shape) for v in op.operands]
+        shape = shape_of(op.operands[0])
+        sources = [self.registers(b, self.env[v], shape) for v in op.operands]
         result_shape = tuple(1 if a == axis else e for a, e in enumerate(shape))
         # Along the reduced axis: registers, then the elements of the vector, then lanes, then warps.
         partial: dict[Cell, tuple[Value, ...]] = {}
-        for cell in self._cells(shape):
-            target = self._collapsed(cell, result_shape)
+        for cell in self.cells(shape):
+            target = self.collapsed(cell, result_shape)
             values = tuple(s.cells[cell] for s in sources)
             partial[target] = combine(b, kind, partial[target], values) if target in partial else values
         for cell, values in partial.items():
@@ -589,7 +443,7 @@ class _Lowering:
         if shape[axis] > 1 and self.layout.warps[axis] > 1:
             partial = self._across_warps(b, kind, partial, axis)
         for position, result in enumerate(op.results):
-            self.env[result] = _Registers(result_shape, {cell: v[position] for cell, v in partial.items()})
+            self.env[result] = Registers(result_shape, {cell: v[position] for cell, v in partial.items()})
 
     def _across_vector(self, b: Builder, kind: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
         """Fold a vec onto itself, half by half."""
@@ -672,19 +526,19 @@ class _Lowering:
 
     # -- control flow -------------------------------------------------------------------------------------------
 
-    def _flat(self, b: Builder, values: Sequence[Value], helds: Sequence[_Held]) -> list[Value]:
+    def _flat(self, b: Builder, values: Sequence[Value], helds: Sequence[Held]) -> list[Value]:
         flat: list[Value] = []
         for value, held in zip(values, helds, strict=True):
-            shape = _shape_of(value)
-            flat += self._registers(b, held, shape).cells.values() if shape else [held]  # type: ignore[list-item]
+            shape = shape_of(value)
+            flat += self.registers(b, held, shape).cells.values() if shape else [held]  # type: ignore[list-item]
         return flat
 
     def _bind(self, values: Sequence[Value], flat: Sequence[Value]) -> None:
         remaining = list(flat)
         for value in values:
             if isinstance(value.type, Tile):
-                cells = self._cells(value.type.shape)
-                self.env[value] = _Registers(value.type.shape, dict(zip(cells, remaining[: len(cells)], strict=True)))
+                cells = self.cells(value.type.shape)
+                self.env[value] = Registers(value.type.shape, dict(zip(cells, remaining[: len(cells)], strict=True)))
                 del remaining[: len(cells)]
             else:
                 self.env[value] = remaining.pop(0)
@@ -728,10 +582,6 @@ def _exchanged(kernel: Kernel) -> set[Value]:
             assert isinstance(memory.type, Tensor)
             (loads if op.opcode == "load" else stores).setdefault(memory, set()).add(op.operands[1 : 1 + memory.type.rank])
     return {m for m in loads.keys() & stores.keys() if len(loads[m] | stores[m]) > 1}
-
-
-def _shape_of(value: Value) -> Shape:
-    return value.type.shape if isinstance(value.type, Tile) else ()
 
 
 def _name(op: Op) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from tilewright.api.compute import load
 from tilewright.api.devices import Device, default_device, devices, set_default_device
+from tilewright.api.execute import to_device
 from tilewright.api.kernel import Kernel, kernel
 from tilewright.api.language import (
     Array,
@@ -160,6 +161,7 @@ __all__ = [
     "sum",
     "tan",
     "tanh",
+    "to_device",
     "trunc",
     "u8",
     "u16",

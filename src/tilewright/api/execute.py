@@ -8,13 +8,14 @@ overlapping, converted) or raises the exact error.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from tilewright.api.arguments import Argument, Number, element_strides, numbers, read_argument, signature
 from tilewright.api.checks import bind_sizes, check_output
-from tilewright.api.devices import Device
+from tilewright.api.devices import Device, find_device
 from tilewright.base.artifact import ArrayParam, Artifact, ScalarParam
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.base.source import NOWHERE, Span
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
     from tilewright.runtime.cuda import CudaDevice
     from tilewright.runtime.cuda_program import CudaProgram
 
-Result = np.ndarray | DeviceArray | Number | tuple[object, ...]
+K = TypeVar("K")
+V = TypeVar("V")
+MOST_SPECIALISATIONS = 128
+"""Loaded programs one kernel keeps per kind of device."""
 
 
 class Runner:
@@ -39,6 +43,7 @@ class Runner:
         self.function = function
         self._cpu: dict[Signature, cpu.CpuProgram] = {}
         self._cuda: dict[tuple[str, Signature], CudaProgram] = {}
+        self._plans: dict[tuple[object, ...], _CudaPlan] = {}
         self._latest: cpu.CpuProgram | None = None
         self.last: Artifact | None = None
         """The artifact of the latest call, for `inspect`-like questions."""
@@ -60,7 +65,7 @@ class Runner:
         program = self._cpu.get(wanted)
         if program is None:
             program = cpu.load(compile_kernel(self.function, wanted, host_cpu()))
-            self._cpu[wanted] = program
+            _keep(self._cpu, wanted, program)
         self.last = program.artifact
         self._latest = program
         return program
@@ -117,31 +122,23 @@ class Runner:
         on_host = not any(_is_on_device(v) for v in (*values.values(), out))
         moved: dict[str, object] = {}
         for name, value in values.items():
-            if isinstance(value, DeviceArray) or not _is_on_device(value):
-                moved[name] = value
-            else:
-                moved[name] = gpu.wrap(value)
-        arguments = self.arguments(moved, gpu=True)
-        wanted = signature(arguments, gpu=True)
-        program = self._cuda.get((device.id, wanted))
-        if program is None:
-            program = gpu.load(compile_kernel(self.function, wanted, gpu.target))
-            self._cuda[device.id, wanted] = program
-        artifact = self.last = program.artifact
-        shapes = {a.name: a.shape for a in arguments if isinstance(a.value, np.ndarray | DeviceArray)}
-        strides = {a.name: element_strides(a.value) for a in arguments if isinstance(a.value, np.ndarray | DeviceArray)}
-        sizes = bind_sizes(artifact, shapes, strides, self.function.span)
+            wrap = not isinstance(value, DeviceArray) and _is_on_device(value)
+            moved[name] = gpu.wrap(value) if wrap else value
+        plan = self._plan(moved, device, gpu)
+        artifact = self.last = plan.program.artifact
         arrays: dict[str, DeviceArray | int] = {}
-        for a in arguments:
+        scalars: dict[str, Number] = {}
+        for a in plan.arguments or self.arguments(moved, gpu=True):
             if isinstance(a.value, np.ndarray):
                 arrays[a.name] = gpu.from_numpy(np.ascontiguousarray(a.value))
             elif isinstance(a.value, DeviceArray):
                 arrays[a.name] = a.value
+            else:
+                scalars[a.name] = a.value
         given = _given_outputs(artifact, out, self.function.span)
         outputs: dict[str, DeviceArray] = {}
         copies: list[tuple[DeviceArray, DeviceArray]] = []
-        for param in artifact.outputs:
-            shape = tuple(s.evaluate(sizes) for s in param.shape)
+        for param, shape in zip(artifact.outputs, plan.shapes, strict=True):
             target = given.get(param.name)
             if target is None or isinstance(target, np.ndarray):
                 if target is not None:
@@ -154,23 +151,44 @@ class Runner:
                     "TW018", f"out= for '{param.name}' is {wrapped!r}, but the result is a writable, contiguous "
                     f"{param.dtype}[{', '.join(map(str, shape))}]", self.function.span,
                 )  # fmt: skip
-            if not artifact.alias_safe and any(_overlap(wrapped, x) for x in arrays.values() if isinstance(x, DeviceArray)):
+            overlaps = not artifact.alias_safe and any(_overlap(wrapped, x) for x in arrays.values() if isinstance(x, DeviceArray))
+            if overlaps or wrapped.pointer % max(1, param.align):
                 outputs[param.name] = gpu.empty(shape, param.dtype)
                 copies.append((wrapped, outputs[param.name]))
             else:
                 outputs[param.name] = wrapped
-        program.run({**arrays, **outputs}, _converted(artifact, numbers(arguments)), sizes)
-        for target, temporary in copies:
-            gpu.copy(target, temporary)
+        plan.program.run({**arrays, **outputs}, _converted(artifact, scalars), plan.sizes)
+        for wrapped, temporary in copies:
+            gpu.copy(wrapped, temporary)
         if not on_host:
             return _result(artifact, outputs, out)
         host: dict[str, np.ndarray] = {}
         for name, array in outputs.items():
-            given_array = given.get(name)
             host[name] = array.numpy()
+            given_array = given.get(name)
             if isinstance(given_array, np.ndarray):
                 given_array[...] = host[name]
         return _result(artifact, host, out)
+
+    def _plan(self, values: Mapping[str, object], device: Device, gpu: CudaDevice) -> _CudaPlan:
+        """What to run for arguments of these forms. Calls like an earlier one find it without being looked at in detail."""
+        forms = (device.id, *(_form(v) for v in values.values()))
+        plan = self._plans.get(forms)
+        if plan is not None:
+            return plan
+        arguments = self.arguments(values, gpu=True)
+        wanted = signature(arguments, gpu=True)
+        program = self._cuda.get((device.id, wanted))
+        if program is None:
+            program = gpu.load(compile_kernel(self.function, wanted, gpu.target))
+            _keep(self._cuda, (device.id, wanted), program)
+        inputs = {a.name: a.value for a in arguments if isinstance(a.value, np.ndarray | DeviceArray)}
+        shapes = {name: array.shape for name, array in inputs.items()}
+        strides = {name: element_strides(array) for name, array in inputs.items()}
+        sizes = bind_sizes(program.artifact, shapes, strides, self.function.span)
+        results = tuple(tuple(s.evaluate(sizes) for s in p.shape) for p in program.artifact.outputs)
+        _keep(self._plans, forms, _CudaPlan(program, sizes, results))
+        return _CudaPlan(program, sizes, results, tuple(arguments))
 
     # -- emulator -----------------------------------------------------------------------------------------------
 
@@ -200,6 +218,42 @@ class Runner:
             assert isinstance(target, np.ndarray)
             target[...] = outputs[name]
         return _result(artifact, outputs, out)
+
+
+@dataclass(frozen=True)
+class _CudaPlan:
+    """A loaded program, the sizes of one kind of call and the shapes of its results."""
+
+    program: CudaProgram
+    sizes: dict[str, int]
+    shapes: tuple[tuple[int, ...], ...]
+    arguments: tuple[Argument, ...] = ()
+    """The call's arguments, where they were just read."""
+
+
+def _form(value: object) -> object:
+    """All of an argument that decides which code runs and with which sizes."""
+    if isinstance(value, DeviceArray):
+        return value.shape, value.strides, value.dtype, value.pointer % 16 == 0
+    if isinstance(value, np.ndarray):
+        return value.shape, value.dtype, value.flags.aligned, value.strides
+    return type(value)
+
+
+def _keep(programs: dict[K, V], key: K, program: V) -> None:
+    """Remember a loaded program; the oldest goes when a kernel has been asked for too many kinds of arguments."""
+    while len(programs) >= MOST_SPECIALISATIONS:
+        programs.pop(next(iter(programs)))
+    programs[key] = program
+
+
+def to_device(array: object, device: str = "auto") -> np.ndarray | DeviceArray:
+    """A copy of a host array on a GPU (`cuda`, `cuda:1`), or of a device array on the host (`cpu`)."""
+    chosen = find_device(device)
+    if chosen.kind != "cuda":
+        return array.numpy() if isinstance(array, DeviceArray) else np.array(array)
+    gpu = _gpu(chosen)
+    return gpu.wrap(array) if _is_on_device(array) else gpu.from_numpy(np.ascontiguousarray(array))
 
 
 def _strides(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:

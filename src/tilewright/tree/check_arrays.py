@@ -118,9 +118,14 @@ class ArrayChecker(ExprChecker):
         while unique in self.arrays or any(p.name == unique for p in self.params):
             number += 1
             unique = f"{name}${number}"
-        array = row_major(unique, dtype, shape, role or ("output" if unique in self.state.returned else "scratch"))
+        role = role or ("output" if unique in self.state.returned else "scratch")
+        array = row_major(unique, dtype, shape, role, self.alignment())
         self.arrays[unique] = array
         return array
+
+    def alignment(self) -> int:
+        """What arrays made for a call are aligned to: as well as its inputs are, since devices that care align all they make."""
+        return max((array.align for array in self.inputs.values()), default=0)
 
     def outside_loops(self, what: str, span: Span) -> None:
         if self.loops or self.guarded or self.scope.parent is not None:
@@ -193,7 +198,7 @@ class ArrayChecker(ExprChecker):
         self.scope.names[name] = Alias(value, key)
 
     def materialise(self, value: Reduce) -> Expr:
-        array = row_major(f"{value.kind}${len(self.arrays)}", value.dtype, value.shape, "scratch")
+        array = row_major(f"{value.kind}${len(self.arrays)}", value.dtype, value.shape, "scratch", self.alignment())
         self.arrays[array.name] = array
         self.temporaries.add(array.name)
         self.written.add(array.name)
@@ -228,7 +233,7 @@ class ArrayChecker(ExprChecker):
         shape = known.shape
         if shape is None or len(shape) != rank:
             shape = tuple(Size.of(f"{name}${axis}") for axis in range(rank))
-        array = row_major(name, joined[0], shape, "output")
+        array = row_major(name, joined[0], shape, "output", self.alignment())
         self.arrays[name] = array
         return array
 

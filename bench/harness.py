@@ -266,8 +266,10 @@ def summarise(
     record.peers_min = {n: t for n, t in minima.items() if n != OURS}
     record.ours_ms, record.ours_min_ms = medians.get(OURS), minima.get(OURS)
     record.bar = bar.ratio if bar else None
-    if record.peers:
-        record.peer = min(record.peers, key=record.peers.__getitem__)
+    # Another way to call ours ("tilewright, …") is shown among the peers, and is none.
+    others = [name for name in record.peers if not name.startswith(OURS)]
+    if others:
+        record.peer = min(others, key=record.peers.__getitem__)
         record.peer_ms = record.peers[record.peer]
     if record.ours_ms is None or record.ours_min_ms is None:
         return
@@ -276,7 +278,7 @@ def summarise(
         record.of_copy = record.GBps / copy_rate if copy_rate else None
     if record.peer_ms is not None:
         record.ratio = record.peer_ms / record.ours_ms
-        record.ratio_min = min(record.peers_min.values()) / record.ours_min_ms
+        record.ratio_min = min(record.peers_min[name] for name in others) / record.ours_min_ms
     named = [t for n, t in record.peers.items() if bar and n in bar.peers]
     if named:
         record.bar_ratio = min(named) / record.ours_ms

@@ -13,7 +13,7 @@ import shutil
 
 NEEDED = {
     "cpu": {"torch": "torch", "numba": "numba"},
-    "gpu": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x (or the one for your CUDA version)"},
+    "gpu": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
 }
 """Module and the package that has it, by kind of run."""
 
@@ -26,9 +26,12 @@ def require(kind: str) -> None:
     """Raise PeerMissing when a peer of this kind of run cannot be imported."""
     missing = [package for module, package in NEEDED[kind].items() if importlib.util.find_spec(module) is None]
     if missing:
+        install = f"`pip install {' '.join(missing)}`"
+        # CuPy's package depends on the CUDA version, so no one command can bring it.
+        how = f"`make bench`, which installs the peers, or {install}" if kind == "cpu" else f"{install}, for your CUDA version"
         raise PeerMissing(
             f"the {kind} benchmarks compare with {', '.join(NEEDED[kind])}, and this Python has no {', '.join(missing)}\n"
-            f"help: run `make bench`, which installs the peers, or `pip install {' '.join(p.split(' ')[0] for p in missing)}`"
+            f"help: run {how}"
         )
     if kind == "gpu":
         torch = importlib.import_module("torch")

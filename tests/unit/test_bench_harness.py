@@ -119,6 +119,9 @@ def test_bar_against_named_peers() -> None:
     record = Record("argmax", [8], "f32", "test")
     summarise(record, {OURS: [1.0], "numba": [1.5], "numpy": [3.5]}, 0, Bar(3.0, ("numpy",)))
     assert (record.ratio, record.bar_ratio, record.met) == (1.5, 3.5, True)
+    ours_twice = Record("launch_host", [8], "f32", "test")
+    summarise(ours_twice, {OURS: [2.0], f"{OURS}, other arrays": [1.0], "torch": [4.0]}, 0, None)
+    assert (ours_twice.peer, ours_twice.ratio, ours_twice.ratio_min) == ("torch", 2.0, 2.0)
     late = Record("call", [8], "f32", "test", bar_ms=0.5)
     summarise(late, {OURS: [0.6]}, 0, None)
     assert late.met is False

@@ -68,7 +68,7 @@ _HOPPER = (*_AMPERE, "fp8", "tma", "cluster", "mbarrier")
 NVPTX: dict[str, Target] = {
     t.name: t
     for t in (
-        _nvptx("sm_75", 64, 64 << 10, 40, "mma"),
+        _nvptx("sm_75", 70, 64 << 10, 40, "mma"),
         _nvptx("sm_80", 71, 163 << 10, 108, *_AMPERE),
         _nvptx("sm_86", 71, 99 << 10, 82, *_AMPERE),
         _nvptx("sm_87", 74, 163 << 10, 16, *_AMPERE),

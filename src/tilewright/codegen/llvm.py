@@ -19,7 +19,7 @@ from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import Size
 from tilewright.codegen.sizes import SizeEmitter
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
-from tilewright.ir.types import Scalar, Tensor, Type, Vec, dtype_of
+from tilewright.ir.types import Scalar, Tensor, Type, Vec, dtype_of, with_dtype
 
 
 class Dialect(Protocol):
@@ -481,6 +481,11 @@ def _cast(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
     if a is bool_:
         return w.let(f"{'uitofp' if b.is_float else 'zext'} {before} {value} to {after}")
     if a.is_float and b.is_float:
+        if a.bits == b.bits:
+            # Between f16 and bf16: through f32, which holds both.
+            middle = llvm_type(with_dtype(source, f32))
+            value, before = w.let(f"fpext {before} {value} to {middle}"), middle
+            return w.let(f"fptrunc {before} {value} to {after}")
         return w.let(f"{'fpext' if b.bits > a.bits else 'fptrunc'} {before} {value} to {after}")
     if a.is_float:
         name = f"llvm.fpto{'s' if b.kind == 'i' else 'u'}i.sat.{_overloaded(target)}.{_overloaded(source)}"

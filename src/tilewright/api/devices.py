@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tilewright.base.errors import DeviceError, UserError
+from tilewright.base.record import record
 from tilewright.base.target import DEFAULT_NVPTX, NVPTX, Target, host_cpu
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 STAGES = ("loop", "tile", "thread")
 
 
-@dataclass(frozen=True)
+@record
 class Device:
     """A place kernels run. `kind` is cpu, cuda or emulator."""
 

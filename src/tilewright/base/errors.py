@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
+from tilewright.base.record import record
 from tilewright.base.source import NOWHERE, Span
 
 CODES: dict[str, str] = {
@@ -49,7 +49,7 @@ CODES: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True)
+@record
 class Diagnostic:
     """One message, not yet raised."""
 

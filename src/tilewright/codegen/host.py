@@ -15,11 +15,10 @@ The text has no process addresses: everything outside is a symbol of `base.abi`,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tilewright.base import abi
 from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, ScalarParam
 from tilewright.base.dtypes import DType
+from tilewright.base.record import record
 from tilewright.base.sizes import Size, contiguous_strides, product
 from tilewright.base.target import Target
 from tilewright.codegen import interpreter as at
@@ -35,7 +34,7 @@ STACK_SCRATCH = 1 << 14
 _RELATIONS = {"eq": "eq", "le": "sle", "lt": "slt"}
 
 
-@dataclass(frozen=True)
+@record
 class _View:
     """Registers that describe one array argument."""
 

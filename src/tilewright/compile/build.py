@@ -19,7 +19,6 @@ from tilewright.codegen import native
 from tilewright.codegen.cpu import cpu_function
 from tilewright.codegen.host import host_object
 from tilewright.codegen.nvptx import nvptx_function
-from tilewright.compile.isolate import compile_isolated
 from tilewright.ir.nodes import Kernel, walk
 from tilewright.ir.program import Array, Program
 from tilewright.ir.types import Tensor
@@ -124,6 +123,8 @@ def build_artifact(
 def _generate(text: str, target: Target, proven: bool) -> bytes:
     mode = os.environ.get("TILEWRIGHT_ISOLATE", "auto")
     if mode == "always" or (mode == "auto" and not proven):
+        from tilewright.compile.isolate import compile_isolated
+
         names = target.triple, target.cpu, native.machine_features(target)
         function = "emit_assembly_for" if target.is_gpu else "compile_object_for"
         return compile_isolated(f"tilewright.codegen.native:{function}", text, *names)

@@ -14,11 +14,12 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.analysis.alias import alias_safe
 from tilewright.base.artifact import Artifact
+from tilewright.base.record import record
 from tilewright.base.target import Target, host_cpu
 from tilewright.codegen.interpreter import abi_key
 from tilewright.codegen.pool import pool_object
@@ -44,7 +45,7 @@ AxisNumbers = tuple[tuple[str, int, int], ...]
 """(array, axis, number) triples."""
 
 
-@dataclass(frozen=True)
+@record
 class Signature:
     """What a kernel is compiled for. `divisors` are promised, `hints` (rough extents) only steer the schedule."""
 
@@ -53,7 +54,7 @@ class Signature:
     hints: AxisNumbers = ()
 
 
-@dataclass(frozen=True)
+@record
 class Compilation:
     """Every stage of one compilation, for those who want to look."""
 

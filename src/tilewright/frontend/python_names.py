@@ -13,28 +13,28 @@ import math
 import numbers
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import ModuleType
 
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType
+from tilewright.base.record import record
 
 PACKAGE = "tilewright"
 
 
-@dataclass(frozen=True)
+@record
 class Word:
     """A word of the kernel language: a function, a dtype, `Array`."""
 
     name: str
 
 
-@dataclass(frozen=True)
+@record
 class Constant:
     value: bool | int | float | str
 
 
-@dataclass(frozen=True)
+@record
 class Opaque:
     """A captured object that is no number; members of it may still be."""
 

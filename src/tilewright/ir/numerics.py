@@ -9,7 +9,6 @@ has it (x86), so that the result is all but always the correctly rounded one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 
 import numpy as np
 
@@ -169,6 +168,8 @@ def _within(value: Array, low: int, high: int) -> Array:
 
 def _fma_exact(a: float, b: float, c: float) -> float:
     """For the extremes of the exponent range: rational arithmetic, rounded once by the division of Python's integers."""
+    from fractions import Fraction  # seldom needed, and slow to load
+
     total = Fraction(a) * Fraction(b) + Fraction(c)
     if total == 0:
         return 0.0  # an exact cancellation of non-zero terms is +0

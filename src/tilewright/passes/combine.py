@@ -25,6 +25,21 @@ def identities(kind: str, dtypes: Sequence[DType]) -> tuple[Number, ...]:
     return (value, int(dtypes[1].max_value)) if kind.startswith("arg") else (value,)
 
 
+def combine_later(b: Builder, kind: str, best: Sequence[Value], later: Sequence[Value]) -> tuple[Value, ...]:
+    """argmin or argmax step where `later` surely has the larger index: ties need no look at it.
+
+    Values equal to the identity never win, not even against the identity: see `first_place`.
+    """
+    (value, index), (other, other_index) = best, later
+    if not dtype_of(value.type).is_float:
+        wins = b.op("gt" if kind == "argmax" else "lt", other, value)
+    else:
+        # `not (other <= value)` also holds when either is NaN; a NaN that is there already stays.
+        beaten = b.op("le" if kind == "argmax" else "ge", other, value)
+        wins = b.op("not", b.op("or", beaten, b.op("isnan", value)))
+    return b.select(wins, other, value), b.select(wins, other_index, index)
+
+
 def combine(b: Builder, kind: str, left: Sequence[Value], right: Sequence[Value]) -> tuple[Value, ...]:
     """`left op right`. For argmin and argmax: the better value, on ties the smaller index, NaN before everything."""
     if not kind.startswith("arg"):

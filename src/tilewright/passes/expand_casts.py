@@ -11,9 +11,9 @@ before code generation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tilewright.base.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, u8, u16, u32
+from tilewright.base.record import record
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Value
@@ -21,7 +21,7 @@ from tilewright.ir.rewrite import rewrite
 from tilewright.ir.types import dtype_of
 
 
-@dataclass(frozen=True)
+@record
 class _Form:
     """How a small float is laid out beside an f32."""
 

@@ -27,7 +27,7 @@ from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
 from tilewright.ir.rewrite import clone_ops
 from tilewright.ir.types import INDEX, Tile, dtype_of
-from tilewright.passes.combine import combine, identities
+from tilewright.passes.combine import combine, combine_later, identities
 from tilewright.passes.extreme_on_cpu import ExtremeOnCpu
 from tilewright.passes.schedule import Schedule, is_sweep, nest_of
 
@@ -456,6 +456,7 @@ class _Lowering:
         if _shape(extent):
             return self._ragged(b, op, kind, [extent], 0, {**env}, masks, start)
         index_arg = op.regions[0].args[-1]
+        rising = self.target.is_gpu and self._rises(op)
 
         def step(inner: Builder, first: Value, masked: bool, carried: Sequence[Value]) -> Sequence[Value]:
             local = dict(env)
@@ -474,13 +475,21 @@ class _Lowering:
                     inner.select(keep, v, inner.splat(n, v))
                     for v, n in zip(values, identities(kind, dtypes), strict=True)
                 ]
+            if rising:
+                full = _join(*(_shape(v) for v in (*carried, *values)))
+                return combine_later(
+                    inner, kind, [self._widen(inner, v, full) for v in carried], [self._widen(inner, v, full) for v in values]
+                )
             return self._combine(inner, kind, carried, values)
 
         if not self.target.is_gpu and kind in ("min", "max", "argmin", "argmax"):
             return self._extreme_on_cpu(op, env, masks).lower(b, extent, start)
         whole = b.mul(b.op("floordiv", extent, b.index(tile)), b.index(tile))
+        # Lanes start from nothing: what was reduced before joins once, at the end.
+        dtypes = [dtype_of(v.type) for v in start]
+        nothing = [b.const(v, d) for v, d in zip(identities(kind, dtypes), dtypes, strict=True)]
         sums: Sequence[Value] = self._carried(
-            b, b.index(0), whole, b.index(tile), list(start), lambda inner, k, *c: step(inner, k, False, c), op
+            b, b.index(0), whole, b.index(tile), nothing, lambda inner, k, *c: step(inner, k, False, c), op
         )
         shape = self._reduced_shape(b, step, sums, position, tile)
         sums = tuple(self._widen(b, v, shape) for v in sums)
@@ -494,6 +503,16 @@ class _Lowering:
         results: Sequence[Value] = b.multi("reduce_tile", *sums, kind=kind, axis=position)
         if all(s == 1 for s in _shape(results[0])):
             results = [b.op("item", v) for v in results]
+        if rising:
+            # Nothing beat the identity: all values are equal to it, and the first one is the place.
+            nowhere = identities(kind, dtypes)[1]
+            first = self._ops(b, op.regions[0].ops, {**env, index_arg: b.index(0)}, masks)[1]
+            shape = _shape(results[1])
+            lost = b.op("eq", results[1], b.splat(nowhere, results[1]))
+            some = self._widen(b, b.op("gt", extent, b.index(0)), shape)
+            place = b.select(b.op("and", lost, some), self._widen(b, first, shape), results[1])
+            results = [results[0], place]
+        results = self._combine(b, kind, start, results)
         if self.target.is_gpu:
             return results
 
@@ -503,11 +522,15 @@ class _Lowering:
 
         return self._carried(b, whole, extent, b.index(1), list(results), scalar, op)
 
+    def _rises(self, op: Op) -> bool:
+        """Whether an argmin's or argmax's index grows with the reduction's own."""
+        if len(op.results) != 2:
+            return False
+        step = self.forms[op.regions[0].yields[1]].factor(op.regions[0].args[-1]).constant
+        return step is not None and step > 0
+
     def _extreme_on_cpu(self, op: Op, env: dict[Value, Value], masks: list[_Mask]) -> ExtremeOnCpu:
-        rising = False
-        if len(op.results) == 2:
-            step = self.forms[op.regions[0].yields[1]].factor(op.regions[0].args[-1]).constant
-            rising = step is not None and step > 0
+        rising = self._rises(op)
         assert self.reduce_position is not None
         body = _ReductionBody(self, env, masks)
         return ExtremeOnCpu(body, op, self.reduce_position, self.schedule.reduce_tile, self.schedule.block_search, rising)

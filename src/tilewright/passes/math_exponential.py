@@ -11,15 +11,14 @@ computed with 60 digits; the errors given are of the exact polynomial, before ro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tilewright.base.dtypes import DType, f32, f64
+from tilewright.base.record import record
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import dtype_of
 from tilewright.passes.math_terms import Terms
 
 
-@dataclass(frozen=True)
+@record
 class _Format:
     """What differs between f32 and f64."""
 

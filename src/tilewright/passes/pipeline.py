@@ -1,6 +1,6 @@
 """The table of contents of the compiler: every pass, in order, from the loop stage to what a code generator takes.
 
-    loop    simplify · collapse · contract            what to compute, merged and shared
+    loop    simplify · collapse · stabilise · contract   what to compute, merged and shared
     program split_reductions                          long reductions cut in two kernels
     loop    choose (schedule) · lower_loops           -> tile
     tile    simplify · assign_layouts · lower_tiles   -> thread
@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tilewright.base.errors import CompilerBug, TilewrightError
+from tilewright.base.record import record
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel
 from tilewright.ir.program import Program
@@ -33,6 +34,7 @@ from tilewright.passes.lower_tiles import lower_tiles
 from tilewright.passes.schedule import Schedule, choose
 from tilewright.passes.simplify import simplify
 from tilewright.passes.split_reductions import split_reductions
+from tilewright.passes.stabilise import stabilise
 
 
 @dataclass
@@ -52,7 +54,7 @@ class Trace:
             self.count += 1
 
 
-@dataclass(frozen=True)
+@record
 class Stages:
     """The program after each stage; schedules one per kernel of `tile` and `thread`."""
 
@@ -95,6 +97,7 @@ def prepare(program: Program, target: Target, hints: Mapping[str, int], trace: T
     def each(kernel: Kernel) -> Kernel:
         kernel = run_pass("simplify", kernel, simplify, trace)
         kernel = run_pass("collapse", kernel, collapse, trace)
+        kernel = run_pass("stabilise", kernel, stabilise, trace)
         return run_pass("contract", kernel, contract, trace)
 
     program = _map_kernels(program, each)

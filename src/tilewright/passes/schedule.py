@@ -8,17 +8,18 @@ caused the compilation and only steer the choice.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import prod
 
 from tilewright.analysis.affine import Affine, address, analyse
+from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, dtype_of
 
 
-@dataclass(frozen=True)
+@record
 class Schedule:
     """One choice. Axes are numbered by the nest's parallel indices; `reduce_axis` is the reduced one, if tiled."""
 
@@ -44,7 +45,7 @@ class Schedule:
         return ", ".join(f"{k}={v}" for k, v in asdict(self).items() if v not in (1, -1, 0, False, ()))
 
 
-@dataclass(frozen=True)
+@record
 class Nest:
     """What the model needs to know of a kernel."""
 

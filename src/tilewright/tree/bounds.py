@@ -6,10 +6,10 @@ Names of sizes stand for extents and are never negative. Every answer is safe: `
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from itertools import permutations
 from math import gcd
 
+from tilewright.base.record import record
 from tilewright.base.sizes import ONE, ZERO, Call, Size, floordiv, maximum, minimum
 from tilewright.tree.typed import Apply, Cast, Const, Expr, IndexRef, LoopVar, SizeValue
 
@@ -93,7 +93,7 @@ def clamped(count: Size) -> Size:
 # -- index expressions --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@record
 class Affine:
     """`offset + Σ factor * index`; factors are sizes, never zero."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tilewright.base.record import record
 from tilewright.tree import syntax
 from tilewright.tree.infer import TypePair
 from tilewright.tree.solve import Equations, Solution
@@ -46,7 +47,7 @@ class State:
     """This walk learnt something about a variable or an output."""
 
 
-@dataclass(frozen=True)
+@record
 class Slot:
     """A name bound to a variable."""
 
@@ -59,7 +60,7 @@ class Slot:
     immutable: bool = False
 
 
-@dataclass(frozen=True)
+@record
 class Alias:
     """A name for a value that needs no variable: weak scalars, and array values not yet computed."""
 
@@ -67,7 +68,7 @@ class Alias:
     key: Key
 
 
-@dataclass(frozen=True)
+@record
 class Poison:
     """A name whose declaration was wrong; using it says nothing more."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.source import Span
 
@@ -35,7 +36,7 @@ class Equations:
         return len(self.same) + len(self.defined) + len(self.calls) + len(self.perhaps) + len(self.used) + len(self.ranges)
 
 
-@dataclass(frozen=True)
+@record
 class Conflict:
     """A name that would have to be two different constants."""
 
@@ -45,7 +46,7 @@ class Conflict:
     span: Span
 
 
-@dataclass(frozen=True)
+@record
 class Solution:
     sizes: Mapping[str, Size] = field(default_factory=dict)
     unbound: frozenset[str] = frozenset()

@@ -80,19 +80,28 @@ def program(kernel: Kernel, outputs: Sequence[str] = ("o",)) -> Program:
     return Program(kernel.name, tuple(inputs), tuple(results), (), (call,))
 
 
-def map_kernel(
-    opcode: str, dtype: DType, count: int, result: DType | None = None, align: int = 16, facts: Mapping[str, int] | None = None,
-    **attrs: object,
-) -> Kernel:  # fmt: skip
+def map_kernel(opcode: str, dtype: DType, count: int, facts: Mapping[str, int] | None = None) -> Kernel:
     """`o[i] = opcode(a[i], b[i]…)` over n elements."""
-    params = [array(letter, dtype, "n", align=align) for letter in "abc"[:count]]
-    output = array("o", result or dtype, "n", align=align)
+    params = [array(letter, dtype, "n", align=16) for letter in "abc"[:count]]
+    output = array("o", dtype, "n", align=16)
 
     def body(b: Builder, i: Value) -> None:
-        value = b.op(opcode, *(b.op("load", p, i) for p in params), **attrs)  # type: ignore[arg-type]
-        b.multi("store", output, i, value)
+        b.multi("store", output, i, b.op(opcode, *(b.op("load", p, i) for p in params)))
 
     return loop_kernel(opcode, [*params, output], ["n"], body, facts)
+
+
+def cast_kernel(source: DType, targets: Sequence[DType]) -> Program:
+    """`o_t[i] = cast(a[i], t)` for every target dtype t."""
+    value = array("a", source, "n", align=16)
+    outputs = [array(f"o_{t}", t, "n", align=16) for t in targets]
+
+    def body(b: Builder, i: Value) -> None:
+        loaded = b.op("load", value, i)
+        for output, target in zip(outputs, targets, strict=True):
+            b.multi("store", output, i, b.cast(loaded, target))
+
+    return program(loop_kernel("casts", [value, *outputs], ["n"], body), [o.name for o in outputs])
 
 
 def add_2d(dtype: DType = f32, align: int = 16, facts: Mapping[str, int] | None = None) -> Kernel:
@@ -308,3 +317,28 @@ def assemble(ptx: str, arch: str, level: int = 3) -> Assembled:
         if "registers" in words:
             registers.append(int(words[words.index("registers") - 1]))
     return Assembled(done.stderr, numbers["spill"], numbers["stack"], tuple(registers))
+
+
+def undefined_symbols(code: bytes) -> set[str]:
+    """The names an ELF object (64 bits, little-endian) expects others to define."""
+    assert code[:6] == b"\x7fELF\x02\x01"
+    table, entry_size, count = (
+        int.from_bytes(code[0x28:0x30], "little"), int.from_bytes(code[0x3A:0x3C], "little"), int.from_bytes(code[0x3C:0x3E], "little"),
+    )  # fmt: skip
+    sections = [code[table + k * entry_size : table + (k + 1) * entry_size] for k in range(count)]
+
+    def word(section: bytes, offset: int, size: int = 8) -> int:
+        return int.from_bytes(section[offset : offset + size], "little")
+
+    names: set[str] = set()
+    for section in sections:
+        if word(section, 4, 4) != 2:  # SHT_SYMTAB
+            continue
+        strings = word(sections[word(section, 0x28, 4)], 0x18)
+        start, size = word(section, 0x18), word(section, 0x20)
+        for place in range(start + 24, start + size, 24):
+            symbol = code[place : place + 24]
+            if word(symbol, 6, 2) == 0:  # SHN_UNDEF
+                begin = strings + word(symbol, 0, 4)
+                names.add(code[begin : code.index(b"\0", begin)].decode())
+    return names

@@ -12,6 +12,8 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
 
+import numpy as np
+
 from tilewright.api.arguments import signature
 from tilewright.api.devices import default_device, find_device
 from tilewright.api.execute import Runner, device_of
@@ -81,6 +83,11 @@ class Kernel(Generic[P, R]):
         return {name: values[name] for name in names}
 
     def _general(self, *args: object, **keywords: object) -> object:
+        plain = not keywords or (len(keywords) == 1 and "out" in keywords)
+        if plain and args and type(args[0]) is not np.ndarray and self.device is None and len(args) == len(self._names):
+            result = self.runner.quick_cuda(args, keywords.get("out"))
+            if result is not NotImplemented:
+                return result
         out = keywords.pop("out", None)
         asked = keywords.pop("device", None)
         if asked is not None and not isinstance(asked, str):

@@ -395,6 +395,16 @@ def _pick(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
     return w.let(f"select {mask} {first}, {kind} {operands[0]}, {kind} {operands[1]}")
 
 
+def _head(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
+    memory, size = op.operands[0], op.attrs["bytes"]
+    assert isinstance(memory.type, Tensor)
+    assert isinstance(size, int)
+    where = w.element_pointer(memory, operands[1:])
+    address = w.let(f"ptrtoint {w.dialect.pointer(memory.type.space)} {where} to i64")
+    left = w.let(f"and i64 {w.let(f'sub i64 0, {address}')}, {size - 1}")
+    return w.let(f"udiv i64 {left}, {memory.type.dtype.itemsize}")
+
+
 def _divide_integers(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
     """Floor division or modulo; by zero gives zero."""
     type_ = op.operands[0].type
@@ -572,5 +582,5 @@ _HANDLERS: dict[str, Handler] = {
     "ge": _compare, "isnan": _isnan, "select": _select, "cast": _cast, "bitcast": _bitcast, "neg": _negate, "abs": _absolute,
     "not": _not, "floor": _unary("floor"), "ceil": _unary("ceil"), "round": _unary("roundeven"), "trunc": _unary("trunc"),
     "sqrt": _unary("sqrt"), "fma": _fma, "const": _const, "size": _size, "broadcast": _broadcast, "extract": _extract,
-    "pack": _pack, "load": FunctionWriter.load,
+    "pack": _pack, "load": FunctionWriter.load, "head": _head,
 }  # fmt: skip

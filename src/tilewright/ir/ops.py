@@ -244,6 +244,13 @@ def _store(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return ()
 
 
+def _head(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    _, access = memory_access(types, 0)
+    if not isinstance(access, Scalar) or _int_attr(attrs, "bytes") < 1:
+        raise _fail("takes a tensor and scalar indices, and needs `bytes`")
+    return (INDEX,)
+
+
 def _atomic(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     extra = 2 if attrs.get("kind") == "cas" else 1
     memory, access = memory_access(types, extra)
@@ -484,6 +491,8 @@ _define("load", "`load %t, %i, %j`: the element (scalars) or elements (index til
         "elsewhere 0. Thread stage: `width` loads that many elements that follow one another in memory, aligned to their whole "
         "size unless `unaligned`.", _load, effect="read", group="memory")  # fmt: skip
 _define("store", "`store %t, %i, %j, %v`: like load, the other way round.", _store, effect="write", group="memory")
+_define("head", "`head %t, %i, %j {bytes}`: how many elements from there on lie before the next address that is a multiple of `bytes`. "
+        "Only where things lie depends on it, never a result.", _head, "tile thread", group="memory")  # fmt: skip
 _define("atomic", "`atomic %t, %i, %v {kind, scope, order}`: read-modify-write, gives the old value. Kinds: " + " ".join(ATOMICS)
         + ". `cas` takes the expected value first. Scope: block, device or system.", _atomic, "tile thread", "write", "memory")  # fmt: skip
 _define("alloc", "A tensor of static `shape` and `dtype` in `space` (shared, local or constant); contents undefined.", _alloc,

@@ -19,14 +19,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from tilewright.analysis.affine import analyse
+from tilewright.analysis.affine import address, analyse
 from tilewright.base.dtypes import i64, u32
 from tilewright.base.sizes import ONE, Size, ceildiv
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
 from tilewright.ir.rewrite import clone_ops
-from tilewright.ir.types import INDEX, Tile, dtype_of
+from tilewright.ir.types import INDEX, Tensor, Tile, dtype_of
 from tilewright.passes.combine import combine, combine_later, identities
 from tilewright.passes.extreme_on_cpu import ExtremeOnCpu
 from tilewright.passes.schedule import Schedule, is_sweep, nest_of
@@ -163,11 +163,64 @@ class _Lowering:
         tile = self.schedule.tiles[axis]
         low = starts[axis]
         high = b.op("min", b.add(low, b.index(self.schedule.chunk)), b.index(self.nest.extents[axis]))
-        whole = b.op("floordiv", b.sub(high, low), b.index(tile))
-        middle = b.add(low, b.mul(whole, b.index(tile)))
-        b.for_(low, middle, b.index(tile), [], lambda inner, i: body(inner, self._index_tile(inner, i, 0, tile)))
-        b.for_(middle, high, b.index(1), [], body)
+        first = dict(env) | {arg: starts[p] for p, arg in enumerate(self.region.args)}
+        head = self._head(b, self.region.ops, first, self.region.args[axis])
+        self._strips(
+            b, low, high, tile, head, [], [], lambda inner, k: body(inner, self._index_tile(inner, k, 0, tile)), body
+        )
         return blocks
+
+    def _strips(
+        self, b: Builder, low: Value, high: Value, tile: int, head: Value | None, lanes: Sequence[Value],
+        singles: Sequence[Value], wide: Callable[..., Sequence[Value]], single: Callable[..., Sequence[Value]],
+    ) -> tuple[tuple[Value, ...], tuple[Value, ...]]:  # fmt: skip
+        """Walk low..high on a CPU: elements up to an aligned address, full tiles, the rest.
+
+        `wide(builder, first, *lanes)` does a tile, `single(builder, index, *singles)` an element; each carries its own values.
+        Both loops stand in a loop of two turns (head and tiles; rest and nothing), so that each body is there once.
+        """
+        width, zero, one = b.index(tile), b.index(0), b.index(1)
+        length = b.op("max", b.sub(high, low), zero)
+        begin = low if head is None else b.add(low, b.op("min", head, length))
+        middle = b.add(begin, b.mul(b.op("floordiv", b.sub(b.add(low, length), begin), width), width))
+        count = len(lanes)
+        if head is None:
+            wides = b.for_(low, middle, width, lanes, wide)
+            return wides, b.for_(middle, high, one, singles, single)
+
+        def turn(inner: Builder, number: Value, *carried: Value) -> list[Value]:
+            last = inner.op("gt", number, zero)
+            start, stop = inner.select(last, middle, low), inner.select(last, high, begin)
+            alone = inner.for_(start, stop, one, carried[count:], single)
+            together = inner.for_(inner.select(last, middle, begin), middle, width, carried[:count], wide)
+            return [*together, *alone]
+
+        results = b.for_(zero, b.index(2), one, [*lanes, *singles], turn, name="turn")
+        return results[:count], results[count:]
+
+    def _head(self, b: Builder, ops: Sequence[Op], env: dict[Value, Value], index: Value) -> Value | None:
+        """How far the first array walked with stride one along `index` is from an aligned address; stores count first."""
+        accesses = [
+            op for op in ops
+            if op.opcode in ("store", "load") and address(op, self.forms).factor(index) == ONE
+        ]  # fmt: skip
+        chosen = next((op for op in accesses if op.opcode == "store"), accesses[0] if accesses else None)
+        if chosen is None or len(ops) > 64:
+            return None
+        memory = chosen.operands[0].type
+        assert isinstance(memory, Tensor)
+        local = dict(env)
+        for op in ops:
+            if op is chosen:
+                break
+            if op.regions or op.opcode in ("store", "yield"):
+                continue
+            with b.at(op.span):
+                local.update(zip(op.results, self._op(b, op, local, []), strict=True))
+        where = [local.get(v) for v in chosen.operands[1 : 1 + memory.rank]]
+        if any(v is None for v in where):
+            return None
+        return b.op("head", local[chosen.operands[0]], *(v for v in where if v is not None), bytes=self.target.vector_bytes)
 
     def _index_tile(self, b: Builder, start: Value, position: int, extent: int) -> Value:
         """`start + 0, 1, 2…` along a tile axis."""
@@ -484,43 +537,58 @@ class _Lowering:
 
         if not self.target.is_gpu and kind in ("min", "max", "argmin", "argmax"):
             return self._extreme_on_cpu(op, env, masks).lower(b, extent, start)
-        whole = b.mul(b.op("floordiv", extent, b.index(tile)), b.index(tile))
         # Lanes start from nothing: what was reduced before joins once, at the end.
         dtypes = [dtype_of(v.type) for v in start]
         nothing = [b.const(v, d) for v, d in zip(identities(kind, dtypes), dtypes, strict=True)]
+        shape = self._reduced_shape(b, step, nothing, position, tile)
+        lanes = [self._widen(b, v, shape) for v in nothing]
+        if not self.target.is_gpu:
+            return self._reduce_on_cpu(b, op, kind, extent, env, masks, start, step, lanes)
+        whole = b.mul(b.op("floordiv", extent, b.index(tile)), b.index(tile))
         sums: Sequence[Value] = self._carried(
-            b, b.index(0), whole, b.index(tile), nothing, lambda inner, k, *c: step(inner, k, False, c), op
+            b, b.index(0), whole, b.index(tile), lanes, lambda inner, k, *c: step(inner, k, False, c), op
         )
-        shape = self._reduced_shape(b, step, sums, position, tile)
-        sums = tuple(self._widen(b, v, shape) for v in sums)
-        if self.target.is_gpu:
-            remainder = b.op("lt", whole, extent)
-            sums = b.if_(
-                remainder,
-                lambda inner: [self._widen(inner, v, shape) for v in step(inner, whole, True, sums)],
-                lambda inner: sums,
-            )
-        results: Sequence[Value] = b.multi("reduce_tile", *sums, kind=kind, axis=position)
-        if all(s == 1 for s in _shape(results[0])):
-            results = [b.op("item", v) for v in results]
+        remainder = b.op("lt", whole, extent)
+        sums = b.if_(
+            remainder,
+            lambda inner: [self._widen(inner, v, shape) for v in step(inner, whole, True, sums)],
+            lambda inner: sums,
+        )
+        results = self._folded(b, kind, sums)
         if rising:
             # Nothing beat the identity: all values are equal to it, and the first one is the place.
-            nowhere = identities(kind, dtypes)[1]
             first = self._ops(b, op.regions[0].ops, {**env, index_arg: b.index(0)}, masks)[1]
-            shape = _shape(results[1])
-            lost = b.op("eq", results[1], b.splat(nowhere, results[1]))
-            some = self._widen(b, b.op("gt", extent, b.index(0)), shape)
-            place = b.select(b.op("and", lost, some), self._widen(b, first, shape), results[1])
-            results = [results[0], place]
-        results = self._combine(b, kind, start, results)
-        if self.target.is_gpu:
-            return results
+            kept = _shape(results[1])
+            lost = b.op("eq", results[1], b.splat(identities(kind, dtypes)[1], results[1]))
+            some = self._widen(b, b.op("gt", extent, b.index(0)), kept)
+            results = [results[0], b.select(b.op("and", lost, some), self._widen(b, first, kept), results[1])]
+        return self._combine(b, kind, start, results)
 
-        def scalar(inner: Builder, index: Value, *carried: Value) -> Sequence[Value]:
+    def _folded(self, b: Builder, kind: str, lanes: Sequence[Value]) -> Sequence[Value]:
+        """Lanes combined along the reduction's axis; scalars where nothing else is left."""
+        assert self.reduce_position is not None
+        results: Sequence[Value] = b.multi("reduce_tile", *lanes, kind=kind, axis=self.reduce_position)
+        return [b.op("item", v) for v in results] if all(s == 1 for s in _shape(results[0])) else results
+
+    def _reduce_on_cpu(
+        self, b: Builder, op: Op, kind: str, extent: Value, env: dict[Value, Value], masks: list[_Mask], start: Sequence[Value],
+        step: Callable[..., Sequence[Value]], lanes: Sequence[Value],
+    ) -> Sequence[Value]:  # fmt: skip
+        """Vectors from an aligned address on, single elements before and after."""
+        index_arg = op.regions[0].args[-1]
+
+        def single(inner: Builder, index: Value, *carried: Value) -> Sequence[Value]:
             values = self._ops(inner, op.regions[0].ops, {**env, index_arg: index}, masks)
             return self._combine(inner, kind, carried, values)
 
-        return self._carried(b, whole, extent, b.index(1), list(results), scalar, op)
+        # Sums of floats are taken in an order that does not depend on where the array lies.
+        exact = kind not in ("add", "mul") or not dtype_of(start[0].type).is_float
+        head = self._head(b, op.regions[0].ops, {**env, index_arg: b.index(0)}, index_arg) if exact else None
+        wides, singles = self._strips(
+            b, b.index(0), extent, self.schedule.reduce_tile, head, lanes, start,
+            lambda inner, k, *carried: step(inner, k, False, carried), single,
+        )  # fmt: skip
+        return self._combine(b, kind, singles, self._folded(b, kind, wides))
 
     def _rises(self, op: Op) -> bool:
         """Whether an argmin's or argmax's index grows with the reduction's own."""

@@ -1,0 +1,134 @@
+"""NVPTX code generation: every op in every dtype becomes PTX that NVIDIA's assembler takes, on every generation of GPUs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from op_kernels import map_kernels, module, reduction_kernels, thread_kernel
+from support import add_2d, array, assemble, loop_kernel, ptx_of, reduce_2d, stages_of
+
+from tilewright.base.dtypes import SCALARS, bool_, f16, f32, i64
+from tilewright.base.errors import TargetLimit
+from tilewright.base.target import parse_target
+from tilewright.codegen.native import emit_assembly
+from tilewright.codegen.nvptx import nvptx_function
+from tilewright.compile.build import llvm_text
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Block, Kernel, Stage, Value, walk
+from tilewright.ir.ops import OPS
+from tilewright.ir.program import KernelCall
+
+KNOWN = set((Path(__file__).parents[2] / "data" / "llvm22_nvvm.txt").read_text().split())
+"""Every NVVM intrinsic of LLVM 22 of the families Tilewright uses, overload suffixes left off."""
+UNREACHABLE = {"atomic", "async_load", "wait"}
+"""Ops no pass produces yet and no code generator takes."""
+
+
+@pytest.mark.requires("ptxas")
+@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"])
+def test_every_op_assembles(target: str) -> None:
+    chosen = parse_target(target)
+    widest = target == "sm_90a"
+    kernels = [k for d in SCALARS for k in map_kernels(d, False)]
+    kernels += [k for d in SCALARS for k in reduction_kernels(d)] if widest else reduction_kernels(f32) + reduction_kernels(i64)
+    kernels += map_kernels(f16, True) + map_kernels(f32, True) + map_kernels(bool_, True) if widest else []
+    program = module(kernels, chosen)
+    program = replace(program, calls=(*program.calls, KernelCall(thread_kernel(chosen), ("o", "w"))))
+    text, _ = llvm_text(program, chosen)
+    used = set(re.findall(r"declare [^@]*@(llvm\.nvvm\.[\w.]+)\(", text))
+    assert used, "no intrinsics at all?"
+    unknown = {name for name in used if not any(name == k or name.startswith(k + ".") for k in KNOWN)}
+    assert not unknown, f"LLVM 22 does not know {sorted(unknown)}"
+    ptx = emit_assembly(text, chosen, opt=1)
+    assert ".extern .func" not in ptx, "a call of something that is not there"
+    assert f".target {target}" in ptx
+    assemble(ptx, target, level=0)
+
+
+def test_every_op_is_covered() -> None:
+    """An op added to the table must be added to the kernels above, or be listed as unreachable."""
+    chosen = parse_target("sm_90a")
+    seen = {op.opcode for op in walk(thread_kernel(chosen).body)}
+    for dtype in SCALARS:
+        for kernel in map_kernels(dtype, True):
+            seen |= {op.opcode for op in walk(kernel.body)}
+    missing = {d.name for d in OPS.values() if "thread" in d.stages} - seen - UNREACHABLE - {"for", "if", "yield", "size", "const"}
+    assert not missing
+
+
+def test_reads_are_invariant_only_when_nobody_writes() -> None:
+    """A tensor that the kernel also writes must not be read through the non-coherent cache."""
+    memory = array("o", f32, "n", align=16)
+
+    def body(b: Builder, i: Value) -> None:
+        b.multi("store", memory, i, b.add(b.op("load", memory, i), b.const(1.0, f32)))
+
+    ptx = ptx_of(stages_of(loop_kernel("bump", [memory], ["n"], body), n=4096))
+    assert "ld.global" in ptx
+    assert "ld.global.nc" not in ptx
+    assert "ld.global.nc" in ptx_of(stages_of(add_2d(), rows=64, cols=64))
+
+
+def test_block_size_is_declared() -> None:
+    stages = stages_of(add_2d(), rows=640, cols=640)
+    threads = stages.thread.calls[0].kernel.threads
+    assert f".reqntid {threads}" in ptx_of(stages)
+
+
+def test_too_many_threads_are_a_target_limit() -> None:
+    kernel = Kernel("wide", Stage.THREAD, (), Block(), threads=2048)
+    with pytest.raises(TargetLimit, match=r"error\[TW020\]: wide wants 2048 threads in a block; sm_90a allows 1024"):
+        nvptx_function(kernel, "wide", parse_target("sm_90a"))
+
+
+def test_too_much_shared_memory_is_a_target_limit() -> None:
+    b = Builder()
+    b.op("alloc", dtype=f32, shape=(16384,), space="shared")
+    kernel = Kernel("large", Stage.THREAD, (), Block((), tuple(b.ops)), threads=32)
+    with pytest.raises(TargetLimit, match=r"error\[TW020\]: large needs 65536 bytes of static shared memory; a block has 49152"):
+        nvptx_function(kernel, "large", parse_target("sm_90a"))
+
+
+def test_shuffle_segments() -> None:
+    """The last operand is clamp and segment mask: `((32 - width) << 8) | 31`, without the 31 for `up`."""
+    for mode, width, expected in (("xor", 32, 31), ("xor", 16, 0x101F), ("up", 32, 0), ("up", 8, 0x1800), ("down", 4, 0x1C1F), ("idx", 32, 31)):
+        b = Builder()
+        x = array("x", f32, 32)
+        thread = b.op("thread_id")
+        value = b.op("shuffle", b.op("load", x, thread), b.index(1), mode=mode, width=width)
+        b.multi("store", x, thread, value)
+        text, _, _ = nvptx_function(Kernel("s", Stage.THREAD, (x,), Block((), tuple(b.ops)), threads=32), "s", parse_target("sm_90a"))
+        assert f", i32 {expected})" in text, (mode, width)
+
+
+@pytest.mark.requires("ptxas")
+def test_several_kernels_keep_their_line_tables() -> None:
+    """A module of two kernels with debug metadata of their own must still assemble."""
+    import numpy as np
+    from kernel_table import BY_NAME
+
+    case = BY_NAME["sum_f32_all"]
+    ptx = case.kernel.compile(np.zeros((4096, 4096), np.float32), target="sm_90a").code.decode()
+    assert ptx.count(".entry") == 2
+    assemble(ptx, "sm_90a")
+
+
+def test_bool_scalars_are_bytes() -> None:
+    from tilewright.ir.types import Scalar
+
+    flag, out = Value(Scalar(bool_), "flag"), array("o", f32, "n")
+
+    def body(b: Builder, i: Value) -> None:
+        b.multi("store", out, i, b.select(flag, b.const(1.0, f32), b.const(2.0, f32)))
+
+    ptx = ptx_of(stages_of(loop_kernel("choose", [flag, out], ["n"], body), n=64))
+    assert re.search(r"\.param \.(u|b)8 ", ptx)
+
+
+def test_reduction_over_rows_uses_shared_memory_once() -> None:
+    ptx = ptx_of(stages_of(reduce_2d(), rows=64, cols=100000))
+    assert ptx.count("bar.sync") + ptx.count("barrier.cta.sync") + ptx.count("barrier.sync") == 1
+    assert "st.shared" in ptx

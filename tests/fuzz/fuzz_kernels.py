@@ -8,7 +8,7 @@ perhaps a reduction. `exact` kernels must give the same bits at every stage and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -53,16 +53,15 @@ FUNCTIONS = (
 )  # fmt: skip
 
 
-@dataclass(repr=False)
 class Fuzzed:
-    """A drawn kernel with its inputs."""
+    """A drawn kernel with its inputs. No dataclass: Hypothesis would print every node of it."""
 
-    program: Program
-    inputs: dict[str, np.ndarray | int | float | bool]
-    ulp: float
-    """How far apart results may be, in units of the last place; 0 asks for equal bits."""
-    terms: int
-    """The longest float sum, whose terms may be added in any order."""
+    def __init__(self, program: Program, inputs: dict[str, np.ndarray | int | float | bool], ulp: float, terms: int) -> None:
+        self.program, self.inputs = program, inputs
+        self.ulp = ulp
+        """How far apart results may be, in units of the last place; 0 asks for equal bits."""
+        self.terms = terms
+        """The longest float sum, whose terms may be added in any order."""
 
     def __repr__(self) -> str:
         return f"{self.program.name}(ulp={self.ulp}, terms={self.terms})"

@@ -6,8 +6,8 @@ arguments are the artifact's inputs; `out=` may give the output, or a tuple of t
 
 What holds: the function does all of the call or none of it. Whatever it does not recognise (another type, dtype, rank, layout or
 keyword, a size that does not fit, a fact that does not hold, outputs that overlap inputs) makes it return `NotImplemented` before
-anything was written, so that the caller's slow path can say exactly what is wrong or choose other code. An exception (null) comes
-out only when memory ran out. The order matters: scalars are converted first, since that may run Python code; after it nothing
+anything was written, so that the caller's slow path can say exactly what is wrong or choose other code. So does a result there is
+no memory for. An exception (null) comes out only when memory for scratch ran out. The order matters: scalars are converted first, since that may run Python code; after it nothing
 runs that could change an array that was looked at. Outputs are created last, when the call can no longer be refused.
 
 The text has no process addresses: everything outside is a symbol of `base.abi`, bound by the loader.
@@ -476,12 +476,15 @@ class _Stub:
             made = self.new(f"call ptr {create}(i32 {len(output.shape)}, ptr %dims, ptr {descr}, i32 0)")
             self.line(f"store ptr {made}, ptr %object.{i}")
             self.require(self.new(f"icmp ne ptr {made}, null"))
-            self.settle("fail")
+            self.settle("exhausted")
             data = self.load("ptr", made, at.ARRAY_DATA)
             self.line(f"store ptr {data}, ptr %data.{i}")
             self._require_alignment(output, data)
             self.settle("withdraw")
         self.jump("ready")
+        self.start("exhausted")  # the slow path says what was wanted
+        self.line("call void @PyErr_Clear()")
+        self.jump("withdraw")
         self.start("withdraw")
         self._drop_outputs()
         self.jump("reject")

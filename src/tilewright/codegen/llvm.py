@@ -498,6 +498,10 @@ def _cast(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
             return w.let(f"fptrunc {before} {value} to {after}")
         return w.let(f"{'fpext' if b.bits > a.bits else 'fptrunc'} {before} {value} to {after}")
     if a.is_float:
+        if a.is_small_float:
+            # LLVM's own saturating conversion of f16 gives the smallest integer for NaN on CPUs with f16 arithmetic.
+            source = with_dtype(source, f32)
+            value, before = w.let(f"fpext {before} {value} to {llvm_type(source)}"), llvm_type(source)
         name = f"llvm.fpto{'s' if b.kind == 'i' else 'u'}i.sat.{_overloaded(target)}.{_overloaded(source)}"
         return w.call(after, name, (before, value))
     if b.is_float:

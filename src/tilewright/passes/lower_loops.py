@@ -213,8 +213,8 @@ class _Lowering:
         for op in ops:
             if op is chosen:
                 break
-            if op.regions or op.opcode in ("store", "yield"):
-                continue
+            if op.regions or op.opcode in ("store", "yield") or any(v not in local for v in op.operands):
+                continue  # the last: it needs the result of a loop or a branch, which is not repeated here
             with b.at(op.span):
                 local.update(zip(op.results, self._op(b, op, local, []), strict=True))
         where = [local.get(v) for v in chosen.operands[1 : 1 + memory.rank]]
@@ -256,7 +256,8 @@ class _Lowering:
         if op.opcode in ("parallel", "while"):
             from tilewright.base.errors import UserError
 
-            raise UserError.at("TW005", f"a nested {op.opcode} is not supported inside a parallel loop", op.span)
+            what = "while" if op.opcode == "while" else "a parallel loop inside a parallel loop"
+            raise UserError.at("TW005", f"{what} is not available in kernels yet", op.span, "use for with a fixed number of turns")
         shape = _join(*(_shape(v) for v in operands))
         return b.emit(op.opcode, [self._widen(b, v, shape) for v in operands], op.attrs)
 

@@ -155,7 +155,7 @@ class Typing:
                 left, right = describe(operands[position - 1]), describe(operand)
                 raise self.fail(
                     "TW006", f"{what} mixes {left} with {right}, which would lose data", span,
-                    f"convert one operand, as in cast({show_expr(operand)}, {met[0]})",
+                    f"convert one operand, as in {_conversion(operands[position - 1], operand, met[0], type_of(operand)[0])}",
                 )  # fmt: skip
             met = joined
         return met
@@ -400,3 +400,10 @@ def _fold_function(name: str, value: float) -> float | None:
 def default_float(flavour: str) -> DType:
     """A float that met nothing: Python's is f64, ZynML's f32."""
     return f64 if flavour == "kernel" else f32
+
+
+def _conversion(left: Expr, right: Expr, left_type: DType, right_type: DType) -> str:
+    """A cast to suggest: towards the float, else towards the left."""
+    if right_type.is_float and not left_type.is_float:
+        return f"cast({show_expr(left)}, {right_type})"
+    return f"cast({show_expr(right)}, {left_type})"

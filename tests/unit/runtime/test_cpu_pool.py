@@ -306,6 +306,7 @@ def test_no_pool_code_is_our_mistake() -> None:
     text = """
     from tilewright.base.errors import CompilerBug
     from tilewright.runtime import cpu_pool
+    cpu_pool._code_source = None
     try:
         cpu_pool.pool()
     except CompilerBug as error:

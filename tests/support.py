@@ -33,7 +33,7 @@ from tilewright.runtime import cpu, cpu_pool
 cpu_pool.provide_code(lambda: pool_object(host_cpu()))
 
 Number = int | float | bool
-PointBody = Callable[..., Sequence[Value]]
+PointBody = Callable[..., object]
 
 
 # -- building -------------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def array(name: str, dtype: DType, *shape: int | str | Size, align: int = 0) -> 
     return Value(tensor(dtype, *shape, align=align), name)
 
 
-def strided(name: str, dtype: DType, shape: Sequence[int | str], strides: Sequence[int | str | Size], align: int = 0) -> Value:
+def strided(name: str, dtype: DType, shape: Sequence[int | str | Size], strides: Sequence[int | str | Size], align: int = 0) -> Value:
     """A parameter with strides of its own."""
     sizes = tuple(Size.of(s) for s in shape)
     return Value(Tensor(dtype, sizes, tuple(Size.of(s) for s in strides), "global", align), name)

@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 import numpy as np
 from hypothesis import strategies as st
-from support import array, loop_kernel, program, strided
 
+from support import array, loop_kernel, program, strided
 from tilewright.base.dtypes import (
     DType,
     accumulator,
@@ -144,7 +144,7 @@ class _Drawing:
             memory = array(label, dtype, *names, align=16 if self.chance(50) else 0)
         else:
             values, strides = self.laid_out(values, str(layout), label)
-            memory = strided(label, dtype, names, strides)  # type: ignore[arg-type]
+            memory = strided(label, dtype, names, strides)
         self.params.append(memory)
         self.inputs[label] = np.asarray(values)
         return b.op("load", memory, *where)

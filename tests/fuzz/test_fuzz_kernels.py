@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from fuzz_kernels import Fuzzed, kernels
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
-from support import hints_of, run_cpu
 
+from support import hints_of, run_cpu
 from tilewright.base.dtypes import DType
 from tilewright.base.target import parse_target
 from tilewright.ir.emulator import run_program

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from kernel_table import CASES, Case
 
 EMULATED = ("emulator:loop", "emulator:tile", "emulator:thread")

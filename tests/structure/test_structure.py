@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from gallery_kernels import BY_NAME, KERNELS, GalleryKernel
-from kernel_table import add_cubes, add_matrices, scale_columns, transpose, whole_arrays
-from support import assemble
 
 import tilewright as tw
+from gallery_cases import GALLERY_BY_NAME as BY_NAME
+from gallery_cases import GALLERY_CASES as KERNELS
+from gallery_cases import GalleryCase
+from kernel_table import add_cubes, add_matrices, scale_columns, transpose, whole_arrays
+from support import assemble
 from tilewright.base.target import parse_target
 from tilewright.codegen.native import emit_assembly
 from tilewright.compile.build import llvm_text
@@ -141,19 +143,19 @@ def test_only_the_edge_is_masked_otherwise() -> None:
 
 def test_cpu_code_has_no_masks() -> None:
     for kernel in KERNELS:
-        stages = kernel.kernel.stages(*kernel.arguments, target="cpu").stages
+        stages = kernel.kernel.stages(*kernel.arguments(), target="cpu").stages
         assert not any(op.attrs.get("masked") for op in ops(stages.thread)), kernel.name
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
-def test_floats_are_ieee(kernel: GalleryKernel) -> None:
+def test_floats_are_ieee(kernel: GalleryCase) -> None:
     ptx = kernel.ptx()
     assert ".ftz" not in ptx.replace("ex2.approx.ftz", "")
     assert not re.search(r"(div|sqrt|rcp|rsqrt)\.(approx|full)", ptx)
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)
-def test_code_points_at_its_source(kernel: GalleryKernel) -> None:
+def test_code_points_at_its_source(kernel: GalleryCase) -> None:
     ptx = kernel.ptx()
     assert "gallery.py" in ptx
     assert ptx.count(".loc") >= 2
@@ -183,7 +185,7 @@ def test_transpose_reads_or_writes_in_order() -> None:
 @pytest.mark.parametrize("name", ["relu", "gelu", "total", "row_sums", "where_largest"])
 def test_cpu_code_is_vectorised(name: str, target: str, register: str) -> None:
     kernel = BY_NAME[name]
-    stages = kernel.kernel.stages(*kernel.arguments, target=target).stages
+    stages = kernel.kernel.stages(*kernel.arguments(), target=target).stages
     text, _ = llvm_text(stages.thread, parse_target(target))
     assembly = emit_assembly(text, parse_target(target))
     assert re.search(register, assembly)
@@ -195,9 +197,9 @@ def test_cpu_code_is_vectorised(name: str, target: str, register: str) -> None:
 
 @pytest.mark.parametrize("name", ["total", "row_sums", "column_sums", "root_mean_square", "mean_and_variance", "where_largest"])
 def test_same_bits_on_every_run_and_with_any_number_of_threads(name: str) -> None:
-    kernel = {k.name: k for k in KERNELS}[name]
+    kernel = BY_NAME[name]
     rng = np.random.default_rng(1)
-    shape = (1_000_003,) if np.ndim(kernel.arguments[0]) == 1 else (1009, 997)
+    shape = (1_000_003,) if np.ndim(kernel.arguments()[0]) == 1 else (1009, 997)
     argument = rng.standard_normal(shape).astype(F32)
     before = tw.get_num_threads()
     seen: set[bytes] = set()
@@ -214,5 +216,5 @@ def test_same_bits_on_every_run_and_with_any_number_of_threads(name: str) -> Non
 @pytest.mark.parametrize("name", ["total", "column_sums"])
 def test_compiling_twice_gives_the_same_code(name: str) -> None:
     kernel = BY_NAME[name]
-    first, second = (kernel.kernel.stages(*kernel.arguments, target="sm_90a").stages.thread for _ in range(2))
+    first, second = (kernel.kernel.stages(*kernel.arguments(), target="sm_90a").stages.thread for _ in range(2))
     assert llvm_text(first, parse_target("sm_90a")) == llvm_text(second, parse_target("sm_90a"))

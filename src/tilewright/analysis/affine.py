@@ -7,15 +7,14 @@ Values without such a form (products of two indices, loads…) are atoms of thei
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tilewright.base.dtypes import i64
+from tilewright.base.record import record
 from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.ir.nodes import Block, Kernel, Op, Value
 from tilewright.ir.types import Scalar, Tensor
 
 
-@dataclass(frozen=True)
+@record
 class Affine:
     """`constant + sum(factor * value)`; factors are never zero."""
 

@@ -6,14 +6,13 @@ always hold and to choose narrower forms. Values without a known range are simpl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from tilewright.base.record import record
 from tilewright.base.sizes import ZERO, Size
 from tilewright.ir.nodes import Block, Kernel, Op, Value
 from tilewright.ir.types import INDEX
 
 
-@dataclass(frozen=True)
+@record
 class Range:
     """Both ends included."""
 

@@ -39,6 +39,11 @@ def bind_sizes(
                 wrong.append(Diagnostic("TW004", _mismatch(param.name, axis, found, extent, wanted, origin), span))
     if wrong:
         raise UserError(*wrong)
+    for output in artifact.outputs:
+        for axis, extent in enumerate(output.shape):
+            if extent.names <= values.keys() and extent.evaluate(values) < 0:
+                size = extent.evaluate(values)
+                wrong.append(Diagnostic("TW004", f"axis {axis} of the result '{output.name}' would have extent {extent} = {size}", span))
     for check in artifact.checks:
         if not (check.left.names | check.right.names) <= values.keys():
             continue

@@ -20,7 +20,6 @@ from tilewright.base.artifact import ArrayParam, Artifact, ScalarParam
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.base.source import NOWHERE, Span
 from tilewright.base.target import host_cpu
-from tilewright.compile.build import describe_program
 from tilewright.compile.driver import Signature, compile_kernel, compile_stages
 from tilewright.runtime import cpu
 from tilewright.runtime.device_array import DeviceArray
@@ -247,6 +246,7 @@ class Runner:
     # -- emulator -----------------------------------------------------------------------------------------------
 
     def run_emulator(self, values: Mapping[str, object], device: Device, out: object = None) -> object:
+        from tilewright.compile.build import describe_program
         from tilewright.ir.emulator import run_program
 
         values = {name: v.numpy() if isinstance(v, DeviceArray) else v for name, v in values.items()}

@@ -139,11 +139,9 @@ def _array(array: Array) -> ArrayParam:
 
 
 def _work(kernel: Kernel) -> Size:
-    """Elements one block touches: all of the largest array, shared out over the blocks."""
-    largest = Size.of(1)
+    """Elements one block touches: those of all arrays, shared out over the blocks."""
+    total = Size.of(0)
     for param in kernel.tensors:
         assert isinstance(param.type, Tensor)
-        elements = product(param.type.shape)
-        if len(elements.terms) and len(elements.terms[-1][0]) >= len(largest.terms[-1][0] if largest.terms else ()):
-            largest = elements
-    return ceildiv(largest, maximum(Size.of(1), product(kernel.grid)))
+        total = total + product(param.type.shape)
+    return ceildiv(total, maximum(Size.of(1), product(kernel.grid)))

@@ -14,7 +14,6 @@ import hashlib
 import logging
 import os
 import re
-import secrets
 import stat
 import struct
 import sys
@@ -117,7 +116,7 @@ class DiskCache:
         data = _HEADER.pack(MAGIC, VERSION, _digest(key, payload)) + payload
         if len(data) > self.max_bytes:
             return
-        temporary = self._directory / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
+        temporary = self._directory / f"{_TEMPORARY}{os.getpid()}-{os.urandom(8).hex()}"
         try:
             descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0), 0o600)
             try:

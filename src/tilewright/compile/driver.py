@@ -3,6 +3,9 @@
 `compile_kernel` takes the untyped tree of one kernel and what its arguments are (`Signature`). Its key is made of the tree,
 the signature, the target and the compiler's own version, so a cached artifact is found before anything is checked or lowered.
 Many threads may ask for one kernel: it is compiled once.
+
+The compiler proper (checker, passes, code generators) is loaded when something has to be compiled: programs that find all their
+kernels in the cache start faster without it.
 """
 
 from __future__ import annotations
@@ -16,23 +19,20 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from tilewright.analysis.alias import alias_safe
 from tilewright.base.artifact import Artifact
 from tilewright.base.record import record
 from tilewright.base.target import Target, host_cpu
 from tilewright.codegen.interpreter import abi_key
-from tilewright.codegen.pool import pool_object
-from tilewright.compile.build import build_artifact
 from tilewright.compile.cache import DiskCache
-from tilewright.ir.program import Program
-from tilewright.ir.verify import verify_program
-from tilewright.passes.lower_tree import lower_kernel
-from tilewright.passes.pipeline import Stages, Trace, lower
 from tilewright.runtime import cpu_pool
-from tilewright.tree.check import check_kernel
 from tilewright.tree.syntax import Function
 from tilewright.tree.typed import ArgSpec, TypedKernel
+
+if TYPE_CHECKING:
+    from tilewright.ir.program import Program
+    from tilewright.passes.pipeline import Stages, Trace
 
 log = logging.getLogger("tilewright")
 if os.environ.get("TILEWRIGHT_LOG"):
@@ -96,6 +96,8 @@ def _pool_code() -> bytes:
     key = hashlib.sha256(f"pool|{target.key()}|{compiler_version()}".encode()).hexdigest()
     found = disk_cache().get(key)
     if found is None:
+        from tilewright.codegen.pool import pool_object
+
         found = Artifact("pool", target.name, "object", pool_object(target), (), (), (), (), (), (), key=key)
         disk_cache().put(key, found)
     return found.code
@@ -114,6 +116,10 @@ def cache_key(function: Function, signature: Signature, target: Target) -> str:
 
 def front_end(function: Function, signature: Signature) -> tuple[TypedKernel, Program]:
     """Check and lower to the loop stage; the program carries the signature's divisors as facts."""
+    from tilewright.ir.verify import verify_program
+    from tilewright.passes.lower_tree import lower_kernel
+    from tilewright.tree.check import check_kernel
+
     typed = check_kernel(function, signature.args)
     program = lower_kernel(typed)
     verify_program(program)
@@ -143,6 +149,8 @@ def _by_name(program: Program, numbers: AxisNumbers) -> dict[str, int]:
 
 def compile_stages(function: Function, signature: Signature, target: Target) -> Compilation:
     """All stages, nothing cached."""
+    from tilewright.passes.pipeline import Trace, lower
+
     trace = Trace(dump=os.environ.get("TILEWRIGHT_DUMP", ""))
     start = time.perf_counter()
     typed, program = front_end(function, signature)
@@ -180,6 +188,9 @@ def compile_kernel(function: Function, signature: Signature, target: Target) -> 
 
 
 def _compile(function: Function, signature: Signature, target: Target, key: str, start: float) -> Artifact:
+    from tilewright.analysis.alias import alias_safe
+    from tilewright.compile.build import build_artifact
+
     done = compile_stages(function, signature, target)
     middle = time.perf_counter()
     schedules = tuple(

@@ -11,8 +11,9 @@ An axis of extent 1 is held by every thread along it: reduced and broadcast valu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
+
+from tilewright.base.record import record
 
 
 def _split(number: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -24,7 +25,7 @@ def _split(number: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(digits))
 
 
-@dataclass(frozen=True)
+@record
 class Blocked:
     vector: tuple[int, ...]
     lanes: tuple[int, ...]
@@ -58,7 +59,7 @@ class Blocked:
         )
 
 
-@dataclass(frozen=True)
+@record
 class Shared:
     """A tile in shared memory: `order` lists axes from slowest to fastest, `swizzle` bytes (0, 32, 64 or 128)."""
 
@@ -69,7 +70,7 @@ class Shared:
         return f"shared({list(self.order)}, {self.swizzle})"
 
 
-@dataclass(frozen=True)
+@record
 class Accumulator:
     """The result fragment of a matrix instruction: `family` is 'mma' or 'wgmma', `shape` its m, n, k."""
 
@@ -81,7 +82,7 @@ class Accumulator:
         return f"accumulator({self.family}, {list(self.shape)}, {list(self.warps)})"
 
 
-@dataclass(frozen=True)
+@record
 class Operand:
     """Operand `side` ('a' or 'b') of the matrix instruction whose result has layout `parent`."""
 

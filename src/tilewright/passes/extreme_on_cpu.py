@@ -11,7 +11,7 @@ from typing import Protocol
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.types import dtype_of
-from tilewright.passes.combine import identities
+from tilewright.passes.combine import combine, identities
 
 
 class TileBody(Protocol):
@@ -21,6 +21,9 @@ class TileBody(Protocol):
 
     def values(self, b: Builder, op: Op, index: Value) -> tuple[Value, ...]:
         """What the reduction's body yields at an index or a tile of indices, in the index's shape."""
+
+    def head(self, b: Builder, op: Op) -> Value | None:
+        """How many elements lie before the first aligned one."""
 
     def index_tile(self, b: Builder, start: Value, position: int, extent: int) -> Value:
         """`start + 0, 1, 2…` along a tile axis."""
@@ -92,27 +95,57 @@ class ExtremeOnCpu:
         return b.if_(b.op("isnan", probe), exactly, lambda inner: [best])[0]
 
     def _search(self, b: Builder, extent: Value, start: Sequence[Value]) -> Sequence[Value]:
-        def each_run(inner: Builder, low: Value, best: Value, place: Value) -> Sequence[Value]:
-            high = inner.op("min", inner.add(low, inner.index(self.run)), extent)
+        # A first, shorter run makes all others start at an aligned address.
+        head = self.body.head(b, self.op)
+        first = b.index(0) if head is None else b.sub(head, b.index(self.run))
+        if self.rising:
+            return self._search_rising(b, first, extent, start)
+
+        def each_run(inner: Builder, begin: Value, best: Value, place: Value) -> Sequence[Value]:
+            low, high = self._ends(inner, begin, extent)
             extreme = self._extreme(inner, low, high)
-            better = inner.op("gt" if self.kind == "argmax" else "lt", extreme, best)
-            tie = inner.op("eq", extreme, best)
-            if self.is_float:
-                nan, best_nan = inner.op("isnan", extreme), inner.op("isnan", best)
-                better = inner.op("or", better, inner.op("and", nan, inner.op("not", best_nan)))
-                tie = inner.op("or", tie, inner.op("and", nan, best_nan))
-            if self.rising:
-                # Later places are larger: a tie wins only where no place is known yet (all values so far were the identity).
-                tie = inner.op("and", tie, inner.op("eq", place, inner.const(self.nothing[1], self.dtypes[1])))
-            wins = inner.op("or", better, tie)
+            better, tie = self._compare(inner, extreme, best)
 
             def locate(then: Builder) -> Sequence[Value]:
                 found = self._locate(then, low, high, extreme)
                 return [extreme, then.select(better, found, then.op("min", found, place))]
 
-            return inner.if_(wins, locate, lambda otherwise: [best, place])
+            return inner.if_(inner.op("or", better, tie), locate, lambda otherwise: [best, place])
 
-        return b.for_(b.index(0), extent, b.index(self.run), list(start), each_run, name="run")
+        return b.for_(first, extent, b.index(self.run), list(start), each_run, name="run")
+
+    def _search_rising(self, b: Builder, first: Value, extent: Value, start: Sequence[Value]) -> Sequence[Value]:
+        """Where later elements have larger indices the first run that wins is enough to know; its place is looked for once."""
+        nothing = b.const(self.nothing[0], self.dtypes[0])
+        none = b.index(-(1 << 62))
+
+        def each_run(inner: Builder, begin: Value, best: Value, where: Value) -> Sequence[Value]:
+            low, high = self._ends(inner, begin, extent)
+            extreme = self._extreme(inner, low, high)
+            better, _ = self._compare(inner, extreme, best)
+            # Values equal to the identity win where nothing has won yet.
+            fresh = inner.op("and", inner.op("eq", where, none), inner.op("lt", low, high))
+            wins = inner.op("or", better, fresh)
+            return [inner.select(wins, extreme, best), inner.select(wins, begin, where)]
+
+        best, where = b.for_(first, extent, b.index(self.run), [nothing, none], each_run, name="run")
+        low, high = self._ends(b, where, extent)
+        return combine(b, self.kind, start, (best, self._locate(b, low, high, best)))
+
+    def _ends(self, b: Builder, begin: Value, extent: Value) -> tuple[Value, Value]:
+        """A run's first element and the one after its last, inside 0..extent."""
+        low = b.op("max", begin, b.index(0))
+        return low, b.op("max", b.op("min", b.add(begin, b.index(self.run)), extent), low)
+
+    def _compare(self, b: Builder, value: Value, best: Value) -> tuple[Value, Value]:
+        """Whether a value beats the best one, and whether it equals it; NaN beats everything."""
+        better = b.op("gt" if self.kind == "argmax" else "lt", value, best)
+        tie = b.op("eq", value, best)
+        if self.is_float:
+            nan, best_nan = b.op("isnan", value), b.op("isnan", best)
+            better = b.op("or", better, b.op("and", nan, b.op("not", best_nan)))
+            tie = b.op("or", tie, b.op("and", nan, best_nan))
+        return better, tie
 
     def _locate(self, b: Builder, low: Value, high: Value, extreme: Value) -> Value:
         """The smallest index in the run whose value is `extreme`."""

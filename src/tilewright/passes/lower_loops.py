@@ -626,5 +626,9 @@ class _ReductionBody:
         found = self.lowering._ops(b, op.regions[0].ops, local, self.masks)
         return tuple(self.lowering._widen(b, v, _shape(index)) for v in found)
 
+    def head(self, b: Builder, op: Op) -> Value | None:
+        index = op.regions[0].args[-1]
+        return self.lowering._head(b, op.regions[0].ops, {**self.env, index: b.index(0)}, index)
+
     def index_tile(self, b: Builder, start: Value, position: int, extent: int) -> Value:
         return self.lowering._index_tile(b, start, position, extent)

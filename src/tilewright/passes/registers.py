@@ -7,12 +7,12 @@ somebody needs the numbers, so addresses stay known to be consecutive and aligne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import product
 from math import gcd
 
 from tilewright.analysis import divisors
 from tilewright.base.errors import CompilerBug
+from tilewright.base.record import record
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.layouts import Blocked
@@ -23,7 +23,7 @@ Shape = tuple[int, ...]
 Cell = tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Registers:
     """A tile held in registers: a value per register step along each axis."""
 
@@ -31,7 +31,7 @@ class Registers:
     cells: dict[Cell, Value]
 
 
-@dataclass(frozen=True)
+@record
 class Index:
     """A tile of integers `base + sum(factor[a] * coordinate[a])`, not computed until somebody needs it."""
 
@@ -40,7 +40,7 @@ class Index:
     factors: dict[int, int]
 
 
-@dataclass(frozen=True)
+@record
 class Mask:
     """A conjunction of `index < bound` (kept symbolic) and of plain bool tiles."""
 

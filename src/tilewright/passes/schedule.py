@@ -204,11 +204,11 @@ def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int]) -> Sc
 def _gpu_rows(nest: Nest, rank: int, vector: int, hints: Mapping[str, int]) -> Schedule:
     """The reduction walks memory: lanes and warps along it; several rows per block when rows are short."""
     length = _power_of_two(_hint(nest.reduce_extent, hints))
-    # Wide accumulators leave room for fewer vectors in flight; (value, index) pairs for one.
+    # Wide accumulators and (value, index) pairs leave room for fewer vectors in flight.
     pairs = any(str(op.attrs["kind"]).startswith("arg") for op in nest.reductions)
-    steps = 1 if pairs else 4 if nest.narrowest >= 4 else 2
+    steps = 4 if nest.narrowest >= 4 and not pairs else 2
     # A row of ordinary length takes 128 threads, the long stretches of a split reduction more.
-    most = 128 if length <= 8192 else 512 if nest.narrowest >= 4 else 256
+    most = 128 if length <= 8192 else 512 if nest.narrowest >= 4 and not pairs else 256
     per_row = max(32, min(most, length // vector))
     reduce_tile = min(per_row * vector * steps, max(per_row * vector, length))
     rows = max(1, 128 // per_row)
@@ -229,5 +229,5 @@ def _gpu_columns(nest: Nest, rank: int, vector: int, hints: Mapping[str, int]) -
         return Schedule((), 256, 1, vector_on_reduction=True, threads=256)
     tiles = [1] * rank
     tiles[axis] = 32 * vector
-    warps = 8
-    return Schedule(tuple(tiles), warps * 4, vector, vector_index=axis, threads=32 * warps)
+    warps, deep = (8, 4) if nest.narrowest >= 4 else (4, 8)
+    return Schedule(tuple(tiles), warps * deep, vector, vector_index=axis, threads=32 * warps)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from support import array, loop_kernel, program, reduce_2d, strided
-
 from tilewright.base.dtypes import SCALARS, DType, f32, f64, i32, u32
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target
@@ -79,7 +78,7 @@ def reduction_kernels(dtype: DType) -> list[Kernel]:
     """Every reduction of the dtype, along rows: through vectors, lanes, warps and shared memory."""
     kernels = []
     for kind in REDUCTIONS:
-        if (kind in ("and", "or") and dtype.is_float) or (kind in ("add", "mul") and dtype.is_bool) or dtype.bits == 8 and dtype.is_float:
+        if (kind in ("and", "or") and dtype.is_float) or (kind in ("add", "mul") and dtype.is_bool) or (dtype.bits == 8 and dtype.is_float):
             continue
         kernels.append(_reduction(kind, dtype))
     return kernels

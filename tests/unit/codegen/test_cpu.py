@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_table import BY_NAME, CASES
 from op_kernels import map_kernels, module, reduction_kernels
-from support import add_2d, data, program, run_cpu, scale_2d, stages_of, undefined_symbols
 
+from kernel_table import BY_NAME, CASES
+from support import add_2d, data, program, run_cpu, scale_2d, stages_of, undefined_symbols
 from tilewright.base.dtypes import SCALARS, f32, i64
 from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import Size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from support import add_2d, array, loop_kernel, scale_2d, strided
-
 from tilewright.base.dtypes import f32
 from tilewright.base.sizes import Size
 from tilewright.ir.build import Builder

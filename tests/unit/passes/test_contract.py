@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from support import array, loop_kernel, program, run_cpu, run_stages
 
+from support import array, loop_kernel, program, run_cpu, run_stages
 from tilewright.base.dtypes import DType, f32, i32
 from tilewright.base.sizes import Size
 from tilewright.ir.build import Builder

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support import add_2d, array, assert_close, data, loop_kernel, program, reduce_2d, reduce_all, run_cpu, run_stages, scale_2d, stages_of
 
+from support import (
+    add_2d,
+    array,
+    assert_close,
+    data,
+    loop_kernel,
+    program,
+    reduce_2d,
+    reduce_all,
+    run_cpu,
+    run_stages,
+    scale_2d,
+    stages_of,
+)
 from tilewright.base.dtypes import f32, i64
 from tilewright.base.errors import UserError
 from tilewright.base.sizes import Size
+from tilewright.base.target import parse_target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Stage, Value, walk
 from tilewright.ir.types import Tile
 from tilewright.passes.lower_loops import lower_loops
 from tilewright.passes.schedule import Schedule
-from tilewright.base.target import parse_target
 
 RNG = np.random.default_rng(5)
 
@@ -158,5 +171,5 @@ def test_a_nested_parallel_is_an_error_of_the_user() -> None:
         b.parallel([n], inner)
 
     kernel = loop_kernel("twice", [o], ["n"], body)
-    with pytest.raises(UserError, match=r"error\[TW005\]: a nested parallel is not supported inside a parallel loop"):
+    with pytest.raises(UserError, match=r"error\[TW005\]: a parallel loop inside a parallel loop is not available in kernels yet"):
         lower_loops(kernel, Schedule((1,)), parse_target("sm_90a"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import prod
 
 import pytest
-from support import add_2d, loop_kernel, map_kernel, reduce_2d, reduce_all, scale_2d, stages_of, strided
 
+from support import add_2d, loop_kernel, map_kernel, reduce_2d, reduce_all, scale_2d, stages_of, strided
 from tilewright.base.dtypes import DType, f16, f32, f64, i8
 from tilewright.base.sizes import Size
 from tilewright.base.target import host_cpu, parse_target

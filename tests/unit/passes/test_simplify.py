@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support import array, loop_kernel, program, run_stages
 
+from support import array, loop_kernel, program, run_stages
 from tilewright.base.dtypes import DType, bool_, f32, f64, i32, u8
 from tilewright.base.sizes import Size
 from tilewright.ir.build import Builder

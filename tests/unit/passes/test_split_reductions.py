@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support import array, assert_close, data, loop_kernel, program, reduce_2d, reduce_all, run_cpu, run_stages, stages_of
 
+from support import (
+    array,
+    assert_close,
+    data,
+    loop_kernel,
+    program,
+    reduce_2d,
+    reduce_all,
+    run_cpu,
+    run_stages,
+    stages_of,
+)
 from tilewright.base.dtypes import by_name, f32
 from tilewright.base.sizes import Size
 from tilewright.base.target import parse_target
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Kernel, Value
+from tilewright.ir.nodes import Kernel
 from tilewright.ir.verify import verify_program
 from tilewright.passes.split_reductions import split_reductions
 

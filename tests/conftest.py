@@ -64,6 +64,10 @@ def requires() -> Callable[..., None]:
     return require
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", action="store_true", help="write the hashes of PTX that ran right to tests/gpu/proven.json")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "requires(*names): needs cpu, emulator, ptxas or cuda on this machine")
 

@@ -20,16 +20,19 @@ def _only_in_kernels(name: str) -> NoReturn:
 
 
 class Array:
-    """An array in a kernel: `x[i, j]` is an element, `x.shape` its extents, `x.dtype` its element type."""
+    """An array in a kernel: `x[i, j]` is an element, `x.shape` its extents, `x.dtype` its element type.
+
+    Elements are floats to a type checker, whatever the array holds; so an element may be an index too, as in `x[places[i]]`.
+    """
 
     shape: tuple[int, ...]
     dtype: DType
     size: int
 
-    def __getitem__(self, index: int | tuple[int, ...]) -> float:
+    def __getitem__(self, index: float | tuple[float, ...]) -> float:
         _only_in_kernels("Array")
 
-    def __setitem__(self, index: int | tuple[int, ...], value: float) -> None:
+    def __setitem__(self, index: float | tuple[float, ...], value: float) -> None:
         _only_in_kernels("Array")
 
     def __len__(self) -> int:
@@ -57,17 +60,17 @@ def grid(*extents: int) -> Iterator[int] | Iterator[tuple[int, ...]]:
     _only_in_kernels("grid")
 
 
-def empty(shape: int | tuple[int, ...], dtype: DType | None = None) -> Array:
-    """A new array to be written and returned; without a dtype it takes that of what is written."""
+def empty(shape: int | tuple[int, ...], dtype: DType) -> Array:
+    """A new array to be written and returned."""
     _only_in_kernels("empty")
 
 
-def zeros(shape: int | tuple[int, ...], dtype: DType | None = None) -> Array:
+def zeros(shape: int | tuple[int, ...], dtype: DType) -> Array:
     """A new array of zeros."""
     _only_in_kernels("zeros")
 
 
-def full(shape: int | tuple[int, ...], value: float, dtype: DType | None = None) -> Array:
+def full(shape: int | tuple[int, ...], value: float, dtype: DType) -> Array:
     """A new array of one value."""
     _only_in_kernels("full")
 

@@ -258,7 +258,7 @@ def test_conversion_to_a_small_float_rounds_once(source: str, target: str) -> No
 def test_conversions_keep_specials() -> None:
     for name in ("f16", "bf16", "f8e5m2"):
         got = cast(f64, by_name(name), [INF, -INF, 1e300, NAN, -0.0]).astype(np.float64)
-        assert got[0] == INF and got[1] == -INF and got[2] == INF and np.isnan(got[3]) and np.signbit(got[4])  # noqa: PT018
+        assert got[0] == INF and got[1] == -INF and got[2] == INF and np.isnan(got[3]) and np.signbit(got[4])
         tiny = cast(f64, by_name(name), [1e-300, -1e-300]).astype(np.float64)
         assert tiny.tolist() == [0, 0]
         assert np.signbit(tiny).tolist() == [False, True]

@@ -151,11 +151,17 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """Wall time. The call before the timed ones is not counted: it takes the cores back from another library's threads."""
+    """Wall time. Threads of OpenMP libraries keep spinning for a while after their work, on cores the next library wants: each
+    variant waits them out, and its first calls, which wake its own threads again, are not counted."""
+
+    def __init__(self, settle: float = 0.03) -> None:
+        self.settle = settle
 
     def sample(self, run: Run, slots: Iterable[int], batch: int) -> list[float]:
         order = list(slots)
-        run(order[0])
+        time.sleep(self.settle)
+        for _ in range(2):
+            run(order[0])
         times = []
         for first in range(0, len(order), batch):
             start = time.perf_counter()

@@ -7,7 +7,9 @@ mistake and raises `CompilerBug` naming the file that holds the text.
 
 Code is position independent with the small code model: data of the same object is reached relative to the instruction, symbols
 from outside through a table that the loader fills. Kernels come with explicit vectors, so LLVM's loop and SLP vectorisers stay
-off: they cost time and may not reorder our floating point anyway. Target machines are kept and reused.
+off: they cost time and may not reorder our floating point anyway. CPU kernels arrive in the shape they should have, several
+vectors a step: LLVM's longer pipelines and unrolling doubled the time to compile and made none of them faster, so they get the
+short one; the code generator itself runs at full level. Target machines are kept and reused.
 """
 
 from __future__ import annotations
@@ -88,11 +90,11 @@ class _Module:
                 f"LLVM rejects the code generated for {target.name}: {str(error).strip()}",
                 help=f"please report this; the LLVM text is in {_save(whole)}",
             ) from error
-        tuning = llvm.create_pipeline_tuning_options(speed_level=opt)
+        tuning = llvm.create_pipeline_tuning_options(speed_level=opt if target.is_gpu else min(opt, 1))
         tuning.loop_vectorization = False
         tuning.loop_interleaving = False
         tuning.slp_vectorization = False
-        tuning.loop_unrolling = opt > 1
+        tuning.loop_unrolling = target.is_gpu and opt > 1
         builder = llvm.create_pass_builder(self.machine, tuning)
         builder.getModulePassManager().run(self.module, builder)
 

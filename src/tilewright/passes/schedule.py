@@ -145,8 +145,10 @@ def _compute_bytes(kernel: Kernel) -> int:
 
 # -- CPU ----------------------------------------------------------------------------------------------------------
 
-CPU_CHUNK = 32768
+CPU_CHUNK = 65536
 """Elements of one unit of work for the thread pool."""
+CPU_COLUMNS = 4096
+"""Results of one unit of work where each is a reduction across rows."""
 
 
 def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
@@ -163,7 +165,7 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
     if axis < 0:
         return Schedule((1,) * rank)
     tiles = tuple(lanes * unroll if position == axis else 1 for position in range(rank))
-    chunk = CPU_CHUNK if not nest.reductions else max(64, lanes * unroll * 4)
+    chunk = CPU_CHUNK if not nest.reductions else CPU_COLUMNS
     return Schedule(tiles, 1, lanes * unroll, vector_index=axis, chunk=chunk)
 
 

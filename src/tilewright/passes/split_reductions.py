@@ -31,6 +31,8 @@ GPU_SHORTEST = 16384
 """A stretch shorter than this is not worth a block of its own."""
 CPU_STRETCH = 32768
 """Elements one unit of CPU work reduces."""
+CPU_ROWS = 64
+"""Rows one unit of CPU work adds up."""
 CPU_RESULTS = 64
 """Results that keep all cores busy without cutting reductions."""
 
@@ -50,7 +52,8 @@ def split_reductions(program: Program, target: Target, hints: Mapping[str, int])
 
 
 class _Plan:
-    """How to cut one kernel. `beside` are the ops next to the reduction whose results its body uses."""
+    """How to cut one kernel. `crosswise`: partial results lie part by part. `beside` are the ops next to the reduction whose
+    results its body uses."""
 
     def __init__(self, nest: Nest, extent: Size, parts: Size, chunk: Size, crosswise: bool, beside: tuple[Op, ...]) -> None:
         self.nest, self.extent, self.parts, self.chunk, self.crosswise, self.beside = nest, extent, parts, chunk, crosswise, beside
@@ -87,10 +90,15 @@ def _plan(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Plan | N
         return _Plan(nest, extent, parts, chunk, crosswise, beside)
     if not nest.extents:
         return _Plan(nest, extent, maximum(ONE, ceildiv(extent, Size.of(CPU_STRETCH))), Size.of(CPU_STRETCH), False, beside)
-    # With results to share out among the cores, only cut where these are few.
+    if crosswise:
+        # A block takes a few whole rows: few enough for the hardware to follow each as a stream.
+        chunk = maximum(Size.of(CPU_ROWS), ceildiv(Size.of(CPU_STRETCH), maximum(ONE, points)))
+        return _Plan(nest, extent, maximum(ONE, ceildiv(extent, chunk)), chunk, True, beside)
+    # With results to share out among the cores, only cut where these are few. Partial results lie part by part, so that
+    # adding up a single part, the usual case, is a plain copy.
     few = ceildiv(Size.of(CPU_RESULTS), maximum(ONE, points))
     parts = maximum(ONE, minimum(ceildiv(extent, Size.of(CPU_STRETCH)), few))
-    return _Plan(nest, extent, parts, ceildiv(extent, parts), crosswise, beside)
+    return _Plan(nest, extent, parts, ceildiv(extent, parts), True, beside)
 
 
 def _beside(region: Block, reduction: Op) -> tuple[Op, ...] | None:

@@ -136,7 +136,7 @@ def test_line_is_json_with_the_fields_readers_expect() -> None:
 def test_host_clock_gives_a_time_for_each_batch() -> None:
     calls: list[int] = []
     times = HostClock().sample(calls.append, [0, 1, 2, 0, 1, 2], 3)
-    assert calls == [0, 0, 1, 2, 0, 1, 2]
+    assert calls == [0, 0, 0, 1, 2, 0, 1, 2]
     assert len(times) == 2
 
 

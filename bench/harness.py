@@ -152,14 +152,17 @@ class Clock(Protocol):
 
 class HostClock:
     """Wall time. Threads of OpenMP libraries keep spinning for a while after their work, on cores the next library wants: each
-    variant waits them out, and its first calls, which wake its own threads again, are not counted."""
+    variant waits them out, and its first calls, which wake its own threads again, are not counted. The wait is busy: an idle
+    core would slow down."""
 
-    def __init__(self, settle: float = 0.03) -> None:
+    def __init__(self, settle: float = 0.01) -> None:
         self.settle = settle
 
     def sample(self, run: Run, slots: Iterable[int], batch: int) -> list[float]:
         order = list(slots)
-        time.sleep(self.settle)
+        settled = time.perf_counter() + self.settle
+        while time.perf_counter() < settled:
+            pass
         for _ in range(2):
             run(order[0])
         times = []

@@ -4,7 +4,7 @@
 the signature, the target and the compiler's own version, so a cached artifact is found before anything is checked or lowered.
 Many threads may ask for one kernel: it is compiled once.
 
-The compiler proper (checker, passes, code generators) is loaded when something has to be compiled: programs that find all their
+The compiler proper (passes and code generators) is loaded when something has to be compiled: programs that find all their
 kernels in the cache start faster without it.
 """
 
@@ -27,6 +27,7 @@ from tilewright.base.target import Target, host_cpu
 from tilewright.codegen.interpreter import abi_key
 from tilewright.compile.cache import DiskCache
 from tilewright.runtime import cpu_pool
+from tilewright.tree.check import check_kernel
 from tilewright.tree.syntax import Function
 from tilewright.tree.typed import ArgSpec, TypedKernel
 
@@ -118,7 +119,6 @@ def front_end(function: Function, signature: Signature) -> tuple[TypedKernel, Pr
     """Check and lower to the loop stage; the program carries the signature's divisors as facts."""
     from tilewright.ir.verify import verify_program
     from tilewright.passes.lower_tree import lower_kernel
-    from tilewright.tree.check import check_kernel
 
     typed = check_kernel(function, signature.args)
     program = lower_kernel(typed)

@@ -79,7 +79,8 @@ def _plan(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Plan | N
         known = extent.evaluate(hints) if extent.names <= hints.keys() else 1 << 30
         results = points.evaluate(hints) if points.names <= hints.keys() else 1
         blocks = max(1, results // 128) if crosswise else results
-        wanted = target.multiprocessors * (8 if crosswise or nest.widest < 4 else 4)
+        narrow = nest.narrowest < 4
+        wanted = target.multiprocessors * ((6 if narrow else 3) if crosswise else (8 if narrow else 4))
         shortest = 64 if crosswise else GPU_SHORTEST
         if blocks * 2 > target.multiprocessors * 2 or known <= shortest:
             return None

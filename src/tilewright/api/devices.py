@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tilewright.base.errors import DeviceError, UserError
@@ -33,6 +34,7 @@ class Device:
 
 
 _default = "cpu"
+_listeners: list[Callable[[], None]] = []
 
 
 def devices() -> list[Device]:
@@ -76,6 +78,13 @@ def set_default_device(name: str) -> None:
     global _default
     find_device(name)
     _default = name
+    for listener in _listeners:
+        listener()
+
+
+def when_default_changes(listener: Callable[[], None]) -> None:
+    """Have `listener` called after each change of the default device."""
+    _listeners.append(listener)
 
 
 def default_device() -> str:

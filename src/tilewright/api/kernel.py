@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
 
 from tilewright.api.arguments import signature
-from tilewright.api.devices import default_device, find_device
+from tilewright.api.devices import default_device, find_device, when_default_changes
 from tilewright.api.execute import Runner, device_of
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import UserError
@@ -26,6 +27,21 @@ from tilewright.tree.syntax import Function
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+_direct: weakref.WeakSet[object] = weakref.WeakSet()
+"""Kernels whose calls go straight to the CPU."""
+
+
+def _leave_direct_ways() -> None:
+    """The default device changed: calls have to be looked at again."""
+    for known in list(_direct):
+        assert isinstance(known, Kernel)
+        known.__call__ = known._general  # type: ignore[method-assign]
+    _direct.clear()
+
+
+when_default_changes(_leave_direct_ways)
 
 
 class Kernel(Generic[P, R]):
@@ -101,6 +117,7 @@ class Kernel(Generic[P, R]):
             entry = self.runner.cpu_entry(self._general)
             if entry is not None:
                 self.__call__ = entry  # type: ignore[method-assign]
+                _direct.add(self)
         return result
 
     # -- looking inside -----------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from tilewright.runtime import cuda
 from tilewright.runtime.cuda import CudaDevice
 from tilewright.runtime.device_array import DeviceArray
 
-pytestmark = pytest.mark.skipif(not cuda.devices(), reason=f"no CUDA device: {cuda.unavailable_reason()}")
+pytestmark = pytest.mark.requires("cuda")
 
 N = Size.of("n")
 INDEX = """

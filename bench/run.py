@@ -1,4 +1,4 @@
-"""`python -m bench.run cpu|gpu`: run the benchmarks, print a table or JSON lines, keep the results.
+"""`python -m bench.run cpu|gpu|matmul|matmul-cpu`: run the benchmarks, print a table or JSON lines, keep the results.
 
 Out: one `Record` per case. The exit status is 0 when every result was right, 1 when one was wrong or failed, 2 when the run
 could not start (a peer is missing, no such op). A missed speed bar is shown and does not change the status.
@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench import contraction_run
 from bench.harness import HostClock, Plan, Record, Setting, measure
 from bench.peers import PeerMissing, require
 from tilewright.base.errors import TilewrightError
 
 RESULTS = Path(__file__).resolve().parent / "results"
-KINDS = ("cpu", "gpu")
+KINDS = ("cpu", "gpu", *contraction_run.KINDS)
 
 
 @dataclass(frozen=True)
@@ -82,30 +83,44 @@ def gpu_jobs(setting: Setting, quick: bool, wanted: Callable[[str], bool]) -> li
     return [*copies, *jobs, Job("launch_host", ("launch_host",), lambda: iter([session.launch_overhead()]))]
 
 
+def contraction_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
+    runner = contraction_run.Runner(kind, setting, quick)
+    runner.start()
+    return [
+        Job(row.label, (row.op,), lambda row=row: iter([runner.measure(row)]))  # type: ignore[misc]
+        for row in contraction_run.rows(kind)
+    ]
+
+
 def gpu_name() -> str:
     import torch
 
     return str(torch.cuda.get_device_name(0))
 
 
-def main(kind: str, json: bool = False, ops: list[str] | None = None, quick: bool = False, save: bool = False) -> int:
-    """Run the benchmarks of a kind of device; `ops` names those to run (all when None)."""
+def main(
+    kind: str, json: bool = False, ops: list[str] | None = None, quick: bool = False, save: bool = False, only: str = ""
+) -> int:
+    """Run the benchmarks of a kind of device; `ops` names those to run (all when None), `only` is a pattern of their labels."""
     if kind not in KINDS:
         print(f"error: no benchmarks for '{kind}'\nhelp: choose {' or '.join(KINDS)}", file=sys.stderr)
         return 2
     try:
-        require(kind)
+        (contraction_run.require if kind in contraction_run.KINDS else require)(kind)
     except PeerMissing as missing:
         print(f"error: {missing}", file=sys.stderr)
         return 2
-    device = cpu_name() if kind == "cpu" else gpu_name()
+    device = cpu_name() if kind in ("cpu", "matmul-cpu") else gpu_name()
     setting = Setting(device, commit(), datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
     def wanted(op: str) -> bool:
         return not ops or op in ops
 
     try:
-        jobs = (cpu_jobs if kind == "cpu" else gpu_jobs)(setting, quick, wanted)
+        if kind in contraction_run.KINDS:
+            jobs = contraction_jobs(kind, setting, quick)
+        else:
+            jobs = (cpu_jobs if kind == "cpu" else gpu_jobs)(setting, quick, wanted)
     except TilewrightError as error:
         print(error, file=sys.stderr)
         return 2
@@ -115,8 +130,9 @@ def main(kind: str, json: bool = False, ops: list[str] | None = None, quick: boo
         names = ", ".join(dict.fromkeys(known))
         print(f"error: no benchmark '{unknown[0]}' for {kind}\nhelp: choose from {names}", file=sys.stderr)
         return 2
-    chosen = [job for job in jobs if any(wanted(op) for op in job.ops)]
-    records = list(_print_json(chosen) if json else _show(chosen, f"{kind}: {device}"))
+    chosen = [job for job in jobs if any(wanted(op) for op in job.ops) and re.search(only, job.label)]
+    table = contraction_run.table if kind in contraction_run.KINDS else _table
+    records = list(_print_json(chosen) if json else _show(chosen, f"{kind}: {device}", table))
     if save:
         keep(records, kind, setting)
     return 1 if any(record.error for record in records) else 0
@@ -129,7 +145,7 @@ def _print_json(jobs: list[Job]) -> Iterator[Record]:
             yield record
 
 
-def _show(jobs: list[Job], title: str) -> Iterator[Record]:
+def _show(jobs: list[Job], title: str, table: Callable[[object, str, list[Record]], None]) -> Iterator[Record]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -146,7 +162,7 @@ def _show(jobs: list[Job], title: str) -> Iterator[Record]:
                 records.append(record)
                 yield record
             progress.advance(task)
-    _table(console, title, records)
+    table(console, title, records)
 
 
 def _table(console: object, title: str, records: list[Record]) -> None:
@@ -214,10 +230,11 @@ def _command_line() -> int:
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--json", action="store_true", help="one JSON object per line instead of a table")
     parser.add_argument("--op", action="append", metavar="NAME", help="only this one (may be repeated)")
+    parser.add_argument("--only", default="", metavar="REGEX", help="only those whose 'op shape dtype' has this in it")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, without torch.compile")
     parser.add_argument("--save", action="store_true", help="keep the results and a plot in bench/results")
     chosen = parser.parse_args()
-    return main(chosen.kind, chosen.json, chosen.op, chosen.quick, chosen.save)
+    return main(chosen.kind, chosen.json, chosen.op, chosen.quick, chosen.save, chosen.only)
 
 
 if __name__ == "__main__":

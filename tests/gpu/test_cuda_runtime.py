@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from tilewright.base import dtypes
-from tilewright.base.artifact import ArrayParam, Artifact, Launch, ScalarParam, SizeBinding
-from tilewright.base.errors import CompilerBug, DeviceError
+from tilewright.base.artifact import ArrayParam, Artifact, Launch, MapParam, ScalarParam, SizeBinding
+from tilewright.base.errors import CompilerBug, DeviceError, TargetLimit
 from tilewright.base.sizes import ONE, Size, ceildiv
 from tilewright.runtime import cuda
 from tilewright.runtime.cuda import CudaDevice
@@ -268,6 +268,202 @@ def test_launch_is_quick_and_does_not_wait(device: CudaDevice) -> None:
 def test_native_addresses(device: CudaDevice) -> None:
     assert device.driver.address("cuLaunchKernel") > 0
     assert device.load(SCALE).function_address("scale") > 0
+
+
+# -- what came with Hopper ------------------------------------------------------------------------------------------
+
+HOPPER_PTX = """
+.version 8.0
+.target sm_90
+.address_size 64
+
+// Each block copies one box of 512 bytes, at its number along x and y, and writes it out as it lies in shared memory.
+.visible .entry copy_box(
+    .param .u64 out, .param .u64 width, .param .u64 height, .param .align 64 .b8 map[128]
+) {
+    .reg .pred %p<3>; .reg .b32 %r<12>; .reg .b64 %rd<8>;
+    .shared .align 1024 .b8 tile[512];
+    .shared .align 8 .b64 barrier;
+    ld.param.u64 %rd1, [out]; ld.param.u32 %r1, [width]; ld.param.u32 %r2, [height];
+    mov.u32 %r3, %tid.x; mov.u32 %r4, %ctaid.x; mov.u32 %r5, %ctaid.y;
+    mov.u32 %r6, tile; mov.u32 %r7, barrier;
+    setp.ne.u32 %p1, %r3, 0;
+    @%p1 bra ready;
+    mbarrier.init.shared::cta.b64 [%r7], 1;
+    fence.proxy.async.shared::cta;
+    mbarrier.arrive.expect_tx.shared::cta.b64 %rd2, [%r7], 512;
+    mul.lo.u32 %r1, %r1, %r4; mul.lo.u32 %r2, %r2, %r5;
+    mov.b64 %rd3, map; cvta.param.u64 %rd3, %rd3;
+    cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r6], [%rd3, {%r1, %r2}], [%r7];
+ready:
+    bar.sync 0;
+again:
+    mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r7], 0;
+    @!%p2 bra again;
+    mov.u32 %r8, %nctaid.x; mad.lo.u32 %r8, %r5, %r8, %r4;
+    mad.lo.u32 %r8, %r8, 128, %r3; mul.wide.u32 %rd4, %r8, 4; add.u64 %rd1, %rd1, %rd4;
+    shl.b32 %r9, %r3, 2; add.u32 %r9, %r6, %r9;
+    ld.shared.b32 %r10, [%r9]; st.global.b32 [%rd1], %r10;
+    ret;
+}
+
+.visible .entry cluster_rank(.param .u64 out) .reqnctapercluster 2, 1, 1 {
+    .reg .b32 %r<4>; .reg .f32 %f<2>; .reg .b64 %rd<3>;
+    ld.param.u64 %rd1, [out]; mov.u32 %r1, %ctaid.x; mul.wide.u32 %rd2, %r1, 4; add.u64 %rd1, %rd1, %rd2;
+    mov.u32 %r2, %cluster_ctarank; mov.u32 %r3, %cluster_nctarank; mad.lo.u32 %r2, %r3, 10, %r2;
+    cvt.rn.f32.u32 %f1, %r2; st.global.f32 [%rd1], %f1;
+    ret;
+}
+
+// Lets the next kernel start, then waits for what it writes: out[1] becomes 1 if that came, 2 if it did not for too long.
+.visible .entry wait_for_next(.param .u64 out) {
+    .reg .pred %p<3>; .reg .f32 %f<3>; .reg .b64 %rd<5>;
+    ld.param.u64 %rd1, [out]; mov.u64 %rd2, %clock64;
+    griddepcontrol.launch_dependents;
+    mov.f32 %f2, 0f3F800000;
+again:
+    ld.relaxed.gpu.global.f32 %f1, [%rd1];
+    setp.neu.f32 %p1, %f1, 0f00000000; @%p1 bra done;
+    mov.u64 %rd3, %clock64; sub.u64 %rd4, %rd3, %rd2; setp.lt.u64 %p2, %rd4, 100000000; @%p2 bra again;
+    mov.f32 %f2, 0f40000000;
+done:
+    st.global.f32 [%rd1+4], %f2;
+    ret;
+}
+
+// out[0] = 1 at once; when the kernel before has ended, out[2] = out[1].
+.visible .entry tell(.param .u64 out) {
+    .reg .f32 %f<3>; .reg .b64 %rd<2>;
+    ld.param.u64 %rd1, [out]; mov.f32 %f1, 0f3F800000; st.relaxed.gpu.global.f32 [%rd1], %f1;
+    griddepcontrol.wait;
+    ld.relaxed.gpu.global.f32 %f2, [%rd1+4]; st.global.f32 [%rd1+8], %f2;
+    ret;
+}
+"""
+
+
+@pytest.fixture
+def hopper(device: CudaDevice) -> CudaDevice:
+    if device.capability < (9, 0):
+        pytest.skip(f"{device.label} has compute capability {device.capability[0]}.{device.capability[1]}, not 9.0")
+    return device
+
+
+def boxes(values: np.ndarray, box: tuple[int, int], grid: tuple[int, int]) -> np.ndarray:
+    """What `copy_box` must write: every box row by row, with zeros outside the array."""
+    padded = np.zeros((grid[0] * box[0], grid[1] * box[1]), values.dtype)
+    inside = tuple(slice(0, min(a, b)) for a, b in zip(padded.shape, values.shape))
+    padded[inside] = values[inside]
+    return padded.reshape(grid[0], box[0], grid[1], box[1]).transpose(0, 2, 1, 3).reshape(grid[0] * grid[1], -1)
+
+
+def copy_boxes(hopper: CudaDevice, values: DeviceArray, box: tuple[int, int], swizzle: int, grid: tuple[int, int]) -> np.ndarray:
+    rows, cols, pitch = (Size.of(name) for name in ("rows", "cols", "pitch"))
+    x = ArrayParam("x", values.dtype, (rows, cols), (pitch, ONE), "input", 16)
+    out = ArrayParam("out", dtypes.f32, (rows,), (ONE,), "output")
+    launch = Launch(
+        "copy_box", ("out",), ("width", "height"), (Size.of("across"), Size.of("down")), 128,
+        maps=(MapParam("x", values.dtype, (rows, cols), (pitch, ONE), box, swizzle),),
+    )  # fmt: skip
+    loaded = hopper.load(Artifact("boxes", "sm_90", "ptx", HOPPER_PTX.encode(), (x,), (out,), (), (launch,), (), ()))
+    sizes = {
+        "rows": values.shape[0], "cols": values.shape[1], "pitch": values.strides[0], "height": box[0], "width": box[1],
+        "down": grid[0], "across": grid[1],
+    }  # fmt: skip
+    target = hopper.from_numpy(np.full((grid[0] * grid[1], 128), np.nan, np.float32))
+    for _ in range(2):  # the second call finds its map encoded
+        loaded.run({"x": values, "out": target}, {}, sizes)
+    return target.numpy().view(values.dtype.numpy)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "box"),
+    [(dtypes.f32, (4, 32)), (dtypes.bf16, (4, 64)), (dtypes.f16, (8, 32)), (dtypes.f8e4m3, (4, 128)), (dtypes.i8, (4, 128)),
+     (dtypes.i32, (16, 8)), (dtypes.u32, (4, 32)), (dtypes.f64, (4, 16)), (dtypes.u16, (4, 64)), (dtypes.i64, (4, 16)),
+     (dtypes.f8e5m2, (2, 256)), (dtypes.u64, (32, 2))],
+    ids=str,
+)  # fmt: skip
+def test_tensor_maps(hopper: CudaDevice, dtype: dtypes.DType, box: tuple[int, int]) -> None:
+    """Rows and columns that boxes do not divide, and rows further apart than they are long."""
+    generator = np.random.default_rng(5)
+    whole = generator.integers(0, 16, (2 * box[0] + 1, 3 * box[1] + 16)).astype(dtype.numpy)
+    values = hopper.from_numpy(whole)[:, : 2 * box[1] + 3]
+    found = copy_boxes(hopper, values, box, 0, (3, 3))
+    np.testing.assert_array_equal(found, boxes(values.numpy(), box, (3, 3)))
+
+
+@pytest.mark.parametrize(("swizzle", "box"), [(128, (4, 32)), (64, (8, 16)), (32, (16, 8))])
+def test_swizzled_maps(hopper: CudaDevice, swizzle: int, box: tuple[int, int]) -> None:
+    values = random(8 * box[0] * box[1]).reshape(2 * box[0], 4 * box[1])
+    found = copy_boxes(hopper, hopper.from_numpy(values), box, swizzle, (2, 4))
+    place = np.arange(512)
+    lies = (place ^ ((place >> 3) & (swizzle - 16)))[::4] // 4
+    np.testing.assert_array_equal(found[:, lies], boxes(values, box, (2, 4)))
+
+
+def test_map_of_a_single_row(hopper: CudaDevice) -> None:
+    """Its rows are 7 elements apart, which no map could have."""
+    values = random(64).reshape(1, 64)
+    kept = hopper.from_numpy(values)
+    odd = DeviceArray(hopper, kept.pointer, (1, 64), dtypes.f32, (7, 1), kept.owner)
+    np.testing.assert_array_equal(copy_boxes(hopper, odd, (4, 32), 0, (1, 2)), boxes(values, (4, 32), (1, 2)))
+
+
+@pytest.mark.parametrize("rank", [1, 2, 5])
+def test_map_of_nothing(hopper: CudaDevice, rank: int) -> None:
+    """The driver takes it, and a kernel that copies nothing by it runs."""
+    shape, strides = (*[N] * (rank - 1), Size.of(0)), (*[Size.of(0)] * (rank - 1), ONE)
+    map_ = MapParam("x", dtypes.f32, shape, strides, (*[4] * (rank - 1), 32), 128)
+    loaded = hopper.load(program(Launch("count_blocks", ("out",), (), (N,), 1, maps=(map_,))))
+    out = hopper.from_numpy(np.zeros(1, np.float32))
+    loaded.run({"x": 0, "out": out}, NUMBERS, {"n": 3})
+    assert out.numpy()[0] == 3
+
+
+def test_clusters(hopper: CudaDevice) -> None:
+    loaded = hopper.load(program(Launch("cluster_rank", ("out",), (), (N,), 32, cluster=2), code=HOPPER_PTX))
+    out = hopper.from_numpy(np.zeros(6, np.float32))
+    loaded.run({"x": 0, "out": out}, NUMBERS, {"n": 6})
+    assert out.numpy().tolist() == [20, 21, 20, 21, 20, 21]
+    with pytest.raises(TargetLimit, match="5 blocks along x, which clusters of 2 do not divide"):
+        loaded.run({"x": 0, "out": out}, NUMBERS, {"n": 5})
+
+
+@pytest.mark.parametrize("dependent", [True, False])
+@pytest.mark.parametrize("own_stream", [True, False])
+def test_dependent_launches_start_early(hopper: CudaDevice, dependent: bool, own_stream: bool) -> None:
+    stream = hopper.create_stream() if own_stream else 0
+    first, second = Launch("wait_for_next", ("out",), (), (ONE,), 1), Launch("tell", ("out",), (), (ONE,), 1)
+    loaded = hopper.load(program(first, replace(second, dependent=dependent), code=HOPPER_PTX))
+    # The first use of a kernel may have the driver wait for what runs.
+    loaded.run({"x": 0, "out": hopper.empty((3,), dtypes.f32, stream)}, NUMBERS, {"n": 0}, stream)
+    for _ in range(3):
+        out = hopper.from_numpy(np.zeros(3, np.float32), stream=stream)
+        loaded.run({"x": 0, "out": out}, NUMBERS, {"n": 0}, stream)
+        told = 1 if dependent else 2
+        assert out.numpy().tolist() == [1, told, told]
+    if own_stream:
+        hopper.destroy_stream(stream)
+
+
+def test_launch_with_maps_is_quick(hopper: CudaDevice) -> None:
+    values = hopper.from_numpy(random(1024).reshape(32, 32))
+    launch = Launch(
+        "copy_box", ("out",), ("n", "n"), (ONE,), 128,
+        maps=(MapParam("x", dtypes.f32, (Size.of(32), Size.of(32)), (Size.of(32), ONE), (4, 32), 128),),
+    )  # fmt: skip
+    out = hopper.empty((128,), dtypes.f32)
+    for rule in (launch, replace(launch, dependent=True)):
+        loaded = hopper.load(program(rule, code=HOPPER_PTX))
+        best = 1.0
+        for _ in range(20):
+            start = time.perf_counter()
+            for _ in range(100):
+                loaded.run({"x": values, "out": out}, NUMBERS, {"n": 0})
+            best = min(best, (time.perf_counter() - start) / 100)
+            hopper.synchronize()
+        print(f"launch with a map{', dependent' if rule.dependent else ''}: {best * 1e6:.2f} us")
+        assert best < 40e-6
 
 
 # -- other libraries ------------------------------------------------------------------------------------------------

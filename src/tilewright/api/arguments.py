@@ -21,6 +21,9 @@ Number = int | float | bool
 SIZE_CLASSES = (32, 128, 512, 1024, 2048, 4096, 8192, 16384, 65536, 1 << 20)
 """Extents are rounded to these before they steer a schedule, so that a new size seldom means new code."""
 
+DIVISORS = (64, 16, 8, 4)
+"""What code is specialised for: whole blocks of a matrix, aligned vectors and copies."""
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -114,13 +117,15 @@ def signature(arguments: list[Argument], gpu: bool) -> Signature:
         return Signature(args)
     divisors: list[tuple[str, int, int]] = []
     hints: list[tuple[str, int, int]] = []
+    extents: list[tuple[str, int, int]] = []
     for argument in arguments:
         for axis, extent in enumerate(argument.shape):
-            divisor = 16 if extent % 16 == 0 else 4 if extent % 4 == 0 else 1
+            divisor = next((d for d in DIVISORS if extent % d == 0), 1)
             if divisor > 1:
                 divisors.append((argument.name, axis, divisor))
             hints.append((argument.name, axis, size_class(extent)))
-    return Signature(args, tuple(divisors), tuple(hints))
+            extents.append((argument.name, axis, extent))
+    return Signature(args, tuple(divisors), tuple(hints), extents=tuple(extents))
 
 
 def size_class(extent: int) -> int:

@@ -8,7 +8,7 @@ overlapping, converted) or raises the exact error.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -38,10 +38,11 @@ MOST_SPECIALISATIONS = 128
 class Runner:
     """A kernel on its way through the devices: keeps what was compiled and loaded for it."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, precision: str = "ieee", schedule: str = "") -> None:
         self.function = function
+        self.precision, self.schedule = precision, schedule
         self._cpu: dict[Signature, cpu.CpuProgram] = {}
-        self._cuda: dict[tuple[str, Signature], CudaProgram] = {}
+        self._cuda: dict[tuple[str, str], CudaProgram] = {}
         self._plans: dict[tuple[object, ...], _CudaPlan] = {}
         self._ready: dict[tuple[object, ...], _Ready] = {}
         self._latest: cpu.CpuProgram | None = None
@@ -50,6 +51,13 @@ class Runner:
 
     def arguments(self, values: Mapping[str, object], gpu: bool) -> list[Argument]:
         return [read_argument(name, value, self.function.span, gpu) for name, value in values.items()]
+
+    def signature(self, arguments: list[Argument], gpu: bool) -> Signature:
+        """What to compile for a call with these arguments."""
+        found = signature(arguments, gpu)
+        if self.precision == "ieee" and not self.schedule:
+            return found
+        return replace(found, precision=self.precision, schedule=self.schedule)
 
     def run(self, values: Mapping[str, object], device: Device, out: object = None) -> object:
         if device.kind == "cpu":
@@ -61,7 +69,7 @@ class Runner:
     # -- CPU ----------------------------------------------------------------------------------------------------
 
     def cpu_program(self, arguments: list[Argument]) -> cpu.CpuProgram:
-        wanted = signature(arguments, gpu=False)
+        wanted = self.signature(arguments, gpu=False)
         program = self._cpu.get(wanted)
         if program is None:
             program = cpu.load(compile_kernel(self.function, wanted, host_cpu()))
@@ -230,11 +238,12 @@ class Runner:
         if plan is not None:
             return plan
         arguments = self.arguments(values, gpu=True)
-        wanted = signature(arguments, gpu=True)
-        program = self._cuda.get((device.id, wanted))
+        wanted = self.signature(arguments, gpu=True)
+        artifact = compile_kernel(self.function, wanted, gpu.target)
+        program = self._cuda.get((device.id, artifact.key))
         if program is None:
-            program = gpu.load(compile_kernel(self.function, wanted, gpu.target))
-            _keep(self._cuda, (device.id, wanted), program)
+            program = gpu.load(artifact)
+            _keep(self._cuda, (device.id, artifact.key), program)
         inputs = {a.name: a.value for a in arguments if isinstance(a.value, np.ndarray | DeviceArray)}
         shapes = {name: array.shape for name, array in inputs.items()}
         strides = {name: element_strides(array) for name, array in inputs.items()}
@@ -251,7 +260,7 @@ class Runner:
 
         values = {name: v.numpy() if isinstance(v, DeviceArray) else v for name, v in values.items()}
         arguments = self.arguments(values, gpu=True)
-        wanted = signature(arguments, gpu=True)
+        wanted = self.signature(arguments, gpu=True)
         done = compile_stages(self.function, wanted, device.target)
         program = {"loop": done.stages.loop, "tile": done.stages.tile, "thread": done.stages.thread}[device.stage]
         inputs: dict[str, np.ndarray | Number] = {}

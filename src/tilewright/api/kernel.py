@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
 
-from tilewright.api.arguments import signature
 from tilewright.api.devices import default_device, find_device, when_default_changes
 from tilewright.api.execute import Runner, device_of
 from tilewright.base.artifact import Artifact
@@ -25,6 +24,7 @@ from tilewright.compile.driver import Compilation, Signature, compile_kernel, co
 from tilewright.frontend.python import parse_function
 from tilewright.tree.syntax import Function
 
+PRECISIONS = ("ieee", "tf32", "3xtf32")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -55,10 +55,14 @@ class Kernel(Generic[P, R]):
     else:
         __slots__ = ("__call__", "__dict__", "__weakref__")
 
-    def __init__(self, function: Callable[P, R], device: str | None = None) -> None:
+    def __init__(
+        self, function: Callable[P, R], device: str | None = None, precision: str = "ieee", schedule: str = ""
+    ) -> None:
         functools.update_wrapper(self, function)
+        if precision not in PRECISIONS:
+            raise UserError.at("TW005", f"precision is {precision!r}", help=f"choose one of {', '.join(PRECISIONS)}")
         self.python = function
-        self.device = device
+        self.device, self.precision, self.schedule = device, precision, schedule
         self._names = tuple(inspect.signature(function).parameters)
         self._runner: Runner | None = None
         self.__call__ = self._general  # type: ignore[method-assign]
@@ -71,7 +75,7 @@ class Kernel(Generic[P, R]):
     @property
     def runner(self) -> Runner:
         if self._runner is None:
-            self._runner = Runner(parse_function(self.python))
+            self._runner = Runner(parse_function(self.python), self.precision, self.schedule)
         return self._runner
 
     @property
@@ -124,7 +128,7 @@ class Kernel(Generic[P, R]):
 
     def _signature(self, args: tuple[object, ...], target: Target) -> Signature:
         values = self._bind(args, {})
-        return signature(self.runner.arguments(values, target.is_gpu), target.is_gpu)
+        return self.runner.signature(self.runner.arguments(values, target.is_gpu), target.is_gpu)
 
     def stages(self, *args: object, target: str = "cpu") -> Compilation:
         """Every stage of compiling for these arguments."""
@@ -145,11 +149,17 @@ class Kernel(Generic[P, R]):
 @overload
 def kernel(function: Callable[P, R]) -> Kernel[P, R]: ...
 @overload
-def kernel(*, device: str | None = None) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
 def kernel(
-    function: Callable[P, R] | None = None, *, device: str | None = None
+    *, device: str | None = None, precision: str = "ieee", schedule: str = ""
+) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
+def kernel(
+    function: Callable[P, R] | None = None, *, device: str | None = None, precision: str = "ieee", schedule: str = ""
 ) -> Kernel[P, R] | Callable[[Callable[P, R]], Kernel[P, R]]:
-    """Mark a Python function as a kernel: `@tw.kernel`, or `@tw.kernel(device="cuda")` to fix where it runs."""
+    """Mark a Python function as a kernel: `@tw.kernel`, or with options.
+
+    `device="cuda"` fixes where it runs. `precision` says how contractions of f32 are multiplied: `ieee`, or on tensor cores `tf32`
+    (10 bits) or `3xtf32` (nearly all of f32's). `schedule` fixes how contractions are computed, as `tilewright tune` prints it.
+    """
     if function is not None:
         return Kernel(function)
-    return lambda wrapped: Kernel(wrapped, device)
+    return lambda wrapped: Kernel(wrapped, device, precision, schedule)

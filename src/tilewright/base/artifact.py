@@ -31,8 +31,21 @@ class ScalarParam:
 
 
 @record
+class MapParam:
+    """How the GPU's copy engine sees an array: shape and strides in elements, outermost axis first, the last stride 1; `box` is what one
+    copy moves. Passed by value as 128 bytes."""
+
+    array: str
+    dtype: DType
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    box: tuple[int, ...]
+    swizzle: int = 0
+
+
+@record
 class Launch:
-    """Run `entry` over `grid` blocks. `args` names arrays and scalars in parameter order, then come `sizes` as i64."""
+    """Run `entry` over `grid` blocks. `args` names arrays and scalars in parameter order, then come `sizes` as i64, then `maps`."""
 
     entry: str
     args: tuple[str, ...]
@@ -42,6 +55,11 @@ class Launch:
     shared_bytes: int = 0
     work: Size = field(default_factory=lambda: Size.of(1))
     """Elements touched by one block, to choose the grain and whether threads pay."""
+    maps: tuple[MapParam, ...] = ()
+    cluster: int = 1
+    """Blocks of one cluster, along x."""
+    dependent: bool = False
+    """May start before the launch before it has ended; it waits for it itself."""
 
 
 @record

@@ -73,7 +73,7 @@ NVPTX: dict[str, Target] = {
         _nvptx("sm_86", 71, 99 << 10, 82, *_AMPERE),
         _nvptx("sm_87", 74, 163 << 10, 16, *_AMPERE),
         _nvptx("sm_89", 78, 99 << 10, 128, *_AMPERE, "fp8"),
-        _nvptx("sm_90", 78, 227 << 10, 132, *_HOPPER),
+        _nvptx("sm_90", 80, 227 << 10, 132, *_HOPPER),
         _nvptx("sm_90a", 80, 227 << 10, 132, *_HOPPER, "wgmma", "setmaxnreg"),
         _nvptx("sm_100", 86, 227 << 10, 148, *_HOPPER),
         _nvptx("sm_100a", 86, 227 << 10, 148, *_HOPPER, "tcgen05", "setmaxnreg"),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.api.arguments import read_argument, size_class
+from tilewright.api.arguments import DIVISORS, read_argument, size_class
 from tilewright.api.module import ZynModule
 from tilewright.base.dtypes import from_numpy
 from tilewright.base.errors import Diagnostic, UserError
@@ -41,13 +41,16 @@ class Entry:
         """What to compile it for; extents that were given promise what divides them."""
         divisors: list[tuple[str, int, int]] = []
         hints: list[tuple[str, int, int]] = []
+        extents: list[tuple[str, int, int]] = []
         for name, given in self.args:
             for axis, extent in enumerate(given.extents or ()):
                 if gpu and extent is not None:
-                    divisor = 16 if extent % 16 == 0 else 4 if extent % 4 == 0 else 1
+                    divisor = next((d for d in DIVISORS if extent % d == 0), 1)
                     divisors += [(name, axis, divisor)] if divisor > 1 else []
                     hints.append((name, axis, size_class(extent)))
-        return Signature(tuple(given.spec(gpu) for _, given in self.args), tuple(divisors), tuple(hints))
+                    extents.append((name, axis, extent))
+        specs = tuple(given.spec(gpu) for _, given in self.args)
+        return Signature(specs, tuple(divisors), tuple(hints), extents=tuple(extents))
 
     def assumptions(self) -> str:
         """`scale(m: f32[*, *], v: f32[*])`, for the user to see what was taken for granted."""

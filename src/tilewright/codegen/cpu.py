@@ -7,21 +7,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from tilewright.base.abi import SLOT_BYTES
 from tilewright.base.errors import CompilerBug
 from tilewright.codegen.llvm import FunctionWriter, memory_type
-from tilewright.ir.nodes import Kernel, Op, Value
+from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Scalar, Tensor
 
 
 class _CpuDialect:
     def __init__(self) -> None:
         self.block = "%block"
+        self.local: dict[Value, str] = {}
+        """Where each `alloc` lies."""
 
     def emit(self, writer: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str] | None:
         if op.opcode == "program_id":
             return [self.block]
+        if op.opcode == "alloc":
+            return [self.local[op.results[0]]]
         if op.opcode == "thread_id":
             return ["0"]
         if op.opcode in ("barrier", "fence", "warp_sync"):
@@ -65,7 +70,8 @@ def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
     head = "\n".join(writer.lines)
 
     # The body is a function of its own, so that `noalias` parameters tell LLVM that arrays do not overlap.
-    body = FunctionWriter(kernel, _CpuDialect())
+    dialect = _CpuDialect()
+    body = FunctionWriter(kernel, dialect)
     params: list[str] = []
     for position, param in enumerate(kernel.params):
         name = f"%p{position}"
@@ -79,6 +85,7 @@ def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
         params.append(f"i64 %s{position}")
         values[size] = f"%s{position}"
     body.prepare_sizes(values)
+    dialect.local = _local_arrays(kernel, body)
     body.line("br label %blocks")
     before = body.label
     body.open_label("blocks")
@@ -101,3 +108,16 @@ def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
         + f"  call void @{entry}.body({', '.join([*arguments, 'i64 %begin', 'i64 %end'])})\n  ret void\n}}\n"
     )
     return text + "\n".join(body.metadata), body.declarations
+
+
+def _local_arrays(kernel: Kernel, writer: FunctionWriter) -> dict[Value, str]:
+    """Room on the stack for every local array, once for all blocks."""
+    found: dict[Value, str] = {}
+    for op in walk(kernel.body):
+        if op.opcode == "alloc":
+            memory = op.results[0].type
+            assert isinstance(memory, Tensor)
+            elements = prod(extent.evaluate({}) for extent in memory.shape)
+            align = memory.align or memory.dtype.itemsize
+            found[op.results[0]] = writer.let(f"alloca [{elements} x {memory_type(memory.dtype)}], align {align}")
+    return found

@@ -200,14 +200,15 @@ class FunctionWriter:
             self.lines.append("")
             self.names[value] = name
         self.names[region.args[0]] = index
-        more = self.let(f"icmp slt {kind} {index}, {high}")
+        sign = "u" if dtype_of(op.operands[0].type).kind == "u" else "s"
+        more = self.let(f"icmp {sign}lt {kind} {index}, {high}")
         self.line(f"br i1 {more}, label %{body}, label %{done}")
         self.open_label(body)
         yields = self.block(region)
         self.current = op
         self.line(f"br label %{latch}")
         self.open_label(latch)
-        self.line(f"{following} = add nsw {kind} {index}, {step}")
+        self.line(f"{following} = add n{sign}w {kind} {index}, {step}")
         self.line(f"br label %{head}{self._loop_metadata(op)}")
         for place, name, value, first, last in zip(places, carried, region.args[1:], initial, yields, strict=True):
             self.lines[place] = (

@@ -1,7 +1,8 @@
 """Thread-stage IR -> LLVM text for NVIDIA GPUs: one `ptx_kernel` per kernel.
 
-Parameters follow `base.abi`: pointers, scalars, then sizes. Tensors that are only read get `noalias` and become
-non-coherent loads. Shared tensors are module globals. Line information points at the user's source, so profilers show it.
+Parameters follow `base.abi`: pointers, scalars, then sizes, then the copy engine's maps by value. Tensors that are only read get
+`noalias` and become non-coherent loads. Shared tensors are module globals, or places in one block of dynamic shared memory where
+there is too much for that or mbarriers are used. Line information points at the user's source, so profilers show it.
 Only intrinsics LLVM 22 knows may be named here: an unknown name would silently become an external call; a test compares
 the names with LLVM's list and assembles every op with ptxas.
 """
@@ -10,24 +11,112 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.base.dtypes import f32, i64
+from tilewright.base.dtypes import DType, f32, i64
 from tilewright.base.errors import CompilerBug, TargetLimit
+from tilewright.base.record import record
+from tilewright.base.sizes import Size
 from tilewright.base.target import Target
+from tilewright.codegen import nvptx_matrix
 from tilewright.codegen.llvm import FunctionWriter, llvm_type, memory_type
 from tilewright.ir.nodes import Kernel, Op, Value, walk
-from tilewright.ir.types import Scalar, Tensor, dtype_of
+from tilewright.ir.types import CopyMap, Scalar, Tensor, dtype_of
 
 _SPACES = {"global": 1, "shared": 3, "constant": 4, "local": 5}
 _SHUFFLE = {"idx": ("idx", 31), "up": ("up", 0), "down": ("down", 31), "xor": ("bfly", 31)}
 FULL_MASK = "-1"
+STATIC_SHARED = 48 << 10
+"""Bytes of shared memory a kernel may have without asking for them at the launch."""
+
+
+@record
+class Map:
+    """A map of the copy engine the kernel takes as a parameter: of which of the kernel's parameters, and how it is seen."""
+
+    parameter: int
+    dtype: DType
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    box: tuple[int, ...]
+    swizzle: int
+
+
+@record
+class Needs:
+    """What a launch of the kernel must bring."""
+
+    shared_bytes: int
+    """Dynamic shared memory; 0 where it is static."""
+    maps: tuple[Map, ...]
+
+
+def kernel_needs(kernel: Kernel, target: Target) -> Needs:
+    """What a launch of the thread-stage kernel must bring, in the order of its parameters."""
+    maps = tuple(dict.fromkeys(_map_of(kernel, op) for op in walk(kernel.body) if op.opcode == "tensor_map"))
+    _, shared = _shared_places(kernel, target)
+    return Needs(shared if _is_dynamic(kernel, shared) else 0, maps)
+
+
+def _map_of(kernel: Kernel, op: Op) -> Map:
+    if op.operands[0] not in kernel.params:
+        raise CompilerBug.at("TW040", "a map of a tensor that is no parameter", op.span)
+    type_ = op.results[0].type
+    assert isinstance(type_, CopyMap)
+    shape, strides = (
+        tuple(Size.of(x) for x in sizes if isinstance(x, int | Size))
+        for sizes in (op.attrs["shape"], op.attrs["strides"])
+        if isinstance(sizes, tuple)
+    )
+    return Map(kernel.params.index(op.operands[0]), type_.dtype, shape, strides, type_.box, type_.swizzle)
+
+
+def _shared_places(kernel: Kernel, target: Target) -> tuple[dict[Value, int], int]:
+    """Where each shared tensor starts if they lie one after the other, and how long they are together."""
+    places: dict[Value, int] = {}
+    end = 0
+    for op in walk(kernel.body):
+        if op.opcode != "alloc":
+            continue
+        memory = op.results[0].type
+        assert isinstance(memory, Tensor)
+        if memory.space == "shared":
+            start = -(-end // _alignment(memory)) * _alignment(memory)
+            places[op.results[0]] = start
+            end = start + _count(memory) * memory.dtype.itemsize
+    if end > target.max_shared:
+        problem = f"{kernel.name} needs {end} bytes of shared memory; a block of {target.name} has {target.max_shared}"
+        raise TargetLimit.at("TW020", problem, kernel.span)
+    return places, end
+
+
+def _is_dynamic(kernel: Kernel, shared: int) -> bool:
+    return shared > STATIC_SHARED or any(op.opcode == "mbarrier_init" for op in walk(kernel.body))
+
+
+def _alignment(memory: Tensor) -> int:
+    return max(memory.align, 16)
+
+
+def _count(memory: Tensor) -> int:
+    count = 1
+    for extent in memory.shape:
+        count *= extent.constant or 1
+    return count
+
+
+def _written(kernel: Kernel) -> set[Value]:
+    """The tensors the kernel writes, by itself or through the copy engine."""
+    mapped = {op.results[0]: op.operands[0] for op in walk(kernel.body) if op.opcode == "tensor_map"}
+    stores = {mapped[op.operands[2]] for op in walk(kernel.body) if op.opcode == "tma_store"}
+    return stores | {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic")}
 
 
 class _NvptxDialect:
     def __init__(self, kernel: Kernel, entry: str, target: Target) -> None:
         self.kernel, self.entry, self.target = kernel, entry, target
         self.globals: list[str] = []
-        self.shared_bytes = 0
-        self.written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic")}
+        self.needs = kernel_needs(kernel, target)
+        self.places, _ = _shared_places(kernel, target)
+        self.written = _written(kernel)
         self.locations: dict[tuple[int, int], int] = {}
         self.source = kernel.span.source
 
@@ -45,6 +134,13 @@ class _NvptxDialect:
         return f", !dbg !{number}"
 
     def emit(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str] | None:
+        if op.opcode in nvptx_matrix.REQUIRED:
+            self._require(op)
+        if op.opcode == "tensor_map":
+            return [f"%map{self.needs.maps.index(_map_of(self.kernel, op))}"]
+        matrix = nvptx_matrix.HANDLERS.get(op.opcode)
+        if matrix is not None:
+            return matrix(w, op, operands)
         if op.opcode == "program_id":
             return [self._register(w, "ctaid", op)]
         if op.opcode == "thread_id":
@@ -71,6 +167,11 @@ class _NvptxDialect:
             # LLVM has no intrinsic for it.
             return [self._elementwise(w, op, operands, 'asm "tanh.approx.f32 $0, $1;", "=f,f"')]
         return None
+
+    def _require(self, op: Op) -> None:
+        feature = nvptx_matrix.REQUIRED[op.opcode]
+        if feature not in self.target.features or self.target.ptx < nvptx_matrix.PTX_REQUIRED.get(feature, 0):
+            raise TargetLimit.at("TW020", f"{self.target.name} cannot do {op.opcode}: it has no {feature}", op.span)
 
     def _elementwise(self, w: FunctionWriter, op: Op, operands: Sequence[str], name: str) -> str:
         """A scalar f32 intrinsic, element by element on a vec."""
@@ -142,21 +243,22 @@ class _NvptxDialect:
     def _alloc(self, w: FunctionWriter, op: Op) -> str:
         memory = op.results[0].type
         assert isinstance(memory, Tensor)
-        count = 1
-        for extent in memory.shape:
-            count *= extent.constant or 1
-        kind = memory_type(memory.dtype)
-        align = max(memory.align, 16)
+        array, align = f"[{_count(memory)} x {memory_type(memory.dtype)}]", _alignment(memory)
         if memory.space == "local":
-            return w.let(f"alloca [{count} x {kind}], align {align}, addrspace(5)")
+            return w.let(f"alloca {array}, align {align}, addrspace(5)")
+        if memory.space == "shared" and self.needs.shared_bytes:
+            # Only local symbols may have dots in their names: LLVM rewrites those, and PTX has none.
+            block = f"@{self.entry}_shared"
+            if not self.globals:
+                self.globals.append(f"{block} = external addrspace(3) global [0 x i8], align 1024")
+            return w.let(f"getelementptr i8, ptr addrspace(3) {block}, i64 {self.places[op.results[0]]}")
         name = f"@{self.entry}.{memory.space}{len(self.globals)}"
-        self.globals.append(f"{name} = internal addrspace({_SPACES[memory.space]}) global [{count} x {kind}] poison, align {align}")
-        self.shared_bytes += count * memory.dtype.itemsize
+        self.globals.append(f"{name} = internal addrspace({_SPACES[memory.space]}) global {array} poison, align {align}")
         return name
 
 
-def nvptx_function(kernel: Kernel, entry: str, target: Target) -> tuple[str, set[str], int]:
-    """The LLVM text of the kernel, the declarations it needs, and its static shared memory in bytes."""
+def nvptx_function(kernel: Kernel, entry: str, target: Target) -> tuple[str, set[str], Needs]:
+    """The LLVM text of the kernel, the declarations it needs, and what a launch must bring."""
     if kernel.threads > target.max_threads:
         raise TargetLimit.at(
             "TW020", f"{kernel.name} wants {kernel.threads} threads in a block; {target.name} allows {target.max_threads}", kernel.span
@@ -183,25 +285,43 @@ def nvptx_function(kernel: Kernel, entry: str, target: Target) -> tuple[str, set
     for position, size in enumerate(kernel.size_names):
         params.append(f"{i64.llvm} %s{position}")
         values[size] = f"%s{position}"
+    for position in range(len(dialect.needs.maps)):
+        params.append(f'ptr byval([128 x i8]) align 64 "nvvm.grid_constant" %map{position}')
     writer.prepare_sizes(values)
     writer.block(kernel.body)
     writer.current = None
     writer.line("ret void")
-    if dialect.shared_bytes > 48 << 10:
-        raise TargetLimit.at(
-            "TW020", f"{kernel.name} needs {dialect.shared_bytes} bytes of static shared memory; a block has {48 << 10}", kernel.span
-        )
     subprogram = " !dbg !5" if dialect.source is not None else ""
     text = "\n".join(dialect.globals) + ("\n" if dialect.globals else "")
     text += (
-        f'define ptx_kernel void @{entry}({", ".join(params)}) "nvvm.reqntid"="{kernel.threads}"{subprogram} {{\nentry:\n'
+        f"define ptx_kernel void @{entry}({', '.join(params)}) {_attributes(kernel, target)}{subprogram} {{\nentry:\n"
         + "\n".join(writer.lines)
         + "\n}\n!0 = !{}\n"
         + "\n".join(writer.metadata)
         + "\n"
         + _debug_info(kernel, entry, dialect)
     )
-    return text, writer.declarations, dialect.shared_bytes
+    return text, writer.declarations, dialect.needs
+
+
+def cluster_of(kernel: Kernel) -> int:
+    """Blocks of one of the kernel's clusters."""
+    cluster = kernel.attrs.get("cluster", 1)
+    assert isinstance(cluster, int)
+    return cluster
+
+
+def _attributes(kernel: Kernel, target: Target) -> str:
+    """What the assembler should know of the kernel's launches, and how many registers to give it."""
+    words = [f'"nvvm.reqntid"="{kernel.threads}"']
+    if cluster_of(kernel) > 1:
+        if "cluster" not in target.features:
+            raise TargetLimit.at("TW020", f"{kernel.name} wants clusters of blocks; {target.name} has none", kernel.span)
+        words.append(f'"nvvm.cluster_dim"="{cluster_of(kernel)},1,1"')
+    for name, attribute in (("min_blocks", "minctasm"), ("max_registers", "maxnreg")):
+        if name in kernel.attrs:
+            words.append(f'"nvvm.{attribute}"="{kernel.attrs[name]}"')
+    return " ".join(words)
 
 
 def _debug_info(kernel: Kernel, entry: str, dialect: _NvptxDialect) -> str:

@@ -12,15 +12,15 @@ import os
 import re
 from dataclasses import replace
 
-from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, ScalarParam, SizeBinding
+from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, MapParam, ScalarParam, SizeBinding
 from tilewright.base.sizes import Size, ceildiv, maximum, product
 from tilewright.base.target import Target
 from tilewright.codegen import native
 from tilewright.codegen.cpu import cpu_function
 from tilewright.codegen.host import host_object
-from tilewright.codegen.nvptx import nvptx_function
-from tilewright.ir.nodes import Kernel, walk
-from tilewright.ir.program import Array, Program
+from tilewright.codegen.nvptx import cluster_of, kernel_needs, nvptx_function
+from tilewright.ir.nodes import Kernel, Stage, walk
+from tilewright.ir.program import Array, KernelCall, Program
 from tilewright.ir.types import Tensor
 
 _UNPROVEN = frozenset({"atomic", "async_load", "wait", "vote", "while"})
@@ -38,7 +38,7 @@ def entry_name(program: Program, position: int) -> str:
 
 
 def llvm_text(program: Program, target: Target) -> tuple[str, tuple[int, ...]]:
-    """One LLVM module with every kernel, and the static shared memory of each."""
+    """One LLVM module with every kernel, and the dynamic shared memory of each."""
     parts: list[str] = []
     declarations: set[str] = set()
     shared: list[int] = []
@@ -47,8 +47,8 @@ def llvm_text(program: Program, target: Target) -> tuple[str, tuple[int, ...]]:
         return _merged_modules(program, target)
     for position, call in enumerate(program.calls):
         if target.is_gpu:
-            text, needs, bytes_ = nvptx_function(call.kernel, entry_name(program, position), target)
-            shared.append(bytes_)
+            text, needs, launch = nvptx_function(call.kernel, entry_name(program, position), target)
+            shared.append(launch.shared_bytes)
         else:
             text, needs = cpu_function(call.kernel, entry_name(program, position))
             shared.append(0)
@@ -64,7 +64,7 @@ def _merged_modules(program: Program, target: Target) -> tuple[str, tuple[int, .
     shared: list[int] = []
     flags: list[str] = []
     for position, call in enumerate(program.calls):
-        text, needs, bytes_ = nvptx_function(call.kernel, entry_name(program, position), target)
+        text, needs, launch = nvptx_function(call.kernel, entry_name(program, position), target)
         shift = 100000 * position
         text = re.sub(r"!(\d+)", lambda m, s=shift: f"!{int(m.group(1)) + s}", text)  # type: ignore[misc]
         for line in text.splitlines():
@@ -72,7 +72,7 @@ def _merged_modules(program: Program, target: Target) -> tuple[str, tuple[int, .
                 flags.append(line)
         parts.append("\n".join(line for line in text.splitlines() if not line.startswith("!llvm.")))
         declarations |= needs
-        shared.append(bytes_)
+        shared.append(launch.shared_bytes)
     units = ", ".join(re.findall(r"!\d+", " ".join(f for f in flags if f.startswith("!llvm.dbg.cu"))))
     first = next((f for f in flags if f.startswith("!llvm.module.flags")), "")
     tail = (f"!llvm.dbg.cu = !{{{units}}}\n" if units else "") + first
@@ -92,13 +92,7 @@ def describe_program(program: Program, target: Target, key: str = "", alias_safe
         inputs=tuple(_array(a) if isinstance(a, Array) else ScalarParam(a.name, a.dtype) for a in program.inputs),
         outputs=tuple(_array(a) for a in program.outputs),
         scratch=tuple(_array(a) for a in program.scratch),
-        launches=tuple(
-            Launch(
-                entry_name(program, position), call.args, call.kernel.size_names, call.kernel.grid, call.kernel.threads, 0,
-                _work(call.kernel),
-            )
-            for position, call in enumerate(program.calls)
-        ),
+        launches=tuple(_launch(entry_name(program, position), call, target) for position, call in enumerate(program.calls)),
         bindings=tuple(SizeBinding(b.name, b.array, b.axis, b.stride) for b in program.bindings()),
         checks=tuple(
             CallCheck(c.left, c.relation, c.right, c.message, c.span.place() if c.span.line else "", c.span.excerpt(), c.code)
@@ -108,6 +102,17 @@ def describe_program(program: Program, target: Target, key: str = "", alias_safe
         alias_safe=alias_safe,
         key=key,
     )  # fmt: skip
+
+
+def _launch(entry: str, call: KernelCall, target: Target) -> Launch:
+    kernel = call.kernel
+    plain = Launch(entry, call.args, kernel.size_names, kernel.grid, kernel.threads, 0, _work(kernel))
+    if not target.is_gpu or kernel.stage is not Stage.THREAD:
+        return plain
+    needs = kernel_needs(kernel, target)
+    maps = tuple(MapParam(call.args[m.parameter], m.dtype, m.shape, m.strides, m.box, m.swizzle) for m in needs.maps)
+    dependent = bool(kernel.attrs.get("dependent"))
+    return replace(plain, shared_bytes=needs.shared_bytes, maps=maps, cluster=cluster_of(kernel), dependent=dependent)
 
 
 def build_artifact(

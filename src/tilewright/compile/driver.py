@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -32,8 +32,10 @@ from tilewright.tree.syntax import Function
 from tilewright.tree.typed import ArgSpec, TypedKernel
 
 if TYPE_CHECKING:
+    from tilewright.ir.nodes import Kernel
     from tilewright.ir.program import Program
     from tilewright.passes.pipeline import Stages, Trace
+    from tilewright.passes.schedule_matrix import MatrixSchedule
 
 log = logging.getLogger("tilewright")
 if os.environ.get("TILEWRIGHT_LOG"):
@@ -53,6 +55,12 @@ class Signature:
     args: tuple[ArgSpec, ...]
     divisors: AxisNumbers = ()
     hints: AxisNumbers = ()
+    precision: str = "ieee"
+    """How f32 operands of contractions are multiplied: `ieee`, `tf32` or `3xtf32`."""
+    schedule: str = ""
+    """The schedule to use for contractions, as `MatrixSchedule.describe` writes it; empty: the compiler chooses."""
+    extents: AxisNumbers = field(default=(), compare=False, repr=False)
+    """The very extents of the call: they choose between schedules of contractions and are no part of what code is made for."""
 
 
 @record
@@ -124,21 +132,15 @@ def front_end(function: Function, signature: Signature) -> tuple[TypedKernel, Pr
     program = lower_kernel(typed)
     verify_program(program)
     facts = _by_name(program, signature.divisors)
-    if facts:
-        program = replace(
-            program,
-            calls=tuple(
-                replace(
-                    call,
-                    kernel=replace(
-                        call.kernel,
-                        facts=MappingProxyType({n: d for n, d in facts.items() if n in call.kernel.size_names}),
-                    ),
-                )
-                for call in program.calls
-            ),
-        )
+    if facts or signature.precision != "ieee":
+        program = replace(program, calls=tuple(replace(c, kernel=_promised(c.kernel, facts, signature.precision)) for c in program.calls))
     return typed, program
+
+
+def _promised(kernel: Kernel, facts: Mapping[str, int], precision: str) -> Kernel:
+    known = MappingProxyType({n: d for n, d in facts.items() if n in kernel.size_names})
+    attrs = kernel.attrs if precision == "ieee" else MappingProxyType({**kernel.attrs, "precision": precision})
+    return replace(kernel, facts=known, attrs=attrs)
 
 
 def _by_name(program: Program, numbers: AxisNumbers) -> dict[str, int]:
@@ -149,17 +151,40 @@ def _by_name(program: Program, numbers: AxisNumbers) -> dict[str, int]:
 
 def compile_stages(function: Function, signature: Signature, target: Target) -> Compilation:
     """All stages, nothing cached."""
-    from tilewright.passes.pipeline import Trace, lower
+    return _Prepared(function, signature, target).finish(signature)
 
-    trace = Trace(dump=os.environ.get("TILEWRIGHT_DUMP", ""))
-    start = time.perf_counter()
-    typed, program = front_end(function, signature)
-    trace.times["front end"] = time.perf_counter() - start
-    hints: Mapping[str, int] = _by_name(program, signature.hints)
-    return Compilation(typed, program, lower(program, target, hints, trace), trace)
+
+class _Prepared:
+    """A kernel after the passes that do not depend on sizes."""
+
+    def __init__(self, function: Function, signature: Signature, target: Target) -> None:
+        from tilewright.passes.pipeline import Trace, prepare
+
+        self.target = target
+        self.trace = Trace(dump=os.environ.get("TILEWRIGHT_DUMP", ""))
+        start = time.perf_counter()
+        self.typed, self.program = front_end(function, signature)
+        self.trace.times["front end"] = time.perf_counter() - start
+        self.loop = prepare(self.program, self.trace)
+
+    def plan(self, signature: Signature) -> tuple[MatrixSchedule | None, ...]:
+        """The schedule of each contraction of the program for the call's own sizes."""
+        from tilewright.passes.pipeline import plan_contractions
+
+        extents = _by_name(self.program, signature.extents or signature.hints)
+        return plan_contractions(self.loop, self.target, extents, signature.schedule)
+
+    def finish(self, signature: Signature, plan: tuple[MatrixSchedule | None, ...] | None = None) -> Compilation:
+        from tilewright.passes.pipeline import lower_planned
+
+        hints: Mapping[str, int] = _by_name(self.program, signature.hints)
+        stages = lower_planned(self.loop, plan or self.plan(signature), self.target, hints, self.trace)
+        return Compilation(self.typed, self.program, stages, self.trace)
 
 
 _memory: dict[str, Artifact] = {}
+_by_sizes: dict[str, _Prepared] = {}
+"""Kernels with contractions: the sizes of a call choose their code."""
 _locks: dict[str, threading.Lock] = {}
 _guard = threading.Lock()
 
@@ -177,21 +202,42 @@ def compile_kernel(function: Function, signature: Signature, target: Target) -> 
         if found is not None:
             return found
         start = time.perf_counter()
-        artifact = disk_cache().get(key)
-        if artifact is None:
-            artifact = _compile(function, signature, target, key, start)
-            disk_cache().put(key, artifact)
-        elif log.isEnabledFor(logging.INFO):
-            log.info("loaded %s for %s from cache in %.1f ms", function.name, target.name, (time.perf_counter() - start) * 1e3)
-        _memory[key] = artifact
-        return artifact
+        prepared = _by_sizes.get(key)
+        artifact = disk_cache().get(key) if prepared is None else None
+        if artifact is not None:
+            _log_loaded(artifact, start)
+            _memory[key] = artifact
+            return artifact
+        if prepared is None:
+            prepared = _Prepared(function, signature, target)
+        plan = prepared.plan(signature)
+        if not any(plan):
+            return _compiled(prepared, signature, plan, key, start)
+        # Contractions: code is kept for each choice of schedules, and the call's sizes choose.
+        _by_sizes[key] = prepared
+        own = hashlib.sha256("\0".join((key, *(p.describe() if p else "" for p in plan))).encode()).hexdigest()
+        found = _memory.get(own)
+        if found is None:
+            found = disk_cache().get(own)
+            if found is not None:
+                _log_loaded(found, start)
+                _memory[own] = found
+        return found or _compiled(prepared, signature, plan, own, start)
 
 
-def _compile(function: Function, signature: Signature, target: Target, key: str, start: float) -> Artifact:
+def _log_loaded(artifact: Artifact, start: float) -> None:
+    if log.isEnabledFor(logging.INFO):
+        log.info("loaded %s for %s from cache in %.1f ms", artifact.name, artifact.target, (time.perf_counter() - start) * 1e3)
+
+
+def _compiled(
+    prepared: _Prepared, signature: Signature, plan: tuple[MatrixSchedule | None, ...], key: str, start: float
+) -> Artifact:
     from tilewright.analysis.alias import alias_safe
     from tilewright.compile.build import build_artifact
 
-    done = compile_stages(function, signature, target)
+    target = prepared.target
+    done = prepared.finish(signature, plan)
     middle = time.perf_counter()
     schedules = tuple(
         f"{call.kernel.name}: {schedule.describe()}"
@@ -201,12 +247,15 @@ def _compile(function: Function, signature: Signature, target: Target, key: str,
     if log.isEnabledFor(logging.INFO):
         log.info(
             "compiled %s(%s) for %s: passes %.1f ms, code %.1f ms, %d kernel(s), %d bytes",
-            function.name, ", ".join(map(str, signature.args)), target.name, (middle - start) * 1e3,
+            done.program.name, ", ".join(map(str, signature.args)), target.name, (middle - start) * 1e3,
             (time.perf_counter() - middle) * 1e3, len(artifact.launches), len(artifact.code),
         )  # fmt: skip
+    disk_cache().put(key, artifact)
+    _memory[key] = artifact
     return artifact
 
 
 def forget() -> None:
     """Empty the in-memory cache (tests and benchmarks of cold compilation)."""
     _memory.clear()
+    _by_sizes.clear()

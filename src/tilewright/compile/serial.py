@@ -10,7 +10,7 @@ import json
 import struct
 from functools import lru_cache
 
-from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, ScalarParam, SizeBinding
+from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, MapParam, ScalarParam, SizeBinding
 from tilewright.base.dtypes import by_name
 from tilewright.base.sizes import Size, parse_size
 
@@ -28,10 +28,7 @@ def serialise(artifact: Artifact) -> bytes:
         "inputs": [_param(p) for p in artifact.inputs],
         "outputs": [_param(p) for p in artifact.outputs],
         "scratch": [_param(p) for p in artifact.scratch],
-        "launches": [
-            [x.entry, list(x.args), list(x.sizes), _texts(x.grid), x.threads, x.shared_bytes, str(x.work)]
-            for x in artifact.launches
-        ],
+        "launches": [_launch(launch) for launch in artifact.launches],
         "bindings": [[b.name, b.array, b.axis, b.stride] for b in artifact.bindings],
         "checks": [
             [str(c.left), c.relation, str(c.right), c.message, c.place, c.excerpt, c.code] for c in artifact.checks
@@ -66,10 +63,7 @@ def deserialise(data: bytes) -> Artifact:
             inputs=tuple(_read_param(*p) for p in head["inputs"]),
             outputs=tuple(_read_array(*p) for p in head["outputs"]),
             scratch=tuple(_read_array(*p) for p in head["scratch"]),
-            launches=tuple(
-                Launch(entry, tuple(args), tuple(sizes), _sizes(grid), threads, shared, _size(work))
-                for entry, args, sizes, grid, threads, shared, work in head["launches"]
-            ),
+            launches=tuple(_read_launch(*launch) for launch in head["launches"]),
             bindings=tuple(SizeBinding(*binding) for binding in head["bindings"]),
             checks=tuple(
                 CallCheck(_size(left), relation, _size(right), *rest) for left, relation, right, *rest in head["checks"]
@@ -94,6 +88,15 @@ def _param(param: ArrayParam | ScalarParam) -> Json:
     return [param.name, param.dtype.name, _texts(param.shape), _texts(param.strides), param.role, param.align]
 
 
+def _launch(x: Launch) -> Json:
+    maps: list[Json] = [
+        [m.array, m.dtype.name, _texts(m.shape), _texts(m.strides), list(m.box), m.swizzle] for m in x.maps
+    ]
+    return [
+        x.entry, list(x.args), list(x.sizes), _texts(x.grid), x.threads, x.shared_bytes, str(x.work), maps, x.cluster, x.dependent,
+    ]  # fmt: skip
+
+
 @lru_cache(maxsize=4096)
 def _size(text: str) -> Size:
     return parse_size(text)
@@ -115,3 +118,14 @@ def _read_array(
     name: str, dtype: str, shape: list[str], strides: list[str], role: str, align: int
 ) -> ArrayParam:
     return ArrayParam(name, by_name(dtype), _sizes(shape), _sizes(strides), role, align)
+
+
+def _read_launch(
+    entry: str, args: list[str], sizes: list[str], grid: list[str], threads: int, shared: int, work: str,
+    maps: list[tuple[str, str, list[str], list[str], list[int], int]], cluster: int, dependent: bool,
+) -> Launch:  # fmt: skip
+    read = tuple(
+        MapParam(array, by_name(dtype), _sizes(shape), _sizes(strides), tuple(box), swizzle)
+        for array, dtype, shape, strides, box, swizzle in maps
+    )
+    return Launch(entry, tuple(args), tuple(sizes), _sizes(grid), threads, shared, _size(work), read, cluster, dependent)

@@ -46,6 +46,10 @@ class Blocked:
         """Register steps along each axis; 1 along axes of extent 1."""
         return tuple(1 if e == 1 else max(1, e // self.span(a)) for a, e in enumerate(shape))
 
+    def offset(self, axis: int, register: int) -> int:
+        """How far a register step lies from the thread's first coordinate."""
+        return register * self.span(axis)
+
     def coordinate(
         self, shape: tuple[int, ...], warp: int, lane: int, register: tuple[int, ...], v: tuple[int, ...]
     ) -> tuple[int, ...]:
@@ -72,7 +76,13 @@ class Shared:
 
 @record
 class Accumulator:
-    """The result fragment of a matrix instruction: `family` is 'mma' or 'wgmma', `shape` its m, n, k."""
+    """The result of matrix instructions, spread over warps. `shape` is m, n, k of one instruction; `warps` are the warp groups
+    (wgmma) or warps (mma) along m and n, each with its own part of the tile.
+
+    Lane l holds, of every 8 columns, columns 2 (l % 4) and the next; of every 8 rows, row l / 4. Registers walk first the two halves of
+    16 rows, then the instructions along m; along n eight columns at a time. The four warps of a warp group have 16 rows each of an
+    instruction's 64.
+    """
 
     family: str
     shape: tuple[int, int, int]
@@ -80,6 +90,46 @@ class Accumulator:
 
     def __str__(self) -> str:
         return f"accumulator({self.family}, {list(self.shape)}, {list(self.warps)})"
+
+    @property
+    def vector(self) -> tuple[int, int]:
+        return (1, 2)
+
+    @property
+    def lanes(self) -> tuple[int, int]:
+        return (8, 4)
+
+    @property
+    def threads(self) -> int:
+        return prod(self.warps) * (128 if self.family == "wgmma" else 32)
+
+    def part(self, axis: int, extent: int) -> int:
+        """Rows or columns of the tile one warp group or warp has."""
+        return extent // self.warps[axis]
+
+    def registers(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Register steps along each axis; 1 along axes of extent 1."""
+        rows = 1 if shape[0] == 1 else 2 * (self.part(0, shape[0]) // self.shape[0])
+        return rows, 1 if shape[1] == 1 else self.part(1, shape[1]) // 8
+
+    def offset(self, axis: int, register: int) -> int:
+        """How far a register step lies from the thread's first coordinate."""
+        return 8 * register if axis == 1 else register // 2 * self.shape[0] + register % 2 * 8
+
+    def start(self, shape: tuple[int, ...], warp: int, lane: int) -> tuple[int, int]:
+        """The thread's first coordinate."""
+        inner = 0
+        if self.family == "wgmma":
+            warp, inner = warp // 4, warp % 4
+        row, column = _split(warp, self.warps)
+        return row * self.part(0, shape[0]) + 16 * inner + lane // 4, column * self.part(1, shape[1]) + 2 * (lane % 4)
+
+    def coordinate(
+        self, shape: tuple[int, ...], warp: int, lane: int, register: tuple[int, ...], v: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """The tile coordinate held by that thread in that register slot."""
+        start = self.start(shape, warp, lane)
+        return tuple(0 if e == 1 else start[a] + self.offset(a, register[a]) + v[a] for a, e in enumerate(shape))
 
 
 @record

@@ -9,11 +9,14 @@ broadcast: `broadcast` does. Signedness is in the dtype. Integers wrap. Floats a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from tilewright.base.dtypes import DType, bool_, i32, i64
 from tilewright.ir.nodes import Attrs
+from tilewright.ir.opdef import ALL_STAGES as ALL_STAGES
+from tilewright.ir.opdef import OpDef, Rule, TypeRuleError
+from tilewright.ir.opdef import integer as _int_attr
+from tilewright.ir.ops_matrix import DEFINITIONS
 from tilewright.ir.types import (
     BOOL,
     INDEX,
@@ -28,35 +31,6 @@ from tilewright.ir.types import (
     is_number,
     with_dtype,
 )
-
-
-class TypeRuleError(Exception):
-    """An op's operands or attributes do not fit its type rule."""
-
-
-Rule = Callable[[Sequence[Type], Attrs], tuple[Type, ...]]
-ALL_STAGES = frozenset({"loop", "tile", "thread"})
-
-
-@dataclass(frozen=True)
-class OpDef:
-    """One row of the table."""
-
-    name: str
-    doc: str
-    rule: Rule | None
-    """Result types from operand types and attributes; None for ops with regions (the verifier knows those)."""
-    stages: frozenset[str] = ALL_STAGES
-    effect: str = "pure"
-    """pure, read, write, sync (orders other threads), or control."""
-    group: str = "elementwise"
-    bound: str = "exact"
-    """Largest error of the result, in units in the last place of the result's dtype."""
-    regions: int = 0
-
-    @property
-    def is_pure(self) -> bool:
-        return self.effect == "pure"
 
 
 OPS: dict[str, OpDef] = {}
@@ -135,13 +109,6 @@ def _dtype(attrs: Attrs) -> DType:
     if not isinstance(dtype, DType):
         raise _fail("needs an attribute dtype")
     return dtype
-
-
-def _int_attr(attrs: Attrs, name: str) -> int:
-    value = attrs.get(name)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise _fail(f"needs an integer attribute {name}")
-    return value
 
 
 def _shape_attr(attrs: Attrs) -> tuple[int, ...]:
@@ -527,6 +494,9 @@ _define("extract", "Element `lane` of a vec.", _extract, "thread", group="thread
 _define("pack", "A vec of these scalars.", _pack, "thread", group="thread")
 
 _define("split", "The low and the high half of a vec.", _split, "thread", group="thread")
+
+# Matrix units, asynchronous copies and their barriers.
+OPS.update({row.name: row for row in DEFINITIONS})
 
 
 def result_types(opcode: str, operands: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:

@@ -21,7 +21,7 @@ from tilewright.base.source import NOWHERE, Source, Span
 from tilewright.ir.layouts import Accumulator, Blocked, Layout, Operand, Shared
 from tilewright.ir.nodes import NO_ATTRS, Attr, Attrs, Block, Kernel, Op, Stage, Value
 from tilewright.ir.program import Array, Check, KernelCall, Program, ScalarInput
-from tilewright.ir.types import TOKEN, Scalar, Tensor, Tile, Type, Vec
+from tilewright.ir.types import TOKEN, CopyMap, Scalar, Tensor, Tile, Type, Vec
 
 _TOKEN = re.compile(
     r"""(?P<skip>[ \t\r\n]+|;[^\n]*)
@@ -264,16 +264,21 @@ class _Parser:
             return TOKEN
         if is_name(token.text):
             return Scalar(by_name(token.text))
-        if token.text not in ("vec", "tile", "tensor"):
+        forms: dict[str, Callable[[DType], Type]] = {"vec": self.vec, "tile": self.tile, "tensor": self.tensor, "map": self.copy_map}
+        if token.text not in forms:
             raise self.error(f"unknown type `{token.text}`", token)
         self.expect("<")
         dtype = self.dtype()
         self.expect(",")
-        type_ = (
-            self.vec(dtype) if token.text == "vec" else self.tile(dtype) if token.text == "tile" else self.tensor(dtype)
-        )
+        type_ = forms[token.text](dtype)
         self.expect(">")
         return type_
+
+    def copy_map(self, dtype: DType) -> CopyMap:
+        self.expect("[")
+        box = self.items("]", self.integer)
+        self.expect(",")
+        return CopyMap(dtype, tuple(box), self.integer())
 
     def vec(self, dtype: DType) -> Vec:
         return Vec(dtype, self.integer())

@@ -4,6 +4,7 @@
     vec<f32, 4>                                thread stage: a short vector in one thread's registers
     tile<f32, [64, 128]>                       tile stage: a block's value of static shape, with a layout once assigned
     tensor<f32, [rows, cols], [cols, 1]>       memory: shape, strides in elements, then space and alignment if not default
+    map<bf16, [128, 64], 128>                  how the copy engine sees a tensor: the box of one copy, and its swizzle
     token                                      an asynchronous operation in flight
 """
 
@@ -74,12 +75,22 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class CopyMap:
+    dtype: DType
+    box: tuple[int, ...]
+    swizzle: int = 0
+
+    def __str__(self) -> str:
+        return f"map<{self.dtype}, [{', '.join(map(str, self.box))}], {self.swizzle}>"
+
+
+@dataclass(frozen=True)
 class Token:
     def __str__(self) -> str:
         return "token"
 
 
-Type = Scalar | Vec | Tile | Tensor | Token
+Type = Scalar | Vec | Tile | Tensor | CopyMap | Token
 NumberType = Scalar | Vec | Tile
 INDEX = Scalar(i64)
 BOOL = Scalar(bool_)

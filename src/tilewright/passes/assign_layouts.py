@@ -11,21 +11,29 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewright.base.target import Target
-from tilewright.ir.layouts import Blocked
+from tilewright.ir.layouts import Accumulator, Blocked, Layout, Shared
 from tilewright.ir.nodes import Block, Kernel, Value, walk
-from tilewright.ir.types import Tile
+from tilewright.ir.types import Tile, dtype_of
 from tilewright.passes.schedule import Schedule
+from tilewright.passes.schedule_matrix import MatrixSchedule
 
 
-def assign_layouts(kernel: Kernel, schedule: Schedule, target: Target) -> Kernel:
-    shape = _whole_shape(kernel)
-    layout = blocked_layout(shape, schedule, target) if shape else None
-    threads = layout.threads if layout else target.warp_size
+def assign_layouts(kernel: Kernel, schedule: Schedule | MatrixSchedule, target: Target) -> Kernel:
+    staged: set[Value] = set()
+    layout: Layout | None
+    if isinstance(schedule, MatrixSchedule):
+        layout, threads = matrix_layout(kernel, schedule), schedule.threads
+        staged = {v for op in walk(kernel.body) if op.opcode == "dot" for v in op.operands[:2]}
+    else:
+        shape = _whole_shape(kernel)
+        layout = blocked_layout(shape, schedule, target) if shape else None
+        threads = layout.threads if isinstance(layout, Blocked) else target.warp_size
     mapping: dict[Value, Value] = {}
 
     def value(old: Value) -> Value:
         if old not in mapping:
-            typed = replace(old.type, layout=layout) if isinstance(old.type, Tile) else old.type
+            own = Shared((0, 1), 128) if old in staged else layout
+            typed = replace(old.type, layout=own) if isinstance(old.type, Tile) else old.type
             mapping[old] = old if typed == old.type else Value(typed, old.name)
         return mapping[old]
 
@@ -44,6 +52,17 @@ def assign_layouts(kernel: Kernel, schedule: Schedule, target: Target) -> Kernel
         )
 
     return replace(kernel, body=block(kernel.body), threads=threads)
+
+
+def matrix_layout(kernel: Kernel, schedule: MatrixSchedule) -> Accumulator | Blocked:
+    """The layout of a contraction's results."""
+    if schedule.family == "cpu":
+        return Blocked((1, schedule.nr // schedule.vectors), (1, 1), (1, 1))
+    product = next(op for op in walk(kernel.body) if op.opcode == "dot")
+    size = dtype_of(product.operands[0].type).itemsize
+    if schedule.family == "wgmma":
+        return Accumulator("wgmma", (64, schedule.n, 32 // size), (1 if schedule.turns else schedule.groups, 1))
+    return Accumulator("mma", (16, 8, 32 // size), (schedule.warps_m, schedule.warps_n))
 
 
 def _whole_shape(kernel: Kernel) -> tuple[int, ...]:

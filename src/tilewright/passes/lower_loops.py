@@ -35,7 +35,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class _Mask:
+class Condition:
     """A condition under which code runs. `edge` conditions guard an axis: accesses that do not use the axis ignore them."""
 
     value: Value
@@ -44,14 +44,14 @@ class _Mask:
 
 def lower_loops(kernel: Kernel, schedule: Schedule, target: Target) -> Kernel:
     """The tile-stage kernel."""
-    return _Lowering(kernel, schedule, target).run()
+    return LoopLowering(kernel, schedule, target).run()
 
 
-def _shape(value: Value) -> Shape:
+def shape_of(value: Value) -> Shape:
     return value.type.shape if isinstance(value.type, Tile) else ()
 
 
-def _join(*shapes: Shape) -> Shape:
+def join(*shapes: Shape) -> Shape:
     """The shape that holds all of them; () is a scalar."""
     result: Shape = ()
     for shape in shapes:
@@ -60,7 +60,7 @@ def _join(*shapes: Shape) -> Shape:
     return result
 
 
-class _Lowering:
+class LoopLowering:
     def __init__(self, kernel: Kernel, schedule: Schedule, target: Target) -> None:
         self.kernel, self.schedule, self.target = kernel, schedule, target
         self.nest = nest_of(kernel)
@@ -130,11 +130,11 @@ class _Lowering:
                 if tiles[p] == 1:
                     local[index] = starts[p]
                     continue
-                local[index] = self._index_tile(inner, starts[p], self.tiled.index(p), tiles[p])
+                local[index] = self.index_tile(inner, starts[p], self.tiled.index(p), tiles[p])
                 if masked and not self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts):
                     limit = inner.like(extents[p], local[index])
-                    masks.append(_Mask(inner.op("lt", local[index], limit), edge=True))
-            self._ops(inner, self.region.ops, local, masks)
+                    masks.append(Condition(inner.op("lt", local[index], limit), edge=True))
+            self.ops(inner, self.region.ops, local, masks)
             return []
 
         if full is None:
@@ -154,7 +154,7 @@ class _Lowering:
             local = dict(env)
             for p, arg in enumerate(self.region.args):
                 local[arg] = index if index is not None and p == axis else starts[p]
-            self._ops(inner, self.region.ops, local, [])
+            self.ops(inner, self.region.ops, local, [])
             return []
 
         if not self.tiled:
@@ -166,7 +166,7 @@ class _Lowering:
         first = dict(env) | {arg: starts[p] for p, arg in enumerate(self.region.args)}
         head = self._head(b, self.region.ops, first, self.region.args[axis])
         self._strips(
-            b, low, high, tile, head, [], [], lambda inner, k: body(inner, self._index_tile(inner, k, 0, tile)), body
+            b, low, high, tile, head, [], [], lambda inner, k: body(inner, self.index_tile(inner, k, 0, tile)), body
         )
         return blocks
 
@@ -222,7 +222,7 @@ class _Lowering:
             return None
         return b.op("head", local[chosen.operands[0]], *(v for v in where if v is not None), bytes=self.target.vector_bytes)
 
-    def _index_tile(self, b: Builder, start: Value, position: int, extent: int) -> Value:
+    def index_tile(self, b: Builder, start: Value, position: int, extent: int) -> Value:
         """`start + 0, 1, 2…` along a tile axis."""
         shape = tuple(extent if a == position else 1 for a in range(self.rank))
         iota = b.op("iota", shape=shape, axis=position)
@@ -230,7 +230,7 @@ class _Lowering:
 
     # -- one body -----------------------------------------------------------------------------------------------
 
-    def _ops(self, b: Builder, ops: Sequence[Op], env: dict[Value, Value], masks: list[_Mask]) -> tuple[Value, ...]:
+    def ops(self, b: Builder, ops: Sequence[Op], env: dict[Value, Value], masks: list[Condition]) -> tuple[Value, ...]:
         """Lower ops in order; returns what the block yields."""
         for op in ops:
             with b.at(op.span):
@@ -240,7 +240,7 @@ class _Lowering:
                 env.update(zip(op.results, results, strict=True))
         return ()
 
-    def _op(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[_Mask]) -> Sequence[Value]:
+    def _op(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[Condition]) -> Sequence[Value]:
         operands = [env[v] for v in op.operands]
         if op.opcode == "load":
             return [self._load(b, operands, masks)]
@@ -258,50 +258,50 @@ class _Lowering:
 
             what = "while" if op.opcode == "while" else "a parallel loop inside a parallel loop"
             raise UserError.at("TW005", f"{what} is not available in kernels yet", op.span, "use for with a fixed number of turns")
-        shape = _join(*(_shape(v) for v in operands))
-        return b.emit(op.opcode, [self._widen(b, v, shape) for v in operands], op.attrs)
+        shape = join(*(shape_of(v) for v in operands))
+        return b.emit(op.opcode, [self.widen(b, v, shape) for v in operands], op.attrs)
 
-    def _widen(self, b: Builder, value: Value, shape: Shape) -> Value:
-        return value if _shape(value) == shape or not shape else b.op("broadcast", value, shape=shape)
+    def widen(self, b: Builder, value: Value, shape: Shape) -> Value:
+        return value if shape_of(value) == shape or not shape else b.op("broadcast", value, shape=shape)
 
-    def _mask_for(self, b: Builder, shape: Shape, masks: list[_Mask]) -> tuple[Shape, Value | None]:
+    def _mask_for(self, b: Builder, shape: Shape, masks: list[Condition]) -> tuple[Shape, Value | None]:
         """The condition an access of that shape runs under, and the shape it then has."""
         relevant: list[Value] = []
         for mask in masks:
-            mine = _shape(mask.value)
+            mine = shape_of(mask.value)
             if mask.edge and not (shape and all(m == 1 or s > 1 for m, s in zip(mine, shape, strict=True))):
                 continue
             relevant.append(mask.value)
         if not relevant:
             return shape, None
-        shape = _join(shape, *(_shape(v) for v in relevant))
-        total = self._widen(b, relevant[0], shape)
+        shape = join(shape, *(shape_of(v) for v in relevant))
+        total = self.widen(b, relevant[0], shape)
         for value in relevant[1:]:
-            total = b.logical_and(total, self._widen(b, value, shape))
+            total = b.logical_and(total, self.widen(b, value, shape))
         return shape, total
 
-    def _load(self, b: Builder, operands: Sequence[Value], masks: list[_Mask]) -> Value:
+    def _load(self, b: Builder, operands: Sequence[Value], masks: list[Condition]) -> Value:
         memory, indices = operands[0], list(operands[1:])
-        shape = _join(*(_shape(v) for v in indices))
+        shape = join(*(shape_of(v) for v in indices))
         if not indices:
             return b.op("load", memory)
         access, mask = self._mask_for(b, shape, masks)
         if mask is None:
             return b.op("load", memory, *indices)
         if access != shape:
-            indices[0] = self._widen(b, indices[0], access)
+            indices[0] = self.widen(b, indices[0], access)
         return b.op("load", memory, *indices, mask, masked=True)
 
-    def _store(self, b: Builder, operands: Sequence[Value], masks: list[_Mask]) -> None:
+    def _store(self, b: Builder, operands: Sequence[Value], masks: list[Condition]) -> None:
         memory, indices, value = operands[0], list(operands[1:-1]), operands[-1]
-        shape = _join(*(_shape(v) for v in indices))
-        if not shape and _shape(value):
+        shape = join(*(shape_of(v) for v in indices))
+        if not shape and shape_of(value):
             # All indices are scalars of the block: the value is a tile of one element.
             value = self._item(b, value)
         access, mask = self._mask_for(b, shape, masks)
         if shape and access != shape:
-            indices[0] = self._widen(b, indices[0], access)
-        value = self._widen(b, value, access)
+            indices[0] = self.widen(b, indices[0], access)
+        value = self.widen(b, value, access)
         if mask is None:
             b.multi("store", memory, *indices, value)
         elif not access:
@@ -314,49 +314,49 @@ class _Lowering:
 
     # -- control flow -------------------------------------------------------------------------------------------
 
-    def _if(self, b: Builder, op: Op, cond: Value, env: dict[Value, Value], masks: list[_Mask]) -> Sequence[Value]:
-        if _shape(cond):
-            then = self._ops(b, op.regions[0].ops, env, [*masks, _Mask(cond, edge=False)])
+    def _if(self, b: Builder, op: Op, cond: Value, env: dict[Value, Value], masks: list[Condition]) -> Sequence[Value]:
+        if shape_of(cond):
+            then = self.ops(b, op.regions[0].ops, env, [*masks, Condition(cond, edge=False)])
             inverse = b.op("not", cond)
-            otherwise = self._ops(b, op.regions[1].ops, env, [*masks, _Mask(inverse, edge=False)])
+            otherwise = self.ops(b, op.regions[1].ops, env, [*masks, Condition(inverse, edge=False)])
             results = []
             for x, y in zip(then, otherwise, strict=True):
-                shape = _join(_shape(cond), _shape(x), _shape(y))
-                results.append(b.select(*(self._widen(b, v, shape) for v in (cond, x, y))))
+                shape = join(shape_of(cond), shape_of(x), shape_of(y))
+                results.append(b.select(*(self.widen(b, v, shape) for v in (cond, x, y))))
             return results
         builders = [Builder(b.span), Builder(b.span)]
-        yields = [self._ops(inner, r.ops, dict(env), masks) for inner, r in zip(builders, op.regions, strict=True)]
-        shapes = [_join(_shape(x), _shape(y)) for x, y in zip(*yields, strict=True)]
+        yields = [self.ops(inner, r.ops, dict(env), masks) for inner, r in zip(builders, op.regions, strict=True)]
+        shapes = [join(shape_of(x), shape_of(y)) for x, y in zip(*yields, strict=True)]
         for inner, values in zip(builders, yields, strict=True):
-            inner.multi("yield", *(self._widen(inner, v, s) for v, s in zip(values, shapes, strict=True)))
+            inner.multi("yield", *(self.widen(inner, v, s) for v, s in zip(values, shapes, strict=True)))
         types = [v.type for v in builders[0].ops[-1].operands]
         blocks = tuple(Block((), tuple(inner.ops)) for inner in builders)
         return b.append(Op("if", (cond,), tuple(Value(t) for t in types), regions=blocks, span=b.span))
 
     def _for(
-        self, b: Builder, op: Op, operands: Sequence[Value], env: dict[Value, Value], masks: list[_Mask]
+        self, b: Builder, op: Op, operands: Sequence[Value], env: dict[Value, Value], masks: list[Condition]
     ) -> Sequence[Value]:
         low, high, step, *init = operands
-        if is_sweep(op) and self.reduce_position is not None and not self.inside_reduction and not (_shape(low) or _shape(high)):
+        if is_sweep(op) and self.reduce_position is not None and not self.inside_reduction and not (shape_of(low) or shape_of(high)):
             return self._sweep(b, op, low, high, step, env, masks)
-        varying = _join(_shape(low), _shape(high))
+        varying = join(shape_of(low), shape_of(high))
 
         def body(inner: Builder, index: Value, *carried: Value) -> Sequence[Value]:
             local = dict(env)
             local[op.regions[0].args[0]] = index
             local.update(zip(op.regions[0].args[1:], carried, strict=True))
             if not varying:
-                return self._ops(inner, op.regions[0].ops, local, masks)
+                return self.ops(inner, op.regions[0].ops, local, masks)
             # Bounds differ inside the tile: walk the common range and mask what lies outside one's own.
-            wide = self._widen(inner, index, varying)
+            wide = self.widen(inner, index, varying)
             active = inner.logical_and(
-                inner.op("ge", wide, self._widen(inner, low, varying)), inner.op("lt", wide, self._widen(inner, high, varying))
+                inner.op("ge", wide, self.widen(inner, low, varying)), inner.op("lt", wide, self.widen(inner, high, varying))
             )
-            values = self._ops(inner, op.regions[0].ops, local, [*masks, _Mask(active, edge=False)])
+            values = self.ops(inner, op.regions[0].ops, local, [*masks, Condition(active, edge=False)])
             kept = []
             for new, old in zip(values, carried, strict=True):
-                shape = _join(varying, _shape(new), _shape(old))
-                kept.append(inner.select(*(self._widen(inner, v, shape) for v in (active, new, old))))
+                shape = join(varying, shape_of(new), shape_of(old))
+                kept.append(inner.select(*(self.widen(inner, v, shape) for v in (active, new, old))))
             return kept
 
         if varying:
@@ -366,7 +366,7 @@ class _Lowering:
         return self._carried(b, bounds[0], bounds[1], self._item(b, step), init, body, op)
 
     def _sweep(
-        self, b: Builder, op: Op, low: Value, high: Value, step: Value, env: dict[Value, Value], masks: list[_Mask]
+        self, b: Builder, op: Op, low: Value, high: Value, step: Value, env: dict[Value, Value], masks: list[Condition]
     ) -> Sequence[Value]:
         """An inner loop of independent iterations, along the axis reductions use: tiles, then the rest."""
         position, tile = self.reduce_position, self.schedule.reduce_tile
@@ -379,18 +379,18 @@ class _Lowering:
         def body(inner: Builder, number: Value, masked: bool) -> list[Value]:
             """Iterations `number`, `number + 1`…: one, or a tile of them."""
             local, edge = dict(env), []
-            if _shape(number) and masked:
-                edge = [_Mask(inner.op("lt", number, inner.like(count, number)), edge=True)]
+            if shape_of(number) and masked:
+                edge = [Condition(inner.op("lt", number, inner.like(count, number)), edge=True)]
             index = inner.add(inner.like(low, number), inner.mul(number, inner.like(step, number)))
             local[op.regions[0].args[0]] = index
-            self._ops(inner, op.regions[0].ops, local, [*masks, *edge])
+            self.ops(inner, op.regions[0].ops, local, [*masks, *edge])
             return []
 
-        b.for_(zero, whole, width, [], lambda inner, k: body(inner, self._index_tile(inner, k, position, tile), False))
+        b.for_(zero, whole, width, [], lambda inner, k: body(inner, self.index_tile(inner, k, position, tile), False))
         if self.target.is_gpu:
             b.if_(
                 b.op("lt", whole, count),
-                lambda inner: body(inner, self._index_tile(inner, whole, position, tile), True),
+                lambda inner: body(inner, self.index_tile(inner, whole, position, tile), True),
                 lambda inner: [],
             )
         else:
@@ -399,7 +399,7 @@ class _Lowering:
         return []
 
     def _extreme(self, b: Builder, kind: str, value: Value) -> Value:
-        if not _shape(value):
+        if not shape_of(value):
             return value
         for axis in range(self.rank):
             value = b.op("reduce_tile", value, kind=kind, axis=axis)
@@ -413,24 +413,24 @@ class _Lowering:
         attrs = {k: v for k, v in op.attrs.items() if k in ("unroll", "stages")}
         current = list(init)
         while True:
-            shapes = [_shape(v) for v in current]
+            shapes = [shape_of(v) for v in current]
             trial = Builder(b.span)
             values = body(trial, Value(INDEX), *(Value(v.type) for v in current))
-            grown = [_join(s, _shape(v)) for s, v in zip(shapes, values, strict=True)]
+            grown = [join(s, shape_of(v)) for s, v in zip(shapes, values, strict=True)]
             if grown == shapes:
                 break
-            current = [self._widen(b, v, s) for v, s in zip(current, grown, strict=True)]
+            current = [self.widen(b, v, s) for v, s in zip(current, grown, strict=True)]
 
         def widened(inner: Builder, index: Value, *carried: Value) -> list[Value]:
             values = body(inner, index, *carried)
-            return [self._widen(inner, v, _shape(c)) for v, c in zip(values, carried, strict=True)]
+            return [self.widen(inner, v, shape_of(c)) for v, c in zip(values, carried, strict=True)]
 
         return b.for_(low, high, step, current, widened, name="k", **attrs)
 
     # -- reductions ---------------------------------------------------------------------------------------------
 
     def _reduce(
-        self, b: Builder, op: Op, operands: Sequence[Value], env: dict[Value, Value], masks: list[_Mask]
+        self, b: Builder, op: Op, operands: Sequence[Value], env: dict[Value, Value], masks: list[Condition]
     ) -> Sequence[Value]:
         kind = str(op.attrs["kind"])
         dtypes = [dtype_of(r.type) for r in op.results]
@@ -444,7 +444,7 @@ class _Lowering:
 
     def _reduce_dimension(
         self, b: Builder, op: Op, kind: str, extents: Sequence[Value], dimension: int, env: dict[Value, Value],
-        masks: list[_Mask], start: Sequence[Value], tiled: bool,
+        masks: list[Condition], start: Sequence[Value], tiled: bool,
     ) -> Sequence[Value]:  # fmt: skip
         """Combine over dimensions `dimension`… into `start`: serial loops outside, the innermost tiled when asked."""
         last = dimension == len(extents) - 1
@@ -460,79 +460,79 @@ class _Lowering:
         def body(inner: Builder, index: Value, *carried: Value) -> Sequence[Value]:
             env[op.regions[0].args[dimension]] = index
             if last:
-                values = self._ops(inner, op.regions[0].ops, dict(env), masks)
+                values = self.ops(inner, op.regions[0].ops, dict(env), masks)
                 return self._combine(inner, kind, carried, values)
             return self._reduce_dimension(inner, op, kind, extents, dimension + 1, env, masks, carried, tiled)
 
         if not extents:
-            return self._combine(b, kind, start, self._ops(b, op.regions[0].ops, dict(env), masks))
+            return self._combine(b, kind, start, self.ops(b, op.regions[0].ops, dict(env), masks))
         extent = extents[dimension]
-        if _shape(extent):
+        if shape_of(extent):
             return self._ragged(b, op, kind, extents, dimension, env, masks, start)
         return self._carried(b, zero, extent, one, start, body, op)
 
     def _ragged(
         self, b: Builder, op: Op, kind: str, extents: Sequence[Value], dimension: int, env: dict[Value, Value],
-        masks: list[_Mask], start: Sequence[Value],
+        masks: list[Condition], start: Sequence[Value],
     ) -> Sequence[Value]:  # fmt: skip
         """A serial reduction whose extent differs inside the tile: walk to the longest, masked."""
         extent = extents[dimension]
 
         def body(inner: Builder, index: Value, *carried: Value) -> Sequence[Value]:
             env[op.regions[0].args[dimension]] = index
-            active = inner.op("lt", self._widen(inner, index, _shape(extent)), extent)
-            inner_masks = [*masks, _Mask(active, edge=False)]
+            active = inner.op("lt", self.widen(inner, index, shape_of(extent)), extent)
+            inner_masks = [*masks, Condition(active, edge=False)]
             new: Sequence[Value]
             if dimension == len(extents) - 1:
-                values = self._ops(inner, op.regions[0].ops, dict(env), inner_masks)
+                values = self.ops(inner, op.regions[0].ops, dict(env), inner_masks)
                 new = self._combine(inner, kind, carried, values)
             else:
                 new = self._reduce_dimension(inner, op, kind, extents, dimension + 1, env, inner_masks, carried, False)
             kept = []
             for value, old in zip(new, carried, strict=True):
-                shape = _join(_shape(active), _shape(value), _shape(old))
-                kept.append(inner.select(*(self._widen(inner, v, shape) for v in (active, value, old))))
+                shape = join(shape_of(active), shape_of(value), shape_of(old))
+                kept.append(inner.select(*(self.widen(inner, v, shape) for v in (active, value, old))))
             return kept
 
         return self._carried(b, b.index(0), self._extreme(b, "max", extent), b.index(1), start, body, op)
 
     def _combine(self, b: Builder, kind: str, left: Sequence[Value], right: Sequence[Value]) -> tuple[Value, ...]:
-        shape = _join(*(_shape(v) for v in (*left, *right)))
+        shape = join(*(shape_of(v) for v in (*left, *right)))
         return combine(
-            b, kind, [self._widen(b, v, shape) for v in left], [self._widen(b, v, shape) for v in right]
+            b, kind, [self.widen(b, v, shape) for v in left], [self.widen(b, v, shape) for v in right]
         )
 
     def _reduce_tiled(
-        self, b: Builder, op: Op, kind: str, extent: Value, env: dict[Value, Value], masks: list[_Mask], start: Sequence[Value]
+        self, b: Builder, op: Op, kind: str, extent: Value, env: dict[Value, Value], masks: list[Condition], start: Sequence[Value]
     ) -> Sequence[Value]:
         position, tile = self.reduce_position, self.schedule.reduce_tile
         assert position is not None
-        if _shape(extent):
+        if shape_of(extent):
             return self._ragged(b, op, kind, [extent], 0, {**env}, masks, start)
         index_arg = op.regions[0].args[-1]
         rising = self.target.is_gpu and self._rises(op)
 
         def step(inner: Builder, first: Value, masked: bool, carried: Sequence[Value]) -> Sequence[Value]:
             local = dict(env)
-            local[index_arg] = self._index_tile(inner, first, position, tile)
+            local[index_arg] = self.index_tile(inner, first, position, tile)
             edge = []
             if masked:
                 limit = inner.like(extent, local[index_arg])
-                edge = [_Mask(inner.op("lt", local[index_arg], limit), edge=True)]
-            values = list(self._ops(inner, op.regions[0].ops, local, [*masks, *edge]))
-            shape = _join(*(_shape(v) for v in values), _shape(local[index_arg]))
-            values = [self._widen(inner, v, shape) for v in values]
+                edge = [Condition(inner.op("lt", local[index_arg], limit), edge=True)]
+            values = list(self.ops(inner, op.regions[0].ops, local, [*masks, *edge]))
+            shape = join(*(shape_of(v) for v in values), shape_of(local[index_arg]))
+            values = [self.widen(inner, v, shape) for v in values]
             if edge:
-                keep = self._widen(inner, edge[0].value, shape)
+                keep = self.widen(inner, edge[0].value, shape)
                 dtypes = [dtype_of(v.type) for v in values]
                 values = [
                     inner.select(keep, v, inner.splat(n, v))
                     for v, n in zip(values, identities(kind, dtypes), strict=True)
                 ]
             if rising:
-                full = _join(*(_shape(v) for v in (*carried, *values)))
+                full = join(*(shape_of(v) for v in (*carried, *values)))
                 return combine_later(
-                    inner, kind, [self._widen(inner, v, full) for v in carried], [self._widen(inner, v, full) for v in values]
+                    inner, kind, [self.widen(inner, v, full) for v in carried], [self.widen(inner, v, full) for v in values]
                 )
             return self._combine(inner, kind, carried, values)
 
@@ -542,7 +542,7 @@ class _Lowering:
         dtypes = [dtype_of(v.type) for v in start]
         nothing = [b.const(v, d) for v, d in zip(identities(kind, dtypes), dtypes, strict=True)]
         shape = self._reduced_shape(b, step, nothing, position, tile)
-        lanes = [self._widen(b, v, shape) for v in nothing]
+        lanes = [self.widen(b, v, shape) for v in nothing]
         if not self.target.is_gpu:
             return self._reduce_on_cpu(b, op, kind, extent, env, masks, start, step, lanes)
         whole = b.mul(b.op("floordiv", extent, b.index(tile)), b.index(tile))
@@ -552,34 +552,34 @@ class _Lowering:
         remainder = b.op("lt", whole, extent)
         sums = b.if_(
             remainder,
-            lambda inner: [self._widen(inner, v, shape) for v in step(inner, whole, True, sums)],
+            lambda inner: [self.widen(inner, v, shape) for v in step(inner, whole, True, sums)],
             lambda inner: sums,
         )
         results = self._folded(b, kind, sums)
         if rising:
             # Nothing beat the identity: all values are equal to it, and the first one is the place.
-            first = self._ops(b, op.regions[0].ops, {**env, index_arg: b.index(0)}, masks)[1]
-            kept = _shape(results[1])
+            first = self.ops(b, op.regions[0].ops, {**env, index_arg: b.index(0)}, masks)[1]
+            kept = shape_of(results[1])
             lost = b.op("eq", results[1], b.splat(identities(kind, dtypes)[1], results[1]))
-            some = self._widen(b, b.op("gt", extent, b.index(0)), kept)
-            results = [results[0], b.select(b.op("and", lost, some), self._widen(b, first, kept), results[1])]
+            some = self.widen(b, b.op("gt", extent, b.index(0)), kept)
+            results = [results[0], b.select(b.op("and", lost, some), self.widen(b, first, kept), results[1])]
         return self._combine(b, kind, start, results)
 
     def _folded(self, b: Builder, kind: str, lanes: Sequence[Value]) -> Sequence[Value]:
         """Lanes combined along the reduction's axis; scalars where nothing else is left."""
         assert self.reduce_position is not None
         results: Sequence[Value] = b.multi("reduce_tile", *lanes, kind=kind, axis=self.reduce_position)
-        return [b.op("item", v) for v in results] if all(s == 1 for s in _shape(results[0])) else results
+        return [b.op("item", v) for v in results] if all(s == 1 for s in shape_of(results[0])) else results
 
     def _reduce_on_cpu(
-        self, b: Builder, op: Op, kind: str, extent: Value, env: dict[Value, Value], masks: list[_Mask], start: Sequence[Value],
+        self, b: Builder, op: Op, kind: str, extent: Value, env: dict[Value, Value], masks: list[Condition], start: Sequence[Value],
         step: Callable[..., Sequence[Value]], lanes: Sequence[Value],
     ) -> Sequence[Value]:  # fmt: skip
         """Vectors from an aligned address on, single elements before and after."""
         index_arg = op.regions[0].args[-1]
 
         def single(inner: Builder, index: Value, *carried: Value) -> Sequence[Value]:
-            values = self._ops(inner, op.regions[0].ops, {**env, index_arg: index}, masks)
+            values = self.ops(inner, op.regions[0].ops, {**env, index_arg: index}, masks)
             return self._combine(inner, kind, carried, values)
 
         # Sums of floats are taken in an order that does not depend on where the array lies.
@@ -598,7 +598,7 @@ class _Lowering:
         step = self.forms[op.regions[0].yields[1]].factor(op.regions[0].args[-1]).constant
         return step is not None and step > 0
 
-    def _extreme_on_cpu(self, op: Op, env: dict[Value, Value], masks: list[_Mask]) -> ExtremeOnCpu:
+    def _extreme_on_cpu(self, op: Op, env: dict[Value, Value], masks: list[Condition]) -> ExtremeOnCpu:
         rising = self._rises(op)
         assert self.reduce_position is not None
         body = _ReductionBody(self, env, masks)
@@ -611,24 +611,24 @@ class _Lowering:
         trial = Builder(b.span)
         values = step(trial, Value(INDEX), False, [Value(v.type) for v in sums])
         full = tuple(tile if a == position else 1 for a in range(self.rank))
-        return _join(full, *(_shape(v) for v in (*values, *sums)))
+        return join(full, *(shape_of(v) for v in (*values, *sums)))
 
 
 class _ReductionBody:
     """A reduction's body, evaluated where `ExtremeOnCpu` asks for it."""
 
-    def __init__(self, lowering: _Lowering, env: dict[Value, Value], masks: list[_Mask]) -> None:
+    def __init__(self, lowering: LoopLowering, env: dict[Value, Value], masks: list[Condition]) -> None:
         self.lowering, self.env, self.masks = lowering, env, masks
         self.rank = lowering.rank
 
     def values(self, b: Builder, op: Op, index: Value) -> tuple[Value, ...]:
         local = {**self.env, op.regions[0].args[-1]: index}
-        found = self.lowering._ops(b, op.regions[0].ops, local, self.masks)
-        return tuple(self.lowering._widen(b, v, _shape(index)) for v in found)
+        found = self.lowering.ops(b, op.regions[0].ops, local, self.masks)
+        return tuple(self.lowering.widen(b, v, shape_of(index)) for v in found)
 
     def head(self, b: Builder, op: Op) -> Value | None:
         index = op.regions[0].args[-1]
         return self.lowering._head(b, op.regions[0].ops, {**self.env, index: b.index(0)}, index)
 
     def index_tile(self, b: Builder, start: Value, position: int, extent: int) -> Value:
-        return self.lowering._index_tile(b, start, position, extent)
+        return self.lowering.index_tile(b, start, position, extent)

@@ -29,10 +29,10 @@ from tilewright.passes.registers import Cell, Held, Index, Mask, Registers, Shap
 
 def lower_tiles(kernel: Kernel, target: Target) -> Kernel:
     """The thread-stage kernel."""
-    return _Lowering(kernel, target).run()
+    return TileLowering(kernel, target).run()
 
 
-class _Lowering(ThreadView):
+class TileLowering(ThreadView):
     def __init__(self, kernel: Kernel, target: Target) -> None:
         super().__init__(kernel, target)
         self.env: dict[Value, Held] = {p: p for p in kernel.params}
@@ -42,12 +42,12 @@ class _Lowering(ThreadView):
     def run(self) -> Kernel:
         b = Builder(self.kernel.span)
         self.coordinates(b)
-        self._ops(b, self.kernel.body.ops)
+        self.ops(b, self.kernel.body.ops)
         return replace(self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)))
 
     # -- ops ----------------------------------------------------------------------------------------------------
 
-    def _ops(self, b: Builder, ops: Sequence[Op]) -> tuple[Held, ...]:
+    def ops(self, b: Builder, ops: Sequence[Op]) -> tuple[Held, ...]:
         for op in ops:
             with b.at(op.span):
                 if op.opcode == "yield":
@@ -57,9 +57,10 @@ class _Lowering(ThreadView):
 
     def _op(self, b: Builder, op: Op) -> None:
         special: dict[str, Callable[[Builder, Op], None]] = {
-            "load": self._load, "store": self._store, "reduce_tile": self._reduce_tile, "for": self._for, "if": self._if,
-            "iota": self._iota, "broadcast": self._broadcast, "item": self._item, "reshape": self._unsupported,
-            "transpose": self._unsupported, "slice": self._unsupported, "dot": self._unsupported, "scan_tile": self._unsupported,
+            "load": self.load, "store": self.store, "reduce_tile": self._reduce_tile, "for": self.for_, "if": self._if,
+            "iota": self._iota, "broadcast": self._broadcast, "item": self._item, "alloc": self._alloc,
+            "reshape": self._unsupported,
+            "transpose": self._unsupported, "slice": self._unsupported, "dot": self.dot, "scan_tile": self._unsupported,
         }  # fmt: skip
         handler = special.get(op.opcode)
         if handler is not None:
@@ -93,6 +94,14 @@ class _Lowering(ThreadView):
             value = op.attrs.get("value")
             if op.opcode == "const" and isinstance(value, int):
                 self.constants[new] = value
+
+    def dot(self, b: Builder, op: Op) -> None:
+        """Matrix instructions are for lowerings of their own."""
+        self._unsupported(b, op)
+
+    def _alloc(self, b: Builder, op: Op) -> None:
+        """Memory has no layout: accesses go on naming it."""
+        b.append(op)
 
     def _unsupported(self, b: Builder, op: Op) -> None:
         raise CompilerBug.at("TW040", f"lower_tiles: no lowering for {op.opcode} in a blocked layout", op.span)
@@ -271,7 +280,7 @@ class _Lowering(ThreadView):
                 return False
         return True
 
-    def _load(self, b: Builder, op: Op) -> None:
+    def load(self, b: Builder, op: Op) -> None:
         memory = op.operands[0]
         assert isinstance(memory.type, Tensor)
         rank = memory.type.rank
@@ -355,7 +364,7 @@ class _Lowering(ThreadView):
                 singles.append(part)
         return b.op("pack", *singles)
 
-    def _store(self, b: Builder, op: Op) -> None:
+    def store(self, b: Builder, op: Op) -> None:
         memory = op.operands[0]
         assert isinstance(memory.type, Tensor)
         rank = memory.type.rank
@@ -526,14 +535,14 @@ class _Lowering(ThreadView):
 
     # -- control flow -------------------------------------------------------------------------------------------
 
-    def _flat(self, b: Builder, values: Sequence[Value], helds: Sequence[Held]) -> list[Value]:
+    def flat(self, b: Builder, values: Sequence[Value], helds: Sequence[Held]) -> list[Value]:
         flat: list[Value] = []
         for value, held in zip(values, helds, strict=True):
             shape = shape_of(value)
             flat += self.registers(b, held, shape).cells.values() if shape else [held]  # type: ignore[list-item]
         return flat
 
-    def _bind(self, values: Sequence[Value], flat: Sequence[Value]) -> None:
+    def bind(self, values: Sequence[Value], flat: Sequence[Value]) -> None:
         remaining = list(flat)
         for value in values:
             if isinstance(value.type, Tile):
@@ -543,33 +552,33 @@ class _Lowering(ThreadView):
             else:
                 self.env[value] = remaining.pop(0)
 
-    def _for(self, b: Builder, op: Op) -> None:
+    def for_(self, b: Builder, op: Op) -> None:
         low, high, step = (self.env[v] for v in op.operands[:3])
         assert isinstance(low, Value) and isinstance(high, Value) and isinstance(step, Value)
-        initial = self._flat(b, op.operands[3:], [self.env[v] for v in op.operands[3:]])
+        initial = self.flat(b, op.operands[3:], [self.env[v] for v in op.operands[3:]])
         region = op.regions[0]
 
         def body(inner: Builder, index: Value, *carried: Value) -> list[Value]:
             self.env[region.args[0]] = index
             if region.args[0] in self.divisors:
                 self.divisors[index] = self.divisors[region.args[0]]
-            self._bind(region.args[1:], carried)
+            self.bind(region.args[1:], carried)
             self.depth += 1
-            yielded = self._ops(inner, region.ops)
+            yielded = self.ops(inner, region.ops)
             self.depth -= 1
-            return self._flat(inner, region.yields, yielded)
+            return self.flat(inner, region.yields, yielded)
 
         attrs: Attrs = {k: v for k, v in op.attrs.items() if k in ("unroll", "stages")}
-        self._bind(op.results, b.for_(low, high, step, initial, body, name=region.args[0].name, **attrs))
+        self.bind(op.results, b.for_(low, high, step, initial, body, name=region.args[0].name, **attrs))
 
     def _if(self, b: Builder, op: Op) -> None:
         cond = self.env[op.operands[0]]
         assert isinstance(cond, Value)
         then, otherwise = (
-            lambda inner, r=region: self._flat(inner, r.yields, self._ops(inner, r.ops))
+            lambda inner, r=region: self.flat(inner, r.yields, self.ops(inner, r.ops))
             for region in op.regions
         )
-        self._bind(op.results, b.if_(cond, then, otherwise))
+        self.bind(op.results, b.if_(cond, then, otherwise))
 
 
 def _exchanged(kernel: Kernel) -> set[Value]:

@@ -25,13 +25,18 @@ from tilewright.ir.program import Program
 from tilewright.ir.text import print_kernel, print_program
 from tilewright.ir.verify import verify_kernel
 from tilewright.passes.assign_layouts import assign_layouts
+from tilewright.passes.choose_matrix import matrix_schedules
 from tilewright.passes.collapse import collapse
 from tilewright.passes.contract import contract
 from tilewright.passes.expand_casts import expand_casts
 from tilewright.passes.expand_math import expand_math
+from tilewright.passes.lower_contraction import lower_contraction
+from tilewright.passes.lower_contraction_cpu import lower_contraction_cpu
 from tilewright.passes.lower_loops import lower_loops
 from tilewright.passes.lower_tiles import lower_tiles
+from tilewright.passes.lower_wgmma import lower_wgmma
 from tilewright.passes.schedule import Schedule, choose
+from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
 from tilewright.passes.simplify import simplify
 from tilewright.passes.split_reductions import split_reductions
 from tilewright.passes.stabilise import stabilise
@@ -61,7 +66,7 @@ class Stages:
     loop: Program
     tile: Program
     thread: Program
-    schedules: tuple[Schedule, ...]
+    schedules: tuple[Schedule | MatrixSchedule, ...]
 
 
 def run_pass(name: str, kernel: Kernel, function: Callable[[Kernel], Kernel], trace: Trace) -> Kernel:
@@ -91,8 +96,8 @@ def _blame(name: str, kernel: Kernel, reason: str) -> CompilerBug:
     return bug
 
 
-def prepare(program: Program, target: Target, hints: Mapping[str, int], trace: Trace) -> Program:
-    """The loop stage's passes: the program as schedules see it."""
+def prepare(program: Program, trace: Trace) -> Program:
+    """The loop stage's passes that need no schedule."""
 
     def each(kernel: Kernel) -> Kernel:
         kernel = run_pass("simplify", kernel, simplify, trace)
@@ -100,28 +105,57 @@ def prepare(program: Program, target: Target, hints: Mapping[str, int], trace: T
         kernel = run_pass("stabilise", kernel, stabilise, trace)
         return run_pass("contract", kernel, contract, trace)
 
-    program = _map_kernels(program, each)
-    start = time.perf_counter()
-    program = split_reductions(program, target, hints)
-    trace.record("split_reductions", time.perf_counter() - start, lambda: print_program(program))
-    return _map_kernels(program, lambda kernel: run_pass("simplify", kernel, simplify, trace))
+    return _map_kernels(program, each)
+
+
+def plan_contractions(
+    program: Program, target: Target, sizes: Mapping[str, int], given: str = ""
+) -> tuple[MatrixSchedule | None, ...]:
+    """The schedule of each call of a prepared program that is a contraction; None for all others. `given`: use that one."""
+    plans: list[MatrixSchedule | None] = []
+    for call in program.calls:
+        found = matrix_schedules(call.kernel, target, sizes)
+        plans.append(None if not found else parse_schedule(given) if given else found[0])
+    return tuple(plans)
 
 
 def lower(program: Program, target: Target, hints: Mapping[str, int] | None = None, trace: Trace | None = None) -> Stages:
     """All the way from the loop stage to the thread stage."""
     trace = trace or Trace(dump=os.environ.get("TILEWRIGHT_DUMP", ""))
-    loop = prepare(program, target, hints or {}, trace)
-    schedules = [choose(call.kernel, target, hints or {}) for call in loop.calls]
+    loop = prepare(program, trace)
+    return lower_planned(loop, plan_contractions(loop, target, hints or {}), target, hints or {}, trace)
+
+
+def lower_planned(
+    program: Program, plan: tuple[MatrixSchedule | None, ...], target: Target, hints: Mapping[str, int], trace: Trace
+) -> Stages:
+    """From the prepared loop stage to the thread stage."""
+    start = time.perf_counter()
+    program, plan = split_reductions(program, plan, target, hints)
+    trace.record("split_reductions", time.perf_counter() - start, lambda: print_program(program))
+    loop = _map_kernels(program, lambda kernel: run_pass("simplify", kernel, simplify, trace))
+    schedules = [own or choose(call.kernel, target, hints) for call, own in zip(loop.calls, plan, strict=True)]
     chosen = iter(schedules)
 
     def to_tile(kernel: Kernel) -> Kernel:
         schedule = next(chosen)
-        kernel = run_pass("lower_loops", kernel, lambda k: lower_loops(k, schedule, target), trace)
+        if isinstance(schedule, MatrixSchedule) and not target.is_gpu:
+            kernel = run_pass("lower_contraction_cpu", kernel, lambda k: lower_contraction_cpu(k, schedule, target), trace)
+        elif isinstance(schedule, MatrixSchedule):
+            kernel = run_pass("lower_contraction", kernel, lambda k: lower_contraction(k, schedule, target), trace)
+        else:
+            kernel = run_pass("lower_loops", kernel, lambda k: lower_loops(k, schedule, target), trace)
         kernel = run_pass("simplify", kernel, simplify, trace)
         return run_pass("assign_layouts", kernel, lambda k: assign_layouts(k, schedule, target), trace)
 
+    remaining = iter(schedules)
+
     def to_thread(kernel: Kernel) -> Kernel:
-        kernel = run_pass("lower_tiles", kernel, lambda k: lower_tiles(k, target), trace)
+        schedule = next(remaining)
+        if isinstance(schedule, MatrixSchedule) and target.is_gpu:
+            kernel = run_pass("lower_wgmma", kernel, lambda k: lower_wgmma(k, schedule, target), trace)
+        else:
+            kernel = run_pass("lower_tiles", kernel, lambda k: lower_tiles(k, target), trace)
         kernel = run_pass("simplify", kernel, simplify, trace)
         kernel = run_pass("expand_math", kernel, lambda k: expand_math(k, target), trace)
         kernel = run_pass("expand_casts", kernel, lambda k: expand_casts(k, target), trace)

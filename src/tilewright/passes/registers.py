@@ -15,7 +15,7 @@ from tilewright.base.errors import CompilerBug
 from tilewright.base.record import record
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
-from tilewright.ir.layouts import Blocked
+from tilewright.ir.layouts import Accumulator, Blocked, Shared
 from tilewright.ir.nodes import Kernel, Value, walk
 from tilewright.ir.types import NumberType, Scalar, Tile, Vec
 
@@ -72,12 +72,13 @@ class ThreadView:
         self.axis = next((a for a in range(rank) if self.layout.vector[a] > 1), rank - 1)
         self.vector = self.layout.vector[self.axis] if rank else 1
 
-    def _layout(self) -> Blocked:
+    def _layout(self) -> Blocked | Accumulator:
+        """The layout of the tiles that are held in registers: there is one."""
         for op in walk(self.kernel.body):
             for result in op.results:
-                if isinstance(result.type, Tile):
-                    if not isinstance(result.type.layout, Blocked):
-                        raise CompilerBug.at("TW040", f"lower_tiles: {result.type} has no blocked layout", op.span)
+                if isinstance(result.type, Tile) and not isinstance(result.type.layout, Shared):
+                    if not isinstance(result.type.layout, Blocked | Accumulator):
+                        raise CompilerBug.at("TW040", f"lower_tiles: {result.type} has no layout in registers", op.span)
                     return result.type.layout
         return Blocked((), (), ())
 
@@ -136,7 +137,7 @@ class ThreadView:
         total = index.base
         divisor = self.divisors.get(total, 1)
         for a, factor in index.factors.items():
-            offset = cell[a] * self.layout.span(a) * factor
+            offset = self.layout.offset(a, cell[a]) * factor
             part = self.bases[a] if factor == 1 else b.mul(self.bases[a], b.index(factor))
             divisor = gcd(divisor, self.layout.vector[a] * factor)
             total = b.add(total, part)

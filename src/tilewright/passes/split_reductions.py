@@ -26,6 +26,7 @@ from tilewright.ir.program import Array, KernelCall, Program
 from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects
 from tilewright.ir.types import Tensor, dtype_of, tensor
 from tilewright.passes.schedule import Nest, nest_of
+from tilewright.passes.schedule_matrix import MatrixSchedule
 
 GPU_SHORTEST = 16384
 """A stretch shorter than this is not worth a block of its own."""
@@ -37,18 +38,25 @@ CPU_RESULTS = 64
 """Results that keep all cores busy without cutting reductions."""
 
 
-def split_reductions(program: Program, target: Target, hints: Mapping[str, int]) -> Program:
+Plans = tuple[MatrixSchedule | None, ...]
+
+
+def split_reductions(program: Program, plans: Plans, target: Target, hints: Mapping[str, int]) -> tuple[Program, Plans]:
+    """The program with long reductions cut. `plans` says which calls are contractions, and is returned for the calls there are then."""
     calls: list[KernelCall] = []
+    schedules: list[MatrixSchedule | None] = []
     scratch = list(program.scratch)
-    for call in program.calls:
-        plan = _plan(call.kernel, target, hints)
+    for call, schedule in zip(program.calls, plans, strict=True):
+        plan = _plan(call.kernel, target, hints) if schedule is None else None
         if plan is None:
             calls.append(call)
+            schedules.append(schedule)
             continue
         first, second, arrays = _split(call, plan, len(scratch))
         calls += [first, second]
+        schedules += [None, None]
         scratch += arrays
-    return replace(program, calls=tuple(calls), scratch=tuple(scratch))
+    return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
 
 
 class _Plan:

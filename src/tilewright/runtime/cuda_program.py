@@ -2,7 +2,8 @@
 
 All kernels of a program read their parameters from one block of 8-byte slots, one per distinct name; each launch has a table of
 pointers into it, made once. A run packs the block with a single `struct` call and then calls the driver once per launch. What
-depends on sizes alone (grids, the plan of the scratch memory) is kept per combination of sizes.
+depends on sizes alone (grids, the plan of the scratch memory) is kept per combination of sizes. Tensor maps depend on addresses
+too: for each combination of sizes and addresses seen lately there are tables of their own, which point to encoded maps.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, SupportsInt
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, SupportsInt
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from tilewright.base.artifact import ArrayParam, Artifact, Launch, ScalarParam
 from tilewright.base.dtypes import DType
 from tilewright.base.errors import CompilerBug, TargetLimit, TilewrightError, UserError
 from tilewright.base.sizes import product
+from tilewright.runtime.cuda_maps import MAP_ALIGN, MAP_BYTES, check_map, encode_map
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.device_memory import stream_handle
 
@@ -35,6 +37,10 @@ _FREE_SHARED = 48 << 10
 """Dynamic shared memory a kernel may have without asking for more."""
 _SCRATCH_ALIGN = 256
 _PLANS_KEPT = 256
+_BOUND_KEPT = 512
+"""Combinations of sizes and addresses whose maps stay encoded, a few hundred bytes each."""
+_PORTABLE_CLUSTER = 8
+"""Blocks of a cluster that every device with clusters takes without being asked."""
 
 _FORMATS = {
     "bool": "?7x", "i8": "b7x", "i16": "h6x", "i32": "i4x", "i64": "q", "u8": "B7x", "u16": "H6x", "u32": "I4x", "u64": "Q",
@@ -62,14 +68,35 @@ class _Kernel:
     launch: Launch
     function: SupportsInt
     parameters: int
-    """Address of the table of pointers to its slots."""
+    """Address of the table of pointers to its slots and maps."""
+    pointers: tuple[int, ...]
+    """The part of that table that is the same for all calls: all but the maps."""
+    map_slots: tuple[int, ...]
+    """For each map, the slot that holds its array's address."""
+    memory: tuple[ctypes.Array[Any], ...]
+    """What the table and the maps lie in."""
+
+
+class _Extended:
+    """A launch the driver takes as an object, with attributes. The object is slow to make, so it stays, and only its stream changes."""
+
+    __slots__ = ("config", "stream")
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.stream = 0
+
+
+_Step = tuple[_Kernel, int, int, int, _Extended | None]
 
 
 @dataclass(frozen=True)
 class _Plan:
     """What a combination of sizes decides."""
 
-    grids: tuple[tuple[_Kernel, int, int, int], ...]
+    key: tuple[int, ...]
+    steps: tuple[_Step, ...]
+    """The launches that have blocks, with their grids."""
     scratch: tuple[int, ...]
     """Offset of each scratch array in the workspace."""
     scratch_bytes: int
@@ -85,6 +112,7 @@ class CudaProgram:
         self.device = device
         self.artifact = artifact
         self._driver_launch = device.driver.module.cuLaunchKernel
+        self._driver_launch_extended = device.driver.module.cuLaunchKernelEx
         self._lock = threading.Lock()
         self._module = self._load_module()
         self._finalizer = weakref.finalize(self, device.retire, self._module)
@@ -97,11 +125,14 @@ class CudaProgram:
         slot_sizes = tuple(dict.fromkeys(name for launch in artifact.launches for name in launch.sizes))
         needed = {name for launch in artifact.launches for grid in launch.grid for name in grid.names}
         needed.update(name for array in artifact.scratch for extent in array.shape for name in extent.names)
+        maps = [map_ for launch in artifact.launches for map_ in launch.maps]
+        needed.update(name for map_ in maps for size in (*map_.shape, *map_.strides) for name in size.names)
         self._sizes = (*slot_sizes, *sorted(needed.difference(slot_sizes)))
         self._slot_sizes = len(slot_sizes)
         self._bit_scalars = any(dtype.name in _AS_BITS for dtype in self._scalars.values())
         self._make_block(slot_sizes)
         self._plans: dict[tuple[int, ...], _Plan] = {}
+        self._bound: dict[tuple[Number, ...], tuple[_Step, ...]] = {}
 
     # -- loading ------------------------------------------------------------------------------------------------
 
@@ -131,18 +162,13 @@ class CudaProgram:
     def _find(self, launch: Launch) -> SupportsInt:
         device = self.device
         (function,) = device.call("cuModuleGetFunction", self._module, launch.entry.encode())
-        if launch.shared_bytes > device.max_shared:
-            raise TargetLimit.at(
-                "TW020",
-                f"kernel '{launch.entry}' needs {launch.shared_bytes} bytes of shared memory per block, "
-                f"but {device.label} has {device.max_shared}",
-                help="use smaller tiles or fewer pipeline stages",
-            )
-        if launch.shared_bytes > _FREE_SHARED:
+        if launch.shared_bytes:
+            self._allow_shared(function, launch)
+        if launch.cluster > _PORTABLE_CLUSTER:
             attribute = device.driver.constant(
-                "CUfunction_attribute", "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"
+                "CUfunction_attribute", "CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED"
             )
-            device.call("cuFuncSetAttribute", function, attribute, launch.shared_bytes)
+            device.call("cuFuncSetAttribute", function, attribute, 1)
         most = self._function_attribute(function, "MAX_THREADS_PER_BLOCK")
         if launch.threads > most:
             raise TargetLimit.at(
@@ -152,6 +178,23 @@ class CudaProgram:
                 help="use fewer warps",
             )
         return function
+
+    def _allow_shared(self, function: SupportsInt, launch: Launch) -> None:
+        """Let the kernel have its dynamic shared memory, beside what it has by itself."""
+        device = self.device
+        total = launch.shared_bytes + self._function_attribute(function, "SHARED_SIZE_BYTES")
+        if total > device.max_shared:
+            raise TargetLimit.at(
+                "TW020",
+                f"kernel '{launch.entry}' needs {total} bytes of shared memory per block, "
+                f"but {device.label} has {device.max_shared}",
+                help="use smaller tiles or fewer pipeline stages",
+            )
+        if total > _FREE_SHARED:
+            attribute = device.driver.constant(
+                "CUfunction_attribute", "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"
+            )
+            device.call("cuFuncSetAttribute", function, attribute, launch.shared_bytes)
 
     def _function_attribute(self, function: SupportsInt, name: str) -> int:
         attribute = self.device.driver.constant("CUfunction_attribute", f"CU_FUNC_ATTRIBUTE_{name}")
@@ -178,17 +221,24 @@ class CudaProgram:
         slot_of = {name: index for index, name in enumerate(arguments)}
         size_slot = {name: len(arguments) + index for index, name in enumerate(slot_sizes)}
         base = ctypes.addressof(self._slots)
-        self._tables: list[ctypes.Array[ctypes.c_void_p]] = []
         kernels: list[_Kernel] = []
         for launch in self.artifact.launches:
+            for map_ in launch.maps:
+                check_map(map_, launch.entry)
+            named = {*self._arrays, *(array.name for array in self._scratch)}
             missing = [name for name in launch.args if name not in slot_of]
+            missing += [map_.array for map_ in launch.maps if map_.array not in named]
             if missing:
                 raise CompilerBug.at("TW040", f"kernel '{launch.entry}' takes {missing}, which '{self.artifact.name}' lacks")
             order = [*(slot_of[name] for name in launch.args), *(size_slot[name] for name in launch.sizes)]
-            table = (ctypes.c_void_p * max(1, len(order)))(*(base + 8 * index for index in order))
-            self._tables.append(table)
-            kernels.append(_Kernel(launch, self._functions[launch.entry], ctypes.addressof(table)))
+            pointers = tuple(base + 8 * index for index in order)
+            table = _table(pointers)
+            map_slots = tuple(slot_of[map_.array] for map_ in launch.maps)
+            kernels.append(
+                _Kernel(launch, self._functions[launch.entry], ctypes.addressof(table), pointers, map_slots, (table,))
+            )
         self._kernels = tuple(kernels)
+        self._map_slots = tuple(dict.fromkeys(slot for kernel in kernels for slot in kernel.map_slots))
 
     # -- running ------------------------------------------------------------------------------------------------
 
@@ -227,7 +277,7 @@ class CudaProgram:
                 values += [0] * len(plan.scratch)
             with self._lock:
                 self._pack(values, plan)
-                self._launch(plan, stream)
+                self._launch(self._bind(values, plan) if self._map_slots else plan.steps, stream)
             if workspace is not None:
                 # Stream order makes reuse safe while the kernels still run.
                 workspace.free()
@@ -243,16 +293,48 @@ class CudaProgram:
             return array.launch_pointer(stream)
         return int(array)
 
-    def _launch(self, plan: _Plan, stream: int) -> None:
+    def _launch(self, steps: tuple[_Step, ...], stream: int) -> None:
         launch, device = self._driver_launch, self.device
         handle = stream or None
-        for kernel, x, y, z in plan.grids:
+        for kernel, x, y, z, extended in steps:
             rule = kernel.launch
-            status = launch(kernel.function, x, y, z, rule.threads, 1, 1, rule.shared_bytes, handle, kernel.parameters, 0)[0]
+            if extended is None:
+                status = launch(kernel.function, x, y, z, rule.threads, 1, 1, rule.shared_bytes, handle, kernel.parameters, 0)[0]
+            else:
+                if extended.stream != stream:
+                    extended.config.hStream = stream
+                    extended.stream = stream
+                status = self._driver_launch_extended(extended.config, kernel.function, kernel.parameters, 0)[0]
             if status != 0:
                 detail = f"kernel '{rule.entry}', grid {(x, y, z)}, {rule.threads} threads, {rule.shared_bytes} bytes shared"
-                raise device.error("cuLaunchKernel", int(status), detail)
+                if rule.cluster > 1:
+                    detail += f", clusters of {rule.cluster}"
+                raise device.error("cuLaunchKernel" if extended is None else "cuLaunchKernelEx", int(status), detail)
             device.launched[stream, rule.entry] = None
+
+    def _bind(self, values: list[Number], plan: _Plan) -> tuple[_Step, ...]:
+        """The plan's launches with the maps of the arrays at these addresses."""
+        key = (*plan.key, *[values[slot] for slot in self._map_slots])
+        steps = self._bound.get(key)
+        if steps is None:
+            sizes = dict(zip(self._sizes, plan.key))
+            steps = tuple((self._with_maps(step[0], values, sizes), *step[1:]) for step in plan.steps)
+            while len(self._bound) >= _BOUND_KEPT:
+                self._bound.pop(next(iter(self._bound)))
+            self._bound[key] = steps
+        return steps
+
+    def _with_maps(self, kernel: _Kernel, values: list[Number], sizes: Mapping[str, int]) -> _Kernel:
+        maps = kernel.launch.maps
+        if not maps:
+            return kernel
+        room = (ctypes.c_char * (len(maps) * MAP_BYTES + MAP_ALIGN))()
+        start = -(-ctypes.addressof(room) // MAP_ALIGN) * MAP_ALIGN
+        places = tuple(start + MAP_BYTES * index for index in range(len(maps)))
+        for place, map_, slot in zip(places, maps, kernel.map_slots, strict=True):
+            ctypes.memmove(place, encode_map(self.device, map_, int(values[slot]), sizes), MAP_BYTES)
+        table = _table((*kernel.pointers, *places))
+        return replace(kernel, parameters=ctypes.addressof(table), memory=(table, room))
 
     def _pack(self, values: list[Number], plan: _Plan) -> None:
         if not self._bit_scalars:
@@ -268,7 +350,7 @@ class CudaProgram:
 
     def _make_plan(self, key: tuple[int, ...]) -> _Plan:
         sizes = dict(zip(self._sizes, key))
-        grids = []
+        steps: list[_Step] = []
         for kernel in self._kernels:
             grid = [extent.evaluate(sizes) for extent in kernel.launch.grid]
             x, y, z = (*grid, 1, 1, 1)[:3]
@@ -277,19 +359,42 @@ class CudaProgram:
                 raise TargetLimit.at(
                     "TW020", f"kernel '{kernel.launch.entry}' needs a grid of {(x, y, z)}, but {self.device.label} allows {most}"
                 )
+            if x % kernel.launch.cluster:
+                raise TargetLimit.at(
+                    "TW020", f"kernel '{kernel.launch.entry}' has {x} blocks along x, which clusters of {kernel.launch.cluster} do not divide"
+                )
             if x > 0 and y > 0 and z > 0:
-                grids.append((kernel, x, y, z))
+                steps.append((kernel, x, y, z, self._extended(kernel.launch, x, y, z) if kernel.launch.dependent else None))
         offsets, total = [], 0
         for array in self._scratch:
             align = max(_SCRATCH_ALIGN, array.align)
             offset = -(-total // align) * align
             offsets.append(offset)
             total = offset + product(array.shape).evaluate(sizes) * array.dtype.itemsize
-        plan = _Plan(tuple(grids), tuple(offsets), total, key[: self._slot_sizes])
+        plan = _Plan(key, tuple(steps), tuple(offsets), total, key[: self._slot_sizes])
         if len(self._plans) >= _PLANS_KEPT:
             self._plans.clear()
         self._plans[key] = plan
         return plan
+
+    def _extended(self, rule: Launch, x: int, y: int, z: int) -> _Extended:
+        """A launch that may begin before the one before it on the stream has ended."""
+        driver = self.device.driver
+        attribute = driver.module.CUlaunchAttribute()
+        attribute.id = driver.constant("CUlaunchAttributeID", "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION")
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config = driver.module.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = x, y, z
+        config.blockDimX, config.blockDimY, config.blockDimZ = rule.threads, 1, 1
+        config.sharedMemBytes = rule.shared_bytes
+        config.hStream = 0
+        config.attrs = [attribute]
+        config.numAttrs = 1
+        return _Extended(config)
+
+
+def _table(pointers: tuple[int, ...]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * max(1, len(pointers)))(*pointers)
 
 
 def _scalar(name: str, value: Number, dtype: DType) -> Number:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tilewright.base import dtypes
-from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, ScalarParam, SizeBinding
+from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, MapParam, ScalarParam, SizeBinding
 from tilewright.base.sizes import Size, ceildiv, floordiv, maximum, minimum, mod
 from tilewright.compile.cache import DiskCache, default_root, deserialise, parse_bytes, serialise
 
@@ -24,6 +24,10 @@ KEY = "0123456789abcdef" * 4
 
 def make(code: bytes = b"code \x00\xff", name: str = "softmax") -> Artifact:
     grid = (ceildiv(ROWS * COLS, 128), minimum(ROWS, maximum(COLS, 4)), mod(ROWS, 3) - floordiv(COLS, ROWS) + 7)
+    maps = (
+        MapParam("x", dtypes.bf16, (ROWS, COLS), (COLS * 2, Size.of(1)), (128, 64), 128),
+        MapParam("partial", dtypes.f8e4m3, (ceildiv(COLS, 64), Size.of(64)), (Size.of(64), Size.of(1)), (1, 64), 64),
+    )
     return Artifact(
         name=name,
         target="sm_90a",
@@ -37,7 +41,7 @@ def make(code: bytes = b"code \x00\xff", name: str = "softmax") -> Artifact:
         outputs=(ArrayParam("out", dtypes.f8e4m3, (ROWS,), (Size.of(1),), "output"),),
         scratch=(ArrayParam("partial", dtypes.q4_k, (), (), "scratch", 256),),
         launches=(
-            Launch("first", ("x", "partial"), ("rows", "x.cols$1"), grid, 256, 100_000, ROWS * -3 + 1),
+            Launch("first", ("x", "partial"), ("rows", "x.cols$1"), grid, 256, 100_000, ROWS * -3 + 1, maps, 2, True),
             Launch("second", ("partial", "scale", "out"), (), (Size.of(1),)),
         ),
         bindings=(SizeBinding("rows", "x", 0), SizeBinding("x.cols$1", "x", 1, True)),
@@ -64,9 +68,10 @@ def entries(cache: DiskCache) -> list[Path]:
 
 def test_round_trip_of_every_field() -> None:
     artifact = make()
-    for field in dataclasses.fields(Artifact):
-        if field.default is not dataclasses.MISSING:
-            assert getattr(artifact, field.name) != field.default, f"the test says nothing about {field.name}"
+    for part in (artifact, artifact.launches[0], artifact.launches[0].maps[0]):
+        for field in dataclasses.fields(part):
+            if field.default is not dataclasses.MISSING:
+                assert getattr(part, field.name) != field.default, f"the test says nothing about {field.name}"
     assert deserialise(serialise(artifact)) == artifact
 
 

@@ -27,7 +27,7 @@ from tilewright.passes.split_reductions import split_reductions
 
 
 def calls(kernel: Kernel, target: str = "sm_90a", **hints: int) -> int:
-    whole = split_reductions(program(kernel), parse_target(target), hints)
+    whole = split_reductions(program(kernel), (None,), parse_target(target), hints)[0]
     verify_program(whole)
     assert len(whole.scratch) == (0 if len(whole.calls) == 1 else len(whole.calls[0].args) - len(whole.inputs))
     return len(whole.calls)
@@ -55,7 +55,7 @@ def test_columns_of_a_tall_matrix_are() -> None:
 
 
 def test_argmax_keeps_value_and_place() -> None:
-    whole = split_reductions(program(reduce_all("argmax")), parse_target("sm_90a"), {"n": 1 << 24})
+    whole = split_reductions(program(reduce_all("argmax")), (None,), parse_target("sm_90a"), {"n": 1 << 24})[0]
     assert [a.type.dtype.name for a in whole.scratch] == ["f32", "i64"]
 
 

@@ -26,6 +26,20 @@ class _Members:
         return name
 
 
+class FakeInteger(int):
+    """The bindings take numbers of a tensor map only as objects of their own."""
+
+
+class FakeMap:
+    """An encoded map: the address it is for, then a number that no other map has."""
+
+    def __init__(self, address: int, number: int) -> None:
+        self.words = (ctypes.c_uint64 * 16)(address, number)
+
+    def getPtr(self) -> int:
+        return ctypes.addressof(self.words)
+
+
 class FakeCuda(SimpleNamespace):
     def __init__(self, memory: int = 1 << 30, count: int = 1) -> None:
         super().__init__()
@@ -37,16 +51,18 @@ class FakeCuda(SimpleNamespace):
         self.fail: dict[str, int] = {}
         """The status the named function gives from now on."""
         self.ptx_log = b""
-        self.function_attributes = {"CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK": 1024}
+        self.function_attributes = {"CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK": 1024, "CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES": 0}
+        self.cuuint64_t = self.cuuint32_t = FakeInteger
         self.thread = threading.local()
         self.CUresult = lambda code: IntEnum("CUresult", {NAMES.get(code, f"CODE_{code}"): code})(code)
         for name in ("CUdevice_attribute", "CUjit_option", "CUfunction_attribute", "CUstream_flags", "CUevent_flags",
-                     "CUpointer_attribute", "CUdriverProcAddress_flags"):  # fmt: skip
+                     "CUpointer_attribute", "CUdriverProcAddress_flags", "CUtensorMapDataType", "CUtensorMapInterleave",
+                     "CUtensorMapSwizzle", "CUtensorMapL2promotion", "CUtensorMapFloatOOBfill", "CUlaunchAttributeID"):  # fmt: skip
             setattr(self, name, _Members())
 
     def __getattribute__(self, name: str) -> object:
         found = super().__getattribute__(name)
-        if not name.startswith("cu"):
+        if not name.startswith("cu") or name.startswith("cuuint"):
             return found
 
         def logged(*arguments: object) -> tuple[object, ...]:
@@ -180,3 +196,28 @@ class FakeCuda(SimpleNamespace):
         if kernel is not None:
             kernel(parameters, (x, y, z))
 
+
+    def CUlaunchConfig(self) -> SimpleNamespace:
+        return SimpleNamespace()
+
+    def CUlaunchAttribute(self) -> SimpleNamespace:
+        return SimpleNamespace(value=SimpleNamespace())
+
+    def cuLaunchKernelEx(self, config: SimpleNamespace, function: str, parameters: int, extra: int) -> None:
+        kernel = self.kernels.get(function)
+        if kernel is not None:
+            kernel(parameters, (config.gridDimX, config.gridDimY, config.gridDimZ))
+
+    def cuTensorMapEncodeTiled(
+        self, dtype: str, rank: int, address: int, extents: list[int], strides: list[int], box: list[int], steps: list[int], *modes: str
+    ) -> FakeMap:
+        assert all(type(number) is FakeInteger for number in (*extents, *strides, *box, *steps))
+        assert len(extents) == len(box) == len(steps) == rank
+        assert len(strides) == max(1, rank - 1)
+        assert len(modes) == 4
+        # What the driver itself refuses.
+        assert all(1 <= extent <= 1 << 32 for extent in extents)
+        assert all(stride % 16 == 0 and 0 < stride < 1 << 40 for stride in strides)
+        assert address > 0
+        assert address % 16 == 0
+        return FakeMap(address, len(self.calls("cuTensorMapEncodeTiled")))

@@ -40,6 +40,15 @@ class Barrier:
 
 
 @dataclass(frozen=True)
+class Wait:
+    """The frame's warps wait until `ready` says so; `text` says for what."""
+
+    span: Span
+    ready: Callable[[], bool]
+    text: Callable[[], str]
+
+
+@dataclass(frozen=True)
 class Pause:
     """One round of a loop that may be waiting for other warps."""
 
@@ -48,13 +57,13 @@ class Pause:
 
 @dataclass(frozen=True)
 class Fork:
-    """Run these to their ends, then go on with their results."""
+    """Run these to their ends, then go on with their results. Without an op: the warps of a kernel from its start."""
 
-    op: Op
+    op: Op | None
     children: tuple[tuple[Frame, Steps], ...]
 
 
-Event = Barrier | Pause | Fork
+Event = Barrier | Wait | Pause | Fork
 Steps = Generator[Event, "Sequence[Results]", Results]
 
 
@@ -286,6 +295,10 @@ class Machine(ABC):
         indices = [
             align(frame.get(v).astype(np.int64, copy=False), rank) for v in op.operands[1 : 1 + len(memory.shape)]
         ]
+        return memory, self.element_places(op, frame, memory, indices, active), active
+
+    def element_places(self, op: Op, frame: Frame, memory: Memory, indices: list[Array], active: Array | None) -> Array:
+        """Places of the elements at these indices, which must be inside where active."""
         for axis, (index, extent) in enumerate(zip(indices, memory.shape, strict=True)):
             outside = (index < 0) | (index >= extent)
             if not outside.any():
@@ -295,7 +308,7 @@ class Machine(ABC):
                 raise self.fail_at(op, frame, bad, self._bounds_text(op, memory, indices, axis, bad.shape))
             # What is left outside is not accessed.
             indices[axis] = np.where(outside, 0, index)
-        return memory, memory.offsets(indices, self.owner(memory, frame)), active
+        return memory.offsets(indices, self.owner(memory, frame))
 
     @staticmethod
     def _bounds_text(
@@ -312,7 +325,7 @@ class Machine(ABC):
 
         return text
 
-    def _vector_places(
+    def vector_places(
         self, op: Op, frame: Frame, memory: Memory, first: Array, active: Array | None, width: int
     ) -> Array:
         """Places of `width` elements that follow one another."""
@@ -338,7 +351,7 @@ class Machine(ABC):
             )  # fmt: skip
         return np.where(outside, 0, places)
 
-    def _check_written(self, op: Op, frame: Frame, memory: Memory, places: Array, active: Array | None) -> None:
+    def check_written(self, op: Op, frame: Frame, memory: Memory, places: Array, active: Array | None) -> None:
         if memory.written is None:
             return
         missing = ~memory.written[places]
@@ -349,8 +362,13 @@ class Machine(ABC):
             raise self.fail_at(
                 op, frame, missing,
                 lambda p: f"{op.opcode} of uninitialised {memory.space} memory: {memory.label}"
-                f"{[int(i) for i in np.unravel_index(int(element[p]), memory.shape)]} was never written",
+                f"{[int(i) for i in np.unravel_index(int(element[p]), memory.shape)]} "
+                f"{self.unwritten_text(memory, int(np.broadcast_to(places, missing.shape)[p]))}",
             )  # fmt: skip
+
+    def unwritten_text(self, memory: Memory, place: int) -> str:
+        """Why there is nothing at that place."""
+        return "was never written"
 
     def _head(self, op: Op, frame: Frame) -> Results:
         """No result may depend on where arrays lie; here every one starts three elements before an aligned address."""
@@ -362,12 +380,12 @@ class Machine(ABC):
         memory, places, active = self.places(op, frame, tile_rank(result), op.operands[-1] if masked else None)
         if isinstance(result, Vec):
             if memory.flat.size:
-                places = self._vector_places(op, frame, memory, places, active, result.width)
+                places = self.vector_places(op, frame, memory, places, active, result.width)
             else:
                 places = np.zeros((*places.shape, result.width), np.int64)
         if memory.flat.size == 0:
             return (np.zeros(places.shape, memory.dtype.numpy),)
-        self._check_written(op, frame, memory, places, active)
+        self.check_written(op, frame, memory, places, active)
         self.on_read(op, frame, memory, places, active)
         found = memory.read(places)
         if masked and active is not None:
@@ -384,7 +402,7 @@ class Machine(ABC):
         if memory.flat.size == 0:
             return ()
         if isinstance(value_operand.type, Vec):
-            places = self._vector_places(op, frame, memory, places, active, value_operand.type.width)
+            places = self.vector_places(op, frame, memory, places, active, value_operand.type.width)
             active = None if active is None else active[..., None]
         self._require_writable(op, memory)
         values = frame.get(value_operand)
@@ -418,7 +436,7 @@ class Machine(ABC):
         memory, places, active = self.places(op, frame, rank, None)
         operands = [frame.get(v) for v in op.operands[1 + len(memory.shape) :]]
         self._require_writable(op, memory)
-        self._check_written(op, frame, memory, places, active)
+        self.check_written(op, frame, memory, places, active)
         # Each lane does its own access, even where all lanes do the same.
         shape = (frame.lanes, *np.broadcast_shapes(places.shape[1:], *(o.shape[1:] for o in operands)))
         places = np.broadcast_to(places, shape)

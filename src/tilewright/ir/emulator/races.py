@@ -45,8 +45,15 @@ class Races:
         self.writer[places] = warps
         self.written[places] = epochs
         # Of two warps that write one place at once, the last is noted; the other's value is lost.
-        order = np.argsort(places, kind="stable")
-        same = places[order][1:] == places[order][:-1]
-        clash = same & (warps[order][1:] != warps[order][:-1]) & (values[order][1:] != values[order][:-1])
-        bad[order[1:][clash]] = True
+        bad |= clashes(places, warps, values)
         return bad
+
+
+def clashes(places: Array, warps: Array, values: Array) -> Array:
+    """Which of these writes go, with another value, where another warp's do."""
+    bad = np.zeros(places.shape, np.bool_)
+    order = np.argsort(places, kind="stable")
+    same = places[order][1:] == places[order][:-1]
+    clash = same & (warps[order][1:] != warps[order][:-1]) & (values[order][1:] != values[order][:-1])
+    bad[order[1:][clash]] = True
+    return bad

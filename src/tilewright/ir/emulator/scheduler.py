@@ -1,8 +1,10 @@
 """Runs the warps of thread-stage blocks until all are done: barriers, forks, and finding out that nobody can go on.
 
 A `Team` is some blocks that run together: a tree of tasks, each one generator over a frame of warps. A task goes until it
-waits at a barrier, forks, pauses or ends. A barrier opens for a block when all its warps have arrived. Teams of a kernel that
-watches memory are started one after another and take turns from then on, so that a block can wait for any other.
+waits at a barrier or for something else, forks, pauses or ends. A barrier opens for a block when all its warps have arrived;
+copies by the engine arrive only when nobody can go on without. Teams of a kernel that watches memory are started one after
+another and take turns from then on, so that a block can wait for any other. Warps in one frame wait for each other where one of
+them waits; if that is why nobody can go on, memory is put back and the blocks run again, more finely cut.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import numpy as np
 from tilewright.base.errors import UserError
 from tilewright.base.source import Span
 from tilewright.ir.emulator.frames import BLOCK, LANE, Frame
-from tilewright.ir.emulator.machine import Barrier, Event, Fork, Pause, Results, Steps
+from tilewright.ir.emulator.machine import Barrier, Event, Fork, Pause, Results, Steps, Wait
 from tilewright.ir.emulator.memory import fault
 from tilewright.ir.emulator.thread import WARP, ThreadMachine, Waits, by_warp, warps_with
 from tilewright.ir.nodes import Kernel
@@ -42,6 +44,9 @@ class Task:
         self.children: list[Task] = []
         self.results: Results | None = None
 
+    def is_done(self) -> bool:
+        return self.results is not None
+
     def warps(self) -> Array:
         """Numbers of its warps that have an active thread, over all blocks of the team."""
         active = warps_with(self.frame.active)
@@ -52,15 +57,15 @@ class Task:
 class Team:
     """The tasks of one machine's blocks."""
 
-    def __init__(self, machine: ThreadMachine) -> None:
+    def __init__(self, machine: ThreadMachine, apart: bool = False) -> None:
         self.machine = machine
-        self.root = Task(machine.root, machine.run(machine.kernel.body, machine.root))
+        self.root = Task(machine.root, machine.start(apart))
         self.ready: deque[Task] = deque([self.root])
         self.waiting: list[Task] = []
 
     def run(self) -> Iterator[None]:
         """Goes until all warps are done; hands out control after a round in which they only watched memory."""
-        while self.root.results is None:
+        while not self.root.is_done():
             watched = self.machine.changes
             moved = False
             for _ in range(len(self.ready)):
@@ -68,10 +73,16 @@ class Team:
                 self._advance(task)
                 moved = moved or not isinstance(task.event, Pause)
             moved = self._open_barriers() or moved
-            if not self.ready and self.root.results is None:
+            moved = self._end_waits() or moved
+            if self.root.is_done():
+                break
+            while not (self.ready and moved) and self.machine.copy_units.land():
+                moved = self._end_waits()
+            if not self.ready:
                 raise Stuck
             if not moved and self.machine.changes == watched:
                 yield
+        self.machine.finish()
 
     def _advance(self, task: Task) -> None:
         parts = tuple(child.results or () for child in task.children)
@@ -87,7 +98,7 @@ class Team:
                 self.ready.append(parent)
             return
         task.event = event
-        if isinstance(event, Barrier):
+        if isinstance(event, Barrier | Wait):
             self.waiting.append(task)
         elif isinstance(event, Fork):
             task.children = [Task(frame, steps, task) for frame, steps in event.children]
@@ -99,15 +110,17 @@ class Team:
         """Of each block, whether all its warps wait at a barrier."""
         arrived = np.zeros(self.machine.blocks * self.machine.warps, np.bool_)
         for task in self.waiting:
-            arrived[task.warps()] = True
+            if isinstance(task.event, Barrier):
+                arrived[task.warps()] = True
         complete: Array = np.logical_and.reduce(arrived.reshape(-1, self.machine.warps), axis=1)
         return complete
 
     def _open_barriers(self) -> bool:
-        if not self.waiting:
+        here = [task for task in self.waiting if isinstance(task.event, Barrier)]
+        if not here:
             return False
         opens = self._complete()
-        blocks = [task.warps() // self.machine.warps for task in self.waiting]
+        blocks = [task.warps() // self.machine.warps for task in here]
         # A task goes on with all its blocks or not at all, and a block with all its tasks.
         held = True
         while held:
@@ -116,11 +129,19 @@ class Team:
                 if opens[own].any() and not opens[own].all():
                     opens[own] = False
                     held = True
-        released = [task for task, own in zip(self.waiting, blocks, strict=True) if opens[own].all()]
-        self.waiting = [task for task, own in zip(self.waiting, blocks, strict=True) if not opens[own].all()]
-        self.ready.extend(released)
-        self.machine.barriers[opens] += 1
+        released = [task for task, own in zip(here, blocks, strict=True) if opens[own].all()]
+        self._release(released)
+        self.machine.open_barriers(opens)
         return bool(released)
+
+    def _end_waits(self) -> bool:
+        released = [task for task in self.waiting if isinstance(task.event, Wait) and task.event.ready()]
+        self._release(released)
+        return bool(released)
+
+    def _release(self, tasks: Sequence[Task]) -> None:
+        self.waiting = [task for task in self.waiting if task not in tasks]
+        self.ready.extend(tasks)
 
     # -- when nobody can go on ------------------------------------------------------------------------------------
 
@@ -128,6 +149,12 @@ class Team:
         yield task
         for child in task.children:
             yield from self._tasks(child)
+
+    @staticmethod
+    def _kind(event: Barrier | Wait | Pause) -> str:
+        if isinstance(event, Wait):
+            return event.text()
+        return "at the barrier" if isinstance(event, Barrier) else "for memory to change in the loop"
 
     def deadlock(self) -> UserError:
         """The error that says where each warp of the first stuck block waits."""
@@ -138,11 +165,12 @@ class Team:
                 continue
             if isinstance(task.event, Fork):
                 op = task.event.op
+                if op is None:
+                    continue
                 text = f"for other warps at the end of the `{op.opcode}` at {op.span.place()}"
             else:
                 span = span or task.event.span
-                kind = "at the barrier" if isinstance(task.event, Barrier) else "for memory to change in the loop"
-                text = f"{kind} at {task.event.span.place()}"
+                text = f"{self._kind(task.event)} at {task.event.span.place()}"
             where.update(dict.fromkeys((int(w) for w in task.warps()), text))
         per_block = self.machine.warps
         block = min(where) // per_block
@@ -161,7 +189,10 @@ class Team:
 def launch(kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments) -> None:
     """Run a thread-stage kernel."""
     waits = Waits.of(kernel)
-    total = prod(max(0, s.evaluate(sizes)) for s in kernel.grid)
+    grid = [max(0, s.evaluate(sizes)) for s in kernel.grid]
+    total = prod(grid)
+    if grid and grid[0] % waits.cluster:
+        raise fault(f"a grid of {grid[0]} blocks along x is not made of clusters of {waits.cluster}", kernel.span)
     at_once = waits.blocks_at_once(-(-kernel.threads // WARP) * WARP)
     pending = deque((first, min(at_once, total - first)) for first in range(0, total, at_once))
     active: list[tuple[Team, Iterator[None]]] = []
@@ -174,10 +205,17 @@ def launch(kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments) -> No
             idle = 0
         elif pending:
             first, blocks = pending.popleft()
-            if blocks > 1 and waits.blocking:
-                pending.extendleft(_together(kernel, sizes, arguments, waits, first, blocks))
+            if not waits.polling and (waits.clocked or (blocks > 1 and waits.blocking)):
+                if not _together(kernel, sizes, arguments, waits, first, blocks):
+                    finer = (kernel, sizes, arguments, waits)
+                    parts = (
+                        [(first, blocks)] if waits.clocked else [(block, 1) for block in range(first, first + blocks)]
+                    )
+                    for part in parts:
+                        for _ in _alone(_team(*finer, *part, apart=waits.clocked)):
+                            pass
             else:
-                team = _team(kernel, sizes, arguments, waits, first, blocks)
+                team = _team(kernel, sizes, arguments, waits, first, blocks, apart=waits.clocked)
                 active.append((team, _alone(team)))
         elif sum(team.machine.changes for team, _ in active) == changes:
             idle += 1
@@ -188,12 +226,18 @@ def launch(kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments) -> No
 
 
 def _team(
-    kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments, waits: Waits, first: int, blocks: int
+    kernel: Kernel,
+    sizes: Mapping[str, int],
+    arguments: Arguments,
+    waits: Waits,
+    first: int,
+    blocks: int,
+    apart: bool = False,
 ) -> Team:
     machine = ThreadMachine(kernel, sizes, waits, first, blocks)
     for param, argument in zip(kernel.params, arguments, strict=True):
         machine.bind(param, argument, machine.root)
-    return Team(machine)
+    return Team(machine, apart)
 
 
 def _alone(team: Team) -> Iterator[None]:
@@ -205,9 +249,9 @@ def _alone(team: Team) -> Iterator[None]:
 
 def _together(
     kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments, waits: Waits, first: int, blocks: int
-) -> list[tuple[int, int]]:
+) -> bool:
     """Run blocks in one team. Blocks that pass barriers differently can hold one another up there, which single blocks do
-    not: then memory is put back, and the blocks left to run one by one are returned, last first: they go to the left of a queue."""
+    not, and warps that wait for one another likewise: then memory is put back and the answer is no."""
     team = _team(kernel, sizes, arguments, waits, first, blocks)
     memories = [m for m in team.machine.memories.values() if m.flat.flags.writeable]
     before = [memory.flat.copy() for memory in memories]
@@ -217,5 +261,5 @@ def _together(
     except Stuck:
         for memory, saved in zip(memories, before, strict=True):
             memory.flat[:] = saved
-        return [(block, 1) for block in reversed(range(first, first + blocks))]
-    return []
+        return False
+    return True

@@ -5,6 +5,11 @@ part ways and one of them may have to wait for another (a barrier, or a loop tha
 split, the parts run on their own and come together at the end of the region. Waiting is handing an event to the scheduler.
 Blocks do not see one another's shared memory, so many blocks run in one frame, unless the kernel watches memory; then warps
 may order themselves by other means than barriers, and shared memory is not watched for races.
+
+A kernel with mbarriers, named barriers, the copy engine or warp-group matrix ops runs one cluster (or block) at a time. There
+accesses to shared memory are ordered by clocks (`order`) instead of by counting barriers (`races`): what is checked is that
+each ordinary access, copy and matrix op knows of the accesses before it, and that what the copy engine and matrix units read
+was fenced. Threads of one warp are not told apart in this, and a barrier that is used again counts for all its rounds so far.
 """
 
 from __future__ import annotations
@@ -16,12 +21,16 @@ from math import prod
 import numpy as np
 
 from tilewright.base.errors import UserError
+from tilewright.ir.emulator.barriers import Barriers
+from tilewright.ir.emulator.copies import Copies
 from tilewright.ir.emulator.frames import BLOCK, EXISTS, LANE, SLOT, THREAD, Frame, align
 from tilewright.ir.emulator.machine import Barrier, Fork, Machine, Pause, Results, Steps, advance
+from tilewright.ir.emulator.matrix import Matrix
 from tilewright.ir.emulator.memory import Memory, fault
-from tilewright.ir.emulator.races import Races
+from tilewright.ir.emulator.order import FENCED, KNOWN, Clocks, History
+from tilewright.ir.emulator.races import Races, clashes
 from tilewright.ir.nodes import Kernel, Op, walk
-from tilewright.ir.types import Tensor
+from tilewright.ir.types import Tensor, dtype_of
 
 Array = np.ndarray
 WARP = 32
@@ -29,6 +38,10 @@ LANES = 1 << 18
 """Most threads run together."""
 ALLOCATED = 1 << 26
 """Most bytes of shared and local memory at one time."""
+_WAITING = frozenset({"barrier", "mbarrier_wait", "named_barrier", "cluster_sync", "wgmma_wait"})
+"""Ops at which a warp can have to wait for others."""
+_ORDERING = frozenset({"mbarrier_init", "named_barrier", "cluster_sync", "tma_load", "tma_store", "wgmma"})
+"""Ops by which accesses are ordered otherwise than by the block's barrier."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,10 @@ class Waits:
     """Ops with a region that holds a barrier or a polling loop, and the polling loops themselves."""
     allocated: int
     """Bytes of shared and local memory of one block."""
+    cluster: int
+    """Blocks of a cluster."""
+    clocked: bool
+    """Whether accesses are ordered otherwise than by the block's barrier."""
 
     @staticmethod
     def of(kernel: Kernel) -> Waits:
@@ -55,7 +72,7 @@ class Waits:
         blocking = set(polling)
         for op in ops:
             inside = [inner for region in op.regions for inner in walk(region)]
-            if any(inner.opcode == "barrier" or inner in polling for inner in inside):
+            if any(inner.opcode in _WAITING or inner in polling for inner in inside):
                 blocking.add(op)
         allocated = 0
         for op in ops:
@@ -63,11 +80,14 @@ class Waits:
                 elements = prod(s.evaluate({}) for s in op.result.type.shape)
                 copies = kernel.threads if op.result.type.space == "local" else 1
                 allocated += elements * copies * op.result.type.dtype.itemsize
-        return Waits(frozenset(polling), frozenset(blocking), allocated)
+        cluster = kernel.attrs.get("cluster", 1)
+        assert isinstance(cluster, int)
+        clocked = cluster > 1 or any(op.opcode in _ORDERING for op in ops)
+        return Waits(frozenset(polling), frozenset(blocking), allocated, cluster, clocked)
 
     def blocks_at_once(self, threads: int) -> int:
-        if self.polling:
-            return 1
+        if self.polling or self.clocked:
+            return self.cluster
         return max(1, min(LANES // threads, ALLOCATED // max(1, self.allocated)))
 
 
@@ -120,11 +140,34 @@ class ThreadMachine(Machine):
         self.simple |= {
             "thread_id": self._thread_id, "alloc": self._alloc, "shuffle": self._shuffle, "vote": self._vote,
             "warp_sync": self._nothing, "fence": self._nothing, "extract": self._extract, "pack": self._pack, "split": self._split,
+            "elect": self._elect, "cluster_rank": self._cluster_rank, "to_bits": self._to_bits, "from_bits": self._from_bits,
+            "prefetch_map": self._nothing, "fence_init": self._nothing, "wait_previous": self._nothing,
+            "release_next": self._nothing, "set_registers": self._nothing,
         }  # fmt: skip
         self.control["barrier"] = self._barrier
         self.barriers = np.zeros(blocks, np.int64)
         """How many barriers each block has passed."""
         self.races: dict[Memory, Races] = {}
+        self.cluster = waits.cluster
+        self.clocks = Clocks(blocks, self.warps) if waits.clocked and not waits.polling else None
+        self.histories: dict[Memory, History] = {}
+        self.barrier_units = Barriers(self)
+        self.copy_units = Copies(self)
+        Matrix(self)
+
+    def start(self, apart: bool) -> Steps:
+        """The kernel from its start to its end; `apart`: each warp on its own from the start."""
+        if not apart:
+            return (yield from self.run(self.kernel.body, self.root))
+        warps = np.flatnonzero(warps_with(self.root.active))
+        children = [self._child(self.root, warp * WARP + np.arange(WARP), self.root.mask) for warp in warps]
+        yield Fork(None, tuple((child, self.run(self.kernel.body, child)) for child in children))
+        return ()
+
+    def finish(self) -> None:
+        """Complain of what a kernel that ran to its end left behind."""
+        self.copy_units.finish()
+        self.barrier_units.finish()
 
     def describe(self, frame: Frame, lane: int) -> str:
         return f"{self.block_text(int(frame.full(BLOCK)[lane]))}, thread {int(frame.full(THREAD)[lane])}"
@@ -216,19 +259,40 @@ class ThreadMachine(Machine):
             if op in self.waits.polling:
                 yield Pause(op.span)
 
-    def _barrier(self, op: Op, frame: Frame) -> Steps:
+    def require_whole_warps(self, op: Op, frame: Frame, what: str = "") -> None:
+        """Each warp that comes here must come with all its threads."""
         here, exists = by_warp(frame.active), by_warp(frame.full(EXISTS))
         apart = here.any(axis=1) & (here != exists).any(axis=1)
         if apart.any():
             warp = int(np.argmax(apart))
             lane = warp * WARP
             raise fault(
-                f"divergent barrier: only {int(here[warp].sum())} of {int(exists[warp].sum())} threads of warp "
+                f"divergent {what or op.opcode}: only {int(here[warp].sum())} of {int(exists[warp].sum())} threads of warp "
                 f"{int(frame.full(THREAD)[lane]) // WARP} of {self.block_text(int(frame.full(BLOCK)[lane]))} arrive",
-                op.span, "every thread of a block must reach the barrier; move it out of the condition",
+                op.span, f"every thread of a {'block' if op.opcode == 'barrier' else 'warp'} must reach the {what or op.opcode}; "
+                "move it out of the condition",
             )  # fmt: skip
+
+    def _barrier(self, op: Op, frame: Frame) -> Steps:
+        self.require_whole_warps(op, frame, "barrier")
         yield Barrier(op.span)
         return ()
+
+    def open_barriers(self, opens: Array) -> None:
+        """All warps of the blocks where `opens` holds pass a barrier."""
+        self.barriers[opens] += 1
+        if self.clocks is not None:
+            for block in np.flatnonzero(opens):
+                warps = block * self.warps + np.arange(self.warps)
+                self.clocks.acquire(warps, self.clocks.release(warps))
+
+    def peer(self, op: Op, frame: Frame, rank: Array) -> Array:
+        """The blocks with these ranks in the lanes' clusters, counted among the blocks that run together."""
+        bad = frame.active & ((rank < 0) | (rank >= self.cluster))
+        if bad.any():
+            raise self.fail_at(op, frame, bad, lambda p: f"block {int(rank[p[0]])} of a cluster of {self.cluster}")
+        slot = frame.full(SLOT)
+        return np.asarray(slot - slot % self.cluster + rank)
 
     # -- races ----------------------------------------------------------------------------------------------------
 
@@ -244,14 +308,72 @@ class ThreadMachine(Machine):
         where = np.zeros(wanted.shape, np.bool_)
         where[wanted] = bad
         element = np.unravel_index(int(places[np.argmax(bad)]) % memory.size, memory.shape)
+        why = "another warp accesses between the same barriers" if self.clocks is None else (
+            "another warp, the copy engine or a matrix unit accesses with nothing that orders the two"
+        )  # fmt: skip
         return self.fail_at(
             op, frame, where,
-            lambda _: f"race on shared memory: {op.opcode} of {memory.label}{[int(i) for i in element]}, "
-            "which another warp accesses between the same barriers",
+            lambda _: f"race on shared memory: {op.opcode} of {memory.label}{[int(i) for i in element]}, which {why}",
             "put a barrier between the two accesses",
         )  # fmt: skip
 
+    def _clocked_access(
+        self, op: Op, frame: Frame, memory: Memory, places: Array, values: Array | None, active: Array | None
+    ) -> None:
+        """Check and note an ordinary read, or a write of `values`."""
+        history, clocks = self.histories.get(memory), self.clocks
+        if history is None or clocks is None:
+            return
+        wanted, there, warps, _ = self._actors(frame, places, active)
+        bad = np.zeros(there.shape, np.bool_)
+        for warp in np.unique(warps):
+            own, known = warps == warp, clocks.now[KNOWN, warp]
+            bad[own] = history.unknown_write(there[own], known)
+            if values is not None:
+                bad[own] |= history.unknown_read(there[own], known, int(warp) // self.warps)
+        if values is not None:
+            new = np.broadcast_to(values, wanted.shape)[wanted]
+            bad = bad & (memory.read(there) != new) | clashes(there, warps, new)
+        if bad.any():
+            raise self._race(op, frame, memory, wanted, there, bad)
+        for warp in np.unique(warps):
+            note = history.note_read if values is None else history.note_write
+            note(there[warps == warp], clocks.warp(int(warp)), int(clocks.now[KNOWN, warp, clocks.own[warp]]))
+
+    def engine_reads(self, op: Op, memory: Memory, places: Array, known: Array | None, actor: int, access: int) -> None:
+        """Check and note a read by the copy engine or a matrix unit, started by someone who knows `known`."""
+        if memory.written is not None and not memory.written[places].all():
+            place = int(places[np.argmin(memory.written[places])])
+            element = [int(i) for i in np.unravel_index(place % memory.size, memory.shape)]
+            raise fault(
+                f"{op.opcode} of uninitialised {memory.space} memory: {memory.label}{element} {self.unwritten_text(memory, place)}",
+                op.span,
+            )
+        history = self.histories.get(memory)
+        if history is None or known is None:
+            return
+        for bad, text, help in (
+            (history.unknown_write(places, known[KNOWN]), "was written with nothing that orders the two", "put a barrier between"),
+            (history.unfenced(places, known[FENCED]), "was written by a thread and not fenced since",
+             "put fence_async between the write and the barrier that leads here"),
+        ):  # fmt: skip
+            if bad.any():
+                element = [int(i) for i in np.unravel_index(int(places[np.argmax(bad)]) % memory.size, memory.shape)]
+                raise fault(
+                    f"race on shared memory: {op.opcode} reads {memory.label}{element}, which {text}", op.span, help
+                )
+        history.note_read(places, actor, access)
+
+    def unwritten_text(self, memory: Memory, place: int) -> str:
+        copy = self.copy_units.in_flight(memory, place)
+        return (
+            super().unwritten_text(memory, place)
+            if copy is None
+            else f"is still being copied by the {copy.opcode} at {copy.span.place()}"
+        )
+
     def on_read(self, op: Op, frame: Frame, memory: Memory, places: Array, active: Array | None) -> None:
+        self._clocked_access(op, frame, memory, places, None, active)
         races = self.races.get(memory)
         if races is not None:
             wanted, there, warps, epochs = self._actors(frame, places, active)
@@ -262,6 +384,7 @@ class ThreadMachine(Machine):
     def on_write(
         self, op: Op, frame: Frame, memory: Memory, places: Array, values: Array, active: Array | None
     ) -> None:
+        self._clocked_access(op, frame, memory, places, values, active)
         races = self.races.get(memory)
         if races is not None:
             wanted, there, warps, epochs = self._actors(frame, places, active)
@@ -288,7 +411,9 @@ class ThreadMachine(Machine):
             owners = self.root.lanes if type_.space == "local" else self.blocks
             memory = Memory.allocate(op.result.name, type_, shape, owners)
             self.memories[op.result] = memory
-            if type_.space == "shared" and not self.waits.polling:
+            if type_.space == "shared" and self.clocks is not None:
+                self.histories[memory] = History(self.clocks, memory.flat.size)
+            elif type_.space == "shared" and not self.waits.polling:
                 self.races[memory] = Races(memory.flat.size)
         return ()
 
@@ -304,6 +429,17 @@ class ThreadMachine(Machine):
 
     def _pack(self, op: Op, frame: Frame) -> Results:
         return (np.stack(np.broadcast_arrays(*(frame.get(v) for v in op.operands)), axis=-1),)
+
+    def _to_bits(self, op: Op, frame: Frame) -> Results:
+        value = np.ascontiguousarray(frame.get(op.operands[0]))
+        return (value.view(np.uint32).reshape(-1),)
+
+    def _from_bits(self, op: Op, frame: Frame) -> Results:
+        value = np.ascontiguousarray(frame.get(op.operands[0]))
+        return (value.reshape(-1, 1).view(dtype_of(op.result.type).numpy),)
+
+    def _cluster_rank(self, op: Op, frame: Frame) -> Results:
+        return ((frame.get(BLOCK) % self.cluster).astype(np.int32),)
 
     # -- ops of a warp --------------------------------------------------------------------------------------------
 
@@ -336,6 +472,10 @@ class ThreadMachine(Machine):
                 lambda p: f"shuffle reads lane {int(wrong[p])} of its warp, which is not active",
             )
         return (np.take_along_axis(value, source, axis=1).reshape(-1),)
+
+    def _elect(self, op: Op, frame: Frame) -> Results:
+        active = by_warp(frame.active)
+        return ((active & (np.cumsum(active, axis=1) == 1)).reshape(-1),)
 
     def _vote(self, op: Op, frame: Frame) -> Results:
         active = by_warp(frame.active)

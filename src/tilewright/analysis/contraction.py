@@ -1,0 +1,255 @@
+"""Recognise contractions: a sum of products of two factors, one that varies along some results, one along others.
+
+`find_contraction(kernel)` looks at a loop-stage kernel, never at what its author called it. In
+
+    parallel batch…, m…, n… { acc = reduce k… { yield a(batch, m, k) * b(batch, k, n) }; epilogue; store }
+
+the first factor depends on no index of n and the second on none of m; either may be any expression (casts, scaling, guards), and
+the indices may come in any order. A guard around the product, as convolutions have at their borders, belongs to the factor whose
+indices it tests. Sums of a factor that varies along one side only (matrix times vector) are ordinary reductions, not contractions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.analysis.affine import Affine, Forms, analyse
+from tilewright.base.dtypes import DType
+from tilewright.base.record import record
+from tilewright.base.sizes import ONE, Size
+from tilewright.ir.nodes import Kernel, Op, Value, walk
+from tilewright.ir.types import Tensor, dtype_of
+
+
+@record
+class Factor:
+    """One factor of the product. `value` is what is multiplied, before casts that only widen it."""
+
+    value: Value
+    dtype: DType
+    load: Op | None
+    """The load it is, where nothing else is done to it."""
+    guard: Value | None
+    """A condition under which the product counts, tested with this factor's indices only."""
+
+    @property
+    def tensor(self) -> Tensor | None:
+        if self.load is None:
+            return None
+        type_ = self.load.operands[0].type
+        assert isinstance(type_, Tensor)
+        return type_
+
+
+@record
+class Contraction:
+    """`m`, `n` and `batch` are positions among the parallel indices; the reduction's indices are all summed over."""
+
+    parallel: Op
+    extents: tuple[Size, ...]
+    reduction: Op
+    reduce_extents: tuple[Size, ...]
+    a: Factor
+    b: Factor
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+    batch: tuple[int, ...]
+    forms: Forms
+
+    @property
+    def indices(self) -> tuple[Value, ...]:
+        return self.parallel.regions[0].args
+
+    @property
+    def k(self) -> tuple[Value, ...]:
+        return self.reduction.regions[0].args
+
+    def size(self, positions: Sequence[int]) -> Size:
+        """The number of points along these parallel indices."""
+        total = ONE
+        for p in positions:
+            total = total * self.extents[p]
+        return total
+
+    @property
+    def k_size(self) -> Size:
+        total = ONE
+        for extent in self.reduce_extents:
+            total = total * extent
+        return total
+
+    @property
+    def accumulator(self) -> DType:
+        return dtype_of(self.reduction.results[0].type)
+
+    def access(self, factor: Factor) -> tuple[Affine, ...]:
+        """The affine form of each index of a plain load."""
+        assert factor.load is not None and factor.tensor is not None
+        return tuple(self.forms[v] for v in factor.load.operands[1 : 1 + factor.tensor.rank])
+
+
+def find_contraction(kernel: Kernel) -> Contraction | None:
+    """The contraction the kernel is, or None."""
+    parallels = [op for op in kernel.body.ops if op.opcode == "parallel"]
+    if len(parallels) != 1:
+        return None
+    parallel = parallels[0]
+    region = parallel.regions[0]
+    reductions = [op for op in region.ops if op.opcode == "reduce"]
+    if len(reductions) != 1 or any(op.regions for op in region.ops if op is not reductions[0]):
+        return None
+    reduction = reductions[0]
+    if reduction.attrs["kind"] != "add" or len(reduction.results) != 1 or not reduction.operands:
+        return None
+    return _Finder(kernel, parallel, reduction).find()
+
+
+class _Finder:
+    def __init__(self, kernel: Kernel, parallel: Op, reduction: Op) -> None:
+        self.parallel, self.reduction = parallel, reduction
+        self.forms = analyse(kernel)
+        self.made = {result: op for op in walk(parallel.regions[0]) for result in op.results}
+        self.memo: dict[Value, frozenset[Value]] = {}
+        self.indices = parallel.regions[0].args
+        self.leaves = frozenset((*self.indices, *reduction.regions[0].args))
+
+    def find(self) -> Contraction | None:
+        extents = self._sizes(self.parallel)
+        reduce_extents = self._sizes(self.reduction)
+        if extents is None or reduce_extents is None or len(self.indices) < 2:
+            return None
+        product, guards = self._product(self.reduction.regions[0].yields[0])
+        if product is None:
+            return None
+        first, second = product.operands
+        uses = [self._depends(v) & frozenset(self.indices) for v in (first, second)]
+        m = tuple(p for p, i in enumerate(self.indices) if i in uses[0] and i not in uses[1])
+        n = tuple(p for p, i in enumerate(self.indices) if i in uses[1] and i not in uses[0])
+        batch = tuple(p for p, i in enumerate(self.indices) if i in uses[0] and i in uses[1])
+        if not m or not n or len(m) + len(n) + len(batch) != len(self.indices):
+            return None
+        if not any(k in self._depends(v) for v in (first, second) for k in self.reduction.regions[0].args):
+            return None
+        split = self._share_guards(guards, uses)
+        if split is None:
+            return None
+        a, b = (self._factor(v, g) for v, g in zip((first, second), split, strict=True))
+        if self._innermost_of_result() in [self.indices[p] for p in m]:
+            # Results should lie side by side along n.
+            a, b, m, n = b, a, n, m
+        return Contraction(self.parallel, extents, self.reduction, reduce_extents, a, b, m, n, batch, self.forms)
+
+    def _sizes(self, op: Op) -> tuple[Size, ...] | None:
+        forms = [self.forms[v] for v in op.operands]
+        return None if any(f.factors for f in forms) else tuple(f.constant for f in forms)
+
+    def _product(self, value: Value) -> tuple[Op | None, list[Value]]:
+        """The multiplication the sum's term is, and the conditions it stands under."""
+        op = self.made.get(value)
+        if op is None:
+            return None, []
+        if op.opcode == "mul":
+            return op, []
+        if op.opcode == "if" and self._is_zero(op.regions[1].yields[op.results.index(value)]) and not self._stores(op):
+            inner, guards = self._product(op.regions[0].yields[op.results.index(value)])
+            return inner, [op.operands[0], *guards]
+        if op.opcode == "select" and self._is_zero(op.operands[2]):
+            inner, guards = self._product(op.operands[1])
+            return inner, [op.operands[0], *guards]
+        return None, []
+
+    def _stores(self, op: Op) -> bool:
+        return any(inner.opcode in ("store", "atomic") for region in op.regions for inner in walk(region))
+
+    def _is_zero(self, value: Value) -> bool:
+        op = self.made.get(value)
+        return op is not None and op.opcode == "const" and op.attrs["value"] == 0
+
+    def _share_guards(self, guards: list[Value], uses: list[frozenset[Value]]) -> list[Value | None] | None:
+        """Each condition to the factor all of whose parallel indices it needs are the factor's own."""
+        found: list[Value | None] = [None, None]
+        for guard in guards:
+            needs = self._depends(guard) & frozenset(self.indices)
+            side = 0 if needs <= uses[0] else 1 if needs <= uses[1] else -1
+            if side < 0 or found[side] is not None:
+                return None
+            found[side] = guard
+        return found
+
+    def _depends(self, value: Value) -> frozenset[Value]:
+        """The loop indices a value is made of."""
+        known = self.memo.get(value)
+        if known is None:
+            if value in self.leaves:
+                known = frozenset({value})
+            else:
+                op = self.made.get(value)
+                known = frozenset()
+                if op is not None:
+                    inside = [v for region in op.regions for inner in walk(region) for v in inner.operands]
+                    known = known.union(*(self._depends(v) for v in (*op.operands, *inside)))
+            self.memo[value] = known
+        return known
+
+    def _factor(self, value: Value, guard: Value | None) -> Factor:
+        op = self.made.get(value)
+        while op is not None and op.opcode == "cast" and _only_widens(dtype_of(op.operands[0].type), dtype_of(value.type)):
+            value = op.operands[0]
+            op = self.made.get(value)
+        load = op if op is not None and op.opcode == "load" and not op.attrs.get("masked") else None
+        return Factor(value, dtype_of(value.type), load, guard)
+
+    def _innermost_of_result(self) -> Value | None:
+        """The parallel index along which the first store writes neighbours."""
+        for op in self.parallel.regions[0].ops:
+            if op.opcode == "store":
+                memory = op.operands[0].type
+                assert isinstance(memory, Tensor)
+                for index, stride in zip(op.operands[1 : 1 + memory.rank], memory.strides, strict=True):
+                    if stride == ONE:
+                        form = self.forms[index]
+                        own = [v for v in form.values if form.factor(v) == ONE and v in self.leaves]
+                        return own[0] if own else None
+        return None
+
+
+def _only_widens(source: DType, target: DType) -> bool:
+    if source.is_float and target.is_float:
+        return source.bits < target.bits
+    return source.is_int and target.is_int and source.bits < target.bits and (source.kind == "u" or target.kind == "i")
+
+
+@record
+class Plane:
+    """A plain load as a matrix: axis `row` of its tensor walks the rows (m or n), axis `k` the sum, each by ones from an offset;
+    all other indices are the same for the whole tile."""
+
+    row: int
+    k: int
+
+
+def plane(contraction: Contraction, factor: Factor) -> Plane | None:
+    """How a factor that is a plain load lies in its tensor, when one tensor axis walks each way."""
+    if factor.load is None or factor.guard is not None:
+        return None
+    side = contraction.m if factor is contraction.a else contraction.n
+    rows = frozenset(contraction.indices[p] for p in side)
+    sums = frozenset(contraction.k)
+    if len(rows) != 1 or len(sums) != 1:
+        return None
+    row = k = -1
+    for axis, form in enumerate(contraction.access(factor)):
+        moving = [v for v in form.values if v in rows or v in sums]
+        if not moving:
+            continue
+        if len(moving) > 1 or form.factor(moving[0]) != ONE:
+            return None
+        if moving[0] in rows:
+            if row >= 0:
+                return None
+            row = axis
+        else:
+            if k >= 0:
+                return None
+            k = axis
+    return Plane(row, k) if row >= 0 and k >= 0 else None

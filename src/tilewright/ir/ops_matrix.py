@@ -1,0 +1,286 @@
+"""Rows of the op table for matrix units and asynchronous copies: what one thread of a fast contraction executes.
+
+Shared memory is addressed as a tensor and an element offset from its start. A *swizzled* tile is stored in rows of 128 bytes;
+of a byte's linear place `p` (from the tensor's start, which is aligned to 1024 bytes) the bits 4-6 are exchanged with those of
+its row: it lies at `p ^ ((p >> 3) & 0x70)`. `swizzled_place` is that function; copies, matrix reads and the emulator share it.
+
+An mbarrier is an element of a shared u64 tensor. It counts arrivals and outstanding bytes; when both are done its phase ends
+and the next begins. `mbarrier_wait` with parity p returns once the phase of that parity has ended: 0 waits for the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.base.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8, i32, u8, u32, u64
+from tilewright.base.sizes import Size
+from tilewright.ir.nodes import Attrs
+from tilewright.ir.opdef import OpDef, Rule, TypeRuleError, integer
+from tilewright.ir.types import BOOL, CopyMap, Scalar, Tensor, Type, Vec
+
+ROW_BYTES = 128
+"""Bytes of one row of a swizzled tile."""
+
+
+def swizzled_place(place: int) -> int:
+    """Where the byte with that linear place lies in a swizzled tile."""
+    return place ^ ((place >> 3) & 0x70)
+
+
+def _fail(message: str) -> TypeRuleError:
+    return TypeRuleError(message)
+
+
+def _is_index(type_: Type) -> bool:
+    return isinstance(type_, Scalar) and type_.dtype.is_int
+
+
+def _shared(type_: Type, dtype: DType | None = None) -> Tensor:
+    if not isinstance(type_, Tensor) or type_.space != "shared" or (dtype is not None and type_.dtype is not dtype):
+        raise _fail(f"takes a shared tensor{f' of {dtype}' if dtype else ''}, got {type_}")
+    return type_
+
+
+def _indices(types: Sequence[Type], count: int | None = None) -> None:
+    if count is not None and len(types) != count:
+        raise _fail(f"takes {count} integers here, got {len(types)}")
+    for t in types:
+        if not _is_index(t):
+            raise _fail(f"takes integers, got {t}")
+
+
+def _tensor_map(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 1 or not isinstance(types[0], Tensor) or types[0].space != "global":
+        raise _fail("takes a global tensor")
+    box, shape, strides = (attrs.get(name) for name in ("box", "shape", "strides"))
+    if not all(isinstance(x, tuple) for x in (box, shape, strides)):
+        raise _fail("needs attributes box, shape and strides")
+    assert isinstance(box, tuple) and isinstance(shape, tuple) and isinstance(strides, tuple)
+    if not 1 <= len(box) <= 5 or len(shape) != len(box) or len(strides) != len(box):
+        raise _fail("box, shape and strides need one number per axis, five axes at most")
+    if not all(isinstance(x, int) and 0 < x <= 256 for x in box):
+        raise _fail("a box has 1 to 256 elements along each axis")
+    if not all(isinstance(x, int | Size) for x in (*shape, *strides)):
+        raise _fail("shape and strides are sizes")
+    swizzle = integer(attrs, "swizzle")
+    if swizzle not in (0, 32, 64, 128):
+        raise _fail("swizzle is 0, 32, 64 or 128 bytes")
+    return (CopyMap(types[0].dtype, tuple(x for x in box if isinstance(x, int)), swizzle),)
+
+
+def _tma(types: Sequence[Type], attrs: Attrs, barriers: bool) -> tuple[Type, ...]:
+    if len(types) < 3 or not isinstance(types[2], CopyMap):
+        raise _fail("takes a shared tensor, an offset into it and a map")
+    if _shared(types[0]).dtype.itemsize != types[2].dtype.itemsize or not _is_index(types[1]):
+        raise _fail(f"{types[0]} and {types[2]} hold elements of different size")
+    rest = list(types[3:])
+    if barriers:
+        if len(rest) < 2 or not _is_index(rest[1]):
+            raise _fail("takes mbarriers and the number of one")
+        _shared(rest[0], u64)
+        rest = rest[2:]
+    _indices(rest, len(types[2].box) + (1 if attrs.get("multicast") else 0))
+    return ()
+
+
+def _barrier(extra: int) -> Rule:
+    def rule(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+        if not types:
+            raise _fail("takes mbarriers")
+        _shared(types[0], u64)
+        _indices(types[1:], 1 + extra + (1 if attrs.get("remote") else 0))
+        return ()
+
+    return rule
+
+
+def _counted(name: str, rule: Rule) -> Rule:
+    def checked(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+        if integer(attrs, name) < 0:
+            raise _fail(f"{name} must not be negative")
+        return rule(types, attrs)
+
+    return checked
+
+
+def _nothing(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if types:
+        raise _fail("takes no operands")
+    return ()
+
+
+def _map_only(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 1 or not isinstance(types[0], CopyMap):
+        raise _fail("takes a map")
+    return ()
+
+
+def _one_index(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    _indices(types, 1)
+    return ()
+
+
+def _elect(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    _nothing(types, attrs)
+    return (BOOL,)
+
+
+def _rank(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    _nothing(types, attrs)
+    return (Scalar(i32),)
+
+
+MATRIX_DTYPES = (bf16, f16, f32, f8e4m3, f8e5m2, i8, u8)
+
+
+def accumulator_dtype(dtype: DType) -> DType:
+    """What a matrix unit adds products of this dtype up in."""
+    return i32 if dtype.is_int else f64 if dtype is f64 else f32
+
+
+def _wgmma(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) < 5:
+        raise _fail("takes two shared tensors, an offset into each, and accumulators")
+    a, b = _shared(types[0]), _shared(types[2])
+    if a.dtype is not b.dtype or a.dtype not in MATRIX_DTYPES or not _is_index(types[1]) or not _is_index(types[3]):
+        raise _fail(f"cannot multiply {a} and {b}")
+    n, k = integer(attrs, "n"), integer(attrs, "k")
+    if n % 8 or not 8 <= n <= 256 or k * a.dtype.itemsize != 32:
+        raise _fail("n is a multiple of 8 up to 256, k fills 32 bytes")
+    steps = attrs.get("steps")
+    if not isinstance(steps, tuple) or not all(isinstance(s, tuple) and len(s) == 3 for s in steps):
+        raise _fail("needs steps: offsets of a and b in elements, and the first accumulator, of each instruction")
+    for name in ("a_major", "b_major"):
+        if attrs.get(name, "k") not in ("k", "mn") or (attrs.get(name, "k") == "mn" and a.dtype.itemsize != 2):
+            raise _fail(f"{name} is k, or mn for elements of two bytes")
+    wanted = Scalar(accumulator_dtype(a.dtype))
+    if any(t != wanted for t in types[4:]):
+        raise _fail(f"accumulates in {wanted}")
+    for step in steps:
+        assert isinstance(step, tuple)
+        if not isinstance(step[2], int) or step[2] + n // 2 > len(types) - 4:
+            raise _fail("a step's accumulators are not all there")
+    return tuple(types[4:])
+
+
+def _same_scalars(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if not types or any(not isinstance(t, Scalar) for t in types):
+        raise _fail("takes scalars")
+    return tuple(types)
+
+
+MMA_SHAPES: dict[str, tuple[tuple[int, int, int], int, int, int]] = {
+    "bf16": ((16, 8, 16), 4, 2, 4), "f16": ((16, 8, 16), 4, 2, 4), "f32": ((16, 8, 8), 4, 2, 4), "i8": ((16, 8, 32), 4, 2, 4),
+    "u8": ((16, 8, 32), 4, 2, 4), "f64": ((8, 8, 4), 1, 1, 2),
+}  # fmt: skip
+"""By operand dtype: m, n, k of one `mma`, and how many registers a, b and the accumulator have in each thread (f32 is tf32)."""
+
+
+def _mma(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    dtype = attrs.get("dtype")
+    if not isinstance(dtype, DType) or dtype.name not in MMA_SHAPES:
+        raise _fail(f"dtype is one of {', '.join(MMA_SHAPES)}")
+    _, a, b, c = MMA_SHAPES[dtype.name]
+    operand = Scalar(f64 if dtype is f64 else u32)
+    wanted = Scalar(accumulator_dtype(dtype))
+    if len(types) != a + b + c or any(t != operand for t in types[: a + b]) or any(t != wanted for t in types[a + b :]):
+        raise _fail(f"takes {a} + {b} of {operand} and {c} of {wanted}")
+    return (wanted,) * c
+
+
+def _ldmatrix(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 2:
+        raise _fail("takes a shared tensor and an offset")
+    _shared(types[0])
+    _indices(types[1:])
+    if integer(attrs, "count") not in (1, 2, 4):
+        raise _fail("count is 1, 2 or 4")
+    return (Scalar(u32),) * integer(attrs, "count")
+
+
+def _stmatrix(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) not in (3, 4, 6) or not _is_index(types[1]) or any(t != Scalar(u32) for t in types[2:]):
+        raise _fail("takes a shared tensor, an offset, and 1, 2 or 4 of u32")
+    _shared(types[0])
+    return ()
+
+
+def _copy_async(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) < 3 or not isinstance(types[2], Tensor) or not _is_index(types[1]):
+        raise _fail("takes a shared tensor, an offset, a global tensor and its indices")
+    target, source = _shared(types[0]), types[2]
+    rest = list(types[3:])
+    if attrs.get("masked"):
+        if not rest or rest.pop() != BOOL:
+            raise _fail("the last operand says whether to copy; elsewhere zeros are written")
+    _indices(rest, source.rank)
+    if target.dtype is not source.dtype or integer(attrs, "bytes") not in (4, 8, 16):
+        raise _fail("copies 4, 8 or 16 bytes of one dtype")
+    return ()
+
+
+def _to_bits(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 1 or not isinstance(types[0], Vec) or types[0].dtype.bits * types[0].width != 32:
+        raise _fail("takes a vec of 32 bits")
+    return (Scalar(u32),)
+
+
+def _from_bits(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    dtype = attrs.get("dtype")
+    if list(types) != [Scalar(u32)] or not isinstance(dtype, DType) or dtype.bits not in (8, 16):
+        raise _fail("takes a u32, and dtype of 8 or 16 bits")
+    return (Vec(dtype, 32 // dtype.bits),)
+
+
+def _row(name: str, doc: str, rule: Rule, effect: str, group: str = "matrix") -> OpDef:
+    return OpDef(name, doc, rule, frozenset({"thread"}), effect, group)
+
+
+DEFINITIONS: tuple[OpDef, ...] = (
+    _row("tensor_map", "How the copy engine sees a global tensor: `shape` and `strides` (in elements, last axis 1) of up to five axes, the "
+         "`box` one copy moves, and the `swizzle` of its rows in shared memory.", _tensor_map, "pure", "copy"),
+    _row("prefetch_map", "Fetch a map's description ahead of its first use.", _map_only, "sync", "copy"),
+    _row("tma_load", "`tma_load %to, %offset, %map, %barriers, %i, %c0…`: start copying the box at those coordinates into shared memory, "
+         "row by row; outside the tensor zeros. Its bytes count on the mbarrier. `multicast`: a last operand has a bit for each block of the "
+         "cluster that gets it too.", lambda t, a: _tma(t, a, True), "write", "copy"),
+    _row("tma_store", "`tma_store %from, %offset, %map, %c0…`: start copying a box from shared memory; what lies outside the tensor is "
+         "left out. Joins the thread's open group.", lambda t, a: _tma(t, a, False), "write", "copy"),
+    _row("tma_commit", "Close the thread's group of stores.", _nothing, "sync", "copy"),
+    _row("tma_wait", "Wait until at most `pending` of the thread's groups are unfinished; with `read`, until their shared memory has been "
+         "read.", _counted("pending", _nothing), "sync", "copy"),
+    _row("fence_async", "What this thread wrote to shared memory is seen by the copy engine and by matrix units.", _nothing, "sync", "copy"),
+    _row("copy_async", "`copy_async %to, %offset, %from, %i… {bytes}`: start copying neighbouring elements, by this thread. `masked`: a last "
+         "operand says whether, else zeros.", _copy_async, "write", "copy"),
+    _row("copy_commit", "Close the thread's group of `copy_async`.", _nothing, "sync", "copy"),
+    _row("copy_wait", "Wait until at most `pending` of the thread's groups of `copy_async` are unfinished.", _counted("pending", _nothing),
+         "sync", "copy"),
+    _row("mbarrier_init", "Make an mbarrier that expects `count` arrivals in every phase.", _counted("count", _barrier(0)), "sync", "barrier"),
+    _row("fence_init", "Initialised mbarriers are seen by the whole cluster and the copy engine.", _nothing, "sync", "barrier"),
+    _row("mbarrier_arrive", "Arrive. `remote`: a last operand is the rank of the block in the cluster whose mbarrier it is.", _barrier(0),
+         "sync", "barrier"),
+    _row("mbarrier_expect", "Arrive, and expect `bytes` to be copied in this phase.", _counted("bytes", _barrier(0)), "sync", "barrier"),
+    _row("mbarrier_wait", "`mbarrier_wait %barriers, %i, %parity`: wait until the phase of that parity has ended.", _barrier(1), "sync",
+         "barrier"),
+    _row("named_barrier", "`named_barrier %id {threads}`: barrier number id among that many threads of the block; with `arrive`, do not "
+         "wait.", _counted("threads", _one_index), "sync", "barrier"),
+    _row("cluster_rank", "This block's number in its cluster.", _rank, "pure", "barrier"),
+    _row("cluster_sync", "Every thread of the cluster arrives before any leaves.", _nothing, "sync", "barrier"),
+    _row("wait_previous", "Wait for the kernel launched before, where this one may start before its end.", _nothing, "sync", "barrier"),
+    _row("release_next", "The kernel launched next may start.", _nothing, "sync", "barrier"),
+    _row("set_registers", "Give registers back or take more: `count` for each thread of the warp group; `increase` or not.",
+         _counted("count", _nothing), "sync", "thread"),
+    _row("elect", "True in one thread of the warp.", _elect, "sync", "thread"),
+    _row("wgmma", "`wgmma %a, %oa, %b, %ob, %acc… {n, k, steps}`: a group of matrix instructions of the four warps of a warp group, started "
+         "here: each adds the product of a 64 x k tile of a and a k x n tile of b, both swizzled. A step gives offsets to add to oa and ob and the "
+         "first of its n/2 accumulators. `a_major`, `b_major`: `k` (rows along k) or `mn` (rows of k hold 64 elements along m or n; blocks of 64 lie "
+         "`a_block` or `b_block` elements apart). Accumulator r of thread t: row 16 (t / 32) + 8 (r / 2 % 2) + t % 32 / 4, column 8 (r / 4) + "
+         "2 (t % 4) + r % 2. `negate` is not offered.", _wgmma, "sync"),
+    _row("wgmma_wait", "Wait until at most `pending` groups of `wgmma` are unfinished; gives the accumulators.",
+         _counted("pending", _same_scalars), "sync"),
+    _row("mma", "`mma %a… %b… %c… {dtype}`: the warp's matrix instruction on registers; f32 means tf32.", _mma, "sync"),
+    _row("ldmatrix", "`ldmatrix %t, %offset {count, trans}`: count 8x8 matrices of 16-bit elements from shared memory; lane l gives the place of "
+         "row l % 8 of matrix l / 8, and gets elements 2 (l % 4) and the next of row l / 4 (with `trans`, of column l / 4).", _ldmatrix, "sync"),
+    _row("stmatrix", "The reverse of `ldmatrix`.", _stmatrix, "sync"),
+    _row("to_bits", "A vec of 32 bits as one u32, first element lowest.", _to_bits, "pure", "thread"),
+    _row("from_bits", "A u32 as a vec of `dtype`.", _from_bits, "pure", "thread"),
+)  # fmt: skip

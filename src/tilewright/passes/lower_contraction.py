@@ -1,0 +1,200 @@
+"""Loop stage -> tile stage for contractions on a GPU: which tile of the result a block computes, step by step along the sum.
+
+In: a loop-stage kernel that is a contraction, and its `MatrixSchedule`. Out: a tile-stage kernel. Blocks walk the list of result
+tiles (batch, then groups of `raster` tiles along m, so that blocks that run together share operands in the L2 cache); of each they
+add up products of tiles and finish it with whatever the kernel does to its results. How operands get there and which instructions
+multiply them is not visible here.
+
+    for %t = program_id, tiles, blocks {
+      %acc = for %k = 0, K, 64 {stages = 4} (%sum) { %a = load A[m.., k..]; %b = load B[k.., n..]; yield dot %a, %b, %sum }
+      … the epilogue on tiles [m, n] …
+      store C[m.., n..]
+    }
+
+Several loop indices on one side (the pixels of a convolution) are walked as one and taken apart again, the innermost fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from tilewright.analysis.contraction import Contraction, Factor, find_contraction
+from tilewright.base.dtypes import i64, u32
+from tilewright.base.errors import CompilerBug
+from tilewright.base.sizes import ONE, Size, ceildiv, minimum
+from tilewright.base.target import Target
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
+from tilewright.ir.rewrite import clone_ops
+from tilewright.passes.lower_loops import Condition, LoopLowering, join, shape_of
+from tilewright.passes.schedule import Schedule
+from tilewright.passes.schedule_matrix import MatrixSchedule
+
+
+def lower_contraction(kernel: Kernel, schedule: MatrixSchedule, target: Target) -> Kernel:
+    """The tile-stage kernel."""
+    found = find_contraction(kernel)
+    if found is None:
+        raise CompilerBug.at("TW040", f"{kernel.name} is not a contraction", kernel.span)
+    return _Lowering(kernel, found, schedule, target).run_contraction()
+
+
+class _Lowering(LoopLowering):
+    """Bodies are lowered as for loops, over tiles of rank 2."""
+
+    def __init__(self, kernel: Kernel, found: Contraction, schedule: MatrixSchedule, target: Target) -> None:
+        super().__init__(kernel, Schedule((1,) * len(found.extents)), target)
+        self.found, self.matrix = found, schedule
+        self.rank = 2
+        region = found.parallel.regions[0]
+        self.everything = list(walk(region))
+        self.made = {result: op for op in self.everything for result in op.results}
+
+    def run_contraction(self) -> Kernel:
+        found, schedule = self.found, self.matrix
+        b = Builder(self.kernel.span)
+        env: dict[Value, Value] = {p: p for p in self.kernel.params}
+        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], env)
+        down, across = ceildiv(found.size(found.m), schedule.m), ceildiv(found.size(found.n), schedule.n)
+        tiles = found.size(found.batch) * down * across
+        blocks = minimum(Size.of(self.target.multiprocessors), tiles) if schedule.persistent else tiles
+        first = b.op("program_id", axis=0)
+
+        def one(inner: Builder, number: Value) -> list[Value]:
+            self._tile(inner, number, down, across, dict(env))
+            return []
+
+        if schedule.persistent:
+            b.for_(first, b.index(tiles), b.index(blocks), [], one, name="tile", role="tiles")
+        else:
+            one(b, first)
+        attrs = MappingProxyType({**self.kernel.attrs, "schedule": schedule.describe()})
+        return replace(self.kernel, stage=Stage.TILE, body=Block((), tuple(b.ops)), grid=(blocks,), attrs=attrs)
+
+    # -- where a tile lies --------------------------------------------------------------------------------------
+
+    def _place(self, b: Builder, number: Value, down: Size, across: Size) -> tuple[list[Value], Value, Value]:
+        """Batch indices, and the first row and column, of tile `number`. Block numbers fit 32 bits, where division is cheap."""
+
+        def size(value: Size | int) -> Value:
+            return b.cast(b.index(Size.of(value)), u32)
+
+        def divide(value: Value, by: Value) -> tuple[Value, Value]:
+            quotient = b.op("floordiv", value, by)
+            return quotient, b.sub(value, b.mul(quotient, by))
+
+        found, rest = self.found, b.cast(number, u32)
+        batch: list[Value] = []
+        if found.batch:
+            outer, rest = divide(rest, size(down * across))
+            for position in reversed(found.batch[1:]):
+                outer, digit = divide(outer, size(found.extents[position]))
+                batch.insert(0, b.cast(digit, i64))
+            batch.insert(0, b.cast(outer, i64))
+        if across == ONE:
+            row, column = rest, size(0)
+        elif self.matrix.raster == 1:
+            row, column = divide(rest, size(across))
+        else:
+            group, inside = divide(rest, size(across * self.matrix.raster))
+            top = b.mul(group, size(self.matrix.raster))
+            height = b.op("min", b.sub(size(down), top), size(self.matrix.raster))
+            column, low = divide(inside, height)
+            row = b.add(top, low)
+        return batch, *(b.mul(b.cast(v, i64), b.index(n)) for v, n in ((row, self.matrix.m), (column, self.matrix.n)))
+
+    def _walk(
+        self, b: Builder, start: Value, axis: int, extent: int, indices: Sequence[Value], sizes: Sequence[Size], env: dict[Value, Value]
+    ) -> list[Condition]:
+        """Bind loop indices to a tile of numbers along an axis; returns the condition that they are inside."""
+        total = ONE
+        for size in sizes:
+            total = total * size
+        number = self.index_tile(b, start, axis, extent)
+        inside: list[Condition] = []
+        if not total.divisible_by(extent, self.kernel.facts):
+            inside.append(Condition(b.op("lt", number, b.like(b.index(total), number)), edge=True))
+        if len(indices) == 1:
+            env[indices[0]] = number
+            return inside
+        for index, size in reversed(list(zip(indices[1:], sizes[1:], strict=True))):
+            divisor = b.like(b.index(size), number)
+            quotient = b.op("floordiv", number, divisor)
+            env[index] = b.sub(number, b.mul(quotient, divisor))
+            number = quotient
+        env[indices[0]] = number
+        return inside
+
+    # -- one tile -----------------------------------------------------------------------------------------------
+
+    def _tile(self, b: Builder, number: Value, down: Size, across: Size, env: dict[Value, Value]) -> None:
+        found, schedule = self.found, self.matrix
+        batch, row, column = self._place(b, number, down, across)
+        env.update(zip((found.indices[p] for p in found.batch), batch, strict=True))
+        region = found.parallel.regions[0]
+        zero = b.op("broadcast", b.const(0, found.accumulator), shape=(schedule.m, schedule.n))
+
+        def step(inner: Builder, k: Value, total: Value) -> list[Value]:
+            a = self._factor(inner, found.a, found.m, row, schedule.m, k, 0, dict(env))
+            c = self._factor(inner, found.b, found.n, column, schedule.n, k, 1, dict(env))
+            dtype = found.a.dtype if found.a.dtype is found.b.dtype else found.accumulator
+            with inner.at(found.reduction.span):
+                return [inner.op("dot", inner.cast(a, dtype), inner.cast(c, dtype), total)]
+
+        with b.at(found.reduction.span):
+            (total,) = b.for_(
+                b.index(0), b.index(found.k_size), b.index(schedule.k), [zero], step, name="k", role="sum", stages=schedule.stages
+            )
+        masks = self._walk(b, row, 0, schedule.m, [found.indices[p] for p in found.m], [found.extents[p] for p in found.m], env)
+        masks += self._walk(b, column, 1, schedule.n, [found.indices[p] for p in found.n], [found.extents[p] for p in found.n], env)
+        env[found.reduction.result] = total
+        self.ops(b, [op for op in region.ops if op is not found.reduction], env, masks)
+
+    def _factor(
+        self, b: Builder, factor: Factor, side: Sequence[int], start: Value, extent: int, k: Value, axis: int, env: dict[Value, Value]
+    ) -> Value:
+        """The tile of one factor: rows along `axis`, the sum along the other."""
+        found, schedule = self.found, self.matrix
+        masks = self._walk(b, start, axis, extent, [found.indices[p] for p in side], [found.extents[p] for p in side], env)
+        inside = self._walk(b, k, 1 - axis, schedule.k, found.k, found.reduce_extents, env)
+        shape = (extent, schedule.k) if axis == 0 else (schedule.k, extent)
+        values = [v for v in (factor.value, factor.guard) if v is not None]
+        needed = self._needed(values)
+        conditions = [*masks, *inside]
+        if factor.guard is not None:
+            self._evaluate(b, self._needed([factor.guard]), env, [])
+            guard = env[factor.guard]
+            conditions.append(Condition(guard, edge=False))
+            inside = [*inside, Condition(guard, edge=False)]
+        self._evaluate(b, [op for op in needed if op.results and op.results[0] not in env], env, conditions)
+        value = self.widen(b, env[factor.value], shape)
+        if factor.load is None and inside:
+            # What is computed from masked loads need not be zero where nothing was loaded.
+            keep = self.widen(b, inside[0].value, join(shape, shape_of(inside[0].value)))
+            for condition in inside[1:]:
+                keep = b.logical_and(keep, self.widen(b, condition.value, shape))
+            value = b.select(keep, value, b.splat(0, value))
+        return value
+
+    def _needed(self, values: Sequence[Value]) -> list[Op]:
+        """The ops of the nest that make these values, in order."""
+        wanted: set[Value] = set()
+        waiting = list(values)
+        while waiting:
+            value = waiting.pop()
+            op = self.made.get(value)
+            if value in wanted or op is None:
+                continue
+            wanted.update(op.results)
+            waiting += op.operands
+            waiting += [v for region in op.regions for inner in walk(region) for v in inner.operands]
+        inside = {id(inner) for op in self.everything if op.regions and any(r in wanted for r in op.results)
+                  for region in op.regions for inner in walk(region)}  # fmt: skip
+        return [op for op in self.everything if any(r in wanted for r in op.results) and id(op) not in inside]
+
+    def _evaluate(self, b: Builder, ops: Sequence[Op], env: dict[Value, Value], masks: list[Condition]) -> None:
+        self.ops(b, ops, env, masks)
+
+

@@ -1,0 +1,533 @@
+"""Tile stage -> thread stage for contractions with Hopper's warp-group instructions: roles, rings and the way out.
+
+In: a tile-stage kernel made by `lower_contraction`, with layouts, and its schedule. Out: the thread-stage kernel. A block has one
+warp group that copies and several that compute. Operands pass through rings of `stages` tiles in shared memory: a *full* mbarrier
+says that a tile has arrived, an *empty* one that it has been read. The computing groups either share a tile, each with its rows, or
+take tiles in turns (named barriers pass the right to compute), so that one stores while the other multiplies.
+
+    copying:    for tiles { for steps { wait empty[s]; expect full[s]; tma_load a; tma_load b } }
+    computing:  for tiles { for steps { wait full[s]; wgmma; wgmma_wait; arrive empty[s] }; epilogue; store }
+
+Results leave piece by piece, 64 rows of 128 bytes: registers, swizzled shared memory, copy engine. The epilogue is computed for one
+piece at a time, so few values are alive at once. Edges need no code: copies fill with zeros and leave out what is outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from tilewright.analysis import divisors
+from tilewright.base.dtypes import bool_, i32, u32, u64
+from tilewright.base.errors import CompilerBug
+from tilewright.base.record import record
+from tilewright.base.sizes import ONE, Size, floordiv
+from tilewright.base.target import Target
+from tilewright.ir.build import Builder
+from tilewright.ir.layouts import Accumulator
+from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk
+from tilewright.ir.ops_matrix import ROW_BYTES
+from tilewright.ir.types import Tensor, dtype_of
+from tilewright.passes.lower_tiles import TileLowering
+from tilewright.passes.registers import Cell, Held, Index, Registers, Shape
+from tilewright.passes.schedule_matrix import MatrixSchedule
+
+GROUP = 128
+"""Threads of a warp group."""
+PIECE_ROWS = 64
+
+
+def lower_wgmma(kernel: Kernel, schedule: MatrixSchedule, target: Target) -> Kernel:
+    """The thread-stage kernel."""
+    return _Lowering(kernel, schedule, target).run()
+
+
+@record
+class _Ring:
+    """One operand: its load, where it goes, and how its tile lies there."""
+
+    load: Op
+    memory: Value
+    map: Value
+    tile_axis: int
+    """The axis of the tile that is not the sum's: 0 for the first operand, 1 for the second."""
+    extent: int
+    major: str
+    """`k`: rows run along the sum; `mn`: across it, in blocks of 64."""
+    blocked: bool
+    """The map has an axis of its own for the blocks of 64."""
+
+
+class _Lowering(TileLowering):
+    def __init__(self, kernel: Kernel, schedule: MatrixSchedule, target: Target) -> None:
+        super().__init__(kernel, target)
+        self.schedule = schedule
+        self.role = ""
+        self.window: tuple[range, range] | None = None
+        self.sum = next(op for op in walk(kernel.body) if op.opcode == "for" and op.attrs.get("role") == "sum")
+        self.product = next(op for op in self.sum.regions[0].ops if op.opcode == "dot")
+        self.made = {result: op for op in walk(kernel.body) for result in op.results}
+        self.dtype = dtype_of(self.product.operands[0].type)
+        self.steps_in_row = ROW_BYTES // 32
+        self.shared_groups = 1 if schedule.turns else schedule.groups
+        """Groups that share a tile."""
+        self.rows = schedule.m // self.shared_groups
+        self.out_maps: dict[Op, Value] = {}
+        self.pieces = 0
+
+    # -- the whole kernel ---------------------------------------------------------------------------------------
+
+    def run(self) -> Kernel:
+        b = Builder(self.kernel.span)
+        s = self.schedule
+        self._coordinates(b)
+        self.a = self._ring(b, self.product.operands[0], 0, s.m)
+        self.b = self._ring(b, self.product.operands[1], 1, s.n)
+        self._outputs(b)
+        self.full = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="full")
+        self.empty = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="empty")
+        b.if_(b.op("eq", self.thread, b.index(0)), self._initialise, lambda inner: [])
+        b.multi("barrier")
+        if s.early:
+            b.multi("release_next")
+        is_copying = b.op("eq", self.group, b.const(0, i32))
+        b.if_(is_copying, self._copying, self._computing)
+        attrs: dict[str, Attr] = {**self.kernel.attrs, "min_blocks": 1}
+        if s.early:
+            attrs["dependent"] = True
+        return replace(
+            self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)), threads=s.threads, attrs=MappingProxyType(attrs)
+        )
+
+    def _coordinates(self, b: Builder) -> None:
+        layout = self.layout
+        assert isinstance(layout, Accumulator)
+        self.thread = b.op("thread_id", name="thread")
+        self.lane = b.op("and", self.thread, b.index(31), name="lane")
+        self.warp = b.op("and", b.op("shr", self.thread, b.index(5)), b.index(3), name="warp")
+        number = b.cast(b.op("shr", self.thread, b.index(7)), i32)
+        # All threads of a warp have the same: saying so lets the compiler branch once for the warp.
+        self.group = b.op("shuffle", number, b.const(0, i32), mode="idx", name="group")
+        self.own = b.sub(b.cast(self.group, dtype_of(self.thread.type)), b.index(1))
+        row = b.add(b.mul(self.warp, b.index(16)), b.op("shr", self.lane, b.index(2)))
+        if not self.schedule.turns:
+            row = b.add(row, b.mul(self.own, b.index(self.rows)))
+        column = b.mul(b.op("and", self.lane, b.index(3)), b.index(2))
+        self.divisors[row], self.divisors[column] = 1, 2
+        self.bases = [row, column]
+        self.leader = b.op("eq", b.op("and", self.thread, b.index(GROUP - 1)), b.index(0), name="leader")
+
+    def _initialise(self, b: Builder) -> list[Value]:
+        for ring in (self.a, self.b):
+            b.multi("prefetch_map", ring.map)
+        for number in range(self.schedule.stages):
+            b.multi("mbarrier_init", self.full, b.index(number), count=1)
+            b.multi("mbarrier_init", self.empty, b.index(number), count=self.shared_groups)
+        b.multi("fence_init")
+        return []
+
+    # -- operands -----------------------------------------------------------------------------------------------
+
+    def _ring(self, b: Builder, operand: Value, tile_axis: int, extent: int) -> _Ring:
+        load = self.made[operand]
+        tensor = load.operands[0]
+        assert load.opcode == "load" and isinstance(tensor.type, Tensor)
+        s, size = self.schedule, self.dtype.itemsize
+        row_axis, k_axis = self._axes(load, tile_axis)
+        rank = tensor.type.rank
+        box = [1] * rank
+        shape, strides = list(tensor.type.shape), list(tensor.type.strides)
+        blocked = False
+        if k_axis == rank - 1:
+            major = "k"
+            box[k_axis], box[row_axis] = s.k, extent
+        else:
+            major, wide = "mn", ROW_BYTES // size
+            box[k_axis], box[row_axis] = s.k, wide
+            blocked = divisors.of_size(shape[row_axis], self.kernel.facts) % wide == 0 and rank < 5
+            if blocked:
+                # An axis of its own for blocks of 64: one copy brings them all, block after block.
+                blocks = floordiv(shape[row_axis], Size.of(wide))
+                shape = [blocks, *shape[:row_axis], Size.of(wide)]
+                strides = [Size.of(wide), *strides]
+                box = [extent // wide, *box]
+        name = "ab"[tile_axis]
+        memory = b.op("alloc", dtype=self.dtype, shape=(s.stages * extent * s.k,), space="shared", align=1024, name=f"{name}.ring")
+        found = b.op(
+            "tensor_map", tensor, shape=tuple(shape), strides=tuple(strides), box=tuple(box), swizzle=ROW_BYTES, name=f"{name}.map"
+        )
+        return _Ring(load, memory, found, tile_axis, extent, major, blocked)
+
+    def _axes(self, access: Op, row_tile_axis: int) -> tuple[int, int]:
+        """The axes of the tensor that a load's (or store's) tile walks: along the given axis of the tile, and along the other."""
+        tensor = access.operands[0].type
+        assert isinstance(tensor, Tensor)
+        found: dict[int, int] = {}
+        for axis, index in enumerate(access.operands[1 : 1 + tensor.rank]):
+            shape = index.type.shape if hasattr(index.type, "shape") else ()  # type: ignore[union-attr]
+            for tile_axis, size in enumerate(shape):
+                if isinstance(size, int) and size > 1:
+                    found[tile_axis] = axis
+        if len(found) != 2:
+            raise CompilerBug.at("TW040", "lower_wgmma: an operand is not a plane of its tensor", access.span)
+        return found[row_tile_axis], found[1 - row_tile_axis]
+
+    # -- results ------------------------------------------------------------------------------------------------
+
+    def _outputs(self, b: Builder) -> None:
+        """Maps and buffers of what leaves through the copy engine."""
+        if self.schedule.store != "tma":
+            return
+        largest = 0
+        for op in walk(self.kernel.body):
+            if op.opcode != "store" or not self._can_leave_by_copy(op):
+                continue
+            tensor = op.operands[0]
+            assert isinstance(tensor.type, Tensor)
+            row_axis, column_axis = self._axes(op, 0)
+            box = [1] * tensor.type.rank
+            box[row_axis], box[column_axis] = PIECE_ROWS, min(ROW_BYTES // tensor.type.dtype.itemsize, self.schedule.n)
+            attrs: dict[str, Attr] = {
+                "shape": tensor.type.shape, "strides": tensor.type.strides, "box": tuple(box), "swizzle": ROW_BYTES,
+            }  # fmt: skip
+            self.out_maps[op] = b.op("tensor_map", tensor, name="out.map", **attrs)
+            largest = max(largest, PIECE_ROWS * ROW_BYTES // tensor.type.dtype.itemsize)
+            self.out_dtype = tensor.type.dtype
+        if self.out_maps:
+            count = self.schedule.groups * self.schedule.buffers
+            self.out = b.op("alloc", dtype=self.out_dtype, shape=(count * largest,), space="shared", align=1024, name="out")
+            self.piece_size = largest
+
+    def _can_leave_by_copy(self, op: Op) -> bool:
+        tensor = op.operands[0].type
+        assert isinstance(tensor, Tensor)
+        value = op.operands[1 + tensor.rank].type
+        size = tensor.dtype.itemsize
+        if not hasattr(value, "shape") or value.shape != (self.schedule.m, self.schedule.n) or tensor.dtype is bool_:
+            return False
+        if tensor.rank > 5 or size > 4 or tensor.align % 16 or (self.schedule.n * size) % ROW_BYTES:
+            return False
+        try:
+            _, column_axis = self._axes(op, 0)
+        except CompilerBug:
+            return False
+        if column_axis != tensor.rank - 1 or tensor.strides[-1] != ONE or self.out_maps:
+            return False
+        return all(divisors.of_size(x, self.kernel.facts) * size % 16 == 0 for x in tensor.strides[:-1])
+
+    # -- roles --------------------------------------------------------------------------------------------------
+
+    def _copying(self, b: Builder) -> list[Value]:
+        self.role = "copying"
+        b.multi("set_registers", count=_registers(self.schedule)[0], increase=False)
+        number = b.cast(self.warp, i32)
+        first = b.op("eq", b.op("shuffle", number, b.const(0, i32), mode="idx"), b.const(0, i32))
+
+        def one_thread(inner: Builder) -> list[Value]:
+            if self.schedule.early:
+                inner.multi("wait_previous")
+            self._body(inner, self.kernel.body.ops, inner.const(0, u32))
+            return []
+
+        def one_warp(inner: Builder) -> list[Value]:
+            inner.if_(inner.op("elect"), one_thread, lambda deep: [])
+            return []
+
+        b.if_(first, one_warp, lambda inner: [])
+        return []
+
+    def _computing(self, b: Builder) -> list[Value]:
+        self.role = "computing"
+        s = self.schedule
+        b.multi("set_registers", count=_registers(s)[1], increase=True)
+        start = b.const(0, u32)
+        if s.turns:
+            # The second group lets the first one begin.
+            mine = b.cast(self.own, i32)
+            self.turn, self.other_turn = b.add(mine, b.const(3, i32)), b.sub(b.const(4, i32), mine)
+            second = b.op("eq", self.own, b.index(1))
+            b.if_(second, lambda inner: inner.multi("named_barrier", self.other_turn, threads=2 * GROUP, arrive=True), lambda inner: [])
+        self._body(b, self.kernel.body.ops, start)
+        if self.out_maps:
+            b.if_(self.leader, lambda inner: inner.multi("tma_wait", pending=0, read=True), lambda inner: [])
+        return []
+
+    def _body(self, b: Builder, ops: Sequence[Op], position: Value) -> None:
+        """The ops of a tile, or of the loop over tiles, in this role. `position` counts the steps taken so far."""
+        before: list[Op] = []
+        for number, op in enumerate(ops):
+            if op.opcode == "for" and op.attrs.get("role") == "tiles":
+                self.ops(b, before)
+                self._tiles(b, op)
+                return
+            if op is self.sum:
+                self.ops(b, before)
+                if self.role == "copying":
+                    self._copy_steps(b, position)
+                else:
+                    self._multiply(b, position)
+                    self._finish(b, [x for x in ops[number + 1 :] if x.opcode != "yield"])
+                return
+            before.append(op)
+
+    def _steps(self, b: Builder) -> Value:
+        """How many steps the sum of one tile takes."""
+        high = self.env[self.sum.operands[1]]
+        assert isinstance(high, Value)
+        return b.cast(b.op("floordiv", b.add(high, b.index(self.schedule.k - 1)), b.index(self.schedule.k)), u32)
+
+    def _tiles(self, b: Builder, op: Op) -> None:
+        low, high, step = (self.env[v] for v in op.operands[:3])
+        assert isinstance(low, Value) and isinstance(high, Value) and isinstance(step, Value)
+        steps = self._steps_outside(b, op)
+        position, advance = b.const(0, u32), steps
+        if self.schedule.turns and self.role == "computing":
+            low = b.add(low, b.mul(self.own, step))
+            position = b.mul(b.cast(self.own, u32), steps)
+            step = b.mul(step, b.index(self.schedule.groups))
+            advance = b.mul(steps, b.const(self.schedule.groups, u32))
+        region = op.regions[0]
+
+        def body(inner: Builder, index: Value, current: Value) -> list[Value]:
+            self.env[region.args[0]] = index
+            self._body(inner, region.ops, current)
+            return [inner.add(current, advance)]
+
+        b.for_(low, high, step, [position], body, name="tile", unroll=1)
+
+    def _steps_outside(self, b: Builder, op: Op) -> Value:
+        """The number of steps, computed before the loop over tiles: the sum's extent does not depend on the tile."""
+        for inner in op.regions[0].ops:
+            if inner is self.sum:
+                break
+            if inner.opcode in ("size", "const"):
+                self.ops(b, [inner])
+        return self._steps(b)
+
+    def _ring_state(self, b: Builder, position: Value) -> tuple[Value, Value]:
+        """The stage a step uses, and the parity of that use."""
+        stages = b.const(self.schedule.stages, u32)
+        stage = b.op("mod", position, stages)
+        return stage, b.op("and", b.op("floordiv", position, stages), b.const(1, u32))
+
+    def _next_state(self, b: Builder, stage: Value, parity: Value) -> tuple[Value, Value]:
+        following = b.add(stage, b.const(1, u32))
+        wraps = b.op("eq", following, b.const(self.schedule.stages, u32))
+        return b.select(wraps, b.const(0, u32), following), b.select(wraps, b.op("xor", parity, b.const(1, u32)), parity)
+
+    # -- copying ------------------------------------------------------------------------------------------------
+
+    def _copy_steps(self, b: Builder, position: Value) -> None:
+        s = self.schedule
+        stage, parity = self._ring_state(b, position)
+        (k_arg,) = self.sum.regions[0].args[:1]
+        size = (s.m + s.n) * s.k * self.dtype.itemsize
+
+        def step(inner: Builder, number: Value, stage: Value, parity: Value) -> list[Value]:
+            inner.multi("mbarrier_wait", self.empty, stage, inner.op("xor", parity, inner.const(1, u32)))
+            inner.multi("mbarrier_expect", self.full, stage, bytes=size)
+            k = inner.mul(inner.cast(number, dtype_of(k_arg.type)), inner.index(s.k))
+            self.env[k_arg] = k
+            self.divisors[k] = s.k
+            for op in self.sum.regions[0].ops:
+                if op is self.a.load or op is self.b.load:
+                    self._copy(inner, self.a if op is self.a.load else self.b, stage)
+                elif op.opcode not in ("dot", "yield"):
+                    self.ops(inner, [op])
+            return list(self._next_state(inner, stage, parity))
+
+        b.for_(b.const(0, u32), self._steps(b), b.const(1, u32), [stage, parity], step, name="step", unroll=1)
+
+    def _copy(self, b: Builder, ring: _Ring, stage: Value) -> None:
+        tensor = ring.load.operands[0].type
+        assert isinstance(tensor, Tensor)
+        coordinates = [self._origin(self.env[v]) for v in ring.load.operands[1 : 1 + tensor.rank]]
+        offset = b.mul(stage, b.const(ring.extent * self.schedule.k, u32))
+        if ring.major == "k":
+            b.multi("tma_load", ring.memory, offset, ring.map, self.full, stage, *coordinates)
+            return
+        wide = ROW_BYTES // self.dtype.itemsize
+        if ring.blocked:
+            first = b.op("floordiv", coordinates[-1], b.index(wide))
+            b.multi("tma_load", ring.memory, offset, ring.map, self.full, stage, first, *coordinates[:-1], b.index(0))
+            return
+        for block in range(ring.extent // wide):
+            there = b.add(offset, b.const(block * wide * self.schedule.k, u32))
+            column = b.add(coordinates[-1], b.index(block * wide))
+            b.multi("tma_load", ring.memory, there, ring.map, self.full, stage, *coordinates[:-1], column)
+
+    def _origin(self, held: Held) -> Value:
+        """The first coordinate of a tile along one axis of its tensor."""
+        if isinstance(held, Value):
+            return held
+        assert isinstance(held, Index) and all(f == 1 for f in held.factors.values())
+        return held.base
+
+    # -- multiplying --------------------------------------------------------------------------------------------
+
+    def _multiply(self, b: Builder, position: Value) -> None:
+        s = self.schedule
+        stage, parity = self._ring_state(b, position)
+        accumulators = self.rows * s.n // GROUP
+        zero = b.const(0, dtype_of(self.product.operands[2].type))
+        if s.turns:
+            b.multi("named_barrier", self.turn, threads=2 * GROUP)
+        rows = b.const(0, u32) if s.turns else b.mul(b.cast(self.own, u32), b.const(self.rows * s.k, u32))
+
+        def step(inner: Builder, number: Value, stage: Value, parity: Value, previous: Value, *sums: Value) -> list[Value]:
+            inner.multi("mbarrier_wait", self.full, stage, parity)
+            first = inner.add(inner.mul(stage, inner.const(s.m * s.k, u32)), rows)
+            second = inner.mul(stage, inner.const(s.n * s.k, u32))
+            sums = inner.multi("wgmma", self.a.memory, first, self.b.memory, second, *sums, **self._instructions())
+            sums = inner.multi("wgmma_wait", *sums, pending=s.wait)
+            released = self.leader
+            if s.wait:
+                released = inner.logical_and(released, inner.op("ne", number, inner.const(0, u32)))
+            self._release(inner, released, previous if s.wait else stage)
+            return [*self._next_state(inner, stage, parity), stage, *sums]
+
+        def all_steps(inner: Builder) -> list[Value]:
+            start = [stage, parity, stage, *[zero] * accumulators]
+            _, _, last, *sums = inner.for_(inner.const(0, u32), steps, inner.const(1, u32), start, step, name="step", unroll=1)
+            if s.wait:
+                sums = list(inner.multi("wgmma_wait", *sums, pending=0))
+                self._release(inner, self.leader, last)
+            return sums
+
+        # An empty sum stands apart: nothing but matrix instructions may touch accumulators between the first of them and the wait.
+        steps = self._steps(b)
+        sums = b.if_(b.op("gt", steps, b.const(0, u32)), all_steps, lambda inner: [zero] * accumulators)
+        if s.turns:
+            b.multi("named_barrier", self.other_turn, threads=2 * GROUP, arrive=True)
+        shape = (s.m, s.n)
+        self.env[self.sum.results[0]] = Registers(shape, self._cells_of(b, shape, sums))
+
+    def _cells_of(self, b: Builder, shape: Shape, sums: Sequence[Value]) -> dict[Cell, Value]:
+        """Accumulators as registers of the tile: two neighbours along n each."""
+        rows, columns = self.layout.registers(shape)
+        cells: dict[Cell, Value] = {}
+        for row in range(rows):
+            for column in range(columns):
+                first = row // 2 * (self.schedule.n // 2) + 4 * column + 2 * (row % 2)
+                cells[row, column] = b.op("pack", sums[first], sums[first + 1])
+        return cells
+
+    def _instructions(self) -> dict[str, Attr]:
+        """The matrix instructions of one step of one group."""
+        s = self.schedule
+        k = 32 // self.dtype.itemsize
+        steps: list[Attr] = []
+        for number in range(s.k // k):
+            inside = [number * k * (1 if ring.major == "k" else ROW_BYTES // self.dtype.itemsize) for ring in (self.a, self.b)]
+            for block in range(self.rows // 64):
+                steps.append((inside[0] + block * 64 * s.k, inside[1], block * s.n // 2))
+        attrs: dict[str, Attr] = {"n": s.n, "k": k, "steps": tuple(steps)}
+        for name, ring in (("a", self.a), ("b", self.b)):
+            attrs[f"{name}_major"] = ring.major
+            if ring.major == "mn":
+                attrs[f"{name}_block"] = s.k * (ROW_BYTES // self.dtype.itemsize)
+        return attrs
+
+    def _release(self, b: Builder, condition: Value, stage: Value) -> None:
+        b.if_(condition, lambda inner: inner.multi("mbarrier_arrive", self.empty, stage), lambda inner: [])
+
+    # -- finishing ----------------------------------------------------------------------------------------------
+
+    def cells(self, shape: Shape) -> list[Cell]:
+        every = super().cells(shape)
+        if self.window is None:
+            return every
+        return [c for c in every if all(e == 1 or x in w for x, e, w in zip(c, shape, self.window, strict=True))]
+
+    def _finish(self, b: Builder, ops: Sequence[Op]) -> None:
+        """What the kernel does to its results, one piece after another."""
+        rows, columns = self.layout.registers((self.schedule.m, self.schedule.n))
+        wide = ROW_BYTES // (self.out_dtype.itemsize if self.out_maps else 2) // 8
+        for row in range(0, rows, 2):
+            for column in range(0, columns, wide):
+                self.window = (range(row, row + 2), range(column, min(column + wide, columns)))
+                self.ops(b, ops)
+                self.pieces += 1
+        self.window = None
+
+    def store(self, b: Builder, op: Op) -> None:
+        if op not in self.out_maps:
+            super().store(b, op)
+            return
+        tensor = op.operands[0].type
+        assert isinstance(tensor, Tensor) and self.window is not None
+        shape = (self.schedule.m, self.schedule.n)
+        registers = self.registers(b, self.env[op.operands[1 + tensor.rank]], shape)
+        buffer = b.mul(self.own, b.index(self.schedule.buffers * self.piece_size))
+        buffer = b.add(buffer, b.index(self.pieces % self.schedule.buffers * self.piece_size))
+        barrier = b.cast(b.add(self.own, b.index(1)), i32)
+        pending = self.schedule.buffers - 1
+        b.if_(self.leader, lambda inner: inner.multi("tma_wait", pending=pending, read=True), lambda inner: [])
+        b.multi("named_barrier", barrier, threads=GROUP)
+        if tensor.dtype.itemsize == 2:
+            self._fill_by_matrix(b, registers, buffer)
+        else:
+            self._fill(b, registers, buffer, tensor.dtype.itemsize)
+        b.multi("fence_async")
+        b.multi("named_barrier", barrier, threads=GROUP)
+        coordinates = self._piece_origin(b, op)
+
+        def send(inner: Builder) -> list[Value]:
+            inner.multi("tma_store", self.out, buffer, self.out_maps[op], *coordinates)
+            inner.multi("tma_commit")
+            return []
+
+        b.if_(self.leader, send, lambda inner: [])
+
+    def _piece_origin(self, b: Builder, op: Op) -> list[Value]:
+        tensor = op.operands[0].type
+        assert isinstance(tensor, Tensor) and self.window is not None
+        row = b.index(self.layout.offset(0, self.window[0].start))
+        if not self.schedule.turns:
+            row = b.add(row, b.mul(self.own, b.index(self.rows)))
+        offsets = (row, b.index(self.layout.offset(1, self.window[1].start)))
+        result: list[Value] = []
+        for index in op.operands[1 : 1 + tensor.rank]:
+            held = self.env[index]
+            origin = self._origin(held)
+            for axis in held.factors if isinstance(held, Index) else ():
+                origin = b.add(origin, offsets[axis])
+            result.append(origin)
+        return result
+
+    def _fill_by_matrix(self, b: Builder, registers: Registers, buffer: Value) -> None:
+        """Two bytes an element: four 8x8 matrices at a time, each lane giving the place of one of their rows."""
+        assert self.window is not None
+        row = b.add(b.mul(self.warp, b.index(16)), b.op("and", self.lane, b.index(15)))
+        start = b.add(buffer, b.mul(row, b.index(64)))
+        half, turn = b.op("shr", self.lane, b.index(4)), b.op("and", self.lane, b.index(7))
+        for number in range(0, len(self.window[1]), 2):
+            chunk = b.op("xor", b.add(half, b.index(number)), turn)
+            place = b.add(start, b.mul(chunk, b.index(8)))
+            top, left = self.window[0].start, self.window[1].start + number
+            cells = [(top, left), (top + 1, left), (top, left + 1), (top + 1, left + 1)]
+            b.multi("stmatrix", self.out, place, *(b.op("to_bits", registers.cells[c]) for c in cells))
+
+    def _fill(self, b: Builder, registers: Registers, buffer: Value, size: int) -> None:
+        """Other elements: two neighbours at a time."""
+        assert self.window is not None
+        in_row = ROW_BYTES // size
+        chunk_size = 16 // size
+        for number, column in enumerate(self.window[1]):
+            for half, row in enumerate(self.window[0]):
+                down = b.add(b.add(b.mul(self.warp, b.index(16)), b.op("shr", self.lane, b.index(2))), b.index(8 * half))
+                along = b.add(self.bases[1], b.index(8 * number))
+                chunk = b.op("floordiv", along, b.index(chunk_size))
+                chunk = b.op("xor", chunk, b.op("and", down, b.index(7)))
+                inside = b.op("and", along, b.index(chunk_size - 1))
+                place = b.add(b.add(buffer, b.mul(down, b.index(in_row))), b.add(b.mul(chunk, b.index(chunk_size)), inside))
+                b.multi("store", self.out, place, registers.cells[row, column])
+
+
+def _registers(schedule: MatrixSchedule) -> tuple[int, int]:
+    """Registers of a copying and of a computing thread: together as many as the block was given."""
+    if schedule.groups >= 3:
+        return 32, 160
+    rows = schedule.m // (1 if schedule.turns else schedule.groups)
+    return (24, 240) if rows * schedule.n // GROUP >= 192 else (40, 232)

@@ -1,0 +1,94 @@
+"""Schedules of contractions: the tile of one block, who computes it with which instructions, and how operands are brought in.
+
+A `MatrixSchedule` is data: it prints as `family=wgmma m=128 n=256 …`, parses back, and is what the tuner stores. How one is chosen
+is in `choose_matrix.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from tilewright.base.errors import UserError
+from tilewright.base.record import record
+
+
+@record
+class MatrixSchedule:
+    """One way to compute a contraction."""
+
+    family: str
+    """`wgmma` (Hopper's warp-group instructions), `mma` (warp instructions), `fma` (ordinary arithmetic on a GPU), `cpu`."""
+    m: int
+    n: int
+    k: int
+    """Results of one block along m and n, and how much of the sum one step takes."""
+    stages: int = 1
+    """Steps whose operands are in shared memory at once."""
+    groups: int = 1
+    """Warp groups that compute (wgmma), side by side along m or taking turns."""
+    warps_m: int = 1
+    warps_n: int = 1
+    """How warps share the tile (mma, fma)."""
+    turns: bool = False
+    """The warp groups take whole tiles in turns, so that one computes while the other stores."""
+    wait: int = 0
+    """Groups of matrix instructions left running while the next step is started."""
+    cluster: int = 1
+    """Blocks that share operands by multicast, neighbours along `cluster_along`."""
+    raster: int = 8
+    """Tiles along m that are walked before the next one along n."""
+    persistent: bool = True
+    """As many blocks as multiprocessors, each computing many tiles."""
+    buffers: int = 2
+    """Pieces of the result on their way out of a warp group's shared memory."""
+    parts: int = 1
+    """Parts the sum is cut into, computed by different blocks and added up by a second kernel."""
+    a_copy: str = "tma"
+    b_copy: str = "tma"
+    """Who brings the operands: the copy engine (`tma`), asynchronous copies of threads (`async`), or threads through registers (`threads`)."""
+    store: str = "tma"
+    """How results leave: through shared memory by the copy engine (`tma`), or from registers (`direct`)."""
+    mr: int = 0
+    nr: int = 0
+    """CPU: rows and columns of results held in registers at once."""
+    vectors: int = 1
+    """CPU: SIMD registers along `nr`."""
+    early: bool = False
+    """Start before the kernel launched before has ended."""
+
+    def describe(self) -> str:
+        """All that differs from the defaults, as `name=value` words."""
+        words = []
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.name in ("family", "m", "n", "k") or value != field.default:
+                words.append(f"{field.name}={int(value) if isinstance(value, bool) else value}")
+        return " ".join(words)
+
+    @property
+    def threads(self) -> int:
+        """Threads of one block."""
+        if self.family == "wgmma":
+            return 128 * (self.groups + 1)
+        return 32 * self.warps_m * self.warps_n if self.family in ("mma", "fma") else 1
+
+
+def parse_schedule(text: str) -> MatrixSchedule:
+    """The schedule `describe` printed."""
+    kinds = {field.name: field for field in fields(MatrixSchedule)}  # type: ignore[arg-type]
+    values: dict[str, object] = {}
+    for word in text.split():
+        name, equals, value = word.partition("=")
+        field = kinds.get(name)
+        if field is None or not equals:
+            raise UserError.at("TW005", f"'{word}' is not part of a schedule", help=f"names are {', '.join(kinds)}")
+        if field.type == "str":
+            values[name] = value
+        elif not value.lstrip("-").isdigit():
+            raise UserError.at("TW005", f"'{word}': {name} is an integer")
+        else:
+            values[name] = bool(int(value)) if field.type == "bool" else int(value)
+    missing = [name for name in ("family", "m", "n", "k") if name not in values]
+    if missing:
+        raise UserError.at("TW005", f"a schedule needs {', '.join(missing)}")
+    return MatrixSchedule(**values)  # type: ignore[arg-type]

@@ -62,6 +62,7 @@ from tilewright.api.language import (
     where,
     zeros,
 )
+from tilewright.api.tune import Tuning, tune
 from tilewright.base.dtypes import (
     DType,
     bf16,
@@ -98,6 +99,7 @@ __all__ = [
     "Kernel",
     "TargetLimit",
     "TilewrightError",
+    "Tuning",
     "UserError",
     "all",
     "any",
@@ -163,6 +165,7 @@ __all__ = [
     "tanh",
     "to_device",
     "trunc",
+    "tune",
     "u8",
     "u16",
     "u32",

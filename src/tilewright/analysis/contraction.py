@@ -12,6 +12,7 @@ indices it tests. Sums of a factor that varies along one side only (matrix times
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tilewright.analysis.affine import Affine, Forms, analyse
 from tilewright.base.dtypes import DType
@@ -81,6 +82,10 @@ class Contraction:
     @property
     def accumulator(self) -> DType:
         return dtype_of(self.reduction.results[0].type)
+
+    def swapped(self) -> Contraction:
+        """The same with the factors exchanged."""
+        return replace(self, a=self.b, b=self.a, m=self.n, n=self.m)
 
     def access(self, factor: Factor) -> tuple[Affine, ...]:
         """The affine form of each index of a plain load."""
@@ -166,14 +171,15 @@ class _Finder:
         return op is not None and op.opcode == "const" and op.attrs["value"] == 0
 
     def _share_guards(self, guards: list[Value], uses: list[frozenset[Value]]) -> list[Value | None] | None:
-        """Each condition to the factor all of whose parallel indices it needs are the factor's own."""
+        """Each condition to the factors whose parallel indices are all it needs."""
         found: list[Value | None] = [None, None]
         for guard in guards:
             needs = self._depends(guard) & frozenset(self.indices)
-            side = 0 if needs <= uses[0] else 1 if needs <= uses[1] else -1
-            if side < 0 or found[side] is not None:
+            sides = [side for side in (0, 1) if needs <= uses[side]]
+            if not sides or any(found[side] is not None for side in sides):
                 return None
-            found[side] = guard
+            for side in sides:
+                found[side] = guard
         return found
 
     def _depends(self, value: Value) -> frozenset[Value]:
@@ -219,6 +225,40 @@ def _only_widens(source: DType, target: DType) -> bool:
     return source.is_int and target.is_int and source.bits < target.bits and (source.kind == "u" or target.kind == "i")
 
 
+def restates_bounds(contraction: Contraction, factor: Factor) -> bool:
+    """Whether a plain load's guard says no more than that its indices are inside the tensor (and that of the other factor, if it has one,
+    inside its own): a copy that fills with zeros outside needs no guard."""
+    if factor.guard is None:
+        return True
+    if factor.load is None or factor.tensor is None:
+        return False
+    made = {result: op for op in walk(contraction.parallel.regions[0]) for result in op.results}
+    known = list(zip(contraction.access(factor), factor.tensor.shape, strict=True))
+    waiting = [factor.guard]
+    while waiting:
+        op = made.get(waiting.pop())
+        if op is None:
+            return False
+        if op.opcode == "and":
+            waiting += op.operands
+            continue
+        if op.opcode not in ("lt", "le", "gt", "ge") or any(v not in contraction.forms for v in op.operands):
+            return False
+        left, right = (contraction.forms[v] for v in op.operands)
+        if op.opcode in ("gt", "ge"):
+            left, right = right, left
+        strict = Affine((), ONE if op.opcode in ("lt", "gt") else Size.of(0))
+        # left + strict <= right, as 0 <= gap.
+        gap = right.plus(left, Size.of(-1)).plus(strict, Size.of(-1))
+        if not any(_same(gap, form) or _same(gap, Affine((), extent - 1).plus(form, Size.of(-1))) for form, extent in known):
+            return False
+    return True
+
+
+def _same(a: Affine, b: Affine) -> bool:
+    return not a.plus(b, Size.of(-1)).factors and a.constant == b.constant
+
+
 @record
 class Plane:
     """A plain load as a matrix: axis `row` of its tensor walks the rows (m or n), axis `k` the sum, each by ones from an offset;
@@ -230,7 +270,7 @@ class Plane:
 
 def plane(contraction: Contraction, factor: Factor) -> Plane | None:
     """How a factor that is a plain load lies in its tensor, when one tensor axis walks each way."""
-    if factor.load is None or factor.guard is not None:
+    if factor.load is None or not restates_bounds(contraction, factor):
         return None
     side = contraction.m if factor is contraction.a else contraction.n
     rows = frozenset(contraction.indices[p] for p in side)

@@ -45,7 +45,7 @@ when_default_changes(_leave_direct_ways)
 
 
 class Kernel(Generic[P, R]):
-    """A kernel written in Python. Call it like the function it was; `out=` and `device=` are extra."""
+    """A kernel written in Python. Call it like the function it was; `out=`, `device=` and `tune=` are extra."""
 
     if TYPE_CHECKING:
 
@@ -112,9 +112,15 @@ class Kernel(Generic[P, R]):
         asked = keywords.pop("device", None)
         if asked is not None and not isinstance(asked, str):
             raise UserError.at("TW009", f"device= is a {type(asked).__name__}, not a name such as 'cpu' or 'cuda:0'", self.function.span)
+        tune = "tune" not in self._names and bool(keywords.pop("tune", False))
         values = self._bind(args, keywords)
         name = asked or self.device or device_of([*values.values(), out]) or default_device()
         device = find_device(name)
+        if tune and not self.schedule:
+            from tilewright.api.tune import ensure_tuned
+
+            if ensure_tuned(self.function, values, device, self.precision):
+                self.forget_programs()
         result = self.runner.run(values, device, out)
         if device.kind == "cpu" and asked is None and self.device in (None, "cpu") and default_device() == "cpu":
             # From now on calls like this one go straight to the code that just ran.
@@ -123,6 +129,15 @@ class Kernel(Generic[P, R]):
                 self.__call__ = entry  # type: ignore[method-assign]
                 _direct.add(self)
         return result
+
+    def bound(self, *args: object) -> dict[str, object]:
+        """The arguments of a call by name."""
+        return self._bind(args, {})
+
+    def forget_programs(self) -> None:
+        """Choose code anew at the next call, as after tuning."""
+        self._runner = Runner(self.function, self.precision, self.schedule)
+        self.__call__ = self._general  # type: ignore[method-assign]
 
     # -- looking inside -----------------------------------------------------------------------------------------
 

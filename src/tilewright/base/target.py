@@ -64,7 +64,7 @@ def _nvptx(name: str, ptx: int, shared: int, multiprocessors: int, *features: st
 
 
 _AMPERE = ("mma", "cp.async", "bf16")
-_HOPPER = (*_AMPERE, "fp8", "tma", "cluster", "mbarrier")
+_HOPPER = (*_AMPERE, "fp8", "tma", "cluster", "mbarrier", "early")
 NVPTX: dict[str, Target] = {
     t.name: t
     for t in (

@@ -15,6 +15,10 @@ from tilewright.codegen.llvm import FunctionWriter, memory_type
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Scalar, Tensor
 
+_STACK = 32768
+"""Bytes of local arrays a function keeps on its stack; threads may have little of it."""
+_LINE = 64
+
 
 class _CpuDialect:
     def __init__(self) -> None:
@@ -25,6 +29,10 @@ class _CpuDialect:
     def emit(self, writer: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str] | None:
         if op.opcode == "program_id":
             return [self.block]
+        if op.opcode == "prefetch":
+            where = writer.element_pointer(op.operands[0], operands[1:])
+            writer.call("void", "llvm.prefetch.p0", ("ptr", where), ("i32", "0"), ("i32", "3"), ("i32", "1"))
+            return []
         if op.opcode == "alloc":
             return [self.local[op.results[0]]]
         if op.opcode == "thread_id":
@@ -85,7 +93,7 @@ def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
         params.append(f"i64 %s{position}")
         values[size] = f"%s{position}"
     body.prepare_sizes(values)
-    dialect.local = _local_arrays(kernel, body)
+    dialect.local, owned = _local_arrays(kernel, body)
     body.line("br label %blocks")
     before = body.label
     body.open_label("blocks")
@@ -100,6 +108,8 @@ def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
     body.line("%following = add nsw i64 %block, 1")
     body.line("br label %blocks")
     body.open_label("out")
+    if owned:
+        body.call("void", "free", ("ptr", owned))
     body.line("ret void")
     text = (
         f"define internal void @{entry}.body({', '.join([*params, 'i64 %begin', 'i64 %end'])}) nounwind {{\nentry:\n"
@@ -110,14 +120,24 @@ def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
     return text + "\n".join(body.metadata), body.declarations
 
 
-def _local_arrays(kernel: Kernel, writer: FunctionWriter) -> dict[Value, str]:
-    """Room on the stack for every local array, once for all blocks."""
-    found: dict[Value, str] = {}
+def _local_arrays(kernel: Kernel, writer: FunctionWriter) -> tuple[dict[Value, str], str]:
+    """Room for every local array, once for all blocks: on the stack when it is little. Gives what is to be freed, if anything."""
+    places: dict[Value, int] = {}
+    size = 0
     for op in walk(kernel.body):
         if op.opcode == "alloc":
             memory = op.results[0].type
             assert isinstance(memory, Tensor)
-            elements = prod(extent.evaluate({}) for extent in memory.shape)
-            align = memory.align or memory.dtype.itemsize
-            found[op.results[0]] = writer.let(f"alloca [{elements} x {memory_type(memory.dtype)}], align {align}")
-    return found
+            size = -(-size // _LINE) * _LINE
+            places[op.results[0]] = size
+            size += prod(extent.evaluate({}) for extent in memory.shape) * memory.dtype.itemsize
+    if not places:
+        return {}, ""
+    owned = ""
+    if size <= _STACK:
+        base = writer.let(f"alloca [{size} x i8], align {_LINE}")
+    else:
+        owned = writer.call("ptr", "malloc", ("i64", str(size + _LINE)))
+        over = writer.let(f"and i64 {writer.let(f'ptrtoint ptr {owned} to i64')}, {_LINE - 1}")
+        base = writer.let(f"getelementptr i8, ptr {owned}, i64 {writer.let(f'sub i64 {_LINE}, {over}')}")
+    return {v: writer.let(f"getelementptr inbounds i8, ptr {base}, i64 {place}") for v, place in places.items()}, owned

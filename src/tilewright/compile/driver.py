@@ -25,6 +25,7 @@ from tilewright.base.artifact import Artifact
 from tilewright.base.record import record
 from tilewright.base.target import Target, host_cpu
 from tilewright.codegen.interpreter import abi_key
+from tilewright.compile import tuning
 from tilewright.compile.cache import DiskCache
 from tilewright.runtime import cpu_pool
 from tilewright.tree.check import check_kernel
@@ -154,13 +155,18 @@ def compile_stages(function: Function, signature: Signature, target: Target) -> 
     return _Prepared(function, signature, target).finish(signature)
 
 
+def contraction_schedules(function: Function, signature: Signature, target: Target, extents: AxisNumbers) -> tuple[MatrixSchedule, ...]:
+    """Schedules the cost model lists for a kernel that is a contraction, best first; none for other kernels."""
+    return _Prepared(function, signature, target).ranked(extents)
+
+
 class _Prepared:
     """A kernel after the passes that do not depend on sizes."""
 
     def __init__(self, function: Function, signature: Signature, target: Target) -> None:
         from tilewright.passes.pipeline import Trace, prepare
 
-        self.target = target
+        self.function, self.target = function, target
         self.trace = Trace(dump=os.environ.get("TILEWRIGHT_DUMP", ""))
         start = time.perf_counter()
         self.typed, self.program = front_end(function, signature)
@@ -172,7 +178,25 @@ class _Prepared:
         from tilewright.passes.pipeline import plan_contractions
 
         extents = _by_name(self.program, signature.extents or signature.hints)
-        return plan_contractions(self.loop, self.target, extents, signature.schedule)
+        plan = plan_contractions(self.loop, self.target, extents, signature.schedule)
+        if signature.schedule or not any(plan) or not tuning.enabled():
+            return plan
+        tuned = self._tuned(signature)
+        return plan_contractions(self.loop, self.target, extents, tuned) if tuned else plan
+
+    def ranked(self, extents: AxisNumbers) -> tuple[MatrixSchedule, ...]:
+        """The cost model's schedules for the program's (first) contraction at these extents, best first."""
+        from tilewright.passes.choose_matrix import matrix_schedules
+
+        sizes = _by_name(self.program, extents)
+        return next((r for call in self.loop.calls if (r := matrix_schedules(call.kernel, self.target, sizes))), ())
+
+    def _tuned(self, signature: Signature) -> str:
+        """What measurements say about a call; empty where there are none."""
+        table = tuning.look_up(tuning.kernel_key(self.function, signature.args, signature.precision, self.target))
+        if table is None:
+            return ""
+        return tuning.advise(table, signature.extents or signature.hints, signature.divisors, self.ranked, compiler_version())
 
     def finish(self, signature: Signature, plan: tuple[MatrixSchedule | None, ...] | None = None) -> Compilation:
         from tilewright.passes.pipeline import lower_planned

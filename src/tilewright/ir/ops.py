@@ -218,6 +218,12 @@ def _head(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return (INDEX,)
 
 
+def _prefetch(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if not isinstance(memory_access(types, 0)[1], Scalar):
+        raise _fail("takes a tensor and scalar indices")
+    return ()
+
+
 def _atomic(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     extra = 2 if attrs.get("kind") == "cas" else 1
     memory, access = memory_access(types, extra)
@@ -460,6 +466,8 @@ _define("load", "`load %t, %i, %j`: the element (scalars) or elements (index til
 _define("store", "`store %t, %i, %j, %v`: like load, the other way round.", _store, effect="write", group="memory")
 _define("head", "`head %t, %i, %j {bytes}`: how many elements from there on lie before the next address that is a multiple of `bytes`. "
         "Only where things lie depends on it, never a result.", _head, "tile thread", group="memory")  # fmt: skip
+_define("prefetch", "`prefetch %t, %i, %j`: that element will be needed soon. Changes nothing but time, and may lie outside.", _prefetch,
+        "tile thread", "sync", "memory")  # fmt: skip
 _define("atomic", "`atomic %t, %i, %v {kind, scope, order}`: read-modify-write, gives the old value. Kinds: " + " ".join(ATOMICS)
         + ". `cas` takes the expected value first. Scope: block, device or system.", _atomic, "tile thread", "write", "memory")  # fmt: skip
 _define("alloc", "A tensor of static `shape` and `dtype` in `space` (shared, local or constant); contents undefined.", _alloc,

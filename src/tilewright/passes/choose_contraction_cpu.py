@@ -13,7 +13,7 @@ from tilewright.passes.schedule_matrix import MatrixSchedule
 ACCUMULATORS = (f32, f64, i32, i64, u32, u64)
 PANEL_BYTES = 1 << 20
 """How much of the second factor lies in the second-level cache at once."""
-SUM_BYTES = 1 << 20
+SUM_BYTES = 9 << 19
 """How much of the result is kept between two stretches of the sum."""
 
 

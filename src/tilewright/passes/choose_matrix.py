@@ -19,7 +19,8 @@ from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel
 from tilewright.ir.ops_matrix import MATRIX_DTYPES, accumulator_dtype
 from tilewright.passes.choose_contraction_cpu import cpu_schedules
-from tilewright.passes.schedule_matrix import MatrixSchedule
+from tilewright.passes.repack import packable
+from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
 
 LARGE = 1 << 14
 """What an extent nobody knows is taken for."""
@@ -49,23 +50,47 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
         return ()
     if not target.is_gpu:
         return cpu_schedules(found, target, hints)
-    if "wgmma" in target.features and _by_copy_engine(kernel, found, str(kernel.attrs.get("precision", "ieee"))):
-        shape = shape_of(found, hints)
-        return tuple(sorted(_wgmma(found), key=lambda s: cost(s, shape, target, found)))
+    shape = shape_of(found, hints)
+    if "wgmma" in target.features and _multiplies(found, str(kernel.attrs.get("precision", "ieee"))):
+        ways = [_way(kernel, found, factor) for factor in (found.a, found.b)]
+        if all(ways):
+            candidates = [_with_copies(s, ways) for s in _wgmma(found, shape, target)]
+            return tuple(sorted(candidates, key=lambda s: cost(s, shape, target, found)))
     return ()
+
+
+def forced(text: str, found: tuple[MatrixSchedule, ...]) -> MatrixSchedule:
+    """The schedule somebody asked for; how operands are brought is kept from the choice, for it must fit them."""
+    asked = parse_schedule(text)
+    like = next((s for s in found if s.family == asked.family and s.swap == asked.swap), None)
+    if like is None:
+        like = next((s for s in found if s.family == asked.family), None)
+        if like is not None:
+            like = replace(like, a_copy=like.b_copy, b_copy=like.a_copy)
+    return asked if like is None else replace(asked, a_copy=like.a_copy, b_copy=like.b_copy)
 
 
 # -- Hopper ---------------------------------------------------------------------------------------------------------
 
 
-def _by_copy_engine(kernel: Kernel, found: Contraction, precision: str) -> bool:
-    """Whether the copy engine can bring both operands and warp-group instructions multiply them."""
+def _multiplies(found: Contraction, precision: str) -> bool:
+    """Whether warp-group instructions multiply what is multiplied here."""
     dtype = found.a.dtype
     if dtype is not found.b.dtype or dtype not in MATRIX_DTYPES or accumulator_dtype(dtype) is not found.accumulator:
         return False
-    if dtype is f32 and precision == "ieee":
-        return False
-    return all(_copyable(kernel, found, factor) for factor in (found.a, found.b))
+    return dtype is not f32 or precision == "tf32"
+
+
+def _way(kernel: Kernel, found: Contraction, factor: Factor) -> str:
+    """How a factor gets to shared memory: as it lies, or packed first."""
+    if _copyable(kernel, found, factor):
+        return "tma"
+    return "pack" if packable(found, factor) else ""
+
+
+def _with_copies(schedule: MatrixSchedule, ways: list[str]) -> MatrixSchedule:
+    first, second = reversed(ways) if schedule.swap else ways
+    return replace(schedule, a_copy=first, b_copy=second)
 
 
 def _copyable(kernel: Kernel, found: Contraction, factor: Factor) -> bool:
@@ -79,27 +104,97 @@ def _copyable(kernel: Kernel, found: Contraction, factor: Factor) -> bool:
     return all(divisors.of_size(x, kernel.facts) * size % 16 == 0 for x in tensor.strides[:-1])
 
 
-_RATES: dict[str, tuple[float, MatrixSchedule]] = {
-    "128x256": (1.000, MatrixSchedule("wgmma", 128, 256, 64, stages=4, groups=2)),
-    "128x192 turns": (1.020, MatrixSchedule("wgmma", 128, 192, 64, stages=4, groups=2, turns=True, wait=1, buffers=3)),
-    "128x128 turns": (0.985, MatrixSchedule("wgmma", 128, 128, 64, stages=6, groups=2, turns=True, wait=1)),
-    "192x192": (0.985, MatrixSchedule("wgmma", 192, 192, 64, stages=4, groups=3, buffers=1)),
-    "64x128 turns": (0.850, MatrixSchedule("wgmma", 64, 128, 64, stages=8, groups=2, turns=True, wait=1)),
-}
-"""Tile shapes worth having, and the rate each reaches relative to the first when all multiprocessors are busy."""
+_TILES: tuple[tuple[float, MatrixSchedule], ...] = (
+    (1.000, MatrixSchedule("wgmma", 128, 256, 64, stages=4, groups=2)),
+    (1.020, MatrixSchedule("wgmma", 128, 192, 64, stages=4, groups=2, turns=True, wait=1, buffers=3)),
+    (0.985, MatrixSchedule("wgmma", 128, 128, 64, stages=6, groups=2, turns=True, wait=1)),
+    (0.950, MatrixSchedule("wgmma", 192, 192, 64, stages=4, groups=3, buffers=1)),
+    (0.950, MatrixSchedule("wgmma", 192, 192, 64, stages=4, groups=3, buffers=1, cluster=2)),
+    (0.850, MatrixSchedule("wgmma", 64, 128, 64, stages=8, groups=2, turns=True, wait=1)),
+    (0.800, MatrixSchedule("wgmma", 128, 64, 64, stages=8, groups=2)),
+)
+"""Tiles worth having, and the rate each reaches relative to the first when all multiprocessors are busy."""
+_THIN = (8, 16, 32, 64)
+"""Results along the short side of a product with few rows, whose time is that of reading the other factor."""
+
+MATRIX_RATE = 5.7e6
+"""Multiplications and additions of two-byte floats one multiprocessor does in a microsecond."""
+FEED = 115e3
+"""Bytes a microsecond that reach one multiprocessor from the L2 cache when rows are whole lines of it; ragged rows touch more lines."""
+FEED_RAGGED = 46e3
+STREAM = 3.9e6
+"""Bytes a microsecond from memory, over all."""
+START = 2.0
+"""Microseconds before the first and after the last tile."""
+SECOND = 2.5
+"""Microseconds a second kernel takes that adds up few parts, besides its traffic."""
 
 
-def _wgmma(found: Contraction) -> list[MatrixSchedule]:
+def _wgmma(found: Contraction, shape: Shape, target: Target) -> list[MatrixSchedule]:
     size = found.a.dtype.itemsize
+    candidates: list[MatrixSchedule] = []
+    for _, tile in _TILES:
+        candidates += _in_parts(tile, shape, target)
+    few = min(shape.m, shape.n)
+    if few <= 128:
+        # The long side along the instruction's 64 rows.
+        width = next((w for w in _THIN if w >= few), 128)
+        for rows in (64, 128):
+            stages = min(12, (200 << 10) // ((rows + width) * 128))
+            thin = MatrixSchedule("wgmma", rows, width, 64, stages=stages, groups=rows // 64, swap=shape.m <= shape.n, store="direct")
+            candidates += _in_parts(thin, shape, target)
     # A row of 128 bytes is one step, whatever the element.
-    return [replace(s, k=128 // size) for _, s in _RATES.values()]
+    return [replace(s, k=128 // size) for s in candidates]
+
+
+def _in_parts(schedule: MatrixSchedule, shape: Shape, target: Target) -> list[MatrixSchedule]:
+    """The schedule, and the same with the sum cut so that more multiprocessors take part."""
+    tiles = _tiles(schedule, shape)
+    found = [schedule]
+    if tiles < target.multiprocessors and schedule.cluster == 1:
+        most = min(32, target.multiprocessors // tiles, shape.k // 512)
+        found += [replace(schedule, parts=parts) for parts in {most, most // 2, 2} if parts > 1]
+    return found
+
+
+def _tiles(schedule: MatrixSchedule, shape: Shape) -> int:
+    m, n = (shape.n, shape.m) if schedule.swap else (shape.m, shape.n)
+    return shape.batch * -(-m // schedule.m) * -(-n // (schedule.n * schedule.cluster)) * schedule.cluster
 
 
 def cost(schedule: MatrixSchedule, shape: Shape, target: Target, found: Contraction) -> float:
-    """Estimated time, in arbitrary units."""
-    rate = next((r for r, s in _RATES.values() if (s.m, s.n, s.turns) == (schedule.m, schedule.n, schedule.turns)), 0.8)
-    tiles = shape.batch * -(-shape.m // schedule.m) * -(-shape.n // schedule.n)
-    rounds = -(-tiles // target.multiprocessors)
+    """Estimated microseconds."""
+    size = found.a.dtype.itemsize
+    rate = next(
+        (r for r, s in _TILES if (s.m, s.n, s.turns, s.cluster) == (schedule.m, schedule.n, schedule.turns, schedule.cluster)), 0.8
+    )
+    k = -(-shape.k // schedule.parts)
+    rounds = -(-_tiles(schedule, shape) * schedule.parts // target.multiprocessors)
     area = schedule.m * schedule.n
-    finish = 64 * area * (1 if schedule.turns else rounds)
-    return rounds * shape.k * area / rate + finish
+    ragged = _is_ragged(found, shape)
+    # Blocks of a cluster share a's rows.
+    rows = schedule.m / schedule.cluster + schedule.n
+    feed = rows * k * size / (FEED_RAGGED if ragged else FEED)
+    # The rate goes with the bytes of an element: 32 bytes of the sum in one instruction.
+    compute = 2 * area * k * size / 2 / (MATRIX_RATE * rate)
+    finish = 2 * 64 * area / MATRIX_RATE
+    main = rounds * max(compute, feed) + finish * (1 if schedule.turns else rounds)
+    traffic = shape.batch * (shape.m * shape.k + shape.k * shape.n) * size / STREAM
+    total = START + max(main, traffic)
+    packed = (schedule.b_copy, schedule.a_copy) if schedule.swap else (schedule.a_copy, schedule.b_copy)
+    for way, across in zip(packed, (shape.m, shape.n), strict=True):
+        if way == "pack":
+            total += SECOND + 3 * shape.batch * across * shape.k * size / STREAM
+    if schedule.parts > 1:
+        total += SECOND + 2 * 4 * schedule.parts * shape.batch * shape.m * shape.n / (1.5 * STREAM)
+    return total
+
+
+def _is_ragged(found: Contraction, shape: Shape) -> bool:
+    """Whether rows of operands begin in the middle of the L2 cache's lines."""
+    lengths = []
+    for factor, across in ((found.a, shape.m), (found.b, shape.n)):
+        lies, tensor = plane(found, factor), factor.tensor
+        if lies is not None and tensor is not None:
+            lengths.append((shape.k if lies.k == tensor.rank - 1 else across) * tensor.dtype.itemsize)
+    return any(length % 128 for length in lengths)

@@ -26,7 +26,7 @@ from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import ONE, Size, ceildiv, minimum
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
+from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.rewrite import clone_ops
 from tilewright.passes.lower_loops import Condition, LoopLowering, join, shape_of
 from tilewright.passes.schedule import Schedule
@@ -38,7 +38,7 @@ def lower_contraction(kernel: Kernel, schedule: MatrixSchedule, target: Target) 
     found = find_contraction(kernel)
     if found is None:
         raise CompilerBug.at("TW040", f"{kernel.name} is not a contraction", kernel.span)
-    return _Lowering(kernel, found, schedule, target).run_contraction()
+    return _Lowering(kernel, found.swapped() if schedule.swap else found, schedule, target).run_contraction()
 
 
 class _Lowering(LoopLowering):
@@ -57,26 +57,38 @@ class _Lowering(LoopLowering):
         b = Builder(self.kernel.span)
         env: dict[Value, Value] = {p: p for p in self.kernel.params}
         clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], env)
-        down, across = ceildiv(found.size(found.m), schedule.m), ceildiv(found.size(found.n), schedule.n)
+        # The blocks of a cluster have neighbouring tiles along n; what follows counts clusters.
+        together = schedule.cluster
+        down, across = ceildiv(found.size(found.m), schedule.m), ceildiv(found.size(found.n), schedule.n * together)
         tiles = found.size(found.batch) * down * across
-        blocks = minimum(Size.of(self.target.multiprocessors), tiles) if schedule.persistent else tiles
+        blocks = minimum(Size.of(self.target.multiprocessors // together), tiles) if schedule.persistent else tiles
         first = b.op("program_id", axis=0)
+        rank: Value | None = None
+        if together > 1:
+            whole, first = first, b.op("floordiv", first, b.index(together))
+            rank = b.sub(whole, b.mul(first, b.index(together)))
 
         def one(inner: Builder, number: Value) -> list[Value]:
-            self._tile(inner, number, down, across, dict(env))
+            self._tile(inner, number, rank, down, across, dict(env))
             return []
 
         if schedule.persistent:
             b.for_(first, b.index(tiles), b.index(blocks), [], one, name="tile", role="tiles")
         else:
             one(b, first)
-        attrs = MappingProxyType({**self.kernel.attrs, "schedule": schedule.describe()})
-        return replace(self.kernel, stage=Stage.TILE, body=Block((), tuple(b.ops)), grid=(blocks,), attrs=attrs)
+        attrs: dict[str, Attr] = {**self.kernel.attrs, "schedule": schedule.describe()}
+        if together > 1:
+            attrs["cluster"] = together
+        return replace(
+            self.kernel, stage=Stage.TILE, body=Block((), tuple(b.ops)), grid=(blocks * together,), attrs=MappingProxyType(attrs)
+        )
 
     # -- where a tile lies --------------------------------------------------------------------------------------
 
-    def _place(self, b: Builder, number: Value, down: Size, across: Size) -> tuple[list[Value], Value, Value]:
-        """Batch indices, and the first row and column, of tile `number`. Block numbers fit 32 bits, where division is cheap."""
+    def _place(
+        self, b: Builder, number: Value, rank: Value | None, down: Size, across: Size
+    ) -> tuple[list[Value], Value, Value]:
+        """Batch indices, and the first row and column, of tile `number`, or of this block's tile of that cluster. Block numbers fit 32 bits, where division is cheap."""
 
         def size(value: Size | int) -> Value:
             return b.cast(b.index(Size.of(value)), u32)
@@ -103,7 +115,10 @@ class _Lowering(LoopLowering):
             height = b.op("min", b.sub(size(down), top), size(self.matrix.raster))
             column, low = divide(inside, height)
             row = b.add(top, low)
-        return batch, *(b.mul(b.cast(v, i64), b.index(n)) for v, n in ((row, self.matrix.m), (column, self.matrix.n)))
+        down_there, along = b.cast(row, i64), b.cast(column, i64)
+        if rank is not None:
+            along = b.add(b.mul(along, b.index(self.matrix.cluster)), rank)
+        return batch, b.mul(down_there, b.index(self.matrix.m)), b.mul(along, b.index(self.matrix.n))
 
     def _walk(
         self, b: Builder, start: Value, axis: int, extent: int, indices: Sequence[Value], sizes: Sequence[Size], env: dict[Value, Value]
@@ -114,7 +129,8 @@ class _Lowering(LoopLowering):
             total = total * size
         number = self.index_tile(b, start, axis, extent)
         inside: list[Condition] = []
-        if not total.divisible_by(extent, self.kernel.facts):
+        # A cluster's last tile may lie wholly outside.
+        if not total.divisible_by(extent * (self.matrix.cluster if extent == self.matrix.n else 1), self.kernel.facts):
             inside.append(Condition(b.op("lt", number, b.like(b.index(total), number)), edge=True))
         if len(indices) == 1:
             env[indices[0]] = number
@@ -129,9 +145,11 @@ class _Lowering(LoopLowering):
 
     # -- one tile -----------------------------------------------------------------------------------------------
 
-    def _tile(self, b: Builder, number: Value, down: Size, across: Size, env: dict[Value, Value]) -> None:
+    def _tile(
+        self, b: Builder, number: Value, rank: Value | None, down: Size, across: Size, env: dict[Value, Value]
+    ) -> None:
         found, schedule = self.found, self.matrix
-        batch, row, column = self._place(b, number, down, across)
+        batch, row, column = self._place(b, number, rank, down, across)
         env.update(zip((found.indices[p] for p in found.batch), batch, strict=True))
         region = found.parallel.regions[0]
         zero = b.op("broadcast", b.const(0, found.accumulator), shape=(schedule.m, schedule.n))

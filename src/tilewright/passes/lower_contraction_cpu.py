@@ -31,6 +31,9 @@ from tilewright.passes.lower_loops import Condition, LoopLowering
 from tilewright.passes.schedule import Schedule
 from tilewright.passes.schedule_matrix import MatrixSchedule
 
+LINE = 64
+"""Bytes of a cache line."""
+
 
 def lower_contraction_cpu(kernel: Kernel, schedule: MatrixSchedule, target: Target) -> Kernel:
     """The tile-stage kernel."""
@@ -153,6 +156,7 @@ class _Lowering(LoopLowering):
                     row = deep.op("floordiv", deep.sub(top, down[0]), deep.index(s.mr))
                     place = deep.add(deep.mul(row, panels), number)
                     where = zero if once else deep.select(deep.op("le", length, deep.index(s.k)), zero, place)
+                    self._prefetch_rows(deep, env, (deep.add(top, deep.index(s.mr)), down[1]), start, number)
                     self._multiply(deep, where, number, start, count)
                     left = deep.add(across[0], deep.mul(number, deep.index(s.nr)))
                     last = deep.op("ge", deep.add(start, deep.index(s.k)), length)
@@ -183,10 +187,16 @@ class _Lowering(LoopLowering):
         def fresh(inner: Builder) -> list[Value]:
             return [inner.op("broadcast", inner.const(0, self.dtype), shape=shape)]
 
-        def kept(inner: Builder) -> list[Value]:
-            return [inner.op("load", self.sums, where, down, across)]
+        def ahead(inner: Builder) -> list[Value]:
+            for row in range(s.mr):
+                for column in range(0, s.nr, LINE // self.dtype.itemsize):
+                    inner.multi("prefetch", self.sums, where, inner.index(row), inner.index(column))
+            return []
 
-        sums = b.if_(b.op("eq", start, zero), fresh, kept)
+        # What was summed up before is added last: it has come into the nearest cache by then.
+        first = b.op("eq", start, zero)
+        b.if_(first, lambda inner: [], ahead)
+        sums = fresh(b)
 
         def step(inner: Builder, k: Value, acc: Value) -> list[Value]:
             a = inner.op("load", self.rows, down, k) if not self.a.along_side else inner.op("load", self.rows, k, down)
@@ -197,7 +207,34 @@ class _Lowering(LoopLowering):
             return [inner.add(inner.mul(*wide), acc)]
 
         (done,) = b.for_(zero, count, b.index(1), sums, step, name="k")
-        b.multi("store", self.sums, where, down, across, done)
+
+        def more(inner: Builder) -> list[Value]:
+            whole = inner.add(inner.op("load", self.sums, where, down, across), done)
+            return list(inner.multi("store", self.sums, where, down, across, whole))
+
+        b.if_(first, lambda inner: inner.multi("store", self.sums, where, down, across, done), more)
+
+    def _prefetch_rows(
+        self, b: Builder, env: dict[Value, Value], rows: tuple[Value, Value], start: Value, number: Value
+    ) -> None:
+        """A share of the rows of the next panel, so that copying them does not wait."""
+        s, load = self.matrix, self.a.factor.load
+        if load is None or not self.a.along_k or len(self.k_indices) > 1:
+            return
+        share = max(1, s.k * s.nr // s.n)
+        line = LINE // dtype_of(load.operands[0].type).itemsize
+        first = b.add(start, b.mul(number, b.index(share)))
+
+        def by_row(at: Builder, row: Value) -> list[Value]:
+            for place in range(0, share, line):
+                local = dict(env)
+                self._bind(at, local, self.a.indices, self.a.extents, row)
+                local[self.k_indices[0]] = at.add(first, at.index(place))
+                self.ops(at, [op for op in self.a.ops if op is not load], local, [])
+                at.multi("prefetch", *(local[v] for v in load.operands))
+            return []
+
+        b.for_(rows[0], b.op("min", b.add(rows[0], b.index(s.mr)), rows[1]), b.index(1), [], by_row, name="row")
 
     # -- copying factors ----------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import gcd
+from types import MappingProxyType
 
 from tilewright.analysis import divisors
 from tilewright.base.dtypes import bool_, i32, i64
@@ -41,9 +42,13 @@ class TileLowering(ThreadView):
 
     def run(self) -> Kernel:
         b = Builder(self.kernel.span)
+        attrs = self.kernel.attrs
+        if attrs.get("early") and "early" in self.target.features:
+            b.multi("wait_previous")
+            attrs = MappingProxyType({**attrs, "dependent": True})
         self.coordinates(b)
         self.ops(b, self.kernel.body.ops)
-        return replace(self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)))
+        return replace(self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)), attrs=attrs)
 
     # -- ops ----------------------------------------------------------------------------------------------------
 
@@ -102,6 +107,7 @@ class TileLowering(ThreadView):
     def _alloc(self, b: Builder, op: Op) -> None:
         """Memory has no layout: accesses go on naming it."""
         b.append(op)
+        self.env[op.result] = op.result
 
     def _unsupported(self, b: Builder, op: Op) -> None:
         raise CompilerBug.at("TW040", f"lower_tiles: no lowering for {op.opcode} in a blocked layout", op.span)

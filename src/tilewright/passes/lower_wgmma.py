@@ -3,7 +3,8 @@
 In: a tile-stage kernel made by `lower_contraction`, with layouts, and its schedule. Out: the thread-stage kernel. A block has one
 warp group that copies and several that compute. Operands pass through rings of `stages` tiles in shared memory: a *full* mbarrier
 says that a tile has arrived, an *empty* one that it has been read. The computing groups either share a tile, each with its rows, or
-take tiles in turns (named barriers pass the right to compute), so that one stores while the other multiplies.
+take tiles in turns (named barriers pass the right to compute), so that one stores while the other multiplies. The blocks of a cluster
+have neighbouring tiles along n: each brings a part of the rows of a and sends it to all, and a stage is empty when all have read it.
 
     copying:    for tiles { for steps { wait empty[s]; expect full[s]; tma_load a; tma_load b } }
     computing:  for tiles { for steps { wait full[s]; wgmma; wgmma_wait; arrive empty[s] }; epilogue; store }
@@ -75,6 +76,8 @@ class _Lowering(TileLowering):
         self.rows = schedule.m // self.shared_groups
         self.out_maps: dict[Op, Value] = {}
         self.pieces = 0
+        self.rank: Value | None = None
+        """This block's number in its cluster."""
 
     # -- the whole kernel ---------------------------------------------------------------------------------------
 
@@ -82,17 +85,21 @@ class _Lowering(TileLowering):
         b = Builder(self.kernel.span)
         s = self.schedule
         self._coordinates(b)
+        if s.cluster > 1:
+            self.rank = b.op("cluster_rank")
         self.a = self._ring(b, self.product.operands[0], 0, s.m)
         self.b = self._ring(b, self.product.operands[1], 1, s.n)
         self._outputs(b)
         self.full = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="full")
         self.empty = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="empty")
         b.if_(b.op("eq", self.thread, b.index(0)), self._initialise, lambda inner: [])
-        b.multi("barrier")
-        if s.early:
+        b.multi("cluster_sync" if s.cluster > 1 else "barrier")
+        if s.early or s.parts > 1:
             b.multi("release_next")
         is_copying = b.op("eq", self.group, b.const(0, i32))
         b.if_(is_copying, self._copying, self._computing)
+        if s.cluster > 1:
+            b.multi("cluster_sync")  # nobody leaves while others still write to its memory
         attrs: dict[str, Attr] = {**self.kernel.attrs, "min_blocks": 1}
         if s.early:
             attrs["dependent"] = True
@@ -123,7 +130,7 @@ class _Lowering(TileLowering):
             b.multi("prefetch_map", ring.map)
         for number in range(self.schedule.stages):
             b.multi("mbarrier_init", self.full, b.index(number), count=1)
-            b.multi("mbarrier_init", self.empty, b.index(number), count=self.shared_groups)
+            b.multi("mbarrier_init", self.empty, b.index(number), count=self.shared_groups * self.schedule.cluster)
         b.multi("fence_init")
         return []
 
@@ -141,11 +148,11 @@ class _Lowering(TileLowering):
         blocked = False
         if k_axis == rank - 1:
             major = "k"
-            box[k_axis], box[row_axis] = s.k, extent
+            box[k_axis], box[row_axis] = s.k, extent // (s.cluster if tile_axis == 0 else 1)
         else:
             major, wide = "mn", ROW_BYTES // size
             box[k_axis], box[row_axis] = s.k, wide
-            blocked = divisors.of_size(shape[row_axis], self.kernel.facts) % wide == 0 and rank < 5
+            blocked = divisors.of_size(shape[row_axis], self.kernel.facts) % wide == 0 and rank < 5 and s.cluster == 1
             if blocked:
                 # An axis of its own for blocks of 64: one copy brings them all, block after block.
                 blocks = floordiv(shape[row_axis], Size.of(wide))
@@ -344,10 +351,13 @@ class _Lowering(TileLowering):
         assert isinstance(tensor, Tensor)
         coordinates = [self._origin(self.env[v]) for v in ring.load.operands[1 : 1 + tensor.rank]]
         offset = b.mul(stage, b.const(ring.extent * self.schedule.k, u32))
+        wide = ROW_BYTES // self.dtype.itemsize
+        if self.rank is not None and ring is self.a:
+            self._send_part(b, ring, stage, offset, coordinates)
+            return
         if ring.major == "k":
             b.multi("tma_load", ring.memory, offset, ring.map, self.full, stage, *coordinates)
             return
-        wide = ROW_BYTES // self.dtype.itemsize
         if ring.blocked:
             first = b.op("floordiv", coordinates[-1], b.index(wide))
             b.multi("tma_load", ring.memory, offset, ring.map, self.full, stage, first, *coordinates[:-1], b.index(0))
@@ -356,6 +366,22 @@ class _Lowering(TileLowering):
             there = b.add(offset, b.const(block * wide * self.schedule.k, u32))
             column = b.add(coordinates[-1], b.index(block * wide))
             b.multi("tma_load", ring.memory, there, ring.map, self.full, stage, *coordinates[:-1], column)
+
+    def _send_part(self, b: Builder, ring: _Ring, stage: Value, offset: Value, coordinates: list[Value]) -> None:
+        """This block's part of the rows, for all blocks of the cluster."""
+        assert self.rank is not None
+        s = self.schedule
+        part = ring.extent // s.cluster
+        everyone = b.const((1 << s.cluster) - 1, i32)
+        place = b.add(offset, b.mul(b.cast(self.rank, u32), b.const(part * s.k, u32)))
+        row_axis, _ = self._axes(ring.load, ring.tile_axis)
+        first = b.add(coordinates[row_axis], b.mul(b.cast(self.rank, dtype_of(coordinates[row_axis].type)), b.index(part)))
+        wide = part if ring.major == "k" else ROW_BYTES // self.dtype.itemsize
+        for number in range(part // wide):
+            there = b.add(place, b.const(number * wide * s.k, u32)) if number else place
+            where = [*coordinates]
+            where[row_axis] = b.add(first, b.index(number * wide)) if number else first
+            b.multi("tma_load", ring.memory, there, ring.map, self.full, stage, *where, everyone, multicast=True)
 
     def _origin(self, held: Held) -> Value:
         """The first coordinate of a tile along one axis of its tensor."""
@@ -381,10 +407,8 @@ class _Lowering(TileLowering):
             second = inner.mul(stage, inner.const(s.n * s.k, u32))
             sums = inner.multi("wgmma", self.a.memory, first, self.b.memory, second, *sums, **self._instructions())
             sums = inner.multi("wgmma_wait", *sums, pending=s.wait)
-            released = self.leader
-            if s.wait:
-                released = inner.logical_and(released, inner.op("ne", number, inner.const(0, u32)))
-            self._release(inner, released, previous if s.wait else stage)
+            later = inner.op("ne", number, inner.const(0, u32)) if s.wait else None
+            self._release(inner, later, previous if s.wait else stage)
             return [*self._next_state(inner, stage, parity), stage, *sums]
 
         def all_steps(inner: Builder) -> list[Value]:
@@ -392,7 +416,7 @@ class _Lowering(TileLowering):
             _, _, last, *sums = inner.for_(inner.const(0, u32), steps, inner.const(1, u32), start, step, name="step", unroll=1)
             if s.wait:
                 sums = list(inner.multi("wgmma_wait", *sums, pending=0))
-                self._release(inner, self.leader, last)
+                self._release(inner, None, last)
             return sums
 
         # An empty sum stands apart: nothing but matrix instructions may touch accumulators between the first of them and the wait.
@@ -429,8 +453,16 @@ class _Lowering(TileLowering):
                 attrs[f"{name}_block"] = s.k * (ROW_BYTES // self.dtype.itemsize)
         return attrs
 
-    def _release(self, b: Builder, condition: Value, stage: Value) -> None:
-        b.if_(condition, lambda inner: inner.multi("mbarrier_arrive", self.empty, stage), lambda inner: [])
+    def _release(self, b: Builder, condition: Value | None, stage: Value) -> None:
+        """This group has read the stage. In a cluster one thread tells each block."""
+        if self.rank is None:
+            mine = self.leader if condition is None else b.logical_and(self.leader, condition)
+            b.if_(mine, lambda inner: inner.multi("mbarrier_arrive", self.empty, stage), lambda inner: [])
+            return
+        number = b.cast(b.op("and", self.thread, b.index(GROUP - 1)), i32)
+        mine = b.op("lt", number, b.const(self.schedule.cluster, i32))
+        mine = mine if condition is None else b.logical_and(mine, condition)
+        b.if_(mine, lambda inner: inner.multi("mbarrier_arrive", self.empty, stage, number, remote=True), lambda inner: [])
 
     # -- finishing ----------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from tilewright.ir.program import Program
 from tilewright.ir.text import print_kernel, print_program
 from tilewright.ir.verify import verify_kernel
 from tilewright.passes.assign_layouts import assign_layouts
-from tilewright.passes.choose_matrix import matrix_schedules
+from tilewright.passes.choose_matrix import forced, matrix_schedules
 from tilewright.passes.collapse import collapse
 from tilewright.passes.contract import contract
 from tilewright.passes.expand_casts import expand_casts
@@ -35,8 +35,9 @@ from tilewright.passes.lower_contraction_cpu import lower_contraction_cpu
 from tilewright.passes.lower_loops import lower_loops
 from tilewright.passes.lower_tiles import lower_tiles
 from tilewright.passes.lower_wgmma import lower_wgmma
+from tilewright.passes.repack import repack
 from tilewright.passes.schedule import Schedule, choose
-from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
+from tilewright.passes.schedule_matrix import MatrixSchedule
 from tilewright.passes.simplify import simplify
 from tilewright.passes.split_reductions import split_reductions
 from tilewright.passes.stabilise import stabilise
@@ -115,7 +116,7 @@ def plan_contractions(
     plans: list[MatrixSchedule | None] = []
     for call in program.calls:
         found = matrix_schedules(call.kernel, target, sizes)
-        plans.append(None if not found else parse_schedule(given) if given else found[0])
+        plans.append(None if not found else forced(given, found) if given else found[0])
     return tuple(plans)
 
 
@@ -130,6 +131,9 @@ def lower_planned(
     program: Program, plan: tuple[MatrixSchedule | None, ...], target: Target, hints: Mapping[str, int], trace: Trace
 ) -> Stages:
     """From the prepared loop stage to the thread stage."""
+    start = time.perf_counter()
+    program, plan = repack(program, plan)
+    trace.record("repack", time.perf_counter() - start, lambda: print_program(program))
     start = time.perf_counter()
     program, plan = split_reductions(program, plan, target, hints)
     trace.record("split_reductions", time.perf_counter() - start, lambda: print_program(program))

@@ -179,7 +179,13 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         return _gpu_map(nest, rank, vector, hints)
     if nest.reduce_stride_one > max(nest.stride_one, default=0):
         return _gpu_rows(nest, rank, vector, hints)
+    if rank and not nest.sweeps and _hint(nest.reduce_extent, hints) <= FEW_TERMS and _vector_index(nest) >= 0:
+        return _gpu_map(nest, rank, vector, hints)  # every thread adds up its few terms itself
     return _gpu_columns(nest, rank, vector, hints)
+
+
+FEW_TERMS = 16
+"""So short a reduction across rows is not spread over threads."""
 
 
 def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int]) -> Schedule:

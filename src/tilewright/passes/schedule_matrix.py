@@ -41,6 +41,8 @@ class MatrixSchedule:
     """As many blocks as multiprocessors, each computing many tiles."""
     buffers: int = 2
     """Pieces of the result on their way out of a warp group's shared memory."""
+    swap: bool = False
+    """Exchange the factors: the tile's rows are the results' columns."""
     parts: int = 1
     """Parts the sum is cut into, computed by different blocks and added up by a second kernel."""
     a_copy: str = "tma"

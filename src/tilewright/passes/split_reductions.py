@@ -47,24 +47,41 @@ def split_reductions(program: Program, plans: Plans, target: Target, hints: Mapp
     schedules: list[MatrixSchedule | None] = []
     scratch = list(program.scratch)
     for call, schedule in zip(program.calls, plans, strict=True):
-        plan = _plan(call.kernel, target, hints) if schedule is None else None
+        plan = _plan(call.kernel, target, hints) if schedule is None else _contraction_plan(call.kernel, schedule)
         if plan is None:
             calls.append(call)
             schedules.append(schedule)
             continue
         first, second, arrays = _split(call, plan, len(scratch))
         calls += [first, second]
-        schedules += [None, None]
+        schedules += [schedule, None]
         scratch += arrays
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
 
 
 class _Plan:
     """How to cut one kernel. `crosswise`: partial results lie part by part. `beside` are the ops next to the reduction whose
-    results its body uses."""
+    results its body uses. `guarded`: all parts are equally long, and what lies behind the end is left out by a condition."""
 
-    def __init__(self, nest: Nest, extent: Size, parts: Size, chunk: Size, crosswise: bool, beside: tuple[Op, ...]) -> None:
+    def __init__(
+        self, nest: Nest, extent: Size, parts: Size, chunk: Size, crosswise: bool, beside: tuple[Op, ...], guarded: bool = False
+    ) -> None:
         self.nest, self.extent, self.parts, self.chunk, self.crosswise, self.beside = nest, extent, parts, chunk, crosswise, beside
+        self.guarded = guarded
+
+
+def _contraction_plan(kernel: Kernel, schedule: MatrixSchedule) -> _Plan | None:
+    """A contraction is cut where its schedule says so, in whole steps; every part is a contraction again."""
+    if schedule.parts == 1:
+        return None
+    nest = nest_of(kernel)
+    reduction = nest.reductions[0]
+    beside = _beside(nest.parallel.regions[0], reduction)
+    if len(reduction.operands) != 1 or beside is None:
+        return None
+    extent = analyse(kernel)[reduction.operands[0]].constant
+    chunk = ceildiv(ceildiv(extent, Size.of(schedule.parts)), Size.of(schedule.k)) * schedule.k
+    return _Plan(nest, extent, Size.of(schedule.parts), chunk, True, beside, guarded=True)
 
 
 def _plan(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Plan | None:
@@ -152,6 +169,7 @@ def _tensor(value: Value) -> Tensor:
 
 def _first_kernel(kernel: Kernel, plan: _Plan, partials: list[Value]) -> Kernel:
     nest, reduction = plan.nest, plan.nest.reductions[0]
+    dtypes = [dtype_of(r.type) for r in reduction.results]
     region = nest.parallel.regions[0]
     b = Builder(kernel.span)
     mapping: dict[Value, Value] = {}
@@ -162,14 +180,24 @@ def _first_kernel(kernel: Kernel, plan: _Plan, partials: list[Value]) -> Kernel:
         local = dict(mapping) | dict(zip(region.args, own, strict=True))
         clone_ops(inner, plan.beside, local)
         start = inner.mul(part, inner.index(plan.chunk))
-        left = inner.op("max", inner.sub(inner.index(plan.extent), start), inner.index(0))
-        length = inner.op("min", left, inner.index(plan.chunk))
+        length = inner.index(plan.chunk)
+        if not plan.guarded:
+            left = inner.op("max", inner.sub(inner.index(plan.extent), start), inner.index(0))
+            length = inner.op("min", left, length)
 
-        def term(deep: Builder, k: Value) -> tuple[Value, ...]:
+        def at(deep: Builder, position: Value) -> tuple[Value, ...]:
             deepest = dict(local)
-            deepest[reduction.regions[0].args[0]] = deep.add(start, k)
+            deepest[reduction.regions[0].args[0]] = position
             clone_ops(deep, reduction.regions[0].ops[:-1], deepest)
             return tuple(deepest.get(v, v) for v in reduction.regions[0].yields)
+
+        def term(deep: Builder, k: Value) -> tuple[Value, ...]:
+            position = deep.add(start, k)
+            if not plan.guarded:
+                return at(deep, position)
+            inside = deep.op("lt", position, deep.index(plan.extent))
+            zero = deep.const(0, dtypes[0])
+            return deep.if_(inside, lambda region: at(region, position), lambda region: [zero])
 
         results = inner.reduce(str(reduction.attrs["kind"]), [length], term, ["k"])
         for partial, result in zip(partials, results, strict=True):
@@ -211,8 +239,10 @@ def _second_kernel(kernel: Kernel, plan: _Plan, partials: list[Value]) -> Kernel
 
     with b.at(nest.parallel.span):
         b.parallel([b.index(e) for e in nest.extents], body, [a.name for a in region.args])
+    # After a contraction's parts the second kernel is launched early and waits itself.
+    attrs = MappingProxyType({**kernel.attrs, "early": True}) if plan.guarded else kernel.attrs
     whole = eliminate_dead(
-        Kernel(kernel.name, Stage.LOOP, (), Block((), tuple(b.ops)), facts=kernel.facts, attrs=kernel.attrs, span=kernel.span)
+        Kernel(kernel.name, Stage.LOOP, (), Block((), tuple(b.ops)), facts=kernel.facts, attrs=attrs, span=kernel.span)
     )
     used = _used(whole.body)
     return replace(whole, params=(*(p for p in kernel.params if p in used), *partials))

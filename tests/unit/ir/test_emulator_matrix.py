@@ -16,6 +16,8 @@ from tilewright.base.source import Source, Span
 from tilewright.ir.build import Builder
 from tilewright.ir.emulator import run_kernel
 from tilewright.ir.emulator.copies import swizzled
+from tilewright.ir.emulator.scheduler import Team
+from tilewright.ir.emulator.thread import ThreadMachine, Waits
 from tilewright.ir.nodes import Attr, Block, Kernel, Stage, Value
 from tilewright.ir.ops_matrix import MMA_SHAPES, accumulator_dtype, swizzled_place
 from tilewright.ir.text import print_kernel
@@ -155,7 +157,8 @@ def test_reading_what_is_still_being_copied_is_reported() -> None:
     params, body = loaded((0, 0), wait=False)
     text = message(params, [numbers(bf16, 40, 96), np.empty(1024, bf16.numpy)], 128, body)
     assert text.startswith(
-        "k.zyn:9:1: error[TW050]: load of uninitialised shared memory: 'buffer'[0] is still being copied by the tma_load at k.zyn:5:1"
+        "k.zyn:9:1: error[TW050]: load of uninitialised shared memory: 'buffer'[0] "
+        "is still being copied by the tma_load at k.zyn:5:1"
     )
 
 
@@ -176,13 +179,14 @@ def test_swizzle_of_arrays_is_that_of_the_op_table() -> None:
     assert sorted(swizzled(places, 64)) == sorted(swizzled(places, 32)) == list(places)
 
 
-def with_mbarriers(use: Callable[[Builder, Value], object], count: int = 1) -> str:
+def with_mbarriers(use: Callable[[Builder, Value], object], count: int = 1, barrier: bool = True) -> str:
     """The message of a kernel that uses mbarriers 0 (of `count` arrivals) and 1 (never initialised) of 'full'."""
 
     def body(b: Builder) -> None:
         full = shared(b, u64, 2, name="full")
         when(b, is_thread(b, 0), lambda b: b.multi("mbarrier_init", full, b.index(0), count=count))
-        b.multi("barrier")
+        if barrier:
+            b.multi("barrier")
         use(b, full)
 
     return message([], [], 64, body)
@@ -204,6 +208,10 @@ def test_misuse_of_mbarriers() -> None:
     assert "mbarrier_wait of mbarrier 'full'[1], which was never initialised" in with_mbarriers(wait(1, 0))
     assert "at [2] is out of bounds" in with_mbarriers(wait(2, 0))
     assert "parity 2, which is 0 or 1" in with_mbarriers(wait(0, 2))
+    text = with_mbarriers(arrive, count=64, barrier=False)
+    assert (
+        "mbarrier_arrive of mbarrier 'full'[0], which another warp initialised with nothing that orders the two" in text
+    )
     text = with_mbarriers(arrive_and_wait, count=65)
     assert "waits for parity 0 of mbarrier 'full'[0] (phase 0, 1 of 65 arrivals and 0 bytes to come)" in text
     text = with_mbarriers(lambda b, full: b.multi("mbarrier_expect", full, b.index(0), bytes=8), count=64)
@@ -497,6 +505,8 @@ def test_misuse_of_wgmma() -> None:
     )
     params, body = chained(0, threads=96)
     assert "its warp group is not complete" in message(params, arrays, 96, body)
+    params, body = chained(0, threads=120)
+    assert "divergent wgmma: only 24 of 32 threads of warp 3" in message(params, arrays, 120, body)
     params, body = chained(0, guard=100)
     assert "divergent wgmma: only 4 of 32 threads of warp 3" in message(params, arrays, 128, body)
     params, body = chained(0, guard=96)
@@ -1002,6 +1012,19 @@ def test_a_pipelined_contraction(shape: tuple[int, int, int], tile: tuple[int, i
     run(gemm.params, arrays, gemm.threads, gemm.build, blocks)
     assert time.perf_counter() - began < 20
     wanted = product(arrays[0], arrays[1].T).astype(np.float32).astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(arrays[2].astype(np.float32), wanted.astype(np.float32))
+
+
+def test_warps_on_their_own_compute_the_same() -> None:
+    gemm = Gemm(128, 64, 192, (128, 64))
+    arrays = gemm.arrays()
+    made = kernel(gemm.params, gemm.threads, gemm.build)
+    machine = ThreadMachine(made, {}, Waits.of(made), 0, 1)
+    for param, values in zip(gemm.params, arrays, strict=True):
+        machine.bind(param, values, machine.root)
+    for _ in Team(machine, apart=True).run():
+        pass
+    wanted = product(arrays[0], arrays[1].T).astype(bf16.numpy)
     np.testing.assert_array_equal(arrays[2].astype(np.float32), wanted.astype(np.float32))
 
 

@@ -1,9 +1,10 @@
 """Barriers other than the block's: mbarriers, named barriers of some warps, and the cluster's.
 
 Each arrival, each copied byte and each wait is counted; waiting hands a `Wait` to the scheduler. It is an error (TW050) to use
-an mbarrier that nobody initialised, to arrive more often than its count allows, to arrive at a named barrier with different
-numbers of threads, and to end with bytes expected but not copied, or copied but not expected. What a warp did before it
-arrives is known to those that wait. Not noticed: a wait that is more than one phase behind, which a parity cannot tell.
+an mbarrier that nobody initialised, or somebody whose initialisation one cannot know of; to arrive more often than its count
+allows; to arrive at a named barrier with different numbers of threads; to end with bytes expected but not copied, or copied but
+not expected. What a warp did before it arrives is known to those that wait. Not noticed: a wait that is more than one phase
+behind, which a parity cannot tell.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from tilewright.ir.emulator.frames import LANE, SLOT, Frame
 from tilewright.ir.emulator.machine import Results, Steps, Wait
 from tilewright.ir.emulator.memory import Memory, fault
+from tilewright.ir.emulator.order import KNOWN
 from tilewright.ir.nodes import Attrs, Op
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ class Mbarrier:
     count: int
     missing: int
     """Arrivals left in this phase."""
+    made: Array | None = None
+    """The clock of those who know that it was initialised."""
     bytes: int = 0
     """Bytes left to be copied in this phase."""
     phase: int = 0
@@ -112,27 +116,41 @@ class Barriers:
         for one in np.unique(place[frame.active]):
             yield memory, int(one), np.flatnonzero(frame.active & (place == one))
 
-    def at(self, op: Op, memory: Memory, place: int) -> Mbarrier:
+    def at(self, op: Op, memory: Memory, place: int, warps: Array) -> Mbarrier:
+        """The mbarrier that these warps use."""
         found = self.mbarriers.get((memory, place))
         if found is None:
             raise fault(
                 f"{op.opcode} of mbarrier {memory.label}[{place % memory.size}], which was never initialised", op.span,
                 "initialise it in one thread, then let the block pass a barrier",
             )  # fmt: skip
+        clocks = self.machine.clocks
+        if clocks is not None and found.made is not None and (clocks.now[KNOWN, warps] < found.made).any():
+            raise fault(
+                f"{op.opcode} of mbarrier {found.label}, which another warp initialised with nothing that orders the two",
+                op.span,
+                "put a barrier (of the cluster, if there is one) behind the initialisation",
+            )  # fmt: skip
         return found
 
     def _init(self, op: Op, frame: Frame) -> Results:
         count = whole(op.attrs, "count")
-        for memory, place, _ in self._places(op, frame):
+        clocks = self.machine.clocks
+        for memory, place, lanes in self._places(op, frame):
             label = f"{memory.label}[{place % memory.size}]"
             if count == 0:
                 raise fault(f"mbarrier {label} would expect no arrival at all", op.span)
-            self.mbarriers[memory, place] = Mbarrier(label, count, count)
+            made = None
+            if clocks is not None:
+                warp = int(frame.full(LANE)[lanes[0]]) // WARP
+                own = clocks.warp(warp)
+                made = clocks.about(own, int(clocks.now[KNOWN, warp, own]))[KNOWN]
+            self.mbarriers[memory, place] = Mbarrier(label, count, count, made)
         return ()
 
     def _arrive(self, op: Op, frame: Frame) -> Results:
         for memory, place, lanes in self._places(op, frame):
-            mbarrier = self.at(op, memory, place)
+            mbarrier = self.at(op, memory, place, np.unique(frame.full(LANE)[lanes] // WARP))
             if len(lanes) > mbarrier.missing:
                 raise fault(
                     f"{len(lanes)} threads arrive at mbarrier {mbarrier.label}, which allows {mbarrier.missing} more in this "
@@ -156,6 +174,8 @@ class Barriers:
         self.machine.changes += 1
 
     def _wait(self, op: Op, frame: Frame) -> Steps:
+        if op.attrs.get("remote"):
+            raise fault("mbarrier_wait for an mbarrier of another block, at which threads can only arrive", op.span)
         parity = frame.full(op.operands[2]).astype(np.int64)
         bad = frame.active & (parity != 0) & (parity != 1)
         if bad.any():
@@ -164,7 +184,7 @@ class Barriers:
             )
         wanted: list[tuple[Mbarrier, int, Array]] = []
         for memory, place, lanes in self._places(op, frame):
-            mbarrier = self.at(op, memory, place)
+            mbarrier = self.at(op, memory, place, np.unique(frame.full(LANE)[lanes] // WARP))
             for one in np.unique(parity[lanes]):
                 wanted.append((mbarrier, int(one), np.unique(frame.full(LANE)[lanes[parity[lanes] == one]] // WARP)))
 

@@ -189,9 +189,10 @@ class Copies:
                 there = one * shared.size + elements
                 self._check_target(op, frame, int(lane), shared, there, warp, slot, one)
                 shared.forget(there)
-                targets.append(
-                    (shared, there, self.machine.barrier_units.at(op, barriers, one * barriers.size + int(index[lane])))
+                told = self.machine.barrier_units.at(
+                    op, barriers, one * barriers.size + int(index[lane]), np.asarray([warp])
                 )
+                targets.append((shared, there, told))
             clocks = self.machine.clocks
             given = clocks.about(clocks.loads(slot), int(self.loads[slot])) if clocks is not None else None
             self.flights.append(Flight(op, source, places, inside, tuple(targets), given))
@@ -305,8 +306,8 @@ class Copies:
         if outside.any():
             raise self.machine.fail_at(
                 op, frame, outside,
-                lambda p: f"copy_async of {width} elements to element {int(offset[p[0]])} of {target.label}, of {target.size}, is "
-                "misaligned or out of bounds",
+                lambda p: f"copy_async of {width} elements to element {int(offset[p[0]])} of {target.label}, "
+                f"of {target.size}, is misaligned or out of bounds",
             )  # fmt: skip
         with frame.masked(copied):
             indices = [frame.full(v).astype(np.int64) for v in op.operands[3 : 3 + rank]]

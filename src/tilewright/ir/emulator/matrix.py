@@ -49,14 +49,15 @@ def exact(values: Array, dtype: DType) -> Array:
     """Operands of a matrix unit as f64; f32 is cut to tf32."""
     if dtype is f32:
         values = (np.ascontiguousarray(values).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
-    return np.asarray(values.astype(np.float32) if dtype.is_small_float else values, np.float64)
+    wide = values.astype(np.float32) if dtype.is_small_float else values
+    return np.asarray(wide.astype(np.float64))
 
 
 def accumulate(product: Array, accumulator: Array) -> Array:
     """f64 sums of products added to an accumulator of f32 or i32."""
     with np.errstate(all="ignore"):
         if accumulator.dtype == np.int32:
-            return (product.astype(np.int64) + accumulator).astype(np.int32)
+            return np.asarray((product.astype(np.int64) + accumulator).astype(np.int32))
         return np.asarray((product + accumulator).astype(np.float32))
 
 
@@ -145,11 +146,11 @@ class Matrix:
 
     def _warps(self, op: Op, frame: Frame) -> list[tuple[Unit, int, slice]]:
         """The active warps: their unit, number in the warp group, and lanes of the frame."""
-        self.machine.require_whole_warps(op, frame)
+        self.machine.require_whole_warps(op, frame, full=True)
         found: list[tuple[Unit, int, slice]] = []
         for first in np.flatnonzero(frame.active[::WARP]) * WARP:
             warp = int(frame.full(THREAD)[first]) // WARP
-            if warp // GROUP * GROUP + GROUP > self.machine.warps:
+            if (warp // GROUP + 1) * _THREADS > self.machine.kernel.threads:
                 raise fault(
                     f"{op.opcode} in warp {warp} of {self.machine.warps}: its warp group is not complete, "
                     f"in {self.machine.describe(frame, int(first))}", op.span,
@@ -283,7 +284,7 @@ class Matrix:
     # -- one warp -----------------------------------------------------------------------------------------------------
 
     def _mma(self, op: Op, frame: Frame) -> Results:
-        self.machine.require_whole_warps(op, frame)
+        self.machine.require_whole_warps(op, frame, full=True)
         dtype = op.attrs["dtype"]
         assert isinstance(dtype, DType)
         (m, n, k), a_regs, b_regs, _ = MMA_SHAPES[dtype.name]
@@ -315,7 +316,7 @@ class Matrix:
 
     def _rows(self, op: Op, frame: Frame, count: int) -> tuple[Memory, Array, Array]:
         """Of the lanes that give the place of a matrix row: the memory, the elements' places, and which lanes they are."""
-        self.machine.require_whole_warps(op, frame)
+        self.machine.require_whole_warps(op, frame, full=True)
         memory = self.machine.memories[op.operands[0]]
         width = _MATRIX_ROW // memory.dtype.itemsize
         offset = frame.full(op.operands[1]).astype(np.int64)
@@ -324,8 +325,8 @@ class Matrix:
         if bad.any():
             raise self.machine.fail_at(
                 op, frame, bad,
-                lambda p: f"{op.opcode} of a row at element {int(offset[p[0]])} of {memory.label}, of {memory.size}, is out of bounds "
-                f"or not at a multiple of {_MATRIX_ROW} bytes",
+                lambda p: f"{op.opcode} of a row at element {int(offset[p[0]])} of {memory.label}, of {memory.size}, "
+                f"is out of bounds or not at a multiple of {_MATRIX_ROW} bytes",
             )  # fmt: skip
         first = np.where(active, frame.full(SLOT) * memory.size + offset, 0)
         return memory, first[:, None] + np.arange(width), active

@@ -141,7 +141,7 @@ class ThreadMachine(Machine):
             "thread_id": self._thread_id, "alloc": self._alloc, "shuffle": self._shuffle, "vote": self._vote,
             "warp_sync": self._nothing, "fence": self._nothing, "extract": self._extract, "pack": self._pack, "split": self._split,
             "elect": self._elect, "cluster_rank": self._cluster_rank, "to_bits": self._to_bits, "from_bits": self._from_bits,
-            "prefetch_map": self._nothing, "fence_init": self._nothing, "wait_previous": self._nothing,
+            "prefetch_map": self._nothing, "prefetch": self._nothing, "fence_init": self._nothing, "wait_previous": self._nothing,
             "release_next": self._nothing, "set_registers": self._nothing,
         }  # fmt: skip
         self.control["barrier"] = self._barrier
@@ -259,22 +259,23 @@ class ThreadMachine(Machine):
             if op in self.waits.polling:
                 yield Pause(op.span)
 
-    def require_whole_warps(self, op: Op, frame: Frame, what: str = "") -> None:
-        """Each warp that comes here must come with all its threads."""
+    def require_whole_warps(self, op: Op, frame: Frame, full: bool = False) -> None:
+        """Each warp that comes here must come with all its threads; `full`: 32 of them."""
         here, exists = by_warp(frame.active), by_warp(frame.full(EXISTS))
+        exists = np.ones_like(exists) if full else exists
         apart = here.any(axis=1) & (here != exists).any(axis=1)
         if apart.any():
             warp = int(np.argmax(apart))
             lane = warp * WARP
             raise fault(
-                f"divergent {what or op.opcode}: only {int(here[warp].sum())} of {int(exists[warp].sum())} threads of warp "
+                f"divergent {op.opcode}: only {int(here[warp].sum())} of {int(exists[warp].sum())} threads of warp "
                 f"{int(frame.full(THREAD)[lane]) // WARP} of {self.block_text(int(frame.full(BLOCK)[lane]))} arrive",
-                op.span, f"every thread of a {'block' if op.opcode == 'barrier' else 'warp'} must reach the {what or op.opcode}; "
+                op.span, f"every thread of a {'block' if op.opcode == 'barrier' else 'warp'} must reach the {op.opcode}; "
                 "move it out of the condition",
             )  # fmt: skip
 
     def _barrier(self, op: Op, frame: Frame) -> Steps:
-        self.require_whole_warps(op, frame, "barrier")
+        self.require_whole_warps(op, frame)
         yield Barrier(op.span)
         return ()
 
@@ -346,14 +347,16 @@ class ThreadMachine(Machine):
             place = int(places[np.argmin(memory.written[places])])
             element = [int(i) for i in np.unravel_index(place % memory.size, memory.shape)]
             raise fault(
-                f"{op.opcode} of uninitialised {memory.space} memory: {memory.label}{element} {self.unwritten_text(memory, place)}",
+                f"{op.opcode} of uninitialised {memory.space} memory: {memory.label}{element} "
+                f"{self.unwritten_text(memory, place)}",
                 op.span,
             )
         history = self.histories.get(memory)
         if history is None or known is None:
             return
         for bad, text, help in (
-            (history.unknown_write(places, known[KNOWN]), "was written with nothing that orders the two", "put a barrier between"),
+            (history.unknown_write(places, known[KNOWN]), "was written with nothing that orders the two",
+             "put a barrier between the two"),
             (history.unfenced(places, known[FENCED]), "was written by a thread and not fenced since",
              "put fence_async between the write and the barrier that leads here"),
         ):  # fmt: skip

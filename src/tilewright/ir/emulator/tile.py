@@ -46,6 +46,7 @@ class TileMachine(Machine):
             "iota": self._iota, "reduce_tile": self._reduce_tile, "scan_tile": self._scan_tile,
             "item": self._item, "dot": self._dot, "transpose": self._transpose, "reshape": self._reshape,
             "slice": self._slice, "convert_layout": self._convert_layout, "alloc": self._alloc,
+            "prefetch": lambda op, frame: (),
         }  # fmt: skip
 
     def launch(self, arguments: Sequence[Array | int | float | bool]) -> None:

@@ -1,0 +1,358 @@
+"""Tuning tables on disk: how long schedules of a contraction took, and which one a call should use.
+
+One file per kernel (its tree, its arguments without extents, its precision, its target) lies in `tuning` beside the compiled kernels: the
+SHA-256 of the rest on its first line, then JSON. It appears whole or not at all, is closed to others, and is ignored when damaged. Without
+a place on disk tables live in this process only. `TILEWRIGHT_TUNING=off` ignores them.
+
+`advise` answers for one call. Where its very extents were measured, the fastest schedule of those measured most thoroughly wins. Else the ranking of the cost model is
+corrected by what was measured nearby. With M(s, x) = STEP · (place of s in the model's ranking for extents x) and, for each measured shape p,
+r(s, p) = log2(seconds of s at p / seconds of the fastest at p), the schedule with the smallest
+
+    M(s, e) + Σ w(p) · (r(s, p) − M(s, p)) / (PRIOR + Σ w(p)),    w(p) = 4^−d(e, p),    d² = mean over axes of log2(e/p)²
+
+is taken; the sums run over the nearest shapes where s was measured. So one table serves sizes nobody measured: near a measured shape its
+ratios decide, far from all of them the model does. A schedule that failed anywhere is never advised. Schedules the model does not list
+(neighbours the tuner tried) take part where the code they need exists for the call too: they move data as a listed one does, and what divided
+the extents when they were measured divides them now. Measurements of another version of the compiler count only for schedules that this
+one still lists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tilewright.base.errors import UserError
+from tilewright.base.record import record
+from tilewright.base.target import Target
+from tilewright.compile.cache import default_root
+from tilewright.tree.syntax import Function
+from tilewright.tree.typed import ArgSpec
+
+if TYPE_CHECKING:
+    from tilewright.passes.schedule_matrix import MatrixSchedule
+
+Extents = tuple[tuple[str, int, int], ...]
+"""(array, axis, extent) triples."""
+Ranking = Callable[[Extents], "tuple[MatrixSchedule, ...]"]
+"""The cost model's candidates for these extents, best first."""
+
+STEP = math.log2(1.02)
+"""What one place in the model's ranking is taken to cost."""
+PRIOR = 0.25
+"""How much the model counts: as a shape measured one doubling away."""
+NEAREST = 8
+"""Shapes looked at."""
+_FORMAT = 1
+_SUFFIX = ".json"
+_OFF = ("0", "off", "no", "false")
+
+
+@record
+class Measurement:
+    """One schedule at one shape: its time, or why it has none."""
+
+    extents: Extents
+    schedule: str
+    seconds: float = 0.0
+    error: str = ""
+    date: str = ""
+    version: str = ""
+    """Of the compiler."""
+    divisors: Extents = ()
+    """What the code promised of the extents."""
+    rounds: int = 1
+    """How often it was measured. One quick measurement may be lucky: where some schedules were measured more often, they are compared."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.error
+
+
+@record
+class TuningTable:
+    """All that was measured of one kernel."""
+
+    kernel: str
+    target: str
+    entries: tuple[Measurement, ...] = ()
+
+    def with_entries(self, new: Iterable[Measurement]) -> TuningTable:
+        """The table with these added; the newest measurement of a schedule at a shape stays."""
+        found = {(m.extents, m.schedule): m for m in self.entries}
+        for m in new:
+            found[m.extents, m.schedule] = m
+        return replace(self, entries=tuple(found.values()))
+
+    def at(self, extents: Extents) -> tuple[Measurement, ...]:
+        """What was measured at these extents: those measured most often first, among them the fastest; failures last."""
+        return in_order(m for m in self.entries if m.extents == extents)
+
+
+def in_order(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
+    """Those measured most often first, among them the fastest; failures last."""
+    return tuple(sorted(measurements, key=lambda m: (not m.ok, -m.rounds, m.seconds)))
+
+
+def kernel_key(function: Function, args: tuple[ArgSpec, ...], precision: str, target: Target) -> str:
+    """The identity of a kernel in the tables: all that its code is made for but the sizes."""
+    parts = (repr(function), repr(args), precision, target.key())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+# -- advice ---------------------------------------------------------------------------------------------------------
+
+
+def advise(table: TuningTable, extents: Extents, divisors: Extents, ranking: Ranking, version: str) -> str:
+    """The schedule to use for a call with these extents; empty when the table has nothing to say about it."""
+    ranked = ranking(extents)
+    if not ranked:
+        return ""
+    listed = {s.describe() for s in ranked}
+    entries = [m for m in table.entries if m.version == version or m.schedule in listed]
+    bad = {m.schedule for m in entries if not m.ok}
+    good = [m for m in entries if m.ok and m.seconds > 0 and m.schedule not in bad]
+    here = [m for m in good if m.extents == extents]
+    if here:
+        return in_order(here)[0].schedule
+    if not good:
+        return ""
+    candidates = {s.describe(): s for s in ranked if s.describe() not in bad}
+    for m in good:
+        schedule = _parsed(m.schedule)
+        if schedule is not None and _holds(m.divisors, divisors) and any(_alike(schedule, s) for s in ranked):
+            candidates.setdefault(m.schedule, schedule)
+    shapes = _shapes(good, extents, ranking)
+    return min(candidates, key=lambda text: _estimate(candidates[text], text, ranked, shapes), default="")
+
+
+@record
+class _Shape:
+    """A measured shape: how much it counts, the model's ranking there, seconds by schedule."""
+
+    weight: float
+    ranked: tuple[MatrixSchedule, ...]
+    seconds: Mapping[str, float]
+
+
+def _shapes(good: list[Measurement], extents: Extents, ranking: Ranking) -> list[_Shape]:
+    at: dict[Extents, list[Measurement]] = {}
+    for m in good:
+        at.setdefault(m.extents, []).append(m)
+    nearest = sorted(at, key=lambda p: distance(extents, p))[:NEAREST]
+    return [_Shape(4.0 ** -distance(extents, p), ranking(p), _sober(at[p])) for p in nearest]
+
+
+def _sober(measured: list[Measurement]) -> dict[str, float]:
+    """Seconds by schedule. The luckiest of many short measurements looks better than it is: none counts as less than the median of the
+    thorough ones, which were chosen as the best."""
+    most = max(m.rounds for m in measured)
+    thorough = sorted(m.seconds for m in measured if m.rounds == most)
+    least = thorough[len(thorough) // 2]
+    return {m.schedule: m.seconds if m.rounds == most else max(m.seconds, least) for m in measured}
+
+
+def distance(a: Extents, b: Extents) -> float:
+    """How many doublings apart two shapes are, on average; 0 where one of them is not known."""
+    other = {(array, axis): extent for array, axis, extent in b}
+    steps = [math.log2(max(1, e) / max(1, other[n, x])) for n, x, e in a if (n, x) in other]
+    return math.sqrt(sum(s * s for s in steps) / len(steps)) if steps else 0.0
+
+
+def _estimate(schedule: MatrixSchedule, text: str, ranked: tuple[MatrixSchedule, ...], shapes: list[_Shape]) -> float:
+    """log2 of the expected time, up to a constant."""
+    correction = weights = 0.0
+    for shape in shapes:
+        if text in shape.seconds:
+            ratio = math.log2(shape.seconds[text] / min(shape.seconds.values()))
+            correction += shape.weight * (ratio - STEP * _place(schedule, shape.ranked))
+            weights += shape.weight
+    return STEP * _place(schedule, ranked) + correction / (PRIOR + weights)
+
+
+def _place(schedule: MatrixSchedule, ranked: tuple[MatrixSchedule, ...]) -> int:
+    """Where the model ranks a schedule; one it does not list, as the first with its tile, or last."""
+    if schedule in ranked:
+        return ranked.index(schedule)
+    tile = (schedule.m, schedule.n, schedule.turns)
+    return next((place for place, s in enumerate(ranked) if (s.m, s.n, s.turns) == tile), len(ranked))
+
+
+def _alike(a: MatrixSchedule, b: MatrixSchedule) -> bool:
+    """Whether the same instructions and ways of moving data serve both."""
+    return (a.family, a.a_copy, a.b_copy, a.store) == (b.family, b.a_copy, b.b_copy, b.store)
+
+
+def _holds(promised: Extents, now: Extents) -> bool:
+    known = {(array, axis): divisor for array, axis, divisor in now}
+    return all(known.get((array, axis), 1) % divisor == 0 for array, axis, divisor in promised)
+
+
+def _parsed(text: str) -> MatrixSchedule | None:
+    from tilewright.passes.schedule_matrix import parse_schedule
+
+    try:
+        return parse_schedule(text)
+    except UserError:
+        return None
+
+
+# -- on disk --------------------------------------------------------------------------------------------------------
+
+
+class TuningStore:
+    """A directory of tables. No method fails because of the disk: what cannot be kept there is kept in memory."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._known: dict[str, TuningTable | None] = {}
+        self._lock = threading.Lock()
+        self.directory: Path | None = None
+        if root is not None or os.environ.get("TILEWRIGHT_CACHE", "1").strip().lower() not in _OFF:
+            with contextlib.suppress(RuntimeError):  # no home directory
+                self.directory = (root or default_root()) / "tuning"
+
+    def path(self, key: str) -> Path | None:
+        """Where the table of a kernel is kept; None when it is not kept on disk."""
+        return None if self.directory is None else self.directory / (key + _SUFFIX)
+
+    def get(self, key: str) -> TuningTable | None:
+        """The table of a kernel; the disk is asked once."""
+        if key not in self._known:
+            self._known[key] = self._read(key)
+        return self._known[key]
+
+    def add(self, key: str, kernel: str, target: str, new: Iterable[Measurement]) -> TuningTable:
+        """Add measurements to a kernel's table, with what other processes added since."""
+        with self._lock:
+            known = self._known.get(key) or TuningTable(kernel, target)
+            on_disk = self._read(key)
+            merged = known.with_entries(on_disk.entries if on_disk else ()).with_entries(new)
+            return self._put(key, merged)
+
+    def remove(self, key: str, extents: Extents, schedule: str) -> None:
+        """Take one measurement out of a kernel's table."""
+        with self._lock:
+            table = self._read(key) or self._known.get(key)
+            if table is not None:
+                kept = tuple(m for m in table.entries if (m.extents, m.schedule) != (extents, schedule))
+                self._put(key, replace(table, entries=kept))
+
+    def _put(self, key: str, table: TuningTable) -> TuningTable:
+        self._known[key] = table
+        with contextlib.suppress(OSError):
+            self._write(key, table)
+        return table
+
+    def _read(self, key: str) -> TuningTable | None:
+        path = self.path(key)
+        if path is None:
+            return None
+        try:
+            if not path.exists() or not _private(path.parent):
+                return None
+            return _unpack(key, path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    def _write(self, key: str, table: TuningTable) -> None:
+        path = self.path(key)
+        if path is None:
+            return
+        path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        if not _private(path.parent):
+            return
+        temporary = path.parent / f".tmp-{os.getpid()}-{os.urandom(8).hex()}"
+        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(_pack(key, table))
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+
+_store: TuningStore | None = None
+
+
+def store() -> TuningStore:
+    """The tables of this process."""
+    global _store
+    if _store is None:
+        _store = TuningStore()
+    return _store
+
+
+def use_store(chosen: TuningStore | None) -> None:
+    """Use other tables from now on; None is the usual place, looked at anew."""
+    global _store
+    _store = chosen
+
+
+def look_up(key: str) -> TuningTable | None:
+    """The table of a kernel, unless `TILEWRIGHT_TUNING` is off."""
+    return store().get(key) if enabled() else None
+
+
+def enabled() -> bool:
+    return os.environ.get("TILEWRIGHT_TUNING", "on").strip().lower() not in _OFF
+
+
+def _private(directory: Path) -> bool:
+    """Whether only this user can have written there."""
+    if not hasattr(os, "geteuid"):
+        return True
+    status = os.stat(directory)
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
+def _pack(key: str, table: TuningTable) -> str:
+    entries = [
+        {
+            "extents": m.extents, "schedule": m.schedule, "seconds": m.seconds, "error": m.error, "date": m.date, "version": m.version,
+            "divisors": m.divisors, "rounds": m.rounds,
+        }
+        for m in table.entries
+    ]  # fmt: skip
+    body = json.dumps({"format": _FORMAT, "kernel": table.kernel, "target": table.target, "entries": entries}, indent=1)
+    return f"{_digest(key, body)}\n{body}\n"
+
+
+def _digest(key: str, body: str) -> str:
+    return hashlib.sha256(f"{key}\0{body}".encode()).hexdigest()
+
+
+def _unpack(key: str, text: str) -> TuningTable | None:
+    """The table in a file's text; None when it is damaged or of another format."""
+    digest, _, body = text.partition("\n")
+    body = body.removesuffix("\n")
+    if digest != _digest(key, body):
+        return None
+    try:
+        data = json.loads(body)
+        if data["format"] != _FORMAT:
+            return None
+        entries = tuple(
+            Measurement(
+                _triples(m["extents"]), str(m["schedule"]), float(m["seconds"]), str(m["error"]), str(m["date"]), str(m["version"]),
+                _triples(m["divisors"]), int(m["rounds"]),
+            )
+            for m in data["entries"]
+        )  # fmt: skip
+        return TuningTable(str(data["kernel"]), str(data["target"]), entries)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _triples(data: list[list[object]]) -> Extents:
+    return tuple((str(array), int(str(axis)), int(str(number))) for array, axis, number in data)

@@ -1,0 +1,251 @@
+"""Tile stage -> thread stage for contractions on any NVIDIA GPU: warp-level matrix instructions, or plain multiply-adds.
+
+In: a tile-stage kernel made by `lower_contraction`, with layouts, and its schedule (family `mma` or `fma`). Out: the thread-stage
+kernel. All threads of a block do the same: they bring the operands of a later step to shared memory (`stage_operand`), read the
+fragments of the next part of this step, and multiply those of the current part, so that loads run while the arithmetic does.
+
+    fill stages 0 .. S-2; read fragments 0
+    for steps (sums, fragments) {
+      for parts { part 0: bring step + S-1;  read fragments of the next part (last part: barrier, then the next stage);  multiply }
+    }
+    the epilogue, window by window
+
+`mma_units` knows which fragments an instruction takes and where they lie. Past the end of the sum zeros are added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from tilewright.base.errors import CompilerBug, UserError
+from tilewright.base.target import Target
+from tilewright.ir.build import Builder
+from tilewright.ir.layouts import Accumulator, Blocked
+from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk
+from tilewright.ir.types import dtype_of
+from tilewright.passes.lower_tiles import TileLowering
+from tilewright.passes.mma_units import FmaUnit, MmaUnit, ThreadTile, Unit
+from tilewright.passes.registers import Cell, Registers, Shape, shape_of
+from tilewright.passes.schedule_matrix import MatrixSchedule
+from tilewright.passes.stage_operand import OperandView, Ring, Source, contiguous_axis, make_view
+
+
+def lower_mma(kernel: Kernel, schedule: MatrixSchedule, target: Target) -> Kernel:
+    """The thread-stage kernel."""
+    return _Lowering(kernel, schedule, target).run()
+
+
+class _Lowering(TileLowering):
+    def __init__(self, kernel: Kernel, schedule: MatrixSchedule, target: Target) -> None:
+        super().__init__(kernel, target)
+        self.schedule = schedule
+        self.sum = next(op for op in walk(kernel.body) if op.opcode == "for" and op.attrs.get("role") == "sum")
+        self.product = next((op for op in self.sum.regions[0].ops if op.opcode == "dot"), None)
+        if self.product is None:
+            raise CompilerBug.at("TW040", "lower_mma: the sum has no dot", self.sum.span)
+        self.window: tuple[range, range] | None = None
+        self.axis, self.vector = 1, self.layout.vector[1]
+        self.stages = max(2, schedule.stages)
+
+    def _layout(self) -> Blocked | Accumulator:
+        layout = super()._layout()
+        return ThreadTile(layout.vector, layout.lanes, layout.warps) if isinstance(layout, Blocked) else layout
+
+    # -- the whole kernel ---------------------------------------------------------------------------------------
+
+    def run(self) -> Kernel:
+        b = Builder(self.kernel.span)
+        self.coordinates(b)
+        self._operands(b)
+        self._body(b, self.kernel.body.ops)
+        attrs: dict[str, Attr] = dict(self.kernel.attrs)
+        blocks = _blocks(self.schedule, self.unit)
+        if blocks > 1:
+            attrs["min_blocks"] = blocks
+        return replace(
+            self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)), threads=self.schedule.threads, attrs=MappingProxyType(attrs)
+        )
+
+    def coordinates(self, b: Builder) -> None:
+        layout = self.layout
+        if isinstance(layout, Blocked):
+            super().coordinates(b)
+            return
+        self.thread = b.op("thread_id", name="thread")
+        lane = b.op("and", self.thread, b.index(31), name="lane")
+        warp = b.op("shr", self.thread, b.index(5), name="warp")
+        self.warp_digits = self._digits(b, warp, layout.warps)
+        starts = (b.op("shr", lane, b.index(2)), b.mul(b.op("and", lane, b.index(3)), b.index(2)))
+        for axis, extent in enumerate((self.schedule.m, self.schedule.n)):
+            base = b.add(b.mul(self.warp_digits[axis], b.index(layout.part(axis, extent))), starts[axis])
+            self.divisors[base] = layout.vector[axis]
+            self.bases.append(base)
+
+    def _operands(self, b: Builder) -> None:
+        """Rings in shared memory, and how each is filled."""
+        assert self.product is not None
+        s = self.schedule
+        known = dict(self.env)
+        self._before(Builder(), self.kernel.body.ops)
+        sources = [Source(self.kernel, self.sum, v) for v in self.product.operands[:2]]
+        axes = [contiguous_axis(self, source, s.threads) for source in sources]
+        operand, total = dtype_of(self.product.operands[0].type), dtype_of(self.product.result.type)
+        kind = FmaUnit if s.family == "fma" else MmaUnit
+        self.unit: Unit = kind(s, operand, total, str(self.kernel.attrs.get("precision", "ieee")), self.layout, self.target)
+        self.views: list[OperandView] = []
+        for side, (source, axis, copy) in enumerate(zip(sources, axes, (s.a_copy, s.b_copy), strict=True)):
+            shape, along = shape_of(source.operand), 1 - side
+            major = self.unit.major("k" if axis is None or axis == along else "mn")
+            pitch = self.unit.pitch(shape[along if major == "k" else 1 - along], major)
+            size = shape[1 - along if major == "k" else along] * pitch
+            memory = b.op("alloc", dtype=self.unit.stored, shape=(self.stages * size,), space="shared", align=128, name=f"{'ab'[side]}.ring")
+            ring = Ring(memory, self.unit.stored, shape, along, major, pitch)
+            view = make_view(self, source, ring, s.threads, copy, axis)
+            view.coordinates(b)
+            self.views.append(view)
+        self.env = known
+        self.unit.prepare(b, self.views[0].ring_, self.views[1].ring_, self)
+
+    def _before(self, b: Builder, ops: Sequence[Op]) -> bool:
+        """Everything before the sum, for a look at what operands are made of."""
+        for op in ops:
+            if op is self.sum:
+                return True
+            if op.opcode == "for" and op.attrs.get("role") == "tiles":
+                self.env[op.regions[0].args[0]] = op.regions[0].args[0]
+                return self._before(b, op.regions[0].ops)
+            self.ops(b, [op])
+        return False
+
+    def _body(self, b: Builder, ops: Sequence[Op]) -> None:
+        """The ops of one tile, or of the loop over tiles."""
+        for number, op in enumerate(ops):
+            if op.opcode == "for" and op.attrs.get("role") == "tiles":
+                self._tiles(b, op)
+                return
+            if op is self.sum:
+                self._sum(b)
+                self._finish(b, [x for x in ops[number + 1 :] if x.opcode != "yield"])
+                return
+            self.ops(b, [op])
+
+    def _tiles(self, b: Builder, op: Op) -> None:
+        low, high, step = (self.env[v] for v in op.operands[:3])
+        assert isinstance(low, Value) and isinstance(high, Value) and isinstance(step, Value)
+        region = op.regions[0]
+
+        def body(inner: Builder, index: Value) -> list[Value]:
+            self.env[region.args[0]] = index
+            self._body(inner, region.ops)
+            inner.multi("barrier")  # the next tile overwrites what this one has read
+            return []
+
+        b.for_(low, high, step, [], body, name="tile", unroll=1)
+
+    # -- the sum ------------------------------------------------------------------------------------------------
+
+    def _sum(self, b: Builder) -> None:
+        shape = (self.schedule.m, self.schedule.n)
+        end = self.env[self.sum.operands[1]]
+        assert isinstance(end, Value)
+        for view in self.views:
+            view.begin(b, self)
+        zeros = self.unit.zeros(b)
+        sums = b.if_(b.op("gt", end, b.index(0)), lambda inner: self._steps(inner, end, zeros), lambda inner: zeros)
+        self.env[self.sum.results[0]] = Registers(shape, self.unit.cells(b, sums))
+
+    def _steps(self, b: Builder, end: Value, zeros: Sequence[Value]) -> list[Value]:
+        step, ahead = self.schedule.k, self.stages - 1
+        asynchronous = any(view.asynchronous for view in self.views)
+        # A step that is not there is not read: copies fill with zeros, registers take the last step again.
+        last = b.mul(b.op("floordiv", b.sub(end, b.index(1)), b.index(step)), b.index(step))
+        self.divisors[last] = step
+        for number in range(ahead):
+            held = self._bring(b, b.index(number * step), number * step, end, last, b.index(number))
+            self._put(b, held)
+        if asynchronous:
+            b.multi("copy_wait", pending=ahead - 1)
+        b.multi("barrier")
+        count = self.unit.parts
+
+        def body(inner: Builder, k: Value, reading: Value, writing: Value, *carried: Value) -> list[Value]:
+            sums, fragments = list(carried[: len(zeros)]), list(carried[len(zeros) :])
+            following = self._next(inner, reading)
+            held: list[Registers | None] = []
+            for part in range(count):
+                if part == 0:
+                    held = self._bring(inner, inner.add(k, inner.index(ahead * step)), step, end, last, writing)
+                if part + 1 < count:
+                    coming = self.unit.read(inner, part + 1, reading)
+                else:
+                    self._put(inner, held)
+                    if asynchronous:
+                        inner.multi("copy_wait", pending=ahead - 1)
+                    inner.multi("barrier")
+                    coming = self.unit.read(inner, 0, following)
+                sums = self.unit.multiply(inner, fragments, sums)
+                fragments = coming
+            return [following, self._next(inner, writing), *sums, *fragments]
+
+        start = [b.index(0), b.index(ahead), *zeros, *self.unit.read(b, 0, b.index(0))]
+        results = b.for_(b.index(0), end, b.index(step), start, body, name="k", unroll=1)
+        if asynchronous:
+            b.multi("copy_wait", pending=0)
+        return list(results[2 : 2 + len(zeros)])
+
+    def _next(self, b: Builder, stage: Value) -> Value:
+        following = b.add(stage, b.index(1))
+        return b.select(b.op("eq", following, b.index(self.stages)), b.index(0), following)
+
+    def _bring(self, b: Builder, k: Value, divisor: int, end: Value, last: Value, stage: Value) -> list[Registers | None]:
+        """Bring the step at `k` to a stage: start the copies, and load what goes through registers."""
+        self.divisors[k] = divisor
+        valid = b.op("lt", k, end)
+        clamped = b.op("min", k, last)
+        self.divisors[clamped] = self.schedule.k
+        held: list[Registers | None] = []
+        for view in self.views:
+            view.offset = b.mul(stage, b.index(view.ring_.size))
+            view.valid = valid
+            held.append(view.bring(b, k if view.asynchronous else clamped))
+        if any(view.asynchronous for view in self.views):
+            b.multi("copy_commit")
+        return held
+
+    def _put(self, b: Builder, held: Sequence[Registers | None]) -> None:
+        for view, registers in zip(self.views, held, strict=True):
+            if registers is not None:
+                view.put(b, registers)
+
+    # -- finishing ----------------------------------------------------------------------------------------------
+
+    def cells(self, shape: Shape) -> list[Cell]:
+        every = super().cells(shape)
+        if self.window is None:
+            return every
+        return [c for c in every if all(e == 1 or x in w for x, e, w in zip(c, shape, self.window, strict=True))]
+
+    def _finish(self, b: Builder, ops: Sequence[Op]) -> None:
+        """What the kernel does to its results, a few registers at a time."""
+        rows, columns = self.layout.registers((self.schedule.m, self.schedule.n))
+        for row in range(rows):
+            self.window = (range(row, row + 1), range(columns))
+            self.ops(b, ops)
+        self.window = None
+
+
+def _blocks(schedule: MatrixSchedule, unit: Unit) -> int:
+    """Blocks of one multiprocessor the registers are shared between."""
+    if schedule.persistent:
+        return 1
+    return max(1, min(4, 65536 // (schedule.threads * unit.registers)))
+
+
+def check_schedule(schedule: MatrixSchedule) -> None:
+    """Complain of a tile these families cannot share between their warps."""
+    for name in ("m", "n", "k", "warps_m", "warps_n"):
+        value = getattr(schedule, name)
+        if value <= 0 or value & (value - 1):
+            raise UserError.at("TW005", f"{name}={value}: a schedule of family {schedule.family} has powers of two")

@@ -1,0 +1,185 @@
+"""Copy operands the copy engine cannot read into matrices it can. `Program -> Program`.
+
+In: a program and the schedules of its contractions. Where one says `a_copy = pack` (or `b_copy`), that factor, whatever it is
+computed from, is first written to scratch as a dense matrix [batch…, rows, k], its rows padded with zeros to whole 16 bytes. Out: the
+program with a kernel that packs before the contraction, whose factor is now a plain load. Packing reads and writes the operand once; what
+it buys is a product at full speed where rows are not aligned, strides are odd, or elements lie the wrong way round.
+
+    parallel m, n { acc = reduce k { yield f(x[i, k]) * w[k, j] }; … }
+    -> parallel m, kk { store x.pack[i, kk] = kk < k ? f(x[i, kk]) : 0 }
+       parallel m, n { acc = reduce k { yield x.pack[i, k] * w[k, j] }; … }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from tilewright.analysis.contraction import Contraction, Factor, find_contraction
+from tilewright.base.errors import CompilerBug
+from tilewright.base.sizes import Size, ceildiv
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Block, Kernel, Stage, Value, walk
+from tilewright.ir.program import Array, KernelCall, Program
+from tilewright.ir.rewrite import clone_ops, eliminate_dead
+from tilewright.ir.types import Tensor, tensor
+from tilewright.passes.schedule_matrix import MatrixSchedule
+
+Plans = tuple[MatrixSchedule | None, ...]
+
+
+def repack(program: Program, plans: Plans) -> tuple[Program, Plans]:
+    """The program with packing kernels, and the schedules of its calls."""
+    calls: list[KernelCall] = []
+    schedules: list[MatrixSchedule | None] = []
+    scratch = list(program.scratch)
+    for call, schedule in zip(program.calls, plans, strict=True):
+        if schedule is not None and "pack" in (schedule.a_copy, schedule.b_copy):
+            extra, call, arrays = _Packing(call, schedule).run(len(scratch))
+            calls += extra
+            schedules += [None] * len(extra)
+            scratch += arrays
+        calls.append(call)
+        schedules.append(schedule)
+    return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
+
+
+def packable(found: Contraction, factor: Factor) -> bool:
+    """Whether a factor can be packed: one index on its side, one summed over."""
+    side = found.m if factor is found.a else found.n
+    return len(side) == 1 and len(found.k) == 1
+
+
+class _Packing:
+    def __init__(self, call: KernelCall, schedule: MatrixSchedule) -> None:
+        found = find_contraction(call.kernel)
+        if found is None:
+            raise CompilerBug.at("TW040", f"{call.kernel.name} is not a contraction", call.kernel.span)
+        self.call, self.kernel, self.found = call, call.kernel, found
+        ways = (schedule.b_copy, schedule.a_copy) if schedule.swap else (schedule.a_copy, schedule.b_copy)
+        self.packed = [factor for factor, way in zip((found.a, found.b), ways, strict=True) if way == "pack"]
+        self.everything = list(walk(found.parallel.regions[0]))
+        self.made = {result: op for op in self.everything for result in op.results}
+
+    def run(self, number: int) -> tuple[list[KernelCall], KernelCall, list[Array]]:
+        names = dict(zip(self.kernel.params, self.call.args, strict=True))
+        packs: dict[int, Value] = {}
+        calls: list[KernelCall] = []
+        arrays: list[Array] = []
+        for position, factor in enumerate(self.packed):
+            pack = self._pack_of(factor, f"{self.kernel.name}.pack{number + position}")
+            assert isinstance(pack.type, Tensor)
+            packs[id(factor)] = names_pack = pack
+            arrays.append(Array(pack.name, pack.type, "scratch"))
+            kernel = self._packing_kernel(factor, pack)
+            calls.append(KernelCall(kernel, tuple(pack.name if p is names_pack else names[p] for p in kernel.params)))
+        main = self._main_kernel(packs)
+        given = {p: p.name for p in packs.values()} | names
+        return calls, KernelCall(main, tuple(given[p] for p in main.params)), arrays
+
+    def _side(self, factor: Factor) -> tuple[int, ...]:
+        return self.found.m if factor is self.found.a else self.found.n
+
+    def _pack_of(self, factor: Factor, name: str) -> Value:
+        found = self.found
+        step = max(1, 16 // factor.dtype.itemsize)
+        padded = ceildiv(found.k_size, Size.of(step)) * step
+        extents = [found.extents[p] for p in (*found.batch, *self._side(factor))]
+        return Value(tensor(factor.dtype, *extents, padded, align=16), name)
+
+    def _packing_kernel(self, factor: Factor, pack: Value) -> Kernel:
+        found = self.found
+        positions = (*found.batch, *self._side(factor))
+        b = Builder(self.kernel.span)
+        mapping: dict[Value, Value] = {}
+        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], mapping)
+        assert isinstance(pack.type, Tensor)
+
+        def body(inner: Builder, *indices: Value) -> list[Value]:
+            *own, k = indices
+            local = dict(mapping) | dict(zip((found.indices[p] for p in positions), own, strict=True))
+            local[found.k[0]] = k
+            zero = inner.const(0, factor.dtype)
+            inside = inner.op("lt", k, inner.index(found.k_size))
+            if factor.guard is not None:
+                self._clone(inner, [factor.guard], local)
+                inside = inner.logical_and(inside, local[factor.guard])
+
+            def value(deep: Builder) -> list[Value]:
+                inside_local = dict(local)
+                self._clone(deep, [factor.value], inside_local)
+                return [inside_local[factor.value]]
+
+            (result,) = inner.if_(inside, value, lambda deep: [zero])
+            inner.multi("store", pack, *indices, result)
+            return []
+
+        extents = [b.index(found.extents[p]) for p in positions] + [b.index(pack.type.shape[-1])]
+        with b.at(found.reduction.span):
+            b.parallel(extents, body, [*(found.indices[p].name for p in positions), "k"])
+        return self._finished(f"{self.kernel.name}.pack", b, [pack])
+
+    def _main_kernel(self, packs: dict[int, Value]) -> Kernel:
+        found = self.found
+        region = found.parallel.regions[0]
+        b = Builder(self.kernel.span)
+        mapping: dict[Value, Value] = {}
+        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], mapping)
+        wide = found.accumulator
+
+        def body(inner: Builder, *indices: Value) -> list[Value]:
+            local = dict(mapping) | dict(zip(region.args, indices, strict=True))
+
+            def term(deep: Builder, k: Value) -> list[Value]:
+                factors: list[Value] = []
+                for factor in (found.a, found.b):
+                    inside = dict(local)
+                    inside[found.k[0]] = k
+                    pack = packs.get(id(factor))
+                    if pack is not None:
+                        where = [local[found.indices[p]] for p in (*found.batch, *self._side(factor))]
+                        factors.append(deep.cast(deep.op("load", pack, *where, k), wide))
+                    else:
+                        self._clone(deep, [factor.value], inside)
+                        factors.append(deep.cast(inside[factor.value], wide))
+                return [deep.mul(*factors)]
+
+            for op in region.ops[:-1]:
+                if op is found.reduction:
+                    with inner.at(op.span):
+                        results = inner.reduce("add", [inner.index(found.reduce_extents[0])], term, ["k"])
+                    local.update(zip(op.results, results, strict=True))
+                else:
+                    clone_ops(inner, [op], local)
+            return []
+
+        with b.at(found.parallel.span):
+            b.parallel([b.index(e) for e in found.extents], body, [a.name for a in region.args])
+        return self._finished(self.kernel.name, b, list(packs.values()))
+
+    def _clone(self, b: Builder, values: Sequence[Value], mapping: dict[Value, Value]) -> None:
+        """Copy the ops that make these values."""
+        wanted: set[Value] = set()
+        waiting = [v for v in values if v not in mapping]
+        while waiting:
+            value = waiting.pop()
+            op = self.made.get(value)
+            if value in wanted or op is None or value in mapping:
+                continue
+            wanted.update(op.results)
+            waiting += [*op.operands, *(v for region in op.regions for inner in walk(region) for v in inner.operands)]
+        chosen = [op for op in self.everything if any(r in wanted for r in op.results)]
+        nested = {id(inner) for op in chosen for region in op.regions for inner in walk(region)}
+        clone_ops(b, [op for op in chosen if id(op) not in nested], mapping)
+
+    def _finished(self, name: str, b: Builder, packs: Sequence[Value]) -> Kernel:
+        whole = eliminate_dead(
+            Kernel(
+                name, Stage.LOOP, (), Block((), tuple(b.ops)), facts=self.kernel.facts,
+                attrs=MappingProxyType(dict(self.kernel.attrs)), span=self.kernel.span,
+            )
+        )  # fmt: skip
+        used = {v for op in walk(whole.body) for v in op.operands}
+        return replace(whole, params=(*(p for p in self.kernel.params if p in used), *(p for p in packs if p in used)))
+

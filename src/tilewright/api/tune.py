@@ -186,15 +186,19 @@ class Bench(Protocol):
 
     def ahead(self, schedules: Sequence[str]) -> None:
         """These come next: compile them if that disturbs nothing."""
+        ...
 
     def check(self, schedule: str) -> str:
         """Run once; how the result differs from that of the first schedule checked, or nothing."""
+        ...
 
     def seconds(self, schedules: Sequence[str], rounds: int = 1) -> list[float]:
         """The median time of a call of each, measured in turns."""
+        ...
 
     def usable(self) -> bool:
         """Whether the device still works."""
+        ...
 
 
 class Ledger(Protocol):

@@ -40,6 +40,19 @@ class Target:
     ptx: int = 0
     """PTX version times ten."""
 
+    registers_per_sm: int = 0
+    shared_per_sm: int = 0
+    threads_per_sm: int = 0
+    blocks_per_sm: int = 0
+    """What the blocks on one multiprocessor share; 0 on a CPU."""
+    chip: str = ""
+    """The chip that `peaks` and `bandwidth` are of: one for each target, where there are several."""
+    peaks: tuple[tuple[str, float], ...] = ()
+    """Dense TFLOP/s (TOP/s for integers) by kind of arithmetic: a dtype, `tf32`, and `f64.matrix` for f64 on tensor cores. Empty: unknown.
+    f16, bf16, tf32, f8 and i8 are those of tensor cores with sums in 32 bits."""
+    bandwidth: float = 0.0
+    """TB/s of the device's memory; 0: unknown."""
+
     @property
     def is_gpu(self) -> bool:
         return self.kind != "cpu"
@@ -50,16 +63,48 @@ class Target:
         match = re.match(r"sm_(\d+)", self.name)
         return int(match.group(1)) if match else 0
 
+    def peak(self, arithmetic: str) -> float:
+        """Dense TFLOP/s of a kind of arithmetic; 0 where it is not known."""
+        return dict(self.peaks).get(arithmetic, 0.0)
+
     def key(self) -> str:
         """What of it decides the generated code; part of the cache key."""
         return "|".join((self.name, self.triple, self.cpu, self.cpu_features, str(self.ptx), str(self.multiprocessors)))
 
 
+_PER_SM: dict[int, tuple[int, int, int]] = {
+    75: (64 << 10, 1024, 16), 80: (164 << 10, 2048, 32), 86: (100 << 10, 1536, 16), 87: (164 << 10, 1536, 16), 89: (100 << 10, 1536, 24),
+    90: (228 << 10, 2048, 32), 100: (228 << 10, 2048, 32), 103: (228 << 10, 2048, 32), 120: (100 << 10, 1536, 24),
+}  # fmt: skip
+"""By compute capability: bytes of shared memory, threads and blocks of one multiprocessor (CUDA C Programming Guide)."""
+
+
+def _tensor_rates(half: float, f32: float, f64: float, tf32: float = 0.0, f8: float = 0.0, i8: float = 0.0, **more: float) -> dict[str, float]:
+    rates = {"f16": half, "bf16": half, "tf32": tf32, "f8e4m3": f8, "f8e5m2": f8, "i8": i8, "u8": i8, "f32": f32, "f64": f64, **more}
+    return {name: rate for name, rate in rates.items() if rate}
+
+
+_CHIPS: dict[int, tuple[str, float, dict[str, float]]] = {
+    75: ("T4", 0.320, {"f16": 65.0, "i8": 130.0, "u8": 130.0, "f32": 8.1}),
+    80: ("A100 80GB SXM", 2.039, _tensor_rates(312.0, 19.5, 9.7, 156.0, i8=624.0, **{"f64.matrix": 19.5})),
+    86: ("RTX 3090", 0.936, _tensor_rates(71.0, 35.6, 0.556, 35.6, i8=284.0)),
+    89: ("RTX 4090", 1.008, _tensor_rates(165.2, 82.6, 1.29, 82.6, 330.3, 660.6)),
+    90: ("H200 SXM", 4.8, _tensor_rates(989.0, 67.0, 34.0, 494.0, 1979.0, 1979.0, **{"f64.matrix": 67.0})),
+    100: ("HGX B200", 7.7, _tensor_rates(2250.0, 75.0, 37.0, 1125.0, 4500.0, 4500.0)),
+    120: ("RTX 5090", 1.792, _tensor_rates(209.5, 104.8, 1.64, 104.8, 419.0, 838.0)),
+}
+"""By compute capability: a chip, its memory's TB/s, and its dense TFLOP/s, from the makers' data sheets; with boost clocks."""
+
+
 def _nvptx(name: str, ptx: int, shared: int, multiprocessors: int, *features: str) -> Target:
+    capability = int(name.removeprefix("sm_").rstrip("a"))
+    shared_per_sm, threads_per_sm, blocks_per_sm = _PER_SM[capability]
+    chip, bandwidth, peaks = _CHIPS.get(capability, ("", 0.0, {}))
     return Target(
         name=name, kind="nvptx", warp_size=32, max_threads=1024, max_shared=shared, max_registers=255,
         multiprocessors=multiprocessors, vector_bytes=16, features=frozenset(features),
-        triple="nvptx64-nvidia-cuda", cpu=name, ptx=ptx,
+        triple="nvptx64-nvidia-cuda", cpu=name, ptx=ptx, registers_per_sm=65536, shared_per_sm=shared_per_sm,
+        threads_per_sm=threads_per_sm, blocks_per_sm=blocks_per_sm, chip=chip, peaks=tuple(peaks.items()), bandwidth=bandwidth,
     )  # fmt: skip
 
 

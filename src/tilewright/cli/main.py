@@ -50,6 +50,11 @@ _KERNEL = click.option("--kernel", metavar="NAME", help="The kernel, where the f
 _INPUT = click.option("--in", "given", multiple=True, metavar="NAME=VALUE", help="An input: a .npy file or a number. Repeatable.")
 _RESULT = click.option("--out", "wanted", multiple=True, metavar="NAME=FILE", help="Save a result as .npy. Repeatable.")
 
+_PRECISION = click.option(
+    "--precision", type=click.Choice(("ieee", "tf32", "3xtf32")), default="ieee", show_default=True, help="How f32 is multiplied in contractions."
+)
+_PLOT = click.option("--plot", metavar="FILE", help="Also draw it, with Matplotlib.")
+
 
 @cli.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
@@ -134,6 +139,52 @@ def emulate(file: str, kernel: str | None, given: tuple[str, ...], wanted: tuple
     from tilewright.cli.run_command import emulate as command
 
     command(file, kernel, given, wanted, stage, arguments)
+
+
+@cli.command()
+@click.argument("file")
+@_KERNEL
+@_ARGS
+@click.option("--device", metavar="NAME", help="auto (the start), cpu, cuda, cuda:1.")
+@_PRECISION
+@click.option("--budget", type=click.FloatRange(min=0), default=30.0, show_default=True, help="Seconds to spend on each kernel.")
+@_PLOT
+def tune(
+    file: str, kernel: str | None, arguments: str, device: str | None, precision: str, budget: float, plot: str | None
+) -> None:
+    """Measure schedules of contractions on a device and keep the fastest for later calls, also of other sizes.
+
+    \b
+    Examples:
+      tilewright tune examples/matmul.py --args "a=bf16[4096,4096] b=bf16[4096,4096]" --device cuda:0 --budget 60
+      tilewright tune examples/matmul.py --args "a=f32[512,512] b=f32[512,512]" --device cpu --plot search.png
+    """
+    from tilewright.cli.tune_command import tune as command
+
+    command(file, kernel, arguments, device, precision, budget, plot)
+
+
+@cli.command()
+@click.argument("file")
+@_KERNEL
+@_ARGS
+@click.option("--target", default="nvptx", show_default=True, help="nvptx, sm_80, sm_90a, cpu, x86-64-avx2…")
+@_PRECISION
+@click.option("--json", is_flag=True, help="Print everything as JSON.")
+@_PLOT
+def inspect(
+    file: str, kernel: str | None, arguments: str, target: str, precision: str, json: bool, plot: str | None
+) -> None:
+    """Show what kernels were compiled to: schedule, registers, occupancy, matrix instructions, and what bounds them.
+
+    \b
+    Examples:
+      tilewright inspect examples/matmul.py --args "a=bf16[4096,4096] b=bf16[4096,4096]" --target sm_90a
+      tilewright inspect examples/gallery.py --kernel scale --args "m=f32[1024,1024] v=f32[1024]" --json
+    """
+    from tilewright.cli.inspect_command import inspect as command
+
+    command(file, kernel, arguments, target, precision, json, plot)
 
 
 @cli.command()

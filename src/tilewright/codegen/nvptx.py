@@ -159,6 +159,10 @@ class _NvptxDialect:
             return [self._vote(w, op, operands)]
         if op.opcode == "alloc":
             return [self._alloc(w, op)]
+        if op.opcode == "prefetch":
+            where = w.element_pointer(op.operands[0], operands[1:])
+            w.call("void", "llvm.nvvm.prefetch.global.L2", ("ptr addrspace(1)", where))
+            return []
         if op.opcode == "exp2_approx":
             return [self._elementwise(w, op, operands, "llvm.nvvm.ex2.approx.f32")]
         if op.opcode == "rcp_approx":

@@ -6,12 +6,14 @@ a place on disk tables live in this process only. `TILEWRIGHT_TUNING=off` ignore
 
 `advise` answers for one call. Where its very extents were measured, the fastest schedule of those measured most thoroughly wins. Else the ranking of the cost model is
 corrected by what was measured nearby. With M(s, x) = STEP · (place of s in the model's ranking for extents x) and, for each measured shape p,
-r(s, p) = log2(seconds of s at p / seconds of the fastest at p), the schedule with the smallest
+r(s, p) = log2(seconds of s at p / seconds of b at p) − (M(s, p) − M(b, p)), where b is the schedule measured there that the model ranks first
+(so r says how much slower s is beside b than the model thinks), the schedule with the smallest
 
-    M(s, e) + Σ w(p) · (r(s, p) − M(s, p)) / (PRIOR + Σ w(p)),    w(p) = 4^−d(e, p),    d² = mean over axes of log2(e/p)²
+    M(s, e) + Σ w(p) · r(s, p) / (PRIOR + Σ w(p)),    w(p) = 4^−d(e, p),    d² = mean over axes of log2(e/p)²
 
 is taken; the sums run over the nearest shapes where s was measured. So one table serves sizes nobody measured: near a measured shape its
-ratios decide, far from all of them the model does. A schedule that failed anywhere is never advised. Schedules the model does not list
+ratios decide, far from all of them the model does. Code for a CPU is made for all sizes at once: then every shape has the same weight and
+PRIOR is 0. A schedule that failed anywhere is never advised. Schedules the model does not list
 (neighbours the tuner tried) take part where the code they need exists for the call too: they move data as a listed one does, and what divided
 the extents when they were measured divides them now. Measurements of another version of the compiler count only for schedules that this
 one still lists.
@@ -131,16 +133,19 @@ def advise(table: TuningTable, extents: Extents, divisors: Extents, ranking: Ran
         if schedule is not None and _holds(m.divisors, divisors) and any(_alike(schedule, s) for s in ranked):
             candidates.setdefault(m.schedule, schedule)
     shapes = _shapes(good, extents, ranking)
-    return min(candidates, key=lambda text: _estimate(candidates[text], text, ranked, shapes), default="")
+    prior = PRIOR if extents else 0.0
+    return min(candidates, key=lambda text: _estimate(candidates[text], text, ranked, shapes, prior), default="")
 
 
 @record
 class _Shape:
-    """A measured shape: how much it counts, the model's ranking there, seconds by schedule."""
+    """A measured shape: how much it counts, the model's ranking there, seconds by schedule, and the schedule all are compared with."""
 
     weight: float
     ranked: tuple[MatrixSchedule, ...]
     seconds: Mapping[str, float]
+    base: str
+    base_place: int
 
 
 def _shapes(good: list[Measurement], extents: Extents, ranking: Ranking) -> list[_Shape]:
@@ -148,7 +153,13 @@ def _shapes(good: list[Measurement], extents: Extents, ranking: Ranking) -> list
     for m in good:
         at.setdefault(m.extents, []).append(m)
     nearest = sorted(at, key=lambda p: distance(extents, p))[:NEAREST]
-    return [_Shape(4.0 ** -distance(extents, p), ranking(p), _sober(at[p])) for p in nearest]
+    return [_shape(4.0 ** -distance(extents, p), ranking(p), _sober(at[p])) for p in nearest]
+
+
+def _shape(weight: float, ranked: tuple[MatrixSchedule, ...], seconds: dict[str, float]) -> _Shape:
+    places = {text: len(ranked) if s is None else _place(s, ranked) for text, s in ((text, _parsed(text)) for text in seconds)}
+    base = min(places, key=lambda text: places[text])
+    return _Shape(weight, ranked, seconds, base, places[base])
 
 
 def _sober(measured: list[Measurement]) -> dict[str, float]:
@@ -167,15 +178,18 @@ def distance(a: Extents, b: Extents) -> float:
     return math.sqrt(sum(s * s for s in steps) / len(steps)) if steps else 0.0
 
 
-def _estimate(schedule: MatrixSchedule, text: str, ranked: tuple[MatrixSchedule, ...], shapes: list[_Shape]) -> float:
+def _estimate(
+    schedule: MatrixSchedule, text: str, ranked: tuple[MatrixSchedule, ...], shapes: list[_Shape], prior: float
+) -> float:
     """log2 of the expected time, up to a constant."""
     correction = weights = 0.0
     for shape in shapes:
         if text in shape.seconds:
-            ratio = math.log2(shape.seconds[text] / min(shape.seconds.values()))
-            correction += shape.weight * (ratio - STEP * _place(schedule, shape.ranked))
+            ratio = math.log2(shape.seconds[text] / shape.seconds[shape.base])
+            expected = STEP * (_place(schedule, shape.ranked) - shape.base_place)
+            correction += shape.weight * (ratio - expected)
             weights += shape.weight
-    return STEP * _place(schedule, ranked) + correction / (PRIOR + weights)
+    return STEP * _place(schedule, ranked) + (correction / (prior + weights) if weights else 0.0)
 
 
 def _place(schedule: MatrixSchedule, ranked: tuple[MatrixSchedule, ...]) -> int:

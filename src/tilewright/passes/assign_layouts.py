@@ -62,6 +62,10 @@ def matrix_layout(kernel: Kernel, schedule: MatrixSchedule) -> Accumulator | Blo
     size = dtype_of(product.operands[0].type).itemsize
     if schedule.family == "wgmma":
         return Accumulator("wgmma", (64, schedule.n, 32 // size), (1 if schedule.turns else schedule.groups, 1))
+    if schedule.family == "fma":
+        # A thread has patches that are one vector wide and as high.
+        vector = 16 // dtype_of(product.result.type).itemsize
+        return Blocked((vector, vector), (4, 8), (schedule.warps_m, schedule.warps_n))
     return Accumulator("mma", (16, 8, 32 // size), (schedule.warps_m, schedule.warps_n))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from tilewright.analysis.contraction import Contraction, Factor
 from tilewright.base.dtypes import f32, f64, i32, i64, u32, u64
+from tilewright.base.sizes import Size
 from tilewright.base.target import Target
 from tilewright.passes.lower_contraction_cpu import needed_ops
 from tilewright.passes.schedule_matrix import MatrixSchedule
@@ -13,6 +14,8 @@ from tilewright.passes.schedule_matrix import MatrixSchedule
 ACCUMULATORS = (f32, f64, i32, i64, u32, u64)
 PANEL_BYTES = 1 << 20
 """How much of the second factor lies in the second-level cache at once."""
+ROW_COST = 0.3
+"""What a tile costs beside its rows, in rows."""
 SUM_BYTES = 9 << 19
 """How much of the result is kept between two stretches of the sum."""
 
@@ -25,7 +28,7 @@ def cpu_schedules(found: Contraction, target: Target, hints: Mapping[str, int]) 
     if any(op.opcode == "atomic" for op in found.parallel.regions[0].ops):
         return ()
     lanes = target.vector_bytes // dtype.itemsize
-    rows, vectors = _register_tile(target)
+    rows, vectors = _register_tile(target, found.size(found.m), found.size(found.n) * found.size(found.batch), hints)
     nr = vectors * lanes
     depth = 512 * 4 // max(4, dtype.itemsize)
     columns = max(1, PANEL_BYTES // (depth * dtype.itemsize * nr)) * nr
@@ -38,10 +41,19 @@ def _copyable(found: Contraction, factor: Factor) -> bool:
     return needed_ops(found, wanted) is not None
 
 
-def _register_tile(target: Target) -> tuple[int, int]:
-    """Rows, and registers along a row: all registers but those for the operands."""
+def _register_tile(target: Target, m: Size, rest: Size, hints: Mapping[str, int]) -> tuple[int, int]:
+    """Rows, and registers along a row: all registers but those for the operands, or a few rows less where that leaves fewer empty."""
     if target.vector_bytes == 64:
-        return 14, 2  # 32 registers
-    if target.name.startswith("aarch64"):
-        return 8, 3  # 32 registers
-    return 6, 2  # 16 registers
+        most, vectors = 14, 2  # 32 registers
+    elif target.name.startswith("aarch64"):
+        most, vectors = 8, 3  # 32 registers
+    else:
+        most, vectors = 6, 2  # 16 registers
+    if not m.names <= hints.keys():
+        return most, vectors
+    height = m.evaluate(hints)
+    if rest.names <= hints.keys() and rest.evaluate(hints) <= 512:
+        height = -(-height // target.multiprocessors)
+    if height < 64:
+        return most, vectors  # a kernel is compiled for the first sizes it sees: small ones say little
+    return min(range(most, most * 3 // 4, -1), key=lambda rows: -(-height // rows) * (rows + ROW_COST)), vectors

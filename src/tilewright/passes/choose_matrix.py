@@ -19,6 +19,7 @@ from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel
 from tilewright.ir.ops_matrix import MATRIX_DTYPES, accumulator_dtype
 from tilewright.passes.choose_contraction_cpu import cpu_schedules
+from tilewright.passes.choose_mma import mma_schedules
 from tilewright.passes.repack import packable
 from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
 
@@ -54,14 +55,16 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
     if "wgmma" in target.features and _multiplies(found, str(kernel.attrs.get("precision", "ieee"))):
         ways = [_way(kernel, found, factor) for factor in (found.a, found.b)]
         if all(ways):
-            candidates = [_with_copies(s, ways) for s in _wgmma(found, shape, target)]
+            candidates = [_with_copies(s, ways) for s in _wgmma(found, shape, target) if _in_blocks(found, s, ways)]
             return tuple(sorted(candidates, key=lambda s: cost(s, shape, target, found)))
-    return ()
+    return mma_schedules(found, str(kernel.attrs.get("precision", "ieee")), target, shape.batch, shape.m, shape.n, shape.k)
 
 
 def forced(text: str, found: tuple[MatrixSchedule, ...]) -> MatrixSchedule:
     """The schedule somebody asked for; how operands are brought is kept from the choice, for it must fit them."""
     asked = parse_schedule(text)
+    if asked.family in ("mma", "fma"):
+        return asked
     like = next((s for s in found if s.family == asked.family and s.swap == asked.swap), None)
     if like is None:
         like = next((s for s in found if s.family == asked.family), None)
@@ -86,6 +89,16 @@ def _way(kernel: Kernel, found: Contraction, factor: Factor) -> str:
     if _copyable(kernel, found, factor):
         return "tma"
     return "pack" if packable(found, factor) else ""
+
+
+def _in_blocks(found: Contraction, schedule: MatrixSchedule, ways: list[str]) -> bool:
+    """A factor whose rows run across the sum comes in blocks of 128 bytes: the tile must have whole ones."""
+    extents = (schedule.n, schedule.m) if schedule.swap else (schedule.m, schedule.n)
+    for factor, way, extent in zip((found.a, found.b), ways, extents, strict=True):
+        lies, tensor = plane(found, factor), factor.tensor
+        if way == "tma" and lies is not None and tensor is not None and lies.k != tensor.rank - 1 and extent * tensor.dtype.itemsize % 128:
+            return False
+    return True
 
 
 def _with_copies(schedule: MatrixSchedule, ways: list[str]) -> MatrixSchedule:
@@ -136,15 +149,21 @@ def _wgmma(found: Contraction, shape: Shape, target: Target) -> list[MatrixSched
     for _, tile in _TILES:
         candidates += _in_parts(tile, shape, target)
     few = min(shape.m, shape.n)
-    if few <= 128:
-        # The long side along the instruction's 64 rows.
-        width = next((w for w in _THIN if w >= few), 128)
+    if few <= 64:
+        # Nearly all of the time goes into reading the long side: many blocks, and deep rings.
+        width = next((w for w in _THIN if w >= few), 64)
         for rows in (64, 128):
-            stages = min(12, (200 << 10) // ((rows + width) * 128))
-            thin = MatrixSchedule("wgmma", rows, width, 64, stages=stages, groups=rows // 64, swap=shape.m <= shape.n, store="direct")
-            candidates += _in_parts(thin, shape, target)
+            thin = MatrixSchedule("wgmma", rows, width, 64, groups=rows // 64, swap=shape.m <= shape.n, store="direct")
+            candidates += _in_parts(_deep(thin), shape, target)
+        for long in (16, 32, 64, 128):
+            candidates.append(_deep(MatrixSchedule("wgmma", 64, long, 64, swap=shape.m > shape.n, store="direct")))
     # A row of 128 bytes is one step, whatever the element.
     return [replace(s, k=128 // size) for s in candidates]
+
+
+def _deep(schedule: MatrixSchedule) -> MatrixSchedule:
+    """With as many stages as shared memory holds."""
+    return replace(schedule, stages=min(16, (208 << 10) // ((schedule.m + schedule.n) * 128)))
 
 
 def _in_parts(schedule: MatrixSchedule, shape: Shape, target: Target) -> list[MatrixSchedule]:
@@ -180,7 +199,8 @@ def cost(schedule: MatrixSchedule, shape: Shape, target: Target, found: Contract
     finish = 2 * 64 * area / MATRIX_RATE
     main = rounds * max(compute, feed) + finish * (1 if schedule.turns else rounds)
     traffic = shape.batch * (shape.m * shape.k + shape.k * shape.n) * size / STREAM
-    total = START + max(main, traffic)
+    # Reading hides computing only so far.
+    total = START + max(main, traffic) + 0.1 * min(main, traffic)
     packed = (schedule.b_copy, schedule.a_copy) if schedule.swap else (schedule.a_copy, schedule.b_copy)
     for way, across in zip(packed, (shape.m, shape.n), strict=True):
         if way == "pack":

@@ -31,6 +31,8 @@ from tilewright.passes.lower_loops import Condition, LoopLowering
 from tilewright.passes.schedule import Schedule
 from tilewright.passes.schedule_matrix import MatrixSchedule
 
+SHORT = 6
+"""Ops of an epilogue that is written out for a whole tile of registers; a longer one is a loop over its rows."""
 LINE = 64
 """Bytes of a cache line."""
 
@@ -157,12 +159,10 @@ class _Lowering(LoopLowering):
                     place = deep.add(deep.mul(row, panels), number)
                     where = zero if once else deep.select(deep.op("le", length, deep.index(s.k)), zero, place)
                     self._prefetch_rows(deep, env, (deep.add(top, deep.index(s.mr)), down[1]), start, number)
-                    self._multiply(deep, where, number, start, count)
+                    sums = self._multiply(deep, where, number, start, count)
                     left = deep.add(across[0], deep.mul(number, deep.index(s.nr)))
                     last = deep.op("ge", deep.add(start, deep.index(s.k)), length)
-                    deep.if_(
-                        last, lambda end: self._finish(end, env, where, (top, down[1]), (left, across[1])), lambda end: []
-                    )
+                    self._keep_or_finish(deep, env, sums, where, last, (top, down[1]), (left, across[1]))
                     return []
 
                 inner.for_(zero, panels, one, [], tile, name="panel")
@@ -179,7 +179,8 @@ class _Lowering(LoopLowering):
 
     # -- the innermost loop -------------------------------------------------------------------------------------
 
-    def _multiply(self, b: Builder, where: Value, panel: Value, start: Value, count: Value) -> None:
+    def _multiply(self, b: Builder, where: Value, panel: Value, start: Value, count: Value) -> Value:
+        """The sums of a tile up to the end of this stretch."""
         s, shape = self.matrix, (self.matrix.mr, self.matrix.nr)
         zero = b.index(0)
         down, across = self.index_tile(b, zero, 0, s.mr), self.index_tile(b, zero, 1, s.nr)
@@ -209,10 +210,9 @@ class _Lowering(LoopLowering):
         (done,) = b.for_(zero, count, b.index(1), sums, step, name="k")
 
         def more(inner: Builder) -> list[Value]:
-            whole = inner.add(inner.op("load", self.sums, where, down, across), done)
-            return list(inner.multi("store", self.sums, where, down, across, whole))
+            return [inner.add(inner.op("load", self.sums, where, down, across), done)]
 
-        b.if_(first, lambda inner: inner.multi("store", self.sums, where, down, across, done), more)
+        return b.if_(first, lambda inner: [done], more)[0]
 
     def _prefetch_rows(
         self, b: Builder, env: dict[Value, Value], rows: tuple[Value, Value], start: Value, number: Value
@@ -276,6 +276,10 @@ class _Lowering(LoopLowering):
         s, side = self.matrix, self.b
         zero, one = b.index(0), b.index(1)
 
+        if side.along_k and len(self.k_indices) == 1:
+            self._transpose_columns(b, env, across, panels, start, count)
+            return
+
         def one_panel(at: Builder, k: Value, panel: Value, local: dict[Value, Value]) -> None:
             first = at.add(across[0], at.mul(panel, at.index(s.nr)))
             self._run(at, local, side, first, across[1], s.nr, lambda inner, c, v: inner.multi("store", self.columns, panel, k, c, v))
@@ -287,6 +291,47 @@ class _Lowering(LoopLowering):
             return []
 
         b.for_(zero, count, one, [], by_k, name="k")
+
+    def _transpose_columns(
+        self, b: Builder, env: dict[Value, Value], across: tuple[Value, Value], panels: Value, start: Value, count: Value
+    ) -> None:
+        """Copy panels of a factor that lies along k: a vector of each column in turn, so that no line of memory is read twice."""
+        s, side = self.matrix, self.b
+        zero, one = b.index(0), b.index(1)
+        whole = b.mul(b.op("floordiv", count, b.index(self.lanes)), b.index(self.lanes))
+
+        def put(at: Builder, panel: Value, k: Value, c: Value, width: int) -> list[Value]:
+            number = at.add(at.add(across[0], at.mul(panel, at.index(s.nr))), c)
+            place = self.index_tile(at, k, 1, width) if width > 1 else k
+
+            def there(inner: Builder) -> list[Value]:
+                local = dict(env)
+                self._bind(inner, local, side.indices, side.extents, number)
+                local[self.k_indices[0]] = self.index_tile(inner, inner.add(start, k), 1, width) if width > 1 else inner.add(start, k)
+                value = self._value(inner, side, local)
+                return [self.widen(inner, value, (1, width)) if width > 1 else value]
+
+            def outside(inner: Builder) -> list[Value]:
+                nothing = inner.const(0, self.dtype)
+                return [inner.op("broadcast", nothing, shape=(1, width)) if width > 1 else nothing]
+
+            (value,) = at.if_(at.op("lt", number, across[1]), there, outside)
+            at.multi("store", self.columns, panel, place, c, value)
+            return []
+
+        def by_panel(at: Builder, panel: Value) -> list[Value]:
+            def steps(inner: Builder, low: Value, high: Value, width: int) -> None:
+                inner.for_(
+                    low, high, inner.index(width), [],
+                    lambda deep, k: deep.for_(zero, deep.index(s.nr), one, [], lambda d, c: put(d, panel, k, c, width), name="c"),
+                    name="k",
+                )  # fmt: skip
+
+            steps(at, zero, whole, self.lanes)
+            steps(at, whole, count, 1)
+            return []
+
+        b.for_(zero, panels, one, [], by_panel, name="panel")
 
     def _run(
         self, b: Builder, env: dict[Value, Value], side: Side, first: Value, end: Value, width: int,
@@ -319,9 +364,6 @@ class _Lowering(LoopLowering):
             put(at, self.index_tile(at, zero, 1, width), value)
             return []
 
-        if not side.along_side:
-            # Elements are apart in memory; taken as a vector all the same, they cost a load each and no test.
-            pass
         digit = self._apart(b, first, side.extents)[-1]
         b.if_(self._run_fits(b, digit, first, width, end, side.extents), together, singles)
 
@@ -388,6 +430,38 @@ class _Lowering(LoopLowering):
         b.for_(whole(self.lanes), count, one, [], single, name="k")
 
     # -- results ------------------------------------------------------------------------------------------------
+
+    def _keep_or_finish(
+        self, b: Builder, env: dict[Value, Value], sums: Value, where: Value, last: Value, down: tuple[Value, Value],
+        across: tuple[Value, Value],
+    ) -> None:  # fmt: skip
+        """Keep a tile of sums for the next stretch, or do the rest of the kernel on it: from registers where that is short code."""
+        s, found = self.matrix, self.found
+        zero = b.index(0)
+        rows, columns = self.index_tile(b, zero, 0, s.mr), self.index_tile(b, zero, 1, s.nr)
+        rest = [op for op in found.parallel.regions[0].ops if op is not found.reduction]
+
+        def through_memory(at: Builder) -> list[Value]:
+            at.multi("store", self.sums, where, rows, columns, sums)
+            at.if_(last, lambda end: self._finish(end, env, where, down, across), lambda end: [])
+            return []
+
+        def at_once(at: Builder) -> list[Value]:
+            local = dict(env)
+            local[self.a.indices[0]] = self.index_tile(at, down[0], 0, s.mr)
+            digit = self._bind(at, local, self.b.indices, self.b.extents, across[0])
+            local[self.b.indices[-1]] = self.index_tile(at, digit, 1, s.nr)
+            local[found.reduction.results[0]] = sums
+            self.ops(at, rest, local, [])
+            return []
+
+        if len(self.a.indices) > 1 or sum(op.opcode not in ("const", "size", "yield") for op in rest) > SHORT:
+            through_memory(b)
+            return
+        digit = self._apart(b, across[0], self.b.extents)[-1]
+        full = self._run_fits(b, digit, across[0], s.nr, across[1], self.b.extents)
+        full = b.logical_and(full, b.op("le", b.add(down[0], b.index(s.mr)), down[1]))
+        b.if_(b.logical_and(last, full), at_once, through_memory)
 
     def _finish(
         self, b: Builder, env: dict[Value, Value], where: Value, down: tuple[Value, Value], across: tuple[Value, Value]

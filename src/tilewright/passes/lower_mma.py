@@ -26,10 +26,10 @@ from tilewright.ir.layouts import Accumulator, Blocked
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.types import dtype_of
 from tilewright.passes.lower_tiles import TileLowering
-from tilewright.passes.mma_units import FmaUnit, MmaUnit, ThreadTile, Unit
+from tilewright.passes.mma_units import FmaUnit, MmaUnit, Unit
 from tilewright.passes.registers import Cell, Registers, Shape, shape_of
 from tilewright.passes.schedule_matrix import MatrixSchedule
-from tilewright.passes.stage_operand import OperandView, Ring, Source, contiguous_axis, make_view
+from tilewright.passes.stage_operand import OperandView, Ring, Source, ThreadTile, contiguous_axis, make_view
 
 
 def lower_mma(kernel: Kernel, schedule: MatrixSchedule, target: Target) -> Kernel:
@@ -106,7 +106,7 @@ class _Lowering(TileLowering):
             view.coordinates(b)
             self.views.append(view)
         self.env = known
-        self.unit.prepare(b, self.views[0].ring_, self.views[1].ring_, self)
+        self.unit.prepare(b, self.views[0].ring, self.views[1].ring, self)
 
     def _before(self, b: Builder, ops: Sequence[Op]) -> bool:
         """Everything before the sum, for a look at what operands are made of."""
@@ -207,7 +207,7 @@ class _Lowering(TileLowering):
         self.divisors[clamped] = self.schedule.k
         held: list[Registers | None] = []
         for view in self.views:
-            view.offset = b.mul(stage, b.index(view.ring_.size))
+            view.offset = b.mul(stage, b.index(view.ring.size))
             view.valid = valid
             held.append(view.bring(b, k if view.asynchronous else clamped))
         if any(view.asynchronous for view in self.views):

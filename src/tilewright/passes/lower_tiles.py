@@ -192,8 +192,10 @@ class TileLowering(ThreadView):
         known = True
         for held, size in zip(indices, memory.strides, strict=True):
             if isinstance(held, Registers):
-                affine = False
-                first.append(held.cells[self.collapsed(cell, held.shape)])
+                own_value = held.cells[self.collapsed(cell, held.shape)]
+                affine = affine and not isinstance(own_value.type, Vec)
+                divisor = gcd(divisor, divisors.of_size(size, self.kernel.facts))
+                first.append(own_value)
                 continue
             assert isinstance(held, Index | Value)
             value = self.first(b, held, self.collapsed(cell, held.shape) if isinstance(held, Index) else cell)
@@ -229,7 +231,7 @@ class TileLowering(ThreadView):
             elements.append(own)
         return first, 0, elements
 
-    def _pieces(
+    def pieces_of(
         self, b: Builder, memory: Tensor, indices: Sequence[Held], shape: Shape, cell: Cell
     ) -> list[tuple[list[Value], int]]:
         """The accesses that make up one cell: indices and width of each."""
@@ -304,7 +306,7 @@ class TileLowering(ThreadView):
             return
         cells: dict[Cell, Value] = {}
         for cell in self.cells(result.shape):
-            pieces = self._pieces(b, memory.type, held, result.shape, cell)
+            pieces = self.pieces_of(b, memory.type, held, result.shape, cell)
             one_each = mask is not None and len(pieces) < self.vector and not self._whole_vectors(b, mask, cell)
             if one_each and self.is_wide(result.shape):
                 pieces = self._singles(b, memory.type, held, pieces)
@@ -312,10 +314,10 @@ class TileLowering(ThreadView):
             parts: list[Value] = []
             for position, (indices, width) in enumerate(pieces):
                 if conditions is None:
-                    parts.append(self._plain_load(b, memory, indices, width))
+                    parts.append(self.plain_load(b, memory, indices, width))
                 else:
                     parts.append(self._guarded_load(b, memory, indices, width, conditions[position]))
-            cells[cell] = self._concatenated(b, parts)
+            cells[cell] = self.concatenated(b, parts)
         self.env[op.result] = Registers(result.shape, cells)
 
     def _whole_vectors(self, b: Builder, mask: Held, cell: Cell) -> bool:
@@ -340,7 +342,7 @@ class TileLowering(ThreadView):
                 singles.append((each, 1))
         return singles
 
-    def _plain_load(self, b: Builder, memory: Value, indices: Sequence[Value], width: int) -> Value:
+    def plain_load(self, b: Builder, memory: Value, indices: Sequence[Value], width: int) -> Value:
         if width == 1:
             return b.op("load", memory, *indices)
         if self.target.is_gpu:
@@ -357,9 +359,9 @@ class TileLowering(ThreadView):
             scalar = inner.const(0, dtype_of(memory.type))
             return [inner.op("broadcast", scalar, width=width) if width > 1 else scalar]
 
-        return b.if_(cond, lambda inner: [self._plain_load(inner, memory, indices, width)], zero)[0]
+        return b.if_(cond, lambda inner: [self.plain_load(inner, memory, indices, width)], zero)[0]
 
-    def _concatenated(self, b: Builder, parts: Sequence[Value]) -> Value:
+    def concatenated(self, b: Builder, parts: Sequence[Value]) -> Value:
         if len(parts) == 1:
             return parts[0]
         singles: list[Value] = []
@@ -416,7 +418,7 @@ class TileLowering(ThreadView):
         self, b: Builder, memory: Value, held: Sequence[Held], shape: Shape, cell: Cell, value: Value, mask: Held | None
     ) -> None:
         assert isinstance(memory.type, Tensor)
-        pieces = self._pieces(b, memory.type, held, shape, cell)
+        pieces = self.pieces_of(b, memory.type, held, shape, cell)
         if mask is not None and len(pieces) < self.vector and self.is_wide(shape) and not self._whole_vectors(b, mask, cell):
             pieces = self._singles(b, memory.type, held, pieces)
         conditions = self._condition(b, mask, shape, cell, len(pieces))

@@ -29,9 +29,10 @@ from tilewright.ir.build import Builder
 from tilewright.ir.layouts import Accumulator
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.ops_matrix import ROW_BYTES
-from tilewright.ir.types import Tensor, dtype_of
+from tilewright.ir.rewrite import has_effects
+from tilewright.ir.types import Tensor, Tile, dtype_of
 from tilewright.passes.lower_tiles import TileLowering
-from tilewright.passes.registers import Cell, Held, Index, Registers, Shape
+from tilewright.passes.registers import Cell, Held, Index, Mask, Registers, Shape
 from tilewright.passes.schedule_matrix import MatrixSchedule
 
 GROUP = 128
@@ -273,8 +274,10 @@ class _Lowering(TileLowering):
                 if self.role == "copying":
                     self._copy_steps(b, position)
                 else:
+                    rest = [x for x in ops[number + 1 :] if x.opcode != "yield"]
+                    self._prefetch(b, rest)
                     self._multiply(b, position)
-                    self._finish(b, [x for x in ops[number + 1 :] if x.opcode != "yield"])
+                    self._finish(b, rest)
                 return
             before.append(op)
 
@@ -473,15 +476,122 @@ class _Lowering(TileLowering):
         return [c for c in every if all(e == 1 or x in w for x, e, w in zip(c, shape, self.window, strict=True))]
 
     def _finish(self, b: Builder, ops: Sequence[Op]) -> None:
-        """What the kernel does to its results, one piece after another."""
+        """What the kernel does to its results, one piece after another. What does not depend on the sum, loads above all, is done a piece
+        ahead: its latency passes while the piece before is finished."""
+        ahead, behind = self._apart(ops)
         rows, columns = self.layout.registers((self.schedule.m, self.schedule.n))
         wide = ROW_BYTES // (self.out_dtype.itemsize if self.out_maps else 2) // 8
-        for row in range(0, rows, 2):
-            for column in range(0, columns, wide):
-                self.window = (range(row, row + 2), range(column, min(column + wide, columns)))
-                self.ops(b, ops)
-                self.pieces += 1
+        windows = [
+            (range(row, row + 2), range(column, min(column + wide, columns)))
+            for row in range(0, rows, 2) for column in range(0, columns, wide)
+        ]  # fmt: skip
+        ready = self._ahead(b, ahead, windows[0])
+        for number, window in enumerate(windows):
+            following = self._ahead(b, ahead, windows[number + 1]) if number + 1 < len(windows) else {}
+            self.env.update(ready)
+            self.window = window
+            self.ops(b, behind)
+            self.pieces += 1
+            ready = following
         self.window = None
+
+    def load(self, b: Builder, op: Op) -> None:
+        """Beyond the edges anything may be read, for nothing is stored there: indices are held inside instead of asking for each load."""
+        limits = self._limits(op)
+        if limits is None:
+            super().load(b, op)
+            return
+        memory, result = op.operands[0], op.result.type
+        assert isinstance(memory.type, Tensor) and isinstance(result, Tile)
+        held = [self.env[v] for v in op.operands[1 : 1 + memory.type.rank]]
+        cells: dict[Cell, Value] = {}
+        for cell in self.cells(result.shape):
+            parts: list[Value] = []
+            for indices, width in self.pieces_of(b, memory.type, held, result.shape, cell):
+                inside = [
+                    index if limit is None else b.op("min", index, b.sub(limit, b.index(width if along else 1)))
+                    for index, (limit, along) in zip(indices, limits, strict=True)
+                ]
+                parts.append(self.plain_load(b, memory, inside, width))
+            cells[cell] = self.concatenated(b, parts)
+        self.env[op.result] = Registers(result.shape, cells)
+
+    def _limits(self, op: Op) -> list[tuple[Value | None, bool]] | None:
+        """For each index of a masked load the bound it must stay under, and whether it walks the vector axis; None where the mask says
+        more than that indices are inside."""
+        if self.window is None or not op.attrs.get("masked"):
+            return None
+        memory, mask = op.operands[0].type, self.env[op.operands[-1]]
+        assert isinstance(memory, Tensor)
+        if not isinstance(mask, Mask) or mask.others:
+            return None
+        limits: list[tuple[Value | None, bool]] = []
+        for value in op.operands[1 : 1 + memory.rank]:
+            held = self.env[value]
+            if isinstance(held, Registers):
+                return None
+            if not isinstance(held, Index) or not held.factors:
+                limits.append((None, False))
+                continue
+            bound = [limit for index, limit in mask.edges if index.base is held.base and index.factors == held.factors]
+            axes = list(held.factors)
+            if len(axes) != 1 or held.factors[axes[0]] != 1:
+                return None
+            limits.append((bound[0] if bound else None, axes[0] == self.axis))
+        edges = {(id(index.base), *index.factors) for index, _ in mask.edges}
+        own = {(id(h.base), *h.factors) for h in (self.env[v] for v in op.operands[1 : 1 + memory.rank]) if isinstance(h, Index)}
+        return limits if edges <= own else None
+
+    def _prefetch(self, b: Builder, ops: Sequence[Op]) -> None:
+        """Have the L2 cache fetch what the results will be combined with, a line for each thread in turn, while the sum is computed."""
+        s = self.schedule
+        ahead, _ = self._apart(ops)
+        wanted = [op for op in ahead if op.opcode == "load" and isinstance(op.result.type, Tile) and op.result.type.shape == (s.m, s.n)]
+        if not wanted:
+            return
+        self.window = (range(0), range(0))  # indices only: nothing is loaded yet
+        self.ops(b, ahead)
+        self.window = None
+        number = b.op("and", self.thread, b.index(GROUP - 1))
+        for op in wanted:
+            memory = op.operands[0].type
+            assert isinstance(memory, Tensor)
+            held = [self.env[v] for v in op.operands[1 : 1 + memory.rank]]
+            line = max(1, ROW_BYTES // memory.dtype.itemsize)
+            lines = -(-s.n // line)
+            if memory.strides[-1] != ONE or not all(isinstance(h, Value | Index) for h in held) or GROUP % lines:
+                continue
+            for turn in range(-(-self.rows * lines // GROUP)):
+                place = b.add(number, b.index(turn * GROUP))
+                row = b.add(b.op("floordiv", place, b.index(lines)), b.index(0))
+                if not s.turns:
+                    row = b.add(row, b.mul(self.own, b.index(self.rows)))
+                column = b.mul(b.op("and", place, b.index(lines - 1)), b.index(line))
+                inside: list[Value] = []
+                for own, extent in zip(held, memory.shape, strict=True):
+                    index = self._origin(own)
+                    for axis in own.factors if isinstance(own, Index) else ():
+                        index = b.op("min", b.add(index, (row, column)[axis]), b.index(extent - 1))
+                    inside.append(index)
+                b.multi("prefetch", op.operands[0], *inside)
+
+    def _ahead(self, b: Builder, ops: Sequence[Op], window: tuple[range, range]) -> dict[Value, Held]:
+        self.window = window
+        self.ops(b, ops)
+        return {result: self.env[result] for op in ops for result in op.results}
+
+    def _apart(self, ops: Sequence[Op]) -> tuple[list[Op], list[Op]]:
+        """Ops that do not depend on the sum and only read, and all others."""
+        late: set[Value] = set(self.sum.results)
+        ahead: list[Op] = []
+        behind: list[Op] = []
+        for op in ops:
+            if op.regions or has_effects(op) or any(v in late for v in op.operands):
+                behind.append(op)
+                late.update(op.results)
+            else:
+                ahead.append(op)
+        return ahead, behind
 
     def store(self, b: Builder, op: Op) -> None:
         if op not in self.out_maps:

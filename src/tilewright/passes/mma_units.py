@@ -22,22 +22,9 @@ from tilewright.ir.layouts import Accumulator, Blocked
 from tilewright.ir.nodes import Value
 from tilewright.ir.ops_matrix import MMA_SHAPES, accumulator_dtype
 from tilewright.ir.types import Vec
-from tilewright.passes.registers import Cell, Shape, ThreadView
+from tilewright.passes.registers import Cell, ThreadView
 from tilewright.passes.schedule_matrix import MatrixSchedule
 from tilewright.passes.stage_operand import WIDEST, Ring
-
-
-class ThreadTile(Blocked):
-    """A blocked layout with vectors along both axes: the rows of such a patch are registers of their own."""
-
-    def registers(self, shape: Shape) -> Shape:
-        rows, columns = super().registers(shape)
-        return (rows if shape[0] == 1 else rows * self.vector[0]), columns
-
-    def offset(self, axis: int, register: int) -> int:
-        if axis == 1:
-            return super().offset(axis, register)
-        return super().offset(0, register // self.vector[0]) + register % self.vector[0]
 
 
 class Unit(Protocol):

@@ -33,8 +33,10 @@ from tilewright.passes.expand_math import expand_math
 from tilewright.passes.lower_contraction import lower_contraction
 from tilewright.passes.lower_contraction_cpu import lower_contraction_cpu
 from tilewright.passes.lower_loops import lower_loops
+from tilewright.passes.lower_mma import lower_mma
 from tilewright.passes.lower_tiles import lower_tiles
 from tilewright.passes.lower_wgmma import lower_wgmma
+from tilewright.passes.narrow import narrow
 from tilewright.passes.repack import repack
 from tilewright.passes.schedule import Schedule, choose
 from tilewright.passes.schedule_matrix import MatrixSchedule
@@ -104,7 +106,8 @@ def prepare(program: Program, trace: Trace) -> Program:
         kernel = run_pass("simplify", kernel, simplify, trace)
         kernel = run_pass("collapse", kernel, collapse, trace)
         kernel = run_pass("stabilise", kernel, stabilise, trace)
-        return run_pass("contract", kernel, contract, trace)
+        kernel = run_pass("contract", kernel, contract, trace)
+        return run_pass("narrow", kernel, narrow, trace)
 
     return _map_kernels(program, each)
 
@@ -156,8 +159,10 @@ def lower_planned(
 
     def to_thread(kernel: Kernel) -> Kernel:
         schedule = next(remaining)
-        if isinstance(schedule, MatrixSchedule) and target.is_gpu:
+        if isinstance(schedule, MatrixSchedule) and schedule.family == "wgmma":
             kernel = run_pass("lower_wgmma", kernel, lambda k: lower_wgmma(k, schedule, target), trace)
+        elif isinstance(schedule, MatrixSchedule) and target.is_gpu:
+            kernel = run_pass("lower_mma", kernel, lambda k: lower_mma(k, schedule, target), trace)
         else:
             kernel = run_pass("lower_tiles", kernel, lambda k: lower_tiles(k, target), trace)
         kernel = run_pass("simplify", kernel, simplify, trace)

@@ -13,6 +13,7 @@ What does not change from step to step is computed before the first one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 
 from tilewright.base.dtypes import DType
 from tilewright.base.errors import UserError
@@ -24,7 +25,7 @@ from tilewright.ir.layouts import Accumulator, Blocked
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, Tile, Vec, dtype_of
 from tilewright.passes.lower_tiles import TileLowering
-from tilewright.passes.registers import Cell, Index, Registers, Shape, shape_of
+from tilewright.passes.registers import Cell, Held, Index, Mask, Registers, Shape, shape_of
 
 WIDEST = 16
 """Bytes of the widest access."""
@@ -83,6 +84,7 @@ class Source:
                 continue
             needed.add(id(op))
             waiting += _reads(op)
+        self.made = made
         self.fixed: list[Op] = []
         self.changing: list[Op] = []
         for op in walk(kernel.body):
@@ -112,16 +114,38 @@ def _count(shape: Shape) -> int:
     return total
 
 
-class OperandView(TileLowering):
-    """The threads of the block as they share one operand's tile."""
+class ThreadTile(Blocked):
+    """A blocked layout with vectors along both axes. Along `wide` they are vectors of a thread; along the other axis each of their
+    elements is a register of its own."""
 
-    def __init__(self, outer: TileLowering, source: Source, layout: Blocked) -> None:
+    wide = 1
+
+    def registers(self, shape: Shape) -> Shape:
+        steps = super().registers(shape)
+        return tuple(n if a == self.wide or shape[a] == 1 else n * self.vector[a] for a, n in enumerate(steps))
+
+    def offset(self, axis: int, register: int) -> int:
+        if axis == self.wide:
+            return super().offset(axis, register)
+        return super().offset(axis, register // self.vector[axis]) + register % self.vector[axis]
+
+
+class TallTile(ThreadTile):
+    """The same with vectors along the first axis."""
+
+    wide = 0
+
+
+class OperandView(TileLowering):
+    """The threads of the block as they share one operand's tile. A view without a ring is for looking at what a step would load."""
+
+    def __init__(self, outer: TileLowering, source: Source, layout: Blocked, ring: Ring | None = None, asynchronous: bool = False) -> None:
         self.given = layout
         super().__init__(outer.kernel, outer.target)
+        if isinstance(layout, ThreadTile):
+            self.axis, self.vector = layout.wide, layout.vector[layout.wide]
         self.divisors, self.constants = outer.divisors, outer.constants
-        self.source = source
-        self.ring: Ring | None = None
-        self.asynchronous = False
+        self.source, self._ring, self.asynchronous = source, ring, asynchronous
         self.offset: Value | None = None
         """Where the stage to fill starts."""
         self.valid: Value | None = None
@@ -148,9 +172,104 @@ class OperandView(TileLowering):
         return self.registers(b, self.env[self.source.operand], shape_of(self.source.operand))
 
     @property
-    def ring_(self) -> Ring:
-        assert self.ring is not None
-        return self.ring
+    def ring(self) -> Ring:
+        assert self._ring is not None
+        return self._ring
+
+    # -- what is the same for a whole vector --------------------------------------------------------------------
+
+    def _is_narrow(self, held: Held) -> bool:
+        """Whether all elements of a vector are the same."""
+        if isinstance(held, Registers):
+            return held.shape[self.axis] == 1
+        if isinstance(held, Index):
+            return not held.factors.get(self.axis, 0)
+        return isinstance(held, Value) or (all(self._is_narrow(i) for i, _ in held.edges) and all(map(self._is_narrow, held.others)))
+
+    def _narrowed(self, shape: Shape) -> Shape:
+        return tuple(1 if a == self.axis else e for a, e in enumerate(shape))
+
+    def registers(self, b: Builder, held: Held, shape: Shape) -> Registers:
+        if not isinstance(held, Registers) or held.shape == shape:
+            return super().registers(b, held, shape)
+        memo: dict[Value, Value] = {}
+        cells: dict[Cell, Value] = {}
+        for cell in self.cells(shape):
+            value = held.cells[self.collapsed(cell, held.shape)]
+            if self.is_wide(shape) and not isinstance(value.type, Vec):
+                if value not in memo:
+                    memo[value] = b.op("broadcast", value, width=self.vector)
+                value = memo[value]
+            cells[cell] = value
+        return Registers(shape, cells)
+
+    def _broadcast(self, b: Builder, op: Op) -> None:
+        held, shape = self.env[op.operands[0]], shape_of(op.result)
+        if isinstance(held, Registers) and self.is_wide(shape) and held.shape[self.axis] == 1:
+            narrow = self._narrowed(shape)
+            self.env[op.result] = Registers(narrow, {c: held.cells[self.collapsed(c, held.shape)] for c in self.cells(narrow)})
+            return
+        super()._broadcast(b, op)
+
+    def _symbolic(self, b: Builder, op: Op, held: Sequence[Held], result: Tile) -> Held | None:
+        """Beside what is symbolic everywhere: quotients that are the same for the whole tile, and whatever is the same for a vector."""
+        found = super()._symbolic(b, op, held, result)
+        if found is not None:
+            return found
+        if op.opcode in ("floordiv", "mul") and all(isinstance(h, Index) for h in held):
+            first, second = held
+            assert isinstance(first, Index) and isinstance(second, Index)
+            if not second.factors and self._stays(op, first, second):
+                base = b.op(op.opcode, first.base, second.base)
+                known = [self.divisors.get(h.base, 1) for h in (first, second)]
+                self.divisors[base] = known[0] * known[1] if op.opcode == "mul" else 1
+                return Index(result.shape, base, {})
+        if not self.is_wide(result.shape) or not all(self._is_narrow(h) for h in held):
+            return None
+        narrow = self._narrowed(result.shape)
+        operands = [self.registers(b, self._on(h, narrow), narrow) for h in held]
+        return Registers(narrow, {c: b.emit(op.opcode, [o.cells[c] for o in operands], op.attrs)[0] for c in self.cells(narrow)})
+
+    def _on(self, held: Held, shape: Shape) -> Held:
+        """The same, seen as a tile of another shape."""
+        if isinstance(held, Index):
+            return Index(shape, held.base, held.factors)
+        return Mask(shape, held.edges, held.others) if isinstance(held, Mask) else held
+
+    def _stays(self, op: Op, first: Index, second: Index) -> bool:
+        """Whether `first * second`, or the quotient, is one number for the whole tile."""
+        if not first.factors:
+            return True
+        if op.opcode == "mul" or min(first.factors.values()) < 0 or not self._is_size(op.operands[1]):
+            return False
+        reach = sum(factor * (first.shape[a] - 1) for a, factor in first.factors.items())
+        return reach < gcd(self.divisors.get(first.base, 1), self.divisors.get(second.base, 1))
+
+    def _is_size(self, value: Value) -> bool:
+        """Whether a tile repeats the extent of an array or a constant, which are not negative."""
+        op = self.source.made.get(value)
+        while op is not None and op.opcode == "broadcast":
+            op = self.source.made.get(op.operands[0])
+        if op is None:
+            return False
+        number = op.attrs.get("value")
+        return op.opcode == "size" or (op.opcode == "const" and isinstance(number, int) and number > 0)
+
+    def _whole_vectors(self, b: Builder, mask: Held, cell: Cell) -> bool:
+        if isinstance(mask, Mask):
+            return self._mask_is_uniform(b, mask, cell) and all(self._is_narrow(other) for other in mask.others)
+        return self._is_narrow(mask)
+
+    def _condition(self, b: Builder, mask: Held | None, shape: Shape, cell: Cell, pieces: int) -> list[Value] | None:
+        if not isinstance(mask, Mask | Registers) or not self.is_wide(shape) or not self._whole_vectors(b, mask, cell):
+            return super()._condition(b, mask, shape, cell, pieces)
+        edges, others = (mask.edges, mask.others) if isinstance(mask, Mask) else ((), (mask,))
+        parts = [b.op("lt", self.first(b, index, self.collapsed(cell, index.shape)), bound) for index, bound in edges]
+        parts += [other.cells[self.collapsed(cell, other.shape)] for other in others]
+        total = parts[0]
+        for part in parts[1:]:
+            total = b.logical_and(total, part)
+        return [total] * pieces
 
     # -- global memory ------------------------------------------------------------------------------------------
 
@@ -171,19 +290,18 @@ class OperandView(TileLowering):
             return
         super().load(b, op)
 
-    def _plain_load(self, b: Builder, memory: Value, indices: Sequence[Value], width: int) -> Value:
+    def plain_load(self, b: Builder, memory: Value, indices: Sequence[Value], width: int) -> Value:
         if self.widths and memory is (self.source.main.operands[0] if self.source.main else None):
             self.widths.append(width)
-        return super()._plain_load(b, memory, indices, width)
+        return super().plain_load(b, memory, indices, width)
 
     def _copy(self, b: Builder, op: Op, memory: Tensor) -> None:
         """Start copying the thread's part of the tile."""
-        assert self.ring is not None
         held = [self.env[v] for v in op.operands[1 : 1 + memory.rank]]
         mask = self.env[op.operands[-1]] if op.attrs.get("masked") else None
         shape = shape_of(op.results[0])
         for cell in self.cells(shape):
-            ((indices, width),) = self._pieces(b, memory, held, shape, cell)
+            ((indices, width),) = self.pieces_of(b, memory, held, shape, cell)
             conditions = self._condition(b, mask, shape, cell, 1)
             wanted = [v for v in (self.valid, conditions[0] if conditions else None) if v is not None]
             if len(wanted) == 2:
@@ -195,16 +313,19 @@ class OperandView(TileLowering):
 
     def _place(self, b: Builder, cell: Cell) -> Value:
         """Where a cell's first element goes."""
-        assert self.ring is not None and self.offset is not None
+        assert self.offset is not None
         start = self.ring.place(b, self.bases[1 - self.ring.along], self.bases[self.ring.along])
         fixed = self.ring.static(*(self.layout.offset(a, cell[a]) for a in (1 - self.ring.along, self.ring.along)))
         return b.add(b.add(self.offset, start), b.index(fixed))
 
     def put(self, b: Builder, held: Registers) -> None:
         """Write what `bring` gave to the stage at `offset`."""
-        assert self.ring is not None
-        for cell in self.cells(held.shape):
-            value, place = held.cells[cell], self._place(b, cell)
+        cells = {cell: b.cast(value, self.ring.dtype) for cell, value in held.cells.items()}
+        if isinstance(self.layout, ThreadTile):
+            self._put_across(b, cells)
+            return
+        for cell, value in cells.items():
+            place = self._place(b, cell)
             if not isinstance(value.type, Vec):
                 b.multi("store", self.ring.memory, place, value)
                 continue
@@ -217,25 +338,41 @@ class OperandView(TileLowering):
                     part = lanes[0] if step == 1 else b.op("pack", *lanes)
                 b.multi("store", self.ring.memory, b.add(place, b.index(first * self.ring.scale(self.axis))), part)
 
+    def _put_across(self, b: Builder, cells: dict[Cell, Value]) -> None:
+        """Patches that lie across: one vector of a patch's rows for each of its columns."""
+        other = 1 - self.axis
+        height = self.layout.vector[other]
+        for cell in (c for c in cells if c[other] % height == 0):
+            rows = [cells[_moved(cell, other, step)] for step in range(height)]
+            place = self._place(b, cell)
+            for lane in range(self.vector):
+                column = [b.op("extract", row, lane=lane) if isinstance(row.type, Vec) else row for row in rows]
+                b.multi("store", self.ring.memory, b.add(place, b.index(lane * self.ring.scale(self.axis))), b.op("pack", *column))
+
+
+def _moved(cell: Cell, axis: int, step: int) -> Cell:
+    return tuple(c + step if a == axis else c for a, c in enumerate(cell))
+
 
 # -- choosing the layout ------------------------------------------------------------------------------------------------
 
 
-def shared_layout(shape: Shape, axis: int, vector: int, threads: int, narrow: bool) -> Blocked | None:
-    """The threads side by side along `axis`, in vectors; None where the tile is too small. `narrow`: two lanes along the axis and the rest
-    across it, so that what is written across the vectors goes to different banks."""
+def shared_layout(shape: Shape, axis: int, vector: int, threads: int, across: bool = False, height: int = 1) -> Blocked | None:
+    """The threads side by side along `axis`, in vectors; None where the tile is too small. `across`: what is read along the axis is
+    written across it, so few lanes go along it and the rest to other banks; `height` rows are a thread's own then."""
     other = 1 - axis
     lanes, warps, vectors = [1, 1], [1, 1], [1, 1]
-    vectors[axis] = vector
-    lanes[axis] = min(32, shape[axis] // vector, 2 if narrow else 32)
-    if not lanes[axis]:
+    vectors[axis], vectors[other] = vector, height
+    lanes[axis] = min(shape[axis] // vector, max(2, 8 // vector) if across else 32)
+    if not lanes[axis] or shape[other] < height:
         return None
-    lanes[other] = min(32 // lanes[axis], shape[other])
+    lanes[other] = min(32 // lanes[axis], shape[other] // height)
     lanes[axis] = 32 // lanes[other]
     count = threads // 32
-    warps[other] = min(count, max(1, shape[other] // lanes[other]))
+    warps[other] = min(count, max(1, shape[other] // (height * lanes[other])))
     warps[axis] = count // warps[other]
-    layout = Blocked((vectors[0], vectors[1]), (lanes[0], lanes[1]), (warps[0], warps[1]))
+    kind = Blocked if height == 1 else ThreadTile if axis == 1 else TallTile
+    layout = kind((vectors[0], vectors[1]), (lanes[0], lanes[1]), (warps[0], warps[1]))
     return layout if all(shape[a] % layout.span(a) == 0 for a in (0, 1)) else None
 
 
@@ -253,7 +390,7 @@ def contiguous_axis(outer: TileLowering, source: Source, threads: int) -> int | 
     """The axis of the tile along which its main load reads neighbours."""
     shape = shape_of(source.operand)
     for axis in (0, 1):
-        layout = shared_layout(shape, axis, 1, threads, narrow=False)
+        layout = shared_layout(shape, axis, 1, threads)
         if layout is not None:
             return _tried(outer, source, layout).contiguous
     raise _too_small(shape, threads)
@@ -268,14 +405,15 @@ def make_view(outer: TileLowering, source: Source, ring: Ring, threads: int, cop
     may = "cp.async" in outer.target.features and is_load and copy != "threads"
     across = axis != ring.inner
     by_element = may and copy == "async" and across
+    # Bytes are turned in registers, four at a time.
+    heights = (4, 1) if across and ring.dtype.itemsize == 1 else (1,)
     vector = max(1, WIDEST // size) if contiguous is not None and not by_element else 1
     while vector >= 1:
-        layout = shared_layout(ring.shape, axis, vector, threads, narrow=across and not by_element)
-        if layout is not None and (vector == 1 or all(w in (0, vector) for w in _tried(outer, source, layout).widths)):
-            view = OperandView(outer, source, layout)
-            view.ring = ring
-            view.asynchronous = may and vector * size in (4, 8, 16) and (by_element or not across)
-            return view
+        for height in heights:
+            layout = shared_layout(ring.shape, axis, vector, threads, across and not by_element, height)
+            if layout is not None and (vector == 1 or all(w in (0, vector) for w in _tried(outer, source, layout).widths)):
+                asynchronous = may and vector * size in (4, 8, 16) and (by_element or not across)
+                return OperandView(outer, source, layout, ring, asynchronous)
         vector //= 2
     raise _too_small(ring.shape, threads)
 

@@ -1,0 +1,96 @@
+"""Count what a loop-stage kernel does: operations, and the bytes it must at least move. Symbolic, in the sizes of the call.
+
+Operations are those on floats and on integers narrower than i64 (i64 is what indices are made of); `fma` counts two, a function one, and a
+reduction one for each value combined, so a matrix product counts `2*m*n*k`. Bytes count every array once for reading and once for writing.
+Of two branches the longer counts. Where a loop's length depends on more than sizes the count is a lower bound.
+"""
+
+from __future__ import annotations
+
+from tilewright.analysis.affine import Forms, analyse
+from tilewright.base.dtypes import i64
+from tilewright.base.record import record
+from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, maximum, product
+from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
+from tilewright.ir.ops import OPS
+from tilewright.ir.types import Scalar, Tensor
+
+_FREE = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan", "select", "cast", "bitcast", "not", "and", "or", "xor", "shl", "shr"})
+
+
+@record
+class Work:
+    """What one launch does."""
+
+    operations: Size
+    bytes: Size
+    exact: bool
+    """Otherwise `operations` is a lower bound."""
+
+
+def work_of(kernel: Kernel) -> Work:
+    counter = _Counter(analyse(kernel))
+    operations = counter.block(kernel.body)
+    return Work(operations, _bytes(kernel), counter.exact)
+
+
+class _Counter:
+    def __init__(self, forms: Forms) -> None:
+        self.forms = forms
+        self.exact = True
+
+    def block(self, block: Block) -> Size:
+        total = ZERO
+        for op in block.ops:
+            total = total + self.op(op)
+        return total
+
+    def op(self, op: Op) -> Size:
+        if op.opcode in ("parallel", "reduce"):
+            points = product([self.length(v) for v in op.operands])
+            inside = self.block(op.regions[0])
+            if op.opcode == "reduce":
+                inside = inside + ONE
+            return points * inside
+        if op.opcode == "for":
+            low, high, step = (self.length(v) for v in op.operands[:3])
+            return ceildiv(high - low, step) * self.block(op.regions[0])
+        if op.opcode == "if":
+            return maximum(*(self.block(region) for region in op.regions))
+        if op.regions:
+            self.exact = False
+            return ZERO + sum((self.block(region) for region in op.regions), ZERO)
+        return _cost(op)
+
+    def length(self, value: Value) -> Size:
+        form = self.forms.get(value)
+        if form is None or form.factors:
+            self.exact = False
+            return ONE
+        return form.constant
+
+
+def _cost(op: Op) -> Size:
+    known = OPS.get(op.opcode)
+    if known is None or known.group not in ("elementwise", "function") or op.opcode in _FREE:
+        return ZERO
+    type_ = op.results[0].type
+    if not isinstance(type_, Scalar) or type_.dtype is i64 or type_.dtype.is_bool:
+        return ZERO
+    return Size.of(2 if op.opcode == "fma" else 1)
+
+
+def _bytes(kernel: Kernel) -> Size:
+    reads: dict[Value, None] = {}
+    writes: dict[Value, None] = {}
+    for op in walk(kernel.body):
+        if op.opcode in ("load", "store", "atomic"):
+            if op.opcode != "store":
+                reads[op.operands[0]] = None
+            if op.opcode != "load":
+                writes[op.operands[0]] = None
+    total = ZERO
+    for memory in (*reads, *writes):
+        assert isinstance(memory.type, Tensor)
+        total = total + product(memory.type.shape) * memory.type.dtype.itemsize
+    return total

@@ -13,6 +13,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tilewright.api.compute import load
 from tilewright.api.devices import Device, default_device, devices, set_default_device
 from tilewright.api.execute import to_device
@@ -62,7 +64,6 @@ from tilewright.api.language import (
     where,
     zeros,
 )
-from tilewright.api.tune import Tuning, tune
 from tilewright.base.dtypes import (
     DType,
     bf16,
@@ -88,6 +89,9 @@ from tilewright.base.dtypes import (
 )
 from tilewright.base.errors import CompilerBug, DeviceError, TargetLimit, TilewrightError, UserError
 from tilewright.runtime.cpu_pool import get_num_threads, set_num_threads
+
+if TYPE_CHECKING:
+    from tilewright.api.tune import Tuning, tune
 
 __version__ = "0.1.0"
 __all__ = [
@@ -173,3 +177,12 @@ __all__ = [
     "where",
     "zeros",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """The tuner is loaded when somebody asks for it."""
+    if name in ("Tuning", "tune"):
+        from tilewright.api import tune as module
+
+        return getattr(module, name)
+    raise AttributeError(f"module 'tilewright' has no attribute '{name}'")

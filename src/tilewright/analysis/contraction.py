@@ -268,13 +268,14 @@ class Plane:
     k: int
 
 
-def plane(contraction: Contraction, factor: Factor) -> Plane | None:
-    """How a factor that is a plain load lies in its tensor, when one tensor axis walks each way."""
+def plane(contraction: Contraction, factor: Factor, inner: int = -1) -> Plane | None:
+    """How a factor that is a plain load lies in its tensor, when one tensor axis walks each way. `inner`: the summed index that is walked,
+    where the others stand still."""
     if factor.load is None or not restates_bounds(contraction, factor):
         return None
     side = contraction.m if factor is contraction.a else contraction.n
     rows = frozenset(contraction.indices[p] for p in side)
-    sums = frozenset(contraction.k)
+    sums = frozenset(contraction.k if inner < 0 else (contraction.k[inner],))
     if len(rows) != 1 or len(sums) != 1:
         return None
     row = k = -1
@@ -293,3 +294,52 @@ def plane(contraction: Contraction, factor: Factor) -> Plane | None:
                 return None
             k = axis
     return Plane(row, k) if row >= 0 and k >= 0 else None
+
+
+@record
+class Image:
+    """A plain load of a convolution's input [n, h, w, c]: the results are pixels in order (batch, then rows, then columns), read at
+    `position * step + offset * dilation + lower`, and zero outside. `offsets` are the summed indices along the kernel's height and width
+    (None where it has extent 1), `channel` the one along c; all are positions among the summed indices."""
+
+    steps: tuple[int, int]
+    dilations: tuple[int, int]
+    lower: tuple[int, int]
+    offsets: tuple[int | None, int | None]
+    channel: int
+    pixels: tuple[int, int]
+    """The parallel indices along the height and the width of the result."""
+
+
+def image(contraction: Contraction, factor: Factor) -> Image | None:
+    """How a factor reads an image, when it does."""
+    tensor = factor.tensor
+    side = contraction.m if factor is contraction.a else contraction.n
+    if tensor is None or tensor.rank != 4 or len(side) != 3 or not restates_bounds(contraction, factor):
+        return None
+    batch, down, along = (contraction.indices[p] for p in side)
+    forms = contraction.access(factor)
+    sums = {value: position for position, value in enumerate(contraction.k)}
+    channel = next((p for v, p in sums.items() if forms[3].is_just(v)), None)
+    if channel is None or not forms[0].is_just(batch):
+        return None
+    found = [_window(form, own, sums) for form, own in ((forms[1], down), (forms[2], along))]
+    if any(f is None for f in found):
+        return None
+    (sh, dh, lh, oh), (sw, dw, lw, ow) = (f for f in found if f is not None)
+    used = [p for p in (oh, ow, channel) if p is not None]
+    if sorted(used) != list(range(len(contraction.k))):
+        return None
+    return Image((sh, sw), (dh, dw), (lh, lw), (oh, ow), channel, (side[1], side[2]))
+
+
+def _window(form: Affine, own: Value, sums: dict[Value, int]) -> tuple[int, int, int, int | None] | None:
+    """Step, dilation, lower corner and the summed index of `step * own + dilation * offset + lower`."""
+    step, lower = form.factor(own).constant, form.constant.constant
+    others = [v for v in form.values if v is not own]
+    if step is None or step < 1 or lower is None or len(others) > 1 or any(v not in sums for v in others):
+        return None
+    dilation = form.factor(others[0]).constant if others else 1
+    if dilation is None or dilation < 1:
+        return None
+    return step, dilation, lower, sums[others[0]] if others else None

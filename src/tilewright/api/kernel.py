@@ -22,9 +22,9 @@ from tilewright.base.errors import UserError
 from tilewright.base.target import Target, parse_target
 from tilewright.compile.driver import Compilation, Signature, compile_kernel, compile_stages
 from tilewright.frontend.python import parse_function
+from tilewright.tree.metadata import PRECISIONS
 from tilewright.tree.syntax import Function
 
-PRECISIONS = ("ieee", "tf32", "3xtf32")
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -52,8 +52,6 @@ _ROUNDS = 4
 """How much longer that measurement is."""
 _AHEAD = 3
 """Schedules compiled before their turn."""
-_BETTER = 0.995
-"""A schedule must be this much faster than another to take its place."""
 _UNFINISHED = "did not finish"
 
 
@@ -254,7 +252,7 @@ def search(
             ledger.abandon(text)
             ledger.finish(tuple(trials.values()))
             raise
-        if latest.ok and text not in listed and (leader is None or latest.seconds < leader.seconds * _BETTER):
+        if latest.ok and text not in listed and (leader is None or latest.seconds < leader.seconds * tuning.CLEARLY):
             # A better place to climb from: its neighbours come first.
             queue.extendleft(reversed(climb(text)))
         if progress is not None:
@@ -315,12 +313,8 @@ def _play_off(trials: dict[str, Measurement], bench: Bench) -> Measurement | Non
             again = text in times
             trials[text] = replace(m, seconds=times[text] if again else m.seconds * scale, rounds=1 + _ROUNDS if again else 1)
     winner = min(finalists, key=lambda text: times[text])
-    clearly = times[winner] < times[reference.schedule] * _BETTER
-    if not clearly:
-        # What decides later is the table, so it must say the same.
+    if times[reference.schedule] * tuning.CLEARLY <= times[winner]:
         winner = reference.schedule
-        for text in finalists:
-            trials[text] = replace(trials[text], seconds=max(times[text], times[winner]))
     return trials[winner]
 
 

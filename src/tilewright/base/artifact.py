@@ -33,7 +33,10 @@ class ScalarParam:
 @record
 class MapParam:
     """How the GPU's copy engine sees an array: shape and strides in elements, outermost axis first, the last stride 1; `box` is what one
-    copy moves. Passed by value as 128 bytes."""
+    copy moves. Passed by value as 128 bytes.
+
+    With `pixels` it is of images [n, h, w, c]: a copy moves that many boxes, from positions along h of `lower[0]` to h - 1 + `upper[0]`
+    that are `steps[0]` apart, and along w alike."""
 
     array: str
     dtype: DType
@@ -41,6 +44,10 @@ class MapParam:
     strides: tuple[Size, ...]
     box: tuple[int, ...]
     swizzle: int = 0
+    pixels: int = 0
+    lower: tuple[Size, ...] = ()
+    upper: tuple[Size, ...] = ()
+    steps: tuple[int, ...] = ()
 
 
 @record

@@ -80,17 +80,17 @@ def _show(found: tuner.Tuning, console: Console) -> None:
         click.echo(str(found))
         return
     assert found.default is not None
-    table = Table("time", "× default", "schedule", title=f"{found.kernel} on {found.device}", title_justify="left")
-    for column in table.columns[:2]:
+    table = Table("time", "× default", "rounds", "schedule", title=f"{found.kernel} on {found.device}", title_justify="left")
+    for column in table.columns[:3]:
         column.justify = "right"
     for m in found.ranking()[:_SHOWN]:
         ratio = f"{found.default.seconds / m.seconds:.3f}" if found.default.ok else ""
         marks = (" (chosen)" if m.schedule == found.best.schedule else "") + (" (default)" if m.schedule == found.default.schedule else "")
-        table.add_row(_duration(m.seconds), ratio, m.schedule + marks)
+        table.add_row(_duration(m.seconds), ratio, str(m.rounds), m.schedule + marks)
     console.print(table)
     failed = [m for m in found.trials if not m.ok]
     click.echo(f"search: {sparkline([m.seconds if m.ok else None for m in found.trials])}")
-    click.echo(f"{len(found.trials)} schedules in {found.elapsed:.1f} s, {len(failed)} failed; the first rows were measured again at the end, the others once")
+    click.echo(f"{len(found.trials)} schedules in {found.elapsed:.1f} s, {len(failed)} failed; rows of one round were measured shortly, and may look too good")
     for m in failed[:3]:
         click.echo(f"  {m.schedule}: {m.error}")
     click.echo(f"chosen: {found.best.schedule}")

@@ -38,6 +38,10 @@ class Map:
     strides: tuple[Size, ...]
     box: tuple[int, ...]
     swizzle: int
+    pixels: int = 0
+    lower: tuple[Size, ...] = ()
+    upper: tuple[Size, ...] = ()
+    steps: tuple[int, ...] = ()
 
 
 @record
@@ -61,12 +65,19 @@ def _map_of(kernel: Kernel, op: Op) -> Map:
         raise CompilerBug.at("TW040", "a map of a tensor that is no parameter", op.span)
     type_ = op.results[0].type
     assert isinstance(type_, CopyMap)
-    shape, strides = (
-        tuple(Size.of(x) for x in sizes if isinstance(x, int | Size))
-        for sizes in (op.attrs["shape"], op.attrs["strides"])
-        if isinstance(sizes, tuple)
-    )
-    return Map(kernel.params.index(op.operands[0]), type_.dtype, shape, strides, type_.box, type_.swizzle)
+    shape, strides, lower, upper = (_sizes(op, name) for name in ("shape", "strides", "lower", "upper"))
+    steps = op.attrs.get("steps", ())
+    assert isinstance(steps, tuple)
+    return Map(
+        kernel.params.index(op.operands[0]), type_.dtype, shape, strides, type_.box, type_.swizzle, type_.pixels, lower, upper,
+        tuple(x for x in steps if isinstance(x, int)),
+    )  # fmt: skip
+
+
+def _sizes(op: Op, name: str) -> tuple[Size, ...]:
+    found = op.attrs.get(name, ())
+    assert isinstance(found, tuple)
+    return tuple(Size.of(x) for x in found if isinstance(x, int | Size))
 
 
 def _shared_places(kernel: Kernel, target: Target) -> tuple[dict[Value, int], int]:

@@ -101,11 +101,18 @@ def _tma_load(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[st
     barrier = _place(w, op, operands, 3)
     target = w.let(f"addrspacecast {SHARED} {_place(w, op, operands, 0)} to {CLUSTER}")
     where = _coordinates(w, op, operands, 5)
+    map_type = op.operands[2].type
+    assert isinstance(map_type, CopyMap)
+    mode, offsets = "tile", list[tuple[str, str]]()
+    if map_type.pixels:
+        mode = "im2col"
+        first = 5 + len(where)
+        offsets = [("i16", _word(w, op.operands[k], operands[k], 16)) for k in (first + 1, first)]
     many = bool(op.attrs.get("multicast"))
     mask = _word(w, op.operands[-1], operands[-1], 16) if many else "0"
     w.call(
-        "void", f"llvm.nvvm.cp.async.bulk.tensor.g2s.tile.{len(where)}d", (CLUSTER, target), (SHARED, barrier),
-        ("ptr", operands[2]), *where, ("i16", mask), ("i64", "0"), ("i1", str(many).lower()), ("i1", "false"), ("i32", "0"),
+        "void", f"llvm.nvvm.cp.async.bulk.tensor.g2s.{mode}.{len(where)}d", (CLUSTER, target), (SHARED, barrier),
+        ("ptr", operands[2]), *where, *offsets, ("i16", mask), ("i64", "0"), ("i1", str(many).lower()), ("i1", "false"), ("i32", "0"),
     )  # fmt: skip
     return []
 

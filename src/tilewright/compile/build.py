@@ -110,7 +110,12 @@ def _launch(entry: str, call: KernelCall, target: Target) -> Launch:
     if not target.is_gpu or kernel.stage is not Stage.THREAD:
         return plain
     needs = kernel_needs(kernel, target)
-    maps = tuple(MapParam(call.args[m.parameter], m.dtype, m.shape, m.strides, m.box, m.swizzle) for m in needs.maps)
+    maps = tuple(
+        MapParam(
+            call.args[m.parameter], m.dtype, m.shape, m.strides, m.box, m.swizzle, m.pixels, m.lower, m.upper, m.steps
+        )
+        for m in needs.maps
+    )
     dependent = bool(kernel.attrs.get("dependent"))
     return replace(plain, shared_bytes=needs.shared_bytes, maps=maps, cluster=cluster_of(kernel), dependent=dependent)
 

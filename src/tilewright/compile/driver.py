@@ -25,7 +25,6 @@ from tilewright.base.artifact import Artifact
 from tilewright.base.record import record
 from tilewright.base.target import Target, host_cpu
 from tilewright.codegen.interpreter import abi_key
-from tilewright.compile import tuning
 from tilewright.compile.cache import DiskCache
 from tilewright.runtime import cpu_pool
 from tilewright.tree.check import check_kernel
@@ -133,8 +132,9 @@ def front_end(function: Function, signature: Signature) -> tuple[TypedKernel, Pr
     program = lower_kernel(typed)
     verify_program(program)
     facts = _by_name(program, signature.divisors)
-    if facts or signature.precision != "ieee":
-        program = replace(program, calls=tuple(replace(c, kernel=_promised(c.kernel, facts, signature.precision)) for c in program.calls))
+    precision = signature.precision if signature.precision != "ieee" else typed.metadata.precision or "ieee"
+    if facts or precision != "ieee":
+        program = replace(program, calls=tuple(replace(c, kernel=_promised(c.kernel, facts, precision)) for c in program.calls))
     return typed, program
 
 
@@ -164,6 +164,7 @@ class _Prepared:
     """A kernel after the passes that do not depend on sizes."""
 
     def __init__(self, function: Function, signature: Signature, target: Target) -> None:
+        from tilewright.passes.matrix_hints import check_kind
         from tilewright.passes.pipeline import Trace, prepare
 
         self.function, self.target = function, target
@@ -172,14 +173,16 @@ class _Prepared:
         self.typed, self.program = front_end(function, signature)
         self.trace.times["front end"] = time.perf_counter() - start
         self.loop = prepare(self.program, self.trace)
+        check_kind(self.typed.metadata, self.loop)
 
     def plan(self, signature: Signature) -> tuple[MatrixSchedule | None, ...]:
         """The schedule of each contraction of the program for the call's own sizes."""
         from tilewright.passes.pipeline import plan_contractions
 
         extents = _by_name(self.program, signature.extents or signature.hints)
-        plan = plan_contractions(self.loop, self.target, extents, signature.schedule)
-        if signature.schedule or not any(plan) or not tuning.enabled():
+        metadata = self.typed.metadata
+        plan = plan_contractions(self.loop, self.target, extents, signature.schedule, metadata)
+        if signature.schedule or metadata.strict or not any(plan):
             return plan
         tuned = self._tuned(signature)
         return plan_contractions(self.loop, self.target, extents, tuned) if tuned else plan
@@ -193,6 +196,8 @@ class _Prepared:
 
     def _tuned(self, signature: Signature) -> str:
         """What measurements say about a call; empty where there are none."""
+        from tilewright.compile import tuning
+
         table = tuning.look_up(tuning.kernel_key(self.function, signature.args, signature.precision, self.target))
         if table is None:
             return ""

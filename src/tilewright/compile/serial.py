@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, MapParam, ScalarParam, SizeBinding
 from tilewright.base.dtypes import by_name
@@ -89,12 +91,15 @@ def _param(param: ArrayParam | ScalarParam) -> Json:
 
 
 def _launch(x: Launch) -> Json:
-    maps: list[Json] = [
-        [m.array, m.dtype.name, _texts(m.shape), _texts(m.strides), list(m.box), m.swizzle] for m in x.maps
-    ]
     return [
-        x.entry, list(x.args), list(x.sizes), _texts(x.grid), x.threads, x.shared_bytes, str(x.work), maps, x.cluster, x.dependent,
+        x.entry, list(x.args), list(x.sizes), _texts(x.grid), x.threads, x.shared_bytes, str(x.work), [_map(m) for m in x.maps],
+        x.cluster, x.dependent,
     ]  # fmt: skip
+
+
+def _map(m: MapParam) -> Json:
+    plain: list[Json] = [m.array, m.dtype.name, _texts(m.shape), _texts(m.strides), list(m.box), m.swizzle]
+    return [*plain, m.pixels, _texts(m.lower), _texts(m.upper), list(m.steps)] if m.pixels else plain
 
 
 @lru_cache(maxsize=4096)
@@ -102,7 +107,7 @@ def _size(text: str) -> Size:
     return parse_size(text)
 
 
-def _sizes(texts: list[str]) -> tuple[Size, ...]:
+def _sizes(texts: Sequence[str]) -> tuple[Size, ...]:
     return tuple(_size(text) for text in texts)
 
 
@@ -120,12 +125,18 @@ def _read_array(
     return ArrayParam(name, by_name(dtype), _sizes(shape), _sizes(strides), role, align)
 
 
+def _read_map(
+    array: str, dtype: str, shape: list[str], strides: list[str], box: list[int], swizzle: int, pixels: int = 0,
+    lower: Sequence[str] = (), upper: Sequence[str] = (), steps: Sequence[int] = (),
+) -> MapParam:  # fmt: skip
+    return MapParam(
+        array, by_name(dtype), _sizes(shape), _sizes(strides), tuple(box), swizzle, pixels, _sizes(lower), _sizes(upper), tuple(steps)
+    )
+
+
 def _read_launch(
     entry: str, args: list[str], sizes: list[str], grid: list[str], threads: int, shared: int, work: str,
-    maps: list[tuple[str, str, list[str], list[str], list[int], int]], cluster: int, dependent: bool,
+    maps: list[list[Any]], cluster: int, dependent: bool,
 ) -> Launch:  # fmt: skip
-    read = tuple(
-        MapParam(array, by_name(dtype), _sizes(shape), _sizes(strides), tuple(box), swizzle)
-        for array, dtype, shape, strides, box, swizzle in maps
-    )
+    read = tuple(_read_map(*m) for m in maps)
     return Launch(entry, tuple(args), tuple(sizes), _sizes(grid), threads, shared, _size(work), read, cluster, dependent)

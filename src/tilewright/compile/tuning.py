@@ -4,8 +4,8 @@ One file per kernel (its tree, its arguments without extents, its precision, its
 SHA-256 of the rest on its first line, then JSON. It appears whole or not at all, is closed to others, and is ignored when damaged. Without
 a place on disk tables live in this process only. `TILEWRIGHT_TUNING=off` ignores them.
 
-`advise` answers for one call. Where its very extents were measured, the fastest schedule of those measured most thoroughly wins. Else the ranking of the cost model is
-corrected by what was measured nearby. With M(s, x) = STEP · (place of s in the model's ranking for extents x) and, for each measured shape p,
+`advise` answers for one call. Where its very extents were measured, the fastest schedule of those measured most thoroughly wins. Else the
+ranking of the cost model is corrected by what was measured nearby. With M(s, x) = STEP · (place of s in the model's ranking for extents x) and, for each measured shape p,
 r(s, p) = log2(seconds of s at p / seconds of b at p) − (M(s, p) − M(b, p)), where b is the schedule measured there that the model ranks first
 (so r says how much slower s is beside b than the model thinks), the schedule with the smallest
 
@@ -51,6 +51,8 @@ STEP = math.log2(1.02)
 """What one place in the model's ranking is taken to cost."""
 PRIOR = 0.25
 """How much the model counts: as a shape measured one doubling away."""
+CLEARLY = 0.995
+"""The model's first choice stays unless another one is this much faster."""
 NEAREST = 8
 """Shapes looked at."""
 _FORMAT = 1
@@ -122,9 +124,11 @@ def advise(table: TuningTable, extents: Extents, divisors: Extents, ranking: Ran
     entries = [m for m in table.entries if m.version == version or m.schedule in listed]
     bad = {m.schedule for m in entries if not m.ok}
     good = [m for m in entries if m.ok and m.seconds > 0 and m.schedule not in bad]
-    here = [m for m in good if m.extents == extents]
+    first = ranked[0].describe()
+    here = in_order(m for m in good if m.extents == extents)
     if here:
-        return in_order(here)[0].schedule
+        usual = next((m for m in here if m.schedule == first and m.rounds == here[0].rounds), None)
+        return first if usual is not None and usual.seconds * CLEARLY <= here[0].seconds else here[0].schedule
     if not good:
         return ""
     candidates = {s.describe(): s for s in ranked if s.describe() not in bad}
@@ -134,7 +138,9 @@ def advise(table: TuningTable, extents: Extents, divisors: Extents, ranking: Ran
             candidates.setdefault(m.schedule, schedule)
     shapes = _shapes(good, extents, ranking)
     prior = PRIOR if extents else 0.0
-    return min(candidates, key=lambda text: _estimate(candidates[text], text, ranked, shapes, prior), default="")
+    estimates = {text: _estimate(s, text, ranked, shapes, prior) for text, s in candidates.items()}
+    best = min(estimates, key=lambda text: estimates[text], default="")
+    return first if first in estimates and estimates[first] + math.log2(CLEARLY) <= estimates[best] else best
 
 
 @record

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.base.dtypes import DType, bool_, i32, i64
+from tilewright.base.sizes import Size
 from tilewright.ir.nodes import Attrs
 from tilewright.ir.opdef import ALL_STAGES as ALL_STAGES
 from tilewright.ir.opdef import OpDef, Rule, TypeRuleError
@@ -195,6 +196,25 @@ def _load(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     if "width" in attrs:
         return (Vec(memory.dtype, _int_attr(attrs, "width")),)
     return (access,)
+
+
+def _load_image(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    image = types[0] if types else None
+    if not isinstance(image, Tensor) or image.rank != 4 or image.space != "global" or len(types) != 5:
+        raise _fail("takes a global tensor of four axes, a row, two offsets and a channel")
+    for t in types[1:]:
+        if not isinstance(t, Scalar) or not t.dtype.is_int:
+            raise _fail(f"takes integers, got {t}")
+    shape, lower, steps = _shape_attr(attrs), attrs.get("lower"), attrs.get("steps")
+    if len(shape) != 2:
+        raise _fail("gives a tile of two axes")
+    if not all(isinstance(attrs.get(name), int | Size) for name in ("rows", "columns")):
+        raise _fail("needs sizes rows and columns")
+    if not isinstance(lower, tuple) or len(lower) != 2 or not all(isinstance(x, int | Size) for x in lower):
+        raise _fail("lower is two sizes, along h and w")
+    if not isinstance(steps, tuple) or len(steps) != 2 or not all(isinstance(x, int) and x > 0 for x in steps):
+        raise _fail("steps are two positive integers, along h and w")
+    return (Tile(image.dtype, shape),)
 
 
 def _store(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
@@ -463,6 +483,9 @@ _define("rcp_approx", "1 / a by the device's own instruction, f32 only, denormal
 _define("load", "`load %t, %i, %j`: the element (scalars) or elements (index tiles) there. `masked`: a last operand says where; "
         "elsewhere 0. Thread stage: `width` loads that many elements that follow one another in memory, aligned to their whole "
         "size unless `unaligned`.", _load, effect="read", group="memory")  # fmt: skip
+_define("load_image", "`load_image %x, %row, %oh, %ow, %c {rows, columns, lower, steps, shape}`: a tile [m, k] of images [n, h, w, c] as a "
+        "convolution's product reads them. Element [r, j] is channel c + j at h = p * `steps[0]` + `lower[0]` + oh, w = q * `steps[1]` + `lower[1]` + ow "
+        "of image n, where row + r = (n * `rows` + p) * `columns` + q; 0 where there is none.", _load_image, "tile", "read", "memory")  # fmt: skip
 _define("store", "`store %t, %i, %j, %v`: like load, the other way round.", _store, effect="write", group="memory")
 _define("head", "`head %t, %i, %j {bytes}`: how many elements from there on lie before the next address that is a multiple of `bytes`. "
         "Only where things lie depends on it, never a result.", _head, "tile thread", group="memory")  # fmt: skip

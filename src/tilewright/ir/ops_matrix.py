@@ -6,6 +6,10 @@ its row: it lies at `p ^ ((p >> 3) & 0x70)`. `swizzled_place` is that function; 
 
 An mbarrier is an element of a shared u64 tensor. It counts arrivals and outstanding bytes; when both are done its phase ends
 and the next begins. `mbarrier_wait` with parity p returns once the phase of that parity has ended: 0 waits for the first.
+
+A map with `pixels` is in the engine's im2col mode. It sees images [n, h, w, c]; a *base position* (n, h, w) is where a filter's first
+element lies, which may be outside. Base positions form a box: along h from `lower[0]` to h - 1 + `upper[0]`, along w alike. A copy walks
+`pixels` of them, w fastest, `steps` apart, and reads `channels` elements at a fixed offset from each.
 """
 
 from __future__ import annotations
@@ -14,12 +18,20 @@ from collections.abc import Sequence
 
 from tilewright.base.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8, i32, u8, u32, u64
 from tilewright.base.sizes import Size
-from tilewright.ir.nodes import Attrs
+from tilewright.ir.nodes import Attr, Attrs
 from tilewright.ir.opdef import OpDef, Rule, TypeRuleError, integer
 from tilewright.ir.types import BOOL, CopyMap, Scalar, Tensor, Type, Vec
 
 ROW_BYTES = 128
 """Bytes of one row of a swizzled tile."""
+
+
+MOST_PIXELS, MOST_STEP = 1024, 8
+"""Pixels of one copy of an image; elements from one base position to the next."""
+CORNERS = (-128, 127)
+"""Between which the corners of an image's box of base positions lie, as offsets from the image's own."""
+MOST_OFFSET = 255
+"""How far from its base position a pixel is read, along h and along w."""
 
 
 def swizzled_place(place: int) -> int:
@@ -65,7 +77,25 @@ def _tensor_map(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     swizzle = integer(attrs, "swizzle")
     if swizzle not in (0, 32, 64, 128):
         raise _fail("swizzle is 0, 32, 64 or 128 bytes")
-    return (CopyMap(types[0].dtype, tuple(x for x in box if isinstance(x, int)), swizzle),)
+    return (CopyMap(types[0].dtype, tuple(x for x in box if isinstance(x, int)), swizzle, _pixels(box, attrs)),)
+
+
+def _pixels(box: tuple[Attr, ...], attrs: Attrs) -> int:
+    """How many pixels a copy moves; 0 for a map that is not of images."""
+    lower, upper, steps = (attrs.get(name) for name in ("lower", "upper", "steps"))
+    if "pixels" not in attrs:
+        if not lower is upper is steps is None:
+            raise _fail("lower, upper and steps are for maps with pixels")
+        return 0
+    pixels = integer(attrs, "pixels")
+    if not 1 <= pixels <= MOST_PIXELS or len(box) != 4 or box[:3] != (1, 1, 1):
+        raise _fail(f"pixels are 1 to {MOST_PIXELS}, of four axes, with a box of [1, 1, 1, channels]")
+    for corner in (lower, upper):
+        if not isinstance(corner, tuple) or len(corner) != 2 or not all(isinstance(x, int | Size) for x in corner):
+            raise _fail("lower and upper are two sizes each, along h and w")
+    if not isinstance(steps, tuple) or len(steps) != 2 or not all(isinstance(x, int) and 1 <= x <= MOST_STEP for x in steps):
+        raise _fail(f"steps are two integers from 1 to {MOST_STEP}, along h and w")
+    return pixels
 
 
 def _tma(types: Sequence[Type], attrs: Attrs, barriers: bool) -> tuple[Type, ...]:
@@ -74,12 +104,14 @@ def _tma(types: Sequence[Type], attrs: Attrs, barriers: bool) -> tuple[Type, ...
     if _shared(types[0]).dtype.itemsize != types[2].dtype.itemsize or not _is_index(types[1]):
         raise _fail(f"{types[0]} and {types[2]} hold elements of different size")
     rest = list(types[3:])
+    if types[2].pixels and not barriers:
+        raise _fail("cannot store by a map with pixels")
     if barriers:
         if len(rest) < 2 or not _is_index(rest[1]):
             raise _fail("takes mbarriers and the number of one")
         _shared(rest[0], u64)
         rest = rest[2:]
-    _indices(rest, len(types[2].box) + (1 if attrs.get("multicast") else 0))
+    _indices(rest, len(types[2].box) + (2 if types[2].pixels else 0) + (1 if attrs.get("multicast") else 0))
     return ()
 
 
@@ -238,11 +270,14 @@ def _row(name: str, doc: str, rule: Rule, effect: str, group: str = "matrix") ->
 
 DEFINITIONS: tuple[OpDef, ...] = (
     _row("tensor_map", "How the copy engine sees a global tensor: `shape` and `strides` (in elements, last axis 1) of up to five axes, the "
-         "`box` one copy moves, and the `swizzle` of its rows in shared memory.", _tensor_map, "pure", "copy"),
+         "`box` one copy moves, and the `swizzle` of its rows in shared memory. `pixels`, `lower`, `upper`, `steps`: of images [n, h, w, c] a copy "
+         "moves that many pixels, each a box [1, 1, 1, channels]. Their base positions run along w from `lower[1]` to w - 1 + `upper[1]`, "
+         "`steps[1]` apart, then on along h, from `lower[0]` to h - 1 + `upper[0]`, `steps[0]` apart, then along n.", _tensor_map, "pure", "copy"),
     _row("prefetch_map", "Fetch a map's description ahead of its first use.", _map_only, "sync", "copy"),
     _row("tma_load", "`tma_load %to, %offset, %map, %barriers, %i, %c0…`: start copying the box at those coordinates into shared memory, "
          "row by row; outside the tensor zeros. Its bytes count on the mbarrier. `multicast`: a last operand has a bit for each block of the "
-         "cluster that gets it too.", lambda t, a: _tma(t, a, True), "write", "copy"),
+         "cluster that gets it too. By a map with pixels: `… %n, %h, %w, %c, %oh, %ow`, the first base position and channel, and the offset from "
+         "each base position to its pixel.", lambda t, a: _tma(t, a, True), "write", "copy"),
     _row("tma_store", "`tma_store %from, %offset, %map, %c0…`: start copying a box from shared memory; what lies outside the tensor is "
          "left out. Joins the thread's open group.", lambda t, a: _tma(t, a, False), "write", "copy"),
     _row("tma_commit", "Close the thread's group of stores.", _nothing, "sync", "copy"),

@@ -278,7 +278,12 @@ class _Parser:
         self.expect("[")
         box = self.items("]", self.integer)
         self.expect(",")
-        return CopyMap(dtype, tuple(box), self.integer())
+        swizzle, pixels = self.integer(), 0
+        if self.accept(","):
+            self.expect("pixels")
+            self.expect("=")
+            pixels = self.integer()
+        return CopyMap(dtype, tuple(box), swizzle, pixels)
 
     def vec(self, dtype: DType) -> Vec:
         return Vec(dtype, self.integer())

@@ -5,6 +5,7 @@
     tile<f32, [64, 128]>                       tile stage: a block's value of static shape, with a layout once assigned
     tensor<f32, [rows, cols], [cols, 1]>       memory: shape, strides in elements, then space and alignment if not default
     map<bf16, [128, 64], 128>                  how the copy engine sees a tensor: the box of one copy, and its swizzle
+    map<bf16, [1, 1, 1, 64], 128, pixels=128>  the same for images: one copy moves that many pixels, each a box
     token                                      an asynchronous operation in flight
 """
 
@@ -79,9 +80,12 @@ class CopyMap:
     dtype: DType
     box: tuple[int, ...]
     swizzle: int = 0
+    pixels: int = 0
+    """Boxes one copy moves, along w, h and n of an image; 0 where it moves a single box."""
 
     def __str__(self) -> str:
-        return f"map<{self.dtype}, [{', '.join(map(str, self.box))}], {self.swizzle}>"
+        pixels = f", pixels={self.pixels}" if self.pixels else ""
+        return f"map<{self.dtype}, [{', '.join(map(str, self.box))}], {self.swizzle}{pixels}>"
 
 
 @dataclass(frozen=True)

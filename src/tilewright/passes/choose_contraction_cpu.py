@@ -12,7 +12,9 @@ from tilewright.passes.lower_contraction_cpu import needed_ops
 from tilewright.passes.schedule_matrix import MatrixSchedule
 
 ACCUMULATORS = (f32, f64, i32, i64, u32, u64)
-PANEL_BYTES = 1 << 20
+DEPTH = 256
+"""How much of the sum is done before its results go back to memory."""
+PANEL_BYTES = 3 << 18
 """How much of the second factor lies in the second-level cache at once."""
 ROW_COST = 0.3
 """What a tile costs beside its rows, in rows."""
@@ -30,7 +32,7 @@ def cpu_schedules(found: Contraction, target: Target, hints: Mapping[str, int]) 
     lanes = target.vector_bytes // dtype.itemsize
     rows, vectors = _register_tile(target, found.size(found.m), found.size(found.n) * found.size(found.batch), hints)
     nr = vectors * lanes
-    depth = 512 * 4 // max(4, dtype.itemsize)
+    depth = DEPTH
     columns = max(1, PANEL_BYTES // (depth * dtype.itemsize * nr)) * nr
     height = max(1, SUM_BYTES // (columns * dtype.itemsize * rows)) * rows
     return (MatrixSchedule("cpu", height, columns, depth, mr=rows, nr=nr, vectors=vectors),)

@@ -11,18 +11,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilewright.analysis import divisors
-from tilewright.analysis.contraction import Contraction, Factor, find_contraction, plane
+from tilewright.analysis.contraction import Contraction, Factor, find_contraction, image, plane
 from tilewright.base.dtypes import f32
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel
+from tilewright.ir.types import Tensor
 from tilewright.ir.ops_matrix import MATRIX_DTYPES, accumulator_dtype
 from tilewright.passes.choose_contraction_cpu import cpu_schedules
 from tilewright.passes.choose_mma import mma_schedules
 from tilewright.passes.repack import packable
 from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
 
+SHORT_SUM = 32
+"""A summed index shorter than this is not worth steps of its own."""
 LARGE = 1 << 14
 """What an extent nobody knows is taken for."""
 
@@ -52,12 +55,14 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
     if not target.is_gpu:
         return cpu_schedules(found, target, hints)
     shape = shape_of(found, hints)
+    inner = _inner(found, hints)
     if "wgmma" in target.features and _multiplies(found, str(kernel.attrs.get("precision", "ieee"))):
-        ways = [_way(kernel, found, factor) for factor in (found.a, found.b)]
-        if all(ways):
-            candidates = [_with_copies(s, ways) for s in _wgmma(found, shape, target) if _in_blocks(found, s, ways)]
+        ways = [_way(kernel, found, factor, inner) for factor in (found.a, found.b)]
+        if all(ways) and ways.count("image") < 2:
+            candidates = [_with_copies(s, ways) for s in _wgmma(found, shape, target) if _in_blocks(found, s, ways, inner)]
+            candidates = [replace(s, inner=inner) for s in candidates if s.b_copy != "image" and (s.a_copy != "image" or s.cluster == 1)]
             return tuple(sorted(candidates, key=lambda s: cost(s, shape, target, found)))
-    return mma_schedules(found, str(kernel.attrs.get("precision", "ieee")), target, shape.batch, shape.m, shape.n, shape.k)
+    return mma_schedules(kernel, found, target, shape.batch, shape.m, shape.n, shape.k)
 
 
 def forced(text: str, found: tuple[MatrixSchedule, ...]) -> MatrixSchedule:
@@ -70,7 +75,7 @@ def forced(text: str, found: tuple[MatrixSchedule, ...]) -> MatrixSchedule:
         like = next((s for s in found if s.family == asked.family), None)
         if like is not None:
             like = replace(like, a_copy=like.b_copy, b_copy=like.a_copy)
-    return asked if like is None else replace(asked, a_copy=like.a_copy, b_copy=like.b_copy)
+    return asked if like is None else replace(asked, a_copy=like.a_copy, b_copy=like.b_copy, inner=like.inner)
 
 
 # -- Hopper ---------------------------------------------------------------------------------------------------------
@@ -84,18 +89,29 @@ def _multiplies(found: Contraction, precision: str) -> bool:
     return dtype is not f32 or precision == "tf32"
 
 
-def _way(kernel: Kernel, found: Contraction, factor: Factor) -> str:
-    """How a factor gets to shared memory: as it lies, or packed first."""
-    if _copyable(kernel, found, factor):
+def _inner(found: Contraction, hints: Mapping[str, int]) -> int:
+    """Of several summed indices the one to cut into steps: the longest, if it is long enough."""
+    lengths = [e.evaluate(hints) if e.names <= hints.keys() else LARGE for e in found.reduce_extents]
+    if len(lengths) == 1 or max(lengths) < SHORT_SUM:
+        return -1
+    return max(range(len(lengths)), key=lambda p: (lengths[p], p))
+
+
+def _way(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> str:
+    """How a factor gets to shared memory: as it lies, as pixels, or packed first."""
+    if _copyable(kernel, found, factor, inner):
         return "tma"
+    lies, tensor = image(found, factor), factor.tensor
+    if lies is not None and tensor is not None and lies.channel == inner and _aligned(kernel, tensor):
+        return "image"
     return "pack" if packable(found, factor) else ""
 
 
-def _in_blocks(found: Contraction, schedule: MatrixSchedule, ways: list[str]) -> bool:
+def _in_blocks(found: Contraction, schedule: MatrixSchedule, ways: list[str], inner: int) -> bool:
     """A factor whose rows run across the sum comes in blocks of 128 bytes: the tile must have whole ones."""
     extents = (schedule.n, schedule.m) if schedule.swap else (schedule.m, schedule.n)
     for factor, way, extent in zip((found.a, found.b), ways, extents, strict=True):
-        lies, tensor = plane(found, factor), factor.tensor
+        lies, tensor = plane(found, factor, inner), factor.tensor
         if way == "tma" and lies is not None and tensor is not None and lies.k != tensor.rank - 1 and extent * tensor.dtype.itemsize % 128:
             return False
     return True
@@ -106,12 +122,17 @@ def _with_copies(schedule: MatrixSchedule, ways: list[str]) -> MatrixSchedule:
     return replace(schedule, a_copy=first, b_copy=second)
 
 
-def _copyable(kernel: Kernel, found: Contraction, factor: Factor) -> bool:
-    lies, tensor = plane(found, factor), factor.tensor
-    if lies is None or tensor is None or tensor.rank > 5 or tensor.align % 16 or tensor.strides[-1] != ONE:
+def _copyable(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> bool:
+    lies, tensor = plane(found, factor, inner), factor.tensor
+    if lies is None or tensor is None or tensor.rank > 5 or not _aligned(kernel, tensor):
         return False
     last = tensor.rank - 1
-    if lies.k != last and (lies.row != last or tensor.dtype.itemsize != 2):
+    return lies.k == last or (lies.row == last and tensor.dtype.itemsize == 2)
+
+
+def _aligned(kernel: Kernel, tensor: Tensor) -> bool:
+    """Whether the copy engine can read it: neighbours along the last axis, everything else 16 bytes apart."""
+    if tensor.align % 16 or tensor.strides[-1] != ONE:
         return False
     size = tensor.dtype.itemsize
     return all(divisors.of_size(x, kernel.facts) * size % 16 == 0 for x in tensor.strides[:-1])
@@ -157,8 +178,8 @@ def _wgmma(found: Contraction, shape: Shape, target: Target) -> list[MatrixSched
             candidates += _in_parts(_deep(thin), shape, target)
         for long in (16, 32, 64, 128):
             candidates.append(_deep(MatrixSchedule("wgmma", 64, long, 64, swap=shape.m > shape.n, store="direct")))
-    # A row of 128 bytes is one step, whatever the element.
-    return [replace(s, k=128 // size) for s in candidates]
+    # A row of 128 bytes is one step, whatever the element. Only a plain sum can be cut.
+    return [replace(s, k=128 // size) for s in candidates if s.parts == 1 or len(found.k) == 1]
 
 
 def _deep(schedule: MatrixSchedule) -> MatrixSchedule:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilewright.analysis.contraction import Contraction
+from tilewright.analysis import divisors
+from tilewright.analysis.contraction import Contraction, Factor
 from tilewright.base.dtypes import DType, f32, f64
+from tilewright.base.sizes import ONE
 from tilewright.base.target import Target
+from tilewright.ir.nodes import Kernel
 from tilewright.ir.ops_matrix import MMA_SHAPES, accumulator_dtype
 from tilewright.passes.schedule_matrix import MatrixSchedule
 
@@ -22,15 +25,40 @@ _SMALL = 1 << 12
 
 
 def mma_schedules(
-    found: Contraction, precision: str, target: Target, batch: int, m: int, n: int, k: int
+    kernel: Kernel, found: Contraction, target: Target, batch: int, m: int, n: int, k: int
 ) -> tuple[MatrixSchedule, ...]:
     """Schedules, best first; none where ordinary loops serve the product as well."""
     if target.kind != "nvptx" or min(m, n) <= THIN or batch * m * n * k < _SMALL or found.accumulator.is_small_float:
         return ()
+    precision = str(kernel.attrs.get("precision", "ieee"))
     operand = found.a.dtype if found.a.dtype is found.b.dtype else found.accumulator
-    candidates = _mma(operand, precision, target) if by_matrix(operand, found.accumulator, precision, target) else _fma(found.accumulator)
+    if by_matrix(operand, found.accumulator, precision, target):
+        in_vectors = all(reads_vectors(kernel, found, factor) for factor in (found.a, found.b))
+        candidates = _mma(operand, precision, in_vectors)
+    else:
+        candidates = _fma(found.accumulator)
     fitting = [s for s in candidates if shared_bytes(s, operand, found.accumulator) <= target.max_shared]
     return tuple(sorted(fitting, key=lambda s: cost(s, target, batch, m, n, k)))
+
+
+def reads_vectors(kernel: Kernel, found: Contraction, factor: Factor) -> bool:
+    """Whether a factor is a plain load whose neighbours in memory can be read 16 bytes at a time."""
+    tensor = factor.tensor
+    if tensor is None or tensor.align % 16 or tensor.strides[-1] != ONE:
+        return False
+    size = tensor.dtype.itemsize
+    if any(divisors.of_size(stride, kernel.facts) * size % 16 for stride in tensor.strides[:-1]):
+        return False
+    last = found.access(factor)[-1]
+    side = found.m if factor is found.a else found.n
+    ways = (tuple(found.indices[p] for p in side), found.k), (tuple(found.extents[p] for p in side), found.reduce_extents)
+    for indices, extents in zip(*ways, strict=True):
+        moving = [v for v in last.values if v in indices]
+        if moving and moving == [indices[-1]] and last.factor(moving[0]) == ONE:
+            return len(indices) == 1 or divisors.of_size(extents[-1], kernel.facts) * size % 16 == 0
+        if moving:
+            return False
+    return False
 
 
 def by_matrix(operand: DType, total: DType, precision: str, target: Target) -> bool:
@@ -54,6 +82,7 @@ _MMA = (
     MatrixSchedule("mma", 128, 256, 32, stages=3, warps_m=2, warps_n=4, persistent=False),
     MatrixSchedule("mma", 128, 128, 32, stages=4, warps_m=2, warps_n=2, persistent=False),
     MatrixSchedule("mma", 128, 64, 32, stages=4, warps_m=2, warps_n=2, persistent=False),
+    MatrixSchedule("mma", 64, 128, 32, stages=4, warps_m=2, warps_n=2, persistent=False),
     MatrixSchedule("mma", 64, 64, 32, stages=4, warps_m=2, warps_n=2, persistent=False),
     MatrixSchedule("mma", 32, 32, 32, stages=4, warps_m=1, warps_n=2, persistent=False),
 )
@@ -65,22 +94,31 @@ _MMA_F64 = (
     MatrixSchedule("mma", 32, 32, 16, stages=4, warps_m=1, warps_n=2, persistent=False),
 )
 
+_LOOSE = (
+    MatrixSchedule("mma", 128, 128, 16, stages=3, warps_m=2, warps_n=4, persistent=False),
+    MatrixSchedule("mma", 128, 64, 32, stages=3, warps_m=4, warps_n=2, persistent=False),
+    MatrixSchedule("mma", 64, 64, 32, stages=3, warps_m=4, warps_n=2, persistent=False),
+    MatrixSchedule("mma", 32, 32, 32, stages=3, warps_m=1, warps_n=2, persistent=False),
+)
+"""Where elements are brought one at a time: fewer for each thread."""
+
 _FMA = (
     MatrixSchedule("fma", 256, 128, 8, stages=3, warps_m=4, warps_n=2, persistent=False),
     MatrixSchedule("fma", 128, 128, 8, stages=3, warps_m=4, warps_n=2, persistent=False),
+    MatrixSchedule("fma", 64, 128, 8, stages=3, warps_m=2, warps_n=2, persistent=False),
     MatrixSchedule("fma", 64, 64, 8, stages=3, warps_m=2, warps_n=1, persistent=False),
     MatrixSchedule("fma", 32, 32, 8, stages=3, warps_m=1, warps_n=1, persistent=False),
 )
 
 
-def _mma(operand: DType, precision: str, target: Target) -> list[MatrixSchedule]:
+def _mma(operand: DType, precision: str, in_vectors: bool) -> list[MatrixSchedule]:
     if operand is f64:
         return list(_MMA_F64)
-    step = 64 // operand.itemsize
+    tiles = _MMA if in_vectors else _LOOSE
     if operand is f32 and precision == "3xtf32":
-        # Halves of both operands are in registers too: no room for the largest tile.
-        return [replace(s, k=step, warps_n=4) if s.n == 128 else replace(s, k=step) for s in _MMA[1:]]
-    return [replace(s, k=step) for s in _MMA]
+        # Parts of both operands are in registers too: no room for the largest tile, and less for the others.
+        tiles = tuple(replace(s, warps_n=4) if s.n == 128 else s for s in tiles if s.n <= 128)
+    return [replace(s, k=2 * s.k // operand.itemsize) for s in tiles]
 
 
 def _fma(total: DType) -> list[MatrixSchedule]:

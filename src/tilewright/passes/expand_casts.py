@@ -1,8 +1,8 @@
 """Conversions the target has no instruction for, as integer arithmetic; each rounds once, to nearest even.
 
 In: a kernel at any stage. Out: the same, without casts from or to f8 types (everywhere) and, on a CPU, without casts from or
-to bf16, from f64 to f16, and any of f16 on CPUs without them (hardware conversions flush denormals, or are library calls). Sits with expand_math, right
-before code generation.
+to bf16, from f64 to f16, and any of f16 on CPUs without them (hardware conversions flush denormals, or are library calls). Pairs of bf16 are
+widened by shifts on GPUs too, where the conversion is slow. Sits with expand_math, right before code generation.
 
     %y = cast %x {dtype = f32}     x: bf16
     -> %y = bitcast (shl (cast (bitcast %x {u16}) {u32}) 16) {f32}
@@ -16,9 +16,9 @@ from tilewright.base.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, u
 from tilewright.base.record import record
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Kernel, Op, Value
+from tilewright.ir.nodes import Kernel, Op, Stage, Value
 from tilewright.ir.rewrite import rewrite
-from tilewright.ir.types import dtype_of
+from tilewright.ir.types import Vec, dtype_of
 
 
 @record
@@ -53,6 +53,8 @@ def expand_casts(kernel: Kernel, target: Target) -> Kernel:
         value = op.operands[0]
         source, result = dtype_of(value.type), dtype_of(op.results[0].type)
         soft: tuple[DType, ...] = _F8 if target.is_gpu else (*_F8, bf16, f16) if target.name in _NO_F16C else (*_F8, bf16)
+        if target.is_gpu and source is bf16 and result is f32 and kernel.stage is Stage.THREAD and value.type == Vec(bf16, 2):
+            return [_widen_pair(b, value)]
         if source in soft:
             return [_convert(b, _widen(b, value, source), result, soft, target)]
         if result in soft or (result is f16 and source is f64 and not target.is_gpu):
@@ -75,6 +77,14 @@ def _convert(b: Builder, value: Value, result: DType, soft: Sequence[DType], tar
     return _to_bf16(b, single) if result is bf16 else _to_small(b, single, result)
 
 
+
+
+def _widen_pair(b: Builder, value: Value) -> Value:
+    """Two bf16 as two f32. A GPU has an instruction for it, at a quarter of the rate of shifts and masks."""
+    bits = b.op("to_bits", value)
+    low = b.op("shl", bits, b.splat(16, bits))
+    high = b.op("and", bits, b.splat(0xFFFF0000, bits))
+    return b.bitcast(b.op("pack", low, high), f32)
 
 
 def _widen(b: Builder, value: Value, source: DType) -> Value:

@@ -11,7 +11,8 @@ multiply them is not visible here.
       store C[m.., n..]
     }
 
-Several loop indices on one side (the pixels of a convolution) are walked as one and taken apart again, the innermost fastest.
+Several loop indices on one side (the pixels of a convolution) are walked as one and taken apart again, the innermost fastest. Of several
+summed indices one may be cut into steps (`inner`), the others being scalars of the step.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from tilewright.analysis.contraction import Contraction, Factor, find_contraction
+from tilewright.analysis.contraction import Contraction, Factor, Image, find_contraction, image
 from tilewright.base.dtypes import i64, u32
 from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import ONE, Size, ceildiv, minimum
@@ -50,6 +51,7 @@ class _Lowering(LoopLowering):
         self.rank = 2
         region = found.parallel.regions[0]
         self.everything = list(walk(region))
+        self.inner = schedule.inner if len(found.k) > 1 else -1
         self.made = {result: op for op in self.everything for result in op.results}
 
     def run_contraction(self) -> Kernel:
@@ -143,6 +145,57 @@ class _Lowering(LoopLowering):
         env[indices[0]] = number
         return inside
 
+    def _steps(self) -> Size:
+        """The extent of the loop along the sum."""
+        if self.inner < 0:
+            return self.found.k_size
+        total = self._padded()
+        for position, extent in enumerate(self.found.reduce_extents):
+            total = total if position == self.inner else total * extent
+        return total
+
+    def _padded(self) -> Size:
+        """The inner index's extent in whole steps."""
+        return ceildiv(self.found.reduce_extents[self.inner], Size.of(self.matrix.k)) * self.matrix.k
+
+    def _step_indices(self, b: Builder, k: Value, env: dict[Value, Value]) -> Value:
+        """Bind the summed indices that are scalars of a step; gives the first value of the inner one."""
+        found = self.found
+        padded = b.cast(b.index(self._padded()), u32)
+        number = b.cast(k, u32)
+        rest = b.op("floordiv", number, padded)
+        start = b.cast(b.sub(number, b.mul(rest, padded)), i64)
+        outer = [p for p in range(len(found.k)) if p != self.inner]
+        for position in reversed(outer[1:]):
+            divisor = b.cast(b.index(found.reduce_extents[position]), u32)
+            quotient = b.op("floordiv", rest, divisor)
+            env[found.k[position]] = b.cast(b.sub(rest, b.mul(quotient, divisor)), i64)
+            rest = quotient
+        env[found.k[outer[0]]] = b.cast(rest, i64)
+        return start
+
+    def _walk_sum(self, b: Builder, k: Value, axis: int, env: dict[Value, Value]) -> list[Condition]:
+        found = self.found
+        if self.inner < 0:
+            return self._walk(b, k, axis, self.matrix.k, found.k, found.reduce_extents, env)
+        start = self._step_indices(b, k, env)
+        return self._walk(b, start, axis, self.matrix.k, [found.k[self.inner]], [found.reduce_extents[self.inner]], env)
+
+    def _image(self, b: Builder, factor: Factor, lies: Image, start: Value, extent: int, k: Value, env: dict[Value, Value]) -> Value:
+        """A tile of pixels by channels."""
+        assert factor.load is not None
+        found = self.found
+        channel = self._step_indices(b, k, env)
+        offsets = [
+            b.index(0) if p is None else b.mul(env[found.k[p]], b.index(d)) for p, d in zip(lies.offsets, lies.dilations, strict=True)
+        ]
+        rows, columns = (found.extents[p] for p in lies.pixels)
+        with b.at(factor.load.span):
+            return b.op(
+                "load_image", factor.load.operands[0], start, *offsets, channel,
+                rows=rows, columns=columns, lower=lies.lower, steps=lies.steps, shape=(extent, self.matrix.k),
+            )  # fmt: skip
+
     # -- one tile -----------------------------------------------------------------------------------------------
 
     def _tile(
@@ -163,7 +216,7 @@ class _Lowering(LoopLowering):
 
         with b.at(found.reduction.span):
             (total,) = b.for_(
-                b.index(0), b.index(found.k_size), b.index(schedule.k), [zero], step, name="k", role="sum", stages=schedule.stages
+                b.index(0), b.index(self._steps()), b.index(schedule.k), [zero], step, name="k", role="sum", stages=schedule.stages
             )
         masks = self._walk(b, row, 0, schedule.m, [found.indices[p] for p in found.m], [found.extents[p] for p in found.m], env)
         masks += self._walk(b, column, 1, schedule.n, [found.indices[p] for p in found.n], [found.extents[p] for p in found.n], env)
@@ -175,8 +228,12 @@ class _Lowering(LoopLowering):
     ) -> Value:
         """The tile of one factor: rows along `axis`, the sum along the other."""
         found, schedule = self.found, self.matrix
+        if axis == 0 and schedule.a_copy == "image":
+            lies = image(found, factor)
+            assert lies is not None and lies.channel == self.inner
+            return self._image(b, factor, lies, start, extent, k, env)
         masks = self._walk(b, start, axis, extent, [found.indices[p] for p in side], [found.extents[p] for p in side], env)
-        inside = self._walk(b, k, 1 - axis, schedule.k, found.k, found.reduce_extents, env)
+        inside = self._walk_sum(b, k, 1 - axis, env)
         shape = (extent, schedule.k) if axis == 0 else (schedule.k, extent)
         values = [v for v in (factor.value, factor.guard) if v is not None]
         needed = self._needed(values)

@@ -30,6 +30,7 @@ from tilewright.passes.mma_units import FmaUnit, MmaUnit, Unit
 from tilewright.passes.registers import Cell, Registers, Shape, shape_of
 from tilewright.passes.schedule_matrix import MatrixSchedule
 from tilewright.passes.stage_operand import OperandView, Ring, Source, ThreadTile, contiguous_axis, make_view
+from tilewright.passes.unsigned import unsigned_divisions
 
 
 def lower_mma(kernel: Kernel, schedule: MatrixSchedule, target: Target) -> Kernel:
@@ -39,6 +40,7 @@ def lower_mma(kernel: Kernel, schedule: MatrixSchedule, target: Target) -> Kerne
 
 class _Lowering(TileLowering):
     def __init__(self, kernel: Kernel, schedule: MatrixSchedule, target: Target) -> None:
+        check_schedule(schedule)
         super().__init__(kernel, target)
         self.schedule = schedule
         self.sum = next(op for op in walk(kernel.body) if op.opcode == "for" and op.attrs.get("role") == "sum")
@@ -61,12 +63,21 @@ class _Lowering(TileLowering):
         self._operands(b)
         self._body(b, self.kernel.body.ops)
         attrs: dict[str, Attr] = dict(self.kernel.attrs)
-        blocks = _blocks(self.schedule, self.unit)
+        blocks = self._blocks()
         if blocks > 1:
             attrs["min_blocks"] = blocks
-        return replace(
-            self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)), threads=self.schedule.threads, attrs=MappingProxyType(attrs)
+        return unsigned_divisions(
+            replace(
+                self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)), threads=self.schedule.threads, attrs=MappingProxyType(attrs)
+            )
         )
+
+    def _blocks(self) -> int:
+        """Blocks of one multiprocessor its registers are shared between."""
+        if self.schedule.persistent:
+            return 1
+        registers = self.unit.registers + sum(view.cost for view in self.views)
+        return max(1, min(4, 65536 // (self.schedule.threads * registers)))
 
     def coordinates(self, b: Builder) -> None:
         layout = self.layout
@@ -234,13 +245,6 @@ class _Lowering(TileLowering):
             self.window = (range(row, row + 1), range(columns))
             self.ops(b, ops)
         self.window = None
-
-
-def _blocks(schedule: MatrixSchedule, unit: Unit) -> int:
-    """Blocks of one multiprocessor the registers are shared between."""
-    if schedule.persistent:
-        return 1
-    return max(1, min(4, 65536 // (schedule.threads * unit.registers)))
 
 
 def check_schedule(schedule: MatrixSchedule) -> None:

@@ -139,6 +139,8 @@ class _Lowering(TileLowering):
 
     def _ring(self, b: Builder, operand: Value, tile_axis: int, extent: int) -> _Ring:
         load = self.made[operand]
+        if load.opcode == "load_image":
+            return self._image_ring(b, load, extent)
         tensor = load.operands[0]
         assert load.opcode == "load" and isinstance(tensor.type, Tensor)
         s, size = self.schedule, self.dtype.itemsize
@@ -166,6 +168,25 @@ class _Lowering(TileLowering):
             "tensor_map", tensor, shape=tuple(shape), strides=tuple(strides), box=tuple(box), swizzle=ROW_BYTES, name=f"{name}.map"
         )
         return _Ring(load, memory, found, tile_axis, extent, major, blocked)
+
+    def _image_ring(self, b: Builder, load: Op, extent: int) -> _Ring:
+        """The pixels of a convolution, which the copy engine finds itself."""
+        s, tensor = self.schedule, load.operands[0]
+        assert isinstance(tensor.type, Tensor)
+        lower, steps = load.attrs["lower"], load.attrs["steps"]
+        positions = load.attrs["rows"], load.attrs["columns"]
+        assert isinstance(lower, tuple) and isinstance(steps, tuple)
+        upper: list[Attr] = []
+        for first, step, count, size in zip(lower, steps, positions, tensor.type.shape[1:3], strict=True):
+            assert isinstance(first, int) and isinstance(step, int) and isinstance(count, Size | int)
+            # The last position, counted from the last element.
+            upper.append((Size.of(count) - 1) * step + first - (size - 1))
+        memory = b.op("alloc", dtype=self.dtype, shape=(s.stages * extent * s.k,), space="shared", align=1024, name="a.ring")
+        found = b.op(
+            "tensor_map", tensor, shape=tensor.type.shape, strides=tensor.type.strides, box=(1, 1, 1, s.k), swizzle=ROW_BYTES,
+            pixels=extent, lower=lower, upper=tuple(upper), steps=steps, name="a.map",
+        )  # fmt: skip
+        return _Ring(load, memory, found, 0, extent, "k", False)
 
     def _axes(self, access: Op, row_tile_axis: int) -> tuple[int, int]:
         """The axes of the tensor that a load's (or store's) tile walks: along the given axis of the tile, and along the other."""
@@ -349,7 +370,31 @@ class _Lowering(TileLowering):
 
         b.for_(b.const(0, u32), self._steps(b), b.const(1, u32), [stage, parity], step, name="step", unroll=1)
 
+    def _copy_image(self, b: Builder, ring: _Ring, stage: Value) -> None:
+        """Where the tile's first pixel lies, and where in the kernel this step is."""
+        row, down, along, channel = (self._origin(self.env[v]) for v in ring.load.operands[1:])
+        offset = b.mul(stage, b.const(ring.extent * self.schedule.k, u32))
+        rows, columns, lower, steps = (ring.load.attrs[name] for name in ("rows", "columns", "lower", "steps"))
+        assert isinstance(rows, Size) and isinstance(columns, Size) and isinstance(lower, tuple) and isinstance(steps, tuple)
+        position = b.cast(row, u32)
+        digits: list[Value] = []
+        for count in (columns, rows):
+            divisor = b.cast(b.index(count), u32)
+            quotient = b.op("floordiv", position, divisor)
+            digits.append(b.cast(b.sub(position, b.mul(quotient, divisor)), i32))
+            position = quotient
+        base = [
+            b.add(b.mul(digit, b.const(int(step), i32)), b.const(int(first), i32))  # type: ignore[call-overload]
+            for digit, step, first in zip(reversed(digits), steps, lower, strict=True)
+        ]
+        b.multi(
+            "tma_load", ring.memory, offset, ring.map, self.full, stage, b.cast(position, i32), *base, channel, down, along
+        )
+
     def _copy(self, b: Builder, ring: _Ring, stage: Value) -> None:
+        if ring.load.opcode == "load_image":
+            self._copy_image(b, ring, stage)
+            return
         tensor = ring.load.operands[0].type
         assert isinstance(tensor, Tensor)
         coordinates = [self._origin(self.env[v]) for v in ring.load.operands[1 : 1 + tensor.rank]]

@@ -36,13 +36,16 @@ from tilewright.passes.lower_loops import lower_loops
 from tilewright.passes.lower_mma import lower_mma
 from tilewright.passes.lower_tiles import lower_tiles
 from tilewright.passes.lower_wgmma import lower_wgmma
+from tilewright.passes.matrix_hints import preferred
 from tilewright.passes.narrow import narrow
 from tilewright.passes.repack import repack
+from tilewright.passes.pad_windows import pad_windows
 from tilewright.passes.schedule import Schedule, choose
 from tilewright.passes.schedule_matrix import MatrixSchedule
 from tilewright.passes.simplify import simplify
 from tilewright.passes.split_reductions import split_reductions
 from tilewright.passes.stabilise import stabilise
+from tilewright.tree.metadata import KernelMetadata
 
 
 @dataclass
@@ -113,13 +116,21 @@ def prepare(program: Program, trace: Trace) -> Program:
 
 
 def plan_contractions(
-    program: Program, target: Target, sizes: Mapping[str, int], given: str = ""
+    program: Program, target: Target, sizes: Mapping[str, int], given: str = "", metadata: KernelMetadata | None = None
 ) -> tuple[MatrixSchedule | None, ...]:
-    """The schedule of each call of a prepared program that is a contraction; None for all others. `given`: use that one."""
+    """The schedule of each call of a prepared program that is a contraction; None for all others. `given`: use that one; `metadata` has
+    the author's wishes."""
     plans: list[MatrixSchedule | None] = []
     for call in program.calls:
         found = matrix_schedules(call.kernel, target, sizes)
-        plans.append(None if not found else forced(given, found) if given else found[0])
+        if not found:
+            plans.append(None)
+        elif given:
+            plans.append(forced(given, found))
+        elif metadata is not None and target.is_gpu:
+            plans.append(preferred(found, metadata, target, call.kernel.span))
+        else:
+            plans.append(found[0])
     return tuple(plans)
 
 
@@ -134,6 +145,9 @@ def lower_planned(
     program: Program, plan: tuple[MatrixSchedule | None, ...], target: Target, hints: Mapping[str, int], trace: Trace
 ) -> Stages:
     """From the prepared loop stage to the thread stage."""
+    start = time.perf_counter()
+    program, plan = pad_windows(program, plan, target)
+    trace.record("pad_windows", time.perf_counter() - start, lambda: print_program(program))
     start = time.perf_counter()
     program, plan = repack(program, plan)
     trace.record("repack", time.perf_counter() - start, lambda: print_program(program))

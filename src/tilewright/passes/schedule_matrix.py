@@ -41,13 +41,16 @@ class MatrixSchedule:
     """As many blocks as multiprocessors, each computing many tiles."""
     buffers: int = 2
     """Pieces of the result on their way out of a warp group's shared memory."""
+    inner: int = -1
+    """Which of several summed indices is cut into steps, the others being walked around it; -1: all are walked as one."""
     swap: bool = False
     """Exchange the factors: the tile's rows are the results' columns."""
     parts: int = 1
     """Parts the sum is cut into, computed by different blocks and added up by a second kernel."""
     a_copy: str = "tma"
     b_copy: str = "tma"
-    """Who brings the operands: the copy engine (`tma`), asynchronous copies of threads (`async`), or threads through registers (`threads`)."""
+    """How operands are brought: by the copy engine (`tma`; `image`: as the pixels of a convolution), packed first (`pack`), or by threads
+    (`async`, `threads`)."""
     store: str = "tma"
     """How results leave: through shared memory by the copy engine (`tma`), or from registers (`direct`)."""
     mr: int = 0

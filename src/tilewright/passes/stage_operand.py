@@ -176,6 +176,15 @@ class OperandView(TileLowering):
         assert self._ring is not None
         return self._ring
 
+    @property
+    def cost(self) -> int:
+        """About how many registers bringing a tile takes."""
+        count = len(self.cells(self.ring.shape))
+        # Addresses that are computed cell by cell, with conditions of their own, are many.
+        computed = any(op.opcode == "floordiv" for op in (*self.source.fixed, *self.source.changing))
+        words = 0 if self.asynchronous else max(1, self.vector * self.ring.dtype.itemsize // 4)
+        return count * (words + (12 if computed else 2 if self.vector > 1 else 4))
+
     # -- what is the same for a whole vector --------------------------------------------------------------------
 
     def _is_narrow(self, held: Held) -> bool:

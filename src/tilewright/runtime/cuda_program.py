@@ -126,7 +126,7 @@ class CudaProgram:
         needed = {name for launch in artifact.launches for grid in launch.grid for name in grid.names}
         needed.update(name for array in artifact.scratch for extent in array.shape for name in extent.names)
         maps = [map_ for launch in artifact.launches for map_ in launch.maps]
-        needed.update(name for map_ in maps for size in (*map_.shape, *map_.strides) for name in size.names)
+        needed.update(name for m in maps for size in (*m.shape, *m.strides, *m.lower, *m.upper) for name in size.names)
         self._sizes = (*slot_sizes, *sorted(needed.difference(slot_sizes)))
         self._slot_sizes = len(slot_sizes)
         self._bit_scalars = any(dtype.name in _AS_BITS for dtype in self._scalars.values())

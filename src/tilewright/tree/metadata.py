@@ -105,6 +105,10 @@ class KernelMetadata:
     is_async: bool = False
     parallel: str = ""
     """How it is split over several devices: `data` or `model`."""
+    strict: bool = False
+    """Schedule attributes bind: what they ask for is used, or refused."""
+    precision: str = ""
+    """`@precision(tf32)`: how contractions of f32 are multiplied."""
     broadcast: tuple[tuple[str, int], ...] = ()
     """`@broadcast(vector, axis=1)`: an input and the axis of the output it runs along."""
     hints: KernelHints = field(default_factory=KernelHints)
@@ -129,11 +133,15 @@ class KernelMetadata:
             found.append(f"@shared({self.shared_memory_bytes})")
         if self.hints.tile:
             found.append(f"@tile({', '.join(f'{k}={v}' for k, v in self.hints.tile)})")
+        found += ["@strict"] if self.strict else []
+        found += [f"@precision({self.precision})"] if self.precision else []
         if self.constraints.critical_path:
             found.append("@critical_path")
         return found
 
 
+PRECISIONS = ("ieee", "tf32", "3xtf32")
+"""How contractions of f32 may be multiplied: as f32, or on matrix units with 10 bits, or with three products of 10 bits each."""
 REDUCTION_NAMES = {
     "+": "add", "*": "mul", "add": "add", "sum": "add", "mul": "mul", "prod": "mul", "min": "min", "max": "max",
     "and": "and", "or": "or", "all": "and", "any": "or", "argmin": "argmin", "argmax": "argmax",
@@ -269,6 +277,13 @@ class _Reader:
             raise self.bad(attribute, "@parallel takes data or model")
         self.fields["parallel"] = mode
 
+    def precision(self, attribute: syntax.KernelAttribute) -> None:
+        value = self.one(attribute)
+        name = value.id if isinstance(value, syntax.Name) else value.value if isinstance(value, syntax.String) else ""
+        if name not in PRECISIONS:
+            raise self.bad(attribute, f"@precision takes one of {', '.join(PRECISIONS)}", 'write @precision(tf32), or @precision("3xtf32")')
+        self.fields["precision"] = name
+
     def flag(self, group: str, *names: str) -> Callable[[syntax.KernelAttribute], None]:
         def read(attribute: syntax.KernelAttribute) -> None:
             if attribute.args:
@@ -301,6 +316,8 @@ class _Reader:
             "tile": self.tile,
             "broadcast": self.broadcast,
             "parallel": self.parallel,
+            "strict": self.flag("fields", "strict"),
+            "precision": self.precision,
             "async": self.flag("fields", "is_async"),
             "device_function": self.flag("fields", "is_device_function"),
             "gpu_compute": self.flag("fields"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import ctypes
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,14 @@ from tilewright.base.target import parse_target
 from tilewright.compile import tuning
 from tilewright.compile.tuning import Measurement, TuningStore, TuningTable
 from tilewright.passes.schedule_matrix import MatrixSchedule
+from tilewright.runtime import cuda
+from tilewright.runtime.cuda import CudaDevice
+from tilewright.runtime.cuda_driver import Driver
+from tilewright.runtime.cuda_program import CudaProgram
+from tilewright.runtime.device_array import DeviceArray
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+from fake_cuda import FakeCuda  # noqa: E402
 
 HOPPER = parse_target("sm_90a")
 FIRST = MatrixSchedule("wgmma", 128, 256, 64, stages=4, groups=2)
@@ -338,3 +348,87 @@ def test_what_cannot_be_tuned_is_an_error(fresh_tables: TuningStore) -> None:
         tw.tune(fixed, a, b)
     with pytest.raises(UserError, match="the emulator has no speed"):
         tw.tune(product, a, b, device="emulator")
+
+
+# -- on a GPU that is not there -------------------------------------------------------------------------------------
+
+
+class FakeGpu(FakeCuda):
+    """Programs multiply in NumPy; they are numbered as they first run, and `milliseconds` says how long each takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.events: dict[int, float] = {}
+        self.numbers: dict[str, int] = {}
+        self.milliseconds: dict[int, float] = {}
+        self.idle: set[int] = set()
+        """Programs that write nothing."""
+        self.faulty: set[int] = set()
+
+    def run(self, program: CudaProgram, arrays: Mapping[str, DeviceArray], *rest: object) -> None:
+        number = self.numbers.setdefault(program.artifact.schedule, len(self.numbers) + 1)
+        self.now += self.milliseconds.get(number, 1.0)
+        if number in self.faulty:
+            self.fail["cuCtxSynchronize"] = 700
+        if number not in self.idle:
+            x, y = (arrays[name].numpy().astype(np.float32) for name in "ab")
+            arrays["out"].copy_from((x @ y).astype(ml_dtypes.bfloat16))
+
+    def cuMemcpyDtoDAsync(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        ctypes.memmove(target, source, nbytes)
+
+    def cuEventCreate(self, flags: str) -> int:
+        return len(self.log)
+
+    def cuEventRecord(self, event: int, stream: int) -> None:
+        self.events[event] = self.now
+
+    def cuEventElapsedTime(self, start: int, stop: int) -> float:
+        return self.events[stop] - self.events[start]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, fresh_tables: TuningStore) -> FakeGpu:
+    fake = FakeGpu()
+    device = CudaDevice(Driver(fake), 0)
+    monkeypatch.setattr(cuda, "devices", lambda: [device])
+    monkeypatch.setattr(CudaProgram, "run", lambda self, arrays, *rest: fake.run(self, arrays, *rest))
+    return fake
+
+
+def narrow_inputs() -> tuple[np.ndarray, np.ndarray]:
+    a, b = inputs(256)
+    return a.astype(ml_dtypes.bfloat16), b.astype(ml_dtypes.bfloat16)
+
+
+def test_tuning_on_a_gpu(gpu: FakeGpu) -> None:
+    a, b = narrow_inputs()
+    gpu.milliseconds = {1: 2.0, 3: 0.5, 4: 0.1}
+    gpu.idle = {4}
+    found = tw.tune(product, a, b, budget=6.0, device="cuda")
+    assert found.best is not None and found.default is not None and found.table is not None
+    assert found.default.seconds == pytest.approx(2e-3)
+    assert found.best.schedule == found.trials[2].schedule and found.best.seconds == pytest.approx(0.5e-3)
+    assert found.speedup == pytest.approx(4.0)
+    # The fastest wrote nothing: memory held the right result of the schedule before.
+    assert "no numbers" in found.trials[3].error
+    assert all(m.divisors for m in found.table.entries)
+    kernel = tw.kernel(product.python)
+    result = kernel(a, b, device="cuda")
+    assert kernel.last is not None and found.best.schedule in kernel.last.schedule
+    assert isinstance(result, np.ndarray)
+    np.testing.assert_allclose(result.astype(np.float32), a.astype(np.float32) @ b.astype(np.float32), rtol=0.02, atol=0.3)
+
+
+def test_a_fault_on_a_gpu_is_remembered_for_the_next_process(gpu: FakeGpu, fresh_tables: TuningStore) -> None:
+    a, b = narrow_inputs()
+    gpu.faulty = {2}
+    with pytest.raises(DeviceError, match="the device failed while"):
+        tw.tune(product, a, b, budget=6.0, device="cuda")
+    assert fresh_tables.directory is not None
+    (key,) = (path.stem for path in fresh_tables.directory.iterdir())
+    table = TuningStore(fresh_tables.directory.parent).get(key)
+    assert table is not None
+    good, bad = table.entries
+    assert good.ok and not bad.ok and "CUDA_ERROR_ILLEGAL_ADDRESS" in bad.error

@@ -73,6 +73,38 @@ def tma_copy(rank: int, dtype: DType = f32) -> Kernel:
     return kernel(f"copy_{rank}d", (x, o), b, 32)
 
 
+def image_copy(multicast: bool = False) -> Kernel:
+    """`o` is what a filter's element sees of images: 64 pixels of 64 channels, every second one along w."""
+    x, o = array("x", bf16, "n", "h", "w", "c", align=16), array("o", bf16, "m", "k", align=16)
+    b = Builder()
+    buffer, barriers = shared(b, bf16, 64 * 64), shared(b, u64, 1, 8)
+    assert isinstance(x.type, Tensor)
+    source = b.op(
+        "tensor_map", x, shape=x.type.shape, strides=x.type.strides, box=(1, 1, 1, 64), swizzle=128, pixels=64,
+        lower=(-1, Size.of("pad") * -1), upper=(-1, Size.of("pad") - 2), steps=(1, 2),
+    )  # fmt: skip
+    target = row_map(b, o, (64, 64))
+    zero, block = b.index(0), b.op("program_id", axis=0)
+    where = [b.add(block, b.index(k)) for k in range(4)]
+    offsets = [b.cast(b.add(block, b.index(4)), i32), b.add(block, b.index(5))]
+    attrs: dict[str, Attr] = {"multicast": True} if multicast else {}
+
+    def copy(inner: Builder) -> None:
+        inner.multi("mbarrier_init", barriers, zero, count=1)
+        inner.multi("fence_init")
+        inner.multi("mbarrier_expect", barriers, zero, bytes=64 * 64 * 2)
+        mask = [inner.const(3, i32)] if multicast else []
+        inner.multi("tma_load", buffer, zero, source, barriers, zero, *where, *offsets, *mask, **attrs)  # type: ignore[arg-type]
+        inner.multi("mbarrier_wait", barriers, zero, inner.const(0, i32))
+        inner.multi("tma_store", buffer, zero, target, block, zero)
+        inner.multi("tma_commit")
+        inner.multi("tma_wait", pending=0)
+
+    when(b, b.op("eq", b.op("thread_id"), zero), copy)
+    kind: dict[str, Attr] = {"cluster": 2} if multicast else {}
+    return kernel("images_multicast" if multicast else "images", (x, o), b, 32, 2, **kind)
+
+
 def cluster() -> Kernel:
     """A multicast load, arrivals at the neighbour's mbarrier, and everything else about clusters and warps with roles."""
     x = array("x", f32, "n", 32, align=16)
@@ -245,7 +277,7 @@ def copies() -> Kernel:
 def matrix_kernels() -> list[Kernel]:
     """All of them: every op at least once."""
     return [
-        *(tma_copy(rank) for rank in range(1, 6)), cluster(), *(wgmma(d) for d in WGMMA_DTYPES),
+        *(tma_copy(rank) for rank in range(1, 6)), image_copy(), image_copy(True), cluster(), *(wgmma(d) for d in WGMMA_DTYPES),
         *(mma(d) for d in (bf16, f16, f32, i8, u8, f64)), matrices(), store_matrices(), copies(),
     ]  # fmt: skip
 

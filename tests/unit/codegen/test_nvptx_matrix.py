@@ -12,6 +12,7 @@ from matrix_kernels import (
     cluster,
     copies,
     gemm,
+    image_copy,
     kernel,
     matrices,
     matrix_kernels,
@@ -106,7 +107,7 @@ def test_other_gpus_take_it_or_say_why_not(target: str) -> None:
         assemble(ptx, target, level=0)
         done += 1
     # sm_75 has only `ldmatrix`; the next ones `mma` and `copy_async` too; then come maps and mbarriers; `wgmma` is Hopper's own.
-    assert done == {"sm_75": 1, "sm_80": 8, "sm_86": 8, "sm_89": 8, "sm_90": 8, "sm_100": 14, "sm_100a": 15, "sm_120": 14}[target]
+    assert done == {"sm_75": 1, "sm_80": 8, "sm_86": 8, "sm_89": 8, "sm_90": 8, "sm_100": 16, "sm_100a": 17, "sm_120": 16}[target]
 
 
 def test_a_missing_feature_is_a_target_limit() -> None:
@@ -134,6 +135,37 @@ def test_boxes_of_every_rank(rank: int) -> None:
     assert re.search(r"cp\.async\.bulk\.wait_group\.read\s+1", ptx)
     assert re.search(r"cp\.async\.bulk\.wait_group\s+0", ptx)
     assert ptx.count(".param .align 64 .b8") == 2
+
+
+@pytest.mark.parametrize("multicast", [False, True])
+def test_copies_of_pixels(multicast: bool) -> None:
+    ptx = ptx_of(image_copy(multicast))
+    (load,) = lines_with(ptx, "cp.async.bulk.tensor.4d.shared::cluster.global.im2col")
+    assert (".multicast::cluster" in load) == multicast
+    where, offsets = (words.split(", ") for words in re.findall(r"\{([^}]*)\}", load))
+    # Innermost first: our coordinates are the block's number plus 0 to 3 (n, h, w, c), then plus 4 and 5 (along h and w).
+    assert [len(set(where)), len(set(offsets))] == [4, 2]
+    text = llvm_of(image_copy(multicast))
+    (call,) = (line for line in text.splitlines() if "call void @llvm.nvvm.cp.async.bulk.tensor.g2s.im2col.4d(" in line)
+    names = [word.split()[-1] for word in re.findall(r"i(?:32|16) [^,]*", call)][:6]
+    assert [_added(text, name) for name in names] == [3, 2, 1, 0, 5, 4]
+
+
+def _added(text: str, name: str) -> int:
+    """What the value adds to the block's number, seen through casts."""
+    while cast := re.search(rf"{name} = trunc \w+ (%v\d+) to", text):
+        name = cast.group(1)
+    found = re.search(rf"{name} = add i64 %v\d+, (\d+)", text)
+    assert found, f"no sum {name} in\n{text}"
+    return int(found.group(1))
+
+
+def test_the_launch_has_pixels() -> None:
+    (launch,) = describe_program(program(image_copy(), ("o",)), parse_target("sm_90a")).launches
+    n, h, w, c, pad, one = (Size.of(x) for x in ("n", "h", "w", "c", "pad", 1))
+    strides = (h * w * c, w * c, c, one)
+    pixels = MapParam("x", bf16, (n, h, w, c), strides, (1, 1, 1, 64), 128, 64, (one * -1, pad * -1), (one * -1, pad - 2), (1, 2))
+    assert launch.maps == (pixels, MapParam("o", bf16, (Size.of("m"), Size.of("k")), (Size.of("k"), one), (64, 64), 128))
 
 
 def test_masked_copies_zero_fill() -> None:

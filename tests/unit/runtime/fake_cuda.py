@@ -221,3 +221,23 @@ class FakeCuda(SimpleNamespace):
         assert address > 0
         assert address % 16 == 0
         return FakeMap(address, len(self.calls("cuTensorMapEncodeTiled")))
+
+    def cuTensorMapEncodeIm2col(
+        self, dtype: str, rank: int, address: int, extents: list[int], strides: list[int], lower: list[int], upper: list[int],
+        channels: int, pixels: int, steps: list[int], *modes: str
+    ) -> FakeMap:  # fmt: skip
+        assert all(type(number) is FakeInteger for number in (*extents, *strides, *steps))
+        assert all(type(number) is int for number in (*lower, *upper, channels, pixels))
+        assert len(extents) == len(steps) == rank == 4
+        assert (len(strides), len(lower), len(upper), len(modes)) == (3, 2, 2, 4)
+        # What the driver itself refuses.
+        assert all(1 <= extent <= 1 << 32 for extent in extents)
+        assert all(stride % 16 == 0 and 0 < stride < 1 << 40 for stride in strides)
+        assert all(-128 <= offset <= 127 for offset in (*lower, *upper))
+        assert all(extent - 1 + high >= low for extent, low, high in zip(extents[1:3], lower, upper, strict=True))
+        assert 1 <= channels <= 256
+        assert 1 <= pixels <= 1024
+        assert all(1 <= step <= 8 for step in steps)
+        assert address > 0
+        assert address % 16 == 0
+        return FakeMap(address, 1000 + len(self.calls("cuTensorMapEncodeIm2col")))

@@ -116,6 +116,79 @@ def test_map_of_an_unknown_array(device: CudaDevice) -> None:
         device.load(program(replace(MATMUL, maps=(replace(MAP_A, array="b"),))))
 
 
+# -- images ---------------------------------------------------------------------------------------------------------
+
+PAD = Size.of("pad")
+H, W, C = Size.of("h"), Size.of("w"), Size.of("c")
+IMAGES = MapParam(
+    "a", dtypes.bf16, (N, H, W, C), (H * W * C, W * C, C, ONE), (1, 1, 1, 64), 128, 96, (ONE * -1, PAD * -1), (ONE * -1, PAD - 4), (1, 2)
+)
+IMAGE_SIZES = {"n": 2, "h": 20, "w": 30, "c": 72, "pad": 3, "m": 1}
+
+
+def image_program(map_: MapParam = IMAGES) -> Artifact:
+    a = ArrayParam("a", dtypes.bf16, IMAGES.shape, IMAGES.strides, "input", 16)
+    bindings = tuple(SizeBinding(name, "a", axis) for axis, name in enumerate("nhwc"))
+    launch = Launch("convolve", ("out",), ("c",), (ONE,), 128, maps=(map_,))
+    return Artifact("test", "sm_90a", "ptx", b".version 8.3", (a,), (OUT,), (), (launch,), bindings, ())
+
+
+def test_form_of_images() -> None:
+    form = map_form(IMAGES, IMAGE_SIZES)
+    assert form == MapForm((72, 30, 20, 2), (144, 4320, 86400), (64, 1, 1, 1), False, (-3, -1), (-1, -1), (1, 2, 1, 1))
+    assert map_form(IMAGES, {**IMAGE_SIZES, "n": 0}) == MapForm((1,) * 4, (16,) * 3, (64, 1, 1, 1), True, (0, 0), (0, 0), (1,) * 4)
+
+
+def test_images_whose_positions_no_map_has() -> None:
+    assert map_form(IMAGES, {**IMAGE_SIZES, "pad": 128}).lower == (-128, -1)
+    with pytest.raises(TargetLimit, match=r"TW020.*'a' is copied as an image .* start at \[-1, -129\] and end at \[-1, 125\] .* -128 and 127"):
+        map_form(IMAGES, {**IMAGE_SIZES, "pad": 129})
+    assert map_form(IMAGES, {**IMAGE_SIZES, "w": 5, "pad": 0}).upper == (-4, -1)
+    with pytest.raises(CompilerBug, match=r"TW040.*map of 'a', \[2, 20, 4, 72\]: there are no positions from \[-1, 0\] to \[-1, -4\]"):
+        map_form(IMAGES, {**IMAGE_SIZES, "w": 4, "pad": 0})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pixels": 0}, "it has corners or steps but no pixels"),
+        ({"pixels": 1025}, "1025 pixels with the box"),
+        ({"pixels": -1}, "-1 pixels with the box"),
+        ({"box": (1, 1, 2, 64)}, r"96 pixels with the box \(1, 1, 2, 64\)"),
+        ({"box": (1, 1, 1, 264), "swizzle": 0}, r"the box \(1, 1, 1, 264\)"),
+        ({"lower": (ONE,)}, "are not two of each"),
+        ({"steps": (1, 9)}, "steps of 1 to 8"),
+    ],
+)
+def test_wrong_pixels_are_found_at_load(device: CudaDevice, change: dict[str, object], message: str) -> None:
+    device.load(image_program())
+    with pytest.raises(CompilerBug, match=f"TW040.*'convolve', map of 'a': .*{message}"):
+        device.load(image_program(replace(IMAGES, **change)))  # type: ignore[arg-type]
+
+
+def test_maps_of_images_follow_the_sizes(device: CudaDevice, fake: FakeCuda) -> None:
+    seen = fake.kernels["convolve"] = Seen(1)
+    loaded = device.load(image_program())
+    for _ in range(2):
+        for pad in (3, 2):  # named in the corners only
+            loaded.run({"a": 0x1000, "out": 0x2000}, {}, {**IMAGE_SIZES, "pad": pad})
+    assert [call[2:] for call in seen.calls] == [[0x1000, 1001], [0x1000, 1002]] * 2
+    first, second = fake.calls("cuTensorMapEncodeIm2col")
+    assert first == (
+        "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16", 4, 0x1000, [72, 30, 20, 2], [144, 4320, 86400], [-3, -1], [-1, -1], 64, 96, [1, 2, 1, 1],
+        "CU_TENSOR_MAP_INTERLEAVE_NONE", "CU_TENSOR_MAP_SWIZZLE_128B", "CU_TENSOR_MAP_L2_PROMOTION_L2_128B",
+        "CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE",
+    )  # fmt: skip
+    assert second[5:7] == ([-2, -1], [-2, -1])
+    assert fake.calls("cuTensorMapEncodeTiled") == []
+
+
+def test_refused_map_of_images(device: CudaDevice, fake: FakeCuda) -> None:
+    fake.fail["cuTensorMapEncodeIm2col"] = 1
+    with pytest.raises(DeviceError, match=r"cuTensorMapEncodeIm2col failed with .* map of 'a' at 0x1000, bf16.*lower=\(-3, -1\).* 96 pixels"):
+        device.load(image_program()).run({"a": 0x1000, "out": 0x2000}, {}, IMAGE_SIZES)
+
+
 # -- running --------------------------------------------------------------------------------------------------------
 
 

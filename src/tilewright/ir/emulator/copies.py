@@ -4,13 +4,14 @@ A load by the engine makes its target undefined at once and writes it only when 
 does not wait for the mbarrier reads what nobody wrote. `copy_async` writes when its thread waits for it. A store by the engine
 reads and writes at once; the order of accesses (`order`) tells whether someone writes its source before the thread has waited,
 whether ordinary writes were fenced, and whether anyone still used a load's target. A kernel must not end with copies in flight.
+A load by a map with pixels must start at one of the map's base positions: what the engine does elsewhere is not known.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from tilewright.ir.emulator.machine import Results
 from tilewright.ir.emulator.memory import Memory, fault
 from tilewright.ir.emulator.order import KNOWN
 from tilewright.ir.nodes import Op, Value
+from tilewright.ir.ops_matrix import CORNERS, MOST_OFFSET
 from tilewright.ir.types import CopyMap
 
 if TYPE_CHECKING:
@@ -47,13 +49,63 @@ class TensorMap:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int
+    pixels: int = 0
+    lower: tuple[int, ...] = ()
+    upper: tuple[int, ...] = ()
+    """The first and the last base position along h and w."""
+    steps: tuple[int, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Elements of one copy."""
+        return prod(self.box) * max(self.pixels, 1)
 
     @property
     def bytes(self) -> int:
-        return prod(self.box) * self.memory.dtype.itemsize
+        return self.count * self.memory.dtype.itemsize
+
+    @property
+    def coordinates(self) -> int:
+        """How many say where a copy is."""
+        return len(self.box) + (2 if self.pixels else 0)
 
     def sources(self, corner: Sequence[int]) -> tuple[Array, Array]:
-        """Of the box at that corner: the elements' places in memory, and which of them exist."""
+        """Of the copy at those coordinates: the elements' places in memory, and which of them exist."""
+        return self._pixel_sources(corner) if self.pixels else self._box_sources(corner)
+
+    def misplaced(self, corner: Sequence[int]) -> str:
+        """Why no copy of pixels can be there; empty where it can."""
+        if not self.pixels:
+            return ""
+        start, offset = list(corner[1:3]), list(corner[4:])
+        if any(not low <= at <= high for at, low, high in zip(start, self.lower, self.upper, strict=True)):
+            return f"{start} is no base position: they are from {list(self.lower)} to {list(self.upper)}"
+        if any((at - low) % step for at, low, step in zip(start, self.lower, self.steps, strict=True)):
+            return f"{start} is no base position: they are multiples of {list(self.steps)} from {list(self.lower)}"
+        if not all(0 <= o <= MOST_OFFSET for o in offset):
+            return f"the offset {offset} from the base position is not within 0 to {MOST_OFFSET}"
+        return ""
+
+    def _pixel_sources(self, corner: Sequence[int]) -> tuple[Array, Array]:
+        image, *start, channel, down, across = corner
+        per = [(high - low) // step + 1 for low, high, step in zip(self.lower, self.upper, self.steps, strict=True)]
+        h, w = ((at - low) // step for at, low, step in zip(start, self.lower, self.steps, strict=True))
+        number = (image * per[0] + h) * per[1] + w + np.arange(self.pixels)
+        row, column = number // per[1] % per[0], number % per[1]
+        indices = (
+            (number // (per[0] * per[1]))[:, None],
+            (self.lower[0] + row * self.steps[0] + down)[:, None],
+            (self.lower[1] + column * self.steps[1] + across)[:, None],
+            (channel + np.arange(self.box[-1]))[None, :],
+        )
+        inside = np.ones((self.pixels, self.box[-1]), np.bool_)
+        places = np.full(inside.shape, self.memory.base, np.int64)
+        for along, extent, stride in zip(indices, self.shape, self.strides, strict=True):
+            inside &= (along >= 0) & (along < extent)
+            places += along * stride
+        return np.where(inside, places, 0).reshape(-1), inside.reshape(-1)
+
+    def _box_sources(self, corner: Sequence[int]) -> tuple[Array, Array]:
         inside = np.ones(self.box, np.bool_)
         places = np.full(self.box, self.memory.base, np.int64)
         for axis, (start, extent, stride) in enumerate(zip(corner, self.shape, self.strides, strict=True)):
@@ -138,10 +190,24 @@ class Copies:
             and memory.base + sum((e - 1) * s for e, s in zip(shape, strides, strict=True)) >= memory.flat.size
         ):
             problem = f"shape {list(shape)} with strides {list(strides)} reaches beyond the {memory.flat.size} elements"
+        found = TensorMap(memory, shape, strides, type_.box, type_.swizzle)
+        if type_.pixels and not problem:
+            found, problem = self._of_pixels(op, found, type_.pixels)
         if problem:
             raise fault(f"a map of {memory.label}: {problem}", op.span)
-        self.maps[op.result] = TensorMap(memory, shape, strides, type_.box, type_.swizzle)
+        self.maps[op.result] = found
         return ()
+
+    def _of_pixels(self, op: Op, plain: TensorMap, pixels: int) -> tuple[TensorMap, str]:
+        """The map in im2col mode, and what is wrong with it."""
+        lower, upper, steps = (self._sizes(op, name) for name in ("lower", "upper", "steps"))
+        last = tuple(extent - 1 + offset for extent, offset in zip(plain.shape[1:3], upper, strict=True))
+        problem = ""
+        if not all(CORNERS[0] <= offset <= CORNERS[1] for offset in (*lower, *upper)):
+            problem = f"the corners {list(lower)} and {list(upper)} are not all between {CORNERS[0]} and {CORNERS[1]}"
+        elif any(low > high for low, high in zip(lower, last, strict=True)) and all(plain.shape):
+            problem = f"there are no base positions from {list(lower)} to {list(last)}"
+        return replace(plain, pixels=pixels, lower=lower, upper=last, steps=steps), problem
 
     def _sizes(self, op: Op, name: str) -> tuple[int, ...]:
         items = op.attrs[name]
@@ -157,10 +223,10 @@ class Copies:
                 f"{op.opcode} at element {offset} of {shared.label}: a box must lie at a multiple of {_ALIGNED} bytes, "
                 f"in {self.machine.describe(frame, lane)}", op.span,
             )  # fmt: skip
-        elements = swizzled((offset + np.arange(prod(source.box))) * size, source.swizzle) // size
+        elements = swizzled((offset + np.arange(source.count)) * size, source.swizzle) // size
         if offset < 0 or int(elements.max()) >= shared.size:
             raise fault(
-                f"{op.opcode} of {prod(source.box)} elements from element {offset} of {shared.label} on is out of bounds: it has "
+                f"{op.opcode} of {source.count} elements from element {offset} of {shared.label} on is out of bounds: it has "
                 f"{shared.size}, in {self.machine.describe(frame, lane)}", op.span,
             )  # fmt: skip
         return np.asarray(elements)
@@ -168,14 +234,16 @@ class Copies:
     def _load(self, op: Op, frame: Frame) -> Results:
         shared, barriers = self.machine.memories[op.operands[0]], self.machine.memories[op.operands[3]]
         source = self.maps[op.operands[2]]
-        rank = len(source.box)
-        corners = [frame.full(v).astype(np.int64) for v in op.operands[5 : 5 + rank]]
+        corners = [frame.full(v).astype(np.int64) for v in op.operands[5 : 5 + source.coordinates]]
         index = frame.full(op.operands[4])
         for lane in np.flatnonzero(frame.active):
             elements = self._box(op, frame, int(lane), shared, source)
             if not 0 <= index[lane] < barriers.size:
                 raise fault(f"tma_load tells {barriers.label}[{int(index[lane])}], which is out of bounds", op.span)
-            places, inside = source.sources([int(c[lane]) for c in corners])
+            corner = [int(c[lane]) for c in corners]
+            if problem := source.misplaced(corner):
+                raise fault(f"tma_load of {source.memory.label}: {problem}, in {self.machine.describe(frame, int(lane))}", op.span)
+            places, inside = source.sources(corner)
             slot, warp = int(frame.full(SLOT)[lane]), int(frame.full(LANE)[lane]) // WARP
             slots = [slot]
             if op.attrs.get("multicast"):

@@ -12,11 +12,12 @@ from math import prod
 import numpy as np
 
 from tilewright.base.dtypes import f32
+from tilewright.base.sizes import Size
 from tilewright.ir.emulator.frames import BLOCK, LANE, SLOT, Frame
 from tilewright.ir.emulator.machine import Machine, Results, drain
 from tilewright.ir.emulator.memory import Memory
 from tilewright.ir.emulator.reductions import combine, scan
-from tilewright.ir.nodes import Attrs, Kernel, Op, walk
+from tilewright.ir.nodes import Attr, Attrs, Kernel, Op, walk
 from tilewright.ir.numerics import convert
 from tilewright.ir.types import Tensor, Tile, dtype_of
 
@@ -46,7 +47,7 @@ class TileMachine(Machine):
             "iota": self._iota, "reduce_tile": self._reduce_tile, "scan_tile": self._scan_tile,
             "item": self._item, "dot": self._dot, "transpose": self._transpose, "reshape": self._reshape,
             "slice": self._slice, "convert_layout": self._convert_layout, "alloc": self._alloc,
-            "prefetch": lambda op, frame: (),
+            "prefetch": lambda op, frame: (), "load_image": self._load_image,
         }  # fmt: skip
 
     def launch(self, arguments: Sequence[Array | int | float | bool]) -> None:
@@ -72,6 +73,31 @@ class TileMachine(Machine):
     def _iota(self, op: Op, frame: Frame) -> Results:
         shape = integers(op.attrs, "shape")
         return (np.arange(prod(shape), dtype=np.int64).reshape(1, *shape),)
+
+    def _load_image(self, op: Op, frame: Frame) -> Results:
+        memory = self.memories[op.operands[0]]
+        row, down, across, channel = (frame.get(v).astype(np.int64)[:, None] for v in op.operands[1:])
+        m, k = integers(op.attrs, "shape")
+        rows, columns = self._size_of(op.attrs["rows"]), self._size_of(op.attrs["columns"])
+        lower = op.attrs["lower"]
+        assert isinstance(lower, tuple)
+        (low_h, low_w), (step_h, step_w) = (self._size_of(x) for x in lower), integers(op.attrs, "steps")
+        # A kernel over images without any position runs no block; the division below must not fail all the same.
+        number, rest = np.divmod(row + np.arange(m), max(rows * columns, 1))
+        p, q = np.divmod(rest, max(columns, 1))
+        places = (number, p * step_h + low_h + down, q * step_w + low_w + across)
+        indices = [*(place[:, :, None] for place in places), (channel + np.arange(k))[:, None, :]]
+        inside = np.asarray(True)
+        for index, extent in zip(indices, memory.shape, strict=True):
+            inside = inside & (index >= 0) & (index < extent)
+        if memory.flat.size == 0:
+            return (np.zeros(inside.shape, memory.dtype.numpy),)
+        found = memory.read(np.where(inside, memory.offsets(indices, None), 0))
+        return (np.where(inside, found, np.zeros((), found.dtype)),)
+
+    def _size_of(self, size: Attr) -> int:
+        assert isinstance(size, int | Size)
+        return Size.of(size).evaluate(self.sizes)
 
     def _reduce_tile(self, op: Op, frame: Frame) -> Results:
         axis = op.attrs["axis"]

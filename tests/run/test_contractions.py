@@ -1,0 +1,277 @@
+"""Sums of products in every shape, layout and dtype, on the CPU and on the emulator's stages for CPU targets, against float64."""
+
+from __future__ import annotations
+
+import inspect
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright.api.devices import emulator_device
+from tilewright.base.target import parse_target
+
+SIZES = (
+    (1, 1, 1), (2, 7, 15), (7, 2, 1), (15, 16, 17), (31, 33, 32), (64, 63, 65), (129, 127, 128), (255, 257, 256), (14, 32, 600),
+    (300, 5, 9), (3, 1100, 2), (40, 800, 530),
+)  # fmt: skip
+EMPTY = ((0, 4, 3), (4, 0, 3), (4, 3, 0), (0, 0, 0))
+TARGETS = ("x86-64-avx512", "x86-64-avx2", "aarch64-neon")
+
+
+@tw.kernel
+def product(a: tw.Array, b: tw.Array) -> tw.Array:
+    m, k = a.shape
+    n = b.shape[1]
+    out = tw.empty((m, n), a.dtype)
+    for i, j in tw.grid(m, n):
+        acc = tw.f32(0)
+        for p in range(k):
+            acc += a[i, p] * b[p, j]
+        out[i, j] = acc
+    return out
+
+
+@tw.kernel
+def wide_product(a: tw.Array, b: tw.Array) -> tw.Array:
+    m, k = a.shape
+    n = b.shape[1]
+    out = tw.empty((m, n), tw.f64)
+    for i, j in tw.grid(m, n):
+        acc = tw.f64(0)
+        for p in range(k):
+            acc += a[i, p] * b[p, j]
+        out[i, j] = acc
+    return out
+
+
+@tw.kernel
+def whole_product(a: tw.Array, b: tw.Array) -> tw.Array:
+    m, k = a.shape
+    n = b.shape[1]
+    out = tw.empty((m, n), tw.i32)
+    for i, j in tw.grid(m, n):
+        acc = tw.i32(0)
+        for p in range(k):
+            acc += tw.i32(a[i, p]) * tw.i32(b[p, j])
+        out[i, j] = acc
+    return out
+
+
+@tw.kernel
+def into_columns(a: tw.Array, b: tw.Array) -> tw.Array:
+    m, k = a.shape
+    n = b.shape[1]
+    out = tw.empty((n, m), tw.f32)
+    for j, i in tw.grid(n, m):
+        acc = tw.f32(0)
+        for p in range(k):
+            acc += b[p, j] * a[i, p]
+        out[j, i] = acc
+    return out
+
+
+@tw.kernel
+def layer(x: tw.Array, w: tw.Array, bias: tw.Array, r: tw.Array) -> tw.Array:
+    m, k = x.shape
+    n = w.shape[0]
+    out = tw.empty((m, n), tw.f32)
+    for i, j in tw.grid(m, n):
+        acc = tw.f32(0)
+        for p in range(k):
+            acc += x[i, p] * w[j, p]
+        out[i, j] = tw.sigmoid(acc + bias[j]) + r[i, j] * 2.0
+    return out
+
+
+@tw.kernel
+def lower_part(a: tw.Array, b: tw.Array) -> tw.Array:
+    m, k = a.shape
+    n = b.shape[1]
+    out = tw.empty((m, n), tw.f32)
+    for i, j in tw.grid(m, n):
+        acc = tw.f32(0)
+        for p in range(k):
+            if p <= i:
+                acc += a[i, p] * b[p, j]
+        out[i, j] = acc
+    return out
+
+
+@tw.kernel
+def batched(a: tw.Array, b: tw.Array) -> tw.Array:
+    t, m, k = a.shape
+    n = b.shape[2]
+    out = tw.empty((t, m, n), tw.f32)
+    for q, i, j in tw.grid(t, m, n):
+        acc = tw.f32(0)
+        for p in range(k):
+            acc += a[q, i, p] * b[q, p, j]
+        out[q, i, j] = acc
+    return out
+
+
+@tw.kernel
+def convolution(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, c, h, width = x.shape
+    k, c2, kh, kw = w.shape
+    out = tw.empty((n, k, h, width), tw.f32)
+    for b, o, i, j in tw.grid(n, k, h, width):
+        acc = tw.f32(0)
+        for q in range(c):
+            for r in range(kh):
+                for s in range(kw):
+                    y = i + r - 1
+                    z = j + s - 1
+                    if y >= 0 and y < h and z >= 0 and z < width:
+                        acc += x[b, q, y, z] * w[o, q, r, s]
+        out[b, o, i, j] = acc
+    return out
+
+
+@tw.kernel
+def convolution_last(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, h, width, c = x.shape
+    kh, kw, c2, k = w.shape
+    out = tw.empty((n, h, width, k), tw.f32)
+    for b, i, j, o in tw.grid(n, h, width, k):
+        acc = tw.f32(0)
+        for r in range(kh):
+            for s in range(kw):
+                for q in range(c):
+                    y = i + r - 1
+                    z = j + s - 1
+                    if y >= 0 and y < h and z >= 0 and z < width:
+                        acc += x[b, y, z, q] * w[r, s, q, o]
+        out[b, i, j, o] = acc
+    return out
+
+
+def operands(m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(m * 10007 + n * 101 + k)
+    a, b = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((k, n)).astype(np.float32)
+    return a, b, a.astype(np.float64) @ b.astype(np.float64)
+
+
+def close(found: np.ndarray, wanted: np.ndarray, k: int, unit: float = 2.0**-24) -> None:
+    """Within the rounding errors of a sum of k products of normally distributed numbers, and of storing it."""
+    scale = np.sqrt(max(1, k)) + np.abs(wanted).max(initial=1.0)
+    worst = np.abs(np.asarray(found, np.float64) - wanted).max(initial=0.0)
+    assert worst <= (2 + np.sqrt(k) * 2.0**-24 / unit) * unit * scale, f"{worst} at scale {scale}"
+
+
+@pytest.mark.parametrize("size", (*SIZES, *EMPTY), ids=str)
+def test_layouts(size: tuple[int, int, int]) -> None:
+    m, n, k = size
+    a, b, want = operands(*size)
+    close(product(a, b), want, k)
+    close(product(a, np.asfortranarray(b)), want, k)
+    close(product(np.asfortranarray(a), b), want, k)
+    close(product(a[:, ::-1], b[::-1]), want, k)
+    close(product(np.repeat(a, 2, axis=1)[:, ::2], np.repeat(b, 3, axis=0)[::3]), want, k)
+    close(into_columns(a, b), want.T, k)
+
+
+@pytest.mark.parametrize("size", (*SIZES, *EMPTY), ids=str)
+def test_dtypes(size: tuple[int, int, int]) -> None:
+    m, n, k = size
+    a, b, want = operands(*size)
+    close(wide_product(a.astype(np.float64), b.astype(np.float64)), want, k, 2.0**-53)
+    for dtype, unit in ((np.dtype(ml_dtypes.bfloat16), 2.0**-8), (np.dtype(np.float16), 2.0**-11)):
+        narrow = a.astype(dtype), b.astype(dtype)
+        close(product(*narrow), narrow[0].astype(np.float64) @ narrow[1].astype(np.float64), k, unit)
+    rng = np.random.default_rng(1)
+    bytes_ = rng.integers(-128, 128, (m, k)).astype(np.int8), rng.integers(-128, 128, (k, n)).astype(np.int8)
+    np.testing.assert_array_equal(whole_product(*bytes_), bytes_[0].astype(np.int32) @ bytes_[1].astype(np.int32))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_guards_and_epilogues(size: tuple[int, int, int]) -> None:
+    m, n, k = size
+    a, b, want = operands(*size)
+    close(lower_part(a, b), np.tril(a.astype(np.float64)) @ b.astype(np.float64), k)
+    rng = np.random.default_rng(2)
+    bias, r = rng.standard_normal(n).astype(np.float32), rng.standard_normal((m, n)).astype(np.float32)
+    found = layer(a, np.ascontiguousarray(b.T), bias, r)
+    close(found, 1 / (1 + np.exp(-(want + bias))) + r.astype(np.float64) * 2, k)
+
+
+@pytest.mark.parametrize("size", ((1, 14, 32, 16), (3, 17, 33, 5), (5, 64, 70, 40)), ids=str)
+def test_batches(size: tuple[int, int, int, int]) -> None:
+    t, m, n, k = size
+    rng = np.random.default_rng(3)
+    a, b = rng.standard_normal((t, m, k)).astype(np.float32), rng.standard_normal((t, k, n)).astype(np.float32)
+    close(batched(a, b), a.astype(np.float64) @ b.astype(np.float64), k)
+
+
+def conv_reference(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    n, c, h, width = x.shape
+    _, _, kh, kw = w.shape
+    padded = np.zeros((n, c, h + kh, width + kw))
+    padded[:, :, 1 : h + 1, 1 : width + 1] = x
+    out = np.zeros((n, w.shape[0], h, width))
+    for r in range(kh):
+        for s in range(kw):
+            out += np.einsum("nchw,kc->nkhw", padded[:, :, r : r + h, s : s + width], w[:, :, r, s].astype(np.float64))
+    return out
+
+
+@pytest.mark.parametrize(
+    "size", ((1, 1, 1, 1, 1, 3, 3), (2, 3, 5, 7, 4, 3, 3), (2, 16, 18, 33, 17, 3, 3), (1, 30, 12, 56, 64, 3, 3), (1, 2, 9, 40, 3, 2, 2)), ids=str
+)  # fmt: skip
+def test_convolutions(size: tuple[int, ...]) -> None:
+    n, c, h, width, k, kh, kw = size
+    rng = np.random.default_rng(4)
+    x, w = rng.standard_normal((n, c, h, width)).astype(np.float32), rng.standard_normal((k, c, kh, kw)).astype(np.float32)
+    want = conv_reference(x, w)
+    close(convolution(x, w), want, c * kh * kw)
+    last = convolution_last(np.ascontiguousarray(x.transpose(0, 2, 3, 1)), np.ascontiguousarray(w.transpose(2, 3, 1, 0)))
+    close(last, want.transpose(0, 2, 3, 1), c * kh * kw)
+
+
+def test_nan_and_infinity_reach_their_row_or_column_only() -> None:
+    a, b, want = operands(35, 70, 90)
+    a[3, 5], b[7, 66] = np.nan, np.inf
+    found = product(a, b)
+    assert np.isnan(found[3]).all()
+    assert not np.isfinite(found[:, 66]).any()
+    rest = np.ones_like(found, bool)
+    rest[3], rest[:, 66] = False, False
+    close(found[rest], want[rest], 90)
+
+
+def test_the_same_bits_every_time_and_for_any_number_of_threads() -> None:
+    a, b, _ = operands(200, 300, 700)
+    first = product(a, b)
+    before = tw.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            tw.set_num_threads(threads)
+            np.testing.assert_array_equal(first, product(a, b))
+    finally:
+        tw.set_num_threads(before)
+
+
+@pytest.mark.parametrize("stage", ("loop", "tile", "thread"))
+@pytest.mark.parametrize("target", TARGETS)
+def test_on_the_emulator(target: str, stage: str) -> None:
+    device = emulator_device(stage, parse_target(target))
+
+    def run(kernel: tw.Kernel, *arguments: np.ndarray) -> np.ndarray:
+        names = inspect.signature(kernel).parameters
+        found = kernel.runner.run(dict(zip(names, arguments, strict=True)), device)
+        assert isinstance(found, np.ndarray)
+        return found
+
+    for size in ((1, 1, 1), (9, 35, 20), (17, 3, 0), (15, 16, 300)):
+        m, n, k = size
+        a, b, want = operands(*size)
+        close(run(product, a, b), want, k)
+        nothing = np.zeros(n, np.float32), np.zeros((m, n), np.float32)
+        close(run(layer, a, np.ascontiguousarray(b.T), *nothing), 1 / (1 + np.exp(-want)), k)
+    a, b, want = operands(9, 35, 20)
+    close(run(product, np.asfortranarray(a), b), want, 20)
+    rng = np.random.default_rng(5)
+    x, w = rng.standard_normal((1, 2, 5, 9)).astype(np.float32), rng.standard_normal((3, 2, 3, 3)).astype(np.float32)
+    close(run(convolution, x, w), conv_reference(x, w), 18)

@@ -307,6 +307,36 @@ again:
     ret;
 }
 
+// One block copies 16 pixels of 8 floats from a base position on, at an offset from each, and writes them out.
+.visible .entry copy_pixels(
+    .param .u64 out, .param .u64 image, .param .u64 row, .param .u64 column, .param .u64 channel, .param .u64 down,
+    .param .u64 across, .param .align 64 .b8 map[128]
+) {
+    .reg .pred %p<3>; .reg .b16 %h<3>; .reg .b32 %r<12>; .reg .b64 %rd<8>;
+    .shared .align 1024 .b8 tile[512];
+    .shared .align 8 .b64 barrier;
+    ld.param.u64 %rd1, [out]; ld.param.u32 %r1, [channel]; ld.param.u32 %r2, [column]; ld.param.u32 %r4, [row];
+    ld.param.u32 %r5, [image]; ld.param.u16 %h1, [across]; ld.param.u16 %h2, [down];
+    mov.u32 %r3, %tid.x; mov.u32 %r6, tile; mov.u32 %r7, barrier;
+    setp.ne.u32 %p1, %r3, 0;
+    @%p1 bra ready;
+    mbarrier.init.shared::cta.b64 [%r7], 1;
+    fence.proxy.async.shared::cta;
+    mbarrier.arrive.expect_tx.shared::cta.b64 %rd2, [%r7], 512;
+    mov.b64 %rd3, map; cvta.param.u64 %rd3, %rd3;
+    cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes
+        [%r6], [%rd3, {%r1, %r2, %r4, %r5}], [%r7], {%h1, %h2};
+ready:
+    bar.sync 0;
+again:
+    mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r7], 0;
+    @!%p2 bra again;
+    mul.wide.u32 %rd4, %r3, 4; add.u64 %rd1, %rd1, %rd4;
+    shl.b32 %r9, %r3, 2; add.u32 %r9, %r6, %r9;
+    ld.shared.b32 %r10, [%r9]; st.global.b32 [%rd1], %r10;
+    ret;
+}
+
 .visible .entry cluster_rank(.param .u64 out) .reqnctapercluster 2, 1, 1 {
     .reg .b32 %r<4>; .reg .f32 %f<2>; .reg .b64 %rd<3>;
     ld.param.u64 %rd1, [out]; mov.u32 %r1, %ctaid.x; mul.wide.u32 %rd2, %r1, 4; add.u64 %rd1, %rd1, %rd2;
@@ -399,6 +429,39 @@ def test_swizzled_maps(hopper: CudaDevice, swizzle: int, box: tuple[int, int]) -
     place = np.arange(512)
     lies = (place ^ ((place >> 3) & (swizzle - 16)))[::4] // 4
     np.testing.assert_array_equal(found[:, lies], boxes(values, box, (2, 4)))
+
+
+@pytest.mark.parametrize(
+    ("window", "stride", "pad", "dilation"),
+    [((3, 3), (1, 1), (0, 0), (1, 1)), ((3, 3), (1, 1), (1, 1), (1, 1)), ((3, 3), (2, 2), (1, 1), (1, 1)),
+     ((1, 5), (3, 1), (0, 2), (1, 1)), ((3, 2), (1, 2), (2, 1), (2, 3)), ((2, 2), (1, 1), (4, 5), (1, 1))],
+)  # fmt: skip
+def test_maps_of_images(
+    hopper: CudaDevice, window: tuple[int, int], stride: tuple[int, int], pad: tuple[int, int], dilation: tuple[int, int]
+) -> None:
+    """Every element of a filter sees what padding and slicing the images gives, across rows and images; zeros after the last."""
+    images, channels, extents = 3, 20, (13, 10)
+    values = random(images * extents[0] * extents[1] * channels).reshape(images, *extents, channels)
+    upper = tuple(p - (k - 1) * d for p, k, d in zip(pad, window, dilation))
+    height, width = ((e + p + u - 1) // s + 1 for e, p, u, s in zip(extents, pad, upper, stride))
+    shape = tuple(Size.of(extent) for extent in values.shape)
+    strides = tuple(Size.of(step // 4) for step in values.strides)
+    lower = tuple(Size.of(-p) for p in pad)
+    map_ = MapParam("x", dtypes.f32, shape, strides, (1, 1, 1, 8), 0, 16, lower, tuple(Size.of(u) for u in upper), stride)
+    names = ("image", "row", "column", "channel", "down", "across")
+    loaded = hopper.load(program(Launch("copy_pixels", ("out",), names, (ONE,), 128, maps=(map_,)), code=HOPPER_PTX))
+    source, target = hopper.from_numpy(values), hopper.from_numpy(np.full((16, 8), np.nan, np.float32))
+    padded = np.pad(values, ((0, 0), (pad[0], pad[0]), (pad[1], pad[1]), (0, 4)))
+    for r, s in {(0, 0), (window[0] - 1, window[1] - 1), (0, window[1] - 1), (window[0] - 1, 0)}:
+        down, across = r * dilation[0], s * dilation[1]
+        seen = padded[:, down :: stride[0], across :: stride[1]][:, :height, :width].reshape(-1, channels + 4)
+        seen = np.concatenate([seen, np.zeros((32, channels + 4), np.float32)])
+        for first in range(0, images * height * width, 16):
+            p, q = first // width % height, first % width
+            at = (first // (height * width), p * stride[0] - pad[0], q * stride[1] - pad[1])
+            for channel in (0, 16):
+                loaded.run({"x": source, "out": target}, NUMBERS, dict(zip(names, (*at, channel, down, across))))
+                np.testing.assert_array_equal(target.numpy(), seen[first : first + 16, channel : channel + 8])
 
 
 def test_map_of_a_single_row(hopper: CudaDevice) -> None:

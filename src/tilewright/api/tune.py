@@ -2,8 +2,8 @@
 
 In: a kernel and the arguments of a call; out: a `Tuning`, and a table on disk that later calls, also of other sizes, choose by
 (`compile/tuning.py`). The search first measures what the cost model lists, best first, then climbs: it tries the neighbours of the best
-schedule so far (other tiles, stages, raster, waiting, turns), moves when one is faster, and ends when none is or the time is up. Every result is compared with that of the model's first choice; a
-schedule that is wrong or fails is kept in the table as such and never used.
+schedule so far (other tiles, stages, raster, waiting, turns), moves when one is faster, and ends when none is or the time is up. Every
+result is compared with that of the model's first choice; a schedule that is wrong or fails is kept in the table as such and never used.
 
 Machines slow down and speed up while a search runs, so a schedule is measured in turns with the model's first choice, call by call, and what
 counts is their ratio. A short measurement may still be lucky, and the luckiest of many looks best: the few best and the first choice are
@@ -367,6 +367,7 @@ def _steps(s: MatrixSchedule) -> Iterable[MatrixSchedule]:
             if mr > 0 and vectors > 0:
                 m, n = max(1, s.m // mr) * mr, max(1, s.n // (vectors * lanes)) * vectors * lanes
                 yield replace(s, mr=mr, vectors=vectors, nr=vectors * lanes, m=m, n=n)
+        yield replace(s, keep="a" if s.keep == "b" else "b")
         for scale in (0.5, 2.0):
             yield replace(s, k=max(1, int(s.k * scale)))
             yield replace(s, m=max(1, int(s.m * scale) // s.mr) * s.mr)

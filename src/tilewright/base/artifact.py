@@ -35,8 +35,8 @@ class MapParam:
     """How the GPU's copy engine sees an array: shape and strides in elements, outermost axis first, the last stride 1; `box` is what one
     copy moves. Passed by value as 128 bytes.
 
-    With `pixels` it is of images [n, h, w, c]: a copy moves that many boxes, from positions along h of `lower[0]` to h - 1 + `upper[0]`
-    that are `steps[0]` apart, and along w alike."""
+    With `pixels` it is of images [n, h, w, c]: a copy moves that many boxes. Their positions run along h from `lower[0]` to
+    h - 1 + `upper[0]`, `steps[0]` apart, and along w alike."""
 
     array: str
     dtype: DType

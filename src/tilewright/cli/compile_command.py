@@ -59,7 +59,7 @@ def compile_file(path: str, kernel: str | None, arguments: str, target_name: str
     if stage == "syntax" and file.program is not None and kernel is None:
         _write(show(file.program), output)
         return
-    entries = choose(_entries(file, arguments, stage), kernel, path)
+    entries = choose(_entries(file, arguments, stage, kernel), kernel, path)
     folder = output is not None and (output.endswith("/") or Path(output).is_dir())
     if len(entries) > 1 and stage not in _JOINED and not folder:
         names = ", ".join(e.name for e in entries)
@@ -76,11 +76,11 @@ def compile_file(path: str, kernel: str | None, arguments: str, target_name: str
         click.echo(str(place))
 
 
-def _entries(file: File, arguments: str, stage: str) -> list[Entry]:
+def _entries(file: File, arguments: str, stage: str, kernel: str | None) -> list[Entry]:
     known = parse_arguments(arguments)
     if stage == "syntax" and file.program is None:
         return [Entry(function.name, function, ()) for function in file.kernels]
-    return walk(file, known).raise_if_errors().entries
+    return walk(file, known, kernel).raise_if_errors().entries
 
 
 def stage_text(entry: Entry, target: Target, stage: str) -> str:

@@ -102,7 +102,7 @@ def inspect(
 ) -> None:
     """Print what there is to know of the file's kernels."""
     target = parse_target(target_name)
-    entries = choose(walk(read_source(path), parse_arguments(arguments)).raise_if_errors().entries, kernel, path)
+    entries = choose(walk(read_source(path), parse_arguments(arguments), kernel).raise_if_errors().entries, kernel, path)
     found = [inspect_entry(entry, target, precision) for entry in entries]
     if as_json:
         click.echo(json.dumps([_plain(item) for item in found], indent=2))
@@ -267,8 +267,8 @@ def _device_rows(launch: Launched) -> list[tuple[str, str]]:
         rows = [("registers", f"{r.registers} ({r.source})"), ("shared", shared), ("spills", f"{r.spill_bytes} bytes" if r.spill_bytes else "none")]
     if launch.occupancy is not None:
         o = launch.occupancy
-        plural = "" if o.blocks == 1 else "s"
-        rows.append(("occupancy", f"{o.blocks} block{plural} of a multiprocessor, {o.warps} of {o.most_warps} warps ({o.fraction:.0%}), limited by {' and '.join(o.limits)}"))
+        held = f"{o.blocks} block{'' if o.blocks == 1 else 's'} on a multiprocessor, {o.warps} of {o.most_warps} warps ({o.fraction:.0%})"
+        rows.append(("occupancy", f"{held}, limited by {' and '.join(o.limits)}"))
     matrix = ", ".join(f"{count} × {name}" for name, count in launch.matrix.items())
     rows.append(("tensor cores", matrix or "none"))
     rows.append(("copies", ", ".join(f"{name} ({count})" for name, count in launch.copies.items()) or "none"))

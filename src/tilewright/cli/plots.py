@@ -8,6 +8,7 @@ from typing import Any
 
 from tilewright.base.errors import UserError
 from tilewright.base.record import record
+from tilewright.compile.tuning import Measurement
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -31,19 +32,28 @@ def sparkline(values: Sequence[float | None], width: int = 60) -> str:
     return "".join("×" if v is None else _BARS[round((v - low) / (high - low) * steps) if high > low else 0] for v in shown)
 
 
-def plot_search(seconds: Sequence[float | None], title: str, path: str) -> str:
-    """The time of each schedule in the order tried, with the best so far, as a picture; a line that says where it is."""
+def plot_search(trials: Sequence[Measurement], chosen: str, title: str, path: str) -> str:
+    """The time of each schedule in the order tried, as a picture; a line that says where it is.
+
+    Short measurements are drawn apart from those made again at the end, which alone decide.
+    """
     pyplot = _pyplot()
-    good = [(i, s * 1e6) for i, s in enumerate(seconds, 1) if s is not None]
+    points = [(i, m.seconds * 1e6, m) for i, m in enumerate(trials, 1) if m.ok]
+    most = max((m.rounds for _, _, m in points), default=1)
     figure, axes = pyplot.subplots(figsize=(9, 5))
-    axes.plot([i for i, _ in good], [t for _, t in good], "o", label="measured", alpha=0.7)
+    for again, label, colour in ((False, "measured shortly", "tab:grey"), (True, "measured again at the end", "tab:blue")):
+        shown = [(i, t) for i, t, m in points if (m.rounds == most) is again]
+        axes.plot([i for i, _ in shown], [t for _, t in shown], "o", label=label, color=colour, alpha=0.8)
     best: list[float] = []
-    for _, t in good:
+    for _, t, _ in points:
         best.append(min(t, best[-1]) if best else t)
-    axes.step([i for i, _ in good], best, where="post", label="best so far", color="tab:red")
-    failed = [i for i, s in enumerate(seconds, 1) if s is None]
-    if failed and good:
-        axes.plot(failed, [max(t for _, t in good)] * len(failed), "x", color="grey", label="failed")
+    axes.step([i for i, _, _ in points], best, where="post", label="lowest so far", color="tab:grey", linewidth=1)
+    for i, t, m in points:
+        if m.schedule == chosen:
+            axes.plot([i], [t], "o", markersize=13, fillstyle="none", color="tab:red", label="chosen")
+    failed = [i for i, m in enumerate(trials, 1) if not m.ok]
+    if failed and points:
+        axes.plot(failed, [max(t for _, t, _ in points)] * len(failed), "x", color="black", label="failed")
     axes.set_xlabel("schedules tried")
     axes.set_ylabel("time of a call in µs")
     axes.set_title(title)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -106,10 +106,13 @@ def inputs_of(file: File, known: Mapping[str, Given]) -> dict[str, Given]:
     return {name: known.get(name) or guess(name, None, file.program) for name in names}
 
 
-def walk(file: File, known: Mapping[str, Given]) -> Walk:
-    """Check every kernel of the file. Errors are collected, not raised, but for names in `known` that nothing has."""
+def walk(file: File, known: Mapping[str, Given], only: str | None = None) -> Walk:
+    """Check every kernel of the file, or in a Python file the one called `only`. Errors are collected, not raised, but for names in
+    `known` that nothing has."""
     if file.program is not None:
         return _walk_program(file.program, inputs_of(file, known))
+    if any(function.name == only for function in file.kernels):
+        file = replace(file, kernels=tuple(function for function in file.kernels if function.name == only))
     result = Walk()
     _check_names(known, [p.name for function in file.kernels for p in function.params], file.path)
     for function in file.kernels:

@@ -26,7 +26,7 @@ def tune(
     path: str, kernel: str | None, arguments: str, device: str | None, precision: str, budget: float, plot: str | None
 ) -> None:
     """Tune the file's kernels, or the one named, and print what was found."""
-    entries = choose(walk(read_source(path), parse_arguments(arguments)).raise_if_errors().entries, kernel, path)
+    entries = choose(walk(read_source(path), parse_arguments(arguments), kernel).raise_if_errors().entries, kernel, path)
     if plot is not None and len(entries) > 1:
         raise UserError.at("TW016", f"{path} has {len(entries)} kernels, and a plot shows one", help="choose one with --kernel NAME")
     place = find_device(device or "auto")
@@ -35,8 +35,8 @@ def tune(
         values = random_values(entry)
         found = _tune_one(entry, values, place, precision, budget, console)
         _show(found, console)
-        if plot is not None and found.trials:
-            click.echo(plot_search([m.seconds if m.ok else None for m in found.trials], f"{found.kernel} on {place.name}", plot))
+        if plot is not None and found.best is not None:
+            click.echo(plot_search(found.trials, found.best.schedule, f"{found.kernel} on {place.name}", plot))
 
 
 def _tune_one(
@@ -90,7 +90,8 @@ def _show(found: tuner.Tuning, console: Console) -> None:
     console.print(table)
     failed = [m for m in found.trials if not m.ok]
     click.echo(f"search: {sparkline([m.seconds if m.ok else None for m in found.trials])}")
-    click.echo(f"{len(found.trials)} schedules in {found.elapsed:.1f} s, {len(failed)} failed; rows of one round were measured shortly, and may look too good")
+    click.echo(f"{len(found.trials)} schedules in {found.elapsed:.1f} s, {len(failed)} failed")
+    click.echo("rows of one round were measured shortly, and the best of them look better than they are")
     for m in failed[:3]:
         click.echo(f"  {m.schedule}: {m.error}")
     click.echo(f"chosen: {found.best.schedule}")

@@ -129,9 +129,8 @@ def _read_map(
     array: str, dtype: str, shape: list[str], strides: list[str], box: list[int], swizzle: int, pixels: int = 0,
     lower: Sequence[str] = (), upper: Sequence[str] = (), steps: Sequence[int] = (),
 ) -> MapParam:  # fmt: skip
-    return MapParam(
-        array, by_name(dtype), _sizes(shape), _sizes(strides), tuple(box), swizzle, pixels, _sizes(lower), _sizes(upper), tuple(steps)
-    )
+    corners = _sizes(lower), _sizes(upper)
+    return MapParam(array, by_name(dtype), _sizes(shape), _sizes(strides), tuple(box), swizzle, pixels, *corners, tuple(steps))
 
 
 def _read_launch(

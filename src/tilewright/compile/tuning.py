@@ -5,18 +5,18 @@ SHA-256 of the rest on its first line, then JSON. It appears whole or not at all
 a place on disk tables live in this process only. `TILEWRIGHT_TUNING=off` ignores them.
 
 `advise` answers for one call. Where its very extents were measured, the fastest schedule of those measured most thoroughly wins. Else the
-ranking of the cost model is corrected by what was measured nearby. With M(s, x) = STEP · (place of s in the model's ranking for extents x) and, for each measured shape p,
-r(s, p) = log2(seconds of s at p / seconds of b at p) − (M(s, p) − M(b, p)), where b is the schedule measured there that the model ranks first
-(so r says how much slower s is beside b than the model thinks), the schedule with the smallest
+ranking of the cost model is corrected by what was measured nearby. With M(s, x) = STEP · (place of s in the model's ranking for extents
+x) and, for each measured shape p, r(s, p) = log2(seconds of s at p / seconds of b at p) − (M(s, p) − M(b, p)), where b is the schedule
+measured there that the model ranks first (so r says how much slower s is beside b than the model thinks), the schedule with the smallest
 
     M(s, e) + Σ w(p) · r(s, p) / (PRIOR + Σ w(p)),    w(p) = 4^−d(e, p),    d² = mean over axes of log2(e/p)²
 
 is taken; the sums run over the nearest shapes where s was measured. So one table serves sizes nobody measured: near a measured shape its
-ratios decide, far from all of them the model does. Code for a CPU is made for all sizes at once: then every shape has the same weight and
-PRIOR is 0. A schedule that failed anywhere is never advised. Schedules the model does not list
-(neighbours the tuner tried) take part where the code they need exists for the call too: they move data as a listed one does, and what divided
-the extents when they were measured divides them now. Measurements of another version of the compiler count only for schedules that this
-one still lists.
+ratios decide, far from all of them the model does. Code for a CPU is made for all sizes at once: then every shape has the same weight,
+and M and PRIOR are 0. The model's first choice stays unless another is clearly faster. A schedule that failed anywhere is never
+advised. Schedules the model does not list (neighbours the tuner tried) take part where the code they need exists for the call too: they move
+data as a listed one does, and what divided the extents when they were measured divides them now. Measurements of another version of the
+compiler count only for schedules that this one still lists.
 """
 
 from __future__ import annotations
@@ -137,8 +137,10 @@ def advise(table: TuningTable, extents: Extents, divisors: Extents, ranking: Ran
         if schedule is not None and _holds(m.divisors, divisors) and any(_alike(schedule, s) for s in ranked):
             candidates.setdefault(m.schedule, schedule)
     shapes = _shapes(good, extents, ranking)
-    prior = PRIOR if extents else 0.0
-    estimates = {text: _estimate(s, text, ranked, shapes, prior) for text, s in candidates.items()}
+    if not extents:
+        # Code for all sizes at once: what was measured, and nothing else, says how schedules compare.
+        candidates = {text: s for text, s in candidates.items() if any(text in shape.seconds for shape in shapes)}
+    estimates = {text: _estimate(s, text, ranked if extents else (), shapes) for text, s in candidates.items()}
     best = min(estimates, key=lambda text: estimates[text], default="")
     return first if first in estimates and estimates[first] + math.log2(CLEARLY) <= estimates[best] else best
 
@@ -184,31 +186,31 @@ def distance(a: Extents, b: Extents) -> float:
     return math.sqrt(sum(s * s for s in steps) / len(steps)) if steps else 0.0
 
 
-def _estimate(
-    schedule: MatrixSchedule, text: str, ranked: tuple[MatrixSchedule, ...], shapes: list[_Shape], prior: float
-) -> float:
-    """log2 of the expected time, up to a constant."""
+def _estimate(schedule: MatrixSchedule, text: str, ranked: tuple[MatrixSchedule, ...], shapes: list[_Shape]) -> float:
+    """log2 of the expected time, up to a constant; by measurements alone where no ranking is given."""
     correction = weights = 0.0
     for shape in shapes:
         if text in shape.seconds:
             ratio = math.log2(shape.seconds[text] / shape.seconds[shape.base])
-            expected = STEP * (_place(schedule, shape.ranked) - shape.base_place)
+            expected = STEP * (_place(schedule, shape.ranked) - shape.base_place) if ranked else 0.0
             correction += shape.weight * (ratio - expected)
             weights += shape.weight
-    return STEP * _place(schedule, ranked) + (correction / (prior + weights) if weights else 0.0)
+    if not ranked:
+        return correction / weights
+    return STEP * _place(schedule, ranked) + correction / (PRIOR + weights)
 
 
 def _place(schedule: MatrixSchedule, ranked: tuple[MatrixSchedule, ...]) -> int:
     """Where the model ranks a schedule; one it does not list, as the first with its tile, or last."""
     if schedule in ranked:
         return ranked.index(schedule)
-    tile = (schedule.m, schedule.n, schedule.turns)
-    return next((place for place, s in enumerate(ranked) if (s.m, s.n, s.turns) == tile), len(ranked))
+    tile = (schedule.m, schedule.n, schedule.turns, schedule.swap)
+    return next((place for place, s in enumerate(ranked) if (s.m, s.n, s.turns, s.swap) == tile), len(ranked))
 
 
 def _alike(a: MatrixSchedule, b: MatrixSchedule) -> bool:
     """Whether the same instructions and ways of moving data serve both."""
-    return (a.family, a.a_copy, a.b_copy, a.store) == (b.family, b.a_copy, b.b_copy, b.store)
+    return (a.family, a.swap, a.a_copy, a.b_copy, a.store) == (b.family, b.swap, b.a_copy, b.b_copy, b.store)
 
 
 def _holds(promised: Extents, now: Extents) -> bool:

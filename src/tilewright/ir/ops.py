@@ -15,7 +15,9 @@ from tilewright.base.dtypes import DType, bool_, i32, i64
 from tilewright.base.sizes import Size
 from tilewright.ir.nodes import Attrs
 from tilewright.ir.opdef import ALL_STAGES as ALL_STAGES
-from tilewright.ir.opdef import OpDef, Rule, TypeRuleError
+from tilewright.ir.opdef import OpDef as OpDef
+from tilewright.ir.opdef import Rule
+from tilewright.ir.opdef import TypeRuleError as TypeRuleError
 from tilewright.ir.opdef import integer as _int_attr
 from tilewright.ir.ops_matrix import DEFINITIONS
 from tilewright.ir.types import (
@@ -32,7 +34,6 @@ from tilewright.ir.types import (
     is_number,
     with_dtype,
 )
-
 
 OPS: dict[str, OpDef] = {}
 
@@ -483,9 +484,10 @@ _define("rcp_approx", "1 / a by the device's own instruction, f32 only, denormal
 _define("load", "`load %t, %i, %j`: the element (scalars) or elements (index tiles) there. `masked`: a last operand says where; "
         "elsewhere 0. Thread stage: `width` loads that many elements that follow one another in memory, aligned to their whole "
         "size unless `unaligned`.", _load, effect="read", group="memory")  # fmt: skip
-_define("load_image", "`load_image %x, %row, %oh, %ow, %c {rows, columns, lower, steps, shape}`: a tile [m, k] of images [n, h, w, c] as a "
-        "convolution's product reads them. Element [r, j] is channel c + j at h = p * `steps[0]` + `lower[0]` + oh, w = q * `steps[1]` + `lower[1]` + ow "
-        "of image n, where row + r = (n * `rows` + p) * `columns` + q; 0 where there is none.", _load_image, "tile", "read", "memory")  # fmt: skip
+_define("load_image", "`load_image %x, %row, %oh, %ow, %c {rows, columns, lower, steps, shape}`: a tile [m, k] of images "
+        "[n, h, w, c] as a convolution's product reads them. Element [r, j] is channel c + j at h = p * `steps[0]` + `lower[0]` + oh, "
+        "w = q * `steps[1]` + `lower[1]` + ow of image n, where row + r = (n * `rows` + p) * `columns` + q; 0 where there is none.",
+        _load_image, "tile", "read", "memory")  # fmt: skip
 _define("store", "`store %t, %i, %j, %v`: like load, the other way round.", _store, effect="write", group="memory")
 _define("head", "`head %t, %i, %j {bytes}`: how many elements from there on lie before the next address that is a multiple of `bytes`. "
         "Only where things lie depends on it, never a result.", _head, "tile thread", group="memory")  # fmt: skip

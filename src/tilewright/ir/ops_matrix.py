@@ -7,9 +7,9 @@ its row: it lies at `p ^ ((p >> 3) & 0x70)`. `swizzled_place` is that function; 
 An mbarrier is an element of a shared u64 tensor. It counts arrivals and outstanding bytes; when both are done its phase ends
 and the next begins. `mbarrier_wait` with parity p returns once the phase of that parity has ended: 0 waits for the first.
 
-A map with `pixels` is in the engine's im2col mode. It sees images [n, h, w, c]; a *base position* (n, h, w) is where a filter's first
-element lies, which may be outside. Base positions form a box: along h from `lower[0]` to h - 1 + `upper[0]`, along w alike. A copy walks
-`pixels` of them, w fastest, `steps` apart, and reads `channels` elements at a fixed offset from each.
+A map with `pixels` is in the engine's im2col mode. It sees images [n, h, w, c]; a *base position* (n, h, w) is where a filter's
+first element lies, which may be outside. Base positions form a box: along h from `lower[0]` to h - 1 + `upper[0]`, along w alike.
+A copy walks `pixels` of them, w fastest, `steps` apart, and reads `channels` elements at a fixed offset from each.
 """
 
 from __future__ import annotations
@@ -242,9 +242,8 @@ def _copy_async(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
         raise _fail("takes a shared tensor, an offset, a global tensor and its indices")
     target, source = _shared(types[0]), types[2]
     rest = list(types[3:])
-    if attrs.get("masked"):
-        if not rest or rest.pop() != BOOL:
-            raise _fail("the last operand says whether to copy; elsewhere zeros are written")
+    if attrs.get("masked") and (not rest or rest.pop() != BOOL):
+        raise _fail("the last operand says whether to copy; elsewhere zeros are written")
     _indices(rest, source.rank)
     if target.dtype is not source.dtype or integer(attrs, "bytes") not in (4, 8, 16):
         raise _fail("copies 4, 8 or 16 bytes of one dtype")
@@ -270,14 +269,15 @@ def _row(name: str, doc: str, rule: Rule, effect: str, group: str = "matrix") ->
 
 DEFINITIONS: tuple[OpDef, ...] = (
     _row("tensor_map", "How the copy engine sees a global tensor: `shape` and `strides` (in elements, last axis 1) of up to five axes, the "
-         "`box` one copy moves, and the `swizzle` of its rows in shared memory. `pixels`, `lower`, `upper`, `steps`: of images [n, h, w, c] a copy "
-         "moves that many pixels, each a box [1, 1, 1, channels]. Their base positions run along w from `lower[1]` to w - 1 + `upper[1]`, "
-         "`steps[1]` apart, then on along h, from `lower[0]` to h - 1 + `upper[0]`, `steps[0]` apart, then along n.", _tensor_map, "pure", "copy"),
+         "`box` one copy moves, and the `swizzle` of its rows in shared memory. `pixels`, `lower`, `upper`, `steps`: of images "
+         "[n, h, w, c] a copy moves that many pixels, each a box [1, 1, 1, channels]. Their base positions run along w from `lower[1]` "
+         "to w - 1 + `upper[1]`, `steps[1]` apart, then on along h, from `lower[0]` to h - 1 + `upper[0]`, `steps[0]` apart, then along n.",
+         _tensor_map, "pure", "copy"),
     _row("prefetch_map", "Fetch a map's description ahead of its first use.", _map_only, "sync", "copy"),
     _row("tma_load", "`tma_load %to, %offset, %map, %barriers, %i, %c0…`: start copying the box at those coordinates into shared memory, "
          "row by row; outside the tensor zeros. Its bytes count on the mbarrier. `multicast`: a last operand has a bit for each block of the "
-         "cluster that gets it too. By a map with pixels: `… %n, %h, %w, %c, %oh, %ow`, the first base position and channel, and the offset from "
-         "each base position to its pixel.", lambda t, a: _tma(t, a, True), "write", "copy"),
+         "cluster that gets it too. By a map with pixels: `… %n, %h, %w, %c, %oh, %ow`, the first base position and channel, and "
+         "the offset from each base position to its pixel.", lambda t, a: _tma(t, a, True), "write", "copy"),
     _row("tma_store", "`tma_store %from, %offset, %map, %c0…`: start copying a box from shared memory; what lies outside the tensor is "
          "left out. Joins the thread's open group.", lambda t, a: _tma(t, a, False), "write", "copy"),
     _row("tma_commit", "Close the thread's group of stores.", _nothing, "sync", "copy"),

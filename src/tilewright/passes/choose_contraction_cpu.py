@@ -1,28 +1,26 @@
-"""Choose how a contraction is computed on a CPU: the tile of results in registers, and the blocks that stay in the caches."""
+"""Choose how a contraction is computed on a CPU: the tile of results in registers, and the blocks that stay in the caches.
+
+One kernel serves all sizes, so nothing here depends on them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tilewright.analysis.contraction import Contraction, Factor
 from tilewright.base.dtypes import f32, f64, i32, i64, u32, u64
-from tilewright.base.sizes import Size
 from tilewright.base.target import Target
 from tilewright.passes.lower_contraction_cpu import needed_ops
 from tilewright.passes.schedule_matrix import MatrixSchedule
 
 ACCUMULATORS = (f32, f64, i32, i64, u32, u64)
-DEPTH = 256
-"""How much of the sum is done before its results go back to memory."""
-PANEL_BYTES = 3 << 18
-"""How much of the second factor lies in the second-level cache at once."""
-ROW_COST = 0.3
-"""What a tile costs beside its rows, in rows."""
+DEPTH = 640
+"""How much of the sum is done at most before its results go back to memory, for elements of 4 bytes."""
+KEPT_BYTES = 1 << 20
+"""How much of one factor lies in the second-level cache at once."""
 SUM_BYTES = 9 << 19
 """How much of the result is kept between two stretches of the sum."""
 
 
-def cpu_schedules(found: Contraction, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
+def cpu_schedules(found: Contraction, target: Target) -> tuple[MatrixSchedule, ...]:
     """The schedule for a contraction, or none where plain loops serve it."""
     dtype = found.accumulator
     if dtype not in ACCUMULATORS or target.vector_bytes < 16 or not all(_copyable(found, f) for f in (found.a, found.b)):
@@ -30,12 +28,19 @@ def cpu_schedules(found: Contraction, target: Target, hints: Mapping[str, int]) 
     if any(op.opcode == "atomic" for op in found.parallel.regions[0].ops):
         return ()
     lanes = target.vector_bytes // dtype.itemsize
-    rows, vectors = _register_tile(target, found.size(found.m), found.size(found.n) * found.size(found.batch), hints)
+    rows, vectors = _register_tile(target)
     nr = vectors * lanes
-    depth = DEPTH
-    columns = max(1, PANEL_BYTES // (depth * dtype.itemsize * nr)) * nr
-    height = max(1, SUM_BYTES // (columns * dtype.itemsize * rows)) * rows
-    return (MatrixSchedule("cpu", height, columns, depth, mr=rows, nr=nr, vectors=vectors),)
+    depth = DEPTH * 4 // max(4, dtype.itemsize)
+    most = KEPT_BYTES // (depth * dtype.itemsize)
+    # The pixels of a convolution, several indices, are many more than its channels.
+    keep = "a" if len(found.n) > len(found.m) else "b"
+    if keep == "b":
+        columns = max(1, most // nr) * nr
+        height = max(1, SUM_BYTES // (columns * dtype.itemsize * rows)) * rows
+    else:
+        height = max(1, most // rows) * rows
+        columns = max(1, SUM_BYTES // (height * dtype.itemsize * nr)) * nr
+    return (MatrixSchedule("cpu", height, columns, depth, mr=rows, nr=nr, vectors=vectors, keep=keep),)
 
 
 def _copyable(found: Contraction, factor: Factor) -> bool:
@@ -43,19 +48,10 @@ def _copyable(found: Contraction, factor: Factor) -> bool:
     return needed_ops(found, wanted) is not None
 
 
-def _register_tile(target: Target, m: Size, rest: Size, hints: Mapping[str, int]) -> tuple[int, int]:
-    """Rows, and registers along a row: all registers but those for the operands, or a few rows less where that leaves fewer empty."""
+def _register_tile(target: Target) -> tuple[int, int]:
+    """Rows, and registers along a row, with registers left for the operands. 13 rows waste less of 64, 128 and 256 than 14 do."""
     if target.vector_bytes == 64:
-        most, vectors = 14, 2  # 32 registers
-    elif target.name.startswith("aarch64"):
-        most, vectors = 8, 3  # 32 registers
-    else:
-        most, vectors = 6, 2  # 16 registers
-    if not m.names <= hints.keys():
-        return most, vectors
-    height = m.evaluate(hints)
-    if rest.names <= hints.keys() and rest.evaluate(hints) <= 512:
-        height = -(-height // target.multiprocessors)
-    if height < 64:
-        return most, vectors  # a kernel is compiled for the first sizes it sees: small ones say little
-    return min(range(most, most * 3 // 4, -1), key=lambda rows: -(-height // rows) * (rows + ROW_COST)), vectors
+        return 13, 2  # 32 registers
+    if target.name.startswith("aarch64"):
+        return 8, 3  # 32 registers
+    return 6, 2  # 16 registers

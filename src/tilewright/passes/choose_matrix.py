@@ -53,7 +53,7 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
     if found is None:
         return ()
     if not target.is_gpu:
-        return cpu_schedules(found, target, hints)
+        return cpu_schedules(found, target)
     shape = shape_of(found, hints)
     inner = _inner(found, hints)
     if "wgmma" in target.features and _multiplies(found, str(kernel.attrs.get("precision", "ieee"))):

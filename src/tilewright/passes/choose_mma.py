@@ -51,14 +51,18 @@ def reads_vectors(kernel: Kernel, found: Contraction, factor: Factor) -> bool:
         return False
     last = found.access(factor)[-1]
     side = found.m if factor is found.a else found.n
-    ways = (tuple(found.indices[p] for p in side), found.k), (tuple(found.extents[p] for p in side), found.reduce_extents)
-    for indices, extents in zip(*ways, strict=True):
-        moving = [v for v in last.values if v in indices]
-        if moving and moving == [indices[-1]] and last.factor(moving[0]) == ONE:
-            return len(indices) == 1 or divisors.of_size(extents[-1], kernel.facts) * size % 16 == 0
-        if moving:
-            return False
-    return False
+    moving = [v for v in last.values if v in found.indices or v in found.k]
+    if len(moving) != 1 or last.factor(moving[0]) != ONE:
+        return False
+    sides = (
+        ([found.indices[p] for p in side], [found.extents[p] for p in side]),
+        (list(found.k), list(found.reduce_extents)),
+    )
+    # Of several indices walked as one, neighbours are those along the innermost, as far as it goes.
+    return any(
+        moving == indices[-1:] and (len(indices) == 1 or divisors.of_size(extents[-1], kernel.facts) * size % 16 == 0)
+        for indices, extents in sides
+    )
 
 
 def by_matrix(operand: DType, total: DType, precision: str, target: Target) -> bool:
@@ -114,7 +118,7 @@ _FMA = (
 def _mma(operand: DType, precision: str, in_vectors: bool) -> list[MatrixSchedule]:
     if operand is f64:
         return list(_MMA_F64)
-    tiles = _MMA if in_vectors else _LOOSE
+    tiles: tuple[MatrixSchedule, ...] = _MMA if in_vectors else _LOOSE
     if operand is f32 and precision == "3xtf32":
         # Parts of both operands are in registers too: no room for the largest tile, and less for the others.
         tiles = tuple(replace(s, warps_n=4) if s.n == 128 else s for s in tiles if s.n <= 128)

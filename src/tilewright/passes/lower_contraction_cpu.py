@@ -20,8 +20,9 @@ from types import MappingProxyType
 
 from tilewright.analysis.affine import address
 from tilewright.analysis.contraction import Contraction, Factor, find_contraction
+from tilewright.analysis.ranges import surely_not_negative
 from tilewright.base.errors import CompilerBug
-from tilewright.base.sizes import ONE, Size, ceildiv, maximum, minimum, product
+from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, maximum, minimum, product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
@@ -73,8 +74,34 @@ class Side:
         ops = needed_ops(found, wanted)
         assert ops is not None
         self.ops = ops
+        self.limit = self.extents[-1]
+        self.numbered = self.extents
+        """What numbers along this side are made of; of the innermost only those below `limit` are results."""
+        self.copied, self.copied_extents = self.indices, self.extents
+        """The indices a copy is made along."""
+        self.idle: tuple[Value, ...] = ()
+        """Indices that are zero while copying."""
+        self._run_rows_together(found)
         self.along_side = self._walks(found, self.indices[-1])
         self.along_k = not self.along_side and self._walks(found, found.k[k[-1]])
+
+    def _run_rows_together(self, found: Contraction) -> None:
+        """Where rows of an array follow one another, with a gap at the end of each (`x[w * i + j]`), number the gaps as well: copies are
+        then made without regard to where rows end."""
+        if self.factor.load is None or self.factor.guard is not None or len(self.indices) < 2:
+            return
+        outer, inner = self.indices[-2:]
+        using = [form for form in found.access(self.factor) if form.factor(outer) != ZERO or form.factor(inner) != ZERO]
+        if len(using) != 1 or using[0].factor(inner) != ONE or using[0].factor(outer) == ZERO:
+            return
+        width, length = using[0].factor(outer), self.extents[-1]
+        if width == length or not surely_not_negative(width - length + 1):
+            return
+        # Without the sum's steps there is no gap, and nothing is copied.
+        width = maximum(width, length)
+        self.numbered = (*self.extents[:-1], width)
+        self.copied, self.copied_extents = (*self.indices[:-2], inner), (*self.extents[:-2], self.extents[-2] * width)
+        self.idle = (outer,)
 
     def _walks(self, found: Contraction, index: Value) -> bool:
         """Whether memory is read one element after the other along this index."""
@@ -104,13 +131,20 @@ class _Lowering(LoopLowering):
         b = Builder(self.kernel.span)
         env: dict[Value, Value] = {p: p for p in self.kernel.params}
         clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], env)
-        rows, columns = found.size(found.m), found.size(found.n)
+        rows, columns = product(self.a.extents), product(self.b.numbered)
         batch = found.size(found.batch)
         across = maximum(ONE, ceildiv(columns, Size.of(s.n)))
         width = maximum(Size.of(s.nr), ceildiv(ceildiv(columns, across), Size.of(s.nr)) * s.nr)
+        down = maximum(ONE, ceildiv(rows, Size.of(s.m)))
         # As many blocks as cores at least, as long as each has some panels to work on.
-        wanted = ceildiv(Size.of(self.target.multiprocessors), maximum(ONE, across * batch))
-        down = maximum(maximum(ONE, ceildiv(rows, Size.of(s.m))), minimum(ceildiv(rows, Size.of(2 * s.mr)), wanted))
+        cores = self.target.multiprocessors
+        if s.keep == "b":
+            wanted = ceildiv(Size.of(cores), maximum(ONE, across * batch))
+            down = maximum(down, minimum(ceildiv(rows, Size.of(2 * s.mr)), wanted))
+        else:
+            wanted = ceildiv(Size.of(2 * cores), maximum(ONE, down * batch))
+            across = maximum(across, minimum(ceildiv(columns, Size.of(4 * s.nr)), wanted))
+            width = maximum(Size.of(s.nr), ceildiv(ceildiv(columns, across), Size.of(s.nr)) * s.nr)
         height = maximum(Size.of(s.mr), ceildiv(ceildiv(rows, down), Size.of(s.mr)) * s.mr)
         down, across = ceildiv(rows, height), ceildiv(columns, width)
         number = b.op("program_id", axis=0)
@@ -136,50 +170,70 @@ class _Lowering(LoopLowering):
 
     def _block(self, b: Builder, env: dict[Value, Value], down: tuple[Value, Value], across: tuple[Value, Value]) -> None:
         s, total = self.matrix, product(self.k_extents)
-        by_k = not self.a.along_side
-        self.rows = self._local(b, "rows", (s.mr, s.k + self.lanes) if by_k else (s.k, _up(s.mr, self.lanes)))
+        whole_a = s.keep == "a"
+        one_panel = (s.mr, s.k + self.lanes) if not self.a.along_side else (s.k, _up(s.mr, self.lanes))
+        self.rows = self._local(b, "rows", (s.m // s.mr if whole_a else 1, *one_panel))
         # The extra row keeps panels from falling on the same places of the cache.
-        self.columns = self._local(b, "columns", (s.n // s.nr, s.k + 1, s.nr))
+        self.columns = self._local(b, "columns", (1 if whole_a else s.n // s.nr, s.k + 1, s.nr))
         tiles = (s.m // s.mr) * (s.n // s.nr)
         known = total.constant
         once = known is not None and known <= s.k
         self.sums = self._local(b, "sums", (1 if once else tiles, s.mr, s.nr))
         zero, one, length = b.index(0), b.index(1), b.index(total)
+        # Stretches of one length, none of them much shorter than the others.
+        depth = b.index(maximum(ONE, ceildiv(total, maximum(ONE, ceildiv(total, Size.of(s.k))))))
         panels = b.op("floordiv", b.add(b.sub(across[1], across[0]), b.index(s.nr - 1)), b.index(s.nr))
 
+        panels_down = b.op("floordiv", b.add(b.sub(down[1], down[0]), b.index(s.mr - 1)), b.index(s.mr))
+
+        def tile(at: Builder, start: Value, count: Value, row: Value, column: Value) -> None:
+            top, left = at.add(down[0], at.mul(row, at.index(s.mr))), at.add(across[0], at.mul(column, at.index(s.nr)))
+            place = at.add(at.mul(row, panels), column)
+            where = zero if once else at.select(at.op("le", length, at.index(s.k)), zero, place)
+            if not whole_a:
+                self._prefetch_rows(at, env, (at.add(top, at.index(s.mr)), down[1]), start, column)
+            sums = self._multiply(at, where, row if whole_a else zero, zero if whole_a else column, start, count)
+            last = at.op("ge", at.add(start, depth), length)
+            self._keep_or_finish(at, env, sums, where, last, (top, down[1]), (left, across[1]))
+
         def stretch(at: Builder, start: Value) -> list[Value]:
-            count = at.op("min", at.sub(length, start), at.index(s.k))
-            self._pack_columns(at, env, across, panels, start, count)
+            count = at.op("min", at.sub(length, start), depth)
 
-            def panel(inner: Builder, top: Value) -> list[Value]:
-                self._pack_rows(inner, env, top, down[1], start, count)
-
-                def tile(deep: Builder, number: Value) -> list[Value]:
-                    row = deep.op("floordiv", deep.sub(top, down[0]), deep.index(s.mr))
-                    place = deep.add(deep.mul(row, panels), number)
-                    where = zero if once else deep.select(deep.op("le", length, deep.index(s.k)), zero, place)
-                    self._prefetch_rows(deep, env, (deep.add(top, deep.index(s.mr)), down[1]), start, number)
-                    sums = self._multiply(deep, where, number, start, count)
-                    left = deep.add(across[0], deep.mul(number, deep.index(s.nr)))
-                    last = deep.op("ge", deep.add(start, deep.index(s.k)), length)
-                    self._keep_or_finish(deep, env, sums, where, last, (top, down[1]), (left, across[1]))
-                    return []
-
-                inner.for_(zero, panels, one, [], tile, name="panel")
+            def copy_row(inner: Builder, row: Value) -> list[Value]:
+                top = inner.add(down[0], inner.mul(row, inner.index(s.mr)))
+                self._pack_rows(inner, env, row if whole_a else zero, top, down[1], start, count)
                 return []
 
-            at.for_(down[0], down[1], at.index(s.mr), [], panel, name="top")
+            def copy_column(inner: Builder, column: Value) -> list[Value]:
+                self._pack_columns(inner, env, across, column, zero if whole_a else column, start, count)
+                return []
+
+            outer, inside = (panels, panels_down) if whole_a else (panels_down, panels)
+            kept, passing = (copy_row, copy_column) if whole_a else (copy_column, copy_row)
+
+            def panel(inner: Builder, number: Value) -> list[Value]:
+                passing(inner, number)
+
+                def one_tile(deep: Builder, other: Value) -> list[Value]:
+                    tile(deep, start, count, *((other, number) if whole_a else (number, other)))
+                    return []
+
+                inner.for_(zero, inside, one, [], one_tile, name="panel")
+                return []
+
+            at.for_(zero, inside, one, [], kept, name="panel")
+            at.for_(zero, outer, one, [], panel, name="panel")
             return []
 
         # A sum of nothing still has its results written.
-        b.for_(zero, b.op("max", length, one), b.index(s.k), [], stretch, name="start")
+        b.for_(zero, b.op("max", length, one), depth, [], stretch, name="start")
 
     def _local(self, b: Builder, name: str, shape: tuple[int, ...]) -> Value:
         return b.op("alloc", dtype=self.dtype, shape=shape, space="local", align=64, name=name)
 
     # -- the innermost loop -------------------------------------------------------------------------------------
 
-    def _multiply(self, b: Builder, where: Value, panel: Value, start: Value, count: Value) -> Value:
+    def _multiply(self, b: Builder, where: Value, row: Value, panel: Value, start: Value, count: Value) -> Value:
         """The sums of a tile up to the end of this stretch."""
         s, shape = self.matrix, (self.matrix.mr, self.matrix.nr)
         zero = b.index(0)
@@ -200,7 +254,7 @@ class _Lowering(LoopLowering):
         sums = fresh(b)
 
         def step(inner: Builder, k: Value, acc: Value) -> list[Value]:
-            a = inner.op("load", self.rows, down, k) if not self.a.along_side else inner.op("load", self.rows, k, down)
+            a = inner.op("load", self.rows, row, *((k, down) if self.a.along_side else (down, k)))
             c = inner.op("load", self.columns, panel, k, across)
             wide = [inner.op("broadcast", v, shape=shape) for v in (a, c)]
             if self.dtype.is_float:
@@ -263,51 +317,145 @@ class _Lowering(LoopLowering):
         env.update(zip(indices, digits, strict=True))
         return digits[-1]
 
-    def _run_fits(self, b: Builder, inner: Value, number: Value, width: int, end: Value, extents: Sequence[Size]) -> Value:
+    def _run_fits(self, b: Builder, inner: Value, number: Value, width: int, end: Value, side: Side) -> Value:
         """Whether `width` numbers from here on differ in the innermost index only, and lie before the end."""
         inside = b.op("le", b.add(number, b.index(width)), end)
-        if len(extents) == 1:
+        if len(side.extents) == 1:
             return inside
-        return b.logical_and(inside, b.op("le", b.add(inner, b.index(width)), b.index(extents[-1])))
+        return b.logical_and(inside, b.op("le", b.add(inner, b.index(width)), b.index(side.limit)))
 
     def _pack_columns(
-        self, b: Builder, env: dict[Value, Value], across: tuple[Value, Value], panels: Value, start: Value, count: Value
+        self, b: Builder, env: dict[Value, Value], across: tuple[Value, Value], number: Value, panel: Value, start: Value, count: Value
     ) -> None:
+        """Copy columns of panel `number` to place `panel`."""
         s, side = self.matrix, self.b
         zero, one = b.index(0), b.index(1)
-
+        first = b.add(across[0], b.mul(number, b.index(s.nr)))
+        end = b.op("min", b.add(first, b.index(s.nr)), across[1])
         if side.along_k and len(self.k_indices) == 1:
-            self._transpose_columns(b, env, across, panels, start, count)
+            self._transpose_columns(b, env, first, end, panel, start, count)
             return
 
-        def one_panel(at: Builder, k: Value, panel: Value, local: dict[Value, Value]) -> None:
-            first = at.add(across[0], at.mul(panel, at.index(s.nr)))
-            self._run(at, local, side, first, across[1], s.nr, lambda inner, c, v: inner.multi("store", self.columns, panel, k, c, v))
+        def blank(inner: Builder, k: Value) -> list[Value]:
+            nothing = inner.op("broadcast", inner.const(0, self.dtype), shape=(1, s.nr))
+            return list(inner.multi("store", self.columns, panel, k, self.index_tile(inner, zero, 1, s.nr), nothing))
 
-        def by_k(at: Builder, k: Value) -> list[Value]:
-            local = dict(env)
-            self._bind(at, local, self.k_indices, self.k_extents, at.add(start, k))
-            at.for_(zero, panels, one, [], lambda inner, panel: [one_panel(inner, k, panel, dict(local))] and [], name="panel")
+        partly = b.op("lt", b.sub(end, first), b.index(s.nr))
+        b.if_(partly, lambda inner: inner.for_(zero, count, one, [], blank, name="k"), lambda inner: [])
+
+        def segment(at: Builder, digits: Sequence[Value], low: Value, high: Value, base: Value) -> None:
+            local = {**env, **dict(zip(side.copied, digits, strict=False)), **dict.fromkeys(side.idle, zero)}
+            shift = at.sub(base, first)
+
+            def some(inner: Builder, place: Value, width: int) -> list[Value]:
+                def each(deep: Builder, k: Value, found: dict[Value, Value]) -> None:
+                    own = {**local, **found, side.copied[-1]: self._several(deep, place, width)}
+                    value = self._value(deep, side, own)
+                    value = self.widen(deep, value, (1, width)) if width > 1 else value
+                    deep.multi("store", self.columns, panel, k, self._several(deep, deep.add(shift, place), width), value)
+
+                self._k_loop(inner, start, count, each)
+                return []
+
+            self._strips_of(at, low, high, (s.nr, self.lanes), some, True)
+
+        self._segments(b, side.copied_extents, side.copied_extents[-1], first, end, segment)
+
+    def _several(self, b: Builder, first: Value, width: int) -> Value:
+        return self.index_tile(b, first, 1, width) if width > 1 else first
+
+    def _k_loop(
+        self, b: Builder, start: Value, count: Value, body: Callable[[Builder, Value, dict[Value, Value]], None]
+    ) -> None:
+        """`count` steps of the sum from `start` on. The indices that make up a step are counted up, not taken apart every time."""
+        zero, one = b.index(0), b.index(1)
+        if len(self.k_indices) == 1:
+
+            def plain(inner: Builder, k: Value) -> list[Value]:
+                body(inner, k, {self.k_indices[0]: inner.add(start, k)})
+                return []
+
+            b.for_(zero, count, one, [], plain, name="k")
+            return
+
+        def step(inner: Builder, k: Value, *digits: Value) -> list[Value]:
+            body(inner, k, dict(zip(self.k_indices, digits, strict=True)))
+            following: list[Value] = []
+            carry = one
+            for position in reversed(range(len(digits))):
+                raised = inner.add(digits[position], carry)
+                full = inner.op("eq", raised, inner.index(self.k_extents[position]))
+                following.insert(0, inner.select(full, zero, raised) if position else raised)
+                carry = inner.select(full, one, zero)
+            return following
+
+        b.for_(zero, count, one, self._apart(b, start, self.k_extents), step, name="k")
+
+    def _segments(
+        self, b: Builder, extents: Sequence[Size], limit: Size, low: Value, high: Value,
+        body: Callable[[Builder, Sequence[Value], Value, Value, Value], None],
+    ) -> None:  # fmt: skip
+        """Cut the numbers low..high where their outer digits change: `body(builder, outer digits, first, end, base)` for each piece, whose
+        numbers are `base` and the innermost index, below `limit`."""
+        if len(extents) == 1:
+            body(b, (), low, high, b.index(0))
+            return
+        row = b.index(extents[-1])
+
+        def piece(inner: Builder, outer: Value) -> list[Value]:
+            base = inner.mul(outer, row)
+            first, end = inner.op("max", inner.sub(low, base), inner.index(0)), inner.op("min", inner.sub(high, base), inner.index(limit))
+            body(inner, self._apart(inner, outer, extents[:-1]), first, end, base)
             return []
 
-        b.for_(zero, count, one, [], by_k, name="k")
+        last = b.op("floordiv", b.sub(b.add(high, row), b.index(1)), row)
+        b.for_(b.op("floordiv", low, row), last, b.index(1), [], piece, name="outer")
+
+    def _strips_of(
+        self, b: Builder, low: Value, high: Value, widths: Sequence[int], some: Callable[[Builder, Value, int], Sequence[Value]],
+        again: bool,
+    ) -> None:  # fmt: skip
+        """Walk low..high in vectors. With `again`, what is left over is done by a vector that ends there and repeats a few elements."""
+        one, lanes = b.index(1), b.index(widths[-1])
+
+        def vectors(at: Builder) -> list[Value]:
+            begin = low
+            for width in widths[:-1]:
+                middle = at.add(begin, at.mul(at.op("floordiv", at.sub(high, begin), at.index(width)), at.index(width)))
+                at.for_(begin, middle, at.index(width), [], lambda inner, k, w=width: some(inner, k, w), name="c")
+                begin = middle
+            if again:
+                at.for_(begin, high, lanes, [], lambda inner, k: some(inner, inner.op("min", k, inner.sub(high, lanes)), widths[-1]), name="c")
+                return []
+            middle = at.add(begin, at.mul(at.op("floordiv", at.sub(high, begin), lanes), lanes))
+            at.for_(begin, middle, lanes, [], lambda inner, k: some(inner, k, widths[-1]), name="c")
+            at.for_(middle, high, one, [], lambda inner, k: some(inner, k, 1), name="c")
+            return []
+
+        def singles(at: Builder) -> list[Value]:
+            at.for_(low, high, one, [], lambda inner, k: some(inner, k, 1), name="c")
+            return []
+
+        if again:
+            b.if_(b.op("ge", b.sub(high, low), lanes), vectors, singles)
+        else:
+            vectors(b)
 
     def _transpose_columns(
-        self, b: Builder, env: dict[Value, Value], across: tuple[Value, Value], panels: Value, start: Value, count: Value
+        self, b: Builder, env: dict[Value, Value], first: Value, end: Value, panel: Value, start: Value, count: Value
     ) -> None:
-        """Copy panels of a factor that lies along k: a vector of each column in turn, so that no line of memory is read twice."""
+        """Copy a panel of a factor that lies along k: a vector of each column in turn, so that no line of memory is read twice."""
         s, side = self.matrix, self.b
         zero, one = b.index(0), b.index(1)
         whole = b.mul(b.op("floordiv", count, b.index(self.lanes)), b.index(self.lanes))
 
-        def put(at: Builder, panel: Value, k: Value, c: Value, width: int) -> list[Value]:
-            number = at.add(at.add(across[0], at.mul(panel, at.index(s.nr))), c)
-            place = self.index_tile(at, k, 1, width) if width > 1 else k
+        def put(at: Builder, k: Value, c: Value, width: int) -> list[Value]:
+            number = at.add(first, c)
 
             def there(inner: Builder) -> list[Value]:
                 local = dict(env)
                 self._bind(inner, local, side.indices, side.extents, number)
-                local[self.k_indices[0]] = self.index_tile(inner, inner.add(start, k), 1, width) if width > 1 else inner.add(start, k)
+                local[self.k_indices[0]] = self._several(inner, inner.add(start, k), width)
                 value = self._value(inner, side, local)
                 return [self.widen(inner, value, (1, width)) if width > 1 else value]
 
@@ -315,23 +463,19 @@ class _Lowering(LoopLowering):
                 nothing = inner.const(0, self.dtype)
                 return [inner.op("broadcast", nothing, shape=(1, width)) if width > 1 else nothing]
 
-            (value,) = at.if_(at.op("lt", number, across[1]), there, outside)
-            at.multi("store", self.columns, panel, place, c, value)
+            (value,) = at.if_(at.op("lt", number, end), there, outside)
+            at.multi("store", self.columns, panel, self._several(at, k, width), c, value)
             return []
 
-        def by_panel(at: Builder, panel: Value) -> list[Value]:
-            def steps(inner: Builder, low: Value, high: Value, width: int) -> None:
-                inner.for_(
-                    low, high, inner.index(width), [],
-                    lambda deep, k: deep.for_(zero, deep.index(s.nr), one, [], lambda d, c: put(d, panel, k, c, width), name="c"),
-                    name="k",
-                )  # fmt: skip
+        def steps(low: Value, high: Value, width: int) -> None:
+            b.for_(
+                low, high, b.index(width), [],
+                lambda at, k: at.for_(zero, at.index(s.nr), one, [], lambda inner, c: put(inner, k, c, width), name="c"),
+                name="k",
+            )  # fmt: skip
 
-            steps(at, zero, whole, self.lanes)
-            steps(at, whole, count, 1)
-            return []
-
-        b.for_(zero, panels, one, [], by_panel, name="panel")
+        steps(zero, whole, self.lanes)
+        steps(whole, count, 1)
 
     def _run(
         self, b: Builder, env: dict[Value, Value], side: Side, first: Value, end: Value, width: int,
@@ -365,9 +509,12 @@ class _Lowering(LoopLowering):
             return []
 
         digit = self._apart(b, first, side.extents)[-1]
-        b.if_(self._run_fits(b, digit, first, width, end, side.extents), together, singles)
+        b.if_(self._run_fits(b, digit, first, width, end, side), together, singles)
 
-    def _pack_rows(self, b: Builder, env: dict[Value, Value], top: Value, bottom: Value, start: Value, count: Value) -> None:
+    def _pack_rows(
+        self, b: Builder, env: dict[Value, Value], panel: Value, top: Value, bottom: Value, start: Value, count: Value
+    ) -> None:
+        """Copy `mr` rows from `top` on to place `panel`."""
         s, side = self.matrix, self.a
         zero, one = b.index(0), b.index(1)
         if side.along_side:
@@ -376,7 +523,7 @@ class _Lowering(LoopLowering):
             def by_k(at: Builder, k: Value) -> list[Value]:
                 local = dict(env)
                 self._bind(at, local, self.k_indices, self.k_extents, at.add(start, k))
-                self._run(at, local, side, top, bottom, width, lambda inner, c, v: inner.multi("store", self.rows, k, c, v))
+                self._run(at, local, side, top, bottom, width, lambda inner, c, v: inner.multi("store", self.rows, panel, k, c, v))
                 return []
 
             b.for_(zero, count, one, [], by_k, name="k")
@@ -388,11 +535,11 @@ class _Lowering(LoopLowering):
             def there(inner: Builder) -> list[Value]:
                 local = dict(env)
                 self._bind(inner, local, side.indices, side.extents, number)
-                self._along_k(inner, local, row, start, count)
+                self._along_k(inner, local, panel, row, start, count)
                 return []
 
             def outside(inner: Builder) -> list[Value]:
-                inner.for_(zero, count, one, [], lambda deep, k: deep.multi("store", self.rows, row, k, deep.const(0, self.dtype)))
+                inner.for_(zero, count, one, [], lambda deep, k: deep.multi("store", self.rows, panel, row, k, deep.const(0, self.dtype)))
                 return []
 
             at.if_(at.op("lt", number, bottom), there, outside)
@@ -400,34 +547,41 @@ class _Lowering(LoopLowering):
 
         b.for_(zero, b.index(s.mr), one, [], by_row, name="row")
 
-    def _along_k(self, b: Builder, env: dict[Value, Value], row: Value, start: Value, count: Value) -> None:
+    def _along_k(self, b: Builder, env: dict[Value, Value], panel: Value, row: Value, start: Value, count: Value) -> None:
         """Copy one row of the first factor, vectors where they follow one another along k."""
-        side, zero, one = self.a, b.index(0), b.index(1)
-        wide = 4 * self.lanes
+        side = self.a
 
-        def single(at: Builder, k: Value) -> list[Value]:
-            local = dict(env)
-            self._bind(at, local, self.k_indices, self.k_extents, at.add(start, k))
-            at.multi("store", self.rows, row, k, self._value(at, side, local))
+        def each(at: Builder, k: Value, found: dict[Value, Value]) -> None:
+            at.multi("store", self.rows, panel, row, k, self._value(at, side, {**env, **found}))
+
+        def one_by_one(at: Builder) -> list[Value]:
+            self._k_loop(at, start, count, each)
             return []
 
-        if not side.along_k or len(self.k_extents) > 1:
-            b.for_(zero, count, one, [], single, name="k")
+        if not side.along_k:
+            one_by_one(b)
             return
 
-        def vector(at: Builder, k: Value, width: int) -> list[Value]:
-            local = dict(env)
-            local[self.k_indices[0]] = self.index_tile(at, at.add(start, k), 1, width)
-            value = self.widen(at, self._value(at, side, local), (1, width))
-            at.multi("store", self.rows, row, self.index_tile(at, k, 1, width), value)
+        def segment(at: Builder, digits: Sequence[Value], low: Value, high: Value, base: Value) -> None:
+            local = {**env, **dict(zip(self.k_indices, digits, strict=False))}
+            shift = at.sub(base, start)
+
+            def some(inner: Builder, place: Value, width: int) -> list[Value]:
+                own = {**local, self.k_indices[-1]: self._several(inner, place, width)}
+                value = self._value(inner, side, own)
+                value = self.widen(inner, value, (1, width)) if width > 1 else value
+                return list(inner.multi("store", self.rows, panel, row, self._several(inner, inner.add(shift, place), width), value))
+
+            self._strips_of(at, low, high, (4 * self.lanes, self.lanes), some, True)
+
+        def by_vectors(at: Builder) -> list[Value]:
+            self._segments(at, self.k_extents, self.k_extents[-1], start, at.add(start, count), segment)
             return []
 
-        def whole(width: int) -> Value:
-            return b.mul(b.op("floordiv", count, b.index(width)), b.index(width))
-
-        b.for_(zero, whole(wide), b.index(wide), [], lambda at, k: vector(at, k, wide), name="k")
-        b.for_(whole(wide), whole(self.lanes), b.index(self.lanes), [], lambda at, k: vector(at, k, self.lanes), name="k")
-        b.for_(whole(self.lanes), count, one, [], single, name="k")
+        if len(self.k_extents) == 1:
+            by_vectors(b)
+        else:
+            b.if_(b.op("ge", b.index(self.k_extents[-1]), b.index(self.lanes)), by_vectors, one_by_one)
 
     # -- results ------------------------------------------------------------------------------------------------
 
@@ -449,7 +603,7 @@ class _Lowering(LoopLowering):
         def at_once(at: Builder) -> list[Value]:
             local = dict(env)
             local[self.a.indices[0]] = self.index_tile(at, down[0], 0, s.mr)
-            digit = self._bind(at, local, self.b.indices, self.b.extents, across[0])
+            digit = self._bind(at, local, self.b.indices, self.b.numbered, across[0])
             local[self.b.indices[-1]] = self.index_tile(at, digit, 1, s.nr)
             local[found.reduction.results[0]] = sums
             self.ops(at, rest, local, [])
@@ -458,8 +612,8 @@ class _Lowering(LoopLowering):
         if len(self.a.indices) > 1 or sum(op.opcode not in ("const", "size", "yield") for op in rest) > SHORT:
             through_memory(b)
             return
-        digit = self._apart(b, across[0], self.b.extents)[-1]
-        full = self._run_fits(b, digit, across[0], s.nr, across[1], self.b.extents)
+        digit = self._apart(b, across[0], self.b.numbered)[-1]
+        full = self._run_fits(b, digit, across[0], s.nr, across[1], self.b)
         full = b.logical_and(full, b.op("le", b.add(down[0], b.index(s.mr)), down[1]))
         b.if_(b.logical_and(last, full), at_once, through_memory)
 
@@ -468,39 +622,32 @@ class _Lowering(LoopLowering):
     ) -> list[Value]:
         """The rest of the kernel on one tile of sums, row by row."""
         s, found = self.matrix, self.found
-        zero, one = b.index(0), b.index(1)
         rest = [op for op in found.parallel.regions[0].ops if op is not found.reduction]
-
-        def by_row(at: Builder, row: Value) -> list[Value]:
-            local = dict(env)
-            self._bind(at, local, self.a.indices, self.a.extents, at.add(down[0], row))
-
-            def together(inner: Builder) -> list[Value]:
-                own = dict(local)
-                digit = self._bind(inner, own, self.b.indices, self.b.extents, across[0])
-                own[self.b.indices[-1]] = self.index_tile(inner, digit, 1, s.nr)
-                own[found.reduction.results[0]] = inner.op("load", self.sums, where, row, self.index_tile(inner, zero, 1, s.nr))
-                self.ops(inner, rest, own, [])
-                return []
-
-            def single(inner: Builder, c: Value) -> list[Value]:
-                own = dict(local)
-                self._bind(inner, own, self.b.indices, self.b.extents, inner.add(across[0], c))
-                own[found.reduction.results[0]] = inner.op("load", self.sums, where, row, c)
-                self.ops(inner, rest, own, [])
-                return []
-
-            def singles(inner: Builder) -> list[Value]:
-                columns = inner.op("min", inner.sub(across[1], across[0]), inner.index(s.nr))
-                inner.for_(zero, columns, one, [], single, name="c")
-                return []
-
-            digit = self._apart(at, across[0], self.b.extents)[-1]
-            at.if_(self._run_fits(at, digit, across[0], s.nr, across[1], self.b.extents), together, singles)
-            return []
-
+        written = {op.operands[0] for op in rest if op.opcode == "store"}
+        again = not any(op.opcode == "load" and op.operands[0] in written for op in rest)
+        end = b.op("min", b.add(across[0], b.index(s.nr)), across[1])
         rows = b.op("min", b.sub(down[1], down[0]), b.index(s.mr))
-        b.for_(zero, rows, one, [], by_row, name="row")
+
+        def segment(at: Builder, digits: Sequence[Value], low: Value, high: Value, base: Value) -> None:
+            shift = at.sub(base, across[0])
+
+            def by_row(inner: Builder, row: Value) -> list[Value]:
+                local = {**env, **dict(zip(self.b.indices, digits, strict=False))}
+                self._bind(inner, local, self.a.indices, self.a.extents, inner.add(down[0], row))
+
+                def some(deep: Builder, place: Value, width: int) -> list[Value]:
+                    own = {**local, self.b.indices[-1]: self._several(deep, place, width)}
+                    where_in = self._several(deep, deep.add(shift, place), width)
+                    own[found.reduction.results[0]] = deep.op("load", self.sums, where, row, where_in)
+                    self.ops(deep, rest, own, [])
+                    return []
+
+                self._strips_of(inner, low, high, (self.lanes,), some, again)
+                return []
+
+            at.for_(at.index(0), rows, at.index(1), [], by_row, name="row")
+
+        self._segments(b, self.b.numbered, self.b.limit, across[0], end, segment)
         return []
 
 

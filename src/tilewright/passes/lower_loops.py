@@ -163,12 +163,33 @@ class LoopLowering:
         tile = self.schedule.tiles[axis]
         low = starts[axis]
         high = b.op("min", b.add(low, b.index(self.schedule.chunk)), b.index(self.nest.extents[axis]))
+        if self.schedule.repeat:
+            self._repeating(b, low, high, (tile, self.schedule.vector), body)
+            return blocks
         first = dict(env) | {arg: starts[p] for p, arg in enumerate(self.region.args)}
         head = self._head(b, self.region.ops, first, self.region.args[axis])
         self._strips(
             b, low, high, tile, head, [], [], lambda inner, k: body(inner, self.index_tile(inner, k, 0, tile)), body
         )
         return blocks
+
+    def _repeating(self, b: Builder, low: Value, high: Value, widths: Sequence[int], body: Callable[..., list[Value]]) -> None:
+        """Walk low..high in vectors of the widest kind that fits; the last one ends where the row does and repeats a few elements."""
+        if not widths:
+            b.for_(low, high, b.index(1), [], body)
+            return
+        width = b.index(widths[0])
+
+        def vectors(at: Builder) -> list[Value]:
+            last = at.sub(high, width)
+            at.for_(low, high, width, [], lambda inner, k: body(inner, self.index_tile(inner, inner.op("min", k, last), 0, widths[0])))
+            return []
+
+        def narrower(at: Builder) -> list[Value]:
+            self._repeating(at, low, high, widths[1:], body)
+            return []
+
+        b.if_(b.op("ge", b.sub(high, low), width), vectors, narrower)
 
     def _strips(
         self, b: Builder, low: Value, high: Value, tile: int, head: Value | None, lanes: Sequence[Value],

@@ -198,6 +198,9 @@ class _Lowering(TileLowering):
                     coming = self.unit.read(inner, 0, following)
                 sums = self.unit.multiply(inner, fragments, sums)
                 fragments = coming
+            if self.unit.plain:
+                # Else LLVM moves the loads just above to the start of the next step, where they are waited for.
+                inner.multi("warp_sync")
             return [following, self._next(inner, writing), *sums, *fragments]
 
         start = [b.index(0), b.index(ahead), *zeros, *self.unit.read(b, 0, b.index(0))]

@@ -139,7 +139,7 @@ class TileLowering(ThreadView):
                 return Mask(result.shape, ((index, bound.base),), ())
         if op.opcode == "and" and result.dtype is bool_ and all(isinstance(h, Mask | Registers) for h in held):
             parts = [h if isinstance(h, Mask) else Mask(result.shape, (), (h,)) for h in held]  # type: ignore[arg-type]
-            if any(p.edges for p in parts):
+            if any(p.edges or any(o.shape != result.shape for o in p.others) for p in parts):
                 return Mask(result.shape, parts[0].edges + parts[1].edges, parts[0].others + parts[1].others)
         return None
 
@@ -163,6 +163,9 @@ class TileLowering(ThreadView):
             self.env[op.result] = Index(shape, held.base, held.factors)
         elif isinstance(held, Mask):
             self.env[op.result] = Mask(shape, held.edges, held.others)
+        elif dtype_of(op.result.type) is bool_ and held.shape[self.axis] < shape[self.axis]:
+            # The same for a whole vector: that must not be forgotten, for then the vector is loaded at once or not at all.
+            self.env[op.result] = Mask(shape, (), (held,))
         else:
             memo: dict[Value, Value] = {}
             cells: dict[Cell, Value] = {}
@@ -261,10 +264,13 @@ class TileLowering(ThreadView):
             return [mask] * pieces
         if not self.is_wide(shape):
             return [self.registers(b, mask, shape).cells[cell] if isinstance(mask, Registers) else self.mask_cell(b, mask, cell)] * pieces  # type: ignore[arg-type]
-        if isinstance(mask, Mask) and not mask.others and self._mask_is_uniform(b, mask, cell):
+        if isinstance(mask, Mask) and self._mask_is_uniform(b, mask, cell):
             total: Value | None = None
             for index, bound in mask.edges:
                 inside = b.op("lt", self.first(b, index, self.collapsed(cell, index.shape)), bound)
+                total = inside if total is None else b.logical_and(total, inside)
+            for other in mask.others:
+                inside = other.cells[self.collapsed(cell, other.shape)]
                 total = inside if total is None else b.logical_and(total, inside)
             assert total is not None
             return [total] * pieces
@@ -277,7 +283,9 @@ class TileLowering(ThreadView):
         return [b.logical_and(lanes[p * width], lanes[p * width + width - 1]) for p in range(pieces)]
 
     def _mask_is_uniform(self, b: Builder, mask: Mask, cell: Cell) -> bool:
-        """Whether each vector lies wholly inside or wholly outside the bounds."""
+        """Whether each vector lies wholly inside or wholly outside."""
+        if any(other.shape[self.axis] > 1 for other in mask.others):
+            return False
         for index, bound in mask.edges:
             if not index.factors.get(self.axis, 0):
                 continue
@@ -323,7 +331,7 @@ class TileLowering(ThreadView):
     def _whole_vectors(self, b: Builder, mask: Held, cell: Cell) -> bool:
         if isinstance(mask, Value):
             return True
-        return isinstance(mask, Mask) and not mask.others and self._mask_is_uniform(b, mask, cell)
+        return isinstance(mask, Mask) and self._mask_is_uniform(b, mask, cell)
 
     def _singles(
         self, b: Builder, memory: Tensor, indices: Sequence[Held], pieces: list[tuple[list[Value], int]]

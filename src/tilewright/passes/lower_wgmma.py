@@ -197,8 +197,8 @@ class _Lowering(TileLowering):
             shape = index.type.shape if hasattr(index.type, "shape") else ()  # type: ignore[union-attr]
             for tile_axis, size in enumerate(shape):
                 if isinstance(size, int) and size > 1:
-                    found[tile_axis] = axis
-        if len(found) != 2:
+                    found[tile_axis] = axis if tile_axis not in found else -1
+        if len(found) != 2 or -1 in found.values():
             raise CompilerBug.at("TW040", "lower_wgmma: an operand is not a plane of its tensor", access.span)
         return found[row_tile_axis], found[1 - row_tile_axis]
 

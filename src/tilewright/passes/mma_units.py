@@ -11,8 +11,8 @@ four such registers at once, each from eight rows of 16 bytes; with `trans` it d
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 from tilewright.base.dtypes import DType, f32, f64, u32
 from tilewright.base.errors import UserError
@@ -27,7 +27,7 @@ from tilewright.passes.schedule_matrix import MatrixSchedule
 from tilewright.passes.stage_operand import WIDEST, Ring
 
 
-class Unit(Protocol):
+class Unit(ABC):
     """What one step of the sum asks of those who multiply."""
 
     stored: DType
@@ -36,37 +36,46 @@ class Unit(Protocol):
     """Parts of one step, each with fragments of its own."""
     registers: int
     """About how many registers a thread needs."""
+    plain: bool
+    """Fragments are read by ordinary loads, which compilers move."""
 
+    @abstractmethod
     def major(self, given: str) -> str:
         """How an operand that lies that way in global memory should lie in shared memory."""
 
+    @abstractmethod
     def pitch(self, extent: int, major: str) -> int:
         """Elements from one row of shared memory to the next."""
 
+    @abstractmethod
     def prepare(self, b: Builder, first: Ring, second: Ring, thread: ThreadView) -> None:
         """Compute what depends on the thread only."""
 
+    @abstractmethod
     def zeros(self, b: Builder) -> list[Value]:
         """Sums of nothing."""
 
+    @abstractmethod
     def read(self, b: Builder, part: int, stage: Value) -> list[Value]:
         """The fragments of one part."""
 
+    @abstractmethod
     def multiply(self, b: Builder, fragments: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
         """The sums with the products of one part added."""
 
+    @abstractmethod
     def cells(self, b: Builder, sums: Sequence[Value]) -> dict[Cell, Value]:
         """The sums as registers of the result."""
 
 
-class FmaUnit:
+class FmaUnit(Unit):
     """Multiply-adds of one thread: outer products of a column of a and a row of b, both read in vectors."""
 
     def __init__(
         self, schedule: MatrixSchedule, operand: DType, total: DType, precision: str, layout: Blocked | Accumulator, target: Target
     ) -> None:
         assert isinstance(layout, Blocked)
-        self.stored, self.parts = total, schedule.k
+        self.stored, self.parts, self.plain = total, schedule.k, True
         self.layout, self.shape = layout, (schedule.m, schedule.n)
         for axis in (0, 1):
             if self.shape[axis] % layout.span(axis):
@@ -127,7 +136,7 @@ _HALF = 0x1000
 """Half of the last of them."""
 
 
-class MmaUnit:
+class MmaUnit(Unit):
     """Matrix instructions of one warp on registers."""
 
     def __init__(
@@ -138,7 +147,7 @@ class MmaUnit:
             raise UserError.at("TW005", f"no matrix instruction multiplies {operand} and adds up in {total} with precision {precision}")
         self.stored, self.layout, self.shape = operand, layout, (schedule.m, schedule.n)
         self.split = operand is f32 and precision == "3xtf32"
-        (_, _, self.k), self.a_count, self.b_count, self.c_count = MMA_SHAPES[operand.name]
+        (self.m, _, self.k), self.a_count, self.b_count, self.c_count = MMA_SHAPES[operand.name]
         self.down, self.across = layout.part(0, schedule.m) // 16, layout.part(1, schedule.n) // 8
         if not self.down or not self.across or schedule.k % self.k:
             raise UserError.at(
@@ -147,7 +156,9 @@ class MmaUnit:
             )  # fmt: skip
         self.parts = schedule.k // self.k
         words = max(1, total.itemsize // 4)
-        fragments = 4 * self.down + 2 * self.across if operand is not f64 else 4 * self.down + 2 * self.across
+        self.tall = self.a_count * 16 // self.m
+        """Registers of 16 rows of a."""
+        fragments = (self.tall * self.down + self.b_count * self.across) * (2 if operand is f64 else 1)
         self.registers = 4 * words * self.down * self.across + (4 if self.split else 2) * fragments + 40
 
     def major(self, given: str) -> str:
@@ -164,6 +175,7 @@ class MmaUnit:
 
     def prepare(self, b: Builder, first: Ring, second: Ring, thread: ThreadView) -> None:
         self.rings = (first, second)
+        self.plain = not all(self._by_matrix(ring.major) for ring in self.rings)
         lane = b.op("and", thread.thread, b.index(31))
         low, middle, high = (
             b.op("and", lane, b.index(7)), b.op("and", b.op("shr", lane, b.index(3)), b.index(1)), b.op("shr", lane, b.index(4)),
@@ -202,18 +214,16 @@ class MmaUnit:
         if self._by_matrix(ring.major):
             place = b.add(start, b.index(ring.static(across, along)))
             return list(b.multi("ldmatrix", ring.memory, place, count=count, trans=ring.major == "mn"))
-        deep = 1 if self.stored is f64 else 2
-        wide = (2 if count == 4 else 1)
-        order = [(x, y) for y in range(deep) for x in range(wide)] if ring is self.rings[0] else [(x, y) for x in range(wide) for y in range(deep)]
-        places = [b.add(start, b.index(ring.static(across + 8 * x, along + 4 * y))) for x, y in order]
-        values = [b.op("load", ring.memory, place) for place in places]
+        halves, steps = range(0, 16 if count == 4 else 8, 8), range(0, self.k, 4)
+        # Registers of a walk the rows first, those of b the sum first.
+        places = [(x, y) for y in steps for x in halves] if ring is self.rings[0] else [(x, y) for x in halves for y in steps]
+        values = [b.op("load", ring.memory, b.add(start, b.index(ring.static(across + x, along + y)))) for x, y in places]
         return values if self.stored is f64 else [b.bitcast(v, u32) for v in values]
 
     # -- products -----------------------------------------------------------------------------------------------
 
     def multiply(self, b: Builder, fragments: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
-        tall = 2 if self.stored is f64 else 4
-        first, second = list(fragments[: tall * self.down]), list(fragments[tall * self.down :])
+        first, second = list(fragments[: self.tall * self.down]), list(fragments[self.tall * self.down :])
         if not self.split:
             return self._products(b, first, second, sums)
         big, small = zip(*(self._halves(b, v) for v in first), strict=True)
@@ -232,16 +242,15 @@ class MmaUnit:
     def _products(self, b: Builder, first: Sequence[Value], second: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
         result = list(sums)
         for row in range(self.down):
+            left = first[self.tall * row : self.tall * (row + 1)]
             for column in range(self.across):
-                start = 4 * (row * self.across + column)
                 right = second[self.b_count * column : self.b_count * (column + 1)]
-                if self.stored is f64:
-                    for half in range(2):
-                        place = slice(start + 2 * half, start + 2 * half + 2)
-                        result[place] = b.multi("mma", first[2 * row + half], *right, *result[place], dtype=f64)
-                else:
-                    place = slice(start, start + 4)
-                    result[place] = b.multi("mma", *first[4 * row : 4 * row + 4], *right, *result[place], dtype=self.stored)
+                for half in range(16 // self.m):
+                    start = 4 * (row * self.across + column) + self.c_count * half
+                    place = slice(start, start + self.c_count)
+                    # An instruction of eight rows takes every other register.
+                    own = left[half :: 16 // self.m]
+                    result[place] = b.multi("mma", *own, *right, *result[place], dtype=self.stored)
         return result
 
     def cells(self, b: Builder, sums: Sequence[Value]) -> dict[Cell, Value]:

@@ -10,6 +10,7 @@ before split_reductions. A term outside the borders counts as zero times the oth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewright.analysis import ranges
@@ -34,6 +35,22 @@ class _Window:
     low: tuple[Size, ...]
     size: tuple[Size, ...]
 
+    @property
+    def flat(self) -> bool:
+        """Whether rows follow one another in one axis: a vector may then run over the end of a row."""
+        return len(self.size) > 1 and self.low[-1] != ZERO and self.low[-2] != ZERO
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        """Of the copy. Where rows follow one another there is one more, for vectors that start in the last."""
+        return (*self.size[:-2], (self.size[-2] + 1) * self.size[-1]) if self.flat else self.size
+
+    def place(self, b: Builder, indices: Sequence[Value]) -> list[Value]:
+        """Where an element of the framed array lies in the copy."""
+        if not self.flat:
+            return list(indices)
+        return [*indices[:-2], b.add(b.mul(indices[-2], b.index(self.size[-1])), indices[-1])]
+
 
 Plan = tuple[MatrixSchedule | None, ...]
 
@@ -52,7 +69,7 @@ def pad_windows(program: Program, plan: Plan, target: Target) -> tuple[Program, 
             calls.append(call)
             continue
         memory = window.load.operands[0]
-        padded = Value(tensor(dtype_of(memory.type), *window.size, align=16), f"{call.kernel.name}.padded{len(scratch)}")
+        padded = Value(tensor(dtype_of(memory.type), *window.shape, align=16), f"{call.kernel.name}.padded{len(scratch)}")
         assert isinstance(padded.type, Tensor)
         kept.insert(-1, None)
         names = dict(zip(call.kernel.params, call.args, strict=True))
@@ -141,18 +158,19 @@ def _copy_kernel(kernel: Kernel, window: _Window, padded: Value) -> Kernel:
                 length = at.select(inside, length, zero)
 
         def nothing(inner: Builder, z: Value) -> list[Value]:
-            return list(inner.multi("store", padded, *row, z, inner.const(0, dtype_of(memory.type))))
+            return list(inner.multi("store", padded, *window.place(inner, (*row, z)), inner.const(0, dtype_of(memory.type))))
 
         def copy(inner: Builder, z: Value) -> list[Value]:
             value = inner.op("load", memory, *place, z)
-            return list(inner.multi("store", padded, *row, inner.add(z, start), value))
+            return list(inner.multi("store", padded, *window.place(inner, (*row, inner.add(z, start))), value))
 
         at.for_(zero, start, one, [], nothing, name="z", independent=True)
         at.for_(zero, length, one, [], copy, name="z", independent=True)
         at.for_(at.add(length, start), at.index(window.size[-1]), one, [], nothing, name="z", independent=True)
         return []
 
-    b.parallel([b.index(e) for e in window.size[:-1]], body)
+    rows = [*window.size[:-2], window.size[-2] + 1] if window.flat else window.size[:-1]
+    b.parallel([b.index(e) for e in rows], body)
     return Kernel(f"{kernel.name}.pad", Stage.LOOP, (memory, padded), Block((), tuple(b.ops)), facts=kernel.facts, span=kernel.span)
 
 
@@ -172,7 +190,7 @@ def _without_guard(kernel: Kernel, window: _Window, padded: Value) -> Kernel:
                 with b.at(op.span):
                     where = [mapping.get(v, v) for v in op.operands[1:]]
                     moved = [v if low == ZERO else b.sub(v, b.index(low)) for v, low in zip(where, window.low, strict=True)]
-                    mapping[op.results[0]] = b.op("load", padded, *moved)
+                    mapping[op.results[0]] = b.op("load", padded, *window.place(b, moved))
             elif op.regions:
                 operands = tuple(mapping.get(v, v) for v in op.operands)
                 b.append(replace(op, operands=operands, regions=tuple(block(r, mapping) for r in op.regions)))

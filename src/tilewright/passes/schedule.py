@@ -38,6 +38,8 @@ class Schedule:
     """Whether warps beyond the vector axis spread over the reduction (and then meet in shared memory)."""
     chunk: int = 1
     """CPU: elements of one block along the vector axis, walked in steps of the tile."""
+    repeat: bool = False
+    """CPU: what is left of a row is done by a vector that ends where it does, computing a few elements twice."""
     block_search: int = 0
     """CPU: argmin/argmax look for the extreme value in runs of this many elements and for its place only when it wins."""
 
@@ -157,16 +159,39 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
     heavy = sum(1 for op in walk(kernel.body) if op.opcode not in ("load", "store", "const", "size"))
     unroll = 4 if heavy < 24 else 2
     on_reduction = bool(nest.reductions or nest.sweeps) and nest.reduce_stride_one > max(nest.stride_one, default=0)
-    if on_reduction:
+    window = _slides(kernel, nest)
+    if on_reduction and not window:
         arg = any(str(op.attrs["kind"]).startswith("arg") for op in nest.reductions)
         width = lanes * (8 if heavy < 8 else 4)
         return Schedule((1,) * rank, width, width, vector_on_reduction=True, block_search=2048 if arg else 0)
     axis = _vector_index(nest)
     if axis < 0:
         return Schedule((1,) * rank)
-    tiles = tuple(lanes * unroll if position == axis else 1 for position in range(rank))
     chunk = CPU_CHUNK if not nest.reductions else CPU_COLUMNS
+    if window and _can_repeat(kernel):
+        # Rows of images are short: a step of two registers, then of one.
+        tiles = tuple(lanes * 2 if position == axis else 1 for position in range(rank))
+        return Schedule(tiles, 1, lanes, vector_index=axis, chunk=chunk, repeat=True)
+    tiles = tuple(lanes * unroll if position == axis else 1 for position in range(rank))
     return Schedule(tiles, 1, lanes * unroll, vector_index=axis, chunk=chunk)
+
+
+def _slides(kernel: Kernel, nest: Nest) -> bool:
+    """Whether a reduction walks a window of an array that its results walk too: `x[j + s]`. Such windows are short."""
+    forms = analyse(kernel)
+    inner = [op.regions[0].args[-1] for op in nest.reductions if op.operands]
+    for op in walk(nest.parallel.regions[0]):
+        if op.opcode == "load":
+            form = address(op, forms)
+            if any(form.factor(k) == ONE for k in inner) and any(form.factor(i) == ONE for i in nest.parallel.regions[0].args):
+                return True
+    return False
+
+
+def _can_repeat(kernel: Kernel) -> bool:
+    """Whether computing an element twice is the same as once: nothing that is written is read."""
+    written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic")}
+    return not any(op.opcode in ("load", "atomic") and op.operands[0] in written for op in walk(kernel.body))
 
 
 # -- GPU ----------------------------------------------------------------------------------------------------------
@@ -184,7 +209,7 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     return _gpu_columns(nest, rank, vector, hints)
 
 
-FEW_TERMS = 16
+FEW_TERMS = 32
 """So short a reduction across rows is not spread over threads."""
 
 

@@ -58,6 +58,8 @@ class MatrixSchedule:
     """CPU: rows and columns of results held in registers at once."""
     vectors: int = 1
     """CPU: SIMD registers along `nr`."""
+    keep: str = "b"
+    """CPU: the factor of which a block holds a copy of all it needs for a stretch of the sum; the other is copied panel by panel."""
     early: bool = False
     """Start before the kernel launched before has ended."""
 

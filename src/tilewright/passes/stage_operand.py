@@ -19,7 +19,6 @@ from tilewright.base.dtypes import DType
 from tilewright.base.errors import UserError
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE
-from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.layouts import Accumulator, Blocked
 from tilewright.ir.nodes import Kernel, Op, Value, walk

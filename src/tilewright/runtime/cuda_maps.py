@@ -84,7 +84,8 @@ def _pixel_problem(param: MapParam) -> str:
     if not 1 <= param.pixels <= _MOST_PIXELS or len(param.box) != 4 or param.box[:3] != (1, 1, 1):
         return f"{param.pixels} pixels with the box {param.box} are not 1 to {_MOST_PIXELS} boxes of (1, 1, 1, channels)"
     if counts != {2} or not all(1 <= step <= _MOST_STEP for step in param.steps):
-        return f"corners {param.lower} and {param.upper} and steps {param.steps} are not two of each, with steps of 1 to {_MOST_STEP}"
+        corners = f"corners {param.lower} and {param.upper}"
+        return f"{corners} and steps {param.steps} are not two of each, with steps of 1 to {_MOST_STEP}"
     return ""
 
 
@@ -119,15 +120,15 @@ def _with_corners(param: MapParam, form: MapForm, sizes: Mapping[str, int]) -> M
     if form.empty:
         return replace(form, lower=(0, 0), upper=(0, 0), steps=(1, 1, 1, 1))
     lower, upper = (tuple(size.evaluate(sizes) for size in corner[::-1]) for corner in (param.lower, param.upper))
+    corners = f"{list(lower[::-1])} and end at {list(upper[::-1])}"
     if not all(_CORNERS[0] <= offset <= _CORNERS[1] for offset in (*lower, *upper)):
         raise TargetLimit.at(
-            "TW020", f"'{param.array}' is copied as an image whose positions start at {list(lower[::-1])} and end at {list(upper[::-1])} from its "
-            f"corners, but these must be between {_CORNERS[0]} and {_CORNERS[1]}",
+            "TW020", f"'{param.array}' is copied as an image whose positions start at {corners} from its corners, but these must be "
+            f"between {_CORNERS[0]} and {_CORNERS[1]}",
         )  # fmt: skip
     if any(extent - 1 + high < low for extent, low, high in zip(form.extents[1:3], lower, upper, strict=True)):
-        raise CompilerBug.at(
-            "TW040", f"map of '{param.array}', {list(form.extents[::-1])}: there are no positions from {list(lower[::-1])} to {list(upper[::-1])}"
-        )
+        problem = f"there are no positions that start at {corners} from its corners"
+        raise CompilerBug.at("TW040", f"map of '{param.array}', {list(form.extents[::-1])}: {problem}")
     return replace(form, lower=lower, upper=upper, steps=(1, *param.steps[::-1], 1))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 
 import tilewright as tw
 from tilewright.api import tune as tuner
+from tilewright.api.devices import find_device
 from tilewright.api.tune import Progress, Tuning, difference, neighbourhood, plausible, search
 from tilewright.base.errors import DeviceError, TargetLimit, UserError
 from tilewright.base.target import parse_target
@@ -27,7 +29,7 @@ from tilewright.runtime.cuda_program import CudaProgram
 from tilewright.runtime.device_array import DeviceArray
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
-from fake_cuda import FakeCuda  # noqa: E402
+from fake_cuda import FakeCuda
 
 HOPPER = parse_target("sm_90a")
 FIRST = MatrixSchedule("wgmma", 128, 256, 64, stages=4, groups=2)
@@ -293,11 +295,14 @@ def inputs(n: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.requires("cpu")
 def test_tuning_on_the_cpu_is_used_by_later_calls(fresh_tables: TuningStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner._CpuBench, "_SECONDS", 0.01)
+    few = iter([3, 3])  # one look before the search, one step of it
+    all_around = tuner.neighbourhood(parse_target("cpu"))
+    monkeypatch.setattr(tuner, "neighbourhood", lambda target: lambda s: all_around(s)[: next(few, 0)])
     a, b = inputs(96)
     expected = product(a, b)
     np.testing.assert_allclose(expected, a @ b, rtol=1e-4, atol=1e-4)
     out = np.empty_like(a)
-    found = tw.tune(product, a, b, budget=4.0, out=out)
+    found = tw.tune(product, a, b, budget=100.0, out=out)
     assert isinstance(found, tw.Tuning) and found.best is not None and found.default is not None
     assert len(found.trials) > 1 and found.best.seconds > 0
     assert found.best.schedule in str(found)
@@ -402,11 +407,18 @@ def narrow_inputs() -> tuple[np.ndarray, np.ndarray]:
     return a.astype(ml_dtypes.bfloat16), b.astype(ml_dtypes.bfloat16)
 
 
+def tune_on_gpu(a: np.ndarray, b: np.ndarray) -> Tuning:
+    """Ten schedules, whatever time it takes."""
+    ticks = itertools.count()
+    values = {"a": a, "b": b}
+    return tuner.tune_function(product.function, values, find_device("cuda"), budget=12.0, clock=lambda: float(next(ticks)))
+
+
 def test_tuning_on_a_gpu(gpu: FakeGpu) -> None:
     a, b = narrow_inputs()
     gpu.milliseconds = {1: 2.0, 3: 0.5, 4: 0.1}
     gpu.idle = {4}
-    found = tw.tune(product, a, b, budget=6.0, device="cuda")
+    found = tune_on_gpu(a, b)
     assert found.best is not None and found.default is not None and found.table is not None
     assert found.default.seconds == pytest.approx(2e-3)
     assert found.best.schedule == found.trials[2].schedule and found.best.seconds == pytest.approx(0.5e-3)
@@ -425,7 +437,7 @@ def test_a_fault_on_a_gpu_is_remembered_for_the_next_process(gpu: FakeGpu, fresh
     a, b = narrow_inputs()
     gpu.faulty = {2}
     with pytest.raises(DeviceError, match="the device failed while"):
-        tw.tune(product, a, b, budget=6.0, device="cuda")
+        tune_on_gpu(a, b)
     assert fresh_tables.directory is not None
     (key,) = (path.stem for path in fresh_tables.directory.iterdir())
     table = TuningStore(fresh_tables.directory.parent).get(key)

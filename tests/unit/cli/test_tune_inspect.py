@@ -90,7 +90,7 @@ def test_inspect_says_what_the_assembler_says(fresh_tables: None) -> None:
     lines = {line.split()[0]: line for line in result.output.splitlines() if line.strip()}
     assert "(ptxas)" in lines["registers"]
     assert lines["spills"].split()[1] == "none"
-    assert "1 block of a multiprocessor" in lines["occupancy"]
+    assert "1 block on a multiprocessor" in lines["occupancy"]
     assert "wgmma" in lines["tensor"]
 
 

@@ -25,11 +25,9 @@ KEY = "0123456789abcdef" * 4
 def make(code: bytes = b"code \x00\xff", name: str = "softmax") -> Artifact:
     grid = (ceildiv(ROWS * COLS, 128), minimum(ROWS, maximum(COLS, 4)), mod(ROWS, 3) - floordiv(COLS, ROWS) + 7)
     one, two = Size.of(1), Size.of(2)
+    corners = (ROWS * -1, one * -1), (COLS - 3, ROWS)
     maps = (
-        MapParam(
-            "x", dtypes.bf16, (ROWS, COLS, two, one), (COLS * 2, two, one, one), (1, 1, 1, 64), 128, 96, (ROWS * -1, one * -1),
-            (COLS - 3, ROWS), (2, 1),
-        ),  # fmt: skip
+        MapParam("x", dtypes.bf16, (ROWS, COLS, two, one), (COLS * 2, two, one, one), (1, 1, 1, 64), 128, 96, *corners, (2, 1)),
         MapParam("x", dtypes.bf16, (ROWS, COLS), (COLS * 2, Size.of(1)), (128, 64), 128),
         MapParam("partial", dtypes.f8e4m3, (ceildiv(COLS, 64), Size.of(64)), (Size.of(64), Size.of(1)), (1, 64), 64),
     )

@@ -137,6 +137,9 @@ def test_near_shapes_decide_for_unseen_sizes_and_far_ones_do_not() -> None:
 def test_a_call_without_extents_takes_what_was_fastest_overall() -> None:
     found = table(measured(512, TEXTS[0], 1.3), measured(512, TEXTS[2], 1.0), measured(1024, TEXTS[0], 1.2), measured(1024, TEXTS[2], 1.0))
     assert advise(found, (), (), lambda extents: LISTED, "1") == TEXTS[2]
+    # The model's first choice without sizes was not measured at all: that is no reason to take it.
+    without = MatrixSchedule("wgmma", 192, 192, 64, stages=4, groups=3, buffers=1)
+    assert advise(found, (), (), lambda extents: LISTED if extents else (without, *LISTED), "1") == TEXTS[2]
 
 
 def test_neighbours_the_model_does_not_list_serve_other_sizes_where_their_code_exists() -> None:

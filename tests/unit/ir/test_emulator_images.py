@@ -79,11 +79,13 @@ CASES = {
 
 
 def copying(
-    case: Convolution, pixels: int, channels: int, dtype: DType = bf16, swizzle: int = 128, multicast: bool = False, symbolic: bool = True,
+    case: Convolution, pixels: int, channels: int, dtype: DType = bf16, swizzle: int = 128, multicast: bool = False,
+    symbolic: bool = True,
     start: tuple[int, int] = (0, 0), offset: tuple[int, int] | None = None, expect: int | None = None, pitch: int = 0,
 ) -> Kernel:  # fmt: skip
-    """Block b copies pixels from row `b * pixels` of the product on, for the filter's element and the channel that are its parameters,
-    and writes the shared memory as it lies. Pixels lie `pitch` elements apart. `start` and `offset` make it wrong. With `multicast` a cluster's first block copies for both."""
+    """Block b copies pixels from row `b * pixels` of the product on, for the filter's element and the channel that are its
+    parameters, and writes the shared memory as it lies. Pixels lie `pitch` elements apart. `start` and `offset` make it wrong. With
+    `multicast` a cluster's first block copies for both."""
     names = ("n", "h", "w", "c") if symbolic else (case.images, case.height, case.width, case.channels)
     x_type = tensor(dtype, *names)
     if pitch:
@@ -97,8 +99,8 @@ def copying(
     lower: tuple[Attr, ...] = tuple(-p for p in case.pad)
     upper: tuple[Attr, ...] = tuple(Size.of("ph" if axis == 0 else "pw") for axis in (0, 1)) if symbolic else case.upper
     map_ = b.op(
-        "tensor_map", x, shape=x_type.shape, strides=x_type.strides, box=(1, 1, 1, channels), swizzle=swizzle, pixels=pixels, lower=lower,
-        upper=upper, steps=case.stride, name="map",
+        "tensor_map", x, shape=x_type.shape, strides=x_type.strides, box=(1, 1, 1, channels), swizzle=swizzle, pixels=pixels,
+        lower=lower, upper=upper, steps=case.stride, name="map",
     )  # fmt: skip
     zero, thread, block = b.index(0), b.op("thread_id"), b.op("program_id", axis=0)
     first = b.op("eq", thread, zero)
@@ -121,7 +123,8 @@ def copying(
         across = b.mul(s, b.const(case.dilation[1], i32)) if offset is None else b.const(offset[1], i32)
         mask = [b.const(3, i32)] if multicast else []
         attrs: dict[str, Attr] = {"multicast": True} if multicast else {}
-        b.multi("tma_load", buffer, zero, map_, full, zero, image, h, w, c, down, across, *mask, **attrs)  # type: ignore[arg-type]
+        where = [image, h, w, c, down, across]
+        b.multi("tma_load", buffer, zero, map_, full, zero, *where, *mask, **attrs)  # type: ignore[arg-type]
         return []
 
     b.if_(first, init, lambda b: [])
@@ -214,13 +217,17 @@ def message(case: Convolution, kernel: Kernel) -> str:
 
 def test_copies_of_pixels_that_cannot_be() -> None:
     case, stride = CASES["padded"], CASES["stride"]
-    assert "tma_load of 'x': [-2, -1] is no base position: they are from [-1, -1] to [5, 4]" in message(case, copying(case, 16, 64, start=(-1, 0)))
+    text = message(case, copying(case, 16, 64, start=(-1, 0)))
+    assert "tma_load of 'x': [-2, -1] is no base position: they are from [-1, -1] to [5, 4]" in text
     assert "[-1, 5] is no base position: they are from" in message(case, copying(case, 16, 64, start=(0, 6)))
-    assert "[0, -1] is no base position: they are multiples of [2, 2] from [-1, -1]" in message(stride, copying(stride, 16, 64, start=(1, 0)))
+    text = message(stride, copying(stride, 16, 64, start=(1, 0)))
+    assert "[0, -1] is no base position: they are multiples of [2, 2] from [-1, -1]" in text
     for offset in ((256, 0), (0, -1)):
-        assert f"the offset {list(offset)} from the base position is not within 0 to 255" in message(case, copying(case, 16, 64, offset=offset))
+        text = message(case, copying(case, 16, 64, offset=offset))
+        assert f"the offset {list(offset)} from the base position is not within 0 to 255" in text
     wide, small = Convolution(1, 7, 6, 64, pad=(0, 129)), Convolution(1, 7, 2, 64)
-    assert "a map of 'x': the corners [0, -129] and [-2, 127] are not all between -128 and 127" in message(wide, copying(wide, 16, 64))
+    text = message(wide, copying(wide, 16, 64))
+    assert "a map of 'x': the corners [0, -129] and [-2, 127] are not all between -128 and 127" in text
     assert "a map of 'x': there are no base positions from [0, 0] to [4, -1]" in message(small, copying(small, 16, 64))
     # All pixels count on the mbarrier, those outside too.
     assert "0 of 1 arrivals and -1024 bytes to come" in message(case, copying(case, 16, 64, expect=1024))
@@ -326,8 +333,8 @@ def test_rule_of_load_image() -> None:
     attrs: dict[str, Attr] = {"rows": Size.of("p"), "columns": 8, "lower": (0, -1), "steps": (1, 2), "shape": (128, 64)}
     assert result_types("load_image", [X, *[INDEX] * 4], attrs) == (Tile(bf16, (128, 64)),)
     wrong: list[tuple[dict[str, Attr], str]] = [
-        ({"rows": "p"}, "sizes rows and columns"), ({"lower": (0,)}, "lower is two sizes"), ({"steps": (0, 1)}, "two positive integers"),
-        ({"shape": (8, 8, 8)}, "a tile of two axes"),
+        ({"rows": "p"}, "sizes rows and columns"), ({"lower": (0,)}, "lower is two sizes"),
+        ({"steps": (0, 1)}, "two positive integers"), ({"shape": (8, 8, 8)}, "a tile of two axes"),
     ]  # fmt: skip
     for change, problem in wrong:
         with pytest.raises(TypeRuleError, match=problem):

@@ -242,7 +242,8 @@ class Copies:
                 raise fault(f"tma_load tells {barriers.label}[{int(index[lane])}], which is out of bounds", op.span)
             corner = [int(c[lane]) for c in corners]
             if problem := source.misplaced(corner):
-                raise fault(f"tma_load of {source.memory.label}: {problem}, in {self.machine.describe(frame, int(lane))}", op.span)
+                who = self.machine.describe(frame, int(lane))
+                raise fault(f"tma_load of {source.memory.label}: {problem}, in {who}", op.span)
             places, inside = source.sources(corner)
             slot, warp = int(frame.full(SLOT)[lane]), int(frame.full(LANE)[lane]) // WARP
             slots = [slot]

@@ -1,0 +1,225 @@
+"""Contractions for GPUs, executed by the emulator at the tile and the thread stage, against float64: every kernel of the table, odd and
+zero sizes, views, NaN and infinity at edges, and schedules nobody would choose for these sizes.
+
+Each kernel runs at a few of its sizes, another few for each target. `TILEWRIGHT_ALL_SIZES=1` runs every kernel at all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from kernels_matrix import BY_NAME, MATRIX_CASES, Arrays, MatrixCase, Sizes, again, on
+from tilewright.api.devices import emulator_device
+from tilewright.base.dtypes import bf16
+from tilewright.base.target import parse_target
+from tilewright.ir.emulator import run_program
+
+EVERY_SIZE = bool(os.environ.get("TILEWRIGHT_ALL_SIZES"))
+STAGES = ("tile", "thread")
+
+
+def run_stages(kernel: tw.Kernel[..., Any], target: str, arguments: Arrays) -> dict[str, np.ndarray]:
+    """The result at both stages of one compilation."""
+    stages = kernel.stages(*arguments, target=target).stages
+    inputs = {name: np.ascontiguousarray(a) for name, a in kernel.bound(*arguments).items()}  # type: ignore[arg-type, call-overload]
+    found = {stage: run_program(getattr(stages, stage), inputs) for stage in STAGES}
+    (name,) = found["tile"]
+    return {stage: outputs[name] for stage, outputs in found.items()}
+
+
+def check(case: MatrixCase, target: str, sizes: Sizes, kernel: tw.Kernel[..., Any] | None = None) -> dict[str, np.ndarray]:
+    arguments = case.arguments(sizes)
+    found = run_stages(kernel or case.kernel, target, arguments)
+    for stage, result in found.items():
+        case.compare(result, arguments, sizes, f"for {target} at the {stage} stage")
+    return found
+
+
+def some(case: MatrixCase, target: str) -> tuple[Sizes, ...]:
+    if EVERY_SIZE:
+        return case.sizes
+    count, start = (2, 0) if target == "sm_90a" else (1, 1)
+    return tuple(case.sizes[(MATRIX_CASES.index(case) + start + 3 * p) % len(case.sizes)] for p in range(count))
+
+
+@pytest.mark.parametrize("case", MATRIX_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+def test_the_table(case: MatrixCase, target: str) -> None:
+    for sizes in some(case, target):
+        check(case, target, sizes)
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+def test_zero_sizes(target: str) -> None:
+    for number, case in enumerate(MATRIX_CASES):
+        for sizes in case.empty if EVERY_SIZE or number < 3 else (case.empty[number % len(case.empty)],):
+            check(case, target, sizes)
+
+
+# -- schedules ------------------------------------------------------------------------------------------------------
+
+WGMMA = {
+    "cooperative": "family=wgmma m=128 n=256 k=64 stages=4 groups=2",
+    "turns": "family=wgmma m=128 n=128 k=64 stages=6 groups=2 turns=1 wait=1",
+    "three buffers": "family=wgmma m=128 n=192 k=64 stages=4 groups=2 turns=1 wait=1 buffers=3",
+    "three groups": "family=wgmma m=192 n=192 k=64 stages=4 groups=3 buffers=1",
+    "cluster": "family=wgmma m=192 n=192 k=64 stages=4 groups=3 buffers=1 cluster=2",
+    "small cluster": "family=wgmma m=64 n=64 k=64 stages=4 cluster=2",
+    "parts": "family=wgmma m=64 n=128 k=64 stages=3 groups=2 turns=1 wait=1 parts=3",
+    "parts, direct": "family=wgmma m=64 n=32 k=64 stages=8 parts=3 store=direct",
+    "swap": "family=wgmma m=64 n=32 k=64 stages=8 swap=1",
+    "swap, direct": "family=wgmma m=128 n=16 k=64 stages=8 groups=2 swap=1 store=direct",
+    "direct": "family=wgmma m=128 n=64 k=64 stages=8 groups=2 store=direct",
+    "one stage": "family=wgmma m=64 n=64 k=64 stages=1",
+    "row by row": "family=wgmma m=64 n=64 k=64 stages=3 raster=1",
+    "a block a tile": "family=wgmma m=64 n=64 k=64 stages=3 persistent=0",
+}
+MMA = {
+    "two by two": "family=mma m=64 n=64 k=32 stages=4 warps_m=2 warps_n=2 persistent=0",
+    "wide": "family=mma m=128 n=64 k=32 stages=3 warps_m=2 warps_n=2 persistent=0",
+    "one warp": "family=mma m=32 n=32 k=32 stages=2 persistent=0",
+}
+ALIGNED: Sizes = (136, 200, 328)
+"""The copy engine reads operands of this size as they are."""
+PACKED: Sizes = (129, 67, 201)
+"""None of these."""
+
+
+@pytest.mark.parametrize("name", WGMMA)
+def test_schedules_of_warp_group_instructions(name: str) -> None:
+    for case, sizes in ((BY_NAME["nk_bf16"], ALIGNED), (BY_NAME["kn_bf16"], PACKED)):
+        if name in ("one stage", "row by row", "a block a tile") and sizes is PACKED:
+            continue
+        kernel = again(case.kernel, schedule=WGMMA[name])
+        check(case, "sm_90a", sizes, kernel)
+        chosen = kernel.stages(*case.arguments(sizes), target="sm_90a").stages.schedules
+        asked = set(WGMMA[name].split()) - {"parts=3"}
+        assert any(asked <= set(s.describe().split()) for s in chosen), f"asked for {WGMMA[name]}, got {[s.describe() for s in chosen]}"
+        assert any("pack" in s.describe() for s in chosen) == (sizes is PACKED)
+
+
+@pytest.mark.parametrize("layout", ["kn", "tn", "tt"])
+def test_operands_that_lie_across_the_sum_come_as_they_are(layout: str) -> None:
+    case = BY_NAME[f"{layout}_f16"]
+    kernel = again(case.kernel, schedule=WGMMA["turns"])
+    check(case, "sm_90a", ALIGNED, kernel)
+    (chosen,) = kernel.stages(*case.arguments(ALIGNED), target="sm_90a").stages.schedules
+    assert "pack" not in chosen.describe()
+
+
+@pytest.mark.parametrize("name", ["bias_gelu_residual", "scaled_rows_and_columns", "batched_rows_bf16", "nk_bf16_to_f32", "into_columns"])
+@pytest.mark.parametrize("schedule", ["turns", "cluster", "swap, direct"])
+def test_schedules_finish_results_in_every_way(name: str, schedule: str) -> None:
+    case = BY_NAME[name]
+    sizes = (2, 130, 67, 72) if name.startswith("batched") else (130, 67, 72)
+    check(case, "sm_90a", sizes, again(case.kernel, schedule=WGMMA[schedule]))
+
+
+@pytest.mark.parametrize("turns", [False, True], ids=["together", "in turns"])
+def test_blocks_that_compute_many_tiles(turns: bool) -> None:
+    """More than two tiles for each multiprocessor of a large GPU."""
+    case = BY_NAME["nk_f16"]
+    schedule = "family=wgmma m=64 n=16 k=64 stages=2 groups=2 turns=1 wait=1" if turns else "family=wgmma m=64 n=16 k=64 stages=2"
+    check(case, "sm_90a", (64 * 24 + 1, 16 * 12 + 3, 72), again(case.kernel, schedule=schedule))
+
+
+@pytest.mark.parametrize("name", MMA)
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_schedules_of_warp_instructions(name: str, target: str) -> None:
+    for case, sizes in ((BY_NAME["nk_bf16"], ALIGNED), (BY_NAME["bias_gelu_residual"], PACKED)):
+        kernel = again(case.kernel, schedule=MMA[name])
+        check(case, target, sizes, kernel)
+        (chosen,) = kernel.stages(*case.arguments(sizes), target=target).stages.schedules
+        assert chosen.describe() == MMA[name]
+
+
+# -- views, outputs, repetition ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+def test_views(target: str) -> None:
+    case, sizes = BY_NAME["kn_bf16"], (33, 31, 65)
+    a, b = case.arguments(sizes)
+    views = {
+        "every second": (np.repeat(a, 2, axis=1)[:, ::2], np.repeat(b, 3, axis=0)[::3]),
+        "backwards": (a[::-1, ::-1], b[::-1, ::-1]),
+        "transposed": (np.asfortranarray(a), np.asfortranarray(b)),
+        "from the middle": (np.pad(a, 3)[3:-3, 3:-3], np.pad(b, 1)[1:-1, 1:-1]),
+        "one row for all": (np.broadcast_to(a[:1], a.shape), b),
+    }
+    for name, given in views.items():
+        found = on(case.kernel, emulator_device("thread", parse_target(target)))(given)
+        case.compare(np.asarray(found), given, sizes, f"{name}, for {target}")
+
+
+def test_an_output_that_is_given_is_filled() -> None:
+    case, sizes = BY_NAME["nk_bf16"], (17, 33, 40)
+    a, b = case.arguments(sizes)
+    out = np.full((17, 33), np.nan, bf16.numpy)
+    device = emulator_device("thread", parse_target("sm_90a"))
+    assert case.kernel.runner.run({"a": a, "b": b}, device, out) is out
+    case.compare(out, (a, b), sizes)
+
+
+@pytest.mark.parametrize("schedule", ["turns", "parts", "cluster"])
+def test_the_same_bits_every_time(schedule: str) -> None:
+    case = BY_NAME["nk_bf16_to_f32"]
+    kernel = again(case.kernel, schedule=WGMMA[schedule])
+    first, second = (run_stages(kernel, "sm_90a", case.arguments((65, 130, 328)))["thread"] for _ in range(2))
+    np.testing.assert_array_equal(first.view(np.uint32), second.view(np.uint32))
+
+
+# -- NaN and infinity -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize("name", ["kn_bf16", "nk_bf16", "tn_f16", "kn_f32", "nk_tf32", "nk_3xtf32", "kn_f64", "bias"])
+def test_nan_and_infinity_reach_their_row_or_column_only(name: str, target: str) -> None:
+    """At the last row, column and term, beside which copies read zeros or nothing at all."""
+    case, sizes = BY_NAME[name], (35, 67, 43)
+    arguments = case.arguments(sizes)
+    a, b = arguments[:2]
+    rows = a.T if name.startswith("tn") else a
+    columns = b if name.startswith(("kn", "tn")) else b.T
+    rows[34, 42], rows[0, 0], columns[42, 66] = np.nan, np.inf, -np.inf
+    for stage, result in run_stages(case.kernel, target, arguments).items():
+        wide = result.astype(np.float64)
+        reached = np.zeros(wide.shape, bool)
+        reached[34], reached[0], reached[:, 66] = True, True, True
+        assert np.isnan(wide[34]).all(), stage
+        assert not np.isfinite(wide[reached]).any(), stage
+        assert np.isfinite(wide[~reached]).all(), f"{stage}: {np.argwhere(~np.isfinite(wide) & ~reached)[:3].tolist()}"
+        # Infinity is infinity, not NaN, where its sign is known: what is added to it is finite.
+        assert np.isinf(wide[1:34, 66]).all() and (wide[1:34, 66] > 0).tolist() == (rows[1:34, 42].astype(np.float64) < 0).tolist(), stage
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize("name", ["batched_bf16", "batched_rows_bf16", "batched_f32"])
+def test_one_matrix_of_a_batch_does_not_reach_the_next(name: str, target: str) -> None:
+    case = BY_NAME[name]
+    for sizes in ((3, 35, 19, 24), (3, 17, 33, 13)):
+        arguments = case.arguments(sizes)
+        arguments[0][1], arguments[1][1] = np.nan, np.inf
+        for stage, result in run_stages(case.kernel, target, arguments).items():
+            wide = result.astype(np.float64)
+            assert np.isnan(wide[1]).all(), stage
+            assert np.isfinite(wide[[0, 2]]).all(), stage
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize("name", ["conv_nhwc_s1p1d1_bf16", "conv_nchw_s1p1d1_f32"])
+def test_a_pixel_reaches_the_windows_it_is_in(name: str, target: str) -> None:
+    """Pixels at borders: neither the next row nor the next image sees them."""
+    case, sizes = BY_NAME[name], (3, 32, 5, 6, 8, 3, 3)
+    arguments = case.arguments(sizes)
+    x = arguments[0] if "nchw" in name else arguments[0].transpose(0, 3, 1, 2)
+    x[1, 31, 4, 5] = x[2, 0, 0, 3] = np.nan
+    want = np.isnan(case.expected(arguments))
+    assert want.sum() == 8 * (4 + 6)
+    for stage, result in run_stages(case.kernel, target, arguments).items():
+        np.testing.assert_array_equal(np.isnan(result.astype(np.float64)), want, err_msg=stage)

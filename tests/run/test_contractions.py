@@ -115,7 +115,7 @@ def batched(a: tw.Array, b: tw.Array) -> tw.Array:
 @tw.kernel
 def convolution(x: tw.Array, w: tw.Array) -> tw.Array:
     n, c, h, width = x.shape
-    k, c2, kh, kw = w.shape
+    k, _, kh, kw = w.shape
     out = tw.empty((n, k, h, width), tw.f32)
     for b, o, i, j in tw.grid(n, k, h, width):
         acc = tw.f32(0)
@@ -133,7 +133,7 @@ def convolution(x: tw.Array, w: tw.Array) -> tw.Array:
 @tw.kernel
 def convolution_last(x: tw.Array, w: tw.Array) -> tw.Array:
     n, h, width, c = x.shape
-    kh, kw, c2, k = w.shape
+    kh, kw, _, k = w.shape
     out = tw.empty((n, h, width, k), tw.f32)
     for b, i, j, o in tw.grid(n, h, width, k):
         acc = tw.f32(0)
@@ -145,6 +145,23 @@ def convolution_last(x: tw.Array, w: tw.Array) -> tw.Array:
                     if y >= 0 and y < h and z >= 0 and z < width:
                         acc += x[b, y, z, q] * w[r, s, q, o]
         out[b, i, j, o] = acc
+    return out
+
+
+@tw.kernel
+def depthwise(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, c, h, width = x.shape
+    _, kh, kw = w.shape
+    out = tw.empty((n, c, h, width), tw.f32)
+    for b, o, i, j in tw.grid(n, c, h, width):
+        acc = tw.f32(0)
+        for r in range(kh):
+            for s in range(kw):
+                y = i + r - 1
+                z = j + s - 1
+                if y >= 0 and y < h and z >= 0 and z < width:
+                    acc += x[b, o, y, z] * w[o, r, s]
+        out[b, o, i, j] = acc
     return out
 
 
@@ -161,9 +178,9 @@ def close(found: np.ndarray, wanted: np.ndarray, k: int, unit: float = 2.0**-24)
     assert worst <= (2 + np.sqrt(k) * 2.0**-24 / unit) * unit * scale, f"{worst} at scale {scale}"
 
 
-@pytest.mark.parametrize("size", (*SIZES, *EMPTY), ids=str)
+@pytest.mark.parametrize("size", [*SIZES, *EMPTY], ids=str)
 def test_layouts(size: tuple[int, int, int]) -> None:
-    m, n, k = size
+    k = size[2]
     a, b, want = operands(*size)
     close(product(a, b), want, k)
     close(product(a, np.asfortranarray(b)), want, k)
@@ -173,7 +190,7 @@ def test_layouts(size: tuple[int, int, int]) -> None:
     close(into_columns(a, b), want.T, k)
 
 
-@pytest.mark.parametrize("size", (*SIZES, *EMPTY), ids=str)
+@pytest.mark.parametrize("size", [*SIZES, *EMPTY], ids=str)
 def test_dtypes(size: tuple[int, int, int]) -> None:
     m, n, k = size
     a, b, want = operands(*size)
@@ -197,7 +214,7 @@ def test_guards_and_epilogues(size: tuple[int, int, int]) -> None:
     close(found, 1 / (1 + np.exp(-(want + bias))) + r.astype(np.float64) * 2, k)
 
 
-@pytest.mark.parametrize("size", ((1, 14, 32, 16), (3, 17, 33, 5), (5, 64, 70, 40)), ids=str)
+@pytest.mark.parametrize("size", [(1, 14, 32, 16), (3, 17, 33, 5), (5, 64, 70, 40)], ids=str)
 def test_batches(size: tuple[int, int, int, int]) -> None:
     t, m, n, k = size
     rng = np.random.default_rng(3)
@@ -218,7 +235,10 @@ def conv_reference(x: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "size", ((1, 1, 1, 1, 1, 3, 3), (2, 3, 5, 7, 4, 3, 3), (2, 16, 18, 33, 17, 3, 3), (1, 30, 12, 56, 64, 3, 3), (1, 2, 9, 40, 3, 2, 2)), ids=str
+    "size",
+    [(1, 1, 1, 1, 1, 3, 3), (2, 3, 5, 7, 4, 3, 3), (2, 16, 18, 33, 17, 3, 3), (1, 30, 12, 56, 64, 3, 3), (1, 2, 9, 40, 3, 2, 2),
+     (2, 3, 4, 5, 6, 0, 3), (1, 0, 4, 5, 6, 3, 3), (1, 2, 0, 5, 6, 3, 3)],
+    ids=str,
 )  # fmt: skip
 def test_convolutions(size: tuple[int, ...]) -> None:
     n, c, h, width, k, kh, kw = size
@@ -228,6 +248,9 @@ def test_convolutions(size: tuple[int, ...]) -> None:
     close(convolution(x, w), want, c * kh * kw)
     last = convolution_last(np.ascontiguousarray(x.transpose(0, 2, 3, 1)), np.ascontiguousarray(w.transpose(2, 3, 1, 0)))
     close(last, want.transpose(0, 2, 3, 1), c * kh * kw)
+    own = w[0]
+    each = np.concatenate([conv_reference(x[:, q : q + 1], own[q : q + 1][None]) for q in range(c)] or [np.zeros_like(x)], axis=1)
+    close(depthwise(x, np.ascontiguousarray(own)), each, kh * kw)
 
 
 def test_nan_and_infinity_reach_their_row_or_column_only() -> None:
@@ -253,7 +276,7 @@ def test_the_same_bits_every_time_and_for_any_number_of_threads() -> None:
         tw.set_num_threads(before)
 
 
-@pytest.mark.parametrize("stage", ("loop", "tile", "thread"))
+@pytest.mark.parametrize("stage", ["loop", "tile", "thread"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_on_the_emulator(target: str, stage: str) -> None:
     device = emulator_device(stage, parse_target(target))

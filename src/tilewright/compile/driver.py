@@ -152,7 +152,9 @@ def _by_name(program: Program, numbers: AxisNumbers) -> dict[str, int]:
 
 def compile_stages(function: Function, signature: Signature, target: Target) -> Compilation:
     """All stages, nothing cached."""
-    return _Prepared(function, signature, target).finish(signature)
+    prepared = _Prepared(function, signature, target)
+    short = prepared.short_sums(signature)
+    return (_Prepared(function, signature, target, short) if short else prepared).finish(signature)
 
 
 def contraction_schedules(function: Function, signature: Signature, target: Target, extents: AxisNumbers) -> tuple[MatrixSchedule, ...]:
@@ -163,7 +165,7 @@ def contraction_schedules(function: Function, signature: Signature, target: Targ
 class _Prepared:
     """A kernel after the passes that do not depend on sizes."""
 
-    def __init__(self, function: Function, signature: Signature, target: Target) -> None:
+    def __init__(self, function: Function, signature: Signature, target: Target, sizes: Mapping[str, int] | None = None) -> None:
         from tilewright.passes.matrix_hints import check_kind
         from tilewright.passes.pipeline import Trace, prepare
 
@@ -171,6 +173,10 @@ class _Prepared:
         self.trace = Trace(dump=os.environ.get("TILEWRIGHT_DUMP", ""))
         start = time.perf_counter()
         self.typed, self.program = front_end(function, signature)
+        if sizes:
+            from tilewright.ir.specialise import with_sizes
+
+            self.program = with_sizes(self.program, sizes)
         self.trace.times["front end"] = time.perf_counter() - start
         self.loop = prepare(self.program, self.trace)
         check_kind(self.typed.metadata, self.loop)
@@ -186,6 +192,22 @@ class _Prepared:
             return plan
         tuned = self._tuned(signature)
         return plan_contractions(self.loop, self.target, extents, tuned) if tuned else plan
+
+    def short_sums(self, signature: Signature) -> dict[str, int]:
+        """Sizes that are made part of the code: those of a convolution's kernel, over which short loops run inside longer sums."""
+        from tilewright.analysis.affine import analyse
+        from tilewright.ir.nodes import walk
+
+        extents = _by_name(self.program, signature.extents)
+        found: dict[str, int] = {}
+        for call in self.loop.calls:
+            forms = None
+            for op in walk(call.kernel.body):
+                if op.opcode == "reduce" and len(op.operands) > 1:
+                    forms = forms or analyse(call.kernel)
+                    names = [forms[v].constant.name for v in op.operands if not forms[v].factors]
+                    found |= {n: extents[n] for n in names if n is not None and extents.get(n, SHORT + 1) <= SHORT}
+        return found
 
     def ranked(self, extents: AxisNumbers) -> tuple[MatrixSchedule, ...]:
         """The cost model's schedules for the program's (first) contraction at these extents, best first."""
@@ -211,9 +233,11 @@ class _Prepared:
         return Compilation(self.typed, self.program, stages, self.trace)
 
 
+SHORT = 8
+"""Extents up to this of short loops inside a sum become part of the code."""
 _memory: dict[str, Artifact] = {}
 _by_sizes: dict[str, _Prepared] = {}
-"""Kernels with contractions: the sizes of a call choose their code."""
+"""Kernels for which the sizes of a call choose the code: contractions, and short loops inside sums."""
 _locks: dict[str, threading.Lock] = {}
 _guard = threading.Lock()
 
@@ -239,12 +263,19 @@ def compile_kernel(function: Function, signature: Signature, target: Target) -> 
             return artifact
         if prepared is None:
             prepared = _Prepared(function, signature, target)
+        short = prepared.short_sums(signature)
+        base = prepared
+        if short:
+            named = f"{key} {sorted(short.items())}"
+            prepared = _by_sizes.get(named) or _Prepared(function, signature, target, short)
+            _by_sizes[named] = prepared
         plan = prepared.plan(signature)
-        if not any(plan):
+        if not any(plan) and not short:
             return _compiled(prepared, signature, plan, key, start)
         # Contractions: code is kept for each choice of schedules, and the call's sizes choose.
-        _by_sizes[key] = prepared
-        own = hashlib.sha256("\0".join((key, *(p.describe() if p else "" for p in plan))).encode()).hexdigest()
+        _by_sizes[key] = base
+        parts = (key, str(sorted(short.items())), *(p.describe() if p else "" for p in plan))
+        own = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         found = _memory.get(own)
         if found is None:
             found = disk_cache().get(own)

@@ -1,9 +1,9 @@
 """Loop stage -> tile stage for contractions on a CPU: blocks in cache, panels in order, results in SIMD registers.
 
 In: a loop-stage kernel that is a contraction, and its `MatrixSchedule` of family `cpu`. Out: a tile-stage kernel whose blocks are
-single threads. A block computes a rectangle of the result. For each stretch of the sum it copies the second factor into panels
-of `nr` columns, then, panel by panel of `mr` rows, the first one; whatever the factors are (casts, guards, any strides) is done while
-copying, and what lies outside is filled with zeros, so that the innermost loop has no edges:
+single threads. A block computes a rectangle of the result. For each stretch of the sum it copies the factor it keeps (the second one,
+say) into panels of `nr` columns, then, panel by panel of `mr` rows, the other; whatever the factors are (casts, guards, any strides)
+is done while copying, and what lies outside is filled with zeros, so that the innermost loop has no edges:
 
     for %k { %a = load rows[0..mr, k]; %b = load columns[panel, k, 0..nr]; %acc = fma %a, %b, %acc }
 
@@ -27,8 +27,8 @@ from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.rewrite import clone_ops
-from tilewright.ir.types import Tensor, dtype_of
-from tilewright.passes.lower_loops import Condition, LoopLowering
+from tilewright.ir.types import dtype_of
+from tilewright.passes.lower_loops import Condition, LoopLowering, join, shape_of
 from tilewright.passes.schedule import Schedule
 from tilewright.passes.schedule_matrix import MatrixSchedule
 
@@ -233,40 +233,39 @@ class _Lowering(LoopLowering):
 
     # -- the innermost loop -------------------------------------------------------------------------------------
 
-    def _multiply(self, b: Builder, where: Value, row: Value, panel: Value, start: Value, count: Value) -> Value:
-        """The sums of a tile up to the end of this stretch."""
-        s, shape = self.matrix, (self.matrix.mr, self.matrix.nr)
-        zero = b.index(0)
-        down, across = self.index_tile(b, zero, 0, s.mr), self.index_tile(b, zero, 1, s.nr)
-
-        def fresh(inner: Builder) -> list[Value]:
-            return [inner.op("broadcast", inner.const(0, self.dtype), shape=shape)]
+    def _multiply(self, b: Builder, where: Value, row: Value, panel: Value, start: Value, count: Value) -> list[Value]:
+        """The sums of a tile up to the end of this stretch, row by row: in this order code generators keep them in registers."""
+        s, zero = self.matrix, b.index(0)
+        across = self.index_tile(b, zero, 1, s.nr)
+        nothing = b.op("broadcast", b.const(0, self.dtype), shape=(1, s.nr))
 
         def ahead(inner: Builder) -> list[Value]:
-            for row in range(s.mr):
+            for number in range(s.mr):
                 for column in range(0, s.nr, LINE // self.dtype.itemsize):
-                    inner.multi("prefetch", self.sums, where, inner.index(row), inner.index(column))
+                    inner.multi("prefetch", self.sums, where, inner.index(number), inner.index(column))
             return []
 
         # What was summed up before is added last: it has come into the nearest cache by then.
         first = b.op("eq", start, zero)
         b.if_(first, lambda inner: [], ahead)
-        sums = fresh(b)
 
-        def step(inner: Builder, k: Value, acc: Value) -> list[Value]:
-            a = inner.op("load", self.rows, row, *((k, down) if self.a.along_side else (down, k)))
+        def step(inner: Builder, k: Value, *sums: Value) -> list[Value]:
             c = inner.op("load", self.columns, panel, k, across)
-            wide = [inner.op("broadcast", v, shape=shape) for v in (a, c)]
-            if self.dtype.is_float:
-                return [inner.fma(*wide, acc)]
-            return [inner.add(inner.mul(*wide), acc)]
+            following: list[Value] = []
+            for number, acc in enumerate(sums):
+                place = inner.index(number)
+                a = inner.like(inner.op("load", self.rows, row, *((k, place) if self.a.along_side else (place, k))), c)
+                following.append(inner.fma(a, c, acc) if self.dtype.is_float else inner.add(inner.mul(a, c), acc))
+            return following
 
-        (done,) = b.for_(zero, count, b.index(1), sums, step, name="k")
+        done = b.for_(zero, count, b.index(1), [nothing] * s.mr, step, name="k")
 
         def more(inner: Builder) -> list[Value]:
-            return [inner.add(inner.op("load", self.sums, where, down, across), done)]
+            return [
+                inner.add(inner.op("load", self.sums, where, inner.index(number), across), sums) for number, sums in enumerate(done)
+            ]
 
-        return b.if_(first, lambda inner: [done], more)[0]
+        return list(b.if_(first, lambda inner: done, more))
 
     def _prefetch_rows(
         self, b: Builder, env: dict[Value, Value], rows: tuple[Value, Value], start: Value, number: Value
@@ -306,10 +305,9 @@ class _Lowering(LoopLowering):
         value = b.cast(local[side.factor.value], self.dtype)
         if guard is None:
             return value
-        like = local[guard]
-        if dtype_of(like.type).is_bool and like.type != value.type:
-            value = b.like(value, like) if not hasattr(value.type, "shape") else value
-        return b.select(local[guard], value, b.splat(0, value))
+        shape = join(shape_of(value), shape_of(local[guard]))
+        value = self.widen(b, value, shape)
+        return b.select(self.widen(b, local[guard], shape), value, b.splat(0, value))
 
     def _bind(self, b: Builder, env: dict[Value, Value], indices: Sequence[Value], extents: Sequence[Size], number: Value) -> Value:
         """Bind the loop indices that make up `number`; returns the innermost."""
@@ -586,27 +584,28 @@ class _Lowering(LoopLowering):
     # -- results ------------------------------------------------------------------------------------------------
 
     def _keep_or_finish(
-        self, b: Builder, env: dict[Value, Value], sums: Value, where: Value, last: Value, down: tuple[Value, Value],
+        self, b: Builder, env: dict[Value, Value], sums: Sequence[Value], where: Value, last: Value, down: tuple[Value, Value],
         across: tuple[Value, Value],
     ) -> None:  # fmt: skip
         """Keep a tile of sums for the next stretch, or do the rest of the kernel on it: from registers where that is short code."""
         s, found = self.matrix, self.found
         zero = b.index(0)
-        rows, columns = self.index_tile(b, zero, 0, s.mr), self.index_tile(b, zero, 1, s.nr)
+        columns = self.index_tile(b, zero, 1, s.nr)
         rest = [op for op in found.parallel.regions[0].ops if op is not found.reduction]
 
         def through_memory(at: Builder) -> list[Value]:
-            at.multi("store", self.sums, where, rows, columns, sums)
+            for number, row in enumerate(sums):
+                at.multi("store", self.sums, where, at.index(number), columns, row)
             at.if_(last, lambda end: self._finish(end, env, where, down, across), lambda end: [])
             return []
 
         def at_once(at: Builder) -> list[Value]:
             local = dict(env)
-            local[self.a.indices[0]] = self.index_tile(at, down[0], 0, s.mr)
             digit = self._bind(at, local, self.b.indices, self.b.numbered, across[0])
             local[self.b.indices[-1]] = self.index_tile(at, digit, 1, s.nr)
-            local[found.reduction.results[0]] = sums
-            self.ops(at, rest, local, [])
+            for number, row in enumerate(sums):
+                own = {**local, self.a.indices[0]: at.add(down[0], at.index(number)), found.reduction.results[0]: row}
+                self.ops(at, rest, own, [])
             return []
 
         if len(self.a.indices) > 1 or sum(op.opcode not in ("const", "size", "yield") for op in rest) > SHORT:
@@ -657,7 +656,7 @@ def _up(number: int, step: int) -> int:
 
 def _order(found: Contraction, positions: Sequence[int], factors: Sequence[Factor], stores: bool = False) -> tuple[int, ...]:
     """The positions with the one along which memory is walked one by one put last: stores count first, then loads."""
-    indices = found.indices if stores or factors[0] is found.a and positions == found.m else found.k
+    indices = found.k if len(factors) == 2 else found.indices
     accesses: list[Op] = []
     if stores:
         accesses += [op for op in found.parallel.regions[0].ops if op.opcode == "store"]

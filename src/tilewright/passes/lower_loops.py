@@ -32,6 +32,8 @@ from tilewright.passes.extreme_on_cpu import ExtremeOnCpu
 from tilewright.passes.schedule import Schedule, is_sweep, nest_of
 
 Shape = tuple[int, ...]
+SHORT_LOOP = 8
+"""Turns of a short loop inside a reduction that are written out."""
 
 
 @dataclass(frozen=True)
@@ -490,6 +492,13 @@ class LoopLowering:
         extent = extents[dimension]
         if shape_of(extent):
             return self._ragged(b, op, kind, extents, dimension, env, masks, start)
+        turns = self.forms[op.operands[dimension]].constant.constant if op.operands[dimension] in self.forms else None
+        if turns is not None and 0 < turns <= SHORT_LOOP and len(extents) > 1:
+            # A few turns stand one after another: what they load is on its way together.
+            values: Sequence[Value] = start
+            for turn in range(turns):
+                values = body(b, b.index(turn), *values)
+            return values
         return self._carried(b, zero, extent, one, start, body, op)
 
     def _ragged(

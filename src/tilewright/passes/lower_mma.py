@@ -159,36 +159,35 @@ class _Lowering(TileLowering):
 
     def _sum(self, b: Builder) -> None:
         shape = (self.schedule.m, self.schedule.n)
-        end = self.env[self.sum.operands[1]]
-        assert isinstance(end, Value)
+        low, end = (self.env[v] for v in self.sum.operands[:2])
+        assert isinstance(low, Value) and isinstance(end, Value)
         for view in self.views:
             view.begin(b, self)
         zeros = self.unit.zeros(b)
-        sums = b.if_(b.op("gt", end, b.index(0)), lambda inner: self._steps(inner, end, zeros), lambda inner: zeros)
+        sums = b.if_(b.op("gt", end, low), lambda inner: self._steps(inner, low, end, zeros), lambda inner: zeros)
         self.env[self.sum.results[0]] = Registers(shape, self.unit.cells(b, sums))
 
-    def _steps(self, b: Builder, end: Value, zeros: Sequence[Value]) -> list[Value]:
+    def _steps(self, b: Builder, low: Value, end: Value, zeros: Sequence[Value]) -> list[Value]:
         step, ahead = self.schedule.k, self.stages - 1
         asynchronous = any(view.asynchronous for view in self.views)
         # A step that is not there is not read: copies fill with zeros, registers take the last step again.
-        last = b.mul(b.op("floordiv", b.sub(end, b.index(1)), b.index(step)), b.index(step))
-        self.divisors[last] = step
+        count = b.op("floordiv", b.sub(b.sub(end, low), b.index(1)), b.index(step))
+        last = b.add(low, b.mul(count, b.index(step)))
         for number in range(ahead):
-            held = self._bring(b, b.index(number * step), number * step, end, last, b.index(number))
-            self._put(b, held)
+            self._put(b, self._bring(b, b.add(low, b.index(number * step)), end, last, b.index(number)))
         if asynchronous:
             b.multi("copy_wait", pending=ahead - 1)
         b.multi("barrier")
-        count = self.unit.parts
+        parts = self.unit.parts
 
         def body(inner: Builder, k: Value, reading: Value, writing: Value, *carried: Value) -> list[Value]:
             sums, fragments = list(carried[: len(zeros)]), list(carried[len(zeros) :])
             following = self._next(inner, reading)
             held: list[Registers | None] = []
-            for part in range(count):
+            for part in range(parts):
                 if part == 0:
-                    held = self._bring(inner, inner.add(k, inner.index(ahead * step)), step, end, last, writing)
-                if part + 1 < count:
+                    held = self._bring(inner, inner.add(k, inner.index(ahead * step)), end, last, writing)
+                if part + 1 < parts:
                     coming = self.unit.read(inner, part + 1, reading)
                 else:
                     self._put(inner, held)
@@ -204,7 +203,7 @@ class _Lowering(TileLowering):
             return [following, self._next(inner, writing), *sums, *fragments]
 
         start = [b.index(0), b.index(ahead), *zeros, *self.unit.read(b, 0, b.index(0))]
-        results = b.for_(b.index(0), end, b.index(step), start, body, name="k", unroll=1)
+        results = b.for_(low, end, b.index(step), start, body, name="k", unroll=1)
         if asynchronous:
             b.multi("copy_wait", pending=0)
         return list(results[2 : 2 + len(zeros)])
@@ -213,12 +212,11 @@ class _Lowering(TileLowering):
         following = b.add(stage, b.index(1))
         return b.select(b.op("eq", following, b.index(self.stages)), b.index(0), following)
 
-    def _bring(self, b: Builder, k: Value, divisor: int, end: Value, last: Value, stage: Value) -> list[Registers | None]:
+    def _bring(self, b: Builder, k: Value, end: Value, last: Value, stage: Value) -> list[Registers | None]:
         """Bring the step at `k` to a stage: start the copies, and load what goes through registers."""
-        self.divisors[k] = divisor
         valid = b.op("lt", k, end)
         clamped = b.op("min", k, last)
-        self.divisors[clamped] = self.schedule.k
+        self.divisors[k] = self.divisors[clamped] = self.divisors.get(self.sum.regions[0].args[0], 1)
         held: list[Registers | None] = []
         for view in self.views:
             view.offset = b.mul(stage, b.index(view.ring.size))

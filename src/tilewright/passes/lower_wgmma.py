@@ -77,6 +77,7 @@ class _Lowering(TileLowering):
         self.rows = schedule.m // self.shared_groups
         self.out_maps: dict[Op, Value] = {}
         self.pieces = 0
+        self.buffers = 1
         self.rank: Value | None = None
         """This block's number in its cluster."""
 
@@ -224,7 +225,10 @@ class _Lowering(TileLowering):
             largest = max(largest, PIECE_ROWS * ROW_BYTES // tensor.type.dtype.itemsize)
             self.out_dtype = tensor.type.dtype
         if self.out_maps:
-            count = self.schedule.groups * self.schedule.buffers
+            # Buffers are taken in turn, always the same ones for the same piece of a tile: a whole number of rounds.
+            pieces = (self.rows // PIECE_ROWS) * (self.schedule.n * self.out_dtype.itemsize // ROW_BYTES)
+            self.buffers = max(b for b in range(1, self.schedule.buffers + 1) if pieces % b == 0)
+            count = self.schedule.groups * self.buffers
             self.out = b.op("alloc", dtype=self.out_dtype, shape=(count * largest,), space="shared", align=1024, name="out")
             self.piece_size = largest
 
@@ -530,6 +534,7 @@ class _Lowering(TileLowering):
             (range(row, row + 2), range(column, min(column + wide, columns)))
             for row in range(0, rows, 2) for column in range(0, columns, wide)
         ]  # fmt: skip
+        self.pieces = 0
         ready = self._ahead(b, ahead, windows[0])
         for number, window in enumerate(windows):
             following = self._ahead(b, ahead, windows[number + 1]) if number + 1 < len(windows) else {}
@@ -646,10 +651,10 @@ class _Lowering(TileLowering):
         assert isinstance(tensor, Tensor) and self.window is not None
         shape = (self.schedule.m, self.schedule.n)
         registers = self.registers(b, self.env[op.operands[1 + tensor.rank]], shape)
-        buffer = b.mul(self.own, b.index(self.schedule.buffers * self.piece_size))
-        buffer = b.add(buffer, b.index(self.pieces % self.schedule.buffers * self.piece_size))
+        buffer = b.mul(self.own, b.index(self.buffers * self.piece_size))
+        buffer = b.add(buffer, b.index(self.pieces % self.buffers * self.piece_size))
         barrier = b.cast(b.add(self.own, b.index(1)), i32)
-        pending = self.schedule.buffers - 1
+        pending = self.buffers - 1
         b.if_(self.leader, lambda inner: inner.multi("tma_wait", pending=pending, read=True), lambda inner: [])
         b.multi("named_barrier", barrier, threads=GROUP)
         if tensor.dtype.itemsize == 2:

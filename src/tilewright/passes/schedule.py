@@ -202,24 +202,26 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     vector = max(1, min(8, target.vector_bytes // nest.narrowest))
     if not nest.reductions and not nest.sweeps:
         return _gpu_map(nest, rank, vector, hints)
+    if rank and not nest.sweeps and _hint(nest.reduce_extent, hints) <= FEW_TERMS and _vector_index(nest) >= 0:
+        # Every thread adds up its few terms itself. Where the terms are neighbours too (a window that slides along memory), vectors would
+        # not be aligned.
+        return _gpu_map(nest, rank, 1 if nest.reduce_stride_one else vector, hints, vectors=1)
     if nest.reduce_stride_one > max(nest.stride_one, default=0):
         return _gpu_rows(nest, rank, vector, hints)
-    if rank and not nest.sweeps and _hint(nest.reduce_extent, hints) <= FEW_TERMS and _vector_index(nest) >= 0:
-        return _gpu_map(nest, rank, vector, hints)  # every thread adds up its few terms itself
     return _gpu_columns(nest, rank, vector, hints)
 
 
 FEW_TERMS = 32
-"""So short a reduction across rows is not spread over threads."""
+"""So short a reduction, where results lie side by side too, is not spread over threads."""
 
 
-def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int]) -> Schedule:
+def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], vectors: int = 2) -> Schedule:
     # Two vectors a thread in flight; measured best or within noise of it on an H200 for one to three streams.
     threads = 128 if nest.widest >= 4 else 256
     axis = _vector_index(nest)
     if axis < 0:
         axis, vector = rank - 1, 1
-    per_block = threads * vector * 2
+    per_block = threads * vector * vectors
     if rank == 0:
         return Schedule((), threads=32)
     tiles = [1] * rank

@@ -1,0 +1,64 @@
+"""A program for certain sizes: some of its size names become numbers. In: a loop-stage program and values; out: the same for those.
+
+What such code relies on is checked like any constant extent of an input: an array of another size needs other code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from tilewright.base.sizes import Size
+from tilewright.ir.nodes import Attr, Block, Kernel, Op, Value
+from tilewright.ir.program import Array, Check, KernelCall, Program
+from tilewright.ir.types import Tensor, Type
+
+
+def with_sizes(program: Program, values: Mapping[str, int]) -> Program:
+    """The program with these names replaced."""
+    known = {name: Size.of(number) for name, number in values.items()}
+
+    def size(old: Size) -> Size:
+        return old.substitute(known) if old.names & known.keys() else old
+
+    def tensor(old: Tensor) -> Tensor:
+        return replace(old, shape=tuple(map(size, old.shape)), strides=tuple(map(size, old.strides)))
+
+    def array(old: Array) -> Array:
+        return replace(old, type=tensor(old.type))
+
+    def check(old: Check) -> Check:
+        return replace(old, left=size(old.left), right=size(old.right))
+
+    def attribute(old: Attr) -> Attr:
+        if isinstance(old, Size):
+            return size(old)
+        return tuple(map(attribute, old)) if isinstance(old, tuple) else old
+
+    def type_of(old: Type) -> Type:
+        return tensor(old) if isinstance(old, Tensor) else old
+
+    def kernel(old: Kernel) -> Kernel:
+        params = {p: Value(type_of(p.type), p.name) for p in old.params}
+
+        def block(region: Block) -> Block:
+            return Block(region.args, tuple(map(one, region.ops)))
+
+        def one(op: Op) -> Op:
+            return replace(
+                op, operands=tuple(params.get(v, v) for v in op.operands), regions=tuple(map(block, op.regions)),
+                attrs=MappingProxyType({name: attribute(value) for name, value in op.attrs.items()}),
+            )  # fmt: skip
+
+        facts = MappingProxyType({name: divisor for name, divisor in old.facts.items() if name not in known})
+        return replace(old, params=tuple(params.values()), body=block(old.body), facts=facts)
+
+    return replace(
+        program,
+        inputs=tuple(array(a) if isinstance(a, Array) else a for a in program.inputs),
+        outputs=tuple(map(array, program.outputs)),
+        scratch=tuple(map(array, program.scratch)),
+        calls=tuple(KernelCall(kernel(call.kernel), call.args) for call in program.calls),
+        checks=tuple(map(check, program.checks)),
+    )

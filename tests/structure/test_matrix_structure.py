@@ -1,0 +1,232 @@
+"""What contractions become: which schedule the model chooses for a size, which instructions that gives, nothing spilled or serialised."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tilewright as tw
+from bench import contraction_kernels as kernels
+from kernels_matrix import PLAIN, product_kernel
+from support import assemble
+from tilewright.base.dtypes import DType, bf16, f8e4m3, f16, f32, f64, i8
+from tilewright.base.errors import UserError
+from tilewright.base.target import parse_target
+from tilewright.compile.build import llvm_text
+from tilewright.passes.schedule import Schedule
+from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
+
+Chosen = MatrixSchedule | Schedule
+Arguments = tuple[np.ndarray, ...]
+
+
+def empty(*shape: int, dtype: DType = bf16) -> np.ndarray:
+    """Memory that is never touched: only its form counts."""
+    return np.empty(shape, dtype.numpy)
+
+
+def linear(m: int, n: int, k: int, dtype: DType = bf16) -> Arguments:
+    return empty(m, k, dtype=dtype), empty(n, k, dtype=dtype)
+
+
+PROBLEMS: dict[str, tuple[tw.Kernel[..., Any], Callable[[], Arguments]]] = {
+    "1024": (kernels.linear, lambda: linear(1024, 1024, 1024)),
+    "2048": (kernels.linear, lambda: linear(2048, 2048, 2048)),
+    "4096": (kernels.linear, lambda: linear(4096, 4096, 4096)),
+    "8192": (kernels.linear, lambda: linear(8192, 8192, 8192)),
+    "3000": (kernels.linear, lambda: linear(3000, 3000, 3000)),
+    "3001": (kernels.linear, lambda: linear(3001, 3001, 3001)),
+    "product 4096": (kernels.matmul, lambda: (empty(4096, 4096), empty(4096, 4096))),
+    "f16": (kernels.linear, lambda: linear(2048, 2048, 2048, f16)),
+    "i8": (kernels.linear_i8, lambda: linear(2048, 2048, 2048, i8)),
+    "f8": (kernels.linear_f8, lambda: linear(2048, 2048, 2048, f8e4m3)),
+    "tf32": (kernels.precise(kernels.linear, "tf32"), lambda: linear(2048, 2048, 2048, f32)),
+    "one row": (kernels.linear, lambda: linear(1, 8192, 4096)),
+    "16 rows": (kernels.linear, lambda: linear(16, 4096, 4096)),
+    "32 columns": (kernels.linear, lambda: linear(4096, 32, 4096)),
+    "long sum": (kernels.linear, lambda: linear(256, 256, 16384)),
+    "batched": (kernels.linear_batched, lambda: (empty(64, 512, 64), empty(64, 512, 64))),
+    "batched product": (kernels.matmul_batched, lambda: (empty(64, 512, 64), empty(64, 64, 512))),
+    "gelu": (kernels.linear_gelu, lambda: (*linear(2048, 2048, 2048), empty(2048), empty(2048, 2048))),
+    "convolution": (kernels.conv_nhwc, lambda: (empty(32, 56, 56, 64), empty(64, 3, 3, 64))),
+}
+
+
+def schedules(name: str, target: str) -> tuple[Chosen, ...]:
+    kernel, arguments = PROBLEMS[name]
+    return kernel.stages(*arguments(), target=target).stages.schedules
+
+
+def contractions(name: str, target: str) -> list[MatrixSchedule]:
+    return [s for s in schedules(name, target) if isinstance(s, MatrixSchedule)]
+
+
+# -- instructions ---------------------------------------------------------------------------------------------------
+
+
+def check_assembled(ptx: str, target: str) -> None:
+    done = assemble(ptx, target)
+    assert done.spills == 0, done.log
+    assert done.local == 0, done.log
+    # ptxas says so in words and by number when it puts waits between matrix instructions.
+    assert not re.search(r"C75\d\d|serializ", done.log), done.log
+    assert max(done.registers) <= 255
+
+
+@pytest.mark.requires("ptxas")
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_hopper_multiplies_by_warp_groups_and_copies_by_engine(name: str) -> None:
+    kernel, arguments = PROBLEMS[name]
+    ptx = kernel.compile(*arguments(), target="sm_90a").code.decode()
+    kinds = {"i8": r"s32\.s8\.s8", "f8": r"f32\.e4m3\.e4m3", "tf32": r"f32\.tf32\.tf32", "f16": r"f32\.f16\.f16"}
+    assert re.search(rf"wgmma\.mma_async\.sync\.aligned\.m64n\d+k\d+\.{kinds.get(name, r'f32.bf16.bf16')}", ptx)
+    assert "cp.async.bulk.tensor" in ptx
+    assert "mbarrier.try_wait" in ptx
+    if name == "convolution":
+        assert ".im2col" in ptx
+    check_assembled(ptx, "sm_90a")
+
+
+@pytest.mark.requires("ptxas")
+@pytest.mark.parametrize("name", [n for n in PROBLEMS if n not in ("one row", "f8")])
+def test_ampere_multiplies_by_warps_and_copies_ahead(name: str) -> None:
+    if not contractions(name, "sm_80"):
+        pytest.fail("matrix_schedules has nothing for sm_80")
+    kernel, arguments = PROBLEMS[name]
+    ptx = kernel.compile(*arguments(), target="sm_80").code.decode()
+    assert re.search(r"\bmma\.sync\.aligned\.m16n8k\d+\.row\.col", ptx)
+    assert "wgmma" not in ptx
+    if name != "3001":
+        # Rows of 3001 elements begin anywhere; copies have no instruction for two bytes.
+        assert re.search(r"cp\.async\.c[ag]\.shared\.global", ptx)
+    check_assembled(ptx, "sm_80")
+
+
+@pytest.mark.requires("ptxas")
+@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_90a"])
+def test_plain_f32_is_plain_arithmetic(target: str) -> None:
+    ptx = PLAIN["kn"].compile(empty(1024, 1024, dtype=f32), empty(1024, 1024, dtype=f32), target=target).code.decode()
+    assert "mma" not in ptx
+    assert ptx.count("fma.rn.f32") >= 64
+    check_assembled(ptx, target)
+
+
+@pytest.mark.requires("ptxas")
+def test_f64_has_matrix_instructions_where_they_are_faster() -> None:
+    kernel = product_kernel("kn", "tw.f64(0)", "tw.f64")
+    arguments = empty(1024, 1024, dtype=f64), empty(1024, 1024, dtype=f64)
+    for target, is_matrix in (("sm_80", True), ("sm_90a", True), ("sm_86", False)):
+        ptx = kernel.compile(*arguments, target=target).code.decode()
+        assert bool(re.search(r"mma\.sync\.aligned\.m\d+n8k\d+\.row\.col\.f64", ptx)) is is_matrix, target
+        check_assembled(ptx, target)
+
+
+# -- choices --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["1024", "2048", "8192", "batched"])
+def test_warp_groups_take_turns_where_finishing_a_tile_counts(name: str) -> None:
+    (chosen,) = contractions(name, "sm_90a")
+    assert chosen.turns
+    assert chosen.parts == chosen.cluster == 1
+
+
+def test_small_products_have_small_tiles() -> None:
+    small, large = (contractions(name, "sm_90a")[0] for name in ("1024", "8192"))
+    assert small.m * small.n < large.m * large.n
+    tiles = -(-1024 // small.m) * -(-1024 // small.n)
+    assert tiles >= 0.75 * parse_target("sm_90a").multiprocessors
+
+
+def test_blocks_share_operands_where_rows_are_ragged() -> None:
+    (chosen,) = contractions("3000", "sm_90a")
+    assert chosen.cluster == 2
+    assert (chosen.a_copy, chosen.b_copy) == ("tma", "tma")
+
+
+def test_rows_the_copy_engine_cannot_read_are_packed() -> None:
+    *packing, last = schedules("3001", "sm_90a")
+    assert len(packing) == 2
+    assert isinstance(last, MatrixSchedule)
+    assert (last.a_copy, last.b_copy) == ("pack", "pack")
+
+
+def test_a_long_sum_of_few_results_is_cut() -> None:
+    first, second = schedules("long sum", "sm_90a")
+    assert isinstance(first, MatrixSchedule)
+    assert first.parts >= 8
+    assert isinstance(second, Schedule), "the parts are added up by an ordinary kernel"
+
+
+@pytest.mark.parametrize(("name", "swap", "side"), [("one row", True, 8), ("16 rows", True, 16), ("32 columns", False, 32)])
+def test_thin_products_have_thin_tiles_and_deep_rings(name: str, swap: bool, side: int) -> None:
+    first = contractions(name, "sm_90a")[0]
+    assert (first.swap, first.n, first.store) == (swap, side, "direct")
+    assert first.stages >= 8
+
+
+def test_one_row_is_an_ordinary_reduction_without_warp_groups() -> None:
+    assert contractions("one row", "sm_80") == []
+
+
+def test_images_are_read_as_pixels() -> None:
+    (chosen,) = contractions("convolution", "sm_90a")
+    assert (chosen.a_copy, chosen.b_copy, chosen.inner) == ("image", "tma", 2)
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_86", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("size", [(17, 33, 65), (1000, 1000, 1000), (4096, 4096, 4096), (64, 20000, 100)], ids=str)
+def test_every_choice_fits_the_target(size: tuple[int, int, int], target: str) -> None:
+    chosen = parse_target(target)
+    for dtype in (bf16, f32):
+        stages = kernels.linear.stages(*linear(*size, dtype), target=target).stages
+        _, shared = llvm_text(stages.thread, chosen)
+        for call, schedule, held in zip(stages.thread.calls, stages.schedules, shared, strict=True):
+            if isinstance(schedule, MatrixSchedule):
+                assert call.kernel.threads == schedule.threads <= chosen.max_threads
+                assert 0 < held <= chosen.max_shared
+
+
+# -- texts ----------------------------------------------------------------------------------------------------------
+
+SCHEDULES = st.builds(
+    MatrixSchedule,
+    family=st.sampled_from(["wgmma", "mma", "fma", "cpu"]), m=st.integers(1, 512), n=st.integers(1, 512), k=st.integers(1, 512),
+    stages=st.integers(1, 16), groups=st.integers(1, 4), warps_m=st.integers(1, 8), warps_n=st.integers(1, 8), turns=st.booleans(),
+    wait=st.integers(0, 3), cluster=st.integers(1, 4), raster=st.integers(1, 32), persistent=st.booleans(), buffers=st.integers(1, 4),
+    inner=st.integers(-1, 5), swap=st.booleans(), parts=st.integers(1, 32), a_copy=st.sampled_from(["tma", "image", "pack", "async", "threads"]),
+    b_copy=st.sampled_from(["tma", "pack", "async", "threads"]), store=st.sampled_from(["tma", "direct"]), mr=st.integers(0, 16),
+    nr=st.integers(0, 64), vectors=st.integers(1, 8), early=st.booleans(),
+)  # fmt: skip
+
+
+@given(SCHEDULES)
+def test_a_schedule_parses_back(schedule: MatrixSchedule) -> None:
+    assert parse_schedule(schedule.describe()) == schedule
+
+
+@given(st.permutations(["family=mma", "m=64", "n=32", "k=16", "swap=1", "store=direct"]))
+def test_the_order_of_words_does_not_matter(words: list[str]) -> None:
+    assert parse_schedule(" ".join(words)) == MatrixSchedule("mma", 64, 32, 16, swap=True, store="direct")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("family=mma m=64 n=64", "needs k"),
+        ("family=mma m=64 n=64 k=32 depth=3", "'depth=3' is not part of a schedule"),
+        ("family=mma m=64 n=64 k=32 swap", "'swap' is not part of a schedule"),
+        ("family=mma m=wide n=64 k=32", "m is an integer"),
+        ("family=mma m= n=64 k=32", "m is an integer"),
+        ("", "needs family, m, n, k"),
+    ],
+)
+def test_a_text_that_is_no_schedule_is_refused(text: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        parse_schedule(text)

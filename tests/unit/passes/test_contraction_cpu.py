@@ -1,0 +1,154 @@
+"""Contractions on CPUs: which schedule they get, what their innermost loop looks like, and frames of zeros for windows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from support import array, loop_kernel, program, stages_of
+from tilewright.base.dtypes import DType, by_name, f32, f64
+from tilewright.base.target import parse_target
+from tilewright.codegen.native import emit_assembly
+from tilewright.compile.build import llvm_text
+from tilewright.ir.build import Builder
+from tilewright.ir.emulator import run_program
+from tilewright.ir.nodes import Kernel, Op, Value, walk
+from tilewright.ir.types import Vec
+from tilewright.passes.pipeline import lower
+from tilewright.passes.schedule_matrix import MatrixSchedule
+
+
+def product(dtype: DType = f32) -> Kernel:
+    a, b, o = array("a", dtype, "m", "k"), array("b", dtype, "k", "n"), array("o", dtype, "m", "n")
+
+    def body(at: Builder, i: Value, j: Value) -> None:
+        def term(inner: Builder, p: Value) -> list[Value]:
+            return [inner.mul(inner.op("load", a, i, p), inner.op("load", b, p, j))]
+
+        at.multi("store", o, i, j, at.reduce("add", [at.index(a.type.shape[1])], term)[0])  # type: ignore[union-attr]
+
+    return loop_kernel("product", (a, b, o), ("m", "n"), body)
+
+
+def window(extra: bool = False) -> Kernel:
+    """A convolution along one axis, three wide; with `extra` its guard tests something else as well."""
+    x, w, o = array("x", f32, "c", "n"), array("w", f32, "f", "c", 3), array("o", f32, "f", "n")
+
+    def body(at: Builder, f: Value, j: Value) -> None:
+        def term(inner: Builder, c: Value, s: Value) -> list[Value]:
+            z = inner.sub(inner.add(j, s), inner.index(1))
+            width = inner.index(x.type.shape[1])  # type: ignore[union-attr]
+            inside = inner.logical_and(inner.op("ge", z, inner.index(0)), inner.op("lt", z, width))
+            if extra:
+                inside = inner.logical_and(inside, inner.op("ne", s, inner.index(1)))
+            return list(
+                inner.if_(
+                    inside,
+                    lambda deep: [deep.mul(deep.op("load", x, c, z), deep.op("load", w, f, c, s))],
+                    lambda deep: [deep.const(0, f32)],
+                )
+            )
+
+        channels = at.index(x.type.shape[0])  # type: ignore[union-attr]
+        at.multi("store", o, f, j, at.reduce("add", [channels, at.index(3)], term)[0])
+
+    return loop_kernel("window", (x, w, o), ("f", "n"), body)
+
+
+def innermost(kernel: Kernel) -> Op:
+    """The loop with most values carried."""
+    return max((op for op in walk(kernel.body) if op.opcode == "for"), key=lambda op: len(op.results))
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "rows", "vectors", "lanes"),
+    [("x86-64-avx512", "f32", 13, 2, 16), ("x86-64-avx512", "f64", 13, 2, 8), ("x86-64-avx2", "f32", 6, 2, 8),
+     ("aarch64-neon", "f32", 8, 3, 4), ("x86-64", "i32", 6, 2, 4)],
+)  # fmt: skip
+def test_the_innermost_loop_is_multiplications_on_registers(target: str, dtype: str, rows: int, vectors: int, lanes: int) -> None:
+    stages = stages_of(product(by_name(dtype)), target)
+    (schedule,) = stages.schedules
+    assert isinstance(schedule, MatrixSchedule)
+    assert (schedule.family, schedule.mr, schedule.vectors, schedule.nr) == ("cpu", rows, vectors, vectors * lanes)
+    loop = innermost(stages.thread.calls[0].kernel)
+    codes = [op.opcode for op in walk(loop.regions[0])]
+    assert len(loop.results) == rows * vectors
+    assert all(isinstance(r.type, Vec) and r.type.width == lanes for r in loop.results)
+    assert codes.count("fma" if dtype.startswith("f") else "mul") == rows * vectors
+    assert codes.count("load") == rows + vectors
+    assert not {"store", "if", "for"} & set(codes)
+
+
+@pytest.mark.parametrize(("target", "word"), [("x86-64-avx512", "zmm"), ("x86-64-avx2", "ymm")])
+def test_no_register_of_the_innermost_loop_is_spilled(target: str, word: str) -> None:
+    stages = stages_of(product(), target)
+    text = emit_assembly(llvm_text(stages.thread, parse_target(target))[0], parse_target(target))
+    bodies = [part for part in re.split(r"^\.LBB\S+:.*$", text, flags=re.M) if "vfmadd" in part]
+    loop = max(bodies, key=lambda part: part.count("vfmadd"))
+    loop = loop[: loop.index("\tj")]
+    assert loop.count("vfmadd") == innermost(stages.thread.calls[0].kernel).results.__len__()
+    assert word in loop
+    assert "rsp" not in loop and "rbp" not in loop
+
+
+def test_sums_have_one_order_for_any_number_of_cores() -> None:
+    rng = np.random.default_rng(0)
+    inputs = {"a": rng.standard_normal((30, 700)).astype(np.float32), "b": rng.standard_normal((700, 70)).astype(np.float32)}
+    found = []
+    for cores in (1, 2, 7):
+        target = replace(parse_target("x86-64-avx512"), multiprocessors=cores)
+        found.append(run_program(lower(program(product()), target).tile, inputs)["o"])
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+    np.testing.assert_allclose(found[0], inputs["a"].astype(np.float64) @ inputs["b"], rtol=1e-4, atol=1e-4)
+
+
+def test_a_sum_is_not_cut_between_kernels() -> None:
+    assert [call.kernel.name for call in stages_of(product(f64), "x86-64-avx512").loop.calls] == ["product"]
+
+
+def test_a_matrix_times_a_vector_is_no_contraction() -> None:
+    a, x, o = array("a", f32, "m", "k"), array("x", f32, "k"), array("o", f32, "m")
+
+    def body(at: Builder, i: Value) -> None:
+        def term(inner: Builder, p: Value) -> list[Value]:
+            return [inner.mul(inner.op("load", a, i, p), inner.op("load", x, p))]
+
+        at.multi("store", o, i, at.reduce("add", [at.index(a.type.shape[1])], term)[0])  # type: ignore[union-attr]
+
+    stages = stages_of(loop_kernel("product", (a, x, o), ("m",), body), "x86-64-avx512")
+    assert not any(isinstance(s, MatrixSchedule) for s in stages.schedules)
+
+
+def test_a_window_gets_a_frame_of_zeros() -> None:
+    stages = stages_of(window(), "x86-64-avx512")
+    assert [call.kernel.name for call in stages.loop.calls] == ["window.pad", "window"]
+    main = stages.loop.calls[1].kernel
+    assert not any(op.opcode == "if" for op in walk(main.body))
+    (frame,) = stages.loop.scratch
+    assert [str(size) for size in frame.type.shape] == ["c", "n + 2"]
+
+
+def test_a_window_with_another_condition_keeps_its_guard() -> None:
+    stages = stages_of(window(extra=True), "x86-64-avx512")
+    assert not stages.loop.scratch
+    assert any(op.opcode == "if" for op in walk(stages.loop.calls[0].kernel.body))
+
+
+def test_windows_on_a_gpu_keep_their_guards() -> None:
+    assert not any("padded" in array.name for array in stages_of(window(), "sm_80").loop.scratch)
+
+
+@pytest.mark.parametrize("extra", [False, True])
+def test_windows_are_right_at_their_borders(extra: bool) -> None:
+    rng = np.random.default_rng(1)
+    x, w = rng.standard_normal((4, 37)).astype(np.float32), rng.standard_normal((5, 4, 3)).astype(np.float32)
+    wide = np.pad(x.astype(np.float64), ((0, 0), (1, 1)))
+    taps = (0, 2) if extra else (0, 1, 2)
+    want = sum(w[:, :, s].astype(np.float64) @ wide[:, s : s + 37] for s in taps)
+    stages = lower(program(window(extra)), parse_target("x86-64-avx2"))
+    for stage in (stages.loop, stages.tile, stages.thread):
+        np.testing.assert_allclose(run_program(stage, {"x": x, "w": w})["o"], want, rtol=1e-5, atol=1e-5)

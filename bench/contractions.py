@@ -192,7 +192,7 @@ def tolerance(row: Row, peer: bool) -> tuple[float, float]:
     sums = {"f64": 2.0**-49 * terms}.get(row.dtype, 2.0**-20 * terms)
     if row.dtype in ("tf32", "f8e4m3"):
         # Factors of eleven bits, or sums of about fourteen: errors of either sign.
-        sums = 8 * 2.0**-10 * math.sqrt(terms)
+        sums = 16 * 2.0**-10 * math.sqrt(terms)
     if peer:
         return 4 * unit, sums + 4 * unit * math.sqrt(terms)
     return 1.01 * unit, sums

@@ -1,7 +1,8 @@
 """The table of contractions that every GPU target must run: `MATRIX_CASES`, each a loop nest with its answer in NumPy's float64.
 
-In: sizes, from which a case makes its arguments. Out: what the kernel should give, and how far from it a result may be. The error allowed
-is made of the result's own rounding, the roundings of a sum as long as this one, and what the precision asked for costs each product.
+In: sizes, from which a case makes its arguments. Out: what the kernel should give, and how far from it a result may be. The error
+allowed is made of the result's own rounding, the roundings of a sum as long as this one, and what the precision asked for costs
+each product.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class MatrixCase:
             sums = gain * np.abs(total) * ((4 + np.sqrt(self.terms(sizes))) * unit + each)
             others = max((float(np.abs(a).max(initial=0.0)) for a in wide[2:]), default=0.0)
             tiny = 2.0**-24 if dtype.bits <= 16 else 1e-37
-            return sums + 8 * unit * others + 2.0 ** -(dtype.mantissa + 1) * 1.01 * np.abs(want) + tiny
+            return np.asarray(sums + 8 * unit * others + 2.0 ** -(dtype.mantissa + 1) * 1.01 * np.abs(want) + tiny)
 
     def check(self, run: Callable[[Arrays], Any], sizes: Sizes, label: str = "") -> np.ndarray:
         """Run it and compare; gives the result."""
@@ -119,11 +120,19 @@ def again(kernel: tw.Kernel[..., Any], precision: str = "ieee", schedule: str = 
 
 
 def nest(
-    arrays: str, sizes: str, shape: str, dtype: str, grid: str, sums: Sequence[tuple[str, str]], term: str, result: str = "acc",
-    zero: str = "tw.f32(0)", inside: Sequence[str] = (),
-) -> tw.Kernel[..., Any]:  # fmt: skip
-    """A kernel that adds up `term` over `sums` (index, extent) for each point of `grid` (`i: m, j: n`). `inside`: lines before the term,
-    the last of which may be an `if`."""
+    arrays: str,
+    sizes: str,
+    shape: str,
+    dtype: str,
+    grid: str,
+    sums: Sequence[tuple[str, str]],
+    term: str,
+    result: str = "acc",
+    zero: str = "tw.f32(0)",
+    inside: Sequence[str] = (),
+) -> tw.Kernel[..., Any]:
+    """A kernel that adds up `term` over `sums` (index, extent) for each point of `grid` (`i: m, j: n`). `inside`: lines before
+    the term, the last of which may be an `if`."""
     indices, extents = zip(*(word.strip().split(": ") for word in grid.split(",")), strict=True)
     lines = [f"def contraction({', '.join(f'{a.strip()}: tw.Array' for a in arrays.split(','))}) -> tw.Array:"]
     lines += [f"    {line.strip()}" for line in sizes.split(";")]
@@ -140,15 +149,26 @@ def nest(
     return from_text("\n".join(lines))
 
 
-_INDEX = {"kn": ("m, k = a.shape; n = b.shape[1]", "a[i, p]", "b[p, j]"), "nk": ("m, k = a.shape; n = b.shape[0]", "a[i, p]", "b[j, p]"),
-          "tn": ("k, m = a.shape; n = b.shape[1]", "a[p, i]", "b[p, j]"), "tt": ("k, m = a.shape; n = b.shape[0]", "a[p, i]", "b[j, p]")}  # fmt: skip
+_INDEX = {
+    "kn": ("m, k = a.shape; n = b.shape[1]", "a[i, p]", "b[p, j]"),
+    "nk": ("m, k = a.shape; n = b.shape[0]", "a[i, p]", "b[j, p]"),
+    "tn": ("k, m = a.shape; n = b.shape[1]", "a[p, i]", "b[p, j]"),
+    "tt": ("k, m = a.shape; n = b.shape[0]", "a[p, i]", "b[j, p]"),
+}
 
 
 def product_kernel(
-    layout: str, zero: str = "tw.f32(0)", dtype: str = "a.dtype", term: str = "{a} * {b}", result: str = "acc", extra: str = "",
-    inside: Sequence[str] = (), columns: bool = False,
-) -> tw.Kernel[..., Any]:  # fmt: skip
-    """A product of two matrices, which lie as `layout` says: of the first [m, k] (or t: [k, m]), of the second [k, n] (or [n, k])."""
+    layout: str,
+    zero: str = "tw.f32(0)",
+    dtype: str = "a.dtype",
+    term: str = "{a} * {b}",
+    result: str = "acc",
+    extra: str = "",
+    inside: Sequence[str] = (),
+    columns: bool = False,
+) -> tw.Kernel[..., Any]:
+    """A product of two matrices that lie as `layout` says: `kn` is [m, k] by [k, n], `nk` [m, k] by [n, k], `tn` and `tt` have
+    the first one as [k, m]."""
     sizes, a, b = _INDEX[layout]
     grid, shape = ("j: n, i: m", "n, m") if columns else ("i: m, j: n", "m, n")
     return nest(f"a, b{extra}", sizes, shape, dtype, grid, [("p", "k")], term.format(a=a, b=b), result, zero, inside)
@@ -164,7 +184,9 @@ def values(rng: np.random.Generator, shape: Sizes, dtype: DType) -> np.ndarray:
     return rng.standard_normal(shape).astype(dtype.numpy)
 
 
-def factors(layout: str, dtype: DType, *others: str, second: DType | None = None) -> Callable[[np.random.Generator, Sizes], Arrays]:
+def factors(
+    layout: str, dtype: DType, *others: str, second: DType | None = None
+) -> Callable[[np.random.Generator, Sizes], Arrays]:
     """The two matrices, and vectors and matrices of f32 beside them: `m`, `n` or `mn`."""
 
     def make(rng: np.random.Generator, sizes: Sizes) -> Arrays:
@@ -201,8 +223,13 @@ def gelu(x: Wide) -> Wide:
 MATRIX_CASES: list[MatrixCase] = []
 
 
-def add(name: str, kernel: tw.Kernel[..., Any], inputs: Callable[[np.random.Generator, Sizes], Arrays], product: Callable[..., Wide],
-        **keywords: Any) -> None:  # fmt: skip
+def add(
+    name: str,
+    kernel: tw.Kernel[..., Any],
+    inputs: Callable[[np.random.Generator, Sizes], Arrays],
+    product: Callable[..., Wide],
+    **keywords: Any,
+) -> None:
     assert all(c.name != name for c in MATRIX_CASES), name
     MATRIX_CASES.append(MatrixCase(name, kernel, inputs, product, **keywords))
 
@@ -212,63 +239,109 @@ PLAIN = {layout: product_kernel(layout) for layout in _INDEX}
 for _layout in _INDEX:
     for _dtype in (dtypes.bf16, dtypes.f16, dtypes.f32):
         add(
-            f"{_layout}_{_dtype}", PLAIN[_layout], factors(_layout, _dtype), partial(matrices, _layout),
+            f"{_layout}_{_dtype}",
+            PLAIN[_layout],
+            factors(_layout, _dtype),
+            partial(matrices, _layout),
             torch=partial(torch_matrices, _layout),
-        )  # fmt: skip
+        )
 for _layout in ("kn", "nk"):
     for _precision in ("tf32", "3xtf32"):
         add(
-            f"{_layout}_{_precision}", again(PLAIN[_layout], _precision), factors(_layout, dtypes.f32), partial(matrices, _layout),
-            precision=_precision, torch=partial(torch_matrices, _layout) if _precision == "tf32" else None,
-        )  # fmt: skip
+            f"{_layout}_{_precision}",
+            again(PLAIN[_layout], _precision),
+            factors(_layout, dtypes.f32),
+            partial(matrices, _layout),
+            precision=_precision,
+            torch=partial(torch_matrices, _layout) if _precision == "tf32" else None,
+        )
     add(
-        f"{_layout}_f64", product_kernel(_layout, "tw.f64(0)", "tw.f64"), factors(_layout, dtypes.f64), partial(matrices, _layout),
-        accumulator="f64", torch=partial(torch_matrices, _layout),
-    )  # fmt: skip
+        f"{_layout}_f64",
+        product_kernel(_layout, "tw.f64(0)", "tw.f64"),
+        factors(_layout, dtypes.f64),
+        partial(matrices, _layout),
+        accumulator="f64",
+        torch=partial(torch_matrices, _layout),
+    )
     add(
-        f"{_layout}_i8", product_kernel(_layout, "tw.i32(0)", "tw.i32", WHOLE), factors(_layout, dtypes.i8), partial(matrices, _layout),
+        f"{_layout}_i8",
+        product_kernel(_layout, "tw.i32(0)", "tw.i32", WHOLE),
+        factors(_layout, dtypes.i8),
+        partial(matrices, _layout),
         accumulator="i32",
-    )  # fmt: skip
+    )
     add(
-        f"{_layout}_f8e4m3", product_kernel(_layout, dtype="tw.bf16"), factors(_layout, dtypes.f8e4m3), partial(matrices, _layout),
-    )  # fmt: skip
-add("nk_u8", product_kernel("nk", "tw.i32(0)", "tw.i32", WHOLE), factors("nk", dtypes.u8), partial(matrices, "nk"), accumulator="i32")
+        f"{_layout}_f8e4m3",
+        product_kernel(_layout, dtype="tw.bf16"),
+        factors(_layout, dtypes.f8e4m3),
+        partial(matrices, _layout),
+    )
+add(
+    "nk_u8",
+    product_kernel("nk", "tw.i32(0)", "tw.i32", WHOLE),
+    factors("nk", dtypes.u8),
+    partial(matrices, "nk"),
+    accumulator="i32",
+)
 add("nk_bf16_to_f32", product_kernel("nk", dtype="tw.f32"), factors("nk", dtypes.bf16), partial(matrices, "nk"))
 add("kn_f16_to_bf16", product_kernel("kn", dtype="tw.bf16"), factors("kn", dtypes.f16), partial(matrices, "kn"))
 add("kn_f32_by_bf16", product_kernel("kn"), factors("kn", dtypes.f32, second=dtypes.bf16), partial(matrices, "kn"))
 add("into_columns", product_kernel("kn", dtype="tw.f32", columns=True), factors("kn", dtypes.bf16), lambda a, b: (a @ b).T)
 add(
-    "lower_part", product_kernel("kn", dtype="tw.f32", inside=["if p <= i:"]), factors("kn", dtypes.f32), lambda a, b: np.tril(a) @ b
-)  # fmt: skip
+    "lower_part",
+    product_kernel("kn", dtype="tw.f32", inside=["if p <= i:"]),
+    factors("kn", dtypes.f32),
+    lambda a, b: np.tril(a) @ b,
+)
 
 # Epilogues.
 add(
-    "bias", product_kernel("nk", result="acc + c[j]", extra=", c"), factors("nk", dtypes.bf16, "n"), partial(matrices, "nk"),
+    "bias",
+    product_kernel("nk", result="acc + c[j]", extra=", c"),
+    factors("nk", dtypes.bf16, "n"),
+    partial(matrices, "nk"),
     finish=lambda s, a, b, c: s + c,
-)  # fmt: skip
+)
 add(
-    "bias_gelu_residual", product_kernel("nk", result="tw.gelu(acc + c[j]) + r[i, j]", extra=", c, r"),
-    factors("nk", dtypes.bf16, "n", "mn"), partial(matrices, "nk"), finish=lambda s, a, b, c, r: gelu(s + c) + r,
-)  # fmt: skip
+    "bias_gelu_residual",
+    product_kernel("nk", result="tw.gelu(acc + c[j]) + r[i, j]", extra=", c, r"),
+    factors("nk", dtypes.bf16, "n", "mn"),
+    partial(matrices, "nk"),
+    finish=lambda s, a, b, c, r: gelu(s + c) + r,
+)
 add(
-    "gelu_f32", product_kernel("kn", result="tw.gelu(acc)"), factors("kn", dtypes.f32), partial(matrices, "kn"),
+    "gelu_f32",
+    product_kernel("kn", result="tw.gelu(acc)"),
+    factors("kn", dtypes.f32),
+    partial(matrices, "kn"),
     finish=lambda s, a, b: gelu(s),
-)  # fmt: skip
+)
 add(
-    "scaled_rows_and_columns", product_kernel("nk", dtype="tw.f16", result="acc * r[i] * c[j]", extra=", r, c"),
-    factors("nk", dtypes.f16, "m", "n"), partial(matrices, "nk"), finish=lambda s, a, b, r, c: s * r[:, None] * c,
+    "scaled_rows_and_columns",
+    product_kernel("nk", dtype="tw.f16", result="acc * r[i] * c[j]", extra=", r, c"),
+    factors("nk", dtypes.f16, "m", "n"),
+    partial(matrices, "nk"),
+    finish=lambda s, a, b, r, c: s * r[:, None] * c,
     gain=lambda a, b, r, c: r[:, None] * c,
-)  # fmt: skip
+)
 add(
-    "scaled_i8", product_kernel("nk", "tw.i32(0)", "tw.bf16", WHOLE, "tw.f32(acc) * r[i] * c[j]", ", r, c"),
-    factors("nk", dtypes.i8, "m", "n"), partial(matrices, "nk"), finish=lambda s, a, b, r, c: s * r[:, None] * c, accumulator="i32",
+    "scaled_i8",
+    product_kernel("nk", "tw.i32(0)", "tw.bf16", WHOLE, "tw.f32(acc) * r[i] * c[j]", ", r, c"),
+    factors("nk", dtypes.i8, "m", "n"),
+    partial(matrices, "nk"),
+    finish=lambda s, a, b, r, c: s * r[:, None] * c,
+    accumulator="i32",
     gain=lambda a, b, r, c: np.zeros((len(r), len(c))),
-)  # fmt: skip
+)
 add(
-    "relu_to_i8", product_kernel("kn", dtype="tw.i8", result="tw.cast(tw.clamp(acc * 64.0, 0.0, 100.0), tw.i8)"),
-    lambda rng, sizes: tuple(np.sign(a.astype(np.float32)).astype(dtypes.bf16.numpy) for a in factors("kn", dtypes.bf16)(rng, sizes)),
-    partial(matrices, "kn"), finish=lambda s, a, b: np.clip(s * 64, 0, 100).astype(np.int8),
-)  # fmt: skip
+    "relu_to_i8",
+    product_kernel("kn", dtype="tw.i8", result="tw.cast(tw.clamp(acc * 64.0, 0.0, 100.0), tw.i8)"),
+    lambda rng, sizes: tuple(
+        np.sign(a.astype(np.float32)).astype(dtypes.bf16.numpy) for a in factors("kn", dtypes.bf16)(rng, sizes)
+    ),
+    partial(matrices, "kn"),
+    finish=lambda s, a, b: np.clip(s * 64, 0, 100).astype(np.int8),
+)
 
 # Prologues.
 
@@ -279,23 +352,29 @@ def dequantised(rng: np.random.Generator, sizes: Sizes) -> Arrays:
 
 
 def by_scale(a: Wide, b: Wide, s: Wide) -> Wide:
-    return a @ (b * s).astype(np.float32).astype(dtypes.bf16.numpy).astype(np.float64)
+    weights: Wide = (b * s).astype(np.float32).astype(dtypes.bf16.numpy).astype(np.float64)
+    return np.asarray(a @ weights)
 
 
 add(
-    "dequantised_weights", product_kernel("kn", term="{a} * tw.cast(tw.f32({b}) * s[j], tw.bf16)", extra=", s"), dequantised, by_scale
+    "dequantised_weights",
+    product_kernel("kn", term="{a} * tw.cast(tw.f32({b}) * s[j], tw.bf16)", extra=", s"),
+    dequantised,
+    by_scale,
 )
 add(
-    "scaled_rows_of_the_first", product_kernel("nk", dtype="tw.f32", term="({a} * r[i]) * {b}", extra=", r"),
-    factors("nk", dtypes.f32, "m"), lambda a, b, r: (a * r[:, None]) @ b.T if len(a) else matrices("nk", a, b),
+    "scaled_rows_of_the_first",
+    product_kernel("nk", dtype="tw.f32", term="({a} * r[i]) * {b}", extra=", r"),
+    factors("nk", dtypes.f32, "m"),
+    lambda a, b, r: (a * r[:, None]) @ b.T if len(a) else matrices("nk", a, b),
     gain=lambda a, b, r: np.full((len(r), 1), 2.0),
-)  # fmt: skip
+)
 
 # Batches. Sizes: batch, m, n, k.
 BATCHES: tuple[Sizes, ...] = ((1, 1, 1, 1), (3, 17, 33, 15), (2, 65, 7, 64), (5, 16, 16, 16))
 NO_BATCHES: tuple[Sizes, ...] = ((0, 3, 4, 5), (2, 0, 4, 5), (2, 3, 0, 5), (2, 3, 4, 0))
 LONG_BATCHES: tuple[Sizes, ...] = ((7, 129, 127, 128), (33, 257, 65, 1000))
-_BATCHED = dict(sizes=BATCHES, empty=NO_BATCHES, long=LONG_BATCHES, terms=lambda sizes: sizes[3])
+_BATCHED: dict[str, Any] = {"sizes": BATCHES, "empty": NO_BATCHES, "long": LONG_BATCHES, "terms": lambda sizes: sizes[3]}
 
 
 def batches(dtype: DType, shared: bool, rows: bool) -> Callable[[np.random.Generator, Sizes], Arrays]:
@@ -310,23 +389,61 @@ def batches(dtype: DType, shared: bool, rows: bool) -> Callable[[np.random.Gener
 for _dtype in (dtypes.bf16, dtypes.f32):
     add(
         f"batched_{_dtype}",
-        nest("a, b", "t, m, k = a.shape; n = b.shape[2]", "t, m, n", "a.dtype", "h: t, i: m, j: n", [("p", "k")], "a[h, i, p] * b[h, p, j]"),
-        batches(_dtype, False, False), lambda a, b: a @ b, torch=lambda torch, a, b: torch.matmul(a, b), **_BATCHED,
-    )  # fmt: skip
+        nest(
+            "a, b",
+            "t, m, k = a.shape; n = b.shape[2]",
+            "t, m, n",
+            "a.dtype",
+            "h: t, i: m, j: n",
+            [("p", "k")],
+            "a[h, i, p] * b[h, p, j]",
+        ),
+        batches(_dtype, False, False),
+        lambda a, b: a @ b,
+        torch=lambda torch, a, b: torch.matmul(a, b),
+        **_BATCHED,
+    )
     add(
         f"batched_rows_{_dtype}",
-        nest("a, b", "t, m, k = a.shape; n = b.shape[1]", "t, m, n", "a.dtype", "h: t, i: m, j: n", [("p", "k")], "a[h, i, p] * b[h, j, p]"),
-        batches(_dtype, False, True), lambda a, b: a @ b.transpose(0, 2, 1),
-        torch=lambda torch, a, b: torch.matmul(a, b.transpose(1, 2)), **_BATCHED,
-    )  # fmt: skip
+        nest(
+            "a, b",
+            "t, m, k = a.shape; n = b.shape[1]",
+            "t, m, n",
+            "a.dtype",
+            "h: t, i: m, j: n",
+            [("p", "k")],
+            "a[h, i, p] * b[h, j, p]",
+        ),
+        batches(_dtype, False, True),
+        lambda a, b: a @ b.transpose(0, 2, 1),
+        torch=lambda torch, a, b: torch.matmul(a, b.transpose(1, 2)),
+        **_BATCHED,
+    )
     add(
         f"batched_shared_{_dtype}",
-        nest("a, b", "t, m, k = a.shape; n = b.shape[1]", "t, m, n", "a.dtype", "h: t, i: m, j: n", [("p", "k")], "a[h, i, p] * b[p, j]"),
-        batches(_dtype, True, False), lambda a, b: a @ b, torch=lambda torch, a, b: torch.matmul(a, b), **_BATCHED,
-    )  # fmt: skip
+        nest(
+            "a, b",
+            "t, m, k = a.shape; n = b.shape[1]",
+            "t, m, n",
+            "a.dtype",
+            "h: t, i: m, j: n",
+            [("p", "k")],
+            "a[h, i, p] * b[p, j]",
+        ),
+        batches(_dtype, True, False),
+        lambda a, b: a @ b,
+        torch=lambda torch, a, b: torch.matmul(a, b),
+        **_BATCHED,
+    )
 
 # Convolutions. Sizes: n, c, h, w, k, r, s (images, channels in, height, width, channels out, window).
-IMAGES: tuple[Sizes, ...] = ((1, 1, 1, 1, 1, 3, 3), (2, 3, 5, 7, 4, 3, 3), (1, 8, 9, 6, 16, 3, 3), (2, 32, 6, 5, 17, 2, 3), (1, 40, 4, 4, 8, 1, 1))
+IMAGES: tuple[Sizes, ...] = (
+    (1, 1, 1, 1, 1, 3, 3),
+    (2, 3, 5, 7, 4, 3, 3),
+    (1, 8, 9, 6, 16, 3, 3),
+    (2, 32, 6, 5, 17, 2, 3),
+    (1, 40, 4, 4, 8, 1, 1),
+)
 NO_IMAGES: tuple[Sizes, ...] = ((0, 3, 5, 5, 4, 3, 3), (1, 0, 5, 5, 4, 3, 3), (1, 3, 5, 5, 0, 3, 3))
 LONG_IMAGES: tuple[Sizes, ...] = ((2, 64, 31, 33, 65, 3, 3), (3, 17, 64, 9, 128, 3, 3), (1, 256, 15, 16, 33, 5, 2))
 
@@ -336,7 +453,7 @@ def _channels_last(shape: Sizes) -> Sizes:
 
 
 def images(dtype: DType, last: bool, groups: int = 0) -> Callable[[np.random.Generator, Sizes], Arrays]:
-    """The input and the weights, [n, c, h, w] and [k, c, r, s] or both with channels last; with groups the channels are theirs each."""
+    """The input and the weights, [n, c, h, w] and [k, c, r, s] or both with channels last; groups have channels of their own."""
 
     def make(rng: np.random.Generator, sizes: Sizes) -> Arrays:
         n, c, h, w, k, r, s = sizes
@@ -361,15 +478,25 @@ def convolved(x: Wide, w: Wide, stride: int = 1, pad: int = 1, dilation: int = 1
     return out
 
 
-def convolution_kernel(last: bool, stride: int = 1, pad: int = 1, dilation: int = 1, select: bool = False) -> tw.Kernel[..., Any]:
+def convolution_kernel(
+    last: bool, stride: int = 1, pad: int = 1, dilation: int = 1, select: bool = False
+) -> tw.Kernel[..., Any]:
     extent = {e: f"({e} + {2 * pad} - {dilation} * ({t} - 1) - 1) // {stride} + 1" for e, t in (("h", "r"), ("w", "s"))}
     y = [f"y = i * {stride} + u * {dilation} - {pad}", f"z = j * {stride} + v * {dilation} - {pad}"]
     inside = "y >= 0 and y < h and z >= 0 and z < w"
     if last:
-        sizes, grid, sums = "n, h, w, c = x.shape; k, r, s, d = f.shape", "b: n, i: oh, j: ow, o: k", [("u", "r"), ("v", "s"), ("q", "c")]
+        sizes, grid, sums = (
+            "n, h, w, c = x.shape; k, r, s, d = f.shape",
+            "b: n, i: oh, j: ow, o: k",
+            [("u", "r"), ("v", "s"), ("q", "c")],
+        )
         term, shape = "x[b, y, z, q] * f[o, u, v, q]", "n, oh, ow, k"
     else:
-        sizes, grid, sums = "n, c, h, w = x.shape; k, d, r, s = f.shape", "b: n, o: k, i: oh, j: ow", [("q", "c"), ("u", "r"), ("v", "s")]
+        sizes, grid, sums = (
+            "n, c, h, w = x.shape; k, d, r, s = f.shape",
+            "b: n, o: k, i: oh, j: ow",
+            [("q", "c"), ("u", "r"), ("v", "s")],
+        )
         term, shape = "x[b, q, y, z] * f[o, q, u, v]", "n, k, oh, ow"
     sizes += f"; oh = {extent['h']}; ow = {extent['w']}"
     term = f"({term} if {inside} else 0.0)" if select else term
@@ -384,7 +511,7 @@ def torch_convolution(last: bool, stride: int, pad: int, dilation: int, torch: A
     return out.permute(0, 2, 3, 1) if last else out
 
 
-_CONVOLVED = dict(sizes=IMAGES, empty=NO_IMAGES, long=LONG_IMAGES, terms=lambda z: z[1] * z[5] * z[6])
+_CONVOLVED: dict[str, Any] = {"sizes": IMAGES, "empty": NO_IMAGES, "long": LONG_IMAGES, "terms": lambda z: z[1] * z[5] * z[6]}
 
 
 def in_order(last: bool, function: Callable[..., Wide]) -> Callable[..., Wide]:
@@ -394,15 +521,25 @@ def in_order(last: bool, function: Callable[..., Wide]) -> Callable[..., Wide]:
     return lambda x, w: function(x.transpose(0, 3, 1, 2), w.transpose(0, 3, 1, 2)).transpose(0, 2, 3, 1)
 
 
-for _last, _way in ((False, (1, 1, 1)), (True, (1, 1, 1)), (False, (2, 1, 1)), (True, (2, 1, 1)), (True, (1, 0, 1)), (True, (1, 2, 2)), (False, (2, 3, 2))):
+for _last, _way in (
+    (False, (1, 1, 1)),
+    (True, (1, 1, 1)),
+    (False, (2, 1, 1)),
+    (True, (2, 1, 1)),
+    (True, (1, 0, 1)),
+    (True, (1, 2, 2)),
+    (False, (2, 3, 2)),
+):
     for _dtype in (dtypes.bf16, dtypes.f32) if _way == (1, 1, 1) else (dtypes.bf16,):
         _stride, _pad, _dilation = _way
         add(
-            f"conv_{'nhwc' if _last else 'nchw'}_s{_stride}p{_pad}d{_dilation}_{_dtype}", convolution_kernel(_last, *_way), images(_dtype, _last),
+            f"conv_{'nhwc' if _last else 'nchw'}_s{_stride}p{_pad}d{_dilation}_{_dtype}",
+            convolution_kernel(_last, *_way),
+            images(_dtype, _last),
             in_order(_last, partial(convolved, stride=_stride, pad=_pad, dilation=_dilation)),
             torch=partial(torch_convolution, _last, *_way),
             **(_CONVOLVED if _pad else {**_CONVOLVED, "sizes": IMAGES[1:]}),
-        )  # fmt: skip
+        )
 
 
 def grouped(x: Wide, w: Wide) -> Wide:
@@ -412,13 +549,19 @@ def grouped(x: Wide, w: Wide) -> Wide:
 add(
     "conv_groups_bf16",
     nest(
-        "x, f", "n, g, c, h, w = x.shape; g2, k, c2, r, s = f.shape", "n, g, k, h, w", "x.dtype", "b: n, e: g, o: k, i: h, j: w",
-        [("q", "c"), ("u", "r"), ("v", "s")], "x[b, e, q, y, z] * f[e, o, q, u, v]",
+        "x, f",
+        "n, g, c, h, w = x.shape; g2, k, c2, r, s = f.shape",
+        "n, g, k, h, w",
+        "x.dtype",
+        "b: n, e: g, o: k, i: h, j: w",
+        [("q", "c"), ("u", "r"), ("v", "s")],
+        "x[b, e, q, y, z] * f[e, o, q, u, v]",
         inside=["y = i + u - 1", "z = j + v - 1", "if y >= 0 and y < h and z >= 0 and z < w:"],
     ),
-    images(dtypes.bf16, False, 3), grouped,
+    images(dtypes.bf16, False, 3),
+    grouped,
     **{**_CONVOLVED, "sizes": ((1, 2, 5, 4, 3, 3, 3), (2, 17, 4, 6, 9, 3, 3)), "long": ((2, 33, 16, 17, 65, 3, 3),)},
-)  # fmt: skip
+)
 
 
 def depthwise(x: Wide, w: Wide) -> Wide:
@@ -428,12 +571,21 @@ def depthwise(x: Wide, w: Wide) -> Wide:
 add(
     "depthwise_bf16",
     nest(
-        "x, f", "n, c, h, w = x.shape; c2, r, s = f.shape", "n, c, h, w", "x.dtype", "b: n, q: c, i: h, j: w", [("u", "r"), ("v", "s")],
-        "x[b, q, y, z] * f[q, u, v]", inside=["y = i + u - 1", "z = j + v - 1", "if y >= 0 and y < h and z >= 0 and z < w:"],
+        "x, f",
+        "n, c, h, w = x.shape; c2, r, s = f.shape",
+        "n, c, h, w",
+        "x.dtype",
+        "b: n, q: c, i: h, j: w",
+        [("u", "r"), ("v", "s")],
+        "x[b, q, y, z] * f[q, u, v]",
+        inside=["y = i + u - 1", "z = j + v - 1", "if y >= 0 and y < h and z >= 0 and z < w:"],
     ),
-    lambda rng, z: (values(rng, z[:4], dtypes.bf16), values(rng, (z[1], *z[5:]), dtypes.bf16)), depthwise,
-    sizes=((1, 1, 1, 1, 0, 3, 3), (2, 5, 7, 9, 0, 3, 3)), empty=((0, 2, 3, 3, 0, 3, 3),), long=((2, 65, 31, 33, 0, 3, 3),),
+    lambda rng, z: (values(rng, z[:4], dtypes.bf16), values(rng, (z[1], *z[5:]), dtypes.bf16)),
+    depthwise,
+    sizes=((1, 1, 1, 1, 0, 3, 3), (2, 5, 7, 9, 0, 3, 3)),
+    empty=((0, 2, 3, 3, 0, 3, 3),),
+    long=((2, 65, 31, 33, 0, 3, 3),),
     terms=lambda z: z[5] * z[6],
-)  # fmt: skip
+)
 
 BY_NAME = {case.name: case for case in MATRIX_CASES}

@@ -225,7 +225,7 @@ def test_batches(size: tuple[int, int, int, int]) -> None:
 def conv_reference(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     n, c, h, width = x.shape
     _, _, kh, kw = w.shape
-    padded = np.zeros((n, c, h + kh, width + kw))
+    padded = np.zeros((n, c, h + kh + 1, width + kw + 1))
     padded[:, :, 1 : h + 1, 1 : width + 1] = x
     out = np.zeros((n, w.shape[0], h, width))
     for r in range(kh):
@@ -251,6 +251,13 @@ def test_convolutions(size: tuple[int, ...]) -> None:
     own = w[0]
     each = np.concatenate([conv_reference(x[:, q : q + 1], own[q : q + 1][None]) for q in range(c)] or [np.zeros_like(x)], axis=1)
     close(depthwise(x, np.ascontiguousarray(own)), each, kh * kw)
+
+
+def test_a_guard_that_keeps_an_index_in_range_is_kept() -> None:
+    a = np.ones((4, 9), np.float32)
+    memory = np.full((9, 5), np.nan, np.float32)
+    memory[:4] = 1
+    np.testing.assert_array_equal(lower_part(a, memory[:4]), np.arange(1, 5, dtype=np.float32)[:, None].repeat(5, axis=1))
 
 
 def test_nan_and_infinity_reach_their_row_or_column_only() -> None:

@@ -1,5 +1,5 @@
-"""Contractions for GPUs, executed by the emulator at the tile and the thread stage, against float64: every kernel of the table, odd and
-zero sizes, views, NaN and infinity at edges, and schedules nobody would choose for these sizes.
+"""Contractions for GPUs, executed by the emulator at the tile and the thread stage, against float64: every kernel of the table,
+odd and zero sizes, views, NaN and infinity at edges, and schedules nobody would choose for these sizes.
 
 Each kernel runs at a few of its sizes, another few for each target. `TILEWRIGHT_ALL_SIZES=1` runs every kernel at all of them.
 """
@@ -28,7 +28,7 @@ STAGES = ("tile", "thread")
 def run_stages(kernel: tw.Kernel[..., Any], target: str, arguments: Arrays) -> dict[str, np.ndarray]:
     """The result at both stages of one compilation."""
     stages = kernel.stages(*arguments, target=target).stages
-    inputs = {name: np.ascontiguousarray(a) for name, a in kernel.bound(*arguments).items()}  # type: ignore[arg-type, call-overload]
+    inputs = {name: np.ascontiguousarray(a) for name, a in kernel.bound(*arguments).items()}
     found = {stage: run_program(getattr(stages, stage), inputs) for stage in STAGES}
     (name,) = found["tile"]
     return {stage: outputs[name] for stage, outputs in found.items()}
@@ -58,8 +58,8 @@ def test_the_table(case: MatrixCase, target: str) -> None:
 
 @pytest.mark.parametrize("target", ["sm_90a", "sm_80"])
 def test_zero_sizes(target: str) -> None:
-    for number, case in enumerate(MATRIX_CASES):
-        for sizes in case.empty if EVERY_SIZE or number < 3 else (case.empty[number % len(case.empty)],):
+    for number, case in enumerate(MATRIX_CASES if EVERY_SIZE or target == "sm_90a" else MATRIX_CASES[::3]):
+        for sizes in case.empty if EVERY_SIZE or number < 1 else (case.empty[number % len(case.empty)],):
             check(case, target, sizes)
 
 
@@ -99,8 +99,9 @@ def followed(kernel: tw.Kernel[..., Any], arguments: Arrays, target: str = "sm_9
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes"), [*((n, ALIGNED) for n in WGMMA), *((n, PACKED) for n in ("cooperative", "turns", "cluster", "parts", "swap", "direct"))]
-)  # fmt: skip
+    ("name", "sizes"),
+    [*((n, ALIGNED) for n in WGMMA), *((n, PACKED) for n in ("cooperative", "turns", "cluster", "parts", "swap", "direct"))],
+)
 def test_schedules_of_warp_group_instructions(name: str, sizes: Sizes) -> None:
     case = BY_NAME["nk_bf16" if sizes is ALIGNED else "kn_bf16"]
     kernel = again(case.kernel, schedule=WGMMA[name])
@@ -120,7 +121,9 @@ def test_operands_that_lie_across_the_sum_come_as_they_are(layout: str) -> None:
     assert (chosen.a_copy, chosen.b_copy) == ("tma", "tma")
 
 
-@pytest.mark.parametrize("name", ["bias_gelu_residual", "scaled_rows_and_columns", "batched_rows_bf16", "nk_bf16_to_f32", "into_columns"])
+@pytest.mark.parametrize(
+    "name", ["bias_gelu_residual", "scaled_rows_and_columns", "batched_rows_bf16", "nk_bf16_to_f32", "into_columns"]
+)
 @pytest.mark.parametrize("schedule", ["turns", "cluster", "swap, direct"])
 def test_schedules_finish_results_in_every_way(name: str, schedule: str) -> None:
     case = BY_NAME[name]
@@ -128,7 +131,11 @@ def test_schedules_finish_results_in_every_way(name: str, schedule: str) -> None
     check(case, "sm_90a", sizes, again(case.kernel, schedule=WGMMA[schedule]))
 
 
-@pytest.mark.parametrize("schedule", ["", " groups=2 turns=1 wait=1", " cluster=2", " store=direct"], ids=["together", "in turns", "cluster", "direct"])
+@pytest.mark.parametrize(
+    "schedule",
+    ["", " groups=2 turns=1 wait=1", " cluster=2", " store=direct"],
+    ids=["together", "in turns", "cluster", "direct"],
+)
 def test_blocks_that_compute_many_tiles(schedule: str) -> None:
     """On a GPU that is too small: more than two tiles for each multiprocessor, the last ones not for all."""
     case, sizes = BY_NAME["nk_f16"], (64 * 3 + 1, 16 * 3 + 3, 136)
@@ -138,8 +145,7 @@ def test_blocks_that_compute_many_tiles(schedule: str) -> None:
         case.check(on(kernel, emulator_device(stage, small)), sizes, f"at the {stage} stage")
 
 
-@pytest.mark.parametrize("name", MMA)
-@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize(("target", "name"), [*(("sm_80", name) for name in MMA), ("sm_90a", "two by two")])
 def test_schedules_of_warp_instructions(name: str, target: str) -> None:
     for case, sizes in ((BY_NAME["nk_bf16"], ALIGNED), (BY_NAME["bias_gelu_residual"], PACKED)):
         kernel = again(case.kernel, schedule=MMA[name])
@@ -203,8 +209,9 @@ def test_nan_and_infinity_reach_their_row_or_column_only(name: str, target: str)
         assert np.isnan(wide[34]).all(), stage
         assert not np.isfinite(wide[reached]).any(), stage
         assert np.isfinite(wide[~reached]).all(), f"{stage}: {np.argwhere(~np.isfinite(wide) & ~reached)[:3].tolist()}"
-        # Infinity is infinity, not NaN, where its sign is known: what is added to it is finite.
-        assert np.isinf(wide[1:34, 66]).all() and (wide[1:34, 66] > 0).tolist() == (rows[1:34, 42].astype(np.float64) < 0).tolist(), stage
+        # Infinity is infinity, not NaN, and has its sign: what is added to it is finite.
+        signs = -np.sign(rows[1:34, 42].astype(np.float64))
+        np.testing.assert_array_equal(wide[1:34, 66], signs * np.inf, err_msg=stage)
 
 
 @pytest.mark.parametrize("target", ["sm_90a", "sm_80"])

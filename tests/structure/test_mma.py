@@ -85,7 +85,10 @@ def counted(ops: list[Op], opcode: str) -> int:
 
 def loop_text(text: str) -> str:
     """The PTX of the loop along the sum: the longest stretch without labels that ends in a branch back."""
-    return max(re.split(r"^\$L__BB.*:$", text, flags=re.MULTILINE), key=lambda part: part.count("fma.rn") + part.count("mma.sync"))
+    return max(
+        re.split(r"^\$L__BB.*:$", text, flags=re.MULTILINE),
+        key=lambda part: part.count("fma.rn") + part.count("mma.sync"),
+    )
 
 
 @pytest.mark.parametrize("shape", [(N, N, N), (3000, 5120, 1537)], ids=str)
@@ -123,7 +126,10 @@ def test_one_read_of_shared_memory_feeds_several_matrix_instructions(name: str, 
 
 def test_three_products_of_tf32_for_one_of_f32() -> None:
     once, thrice = (sum_loop(stages(name, "sm_80", 1024, 1024, 1024)) for name in ("tf32", "3xtf32"))
-    areas = [s.m * s.n // (s.warps_m * s.warps_n) * s.k for s in (stages(n, "sm_80", 1024, 1024, 1024).schedules[0] for n in ("tf32", "3xtf32"))]  # type: ignore[union-attr]
+    areas = [
+        s.m * s.n // (s.warps_m * s.warps_n) * s.k
+        for s in (stages(n, "sm_80", 1024, 1024, 1024).schedules[0] for n in ("tf32", "3xtf32"))
+    ]  # type: ignore[union-attr]
     assert counted(thrice, "mma") * areas[0] == 3 * counted(once, "mma") * areas[1]
 
 
@@ -136,6 +142,6 @@ def test_aligned_operands_come_in_asynchronous_copies_of_16_bytes(name: str) -> 
 
 def test_without_asynchronous_copies_operands_pass_through_registers() -> None:
     loop = sum_loop(stages("f32", "sm_75"))
-    widths = {op.attrs.get("width", 1) for op in loop if op.opcode == "load" and op.operands[0].type.space == "global"}  # type: ignore[union-attr]
-    assert widths == {4}
+    loads = [op for op in loop if op.opcode == "load" and op.operands[0].type.space == "global"]  # type: ignore[union-attr]
+    assert {op.attrs.get("width", 1) for op in loads} == {4}
     assert not counted(loop, "copy_async")

@@ -87,6 +87,12 @@ class Contraction:
         """The same with the factors exchanged."""
         return replace(self, a=self.b, b=self.a, m=self.n, n=self.m)
 
+    def apart(self) -> Contraction:
+        """The same with only the innermost index of each side as its rows or columns; the others count as batch, though one factor does
+        not depend on them."""
+        batch = sorted((*self.batch, *self.m[:-1], *self.n[:-1]))
+        return replace(self, m=self.m[-1:], n=self.n[-1:], batch=tuple(batch))
+
     def access(self, factor: Factor) -> tuple[Affine, ...]:
         """The affine form of each index of a plain load."""
         assert factor.load is not None and factor.tensor is not None

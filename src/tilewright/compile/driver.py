@@ -129,13 +129,32 @@ def front_end(function: Function, signature: Signature) -> tuple[TypedKernel, Pr
     from tilewright.passes.lower_tree import lower_kernel
 
     typed = check_kernel(function, signature.args)
-    program = lower_kernel(typed)
+    program = _with_guard_checks(lower_kernel(typed))
     verify_program(program)
     facts = _by_name(program, signature.divisors)
     precision = signature.precision if signature.precision != "ieee" else typed.metadata.precision or "ieee"
     if facts or precision != "ieee":
         program = replace(program, calls=tuple(replace(c, kernel=_promised(c.kernel, facts, precision)) for c in program.calls))
     return typed, program
+
+
+def _with_guard_checks(program: Program) -> Program:
+    """Add checks for what is loaded under a condition that speaks of other indices: those loops must fit their arrays."""
+    from tilewright.analysis.guarded import guarded_loads
+    from tilewright.ir.program import Check
+
+    checks = dict.fromkeys(program.checks)
+    for call in program.calls:
+        names = dict(zip(call.kernel.params, call.args, strict=True))
+        for guarded in guarded_loads(call.kernel):
+            memory = guarded.load.operands[0]
+            for axis, index, extent in guarded.plain:
+                message = (
+                    f"a loop over {{left}} elements (index '{index.name}') reads '{names[memory]}', whose axis {axis} has extent {{right}}"
+                )
+                size = memory.type.shape[axis]  # type: ignore[union-attr]
+                checks[Check(extent, "le", size, message, guarded.load.span, "TW013")] = None
+    return replace(program, checks=tuple(checks)) if len(checks) > len(program.checks) else program
 
 
 def _promised(kernel: Kernel, facts: Mapping[str, int], precision: str) -> Kernel:

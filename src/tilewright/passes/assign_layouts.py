@@ -89,7 +89,9 @@ def blocked_layout(shape: tuple[int, ...], schedule: Schedule, target: Target) -
     vector[axis] = min(schedule.vector, shape[axis])
     left = target.warp_size
     order = [axis, *(a for a in reversed(range(rank)) if a != axis)]
-    for a in order:
+    if schedule.across > 1 and rank == 2:
+        lanes[axis], lanes[1 - axis], left = left // schedule.across, schedule.across, 1
+    for a in order if left > 1 else []:
         lanes[a] = min(left, max(1, shape[a] // vector[a]))
         left //= lanes[a]
     # A warp never has idle lanes: what no axis could take repeats along the vector axis and is masked by the lowering.

@@ -5,9 +5,15 @@ One kernel serves all sizes, so nothing here depends on them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from tilewright.analysis import ranges
 from tilewright.analysis.contraction import Contraction, Factor
+from tilewright.analysis.guard_safety import is_safe_without
+from tilewright.analysis.ranges import Range
 from tilewright.base.dtypes import f32, f64, i32, i64, u32, u64
 from tilewright.base.target import Target
+from tilewright.ir.nodes import Kernel, Value, walk
 from tilewright.passes.lower_contraction_cpu import needed_ops
 from tilewright.passes.schedule_matrix import MatrixSchedule
 
@@ -20,10 +26,13 @@ SUM_BYTES = 9 << 19
 """How much of the result is kept between two stretches of the sum."""
 
 
-def cpu_schedules(found: Contraction, target: Target) -> tuple[MatrixSchedule, ...]:
+def cpu_schedules(kernel: Kernel, found: Contraction, target: Target) -> tuple[MatrixSchedule, ...]:
     """The schedule for a contraction, or none where plain loops serve it."""
     dtype = found.accumulator
-    if dtype not in ACCUMULATORS or target.vector_bytes < 16 or not all(_copyable(found, f) for f in (found.a, found.b)):
+    if dtype not in ACCUMULATORS or target.vector_bytes < 16:
+        return ()
+    known = ranges.analyse(kernel)
+    if not all(_copyable(found, factor, known) for factor in (found.a, found.b)):
         return ()
     if any(op.opcode == "atomic" for op in found.parallel.regions[0].ops):
         return ()
@@ -43,9 +52,15 @@ def cpu_schedules(found: Contraction, target: Target) -> tuple[MatrixSchedule, .
     return (MatrixSchedule("cpu", height, columns, depth, mr=rows, nr=nr, vectors=vectors, keep=keep),)
 
 
-def _copyable(found: Contraction, factor: Factor) -> bool:
+def _copyable(found: Contraction, factor: Factor, known: Mapping[Value, Range]) -> bool:
+    """Whether it can be computed by itself, and without the guard of the other factor."""
     wanted = [factor.value] if factor.guard is None else [factor.value, factor.guard]
-    return needed_ops(found, wanted) is not None
+    ops = needed_ops(found, wanted)
+    other = (found.b if factor is found.a else found.a).guard
+    if ops is None or other is None:
+        return ops is not None
+    made = {result: op for op in walk(found.parallel.regions[0]) for result in op.results}
+    return all(is_safe_without(op, other, made, known) for op in ops if op.opcode == "load")
 
 
 def _register_tile(target: Target) -> tuple[int, int]:

@@ -17,8 +17,8 @@ from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel
-from tilewright.ir.types import Tensor
 from tilewright.ir.ops_matrix import MATRIX_DTYPES, accumulator_dtype
+from tilewright.ir.types import Tensor
 from tilewright.passes.choose_contraction_cpu import cpu_schedules
 from tilewright.passes.choose_mma import mma_schedules
 from tilewright.passes.repack import packable
@@ -53,16 +53,22 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
     if found is None:
         return ()
     if not target.is_gpu:
-        return cpu_schedules(found, target)
-    shape = shape_of(found, hints)
+        return cpu_schedules(kernel, found, target)
     inner = _inner(found, hints)
     if "wgmma" in target.features and _multiplies(found, str(kernel.attrs.get("precision", "ieee"))):
-        ways = [_way(kernel, found, factor, inner) for factor in (found.a, found.b)]
-        if all(ways) and ways.count("image") < 2:
-            candidates = [_with_copies(s, ways) for s in _wgmma(found, shape, target) if _in_blocks(found, s, ways, inner)]
-            candidates = [replace(s, inner=inner) for s in candidates if s.b_copy != "image" and (s.a_copy != "image" or s.cluster == 1)]
-            return tuple(sorted(candidates, key=lambda s: cost(s, shape, target, found)))
-    return mma_schedules(kernel, found, target, shape.batch, shape.m, shape.n, shape.k)
+        # Where several indices on a side are no matrix, the innermost alone may be.
+        for apart in (False, True) if len(found.m) + len(found.n) > 2 else (False,):
+            lying = found.apart() if apart else found
+            ways = [_way(kernel, lying, factor, inner) for factor in (lying.a, lying.b)]
+            if all(ways) and ways.count("image") < 2:
+                shape = shape_of(lying, hints)
+                candidates = [_with_copies(s, ways) for s in _wgmma(lying, shape, target) if _in_blocks(lying, s, ways, inner)]
+                candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "image"]
+                candidates = [s for s in candidates if s.a_copy != "image" or s.cluster == 1]
+                return tuple(sorted(candidates, key=lambda s: cost(s, shape, target, lying)))
+    shape = shape_of(found, hints)
+    found_by_warps = mma_schedules(kernel, found, target, shape.batch, shape.m, shape.n, shape.k)
+    return tuple(replace(s, inner=inner) for s in found_by_warps)
 
 
 def forced(text: str, found: tuple[MatrixSchedule, ...]) -> MatrixSchedule:
@@ -75,7 +81,7 @@ def forced(text: str, found: tuple[MatrixSchedule, ...]) -> MatrixSchedule:
         like = next((s for s in found if s.family == asked.family), None)
         if like is not None:
             like = replace(like, a_copy=like.b_copy, b_copy=like.a_copy)
-    return asked if like is None else replace(asked, a_copy=like.a_copy, b_copy=like.b_copy, inner=like.inner)
+    return asked if like is None else replace(asked, a_copy=like.a_copy, b_copy=like.b_copy, inner=like.inner, apart=like.apart)
 
 
 # -- Hopper ---------------------------------------------------------------------------------------------------------
@@ -99,12 +105,15 @@ def _inner(found: Contraction, hints: Mapping[str, int]) -> int:
 
 def _way(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> str:
     """How a factor gets to shared memory: as it lies, as pixels, or packed first."""
+    if factor.dtype is f32:
+        # Matrix units cut f32 to tf32 by dropping bits; packing rounds.
+        return "pack" if packable(found, factor, inner) else ""
     if _copyable(kernel, found, factor, inner):
         return "tma"
     lies, tensor = image(found, factor), factor.tensor
     if lies is not None and tensor is not None and lies.channel == inner and _aligned(kernel, tensor):
         return "image"
-    return "pack" if packable(found, factor) else ""
+    return "pack" if packable(found, factor, inner) else ""
 
 
 def _in_blocks(found: Contraction, schedule: MatrixSchedule, ways: list[str], inner: int) -> bool:
@@ -189,7 +198,7 @@ def _deep(schedule: MatrixSchedule) -> MatrixSchedule:
 
 def _in_parts(schedule: MatrixSchedule, shape: Shape, target: Target) -> list[MatrixSchedule]:
     """The schedule, and the same with the sum cut so that more multiprocessors take part."""
-    tiles = _tiles(schedule, shape)
+    tiles = max(1, _tiles(schedule, shape))
     found = [schedule]
     if tiles < target.multiprocessors and schedule.cluster == 1:
         most = min(32, target.multiprocessors // tiles, shape.k // 512)

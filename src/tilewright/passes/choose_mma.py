@@ -1,8 +1,8 @@
 """Schedules of contractions for warp-level matrix instructions (`mma`) and plain multiply-adds (`fma`), on any NVIDIA GPU.
 
-In: a contraction, its sizes and the target. Out: schedules, best first by a model that counts rounds of tiles: a multiprocessor that has
-several blocks finishes them together, and the last round costs as much as a full one. Thin products (a side of eight or fewer) are left to
-the reductions, which read each operand once.
+In: a contraction, its sizes and the target. Out: schedules, best first by a model that counts rounds of tiles: a
+multiprocessor that has several blocks finishes them together, and the last round costs as much as a full one. Thin products
+(a side of eight or fewer) are left to the reductions, which read each operand once.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def by_matrix(operand: DType, total: DType, precision: str, target: Target) -> b
 def shared_bytes(schedule: MatrixSchedule, operand: DType, total: DType) -> int:
     """Shared memory of the rings, with their padding, in whichever way the operands lie."""
     size = total.itemsize if schedule.family == "fma" else operand.itemsize
-    rows = max((schedule.m + schedule.n) * (schedule.k * size + 16), schedule.k * ((schedule.m + schedule.n) * size + 64))
+    rows = max(
+        (schedule.m + schedule.n) * (schedule.k * size + 16), schedule.k * ((schedule.m + schedule.n) * size + 64)
+    )
     return schedule.stages * rows
 
 
@@ -107,8 +109,7 @@ _LOOSE = (
 """Where elements are brought one at a time: fewer for each thread."""
 
 _FMA = (
-    MatrixSchedule("fma", 256, 128, 8, stages=3, warps_m=4, warps_n=2, persistent=False),
-    MatrixSchedule("fma", 128, 128, 8, stages=3, warps_m=4, warps_n=2, persistent=False),
+    MatrixSchedule("fma", 128, 128, 16, stages=2, warps_m=2, warps_n=2, persistent=False),
     MatrixSchedule("fma", 64, 128, 8, stages=3, warps_m=2, warps_n=2, persistent=False),
     MatrixSchedule("fma", 64, 64, 8, stages=3, warps_m=2, warps_n=1, persistent=False),
     MatrixSchedule("fma", 32, 32, 8, stages=3, warps_m=1, warps_n=1, persistent=False),
@@ -120,14 +121,15 @@ def _mma(operand: DType, precision: str, in_vectors: bool) -> list[MatrixSchedul
         return list(_MMA_F64)
     tiles: tuple[MatrixSchedule, ...] = _MMA if in_vectors else _LOOSE
     if operand is f32 and precision == "3xtf32":
-        # Parts of both operands are in registers too: no room for the largest tile, and less for the others.
-        tiles = tuple(replace(s, warps_n=4) if s.n == 128 else s for s in tiles if s.n <= 128)
+        # Parts of both operands are in registers too: no room for the largest tile.
+        tiles = tuple(s for s in tiles if s.n <= 128)
     return [replace(s, k=2 * s.k // operand.itemsize) for s in tiles]
 
 
 def _fma(total: DType) -> list[MatrixSchedule]:
     if total.itemsize == 8:
-        return [replace(s, m=s.m // 2) if s.m > 32 else s for s in _FMA[1:]]
+        wide = MatrixSchedule("fma", 128, 128, 8, stages=3, warps_m=4, warps_n=2, persistent=False)
+        return [replace(s, m=s.m // 2) if s.m > 32 else s for s in (wide, *_FMA[1:])]
     return list(_FMA)
 
 

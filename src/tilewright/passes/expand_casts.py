@@ -53,8 +53,8 @@ def expand_casts(kernel: Kernel, target: Target) -> Kernel:
         value = op.operands[0]
         source, result = dtype_of(value.type), dtype_of(op.results[0].type)
         soft: tuple[DType, ...] = _F8 if target.is_gpu else (*_F8, bf16, f16) if target.name in _NO_F16C else (*_F8, bf16)
-        if target.is_gpu and source is bf16 and result is f32 and kernel.stage is Stage.THREAD and value.type == Vec(bf16, 2):
-            return [_widen_pair(b, value)]
+        if target.is_gpu and source is bf16 and result is f32 and kernel.stage is Stage.THREAD and isinstance(value.type, Vec):
+            return [_widen_pairs(b, value)]
         if source in soft:
             return [_convert(b, _widen(b, value, source), result, soft, target)]
         if result in soft or (result is f16 and source is f64 and not target.is_gpu):
@@ -79,12 +79,16 @@ def _convert(b: Builder, value: Value, result: DType, soft: Sequence[DType], tar
 
 
 
-def _widen_pair(b: Builder, value: Value) -> Value:
-    """Two bf16 as two f32. A GPU has an instruction for it, at a quarter of the rate of shifts and masks."""
-    bits = b.op("to_bits", value)
-    low = b.op("shl", bits, b.splat(16, bits))
-    high = b.op("and", bits, b.splat(0xFFFF0000, bits))
-    return b.bitcast(b.op("pack", low, high), f32)
+def _widen_pairs(b: Builder, value: Value) -> Value:
+    """Pairs of bf16 as f32. A GPU has an instruction for it, at a quarter of the rate of shifts and masks."""
+    parts = [value]
+    while isinstance(parts[0].type, Vec) and parts[0].type.width > 2:
+        parts = [half for part in parts for half in b.multi("split", part)]
+    words: list[Value] = []
+    for pair in parts:
+        bits = b.op("to_bits", pair)
+        words += [b.op("shl", bits, b.splat(16, bits)), b.op("and", bits, b.splat(0xFFFF0000, bits))]
+    return b.bitcast(b.op("pack", *words), f32)
 
 
 def _widen(b: Builder, value: Value, source: DType) -> Value:

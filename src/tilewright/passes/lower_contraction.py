@@ -39,6 +39,7 @@ def lower_contraction(kernel: Kernel, schedule: MatrixSchedule, target: Target) 
     found = find_contraction(kernel)
     if found is None:
         raise CompilerBug.at("TW040", f"{kernel.name} is not a contraction", kernel.span)
+    found = found.apart() if schedule.apart else found
     return _Lowering(kernel, found.swapped() if schedule.swap else found, schedule, target).run_contraction()
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tilewright.analysis.affine import address, analyse
+from tilewright.analysis.guarded import guarded_loads
 from tilewright.base.dtypes import i64, u32
 from tilewright.base.sizes import ONE, Size, ceildiv
 from tilewright.base.target import Target
@@ -72,6 +73,8 @@ class LoopLowering:
         self.rank = len(self.tiled) + (1 if schedule.reduce_tile > 1 else 0)
         self.reduce_position = self.rank - 1 if schedule.reduce_tile > 1 else None
         self.inside_reduction = False
+        self.unguarded = {id(g.load) for g in guarded_loads(kernel) if g.needs_no_guard}
+        """Loads under conditions that stay inside anyway."""
 
     # -- the whole kernel ---------------------------------------------------------------------------------------
 
@@ -266,7 +269,7 @@ class LoopLowering:
     def _op(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[Condition]) -> Sequence[Value]:
         operands = [env[v] for v in op.operands]
         if op.opcode == "load":
-            return [self._load(b, operands, masks)]
+            return [self._load(b, operands, [m for m in masks if m.edge] if id(op) in self.unguarded else masks)]
         if op.opcode == "store":
             self._store(b, operands, masks)
             return []

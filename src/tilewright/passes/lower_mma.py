@@ -6,7 +6,8 @@ fragments of the next part of this step, and multiply those of the current part,
 
     fill stages 0 .. S-2; read fragments 0
     for steps (sums, fragments) {
-      for parts { part 0: bring step + S-1;  read fragments of the next part (last part: barrier, then the next stage);  multiply }
+      bring step + S-1
+      for parts { read the fragments of the next part (last part: barrier, then those of the next stage);  multiply }
     }
     the epilogue, window by window
 
@@ -68,7 +69,11 @@ class _Lowering(TileLowering):
             attrs["min_blocks"] = blocks
         return unsigned_divisions(
             replace(
-                self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)), threads=self.schedule.threads, attrs=MappingProxyType(attrs)
+                self.kernel,
+                stage=Stage.THREAD,
+                body=Block((), tuple(b.ops)),
+                threads=self.schedule.threads,
+                attrs=MappingProxyType(attrs),
             )
         )
 
@@ -104,14 +109,23 @@ class _Lowering(TileLowering):
         axes = [contiguous_axis(self, source, s.threads) for source in sources]
         operand, total = dtype_of(self.product.operands[0].type), dtype_of(self.product.result.type)
         kind = FmaUnit if s.family == "fma" else MmaUnit
-        self.unit: Unit = kind(s, operand, total, str(self.kernel.attrs.get("precision", "ieee")), self.layout, self.target)
+        self.unit: Unit = kind(
+            s, operand, total, str(self.kernel.attrs.get("precision", "ieee")), self.layout, self.target
+        )
         self.views: list[OperandView] = []
         for side, (source, axis, copy) in enumerate(zip(sources, axes, (s.a_copy, s.b_copy), strict=True)):
             shape, along = shape_of(source.operand), 1 - side
             major = self.unit.major("k" if axis is None or axis == along else "mn")
             pitch = self.unit.pitch(shape[along if major == "k" else 1 - along], major)
             size = shape[1 - along if major == "k" else along] * pitch
-            memory = b.op("alloc", dtype=self.unit.stored, shape=(self.stages * size,), space="shared", align=128, name=f"{'ab'[side]}.ring")
+            memory = b.op(
+                "alloc",
+                dtype=self.unit.stored,
+                shape=(self.stages * size,),
+                space="shared",
+                align=128,
+                name=f"{'ab'[side]}.ring",
+            )
             ring = Ring(memory, self.unit.stored, shape, along, major, pitch)
             view = make_view(self, source, ring, s.threads, copy, axis)
             view.coordinates(b)

@@ -317,7 +317,7 @@ class TileLowering(ThreadView):
             pieces = self.pieces_of(b, memory.type, held, result.shape, cell)
             one_each = mask is not None and len(pieces) < self.vector and not self._whole_vectors(b, mask, cell)
             if one_each and self.is_wide(result.shape):
-                pieces = self._singles(b, memory.type, held, pieces)
+                pieces = self.singles(b, memory.type, held, pieces)
             conditions = self._condition(b, mask, result.shape, cell, len(pieces))
             parts: list[Value] = []
             for position, (indices, width) in enumerate(pieces):
@@ -333,7 +333,7 @@ class TileLowering(ThreadView):
             return True
         return isinstance(mask, Mask) and self._mask_is_uniform(b, mask, cell)
 
-    def _singles(
+    def singles(
         self, b: Builder, memory: Tensor, indices: Sequence[Held], pieces: list[tuple[list[Value], int]]
     ) -> list[tuple[list[Value], int]]:
         """Cut accesses into single elements, for masks that cut through vectors."""
@@ -428,7 +428,7 @@ class TileLowering(ThreadView):
         assert isinstance(memory.type, Tensor)
         pieces = self.pieces_of(b, memory.type, held, shape, cell)
         if mask is not None and len(pieces) < self.vector and self.is_wide(shape) and not self._whole_vectors(b, mask, cell):
-            pieces = self._singles(b, memory.type, held, pieces)
+            pieces = self.singles(b, memory.type, held, pieces)
         conditions = self._condition(b, mask, shape, cell, len(pieces))
         position = 0
         for number, (indices, width) in enumerate(pieces):

@@ -557,7 +557,10 @@ class _Lowering(TileLowering):
         cells: dict[Cell, Value] = {}
         for cell in self.cells(result.shape):
             parts: list[Value] = []
-            for indices, width in self.pieces_of(b, memory.type, held, result.shape, cell):
+            pieces = self.pieces_of(b, memory.type, held, result.shape, cell)
+            if any(w > 1 and self.divisors.get(limit, 1) % w for limit, along in limits if limit is not None and along for _, w in pieces):
+                pieces = self.singles(b, memory.type, held, pieces)  # the edge cuts through a vector
+            for indices, width in pieces:
                 inside = [
                     index if limit is None else b.op("min", index, b.sub(limit, b.index(width if along else 1)))
                     for index, (limit, along) in zip(indices, limits, strict=True)

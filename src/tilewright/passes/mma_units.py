@@ -1,12 +1,13 @@
 """Who multiplies, and what it takes: the fragments of matrix instructions of one warp, and of plain multiply-adds of one thread.
 
-A unit works on one stage of two rings (`stage_operand.Ring`), in `parts` along the sum. `read` gives the registers one part needs,
-`multiply` adds their products to the sums, `cells` hands the sums out as registers of the result's tile. Rings are padded so that the
-threads of a warp read different banks; all places are a base of the thread, the stage, and a constant.
+A unit works on one stage of two rings (`stage_operand.Ring`), in `parts` along the sum. `read` gives the registers one part
+needs, `multiply` adds their products to the sums, `cells` hands the sums out as registers of the result's tile. Rings are
+padded so that the threads of a warp read different banks; all places are a base of the thread, the stage, and a constant.
 
-Lanes of a warp-level instruction (PTX ISA, matrix fragments), l = lane: a has row l / 4 (and + 8) and, of each four bytes of k, number
-l % 4 (and + 4); b has column l / 4 and the same of k; sums have row l / 4 (and + 8), columns 2 (l % 4) and the next. `ldmatrix` reads
-four such registers at once, each from eight rows of 16 bytes; with `trans` it does so for 16-bit elements that lie across the sum.
+Lanes of a warp-level instruction (PTX ISA, matrix fragments), l = lane: a has row l / 4 (and + 8) and, of each four bytes of
+k, number l % 4 (and + 4); b has column l / 4 and the same of k; sums have row l / 4 (and + 8), columns 2 (l % 4) and the
+next. `ldmatrix` reads four such registers at once, each from eight rows of 16 bytes; with `trans` it does so for 16-bit
+elements that lie across the sum.
 """
 
 from __future__ import annotations
@@ -72,14 +73,23 @@ class FmaUnit(Unit):
     """Multiply-adds of one thread: outer products of a column of a and a row of b, both read in vectors."""
 
     def __init__(
-        self, schedule: MatrixSchedule, operand: DType, total: DType, precision: str, layout: Blocked | Accumulator, target: Target
+        self,
+        schedule: MatrixSchedule,
+        operand: DType,
+        total: DType,
+        precision: str,
+        layout: Blocked | Accumulator,
+        target: Target,
     ) -> None:
         assert isinstance(layout, Blocked)
         self.stored, self.parts, self.plain = total, schedule.k, True
         self.layout, self.shape = layout, (schedule.m, schedule.n)
         for axis in (0, 1):
             if self.shape[axis] % layout.span(axis):
-                raise UserError.at("TW005", f"{self.shape[axis]} results along one side cannot be shared by threads that take {layout.span(axis)}")
+                raise UserError.at(
+                    "TW005",
+                    f"{self.shape[axis]} results along one side cannot be shared by threads that take {layout.span(axis)}",
+                )
         rows, columns = layout.registers(self.shape)
         self.rows, self.groups = rows, columns
         self.wide = layout.vector[1]
@@ -107,7 +117,9 @@ class FmaUnit(Unit):
             start = b.add(b.mul(stage, b.index(ring.size)), self.bases[axis])
             for group in range(self.shape[axis] // self.layout.span(axis)):
                 place = b.add(start, b.index(ring.static(group * self.layout.span(axis), part)))
-                found.append(b.op("load", ring.memory, place, width=width) if width > 1 else b.op("load", ring.memory, place))
+                found.append(
+                    b.op("load", ring.memory, place, width=width) if width > 1 else b.op("load", ring.memory, place)
+                )
         return found
 
     def multiply(self, b: Builder, fragments: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
@@ -127,7 +139,9 @@ class FmaUnit(Unit):
         return result
 
     def cells(self, b: Builder, sums: Sequence[Value]) -> dict[Cell, Value]:
-        return {(row, group): sums[row * self.groups + group] for row in range(self.rows) for group in range(self.groups)}
+        return {
+            (row, group): sums[row * self.groups + group] for row in range(self.rows) for group in range(self.groups)
+        }
 
 
 _CUT = 0xFFFFE000
@@ -140,18 +154,31 @@ class MmaUnit(Unit):
     """Matrix instructions of one warp on registers."""
 
     def __init__(
-        self, schedule: MatrixSchedule, operand: DType, total: DType, precision: str, layout: Blocked | Accumulator, target: Target
+        self,
+        schedule: MatrixSchedule,
+        operand: DType,
+        total: DType,
+        precision: str,
+        layout: Blocked | Accumulator,
+        target: Target,
     ) -> None:
         assert isinstance(layout, Accumulator)
-        if operand.name not in MMA_SHAPES or accumulator_dtype(operand) is not total or (operand is f32 and precision == "ieee"):
-            raise UserError.at("TW005", f"no matrix instruction multiplies {operand} and adds up in {total} with precision {precision}")
+        if (
+            operand.name not in MMA_SHAPES
+            or accumulator_dtype(operand) is not total
+            or (operand is f32 and precision == "ieee")
+        ):
+            raise UserError.at(
+                "TW005", f"no matrix instruction multiplies {operand} and adds up in {total} with precision {precision}"
+            )
         self.stored, self.layout, self.shape = operand, layout, (schedule.m, schedule.n)
         self.split = operand is f32 and precision == "3xtf32"
         (self.m, _, self.k), self.a_count, self.b_count, self.c_count = MMA_SHAPES[operand.name]
         self.down, self.across = layout.part(0, schedule.m) // 16, layout.part(1, schedule.n) // 8
         if not self.down or not self.across or schedule.k % self.k:
             raise UserError.at(
-                "TW005", f"a warp has {layout.part(0, schedule.m)} x {layout.part(1, schedule.n)} results and {schedule.k} products; "
+                "TW005",
+                f"a warp has {layout.part(0, schedule.m)} x {layout.part(1, schedule.n)} results and {schedule.k} products; "
                 f"instructions take 16 x 8 x {self.k}",
             )  # fmt: skip
         self.parts = schedule.k // self.k
@@ -206,7 +233,9 @@ class MmaUnit(Unit):
         for block in range(self.down):
             found += self._fragment(b, self.rings[0], starts[0], 16 * block, part * self.k, 4)
         for pair in range(0, self.across, 2):
-            found += self._fragment(b, self.rings[1], starts[1], 8 * pair, part * self.k, min(4, 2 * (self.across - pair)))
+            found += self._fragment(
+                b, self.rings[1], starts[1], 8 * pair, part * self.k, min(4, 2 * (self.across - pair))
+            )
         return found
 
     def _fragment(self, b: Builder, ring: Ring, start: Value, across: int, along: int, count: int) -> list[Value]:
@@ -216,8 +245,14 @@ class MmaUnit(Unit):
             return list(b.multi("ldmatrix", ring.memory, place, count=count, trans=ring.major == "mn"))
         halves, steps = range(0, 16 if count == 4 else 8, 8), range(0, self.k, 4)
         # Registers of a walk the rows first, those of b the sum first.
-        places = [(x, y) for y in steps for x in halves] if ring is self.rings[0] else [(x, y) for x in halves for y in steps]
-        values = [b.op("load", ring.memory, b.add(start, b.index(ring.static(across + x, along + y)))) for x, y in places]
+        places = (
+            [(x, y) for y in steps for x in halves]
+            if ring is self.rings[0]
+            else [(x, y) for x in halves for y in steps]
+        )
+        values = [
+            b.op("load", ring.memory, b.add(start, b.index(ring.static(across + x, along + y)))) for x, y in places
+        ]
         return values if self.stored is f64 else [b.bitcast(v, u32) for v in values]
 
     # -- products -----------------------------------------------------------------------------------------------
@@ -239,7 +274,9 @@ class MmaUnit(Unit):
         rest = b.select(b.op("eq", value, cut), b.const(0, f32), b.sub(value, cut))
         return big, b.add(b.bitcast(rest, u32), b.const(_HALF, u32))
 
-    def _products(self, b: Builder, first: Sequence[Value], second: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
+    def _products(
+        self, b: Builder, first: Sequence[Value], second: Sequence[Value], sums: Sequence[Value]
+    ) -> list[Value]:
         result = list(sums)
         for row in range(self.down):
             left = first[self.tall * row : self.tall * (row + 1)]

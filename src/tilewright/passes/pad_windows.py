@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewright.analysis import ranges
+from tilewright.analysis.guard_safety import is_safe_without
 from tilewright.base.record import record
 from tilewright.base.sizes import ZERO, Size
 from tilewright.base.target import Target
@@ -102,6 +103,9 @@ def _find(kernel: Kernel) -> _Window | None:
             while op is not None and op.opcode == "cast":
                 op = made.get(op.operands[0])
             if op is None or op.opcode != "load" or op.operands[0] in written or op not in guarded.regions[0].ops:
+                continue
+            others = [o for o in walk(guarded.regions[0]) if o.opcode == "load" and o is not op]
+            if not all(is_safe_without(o, guarded.operands[0], made, known) for o in others):
                 continue
             window = _window(reduction, guarded, op, tests, made, known)
             if window is not None:

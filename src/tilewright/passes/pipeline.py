@@ -38,8 +38,8 @@ from tilewright.passes.lower_tiles import lower_tiles
 from tilewright.passes.lower_wgmma import lower_wgmma
 from tilewright.passes.matrix_hints import preferred
 from tilewright.passes.narrow import narrow
-from tilewright.passes.repack import repack
 from tilewright.passes.pad_windows import pad_windows
+from tilewright.passes.repack import repack
 from tilewright.passes.schedule import Schedule, choose
 from tilewright.passes.schedule_matrix import MatrixSchedule
 from tilewright.passes.simplify import simplify

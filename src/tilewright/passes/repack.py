@@ -1,9 +1,10 @@
 """Copy operands the copy engine cannot read into matrices it can. `Program -> Program`.
 
 In: a program and the schedules of its contractions. Where one says `a_copy = pack` (or `b_copy`), that factor, whatever it is
-computed from, is first written to scratch as a dense matrix [batch…, rows, k], its rows padded with zeros to whole 16 bytes. Out: the
+computed from, is first written to scratch as a dense array [batch…, rows, k…], its rows padded with zeros to whole 16 bytes. Out: the
 program with a kernel that packs before the contraction, whose factor is now a plain load. Packing reads and writes the operand once; what
-it buys is a product at full speed where rows are not aligned, strides are odd, or elements lie the wrong way round.
+it buys is a product at full speed where rows are not aligned, strides are odd, or elements lie the wrong way round. Factors of f32, which
+matrix units would cut to 10 bits, are rounded to them here.
 
     parallel m, n { acc = reduce k { yield f(x[i, k]) * w[k, j] }; … }
     -> parallel m, kk { store x.pack[i, kk] = kk < k ? f(x[i, kk]) : 0 }
@@ -12,15 +13,17 @@ it buys is a product at full speed where rows are not aligned, strides are odd, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.analysis.contraction import Contraction, Factor, find_contraction
+from tilewright.base.dtypes import f32, u32
 from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import Size, ceildiv
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Block, Kernel, Stage, Value, walk
+from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.program import Array, KernelCall, Program
 from tilewright.ir.rewrite import clone_ops, eliminate_dead
 from tilewright.ir.types import Tensor, tensor
@@ -45,10 +48,10 @@ def repack(program: Program, plans: Plans) -> tuple[Program, Plans]:
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
 
 
-def packable(found: Contraction, factor: Factor) -> bool:
-    """Whether a factor can be packed: one index on its side, one summed over."""
+def packable(found: Contraction, factor: Factor, inner: int) -> bool:
+    """Whether a factor can be packed: one index on its side, and one of those summed over that steps walk."""
     side = found.m if factor is found.a else found.n
-    return len(side) == 1 and len(found.k) == 1
+    return len(side) == 1 and (len(found.k) == 1 or inner >= 0)
 
 
 class _Packing:
@@ -56,11 +59,15 @@ class _Packing:
         found = find_contraction(call.kernel)
         if found is None:
             raise CompilerBug.at("TW040", f"{call.kernel.name} is not a contraction", call.kernel.span)
+        found = found.apart() if schedule.apart else found
         self.call, self.kernel, self.found = call, call.kernel, found
         ways = (schedule.b_copy, schedule.a_copy) if schedule.swap else (schedule.a_copy, schedule.b_copy)
         self.packed = [factor for factor, way in zip((found.a, found.b), ways, strict=True) if way == "pack"]
         self.everything = list(walk(found.parallel.regions[0]))
         self.made = {result: op for op in self.everything for result in op.results}
+        inner = schedule.inner if len(found.k) > 1 else 0
+        self.sums = [p for p in range(len(found.k)) if p != inner] + [inner]
+        """The summed indices, the one that steps walk last."""
 
     def run(self, number: int) -> tuple[list[KernelCall], KernelCall, list[Array]]:
         names = dict(zip(self.kernel.params, self.call.args, strict=True))
@@ -81,27 +88,35 @@ class _Packing:
     def _side(self, factor: Factor) -> tuple[int, ...]:
         return self.found.m if factor is self.found.a else self.found.n
 
+    def _positions(self, factor: Factor) -> list[int]:
+        """The parallel indices the factor depends on."""
+        values = [v for v in (factor.value, factor.guard) if v is not None]
+        sources = {v for op in self._makers(values, set()) for v in op.operands}
+        own = [p for p in self.found.batch if self.found.indices[p] in sources]
+        return [*own, *self._side(factor)]
+
     def _pack_of(self, factor: Factor, name: str) -> Value:
         found = self.found
         step = max(1, 16 // factor.dtype.itemsize)
-        padded = ceildiv(found.k_size, Size.of(step)) * step
-        extents = [found.extents[p] for p in (*found.batch, *self._side(factor))]
-        return Value(tensor(factor.dtype, *extents, padded, align=16), name)
+        *outer, last = (found.reduce_extents[p] for p in self.sums)
+        padded = ceildiv(last, Size.of(step)) * step
+        extents = [found.extents[p] for p in self._positions(factor)]
+        return Value(tensor(factor.dtype, *extents, *outer, padded, align=16), name)
 
     def _packing_kernel(self, factor: Factor, pack: Value) -> Kernel:
         found = self.found
-        positions = (*found.batch, *self._side(factor))
+        positions = self._positions(factor)
         b = Builder(self.kernel.span)
         mapping: dict[Value, Value] = {}
         clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], mapping)
         assert isinstance(pack.type, Tensor)
 
         def body(inner: Builder, *indices: Value) -> list[Value]:
-            *own, k = indices
+            own, sums = indices[: len(positions)], indices[len(positions) :]
             local = dict(mapping) | dict(zip((found.indices[p] for p in positions), own, strict=True))
-            local[found.k[0]] = k
+            local |= dict(zip((found.k[p] for p in self.sums), sums, strict=True))
             zero = inner.const(0, factor.dtype)
-            inside = inner.op("lt", k, inner.index(found.k_size))
+            inside = inner.op("lt", sums[-1], inner.index(found.reduce_extents[self.sums[-1]]))
             if factor.guard is not None:
                 self._clone(inner, [factor.guard], local)
                 inside = inner.logical_and(inside, local[factor.guard])
@@ -112,12 +127,14 @@ class _Packing:
                 return [inside_local[factor.value]]
 
             (result,) = inner.if_(inside, value, lambda deep: [zero])
+            if factor.dtype is f32:
+                result = _rounded(inner, result)
             inner.multi("store", pack, *indices, result)
             return []
 
-        extents = [b.index(found.extents[p]) for p in positions] + [b.index(pack.type.shape[-1])]
+        names = [*(found.indices[p].name for p in positions), *(found.k[p].name for p in self.sums)]
         with b.at(found.reduction.span):
-            b.parallel(extents, body, [*(found.indices[p].name for p in positions), "k"])
+            b.parallel([b.index(extent) for extent in pack.type.shape], body, names)
         return self._finished(f"{self.kernel.name}.pack", b, [pack])
 
     def _main_kernel(self, packs: dict[int, Value]) -> Kernel:
@@ -131,24 +148,32 @@ class _Packing:
         def body(inner: Builder, *indices: Value) -> list[Value]:
             local = dict(mapping) | dict(zip(region.args, indices, strict=True))
 
-            def term(deep: Builder, k: Value) -> list[Value]:
+            def product(deep: Builder, inside: dict[Value, Value]) -> list[Value]:
                 factors: list[Value] = []
                 for factor in (found.a, found.b):
-                    inside = dict(local)
-                    inside[found.k[0]] = k
                     pack = packs.get(id(factor))
                     if pack is not None:
-                        where = [local[found.indices[p]] for p in (*found.batch, *self._side(factor))]
-                        factors.append(deep.cast(deep.op("load", pack, *where, k), wide))
+                        where = [inside[found.indices[p]] for p in self._positions(factor)]
+                        where += [inside[found.k[p]] for p in self.sums]
+                        factors.append(deep.cast(deep.op("load", pack, *where), wide))
                     else:
                         self._clone(deep, [factor.value], inside)
                         factors.append(deep.cast(inside[factor.value], wide))
                 return [deep.mul(*factors)]
 
+            def term(deep: Builder, *sums: Value) -> Sequence[Value]:
+                inside = dict(local) | dict(zip(found.k, sums, strict=True))
+                guards = [f.guard for f in (found.a, found.b) if f.guard is not None and id(f) not in packs]
+                if not guards:
+                    return product(deep, inside)
+                self._clone(deep, guards[:1], inside)
+                zero = deep.const(0, wide)
+                return deep.if_(inside[guards[0]], lambda region: product(region, dict(inside)), lambda region: [zero])
+
             for op in region.ops[:-1]:
                 if op is found.reduction:
                     with inner.at(op.span):
-                        results = inner.reduce("add", [inner.index(found.reduce_extents[0])], term, ["k"])
+                        results = inner.reduce("add", [inner.index(e) for e in found.reduce_extents], term, [k.name for k in found.k])
                     local.update(zip(op.results, results, strict=True))
                 else:
                     clone_ops(inner, [op], local)
@@ -158,18 +183,22 @@ class _Packing:
             b.parallel([b.index(e) for e in found.extents], body, [a.name for a in region.args])
         return self._finished(self.kernel.name, b, list(packs.values()))
 
-    def _clone(self, b: Builder, values: Sequence[Value], mapping: dict[Value, Value]) -> None:
-        """Copy the ops that make these values."""
+    def _makers(self, values: Sequence[Value], known: Container[Value]) -> list[Op]:
+        """The ops that make these values from known ones, in order."""
         wanted: set[Value] = set()
-        waiting = [v for v in values if v not in mapping]
+        waiting = [v for v in values if v not in known]
         while waiting:
             value = waiting.pop()
             op = self.made.get(value)
-            if value in wanted or op is None or value in mapping:
+            if value in wanted or op is None or value in known:
                 continue
             wanted.update(op.results)
             waiting += [*op.operands, *(v for region in op.regions for inner in walk(region) for v in inner.operands)]
-        chosen = [op for op in self.everything if any(r in wanted for r in op.results)]
+        return [op for op in self.everything if any(r in wanted for r in op.results)]
+
+    def _clone(self, b: Builder, values: Sequence[Value], mapping: dict[Value, Value]) -> None:
+        """Copy the ops that make these values."""
+        chosen = self._makers(values, mapping)
         nested = {id(inner) for op in chosen for region in op.regions for inner in walk(region)}
         clone_ops(b, [op for op in chosen if id(op) not in nested], mapping)
 
@@ -183,3 +212,10 @@ class _Packing:
         used = {v for op in walk(whole.body) for v in op.operands}
         return replace(whole, params=(*(p for p in self.kernel.params if p in used), *(p for p in packs if p in used)))
 
+
+
+def _rounded(b: Builder, value: Value) -> Value:
+    """An f32 with the 10 bits of mantissa matrix units use, to nearest, ties away from zero; what is NaN stays so."""
+    bits = b.bitcast(value, u32)
+    near = b.op("and", b.add(bits, b.const(0x1000, u32)), b.const(0xFFFFE000, u32))
+    return b.select(b.op("isnan", value), b.const(math.nan, f32), b.bitcast(near, f32))

@@ -34,6 +34,8 @@ class Schedule:
     vector_index: int = -1
     """Which parallel index is the vector axis, when it is not the reduction's; -1 for none."""
     threads: int = 1
+    across: int = 1
+    """Lanes along the other tiled index, where loads walk memory along that one: both loads and stores then use whole sectors."""
     warps_on_reduction: bool = True
     """Whether warps beyond the vector axis spread over the reduction (and then meet in shared memory)."""
     chunk: int = 1
@@ -225,6 +227,10 @@ def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], vecto
     if rank == 0:
         return Schedule((), threads=32)
     tiles = [1] * rank
+    turned = next((p for p, weight in enumerate(nest.stride_one) if weight and p != axis), None)
+    if turned is not None and not nest.reductions and vector > 1:
+        tiles[axis], tiles[turned] = 16 * vector, per_block // (16 * vector)
+        return Schedule(tuple(tiles), 1, vector, vector_index=axis, threads=threads, across=8)
     tiles[axis] = min(per_block, max(_power_of_two(_hint(nest.extents[axis], hints)), vector * 8))
     other = next((p for p in reversed(range(rank)) if p != axis), None)
     if other is None:

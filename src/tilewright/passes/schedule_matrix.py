@@ -43,6 +43,8 @@ class MatrixSchedule:
     """Pieces of the result on their way out of a warp group's shared memory."""
     inner: int = -1
     """Which of several summed indices is cut into steps, the others being walked around it; -1: all are walked as one."""
+    apart: bool = False
+    """Of several indices on a side only the innermost makes up tiles; the others are walked one by one."""
     swap: bool = False
     """Exchange the factors: the tile's rows are the results' columns."""
     parts: int = 1

@@ -1,9 +1,9 @@
 """How one operand of a contraction gets into shared memory, step by step along the sum, on any GPU.
 
-In: the tile-stage ops that make the operand's tile (a plain load, or loads and whatever is computed from them). Out: thread-stage ops
-that fill one stage of a ring of tiles. The threads of the block share the tile in a blocked layout of its own, chosen so that global
-memory is read in the widest vectors that are provably aligned; a plain load whose vectors lie in shared memory as they do in global
-memory goes by asynchronous copies, everything else through registers.
+In: the tile-stage ops that make the operand's tile (a plain load, or loads and whatever is computed from them). Out:
+thread-stage ops that fill one stage of a ring of tiles. The threads of the block share the tile in a blocked layout of its
+own, chosen so that global memory is read in the widest vectors that are provably aligned; a plain load whose vectors lie in
+shared memory as they do in global memory goes by asynchronous copies, everything else through registers.
 
     ring[stage][row * pitch + column]       rows run along the sum (`k`) or across it (`mn`)
 
@@ -97,7 +97,9 @@ class Source:
         last = made[operand]
         self.load = last if last.opcode == "load" else None
         """The load the operand is, where nothing is done to it."""
-        loads = [op for op in (*self.fixed, *self.changing) if op.opcode == "load" and isinstance(op.results[0].type, Tile)]
+        loads = [
+            op for op in (*self.fixed, *self.changing) if op.opcode == "load" and isinstance(op.results[0].type, Tile)
+        ]
         self.main = max(loads, key=lambda op: _count(shape_of(op.results[0])), default=None)
         """The load that reads most."""
 
@@ -114,8 +116,8 @@ def _count(shape: Shape) -> int:
 
 
 class ThreadTile(Blocked):
-    """A blocked layout with vectors along both axes. Along `wide` they are vectors of a thread; along the other axis each of their
-    elements is a register of its own."""
+    """A blocked layout with vectors along both axes. Along `wide` they are vectors of a thread; along the other axis each
+    of their elements is a register of its own."""
 
     wide = 1
 
@@ -136,9 +138,11 @@ class TallTile(ThreadTile):
 
 
 class OperandView(TileLowering):
-    """The threads of the block as they share one operand's tile. A view without a ring is for looking at what a step would load."""
+    """The threads of the block as they share one operand's tile. A view without a ring only looks at what a step would load."""
 
-    def __init__(self, outer: TileLowering, source: Source, layout: Blocked, ring: Ring | None = None, asynchronous: bool = False) -> None:
+    def __init__(
+        self, outer: TileLowering, source: Source, layout: Blocked, ring: Ring | None = None, asynchronous: bool = False
+    ) -> None:
         self.given = layout
         super().__init__(outer.kernel, outer.target)
         if isinstance(layout, ThreadTile):
@@ -192,7 +196,9 @@ class OperandView(TileLowering):
             return held.shape[self.axis] == 1
         if isinstance(held, Index):
             return not held.factors.get(self.axis, 0)
-        return isinstance(held, Value) or (all(self._is_narrow(i) for i, _ in held.edges) and all(map(self._is_narrow, held.others)))
+        return isinstance(held, Value) or (
+            all(self._is_narrow(i) for i, _ in held.edges) and all(map(self._is_narrow, held.others))
+        )
 
     def _narrowed(self, shape: Shape) -> Shape:
         return tuple(1 if a == self.axis else e for a, e in enumerate(shape))
@@ -215,12 +221,14 @@ class OperandView(TileLowering):
         held, shape = self.env[op.operands[0]], shape_of(op.result)
         if isinstance(held, Registers) and self.is_wide(shape) and held.shape[self.axis] == 1:
             narrow = self._narrowed(shape)
-            self.env[op.result] = Registers(narrow, {c: held.cells[self.collapsed(c, held.shape)] for c in self.cells(narrow)})
+            self.env[op.result] = Registers(
+                narrow, {c: held.cells[self.collapsed(c, held.shape)] for c in self.cells(narrow)}
+            )
             return
         super()._broadcast(b, op)
 
     def _symbolic(self, b: Builder, op: Op, held: Sequence[Held], result: Tile) -> Held | None:
-        """Beside what is symbolic everywhere: quotients that are the same for the whole tile, and whatever is the same for a vector."""
+        """Beside what is symbolic everywhere: quotients that are the same for a whole tile, and what is the same for a vector."""
         found = super()._symbolic(b, op, held, result)
         if found is not None:
             return found
@@ -236,7 +244,9 @@ class OperandView(TileLowering):
             return None
         narrow = self._narrowed(result.shape)
         operands = [self.registers(b, self._on(h, narrow), narrow) for h in held]
-        return Registers(narrow, {c: b.emit(op.opcode, [o.cells[c] for o in operands], op.attrs)[0] for c in self.cells(narrow)})
+        return Registers(
+            narrow, {c: b.emit(op.opcode, [o.cells[c] for o in operands], op.attrs)[0] for c in self.cells(narrow)}
+        )
 
     def _on(self, held: Held, shape: Shape) -> Held:
         """The same, seen as a tile of another shape."""
@@ -315,7 +325,16 @@ class OperandView(TileLowering):
             if len(wanted) == 2:
                 wanted = [b.logical_and(*wanted)]
             bytes_ = width * memory.dtype.itemsize
-            b.multi("copy_async", self.ring.memory, self._place(b, cell), op.operands[0], *indices, *wanted, bytes=bytes_, masked=bool(wanted))
+            b.multi(
+                "copy_async",
+                self.ring.memory,
+                self._place(b, cell),
+                op.operands[0],
+                *indices,
+                *wanted,
+                bytes=bytes_,
+                masked=bool(wanted),
+            )
 
     # -- shared memory ------------------------------------------------------------------------------------------
 
@@ -355,7 +374,12 @@ class OperandView(TileLowering):
             place = self._place(b, cell)
             for lane in range(self.vector):
                 column = [b.op("extract", row, lane=lane) if isinstance(row.type, Vec) else row for row in rows]
-                b.multi("store", self.ring.memory, b.add(place, b.index(lane * self.ring.scale(self.axis))), b.op("pack", *column))
+                b.multi(
+                    "store",
+                    self.ring.memory,
+                    b.add(place, b.index(lane * self.ring.scale(self.axis))),
+                    b.op("pack", *column),
+                )
 
 
 def _moved(cell: Cell, axis: int, step: int) -> Cell:
@@ -365,9 +389,11 @@ def _moved(cell: Cell, axis: int, step: int) -> Cell:
 # -- choosing the layout ------------------------------------------------------------------------------------------------
 
 
-def shared_layout(shape: Shape, axis: int, vector: int, threads: int, across: bool = False, height: int = 1) -> Blocked | None:
-    """The threads side by side along `axis`, in vectors; None where the tile is too small. `across`: what is read along the axis is
-    written across it, so few lanes go along it and the rest to other banks; `height` rows are a thread's own then."""
+def shared_layout(
+    shape: Shape, axis: int, vector: int, threads: int, across: bool = False, height: int = 1
+) -> Blocked | None:
+    """The threads side by side along `axis`, in vectors; None where the tile is too small. `across`: what is read along the
+    axis is written across it, so few lanes go along it and the rest to other banks; `height` rows are a thread's own then."""
     other = 1 - axis
     lanes, warps, vectors = [1, 1], [1, 1], [1, 1]
     vectors[axis], vectors[other] = vector, height
@@ -404,9 +430,11 @@ def contiguous_axis(outer: TileLowering, source: Source, threads: int) -> int | 
     raise _too_small(shape, threads)
 
 
-def make_view(outer: TileLowering, source: Source, ring: Ring, threads: int, copy: str, contiguous: int | None) -> OperandView:
-    """The best way to fill the ring. `copy`: `threads` (through registers), `async` (asynchronously even one element at a time) or what is
-    best."""
+def make_view(
+    outer: TileLowering, source: Source, ring: Ring, threads: int, copy: str, contiguous: int | None
+) -> OperandView:
+    """The best way to fill the ring. `copy`: `threads` (through registers), `async` (asynchronously even one element at a
+    time), or anything else for what is best."""
     axis = contiguous if contiguous is not None else ring.inner
     size = dtype_of(source.main.results[0].type).itemsize if source.main is not None else ring.dtype.itemsize
     is_load = source.load is not None and source.load is source.main and dtype_of(source.operand.type) is ring.dtype
@@ -419,7 +447,9 @@ def make_view(outer: TileLowering, source: Source, ring: Ring, threads: int, cop
     while vector >= 1:
         for height in heights:
             layout = shared_layout(ring.shape, axis, vector, threads, across and not by_element, height)
-            if layout is not None and (vector == 1 or all(w in (0, vector) for w in _tried(outer, source, layout).widths)):
+            if layout is not None and (
+                vector == 1 or all(w in (0, vector) for w in _tried(outer, source, layout).widths)
+            ):
                 asynchronous = may and vector * size in (4, 8, 16) and (by_element or not across)
                 return OperandView(outer, source, layout, ring, asynchronous)
         vector //= 2

@@ -1,7 +1,7 @@
 """Divisions of indices that are never negative become unsigned, which is several times shorter on a GPU.
 
-In and out: a thread-stage kernel. What is surely not negative follows from its ops alone: sizes, numbers of threads and blocks, loops that start
-at such, and sums, products and quotients of them. Sits after a lowering that takes indices apart.
+In and out: a thread-stage kernel. What is surely not negative follows from its ops alone: sizes, numbers of threads and
+blocks, loops that start at such, and sums, products and quotients of them. Sits after a lowering that takes indices apart.
 
     %q = floordiv %i, %n : i64   ->   %q = cast (floordiv (cast %i : u64), (cast %n : u64)) : i64
 """
@@ -16,7 +16,9 @@ from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.rewrite import rewrite
 from tilewright.ir.types import dtype_of
 
-_KEEPING = frozenset({"add", "mul", "floordiv", "min", "max", "and", "or", "shr", "broadcast", "pack", "extract", "split"})
+_KEEPING = frozenset(
+    {"add", "mul", "floordiv", "min", "max", "and", "or", "shr", "broadcast", "pack", "extract", "split"}
+)
 """Ops that give nothing negative of operands that are not."""
 
 

@@ -1,4 +1,4 @@
-"""Which loop nests are contractions, what each factor is, and how it lies in memory: by structure, whatever the order of indices."""
+"""Which loop nests are contractions, what each factor is and how it lies in memory: by structure, in any order of indices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ import pytest
 import tilewright as tw
 from kernel_table import from_text
 from kernels_matrix import convolution_kernel, nest, product_kernel
-from tilewright.analysis.contraction import Contraction, Factor, Image, Plane, find_contraction, image, plane, restates_bounds
+from tilewright.analysis.contraction import (
+    Contraction,
+    Factor,
+    Image,
+    Plane,
+    find_contraction,
+    image,
+    plane,
+    restates_bounds,
+)
 from tilewright.base.dtypes import DType, bf16, f8e4m3, f16, f32, f64, i8, i32
 from tilewright.base.sizes import Size
 from tilewright.compile.driver import front_end
@@ -58,13 +67,15 @@ A, B = zeros(24, 40), zeros(40, 56)
 
 
 @pytest.mark.parametrize(
-    ("grid", "term", "store"), list(itertools.product(["i, j", "j, i"], ["a[i, p] * b[p, j]", "b[p, j] * a[i, p]"], ["i, j", "j, i"]))
-)  # fmt: skip
+    ("grid", "term", "store"),
+    list(itertools.product(["i, j", "j, i"], ["a[i, p] * b[p, j]", "b[p, j] * a[i, p]"], ["i, j", "j, i"])),
+)
 def test_a_product_in_every_order(grid: str, term: str, store: str) -> None:
     extents = {"i": "m", "j": "n"}
     order, shape = (", ".join(extents[x] for x in text.split(", ")) for text in (grid, store))
     kernel = from_text(
-        f"def product(a: tw.Array, b: tw.Array) -> tw.Array:\n    m, k = a.shape\n    n = b.shape[1]\n    out = tw.empty(({shape}), a.dtype)\n"
+        f"def product(a: tw.Array, b: tw.Array) -> tw.Array:\n    m, k = a.shape\n    n = b.shape[1]\n"
+        f"    out = tw.empty(({shape}), a.dtype)\n"
         f"    for {grid} in tw.grid({order}):\n        acc = tw.f32(0)\n        for p in range(k):\n            acc += {term}\n"
         f"        out[{store}] = acc\n    return out\n"
     )
@@ -81,8 +92,13 @@ def test_a_product_in_every_order(grid: str, term: str, store: str) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "first", "second"),
-    [("kn", Plane(0, 1), Plane(1, 0)), ("nk", Plane(0, 1), Plane(0, 1)), ("tn", Plane(1, 0), Plane(1, 0)), ("tt", Plane(1, 0), Plane(0, 1))],
-)  # fmt: skip
+    [
+        ("kn", Plane(0, 1), Plane(1, 0)),
+        ("nk", Plane(0, 1), Plane(0, 1)),
+        ("tn", Plane(1, 0), Plane(1, 0)),
+        ("tt", Plane(1, 0), Plane(0, 1)),
+    ],
+)
 def test_either_factor_may_lie_either_way(layout: str, first: Plane, second: Plane) -> None:
     a = zeros(40, 24) if layout[0] == "t" else A
     b = zeros(56, 40) if layout in ("nk", "tt") else B
@@ -99,20 +115,34 @@ def test_strides_do_not_matter() -> None:
 
 
 def test_an_index_with_an_offset_walks_but_one_with_a_step_does_not() -> None:
-    half = nest("a, b", "m, k = a.shape; n = b.shape[1]; h = k // 2", "m, n", "a.dtype", "i: m, j: n", [("p", "h")], "a[i, 2 * p] * b[p + 1, j]")
+    half = nest(
+        "a, b",
+        "m, k = a.shape; n = b.shape[1]; h = k // 2",
+        "m, n",
+        "a.dtype",
+        "i: m, j: n",
+        [("p", "h")],
+        "a[i, 2 * p] * b[p + 1, j]",
+    )
     found = contraction(half, A, B)
     assert plane(found, found.a) is None
     assert plane(found, found.b) == Plane(1, 0)
 
 
-@pytest.mark.parametrize(("dtype", "zero", "sums"), [(bf16, "tw.f32(0)", f32), (f16, "tw.f32(0)", f32), (f64, "tw.f64(0)", f64)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "zero", "sums"), [(bf16, "tw.f32(0)", f32), (f16, "tw.f32(0)", f32), (f64, "tw.f64(0)", f64)], ids=str
+)
 def test_the_accumulator_has_a_dtype_of_its_own(dtype: DType, zero: str, sums: DType) -> None:
     found = contraction(product_kernel("kn", zero), A.astype(dtype.numpy), B.astype(dtype.numpy))
     assert (found.a.dtype, found.b.dtype, found.accumulator) == (dtype, dtype, sums)
 
 
 def test_casts_that_only_widen_are_no_part_of_a_factor() -> None:
-    whole = contraction(product_kernel("kn", "tw.i32(0)", "tw.i32", "tw.i32({a}) * tw.i32({b})"), zeros(24, 40, dtype=i8), zeros(40, 56, dtype=i8))
+    whole = contraction(
+        product_kernel("kn", "tw.i32(0)", "tw.i32", "tw.i32({a}) * tw.i32({b})"),
+        zeros(24, 40, dtype=i8),
+        zeros(40, 56, dtype=i8),
+    )
     assert (whole.a.dtype, whole.b.dtype, whole.accumulator) == (i8, i8, i32)
     assert (reads(whole.a), reads(whole.b)) == ("a", "b")
     narrow = contraction(product_kernel("kn", dtype="tw.bf16"), zeros(24, 40, dtype=f8e4m3), zeros(40, 56, dtype=f8e4m3))
@@ -132,7 +162,9 @@ def test_an_index_both_factors_have_is_a_batch() -> None:
     found = contraction(batched("a[h, i, p] * b[h, p, j]", "b.shape[2]"), zeros(3, 24, 40), zeros(3, 40, 56))
     assert names(found) == ("h", "i", "j")
     assert (plane(found, found.a), plane(found, found.b)) == (Plane(1, 2), Plane(2, 1))
-    inside = contraction(batched("a[h, i, p] * b[h, p, j]", "b.shape[2]", "i: m, h: t, j: n", "m, t, n"), zeros(3, 24, 40), zeros(3, 40, 56))
+    inside = contraction(
+        batched("a[h, i, p] * b[h, p, j]", "b.shape[2]", "i: m, h: t, j: n", "m, t, n"), zeros(3, 24, 40), zeros(3, 40, 56)
+    )
     assert names(inside) == ("h", "i", "j")
 
 
@@ -173,7 +205,9 @@ def test_a_product_of_three_has_two_factors() -> None:
     assert reads(found.b) == "b"
 
 
-@pytest.mark.parametrize("result", ["acc + c[j]", "tw.gelu(acc + c[j])", "acc * c[j] + tw.exp(acc)", "tw.where(acc > 0.0, acc, c[j])"])
+@pytest.mark.parametrize(
+    "result", ["acc + c[j]", "tw.gelu(acc + c[j])", "acc * c[j] + tw.exp(acc)", "tw.where(acc > 0.0, acc, c[j])"]
+)
 def test_what_is_done_to_results_does_not_matter(result: str) -> None:
     found = contraction(product_kernel("kn", result=result, extra=", c"), A, B, zeros(56))
     assert names(found) == ("", "i", "j")
@@ -222,13 +256,20 @@ def test_a_convolution_without_a_border_needs_no_guard() -> None:
     assert lies.lower == (0, 0)
 
 
-@pytest.mark.parametrize("test", ["y >= 1 and y < h", "y >= 0 and y < h - 1", "y >= 0 and y < w", "z >= 0 and y < h", "i + u >= 1 and h > y"])
+@pytest.mark.parametrize(
+    "test", ["y >= 1 and y < h", "y >= 0 and y < h - 1", "y >= 0 and y < w", "z >= 0 and y < h", "i + u >= 1 and h > y"]
+)
 def test_a_guard_that_says_more_than_the_bounds_is_one(test: str) -> None:
     kernel = nest(
-        "x, f", "n, h, w, c = x.shape; k, r, s, d = f.shape", "n, h, w, k", "x.dtype", "b: n, i: h, j: w, o: k",
-        [("u", "r"), ("v", "s"), ("q", "c")], "x[b, y, z, q] * f[o, u, v, q]",
+        "x, f",
+        "n, h, w, c = x.shape; k, r, s, d = f.shape",
+        "n, h, w, k",
+        "x.dtype",
+        "b: n, i: h, j: w, o: k",
+        [("u", "r"), ("v", "s"), ("q", "c")],
+        "x[b, y, z, q] * f[o, u, v, q]",
         inside=["y = i + u - 1", "z = j + v - 1", f"if z >= 0 and z < w and y >= 0 and y < h and {test}:"],
-    )  # fmt: skip
+    )
     found = contraction(kernel, zeros(2, 9, 11, 32), zeros(48, 3, 3, 32))
     # A test that follows from the others is not one more.
     says_more = test not in ("z >= 0 and y < h", "i + u >= 1 and h > y")
@@ -238,10 +279,15 @@ def test_a_guard_that_says_more_than_the_bounds_is_one(test: str) -> None:
 
 def test_groups_are_a_batch() -> None:
     kernel = nest(
-        "x, f", "n, g, c, h, w = x.shape; g2, k, c2, r, s = f.shape", "n, g, k, h, w", "x.dtype", "b: n, e: g, o: k, i: h, j: w",
-        [("q", "c"), ("u", "r"), ("v", "s")], "x[b, e, q, y, z] * f[e, o, q, u, v]",
+        "x, f",
+        "n, g, c, h, w = x.shape; g2, k, c2, r, s = f.shape",
+        "n, g, k, h, w",
+        "x.dtype",
+        "b: n, e: g, o: k, i: h, j: w",
+        [("q", "c"), ("u", "r"), ("v", "s")],
+        "x[b, e, q, y, z] * f[e, o, q, u, v]",
         inside=["y = i + u - 1", "z = j + v - 1", "if y >= 0 and y < h and z >= 0 and z < w:"],
-    )  # fmt: skip
+    )
     found = contraction(kernel, zeros(2, 3, 8, 9, 11), zeros(3, 16, 8, 3, 3))
     assert names(found) == ("e", "o", "bij")
 
@@ -298,30 +344,47 @@ def pairs(term: str, sizes: str = SQUARE, extra: str = "", k: str = "k", inside:
 
 
 NOT_CONTRACTIONS: dict[str, tuple[MatrixKernel, tuple[np.ndarray, ...]]] = {
-    "matrix by vector": (nest("a, b", "m, k = a.shape", "m", "a.dtype", "i: m", [("p", "k")], "a[i, p] * b[p]"), (A, zeros(40))),
+    "matrix by vector": (
+        nest("a, b", "m, k = a.shape", "m", "a.dtype", "i: m", [("p", "k")], "a[i, p] * b[p]"),
+        (A, zeros(40)),
+    ),
     "matrices by vectors": (
-        nest("a, b", "t, m, k = a.shape", "t, m", "a.dtype", "h: t, i: m", [("p", "k")], "a[h, i, p] * b[p]"), (zeros(3, 24, 40), zeros(40)),
+        nest("a, b", "t, m, k = a.shape", "t, m", "a.dtype", "h: t, i: m", [("p", "k")], "a[h, i, p] * b[p]"),
+        (zeros(3, 24, 40), zeros(40)),
     ),
     "rows by rows": (nest("a, b", "m, k = a.shape", "m", "a.dtype", "i: m", [("p", "k")], "a[i, p] * b[i, p]"), (A, A)),
     "depthwise": (
         nest(
-            "x, f", "n, c, h, w = x.shape; c2, r, s = f.shape", "n, c, h, w", "x.dtype", "b: n, q: c, i: h, j: w", [("u", "r"), ("v", "s")],
-            "x[b, q, y, z] * f[q, u, v]", inside=["y = i + u - 1", "z = j + v - 1", "if y >= 0 and y < h and z >= 0 and z < w:"],
-        ), (zeros(2, 3, 9, 9), zeros(3, 3, 3)),
+            "x, f",
+            "n, c, h, w = x.shape; c2, r, s = f.shape",
+            "n, c, h, w",
+            "x.dtype",
+            "b: n, q: c, i: h, j: w",
+            [("u", "r"), ("v", "s")],
+            "x[b, q, y, z] * f[q, u, v]",
+            inside=["y = i + u - 1", "z = j + v - 1", "if y >= 0 and y < h and z >= 0 and z < w:"],
+        ),
+        (zeros(2, 3, 9, 9), zeros(3, 3, 3)),
     ),
     "largest product": (tw.kernel(largest), (A, B)),
     "sum of sums": (pairs("a[i, p] + b[p, j]"), (A, B)),
     "sum of quotients": (pairs("a[i, p] / b[p, j]"), (A, B)),
     "sum of distances": (pairs("(a[i, p] - b[p, j]) * (a[i, p] - b[p, j])"), (A, B)),
-    "a factor with both indices": (pairs("a[i, p] * b[p, j] * a[j, p]", "m, k = a.shape; n = b.shape[1]"), (zeros(40, 40), zeros(40, 40))),
-    "a bound that another array gives": (pairs("a[i, p] * b[p, j]", SQUARE, ", c", "tw.cast(c[i], tw.i64)"), (A, B, zeros(24, dtype=i32))),
+    "a factor with both indices": (
+        pairs("a[i, p] * b[p, j] * a[j, p]", "m, k = a.shape; n = b.shape[1]"),
+        (zeros(40, 40), zeros(40, 40)),
+    ),
+    "a bound that another array gives": (
+        pairs("a[i, p] * b[p, j]", SQUARE, ", c", "tw.cast(c[i], tw.i64)"),
+        (A, B, zeros(24, dtype=i32)),
+    ),
     "a triangle": (pairs("a[i, p] * b[p, j]", k="i"), (A, B)),
     "a guard of both indices": (pairs("a[i, p] * b[p, j]", inside=("if i <= j:",)), (A, B)),
     "something other than zero outside": (pairs("tw.where(p <= i, a[i, p] * b[p, j], 1.0)"), (A, B)),
     "nothing that varies along the sum": (pairs("a[i, 0] * b[0, j]"), (A, B)),
     "two sums": (tw.kernel(twice), (A, B)),
     "two sums in one loop": (tw.kernel(side_by_side), (A, B)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", NOT_CONTRACTIONS)

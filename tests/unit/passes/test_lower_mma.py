@@ -181,7 +181,11 @@ def conv_nhwc(x: tw.Array, w: tw.Array) -> tw.Array:
 
 
 def lowered(
-    function: Callable[..., tw.Array], *arrays: np.ndarray, schedule: str = "", precision: str = "ieee", target: str = "sm_80"
+    function: Callable[..., tw.Array],
+    *arrays: np.ndarray,
+    schedule: str = "",
+    precision: str = "ieee",
+    target: str = "sm_80",
 ) -> Stages:
     return tw.kernel(schedule=schedule, precision=precision)(function).stages(*arrays, target=target).stages
 
@@ -220,9 +224,18 @@ PRODUCTS = [(np.float32, FMA, "ieee", 5e-7), (BF16, mma(32), "ieee", 4e-3), (np.
 
 
 @pytest.mark.parametrize("shape", [(70, 90, 37), (72, 80, 48), (65, 129, 8)], ids=str)
-@pytest.mark.parametrize(("dtype", "schedule", "precision", "bound"), PRODUCTS, ids=["fma", "bf16", "f16", "tf32", "3xtf32"])
+@pytest.mark.parametrize(
+    ("dtype", "schedule", "precision", "bound"), PRODUCTS, ids=["fma", "bf16", "f16", "tf32", "3xtf32"]
+)
 @pytest.mark.parametrize("order", [nn, nt, tn])
-def test_floats(order: Callable[..., tw.Array], dtype: type, schedule: str, precision: str, bound: float, shape: tuple[int, int, int]) -> None:
+def test_floats(
+    order: Callable[..., tw.Array],
+    dtype: type,
+    schedule: str,
+    precision: str,
+    bound: float,
+    shape: tuple[int, int, int],
+) -> None:
     m, n, k = shape
     a = numbers(dtype, *((k, m) if order is tn else (m, k)))
     b = numbers(dtype, *((n, k) if order is nt else (k, n)))
@@ -275,7 +288,13 @@ def test_infinities_and_nan_stay_in_their_rows(schedule: str, precision: str) ->
 @pytest.mark.parametrize("schedule", [FMA, mma(16)])
 def test_a_sum_of_nothing_is_zero(schedule: str) -> None:
     a, b = np.zeros((70, 0), np.float32), np.zeros((0, 80), np.float32)
-    some = lowered(nn, numbers(np.float32, 70, 3), numbers(np.float32, 3, 80), schedule=schedule, precision="tf32" if "mma" in schedule else "ieee")
+    some = lowered(
+        nn,
+        numbers(np.float32, 70, 3),
+        numbers(np.float32, 3, 80),
+        schedule=schedule,
+        precision="tf32" if "mma" in schedule else "ieee",
+    )
     np.testing.assert_array_equal(computed(some, a, b), np.zeros((70, 80), np.float32))
 
 
@@ -324,7 +343,10 @@ def convolved(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     padded = np.pad(wide(x), ((0, 0), (0, 0), (1, 1), (1, 1)))
     height, width = x.shape[2:]
     taps = [(r, s) for r in range(3) for s in range(3)]
-    return np.sum([np.einsum("nchw,kc->nkhw", padded[:, :, r : r + height, s : s + width], wide(w)[:, :, r, s]) for r, s in taps], axis=0)
+    return np.sum(
+        [np.einsum("nchw,kc->nkhw", padded[:, :, r : r + height, s : s + width], wide(w)[:, :, r, s]) for r, s in taps],
+        axis=0,
+    )
 
 
 @pytest.mark.parametrize("target", ["sm_75", "sm_80"])
@@ -400,7 +422,9 @@ def test_rows_of_a_patch_are_registers(kind: type[ThreadTile]) -> None:
     (f32, f32, "3xtf32", "sm_120", True), (i8, i32, "ieee", "sm_89", True), (i8, i64, "ieee", "sm_89", False),
     (f64, f64, "ieee", "sm_90", True), (f64, f64, "ieee", "sm_86", False),
 ])  # fmt: skip
-def test_matrix_instructions_where_there_are_any(operand: object, total: object, precision: str, target: str, wanted: bool) -> None:
+def test_matrix_instructions_where_there_are_any(
+    operand: object, total: object, precision: str, target: str, wanted: bool
+) -> None:
     assert by_matrix(operand, total, precision, parse_target(target)) == wanted  # type: ignore[arg-type]
 
 
@@ -411,7 +435,10 @@ def test_thin_products_are_left_to_reductions(target: str) -> None:
 
 
 def test_a_large_product_has_large_tiles() -> None:
-    found = [lowered(nn, np.zeros((n, n), np.float32), np.zeros((n, n), np.float32), target="sm_90a").schedules[0] for n in (512, 4096)]
+    found = [
+        lowered(nn, np.zeros((n, n), np.float32), np.zeros((n, n), np.float32), target="sm_90a").schedules[0]
+        for n in (512, 4096)
+    ]
     assert found[0].m * found[0].n < found[1].m * found[1].n  # type: ignore[union-attr]
 
 

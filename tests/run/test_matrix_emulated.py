@@ -121,6 +121,15 @@ def test_operands_that_lie_across_the_sum_come_as_they_are(layout: str) -> None:
     assert (chosen.a_copy, chosen.b_copy) == ("tma", "tma")
 
 
+@pytest.mark.parametrize("extent", [3000, 8192])
+@pytest.mark.parametrize("name", ["kn_f16", "nk_f16", "tn_f16", "tt_f16", "into_columns"])
+def test_what_is_chosen_for_large_sizes_is_right_at_small_ones(name: str, extent: int) -> None:
+    case = BY_NAME[name]
+    large = np.empty((extent, extent), case.arguments((1, 1, 1))[0].dtype)
+    (chosen,) = followed(case.kernel, (large, large))
+    check(case, "sm_90a", (200, 232, 72), again(case.kernel, schedule=chosen.describe()))
+
+
 @pytest.mark.parametrize(
     "name", ["bias_gelu_residual", "scaled_rows_and_columns", "batched_rows_bf16", "nk_bf16_to_f32", "into_columns"]
 )

@@ -142,6 +142,7 @@ def _with_guard_checks(program: Program) -> Program:
     """Add checks for what is loaded under a condition that speaks of other indices: those loops must fit their arrays."""
     from tilewright.analysis.guarded import guarded_loads
     from tilewright.ir.program import Check
+    from tilewright.ir.types import Tensor
 
     checks = dict.fromkeys(program.checks)
     for call in program.calls:
@@ -152,8 +153,8 @@ def _with_guard_checks(program: Program) -> Program:
                 message = (
                     f"a loop over {{left}} elements (index '{index.name}') reads '{names[memory]}', whose axis {axis} has extent {{right}}"
                 )
-                size = memory.type.shape[axis]  # type: ignore[union-attr]
-                checks[Check(extent, "le", size, message, guarded.load.span, "TW013")] = None
+                assert isinstance(memory.type, Tensor)
+                checks[Check(extent, "le", memory.type.shape[axis], message, guarded.load.span, "TW013")] = None
     return replace(program, checks=tuple(checks)) if len(checks) > len(program.checks) else program
 
 

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilewright.analysis import divisors
-from tilewright.analysis.contraction import Contraction, Factor, find_contraction, image, plane
+from tilewright.analysis.contraction import Contraction, Factor, find_contraction, image, plane, restates_bounds
 from tilewright.base.dtypes import f32
+from tilewright.base.errors import UserError
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size
 from tilewright.base.target import Target
@@ -50,7 +51,8 @@ def shape_of(found: Contraction, hints: Mapping[str, int]) -> Shape:
 def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
     """Schedules for the contraction the kernel is, best first; none where it is not one, or where plain loops serve it."""
     found = find_contraction(kernel)
-    if found is None:
+    if found is None or not all(f.guard is None or restates_bounds(found, f) for f in (found.a, found.b)):
+        # A term that a condition leaves out is not the same as one with a factor of zero: the other may be infinite.
         return ()
     if not target.is_gpu:
         return cpu_schedules(kernel, found, target)
@@ -65,23 +67,45 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
                 candidates = [_with_copies(s, ways) for s in _wgmma(lying, shape, target) if _in_blocks(lying, s, ways, inner)]
                 candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "image"]
                 candidates = [s for s in candidates if s.a_copy != "image" or s.cluster == 1]
-                return tuple(sorted(candidates, key=lambda s: cost(s, shape, target, lying)))
+                return (*sorted(candidates, key=lambda s: cost(s, shape, target, lying)), *_by_warps(kernel, found, target, hints, inner))
+    return _by_warps(kernel, found, target, hints, inner)
+
+
+def _by_warps(
+    kernel: Kernel, found: Contraction, target: Target, hints: Mapping[str, int], inner: int
+) -> tuple[MatrixSchedule, ...]:
+    """Schedules any GPU of the family has."""
     shape = shape_of(found, hints)
-    found_by_warps = mma_schedules(kernel, found, target, shape.batch, shape.m, shape.n, shape.k)
-    return tuple(replace(s, inner=inner) for s in found_by_warps)
+    return tuple(replace(s, inner=inner) for s in mma_schedules(kernel, found, target, shape.batch, shape.m, shape.n, shape.k))
 
 
-def forced(text: str, found: tuple[MatrixSchedule, ...]) -> MatrixSchedule:
-    """The schedule somebody asked for; how operands are brought is kept from the choice, for it must fit them."""
+def forced(text: str, found: tuple[MatrixSchedule, ...], kernel: Kernel) -> MatrixSchedule:
+    """The schedule somebody asked for. How operands are brought is kept from the choice, for it must fit them; what cannot be is refused."""
     asked = parse_schedule(text)
-    if asked.family in ("mma", "fma"):
-        return asked
-    like = next((s for s in found if s.family == asked.family and s.swap == asked.swap), None)
+    alike = [s for s in found if s.family == asked.family]
+    if not alike:
+        families = ", ".join(dict.fromkeys(s.family for s in found))
+        raise UserError.at(
+            "TW020", f"schedule '{text}': {kernel.name} cannot be computed with family={asked.family} here", kernel.span,
+            f"it can with {families}",
+        )  # fmt: skip
+    if asked.family != "wgmma":
+        return asked if asked.family == "cpu" else replace(asked, inner=alike[0].inner)
+    like = next((s for s in alike if s.swap == asked.swap), None)
     if like is None:
-        like = next((s for s in found if s.family == asked.family), None)
-        if like is not None:
-            like = replace(like, a_copy=like.b_copy, b_copy=like.a_copy)
-    return asked if like is None else replace(asked, a_copy=like.a_copy, b_copy=like.b_copy, inner=like.inner, apart=like.apart)
+        like = replace(alike[0], a_copy=alike[0].b_copy, b_copy=alike[0].a_copy)
+    whole = replace(asked, a_copy=like.a_copy, b_copy=like.b_copy, inner=like.inner, apart=like.apart)
+    contraction = find_contraction(kernel)
+    assert contraction is not None
+    lying = contraction.apart() if whole.apart else contraction
+    ways = [whole.b_copy, whole.a_copy] if whole.swap else [whole.a_copy, whole.b_copy]
+    legal = whole.k * lying.a.dtype.itemsize == 128 and whole.m % 64 == 0 and whole.n % 8 == 0 and whole.n <= 256
+    if not legal or not _in_blocks(lying, whole, ways, whole.inner) or whole.b_copy == "image":
+        raise UserError.at(
+            "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
+            "a tile has m % 64 == 0, n % 8 == 0 up to 256, k of 128 bytes; factors that lie across the sum need whole blocks of 128 bytes",
+        )  # fmt: skip
+    return whole
 
 
 # -- Hopper ---------------------------------------------------------------------------------------------------------
@@ -118,7 +142,9 @@ def _way(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> str:
 
 def _in_blocks(found: Contraction, schedule: MatrixSchedule, ways: list[str], inner: int) -> bool:
     """A factor whose rows run across the sum comes in blocks of 128 bytes: the tile must have whole ones."""
-    extents = (schedule.n, schedule.m) if schedule.swap else (schedule.m, schedule.n)
+    # The blocks of a cluster bring a part each of the tile's rows.
+    part = schedule.m // schedule.cluster
+    extents = (schedule.n, part) if schedule.swap else (part, schedule.n)
     for factor, way, extent in zip((found.a, found.b), ways, extents, strict=True):
         lies, tensor = plane(found, factor, inner), factor.tensor
         if way == "tma" and lies is not None and tensor is not None and lies.k != tensor.rank - 1 and extent * tensor.dtype.itemsize % 128:

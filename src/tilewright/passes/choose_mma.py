@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewright.analysis import divisors
-from tilewright.analysis.contraction import Contraction, Factor
+from tilewright.analysis.contraction import Contraction, Factor, plane
 from tilewright.base.dtypes import DType, f32, f64
 from tilewright.base.sizes import ONE
 from tilewright.base.target import Target
@@ -36,7 +36,9 @@ def mma_schedules(
         in_vectors = all(reads_vectors(kernel, found, factor) for factor in (found.a, found.b))
         candidates = _mma(operand, precision, in_vectors)
     else:
-        candidates = _fma(found.accumulator)
+        lies = plane(found, found.b)
+        along = lies is not None and found.b.tensor is not None and lies.k == found.b.tensor.rank - 1
+        candidates = _fma(found.accumulator, along)
     fitting = [s for s in candidates if shared_bytes(s, operand, found.accumulator) <= target.max_shared]
     return tuple(sorted(fitting, key=lambda s: cost(s, target, batch, m, n, k)))
 
@@ -126,11 +128,12 @@ def _mma(operand: DType, precision: str, in_vectors: bool) -> list[MatrixSchedul
     return [replace(s, k=2 * s.k // operand.itemsize) for s in tiles]
 
 
-def _fma(total: DType) -> list[MatrixSchedule]:
+def _fma(total: DType, along: bool) -> list[MatrixSchedule]:
+    """`along`: the second factor's rows run along the sum, so that its elements are turned on their way."""
     if total.itemsize == 8:
         wide = MatrixSchedule("fma", 128, 128, 8, stages=3, warps_m=4, warps_n=2, persistent=False)
         return [replace(s, m=s.m // 2) if s.m > 32 else s for s in (wide, *_FMA[1:])]
-    return list(_FMA)
+    return [replace(_FMA[0], k=8, stages=3), *_FMA[1:]] if along else list(_FMA)
 
 
 def cost(schedule: MatrixSchedule, target: Target, batch: int, m: int, n: int, k: int) -> float:

@@ -50,6 +50,7 @@ class _Lowering(LoopLowering):
         super().__init__(kernel, Schedule((1,) * len(found.extents)), target)
         self.found, self.matrix = found, schedule
         self.rank = 2
+        self.unguarded = set()  # the mask of a factor is what makes its tile zero
         region = found.parallel.regions[0]
         self.everything = list(walk(region))
         self.inner = schedule.inner if len(found.k) > 1 else -1

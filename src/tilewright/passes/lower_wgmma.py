@@ -195,9 +195,9 @@ class _Lowering(TileLowering):
         assert isinstance(tensor, Tensor)
         found: dict[int, int] = {}
         for axis, index in enumerate(access.operands[1 : 1 + tensor.rank]):
-            shape = index.type.shape if hasattr(index.type, "shape") else ()  # type: ignore[union-attr]
+            shape = index.type.shape if isinstance(index.type, Tile) else ()
             for tile_axis, size in enumerate(shape):
-                if isinstance(size, int) and size > 1:
+                if size > 1:
                     found[tile_axis] = axis if tile_axis not in found else -1
         if len(found) != 2 or -1 in found.values():
             raise CompilerBug.at("TW040", "lower_wgmma: an operand is not a plane of its tensor", access.span)
@@ -221,7 +221,7 @@ class _Lowering(TileLowering):
             attrs: dict[str, Attr] = {
                 "shape": tensor.type.shape, "strides": tensor.type.strides, "box": tuple(box), "swizzle": ROW_BYTES,
             }  # fmt: skip
-            self.out_maps[op] = b.op("tensor_map", tensor, name="out.map", **attrs)
+            (self.out_maps[op],) = b.emit("tensor_map", (tensor,), attrs, "out.map")
             largest = max(largest, PIECE_ROWS * ROW_BYTES // tensor.type.dtype.itemsize)
             self.out_dtype = tensor.type.dtype
         if self.out_maps:
@@ -387,10 +387,10 @@ class _Lowering(TileLowering):
             quotient = b.op("floordiv", position, divisor)
             digits.append(b.cast(b.sub(position, b.mul(quotient, divisor)), i32))
             position = quotient
-        base = [
-            b.add(b.mul(digit, b.const(int(step), i32)), b.const(int(first), i32))  # type: ignore[call-overload]
-            for digit, step, first in zip(reversed(digits), steps, lower, strict=True)
-        ]
+        base: list[Value] = []
+        for digit, step, first in zip(reversed(digits), steps, lower, strict=True):
+            assert isinstance(step, int) and isinstance(first, int)
+            base.append(b.add(b.mul(digit, b.const(step, i32)), b.const(first, i32)))
         b.multi(
             "tma_load", ring.memory, offset, ring.map, self.full, stage, b.cast(position, i32), *base, channel, down, along
         )
@@ -457,7 +457,7 @@ class _Lowering(TileLowering):
             inner.multi("mbarrier_wait", self.full, stage, parity)
             first = inner.add(inner.mul(stage, inner.const(s.m * s.k, u32)), rows)
             second = inner.mul(stage, inner.const(s.n * s.k, u32))
-            sums = inner.multi("wgmma", self.a.memory, first, self.b.memory, second, *sums, **self._instructions())
+            sums = inner.emit("wgmma", (self.a.memory, first, self.b.memory, second, *sums), self._instructions())
             sums = inner.multi("wgmma_wait", *sums, pending=s.wait)
             later = inner.op("ne", number, inner.const(0, u32)) if s.wait else None
             self._release(inner, later, previous if s.wait else stage)

@@ -1,10 +1,13 @@
 """The table of contents of the compiler: every pass, in order, from the loop stage to what a code generator takes.
 
-    loop    simplify · collapse · stabilise · contract   what to compute, merged and shared
-    program split_reductions                          long reductions cut in two kernels
-    loop    choose (schedule) · lower_loops           -> tile
-    tile    simplify · assign_layouts · lower_tiles   -> thread
+    loop    simplify · collapse · stabilise · contract · narrow      what to compute, merged and shared
+    program pad_windows · repack · split_reductions                kernels added before or after
+    loop    choose (schedule) · lower_loops                        -> tile
+    tile    simplify · assign_layouts · lower_tiles                -> thread
     thread  simplify · expand_math · expand_casts · simplify
+
+Contractions are planned before programs are cut (`plan_contractions`) and have lowerings of their own: lower_contraction, then lower_wgmma or
+lower_mma; on a CPU lower_contraction_cpu.
 
 After every pass the kernel is verified; a failure names the pass. With a `Trace` each pass is timed and its output kept.
 """
@@ -126,7 +129,7 @@ def plan_contractions(
         if not found:
             plans.append(None)
         elif given:
-            plans.append(forced(given, found))
+            plans.append(forced(given, found, call.kernel))
         elif metadata is not None and target.is_gpu:
             plans.append(preferred(found, metadata, target, call.kernel.span))
         else:

@@ -1,7 +1,7 @@
 """Copy operands the copy engine cannot read into matrices it can. `Program -> Program`.
 
 In: a program and the schedules of its contractions. Where one says `a_copy = pack` (or `b_copy`), that factor, whatever it is
-computed from, is first written to scratch as a dense array [batch…, rows, k…], its rows padded with zeros to whole 16 bytes. Out: the
+computed from, is first written to scratch as a dense array [batch, rows, sums, k], its rows padded with zeros to whole 16 bytes. Out: the
 program with a kernel that packs before the contraction, whose factor is now a plain load. Packing reads and writes the operand once; what
 it buys is a product at full speed where rows are not aligned, strides are odd, or elements lie the wrong way round. Factors of f32, which
 matrix units would cut to 10 bits, are rounded to them here.
@@ -14,14 +14,14 @@ matrix units would cut to 10 bits, are rounded to them here.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.analysis.contraction import Contraction, Factor, find_contraction
 from tilewright.base.dtypes import f32, u32
 from tilewright.base.errors import CompilerBug
-from tilewright.base.sizes import Size, ceildiv
+from tilewright.base.sizes import Size, ceildiv, product
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.program import Array, KernelCall, Program
@@ -100,8 +100,25 @@ class _Packing:
         step = max(1, 16 // factor.dtype.itemsize)
         *outer, last = (found.reduce_extents[p] for p in self.sums)
         padded = ceildiv(last, Size.of(step)) * step
-        extents = [found.extents[p] for p in self._positions(factor)]
-        return Value(tensor(factor.dtype, *extents, *outer, padded, align=16), name)
+        *batch, rows = (found.extents[p] for p in self._positions(factor))
+        return Value(tensor(factor.dtype, product(batch), rows, product(outer), padded, align=16), name)
+
+    def _where(self, b: Builder, factor: Factor, local: Mapping[Value, Value]) -> list[Value]:
+        """The place of an element in its pack: batch, row, all summed indices but the inner one, and that."""
+        found = self.found
+        *batch, row = self._positions(factor)
+        *outer, inner = self.sums
+
+        def together(indices: Sequence[Value], extents: Sequence[Size]) -> Value:
+            total = b.index(0)
+            for position, (index, extent) in enumerate(zip(indices, extents, strict=True)):
+                total = local[index] if position == 0 else b.add(b.mul(total, b.index(extent)), local[index])
+            return total
+
+        return [
+            together([found.indices[p] for p in batch], [found.extents[p] for p in batch]), local[found.indices[row]],
+            together([found.k[p] for p in outer], [found.reduce_extents[p] for p in outer]), local[found.k[inner]],
+        ]  # fmt: skip
 
     def _packing_kernel(self, factor: Factor, pack: Value) -> Kernel:
         found = self.found
@@ -129,12 +146,13 @@ class _Packing:
             (result,) = inner.if_(inside, value, lambda deep: [zero])
             if factor.dtype is f32:
                 result = _rounded(inner, result)
-            inner.multi("store", pack, *indices, result)
+            inner.multi("store", pack, *self._where(inner, factor, local), result)
             return []
 
         names = [*(found.indices[p].name for p in positions), *(found.k[p].name for p in self.sums)]
+        extents = [*(found.extents[p] for p in positions), *(found.reduce_extents[p] for p in self.sums[:-1]), pack.type.shape[-1]]
         with b.at(found.reduction.span):
-            b.parallel([b.index(extent) for extent in pack.type.shape], body, names)
+            b.parallel([b.index(extent) for extent in extents], body, names)
         return self._finished(f"{self.kernel.name}.pack", b, [pack])
 
     def _main_kernel(self, packs: dict[int, Value]) -> Kernel:
@@ -148,14 +166,12 @@ class _Packing:
         def body(inner: Builder, *indices: Value) -> list[Value]:
             local = dict(mapping) | dict(zip(region.args, indices, strict=True))
 
-            def product(deep: Builder, inside: dict[Value, Value]) -> list[Value]:
+            def terms(deep: Builder, inside: dict[Value, Value]) -> list[Value]:
                 factors: list[Value] = []
                 for factor in (found.a, found.b):
                     pack = packs.get(id(factor))
                     if pack is not None:
-                        where = [inside[found.indices[p]] for p in self._positions(factor)]
-                        where += [inside[found.k[p]] for p in self.sums]
-                        factors.append(deep.cast(deep.op("load", pack, *where), wide))
+                        factors.append(deep.cast(deep.op("load", pack, *self._where(deep, factor, inside)), wide))
                     else:
                         self._clone(deep, [factor.value], inside)
                         factors.append(deep.cast(inside[factor.value], wide))
@@ -165,10 +181,10 @@ class _Packing:
                 inside = dict(local) | dict(zip(found.k, sums, strict=True))
                 guards = [f.guard for f in (found.a, found.b) if f.guard is not None and id(f) not in packs]
                 if not guards:
-                    return product(deep, inside)
+                    return terms(deep, inside)
                 self._clone(deep, guards[:1], inside)
                 zero = deep.const(0, wide)
-                return deep.if_(inside[guards[0]], lambda region: product(region, dict(inside)), lambda region: [zero])
+                return deep.if_(inside[guards[0]], lambda region: terms(region, dict(inside)), lambda region: [zero])
 
             for op in region.ops[:-1]:
                 if op is found.reduction:

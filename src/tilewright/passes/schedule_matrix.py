@@ -68,7 +68,7 @@ class MatrixSchedule:
     def describe(self) -> str:
         """All that differs from the defaults, as `name=value` words."""
         words = []
-        for field in fields(self):  # type: ignore[arg-type]
+        for field in fields(self):
             value = getattr(self, field.name)
             if field.name in ("family", "m", "n", "k") or value != field.default:
                 words.append(f"{field.name}={int(value) if isinstance(value, bool) else value}")
@@ -84,7 +84,7 @@ class MatrixSchedule:
 
 def parse_schedule(text: str) -> MatrixSchedule:
     """The schedule `describe` printed."""
-    kinds = {field.name: field for field in fields(MatrixSchedule)}  # type: ignore[arg-type]
+    kinds = {field.name: field for field in fields(MatrixSchedule)}
     values: dict[str, object] = {}
     for word in text.split():
         name, equals, value = word.partition("=")

@@ -262,6 +262,7 @@ def copies() -> Kernel:
     tile = shared(b, f32, 3072, 16)
     thread, zero = b.op("thread_id"), b.index(0)
     there = b.op("lt", thread, b.index(Size.of("n")))
+    b.multi("prefetch", x, thread, zero)
     for k, bytes_ in enumerate((4, 8, 16)):
         place = b.add(b.mul(thread, b.index(4)), b.index(1024 * k))
         b.multi("copy_async", tile, place, x, thread, zero, bytes=bytes_)

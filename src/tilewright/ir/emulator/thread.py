@@ -139,7 +139,7 @@ class ThreadMachine(Machine):
         self.root.values |= {LANE: number, SLOT: slot, BLOCK: first + slot, THREAD: thread, EXISTS: exists}
         self.simple |= {
             "thread_id": self._thread_id, "alloc": self._alloc, "shuffle": self._shuffle, "vote": self._vote,
-            "warp_sync": self._nothing, "fence": self._nothing, "prefetch": self._nothing, "extract": self._extract, "pack": self._pack, "split": self._split,
+            "warp_sync": self._nothing, "fence": self._nothing, "extract": self._extract, "pack": self._pack, "split": self._split,
             "elect": self._elect, "cluster_rank": self._cluster_rank, "to_bits": self._to_bits, "from_bits": self._from_bits,
             "prefetch_map": self._nothing, "prefetch": self._nothing, "fence_init": self._nothing, "wait_previous": self._nothing,
             "release_next": self._nothing, "set_registers": self._nothing,

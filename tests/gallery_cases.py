@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -62,15 +63,16 @@ def _load() -> ModuleType:
     return module
 
 
-_GALLERY = _load().GALLERY
-GALLERY_CASES: list[GalleryCase] = [
-    GalleryCase(example.name, example.program, example.make, example.reference)
-    for example in _GALLERY
-    if isinstance(example.program, tw.Kernel)
-]
+def _python_cases(examples: Iterable[Any]) -> list[GalleryCase]:
+    return [GalleryCase(e.name, e.program, e.make, e.reference) for e in examples if isinstance(e.program, tw.Kernel)]
+
+
+_GALLERY = _load()
+GALLERY_CASES = _python_cases(_GALLERY.GALLERY)
+CONTRACTION_CASES = _python_cases(_GALLERY.CONTRACTIONS)
 ZYN_CASES: list[ZynCase] = [
     ZynCase(example.name, example.program, example.make, example.reference, example.result)
-    for example in _GALLERY
+    for example in (*_GALLERY.GALLERY, *_GALLERY.CONTRACTIONS)
     if isinstance(example.program, Path)
 ]
 GALLERY_BY_NAME = {case.name: case for case in GALLERY_CASES}

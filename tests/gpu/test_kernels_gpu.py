@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from gallery_cases import GALLERY_CASES, GalleryCase, code_hash, proven_sizes
+from gallery_cases import CONTRACTION_CASES, GALLERY_CASES, GalleryCase, code_hash, proven_sizes
 from kernel_table import CASES, Case
 from tilewright.runtime import cuda
 
@@ -53,6 +53,12 @@ def test_gallery_on_the_gpu(case: GalleryCase, request: pytest.FixtureRequest) -
         hashes.add(code_hash(artifact.code.decode()))
     if request.config.getoption("--record", default=False):
         _record(case.name, cuda.devices()[0].target.name, hashes)
+
+
+@pytest.mark.parametrize("case", CONTRACTION_CASES, ids=lambda case: case.name)
+def test_contractions_of_the_gallery_on_the_gpu(case: GalleryCase) -> None:
+    for size in proven_sizes():
+        case.check("cuda", case.arguments(size))
 
 
 def _record(name: str, target: str, hashes: set[str]) -> None:

@@ -1,7 +1,8 @@
 """`tilewright demo`: the gallery on every device found, checked against float64, in one table.
 
 In: `examples/gallery.py` of the repository. Out: a table, and the PTX of every kernel in a folder, made with or without a GPU. Times are
-the best of a few calls after the first; the emulator runs small inputs and is there to be right, not fast.
+the best of a few calls after the first; the emulator runs small inputs and is there to be right, not fast. Contractions have a rate of
+arithmetic, the others one of memory.
 """
 
 from __future__ import annotations
@@ -31,8 +32,6 @@ from tilewright.runtime import cuda
 from tilewright.runtime.device_array import DeviceArray
 
 _ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 25, "emulator": 1 << 11}
-_TOLERANCE = 1e-5
-"""Largest error accepted, in units of the largest magnitude in the result (at least 1)."""
 _SECONDS = 0.15
 """Time spent on measuring one thing."""
 
@@ -50,6 +49,10 @@ class Item:
     make: Callable[[np.random.Generator, int], Inputs]
     reference: Callable[..., object]
     result: str
+    operations: Callable[..., float] | None = None
+    """Multiplications and additions for these inputs, of a contraction."""
+    tolerance: float = 1e-5
+    """Largest error accepted, in units of the largest magnitude in the result (at least 1)."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,22 @@ class Row:
     device: str
     seconds: float = 0.0
     nbytes: int = 0
+    operations: float = 0.0
     numpy_seconds: float = 0.0
     error: float = 0.0
+    tolerance: float = 0.0
     failure: str = ""
 
     @property
     def ok(self) -> bool:
-        return not self.failure and self.error <= _TOLERANCE
+        return not self.failure and self.error <= self.tolerance
+
+    @property
+    def rate(self) -> str:
+        """Arithmetic in a second for contractions, bytes for the others."""
+        amount, unit = (self.operations, "op/s") if self.operations else (self.nbytes, "B/s")
+        giga = amount / self.seconds / 1e9
+        return f"{giga:.1f} G{unit}" if giga < 1e3 else f"{giga / 1e3:.2f} T{unit}"
 
 
 def demo(ptx_folder: str) -> bool:
@@ -100,9 +112,9 @@ def demo(ptx_folder: str) -> bool:
 
 def read_gallery() -> list[Item]:
     """The examples of the repository's gallery."""
-    examples: object = repository.load("examples/gallery.py", "tilewright_gallery").GALLERY
-    assert isinstance(examples, tuple)
-    return [Item(e.name, e.program, e.make, e.reference, e.result) for e in examples]
+    module = repository.load("examples/gallery.py", "tilewright_gallery")
+    examples = (*module.GALLERY, *module.CONTRACTIONS)
+    return [Item(e.name, e.program, e.make, e.reference, e.result, e.operations, e.tolerance) for e in examples]
 
 
 def run_item(item: Item, places: list[Device]) -> Iterator[Row]:
@@ -118,9 +130,10 @@ def run_item(item: Item, places: list[Device]) -> Iterator[Row]:
             continue
         if place.kind != "emulator" and size not in known:
             known[size] = best_seconds(functools.partial(item.reference, *inputs.values()))
+        operations = item.operations(*inputs.values()) if item.operations else 0.0
         yield Row(
-            item.name, place.id, seconds, _bytes(inputs.values()) + _bytes(result), known.get(size, 0.0),
-            max_error(result, item.reference(*map(_exact, inputs.values()))),
+            item.name, place.id, seconds, _bytes(inputs.values()) + _bytes(result), operations, known.get(size, 0.0),
+            max_error(result, item.reference(*map(_exact, inputs.values()))), item.tolerance,
         )  # fmt: skip
 
 
@@ -188,7 +201,7 @@ def max_error(result: list[object], exact: object) -> float:
 def write_ptx(item: Item, folder: Path) -> list[Path]:
     """The PTX of an example's kernels for the default GPU."""
     inputs = item.make(np.random.default_rng(0), _ELEMENTS["cuda"] >> 10)
-    stem = item.name.replace(".", "_")
+    stem = item.name.replace(".", "_").replace(" ", "_")
     if isinstance(item.program, Path):
         given = {name: _given(value) for name, value in inputs.items()}
         entries = walk(read_source(str(item.program)), given).raise_if_errors().entries
@@ -227,14 +240,14 @@ def _bytes(values: Iterable[object]) -> int:
 
 
 def _table(rows: list[Row]) -> Table:
-    table = Table("kernel", "device", "time", "GB/s", "× NumPy", "error", "ok")
+    table = Table("kernel", "device", "time", "rate", "× NumPy", "error", "ok", pad_edge=False)
     for column in table.columns[2:6]:
         column.justify = "right"
     for row in rows:
         real = not row.device.startswith("emulator") and not row.failure
         table.add_row(
             row.name, row.device.removesuffix(":thread"), "" if row.failure else _duration(row.seconds),
-            f"{row.nbytes / row.seconds / 1e9:.1f}" if real else "",
+            row.rate if real else "",
             f"{row.numpy_seconds / row.seconds:.1f}" if real else "",
             "" if row.failure else f"{row.error:.0e}" if row.error else "0", "[green]ok[/]" if row.ok else "[red]WRONG[/]",
         )  # fmt: skip
@@ -242,4 +255,4 @@ def _table(rows: list[Row]) -> Table:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds * 1e6:.1f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+    return f"{seconds * 1e6:.1f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -162,12 +162,19 @@ def _copyable(kernel: Kernel, found: Contraction, factor: Factor, inner: int) ->
     if lies is None or tensor is None or tensor.rank > 5 or not _aligned(kernel, tensor):
         return False
     last = tensor.rank - 1
-    return lies.k == last or (lies.row == last and tensor.dtype.itemsize == 2)
+    if lies.k != last and (lies.row != last or tensor.dtype.itemsize != 2):
+        return False
+    # Copies begin at whole 16 bytes.
+    form, step = found.access(factor)[last], 16 // tensor.dtype.itemsize
+    moving = {*found.k, *found.indices}
+    shifts = [form.constant, *(f for v, f in form.factors if f != ONE or v not in moving)]
+    alone = sum(1 for _, f in form.factors if f == ONE) == 1
+    return alone and all(divisors.of_size(x, kernel.facts) % step == 0 for x in shifts)
 
 
 def _aligned(kernel: Kernel, tensor: Tensor) -> bool:
     """Whether the copy engine can read it: neighbours along the last axis, everything else 16 bytes apart."""
-    if tensor.align % 16 or tensor.strides[-1] != ONE:
+    if tensor.align < 16 or tensor.strides[-1] != ONE:
         return False
     size = tensor.dtype.itemsize
     return all(divisors.of_size(x, kernel.facts) * size % 16 == 0 for x in tensor.strides[:-1])

@@ -46,7 +46,7 @@ def mma_schedules(
 def reads_vectors(kernel: Kernel, found: Contraction, factor: Factor) -> bool:
     """Whether a factor is a plain load whose neighbours in memory can be read 16 bytes at a time."""
     tensor = factor.tensor
-    if tensor is None or tensor.align % 16 or tensor.strides[-1] != ONE:
+    if tensor is None or tensor.align < 16 or tensor.strides[-1] != ONE:
         return False
     size = tensor.dtype.itemsize
     if any(divisors.of_size(stride, kernel.facts) * size % 16 for stride in tensor.strides[:-1]):

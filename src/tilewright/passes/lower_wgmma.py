@@ -92,6 +92,7 @@ class _Lowering(TileLowering):
         self.a = self._ring(b, self.product.operands[0], 0, s.m)
         self.b = self._ring(b, self.product.operands[1], 1, s.n)
         self._outputs(b)
+        self.registers_of = _registers(s, self._is_involved())
         self.full = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="full")
         self.empty = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="empty")
         b.if_(b.op("eq", self.thread, b.index(0)), self._initialise, lambda inner: [])
@@ -189,6 +190,12 @@ class _Lowering(TileLowering):
         )  # fmt: skip
         return _Ring(load, memory, found, 0, extent, "k", False)
 
+    def _is_involved(self) -> bool:
+        """Whether the copying threads have more to compute than the corner of a matrix."""
+        if self.schedule.inner >= 0:
+            return True
+        return any(isinstance(r.load.operands[0].type, Tensor) and r.load.operands[0].type.rank > 3 for r in (self.a, self.b))
+
     def _axes(self, access: Op, row_tile_axis: int) -> tuple[int, int]:
         """The axes of the tensor that a load's (or store's) tile walks: along the given axis of the tile, and along the other."""
         tensor = access.operands[0].type
@@ -239,7 +246,7 @@ class _Lowering(TileLowering):
         size = tensor.dtype.itemsize
         if not hasattr(value, "shape") or value.shape != (self.schedule.m, self.schedule.n) or tensor.dtype is bool_:
             return False
-        if tensor.rank > 5 or size > 4 or tensor.align % 16 or (self.schedule.n * size) % ROW_BYTES:
+        if tensor.rank > 5 or size > 4 or tensor.align < 16 or (self.schedule.n * size) % ROW_BYTES:
             return False
         try:
             _, column_axis = self._axes(op, 0)
@@ -253,7 +260,8 @@ class _Lowering(TileLowering):
 
     def _copying(self, b: Builder) -> list[Value]:
         self.role = "copying"
-        b.multi("set_registers", count=_registers(self.schedule)[0], increase=False)
+        if self.registers_of is not None:
+            b.multi("set_registers", count=self.registers_of[0], increase=False)
         number = b.cast(self.warp, i32)
         first = b.op("eq", b.op("shuffle", number, b.const(0, i32), mode="idx"), b.const(0, i32))
 
@@ -273,7 +281,8 @@ class _Lowering(TileLowering):
     def _computing(self, b: Builder) -> list[Value]:
         self.role = "computing"
         s = self.schedule
-        b.multi("set_registers", count=_registers(s)[1], increase=True)
+        if self.registers_of is not None:
+            b.multi("set_registers", count=self.registers_of[1], increase=True)
         start = b.const(0, u32)
         if s.turns:
             # The second group lets the first one begin.
@@ -720,9 +729,14 @@ class _Lowering(TileLowering):
                 b.multi("store", self.out, place, registers.cells[row, column])
 
 
-def _registers(schedule: MatrixSchedule) -> tuple[int, int]:
-    """Registers of a copying and of a computing thread: together as many as the block was given."""
+def _registers(schedule: MatrixSchedule, involved: bool) -> tuple[int, int] | None:
+    """Registers of a copying and of a computing thread: together as many as the block was given. None where there are enough for all.
+    `involved`: finding the addresses takes some. A thread that uses more than it was left with is stopped by the hardware."""
+    if schedule.groups == 1:
+        return None
     if schedule.groups >= 3:
-        return 32, 160
+        return (56, 152) if involved else (32, 160)
     rows = schedule.m // (1 if schedule.turns else schedule.groups)
-    return (24, 240) if rows * schedule.n // GROUP >= 192 else (40, 232)
+    if rows * schedule.n // GROUP >= 192:
+        return (40, 232) if involved else (24, 240)
+    return (56, 224) if involved else (40, 232)

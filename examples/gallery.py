@@ -1,7 +1,7 @@
-"""The kernel gallery: elementwise kernels and reductions as a user writes them, each with what NumPy says it should give.
+"""The kernel gallery: elementwise kernels, reductions and contractions as a user writes them, each with what NumPy says it should give.
 
-A kernel is an ordinary Python function over arrays; the first call compiles it. `GALLERY` lists every kernel with inputs of any
-size and a reference, which gives the exact result when it is called with float64 arrays. Run it with `tilewright demo`, or use it:
+A kernel is an ordinary Python function over arrays; the first call compiles it. `GALLERY` and `CONTRACTIONS` list every kernel with inputs of
+any size and a reference, which gives the exact result when it is called with float64 arrays. Run it with `tilewright demo`, or use it:
 
     import numpy as np
     from gallery import gelu
@@ -11,6 +11,8 @@ size and a reference, which gives the exact result when it is called with float6
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,7 +156,55 @@ def all_set(flags: tw.Array) -> bool:
     return tw.all(flags)
 
 
-# -- the list -------------------------------------------------------------------------------------------------------
+# -- contractions: sums of products, computed by the device's matrix units where it has them --------------------------
+
+
+@tw.kernel
+def matmul(a: tw.Array, b: tw.Array) -> tw.Array:
+    m, k = a.shape
+    n = b.shape[1]
+    out = tw.empty((m, n), a.dtype)
+    for i, j in tw.grid(m, n):
+        total = 0.0
+        for p in range(k):
+            total += a[i, p] * b[p, j]
+        out[i, j] = total
+    return out
+
+
+@tw.kernel
+def linear(x: tw.Array, w: tw.Array, bias: tw.Array, residual: tw.Array) -> tw.Array:
+    """A layer of a network, with all that follows it: `w` has a row for each output."""
+    m, k = x.shape
+    n = w.shape[0]
+    out = tw.empty((m, n), x.dtype)
+    for i, j in tw.grid(m, n):
+        total = 0.0
+        for p in range(k):
+            total += x[i, p] * w[j, p]
+        out[i, j] = tw.gelu(total + bias[j]) + residual[i, j]
+    return out
+
+
+@tw.kernel
+def conv2d(x: tw.Array, w: tw.Array) -> tw.Array:
+    """Images [batch, height, width, channels], windows [features, rows, columns, channels], one pixel of zeros around each image."""
+    batch, height, width, channels = x.shape
+    features, rows, columns, _ = w.shape
+    out = tw.empty((batch, height - rows + 3, width - columns + 3, features), x.dtype)
+    for b, i, j, f in tw.grid(batch, height - rows + 3, width - columns + 3, features):
+        total = 0.0
+        for r in range(rows):
+            for s in range(columns):
+                for c in range(channels):
+                    y, z = i + r - 1, j + s - 1
+                    if 0 <= y < height and 0 <= z < width:
+                        total += x[b, y, z, c] * w[f, r, s, c]
+        out[b, i, j, f] = total
+    return out
+
+
+# -- the lists ------------------------------------------------------------------------------------------------------
 
 Value = NDArray[np.generic] | float
 Make = Callable[[np.random.Generator, int], dict[str, Value]]
@@ -173,6 +223,10 @@ class Example:
     """The result with NumPy: exact on float64 arrays, and what NumPy does in the same time on others."""
     result: str = ""
     """ZynML: the name of the result."""
+    operations: Callable[..., float] | None = None
+    """Contractions: how many multiplications and additions the inputs take."""
+    tolerance: float = 1e-5
+    """Largest error that is right, in units of the largest magnitude in the result."""
 
 
 def _vector(random: np.random.Generator, n: int) -> dict[str, Value]:
@@ -195,6 +249,62 @@ def _matrix_and_vector(random: np.random.Generator, n: int) -> dict[str, Value]:
     return {"m": m, "v": random.standard_normal(m.shape[1], np.float32)}
 
 
+def _side(n: int, arrays: int) -> int:
+    """The side of square matrices with n elements in all; of larger ones a multiple of 16 or 64, as most are."""
+    side = max(1, round((n / arrays) ** 0.5))
+    return side if side < 16 else side // 16 * 16 if side < 256 else side // 64 * 64
+
+
+def _normal(random: np.random.Generator, *shape: int, dtype: type[np.floating] = np.float32) -> NDArray[np.generic]:
+    return random.standard_normal(shape, np.float32).astype(dtype)
+
+
+def _factors(random: np.random.Generator, n: int, dtype: type[np.floating] = np.float32) -> dict[str, Value]:
+    side = _side(n, 3)
+    return {"a": _normal(random, side, side, dtype=dtype), "b": _normal(random, side, side, dtype=dtype)}
+
+
+def _half_factors(random: np.random.Generator, n: int) -> dict[str, Value]:
+    return _factors(random, n, np.float16)
+
+
+def _batch_of_factors(random: np.random.Generator, n: int) -> dict[str, Value]:
+    side = _side(n, 12)
+    return {"a": _normal(random, 4, side, side), "b": _normal(random, 4, side, side)}
+
+
+def _layer(random: np.random.Generator, n: int) -> dict[str, Value]:
+    side = _side(n, 4)
+    x, w, residual = (_normal(random, side, side, dtype=np.float16) for _ in range(3))
+    return {"x": x, "w": w, "bias": _normal(random, side, dtype=np.float16), "residual": residual}
+
+
+def _image_sizes(n: int) -> tuple[int, int, int]:
+    """Images, pixels along a side, and channels."""
+    side, channels = (56, 64) if n >= 1 << 20 else (14, 64) if n >= 1 << 14 else (6, 8)
+    return max(1, n // (2 * channels * side * side)), side, channels
+
+
+def _image_and_windows(random: np.random.Generator, n: int) -> dict[str, Value]:
+    batch, side, channels = _image_sizes(n)
+    return {"x": _normal(random, batch, side, side, channels), "w": _normal(random, channels, 3, 3, channels)}
+
+
+def _half_image_and_windows(random: np.random.Generator, n: int) -> dict[str, Value]:
+    return {name: np.asarray(value, np.float16) for name, value in _image_and_windows(random, n).items()}
+
+
+def _planes_and_windows(random: np.random.Generator, n: int) -> dict[str, Value]:
+    batch, side, channels = _image_sizes(n)
+    image, windows = _normal(random, batch, channels, side, side), _normal(random, channels, channels, 3, 3)
+    return {"image": image, "weights": windows, "bias": _normal(random, channels)}
+
+
+def _planes_and_window_each(random: np.random.Generator, n: int) -> dict[str, Value]:
+    batch, side, channels = _image_sizes(n)
+    return {"image": _normal(random, batch, channels, side, side), "windows": _normal(random, channels, 3, 3)}
+
+
 def _few_flags(random: np.random.Generator, n: int) -> dict[str, Value]:
     flags = np.zeros(n, np.bool_)
     flags[-1] = True
@@ -211,7 +321,7 @@ def _renamed(make: Make, names: dict[str, str]) -> Make:
     return lambda random, n: {names[name]: value for name, value in make(random, n).items()}
 
 
-def _gelu(x: NDArray[np.floating]) -> object:
+def _gelu(x: NDArray[np.floating]) -> NDArray[np.floating]:
     return 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
 
 
@@ -231,6 +341,64 @@ def _axpy(a: float, x: NDArray[np.floating], y: NDArray[np.floating]) -> object:
     return a * x + y
 
 
+def _wide(x: NDArray[np.floating]) -> NDArray[np.floating]:
+    """At least f32: NumPy has no fast product of halves."""
+    return x.astype(np.float32) if x.dtype == np.float16 else x
+
+
+def _matmul(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.floating]:
+    return _wide(a) @ _wide(b)
+
+
+def _batched(a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.floating]:
+    return a @ b.swapaxes(1, 2)
+
+
+def _linear(
+    x: NDArray[np.floating], w: NDArray[np.floating], bias: NDArray[np.floating], residual: NDArray[np.floating]
+) -> object:
+    return _gelu(_wide(x) @ _wide(w).T + bias) + residual
+
+
+def _conv2d(x: NDArray[np.floating], w: NDArray[np.floating]) -> NDArray[np.floating]:
+    framed, windows = np.pad(_wide(x), ((0, 0), (1, 1), (1, 1), (0, 0))), _wide(w)
+    _, rows, columns, _ = w.shape
+    height, width = framed.shape[1] - rows + 1, framed.shape[2] - columns + 1
+    parts = (framed[:, r : r + height, s : s + width] @ windows[:, r, s].T for r in range(rows) for s in range(columns))
+    return functools.reduce(operator.add, parts)
+
+
+def _conv2d_zyn(image: NDArray[np.floating], weights: NDArray[np.floating], bias: NDArray[np.floating]) -> object:
+    full = _conv2d(np.ascontiguousarray(image.transpose(0, 2, 3, 1)), weights.transpose(0, 2, 3, 1))
+    return (full[:, ::2, ::2] + bias).transpose(0, 3, 1, 2)
+
+
+def _depthwise(image: NDArray[np.floating], windows: NDArray[np.floating]) -> object:
+    _, rows, columns = windows.shape
+    height, width = image.shape[2] - rows + 1, image.shape[3] - columns + 1
+    places = [(r, s) for r in range(rows) for s in range(columns)]
+    parts = (image[:, :, r : r + height, s : s + width] * windows[:, r, s, None, None] for r, s in places)
+    return functools.reduce(operator.add, parts)
+
+
+def _product_operations(a: NDArray[np.generic], b: NDArray[np.generic]) -> float:
+    return 2.0 * a.size * b.shape[1]
+
+
+def _layer_operations(x: NDArray[np.generic], w: NDArray[np.generic], bias: object, residual: object) -> float:
+    return 2.0 * x.size * w.shape[0]
+
+
+def _window_operations(x: NDArray[np.generic], w: NDArray[np.generic]) -> float:
+    return 2.0 * x.size * w.size / w.shape[-1]
+
+
+def _strided_window_operations(image: NDArray[np.generic], weights: NDArray[np.generic], bias: object) -> float:
+    return 0.5 * image.size * weights.size / weights.shape[1]
+
+
+_HALF = 1e-3
+"""f16 is rounded to 11 bits."""
 _DATA = {"x": "data"}
 _MATRIX = {"m": "matrix", "v": "vector"}
 _ZYN = Path(__file__).parent / "zyn"
@@ -262,4 +430,16 @@ GALLERY: tuple[Example, ...] = (
     Example("norm.zyn", _ZYN / "norm.zyn", _renamed(_vector, _DATA), lambda x: np.sqrt(np.sum(x * x)), "norm"),
     Example("row_sums.zyn", _ZYN / "row_sums.zyn", _renamed(_matrix, _MATRIX), lambda m: np.sum(m, axis=1), "row_sums"),
     Example("argmax.zyn", _ZYN / "argmax.zyn", _renamed(_vector, _DATA), np.argmax, "where_largest"),
+)
+
+CONTRACTIONS: tuple[Example, ...] = (
+    Example("matmul", matmul, _factors, _matmul, "", _product_operations),
+    Example("matmul f16", matmul, _half_factors, _matmul, "", _product_operations, _HALF),
+    Example("linear f16", linear, _layer, _linear, "", _layer_operations, _HALF),
+    Example("conv2d", conv2d, _image_and_windows, _conv2d, "", _window_operations),
+    Example("conv2d f16", conv2d, _half_image_and_windows, _conv2d, "", _window_operations, _HALF),
+    Example("matmul.zyn", _ZYN / "matmul.zyn", _factors, _matmul, "product", _product_operations),
+    Example("batched_matmul.zyn", _ZYN / "batched_matmul.zyn", _batch_of_factors, _batched, "products", _product_operations),
+    Example("conv2d.zyn", _ZYN / "conv2d.zyn", _planes_and_windows, _conv2d_zyn, "features", _strided_window_operations),
+    Example("depthwise.zyn", _ZYN / "conv2d_depthwise.zyn", _planes_and_window_each, _depthwise, "filtered"),
 )

@@ -10,6 +10,7 @@ import pytest
 
 import tilewright as tw
 from gallery_cases import CONTRACTION_CASES
+from tilewright.api.module import ZynModule
 
 BY_NAME = {case.name: case.kernel for case in CONTRACTION_CASES}
 MATMUL, CONV2D = BY_NAME["matmul"], BY_NAME["conv2d"]
@@ -24,7 +25,7 @@ def message(call: Callable[[], object], kind: type[tw.TilewrightError] = tw.User
     return re.sub(r"^\S*/(?=gallery\.py)", "", str(caught.value))
 
 
-def program(attributes: str, term: str) -> tw.Module:
+def program(attributes: str, term: str) -> ZynModule:
     return tw.load(
         f"let r = compute(a, b) {{\n    {attributes}\n    for i in 0..m, j in 0..n:\n        var total = 0.0\n"
         f"        for k in 0..depth:\n            total += {term}\n        out[i, j] = total\n}}\n"

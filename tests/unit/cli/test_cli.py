@@ -227,6 +227,49 @@ def test_run_a_python_kernel(kernels: Path, tmp_path: Path) -> None:
     assert "[1. 2. 3.]" in result.stdout
 
 
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+@pytest.mark.parametrize(
+    ("file", "shapes", "subscripts"),
+    [
+        ("matmul.zyn", {"a": (20, 24), "b": (24, 17)}, "ik,kj->ij"),
+        ("batched_matmul.zyn", {"a": (3, 20, 24), "b": (3, 17, 24)}, "pik,pjk->pij"),
+        ("conv2d.zyn", {"image": (2, 3, 3, 3), "weights": (5, 3, 3, 3), "bias": (5,)}, ""),
+        ("conv2d_depthwise.zyn", {"image": (2, 3, 4, 5), "windows": (3, 4, 5)}, "bcij,cij->bc"),
+    ],
+)
+def test_run_contractions(file: str, shapes: dict[str, tuple[int, ...]], subscripts: str, device: str, tmp_path: Path) -> None:
+    """Windows as large as the image, or centred on its corners, are sums that einsum can say."""
+    random = np.random.default_rng(0)
+    inputs = {name: random.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    for name, value in inputs.items():
+        np.save(tmp_path / f"{name}.npy", value)
+    given = [word for name in inputs for word in ("--in", f"{name}={tmp_path}/{name}.npy")]
+    result_name = {"matmul.zyn": "product", "batched_matmul.zyn": "products", "conv2d.zyn": "features"}.get(file, "filtered")
+    done = tilewright("run", ZYN / file, *given, "--out", f"{result_name}={tmp_path}/r.npy", "--device", device)
+    assert done.exit_code == 0, done.output
+    got = np.load(tmp_path / "r.npy")
+    if subscripts:
+        want = np.einsum(subscripts, *inputs.values())
+        want = want.reshape(got.shape)
+    else:
+        image, weights, bias = inputs.values()
+        # Stride 2, one pixel of zeros: of a 3x3 image the four windows each see a 2x2 corner.
+        want = np.empty((2, 5, 2, 2), np.float32)
+        for i, j in np.ndindex(2, 2):
+            seen, under = image[:, :, i : i + 2, j : j + 2], weights[:, :, 1 - i : 3 - i, 1 - j : 3 - j]
+            want[:, :, i, j] = np.einsum("bcij,ocij->bo", seen, under) + bias
+    assert got.shape == want.shape
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["matmul", "linear", "conv2d"])
+def test_emulate_contractions(name: str) -> None:
+    result = tilewright("emulate", EXAMPLES / "gallery.py", "--kernel", name)
+    assert result.exit_code == 0, result.output
+    assert "OK: no fault at the thread stage on random inputs" in result.output
+    assert "[0" not in result.output and " 0]" not in result.output
+
+
 def test_run_refuses(kernels: Path, tmp_path: Path) -> None:
     relu = ZYN / "relu.zyn"
     assert "error[TW007]: --in x: file 'no.npy' does not exist" in tilewright("run", relu, "--in", "x=no.npy").stderr

@@ -54,7 +54,7 @@ def emulate(path: str, kernel: str | None, given: Sequence[str], wanted: Sequenc
         return
     file = read_source(path)
     known = parse_arguments(arguments)
-    found = walk(file, known).raise_if_errors()
+    found = walk(file, known, kernel).raise_if_errors()
     names = [e.name for e in choose(found.entries, kernel, path)] if file.program is None else [""]
     for name in names:
         results, inputs = _execute_random(file, name or None, found, known, device)

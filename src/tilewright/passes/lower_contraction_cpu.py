@@ -134,6 +134,10 @@ class _Lowering(LoopLowering):
         rows, columns = product(self.a.extents), product(self.b.numbered)
         batch = found.size(found.batch)
         across = maximum(ONE, ceildiv(columns, Size.of(s.n)))
+        if not found.batch and s.keep == "b":
+            # As many blocks side by side as keep all cores busy to the end, as long as each has some panels.
+            even = ceildiv(across, Size.of(self.target.multiprocessors)) * self.target.multiprocessors
+            across = maximum(across, minimum(even, ceildiv(columns, Size.of(2 * s.nr))))
         width = maximum(Size.of(s.nr), ceildiv(ceildiv(columns, across), Size.of(s.nr)) * s.nr)
         down = maximum(ONE, ceildiv(rows, Size.of(s.m)))
         # As many blocks as cores at least, as long as each has some panels to work on.

@@ -26,7 +26,7 @@ def check_kind(metadata: KernelMetadata, program: Program) -> None:
         return
     raise UserError.at(
         "TW012", f"@kernel {metadata.kind.value}, but the loops are no such thing: nothing adds up products of two factors, one that varies along "
-        "some results and one along others", program.span, "write out[i, j] += a[i, k] * b[k, j], or another @kernel kind",
+        "some results and one along others", program.span, "add up a[i, k] * b[k, j] over k and store the sum, or name another @kernel kind",
     )  # fmt: skip
 
 

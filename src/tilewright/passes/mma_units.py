@@ -259,6 +259,8 @@ class MmaUnit(Unit):
 
     def multiply(self, b: Builder, fragments: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
         first, second = list(fragments[: self.tall * self.down]), list(fragments[self.tall * self.down :])
+        if self.stored is f32 and not self.split:
+            first, second = [self._rounded(b, v) for v in first], [self._rounded(b, v) for v in second]
         if not self.split:
             return self._products(b, first, second, sums)
         big, small = zip(*(self._halves(b, v) for v in first), strict=True)
@@ -266,6 +268,11 @@ class MmaUnit(Unit):
         result = self._products(b, small, other_big, sums)
         result = self._products(b, big, other_small, result)
         return self._products(b, big, other_big, result)
+
+    def _rounded(self, b: Builder, bits: Value) -> Value:
+        """An f32 rounded to tf32: the instruction drops the bits below. What is NaN stays so."""
+        value = b.bitcast(bits, f32)
+        return b.select(b.op("isnan", value), bits, b.add(bits, b.const(_HALF, u32)))
 
     def _halves(self, b: Builder, bits: Value) -> tuple[Value, Value]:
         """An f32 as a tf32 and what that leaves, rounded to tf32. An infinity leaves nothing."""

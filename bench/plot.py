@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from bench.harness import Record
@@ -55,7 +56,10 @@ def label(record: Record) -> str:
 
 
 def read(file: Path) -> list[Record]:
-    return [Record(**json.loads(line)) for line in file.read_text().splitlines() if line.strip()]
+    """The records of a file; fields that only some kinds of records have are left out."""
+    known = {field.name for field in fields(Record)}
+    lines = (json.loads(line) for line in file.read_text().splitlines() if line.strip())
+    return [Record(**{name: value for name, value in line.items() if name in known}) for line in lines]
 
 
 if __name__ == "__main__":

@@ -172,7 +172,8 @@ class _NvptxDialect:
             return [self._alloc(w, op)]
         if op.opcode == "prefetch":
             where = w.element_pointer(op.operands[0], operands[1:])
-            w.call("void", "llvm.nvvm.prefetch.global.L2", ("ptr addrspace(1)", where))
+            # LLVM has an intrinsic for it, but only from Hopper on.
+            w.line(f'call void asm sideeffect "prefetch.global.L2 [$0];", "l"(ptr addrspace(1) {where})')
             return []
         if op.opcode == "exp2_approx":
             return [self._elementwise(w, op, operands, "llvm.nvvm.ex2.approx.f32")]

@@ -92,7 +92,7 @@ class _Lowering(TileLowering):
         self.a = self._ring(b, self.product.operands[0], 0, s.m)
         self.b = self._ring(b, self.product.operands[1], 1, s.n)
         self._outputs(b)
-        self.registers_of = _registers(s, self._is_involved())
+        self.registers_of = _registers(s, self._is_involved(), self._reads_tiles())
         self.full = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="full")
         self.empty = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="empty")
         b.if_(b.op("eq", self.thread, b.index(0)), self._initialise, lambda inner: [])
@@ -189,6 +189,15 @@ class _Lowering(TileLowering):
             pixels=extent, lower=lower, upper=tuple(upper), steps=steps, name="a.map",
         )  # fmt: skip
         return _Ring(load, memory, found, 0, extent, "k", False)
+
+    def _reads_tiles(self) -> bool:
+        """Whether results are combined with an array of their own size."""
+        inside = {id(op) for op in walk(self.sum.regions[0])}
+        shape = (self.schedule.m, self.schedule.n)
+        return any(
+            op.opcode == "load" and id(op) not in inside and isinstance(op.result.type, Tile) and op.result.type.shape == shape
+            for op in walk(self.kernel.body)
+        )
 
     def _is_involved(self) -> bool:
         """Whether the copying threads have more to compute than the corner of a matrix."""
@@ -309,7 +318,6 @@ class _Lowering(TileLowering):
                     self._copy_steps(b, position)
                 else:
                     rest = [x for x in ops[number + 1 :] if x.opcode != "yield"]
-                    self._prefetch(b, rest)
                     self._multiply(b, position)
                     self._finish(b, rest)
                 return
@@ -604,39 +612,6 @@ class _Lowering(TileLowering):
         own = {(id(h.base), *h.factors) for h in (self.env[v] for v in op.operands[1 : 1 + memory.rank]) if isinstance(h, Index)}
         return limits if edges <= own else None
 
-    def _prefetch(self, b: Builder, ops: Sequence[Op]) -> None:
-        """Have the L2 cache fetch what the results will be combined with, a line for each thread in turn, while the sum is computed."""
-        s = self.schedule
-        ahead, _ = self._apart(ops)
-        wanted = [op for op in ahead if op.opcode == "load" and isinstance(op.result.type, Tile) and op.result.type.shape == (s.m, s.n)]
-        if not wanted:
-            return
-        self.window = (range(0), range(0))  # indices only: nothing is loaded yet
-        self.ops(b, ahead)
-        self.window = None
-        number = b.op("and", self.thread, b.index(GROUP - 1))
-        for op in wanted:
-            memory = op.operands[0].type
-            assert isinstance(memory, Tensor)
-            held = [self.env[v] for v in op.operands[1 : 1 + memory.rank]]
-            line = max(1, ROW_BYTES // memory.dtype.itemsize)
-            lines = -(-s.n // line)
-            if memory.strides[-1] != ONE or not all(isinstance(h, Value | Index) for h in held) or GROUP % lines:
-                continue
-            for turn in range(-(-self.rows * lines // GROUP)):
-                place = b.add(number, b.index(turn * GROUP))
-                row = b.add(b.op("floordiv", place, b.index(lines)), b.index(0))
-                if not s.turns:
-                    row = b.add(row, b.mul(self.own, b.index(self.rows)))
-                column = b.mul(b.op("and", place, b.index(lines - 1)), b.index(line))
-                inside: list[Value] = []
-                for own, extent in zip(held, memory.shape, strict=True):
-                    index = self._origin(own)
-                    for axis in own.factors if isinstance(own, Index) else ():
-                        index = b.op("min", b.add(index, (row, column)[axis]), b.index(extent - 1))
-                    inside.append(index)
-                b.multi("prefetch", op.operands[0], *inside)
-
     def _ahead(self, b: Builder, ops: Sequence[Op], window: tuple[range, range]) -> dict[Value, Held]:
         self.window = window
         self.ops(b, ops)
@@ -729,7 +704,7 @@ class _Lowering(TileLowering):
                 b.multi("store", self.out, place, registers.cells[row, column])
 
 
-def _registers(schedule: MatrixSchedule, involved: bool) -> tuple[int, int] | None:
+def _registers(schedule: MatrixSchedule, involved: bool, reads_tiles: bool) -> tuple[int, int] | None:
     """Registers of a copying and of a computing thread: together as many as the block was given. None where there are enough for all.
     `involved`: finding the addresses takes some. A thread that uses more than it was left with is stopped by the hardware."""
     if schedule.groups == 1:
@@ -739,4 +714,6 @@ def _registers(schedule: MatrixSchedule, involved: bool) -> tuple[int, int] | No
     rows = schedule.m // (1 if schedule.turns else schedule.groups)
     if rows * schedule.n // GROUP >= 192:
         return (40, 232) if involved else (24, 240)
+    if reads_tiles:
+        return 40, 200  # with more of them ptxas keeps more loads in flight than fit, and spills
     return (56, 224) if involved else (40, 232)

@@ -714,6 +714,6 @@ def _registers(schedule: MatrixSchedule, involved: bool, reads_tiles: bool) -> t
     rows = schedule.m // (1 if schedule.turns else schedule.groups)
     if rows * schedule.n // GROUP >= 192:
         return (40, 232) if involved else (24, 240)
-    if reads_tiles:
+    if reads_tiles and not schedule.turns:
         return 40, 200  # with more of them ptxas keeps more loads in flight than fit, and spills
     return (56, 224) if involved else (40, 232)

@@ -37,7 +37,8 @@ def cpu_schedules(kernel: Kernel, found: Contraction, target: Target) -> tuple[M
     if any(op.opcode == "atomic" for op in found.parallel.regions[0].ops):
         return ()
     lanes = target.vector_bytes // dtype.itemsize
-    rows, vectors = _register_tile(target)
+    plain = not found.batch and len(found.m) == len(found.n) == 1
+    rows, vectors = _register_tile(target, plain)
     nr = vectors * lanes
     depth = DEPTH * 4 // max(4, dtype.itemsize)
     most = KEPT_BYTES // (depth * dtype.itemsize)
@@ -63,10 +64,11 @@ def _copyable(found: Contraction, factor: Factor, known: Mapping[Value, Range]) 
     return all(is_safe_without(op, other, made, known) for op in ops if op.opcode == "load")
 
 
-def _register_tile(target: Target) -> tuple[int, int]:
-    """Rows, and registers along a row, with registers left for the operands. 13 rows waste less of 64, 128 and 256 than 14 do."""
+def _register_tile(target: Target, plain: bool) -> tuple[int, int]:
+    """Rows, and registers along a row, with registers left for the operands. `plain`: one matrix product, likely a large one; in batches and
+    convolutions extents such as 64 and 256 are common, of which 13 rows of two registers waste less."""
     if target.vector_bytes == 64:
-        return 13, 2  # 32 registers
+        return (9, 3) if plain else (13, 2)  # 32 registers
     if target.name.startswith("aarch64"):
         return 8, 3  # 32 registers
     return 6, 2  # 16 registers

@@ -28,6 +28,9 @@ from tilewright.ir.types import INDEX, Scalar, Type, dtype_of
 Key = tuple[object, ...]
 Number = int | float | bool
 
+_WRITERS = frozenset({"store", "atomic", "async_load", "tma_load", "copy_async", "stmatrix"})
+"""Ops that write the tensor they have first."""
+
 
 def simplify(kernel: Kernel) -> Kernel:
     body = _Simplifier(kernel).block(kernel.body, {})
@@ -39,7 +42,7 @@ class _Simplifier:
         self.ranges = ranges.analyse(kernel)
         self.mapping: dict[Value, Value] = {}
         self.constants: dict[Value, Number] = {}
-        written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "async_load")}
+        written = {op.operands[0] for op in walk(kernel.body) if op.opcode in _WRITERS}
         self.read_only = {p for p in kernel.params if p not in written}
 
     def block(self, block: Block, outer: dict[Key, tuple[Value, ...]]) -> Block:

@@ -87,7 +87,7 @@ def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
         if isinstance(param.type, Tensor):
             params.append(f"ptr {'noalias ' if aliases else ''}{name}")
         else:
-            params.append(f"{param.type.dtype.llvm} {name}")  # type: ignore[union-attr]
+            params.append(f"{param.type.dtype.llvm} {name}")
     values = {}
     for position, size in enumerate(kernel.size_names):
         params.append(f"i64 %s{position}")

@@ -23,7 +23,6 @@ from tilewright.ir.ops_matrix import DEFINITIONS
 from tilewright.ir.types import (
     BOOL,
     INDEX,
-    TOKEN,
     NumberType,
     Scalar,
     Tensor,
@@ -350,20 +349,6 @@ def _alloc(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return (tensor(_dtype(attrs), *_shape_attr(attrs), space=str(space), align=align if isinstance(align, int) else 0),)
 
 
-def _async_load(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
-    if len(types) < 2 or not isinstance(types[0], Tensor) or not isinstance(types[1], Tensor):
-        raise _fail("takes a shared tensor, a global tensor and its indices")
-    if types[0].space != "shared" or len(types) != 2 + types[1].rank:
-        raise _fail("takes a shared tensor, a global tensor and one index per axis")
-    return (TOKEN,)
-
-
-def _wait(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
-    if any(t != TOKEN for t in types):
-        raise _fail("takes tokens")
-    return ()
-
-
 def _nothing(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     if types:
         raise _fail("takes no operands")
@@ -497,9 +482,6 @@ _define("atomic", "`atomic %t, %i, %v {kind, scope, order}`: read-modify-write, 
         + ". `cas` takes the expected value first. Scope: block, device or system.", _atomic, "tile thread", "write", "memory")  # fmt: skip
 _define("alloc", "A tensor of static `shape` and `dtype` in `space` (shared, local or constant); contents undefined.", _alloc,
         "tile thread", "write", "memory")  # fmt: skip
-_define("async_load", "Start copying global elements from the indices on into a shared tensor; gives a token.", _async_load,
-        "tile thread", "write", "memory")  # fmt: skip
-_define("wait", "Wait until the operations of these tokens are complete and visible.", _wait, "tile thread", "sync", "memory")
 
 # Tiles.
 _define("program_id", "This block's index along grid axis `axis`.", _index_result, "tile thread", group="tile")

@@ -21,7 +21,7 @@ from tilewright.base.source import NOWHERE, Source, Span
 from tilewright.ir.layouts import Accumulator, Blocked, Layout, Operand, Shared
 from tilewright.ir.nodes import NO_ATTRS, Attr, Attrs, Block, Kernel, Op, Stage, Value
 from tilewright.ir.program import Array, Check, KernelCall, Program, ScalarInput
-from tilewright.ir.types import TOKEN, CopyMap, Scalar, Tensor, Tile, Type, Vec
+from tilewright.ir.types import CopyMap, Scalar, Tensor, Tile, Type, Vec
 
 _TOKEN = re.compile(
     r"""(?P<skip>[ \t\r\n]+|;[^\n]*)
@@ -260,8 +260,6 @@ class _Parser:
 
     def type(self) -> Type:
         token = self.kind("name", "a type")
-        if token.text == "token":
-            return TOKEN
         if is_name(token.text):
             return Scalar(by_name(token.text))
         forms: dict[str, Callable[[DType], Type]] = {"vec": self.vec, "tile": self.tile, "tensor": self.tensor, "map": self.copy_map}

@@ -6,7 +6,6 @@
     tensor<f32, [rows, cols], [cols, 1]>       memory: shape, strides in elements, then space and alignment if not default
     map<bf16, [128, 64], 128>                  how the copy engine sees a tensor: the box of one copy, and its swizzle
     map<bf16, [1, 1, 1, 64], 128, pixels=128>  the same for images: one copy moves that many pixels, each a box
-    token                                      an asynchronous operation in flight
 """
 
 from __future__ import annotations
@@ -88,17 +87,10 @@ class CopyMap:
         return f"map<{self.dtype}, [{', '.join(map(str, self.box))}], {self.swizzle}{pixels}>"
 
 
-@dataclass(frozen=True)
-class Token:
-    def __str__(self) -> str:
-        return "token"
-
-
-Type = Scalar | Vec | Tile | Tensor | CopyMap | Token
+Type = Scalar | Vec | Tile | Tensor | CopyMap
 NumberType = Scalar | Vec | Tile
 INDEX = Scalar(i64)
 BOOL = Scalar(bool_)
-TOKEN = Token()
 
 
 def with_dtype(type_: Type, dtype: DType) -> NumberType:
@@ -117,9 +109,7 @@ def is_number(type_: Type) -> bool:
 
 
 def dtype_of(type_: Type) -> DType:
-    """The element type of anything but a token."""
-    if isinstance(type_, Token):
-        raise TypeError("a token has no dtype")
+    """The element type."""
     return type_.dtype
 
 

@@ -21,12 +21,12 @@ from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
 from tilewright.ir.ops import ATOMICS, OPS, OpDef, TypeRuleError, reduction_results
 from tilewright.ir.program import Array, KernelCall, Program, ScalarInput
 from tilewright.ir.text import print_op
-from tilewright.ir.types import BOOL, INDEX, CopyMap, Scalar, Tensor, Tile, Token, Type, Vec, dtype_of
+from tilewright.ir.types import BOOL, INDEX, CopyMap, Scalar, Tensor, Tile, Type, Vec, dtype_of
 
 STAGE_TYPES: dict[Stage, frozenset[type]] = {
     Stage.LOOP: frozenset({Scalar}),
-    Stage.TILE: frozenset({Scalar, Tile, Tensor, Token}),
-    Stage.THREAD: frozenset({Scalar, Vec, Tensor, CopyMap, Token}),
+    Stage.TILE: frozenset({Scalar, Tile, Tensor}),
+    Stage.THREAD: frozenset({Scalar, Vec, Tensor, CopyMap}),
 }
 """What an op may result in, or a region take, at each stage."""
 SCOPES = ("thread", "block", "device", "system")

@@ -24,7 +24,7 @@ from tilewright.ir.program import KernelCall
 
 KNOWN = set((Path(__file__).parents[2] / "data" / "llvm22_nvvm.txt").read_text().split())
 """Every NVVM intrinsic of LLVM 22 of the families Tilewright uses, overload suffixes left off."""
-UNREACHABLE = {"atomic", "async_load", "wait"}
+UNREACHABLE = {"atomic"}
 """Ops no pass produces yet and no code generator takes."""
 
 

@@ -236,41 +236,33 @@ def test_atomics_from_all_blocks() -> None:
     assert best[0] == 4
 
 
-def shared_kernel(wait: bool = True, extent: int = 8) -> Kernel:
-    """Copy rows of x through shared memory with an asynchronous load."""
-    x, out = Value(tensor(f32, "n", extent), "x"), Value(tensor(f32, "n", 8), "out")
+def shared_kernel(fill: bool = True) -> Kernel:
+    """Copy rows of x through shared memory."""
+    x, out = Value(tensor(f32, "n", 8), "x"), Value(tensor(f32, "n", 8), "out")
 
     def body(b: Builder) -> None:
         p = b.op("program_id", axis=0)
         buffer = b.op("alloc", name="buffer", dtype=f32, shape=(8,), space="shared")
-        token = b.op("async_load", buffer, x, p, b.index(0))
-        if wait:
-            b.multi("wait", token)
         index = b.op("iota", shape=(8,), axis=0)
+        if fill:
+            b.multi("store", buffer, index, b.op("load", x, p, index))
         b.multi("store", out, p, index, b.op("load", buffer, index))
 
     return kernel([x, out], [N], body)
 
 
-def test_async_load_into_shared_memory_of_each_block() -> None:
+def test_each_block_has_shared_memory_of_its_own() -> None:
     data = np.arange(24, dtype=np.float32).reshape(3, 8)
     result = np.empty((3, 8), np.float32)
     run_kernel(shared_kernel(), [data, result], {"n": 3})
     np.testing.assert_array_equal(result, data)
 
 
-def test_async_load_fills_with_zero_past_the_end() -> None:
-    data = np.ones((3, 5), np.float32)
-    result = np.empty((3, 8), np.float32)
-    run_kernel(shared_kernel(extent=5), [data, result], {"n": 3})
-    np.testing.assert_array_equal(result, np.pad(data, [(0, 0), (0, 3)]))
-
-
-def test_reading_before_the_wait_is_a_fault() -> None:
+def test_reading_what_nobody_wrote_is_a_fault() -> None:
     with pytest.raises(
         UserError, match=r"load of uninitialised shared memory: 'buffer'\[0\] was never written, in block \(0\)"
     ):
-        run_kernel(shared_kernel(wait=False), [np.ones((3, 8), np.float32), np.ones((3, 8), np.float32)], {"n": 3})
+        run_kernel(shared_kernel(fill=False), [np.ones((3, 8), np.float32), np.ones((3, 8), np.float32)], {"n": 3})
 
 
 def test_bf16_tiles() -> None:

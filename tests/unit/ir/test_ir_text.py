@@ -17,7 +17,7 @@ from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value
 from tilewright.ir.program import Array, Check, KernelCall, Program, ScalarInput
 from tilewright.ir.text import print_kernel, print_op, print_program
 from tilewright.ir.text_parse import parse_kernel, parse_program
-from tilewright.ir.types import TOKEN, CopyMap, Scalar, Tensor, Tile, Type, Vec, tensor
+from tilewright.ir.types import CopyMap, Scalar, Tensor, Tile, Type, Vec, tensor
 
 
 def same_attr(a: Attr, b: Attr) -> bool:
@@ -88,7 +88,6 @@ TYPES: list[Type] = [
     Tensor(f32, (Size.of("min"),), (Size.of("größe.x$1"),)),
     CopyMap(bf16, (128, 64), 128),
     CopyMap(bf16, (1, 1, 1, 64), 128, 1024),
-    TOKEN,
 ]
 
 

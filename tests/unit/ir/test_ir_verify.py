@@ -13,7 +13,7 @@ from tilewright.base.source import Source, Span
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
 from tilewright.ir.program import Array, Program
-from tilewright.ir.types import Scalar, Tile, Token, tensor
+from tilewright.ir.types import CopyMap, Scalar, Tile, tensor
 from tilewright.ir.verify import verify_kernel, verify_program
 
 F32 = Scalar(f32)
@@ -66,7 +66,7 @@ def test_error_has_the_place_of_the_op() -> None:
 
 
 def test_params_are_scalars_or_tensors() -> None:
-    assert "neither a scalar nor a tensor" in reason(tile_kernel(params=(Value(Token(), "t"),)))
+    assert "neither a scalar nor a tensor" in reason(tile_kernel(params=(Value(CopyMap(f32, (8,)), "t"),)))
     assert "neither a scalar nor a tensor" in reason(tile_kernel(params=(Value(Tile(f32, (4,)), "t"),)))
 
 

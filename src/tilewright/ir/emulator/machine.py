@@ -28,8 +28,6 @@ from tilewright.ir.types import Scalar, Tensor, Tile, Type, Vec, dtype_of
 
 Array = np.ndarray
 Results = tuple[Array, ...]
-_COPY_BITS = 32
-"""A token is the number of the issue above these bits and the issuing lane's number below."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +63,6 @@ class Fork:
 
 Event = Barrier | Wait | Pause | Fork
 Steps = Generator[Event, "Sequence[Results]", Results]
-
-
-@dataclass(frozen=True)
-class Copy:
-    """An asynchronous copy by many lanes: where each element comes from and goes to; `inside` is False where zero goes."""
-
-    source: Memory
-    target: Memory
-    source_places: Array
-    target_places: Array
-    inside: Array
 
 
 def drain(steps: Steps) -> Results:
@@ -119,10 +106,9 @@ class Machine(ABC):
         self.memories: dict[Value, Memory] = {}
         self.changes = 0
         """Counts writes that changed memory: whether waiting lanes have something new to see."""
-        self.copies: list[Copy] = []
         self.simple: dict[str, Callable[[Op, Frame], Results]] = {
             "const": self._const, "size": self._size, "load": self._load, "store": self._store, "atomic": self._atomic, "head": self._head,
-            "broadcast": self._broadcast, "program_id": self._program_id, "async_load": self._async_load, "wait": self._wait,
+            "broadcast": self._broadcast, "program_id": self._program_id,
         }  # fmt: skip
         self.control: dict[str, Callable[[Op, Frame], Steps]] = {"for": self.for_, "if": self.if_, "while": self.while_}
 
@@ -447,47 +433,3 @@ class Machine(ABC):
         old[wanted] = update(kind, memory, chosen, [np.broadcast_to(o, shape)[wanted] for o in operands])
         self.changes += int(not np.array_equal(before, memory.flat[chosen]))
         return (old,)
-
-    # -- asynchronous copies --------------------------------------------------------------------------------------
-
-    def _async_load(self, op: Op, frame: Frame) -> Results:
-        """Note the copy; what is at the target is undefined until the wait. Elements past the source's end become 0."""
-        target, source = (self.memories[v] for v in op.operands[:2])
-        lead = len(source.shape) - len(target.shape)
-        indices: list[Array] = []
-        inside = np.ones((1,) * (len(target.shape) + 1), np.bool_)
-        for axis, operand in enumerate(op.operands[2:]):
-            start = align(frame.full(operand).astype(np.int64), len(target.shape))
-            if axis >= lead:
-                extent = target.shape[axis - lead]
-                start = start + np.arange(extent).reshape(
-                    1, *(extent if a == axis - lead else 1 for a in range(len(target.shape)))
-                )
-            valid = (start >= 0) & (start < source.shape[axis])
-            inside = inside & valid
-            indices.append(np.where(valid, start, 0))
-        shape = (frame.lanes, *target.shape)
-        within = np.arange(target.size).reshape(1, *target.shape)
-        owner = self.owner(target, frame)
-        assert owner is not None
-        copy = Copy(
-            source, target, np.broadcast_to(source.offsets(indices, None), shape),
-            np.broadcast_to(within + align(owner, len(target.shape)) * target.size, shape), np.broadcast_to(inside, shape),
-        )  # fmt: skip
-        self.copies.append(copy)
-        target.forget(copy.target_places[frame.active])
-        return ((len(self.copies) << _COPY_BITS) + np.arange(frame.lanes),)
-
-    def _wait(self, op: Op, frame: Frame) -> Results:
-        for operand in op.operands:
-            tokens = frame.full(operand)[frame.active]
-            issues = tokens >> _COPY_BITS
-            for issue in np.unique(issues):
-                copy = self.copies[int(issue) - 1]
-                lanes = tokens[issues == issue] & ((1 << _COPY_BITS) - 1)
-                inside = copy.inside[lanes]
-                found = np.zeros(inside.shape, copy.source.flat.dtype)
-                found[inside] = copy.source.read(copy.source_places[lanes][inside])
-                copy.target.write(copy.target_places[lanes], found)
-                self.changes += 1
-        return ()

@@ -65,7 +65,6 @@ class TileMachine(Machine):
             for param, argument in zip(self.kernel.params, arguments, strict=True):
                 self.bind(param, argument, frame)
             drain(self.run(self.kernel.body, frame))
-            self.copies.clear()
 
     def describe(self, frame: Frame, lane: int) -> str:
         return self.block_text(int(frame.full(BLOCK)[lane]))

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from tilewright.base.errors import CompilerBug, TilewrightError
+from tilewright.base.errors import CompilerBug, TilewrightError, UserError
 from tilewright.base.record import record
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel
@@ -134,6 +134,11 @@ def plan_contractions(
             plans.append(preferred(found, metadata, target, call.kernel.span))
         else:
             plans.append(found[0])
+    if given and not any(plans):
+        raise UserError.at(
+            "TW020", f"schedule '{given}': nothing in {program.name} is computed by tiles of a matrix here", program.span,
+            "leave schedule= out; thin and tiny products, and what is no contraction, have none",
+        )  # fmt: skip
     return tuple(plans)
 
 

@@ -466,3 +466,16 @@ def test_only_what_is_never_negative_is_divided_unsigned() -> None:
     kernel = Kernel("k", Stage.THREAD, (), Block((), tuple(b.ops)), threads=32)
     divisions = [op for op in walk(unsigned_divisions(kernel).body) if op.opcode == "floordiv"]
     assert [dtype_of(op.result.type) for op in divisions] == [u64, i64]
+
+
+def test_a_schedule_for_what_is_no_contraction_is_refused() -> None:
+    def halve(x: tw.Array) -> tw.Array:
+        n = x.shape[0]
+        out = tw.empty((n,), x.dtype)
+        for i in tw.grid(n):
+            out[i] = x[i] * 0.5
+        return out
+
+    kernel = tw.kernel(schedule="family=mma m=64 n=64 k=16")(halve)
+    with pytest.raises(UserError, match="nothing in halve is computed by tiles of a matrix"):
+        kernel.compile(np.zeros(64, np.float32), target="sm_90a")

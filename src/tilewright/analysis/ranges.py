@@ -1,10 +1,13 @@
 """Index ranges: between which symbolic sizes an index value lies.
 
-Sizes are never negative, so `a <= b` is proven when every factor of `b - a` is non-negative. Used to drop bounds tests that
-always hold and to choose narrower forms. Values without a known range are simply absent.
+Sizes are never negative, so `a <= b` is proven when every factor of `b - a` is non-negative. A kernel may know more: its attribute
+`least` says how large some sizes are at least. Used to drop bounds tests that always hold and to choose narrower forms. Values without
+a known range are simply absent.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from tilewright.base.record import record
 from tilewright.base.sizes import ZERO, Size
@@ -20,22 +23,41 @@ class Range:
     high: Size
 
 
-def surely_not_negative(size: Size) -> bool:
-    """Whether it is >= 0 for all sizes (names count as >= 0; opaque calls of such are too)."""
-    return all(factor >= 0 for _, factor in size.terms)
+def surely_not_negative(size: Size, least: Mapping[str, int] | None = None) -> bool:
+    """Whether it is >= 0 for all sizes (names count as >= 0, or as `least` says; opaque calls of such are too)."""
+    constant = 0
+    for monomial, factor in size.terms:
+        if not monomial:
+            constant += factor
+        elif factor < 0:
+            return False
+        elif least and len(monomial) == 1 and isinstance(monomial[0], str):
+            constant += factor * least.get(monomial[0], 0)
+    return constant >= 0
 
 
-def surely_at_most(a: Size, b: Size) -> bool:
-    return surely_not_negative(b - a)
+def surely_at_most(a: Size, b: Size, least: Mapping[str, int] | None = None) -> bool:
+    return surely_not_negative(b - a, least)
+
+
+def least_sizes(kernel: Kernel) -> dict[str, int]:
+    """How large sizes are at least, where the kernel was made for large ones only."""
+    declared = kernel.attrs.get("least", ())
+    assert isinstance(declared, tuple)
+    found: dict[str, int] = {}
+    for entry in declared:
+        assert isinstance(entry, tuple) and isinstance(entry[0], str) and isinstance(entry[1], int)
+        found[entry[0]] = entry[1]
+    return found
 
 
 def analyse(kernel: Kernel) -> dict[Value, Range]:
     known: dict[Value, Range] = {}
-    _block(kernel.body, known)
+    _block(kernel.body, known, kernel.threads)
     return known
 
 
-def _block(block: Block, known: dict[Value, Range]) -> None:
+def _block(block: Block, known: dict[Value, Range], threads: int) -> None:
     for op in block.ops:
         if op.opcode in ("parallel", "reduce"):
             for extent, index in zip(op.operands, op.regions[0].args, strict=True):
@@ -46,14 +68,14 @@ def _block(block: Block, known: dict[Value, Range]) -> None:
             if low and high:
                 known[op.regions[0].args[0]] = Range(low.low, high.high - 1)
         for region in op.regions:
-            _block(region, known)
+            _block(region, known, threads)
         if len(op.results) == 1 and op.results[0].type == INDEX:
-            found = _range(op, known)
+            found = _range(op, known, threads)
             if found:
                 known[op.results[0]] = found
 
 
-def _range(op: Op, known: dict[Value, Range]) -> Range | None:
+def _range(op: Op, known: dict[Value, Range], threads: int) -> Range | None:
     if op.opcode == "const":
         value = Size.of(int(op.attrs["value"]))  # type: ignore[arg-type]
         return Range(value, value)
@@ -61,7 +83,11 @@ def _range(op: Op, known: dict[Value, Range]) -> Range | None:
         size = op.attrs["value"]
         assert isinstance(size, Size)
         return Range(size, size)
+    if op.opcode == "thread_id" and threads:
+        return Range(ZERO, Size.of(threads - 1))
     operands = [known.get(v) for v in op.operands]
+    if op.opcode in ("and", "shr"):
+        return _of_bits(op.opcode, operands)
     if any(o is None for o in operands) or op.opcode not in ("add", "sub", "mul"):
         return None
     a, b = operands
@@ -73,3 +99,16 @@ def _range(op: Op, known: dict[Value, Range]) -> Range | None:
     if all(surely_not_negative(s) for s in (a.low, b.low)):
         return Range(a.low * b.low, a.high * b.high)
     return None
+
+
+def _of_bits(opcode: str, operands: list[Range | None]) -> Range | None:
+    """A number cut to its low bits, or shifted down."""
+    value, constant = operands
+    number = constant.high.constant if constant is not None and constant.low == constant.high else None
+    if number is None or number < 0:
+        return None
+    if opcode == "and":
+        return Range(ZERO, Size.of(number))
+    if value is None or value.high.constant is None or not surely_not_negative(value.low):
+        return None
+    return Range(ZERO, Size.of(value.high.constant >> number))

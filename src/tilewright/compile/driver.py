@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tilewright.ir.nodes import Kernel
     from tilewright.ir.program import Program
     from tilewright.passes.pipeline import Stages, Trace
+    from tilewright.passes.plans import Plans
     from tilewright.passes.schedule_matrix import MatrixSchedule
 
 log = logging.getLogger("tilewright")
@@ -201,7 +202,7 @@ class _Prepared:
         self.loop = prepare(self.program, self.trace)
         check_kind(self.typed.metadata, self.loop)
 
-    def plan(self, signature: Signature) -> tuple[MatrixSchedule | None, ...]:
+    def plan(self, signature: Signature) -> Plans:
         """The schedule of each contraction of the program for the call's own sizes."""
         from tilewright.passes.pipeline import plan_contractions
 
@@ -245,7 +246,7 @@ class _Prepared:
             return ""
         return tuning.advise(table, signature.extents or signature.hints, signature.divisors, self.ranked, compiler_version())
 
-    def finish(self, signature: Signature, plan: tuple[MatrixSchedule | None, ...] | None = None) -> Compilation:
+    def finish(self, signature: Signature, plan: Plans | None = None) -> Compilation:
         from tilewright.passes.pipeline import lower_planned
 
         hints: Mapping[str, int] = _by_name(self.program, signature.hints)
@@ -311,7 +312,7 @@ def _log_loaded(artifact: Artifact, start: float) -> None:
 
 
 def _compiled(
-    prepared: _Prepared, signature: Signature, plan: tuple[MatrixSchedule | None, ...], key: str, start: float
+    prepared: _Prepared, signature: Signature, plan: Plans, key: str, start: float
 ) -> Artifact:
     from tilewright.analysis.alias import alias_safe
     from tilewright.compile.build import build_artifact

@@ -88,6 +88,11 @@ class LoopLowering:
             blocks = self._cpu(b, env)
         attrs = dict(self.kernel.attrs)
         attrs["schedule"] = self.schedule.describe()
+        name = self.nest.reduce_extent.name
+        if self.schedule.whole and name is not None:
+            # The schedule was made for rows that need all registers of a thread.
+            least = self.schedule.reduce_tile - self.schedule.row_step + 1
+            attrs["least"] = ((name, least),) if self.schedule.reduce_tile > self.schedule.row_step else ()
         return replace(
             self.kernel, stage=Stage.TILE, body=Block((), tuple(b.ops)), grid=(blocks,), attrs=MappingProxyType(attrs)
         )
@@ -397,10 +402,16 @@ class LoopLowering:
         """An inner loop of independent iterations, along the axis reductions use: tiles, then the rest."""
         position, tile = self.reduce_position, self.schedule.reduce_tile
         assert position is not None
+        was_inside, self.inside_reduction = self.inside_reduction, True
+        if self.schedule.whole:
+            index = self.index_tile(b, b.index(0), position, tile)
+            edge = Condition(b.op("lt", index, b.like(high, index)), edge=True)
+            self.ops(b, op.regions[0].ops, {**env, op.regions[0].args[0]: index}, [*masks, edge])
+            self.inside_reduction = was_inside
+            return []
         zero, width = b.index(0), b.index(tile)
         count = b.op("max", b.op("floordiv", b.add(b.sub(high, low), b.sub(step, b.index(1))), step), zero)
         whole = b.mul(b.op("floordiv", count, width), width)
-        was_inside, self.inside_reduction = self.inside_reduction, True
 
         def body(inner: Builder, number: Value, masked: bool) -> list[Value]:
             """Iterations `number`, `number + 1`…: one, or a tile of them."""
@@ -545,7 +556,7 @@ class LoopLowering:
         index_arg = op.regions[0].args[-1]
         rising = self.target.is_gpu and self._rises(op)
 
-        def step(inner: Builder, first: Value, masked: bool, carried: Sequence[Value]) -> Sequence[Value]:
+        def values_at(inner: Builder, first: Value, masked: bool) -> list[Value]:
             local = dict(env)
             local[index_arg] = self.index_tile(inner, first, position, tile)
             edge = []
@@ -562,6 +573,10 @@ class LoopLowering:
                     inner.select(keep, v, inner.splat(n, v))
                     for v, n in zip(values, identities(kind, dtypes), strict=True)
                 ]
+            return values
+
+        def step(inner: Builder, first: Value, masked: bool, carried: Sequence[Value]) -> Sequence[Value]:
+            values = values_at(inner, first, masked)
             if rising:
                 full = join(*(shape_of(v) for v in (*carried, *values)))
                 return combine_later(
@@ -569,6 +584,8 @@ class LoopLowering:
                 )
             return self._combine(inner, kind, carried, values)
 
+        if self.schedule.whole:
+            return self._combine(b, kind, start, self._folded(b, kind, values_at(b, b.index(0), True)))
         if not self.target.is_gpu and kind in ("min", "max", "argmin", "argmax"):
             return self._extreme_on_cpu(op, env, masks).lower(b, extent, start)
         # Lanes start from nothing: what was reduced before joins once, at the end.

@@ -23,7 +23,7 @@ from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.program import Array, KernelCall, Program
 from tilewright.ir.rewrite import eliminate_dead
 from tilewright.ir.types import Tensor, dtype_of, tensor
-from tilewright.passes.schedule_matrix import MatrixSchedule
+from tilewright.passes.plans import Plan, Plans
 
 
 @record
@@ -53,14 +53,12 @@ class _Window:
         return [*indices[:-2], b.add(b.mul(indices[-2], b.index(self.size[-1])), indices[-1])]
 
 
-Plan = tuple[MatrixSchedule | None, ...]
 
-
-def pad_windows(program: Program, plan: Plan, target: Target) -> tuple[Program, Plan]:
+def pad_windows(program: Program, plan: Plans, target: Target) -> tuple[Program, Plans]:
     """The program, and the schedule each call keeps."""
     if target.is_gpu:
         return program, plan
-    kept: list[MatrixSchedule | None] = []
+    kept: list[Plan] = []
     calls: list[KernelCall] = []
     scratch = list(program.scratch)
     for call, schedule in zip(program.calls, plan, strict=True):

@@ -42,8 +42,9 @@ from tilewright.passes.lower_wgmma import lower_wgmma
 from tilewright.passes.matrix_hints import preferred
 from tilewright.passes.narrow import narrow
 from tilewright.passes.pad_windows import pad_windows
+from tilewright.passes.plans import Plan, Plans
 from tilewright.passes.repack import repack
-from tilewright.passes.schedule import Schedule, choose
+from tilewright.passes.schedule import Schedule, choose, row_schedule
 from tilewright.passes.schedule_matrix import MatrixSchedule
 from tilewright.passes.simplify import simplify
 from tilewright.passes.split_reductions import split_reductions
@@ -120,21 +121,21 @@ def prepare(program: Program, trace: Trace) -> Program:
 
 def plan_contractions(
     program: Program, target: Target, sizes: Mapping[str, int], given: str = "", metadata: KernelMetadata | None = None
-) -> tuple[MatrixSchedule | None, ...]:
+) -> Plans:
     """The schedule of each call of a prepared program that is a contraction; None for all others. `given`: use that one; `metadata` has
     the author's wishes."""
-    plans: list[MatrixSchedule | None] = []
+    plans: list[Plan] = []
     for call in program.calls:
         found = matrix_schedules(call.kernel, target, sizes)
         if not found:
-            plans.append(None)
+            plans.append(row_schedule(call.kernel, target, sizes))
         elif given:
             plans.append(forced(given, found, call.kernel))
         elif metadata is not None and target.is_gpu:
             plans.append(preferred(found, metadata, target, call.kernel.span))
         else:
             plans.append(found[0])
-    if given and not any(plans):
+    if given and not any(isinstance(plan, MatrixSchedule) for plan in plans):
         raise UserError.at(
             "TW020", f"schedule '{given}': nothing in {program.name} is computed by tiles of a matrix here", program.span,
             "leave schedule= out; thin and tiny products, and what is no contraction, have none",
@@ -150,7 +151,7 @@ def lower(program: Program, target: Target, hints: Mapping[str, int] | None = No
 
 
 def lower_planned(
-    program: Program, plan: tuple[MatrixSchedule | None, ...], target: Target, hints: Mapping[str, int], trace: Trace
+    program: Program, plan: Plans, target: Target, hints: Mapping[str, int], trace: Trace
 ) -> Stages:
     """From the prepared loop stage to the thread stage."""
     start = time.perf_counter()

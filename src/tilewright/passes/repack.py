@@ -27,18 +27,17 @@ from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.program import Array, KernelCall, Program
 from tilewright.ir.rewrite import clone_ops, eliminate_dead
 from tilewright.ir.types import Tensor, tensor
+from tilewright.passes.plans import Plan, Plans
 from tilewright.passes.schedule_matrix import MatrixSchedule
-
-Plans = tuple[MatrixSchedule | None, ...]
 
 
 def repack(program: Program, plans: Plans) -> tuple[Program, Plans]:
     """The program with packing kernels, and the schedules of its calls."""
     calls: list[KernelCall] = []
-    schedules: list[MatrixSchedule | None] = []
+    schedules: list[Plan] = []
     scratch = list(program.scratch)
     for call, schedule in zip(program.calls, plans, strict=True):
-        if schedule is not None and "pack" in (schedule.a_copy, schedule.b_copy):
+        if isinstance(schedule, MatrixSchedule) and "pack" in (schedule.a_copy, schedule.b_copy):
             extra, call, arrays = _Packing(call, schedule).run(len(scratch))
             calls += extra
             schedules += [None] * len(extra)

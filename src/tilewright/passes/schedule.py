@@ -13,7 +13,7 @@ from math import prod
 
 from tilewright.analysis.affine import Affine, address, analyse
 from tilewright.base.record import record
-from tilewright.base.sizes import ONE, Size
+from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, dtype_of
@@ -42,11 +42,18 @@ class Schedule:
     """CPU: elements of one block along the vector axis, walked in steps of the tile."""
     repeat: bool = False
     """CPU: what is left of a row is done by a vector that ends where it does, computing a few elements twice."""
+    whole: bool = False
+    """GPU: a step along the reduction holds all of it, so that a row is read once and stays in registers."""
     block_search: int = 0
     """CPU: argmin/argmax look for the extreme value in runs of this many elements and for its place only when it wins."""
 
+    @property
+    def row_step(self) -> int:
+        """Elements of a row that a block's threads hold with one vector each."""
+        return self.vector * self.threads // (self.tiles[-1] if self.tiles else 1)
+
     def describe(self) -> str:
-        return ", ".join(f"{k}={v}" for k, v in asdict(self).items() if v not in (1, -1, 0, False, ()))
+        return ", ".join(f"{k}={v}" for k, v in asdict(self).items() if v not in (1, -1, 0, False, ()) or (k == "whole" and v))
 
 
 @record
@@ -259,6 +266,55 @@ def _gpu_rows(nest: Nest, rank: int, vector: int, hints: Mapping[str, int]) -> S
     else:
         rows = 1
     return Schedule(tuple(tiles), reduce_tile, vector, vector_on_reduction=True, threads=per_row * rows)
+
+
+ROW_THREADS = 1024
+"""Threads of the largest block a row may have."""
+ROW_VALUES = 64
+"""Elements of a row one thread may hold."""
+ROW_SHARE = 16
+"""Elements of a row one thread holds where rows are of ordinary length: enough loads in flight, and enough blocks."""
+
+
+def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Schedule | None:
+    """The schedule for rows that are walked several times and fit a block's registers; None for all else. It serves rows up to its
+    `reduce_tile`, so the sizes of the call must be known."""
+    nest = nest_of(kernel)
+    if not target.is_gpu or not _walks_rows(kernel, nest) or not nest.reduce_extent.names <= sizes.keys():
+        return None
+    length = max(1, nest.reduce_extent.evaluate(sizes))
+    vector = max(1, min(8, target.vector_bytes // nest.narrowest))
+    while vector > 1 and not nest.reduce_extent.divisible_by(vector, kernel.facts):
+        vector //= 2
+    threads = max(32, min(ROW_THREADS, _power_of_two(length) // max(ROW_SHARE, vector)))
+    steps = -(-length // (threads * vector))
+    if steps * vector > ROW_VALUES:
+        return None
+    tiles = [1] * len(nest.extents)
+    rows = max(1, 128 // threads)
+    if tiles and rows > 1:
+        tiles[-1], threads = rows, threads * rows
+    return Schedule(
+        tuple(tiles), steps * vector * (threads // tiles[-1] if tiles else threads), vector, vector_on_reduction=True, threads=threads,
+        whole=True,
+    )  # fmt: skip
+
+
+def _walks_rows(kernel: Kernel, nest: Nest) -> bool:
+    """Whether all reductions and sweeps of a kernel walk one axis from its beginning to its end, and more than once."""
+    if len(nest.reductions) + len(nest.sweeps) < 2 or not nest.reductions or "reduce_extent" in kernel.attrs:
+        return False
+    if nest.reduce_stride_one <= max(nest.stride_one, default=0):
+        return False
+    forms = analyse(kernel)
+    for op in (*nest.reductions, *nest.sweeps):
+        if any(inner.regions and inner.opcode != "if" for inner in walk(op.regions[0])) or str(op.attrs.get("kind", "")).startswith("arg"):
+            return False
+        low, high, step = (ZERO, _constant(forms[op.operands[-1]]), ONE) if op in nest.reductions else (_constant(forms[v]) for v in op.operands)
+        if len(op.regions[0].args) != 1 or (low, high, step) != (ZERO, nest.reduce_extent, ONE):
+            return False
+    others = [op for op in nest.parallel.regions[0].ops if op.regions and op not in nest.reductions and op not in nest.sweeps]
+    return all(op.opcode == "if" for op in others)
 
 
 def _gpu_columns(nest: Nest, rank: int, vector: int, hints: Mapping[str, int]) -> Schedule:

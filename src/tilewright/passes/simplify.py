@@ -39,7 +39,7 @@ def simplify(kernel: Kernel) -> Kernel:
 
 class _Simplifier:
     def __init__(self, kernel: Kernel) -> None:
-        self.ranges = ranges.analyse(kernel)
+        self.ranges, self.least = ranges.analyse(kernel), ranges.least_sizes(kernel)
         self.mapping: dict[Value, Value] = {}
         self.constants: dict[Value, Number] = {}
         written = {op.operands[0] for op in walk(kernel.body) if op.opcode in _WRITERS}
@@ -163,9 +163,9 @@ class _Simplifier:
         if op.opcode in ("gt", "ge"):
             a, b = b, a
         strict = 1 if op.opcode in ("lt", "gt") else 0
-        if ranges.surely_at_most(a.high + strict, b.low):
+        if ranges.surely_at_most(a.high + strict, b.low, self.least):
             return True
-        if ranges.surely_at_most(b.high + (1 - strict), a.low):
+        if ranges.surely_at_most(b.high + (1 - strict), a.low, self.least):
             return False
         return None
 

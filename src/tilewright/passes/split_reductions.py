@@ -25,6 +25,7 @@ from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.program import Array, KernelCall, Program
 from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects
 from tilewright.ir.types import Tensor, dtype_of, tensor
+from tilewright.passes.plans import Plan, Plans
 from tilewright.passes.schedule import Nest, nest_of
 from tilewright.passes.schedule_matrix import MatrixSchedule
 
@@ -38,16 +39,16 @@ CPU_RESULTS = 64
 """Results that keep all cores busy without cutting reductions."""
 
 
-Plans = tuple[MatrixSchedule | None, ...]
-
 
 def split_reductions(program: Program, plans: Plans, target: Target, hints: Mapping[str, int]) -> tuple[Program, Plans]:
     """The program with long reductions cut. `plans` says which calls are contractions, and is returned for the calls there are then."""
     calls: list[KernelCall] = []
-    schedules: list[MatrixSchedule | None] = []
+    schedules: list[Plan] = []
     scratch = list(program.scratch)
     for call, schedule in zip(program.calls, plans, strict=True):
-        plan = _plan(call.kernel, target, hints) if schedule is None else _contraction_plan(call.kernel, schedule)
+        plan = _plan(call.kernel, target, hints) if schedule is None else None
+        if isinstance(schedule, MatrixSchedule):
+            plan = _contraction_plan(call.kernel, schedule)
         if plan is None:
             calls.append(call)
             schedules.append(schedule)

@@ -26,6 +26,9 @@ class _CpuDialect:
         self.local: dict[Value, str] = {}
         """Where each `alloc` lies."""
 
+    def better(self, writer: FunctionWriter, op: Op, operands: Sequence[str]) -> str | None:
+        return None
+
     def emit(self, writer: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str] | None:
         if op.opcode == "program_id":
             return [self.block]

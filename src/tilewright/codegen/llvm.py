@@ -28,6 +28,9 @@ class Dialect(Protocol):
     def emit(self, writer: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str] | None:
         """Emit an op the shared core does not know; the results, or None when it does not know it either."""
 
+    def better(self, writer: FunctionWriter, op: Op, operands: Sequence[str]) -> str | None:
+        """The result of an op that the core knows and the device has an instruction for; None where it has not."""
+
     def pointer(self, space: str) -> str:
         """The LLVM pointer type of an address space."""
 
@@ -167,7 +170,7 @@ class FunctionWriter:
         operands = [self.names[v] for v in op.operands]
         handler = _HANDLERS.get(op.opcode)
         if handler is not None:
-            return [handler(self, op, operands)]
+            return [self.dialect.better(self, op, operands) or handler(self, op, operands)]
         if op.opcode == "store":
             self._store(op, operands)
             return []

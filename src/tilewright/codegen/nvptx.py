@@ -17,7 +17,7 @@ from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target
 from tilewright.codegen import nvptx_matrix
-from tilewright.codegen.llvm import FunctionWriter, llvm_type, memory_type
+from tilewright.codegen.llvm import FunctionWriter, intrinsic, llvm_type, memory_type
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import CopyMap, Scalar, Tensor, dtype_of
 
@@ -144,6 +144,15 @@ class _NvptxDialect:
         number = self.locations.setdefault((op.span.line, op.span.column), 100 + len(self.locations))
         return f", !dbg !{number}"
 
+    def better(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> str | None:
+        if not operands or dtype_of(op.operands[0].type) is not f32:
+            return None
+        if op.opcode in ("min", "max") and self.target.sm >= 80:
+            return intrinsic(w, f"{op.opcode}imum", op.operands[0].type, *operands)  # one instruction, which propagates NaN
+        if op.opcode == "div" and "narrow" in op.attrs:
+            return self._elementwise(w, op, operands, "llvm.nvvm.div.full")
+        return None
+
     def emit(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str] | None:
         if op.opcode in nvptx_matrix.REQUIRED:
             self._require(op)
@@ -195,14 +204,15 @@ class _NvptxDialect:
         if dtype_of(type_) is not f32:
             raise CompilerBug.at("TW040", f"{op.opcode} is for f32 only", op.span)
 
-        def one(value: str) -> str:
-            return w.let(f"call float {name}(float {value})") if name.startswith("asm") else w.call("float", name, ("float", value))
+        def one(*values: str) -> str:
+            given = [("float", v) for v in values]
+            return w.let(f"call float {name}({', '.join(map(' '.join, given))})") if name.startswith("asm") else w.call("float", name, *given)
 
         if isinstance(type_, Scalar):
-            return one(operands[0])
+            return one(*operands)
         kind, result = llvm_type(type_), "poison"
         for lane in range(type_.width):  # type: ignore[union-attr]
-            element = one(w.let(f"extractelement {kind} {operands[0]}, i64 {lane}"))
+            element = one(*(w.let(f"extractelement {kind} {operand}, i64 {lane}") for operand in operands))
             result = w.let(f"insertelement {kind} {result}, float {element}, i64 {lane}")
         return result
 

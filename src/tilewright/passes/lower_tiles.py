@@ -282,6 +282,14 @@ class TileLowering(ThreadView):
             return lanes
         return [b.logical_and(lanes[p * width], lanes[p * width + width - 1]) for p in range(pieces)]
 
+    def mask_cell(self, b: Builder, mask: Mask, cell: Cell) -> Value:
+        """One comparison for a whole vector, where the edge does not cut through it."""
+        if not self.target.is_gpu or not self.is_wide(mask.shape) or not self._mask_is_uniform(b, mask, cell):
+            return super().mask_cell(b, mask, cell)
+        conditions = self._condition(b, mask, mask.shape, cell, 1)
+        assert conditions is not None
+        return b.op("broadcast", conditions[0], width=self.vector)
+
     def _mask_is_uniform(self, b: Builder, mask: Mask, cell: Cell) -> bool:
         """Whether each vector lies wholly inside or wholly outside."""
         if any(other.shape[self.axis] > 1 for other in mask.others):

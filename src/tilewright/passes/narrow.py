@@ -1,7 +1,7 @@
 """Say where only few bits of a function's result count, so that a GPU's own instructions will do.
 
-In: a loop-stage kernel. Out: the same, with `narrow = f16` on exponentials and sigmoids of f32 whose results are only used, through
-arithmetic, in values that are rounded to f16, bf16 or smaller: the end of a fused matrix product, say. Their error is then below 2^-16 of
+In: a loop-stage kernel. Out: the same, with `narrow = f16` on exponentials, sigmoids and quotients of f32 whose results are only used, through
+arithmetic and reductions, in values that are rounded to f16, bf16 or smaller: the end of a fused matrix product, say. Their error is then below 2^-16 of
 the result (`expand_math`), where the rounding that follows costs 2^-11 or more. Sits after all rewriting of the loop stage.
 
     %e = exp %x : f32;  %p = mul %e, %y;  %r = cast %p {dtype = bf16}   ->   %e = exp %x {narrow = f16} …
@@ -17,15 +17,19 @@ from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.rewrite import rewrite
 from tilewright.ir.types import dtype_of
 
-_FUNCTIONS = frozenset({"exp", "exp2", "sigmoid"})
-_ARITHMETIC = frozenset({"add", "sub", "mul", "fma", "neg", "min", "max", "abs"})
+_FUNCTIONS = frozenset({"exp", "exp2", "sigmoid", "div"})
+_ARITHMETIC = frozenset({"add", "sub", "mul", "fma", "neg", "min", "max", "abs", "div"})
+_REDUCTIONS = frozenset({"add", "min", "max"})
 
 
 def narrow(kernel: Kernel) -> Kernel:
     users: dict[Value, list[Op]] = {}
     functions = False
+    reductions: dict[Op, Op] = {}
     for op in walk(kernel.body):
         functions = functions or op.opcode in _FUNCTIONS
+        if op.opcode == "reduce" and op.attrs["kind"] in _REDUCTIONS:
+            reductions[op.regions[0].ops[-1]] = op
         for value in op.operands:
             users.setdefault(value, []).append(op)
     if not functions:
@@ -43,6 +47,8 @@ def narrow(kernel: Kernel) -> Kernel:
     def fits(op: Op, value: Value) -> bool:
         if op.opcode == "cast":
             return dtype_of(op.results[0].type).is_small_float
+        if op in reductions:
+            return ends_narrow(reductions[op].results[0])
         if op.opcode == "select":
             return value is not op.operands[0] and ends_narrow(op.results[0])
         return op.opcode in _ARITHMETIC and ends_narrow(op.results[0])

@@ -92,6 +92,8 @@ class _Simplifier:
             value = op.attrs["value"]
             assert isinstance(value, int | float)
             self.constants[op.results[0]] = value
+        elif op.opcode == "broadcast" and op.operands[0] in self.constants and dtype_of(op.results[0].type).is_bool:
+            self.constants[op.results[0]] = self.constants[op.operands[0]]
         builder.append(op)
 
     def _plain_size(self, op: Op) -> Op:

@@ -53,11 +53,13 @@ def least_sizes(kernel: Kernel) -> dict[str, int]:
 
 def analyse(kernel: Kernel) -> dict[Value, Range]:
     known: dict[Value, Range] = {}
-    _block(kernel.body, known, kernel.threads)
+    cluster = kernel.attrs.get("cluster", 1)
+    assert isinstance(cluster, int)
+    _block(kernel.body, known, {"thread_id": kernel.threads, "cluster_rank": cluster})
     return known
 
 
-def _block(block: Block, known: dict[Value, Range], threads: int) -> None:
+def _block(block: Block, known: dict[Value, Range], counts: Mapping[str, int]) -> None:
     for op in block.ops:
         if op.opcode in ("parallel", "reduce"):
             for extent, index in zip(op.operands, op.regions[0].args, strict=True):
@@ -68,14 +70,14 @@ def _block(block: Block, known: dict[Value, Range], threads: int) -> None:
             if low and high:
                 known[op.regions[0].args[0]] = Range(low.low, high.high - 1)
         for region in op.regions:
-            _block(region, known, threads)
-        if len(op.results) == 1 and op.results[0].type == INDEX:
-            found = _range(op, known, threads)
+            _block(region, known, counts)
+        if len(op.results) == 1 and (op.results[0].type == INDEX or op.opcode == "cluster_rank"):
+            found = _range(op, known, counts)
             if found:
                 known[op.results[0]] = found
 
 
-def _range(op: Op, known: dict[Value, Range], threads: int) -> Range | None:
+def _range(op: Op, known: dict[Value, Range], counts: Mapping[str, int]) -> Range | None:
     if op.opcode == "const":
         value = Size.of(int(op.attrs["value"]))  # type: ignore[arg-type]
         return Range(value, value)
@@ -83,9 +85,11 @@ def _range(op: Op, known: dict[Value, Range], threads: int) -> Range | None:
         size = op.attrs["value"]
         assert isinstance(size, Size)
         return Range(size, size)
-    if op.opcode == "thread_id" and threads:
-        return Range(ZERO, Size.of(threads - 1))
+    if counts.get(op.opcode):
+        return Range(ZERO, Size.of(counts[op.opcode] - 1))
     operands = [known.get(v) for v in op.operands]
+    if op.opcode == "cast":
+        return operands[0]
     if op.opcode in ("and", "shr"):
         return _of_bits(op.opcode, operands)
     if any(o is None for o in operands) or op.opcode not in ("add", "sub", "mul"):

@@ -26,7 +26,7 @@ REQUIRED: dict[str, str] = {
     "tensor_map": "tma", "prefetch_map": "tma", "tma_load": "tma", "tma_store": "tma", "tma_commit": "tma", "tma_wait": "tma",
     "fence_async": "tma", "copy_async": "cp.async", "copy_commit": "cp.async", "copy_wait": "cp.async",
     "mbarrier_init": "mbarrier", "fence_init": "mbarrier", "mbarrier_arrive": "mbarrier", "mbarrier_expect": "mbarrier",
-    "mbarrier_wait": "mbarrier", "cluster_rank": "cluster", "cluster_sync": "cluster", "wait_previous": "cluster",
+    "mbarrier_wait": "mbarrier", "cluster_rank": "cluster", "load_remote": "cluster", "cluster_sync": "cluster", "wait_previous": "cluster",
     "release_next": "cluster", "set_registers": "setmaxnreg", "elect": "mbarrier", "wgmma": "wgmma", "wgmma_wait": "wgmma",
     "mma": "bf16", "ldmatrix": "mma", "stmatrix": "tma",
 }  # fmt: skip
@@ -169,6 +169,12 @@ def _mbarrier_arrive(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequ
     # The scope of the cluster would cost a fence of the whole GPU; the arrival itself is all the other block waits for.
     w.call("void", "llvm.nvvm.mbarrier.arrive.scope.cta.space.cluster", (CLUSTER, there), ("i32", "1"))
     return []
+
+
+def _load_remote(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
+    rank = _word(w, op.operands[2], operands[2])
+    there = w.call(CLUSTER, "llvm.nvvm.mapa.shared.cluster", (SHARED, _place(w, op, operands, 0)), ("i32", rank))
+    return [w.let(f"load {llvm_type(op.result.type)}, {CLUSTER} {there}")]
 
 
 def _mbarrier_expect(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
@@ -343,7 +349,7 @@ HANDLERS: dict[str, Handler] = {
     "copy_async": _copy_async, "copy_commit": _plain("llvm.nvvm.cp.async.commit.group"), "copy_wait": _copy_wait,
     "mbarrier_init": _mbarrier_init, "fence_init": _plain("llvm.nvvm.fence.mbarrier_init.release.cluster"),
     "mbarrier_arrive": _mbarrier_arrive, "mbarrier_expect": _mbarrier_expect, "mbarrier_wait": _mbarrier_wait,
-    "named_barrier": _named_barrier, "cluster_rank": _cluster_rank, "cluster_sync": _cluster_sync,
+    "named_barrier": _named_barrier, "cluster_rank": _cluster_rank, "load_remote": _load_remote, "cluster_sync": _cluster_sync,
     "wait_previous": _plain("llvm.nvvm.griddepcontrol.wait"),
     "release_next": _plain("llvm.nvvm.griddepcontrol.launch.dependents"),
     "set_registers": _set_registers, "elect": _elect, "wgmma": _wgmma, "wgmma_wait": _wgmma_wait, "mma": _mma,

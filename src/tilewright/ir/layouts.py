@@ -4,7 +4,8 @@
 
     ((register * warps[a] + warp) * lanes[a] + lane) * vector[a] + v
 
-with `register < E / (vector*lanes*warps)`. Lane and warp numbers are row-major over their tuples (last axis fastest).
+with `register < E / (vector*lanes*warps)`. Lane and warp numbers are row-major over their tuples (last axis fastest). The warps may be
+those of several blocks, a cluster of `blocks`: the tile is then the cluster's, and a block has every so many consecutive warps.
 An axis of extent 1 is held by every thread along it: reduced and broadcast values need no layout of their own.
 `Shared` describes a tile in shared memory, `Accumulator` and `Operand` the fragments of tensor-core instructions.
 """
@@ -30,13 +31,16 @@ class Blocked:
     vector: tuple[int, ...]
     lanes: tuple[int, ...]
     warps: tuple[int, ...]
+    blocks: int = 1
 
     def __str__(self) -> str:
-        return f"blocked({list(self.vector)}, {list(self.lanes)}, {list(self.warps)})"
+        together = f", {self.blocks}" if self.blocks > 1 else ""
+        return f"blocked({list(self.vector)}, {list(self.lanes)}, {list(self.warps)}{together})"
 
     @property
     def threads(self) -> int:
-        return prod(self.lanes) * prod(self.warps)
+        """Threads of one block."""
+        return prod(self.lanes) * prod(self.warps) // self.blocks
 
     def span(self, axis: int) -> int:
         """Elements one register step covers along an axis."""

@@ -162,6 +162,14 @@ def _rank(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return (Scalar(i32),)
 
 
+def _load_remote(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 3:
+        raise _fail("takes a shared tensor, an index and a rank")
+    memory = _shared(types[0])
+    _indices(types[1:])
+    return (Scalar(memory.dtype),)
+
+
 MATRIX_DTYPES = (bf16, f16, f32, f8e4m3, f8e5m2, i8, u8)
 
 
@@ -299,6 +307,8 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("named_barrier", "`named_barrier %id {threads}`: barrier number id among that many threads of the block; with `arrive`, do not "
          "wait.", _counted("threads", _one_index), "sync", "barrier"),
     _row("cluster_rank", "This block's number in its cluster.", _rank, "pure", "barrier"),
+    _row("load_remote", "`load_remote %shared, %i, %rank`: an element of the same shared memory in the block with that rank in the cluster.",
+         _load_remote, "read", "copy"),
     _row("cluster_sync", "Every thread of the cluster arrives before any leaves.", _nothing, "sync", "barrier"),
     _row("wait_previous", "Wait for the kernel launched before, where this one may start before its end.", _nothing, "sync", "barrier"),
     _row("release_next", "The kernel launched next may start.", _nothing, "sync", "barrier"),

@@ -312,7 +312,8 @@ class _Parser:
             self.expect(",")
             lanes = self.integers()
             self.expect(",")
-            layout = Blocked(vector, lanes, self.integers())
+            warps = self.integers()
+            layout = Blocked(vector, lanes, warps, self.integer() if self.accept(",") else 1)
         elif token.text == "shared":
             order = self.integers()
             self.expect(",")

@@ -95,12 +95,12 @@ def blocked_layout(shape: tuple[int, ...], schedule: Schedule, target: Target) -
         lanes[a] = min(left, max(1, shape[a] // vector[a]))
         left //= lanes[a]
     # A warp never has idle lanes: what no axis could take repeats along the vector axis and is masked by the lowering.
-    count = max(1, schedule.threads // target.warp_size)
+    count = max(1, schedule.threads * schedule.cluster // target.warp_size)
     warp_order = order if schedule.vector_on_reduction and rank == 1 else _warp_order(order, axis, reduction, schedule)
     for a in warp_order:
         warps[a] = min(count, max(1, shape[a] // (vector[a] * lanes[a])))
         count //= warps[a]
-    return Blocked(tuple(vector), tuple(lanes), tuple(warps))
+    return Blocked(tuple(vector), tuple(lanes), tuple(warps), schedule.cluster)
 
 
 def _warp_order(order: list[int], axis: int, reduction: int, schedule: Schedule) -> list[int]:

@@ -88,6 +88,8 @@ class LoopLowering:
             blocks = self._cpu(b, env)
         attrs = dict(self.kernel.attrs)
         attrs["schedule"] = self.schedule.describe()
+        if self.schedule.whole:
+            attrs["early"] = True  # such kernels are short: what starts them overlaps the end of the kernel before
         name = self.nest.reduce_extent.name
         if self.schedule.whole and name is not None:
             # The schedule was made for rows that need all registers of a thread.

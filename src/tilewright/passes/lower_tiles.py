@@ -22,6 +22,7 @@ from tilewright.base.dtypes import bool_, i32, i64
 from tilewright.base.errors import CompilerBug
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
+from tilewright.ir.layouts import Blocked
 from tilewright.ir.nodes import Attrs, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.types import Tensor, Tile, Vec, dtype_of
 from tilewright.passes.combine import combine
@@ -39,6 +40,8 @@ class TileLowering(ThreadView):
         self.env: dict[Value, Held] = {p: p for p in kernel.params}
         self.exchanged = _exchanged(kernel) if target.is_gpu else set()
         self.depth = 0
+        self.blocks = self.layout.blocks if isinstance(self.layout, Blocked) else 1
+        """Blocks that share a tile."""
 
     def run(self) -> Kernel:
         b = Builder(self.kernel.span)
@@ -48,7 +51,12 @@ class TileLowering(ThreadView):
             attrs = MappingProxyType({**attrs, "dependent": True})
         self.coordinates(b)
         self.ops(b, self.kernel.body.ops)
-        return replace(self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)), attrs=attrs)
+        grid = self.kernel.grid
+        if self.blocks > 1:
+            b.multi("cluster_sync")  # nobody leaves while others still read its memory
+            attrs = MappingProxyType({**attrs, "cluster": self.blocks})
+            grid = (grid[0] * self.blocks, *grid[1:])
+        return replace(self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)), attrs=attrs, grid=grid)
 
     # -- ops ----------------------------------------------------------------------------------------------------
 
@@ -64,7 +72,7 @@ class TileLowering(ThreadView):
         special: dict[str, Callable[[Builder, Op], None]] = {
             "load": self.load, "store": self.store, "reduce_tile": self._reduce_tile, "for": self.for_, "if": self._if,
             "iota": self._iota, "broadcast": self._broadcast, "item": self._item, "alloc": self._alloc,
-            "reshape": self._unsupported,
+            "program_id": self._program_id, "reshape": self._unsupported,
             "transpose": self._unsupported, "slice": self._unsupported, "dot": self.dot, "scan_tile": self._unsupported,
         }  # fmt: skip
         handler = special.get(op.opcode)
@@ -99,6 +107,13 @@ class TileLowering(ThreadView):
             value = op.attrs.get("value")
             if op.opcode == "const" and isinstance(value, int):
                 self.constants[new] = value
+
+    def _program_id(self, b: Builder, op: Op) -> None:
+        """The number of the block, or of its cluster."""
+        (number,) = b.emit(op.opcode, (), op.attrs, _name(op))
+        if self.blocks > 1 and op.attrs.get("axis", 0) == 0:
+            number = b.op("shr", number, b.index(self.blocks.bit_length() - 1))
+        self._remember(op, [number])
 
     def dot(self, b: Builder, op: Op) -> None:
         """Matrix instructions are for lowerings of their own."""
@@ -510,6 +525,8 @@ class TileLowering(ThreadView):
 
         shared[warp along the axis][cell][element][slot], a slot for each thread position off the axis.
         """
+        if self.blocks > 1:
+            return self._across_blocks(b, kind, partial, axis)
         warps = self.layout.warps[axis]
         slots, slot = 1, b.index(0)
         for a in range(len(self.layout.lanes)):
@@ -556,6 +573,40 @@ class TileLowering(ThreadView):
             # The next round must not overwrite what a slower warp still reads.
             b.multi("barrier")
         return results
+
+    def _across_blocks(
+        self, b: Builder, kind: str, partial: dict[Cell, tuple[Value, ...]], axis: int
+    ) -> dict[Cell, tuple[Value, ...]]:
+        """One row for the whole cluster: each warp writes what it has; after a barrier of the cluster a lane for each warp, be it in this
+        block or another, fetches that, and lanes combine as ever."""
+        ((cell, values),) = partial.items()
+        total = self.layout.warps[axis]
+        own = total // self.blocks
+        arrays = [b.op("alloc", dtype=dtype_of(v.type), shape=(own,), space="shared") for v in values]
+        writer = b.op("eq", self.lane_digits[axis], b.index(0))
+
+        def write(inner: Builder) -> list[Value]:
+            for array, value in zip(arrays, values, strict=True):
+                inner.multi("store", array, self.own_warp, value)
+            return []
+
+        b.if_(writer, write, lambda inner: [])
+        b.multi("cluster_sync")
+        lane = self.lane_digits[axis]
+        found: tuple[Value, ...] | None = None
+        for first in range(0, total, self.target.warp_size):
+            warp = b.add(lane, b.index(first)) if total >= self.target.warp_size else b.op("and", lane, b.index(total - 1))
+            rank = b.op("shr", warp, b.index(own.bit_length() - 1))
+            place = b.op("and", warp, b.index(own - 1))
+            there = tuple(b.op("load_remote", array, place, rank) for array in arrays)
+            found = there if found is None else combine(b, kind, found, there)
+        assert found is not None
+        distance = 1
+        while distance < min(total, self.target.warp_size):
+            others = tuple(b.op("shuffle", v, b.const(distance, i32), mode="xor") for v in found)
+            found = combine(b, kind, found, others)
+            distance *= 2
+        return {cell: found}
 
     # -- control flow -------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from itertools import product
 from math import gcd
 
 from tilewright.analysis import divisors
+from tilewright.base.dtypes import i64
 from tilewright.base.errors import CompilerBug
 from tilewright.base.record import record
 from tilewright.base.target import Target
@@ -87,6 +88,9 @@ class ThreadView:
         warp_size = self.target.warp_size
         lane = b.op("and", self.thread, b.index(warp_size - 1), name="lane")
         warp = b.op("shr", self.thread, b.index(warp_size.bit_length() - 1), name="warp")
+        if isinstance(self.layout, Blocked) and self.layout.blocks > 1:
+            first = b.mul(b.cast(b.op("cluster_rank"), i64), b.index(self.layout.threads // warp_size))
+            self.own_warp, warp = warp, b.add(first, warp)
         self.lane_digits = self._digits(b, lane, self.layout.lanes)
         self.warp_digits = self._digits(b, warp, self.layout.warps)
         for a, v in enumerate(self.layout.vector):

@@ -44,13 +44,15 @@ class Schedule:
     """CPU: what is left of a row is done by a vector that ends where it does, computing a few elements twice."""
     whole: bool = False
     """GPU: a step along the reduction holds all of it, so that a row is read once and stays in registers."""
+    cluster: int = 1
+    """GPU: blocks that share a row, meeting in each other's shared memory."""
     block_search: int = 0
     """CPU: argmin/argmax look for the extreme value in runs of this many elements and for its place only when it wins."""
 
     @property
     def row_step(self) -> int:
-        """Elements of a row that a block's threads hold with one vector each."""
-        return self.vector * self.threads // (self.tiles[-1] if self.tiles else 1)
+        """Elements of a row that the threads hold with one vector each."""
+        return self.vector * self.threads * self.cluster // (self.tiles[-1] if self.tiles else 1)
 
     def describe(self) -> str:
         return ", ".join(f"{k}={v}" for k, v in asdict(self).items() if v not in (1, -1, 0, False, ()) or (k == "whole" and v))
@@ -268,17 +270,20 @@ def _gpu_rows(nest: Nest, rank: int, vector: int, hints: Mapping[str, int]) -> S
     return Schedule(tuple(tiles), reduce_tile, vector, vector_on_reduction=True, threads=per_row * rows)
 
 
-ROW_THREADS = 1024
-"""Threads of the largest block a row may have."""
 ROW_VALUES = 64
 """Elements of a row one thread may hold."""
 ROW_SHARE = 16
-"""Elements of a row one thread holds where rows are of ordinary length: enough loads in flight, and enough blocks."""
+"""Elements of four bytes of a row one thread holds where rows are of ordinary length, twice as many narrower ones: enough loads in flight,
+and enough blocks."""
+ROW_LONG = 16384
+"""Rows longer than this are shared by the blocks of a cluster, of so many threads."""
+ROW_THREADS = 512
+ROW_CLUSTER = 8
 
 
 def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Schedule | None:
-    """The schedule for rows that are walked several times and fit a block's registers; None for all else. It serves rows up to its
-    `reduce_tile`, so the sizes of the call must be known."""
+    """The schedule for rows that are walked several times and fit the registers of a block, or of a cluster; None for all else. It serves
+    rows up to its `reduce_tile` that need all its steps, so the sizes of the call must be known."""
     nest = nest_of(kernel)
     if not target.is_gpu or not _walks_rows(kernel, nest) or not nest.reduce_extent.names <= sizes.keys():
         return None
@@ -286,17 +291,22 @@ def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Sc
     vector = max(1, min(8, target.vector_bytes // nest.narrowest))
     while vector > 1 and not nest.reduce_extent.divisible_by(vector, kernel.facts):
         vector //= 2
-    threads = max(32, min(ROW_THREADS, _power_of_two(length) // max(ROW_SHARE, vector)))
-    steps = -(-length // (threads * vector))
+    tiles, cluster = [1] * len(nest.extents), 1
+    whole = _power_of_two(length)
+    if length > ROW_LONG and "cluster" in target.features and tiles:
+        threads = ROW_THREADS
+        cluster = max(2, min(ROW_CLUSTER, whole // (2 * ROW_SHARE * threads)))
+    else:
+        share = max(vector, ROW_SHARE * (1 if nest.narrowest >= 4 else 2))
+        threads = max(32, min(1024, whole // share), min(128, whole // max(vector, ROW_SHARE)))
+    if tiles and threads < 128:
+        tiles[-1] = 128 // threads
+    steps = -(-length // (threads * vector * cluster))
     if steps * vector > ROW_VALUES:
         return None
-    tiles = [1] * len(nest.extents)
-    rows = max(1, 128 // threads)
-    if tiles and rows > 1:
-        tiles[-1], threads = rows, threads * rows
     return Schedule(
-        tuple(tiles), steps * vector * (threads // tiles[-1] if tiles else threads), vector, vector_on_reduction=True, threads=threads,
-        whole=True,
+        tuple(tiles), steps * vector * threads * cluster, vector, vector_on_reduction=True, threads=threads * (tiles[-1] if tiles else 1),
+        whole=True, cluster=cluster,
     )  # fmt: skip
 
 

@@ -140,7 +140,7 @@ class ThreadMachine(Machine):
         self.simple |= {
             "thread_id": self._thread_id, "alloc": self._alloc, "shuffle": self._shuffle, "vote": self._vote,
             "warp_sync": self._nothing, "fence": self._nothing, "extract": self._extract, "pack": self._pack, "split": self._split,
-            "elect": self._elect, "cluster_rank": self._cluster_rank, "to_bits": self._to_bits, "from_bits": self._from_bits,
+            "elect": self._elect, "cluster_rank": self._cluster_rank, "load_remote": self._load_remote, "to_bits": self._to_bits, "from_bits": self._from_bits,
             "prefetch_map": self._nothing, "prefetch": self._nothing, "fence_init": self._nothing, "wait_previous": self._nothing,
             "release_next": self._nothing, "set_registers": self._nothing,
         }  # fmt: skip
@@ -440,6 +440,15 @@ class ThreadMachine(Machine):
     def _from_bits(self, op: Op, frame: Frame) -> Results:
         value = np.ascontiguousarray(frame.get(op.operands[0]))
         return (value.reshape(-1, 1).view(dtype_of(op.result.type).numpy),)
+
+    def _load_remote(self, op: Op, frame: Frame) -> Results:
+        memory = self.memories[op.operands[0]]
+        index = frame.full(op.operands[1]).astype(np.int64)
+        own = self.element_places(op, frame, memory, [index], frame.mask)
+        places = own + (self.peer(op, frame, frame.full(op.operands[2]).astype(np.int64)) - frame.full(SLOT)) * memory.size
+        self.check_written(op, frame, memory, places, frame.mask)
+        self.on_read(op, frame, memory, places, frame.mask)
+        return (memory.read(places),)
 
     def _cluster_rank(self, op: Op, frame: Frame) -> Results:
         return ((frame.get(BLOCK) % self.cluster).astype(np.int32),)

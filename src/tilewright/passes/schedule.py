@@ -271,11 +271,11 @@ def _gpu_rows(nest: Nest, rank: int, vector: int, hints: Mapping[str, int]) -> S
 
 
 ROW_VALUES = 64
-"""Elements of a row one thread may hold."""
+"""Elements of a row one thread may hold: of a block of 1024, which has fewer registers for each, a quarter."""
 ROW_SHARE = 16
 """Elements of four bytes of a row one thread holds where rows are of ordinary length, twice as many narrower ones: enough loads in flight,
 and enough blocks."""
-ROW_LONG = 16384
+ROW_LONG = 8192
 """Rows longer than this are shared by the blocks of a cluster, of so many threads."""
 ROW_THREADS = 512
 ROW_CLUSTER = 8
@@ -302,7 +302,7 @@ def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Sc
     if tiles and threads < 128:
         tiles[-1] = 128 // threads
     steps = -(-length // (threads * vector * cluster))
-    if steps * vector > ROW_VALUES:
+    if steps * vector > (ROW_VALUES if threads < 1024 else ROW_VALUES // 4):
         return None
     return Schedule(
         tuple(tiles), steps * vector * threads * cluster, vector, vector_on_reduction=True, threads=threads * (tiles[-1] if tiles else 1),

@@ -131,6 +131,12 @@ def front_end(function: Function, signature: Signature) -> tuple[TypedKernel, Pr
     typed = check_kernel(function, signature.args)
     program = _with_guard_checks(lower_kernel(typed))
     verify_program(program)
+    if len(program.calls) > 1:
+        from tilewright.passes.fuse import fuse
+        from tilewright.passes.simplify import simplify
+
+        program, _ = fuse(replace(program, calls=tuple(replace(c, kernel=simplify(c.kernel)) for c in program.calls)))
+        verify_program(program)
     facts = _by_name(program, signature.divisors)
     precision = signature.precision if signature.precision != "ieee" else typed.metadata.precision or "ieee"
     if facts or precision != "ieee":

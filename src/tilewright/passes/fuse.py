@@ -19,14 +19,13 @@ from types import MappingProxyType
 
 from tilewright.analysis.affine import analyse
 from tilewright.base.record import record
-from tilewright.base.sizes import ONE, ZERO, Size
+from tilewright.base.sizes import ONE, ZERO, Size, product
 from tilewright.base.source import Span
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.ops import OPS
 from tilewright.ir.program import KernelCall, Program
 from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects, rewrite_block
-from tilewright.ir.types import Tensor
 
 CHEAP = 12
 """Ops of a map that may be computed again for every use in a sum."""
@@ -226,9 +225,7 @@ class _Pair:
         )
 
     def saved(self, made: Program) -> Size:
-        size = Size.of(self.type.dtype.itemsize)
-        for extent in self.type.shape:
-            size = size * extent
+        size = product(self.type.shape) * self.type.dtype.itemsize
         gone = not any(self.array in _written(call) for call in made.calls)
         return size * 2 if gone else size
 
@@ -270,8 +267,14 @@ class _Joined:
         kernel = replace(
             self.producer.kernel, params=tuple(self.values.values()), body=Block((), (*self.top.ops, parallel)),
             attrs=MappingProxyType({**self.producer.kernel.attrs, **self.consumer.kernel.attrs}),
+            facts=_facts(self.producer.kernel, self.consumer.kernel),
         )  # fmt: skip
         return KernelCall(kernel, tuple(self.values))
+
+
+def _facts(*kernels: Kernel) -> MappingProxyType[str, int]:
+    """What is known of sizes in any of them: it is known of the call."""
+    return MappingProxyType({name: known for kernel in kernels for name, known in kernel.facts.items()})
 
 
 # -- the ways --------------------------------------------------------------------------------------------------------
@@ -390,7 +393,7 @@ def _inlined(pair: _Pair) -> Program:
         raise _No(f"!'{pair.array}' is a result, so it is written anyway")
     pair.check_recomputed()
     element = [op for op in producer.body if op is not pair.store and not _writes(op)]
-    work = sum(1 for op in element if op.opcode not in ("const", "size", "cast"))
+    work = sum(1 for op in element if op.opcode not in ("const", "size", "cast", "load"))
     heavy = any(OPS[op.opcode].group == "function" for op in element)
     if (heavy or work > CHEAP) and any(_repeats(pair, load) for load in pair.loads):
         raise _No(f"!every element would be computed many times over ({work} operations)")
@@ -414,7 +417,9 @@ def _inlined(pair: _Pair) -> Program:
         return (local.get(value, value),)
 
     body = rewrite_block(consumer.kernel.body, at_load, {})
-    kernel = replace(consumer.kernel, params=tuple(values.values()), body=Block((), (*top.ops, *body.ops)))
+    kernel = replace(
+        consumer.kernel, params=tuple(values.values()), body=Block((), (*top.ops, *body.ops)), facts=_facts(producer.kernel, consumer.kernel)
+    )
     calls = list(pair.calls)
     calls[pair.second] = KernelCall(kernel, tuple(values))
     return replace(pair.program, calls=tuple(calls))
@@ -478,11 +483,3 @@ def _cleaned(program: Program) -> Program:
         tidy.append(KernelCall(replace(kernel, params=tuple(p for p, _ in pairs)), tuple(n for _, n in pairs)))
     named = {name for call in tidy for name in call.args}
     return replace(program, calls=tuple(tidy), scratch=tuple(a for a in program.scratch if a.name in named))
-
-
-def bytes_of(tensor: Tensor) -> Size:
-    """Bytes of all elements."""
-    size = Size.of(tensor.dtype.itemsize)
-    for extent in tensor.shape:
-        size = size * extent
-    return size

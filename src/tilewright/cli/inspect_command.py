@@ -119,7 +119,7 @@ def inspect_entry(entry: Entry, target: Target, precision: str = "ieee") -> Insp
     signature = replace(entry.signature(target.is_gpu), precision=precision)
     done = compile_stages(entry.function, signature, target)
     artifact = compile_kernel(entry.function, signature, target)
-    sizes = _sizes(entry, done)
+    sizes = sizes_of(entry, done)
     code = artifact.code.decode() if artifact.kind == "ptx" else ""
     resources = _resources(artifact, target) if target.is_gpu else {}
     schedules = [schedule.describe() for schedule in done.stages.schedules]
@@ -154,7 +154,7 @@ def _launched(
     )  # fmt: skip
 
 
-def _sizes(entry: Entry, done: Compilation) -> dict[str, int]:
+def sizes_of(entry: Entry, done: Compilation) -> dict[str, int]:
     """Values of the size names whose extents were given."""
     given = {(name, axis): extent for name, g in entry.args for axis, extent in enumerate(g.extents or ()) if extent is not None}
     return {b.name: given[b.array, b.axis] for b in done.program.bindings() if not b.stride and (b.array, b.axis) in given}

@@ -171,9 +171,10 @@ def tune(
 @click.option("--target", default="nvptx", show_default=True, help="nvptx, sm_80, sm_90a, cpu, x86-64-avx2…")
 @_PRECISION
 @click.option("--json", is_flag=True, help="Print everything as JSON.")
+@click.option("--fusion", is_flag=True, help="Show which loops became one kernel, which did not, and why.")
 @_PLOT
 def inspect(
-    file: str, kernel: str | None, arguments: str, target: str, precision: str, json: bool, plot: str | None
+    file: str, kernel: str | None, arguments: str, target: str, precision: str, json: bool, fusion: bool, plot: str | None
 ) -> None:
     """Show what kernels were compiled to: schedule, registers, occupancy, matrix instructions, and what bounds them.
 
@@ -181,7 +182,13 @@ def inspect(
     Examples:
       tilewright inspect examples/matmul.py --args "a=bf16[4096,4096] b=bf16[4096,4096]" --target sm_90a
       tilewright inspect examples/gallery.py --kernel scale --args "m=f32[1024,1024] v=f32[1024]" --json
+      tilewright inspect examples/transformer.py --fusion
     """
+    if fusion:
+        from tilewright.cli.fusion_command import fusion as show
+
+        show(file, kernel, arguments, target, json)
+        return
     from tilewright.cli.inspect_command import inspect as command
 
     command(file, kernel, arguments, target, precision, json, plot)

@@ -34,6 +34,7 @@ from tilewright.tree.typed import ArgSpec, TypedKernel
 if TYPE_CHECKING:
     from tilewright.ir.nodes import Kernel
     from tilewright.ir.program import Program
+    from tilewright.passes.fuse import FusionReport
     from tilewright.passes.pipeline import Stages, Trace
     from tilewright.passes.plans import Plans
     from tilewright.passes.schedule_matrix import MatrixSchedule
@@ -72,6 +73,7 @@ class Compilation:
     program: Program
     stages: Stages
     trace: Trace
+    fusion: FusionReport
 
 
 @functools.cache
@@ -188,12 +190,13 @@ class _Prepared:
 
     def __init__(self, function: Function, signature: Signature, target: Target, sizes: Mapping[str, int] | None = None) -> None:
         from tilewright.passes.matrix_hints import check_kind
-        from tilewright.passes.pipeline import Trace, prepare
+        from tilewright.passes.pipeline import Trace, fuse_kernels, prepare
 
         self.function, self.target = function, target
         self.trace = Trace(dump=os.environ.get("TILEWRIGHT_DUMP", ""))
         start = time.perf_counter()
-        self.typed, self.program = front_end(function, signature)
+        self.typed, written = front_end(function, signature)
+        self.program, self.fusion = fuse_kernels(written, self.trace)
         if sizes:
             from tilewright.ir.specialise import with_sizes
 
@@ -251,7 +254,7 @@ class _Prepared:
 
         hints: Mapping[str, int] = _by_name(self.program, signature.hints)
         stages = lower_planned(self.loop, plan or self.plan(signature), self.target, hints, self.trace)
-        return Compilation(self.typed, self.program, stages, self.trace)
+        return Compilation(self.typed, self.program, stages, self.trace, self.fusion)
 
 
 SHORT = 8

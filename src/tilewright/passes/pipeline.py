@@ -1,5 +1,6 @@
 """The table of contents of the compiler: every pass, in order, from the loop stage to what a code generator takes.
 
+    program fuse                                                   kernels joined, arrays between them gone
     loop    simplify · collapse · stabilise · contract · narrow      what to compute, merged and shared
     program pad_windows · repack · split_reductions                kernels added before or after
     loop    choose (schedule) · lower_loops                        -> tile
@@ -33,6 +34,7 @@ from tilewright.passes.collapse import collapse
 from tilewright.passes.contract import contract
 from tilewright.passes.expand_casts import expand_casts
 from tilewright.passes.expand_math import expand_math
+from tilewright.passes.fuse import FusionReport, fuse
 from tilewright.passes.lower_contraction import lower_contraction
 from tilewright.passes.lower_contraction_cpu import lower_contraction_cpu
 from tilewright.passes.lower_loops import lower_loops
@@ -104,6 +106,19 @@ def _blame(name: str, kernel: Kernel, reason: str) -> CompilerBug:
     )
     assert isinstance(bug, CompilerBug)
     return bug
+
+
+def fuse_kernels(program: Program, trace: Trace) -> tuple[Program, FusionReport]:
+    """The program as written with kernels joined where that saves memory traffic, and what was joined."""
+    if len(program.calls) < 2:
+        return program, FusionReport((), (), len(program.calls), len(program.calls))
+    start = time.perf_counter()
+    simple = _map_kernels(program, lambda kernel: run_pass("simplify", kernel, simplify, trace))
+    fused, report = fuse(simple)
+    for call in fused.calls:
+        verify_kernel(call.kernel)
+    trace.record("fuse", time.perf_counter() - start, lambda: print_program(fused))
+    return fused, report
 
 
 def prepare(program: Program, trace: Trace) -> Program:

@@ -73,8 +73,11 @@ class LoopLowering:
         self.rank = len(self.tiled) + (1 if schedule.reduce_tile > 1 else 0)
         self.reduce_position = self.rank - 1 if schedule.reduce_tile > 1 else None
         self.inside_reduction = False
-        self.unguarded = {id(g.load) for g in guarded_loads(kernel) if g.needs_no_guard}
+        guarded = list(guarded_loads(kernel))
+        self.unguarded = {id(g.load) for g in guarded if g.needs_no_guard}
         """Loads under conditions that stay inside anyway."""
+        self.relies = {id(g.load): g.relies for g in guarded}
+        """For other loads under conditions, the axes of the array along which the conditions may be what keeps them inside."""
 
     # -- the whole kernel ---------------------------------------------------------------------------------------
 
@@ -88,6 +91,8 @@ class LoopLowering:
             blocks = self._cpu(b, env)
         attrs = dict(self.kernel.attrs)
         attrs["schedule"] = self.schedule.describe()
+        if self.schedule.window:
+            attrs["tiled"] = tuple(self.nest.extents[p] for p in self.tiled)
         return replace(
             self.kernel, stage=Stage.TILE, body=Block((), tuple(b.ops)), grid=(blocks,), attrs=MappingProxyType(attrs)
         )
@@ -126,6 +131,8 @@ class LoopLowering:
         for p in self.tiled:
             if self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts):
                 continue
+            if self.schedule.window and p != self.schedule.along:
+                continue  # a thread's own results are all there or none is
             inside = b.op("le", b.add(starts[p], b.index(tiles[p])), extents[p])
             full = inside if full is None else b.logical_and(full, inside)
 
@@ -136,7 +143,8 @@ class LoopLowering:
                     local[index] = starts[p]
                     continue
                 local[index] = self.index_tile(inner, starts[p], self.tiled.index(p), tiles[p])
-                if masked and not self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts):
+                cut = masked or (self.schedule.window and p != self.schedule.along)
+                if cut and not self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts):
                     limit = inner.like(extents[p], local[index])
                     masks.append(Condition(inner.op("lt", local[index], limit), edge=True))
             self.ops(inner, self.region.ops, local, masks)
@@ -269,7 +277,8 @@ class LoopLowering:
     def _op(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[Condition]) -> Sequence[Value]:
         operands = [env[v] for v in op.operands]
         if op.opcode == "load":
-            return [self._load(b, operands, [m for m in masks if m.edge] if id(op) in self.unguarded else masks)]
+            relies = self.relies.get(id(op), ()) if id(op) not in self.unguarded else ()
+            return [self._load(b, operands, [m for m in masks if m.edge] if id(op) in self.unguarded else masks, relies)]
         if op.opcode == "store":
             self._store(b, operands, masks)
             return []
@@ -306,7 +315,7 @@ class LoopLowering:
             total = b.logical_and(total, self.widen(b, value, shape))
         return shape, total
 
-    def _load(self, b: Builder, operands: Sequence[Value], masks: list[Condition]) -> Value:
+    def _load(self, b: Builder, operands: Sequence[Value], masks: list[Condition], relies: tuple[int, ...] = ()) -> Value:
         memory, indices = operands[0], list(operands[1:])
         shape = join(*(shape_of(v) for v in indices))
         if not indices:
@@ -316,6 +325,8 @@ class LoopLowering:
             return b.op("load", memory, *indices)
         if access != shape:
             indices[0] = self.widen(b, indices[0], access)
+        if self.schedule.window:
+            return b.op("load", memory, *indices, mask, masked=True, relies=relies)
         return b.op("load", memory, *indices, mask, masked=True)
 
     def _store(self, b: Builder, operands: Sequence[Value], masks: list[Condition]) -> None:
@@ -496,7 +507,7 @@ class LoopLowering:
         if shape_of(extent):
             return self._ragged(b, op, kind, extents, dimension, env, masks, start)
         turns = self.forms[op.operands[dimension]].constant.constant if op.operands[dimension] in self.forms else None
-        if turns is not None and 0 < turns <= SHORT_LOOP and len(extents) > 1:
+        if turns is not None and 0 < turns <= SHORT_LOOP and (len(extents) > 1 or self.schedule.window):
             # A few turns stand one after another: what they load is on its way together.
             values: Sequence[Value] = start
             for turn in range(turns):

@@ -39,6 +39,7 @@ from tilewright.passes.lower_loops import lower_loops
 from tilewright.passes.lower_mma import lower_mma
 from tilewright.passes.lower_tiles import lower_tiles
 from tilewright.passes.lower_wgmma import lower_wgmma
+from tilewright.passes.lower_windows import lower_windows
 from tilewright.passes.matrix_hints import preferred
 from tilewright.passes.narrow import narrow
 from tilewright.passes.pad_windows import pad_windows
@@ -48,6 +49,7 @@ from tilewright.passes.schedule_matrix import MatrixSchedule
 from tilewright.passes.simplify import simplify
 from tilewright.passes.split_reductions import split_reductions
 from tilewright.passes.stabilise import stabilise
+from tilewright.passes.window_sums import window_sums
 from tilewright.tree.metadata import KernelMetadata
 
 
@@ -175,6 +177,8 @@ def lower_planned(
         else:
             kernel = run_pass("lower_loops", kernel, lambda k: lower_loops(k, schedule, target), trace)
         kernel = run_pass("simplify", kernel, simplify, trace)
+        if isinstance(schedule, Schedule) and schedule.window:
+            kernel = run_pass("window_sums", kernel, window_sums, trace)
         return run_pass("assign_layouts", kernel, lambda k: assign_layouts(k, schedule, target), trace)
 
     remaining = iter(schedules)
@@ -185,6 +189,8 @@ def lower_planned(
             kernel = run_pass("lower_wgmma", kernel, lambda k: lower_wgmma(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule) and target.is_gpu:
             kernel = run_pass("lower_mma", kernel, lambda k: lower_mma(k, schedule, target), trace)
+        elif isinstance(schedule, Schedule) and schedule.window:
+            kernel = run_pass("lower_windows", kernel, lambda k: lower_windows(k, target), trace)
         else:
             kernel = run_pass("lower_tiles", kernel, lambda k: lower_tiles(k, target), trace)
         kernel = run_pass("simplify", kernel, simplify, trace)

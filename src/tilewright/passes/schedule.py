@@ -36,6 +36,10 @@ class Schedule:
     threads: int = 1
     across: int = 1
     """Lanes along the other tiled index, where loads walk memory along that one: both loads and stores then use whole sectors."""
+    window: bool = False
+    """GPU: results read overlapping windows, and each thread has several of them to share what it loads (`lower_windows`)."""
+    along: int = -1
+    """With `window`: the parallel index along which a thread has all results of the tile, besides its vector; -1 for none."""
     warps_on_reduction: bool = True
     """Whether warps beyond the vector axis spread over the reduction (and then meet in shared memory)."""
     chunk: int = 1
@@ -202,6 +206,11 @@ def _can_repeat(kernel: Kernel) -> bool:
 def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, int]) -> Schedule:
     rank = len(nest.extents)
     vector = max(1, min(8, target.vector_bytes // nest.narrowest))
+    from tilewright.passes.schedule_windows import window_schedule
+
+    window = window_schedule(kernel, nest, vector, hints)
+    if window is not None:
+        return window
     if not nest.reductions and not nest.sweeps:
         return _gpu_map(nest, rank, vector, hints)
     if rank and not nest.sweeps and _hint(nest.reduce_extent, hints) <= FEW_TERMS and _vector_index(nest) >= 0:

@@ -247,7 +247,7 @@ class WindowLowering(TileLowering):
             return True
         if not active:
             return False
-        own = self.layout.offset(axis, cell[axis])  # type: ignore[index]
+        own = self.layout.offset(axis, cell[axis])
         if axis != self.axis:
             return constant - room <= own
         whole = self._divides(self.vector, start)
@@ -378,9 +378,9 @@ class WindowLowering(TileLowering):
             return -1, 1
         root, _ = self.part(place.base)
         known = 0 if root is None else self.divisors.get(root, 1)
-        for d, other in enumerate(places):
+        for d, stride in enumerate(memory.strides):
             if d != axis:
-                known = gcd(known, divisors.of_size(memory.strides[d], self.kernel.facts))
+                known = gcd(known, divisors.of_size(stride, self.kernel.facts))
         if not whole:
             known = gcd(known, divisors.of_size(memory.shape[axis], self.kernel.facts))
         width, align = self.vector, memory.align or memory.dtype.itemsize

@@ -14,29 +14,31 @@ from tilewright.analysis import divisors
 from tilewright.analysis.affine import Affine, address, analyse
 from tilewright.base.sizes import ONE
 from tilewright.ir.nodes import Kernel, Value, walk
-from tilewright.passes.schedule import Nest, Schedule, _can_repeat, _hint, _power_of_two, _vector_index
+from tilewright.passes.schedule import Nest, Schedule, _can_repeat, _hint, _power_of_two
 
 MOST_TERMS = 49
 """Longer sums are not written out for every result."""
 THREADS = 128
-RESULTS = 4
-"""Results of a thread along the index it walks itself."""
+RESULTS = 16
+"""Results of a thread: a vector, and as many as it takes along the index it walks itself."""
+WIDEST = 8
+"""Elements of a vector."""
 LANES = 16
 """Threads along memory where neighbours across it share more."""
 
 
 def window_schedule(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int]) -> Schedule | None:
     slides = _sliding(kernel, nest)
-    axis = _vector_index(nest)
+    axis = _written_along(kernel, nest)
     if not slides or axis < 0 or not _can_repeat(kernel):
         return None
     rank = len(nest.extents)
-    vector = _vector(kernel, nest, axis, vector)
+    vector = _vector(kernel, nest, axis, min(vector, WIDEST))
     extents = [_power_of_two(_hint(extent, hints)) for extent in nest.extents]
     tiles = [1] * rank
     along = next((p for p in range(rank) if p in slides and p != axis and extents[p] > 1), -1)
     if along >= 0:
-        tiles[along] = min(RESULTS, extents[along])
+        tiles[along] = min(max(2, min(8, RESULTS // vector)), extents[along])
     others = sorted((p for p in range(rank) if p not in (axis, along)), key=lambda p: (p not in slides, -p))
     most = LANES if any(p in slides for p in others) else 32
     left = THREADS
@@ -46,6 +48,9 @@ def window_schedule(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str,
     for p in others:
         tiles[p] = min(left, extents[p])
         left //= tiles[p]
+    more = min(left, max(1, extents[axis] // tiles[axis]))
+    tiles[axis] *= more
+    left //= more
     if THREADS // left < 32:
         tiles[axis] *= 32 * left // THREADS  # a warp has no lanes to spare
         left = THREADS // 32
@@ -67,9 +72,19 @@ def _vector(kernel: Kernel, nest: Nest, axis: int, widest: int) -> int:
             for value, factor in place.factors:
                 known = known if value is index else gcd(known, divisors.of_size(factor, kernel.facts))
             known = gcd(known, divisors.of_size(place.constant, kernel.facts))
+        elif op.opcode == "load" and address(op, forms).factor(index).constant not in (0, 1, None):
+            return 1  # neighbouring results read places that are not neighbours
     while widest > 1 and known % widest:
         widest //= 2
     return widest
+
+
+def _written_along(kernel: Kernel, nest: Nest) -> int:
+    """The parallel index along which all arrays are written one element after another; -1 for none."""
+    forms = analyse(kernel)
+    places = [address(op, forms) for op in walk(kernel.body) if op.opcode == "store"]
+    indices = nest.parallel.regions[0].args
+    return next((p for p in reversed(range(len(indices))) if all(place.factor(indices[p]) == ONE for place in places)), -1)
 
 
 def _sliding(kernel: Kernel, nest: Nest) -> frozenset[int]:

@@ -5,8 +5,8 @@ loads are tiles at constant distances from one another. Out: a thread-stage kern
 
 - an element that several results read is loaded once: every index is written as `start + thread + constant`, so equal ones are equal
   values and `simplify` shares them; elements of an aligned vector come from one load of it;
-- a load under a mask asks only whether its own place is inside the array, which is the same question for every result that reads it, and
-  is a predicated load instead of a branch. (What a masked load gives outside its mask nobody uses: `lower_loops` selects.)
+- a load whose mask says no more than that its place is inside the array asks just that, which is the same question for every result that
+  reads it; and it is a predicated load, no branch. (For results outside the nest it may give anything: they are not stored.)
 - a guard is decided here where the block's and the vector's bounds decide it, so that only the borders of what a thread has are tested.
 """
 
@@ -398,8 +398,23 @@ class _Loads:
         relies = op.attrs.get("relies", ())
         self.tested = [d for d, place in enumerate(places) if d in relies or self._may_leave(place)]  # type: ignore[operator]
         """Axes of the array along which the place may be outside."""
-        self.exact = isinstance(mask, Guard) and not mask.others and "relies" in op.attrs
+        self.exact = isinstance(mask, Guard) and not mask.others and all(map(self._is_about_place, mask.tests))
         """Whether asking for the place is as good as asking the mask."""
+
+    def _is_about_place(self, test: Test) -> bool:
+        """Whether the test only keeps the place inside the array, or the result inside the nest."""
+        low, size = self.lowering, self.lowering.size(test.bound)
+        if size is None:
+            return False
+        for axis, start in low.starts.items():
+            if test.kind == "lt" and test.index.factors == {axis: 1} and low.part(test.index.base) == (start.value, 0) and size + test.more == start.extent:
+                return True
+        for d, place in enumerate(self.places):
+            bound = self.tensor.shape[d] if test.kind == "lt" else Size.of(0)
+            if d in self.tested and isinstance(place, Index) and size + test.more == bound:
+                if test.index.factors == place.factors and low.part(test.index.base) == low.part(place.base):
+                    return True
+        return False
 
     def _may_leave(self, place: Index | Value) -> bool:
         starts = self.lowering.starts

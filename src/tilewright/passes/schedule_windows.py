@@ -21,8 +21,8 @@ MOST_TERMS = 49
 THREADS = 128
 RESULTS = 16
 """Results of a thread: a vector, and as many as it takes along the index it walks itself."""
-WIDEST = 8
-"""Elements of a vector."""
+WIDEST = 4
+"""Elements of a vector: more take too many registers, measured on an H200."""
 LANES = 16
 """Threads along memory where neighbours across it share more."""
 

@@ -1,9 +1,12 @@
-"""Sums of guarded products, as windows have them, become guarded `fma`s. Tile stage, in and out.
+"""Sums of guarded products, as windows have them, become plain `fma`s. Tile stage, in and out.
 
-In: what `lower_loops` writes for `if guard { total += x * w }`. Out: a product that is left out costs one choice, and one that is not
-is rounded once.
+In: what `lower_loops` writes for `if guard { total += x * w }`. Out: the factor that is not loaded under the guard is made zero where
+the guard does not hold; the other one is zero there already, as masked loads are. Several results share such a factor, for theirs is
+the same guard. Where both factors, or none, are loads under the guard, the sum itself is chosen.
 
-    %p = mul %x, %w; %t = select %guard, %p, 0; %s = add %total, %t  ->  %s = select %guard, fma(%x, %w, %total), %total
+    %p = mul %x, %w; %t = select %guard, %p, 0; %s = add %total, %t
+    -> %s = fma %x, (select %guard, %w, 0), %total                          %x is loaded under %guard
+    -> %s = select %guard, fma(%x, %w, %total), %total                      otherwise
 """
 
 from __future__ import annotations
@@ -34,7 +37,28 @@ def window_sums(kernel: Kernel) -> Kernel:
         choice = made.get(term)
         if choice is None or choice.opcode != "select" or counts[term] != 1 or not is_zero(choice.operands[2]):
             return None
-        guard, value, _ = choice.operands
+        guard, value, zero = choice.operands
+        product = made.get(value)
+        if product is not None and product.opcode == "mul" and counts[value] == 1:
+            under = [is_loaded_under(factor, conjuncts(guard)) for factor in product.operands]
+            if under[0] != under[1]:
+                loaded, other = product.operands if under[0] else reversed(product.operands)
+                return [b.fma(loaded, b.select(guard, other, zero), total)]
         return [b.select(guard, b.add(total, value), total)]
+
+    def conjuncts(mask: Value) -> set[Value]:
+        """What must hold where the mask does; values stand for themselves in any shape."""
+        op = made.get(mask)
+        if op is not None and op.opcode == "broadcast":
+            return conjuncts(op.operands[0])
+        if op is not None and op.opcode == "and":
+            return conjuncts(op.operands[0]) | conjuncts(op.operands[1])
+        return {mask}
+
+    def is_loaded_under(value: Value, guard: set[Value]) -> bool:
+        op = made.get(value)
+        if op is not None and op.opcode in ("cast", "broadcast"):
+            return is_loaded_under(op.operands[0], guard)
+        return op is not None and op.opcode == "load" and bool(op.attrs.get("masked")) and guard <= conjuncts(op.operands[-1])
 
     return contract(eliminate_dead(rewrite(kernel, guarded)))

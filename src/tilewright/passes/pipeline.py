@@ -3,7 +3,7 @@
     loop    simplify · collapse · stabilise · contract · narrow      what to compute, merged and shared
     program pad_windows · repack · split_reductions                kernels added before or after
     loop    choose (schedule) · lower_loops                        -> tile
-    tile    simplify · assign_layouts · lower_tiles                -> thread
+    tile    simplify · assign_layouts · lower_tiles                -> thread (window_sums and lower_windows where windows overlap)
     thread  simplify · expand_math · expand_casts · simplify
 
 Contractions are planned before programs are cut (`plan_contractions`) and have lowerings of their own: lower_contraction, then lower_wgmma or
@@ -178,7 +178,8 @@ def lower_planned(
             kernel = run_pass("lower_loops", kernel, lambda k: lower_loops(k, schedule, target), trace)
         kernel = run_pass("simplify", kernel, simplify, trace)
         if isinstance(schedule, Schedule) and schedule.window:
-            kernel = run_pass("window_sums", kernel, window_sums, trace)
+            axis = sum(tile > 1 for tile in schedule.tiles[: schedule.vector_index])
+            kernel = run_pass("window_sums", kernel, lambda k: window_sums(k, axis), trace)
         return run_pass("assign_layouts", kernel, lambda k: assign_layouts(k, schedule, target), trace)
 
     remaining = iter(schedules)

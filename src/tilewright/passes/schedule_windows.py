@@ -18,9 +18,12 @@ from tilewright.passes.schedule import Nest, Schedule, _can_repeat, _hint, _powe
 
 MOST_TERMS = 49
 """Longer sums are not written out for every result."""
+FEW_TERMS = 25
+"""Where a result has more terms, a thread has fewer results: weights take registers too."""
 THREADS = 128
-RESULTS = 16
-"""Results of a thread: a vector, and as many as it takes along the index it walks itself."""
+RESULTS = 32
+"""Results of a thread: a vector, and as many as it takes along the index it walks itself, but no more than `ALONG` there."""
+ALONG = 8
 WIDEST = 4
 """Elements of a vector: more take too many registers, measured on an H200."""
 LANES = 16
@@ -33,16 +36,17 @@ def window_schedule(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str,
     if not slides or axis < 0 or not _can_repeat(kernel):
         return None
     rank = len(nest.extents)
+    most = RESULTS if _terms(kernel) <= FEW_TERMS else RESULTS // 2
     vector = _vector(kernel, nest, axis, min(vector, WIDEST))
     extents = [_power_of_two(_hint(extent, hints)) for extent in nest.extents]
     tiles = [1] * rank
     along = next((p for p in range(rank) if p in slides and p != axis and extents[p] > 1), -1)
     if along >= 0:
-        tiles[along] = min(max(2, min(8, RESULTS // vector)), extents[along])
+        tiles[along] = max(2, min(most // vector, ALONG, extents[along] // 4))
     others = sorted((p for p in range(rank) if p not in (axis, along)), key=lambda p: (p not in slides, -p))
-    most = LANES if any(p in slides for p in others) else 32
+    beside = LANES if any(p in slides for p in others) else 32
     left = THREADS
-    lanes = min(most, max(1, extents[axis] // vector))
+    lanes = min(beside, max(1, extents[axis] // vector))
     tiles[axis] = lanes * vector
     left //= lanes
     for p in others:
@@ -113,6 +117,11 @@ def _sliding(kernel: Kernel, nest: Nest) -> frozenset[int]:
             if apart or any(v in inner for v in form.values):
                 found.update(mine)
     return frozenset(found)
+
+
+def _terms(kernel: Kernel) -> int:
+    forms = analyse(kernel)
+    return sum(prod(_turns(forms.get(v)) for v in op.operands) for op in walk(kernel.body) if op.opcode == "reduce")
 
 
 def _turns(form: Affine | None) -> int:

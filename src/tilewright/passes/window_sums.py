@@ -1,8 +1,9 @@
 """Sums of guarded products, as windows have them, become plain `fma`s. Tile stage, in and out.
 
-In: what `lower_loops` writes for `if guard { total += x * w }`. Out: the factor that is not loaded under the guard is made zero where
-the guard does not hold; the other one is zero there already, as masked loads are. Several results share such a factor, for theirs is
-the same guard. Where both factors, or none, are loads under the guard, the sum itself is chosen.
+In: what `lower_loops` writes for `if guard { total += x * w }`. Out: where the guard is the same for a whole vector, the factor that is not
+loaded under the guard is made zero where it does not hold; the other one is zero there already, as masked loads are. Several results
+share such a factor, for theirs is the same guard. Where it differs inside a vector the factor would take the registers of several, and
+the sum itself is chosen; so it is where both factors, or none, are loads under the guard.
 
     %p = mul %x, %w; %t = select %guard, %p, 0; %s = add %total, %t
     -> %s = fma %x, (select %guard, %w, 0), %total                          %x is loaded under %guard
@@ -16,11 +17,12 @@ from collections.abc import Sequence
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.rewrite import eliminate_dead, rewrite, use_counts
-from tilewright.ir.types import dtype_of
+from tilewright.ir.types import Tile, dtype_of
 from tilewright.passes.contract import contract
 
 
-def window_sums(kernel: Kernel) -> Kernel:
+def window_sums(kernel: Kernel, axis: int) -> Kernel:
+    """The kernel; vectors lie along that axis of its tiles."""
     made: dict[Value, Op] = {result: op for op in walk(kernel.body) for result in op.results}
     counts = use_counts(kernel.body)
 
@@ -39,7 +41,8 @@ def window_sums(kernel: Kernel) -> Kernel:
             return None
         guard, value, zero = choice.operands
         product = made.get(value)
-        if product is not None and product.opcode == "mul" and counts[value] == 1:
+        even = not any(isinstance(v.type, Tile) and v.type.shape[axis] > 1 for v in conjuncts(guard))
+        if even and product is not None and product.opcode == "mul" and counts[value] == 1:
             under = [is_loaded_under(factor, conjuncts(guard)) for factor in product.operands]
             if under[0] != under[1]:
                 loaded, other = product.operands if under[0] else reversed(product.operands)

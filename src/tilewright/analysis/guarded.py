@@ -27,15 +27,9 @@ class Guarded:
     @property
     def needs_no_guard(self) -> bool:
         """Whether it stays inside wherever the loops go, once the sizes of `plain` axes are known to fit."""
-        return not self.relies
-
-    @property
-    def relies(self) -> tuple[int, ...]:
-        """The other axes: along them a condition may be what keeps it inside."""
         memory = self.load.operands[0].type
         assert isinstance(memory, Tensor)
-        free = {axis for axis, _, _ in self.plain} | set(self.exact)
-        return tuple(axis for axis in range(memory.rank) if axis not in free)
+        return {axis for axis, _, _ in self.plain} | set(self.exact) == set(range(memory.rank))
 
 
 def guarded_loads(kernel: Kernel) -> Iterator[Guarded]:

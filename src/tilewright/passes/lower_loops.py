@@ -73,11 +73,8 @@ class LoopLowering:
         self.rank = len(self.tiled) + (1 if schedule.reduce_tile > 1 else 0)
         self.reduce_position = self.rank - 1 if schedule.reduce_tile > 1 else None
         self.inside_reduction = False
-        guarded = list(guarded_loads(kernel))
-        self.unguarded = {id(g.load) for g in guarded if g.needs_no_guard}
+        self.unguarded = {id(g.load) for g in guarded_loads(kernel) if g.needs_no_guard}
         """Loads under conditions that stay inside anyway."""
-        self.relies = {id(g.load): g.relies for g in guarded}
-        """For other loads under conditions, the axes of the array along which the conditions may be what keeps them inside."""
 
     # -- the whole kernel ---------------------------------------------------------------------------------------
 
@@ -277,8 +274,7 @@ class LoopLowering:
     def _op(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[Condition]) -> Sequence[Value]:
         operands = [env[v] for v in op.operands]
         if op.opcode == "load":
-            relies = self.relies.get(id(op), ()) if id(op) not in self.unguarded else ()
-            return [self._load(b, operands, [m for m in masks if m.edge] if id(op) in self.unguarded else masks, relies)]
+            return [self._load(b, operands, [m for m in masks if m.edge] if id(op) in self.unguarded else masks)]
         if op.opcode == "store":
             self._store(b, operands, masks)
             return []
@@ -315,7 +311,7 @@ class LoopLowering:
             total = b.logical_and(total, self.widen(b, value, shape))
         return shape, total
 
-    def _load(self, b: Builder, operands: Sequence[Value], masks: list[Condition], relies: tuple[int, ...] = ()) -> Value:
+    def _load(self, b: Builder, operands: Sequence[Value], masks: list[Condition]) -> Value:
         memory, indices = operands[0], list(operands[1:])
         shape = join(*(shape_of(v) for v in indices))
         if not indices:
@@ -325,8 +321,6 @@ class LoopLowering:
             return b.op("load", memory, *indices)
         if access != shape:
             indices[0] = self.widen(b, indices[0], access)
-        if self.schedule.window:
-            return b.op("load", memory, *indices, mask, masked=True, relies=relies)
         return b.op("load", memory, *indices, mask, masked=True)
 
     def _store(self, b: Builder, operands: Sequence[Value], masks: list[Condition]) -> None:

@@ -362,7 +362,7 @@ class WindowLowering(TileLowering):
         if not isinstance(op.result.type, Tile) or len(places) < len(held) or not (mask is None or isinstance(mask, Mask)):
             super().load(b, op)
             return
-        window = _Loads(self, op, memory, places, mask)
+        window = _Loads(b, self, memory, places, mask)
         shape = op.result.type.shape
         self.env[op.result] = Registers(shape, {cell: window.cell(b, shape, cell) for cell in self.cells(shape)})
 
@@ -392,29 +392,32 @@ class WindowLowering(TileLowering):
 class _Loads:
     """One tile-stage load, cell by cell."""
 
-    def __init__(self, lowering: WindowLowering, op: Op, memory: Value, places: Sequence[Index | Value], mask: Mask | None) -> None:
+    def __init__(
+        self, b: Builder, lowering: WindowLowering, memory: Value, places: Sequence[Index | Value], mask: Mask | None
+    ) -> None:
         assert isinstance(memory.type, Tensor)
         self.lowering, self.memory, self.tensor, self.places, self.mask = lowering, memory, memory.type, places, mask
-        relies = op.attrs.get("relies", ())
-        self.tested = [d for d, place in enumerate(places) if d in relies or self._may_leave(place)]  # type: ignore[operator]
+        tests = self.lowering._guard(b, mask, mask.shape).tests if mask is not None else ()
+        kept = [self._kept_inside(test) for test in tests]
+        self.tested = [d for d, place in enumerate(places) if d in kept or self._may_leave(place)]
         """Axes of the array along which the place may be outside."""
-        self.exact = isinstance(mask, Guard) and not mask.others and all(map(self._is_about_place, mask.tests))
+        self.exact = mask is not None and not mask.others and None not in kept
         """Whether asking for the place is as good as asking the mask."""
 
-    def _is_about_place(self, test: Test) -> bool:
-        """Whether the test only keeps the place inside the array, or the result inside the nest."""
+    def _kept_inside(self, test: Test) -> int | None:
+        """The axis of the array inside which the test keeps the place, -1 if it keeps the result inside the nest, None if it does neither."""
         low, size = self.lowering, self.lowering.size(test.bound)
         if size is None:
-            return False
+            return None
+        root = low.part(test.index.base)
         for axis, start in low.starts.items():
-            if test.kind == "lt" and test.index.factors == {axis: 1} and low.part(test.index.base) == (start.value, 0) and size + test.more == start.extent:
-                return True
+            if test.kind == "lt" and test.index.factors == {axis: 1} and root == (start.value, 0) and size + test.more == start.extent:
+                return -1
         for d, place in enumerate(self.places):
             bound = self.tensor.shape[d] if test.kind == "lt" else Size.of(0)
-            if d in self.tested and isinstance(place, Index) and size + test.more == bound:
-                if test.index.factors == place.factors and low.part(test.index.base) == low.part(place.base):
-                    return True
-        return False
+            if isinstance(place, Index) and size + test.more == bound and test.index.factors == place.factors and root == low.part(place.base):
+                return d
+        return None
 
     def _may_leave(self, place: Index | Value) -> bool:
         starts = self.lowering.starts

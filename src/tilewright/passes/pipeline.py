@@ -46,6 +46,7 @@ from tilewright.passes.pad_windows import pad_windows
 from tilewright.passes.repack import repack
 from tilewright.passes.schedule import Schedule, choose
 from tilewright.passes.schedule_matrix import MatrixSchedule
+from tilewright.passes.schedule_windows import window_schedule
 from tilewright.passes.simplify import simplify
 from tilewright.passes.split_reductions import split_reductions
 from tilewright.passes.stabilise import stabilise
@@ -165,7 +166,10 @@ def lower_planned(
     program, plan = split_reductions(program, plan, target, hints)
     trace.record("split_reductions", time.perf_counter() - start, lambda: print_program(program))
     loop = _map_kernels(program, lambda kernel: run_pass("simplify", kernel, simplify, trace))
-    schedules = [own or choose(call.kernel, target, hints) for call, own in zip(loop.calls, plan, strict=True)]
+    schedules = [
+        own or window_schedule(call.kernel, target, hints) or choose(call.kernel, target, hints)
+        for call, own in zip(loop.calls, plan, strict=True)
+    ]
     chosen = iter(schedules)
 
     def to_tile(kernel: Kernel) -> Kernel:

@@ -206,11 +206,6 @@ def _can_repeat(kernel: Kernel) -> bool:
 def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, int]) -> Schedule:
     rank = len(nest.extents)
     vector = max(1, min(8, target.vector_bytes // nest.narrowest))
-    from tilewright.passes.schedule_windows import window_schedule
-
-    window = window_schedule(kernel, nest, vector, hints)
-    if window is not None:
-        return window
     if not nest.reductions and not nest.sweeps:
         return _gpu_map(nest, rank, vector, hints)
     if rank and not nest.sweeps and _hint(nest.reduce_extent, hints) <= FEW_TERMS and _vector_index(nest) >= 0:

@@ -13,8 +13,9 @@ from math import gcd, prod
 from tilewright.analysis import divisors
 from tilewright.analysis.affine import Affine, address, analyse
 from tilewright.base.sizes import ONE
+from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Value, walk
-from tilewright.passes.schedule import Nest, Schedule, _can_repeat, _hint, _power_of_two
+from tilewright.passes.schedule import Nest, Schedule, _can_repeat, _hint, _power_of_two, nest_of
 
 MOST_TERMS = 49
 """Longer sums are not written out for every result."""
@@ -30,14 +31,18 @@ LANES = 16
 """Threads along memory where neighbours across it share more."""
 
 
-def window_schedule(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int]) -> Schedule | None:
+def window_schedule(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Schedule | None:
+    """The schedule, where windows overlap."""
+    if not target.is_gpu:
+        return None
+    nest = nest_of(kernel)
     slides = _sliding(kernel, nest)
     axis = _written_along(kernel, nest)
     if not slides or axis < 0 or not _can_repeat(kernel):
         return None
     rank = len(nest.extents)
     most = RESULTS if _terms(kernel) <= FEW_TERMS else RESULTS // 2
-    vector = _vector(kernel, nest, axis, min(vector, WIDEST))
+    vector = _vector(kernel, nest, axis, max(1, min(WIDEST, target.vector_bytes // nest.narrowest)))
     extents = [_power_of_two(_hint(extent, hints)) for extent in nest.extents]
     tiles = [1] * rank
     along = next((p for p in range(rank) if p in slides and p != axis and extents[p] > 1), -1)

@@ -18,7 +18,7 @@ from tilewright.runtime.device_array import DeviceArray
 from tilewright.tree.typed import ArgSpec, ArrayArg, ScalarArg
 
 Number = int | float | bool
-SIZE_CLASSES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536, 1 << 20)
+SIZE_CLASSES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536, 1 << 20)
 """Extents are rounded to these before they steer a schedule, so that a new size seldom means new code."""
 
 DIVISORS = (64, 16, 8, 4)

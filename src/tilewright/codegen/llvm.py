@@ -168,7 +168,7 @@ class FunctionWriter:
         if op.opcode == "while":
             return self._while(op)
         operands = [self.names[v] for v in op.operands]
-        handler = _HANDLERS.get(op.opcode)
+        handler = None if op.attrs.get("masked") else _HANDLERS.get(op.opcode)
         if handler is not None:
             return [self.dialect.better(self, op, operands) or handler(self, op, operands)]
         if op.opcode == "store":

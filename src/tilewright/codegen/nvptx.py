@@ -18,6 +18,7 @@ from tilewright.base.sizes import Size
 from tilewright.base.target import Target
 from tilewright.codegen import nvptx_matrix
 from tilewright.codegen.llvm import FunctionWriter, intrinsic, llvm_type, memory_type
+from tilewright.codegen.nvptx_masked import masked_load
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import CopyMap, Scalar, Tensor, dtype_of
 
@@ -161,6 +162,8 @@ class _NvptxDialect:
         matrix = nvptx_matrix.HANDLERS.get(op.opcode)
         if matrix is not None:
             return matrix(w, op, operands)
+        if op.opcode == "load" and op.attrs.get("masked"):
+            return [masked_load(w, op, operands, read_only=bool(self.load_suffix(op.operands[0])))]
         if op.opcode == "program_id":
             return [self._register(w, "ctaid", op)]
         if op.opcode == "thread_id":

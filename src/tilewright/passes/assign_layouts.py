@@ -88,7 +88,8 @@ def blocked_layout(shape: tuple[int, ...], schedule: Schedule, target: Target) -
     vector, lanes, warps = [1] * rank, [1] * rank, [1] * rank
     vector[axis] = min(schedule.vector, shape[axis])
     left = target.warp_size
-    order = [axis, *(a for a in reversed(range(rank)) if a != axis)]
+    alone = tiled.index(schedule.along) if schedule.along in tiled else -1
+    order = [axis, *(a for a in reversed(range(rank)) if a not in (axis, alone))]
     if schedule.across > 1 and rank == 2:
         lanes[axis], lanes[1 - axis], left = left // schedule.across, schedule.across, 1
     for a in order if left > 1 else []:

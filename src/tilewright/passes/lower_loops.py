@@ -95,6 +95,8 @@ class LoopLowering:
             # The schedule was made for rows that need all registers of a thread.
             least = self.schedule.reduce_tile - self.schedule.row_step + 1
             attrs["least"] = ((name, least),) if self.schedule.reduce_tile > self.schedule.row_step else ()
+        if self.schedule.window:
+            attrs["tiled"] = tuple(self.nest.extents[p] for p in self.tiled)
         return replace(
             self.kernel, stage=Stage.TILE, body=Block((), tuple(b.ops)), grid=(blocks,), attrs=MappingProxyType(attrs)
         )
@@ -133,6 +135,8 @@ class LoopLowering:
         for p in self.tiled:
             if self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts):
                 continue
+            if self.schedule.window and p != self.schedule.along:
+                continue  # a thread's own results are all there or none is
             inside = b.op("le", b.add(starts[p], b.index(tiles[p])), extents[p])
             full = inside if full is None else b.logical_and(full, inside)
 
@@ -143,7 +147,8 @@ class LoopLowering:
                     local[index] = starts[p]
                     continue
                 local[index] = self.index_tile(inner, starts[p], self.tiled.index(p), tiles[p])
-                if masked and not self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts):
+                cut = masked or (self.schedule.window and p != self.schedule.along)
+                if cut and not self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts):
                     limit = inner.like(extents[p], local[index])
                     masks.append(Condition(inner.op("lt", local[index], limit), edge=True))
             self.ops(inner, self.region.ops, local, masks)
@@ -509,7 +514,7 @@ class LoopLowering:
         if shape_of(extent):
             return self._ragged(b, op, kind, extents, dimension, env, masks, start)
         turns = self.forms[op.operands[dimension]].constant.constant if op.operands[dimension] in self.forms else None
-        if turns is not None and 0 < turns <= SHORT_LOOP and len(extents) > 1:
+        if turns is not None and 0 < turns <= SHORT_LOOP and (len(extents) > 1 or self.schedule.window):
             # A few turns stand one after another: what they load is on its way together.
             values: Sequence[Value] = start
             for turn in range(turns):

@@ -4,7 +4,7 @@
     loop    simplify · collapse · stabilise · contract · narrow      what to compute, merged and shared
     program pad_windows · repack · split_reductions                kernels added before or after
     loop    choose (schedule) · lower_loops                        -> tile
-    tile    simplify · assign_layouts · lower_tiles                -> thread
+    tile    simplify · assign_layouts · lower_tiles                -> thread (window_sums and lower_windows where windows overlap)
     thread  simplify · expand_math · expand_casts · simplify
 
 Contractions are planned before programs are cut (`plan_contractions`) and have lowerings of their own: lower_contraction, then lower_wgmma or
@@ -41,6 +41,7 @@ from tilewright.passes.lower_loops import lower_loops
 from tilewright.passes.lower_mma import lower_mma
 from tilewright.passes.lower_tiles import lower_tiles
 from tilewright.passes.lower_wgmma import lower_wgmma
+from tilewright.passes.lower_windows import lower_windows
 from tilewright.passes.matrix_hints import preferred
 from tilewright.passes.narrow import narrow
 from tilewright.passes.pad_windows import pad_windows
@@ -48,9 +49,11 @@ from tilewright.passes.plans import Plan, Plans
 from tilewright.passes.repack import repack
 from tilewright.passes.schedule import Schedule, choose, row_schedule
 from tilewright.passes.schedule_matrix import MatrixSchedule
+from tilewright.passes.schedule_windows import window_schedule
 from tilewright.passes.simplify import simplify
 from tilewright.passes.split_reductions import split_reductions
 from tilewright.passes.stabilise import stabilise
+from tilewright.passes.window_sums import window_sums
 from tilewright.tree.metadata import KernelMetadata
 
 
@@ -179,7 +182,10 @@ def lower_planned(
     program, plan = split_reductions(program, plan, target, hints)
     trace.record("split_reductions", time.perf_counter() - start, lambda: print_program(program))
     loop = _map_kernels(program, lambda kernel: run_pass("simplify", kernel, simplify, trace))
-    schedules = [own or choose(call.kernel, target, hints) for call, own in zip(loop.calls, plan, strict=True)]
+    schedules = [
+        own or window_schedule(call.kernel, target, hints) or choose(call.kernel, target, hints)
+        for call, own in zip(loop.calls, plan, strict=True)
+    ]
     chosen = iter(schedules)
 
     def to_tile(kernel: Kernel) -> Kernel:
@@ -191,6 +197,9 @@ def lower_planned(
         else:
             kernel = run_pass("lower_loops", kernel, lambda k: lower_loops(k, schedule, target), trace)
         kernel = run_pass("simplify", kernel, simplify, trace)
+        if isinstance(schedule, Schedule) and schedule.window:
+            axis = sum(tile > 1 for tile in schedule.tiles[: schedule.vector_index])
+            kernel = run_pass("window_sums", kernel, lambda k: window_sums(k, axis), trace)
         return run_pass("assign_layouts", kernel, lambda k: assign_layouts(k, schedule, target), trace)
 
     remaining = iter(schedules)
@@ -201,6 +210,8 @@ def lower_planned(
             kernel = run_pass("lower_wgmma", kernel, lambda k: lower_wgmma(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule) and target.is_gpu:
             kernel = run_pass("lower_mma", kernel, lambda k: lower_mma(k, schedule, target), trace)
+        elif isinstance(schedule, Schedule) and schedule.window:
+            kernel = run_pass("lower_windows", kernel, lambda k: lower_windows(k, target), trace)
         else:
             kernel = run_pass("lower_tiles", kernel, lambda k: lower_tiles(k, target), trace)
         kernel = run_pass("simplify", kernel, simplify, trace)

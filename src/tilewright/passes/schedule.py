@@ -36,6 +36,10 @@ class Schedule:
     threads: int = 1
     across: int = 1
     """Lanes along the other tiled index, where loads walk memory along that one: both loads and stores then use whole sectors."""
+    window: bool = False
+    """GPU: results read overlapping windows, and each thread has several of them to share what it loads (`lower_windows`)."""
+    along: int = -1
+    """With `window`: the parallel index along which a thread has all results of the tile, besides its vector; -1 for none."""
     warps_on_reduction: bool = True
     """Whether warps beyond the vector axis spread over the reduction (and then meet in shared memory)."""
     chunk: int = 1

@@ -1,0 +1,304 @@
+"""Results that read overlapping windows (stencils, depthwise convolutions, poolings) as GPUs compute them: executed by the emulator at
+the tile and the thread stage against float64, over odd sizes, and what their code looks like.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright.base.dtypes import bf16
+from tilewright.ir.emulator import run_program
+from tilewright.ir.nodes import Kernel, walk
+from tilewright.passes.pipeline import Stages
+from tilewright.passes.schedule import Schedule
+
+BF16 = bf16.numpy
+SIZES = ((1, 1, 1, 1), (2, 3, 5, 7), (1, 9, 8, 8), (1, 5, 31, 33), (1, 2, 9, 56), (2, 16, 3, 16))
+
+
+@tw.kernel
+def planes(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, c, height, width = x.shape
+    _, kh, kw = w.shape
+    out = tw.empty((n, c, height, width), x.dtype)
+    for b, q, i, j in tw.grid(n, c, height, width):
+        acc = tw.f32(0)
+        for r in range(kh):
+            for s in range(kw):
+                y = i + r - 1
+                z = j + s - 1
+                if y >= 0 and y < height and z >= 0 and z < width:
+                    acc += x[b, q, y, z] * w[q, r, s]
+        out[b, q, i, j] = acc
+    return out
+
+
+@tw.kernel
+def channels_last(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, height, width, c = x.shape
+    kh, kw, _ = w.shape
+    out = tw.empty((n, height, width, c), x.dtype)
+    for b, i, j, q in tw.grid(n, height, width, c):
+        acc = tw.f32(0)
+        for r in range(kh):
+            for s in range(kw):
+                y = i + r - 1
+                z = j + s - 1
+                if y >= 0 and y < height and z >= 0 and z < width:
+                    acc += x[b, y, z, q] * w[r, s, q]
+        out[b, i, j, q] = acc
+    return out
+
+
+@tw.kernel
+def dilated(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, c, height, width = x.shape
+    _, kh, kw = w.shape
+    out = tw.empty((n, c, height, width), x.dtype)
+    for b, q, i, j in tw.grid(n, c, height, width):
+        acc = tw.f32(0)
+        for r in range(kh):
+            for s in range(kw):
+                y = i + 2 * r - 2
+                z = j + 3 * s - 3
+                if y >= 0 and y < height and z >= 0 and z < width:
+                    acc += x[b, q, y, z] * w[q, r, s]
+        out[b, q, i, j] = acc
+    return out
+
+
+@tw.kernel
+def strided(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, c, height, width = x.shape
+    _, kh, kw = w.shape
+    rows = (height + 1) // 2
+    columns = (width + 1) // 2
+    out = tw.empty((n, c, rows, columns), x.dtype)
+    for b, q, i, j in tw.grid(n, c, rows, columns):
+        acc = tw.f32(0)
+        for r in range(kh):
+            for s in range(kw):
+                y = i * 2 + r - 1
+                z = j * 2 + s - 1
+                if y >= 0 and y < height and z >= 0 and z < width:
+                    acc += x[b, q, y, z] * w[q, r, s]
+        out[b, q, i, j] = acc
+    return out
+
+
+@tw.kernel
+def inside_only(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, c, height, width = x.shape
+    _, kh, kw = w.shape
+    out = tw.empty((n, c, height - kh + 1, width - kw + 1), x.dtype)
+    for b, q, i, j in tw.grid(n, c, height - kh + 1, width - kw + 1):
+        acc = tw.f32(0)
+        for r in range(kh):
+            for s in range(kw):
+                acc += x[b, q, i + r, j + s] * w[q, r, s]
+        out[b, q, i, j] = acc
+    return out
+
+
+@tw.kernel
+def inner_columns(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, c, height, width = x.shape
+    _, kh, kw = w.shape
+    out = tw.empty((n, c, height, width), x.dtype)
+    for b, q, i, j in tw.grid(n, c, height, width):
+        acc = tw.f32(0)
+        for r in range(kh):
+            for s in range(kw):
+                y = i + r - 1
+                z = j + s - 1
+                if y >= 0 and y < height - 2 and z >= 1 and z < width:
+                    acc += x[b, q, y, z] * w[q, r, s]
+        out[b, q, i, j] = acc
+    return out
+
+
+@tw.kernel
+def five_points(x: tw.Array) -> tw.Array:
+    height, width = x.shape
+    out = tw.empty((height, width), x.dtype)
+    for i, j in tw.grid(height, width):
+        v = x[i, j] * 4.0
+        if i > 0:
+            v -= x[i - 1, j]
+        if i < height - 1:
+            v -= x[i + 1, j]
+        if j > 0:
+            v -= x[i, j - 1]
+        if j < width - 1:
+            v -= x[i, j + 1]
+        out[i, j] = v
+    return out
+
+
+@tw.kernel
+def largest_around(x: tw.Array) -> tw.Array:
+    height, width = x.shape
+    out = tw.empty((height, width), x.dtype)
+    for i, j in tw.grid(height, width):
+        best = -tw.inf
+        for r in range(3):
+            for s in range(3):
+                y = i + r - 1
+                z = j + s - 1
+                if y >= 0 and y < height and z >= 0 and z < width and x[y, z] < 1.0:
+                    best = max(best, x[y, z])
+        out[i, j] = best
+    return out
+
+
+def stages_of(kernel: tw.Kernel[..., Any], *arguments: np.ndarray, target: str = "sm_90a") -> Stages:
+    stages: Stages = kernel.stages(*arguments, target=target).stages
+    return stages
+
+
+def run(kernel: tw.Kernel[..., Any], *arguments: np.ndarray, target: str = "sm_90a") -> dict[str, np.ndarray]:
+    """The result at both stages, of code that shares windows."""
+    stages = stages_of(kernel, *arguments, target=target)
+    (schedule,) = stages.schedules
+    assert isinstance(schedule, Schedule)
+    assert schedule.window
+    inputs = {name: np.ascontiguousarray(a) for name, a in kernel.bound(*arguments).items()}
+    found = {stage: run_program(getattr(stages, stage), inputs) for stage in ("tile", "thread")}
+    (name,) = found["tile"]
+    return {stage: outputs[name].astype(np.float64) for stage, outputs in found.items()}
+
+
+def reference(x: np.ndarray, w: np.ndarray, step: int = 1, apart: tuple[int, int] = (1, 1)) -> np.ndarray:
+    """Sums over windows [c, r, s] of planes [n, c, h, w]; what is outside is left out."""
+    x, w = x.astype(np.float64), w.astype(np.float64)
+    n, c, height, width = x.shape
+    out = np.zeros((n, c, -(-height // step), -(-width // step)))
+    for i in range(out.shape[2]):
+        for j in range(out.shape[3]):
+            for r in range(w.shape[1]):
+                for s in range(w.shape[2]):
+                    y, z = i * step + (r - 1) * apart[0], j * step + (s - 1) * apart[1]
+                    if 0 <= y < height and 0 <= z < width:
+                        out[:, :, i, j] += x[:, :, y, z] * w[:, r, s]
+    return out
+
+
+def operands(size: tuple[int, ...], dtype: Any, window: tuple[int, int] = (3, 3)) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(sum(size))
+    return rng.standard_normal(size).astype(dtype), rng.standard_normal((size[1], *window)).astype(dtype)
+
+
+def close(found: dict[str, np.ndarray], want: np.ndarray, x: np.ndarray, w: np.ndarray) -> None:
+    """Within the rounding of sums of that many products, and of the result."""
+    terms = w.shape[-1] * w.shape[-2] if w.ndim == 3 else 1
+    largest = float(np.abs(x.astype(np.float64)).max() * np.abs(w.astype(np.float64)).max()) * terms
+    unit = 2.0**-24 * terms + (2.0**-9 if x.dtype == BF16 else 0)
+    for stage, result in found.items():
+        np.testing.assert_allclose(result, want, rtol=0, atol=unit * largest, err_msg=stage)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16, np.float64], ids=["f32", "bf16", "f64"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_depthwise(size: tuple[int, ...], dtype: Any) -> None:
+    x, w = operands(size, dtype)
+    want = reference(x, w)
+    close(run(planes, x, w), want, x, w)
+    turned = np.ascontiguousarray(x.transpose(0, 2, 3, 1)), np.ascontiguousarray(w.transpose(1, 2, 0))
+    close(run(channels_last, *turned), want.transpose(0, 2, 3, 1), x, w)
+
+
+@pytest.mark.parametrize("size", [(1, 2, 9, 8), (1, 3, 13, 17), (1, 2, 16, 24)], ids=str)
+def test_steps_distances_and_larger_windows(size: tuple[int, ...]) -> None:
+    x, w = operands(size, np.float32)
+    close(run(dilated, x, w), reference(x, w, apart=(2, 3)), x, w)
+    close(run(strided, x, w), reference(x, w, step=2), x, w)
+    close(run(inside_only, x, w), reference(x, w)[:, :, 1:-1, 1:-1], x, w)
+    x, w = operands(size, np.float32, (2, 5))
+    close(run(planes, x, w), reference(x, w), x, w)
+    close(run(planes, x, w, target="sm_80"), reference(x, w), x, w)
+
+
+def test_what_is_left_out_stays_out() -> None:
+    """Infinite weights times what is not there are no NaN."""
+    for size in ((1, 2, 6, 8), (1, 2, 5, 7)):
+        x, w = operands(size, np.float32)
+        x, w = np.abs(x) + 1, np.full_like(w, np.inf)
+        for stage, result in run(planes, x, w).items():
+            assert (result == np.inf).all(), stage
+        turned = np.ascontiguousarray(x.transpose(0, 2, 3, 1)), np.ascontiguousarray(w.transpose(1, 2, 0))
+        for stage, result in run(channels_last, *turned).items():
+            assert (result == np.inf).all(), stage
+
+
+def test_guards_that_leave_out_what_is_there() -> None:
+    """Not every guard is about the borders of the array: what it leaves out may be infinite."""
+    for width in (8, 7):
+        x, w = operands((1, 2, 6, width), np.float32)
+        x[..., 0] = np.inf
+        x[:, :, 4:] = np.nan
+        want = reference(np.where(np.isfinite(x), x, 0), w)
+        close(run(inner_columns, x, w), want, x[:, :, :4, 1:], w)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (5, 8), (17, 64), (33, 31), (7, 260)], ids=str)
+def test_stencils(size: tuple[int, int]) -> None:
+    x = np.random.default_rng(3).standard_normal(size).astype(np.float32)
+    wide = np.pad(x.astype(np.float64), 1)
+    want = 4 * wide[1:-1, 1:-1] - wide[:-2, 1:-1] - wide[2:, 1:-1] - wide[1:-1, :-2] - wide[1:-1, 2:]
+    close(run(five_points, x), want, x, np.full(1, 8.0))
+    framed = np.pad(np.where(x < 1, x, -np.inf), 1, constant_values=-np.inf).astype(np.float64)
+    around = [framed[r : r + size[0], s : s + size[1]] for r in range(3) for s in range(3)]
+    for stage, result in run(largest_around, x).items():
+        np.testing.assert_array_equal(result, np.max(around, axis=0), err_msg=stage)
+
+
+def thread_kernel(kernel: tw.Kernel[..., Any], *arguments: np.ndarray) -> Kernel:
+    return stages_of(kernel, *arguments).thread.calls[0].kernel
+
+
+def loads_of(kernel: Kernel, name: str) -> int:
+    return sum(op.opcode == "load" and op.operands[0].name == name for op in walk(kernel.body))
+
+
+def rows_of(kernel: tw.Kernel[..., Any], *arguments: np.ndarray) -> int:
+    """Results a thread has along the index it walks itself."""
+    (schedule,) = stages_of(kernel, *arguments).schedules
+    assert isinstance(schedule, Schedule)
+    return schedule.tiles[schedule.along]
+
+
+PLANES = np.zeros((2, 64, 56, 56), np.float32), np.zeros((64, 3, 3), np.float32)
+CHANNELS = np.zeros((2, 56, 56, 64), np.float32), np.zeros((3, 3, 64), np.float32)
+
+
+def test_windows_are_loaded_once_and_without_branches() -> None:
+    """In planes a thread loads of each row a vector and its two neighbours, with channels last three vectors: two rows more than it has."""
+    code, rows = thread_kernel(planes, *PLANES), rows_of(planes, *PLANES)
+    assert rows > 2
+    assert loads_of(code, "x") == (rows + 2) * 3
+    assert loads_of(code, "w") == 9
+    branches = [op for op in walk(code.body) if op.opcode == "if"]
+    assert not any(inner.opcode == "load" for op in branches for inner in walk(op.regions[0]))
+    last, rows = thread_kernel(channels_last, *CHANNELS), rows_of(channels_last, *CHANNELS)
+    assert rows > 2
+    assert loads_of(last, "x") == (rows + 2) * 3
+    assert loads_of(last, "w") == 9
+    assert not any(op.opcode == "if" for op in walk(last.body))
+
+
+def count(kernel: Kernel, opcode: str) -> int:
+    return sum(op.opcode == opcode for op in walk(kernel.body))
+
+
+def test_guards_that_hold_anyway_cost_nothing() -> None:
+    """Only what reaches over the borders of a thread's results is chosen: sums in planes, with channels last weights that all rows share."""
+    code, rows = thread_kernel(planes, *PLANES), rows_of(planes, *PLANES)
+    assert count(code, "fma") == 9 * rows
+    assert count(code, "select") == 3 * 2 * rows + 2  # the first and the last column, and the middle of the first and the last row
+    last, rows = thread_kernel(channels_last, *CHANNELS), rows_of(channels_last, *CHANNELS)
+    assert count(last, "fma") == 9 * rows
+    assert count(last, "select") == 3 * 2 + 3 * 2

@@ -31,7 +31,8 @@ from tilewright.ir.ops_matrix import ROW_BYTES
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.registers import Cell, Registers, Shape
 from tilewright.passes.schedule_matrix import MatrixSchedule
-from tilewright.passes.wgmma_epilogue import GROUP, Epilogue
+from tilewright.passes.wgmma_epilogue import GROUP
+from tilewright.passes.wgmma_fetch import Fetching
 
 
 def lower_wgmma(kernel: Kernel, schedule: MatrixSchedule, target: Target) -> Kernel:
@@ -55,7 +56,7 @@ class _Ring:
     """The map has an axis of its own for the blocks of 64."""
 
 
-class _Lowering(Epilogue):
+class _Lowering(Fetching):
     def __init__(self, kernel: Kernel, schedule: MatrixSchedule, target: Target) -> None:
         super().__init__(kernel, schedule, target)
         self.role = ""
@@ -118,6 +119,7 @@ class _Lowering(Epilogue):
         for number in range(self.schedule.stages):
             b.multi("mbarrier_init", self.full, b.index(number), count=1)
             b.multi("mbarrier_init", self.empty, b.index(number), count=self.shared_groups * self.schedule.cluster)
+        self.initialise_fetch(b)
         b.multi("fence_init")
         return []
 
@@ -207,7 +209,7 @@ class _Lowering(Epilogue):
         s = self.schedule
         if self.registers_of is not None:
             b.multi("set_registers", count=self.registers_of[1], increase=True)
-        start = b.const(0, u32)
+        start = self.tile_count = b.const(0, u32)
         if s.turns:
             # The second group lets the first one begin.
             mine = b.cast(self.own, i32)
@@ -233,6 +235,7 @@ class _Lowering(Epilogue):
                     self._copy_steps(b, position)
                 else:
                     rest = [x for x in ops[number + 1 :] if x.opcode != "yield"]
+                    self.fetch_first(b, rest)
                     self._multiply(b, position)
                     self.finish(b, rest)
                 return
@@ -256,12 +259,15 @@ class _Lowering(Epilogue):
             advance = b.mul(steps, b.const(self.schedule.groups, u32))
         region = op.regions[0]
 
-        def body(inner: Builder, index: Value, current: Value) -> list[Value]:
+        def body(inner: Builder, index: Value, current: Value, *count: Value) -> list[Value]:
             self.env[region.args[0]] = index
+            if count:
+                (self.tile_count,) = count
             self._body(inner, region.ops, current)
-            return [inner.add(current, advance)]
+            return [inner.add(current, advance), *(inner.add(c, inner.const(1, u32)) for c in count)]
 
-        b.for_(low, high, step, [position], body, name="tile", unroll=1)
+        counts = [b.const(0, u32)] if self.fetched is not None and self.role == "computing" else []
+        b.for_(low, high, step, [position, *counts], body, name="tile", unroll=1)
 
     def _steps_outside(self, b: Builder, op: Op) -> Value:
         """The number of steps, computed before the loop over tiles: the sum's extent does not depend on the tile."""

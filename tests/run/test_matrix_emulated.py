@@ -163,6 +163,7 @@ FETCHED = {
     "together": "m=128 n=256 k=64 stages=2 groups=2",
     "a block a tile": "m=64 n=64 k=64 stages=2 persistent=0",
     "cluster": "m=64 n=64 k=64 stages=2 cluster=2",
+    "cluster in turns": "m=128 n=128 k=64 stages=2 groups=2 turns=1 wait=1 cluster=2",
 }
 
 

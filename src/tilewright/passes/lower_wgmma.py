@@ -397,16 +397,24 @@ class _Lowering(Fetching):
         def all_steps(inner: Builder) -> list[Value]:
             start = [stage, parity, stage, *[zero] * accumulators]
             _, _, last, *sums = inner.for_(inner.const(0, u32), steps, inner.const(1, u32), start, step, name="step", unroll=1)
+            hand_over(inner)
             if s.wait:
                 sums = list(inner.multi("wgmma_wait", *sums, pending=0))
                 self._release(inner, None, last)
             return sums
 
+        def hand_over(inner: Builder) -> None:
+            """The other group may start its instructions: these are all on their way."""
+            if s.turns:
+                inner.multi("named_barrier", self.other_turn, threads=2 * GROUP, arrive=True)
+
+        def nothing(inner: Builder) -> list[Value]:
+            hand_over(inner)
+            return [zero] * accumulators
+
         # An empty sum stands apart: nothing but matrix instructions may touch accumulators between the first of them and the wait.
         steps = self._steps(b)
-        sums = b.if_(b.op("gt", steps, b.const(0, u32)), all_steps, lambda inner: [zero] * accumulators)
-        if s.turns:
-            b.multi("named_barrier", self.other_turn, threads=2 * GROUP, arrive=True)
+        sums = b.if_(b.op("gt", steps, b.const(0, u32)), all_steps, nothing)
         shape = (s.m, s.n)
         self.env[self.sum.results[0]] = Registers(shape, self._cells_of(b, shape, sums))
 

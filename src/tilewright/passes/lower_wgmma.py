@@ -77,7 +77,7 @@ class _Lowering(Fetching):
         self.a = self._ring(b, self.product.operands[0], 0, s.m)
         self.b = self._ring(b, self.product.operands[1], 1, s.n)
         self.outputs(b)
-        self.registers_of = _registers(s, self._is_involved(), self.reads_tiles())
+        self.registers_of = _registers(s, self._is_involved(), self.is_crowded())
         self.full = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="full")
         self.empty = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="empty")
         b.if_(b.op("eq", self.thread, b.index(0)), self._initialise, lambda inner: [])
@@ -455,7 +455,7 @@ class _Lowering(Fetching):
         mine = mine if condition is None else b.logical_and(mine, condition)
         b.if_(mine, lambda inner: inner.multi("mbarrier_arrive", self.empty, stage, number, remote=True), lambda inner: [])
 
-def _registers(schedule: MatrixSchedule, involved: bool, reads_tiles: bool) -> tuple[int, int] | None:
+def _registers(schedule: MatrixSchedule, involved: bool, crowded: bool) -> tuple[int, int] | None:
     """Registers of a copying and of a computing thread: together as many as the block was given. None where there are enough for all.
     `involved`: finding the addresses takes some. A thread that uses more than it was left with is stopped by the hardware."""
     if schedule.groups == 1:
@@ -465,6 +465,6 @@ def _registers(schedule: MatrixSchedule, involved: bool, reads_tiles: bool) -> t
     rows = schedule.m // (1 if schedule.turns else schedule.groups)
     if rows * schedule.n // GROUP >= 192:
         return (40, 232) if involved else (24, 240)
-    if reads_tiles and not schedule.turns:
-        return 40, 200  # with more of them ptxas keeps more loads in flight than fit, and spills
+    if crowded and not schedule.turns:
+        return 40, 200  # with more of them ptxas keeps more in flight than fits, and spills
     return (56, 224) if involved else (40, 232)

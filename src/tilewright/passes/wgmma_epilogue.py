@@ -17,6 +17,7 @@ from tilewright.base.sizes import ONE
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Kernel, Op, Value, walk
+from tilewright.ir.ops import OPS
 from tilewright.ir.ops_matrix import ROW_BYTES
 from tilewright.ir.rewrite import has_effects
 from tilewright.ir.types import Tensor, Tile
@@ -316,9 +317,11 @@ class Epilogue(TileLowering):
                 place = b.add(b.add(buffer, b.mul(down, b.index(in_row))), b.add(b.mul(chunk, b.index(chunk_size)), inside))
                 yield place, (row, column)
 
-    def reads_tiles(self) -> bool:
-        """Whether results are combined with an array of their own size that threads read."""
+    def is_crowded(self) -> bool:
+        """Whether results go through functions, or are combined with an array of their own size that threads read."""
         inside = {id(op) for op in walk(self.sum.regions[0])}
+        if any(OPS[op.opcode].group == "function" for op in walk(self.kernel.body) if id(op) not in inside):
+            return True
         shape = (self.schedule.m, self.schedule.n)
         return any(
             op.opcode == "load" and op is not self.fetched and id(op) not in inside

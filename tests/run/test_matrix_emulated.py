@@ -185,6 +185,14 @@ def test_what_does_not_lie_as_the_results_do_is_loaded(name: str, is_fetched: bo
     assert fetches(kernel, case.arguments(sizes)) is is_fetched
 
 
+@pytest.mark.parametrize("schedule", ["in turns", "together", "cluster"])
+@pytest.mark.parametrize("name", ["gelu_and_residual", "scaled_rows_and_columns", "bias_gelu_residual", "residual_across"])
+def test_pieces_that_are_inside_or_outside_as_a_whole(name: str, schedule: str) -> None:
+    """Extents of whole pieces, not of whole tiles."""
+    case = BY_NAME[name]
+    check(case, "sm_90a", (192, 320, 72), again(case.kernel, schedule=f"family=wgmma {FETCHED[schedule]}"))
+
+
 def fetches(kernel: tw.Kernel[..., Any], arguments: Arrays) -> bool:
     """Whether the epilogue has something brought by the copy engine."""
     (call,) = kernel.stages(*arguments, target="sm_90a").stages.thread.calls

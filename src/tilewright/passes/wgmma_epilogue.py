@@ -162,6 +162,10 @@ class Epilogue(TileLowering):
         memory, result = op.operands[0], op.result.type
         assert isinstance(memory.type, Tensor) and isinstance(result, Tile)
         held = [self.env[v] for v in op.operands[1 : 1 + memory.type.rank]]
+        for number, (index, (limit, _)) in enumerate(zip(held, limits, strict=True)):
+            moved = self._moved_inside(b, index, limit)
+            if moved is not None:
+                held[number], limits[number] = moved, (None, False)
         cells: dict[Cell, Value] = {}
         for cell in self.cells(result.shape):
             parts: list[Value] = []
@@ -176,6 +180,22 @@ class Epilogue(TileLowering):
                 parts.append(self.plain_load(b, memory, inside, width))
             cells[cell] = self.concatenated(b, parts)
         self.env[op.result] = Registers(result.shape, cells)
+
+    def _moved_inside(self, b: Builder, held: Held, limit: Value | None) -> Index | None:
+        """An index of which a piece is inside or outside as a whole, moved inside: once, not for each load. None where pieces are cut."""
+        if limit is None or not isinstance(held, Index) or self.window is None:
+            return None
+        (axis,) = held.factors
+        start, size = self.layout.offset(axis, self.window[axis].start), (PIECE_ROWS, 8 * len(self.window[1]))[axis]
+        if self.divisors.get(limit, 1) % size or self.divisors.get(held.base, 1) % size:
+            return None
+        before = b.index(start)
+        if axis == 0 and not self.schedule.turns:
+            before = b.add(b.mul(self.own, b.index(self.rows)), before)
+        first = b.op("min", b.add(held.base, before), b.sub(limit, b.index(size)))
+        base = b.sub(first, before)
+        self.divisors[base] = size
+        return Index(held.shape, base, held.factors)
 
     def _limits(self, op: Op) -> list[tuple[Value | None, bool]] | None:
         """For each index of a masked load the bound it must stay under, and whether it walks the vector axis; None where the mask says

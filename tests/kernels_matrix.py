@@ -185,16 +185,16 @@ def values(rng: np.random.Generator, shape: Sizes, dtype: DType) -> np.ndarray:
 
 
 def factors(
-    layout: str, dtype: DType, *others: str, second: DType | None = None
+    layout: str, dtype: DType, *others: str, second: DType | None = None, beside: DType = dtypes.f32
 ) -> Callable[[np.random.Generator, Sizes], Arrays]:
-    """The two matrices, and vectors and matrices of f32 beside them: `m`, `n` or `mn`."""
+    """The two matrices, and vectors and matrices beside them: `m`, `n`, `mn` or `nm`."""
 
     def make(rng: np.random.Generator, sizes: Sizes) -> Arrays:
         m, n, k = sizes
         first = values(rng, (k, m) if layout[0] == "t" else (m, k), dtype)
         last = values(rng, (n, k) if layout in ("nk", "tt") else (k, n), second or dtype)
         length = {"m": m, "n": n}
-        return (first, last, *(values(rng, tuple(length[c] for c in other), dtypes.f32) for other in others))
+        return (first, last, *(values(rng, tuple(length[c] for c in other), beside) for other in others))
 
     return make
 
@@ -586,6 +586,29 @@ add(
     empty=((0, 2, 3, 3, 0, 3, 3),),
     long=((2, 65, 31, 33, 0, 3, 3),),
     terms=lambda z: z[5] * z[6],
+)
+
+# Arrays as large as the results, which lie as they do or otherwise.
+add(
+    "gelu_and_residual",
+    product_kernel("nk", result="tw.gelu(acc + c[j]) + r[i, j]", extra=", c, r"),
+    factors("nk", dtypes.bf16, "n", "mn", beside=dtypes.bf16),
+    partial(matrices, "nk"),
+    finish=lambda s, a, b, c, r: gelu(s + c) + r,
+)
+add(
+    "residual_f32",
+    product_kernel("nk", dtype="tw.f32", result="acc + 2 * r[i, j]", extra=", r"),
+    factors("nk", dtypes.bf16, "mn"),
+    partial(matrices, "nk"),
+    finish=lambda s, a, b, r: s + 2 * r,
+)
+add(
+    "residual_across",
+    product_kernel("nk", result="acc + r[j, i]", extra=", r"),
+    factors("nk", dtypes.bf16, "nm", beside=dtypes.bf16),
+    partial(matrices, "nk"),
+    finish=lambda s, a, b, r: s + r.T,
 )
 
 BY_NAME = {case.name: case for case in MATRIX_CASES}

@@ -19,6 +19,7 @@ from tilewright.api.devices import emulator_device
 from tilewright.base.dtypes import bf16
 from tilewright.base.target import parse_target
 from tilewright.ir.emulator import run_program
+from tilewright.ir.nodes import walk
 from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
 
 EVERY_SIZE = bool(os.environ.get("TILEWRIGHT_ALL_SIZES"))
@@ -152,6 +153,50 @@ def test_blocks_that_compute_many_tiles(schedule: str) -> None:
     kernel = again(case.kernel, schedule=f"family=wgmma m=64 n=16 k=64 stages=2{schedule}")
     for stage in STAGES:
         case.check(on(kernel, emulator_device(stage, small)), sizes, f"at the {stage} stage")
+
+
+FETCHED = {
+    "in turns": "m=128 n=128 k=64 stages=2 groups=2 turns=1 wait=1",
+    "three buffers": "m=128 n=192 k=64 stages=2 groups=2 turns=1 wait=1 buffers=3",
+    "a whole tile": "m=128 n=128 k=64 stages=2 groups=2 turns=1 wait=1 buffers=4",
+    "one buffer": "m=64 n=128 k=64 stages=2 buffers=1",
+    "together": "m=128 n=256 k=64 stages=2 groups=2",
+    "a block a tile": "m=64 n=64 k=64 stages=2 persistent=0",
+    "cluster": "m=64 n=64 k=64 stages=2 cluster=2",
+    "cluster in turns": "m=128 n=128 k=64 stages=2 groups=2 turns=1 wait=1 cluster=2",
+}
+
+
+@pytest.mark.parametrize("schedule", FETCHED)
+def test_an_array_of_the_results_own_size_comes_by_the_copy_engine(schedule: str) -> None:
+    """On a GPU that is too small: each group finishes several tiles, the last of them at an edge."""
+    case, sizes = BY_NAME["gelu_and_residual"], (328, 264, 72)
+    small = replace(parse_target("sm_90a"), multiprocessors=2)
+    kernel = again(case.kernel, schedule=f"family=wgmma {FETCHED[schedule]}")
+    case.check(on(kernel, emulator_device("thread", small)), sizes)
+    assert fetches(kernel, case.arguments(sizes))
+
+
+@pytest.mark.parametrize(("name", "is_fetched"), [("residual_f32", True), ("residual_across", False), ("bias_gelu_residual", False)])
+def test_what_does_not_lie_as_the_results_do_is_loaded(name: str, is_fetched: bool) -> None:
+    case, sizes = BY_NAME[name], (136, 136, 72)
+    kernel = again(case.kernel, schedule=f"family=wgmma {FETCHED['in turns']}")
+    check(case, "sm_90a", sizes, kernel)
+    assert fetches(kernel, case.arguments(sizes)) is is_fetched
+
+
+@pytest.mark.parametrize("schedule", ["in turns", "together", "cluster"])
+@pytest.mark.parametrize("name", ["gelu_and_residual", "scaled_rows_and_columns", "bias_gelu_residual", "residual_across"])
+def test_pieces_that_are_inside_or_outside_as_a_whole(name: str, schedule: str) -> None:
+    """Extents of whole pieces, not of whole tiles."""
+    case = BY_NAME[name]
+    check(case, "sm_90a", (192, 320, 72), again(case.kernel, schedule=f"family=wgmma {FETCHED[schedule]}"))
+
+
+def fetches(kernel: tw.Kernel[..., Any], arguments: Arrays) -> bool:
+    """Whether the epilogue has something brought by the copy engine."""
+    (call,) = kernel.stages(*arguments, target="sm_90a").stages.thread.calls
+    return sum(op.opcode == "tensor_map" for op in walk(call.kernel.body)) == 4
 
 
 @pytest.mark.parametrize(("target", "name"), [*(("sm_80", name) for name in MMA), ("sm_90a", "two by two")])

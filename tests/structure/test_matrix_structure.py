@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tilewright as tw
-from kernels_matrix import PLAIN, product_kernel
+from kernels_matrix import BY_NAME, PLAIN, product_kernel
 from support import assemble
 from tilewright.base.dtypes import DType, bf16, f8e4m3, f16, f32, f64, i8
 from tilewright.base.errors import UserError
@@ -54,6 +54,8 @@ PROBLEMS: dict[str, tuple[tw.Kernel[..., Any], Callable[[], Arguments]]] = {
     "batched": (kernels.linear_batched, lambda: (empty(64, 512, 64), empty(64, 512, 64))),
     "batched product": (kernels.matmul_batched, lambda: (empty(64, 512, 64), empty(64, 64, 512))),
     "gelu": (kernels.linear_gelu, lambda: (*linear(2048, 2048, 2048), empty(2048), empty(2048, 2048))),
+    "gelu 4096": (kernels.linear_gelu, lambda: (*linear(4096, 4096, 4096), empty(4096), empty(4096, 4096))),
+    "bias 4096": (BY_NAME["bias"].kernel, lambda: (*linear(4096, 4096, 4096), empty(4096))),
     "convolution": (kernels.conv_nhwc, lambda: (empty(32, 56, 56, 64), empty(64, 3, 3, 64))),
 }
 
@@ -135,6 +137,20 @@ def test_warp_groups_take_turns_where_finishing_a_tile_counts(name: str) -> None
     (chosen,) = contractions(name, "sm_90a")
     assert chosen.turns
     assert chosen.parts == chosen.cluster == 1
+
+
+def test_warp_groups_take_turns_where_much_is_done_to_results() -> None:
+    assert not contractions("4096", "sm_90a")[0].turns
+    assert not contractions("bias 4096", "sm_90a")[0].turns
+    assert contractions("gelu 4096", "sm_90a")[0].turns
+
+
+def test_a_residual_is_brought_by_the_copy_engine() -> None:
+    kernel, arguments = PROBLEMS["gelu 4096"]
+    ptx = kernel.compile(*arguments(), target="sm_90a").code.decode()
+    assert "ldmatrix.sync" in ptx
+    # Only the bias is loaded by threads.
+    assert len(re.findall(r"ld\.global", ptx)) <= 32
 
 
 def test_small_products_have_small_tiles() -> None:

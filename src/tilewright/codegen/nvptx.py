@@ -188,7 +188,7 @@ class _NvptxDialect:
             w.line(f'call void asm sideeffect "prefetch.global.L2 [$0];", "l"(ptr addrspace(1) {where})')
             return []
         if op.opcode == "exp2_approx":
-            return [self._elementwise(w, op, operands, "llvm.nvvm.ex2.approx.f32")]
+            return [self._elementwise(w, op, operands, "llvm.nvvm.ex2.approx.ftz.f32")]
         if op.opcode == "rcp_approx":
             return [self._elementwise(w, op, operands, "llvm.nvvm.rcp.approx.ftz.f")]
         if op.opcode == "tanh_approx":

@@ -22,6 +22,7 @@ from tilewright.ir.ops_matrix import MATRIX_DTYPES, accumulator_dtype
 from tilewright.ir.types import Tensor
 from tilewright.passes.choose_contraction_cpu import cpu_schedules
 from tilewright.passes.choose_mma import mma_schedules
+from tilewright.passes.epilogue_work import finishing_work
 from tilewright.passes.repack import packable
 from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
 
@@ -200,6 +201,11 @@ FEED = 115e3
 FEED_RAGGED = 46e3
 STREAM = 3.9e6
 """Bytes a microsecond from memory, over all."""
+FINISH, FINISH_HIDDEN = 7e-6, 2e-6
+"""Microseconds an instruction after the sum takes, for each result of a multiprocessor: with nothing beside it, and while the other
+group multiplies. It is not free then: both use the same registers' ports."""
+READ, READ_HIDDEN = 45e-6, 36e-6
+"""The same for each array as large as the results that is read."""
 START = 2.0
 """Microseconds before the first and after the last tile."""
 SECOND = 2.5
@@ -261,6 +267,11 @@ def cost(schedule: MatrixSchedule, shape: Shape, target: Target, found: Contract
     compute = 2 * area * k * size / 2 / (MATRIX_RATE * rate)
     finish = 2 * 64 * area / MATRIX_RATE
     main = rounds * max(compute, feed) + finish * (1 if schedule.turns else rounds)
+    if schedule.parts == 1:
+        work = finishing_work(found)
+        each = (FINISH_HIDDEN, READ_HIDDEN) if schedule.turns else (FINISH, READ)
+        # One, a bias perhaps, is lost among what every result takes.
+        main += rounds * area * (max(0, work.instructions - 1) * each[0] + work.arrays * each[1])
     traffic = shape.batch * (shape.m * shape.k + shape.k * shape.n) * size / STREAM
     # Reading hides computing only so far.
     total = START + max(main, traffic) + 0.1 * min(main, traffic)

@@ -13,7 +13,7 @@ branch-free (but for the rare huge argument of a scalar sine on a GPU), so vec a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tilewright.base.dtypes import DType, bf16, f32, f64
 from tilewright.base.target import Target
@@ -28,13 +28,15 @@ from tilewright.passes.math_terms import Terms
 def expand_math(kernel: Kernel, target: Target) -> Kernel:
     """The kernel with every function op expanded."""
     hardware = target.kind == "nvptx" and kernel.stage is Stage.THREAD
+    made: dict[Value, Op] = {}
 
     def replacement(builder: Builder, op: Op) -> Sequence[Value] | None:
         if op.opcode not in EXPANDED:
+            made.update((result, op) for result in op.results)
             return None
         narrow = op.attrs.get("narrow")
         if hardware and isinstance(narrow, DType):
-            quick = _expand_narrow(builder, op.opcode, op.operands[0], narrow)
+            quick = _expand_narrow(builder, op.opcode, op.operands[0], narrow, made)
             if quick is not None:
                 return (quick,)
         value = _expand(builder, op.opcode, op.operands, hardware)
@@ -68,19 +70,49 @@ def _expand(builder: Builder, opcode: str, operands: Sequence[Value], hardware: 
     return EXPANDED[opcode](Terms(builder, first, hardware), *operands)
 
 
-def _expand_narrow(builder: Builder, opcode: str, x: Value, narrow: DType) -> Value | None:
-    """A GPU's own instructions, where fewer bits than f32's count. None where they would not do."""
+def _expand_narrow(builder: Builder, opcode: str, x: Value, narrow: DType, made: Mapping[Value, Op]) -> Value | None:
+    """A GPU's own instructions, where fewer bits than f32's count. None where they would not do. `made`: the ops before."""
     t = Terms(builder, x, hardware=True)
     if dtype_of(x.type) is not f32:
         return None
     if opcode == "exp":
-        return t.op("exp2_approx", t.mul(x, math.log2(math.e)))
+        return t.op("exp2_approx", _times(t, made, x, math.log2(math.e)))
     if opcode == "exp2":
         return t.op("exp2_approx", x)
     if opcode == "sigmoid":
-        return t.op("rcp_approx", t.add(t.op("exp2_approx", t.mul(x, -math.log2(math.e))), 1.0))
+        return t.op("rcp_approx", t.add(t.op("exp2_approx", _times(t, made, x, -math.log2(math.e))), 1.0))
     if opcode == "tanh" and narrow.mantissa <= bf16.mantissa:
         return t.op("tanh_approx", x)
+    return None
+
+
+def _times(t: Terms, made: Mapping[Value, Op], x: Value, factor: float) -> Value:
+    """x times a constant. Where x is a constant times something the two are one constant: a rounding less, and an instruction."""
+    scaled = _scaled(t, made, x, factor)
+    return t.mul(x, factor) if scaled is None else scaled
+
+
+def _scaled(t: Terms, made: Mapping[Value, Op], x: Value, factor: float) -> Value | None:
+    op = made.get(x)
+    if op is None:
+        return None
+    if op.opcode == "broadcast":
+        return _scaled(t, made, op.operands[0], factor)
+    if op.opcode == "const" and isinstance(op.attrs["value"], float):
+        number = op.attrs["value"] * factor
+        return t.number(number, f32) if 2.0**-100 < abs(number) < 2.0**100 else None
+    if op.opcode == "mul":
+        for a, b in (op.operands, op.operands[::-1]):
+            other = _scaled(t, made, b, factor)
+            if other is not None:
+                return t.mul(a, other)
+    if op.opcode == "fma":
+        a, b, c = op.operands
+        last = _scaled(t, made, c, factor)
+        for first, second in ((a, b), (b, a)):
+            other = _scaled(t, made, second, factor) if last is not None else None
+            if last is not None and other is not None:
+                return t.fma(first, other, last)
     return None
 
 

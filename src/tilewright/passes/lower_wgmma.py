@@ -31,7 +31,8 @@ from tilewright.ir.ops_matrix import ROW_BYTES
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.registers import Cell, Registers, Shape
 from tilewright.passes.schedule_matrix import MatrixSchedule
-from tilewright.passes.wgmma_epilogue import GROUP, Epilogue
+from tilewright.passes.wgmma_epilogue import GROUP
+from tilewright.passes.wgmma_fetch import Fetching
 
 
 def lower_wgmma(kernel: Kernel, schedule: MatrixSchedule, target: Target) -> Kernel:
@@ -55,7 +56,7 @@ class _Ring:
     """The map has an axis of its own for the blocks of 64."""
 
 
-class _Lowering(Epilogue):
+class _Lowering(Fetching):
     def __init__(self, kernel: Kernel, schedule: MatrixSchedule, target: Target) -> None:
         super().__init__(kernel, schedule, target)
         self.role = ""
@@ -76,7 +77,7 @@ class _Lowering(Epilogue):
         self.a = self._ring(b, self.product.operands[0], 0, s.m)
         self.b = self._ring(b, self.product.operands[1], 1, s.n)
         self.outputs(b)
-        self.registers_of = _registers(s, self._is_involved(), self.reads_tiles())
+        self.registers_of = _registers(s, self._is_involved(), self.is_crowded())
         self.full = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="full")
         self.empty = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="empty")
         b.if_(b.op("eq", self.thread, b.index(0)), self._initialise, lambda inner: [])
@@ -118,6 +119,7 @@ class _Lowering(Epilogue):
         for number in range(self.schedule.stages):
             b.multi("mbarrier_init", self.full, b.index(number), count=1)
             b.multi("mbarrier_init", self.empty, b.index(number), count=self.shared_groups * self.schedule.cluster)
+        self.initialise_fetch(b)
         b.multi("fence_init")
         return []
 
@@ -207,7 +209,7 @@ class _Lowering(Epilogue):
         s = self.schedule
         if self.registers_of is not None:
             b.multi("set_registers", count=self.registers_of[1], increase=True)
-        start = b.const(0, u32)
+        start = self.tile_count = b.const(0, u32)
         if s.turns:
             # The second group lets the first one begin.
             mine = b.cast(self.own, i32)
@@ -233,6 +235,7 @@ class _Lowering(Epilogue):
                     self._copy_steps(b, position)
                 else:
                     rest = [x for x in ops[number + 1 :] if x.opcode != "yield"]
+                    self.fetch_first(b, rest)
                     self._multiply(b, position)
                     self.finish(b, rest)
                 return
@@ -256,12 +259,15 @@ class _Lowering(Epilogue):
             advance = b.mul(steps, b.const(self.schedule.groups, u32))
         region = op.regions[0]
 
-        def body(inner: Builder, index: Value, current: Value) -> list[Value]:
+        def body(inner: Builder, index: Value, current: Value, *count: Value) -> list[Value]:
             self.env[region.args[0]] = index
+            if count:
+                (self.tile_count,) = count
             self._body(inner, region.ops, current)
-            return [inner.add(current, advance)]
+            return [inner.add(current, advance), *(inner.add(c, inner.const(1, u32)) for c in count)]
 
-        b.for_(low, high, step, [position], body, name="tile", unroll=1)
+        counts = [b.const(0, u32)] if self.fetched is not None and self.role == "computing" else []
+        b.for_(low, high, step, [position, *counts], body, name="tile", unroll=1)
 
     def _steps_outside(self, b: Builder, op: Op) -> Value:
         """The number of steps, computed before the loop over tiles: the sum's extent does not depend on the tile."""
@@ -391,16 +397,24 @@ class _Lowering(Epilogue):
         def all_steps(inner: Builder) -> list[Value]:
             start = [stage, parity, stage, *[zero] * accumulators]
             _, _, last, *sums = inner.for_(inner.const(0, u32), steps, inner.const(1, u32), start, step, name="step", unroll=1)
+            hand_over(inner)
             if s.wait:
                 sums = list(inner.multi("wgmma_wait", *sums, pending=0))
                 self._release(inner, None, last)
             return sums
 
+        def hand_over(inner: Builder) -> None:
+            """The other group may start its instructions: these are all on their way."""
+            if s.turns:
+                inner.multi("named_barrier", self.other_turn, threads=2 * GROUP, arrive=True)
+
+        def nothing(inner: Builder) -> list[Value]:
+            hand_over(inner)
+            return [zero] * accumulators
+
         # An empty sum stands apart: nothing but matrix instructions may touch accumulators between the first of them and the wait.
         steps = self._steps(b)
-        sums = b.if_(b.op("gt", steps, b.const(0, u32)), all_steps, lambda inner: [zero] * accumulators)
-        if s.turns:
-            b.multi("named_barrier", self.other_turn, threads=2 * GROUP, arrive=True)
+        sums = b.if_(b.op("gt", steps, b.const(0, u32)), all_steps, nothing)
         shape = (s.m, s.n)
         self.env[self.sum.results[0]] = Registers(shape, self._cells_of(b, shape, sums))
 
@@ -441,7 +455,7 @@ class _Lowering(Epilogue):
         mine = mine if condition is None else b.logical_and(mine, condition)
         b.if_(mine, lambda inner: inner.multi("mbarrier_arrive", self.empty, stage, number, remote=True), lambda inner: [])
 
-def _registers(schedule: MatrixSchedule, involved: bool, reads_tiles: bool) -> tuple[int, int] | None:
+def _registers(schedule: MatrixSchedule, involved: bool, crowded: bool) -> tuple[int, int] | None:
     """Registers of a copying and of a computing thread: together as many as the block was given. None where there are enough for all.
     `involved`: finding the addresses takes some. A thread that uses more than it was left with is stopped by the hardware."""
     if schedule.groups == 1:
@@ -451,6 +465,6 @@ def _registers(schedule: MatrixSchedule, involved: bool, reads_tiles: bool) -> t
     rows = schedule.m // (1 if schedule.turns else schedule.groups)
     if rows * schedule.n // GROUP >= 192:
         return (40, 232) if involved else (24, 240)
-    if reads_tiles and not schedule.turns:
-        return 40, 200  # with more of them ptxas keeps more loads in flight than fit, and spills
+    if crowded and not schedule.turns:
+        return 40, 200  # with more of them ptxas keeps more in flight than fits, and spills
     return (56, 224) if involved else (40, 232)

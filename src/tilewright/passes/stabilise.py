@@ -2,17 +2,20 @@
 
 In: a loop-stage kernel. Out: the same, with `1 + tanh(u)` as `2 * sigmoid(2u)`: near -1 the sum cancels all but a few bits of tanh,
 the sigmoid keeps them, and costs no more. GELU in its tanh form is where this counts. Powers of two among factors, which round
-nothing, are gathered into constants or cancelled. Sits before contraction, which would hide the sum in an fma.
+nothing, are gathered into constants or cancelled. A short odd polynomial has its x taken out, so that constants it is multiplied by
+become part of its own. Sits before contraction, which would hide the sum in an fma.
 
     %t = tanh %u;  %s = add 1.0, %t         ->  %s = mul 2.0, sigmoid (mul 2.0, %u)
     %p = mul (mul %x, 0.5), (mul %y, 2.0)   ->  %p = mul %x, %y
+    %p = mul (add %x, c x x x), k           ->  %p = mul %x, (add k, (mul ck, (mul %x, %x)))
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from tilewright.base.dtypes import f32, f64
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.rewrite import eliminate_dead, rewrite
@@ -35,7 +38,52 @@ def stabilise(kernel: Kernel) -> Kernel:
 
     if not tangents:
         return kernel
-    return eliminate_dead(_gather(eliminate_dead(rewrite(kernel, better))))
+    return eliminate_dead(_gather(_polynomials(eliminate_dead(rewrite(kernel, better)))))
+
+
+def _constant(made: Mapping[Value, Op], value: Value) -> float | None:
+    op = made.get(value)
+    number = op.attrs["value"] if op is not None and op.opcode == "const" else None
+    return float(number) if isinstance(number, int | float) else None
+
+
+def _polynomials(kernel: Kernel) -> Kernel:
+    """x + c x^3 as x (1 + c x^2), and constants that multiply it as part of its own: one rounding less, and one multiplication."""
+    made: dict[Value, Op] = {}
+    cubes: dict[Value, tuple[Value, float, float]] = {}
+    """Values k x + c x^3: x, k and c."""
+
+    def leaves(value: Value) -> list[Value]:
+        op = made.get(value)
+        return [v for o in op.operands for v in leaves(o)] if op is not None and op.opcode == "mul" else [value]
+
+    def cube(op: Op) -> tuple[Value, float, float] | None:
+        for x, product in (op.operands, op.operands[::-1]):
+            factors = leaves(product) if op.opcode == "add" else []
+            constants = [c for c in (_constant(made, v) for v in factors) if c is not None]
+            if len(constants) == 1 and len(factors) == 4 and factors.count(x) == 3:
+                return x, 1.0, constants[0]
+            number = _constant(made, product) if op.opcode == "mul" else None
+            if number is not None and x in cubes:
+                base, k, c = cubes[x]
+                return base, k * number, c * number
+        return None
+
+    def factor(b: Builder, op: Op) -> Sequence[Value] | None:
+        for result in op.results:
+            made[result] = op
+        if op.opcode not in ("add", "mul") or not isinstance(op.results[0].type, Scalar) or dtype_of(op.results[0].type) not in (f32, f64):
+            return None
+        found = cube(op)
+        if found is None or not all(math.isfinite(c) for c in found[1:]):
+            return None
+        x, k, c = found
+        inner = b.add(b.splat(k, x), b.mul(b.splat(c, x), b.mul(x, x)))
+        result = b.mul(x, inner)
+        cubes[result] = found
+        return [result]
+
+    return rewrite(kernel, factor)
 
 
 def _gather(kernel: Kernel) -> Kernel:
@@ -43,9 +91,7 @@ def _gather(kernel: Kernel) -> Kernel:
     made: dict[Value, Op] = {}
 
     def constant(value: Value) -> float | None:
-        op = made.get(value)
-        number = op.attrs["value"] if op is not None and op.opcode == "const" else None
-        return float(number) if isinstance(number, int | float) else None
+        return _constant(made, value)
 
     def scaled(value: Value) -> tuple[Value, float] | None:
         """A value times a constant."""

@@ -8,7 +8,7 @@ array. Results the copy engine cannot write are stored from registers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tilewright.analysis import divisors
 from tilewright.base.dtypes import bool_, i32
@@ -17,6 +17,7 @@ from tilewright.base.sizes import ONE
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Kernel, Op, Value, walk
+from tilewright.ir.ops import OPS
 from tilewright.ir.ops_matrix import ROW_BYTES
 from tilewright.ir.rewrite import has_effects
 from tilewright.ir.types import Tensor, Tile
@@ -47,6 +48,8 @@ class Epilogue(TileLowering):
         self.window: tuple[range, range] | None = None
         """The registers, along both axes, of the piece at hand."""
         self.out_maps: dict[Op, Value] = {}
+        self.fetched: Op | None = None
+        """The load that the copy engine makes."""
         self.pieces = 0
         self.buffers = 1
 
@@ -129,12 +132,7 @@ class Epilogue(TileLowering):
         """What the kernel does to its results, one piece after another. What does not depend on the sum, loads above all, is done a piece
         ahead: its latency passes while the piece before is finished."""
         ahead, behind = self._apart(ops)
-        rows, columns = self.layout.registers((self.schedule.m, self.schedule.n))
-        wide = ROW_BYTES // (self.out_dtype.itemsize if self.out_maps else 2) // 8
-        windows = [
-            (range(row, row + 2), range(column, min(column + wide, columns)))
-            for row in range(0, rows, 2) for column in range(0, columns, wide)
-        ]  # fmt: skip
+        windows = self.windows()
         self.pieces = 0
         ready = self._ahead(b, ahead, windows[0])
         for number, window in enumerate(windows):
@@ -146,6 +144,15 @@ class Epilogue(TileLowering):
             ready = following
         self.window = None
 
+    def windows(self) -> list[tuple[range, range]]:
+        """The registers of each piece, along both axes."""
+        rows, columns = self.layout.registers((self.schedule.m, self.schedule.n))
+        wide = ROW_BYTES // (self.out_dtype.itemsize if self.out_maps else 2) // 8
+        return [
+            (range(row, row + 2), range(column, min(column + wide, columns)))
+            for row in range(0, rows, 2) for column in range(0, columns, wide)
+        ]  # fmt: skip
+
     def load(self, b: Builder, op: Op) -> None:
         """Beyond the edges anything may be read, for nothing is stored there: indices are held inside instead of asking for each load."""
         limits = self._limits(op)
@@ -155,6 +162,10 @@ class Epilogue(TileLowering):
         memory, result = op.operands[0], op.result.type
         assert isinstance(memory.type, Tensor) and isinstance(result, Tile)
         held = [self.env[v] for v in op.operands[1 : 1 + memory.type.rank]]
+        for number, (index, (limit, _)) in enumerate(zip(held, limits, strict=True)):
+            moved = self._moved_inside(b, index, limit)
+            if moved is not None:
+                held[number], limits[number] = moved, (None, False)
         cells: dict[Cell, Value] = {}
         for cell in self.cells(result.shape):
             parts: list[Value] = []
@@ -169,6 +180,22 @@ class Epilogue(TileLowering):
                 parts.append(self.plain_load(b, memory, inside, width))
             cells[cell] = self.concatenated(b, parts)
         self.env[op.result] = Registers(result.shape, cells)
+
+    def _moved_inside(self, b: Builder, held: Held, limit: Value | None) -> Index | None:
+        """An index of which a piece is inside or outside as a whole, moved inside: once, not for each load. None where pieces are cut."""
+        if limit is None or not isinstance(held, Index) or self.window is None:
+            return None
+        (axis,) = held.factors
+        start, size = self.layout.offset(axis, self.window[axis].start), (PIECE_ROWS, 8 * len(self.window[1]))[axis]
+        if self.divisors.get(limit, 1) % size or self.divisors.get(held.base, 1) % size:
+            return None
+        before = b.index(start)
+        if axis == 0 and not self.schedule.turns:
+            before = b.add(b.mul(self.own, b.index(self.rows)), before)
+        first = b.op("min", b.add(held.base, before), b.sub(limit, b.index(size)))
+        base = b.sub(first, before)
+        self.divisors[base] = size
+        return Index(held.shape, base, held.factors)
 
     def _limits(self, op: Op) -> list[tuple[Value | None, bool]] | None:
         """For each index of a masked load the bound it must stay under, and whether it walks the vector axis; None where the mask says
@@ -207,7 +234,7 @@ class Epilogue(TileLowering):
         ahead: list[Op] = []
         behind: list[Op] = []
         for op in ops:
-            if op.regions or has_effects(op) or any(v in late for v in op.operands):
+            if op is self.fetched or op.regions or has_effects(op) or any(v in late for v in op.operands):
                 behind.append(op)
                 late.update(op.results)
             else:
@@ -222,19 +249,15 @@ class Epilogue(TileLowering):
         assert isinstance(tensor, Tensor) and self.window is not None
         shape = (self.schedule.m, self.schedule.n)
         registers = self.registers(b, self.env[op.operands[1 + tensor.rank]], shape)
-        buffer = b.mul(self.own, b.index(self.buffers * self.piece_size))
-        buffer = b.add(buffer, b.index(self.pieces % self.buffers * self.piece_size))
-        barrier = b.cast(b.add(self.own, b.index(1)), i32)
-        pending = self.buffers - 1
-        b.if_(self.leader, lambda inner: inner.multi("tma_wait", pending=pending, read=True), lambda inner: [])
-        b.multi("named_barrier", barrier, threads=GROUP)
+        buffer = self.buffer_of(b, self.pieces)
+        self.claim(b)
         if tensor.dtype.itemsize == 2:
             self._fill_by_matrix(b, registers, buffer)
         else:
-            self._fill(b, registers, buffer, tensor.dtype.itemsize)
+            self._fill(b, registers, buffer)
         b.multi("fence_async")
-        b.multi("named_barrier", barrier, threads=GROUP)
-        coordinates = self._piece_origin(b, op)
+        self._meet(b)
+        coordinates = self.piece_origin(b, op, self.window)
 
         def send(inner: Builder) -> list[Value]:
             inner.multi("tma_store", self.out, buffer, self.out_maps[op], *coordinates)
@@ -242,14 +265,33 @@ class Epilogue(TileLowering):
             return []
 
         b.if_(self.leader, send, lambda inner: [])
+        self.sent(b)
 
-    def _piece_origin(self, b: Builder, op: Op) -> list[Value]:
+    def buffer_of(self, b: Builder, number: int) -> Value:
+        """Where in shared memory a piece of this group is put together."""
+        first = b.mul(self.own, b.index(self.buffers * self.piece_size))
+        return b.add(first, b.index(number % self.buffers * self.piece_size))
+
+    def claim(self, b: Builder) -> None:
+        """Wait until the piece that was in this one's buffer has been read."""
+        pending = self.buffers - 1
+        b.if_(self.leader, lambda inner: inner.multi("tma_wait", pending=pending, read=True), lambda inner: [])
+        self._meet(b)
+
+    def sent(self, b: Builder) -> None:
+        """A piece is on its way."""
+
+    def _meet(self, b: Builder) -> None:
+        b.multi("named_barrier", b.cast(b.add(self.own, b.index(1)), i32), threads=GROUP)
+
+    def piece_origin(self, b: Builder, op: Op, window: tuple[range, range]) -> list[Value]:
+        """The first element of a piece in the tensor of a load or store."""
         tensor = op.operands[0].type
-        assert isinstance(tensor, Tensor) and self.window is not None
-        row = b.index(self.layout.offset(0, self.window[0].start))
+        assert isinstance(tensor, Tensor)
+        row = b.index(self.layout.offset(0, window[0].start))
         if not self.schedule.turns:
             row = b.add(row, b.mul(self.own, b.index(self.rows)))
-        offsets = (row, b.index(self.layout.offset(1, self.window[1].start)))
+        offsets = (row, b.index(self.layout.offset(1, window[1].start)))
         result: list[Value] = []
         for index in op.operands[1 : 1 + tensor.rank]:
             held = self.env[index]
@@ -260,6 +302,10 @@ class Epilogue(TileLowering):
         return result
 
     def _fill_by_matrix(self, b: Builder, registers: Registers, buffer: Value) -> None:
+        for place, cells in self.by_matrix(b, buffer):
+            b.multi("stmatrix", self.out, place, *(b.op("to_bits", registers.cells[c]) for c in cells))
+
+    def by_matrix(self, b: Builder, buffer: Value) -> Iterator[tuple[Value, list[Cell]]]:
         """Two bytes an element: four 8x8 matrices at a time, each lane giving the place of one of their rows."""
         assert self.window is not None
         row = b.add(b.mul(self.warp, b.index(16)), b.op("and", self.lane, b.index(15)))
@@ -269,12 +315,16 @@ class Epilogue(TileLowering):
             chunk = b.op("xor", b.add(half, b.index(number)), turn)
             place = b.add(start, b.mul(chunk, b.index(8)))
             top, left = self.window[0].start, self.window[1].start + number
-            cells = [(top, left), (top + 1, left), (top, left + 1), (top + 1, left + 1)]
-            b.multi("stmatrix", self.out, place, *(b.op("to_bits", registers.cells[c]) for c in cells))
+            yield place, [(top, left), (top + 1, left), (top, left + 1), (top + 1, left + 1)]
 
-    def _fill(self, b: Builder, registers: Registers, buffer: Value, size: int) -> None:
+    def _fill(self, b: Builder, registers: Registers, buffer: Value) -> None:
+        for place, cell in self.by_pair(b, buffer):
+            b.multi("store", self.out, place, registers.cells[cell])
+
+    def by_pair(self, b: Builder, buffer: Value) -> Iterator[tuple[Value, Cell]]:
         """Other elements: two neighbours at a time."""
         assert self.window is not None
+        size = self.out_dtype.itemsize
         in_row = ROW_BYTES // size
         chunk_size = 16 // size
         for number, column in enumerate(self.window[1]):
@@ -285,13 +335,16 @@ class Epilogue(TileLowering):
                 chunk = b.op("xor", chunk, b.op("and", down, b.index(7)))
                 inside = b.op("and", along, b.index(chunk_size - 1))
                 place = b.add(b.add(buffer, b.mul(down, b.index(in_row))), b.add(b.mul(chunk, b.index(chunk_size)), inside))
-                b.multi("store", self.out, place, registers.cells[row, column])
+                yield place, (row, column)
 
-    def reads_tiles(self) -> bool:
-        """Whether results are combined with an array of their own size."""
+    def is_crowded(self) -> bool:
+        """Whether results go through functions, or are combined with an array of their own size that threads read."""
         inside = {id(op) for op in walk(self.sum.regions[0])}
+        if any(OPS[op.opcode].group == "function" for op in walk(self.kernel.body) if id(op) not in inside):
+            return True
         shape = (self.schedule.m, self.schedule.n)
         return any(
-            op.opcode == "load" and id(op) not in inside and isinstance(op.result.type, Tile) and op.result.type.shape == shape
+            op.opcode == "load" and op is not self.fetched and id(op) not in inside
+            and isinstance(op.result.type, Tile) and op.result.type.shape == shape
             for op in walk(self.kernel.body)
         )

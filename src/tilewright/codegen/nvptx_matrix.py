@@ -24,7 +24,7 @@ SHARED, CLUSTER = "ptr addrspace(3)", "ptr addrspace(7)"
 
 REQUIRED: dict[str, str] = {
     "tensor_map": "tma", "prefetch_map": "tma", "tma_load": "tma", "tma_store": "tma", "tma_commit": "tma", "tma_wait": "tma",
-    "fence_async": "tma", "copy_async": "cp.async", "copy_commit": "cp.async", "copy_wait": "cp.async",
+    "fence_async": "tma", "copy_remote": "tma", "copy_async": "cp.async", "copy_commit": "cp.async", "copy_wait": "cp.async",
     "mbarrier_init": "mbarrier", "fence_init": "mbarrier", "mbarrier_arrive": "mbarrier", "mbarrier_expect": "mbarrier",
     "mbarrier_wait": "mbarrier", "cluster_rank": "cluster", "cluster_sync": "cluster", "wait_previous": "cluster",
     "release_next": "cluster", "set_registers": "setmaxnreg", "elect": "mbarrier", "wgmma": "wgmma", "wgmma_wait": "wgmma",
@@ -148,6 +148,19 @@ def _copy_async(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[
 
 def _copy_wait(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
     w.call("void", "llvm.nvvm.cp.async.wait.group", ("i32", str(_integer(op, "pending"))))
+    return []
+
+
+def _copy_remote(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
+    rank = _word(w, op.operands[6], operands[6])
+    target, barrier = (
+        w.call(CLUSTER, "llvm.nvvm.mapa.shared.cluster", (SHARED, _place(w, op, operands, first)), ("i32", rank)) for first in (0, 4)
+    )
+    size = _integer(op, "count") * _element(op.operands[2]).itemsize
+    w.call(
+        "void", "llvm.nvvm.cp.async.bulk.shared.cta.to.cluster", (CLUSTER, target), (CLUSTER, barrier),
+        (SHARED, _place(w, op, operands, 2)), ("i32", str(size)),
+    )  # fmt: skip
     return []
 
 
@@ -341,6 +354,7 @@ HANDLERS: dict[str, Handler] = {
     "prefetch_map": _prefetch_map, "tma_load": _tma_load, "tma_store": _tma_store, "tma_wait": _tma_wait,
     "tma_commit": _plain("llvm.nvvm.cp.async.bulk.commit.group"), "fence_async": _plain("llvm.nvvm.fence.proxy.async.shared_cta"),
     "copy_async": _copy_async, "copy_commit": _plain("llvm.nvvm.cp.async.commit.group"), "copy_wait": _copy_wait,
+    "copy_remote": _copy_remote,
     "mbarrier_init": _mbarrier_init, "fence_init": _plain("llvm.nvvm.fence.mbarrier_init.release.cluster"),
     "mbarrier_arrive": _mbarrier_arrive, "mbarrier_expect": _mbarrier_expect, "mbarrier_wait": _mbarrier_wait,
     "named_barrier": _named_barrier, "cluster_rank": _cluster_rank, "cluster_sync": _cluster_sync,

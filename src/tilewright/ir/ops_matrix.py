@@ -250,6 +250,18 @@ def _copy_async(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return ()
 
 
+def _copy_remote(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 7 or not _is_index(types[1]) or not _is_index(types[3]):
+        raise _fail("takes a shared tensor and an offset, the same to copy from, mbarriers, the number of one, and a rank")
+    target, source = _shared(types[0]), _shared(types[2])
+    _shared(types[4], u64)
+    _indices(types[5:])
+    size = integer(attrs, "count") * source.dtype.itemsize
+    if target.dtype is not source.dtype or size <= 0 or size % 16:
+        raise _fail("copies a multiple of 16 bytes of one dtype")
+    return ()
+
+
 def _to_bits(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     if len(types) != 1 or not isinstance(types[0], Vec) or types[0].dtype.bits * types[0].width != 32:
         raise _fail("takes a vec of 32 bits")
@@ -289,6 +301,8 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("copy_commit", "Close the thread's group of `copy_async`.", _nothing, "sync", "copy"),
     _row("copy_wait", "Wait until at most `pending` of the thread's groups of `copy_async` are unfinished.", _counted("pending", _nothing),
          "sync", "copy"),
+    _row("copy_remote", "`copy_remote %to, %offset, %from, %offset, %barriers, %i, %rank {count}`: start copying that many elements of shared "
+         "memory to that of the block with that rank in the cluster. Their bytes count on that block's mbarrier.", _copy_remote, "write", "copy"),
     _row("mbarrier_init", "Make an mbarrier that expects `count` arrivals in every phase.", _counted("count", _barrier(0)), "sync", "barrier"),
     _row("fence_init", "Initialised mbarriers are seen by the whole cluster and the copy engine.", _nothing, "sync", "barrier"),
     _row("mbarrier_arrive", "Arrive. `remote`: a last operand is the rank of the block in the cluster whose mbarrier it is.", _barrier(0),

@@ -32,6 +32,7 @@ from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.registers import Cell, Registers, Shape
 from tilewright.passes.schedule_matrix import MatrixSchedule
 from tilewright.passes.wgmma_epilogue import GROUP, Epilogue
+from tilewright.passes.wgmma_sums import ClusterSum
 
 
 def lower_wgmma(kernel: Kernel, schedule: MatrixSchedule, target: Target) -> Kernel:
@@ -64,6 +65,9 @@ class _Lowering(Epilogue):
         self.dtype = dtype_of(self.product.operands[0].type)
         self.rank: Value | None = None
         """This block's number in its cluster."""
+        self.shared_sum: ClusterSum | None = None
+        self.turn_number: Value | None = None
+        """How many tiles this group has computed."""
 
     # -- the whole kernel ---------------------------------------------------------------------------------------
 
@@ -76,22 +80,30 @@ class _Lowering(Epilogue):
         self.a = self._ring(b, self.product.operands[0], 0, s.m)
         self.b = self._ring(b, self.product.operands[1], 1, s.n)
         self.outputs(b)
+        if s.sum_cluster > 1:
+            count, dtype = self.rows * s.n // GROUP, dtype_of(self.product.operands[2].type)
+            self.shared_sum = ClusterSum(b, s, b.op("cluster_rank"), count, dtype)
         self.registers_of = _registers(s, self._is_involved(), self.reads_tiles())
         self.full = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="full")
         self.empty = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="empty")
         b.if_(b.op("eq", self.thread, b.index(0)), self._initialise, lambda inner: [])
-        b.multi("cluster_sync" if s.cluster > 1 else "barrier")
+        clusters = s.cluster * s.sum_cluster
+        b.multi("cluster_sync" if clusters > 1 else "barrier")
         if s.early or s.parts > 1:
             b.multi("release_next")
         is_copying = b.op("eq", self.group, b.const(0, i32))
         b.if_(is_copying, self._copying, self._computing)
-        if s.cluster > 1:
+        if clusters > 1:
             b.multi("cluster_sync")  # nobody leaves while others still write to its memory
         attrs: dict[str, Attr] = {**self.kernel.attrs, "min_blocks": 1}
         if s.early:
             attrs["dependent"] = True
+        grid = self.kernel.grid
+        if s.sum_cluster > 1:
+            attrs["cluster"] = s.sum_cluster
+            grid = (grid[0] * s.sum_cluster, *grid[1:])
         return replace(
-            self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)), threads=s.threads, attrs=MappingProxyType(attrs)
+            self.kernel, grid=grid, stage=Stage.THREAD, body=Block((), tuple(b.ops)), threads=s.threads, attrs=MappingProxyType(attrs)
         )
 
     def _coordinates(self, b: Builder) -> None:
@@ -118,6 +130,8 @@ class _Lowering(Epilogue):
         for number in range(self.schedule.stages):
             b.multi("mbarrier_init", self.full, b.index(number), count=1)
             b.multi("mbarrier_init", self.empty, b.index(number), count=self.shared_groups * self.schedule.cluster)
+        if self.shared_sum is not None:
+            self.shared_sum.initialise(b)
         b.multi("fence_init")
         return []
 
@@ -233,12 +247,48 @@ class _Lowering(Epilogue):
                     self._copy_steps(b, position)
                 else:
                     rest = [x for x in ops[number + 1 :] if x.opcode != "yield"]
-                    self._multiply(b, position)
-                    self.finish(b, rest)
+                    sums = self._multiply(b, position)
+                    self._finish(b, rest, sums)
                 return
             before.append(op)
 
+    def _op(self, b: Builder, op: Op) -> None:
+        super()._op(b, op)
+        if op.opcode == "program_id" and self.schedule.sum_cluster > 1:
+            # All blocks that share a sum have the same tile.
+            self.env[op.result] = b.op("floordiv", b.op("program_id", axis=0), b.index(self.schedule.sum_cluster))
+
+    def _finish(self, b: Builder, ops: Sequence[Op], sums: Sequence[Value]) -> None:
+        """What becomes of a tile's sums."""
+        if self.shared_sum is None:
+            self._hold(b, sums)
+            self.finish(b, ops)
+            return
+        shared = self.shared_sum
+        group, thread = b.cast(self.own, u32), b.cast(b.op("and", self.thread, b.index(GROUP - 1)), u32)
+        turn = b.const(0, u32) if self.turn_number is None else self.turn_number
+
+        def whole(inner: Builder) -> list[Value]:
+            self._hold(inner, shared.collect(inner, group, thread, self.leader, turn, sums))
+            self.finish(inner, ops)
+            return []
+
+        def part(inner: Builder) -> list[Value]:
+            shared.send(inner, group, thread, self.leader, turn, sums)
+            return []
+
+        b.if_(shared.is_first, whole, part)
+
     def _steps(self, b: Builder) -> Value:
+        """How many steps of one tile's sum this block takes."""
+        return self._stretch(b)[1]
+
+    def _stretch(self, b: Builder) -> tuple[Value, Value]:
+        """The first of them, and how many they are."""
+        steps = self._all_steps(b)
+        return (b.const(0, u32), steps) if self.shared_sum is None else self.shared_sum.stretch(b, steps)
+
+    def _all_steps(self, b: Builder) -> Value:
         """How many steps the sum of one tile takes."""
         high = self.env[self.sum.operands[1]]
         assert isinstance(high, Value)
@@ -256,12 +306,16 @@ class _Lowering(Epilogue):
             advance = b.mul(steps, b.const(self.schedule.groups, u32))
         region = op.regions[0]
 
-        def body(inner: Builder, index: Value, current: Value) -> list[Value]:
-            self.env[region.args[0]] = index
-            self._body(inner, region.ops, current)
-            return [inner.add(current, advance)]
+        counted = self.shared_sum is not None and self.role == "computing"
 
-        b.for_(low, high, step, [position], body, name="tile", unroll=1)
+        def body(inner: Builder, index: Value, current: Value, *turn: Value) -> list[Value]:
+            self.env[region.args[0]] = index
+            if counted:
+                (self.turn_number,) = turn
+            self._body(inner, region.ops, current)
+            return [inner.add(current, advance), *(inner.add(t, inner.const(1, u32)) for t in turn)]
+
+        b.for_(low, high, step, [position, b.const(0, u32)] if counted else [position], body, name="tile", unroll=1)
 
     def _steps_outside(self, b: Builder, op: Op) -> Value:
         """The number of steps, computed before the loop over tiles: the sum's extent does not depend on the tile."""
@@ -290,11 +344,13 @@ class _Lowering(Epilogue):
         stage, parity = self._ring_state(b, position)
         (k_arg,) = self.sum.regions[0].args[:1]
         size = (s.m + s.n) * s.k * self.dtype.itemsize
+        first, steps = self._stretch(b)
 
         def step(inner: Builder, number: Value, stage: Value, parity: Value) -> list[Value]:
             inner.multi("mbarrier_wait", self.empty, stage, inner.op("xor", parity, inner.const(1, u32)))
             inner.multi("mbarrier_expect", self.full, stage, bytes=size)
-            k = inner.mul(inner.cast(number, dtype_of(k_arg.type)), inner.index(s.k))
+            whole = number if self.shared_sum is None else inner.add(first, number)
+            k = inner.mul(inner.cast(whole, dtype_of(k_arg.type)), inner.index(s.k))
             self.env[k_arg] = k
             self.divisors[k] = s.k
             for op in self.sum.regions[0].ops:
@@ -304,7 +360,7 @@ class _Lowering(Epilogue):
                     self.ops(inner, [op])
             return list(self._next_state(inner, stage, parity))
 
-        b.for_(b.const(0, u32), self._steps(b), b.const(1, u32), [stage, parity], step, name="step", unroll=1)
+        b.for_(b.const(0, u32), steps, b.const(1, u32), [stage, parity], step, name="step", unroll=1)
 
     def _copy_image(self, b: Builder, ring: _Ring, stage: Value) -> None:
         """Where the tile's first pixel lies, and where in the kernel this step is."""
@@ -369,7 +425,8 @@ class _Lowering(Epilogue):
 
     # -- multiplying --------------------------------------------------------------------------------------------
 
-    def _multiply(self, b: Builder, position: Value) -> None:
+    def _multiply(self, b: Builder, position: Value) -> Sequence[Value]:
+        """The sums of a tile, or this block's part of them."""
         s = self.schedule
         stage, parity = self._ring_state(b, position)
         accumulators = self.rows * s.n // GROUP
@@ -401,7 +458,10 @@ class _Lowering(Epilogue):
         sums = b.if_(b.op("gt", steps, b.const(0, u32)), all_steps, lambda inner: [zero] * accumulators)
         if s.turns:
             b.multi("named_barrier", self.other_turn, threads=2 * GROUP, arrive=True)
-        shape = (s.m, s.n)
+        return sums
+
+    def _hold(self, b: Builder, sums: Sequence[Value]) -> None:
+        shape = (self.schedule.m, self.schedule.n)
         self.env[self.sum.results[0]] = Registers(shape, self._cells_of(b, shape, sums))
 
     def _cells_of(self, b: Builder, shape: Shape, sums: Sequence[Value]) -> dict[Cell, Value]:

@@ -152,15 +152,15 @@ def _copy_wait(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[s
 
 
 def _copy_remote(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
-    rank = _word(w, op.operands[6], operands[6])
-    target, barrier = (
-        w.call(CLUSTER, "llvm.nvvm.mapa.shared.cluster", (SHARED, _place(w, op, operands, first)), ("i32", rank)) for first in (0, 4)
-    )
+    # LLVM's intrinsic takes an mbarrier of this block only.
+    places = [w.let(f"ptrtoint {SHARED} {_place(w, op, operands, first)} to i32") for first in (0, 2, 4)]
     size = _integer(op, "count") * _element(op.operands[2]).itemsize
-    w.call(
-        "void", "llvm.nvvm.cp.async.bulk.shared.cta.to.cluster", (CLUSTER, target), (CLUSTER, barrier),
-        (SHARED, _place(w, op, operands, 2)), ("i32", str(size)),
-    )  # fmt: skip
+    text = (
+        "{ .reg .b32 to, bar; mapa.shared::cluster.u32 to, $0, $3; mapa.shared::cluster.u32 bar, $2, $3; "
+        f"cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [$1], {size}, [bar]; }}"
+    )
+    arguments = ", ".join(f"i32 {x}" for x in (*places, _word(w, op.operands[6], operands[6])))
+    w.line(f'call void asm sideeffect "{text}", "r,r,r,r,~{{memory}}"({arguments})')
     return []
 
 

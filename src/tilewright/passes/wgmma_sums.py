@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.base.dtypes import DType, i32, u32, u64
+from tilewright.base.dtypes import DType, i32, i64, u32, u64
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.passes.schedule_matrix import MatrixSchedule
@@ -54,9 +54,9 @@ class ClusterSum:
         """A sender's part. `group`: the warp group's number; `thread`: in the group; `turn`: how many tiles the group has computed."""
         b.multi("mbarrier_wait", self.taken, group, b.op("xor", self._parity(b, turn), b.const(1, u32)))
         place = self._place(b, group, b.sub(b.cast(self.rank, u32), b.const(1, u32)))
-        own = b.add(place, b.mul(thread, b.const(WIDE, u32)))
+        own = self._own(b, place, thread)
         for number in range(0, self.count, WIDE):
-            where = b.add(own, b.const(number * GROUP, u32))
+            where = b.add(own, b.index(number * GROUP))
             b.multi("store", self.box, where, b.op("pack", *sums[number : number + WIDE]))
         b.multi("fence_async")
         self._meet(b, group)
@@ -75,9 +75,9 @@ class ClusterSum:
         b.multi("mbarrier_wait", self.given, group, self._parity(b, turn))
         total = list(sums)
         for sender in range(self.senders):
-            own = b.add(self._place(b, group, b.const(sender, u32)), b.mul(thread, b.const(WIDE, u32)))
+            own = self._own(b, self._place(b, group, b.const(sender, u32)), thread)
             for number in range(0, self.count, WIDE):
-                part = b.op("load", self.box, b.add(own, b.const(number * GROUP, u32)), width=WIDE)
+                part = b.op("load", self.box, b.add(own, b.index(number * GROUP)), width=WIDE)
                 for lane in range(WIDE):
                     total[number + lane] = b.add(total[number + lane], b.op("extract", part, lane=lane))
         self._meet(b, group)
@@ -93,6 +93,10 @@ class ClusterSum:
     def _place(self, b: Builder, group: Value, sender: Value) -> Value:
         number = b.add(b.mul(sender, b.const(self.schedule.groups, u32)), group)
         return b.mul(number, b.const(self.message, u32))
+
+    def _own(self, b: Builder, place: Value, thread: Value) -> Value:
+        """Where a thread's sums begin: those of one step lie thread by thread."""
+        return b.cast(b.add(place, b.mul(thread, b.const(WIDE, u32))), i64)
 
     def _parity(self, b: Builder, turn: Value) -> Value:
         return b.op("and", turn, b.const(1, u32))

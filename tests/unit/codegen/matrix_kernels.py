@@ -142,6 +142,8 @@ def cluster() -> Kernel:
         inner.multi("mbarrier_wait", barriers, zero, zero)
         inner.multi("mbarrier_arrive", barriers, one)
         inner.multi("mbarrier_arrive", barriers, one, inner.op("xor", rank, one), remote=True)
+        other = inner.op("xor", rank, one)
+        inner.multi("copy_remote", buffer, inner.index(64), buffer, zero, barriers, zero, other, count=32)
         inner.multi("named_barrier", inner.index(1), threads=128)
         inner.multi("named_barrier", inner.const(2, i32), threads=256, arrive=True)
         inner.multi("store", o, thread, inner.op("load", buffer, inner.op("and", thread, inner.index(127))))

@@ -221,6 +221,8 @@ class _Lowering(Epilogue):
         s = self.schedule
         if self.registers_of is not None:
             b.multi("set_registers", count=self.registers_of[1], increase=True)
+        if s.early:
+            b.multi("wait_previous")  # what follows the sums reads and writes, too
         start = b.const(0, u32)
         if s.turns:
             # The second group lets the first one begin.

@@ -78,6 +78,8 @@ WGMMA = {
     "shared by four": "family=wgmma m=128 n=16 k=64 stages=3 groups=2 sum_cluster=4 swap=1 store=direct",
     "shared in turns": "family=wgmma m=64 n=64 k=64 stages=3 groups=2 turns=1 wait=1 sum_cluster=2",
     "shared by eight": "family=wgmma m=64 n=128 k=64 stages=3 sum_cluster=8",
+    "stream": "family=wgmma m=64 n=64 k=64 stages=3 stream=1",
+    "stream, direct": "family=wgmma m=128 n=16 k=64 stages=3 groups=2 stream=1 swap=1 store=direct",
     "swap": "family=wgmma m=64 n=32 k=64 stages=8 swap=1",
     "swap, direct": "family=wgmma m=128 n=16 k=64 stages=8 groups=2 swap=1 store=direct",
     "direct": "family=wgmma m=128 n=64 k=64 stages=8 groups=2 store=direct",
@@ -137,7 +139,7 @@ def test_what_is_chosen_for_large_sizes_is_right_at_small_ones(name: str, extent
 @pytest.mark.parametrize(
     "name", ["bias_gelu_residual", "scaled_rows_and_columns", "batched_rows_bf16", "nk_bf16_to_f32", "into_columns"]
 )
-@pytest.mark.parametrize("schedule", ["turns", "cluster", "swap, direct", "shared in turns"])
+@pytest.mark.parametrize("schedule", ["turns", "cluster", "swap, direct", "shared in turns", "stream"])
 def test_schedules_finish_results_in_every_way(name: str, schedule: str) -> None:
     case = BY_NAME[name]
     sizes = (2, 130, 67, 72) if name.startswith("batched") else (130, 67, 72)
@@ -146,8 +148,8 @@ def test_schedules_finish_results_in_every_way(name: str, schedule: str) -> None
 
 @pytest.mark.parametrize(
     "schedule",
-    ["", " groups=2 turns=1 wait=1", " cluster=2", " store=direct", " sum_cluster=2", " sum_cluster=4 groups=2 turns=1"],
-    ids=["together", "in turns", "cluster", "direct", "shared sum", "shared by four, in turns"],
+    ["", " groups=2 turns=1 wait=1", " cluster=2", " store=direct", " sum_cluster=2", " sum_cluster=4 groups=2 turns=1", " stream=1"],
+    ids=["together", "in turns", "cluster", "direct", "shared sum", "shared by four, in turns", "stream"],
 )
 def test_blocks_that_compute_many_tiles(schedule: str) -> None:
     """On a GPU that is too small: more than two tiles for each multiprocessor, the last ones not for all."""
@@ -194,7 +196,7 @@ def test_an_output_that_is_given_is_filled() -> None:
     case.compare(out, (a, b), sizes)
 
 
-@pytest.mark.parametrize("schedule", ["turns", "parts", "cluster", "shared by four"])
+@pytest.mark.parametrize("schedule", ["turns", "parts", "cluster", "shared by four", "stream"])
 def test_the_same_bits_every_time(schedule: str) -> None:
     case = BY_NAME["nk_bf16_to_f32"]
     kernel = again(case.kernel, schedule=WGMMA[schedule])

@@ -27,7 +27,7 @@ REQUIRED: dict[str, str] = {
     "fence_async": "tma", "copy_remote": "tma", "copy_async": "cp.async", "copy_commit": "cp.async", "copy_wait": "cp.async",
     "mbarrier_init": "mbarrier", "fence_init": "mbarrier", "mbarrier_arrive": "mbarrier", "mbarrier_expect": "mbarrier",
     "mbarrier_wait": "mbarrier", "cluster_rank": "cluster", "cluster_sync": "cluster", "wait_previous": "cluster",
-    "release_next": "cluster", "set_registers": "setmaxnreg", "elect": "mbarrier", "wgmma": "wgmma", "wgmma_wait": "wgmma",
+    "release_next": "cluster", "raise_flag": "cluster", "await_flag": "cluster", "set_registers": "setmaxnreg", "elect": "mbarrier", "wgmma": "wgmma", "wgmma_wait": "wgmma",
     "mma": "bf16", "ldmatrix": "mma", "stmatrix": "tma",
 }  # fmt: skip
 """The feature of a target an op needs; ops that are not here need none."""
@@ -219,6 +219,27 @@ def _cluster_sync(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequenc
     return []
 
 
+def _raise_flag(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
+    where = w.element_pointer(op.operands[0], operands[1:])
+    # The fence makes what others of the block wrote, and handed on by a barrier, part of what is released.
+    text = "fence.acq_rel.gpu; st.release.gpu.global.u32 [$0], 1;"
+    w.line(f'call void asm sideeffect "{text}", "l,~{{memory}}"(ptr addrspace(1) {where})')
+    return []
+
+
+def _await_flag(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
+    where = w.element_pointer(op.operands[0], operands[1:])
+    again, done = w.new_label("wait"), w.new_label("waited")
+    w.line(f"br label %{again}")
+    w.open_label(again)
+    text = "ld.acquire.gpu.global.u32 $0, [$1];"
+    found = w.let(f'call i32 asm sideeffect "{text}", "=r,l,~{{memory}}"(ptr addrspace(1) {where})')
+    raised = w.let(f"icmp ne i32 {found}, 0")
+    w.line(f"br i1 {raised}, label %{done}, label %{again}")
+    w.open_label(done)
+    return []
+
+
 def _set_registers(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
     way = "inc" if op.attrs.get("increase") else "dec"
     w.call("void", f"llvm.nvvm.setmaxnreg.{way}.sync.aligned.u32", ("i32", str(_integer(op, "count"))))
@@ -360,6 +381,7 @@ HANDLERS: dict[str, Handler] = {
     "named_barrier": _named_barrier, "cluster_rank": _cluster_rank, "cluster_sync": _cluster_sync,
     "wait_previous": _plain("llvm.nvvm.griddepcontrol.wait"),
     "release_next": _plain("llvm.nvvm.griddepcontrol.launch.dependents"),
+    "raise_flag": _raise_flag, "await_flag": _await_flag,
     "set_registers": _set_registers, "elect": _elect, "wgmma": _wgmma, "wgmma_wait": _wgmma_wait, "mma": _mma,
     "ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "to_bits": _bits, "from_bits": _bits,
 }  # fmt: skip

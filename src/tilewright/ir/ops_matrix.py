@@ -275,6 +275,13 @@ def _from_bits(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return (Vec(dtype, 32 // dtype.bits),)
 
 
+def _flag(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 2 or not isinstance(types[0], Tensor) or types[0].space != "global" or types[0].dtype is not u32 or types[0].rank != 1:
+        raise _fail("takes a global tensor of u32 with one axis, and an index")
+    _indices(types[1:])
+    return ()
+
+
 def _row(name: str, doc: str, rule: Rule, effect: str, group: str = "matrix") -> OpDef:
     return OpDef(name, doc, rule, frozenset({"thread"}), effect, group)
 
@@ -316,6 +323,10 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("cluster_sync", "Every thread of the cluster arrives before any leaves.", _nothing, "sync", "barrier"),
     _row("wait_previous", "Wait for the kernel launched before, where this one may start before its end.", _nothing, "sync", "barrier"),
     _row("release_next", "The kernel launched next may start.", _nothing, "sync", "barrier"),
+    _row("raise_flag", "`raise_flag %flags, %i`: make it 1, after all that this thread, and those it has met at a barrier, have written.", _flag,
+         "write", "barrier"),
+    _row("await_flag", "`await_flag %flags, %i`: wait until it is not 0; what was written before it was raised is seen from here on. Only blocks of "
+         "lower number may be waited for: those have started.", _flag, "sync", "barrier"),
     _row("set_registers", "Give registers back or take more: `count` for each thread of the warp group; `increase` or not.",
          _counted("count", _nothing), "sync", "thread"),
     _row("elect", "True in one thread of the warp.", _elect, "sync", "thread"),

@@ -89,10 +89,13 @@ def forced(text: str, found: tuple[MatrixSchedule, ...], kernel: Kernel) -> Matr
             "TW020", f"schedule '{text}': {kernel.name} cannot be computed with family={asked.family} here", kernel.span,
             f"it can with {families}",
         )  # fmt: skip
-    if asked.sum_cluster not in (1, 2, 4, 8) or (asked.sum_cluster > 1 and (asked.cluster > 1 or asked.family != "wgmma")):
+    plain = asked.family == "wgmma" and asked.cluster == 1
+    alone = asked.parts == 1 and asked.sum_cluster == 1 and asked.persistent and not asked.turns
+    if asked.sum_cluster not in (1, 2, 4, 8) or (asked.sum_cluster > 1 and not plain) or (asked.stream and not (plain and alone)):
         raise UserError.at(
             "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
-            "sum_cluster is 2, 4 or 8, with family=wgmma and without cluster",
+            "sum_cluster is 2, 4 or 8; it, and stream, are for family=wgmma without cluster; stream also without turns, parts and sum_cluster, "
+            "and persistent",
         )  # fmt: skip
     if asked.family != "wgmma":
         return asked if asked.family == "cpu" else replace(asked, inner=alike[0].inner)

@@ -32,7 +32,7 @@ from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.registers import Cell, Registers, Shape
 from tilewright.passes.schedule_matrix import MatrixSchedule
 from tilewright.passes.wgmma_epilogue import GROUP, Epilogue
-from tilewright.passes.wgmma_sums import ClusterSum
+from tilewright.passes.wgmma_sums import ClusterSum, StreamSum
 
 
 def lower_wgmma(kernel: Kernel, schedule: MatrixSchedule, target: Target) -> Kernel:
@@ -66,6 +66,7 @@ class _Lowering(Epilogue):
         self.rank: Value | None = None
         """This block's number in its cluster."""
         self.shared_sum: ClusterSum | None = None
+        self.stream: StreamSum | None = None
         self.turn_number: Value | None = None
         """How many tiles this group has computed."""
 
@@ -83,6 +84,8 @@ class _Lowering(Epilogue):
         if s.sum_cluster > 1:
             count, dtype = self.rows * s.n // GROUP, dtype_of(self.product.operands[2].type)
             self.shared_sum = ClusterSum(b, s, b.op("cluster_rank"), count, dtype)
+        if s.stream:
+            self.stream = StreamSum(s, *self.kernel.params[-2:], self.rows * s.n // GROUP)
         self.registers_of = _registers(s, self._is_involved(), self.reads_tiles())
         self.full = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="full")
         self.empty = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="empty")
@@ -96,9 +99,11 @@ class _Lowering(Epilogue):
         if clusters > 1:
             b.multi("cluster_sync")  # nobody leaves while others still write to its memory
         attrs: dict[str, Attr] = {**self.kernel.attrs, "min_blocks": 1}
-        if s.early:
+        if s.early or s.stream:
             attrs["dependent"] = True
         grid = self.kernel.grid
+        if self.stream is not None:
+            grid = (Size.of(self.stream.blocks),)
         if s.sum_cluster > 1:
             attrs["cluster"] = s.sum_cluster
             grid = (grid[0] * s.sum_cluster, *grid[1:])
@@ -221,8 +226,8 @@ class _Lowering(Epilogue):
         s = self.schedule
         if self.registers_of is not None:
             b.multi("set_registers", count=self.registers_of[1], increase=True)
-        if s.early:
-            b.multi("wait_previous")  # what follows the sums reads and writes, too
+        if s.early or s.stream:
+            b.multi("wait_previous")  # what follows the sums reads and writes, too; flags must have been cleared
         start = b.const(0, u32)
         if s.turns:
             # The second group lets the first one begin.
@@ -262,12 +267,15 @@ class _Lowering(Epilogue):
 
     def _finish(self, b: Builder, ops: Sequence[Op], sums: Sequence[Value]) -> None:
         """What becomes of a tile's sums."""
+        group, thread = b.cast(self.own, u32), b.cast(b.op("and", self.thread, b.index(GROUP - 1)), u32)
+        if self.stream is not None:
+            self._finish_stretch(b, self.stream, ops, sums, group, thread)
+            return
         if self.shared_sum is None:
             self._hold(b, sums)
             self.finish(b, ops)
             return
         shared = self.shared_sum
-        group, thread = b.cast(self.own, u32), b.cast(b.op("and", self.thread, b.index(GROUP - 1)), u32)
         turn = b.const(0, u32) if self.turn_number is None else self.turn_number
 
         def whole(inner: Builder) -> list[Value]:
@@ -281,12 +289,31 @@ class _Lowering(Epilogue):
 
         b.if_(shared.is_first, whole, part)
 
+    def _finish_stretch(
+        self, b: Builder, stream: StreamSum, ops: Sequence[Op], sums: Sequence[Value], group: Value, thread: Value
+    ) -> None:
+        def mine(inner: Builder) -> list[Value]:
+            whole = inner.if_(
+                stream.ends, lambda deep: list(sums), lambda deep: list(stream.collect(deep, group, thread, self.leader, sums))
+            )
+            self._hold(inner, whole)
+            self.finish(inner, ops)
+            return []
+
+        def anothers(inner: Builder) -> list[Value]:
+            stream.give(inner, group, thread, self.leader, sums)
+            return []
+
+        b.if_(stream.begins, mine, anothers)
+
     def _steps(self, b: Builder) -> Value:
         """How many steps of one tile's sum this block takes."""
         return self._stretch(b)[1]
 
     def _stretch(self, b: Builder) -> tuple[Value, Value]:
         """The first of them, and how many they are."""
+        if self.stream is not None:
+            return self.stream.first_step, self.stream.own_steps
         steps = self._all_steps(b)
         return (b.const(0, u32), steps) if self.shared_sum is None else self.shared_sum.stretch(b, steps)
 
@@ -299,6 +326,9 @@ class _Lowering(Epilogue):
     def _tiles(self, b: Builder, op: Op) -> None:
         low, high, step = (self.env[v] for v in op.operands[:3])
         assert isinstance(low, Value) and isinstance(high, Value) and isinstance(step, Value)
+        if self.stream is not None:
+            self._stretch_of_tiles(b, op, self.stream, high)
+            return
         steps = self._steps_outside(b, op)
         position, advance = b.const(0, u32), steps
         if self.schedule.turns and self.role == "computing":
@@ -319,14 +349,32 @@ class _Lowering(Epilogue):
 
         b.for_(low, high, step, [position, b.const(0, u32)] if counted else [position], body, name="tile", unroll=1)
 
+    def _stretch_of_tiles(self, b: Builder, op: Op, stream: StreamSum, tiles: Value) -> None:
+        """The tiles that this block's stretch of all steps touches."""
+        self._sizes_outside(b, op)
+        stream.lay_out(b, b.cast(tiles, u32), self._all_steps(b))
+        region = op.regions[0]
+
+        def body(inner: Builder, number: Value) -> list[Value]:
+            self.env[region.args[0]] = inner.cast(number, dtype_of(region.args[0].type))
+            position = stream.enter(inner, number)
+            self._body(inner, region.ops, position)
+            return []
+
+        first, last = stream.tiles(b)
+        b.for_(first, last, b.const(1, u32), [], body, name="tile", unroll=1)
+
     def _steps_outside(self, b: Builder, op: Op) -> Value:
         """The number of steps, computed before the loop over tiles: the sum's extent does not depend on the tile."""
+        self._sizes_outside(b, op)
+        return self._steps(b)
+
+    def _sizes_outside(self, b: Builder, op: Op) -> None:
         for inner in op.regions[0].ops:
             if inner is self.sum:
                 break
             if inner.opcode in ("size", "const"):
                 self.ops(b, [inner])
-        return self._steps(b)
 
     def _ring_state(self, b: Builder, position: Value) -> tuple[Value, Value]:
         """The stage a step uses, and the parity of that use."""
@@ -351,7 +399,7 @@ class _Lowering(Epilogue):
         def step(inner: Builder, number: Value, stage: Value, parity: Value) -> list[Value]:
             inner.multi("mbarrier_wait", self.empty, stage, inner.op("xor", parity, inner.const(1, u32)))
             inner.multi("mbarrier_expect", self.full, stage, bytes=size)
-            whole = number if self.shared_sum is None else inner.add(first, number)
+            whole = inner.add(first, number) if self.shared_sum is not None or self.stream is not None else number
             k = inner.mul(inner.cast(whole, dtype_of(k_arg.type)), inner.index(s.k))
             self.env[k_arg] = k
             self.divisors[k] = s.k

@@ -27,7 +27,7 @@ REQUIRED: dict[str, str] = {
     "fence_async": "tma", "copy_remote": "tma", "copy_async": "cp.async", "copy_commit": "cp.async", "copy_wait": "cp.async",
     "mbarrier_init": "mbarrier", "fence_init": "mbarrier", "mbarrier_arrive": "mbarrier", "mbarrier_expect": "mbarrier",
     "mbarrier_wait": "mbarrier", "cluster_rank": "cluster", "cluster_sync": "cluster", "wait_previous": "cluster",
-    "release_next": "cluster", "raise_flag": "cluster", "await_flag": "cluster", "set_registers": "setmaxnreg", "elect": "mbarrier", "wgmma": "wgmma", "wgmma_wait": "wgmma",
+    "release_next": "cluster", "set_registers": "setmaxnreg", "elect": "mbarrier", "wgmma": "wgmma", "wgmma_wait": "wgmma",
     "mma": "bf16", "ldmatrix": "mma", "stmatrix": "tma",
 }  # fmt: skip
 """The feature of a target an op needs; ops that are not here need none."""

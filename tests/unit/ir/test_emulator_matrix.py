@@ -871,6 +871,33 @@ def test_misuse_of_copies_to_another_block(fault: str, text: str) -> None:
     assert text in message(params, [np.zeros((4, 64), np.float32)], 64, body, grid=4, cluster=2)
 
 
+def test_flags_are_for_blocks_that_come_later() -> None:
+    """Each block adds its number to what the block before left."""
+    out, flags = array(i64, 4, name="out"), array(u32, 4, name="flags")
+
+    def chain(step: int) -> Body:
+        def body(b: Builder) -> None:
+            block = b.op("program_id", axis=0)
+            other = b.add(block, b.index(step))
+            inside = b.logical_and(b.op("ge", other, b.index(0)), b.op("lt", other, b.index(4)))
+
+            def add(b: Builder) -> None:
+                b.multi("await_flag", flags, other)
+                b.multi("store", out, block, b.add(block, b.op("load", out, other)))
+
+            when(b, inside, add, lambda b: b.multi("store", out, block, block))
+            b.multi("raise_flag", flags, block)
+
+        return body
+
+    result = np.zeros(4, np.int64)
+    run([out, flags], [result, np.zeros(4, np.uint32)], 32, chain(-1), grid=4)
+    assert result.tolist() == [0, 1, 3, 6]
+    text = message([out, flags], [result, np.zeros(4, np.uint32)], 32, chain(1), grid=4)
+    assert "await_flag of 'flags'[1], which no block before this one raises, in block (0), thread 0" in text
+    assert "which nobody made 0 before" in message([out, flags], [result, np.full(4, 7, np.uint32)], 32, chain(1), grid=4)
+
+
 # -- a whole contraction --------------------------------------------------------------------------------------------
 
 

@@ -206,10 +206,16 @@ MATRIX_RATE = 5.7e6
 FEED = 115e3
 """Bytes a microsecond that reach one multiprocessor from the L2 cache when rows are whole lines of it; ragged rows touch more lines."""
 FEED_RAGGED = 46e3
+OUTSIDE = 5
+"""How much longer than a row from the cache the copy engine takes for one that lies outside the array."""
 STREAM = 3.9e6
 """Bytes a microsecond from memory, over all."""
 START = 2.0
 """Microseconds before the first and after the last tile."""
+ARRIVE = 55e3
+"""Bytes a microsecond that reach one multiprocessor from memory."""
+EXCHANGE, BOX = 0.3, 100e3
+"""Microseconds until another block's sums are there, for each block that sends some, and bytes of sums a microsecond."""
 SECOND = 2.5
 """Microseconds a second kernel takes that adds up few parts, besides its traffic."""
 
@@ -226,6 +232,8 @@ def _wgmma(found: Contraction, shape: Shape, target: Target) -> list[MatrixSched
         for rows in (64, 128):
             thin = MatrixSchedule("wgmma", rows, width, 64, groups=rows // 64, swap=shape.m <= shape.n, store="direct")
             candidates += _in_parts(_deep(thin), shape, target)
+            if rows == 64:
+                candidates += _in_clusters(replace(thin, persistent=False), shape, target)
         for long in (16, 32, 64, 128):
             candidates.append(_deep(MatrixSchedule("wgmma", 64, long, 64, swap=shape.m > shape.n, store="direct")))
     # A row of 128 bytes is one step, whatever the element. Only a plain sum can be cut.
@@ -247,6 +255,16 @@ def _in_parts(schedule: MatrixSchedule, shape: Shape, target: Target) -> list[Ma
     return found
 
 
+def _in_clusters(schedule: MatrixSchedule, shape: Shape, target: Target) -> list[MatrixSchedule]:
+    """The same with every tile's sum shared by the blocks of a cluster, and as many stages as there is room for beside what they send."""
+    found = []
+    for blocks in (2, 4, 8):
+        room = (target.max_shared - 4096 - 4 * (blocks - 1) * schedule.m * schedule.n) // ((schedule.m + schedule.n) * 128)
+        if _tiles(schedule, shape) * blocks <= target.multiprocessors and shape.k >= 512 * blocks and room >= 4:
+            found.append(replace(schedule, sum_cluster=blocks, stages=min(24, room)))
+    return found
+
+
 def _tiles(schedule: MatrixSchedule, shape: Shape) -> int:
     m, n = (shape.n, shape.m) if schedule.swap else (shape.m, shape.n)
     return shape.batch * -(-m // schedule.m) * -(-n // (schedule.n * schedule.cluster)) * schedule.cluster
@@ -258,24 +276,31 @@ def cost(schedule: MatrixSchedule, shape: Shape, target: Target, found: Contract
     rate = next(
         (r for r, s in _TILES if (s.m, s.n, s.turns, s.cluster) == (schedule.m, schedule.n, schedule.turns, schedule.cluster)), 0.8
     )
-    k = -(-shape.k // schedule.parts)
-    rounds = -(-_tiles(schedule, shape) * schedule.parts // target.multiprocessors)
+    cut = schedule.parts * schedule.sum_cluster
+    k = -(-shape.k // cut)
+    blocks = _tiles(schedule, shape) * cut
+    rounds = -(-blocks // target.multiprocessors)
     area = schedule.m * schedule.n
     ragged = _is_ragged(found, shape)
     # Blocks of a cluster share a's rows.
-    rows = schedule.m / schedule.cluster + schedule.n
+    along = (shape.n, shape.m) if schedule.swap else (shape.m, shape.n)
+    down, across = (tile + (OUTSIDE - 1) * max(0, tile - extent) for tile, extent in zip((schedule.m, schedule.n), along, strict=True))
+    rows = down / schedule.cluster + across
     feed = rows * k * size / (FEED_RAGGED if ragged else FEED)
     # The rate goes with the bytes of an element: 32 bytes of the sum in one instruction.
     compute = 2 * area * k * size / 2 / (MATRIX_RATE * rate)
     finish = 2 * 64 * area / MATRIX_RATE
     main = rounds * max(compute, feed) + finish * (1 if schedule.turns else rounds)
-    traffic = shape.batch * (shape.m * shape.k + shape.k * shape.n) * size / STREAM
+    read = shape.batch * (shape.m * shape.k + shape.k * shape.n) * size
+    traffic = max(read / STREAM, read / (max(1, min(blocks, target.multiprocessors)) * ARRIVE))
     # Reading hides computing only so far.
-    total = START + max(main, traffic) + 0.1 * min(main, traffic)
+    total = START + max(main, traffic) + 0.25 * min(main, traffic)
     packed = (schedule.b_copy, schedule.a_copy) if schedule.swap else (schedule.a_copy, schedule.b_copy)
     for way, across in zip(packed, (shape.m, shape.n), strict=True):
         if way == "pack":
             total += SECOND + 3 * shape.batch * across * shape.k * size / STREAM
+    if schedule.sum_cluster > 1:
+        total += (schedule.sum_cluster - 1) * (EXCHANGE + 4 * area / BOX)
     if schedule.parts > 1:
         total += SECOND + 2 * 4 * schedule.parts * shape.batch * shape.m * shape.n / (1.5 * STREAM)
     return total

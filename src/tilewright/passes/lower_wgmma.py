@@ -85,7 +85,8 @@ class _Lowering(Epilogue):
             count, dtype = self.rows * s.n // GROUP, dtype_of(self.product.operands[2].type)
             self.shared_sum = ClusterSum(b, s, b.op("cluster_rank"), count, dtype)
         if s.stream:
-            self.stream = StreamSum(s, *self.kernel.params[-2:], self.rows * s.n // GROUP)
+            partials, flags = self.kernel.params[-2:]
+            self.stream = StreamSum(s, partials, flags, self.rows * s.n // GROUP)
         self.registers_of = _registers(s, self._is_involved(), self.reads_tiles())
         self.full = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="full")
         self.empty = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="empty")

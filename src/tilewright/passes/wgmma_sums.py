@@ -3,7 +3,7 @@
 `ClusterSum`, within a cluster. In: the partial sums of a warp group's tile, in registers. Out: in the block of rank 0 the whole sums; the others' have been sent there.
 Every block has a *box* in shared memory with a place for each sender. A sender writes its sums to its own place in its own box and has
 the copy engine bring them to the same place in the box of rank 0, where their bytes count on the mbarrier `given`; when they have been
-added, in the order of ranks, rank 0 arrives at the sender's mbarrier `taken`. Warp groups have boxes and mbarriers of their own.
+added, in the order of ranks, rank 0 arrives at the sender's mbarrier `taken`, if there can be another tile. Warp groups have boxes and mbarriers of their own.
 
     rank > 0:  wait taken; store box[rank - 1]; fence; copy_remote to rank 0
     rank 0:    expect given; wait given; sums += box[0], box[1], …; arrive at the others' taken
@@ -64,7 +64,8 @@ class ClusterSum:
 
     def send(self, b: Builder, group: Value, thread: Value, leader: Value, turn: Value, sums: Sequence[Value]) -> None:
         """A sender's part. `group`: the warp group's number; `thread`: in the group; `turn`: how many tiles the group has computed."""
-        b.multi("mbarrier_wait", self.taken, group, b.op("xor", self._parity(b, turn), b.const(1, u32)))
+        if self.schedule.persistent:
+            b.multi("mbarrier_wait", self.taken, group, b.op("xor", self._parity(b, turn), b.const(1, u32)))
         place = self._place(b, group, b.sub(b.cast(self.rank, u32), b.const(1, u32)))
         own = self._own(b, place, thread)
         for number in range(0, self.count, WIDE):
@@ -92,6 +93,8 @@ class ClusterSum:
                 part = b.op("load", self.box, b.add(own, b.index(number * GROUP)), width=WIDE)
                 for lane in range(WIDE):
                     total[number + lane] = b.add(total[number + lane], b.op("extract", part, lane=lane))
+        if not self.schedule.persistent:
+            return total
         _meet(b, group)
         peer = b.add(b.cast(thread, i32), b.const(1, i32))
         told = b.op("le", peer, b.const(self.senders, i32))

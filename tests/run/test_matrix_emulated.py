@@ -75,6 +75,7 @@ WGMMA = {
     "parts": "family=wgmma m=64 n=128 k=64 stages=3 groups=2 turns=1 wait=1 parts=3",
     "parts, direct": "family=wgmma m=64 n=32 k=64 stages=8 parts=3 store=direct",
     "shared sum": "family=wgmma m=64 n=32 k=64 stages=4 sum_cluster=2 store=direct",
+    "shared once": "family=wgmma m=64 n=8 k=64 stages=4 swap=1 sum_cluster=2 persistent=0 store=direct early=1",
     "shared by four": "family=wgmma m=128 n=16 k=64 stages=3 groups=2 sum_cluster=4 swap=1 store=direct",
     "shared in turns": "family=wgmma m=64 n=64 k=64 stages=3 groups=2 turns=1 wait=1 sum_cluster=2",
     "shared by eight": "family=wgmma m=64 n=128 k=64 stages=3 sum_cluster=8",
@@ -116,6 +117,14 @@ def test_schedules_of_warp_group_instructions(name: str, sizes: Sizes) -> None:
     ways = {chosen.a_copy, chosen.b_copy}
     assert ways == ({"tma"} if sizes is ALIGNED else {"pack"})
     assert replace(chosen, a_copy="tma", b_copy="tma", parts=1) == replace(parse_schedule(WGMMA[name]), parts=1)
+
+
+@pytest.mark.parametrize("name", ["shared sum", "shared once", "shared in turns", "stream"])
+@pytest.mark.parametrize("k", [0, 8, 64, 136])
+def test_shared_sums_of_few_steps(name: str, k: int) -> None:
+    """None at all, or fewer than blocks to share them."""
+    case = BY_NAME["nk_bf16"]
+    check(case, "sm_90a", (9, 72, k), again(case.kernel, schedule=WGMMA[name]))
 
 
 @pytest.mark.parametrize("layout", ["kn", "tn", "tt"])

@@ -67,6 +67,8 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
                 candidates = [_with_copies(s, ways) for s in _wgmma(lying, shape, target) if _in_blocks(lying, s, ways, inner)]
                 candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "image"]
                 candidates = [s for s in candidates if s.a_copy != "image" or s.cluster == 1]
+                both = [(s, replace(s, early=True)) for s in candidates]
+                candidates = [min(pair, key=lambda s: cost(s, shape, target, lying)) for pair in both]
                 return (*sorted(candidates, key=lambda s: cost(s, shape, target, lying)), *_by_warps(kernel, found, target, hints, inner))
     return _by_warps(kernel, found, target, hints, inner)
 
@@ -216,6 +218,9 @@ ARRIVE = 55e3
 """Bytes a microsecond that reach one multiprocessor from memory."""
 EXCHANGE, BOX = 0.3, 100e3
 """Microseconds until another block's sums are there, for each block that sends some, and bytes of sums a microsecond."""
+EARLY, SCATTERED = 1.3, 0.15
+"""Microseconds saved where a launch is under way when the kernel before it ends. Its blocks then come to multiprocessors in no order, and
+neighbours no longer ask for the same lines of the L2 cache together: where its rate is the limit and much is shared, this part is lost."""
 SECOND = 2.5
 """Microseconds a second kernel takes that adds up few parts, besides its traffic."""
 
@@ -230,19 +235,21 @@ def _wgmma(found: Contraction, shape: Shape, target: Target) -> list[MatrixSched
         # Nearly all of the time goes into reading the long side: many blocks, and deep rings.
         width = next((w for w in _THIN if w >= few), 64)
         for rows in (64, 128):
-            thin = MatrixSchedule("wgmma", rows, width, 64, groups=rows // 64, swap=shape.m <= shape.n, store="direct")
-            candidates += _in_parts(_deep(thin), shape, target)
+            thin = MatrixSchedule("wgmma", rows, width, 64, groups=rows // 64, wait=1, swap=shape.m <= shape.n, store="direct")
+            thin = replace(thin, persistent=_tiles(thin, shape) > target.multiprocessors)
+            candidates += _in_parts(_deep(thin, target), shape, target)
             if rows == 64:
-                candidates += _in_clusters(replace(thin, persistent=False), shape, target)
+                candidates += _in_clusters(thin, shape, target)
         for long in (16, 32, 64, 128):
-            candidates.append(_deep(MatrixSchedule("wgmma", 64, long, 64, swap=shape.m > shape.n, store="direct")))
+            candidates.append(_deep(MatrixSchedule("wgmma", 64, long, 64, wait=1, swap=shape.m > shape.n, store="direct"), target))
     # A row of 128 bytes is one step, whatever the element. Only a plain sum can be cut.
     return [replace(s, k=128 // size) for s in candidates if s.parts == 1 or len(found.k) == 1]
 
 
-def _deep(schedule: MatrixSchedule) -> MatrixSchedule:
-    """With as many stages as shared memory holds."""
-    return replace(schedule, stages=min(16, (208 << 10) // ((schedule.m + schedule.n) * 128)))
+def _deep(schedule: MatrixSchedule, target: Target) -> MatrixSchedule:
+    """With as many stages as shared memory holds, beside what the blocks of a cluster send of their sums."""
+    room = target.max_shared - 4096 - 4 * (schedule.sum_cluster - 1) * schedule.m * schedule.n
+    return replace(schedule, stages=max(1, min(24, room // ((schedule.m + schedule.n) * 128))))
 
 
 def _in_parts(schedule: MatrixSchedule, shape: Shape, target: Target) -> list[MatrixSchedule]:
@@ -256,13 +263,9 @@ def _in_parts(schedule: MatrixSchedule, shape: Shape, target: Target) -> list[Ma
 
 
 def _in_clusters(schedule: MatrixSchedule, shape: Shape, target: Target) -> list[MatrixSchedule]:
-    """The same with every tile's sum shared by the blocks of a cluster, and as many stages as there is room for beside what they send."""
-    found = []
-    for blocks in (2, 4, 8):
-        room = (target.max_shared - 4096 - 4 * (blocks - 1) * schedule.m * schedule.n) // ((schedule.m + schedule.n) * 128)
-        if _tiles(schedule, shape) * blocks <= target.multiprocessors and shape.k >= 512 * blocks and room >= 4:
-            found.append(replace(schedule, sum_cluster=blocks, stages=min(24, room)))
-    return found
+    """The same with every tile's sum shared by the blocks of a cluster."""
+    found = [_deep(replace(schedule, sum_cluster=blocks), target) for blocks in (2, 4, 8) if shape.k >= 512 * blocks]
+    return [s for s in found if _tiles(s, shape) * s.sum_cluster <= target.multiprocessors and s.stages >= 4]
 
 
 def _tiles(schedule: MatrixSchedule, shape: Shape) -> int:
@@ -299,6 +302,10 @@ def cost(schedule: MatrixSchedule, shape: Shape, target: Target, found: Contract
     for way, across in zip(packed, (shape.m, shape.n), strict=True):
         if way == "pack":
             total += SECOND + 3 * shape.batch * across * shape.k * size / STREAM
+    if schedule.early:
+        total -= EARLY
+        if feed > 0.9 * compute and blocks * rows * k * size > 2.5 * read:
+            total += SCATTERED * max(main, traffic)
     if schedule.sum_cluster > 1:
         total += (schedule.sum_cluster - 1) * (EXCHANGE + 4 * area / BOX)
     if schedule.parts > 1:

@@ -203,6 +203,9 @@ _TILES: tuple[tuple[float, MatrixSchedule], ...] = (
 _THIN = (8, 16, 32, 64)
 """Results along the short side of a product with few rows, whose time is that of reading the other factor."""
 
+_AT_ONCE = {2: 1.0, 4: 0.9, 8: 0.75}
+"""The part of the multiprocessors that clusters of so many blocks fill: each lies within one of the GPU's processing clusters."""
+
 MATRIX_RATE = 5.7e6
 """Multiplications and additions of two-byte floats one multiprocessor does in a microsecond."""
 FEED = 115e3
@@ -265,7 +268,7 @@ def _in_parts(schedule: MatrixSchedule, shape: Shape, target: Target) -> list[Ma
 def _in_clusters(schedule: MatrixSchedule, shape: Shape, target: Target) -> list[MatrixSchedule]:
     """The same with every tile's sum shared by the blocks of a cluster."""
     found = [_deep(replace(schedule, sum_cluster=blocks), target) for blocks in (2, 4, 8) if shape.k >= 512 * blocks]
-    return [s for s in found if _tiles(s, shape) * s.sum_cluster <= target.multiprocessors and s.stages >= 4]
+    return [s for s in found if _tiles(s, shape) * s.sum_cluster <= _AT_ONCE[s.sum_cluster] * target.multiprocessors and s.stages >= 4]
 
 
 def _tiles(schedule: MatrixSchedule, shape: Shape) -> int:

@@ -163,7 +163,9 @@ def lower_planned(
     start = time.perf_counter()
     program, plan = split_reductions(program, plan, target, hints)
     trace.record("split_reductions", time.perf_counter() - start, lambda: print_program(program))
+    start = time.perf_counter()
     program, plan = stream_sums(program, plan, target)
+    trace.record("stream_sums", time.perf_counter() - start, lambda: print_program(program))
     loop = _map_kernels(program, lambda kernel: run_pass("simplify", kernel, simplify, trace))
     schedules = [own or choose(call.kernel, target, hints) for call, own in zip(loop.calls, plan, strict=True)]
     chosen = iter(schedules)

@@ -222,8 +222,9 @@ ARRIVE = 55e3
 EXCHANGE, BOX = 0.3, 100e3
 """Microseconds until another block's sums are there, for each block that sends some, and bytes of sums a microsecond."""
 EARLY, SCATTERED = 1.3, 0.15
-"""Microseconds saved where a launch is under way when the kernel before it ends. Its blocks then come to multiprocessors in no order, and
-neighbours no longer ask for the same lines of the L2 cache together: where its rate is the limit and much is shared, this part is lost."""
+"""Microseconds saved where a launch is under way when the kernel before it ends. Its blocks then come to multiprocessors in no order: neighbours
+no longer ask for the same lines of the L2 cache together, and blocks that are fewer than multiprocessors are not spread evenly. Where operands
+are late rather than multiplied slowly, this part of the time is lost."""
 SECOND = 2.5
 """Microseconds a second kernel takes that adds up few parts, besides its traffic."""
 
@@ -307,7 +308,8 @@ def cost(schedule: MatrixSchedule, shape: Shape, target: Target, found: Contract
             total += SECOND + 3 * shape.batch * across * shape.k * size / STREAM
     if schedule.early:
         total -= EARLY
-        if feed > 0.9 * compute and blocks * rows * k * size > 2.5 * read:
+        uneven = 0.5 * target.multiprocessors < blocks < 0.95 * target.multiprocessors
+        if feed > 0.9 * compute and (uneven or blocks * rows * k * size > 2.5 * read):
             total += SCATTERED * max(main, traffic)
     if schedule.sum_cluster > 1:
         total += (schedule.sum_cluster - 1) * (EXCHANGE + 4 * area / BOX)

@@ -276,9 +276,10 @@ def _from_bits(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
 
 
 def _flag(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
-    if len(types) != 2 or not isinstance(types[0], Tensor) or types[0].space != "global" or types[0].dtype is not u32 or types[0].rank != 1:
+    flags = types[0] if types else None
+    if not isinstance(flags, Tensor) or flags.space != "global" or flags.dtype is not u32 or flags.rank != 1:
         raise _fail("takes a global tensor of u32 with one axis, and an index")
-    _indices(types[1:])
+    _indices(types[1:], 1)
     return ()
 
 

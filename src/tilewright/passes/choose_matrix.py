@@ -96,8 +96,8 @@ def forced(text: str, found: tuple[MatrixSchedule, ...], kernel: Kernel) -> Matr
     if asked.sum_cluster not in (1, 2, 4, 8) or (asked.sum_cluster > 1 and not plain) or (asked.stream and not (plain and alone)):
         raise UserError.at(
             "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
-            "sum_cluster is 2, 4 or 8; it, and stream, are for family=wgmma without cluster; stream also without turns, parts and sum_cluster, "
-            "and persistent",
+            "sum_cluster is 2, 4 or 8; it, and stream, are for family=wgmma without cluster; "
+            "stream also without turns, parts and sum_cluster, and persistent",
         )  # fmt: skip
     if asked.family != "wgmma":
         return asked if asked.family == "cpu" else replace(asked, inner=alike[0].inner)
@@ -222,9 +222,9 @@ ARRIVE = 55e3
 EXCHANGE, BOX = 0.3, 100e3
 """Microseconds until another block's sums are there, for each block that sends some, and bytes of sums a microsecond."""
 EARLY, SCATTERED = 1.3, 0.15
-"""Microseconds saved where a launch is under way when the kernel before it ends. Its blocks then come to multiprocessors in no order: neighbours
-no longer ask for the same lines of the L2 cache together, and blocks that are fewer than multiprocessors are not spread evenly. Where operands
-are late rather than multiplied slowly, this part of the time is lost."""
+"""Microseconds saved where a launch is under way when the kernel before it ends. Its blocks then come to multiprocessors in no order:
+neighbours no longer ask for the same lines of the L2 cache together, and blocks that are fewer than multiprocessors are not spread
+evenly. Where operands are late rather than multiplied slowly, this part of the time is lost."""
 SECOND = 2.5
 """Microseconds a second kernel takes that adds up few parts, besides its traffic."""
 
@@ -245,7 +245,8 @@ def _wgmma(found: Contraction, shape: Shape, target: Target) -> list[MatrixSched
             if rows == 64:
                 candidates += _in_clusters(thin, shape, target)
         for long in (16, 32, 64, 128):
-            candidates.append(_deep(MatrixSchedule("wgmma", 64, long, 64, wait=1, swap=shape.m > shape.n, store="direct"), target))
+            other = MatrixSchedule("wgmma", 64, long, 64, wait=1, swap=shape.m > shape.n, store="direct")
+            candidates.append(_deep(other, target))
     # A row of 128 bytes is one step, whatever the element. Only a plain sum can be cut.
     return [replace(s, k=128 // size) for s in candidates if s.parts == 1 or len(found.k) == 1]
 
@@ -269,7 +270,8 @@ def _in_parts(schedule: MatrixSchedule, shape: Shape, target: Target) -> list[Ma
 def _in_clusters(schedule: MatrixSchedule, shape: Shape, target: Target) -> list[MatrixSchedule]:
     """The same with every tile's sum shared by the blocks of a cluster."""
     found = [_deep(replace(schedule, sum_cluster=blocks), target) for blocks in (2, 4, 8) if shape.k >= 512 * blocks]
-    return [s for s in found if _tiles(s, shape) * s.sum_cluster <= _AT_ONCE[s.sum_cluster] * target.multiprocessors and s.stages >= 4]
+    most = {s.sum_cluster: _AT_ONCE[s.sum_cluster] * target.multiprocessors for s in found}
+    return [s for s in found if _tiles(s, shape) * s.sum_cluster <= most[s.sum_cluster] and s.stages >= 4]
 
 
 def _tiles(schedule: MatrixSchedule, shape: Shape) -> int:
@@ -291,7 +293,8 @@ def cost(schedule: MatrixSchedule, shape: Shape, target: Target, found: Contract
     ragged = _is_ragged(found, shape)
     # Blocks of a cluster share a's rows.
     along = (shape.n, shape.m) if schedule.swap else (shape.m, shape.n)
-    down, across = (tile + (OUTSIDE - 1) * max(0, tile - extent) for tile, extent in zip((schedule.m, schedule.n), along, strict=True))
+    tile = (schedule.m, schedule.n)
+    down, across = (side + (OUTSIDE - 1) * max(0, side - extent) for side, extent in zip(tile, along, strict=True))
     rows = down / schedule.cluster + across
     feed = rows * k * size / (FEED_RAGGED if ragged else FEED)
     # The rate goes with the bytes of an element: 32 bytes of the sum in one instruction.

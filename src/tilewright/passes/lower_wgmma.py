@@ -108,9 +108,8 @@ class _Lowering(Epilogue):
         if s.sum_cluster > 1:
             attrs["cluster"] = s.sum_cluster
             grid = (grid[0] * s.sum_cluster, *grid[1:])
-        return replace(
-            self.kernel, grid=grid, stage=Stage.THREAD, body=Block((), tuple(b.ops)), threads=s.threads, attrs=MappingProxyType(attrs)
-        )
+        body, kept = Block((), tuple(b.ops)), MappingProxyType(attrs)
+        return replace(self.kernel, grid=grid, stage=Stage.THREAD, body=body, threads=s.threads, attrs=kept)
 
     def _coordinates(self, b: Builder) -> None:
         layout = self.layout

@@ -1,8 +1,9 @@
 """Give contractions whose schedule says `stream` the memory by which blocks hand partial sums on. `Program -> Program`.
 
-In: a program of loop-stage kernels and the plans of its calls. Out: the same, where such a kernel has two more parameters, used by
-`lower_wgmma` alone: `partials` [blocks, m * n], of which each block writes its own row at most once, and `flags`, one for each block and warp
-group. A kernel before it makes the flags 0. The contraction is launched early (see `wait_previous`): it computes while the flags are cleared.
+In: a program of loop-stage kernels and the plans of its calls. Out: the same, where such a kernel has two more parameters, used
+by `lower_wgmma` alone: `partials` [blocks, m * n], of which each block writes its own row at most once, and `flags`, one for each
+block and warp group. A kernel before it makes the flags 0. The contraction is launched early (see `wait_previous`): it computes
+while the flags are cleared.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def stream_sums(program: Program, plans: Plans, target: Target) -> tuple[Program
             scratch += [_scratch(partials), _scratch(flags)]
             calls.append(KernelCall(_clearing(call.kernel, flags), (flags.name,)))
             schedules.append(None)
-            call = KernelCall(replace(call.kernel, params=(*call.kernel.params, partials, flags)), (*call.args, partials.name, flags.name))
+            kernel = replace(call.kernel, params=(*call.kernel.params, partials, flags))
+            call = KernelCall(kernel, (*call.args, partials.name, flags.name))
         calls.append(call)
         schedules.append(schedule)
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)

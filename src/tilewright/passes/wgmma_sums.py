@@ -1,17 +1,19 @@
 """Sums of one tile that several blocks share: each adds up a stretch of the sum, one of them finishes the tile.
 
-`ClusterSum`, within a cluster. In: the partial sums of a warp group's tile, in registers. Out: in the block of rank 0 the whole sums; the others' have been sent there.
-Every block has a *box* in shared memory with a place for each sender. A sender writes its sums to its own place in its own box and has
-the copy engine bring them to the same place in the box of rank 0, where their bytes count on the mbarrier `given`; when they have been
-added, in the order of ranks, rank 0 arrives at the sender's mbarrier `taken`, if there can be another tile. Warp groups have boxes and mbarriers of their own.
+`ClusterSum`, within a cluster. In: the partial sums of a warp group's tile, in registers. Out: in the block of rank 0 the whole
+sums; the others' have been sent there. Every block has a *box* in shared memory with a place for each sender. A sender writes its
+sums to its own place in its own box and has the copy engine bring them to the same place in the box of rank 0, where their bytes
+count on the mbarrier `given`; when they have been added, in the order of ranks, rank 0 arrives at the sender's mbarrier `taken`, if
+there can be another tile. Warp groups have boxes and mbarriers of their own.
 
     rank > 0:  wait taken; store box[rank - 1]; fence; copy_remote to rank 0
     rank 0:    expect given; wait given; sums += box[0], box[1], …; arrive at the others' taken
 
-`StreamSum`, over the whole grid. All steps of all tiles are one line, of which each block takes an equal stretch. It may begin in the middle
-of a tile: those sums it leaves in memory, before anything else, and raises its flag. It may end in the middle of one: that tile it finishes,
-with what the blocks of the stretches behind have left, in their order. Stretches are dealt out from the last to the first, so a block waits
-only for blocks of lower number, which have started and wait for nobody before they have raised their flags.
+`StreamSum`, over the whole grid. All steps of all tiles are one line, of which each block takes an equal stretch. It may begin in
+the middle of a tile: those sums it leaves in memory, before anything else, and raises its flag. It may end in the middle of one:
+that tile it finishes, with what the blocks of the stretches behind have left, in their order. Stretches are dealt out from the last
+to the first, so a block waits only for blocks of lower number, which have started and wait for nobody before they have raised
+their flags.
 
     for tiles of the stretch {
       sums of the steps of the tile that are in the stretch
@@ -63,7 +65,7 @@ class ClusterSum:
         return first, b.op("min", b.sub(steps, first), each)
 
     def send(self, b: Builder, group: Value, thread: Value, leader: Value, turn: Value, sums: Sequence[Value]) -> None:
-        """A sender's part. `group`: the warp group's number; `thread`: in the group; `turn`: how many tiles the group has computed."""
+        """A sender's part. `group`: the warp group's number; `thread`: in the group; `turn`: tiles the group has computed so far."""
         if self.schedule.persistent:
             b.multi("mbarrier_wait", self.taken, group, b.op("xor", self._parity(b, turn), b.const(1, u32)))
         place = self._place(b, group, b.sub(b.cast(self.rank, u32), b.const(1, u32)))
@@ -160,9 +162,11 @@ class StreamSum:
         place = self._own(b, group, thread)
         row = b.cast(self.number, i64)
         for number in range(0, self.count, WIDE):
-            b.multi("store", self.partials, row, b.add(place, b.index(number * GROUP)), b.op("pack", *sums[number : number + WIDE]))
+            where = b.add(place, b.index(number * GROUP))
+            b.multi("store", self.partials, row, where, b.op("pack", *sums[number : number + WIDE]))
         _meet(b, group)
-        b.if_(leader, lambda inner: inner.multi("raise_flag", self.flags, self._flag(inner, self.number, group)), lambda inner: [])
+        own = self._flag(b, self.number, group)
+        b.if_(leader, lambda inner: inner.multi("raise_flag", self.flags, own), lambda inner: [])
 
     def collect(self, b: Builder, group: Value, thread: Value, leader: Value, sums: Sequence[Value]) -> Sequence[Value]:
         """The whole sums: the blocks behind this one have the rest."""

@@ -304,8 +304,8 @@ class Copies:
             for memory, offset in ((target, int(first[lane])), (source, int(start[lane]))):
                 if offset < 0 or offset + count > memory.size or offset % unit:
                     raise fault(
-                        f"copy_remote of {count} elements at element {offset} of {memory.label}, of {memory.size}, is out of bounds or "
-                        f"not at a multiple of {_UNIT} bytes, in {self.machine.describe(frame, int(lane))}", op.span,
+                        f"copy_remote of {count} elements at element {offset} of {memory.label}, of {memory.size}, is out of "
+                        f"bounds or not at a multiple of {_UNIT} bytes, in {self.machine.describe(frame, int(lane))}", op.span,
                     )  # fmt: skip
             if not 0 <= index[lane] < barriers.size:
                 raise fault(f"copy_remote tells {barriers.label}[{int(index[lane])}], which is out of bounds", op.span)

@@ -75,6 +75,13 @@ WGMMA = {
     "small cluster": "family=wgmma m=64 n=64 k=64 stages=4 cluster=2",
     "parts": "family=wgmma m=64 n=128 k=64 stages=3 groups=2 turns=1 wait=1 parts=3",
     "parts, direct": "family=wgmma m=64 n=32 k=64 stages=8 parts=3 store=direct",
+    "shared sum": "family=wgmma m=64 n=32 k=64 stages=4 sum_cluster=2 store=direct",
+    "shared once": "family=wgmma m=64 n=8 k=64 stages=4 swap=1 sum_cluster=2 persistent=0 store=direct early=1",
+    "shared by four": "family=wgmma m=128 n=16 k=64 stages=3 groups=2 sum_cluster=4 swap=1 store=direct",
+    "shared in turns": "family=wgmma m=64 n=64 k=64 stages=3 groups=2 turns=1 wait=1 sum_cluster=2",
+    "shared by eight": "family=wgmma m=64 n=128 k=64 stages=3 sum_cluster=8",
+    "stream": "family=wgmma m=64 n=64 k=64 stages=3 stream=1",
+    "stream, direct": "family=wgmma m=128 n=16 k=64 stages=3 groups=2 stream=1 swap=1 store=direct",
     "swap": "family=wgmma m=64 n=32 k=64 stages=8 swap=1",
     "swap, direct": "family=wgmma m=128 n=16 k=64 stages=8 groups=2 swap=1 store=direct",
     "direct": "family=wgmma m=128 n=64 k=64 stages=8 groups=2 store=direct",
@@ -113,6 +120,14 @@ def test_schedules_of_warp_group_instructions(name: str, sizes: Sizes) -> None:
     assert replace(chosen, a_copy="tma", b_copy="tma", parts=1) == replace(parse_schedule(WGMMA[name]), parts=1)
 
 
+@pytest.mark.parametrize("name", ["shared sum", "shared once", "shared in turns", "stream"])
+@pytest.mark.parametrize("k", [0, 8, 64, 136])
+def test_shared_sums_of_few_steps(name: str, k: int) -> None:
+    """None at all, or fewer than blocks to share them."""
+    case = BY_NAME["nk_bf16"]
+    check(case, "sm_90a", (9, 72, k), again(case.kernel, schedule=WGMMA[name]))
+
+
 @pytest.mark.parametrize("layout", ["kn", "tn", "tt"])
 def test_operands_that_lie_across_the_sum_come_as_they_are(layout: str) -> None:
     case = BY_NAME[f"{layout}_f16"]
@@ -134,7 +149,7 @@ def test_what_is_chosen_for_large_sizes_is_right_at_small_ones(name: str, extent
 @pytest.mark.parametrize(
     "name", ["bias_gelu_residual", "scaled_rows_and_columns", "batched_rows_bf16", "nk_bf16_to_f32", "into_columns"]
 )
-@pytest.mark.parametrize("schedule", ["turns", "cluster", "swap, direct"])
+@pytest.mark.parametrize("schedule", ["turns", "cluster", "swap, direct", "shared in turns", "stream"])
 def test_schedules_finish_results_in_every_way(name: str, schedule: str) -> None:
     case = BY_NAME[name]
     sizes = (2, 130, 67, 72) if name.startswith("batched") else (130, 67, 72)
@@ -143,8 +158,8 @@ def test_schedules_finish_results_in_every_way(name: str, schedule: str) -> None
 
 @pytest.mark.parametrize(
     "schedule",
-    ["", " groups=2 turns=1 wait=1", " cluster=2", " store=direct"],
-    ids=["together", "in turns", "cluster", "direct"],
+    ["", " groups=2 turns=1 wait=1", " cluster=2", " store=direct", " sum_cluster=2", " sum_cluster=4 groups=2 turns=1", " stream=1"],
+    ids=["together", "in turns", "cluster", "direct", "shared sum", "shared by four, in turns", "stream"],
 )
 def test_blocks_that_compute_many_tiles(schedule: str) -> None:
     """On a GPU that is too small: more than two tiles for each multiprocessor, the last ones not for all."""
@@ -235,7 +250,7 @@ def test_an_output_that_is_given_is_filled() -> None:
     case.compare(out, (a, b), sizes)
 
 
-@pytest.mark.parametrize("schedule", ["turns", "parts", "cluster"])
+@pytest.mark.parametrize("schedule", ["turns", "parts", "cluster", "shared by four", "stream"])
 def test_the_same_bits_every_time(schedule: str) -> None:
     case = BY_NAME["nk_bf16_to_f32"]
     kernel = again(case.kernel, schedule=WGMMA[schedule])

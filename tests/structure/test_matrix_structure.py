@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tilewright as tw
-from kernels_matrix import BY_NAME, PLAIN, product_kernel
+from kernels_matrix import BY_NAME, PLAIN, again, product_kernel
 from support import assemble
 from tilewright.base.dtypes import DType, bf16, f8e4m3, f16, f32, f64, i8
 from tilewright.base.errors import UserError
@@ -187,6 +187,52 @@ def test_thin_products_have_thin_tiles_and_deep_rings(name: str, swap: bool, sid
     assert first.stages >= 8
 
 
+@pytest.mark.parametrize("name", ["16 rows", "32 columns"])
+def test_sums_of_thin_products_are_shared_within_clusters_where_tiles_are_few(name: str) -> None:
+    (chosen,) = schedules(name, "sm_90a")
+    assert isinstance(chosen, MatrixSchedule)
+    assert chosen.sum_cluster == 2
+    assert chosen.parts == 1
+    assert 4096 // chosen.m * chosen.sum_cluster <= parse_target("sm_90a").multiprocessors
+
+
+def test_sums_are_not_shared_where_there_are_tiles_enough() -> None:
+    assert contractions("one row", "sm_90a")[0].sum_cluster == 1
+
+
+SHARED_SUMS = {
+    "two": "family=wgmma m=64 n=16 k=64 stages=16 sum_cluster=2 swap=1 store=direct persistent=0",
+    "four": "family=wgmma m=128 n=16 k=64 stages=8 groups=2 sum_cluster=4 swap=1 store=direct",
+    "stream": "family=wgmma m=128 n=256 k=64 stages=4 groups=2 stream=1",
+    "stream of three groups": "family=wgmma m=192 n=192 k=64 stages=4 groups=3 buffers=1 stream=1",
+}
+
+
+@pytest.mark.requires("ptxas")
+@pytest.mark.parametrize("name", SHARED_SUMS)
+def test_shared_sums_stay_in_registers(name: str) -> None:
+    ptx = again(kernels.linear, schedule=SHARED_SUMS[name]).compile(*linear(4096, 4096, 4096), target="sm_90a").code.decode()
+    if name.startswith("stream"):
+        assert len(re.findall(r"\.entry", ptx)) == 2, "the flags are cleared first"
+        assert "ld.acquire.gpu" in ptx
+        assert "st.release.gpu" in ptx
+    else:
+        assert len(re.findall(r"\.entry", ptx)) == 1
+        assert "cp.async.bulk.shared::cluster.shared::cta" in ptx
+        assert "barrier.cluster" in ptx
+    check_assembled(ptx, "sm_90a")
+
+
+@pytest.mark.parametrize(
+    "words", ["sum_cluster=3", "sum_cluster=2 cluster=2", "stream=1 turns=1 groups=2", "stream=1 parts=2", "stream=1 sum_cluster=2",
+              "stream=1 persistent=0"],
+)  # fmt: skip
+def test_sums_that_cannot_be_shared_that_way_are_refused(words: str) -> None:
+    kernel = again(kernels.linear, schedule=f"family=wgmma m=64 n=64 k=64 stages=3 {words}")
+    with pytest.raises(UserError, match=r"error\[TW020\].*does not fit"):
+        kernel.stages(*linear(128, 128, 1024), target="sm_90a")
+
+
 def test_one_row_is_an_ordinary_reduction_without_warp_groups() -> None:
     assert contractions("one row", "sm_80") == []
 
@@ -238,6 +284,8 @@ SCHEDULES = st.builds(
     nr=st.integers(0, 64),
     vectors=st.integers(1, 8),
     early=st.booleans(),
+    sum_cluster=st.sampled_from([1, 2, 4, 8]),
+    stream=st.booleans(),
 )
 
 

@@ -119,7 +119,7 @@ def _written(kernel: Kernel) -> set[Value]:
     """The tensors the kernel writes, by itself or through the copy engine."""
     mapped = {op.results[0]: op.operands[0] for op in walk(kernel.body) if op.opcode == "tensor_map"}
     stores = {mapped[op.operands[2]] for op in walk(kernel.body) if op.opcode == "tma_store"}
-    return stores | {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic")}
+    return stores | {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "raise_flag")}
 
 
 class _NvptxDialect:

@@ -24,7 +24,7 @@ SHARED, CLUSTER = "ptr addrspace(3)", "ptr addrspace(7)"
 
 REQUIRED: dict[str, str] = {
     "tensor_map": "tma", "prefetch_map": "tma", "tma_load": "tma", "tma_store": "tma", "tma_commit": "tma", "tma_wait": "tma",
-    "fence_async": "tma", "copy_async": "cp.async", "copy_commit": "cp.async", "copy_wait": "cp.async",
+    "fence_async": "tma", "copy_remote": "tma", "copy_async": "cp.async", "copy_commit": "cp.async", "copy_wait": "cp.async",
     "mbarrier_init": "mbarrier", "fence_init": "mbarrier", "mbarrier_arrive": "mbarrier", "mbarrier_expect": "mbarrier",
     "mbarrier_wait": "mbarrier", "cluster_rank": "cluster", "load_remote": "cluster", "cluster_sync": "cluster", "wait_previous": "cluster",
     "release_next": "cluster", "set_registers": "setmaxnreg", "elect": "mbarrier", "wgmma": "wgmma", "wgmma_wait": "wgmma",
@@ -151,6 +151,19 @@ def _copy_wait(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[s
     return []
 
 
+def _copy_remote(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
+    # LLVM's intrinsic takes an mbarrier of this block only.
+    places = [w.let(f"ptrtoint {SHARED} {_place(w, op, operands, first)} to i32") for first in (0, 2, 4)]
+    size = _integer(op, "count") * _element(op.operands[2]).itemsize
+    text = (
+        "{ .reg .b32 to, bar; mapa.shared::cluster.u32 to, $0, $3; mapa.shared::cluster.u32 bar, $2, $3; "
+        f"cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [$1], {size}, [bar]; }}"
+    )
+    arguments = ", ".join(f"i32 {x}" for x in (*places, _word(w, op.operands[6], operands[6])))
+    w.line(f'call void asm sideeffect "{text}", "r,r,r,r,~{{memory}}"({arguments})')
+    return []
+
+
 # -- barriers ---------------------------------------------------------------------------------------------------------
 
 
@@ -209,6 +222,27 @@ def _cluster_rank(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequenc
 def _cluster_sync(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
     w.call("void", "llvm.nvvm.barrier.cluster.arrive")
     w.call("void", "llvm.nvvm.barrier.cluster.wait")
+    return []
+
+
+def _raise_flag(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
+    where = w.element_pointer(op.operands[0], operands[1:])
+    # The fence makes what others of the block wrote, and handed on by a barrier, part of what is released.
+    text = "fence.acq_rel.gpu; st.release.gpu.global.u32 [$0], 1;"
+    w.line(f'call void asm sideeffect "{text}", "l,~{{memory}}"(ptr addrspace(1) {where})')
+    return []
+
+
+def _await_flag(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
+    where = w.element_pointer(op.operands[0], operands[1:])
+    again, done = w.new_label("wait"), w.new_label("waited")
+    w.line(f"br label %{again}")
+    w.open_label(again)
+    text = "ld.acquire.gpu.global.u32 $0, [$1];"
+    found = w.let(f'call i32 asm sideeffect "{text}", "=r,l,~{{memory}}"(ptr addrspace(1) {where})')
+    raised = w.let(f"icmp ne i32 {found}, 0")
+    w.line(f"br i1 {raised}, label %{done}, label %{again}")
+    w.open_label(done)
     return []
 
 
@@ -347,11 +381,13 @@ HANDLERS: dict[str, Handler] = {
     "prefetch_map": _prefetch_map, "tma_load": _tma_load, "tma_store": _tma_store, "tma_wait": _tma_wait,
     "tma_commit": _plain("llvm.nvvm.cp.async.bulk.commit.group"), "fence_async": _plain("llvm.nvvm.fence.proxy.async.shared_cta"),
     "copy_async": _copy_async, "copy_commit": _plain("llvm.nvvm.cp.async.commit.group"), "copy_wait": _copy_wait,
+    "copy_remote": _copy_remote,
     "mbarrier_init": _mbarrier_init, "fence_init": _plain("llvm.nvvm.fence.mbarrier_init.release.cluster"),
     "mbarrier_arrive": _mbarrier_arrive, "mbarrier_expect": _mbarrier_expect, "mbarrier_wait": _mbarrier_wait,
     "named_barrier": _named_barrier, "cluster_rank": _cluster_rank, "load_remote": _load_remote, "cluster_sync": _cluster_sync,
     "wait_previous": _plain("llvm.nvvm.griddepcontrol.wait"),
     "release_next": _plain("llvm.nvvm.griddepcontrol.launch.dependents"),
+    "raise_flag": _raise_flag, "await_flag": _await_flag,
     "set_registers": _set_registers, "elect": _elect, "wgmma": _wgmma, "wgmma_wait": _wgmma_wait, "mma": _mma,
     "ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "to_bits": _bits, "from_bits": _bits,
 }  # fmt: skip

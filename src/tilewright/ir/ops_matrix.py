@@ -258,6 +258,18 @@ def _copy_async(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return ()
 
 
+def _copy_remote(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 7 or not _is_index(types[1]) or not _is_index(types[3]):
+        raise _fail("takes a shared tensor and an offset, the same to copy from, mbarriers, the number of one, and a rank")
+    target, source = _shared(types[0]), _shared(types[2])
+    _shared(types[4], u64)
+    _indices(types[5:])
+    size = integer(attrs, "count") * source.dtype.itemsize
+    if target.dtype is not source.dtype or size <= 0 or size % 16:
+        raise _fail("copies a multiple of 16 bytes of one dtype")
+    return ()
+
+
 def _to_bits(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     if len(types) != 1 or not isinstance(types[0], Vec) or types[0].dtype.bits * types[0].width != 32:
         raise _fail("takes a vec of 32 bits")
@@ -269,6 +281,14 @@ def _from_bits(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     if list(types) != [Scalar(u32)] or not isinstance(dtype, DType) or dtype.bits not in (8, 16):
         raise _fail("takes a u32, and dtype of 8 or 16 bits")
     return (Vec(dtype, 32 // dtype.bits),)
+
+
+def _flag(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    flags = types[0] if types else None
+    if not isinstance(flags, Tensor) or flags.space != "global" or flags.dtype is not u32 or flags.rank != 1:
+        raise _fail("takes a global tensor of u32 with one axis, and an index")
+    _indices(types[1:], 1)
+    return ()
 
 
 def _row(name: str, doc: str, rule: Rule, effect: str, group: str = "matrix") -> OpDef:
@@ -297,6 +317,8 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("copy_commit", "Close the thread's group of `copy_async`.", _nothing, "sync", "copy"),
     _row("copy_wait", "Wait until at most `pending` of the thread's groups of `copy_async` are unfinished.", _counted("pending", _nothing),
          "sync", "copy"),
+    _row("copy_remote", "`copy_remote %to, %offset, %from, %offset, %barriers, %i, %rank {count}`: start copying that many elements of shared "
+         "memory to that of the block with that rank in the cluster. Their bytes count on that block's mbarrier.", _copy_remote, "write", "copy"),
     _row("mbarrier_init", "Make an mbarrier that expects `count` arrivals in every phase.", _counted("count", _barrier(0)), "sync", "barrier"),
     _row("fence_init", "Initialised mbarriers are seen by the whole cluster and the copy engine.", _nothing, "sync", "barrier"),
     _row("mbarrier_arrive", "Arrive. `remote`: a last operand is the rank of the block in the cluster whose mbarrier it is.", _barrier(0),
@@ -312,6 +334,10 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("cluster_sync", "Every thread of the cluster arrives before any leaves.", _nothing, "sync", "barrier"),
     _row("wait_previous", "Wait for the kernel launched before, where this one may start before its end.", _nothing, "sync", "barrier"),
     _row("release_next", "The kernel launched next may start.", _nothing, "sync", "barrier"),
+    _row("raise_flag", "`raise_flag %flags, %i`: make it 1, after all that this thread, and those it has met at a barrier, have written.", _flag,
+         "write", "barrier"),
+    _row("await_flag", "`await_flag %flags, %i`: wait until it is not 0; what was written before it was raised is seen from here on. Only blocks of "
+         "lower number may be waited for: those have started.", _flag, "sync", "barrier"),
     _row("set_registers", "Give registers back or take more: `count` for each thread of the warp group; `increase` or not.",
          _counted("count", _nothing), "sync", "thread"),
     _row("elect", "True in one thread of the warp.", _elect, "sync", "thread"),

@@ -68,6 +68,8 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
                 candidates = [_with_copies(s, ways) for s in _wgmma(lying, shape, target) if _in_blocks(lying, s, ways, inner)]
                 candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "image"]
                 candidates = [s for s in candidates if s.a_copy != "image" or s.cluster == 1]
+                both = [(s, replace(s, early=True)) for s in candidates]
+                candidates = [min(pair, key=lambda s: cost(s, shape, target, lying)) for pair in both]
                 return (*sorted(candidates, key=lambda s: cost(s, shape, target, lying)), *_by_warps(kernel, found, target, hints, inner))
     return _by_warps(kernel, found, target, hints, inner)
 
@@ -89,6 +91,14 @@ def forced(text: str, found: tuple[MatrixSchedule, ...], kernel: Kernel) -> Matr
         raise UserError.at(
             "TW020", f"schedule '{text}': {kernel.name} cannot be computed with family={asked.family} here", kernel.span,
             f"it can with {families}",
+        )  # fmt: skip
+    plain = asked.family == "wgmma" and asked.cluster == 1
+    alone = asked.parts == 1 and asked.sum_cluster == 1 and asked.persistent and not asked.turns
+    if asked.sum_cluster not in (1, 2, 4, 8) or (asked.sum_cluster > 1 and not plain) or (asked.stream and not (plain and alone)):
+        raise UserError.at(
+            "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
+            "sum_cluster is 2, 4 or 8; it, and stream, are for family=wgmma without cluster; "
+            "stream also without turns, parts and sum_cluster, and persistent",
         )  # fmt: skip
     if asked.family != "wgmma":
         return asked if asked.family == "cpu" else replace(asked, inner=alike[0].inner)
@@ -194,11 +204,16 @@ _TILES: tuple[tuple[float, MatrixSchedule], ...] = (
 _THIN = (8, 16, 32, 64)
 """Results along the short side of a product with few rows, whose time is that of reading the other factor."""
 
+_AT_ONCE = {2: 1.0, 4: 0.9, 8: 0.75}
+"""The part of the multiprocessors that clusters of so many blocks fill: each lies within one of the GPU's processing clusters."""
+
 MATRIX_RATE = 5.7e6
 """Multiplications and additions of two-byte floats one multiprocessor does in a microsecond."""
 FEED = 115e3
 """Bytes a microsecond that reach one multiprocessor from the L2 cache when rows are whole lines of it; ragged rows touch more lines."""
 FEED_RAGGED = 46e3
+OUTSIDE = 5
+"""How much longer than a row from the cache the copy engine takes for one that lies outside the array."""
 STREAM = 3.9e6
 """Bytes a microsecond from memory, over all."""
 FINISH, FINISH_HIDDEN = 7e-6, 2e-6
@@ -208,6 +223,14 @@ READ, READ_HIDDEN = 45e-6, 36e-6
 """The same for each array as large as the results that is read."""
 START = 2.0
 """Microseconds before the first and after the last tile."""
+ARRIVE = 55e3
+"""Bytes a microsecond that reach one multiprocessor from memory."""
+EXCHANGE, BOX = 0.3, 100e3
+"""Microseconds until another block's sums are there, for each block that sends some, and bytes of sums a microsecond."""
+EARLY, SCATTERED = 1.3, 0.15
+"""Microseconds saved where a launch is under way when the kernel before it ends. Its blocks then come to multiprocessors in no order:
+neighbours no longer ask for the same lines of the L2 cache together, and blocks that are fewer than multiprocessors are not spread
+evenly. Where operands are late rather than multiplied slowly, this part of the time is lost."""
 SECOND = 2.5
 """Microseconds a second kernel takes that adds up few parts, besides its traffic."""
 
@@ -222,17 +245,22 @@ def _wgmma(found: Contraction, shape: Shape, target: Target) -> list[MatrixSched
         # Nearly all of the time goes into reading the long side: many blocks, and deep rings.
         width = next((w for w in _THIN if w >= few), 64)
         for rows in (64, 128):
-            thin = MatrixSchedule("wgmma", rows, width, 64, groups=rows // 64, swap=shape.m <= shape.n, store="direct")
-            candidates += _in_parts(_deep(thin), shape, target)
+            thin = MatrixSchedule("wgmma", rows, width, 64, groups=rows // 64, wait=1, swap=shape.m <= shape.n, store="direct")
+            thin = replace(thin, persistent=_tiles(thin, shape) > target.multiprocessors)
+            candidates += _in_parts(_deep(thin, target), shape, target)
+            if rows == 64:
+                candidates += _in_clusters(thin, shape, target)
         for long in (16, 32, 64, 128):
-            candidates.append(_deep(MatrixSchedule("wgmma", 64, long, 64, swap=shape.m > shape.n, store="direct")))
+            other = MatrixSchedule("wgmma", 64, long, 64, wait=1, swap=shape.m > shape.n, store="direct")
+            candidates.append(_deep(other, target))
     # A row of 128 bytes is one step, whatever the element. Only a plain sum can be cut.
     return [replace(s, k=128 // size) for s in candidates if s.parts == 1 or len(found.k) == 1]
 
 
-def _deep(schedule: MatrixSchedule) -> MatrixSchedule:
-    """With as many stages as shared memory holds."""
-    return replace(schedule, stages=min(16, (208 << 10) // ((schedule.m + schedule.n) * 128)))
+def _deep(schedule: MatrixSchedule, target: Target) -> MatrixSchedule:
+    """With as many stages as shared memory holds, beside what the blocks of a cluster send of their sums."""
+    room = target.max_shared - 4096 - 4 * (schedule.sum_cluster - 1) * schedule.m * schedule.n
+    return replace(schedule, stages=max(1, min(24, room // ((schedule.m + schedule.n) * 128))))
 
 
 def _in_parts(schedule: MatrixSchedule, shape: Shape, target: Target) -> list[MatrixSchedule]:
@@ -243,6 +271,13 @@ def _in_parts(schedule: MatrixSchedule, shape: Shape, target: Target) -> list[Ma
         most = min(32, target.multiprocessors // tiles, shape.k // 512)
         found += [replace(schedule, parts=parts) for parts in {most, most // 2, 2} if parts > 1]
     return found
+
+
+def _in_clusters(schedule: MatrixSchedule, shape: Shape, target: Target) -> list[MatrixSchedule]:
+    """The same with every tile's sum shared by the blocks of a cluster."""
+    found = [_deep(replace(schedule, sum_cluster=blocks), target) for blocks in (2, 4, 8) if shape.k >= 512 * blocks]
+    most = {s.sum_cluster: _AT_ONCE[s.sum_cluster] * target.multiprocessors for s in found}
+    return [s for s in found if _tiles(s, shape) * s.sum_cluster <= most[s.sum_cluster] and s.stages >= 4]
 
 
 def _tiles(schedule: MatrixSchedule, shape: Shape) -> int:
@@ -256,12 +291,17 @@ def cost(schedule: MatrixSchedule, shape: Shape, target: Target, found: Contract
     rate = next(
         (r for r, s in _TILES if (s.m, s.n, s.turns, s.cluster) == (schedule.m, schedule.n, schedule.turns, schedule.cluster)), 0.8
     )
-    k = -(-shape.k // schedule.parts)
-    rounds = -(-_tiles(schedule, shape) * schedule.parts // target.multiprocessors)
+    cut = schedule.parts * schedule.sum_cluster
+    k = -(-shape.k // cut)
+    blocks = _tiles(schedule, shape) * cut
+    rounds = -(-blocks // target.multiprocessors)
     area = schedule.m * schedule.n
     ragged = _is_ragged(found, shape)
     # Blocks of a cluster share a's rows.
-    rows = schedule.m / schedule.cluster + schedule.n
+    along = (shape.n, shape.m) if schedule.swap else (shape.m, shape.n)
+    tile = (schedule.m, schedule.n)
+    down, across = (side + (OUTSIDE - 1) * max(0, side - extent) for side, extent in zip(tile, along, strict=True))
+    rows = down / schedule.cluster + across
     feed = rows * k * size / (FEED_RAGGED if ragged else FEED)
     # The rate goes with the bytes of an element: 32 bytes of the sum in one instruction.
     compute = 2 * area * k * size / 2 / (MATRIX_RATE * rate)
@@ -272,13 +312,21 @@ def cost(schedule: MatrixSchedule, shape: Shape, target: Target, found: Contract
         each = (FINISH_HIDDEN, READ_HIDDEN) if schedule.turns else (FINISH, READ)
         # One, a bias perhaps, is lost among what every result takes.
         main += rounds * area * (max(0, work.instructions - 1) * each[0] + work.arrays * each[1])
-    traffic = shape.batch * (shape.m * shape.k + shape.k * shape.n) * size / STREAM
+    read = shape.batch * (shape.m * shape.k + shape.k * shape.n) * size
+    traffic = max(read / STREAM, read / (max(1, min(blocks, target.multiprocessors)) * ARRIVE))
     # Reading hides computing only so far.
-    total = START + max(main, traffic) + 0.1 * min(main, traffic)
+    total = START + max(main, traffic) + 0.25 * min(main, traffic)
     packed = (schedule.b_copy, schedule.a_copy) if schedule.swap else (schedule.a_copy, schedule.b_copy)
     for way, across in zip(packed, (shape.m, shape.n), strict=True):
         if way == "pack":
             total += SECOND + 3 * shape.batch * across * shape.k * size / STREAM
+    if schedule.early:
+        total -= EARLY
+        uneven = 0.5 * target.multiprocessors < blocks < 0.95 * target.multiprocessors
+        if feed > 0.9 * compute and (uneven or blocks * rows * k * size > 2.5 * read):
+            total += SCATTERED * max(main, traffic)
+    if schedule.sum_cluster > 1:
+        total += (schedule.sum_cluster - 1) * (EXCHANGE + 4 * area / BOX)
     if schedule.parts > 1:
         total += SECOND + 2 * 4 * schedule.parts * shape.batch * shape.m * shape.n / (1.5 * STREAM)
     return total

@@ -65,7 +65,8 @@ class _Lowering(LoopLowering):
         together = schedule.cluster
         down, across = ceildiv(found.size(found.m), schedule.m), ceildiv(found.size(found.n), schedule.n * together)
         tiles = found.size(found.batch) * down * across
-        blocks = minimum(Size.of(self.target.multiprocessors // together), tiles) if schedule.persistent else tiles
+        most = self.target.multiprocessors // (together * schedule.sum_cluster)
+        blocks = minimum(Size.of(most), tiles) if schedule.persistent else tiles
         first = b.op("program_id", axis=0)
         rank: Value | None = None
         if together > 1:

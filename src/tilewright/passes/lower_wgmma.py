@@ -33,6 +33,7 @@ from tilewright.passes.registers import Cell, Registers, Shape
 from tilewright.passes.schedule_matrix import MatrixSchedule
 from tilewright.passes.wgmma_epilogue import GROUP
 from tilewright.passes.wgmma_fetch import Fetching
+from tilewright.passes.wgmma_sums import ClusterSum, StreamSum
 
 
 def lower_wgmma(kernel: Kernel, schedule: MatrixSchedule, target: Target) -> Kernel:
@@ -65,6 +66,8 @@ class _Lowering(Fetching):
         self.dtype = dtype_of(self.product.operands[0].type)
         self.rank: Value | None = None
         """This block's number in its cluster."""
+        self.shared_sum: ClusterSum | None = None
+        self.stream: StreamSum | None = None
 
     # -- the whole kernel ---------------------------------------------------------------------------------------
 
@@ -77,23 +80,35 @@ class _Lowering(Fetching):
         self.a = self._ring(b, self.product.operands[0], 0, s.m)
         self.b = self._ring(b, self.product.operands[1], 1, s.n)
         self.outputs(b)
+        if s.sum_cluster > 1:
+            count, dtype = self.rows * s.n // GROUP, dtype_of(self.product.operands[2].type)
+            self.shared_sum = ClusterSum(b, s, b.op("cluster_rank"), count, dtype)
+        if s.stream:
+            partials, flags = self.kernel.params[-2:]
+            self.stream = StreamSum(s, partials, flags, self.rows * s.n // GROUP)
         self.registers_of = _registers(s, self._is_involved(), self.is_crowded())
         self.full = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="full")
         self.empty = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="empty")
         b.if_(b.op("eq", self.thread, b.index(0)), self._initialise, lambda inner: [])
-        b.multi("cluster_sync" if s.cluster > 1 else "barrier")
+        clusters = s.cluster * s.sum_cluster
+        b.multi("cluster_sync" if clusters > 1 else "barrier")
         if s.early or s.parts > 1:
             b.multi("release_next")
         is_copying = b.op("eq", self.group, b.const(0, i32))
         b.if_(is_copying, self._copying, self._computing)
-        if s.cluster > 1:
+        if clusters > 1:
             b.multi("cluster_sync")  # nobody leaves while others still write to its memory
         attrs: dict[str, Attr] = {**self.kernel.attrs, "min_blocks": 1}
-        if s.early:
+        if s.early or s.stream:
             attrs["dependent"] = True
-        return replace(
-            self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)), threads=s.threads, attrs=MappingProxyType(attrs)
-        )
+        grid = self.kernel.grid
+        if self.stream is not None:
+            grid = (Size.of(self.stream.blocks),)
+        if s.sum_cluster > 1:
+            attrs["cluster"] = s.sum_cluster
+            grid = (grid[0] * s.sum_cluster, *grid[1:])
+        body, kept = Block((), tuple(b.ops)), MappingProxyType(attrs)
+        return replace(self.kernel, grid=grid, stage=Stage.THREAD, body=body, threads=s.threads, attrs=kept)
 
     def _coordinates(self, b: Builder) -> None:
         layout = self.layout
@@ -120,6 +135,8 @@ class _Lowering(Fetching):
             b.multi("mbarrier_init", self.full, b.index(number), count=1)
             b.multi("mbarrier_init", self.empty, b.index(number), count=self.shared_groups * self.schedule.cluster)
         self.initialise_fetch(b)
+        if self.shared_sum is not None:
+            self.shared_sum.initialise(b)
         b.multi("fence_init")
         return []
 
@@ -209,6 +226,8 @@ class _Lowering(Fetching):
         s = self.schedule
         if self.registers_of is not None:
             b.multi("set_registers", count=self.registers_of[1], increase=True)
+        if s.early or s.stream:
+            b.multi("wait_previous")  # what follows the sums reads and writes, too; flags must have been cleared
         start = self.tile_count = b.const(0, u32)
         if s.turns:
             # The second group lets the first one begin.
@@ -236,12 +255,70 @@ class _Lowering(Fetching):
                 else:
                     rest = [x for x in ops[number + 1 :] if x.opcode != "yield"]
                     self.fetch_first(b, rest)
-                    self._multiply(b, position)
-                    self.finish(b, rest)
+                    sums = self._multiply(b, position)
+                    self._finish(b, rest, sums)
                 return
             before.append(op)
 
+    def _op(self, b: Builder, op: Op) -> None:
+        super()._op(b, op)
+        if op.opcode == "program_id" and self.schedule.sum_cluster > 1:
+            # All blocks that share a sum have the same tile.
+            self.env[op.result] = b.op("floordiv", b.op("program_id", axis=0), b.index(self.schedule.sum_cluster))
+
+    def _finish(self, b: Builder, ops: Sequence[Op], sums: Sequence[Value]) -> None:
+        """What becomes of a tile's sums."""
+        group, thread = b.cast(self.own, u32), b.cast(b.op("and", self.thread, b.index(GROUP - 1)), u32)
+        if self.stream is not None:
+            self._finish_stretch(b, self.stream, ops, sums, group, thread)
+            return
+        if self.shared_sum is None:
+            self._hold(b, sums)
+            self.finish(b, ops)
+            return
+        shared = self.shared_sum
+        turn = self.tile_count
+
+        def whole(inner: Builder) -> list[Value]:
+            self._hold(inner, shared.collect(inner, group, thread, self.leader, turn, sums))
+            self.finish(inner, ops)
+            return []
+
+        def part(inner: Builder) -> list[Value]:
+            shared.send(inner, group, thread, self.leader, turn, sums)
+            return []
+
+        b.if_(shared.is_first, whole, part)
+
+    def _finish_stretch(
+        self, b: Builder, stream: StreamSum, ops: Sequence[Op], sums: Sequence[Value], group: Value, thread: Value
+    ) -> None:
+        def mine(inner: Builder) -> list[Value]:
+            whole = inner.if_(
+                stream.ends, lambda deep: list(sums), lambda deep: list(stream.collect(deep, group, thread, self.leader, sums))
+            )
+            self._hold(inner, whole)
+            self.finish(inner, ops)
+            return []
+
+        def anothers(inner: Builder) -> list[Value]:
+            stream.give(inner, group, thread, self.leader, sums)
+            return []
+
+        b.if_(stream.begins, mine, anothers)
+
     def _steps(self, b: Builder) -> Value:
+        """How many steps of one tile's sum this block takes."""
+        return self._stretch(b)[1]
+
+    def _stretch(self, b: Builder) -> tuple[Value, Value]:
+        """The first of them, and how many they are."""
+        if self.stream is not None:
+            return self.stream.first_step, self.stream.own_steps
+        steps = self._all_steps(b)
+        return (b.const(0, u32), steps) if self.shared_sum is None else self.shared_sum.stretch(b, steps)
+
+    def _all_steps(self, b: Builder) -> Value:
         """How many steps the sum of one tile takes."""
         high = self.env[self.sum.operands[1]]
         assert isinstance(high, Value)
@@ -250,6 +327,9 @@ class _Lowering(Fetching):
     def _tiles(self, b: Builder, op: Op) -> None:
         low, high, step = (self.env[v] for v in op.operands[:3])
         assert isinstance(low, Value) and isinstance(high, Value) and isinstance(step, Value)
+        if self.stream is not None:
+            self._stretch_of_tiles(b, op, self.stream, high)
+            return
         steps = self._steps_outside(b, op)
         position, advance = b.const(0, u32), steps
         if self.schedule.turns and self.role == "computing":
@@ -259,24 +339,43 @@ class _Lowering(Fetching):
             advance = b.mul(steps, b.const(self.schedule.groups, u32))
         region = op.regions[0]
 
+        counted = self.role == "computing" and (self.shared_sum is not None or self.fetched is not None)
+
         def body(inner: Builder, index: Value, current: Value, *count: Value) -> list[Value]:
             self.env[region.args[0]] = index
-            if count:
+            if counted:
                 (self.tile_count,) = count
             self._body(inner, region.ops, current)
             return [inner.add(current, advance), *(inner.add(c, inner.const(1, u32)) for c in count)]
 
-        counts = [b.const(0, u32)] if self.fetched is not None and self.role == "computing" else []
-        b.for_(low, high, step, [position, *counts], body, name="tile", unroll=1)
+        b.for_(low, high, step, [position, b.const(0, u32)] if counted else [position], body, name="tile", unroll=1)
+
+    def _stretch_of_tiles(self, b: Builder, op: Op, stream: StreamSum, tiles: Value) -> None:
+        """The tiles that this block's stretch of all steps touches."""
+        self._sizes_outside(b, op)
+        stream.lay_out(b, b.cast(tiles, u32), self._all_steps(b))
+        region = op.regions[0]
+
+        def body(inner: Builder, number: Value) -> list[Value]:
+            self.env[region.args[0]] = inner.cast(number, dtype_of(region.args[0].type))
+            position = stream.enter(inner, number)
+            self._body(inner, region.ops, position)
+            return []
+
+        first, last = stream.tiles(b)
+        b.for_(first, last, b.const(1, u32), [], body, name="tile", unroll=1)
 
     def _steps_outside(self, b: Builder, op: Op) -> Value:
         """The number of steps, computed before the loop over tiles: the sum's extent does not depend on the tile."""
+        self._sizes_outside(b, op)
+        return self._steps(b)
+
+    def _sizes_outside(self, b: Builder, op: Op) -> None:
         for inner in op.regions[0].ops:
             if inner is self.sum:
                 break
             if inner.opcode in ("size", "const"):
                 self.ops(b, [inner])
-        return self._steps(b)
 
     def _ring_state(self, b: Builder, position: Value) -> tuple[Value, Value]:
         """The stage a step uses, and the parity of that use."""
@@ -296,11 +395,13 @@ class _Lowering(Fetching):
         stage, parity = self._ring_state(b, position)
         (k_arg,) = self.sum.regions[0].args[:1]
         size = (s.m + s.n) * s.k * self.dtype.itemsize
+        first, steps = self._stretch(b)
 
         def step(inner: Builder, number: Value, stage: Value, parity: Value) -> list[Value]:
             inner.multi("mbarrier_wait", self.empty, stage, inner.op("xor", parity, inner.const(1, u32)))
             inner.multi("mbarrier_expect", self.full, stage, bytes=size)
-            k = inner.mul(inner.cast(number, dtype_of(k_arg.type)), inner.index(s.k))
+            whole = inner.add(first, number) if self.shared_sum is not None or self.stream is not None else number
+            k = inner.mul(inner.cast(whole, dtype_of(k_arg.type)), inner.index(s.k))
             self.env[k_arg] = k
             self.divisors[k] = s.k
             for op in self.sum.regions[0].ops:
@@ -310,7 +411,7 @@ class _Lowering(Fetching):
                     self.ops(inner, [op])
             return list(self._next_state(inner, stage, parity))
 
-        b.for_(b.const(0, u32), self._steps(b), b.const(1, u32), [stage, parity], step, name="step", unroll=1)
+        b.for_(b.const(0, u32), steps, b.const(1, u32), [stage, parity], step, name="step", unroll=1)
 
     def _copy_image(self, b: Builder, ring: _Ring, stage: Value) -> None:
         """Where the tile's first pixel lies, and where in the kernel this step is."""
@@ -375,7 +476,8 @@ class _Lowering(Fetching):
 
     # -- multiplying --------------------------------------------------------------------------------------------
 
-    def _multiply(self, b: Builder, position: Value) -> None:
+    def _multiply(self, b: Builder, position: Value) -> Sequence[Value]:
+        """The sums of a tile, or this block's part of them."""
         s = self.schedule
         stage, parity = self._ring_state(b, position)
         accumulators = self.rows * s.n // GROUP
@@ -414,8 +516,10 @@ class _Lowering(Fetching):
 
         # An empty sum stands apart: nothing but matrix instructions may touch accumulators between the first of them and the wait.
         steps = self._steps(b)
-        sums = b.if_(b.op("gt", steps, b.const(0, u32)), all_steps, nothing)
-        shape = (s.m, s.n)
+        return b.if_(b.op("gt", steps, b.const(0, u32)), all_steps, nothing)
+
+    def _hold(self, b: Builder, sums: Sequence[Value]) -> None:
+        shape = (self.schedule.m, self.schedule.n)
         self.env[self.sum.results[0]] = Registers(shape, self._cells_of(b, shape, sums))
 
     def _cells_of(self, b: Builder, shape: Shape, sums: Sequence[Value]) -> dict[Cell, Value]:

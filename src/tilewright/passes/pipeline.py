@@ -2,7 +2,7 @@
 
     program fuse                                                   kernels joined, arrays between them gone
     loop    simplify · collapse · stabilise · contract · narrow      what to compute, merged and shared
-    program pad_windows · repack · split_reductions                kernels added before or after
+    program pad_windows · repack · split_reductions · stream_sums  kernels added before or after
     loop    choose (schedule) · lower_loops                        -> tile
     tile    simplify · assign_layouts · lower_tiles                -> thread (window_sums and lower_windows where windows overlap)
     thread  simplify · expand_math · expand_casts · simplify
@@ -53,6 +53,7 @@ from tilewright.passes.schedule_windows import window_schedule
 from tilewright.passes.simplify import simplify
 from tilewright.passes.split_reductions import split_reductions
 from tilewright.passes.stabilise import stabilise
+from tilewright.passes.stream_sums import stream_sums
 from tilewright.passes.window_sums import window_sums
 from tilewright.tree.metadata import KernelMetadata
 
@@ -181,6 +182,9 @@ def lower_planned(
     start = time.perf_counter()
     program, plan = split_reductions(program, plan, target, hints)
     trace.record("split_reductions", time.perf_counter() - start, lambda: print_program(program))
+    start = time.perf_counter()
+    program, plan = stream_sums(program, plan, target)
+    trace.record("stream_sums", time.perf_counter() - start, lambda: print_program(program))
     loop = _map_kernels(program, lambda kernel: run_pass("simplify", kernel, simplify, trace))
     schedules = [
         own or window_schedule(call.kernel, target, hints) or choose(call.kernel, target, hints)

@@ -142,6 +142,8 @@ def cluster() -> Kernel:
         inner.multi("mbarrier_wait", barriers, zero, zero)
         inner.multi("mbarrier_arrive", barriers, one)
         inner.multi("mbarrier_arrive", barriers, one, inner.op("xor", rank, one), remote=True)
+        other = inner.op("xor", rank, one)
+        inner.multi("copy_remote", buffer, inner.index(64), buffer, zero, barriers, zero, other, count=32)
         inner.multi("named_barrier", inner.index(1), threads=128)
         inner.multi("named_barrier", inner.const(2, i32), threads=256, arrive=True)
         inner.multi("store", o, thread, inner.op("load", buffer, inner.op("and", thread, inner.index(127))))
@@ -275,11 +277,31 @@ def copies() -> Kernel:
     return kernel("copies", (x, o), b, 128)
 
 
+def flags() -> Kernel:
+    """Each block writes a row, and adds to it that of the block before."""
+    o, raised = array("o", f32, "m", 32), array("raised", u32, "m")
+    b = Builder()
+    block, thread = b.op("program_id", axis=0), b.op("thread_id")
+    leader = b.op("eq", thread, b.index(0))
+    b.multi("store", o, block, thread, b.cast(block, f32))
+    b.multi("barrier")
+    when(b, leader, lambda inner: inner.multi("raise_flag", raised, block))
+
+    def add(inner: Builder) -> None:
+        before = inner.sub(block, inner.index(1))
+        when(inner, leader, lambda deep: deep.multi("await_flag", raised, before))
+        inner.multi("barrier")
+        inner.multi("store", o, block, thread, inner.op("load", o, before, thread))
+
+    when(b, b.op("gt", block, b.index(0)), add)
+    return kernel("flags", (o, raised), b, 32, Size.of("m"))
+
+
 def matrix_kernels() -> list[Kernel]:
     """All of them: every op at least once."""
     return [
         *(tma_copy(rank) for rank in range(1, 6)), image_copy(), image_copy(True), cluster(), *(wgmma(d) for d in WGMMA_DTYPES),
-        *(mma(d) for d in (bf16, f16, f32, i8, u8, f64)), matrices(), store_matrices(), copies(),
+        *(mma(d) for d in (bf16, f16, f32, i8, u8, f64)), matrices(), store_matrices(), copies(), flags(),
     ]  # fmt: skip
 
 

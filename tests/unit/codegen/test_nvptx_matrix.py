@@ -11,6 +11,7 @@ from matrix_kernels import (
     WGMMA_DTYPES,
     cluster,
     copies,
+    flags,
     gemm,
     image_copy,
     kernel,
@@ -106,8 +107,8 @@ def test_other_gpus_take_it_or_say_why_not(target: str) -> None:
             continue
         assemble(ptx, target, level=0)
         done += 1
-    # sm_75 has only `ldmatrix`; the next ones `mma` and `copy_async` too; then come maps and mbarriers; `wgmma` is Hopper's own.
-    assert done == {"sm_75": 1, "sm_80": 8, "sm_86": 8, "sm_89": 8, "sm_90": 16, "sm_100": 16, "sm_100a": 17, "sm_120": 16}[target]
+    # All have flags. sm_75 has only `ldmatrix` besides; the next ones `mma` and `copy_async` too; then come maps and mbarriers; `wgmma` is Hopper's own.
+    assert done == {"sm_75": 2, "sm_80": 9, "sm_86": 9, "sm_89": 9, "sm_90": 17, "sm_100": 17, "sm_100a": 18, "sm_120": 17}[target]
 
 
 def test_a_missing_feature_is_a_target_limit() -> None:
@@ -270,7 +271,9 @@ def test_cluster_and_warp_roles() -> None:
     ptx = ptx_of(cluster())
     loads = lines_with(ptx, "cp.async.bulk.tensor.2d")
     assert [".multicast::cluster" in line for line in loads] == [True, False]
-    assert len(lines_with(ptx, "mapa")) == 1
+    (sending,) = lines_with(ptx, "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes")
+    assert sending.count("mapa.shared::cluster") == 2
+    assert len(lines_with(ptx, "mapa")) == 2
     (remote,) = lines_with(ptx, "shared::cluster.b64")
     assert "mbarrier.arrive" in remote
     # An arrival of the cluster's scope would cost a fence of the whole GPU.
@@ -287,6 +290,14 @@ def test_cluster_and_warp_roles() -> None:
     assert re.search(r"(\$L\w+):[^$:]*\n\s+mbarrier\.try_wait[^;]*;[^$]*@%p\d+ bra\s+\1;", ptx)
     named = [line for line in lines_with(ptx, "bar") if re.match(r"bar(rier)?(\.cta)?\.(sync|arrive)", line)]
     assert [line.split(".", 1)[1] for line in named] == ["sync 1, 128;", "arrive 2, 256;"]
+
+
+def test_flags_release_and_acquire() -> None:
+    ptx = ptx_of(flags())
+    raising, waiting = (ptx.index(word) for word in ("st.release.gpu.global.u32", "ld.acquire.gpu.global.u32"))
+    assert 0 <= ptx.index("fence.acq_rel.gpu") < raising < waiting
+    # What other blocks wrote must not come from a cache that nobody keeps up to date.
+    assert "ld.global.nc" not in ptx
 
 
 # -- matrix units -----------------------------------------------------------------------------------------------------

@@ -817,6 +817,87 @@ def test_a_cluster_shares_a_load_and_arrives_at_a_neighbours_mbarrier() -> None:
     assert "is not made of clusters of 2" in message([x, out], [data, result], 32, body, grid=7, cluster=2)
 
 
+def sent(fault: str = "") -> tuple[list[Value], Body]:
+    """Both blocks of a pair fill a row and send it to the other, which adds its own. `fault`: leave out the fence, the barrier before the copy,
+    the wait for it; write the row again while it is sent; or let the place, the rank or the bytes be wrong."""
+    out = array(f32, 4, 64, name="out")
+
+    def body(b: Builder) -> None:
+        flat, bars = shared(b, f32, 128, name="flat"), shared(b, u64, 1, name="bars")
+        zero, t, block = b.index(0), b.op("thread_id"), b.op("program_id", axis=0)
+        other = b.op("xor", b.op("cluster_rank"), b.const(1, i32))
+        when(b, is_thread(b, 0), lambda b: b.multi("mbarrier_init", bars, zero, count=1))
+        b.multi("fence_init")
+        b.multi("cluster_sync")
+        b.multi("store", flat, t, b.cast(b.add(b.mul(block, b.index(100)), t), f32))
+        if fault != "fence":
+            b.multi("fence_async")
+        if fault != "barrier":
+            b.multi("barrier")
+
+        def send(b: Builder) -> None:
+            b.multi("mbarrier_expect", bars, zero, bytes=128 if fault == "bytes" else 256)
+            to = b.index(66 if fault == "place" else 64)
+            rank = b.const(2, i32) if fault == "rank" else other
+            b.multi("copy_remote", flat, to, flat, zero, bars, zero, rank, count=64)
+
+        when(b, is_thread(b, 0), send)
+        if fault == "again":
+            b.multi("store", flat, t, b.const(-1.0, f32))
+        if fault != "wait":
+            b.multi("mbarrier_wait", bars, zero, zero)
+        b.multi("store", out, block, t, b.add(b.op("load", flat, t), b.op("load", flat, b.add(t, b.index(64)))))
+        b.multi("cluster_sync")
+
+    return [out], body
+
+
+def test_copies_to_another_block_of_the_cluster() -> None:
+    params, body = sent()
+    result = np.zeros((4, 64), np.float32)
+    run(params, [result], 64, body, grid=4, cluster=2)
+    own = np.arange(4)[:, None] * 100.0 + np.arange(64)
+    np.testing.assert_array_equal(result, own + own[[1, 0, 3, 2]])
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [("fence", "not fenced since"), ("barrier", "nothing that orders the two"), ("wait", "still being copied by the copy_remote"),
+     ("again", "race on shared memory: store of 'flat'[0]"), ("place", "out of bounds or not at a multiple of 16 bytes"),
+     ("rank", "block 2 of a cluster of 2"), ("bytes", "deadlock")],
+)  # fmt: skip
+def test_misuse_of_copies_to_another_block(fault: str, text: str) -> None:
+    params, body = sent(fault)
+    assert text in message(params, [np.zeros((4, 64), np.float32)], 64, body, grid=4, cluster=2)
+
+
+def test_flags_are_for_blocks_that_come_later() -> None:
+    """Each block adds its number to what the block before left."""
+    out, flags = array(i64, 4, name="out"), array(u32, 4, name="flags")
+
+    def chain(step: int) -> Body:
+        def body(b: Builder) -> None:
+            block = b.op("program_id", axis=0)
+            other = b.add(block, b.index(step))
+            inside = b.logical_and(b.op("ge", other, b.index(0)), b.op("lt", other, b.index(4)))
+
+            def add(b: Builder) -> None:
+                b.multi("await_flag", flags, other)
+                b.multi("store", out, block, b.add(block, b.op("load", out, other)))
+
+            when(b, inside, add, lambda b: b.multi("store", out, block, block))
+            b.multi("raise_flag", flags, block)
+
+        return body
+
+    result = np.zeros(4, np.int64)
+    run([out, flags], [result, np.zeros(4, np.uint32)], 32, chain(-1), grid=4)
+    assert result.tolist() == [0, 1, 3, 6]
+    text = message([out, flags], [result, np.zeros(4, np.uint32)], 32, chain(1), grid=4)
+    assert "await_flag of 'flags'[1], which no block before this one raises, in block (0), thread 0" in text
+    assert "which nobody made 0 before" in message([out, flags], [result, np.full(4, 7, np.uint32)], 32, chain(1), grid=4)
+
+
 # -- a whole contraction --------------------------------------------------------------------------------------------
 
 

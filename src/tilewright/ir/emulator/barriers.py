@@ -95,6 +95,8 @@ class Barriers:
             "mbarrier_init": self._init,
             "mbarrier_arrive": self._arrive,
             "mbarrier_expect": self._arrive,
+            "raise_flag": self._raise_flag,
+            "await_flag": self._await_flag,
         }
         machine.control |= {"mbarrier_wait": self._wait, "named_barrier": self._named, "cluster_sync": self._cluster}
 
@@ -276,6 +278,32 @@ class Barriers:
             for _, meeting, _, warps in met:
                 if meeting.passed is not None:
                     self.machine.clocks.acquire(warps, meeting.passed)
+        return ()
+
+    # -- flags ------------------------------------------------------------------------------------------------------
+
+    def _flags(self, op: Op, frame: Frame) -> tuple[Memory, Array]:
+        """The memory of flags, and the places of those the active lanes name."""
+        memory = self.machine.memories[op.operands[0]]
+        index = frame.full(op.operands[1]).astype(np.int64)
+        places = self.machine.element_places(op, frame, memory, [index], frame.active)
+        return memory, np.broadcast_to(places, (frame.lanes,))[frame.active]
+
+    def _raise_flag(self, op: Op, frame: Frame) -> Results:
+        memory, places = self._flags(op, frame)
+        memory.write(places, np.ones((), memory.flat.dtype))
+        self.machine.changes += 1
+        return ()
+
+    def _await_flag(self, op: Op, frame: Frame) -> Results:
+        """Blocks run in the order of their numbers here, so what may be waited for has been raised."""
+        memory, places = self._flags(op, frame)
+        found = memory.read(places)
+        if (found != 1).any():
+            which = int(np.argmax(found != 1))
+            state = "which no block before this one raises" if found[which] == 0 else "which nobody made 0 before"
+            who = self.machine.describe(frame, int(np.flatnonzero(frame.active)[which]))
+            raise fault(f"await_flag of {memory.label}[{int(places[which])}], {state}, in {who}", op.span)
         return ()
 
     # -- the end ----------------------------------------------------------------------------------------------------

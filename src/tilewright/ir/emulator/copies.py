@@ -127,6 +127,16 @@ class Flight:
     given: Array | None
 
 
+@dataclass(frozen=True, eq=False)
+class Sending:
+    """A copy to another block's shared memory on its way: what is written, and like a load's where and whom it tells."""
+
+    op: Op
+    values: Array
+    targets: tuple[tuple[Memory, Array, Mbarrier], ...]
+    given: Array | None
+
+
 @dataclass(eq=False)
 class Stores:
     """A thread's stores by the engine: the number of the last one of each group."""
@@ -155,7 +165,7 @@ class Copies:
     def __init__(self, machine: ThreadMachine) -> None:
         self.machine = machine
         self.maps: dict[Value, TensorMap] = {}
-        self.flights: deque[Flight] = deque()
+        self.flights: deque[Flight | Sending] = deque()
         self.loads = np.zeros(machine.blocks, np.int64)
         self.stored = np.zeros(machine.blocks * machine.warps, np.int64)
         self.stores: dict[int, Stores] = {}
@@ -165,6 +175,7 @@ class Copies:
             "tensor_map": self._map, "tma_load": self._load, "tma_store": self._store, "tma_commit": self._commit,
             "tma_wait": self._wait, "fence_async": self._fence, "copy_async": self._copy_async,
             "copy_commit": self._copy_commit, "copy_wait": self._copy_wait,
+            "copy_remote": self._copy_remote,
         }  # fmt: skip
 
     # -- the engine -------------------------------------------------------------------------------------------------
@@ -277,11 +288,43 @@ class Copies:
         bad = history.unknown_write(there, known) | history.unknown_read(there, known, owner)
         if bad.any():
             raise fault(
-                f"race on shared memory: tma_load into {self._element(shared, there, bad)}, which may still be in use, "
+                f"race on shared memory: {op.opcode} into {self._element(shared, there, bad)}, which may still be in use, "
                 f"in {self.machine.describe(frame, lane)}", op.span,
                 "wait for an mbarrier at which those who use it arrive when they are done",
             )  # fmt: skip
         history.note_write(there, clocks.loads(slot), int(self.loads[slot]))
+
+    def _copy_remote(self, op: Op, frame: Frame) -> Results:
+        target, source, barriers = (self.machine.memories[op.operands[k]] for k in (0, 2, 4))
+        count = whole(op.attrs, "count")
+        peers = self.machine.peer(op, frame, frame.full(op.operands[6]).astype(np.int64))
+        first, start, index = (frame.full(op.operands[k]).astype(np.int64) for k in (1, 3, 5))
+        unit = _UNIT // source.dtype.itemsize
+        for lane in np.flatnonzero(frame.active):
+            for memory, offset in ((target, int(first[lane])), (source, int(start[lane]))):
+                if offset < 0 or offset + count > memory.size or offset % unit:
+                    raise fault(
+                        f"copy_remote of {count} elements at element {offset} of {memory.label}, of {memory.size}, is out of "
+                        f"bounds or not at a multiple of {_UNIT} bytes, in {self.machine.describe(frame, int(lane))}", op.span,
+                    )  # fmt: skip
+            if not 0 <= index[lane] < barriers.size:
+                raise fault(f"copy_remote tells {barriers.label}[{int(index[lane])}], which is out of bounds", op.span)
+            slot, warp, peer = int(frame.full(SLOT)[lane]), int(frame.full(LANE)[lane]) // WARP, int(peers[lane])
+            here = slot * source.size + int(start[lane]) + np.arange(count)
+            there = peer * target.size + int(first[lane]) + np.arange(count)
+            self.loads[slot] += 1
+            clocks = self.machine.clocks
+            known, actor, given = None, 0, None
+            if clocks is not None:
+                known, actor = clocks.now[:, warp], clocks.loads(slot)
+                given = clocks.about(actor, int(self.loads[slot]))
+            self.machine.engine_reads(op, source, here, known, actor, int(self.loads[slot]))
+            values = np.array(source.read(here))
+            self._check_target(op, frame, int(lane), target, there, warp, slot, peer)
+            target.forget(there)
+            told = self.machine.barrier_units.at(op, barriers, peer * barriers.size + int(index[lane]), np.asarray([warp]))
+            self.flights.append(Sending(op, values, ((target, there, told),), given))
+        return ()
 
     @staticmethod
     def _element(shared: Memory, places: Array, bad: Array) -> str:
@@ -289,10 +332,15 @@ class Copies:
         return f"{shared.label}{[int(i) for i in np.unravel_index(element, shared.shape)]}"
 
     def land(self) -> bool:
-        """Finish the oldest load in flight, if there is one."""
+        """Finish the oldest copy in flight, if there is one."""
         if not self.flights:
             return False
         flight = self.flights.popleft()
+        if isinstance(flight, Sending):
+            for shared, there, mbarrier in flight.targets:
+                shared.write(there, flight.values)
+                self.machine.barrier_units.copied(mbarrier, flight.values.nbytes, flight.given)
+            return True
         memory = flight.source.memory
         found = np.zeros(flight.places.shape, memory.flat.dtype)
         found[flight.inside] = memory.read(flight.places[flight.inside])
@@ -429,7 +477,7 @@ class Copies:
         if self.flights:
             op = self.flights[0].op
             raise fault(
-                "the kernel ends while a tma_load is in flight",
+                f"the kernel ends while a {op.opcode} is in flight",
                 op.span,
                 "wait for its mbarrier before the block's last thread ends",
             )

@@ -68,7 +68,8 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
                 candidates = [_with_copies(s, ways) for s in _wgmma(lying, shape, target) if _in_blocks(lying, s, ways, inner)]
                 candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "image"]
                 candidates = [s for s in candidates if s.a_copy != "image" or s.cluster == 1]
-                both = [(s, replace(s, early=True)) for s in candidates]
+                # Of convolutions nobody has measured what an early launch does.
+                both = [(s, replace(s, early=s.a_copy != "image")) for s in candidates]
                 candidates = [min(pair, key=lambda s: cost(s, shape, target, lying)) for pair in both]
                 return (*sorted(candidates, key=lambda s: cost(s, shape, target, lying)), *_by_warps(kernel, found, target, hints, inner))
     return _by_warps(kernel, found, target, hints, inner)
@@ -228,9 +229,9 @@ ARRIVE = 55e3
 EXCHANGE, BOX = 0.3, 100e3
 """Microseconds until another block's sums are there, for each block that sends some, and bytes of sums a microsecond."""
 EARLY, SCATTERED = 1.3, 0.15
-"""Microseconds saved where a launch is under way when the kernel before it ends. Its blocks then come to multiprocessors in no order:
-neighbours no longer ask for the same lines of the L2 cache together, and blocks that are fewer than multiprocessors are not spread
-evenly. Where operands are late rather than multiplied slowly, this part of the time is lost."""
+"""Microseconds saved where a launch is under way when the kernel before it ends. Its blocks then come to multiprocessors in no
+order: neighbours no longer ask for the same lines of the L2 cache together, and where some multiprocessors have less to do these
+are not spread evenly. Where operands are late rather than multiplied slowly, this part of the time is lost."""
 SECOND = 2.5
 """Microseconds a second kernel takes that adds up few parts, besides its traffic."""
 
@@ -245,13 +246,13 @@ def _wgmma(found: Contraction, shape: Shape, target: Target) -> list[MatrixSched
         # Nearly all of the time goes into reading the long side: many blocks, and deep rings.
         width = next((w for w in _THIN if w >= few), 64)
         for rows in (64, 128):
-            thin = MatrixSchedule("wgmma", rows, width, 64, groups=rows // 64, wait=1, swap=shape.m <= shape.n, store="direct")
-            thin = replace(thin, persistent=_tiles(thin, shape) > target.multiprocessors)
-            candidates += _in_parts(_deep(thin, target), shape, target)
+            thin = MatrixSchedule("wgmma", rows, width, 64, groups=rows // 64, swap=shape.m <= shape.n, store="direct")
             if rows == 64:
+                thin = replace(thin, wait=1, persistent=_tiles(thin, shape) > target.multiprocessors)
                 candidates += _in_clusters(thin, shape, target)
+            candidates += _in_parts(_deep(thin, target), shape, target)
         for long in (16, 32, 64, 128):
-            other = MatrixSchedule("wgmma", 64, long, 64, wait=1, swap=shape.m > shape.n, store="direct")
+            other = MatrixSchedule("wgmma", 64, long, 64, swap=shape.m > shape.n, store="direct")
             candidates.append(_deep(other, target))
     # A row of 128 bytes is one step, whatever the element. Only a plain sum can be cut.
     return [replace(s, k=128 // size) for s in candidates if s.parts == 1 or len(found.k) == 1]
@@ -322,7 +323,8 @@ def cost(schedule: MatrixSchedule, shape: Shape, target: Target, found: Contract
             total += SECOND + 3 * shape.batch * across * shape.k * size / STREAM
     if schedule.early:
         total -= EARLY
-        uneven = 0.5 * target.multiprocessors < blocks < 0.95 * target.multiprocessors
+        filled = blocks / target.multiprocessors
+        uneven = 0.5 < filled < 0.95 or 1 < filled < 1.9
         if feed > 0.9 * compute and (uneven or blocks * rows * k * size > 2.5 * read):
             total += SCATTERED * max(main, traffic)
     if schedule.sum_cluster > 1:

@@ -52,8 +52,8 @@ class MatrixSchedule:
     sum_cluster: int = 1
     """Blocks of a cluster that share the sum of each tile, a stretch each; one of them adds up what the others send it."""
     stream: bool = False
-    """Every block takes an equal stretch of all steps of all tiles; where a tile falls to several, one of them adds up what the others
-    leave in memory for it."""
+    """Every block takes an equal stretch of all steps of all tiles; where a tile falls to several, one of them adds up what the
+    others leave in memory for it."""
     a_copy: str = "tma"
     b_copy: str = "tma"
     """How operands are brought: by the copy engine (`tma`; `image`: as the pixels of a convolution), packed first (`pack`), or by threads

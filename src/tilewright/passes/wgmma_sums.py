@@ -3,17 +3,17 @@
 `ClusterSum`, within a cluster. In: the partial sums of a warp group's tile, in registers. Out: in the block of rank 0 the whole
 sums; the others' have been sent there. Every block has a *box* in shared memory with a place for each sender. A sender writes its
 sums to its own place in its own box and has the copy engine bring them to the same place in the box of rank 0, where their bytes
-count on the mbarrier `given`; when they have been added, in the order of ranks, rank 0 arrives at the sender's mbarrier `taken`, if
-there can be another tile. Warp groups have boxes and mbarriers of their own.
+count on the mbarrier `given`; when they have been added, in the order of ranks, rank 0 arrives at the sender's mbarrier `taken`,
+if there can be another tile. Warp groups have boxes and mbarriers of their own.
 
     rank > 0:  wait taken; store box[rank - 1]; fence; copy_remote to rank 0
     rank 0:    expect given; wait given; sums += box[0], box[1], …; arrive at the others' taken
 
 `StreamSum`, over the whole grid. All steps of all tiles are one line, of which each block takes an equal stretch. It may begin in
 the middle of a tile: those sums it leaves in memory, before anything else, and raises its flag. It may end in the middle of one:
-that tile it finishes, with what the blocks of the stretches behind have left, in their order. Stretches are dealt out from the last
-to the first, so a block waits only for blocks of lower number, which have started and wait for nobody before they have raised
-their flags.
+that tile it finishes, with what the blocks of the stretches behind have left, in their order. Stretches are dealt out from the
+last to the first, so a block waits only for blocks of lower number, which have started and wait for nobody before they have
+raised their flags.
 
     for tiles of the stretch {
       sums of the steps of the tile that are in the stretch
@@ -65,7 +65,7 @@ class ClusterSum:
         return first, b.op("min", b.sub(steps, first), each)
 
     def send(self, b: Builder, group: Value, thread: Value, leader: Value, turn: Value, sums: Sequence[Value]) -> None:
-        """A sender's part. `group`: the warp group's number; `thread`: in the group; `turn`: tiles the group has computed so far."""
+        """A sender's part. `group`: the warp group's number; `thread`: in it; `turn`: tiles the group has computed so far."""
         if self.schedule.persistent:
             b.multi("mbarrier_wait", self.taken, group, b.op("xor", self._parity(b, turn), b.const(1, u32)))
         place = self._place(b, group, b.sub(b.cast(self.rank, u32), b.const(1, u32)))

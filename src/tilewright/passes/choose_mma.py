@@ -1,8 +1,12 @@
 """Schedules of contractions for warp-level matrix instructions (`mma`) and plain multiply-adds (`fma`), on any NVIDIA GPU.
 
 In: a contraction, its sizes and the target. Out: schedules, best first by a model that counts rounds of tiles: a
-multiprocessor that has several blocks finishes them together, and the last round costs as much as a full one. Thin products
+multiprocessor that has several blocks finishes them together, and the last round has as many blocks on each as are left. How many
+blocks there is room for, and how fast they multiply, are the target's numbers from data sheets (`base/target.py`). Thin products
 (a side of eight or fewer) are left to the reductions, which read each operand once.
+
+Long sums are added up in levels (`sum_levels`), in stretches short enough that the results are no further off than those of libraries
+that cut sums into pieces.
 """
 
 from __future__ import annotations
@@ -12,11 +16,14 @@ from dataclasses import replace
 from tilewright.analysis import divisors
 from tilewright.analysis.contraction import Contraction, Factor, plane
 from tilewright.base.dtypes import DType, f32, f64
+from tilewright.base.occupancy import occupancy
+from tilewright.base.record import record
 from tilewright.base.sizes import ONE
-from tilewright.base.target import Target
+from tilewright.base.target import NVPTX, Target
 from tilewright.ir.nodes import Kernel
 from tilewright.ir.ops_matrix import MMA_SHAPES, accumulator_dtype
 from tilewright.passes.schedule_matrix import MatrixSchedule
+from tilewright.passes.sum_levels import in_registers, stretches
 
 THIN = 8
 """The longest side of a product that is left to the reductions."""
@@ -32,15 +39,32 @@ def mma_schedules(
         return ()
     precision = str(kernel.attrs.get("precision", "ieee"))
     operand = found.a.dtype if found.a.dtype is found.b.dtype else found.accumulator
+    work = Work(operand, found.accumulator, precision, batch, m, n, k)
+    candidates: list[MatrixSchedule] = []
     if by_matrix(operand, found.accumulator, precision, target):
         in_vectors = all(reads_vectors(kernel, found, factor) for factor in (found.a, found.b))
         candidates = _mma(operand, precision, in_vectors)
-    else:
+    if not candidates or precision == "3xtf32":
+        # Three products of tf32 are slower than one of f32 where matrix units are few.
         lies = plane(found, found.b)
         along = lies is not None and found.b.tensor is not None and lies.k == found.b.tensor.rank - 1
-        candidates = _fma(found.accumulator, along)
+        candidates += _fma(found.accumulator, along)
+    candidates = [in_levels(s, work, target) for s in candidates]
     fitting = [s for s in candidates if shared_bytes(s, operand, found.accumulator) <= target.max_shared]
-    return tuple(sorted(fitting, key=lambda s: cost(s, target, batch, m, n, k)))
+    return tuple(sorted(fitting, key=lambda s: cost(s, target, work)))
+
+
+@record
+class Work:
+    """What is to be computed."""
+
+    operand: DType
+    total: DType
+    precision: str
+    batch: int
+    m: int
+    n: int
+    k: int
 
 
 def reads_vectors(kernel: Kernel, found: Contraction, factor: Factor) -> bool:
@@ -78,13 +102,52 @@ def by_matrix(operand: DType, total: DType, precision: str, target: Target) -> b
 
 
 def shared_bytes(schedule: MatrixSchedule, operand: DType, total: DType) -> int:
-    """Shared memory of the rings, with their padding, in whichever way the operands lie."""
+    """Shared memory of the rings, with their padding, in whichever way the operands lie, and of sums that are kept there."""
     size = total.itemsize if schedule.family == "fma" else operand.itemsize
     rows = max(
         (schedule.m + schedule.n) * (schedule.k * size + 16), schedule.k * ((schedule.m + schedule.n) * size + 64)
     )
-    return schedule.stages * rows
+    levels = len(stretches(schedule)) - in_registers(schedule, _words(schedule, total), _OTHERS)
+    return schedule.stages * rows + levels * schedule.m * schedule.n * total.itemsize
 
+
+# -- sums in levels -------------------------------------------------------------------------------------------------
+
+_OTHERS = 80
+"""Registers of a thread that hold no sums, about."""
+_STRETCH, _STRETCHES = 32, 8
+"""Terms added up at once, and, where registers have room for it, such sums in turn: nearly as good as adding in pairs."""
+_LONG_STRETCH = 256
+"""The same where sums fill the registers, and those of the level above lie in shared memory."""
+
+
+def _words(schedule: MatrixSchedule, total: DType) -> int:
+    """Registers of a thread's sums."""
+    return schedule.m * schedule.n // schedule.threads * max(1, total.itemsize // 4)
+
+
+def in_levels(schedule: MatrixSchedule, work: Work, target: Target) -> MatrixSchedule:
+    """The schedule with its sum in levels, where that makes a difference: in f32 and f64. Sums of rounded products do not gain."""
+    if not work.total.is_float or work.operand.itemsize < 4 or work.precision == "tf32":
+        return schedule
+    stretch = max(_STRETCH, schedule.k)
+    if schedule.family == "mma" and work.operand is f32:
+        # Matrix units drop what does not fit when they add: the less they have added up the better.
+        short = schedule.k if work.k < 1024 else stretch
+        return replace(schedule, chunk=short) if work.k > short else schedule
+    if _words(schedule, work.total) > 64:
+        # One chain, as libraries have it for large tiles, where shared memory would hold fewer blocks with the sums in it.
+        kept = replace(schedule, chunk=_LONG_STRETCH)
+        fits = 2 * (shared_bytes(kept, work.operand, work.total) + 1024) <= target.shared_per_sm
+        return kept if fits and work.k > _LONG_STRETCH else schedule
+    few = _words(schedule, work.total) <= 32
+    stretch = stretch if few or work.k < 512 else 2 * stretch
+    if work.k <= stretch:
+        return schedule
+    return replace(schedule, chunk=stretch, chunks=_STRETCHES if few and work.k > 2 * stretch * _STRETCHES else 1)
+
+
+# -- tiles ----------------------------------------------------------------------------------------------------------
 
 _MMA = (
     MatrixSchedule("mma", 128, 256, 32, stages=3, warps_m=2, warps_n=4, persistent=False),
@@ -123,8 +186,8 @@ def _mma(operand: DType, precision: str, in_vectors: bool) -> list[MatrixSchedul
         return list(_MMA_F64)
     tiles: tuple[MatrixSchedule, ...] = _MMA if in_vectors else _LOOSE
     if operand is f32 and precision == "3xtf32":
-        # Parts of both operands are in registers too: no room for the largest tile.
-        tiles = tuple(s for s in tiles if s.n <= 128)
+        # Parts of both operands, and two levels of sums, are in registers: no room for the largest tile, and more warps for the next.
+        tiles = tuple(replace(s, warps_n=4) if s.m * s.n == 128 * 128 else s for s in tiles if s.n <= 128)
     return [replace(s, k=2 * s.k // operand.itemsize) for s in tiles]
 
 
@@ -136,13 +199,49 @@ def _fma(total: DType, along: bool) -> list[MatrixSchedule]:
     return [replace(_FMA[0], k=8, stages=3), *_FMA[1:]] if along else list(_FMA)
 
 
-def cost(schedule: MatrixSchedule, target: Target, batch: int, m: int, n: int, k: int) -> float:
-    """Estimated time, in arbitrary units."""
-    tiles = batch * -(-m // schedule.m) * -(-n // schedule.n)
-    area = schedule.m * schedule.n
-    together = max(1, 256 * 128 // area)
+# -- the model ------------------------------------------------------------------------------------------------------
+
+_RATE = 0.2e6
+"""Multiply-adds one multiprocessor does in a microsecond where nothing is known of the chip."""
+_FEED = 3.0
+"""How many times faster than memory the L2 cache is."""
+
+
+def rate(schedule: MatrixSchedule, work: Work, target: Target) -> float:
+    """Multiply-adds of one multiprocessor in a microsecond, as its maker says."""
+    name = work.operand.name if schedule.family == "mma" else work.total.name
+    if schedule.family == "mma" and work.operand is f32:
+        name = "tf32"
+    elif schedule.family == "mma" and work.operand is f64 and target.peak("f64.matrix"):
+        name = "f64.matrix"
+    times = 3 if schedule.family == "mma" and work.precision == "3xtf32" else 1
+    known = NVPTX.get(target.name, target)
+    return target.peak(name) * 1e6 / (2 * known.multiprocessors) / times or _RATE / times
+
+
+def cost(schedule: MatrixSchedule, target: Target, work: Work) -> float:
+    """Estimated microseconds."""
+    tiles = work.batch * -(-work.m // schedule.m) * -(-work.n // schedule.n)
+    area, size = schedule.m * schedule.n, work.operand.itemsize
+    words = _words(schedule, work.total)
+    registers = min(target.max_registers, words * (1 + in_registers(schedule, words, _OTHERS)) + _OTHERS)
+    room = occupancy(target, schedule.threads, registers, shared_bytes(schedule, work.operand, work.total))
+    together = max(1, room.blocks if room is not None else 1)
     # Small tiles read their operands more often.
-    rate = 1 / (1 + 24 * (1 / schedule.m + 1 / schedule.n))
-    rounds = -(-tiles // (target.multiprocessors * together))
-    filled = min(together, -(-tiles // target.multiprocessors)) if rounds == 1 else together
-    return rounds * filled * area * (k + 64) / rate
+    reached = rate(schedule, work, target) / (1 + 24 * (1 / schedule.m + 1 / schedule.n))
+    feed = _FEED * target.bandwidth * 1e6 / target.multiprocessors
+
+    def one_round(blocks: int) -> float:
+        """The time of so many blocks side by side on one multiprocessor."""
+        computed = blocks * area * (work.k + 64) / (reached * _busy(blocks * schedule.threads // 32))
+        fed = blocks * (schedule.m + schedule.n) * work.k * size / feed if feed else 0.0
+        return max(computed, fed)
+
+    rounds, left = divmod(tiles, target.multiprocessors * together)
+    return rounds * one_round(together) + (one_round(-(-left // target.multiprocessors)) if left else 0.0)
+
+
+def _busy(warps: int) -> float:
+    """The part of its rate a multiprocessor reaches with so many warps: it has four schedulers, and two warps keep one busy."""
+    each = max(1.0, warps / 4)
+    return min(1.0, warps / 4) * min(1.0, 1.25 * each / (each + 0.5))

@@ -35,8 +35,10 @@ class Unit(ABC):
     """What operands are in shared memory."""
     parts: int
     """Parts of one step, each with fragments of its own."""
+    words: int
+    """Registers of the sums of a thread."""
     registers: int
-    """About how many registers a thread needs."""
+    """About how many registers a thread needs in all."""
     plain: bool
     """Fragments are read by ordinary loads, which compilers move."""
 
@@ -95,7 +97,8 @@ class FmaUnit(Unit):
         self.wide = layout.vector[1]
         words = max(1, total.itemsize // 4)
         step = (schedule.m + schedule.n) * schedule.k // schedule.threads
-        self.registers = words * (rows * columns * self.wide + 2 * (rows + columns * self.wide) + step) + 32
+        self.words = words * rows * columns * self.wide
+        self.registers = self.words + words * (2 * (rows + columns * self.wide) + step) + 32
 
     def major(self, given: str) -> str:
         return "mn"
@@ -186,7 +189,8 @@ class MmaUnit(Unit):
         self.tall = self.a_count * 16 // self.m
         """Registers of 16 rows of a."""
         fragments = (self.tall * self.down + self.b_count * self.across) * (2 if operand is f64 else 1)
-        self.registers = 4 * words * self.down * self.across + (4 if self.split else 2) * fragments + 40
+        self.words = 4 * words * self.down * self.across
+        self.registers = self.words + (4 if self.split else 2) * fragments + 40
 
     def major(self, given: str) -> str:
         # Only 16-bit elements can be turned on the way to registers, and single ones of four bytes or more be read.

@@ -49,6 +49,10 @@ class MatrixSchedule:
     """Exchange the factors: the tile's rows are the results' columns."""
     parts: int = 1
     """Parts the sum is cut into, computed by different blocks and added up by a second kernel."""
+    chunk: int = 0
+    """Terms of the sum that are added up from zero before they are added to the rest (mma, fma); 0: all."""
+    chunks: int = 1
+    """Such sums that are added up from zero in turn."""
     a_copy: str = "tma"
     b_copy: str = "tma"
     """How operands are brought: by the copy engine (`tma`; `image`: as the pixels of a convolution), packed first (`pack`), or by threads

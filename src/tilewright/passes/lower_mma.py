@@ -211,8 +211,9 @@ class _Lowering(TileLowering):
         b.multi("barrier")
         parts = self.unit.parts
 
-        def body(inner: Builder, k: Value, reading: Value, writing: Value, *carried: Value) -> list[Value]:
-            sums, fragments = list(carried[: len(zeros)]), list(carried[len(zeros) :])
+        def run(inner: Builder, k: Value, state: Sequence[Value], sums: Sequence[Value]) -> tuple[list[Value], list[Value]]:
+            """One step: the sums, and what the next step begins with."""
+            reading, writing, *fragments = state
             following = self._next(inner, reading)
             held: list[Registers | None] = []
             for part in range(parts):
@@ -231,30 +232,34 @@ class _Lowering(TileLowering):
             if self.unit.plain:
                 # Else LLVM moves the loads just above to the start of the next step, where they are waited for.
                 inner.multi("warp_sync")
-            return [following, self._next(inner, writing), *sums, *fragments]
+            return list(sums), [following, self._next(inner, writing), *fragments]
 
         def level(outer: Builder, first: Value, stop: Value, lengths: Sequence[int], state: Sequence[Value]) -> list[Value]:
-            """The sums from `first` to `stop`, and the state of the pipeline behind them."""
-            if not lengths:
-                start = [*state[:2], *zeros, *state[2:]]
-                found = outer.for_(first, stop, outer.index(step), start, body, name="k", unroll=1)
-                return [*found[2 : 2 + len(zeros)], *found[:2], *found[2 + len(zeros) :]]
-            length, kept = outer.index(lengths[0]), self.kept.get(lengths[0])
+            """The sums from `first` to `stop`, and what the step behind them begins with."""
+            length = outer.index(lengths[0] if lengths else step)
+            kept = self.kept.get(lengths[0]) if lengths else None
             totals = zeros if kept is None else []
             if kept is not None:
                 kept.put(outer, zeros)
 
             def stretch(inner: Builder, k: Value, *carried: Value) -> list[Value]:
-                until = inner.op("min", inner.add(k, length), stop)
-                found = level(inner, k, until, lengths[1:], carried[len(totals) :])
-                sums, later = found[: len(zeros)], found[len(zeros) :]
+                before, begun = carried[: len(totals)], carried[len(totals) :]
+                if not lengths:
+                    sums, later = run(inner, k, begun, before)
+                    return [*sums, *later]
+                if lengths[0] == step:
+                    sums, later = run(inner, k, begun, zeros)
+                else:
+                    found = level(inner, k, inner.op("min", inner.add(k, length), stop), lengths[1:], begun)
+                    sums, later = found[: len(zeros)], found[len(zeros) :]
                 if kept is not None:
                     kept.add(inner, sums)
                     return later
-                return [*(inner.add(t, s) for t, s in zip(carried[: len(zeros)], sums, strict=True)), *later]
+                return [*(inner.add(t, s) for t, s in zip(before, sums, strict=True)), *later]
 
-            found = list(outer.for_(first, stop, length, [*totals, *state], stretch, name="stretch", unroll=1))
-            return found if kept is None else [*kept.get(outer), *found]
+            name = "k" if not lengths or lengths[0] == step else "stretch"
+            found = outer.for_(first, stop, length, [*totals, *state], stretch, name=name, unroll=1)
+            return [*(kept.get(outer) if kept is not None else ()), *found]
 
         begun = [b.index(0), b.index(ahead), *self.unit.read(b, 0, b.index(0))]
         results = level(b, low, end, stretches(self.schedule), begun)

@@ -20,8 +20,8 @@ from tilewright.base.errors import UserError
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.layouts import Accumulator, Blocked
-from tilewright.ir.nodes import Value
-from tilewright.ir.ops_matrix import MMA_SHAPES, accumulator_dtype
+from tilewright.ir.nodes import Attr, Value
+from tilewright.ir.ops_matrix import MMA_SHAPES, accumulator_dtype, mma_shape
 from tilewright.ir.types import Vec
 from tilewright.passes.registers import Cell, ThreadView
 from tilewright.passes.schedule_matrix import MatrixSchedule
@@ -176,7 +176,11 @@ class MmaUnit(Unit):
             )
         self.stored, self.layout, self.shape = operand, layout, (schedule.m, schedule.n)
         self.split = operand is f32 and precision == "3xtf32"
-        (self.m, _, self.k), self.a_count, self.b_count, self.c_count = MMA_SHAPES[operand.name]
+        # From Hopper on f64 has instructions of 16 rows.
+        self.kind: dict[str, Attr] = {"dtype": operand}
+        if operand is f64 and target.sm >= 90:
+            self.kind["k"] = 8
+        (self.m, _, self.k), self.a_count, self.b_count, self.c_count = mma_shape(self.kind)
         self.down, self.across = layout.part(0, schedule.m) // 16, layout.part(1, schedule.n) // 8
         if not self.down or not self.across or schedule.k % self.k:
             raise UserError.at(
@@ -279,11 +283,12 @@ class MmaUnit(Unit):
         return b.select(b.op("isnan", value), bits, b.add(bits, b.const(_HALF, u32)))
 
     def _halves(self, b: Builder, bits: Value) -> tuple[Value, Value]:
-        """An f32 as a tf32 and what that leaves, rounded to tf32. An infinity leaves nothing."""
-        big = b.op("and", bits, b.const(_CUT, u32))
-        value, cut = b.bitcast(bits, f32), b.bitcast(big, f32)
-        rest = b.select(b.op("eq", value, cut), b.const(0, f32), b.sub(value, cut))
-        return big, b.add(b.bitcast(rest, u32), b.const(_HALF, u32))
+        """An f32 as the nearest tf32 and what that leaves, of which the instruction drops little. An infinity leaves nothing."""
+        value = b.bitcast(bits, f32)
+        near = b.op("and", b.add(bits, b.const(_HALF, u32)), b.const(_CUT, u32))
+        big = b.bitcast(b.select(b.op("isnan", value), bits, near), f32)
+        rest = b.select(b.op("eq", value, big), b.const(0, f32), b.sub(value, big))
+        return b.bitcast(big, u32), b.bitcast(rest, u32)
 
     def _products(
         self, b: Builder, first: Sequence[Value], second: Sequence[Value], sums: Sequence[Value]
@@ -298,7 +303,7 @@ class MmaUnit(Unit):
                     place = slice(start, start + self.c_count)
                     # An instruction of eight rows takes every other register.
                     own = left[half :: 16 // self.m]
-                    result[place] = b.multi("mma", *own, *right, *result[place], dtype=self.stored)
+                    result[place] = b.multi("mma", *own, *right, *result[place], **self.kind)
         return result
 
     def cells(self, b: Builder, sums: Sequence[Value]) -> dict[Cell, Value]:

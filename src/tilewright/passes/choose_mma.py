@@ -46,12 +46,10 @@ def mma_schedules(
         candidates = _mma(operand, precision, in_vectors)
     if not candidates or precision == "3xtf32":
         # Three products of tf32 are slower than one of f32 where matrix units are few.
-        lies = plane(found, found.b)
-        along = lies is not None and found.b.tensor is not None and lies.k == found.b.tensor.rank - 1
-        candidates += _fma(found.accumulator, along)
+        candidates += _fma(kernel, found)
     candidates = [in_levels(s, work, target) for s in candidates]
     fitting = [s for s in candidates if shared_bytes(s, operand, found.accumulator) <= target.max_shared]
-    return tuple(sorted(fitting, key=lambda s: cost(s, target, work)))
+    return tuple(sorted(fitting, key=lambda s: cost(s, target, work, turned(found, s))))
 
 
 @record
@@ -117,8 +115,10 @@ _OTHERS = 80
 """Registers of a thread that hold no sums, about."""
 _STRETCH, _STRETCHES = 32, 8
 """Terms added up at once, and, where registers have room for it, such sums in turn: nearly as good as adding in pairs."""
-_LONG_STRETCH = 256
+_LONG_STRETCH = 512
 """The same where sums fill the registers, and those of the level above lie in shared memory."""
+_SHORT_STRETCH = 16
+"""The same for matrix units, which drop bits when they add, where libraries add up with little error: in short sums."""
 
 
 def _words(schedule: MatrixSchedule, total: DType) -> int:
@@ -130,18 +130,20 @@ def in_levels(schedule: MatrixSchedule, work: Work, target: Target) -> MatrixSch
     """The schedule with its sum in levels, where that makes a difference: in f32 and f64. Sums of rounded products do not gain."""
     if not work.total.is_float or work.operand.itemsize < 4 or work.precision == "tf32":
         return schedule
-    stretch = max(_STRETCH, schedule.k)
     if schedule.family == "mma" and work.operand is f32:
-        # Matrix units drop what does not fit when they add: the less they have added up the better.
-        short = schedule.k if work.k < 1024 else stretch
-        return replace(schedule, chunk=short) if work.k > short else schedule
+        # The error goes with the stretch over the root of the length: this keeps it below that of a chain in f32.
+        stretch = _SHORT_STRETCH
+        while work.k >= 1024 and stretch < 256 and stretch * stretch <= work.k:
+            stretch *= 2
+        stretch = max(schedule.k, stretch)
+        return replace(schedule, chunk=stretch) if work.k > stretch else schedule
     if _words(schedule, work.total) > 64:
         # One chain, as libraries have it for large tiles, where shared memory would hold fewer blocks with the sums in it.
         kept = replace(schedule, chunk=_LONG_STRETCH)
         fits = 2 * (shared_bytes(kept, work.operand, work.total) + 1024) <= target.shared_per_sm
         return kept if fits and work.k > _LONG_STRETCH else schedule
     few = _words(schedule, work.total) <= 32
-    stretch = stretch if few or work.k < 512 else 2 * stretch
+    stretch = max(schedule.k, _STRETCH if few or work.k < 512 else 2 * _STRETCH)
     if work.k <= stretch:
         return schedule
     return replace(schedule, chunk=stretch, chunks=_STRETCHES if few and work.k > 2 * stretch * _STRETCHES else 1)
@@ -160,9 +162,10 @@ _MMA = (
 """For elements of two bytes; `k` shrinks or grows with the element."""
 
 _MMA_F64 = (
+    MatrixSchedule("mma", 128, 128, 16, stages=3, warps_m=4, warps_n=2, persistent=False),
     MatrixSchedule("mma", 128, 64, 16, stages=3, warps_m=4, warps_n=2, persistent=False),
     MatrixSchedule("mma", 64, 64, 16, stages=4, warps_m=2, warps_n=2, persistent=False),
-    MatrixSchedule("mma", 32, 32, 16, stages=4, warps_m=1, warps_n=2, persistent=False),
+    MatrixSchedule("mma", 32, 32, 32, stages=3, warps_m=2, warps_n=2, persistent=False),
 )
 
 _LOOSE = (
@@ -174,10 +177,16 @@ _LOOSE = (
 """Where elements are brought one at a time: fewer for each thread."""
 
 _FMA = (
-    MatrixSchedule("fma", 128, 128, 16, stages=2, warps_m=2, warps_n=2, persistent=False),
-    MatrixSchedule("fma", 64, 128, 8, stages=3, warps_m=2, warps_n=2, persistent=False),
-    MatrixSchedule("fma", 64, 64, 8, stages=3, warps_m=2, warps_n=1, persistent=False),
-    MatrixSchedule("fma", 32, 32, 8, stages=3, warps_m=1, warps_n=1, persistent=False),
+    MatrixSchedule("fma", 128, 128, 8, stages=3, warps_m=2, warps_n=2, persistent=False),
+    MatrixSchedule("fma", 64, 64, 32, stages=2, warps_m=2, warps_n=2, persistent=False),
+    MatrixSchedule("fma", 32, 64, 32, stages=2, warps_m=2, warps_n=2, persistent=False),
+    MatrixSchedule("fma", 32, 32, 32, stages=3, warps_m=2, warps_n=1, persistent=False),
+)
+"""Long steps for small tiles: little else hides the time operands take to arrive."""
+_FMA_F64 = (
+    MatrixSchedule("fma", 64, 128, 8, stages=3, warps_m=4, warps_n=2, persistent=False),
+    MatrixSchedule("fma", 64, 64, 16, stages=2, warps_m=4, warps_n=2, persistent=False),
+    MatrixSchedule("fma", 32, 32, 16, stages=3, warps_m=2, warps_n=2, persistent=False),
 )
 
 
@@ -191,12 +200,28 @@ def _mma(operand: DType, precision: str, in_vectors: bool) -> list[MatrixSchedul
     return [replace(s, k=2 * s.k // operand.itemsize) for s in tiles]
 
 
-def _fma(total: DType, along: bool) -> list[MatrixSchedule]:
-    """`along`: the second factor's rows run along the sum, so that its elements are turned on their way."""
-    if total.itemsize == 8:
-        wide = MatrixSchedule("fma", 128, 128, 8, stages=3, warps_m=4, warps_n=2, persistent=False)
-        return [replace(s, m=s.m // 2) if s.m > 32 else s for s in (wide, *_FMA[1:])]
-    return [replace(_FMA[0], k=8, stages=3), *_FMA[1:]] if along else list(_FMA)
+def _fma(kernel: Kernel, found: Contraction) -> list[MatrixSchedule]:
+    """Threads read rows that run across the sum; others are turned on their way, or by packing them first."""
+    tiles: list[MatrixSchedule] = list(_FMA_F64 if found.accumulator.itemsize == 8 else _FMA)
+    plain = len(found.k) == len(found.m) == len(found.n) == 1 and found.a.dtype is found.b.dtype is f32
+    first, second = (plain and _runs_along(found, f) and reads_vectors(kernel, found, f) for f in (found.a, found.b))
+    if first or second:
+        tiles.append(replace(tiles[0], a_copy="pack" if first else "tma", b_copy="pack" if second else "tma"))
+    return tiles
+
+
+def _runs_along(found: Contraction, factor: Factor) -> bool:
+    """Whether a factor's rows in memory run along the sum."""
+    lies = plane(found, factor)
+    return lies is not None and factor.tensor is not None and lies.k == factor.tensor.rank - 1
+
+
+def turned(found: Contraction, schedule: MatrixSchedule) -> int:
+    """How many factors' elements are turned on their way to shared memory."""
+    if schedule.family != "fma":
+        return 0
+    ways = ((found.a, schedule.a_copy), (found.b, schedule.b_copy))
+    return sum(1 for factor, way in ways if way != "pack" and _runs_along(found, factor))
 
 
 # -- the model ------------------------------------------------------------------------------------------------------
@@ -205,6 +230,10 @@ _RATE = 0.2e6
 """Multiply-adds one multiprocessor does in a microsecond where nothing is known of the chip."""
 _FEED = 3.0
 """How many times faster than memory the L2 cache is."""
+_TURNING = 0.035
+"""The part of its time that turning one factor's elements costs a multiprocessor."""
+_SECOND, _PACKING = 2.5, 0.75
+"""Microseconds that one more kernel costs, and the part of the memory's rate at which one packs."""
 
 
 def rate(schedule: MatrixSchedule, work: Work, target: Target) -> float:
@@ -219,8 +248,8 @@ def rate(schedule: MatrixSchedule, work: Work, target: Target) -> float:
     return target.peak(name) * 1e6 / (2 * known.multiprocessors) / times or _RATE / times
 
 
-def cost(schedule: MatrixSchedule, target: Target, work: Work) -> float:
-    """Estimated microseconds."""
+def cost(schedule: MatrixSchedule, target: Target, work: Work, turning: int = 0) -> float:
+    """Estimated microseconds, where so many factors are turned on their way."""
     tiles = work.batch * -(-work.m // schedule.m) * -(-work.n // schedule.n)
     area, size = schedule.m * schedule.n, work.operand.itemsize
     words = _words(schedule, work.total)
@@ -228,7 +257,7 @@ def cost(schedule: MatrixSchedule, target: Target, work: Work) -> float:
     room = occupancy(target, schedule.threads, registers, shared_bytes(schedule, work.operand, work.total))
     together = max(1, room.blocks if room is not None else 1)
     # Small tiles read their operands more often.
-    reached = rate(schedule, work, target) / (1 + 24 * (1 / schedule.m + 1 / schedule.n))
+    reached = rate(schedule, work, target) / (1 + 24 * (1 / schedule.m + 1 / schedule.n)) / (1 + _TURNING * turning)
     feed = _FEED * target.bandwidth * 1e6 / target.multiprocessors
 
     def one_round(blocks: int) -> float:
@@ -238,10 +267,14 @@ def cost(schedule: MatrixSchedule, target: Target, work: Work) -> float:
         return max(computed, fed)
 
     rounds, left = divmod(tiles, target.multiprocessors * together)
-    return rounds * one_round(together) + (one_round(-(-left // target.multiprocessors)) if left else 0.0)
+    total = rounds * one_round(together) + (one_round(-(-left // target.multiprocessors)) if left else 0.0)
+    for way, across in ((schedule.a_copy, work.m), (schedule.b_copy, work.n)):
+        if way == "pack":
+            # Rates are those of one chip of several; bytes that nobody knows the rate of are too many to pack.
+            total += _SECOND + 2 * work.batch * across * work.k * size / (_PACKING * (target.bandwidth or 0.1) * 1e6)
+    return total
 
 
 def _busy(warps: int) -> float:
     """The part of its rate a multiprocessor reaches with so many warps: it has four schedulers, and two warps keep one busy."""
-    each = max(1.0, warps / 4)
-    return min(1.0, warps / 4) * min(1.0, 1.25 * each / (each + 0.5))
+    return min(1.0, warps / 8)

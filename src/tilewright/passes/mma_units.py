@@ -283,12 +283,12 @@ class MmaUnit(Unit):
         return b.select(b.op("isnan", value), bits, b.add(bits, b.const(_HALF, u32)))
 
     def _halves(self, b: Builder, bits: Value) -> tuple[Value, Value]:
-        """An f32 as the nearest tf32 and what that leaves, of which the instruction drops little. An infinity leaves nothing."""
-        value = b.bitcast(bits, f32)
-        near = b.op("and", b.add(bits, b.const(_HALF, u32)), b.const(_CUT, u32))
-        big = b.bitcast(b.select(b.op("isnan", value), bits, near), f32)
-        rest = b.select(b.op("eq", value, big), b.const(0, f32), b.sub(value, big))
-        return b.bitcast(big, u32), b.bitcast(rest, u32)
+        """An f32 as the nearest tf32 and what that leaves, of which the instruction drops little. An infinity leaves nothing; a NaN
+        that rounding turns into something else leaves a NaN."""
+        big = b.op("and", b.add(bits, b.const(_HALF, u32)), b.const(_CUT, u32))
+        value, near = b.bitcast(bits, f32), b.bitcast(big, f32)
+        rest = b.select(b.op("eq", value, near), b.const(0, f32), b.sub(value, near))
+        return big, b.bitcast(rest, u32)
 
     def _products(
         self, b: Builder, first: Sequence[Value], second: Sequence[Value], sums: Sequence[Value]
@@ -303,7 +303,7 @@ class MmaUnit(Unit):
                     place = slice(start, start + self.c_count)
                     # An instruction of eight rows takes every other register.
                     own = left[half :: 16 // self.m]
-                    result[place] = b.multi("mma", *own, *right, *result[place], **self.kind)
+                    result[place] = b.emit("mma", [*own, *right, *result[place]], self.kind)
         return result
 
     def cells(self, b: Builder, sums: Sequence[Value]) -> dict[Cell, Value]:

@@ -131,18 +131,21 @@ def in_levels(schedule: MatrixSchedule, work: Work, target: Target) -> MatrixSch
     if not work.total.is_float or work.operand.itemsize < 4 or work.precision == "tf32":
         return schedule
     if schedule.family == "mma" and work.operand is f32:
-        # The error goes with the stretch over the root of the length: this keeps it below that of a chain in f32.
-        stretch = _SHORT_STRETCH
-        while work.k >= 1024 and stretch < 256 and stretch * stretch <= work.k:
+        # The error goes with the stretch over the root of the length: this keeps it below that of a chain in f32. In short sums the
+        # product of the small parts counts as much.
+        stretch, products = max(schedule.k, _SHORT_STRETCH), 4 if work.k < 1024 else 3
+        while products == 3 and stretch < 256 and stretch * stretch <= work.k:
             stretch *= 2
-        stretch = max(schedule.k, stretch)
-        return replace(schedule, chunk=stretch) if work.k > stretch else schedule
+        return replace(schedule, chunk=stretch if work.k > stretch else 0, products=products)
     if _words(schedule, work.total) > 64:
         # One chain, as libraries have it for large tiles, where shared memory would hold fewer blocks with the sums in it.
         kept = replace(schedule, chunk=_LONG_STRETCH)
         fits = 2 * (shared_bytes(kept, work.operand, work.total) + 1024) <= target.shared_per_sm
         return kept if fits and work.k > _LONG_STRETCH else schedule
     few = _words(schedule, work.total) <= 32
+    tiles = work.batch * -(-work.m // schedule.m) * -(-work.n // schedule.n)
+    if work.operand is f64 and not few and 2 * tiles > target.multiprocessors:
+        return schedule  # a chain, as libraries have it where results are many: additions cost as much as matrix instructions
     stretch = max(schedule.k, _STRETCH if few or work.k < 512 else 2 * _STRETCH)
     if work.k <= stretch:
         return schedule
@@ -179,8 +182,8 @@ _LOOSE = (
 _FMA = (
     MatrixSchedule("fma", 128, 128, 8, stages=3, warps_m=2, warps_n=2, persistent=False),
     MatrixSchedule("fma", 64, 64, 32, stages=2, warps_m=2, warps_n=2, persistent=False),
-    MatrixSchedule("fma", 32, 64, 32, stages=2, warps_m=2, warps_n=2, persistent=False),
     MatrixSchedule("fma", 32, 32, 32, stages=3, warps_m=2, warps_n=1, persistent=False),
+    MatrixSchedule("fma", 32, 64, 32, stages=2, warps_m=2, warps_n=2, persistent=False),
 )
 """Long steps for small tiles: little else hides the time operands take to arrive."""
 _FMA_F64 = (
@@ -230,8 +233,10 @@ _RATE = 0.2e6
 """Multiply-adds one multiprocessor does in a microsecond where nothing is known of the chip."""
 _FEED = 3.0
 """How many times faster than memory the L2 cache is."""
-_TURNING = 0.035
-"""The part of its time that turning one factor's elements costs a multiprocessor."""
+_TURNING = (0.0, 0.05, 0.06)
+"""The part of its time that turning the elements of so many factors costs a multiprocessor."""
+_WARPS = 8
+"""Warps that keep a multiprocessor busy: two for each of its four schedulers."""
 _SECOND, _PACKING = 2.5, 0.75
 """Microseconds that one more kernel costs, and the part of the memory's rate at which one packs."""
 
@@ -257,12 +262,14 @@ def cost(schedule: MatrixSchedule, target: Target, work: Work, turning: int = 0)
     room = occupancy(target, schedule.threads, registers, shared_bytes(schedule, work.operand, work.total))
     together = max(1, room.blocks if room is not None else 1)
     # Small tiles read their operands more often.
-    reached = rate(schedule, work, target) / (1 + 24 * (1 / schedule.m + 1 / schedule.n)) / (1 + _TURNING * turning)
+    most = 1 / (1 + 24 * (1 / schedule.m + 1 / schedule.n))
+    reached = rate(schedule, work, target) / (1 + _TURNING[turning])
     feed = _FEED * target.bandwidth * 1e6 / target.multiprocessors
 
     def one_round(blocks: int) -> float:
         """The time of so many blocks side by side on one multiprocessor."""
-        computed = blocks * area * (work.k + 64) / (reached * _busy(blocks * schedule.threads // 32))
+        busy = min(most, blocks * schedule.threads / 32 / _WARPS)
+        computed = blocks * area * (work.k + 64) / (reached * busy)
         fed = blocks * (schedule.m + schedule.n) * work.k * size / feed if feed else 0.0
         return max(computed, fed)
 
@@ -274,7 +281,3 @@ def cost(schedule: MatrixSchedule, target: Target, work: Work, turning: int = 0)
             total += _SECOND + 2 * work.batch * across * work.k * size / (_PACKING * (target.bandwidth or 0.1) * 1e6)
     return total
 
-
-def _busy(warps: int) -> float:
-    """The part of its rate a multiprocessor reaches with so many warps: it has four schedulers, and two warps keep one busy."""
-    return min(1.0, warps / 8)

@@ -175,7 +175,7 @@ class MmaUnit(Unit):
                 "TW005", f"no matrix instruction multiplies {operand} and adds up in {total} with precision {precision}"
             )
         self.stored, self.layout, self.shape = operand, layout, (schedule.m, schedule.n)
-        self.split = operand is f32 and precision == "3xtf32"
+        self.split, self.four = operand is f32 and precision == "3xtf32", schedule.products == 4
         # From Hopper on f64 has instructions of 16 rows.
         self.kind: dict[str, Attr] = {"dtype": operand}
         if operand is f64 and target.sm >= 90:
@@ -273,7 +273,10 @@ class MmaUnit(Unit):
             return self._products(b, first, second, sums)
         big, small = zip(*(self._halves(b, v) for v in first), strict=True)
         other_big, other_small = zip(*(self._halves(b, v) for v in second), strict=True)
-        result = self._products(b, small, other_big, sums)
+        result = list(sums)
+        if self.four:
+            result = self._products(b, small, other_small, result)
+        result = self._products(b, small, other_big, result)
         result = self._products(b, big, other_small, result)
         return self._products(b, big, other_big, result)
 
@@ -283,12 +286,12 @@ class MmaUnit(Unit):
         return b.select(b.op("isnan", value), bits, b.add(bits, b.const(_HALF, u32)))
 
     def _halves(self, b: Builder, bits: Value) -> tuple[Value, Value]:
-        """An f32 as the nearest tf32 and what that leaves, of which the instruction drops little. An infinity leaves nothing; a NaN
-        that rounding turns into something else leaves a NaN."""
-        big = b.op("and", b.add(bits, b.const(_HALF, u32)), b.const(_CUT, u32))
-        value, near = b.bitcast(bits, f32), b.bitcast(big, f32)
-        rest = b.select(b.op("eq", value, near), b.const(0, f32), b.sub(value, near))
-        return big, b.bitcast(rest, u32)
+        """An f32 as a tf32 and what that leaves, rounded to tf32. An infinity leaves nothing. Both have the number's sign, else an
+        infinity they are multiplied by would give two."""
+        big = b.op("and", bits, b.const(_CUT, u32))
+        value, cut = b.bitcast(bits, f32), b.bitcast(big, f32)
+        rest = b.select(b.op("eq", value, cut), b.const(0, f32), b.sub(value, cut))
+        return big, b.add(b.bitcast(rest, u32), b.const(_HALF, u32))
 
     def _products(
         self, b: Builder, first: Sequence[Value], second: Sequence[Value], sums: Sequence[Value]

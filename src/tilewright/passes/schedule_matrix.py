@@ -53,6 +53,8 @@ class MatrixSchedule:
     """Terms of the sum that are added up from zero before they are added to the rest (mma, fma); 0: all."""
     chunks: int = 1
     """Such sums that are added up from zero in turn."""
+    products: int = 3
+    """Of the two parts of each factor (precision `3xtf32`): 4 has that of the small parts too."""
     a_copy: str = "tma"
     b_copy: str = "tma"
     """How operands are brought: by the copy engine (`tma`; `image`: as the pixels of a convolution), packed first (`pack`), or by threads

@@ -253,7 +253,7 @@ for _layout in ("kn", "nk"):
             factors(_layout, dtypes.f32),
             partial(matrices, _layout),
             precision=_precision,
-            torch=partial(torch_matrices, _layout) if _precision == "tf32" else None,
+            torch=partial(torch_matrices, _layout),
         )
     add(
         f"{_layout}_f64",

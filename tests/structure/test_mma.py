@@ -74,8 +74,9 @@ def ptx(name: str, target: str, m: int = N, n: int = N, k: int = N) -> str:
 
 
 def sum_loop(found: Stages) -> list[Op]:
-    """The ops of the loop along the sum."""
-    (loop,) = (op for call in found.thread.calls for op in walk(call.kernel.body) if op.opcode == "for")
+    """The ops of the innermost loop along the sum."""
+    loops = [op for call in found.thread.calls for op in walk(call.kernel.body) if op.opcode == "for"]
+    (loop,) = (op for op in loops if not any(inner.opcode == "for" for inner in walk(op.regions[0])))
     return list(walk(loop.regions[0]))
 
 

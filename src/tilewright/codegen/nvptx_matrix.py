@@ -16,7 +16,7 @@ from tilewright.base.dtypes import DType, f8e4m3, f8e5m2, f16, f32, f64, i8, u8
 from tilewright.base.errors import CompilerBug
 from tilewright.codegen.llvm import FunctionWriter, llvm_type, memory_type
 from tilewright.ir.nodes import Op, Value
-from tilewright.ir.ops_matrix import MMA_SHAPES, accumulator_dtype
+from tilewright.ir.ops_matrix import accumulator_dtype, mma_shape
 from tilewright.ir.types import CopyMap, Tensor, dtype_of
 
 Handler = Callable[[FunctionWriter, Op, Sequence[str]], Sequence[str]]
@@ -347,7 +347,7 @@ _MMA_NAMES = {"bf16": "bf16", "f16": "f32.f32", "f32": "tf32", "i8": "s8", "u8":
 def _mma(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
     dtype = op.attrs["dtype"]
     assert isinstance(dtype, DType)
-    (m, n, k), a, b, c = MMA_SHAPES[dtype.name]
+    (m, n, k), a, b, c = mma_shape(op.attrs)
     kind = "<2 x half>" if dtype is f16 else "double" if dtype is f64 else "i32"
     result = accumulator_dtype(dtype).llvm
     inputs = [w.let(f"bitcast i32 {x} to {kind}") if dtype is f16 else x for x in operands[: a + b]]

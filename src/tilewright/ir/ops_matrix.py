@@ -216,11 +216,20 @@ MMA_SHAPES: dict[str, tuple[tuple[int, int, int], int, int, int]] = {
 """By operand dtype: m, n, k of one `mma`, and how many registers a, b and the accumulator have in each thread (f32 is tf32)."""
 
 
+def mma_shape(attrs: Attrs) -> tuple[tuple[int, int, int], int, int, int]:
+    """The same for one op. f64 has instructions of 16 rows too, from Hopper on: `k` says how much of the sum they take."""
+    dtype, k = attrs["dtype"], attrs.get("k")
+    assert isinstance(dtype, DType)
+    return ((16, 8, k), k // 2, k // 4, 4) if isinstance(k, int) else MMA_SHAPES[dtype.name]
+
+
 def _mma(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     dtype = attrs.get("dtype")
     if not isinstance(dtype, DType) or dtype.name not in MMA_SHAPES:
         raise _fail(f"dtype is one of {', '.join(MMA_SHAPES)}")
-    _, a, b, c = MMA_SHAPES[dtype.name]
+    if "k" in attrs and (dtype is not f64 or attrs["k"] not in (4, 8, 16)):
+        raise _fail("k is 4, 8 or 16, for f64 only")
+    _, a, b, c = mma_shape(attrs)
     operand = Scalar(f64 if dtype is f64 else u32)
     wanted = Scalar(accumulator_dtype(dtype))
     if len(types) != a + b + c or any(t != operand for t in types[: a + b]) or any(t != wanted for t in types[a + b :]):
@@ -348,7 +357,8 @@ DEFINITIONS: tuple[OpDef, ...] = (
          "2 (t % 4) + r % 2. `negate` is not offered.", _wgmma, "sync"),
     _row("wgmma_wait", "Wait until at most `pending` groups of `wgmma` are unfinished; gives the accumulators.",
          _counted("pending", _same_scalars), "sync"),
-    _row("mma", "`mma %a… %b… %c… {dtype}`: the warp's matrix instruction on registers; f32 means tf32.", _mma, "sync"),
+    _row("mma", "`mma %a… %b… %c… {dtype}`: the warp's matrix instruction on registers; f32 means tf32. f64 with `k` (4, 8, 16): the "
+         "instructions of 16 rows that Hopper has.", _mma, "sync"),
     _row("ldmatrix", "`ldmatrix %t, %offset {count, trans}`: count 8x8 matrices of 16-bit elements from shared memory; lane l gives the place of "
          "row l % 8 of matrix l / 8, and gets elements 2 (l % 4) and the next of row l / 4 (with `trans`, of column l / 4).", _ldmatrix, "sync"),
     _row("stmatrix", "The reverse of `ldmatrix`.", _stmatrix, "sync"),

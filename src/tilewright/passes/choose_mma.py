@@ -1,8 +1,12 @@
 """Schedules of contractions for warp-level matrix instructions (`mma`) and plain multiply-adds (`fma`), on any NVIDIA GPU.
 
 In: a contraction, its sizes and the target. Out: schedules, best first by a model that counts rounds of tiles: a
-multiprocessor that has several blocks finishes them together, and the last round costs as much as a full one. Thin products
+multiprocessor that has several blocks finishes them together, and the last round has as many blocks on each as are left. How many
+blocks there is room for, and how fast they multiply, are the target's numbers from data sheets (`base/target.py`). Thin products
 (a side of eight or fewer) are left to the reductions, which read each operand once.
+
+Long sums are added up in levels (`sum_levels`), in stretches short enough that the results are no further off than those of libraries
+that cut sums into pieces.
 """
 
 from __future__ import annotations
@@ -12,11 +16,14 @@ from dataclasses import replace
 from tilewright.analysis import divisors
 from tilewright.analysis.contraction import Contraction, Factor, plane
 from tilewright.base.dtypes import DType, f32, f64
+from tilewright.base.occupancy import occupancy
+from tilewright.base.record import record
 from tilewright.base.sizes import ONE
-from tilewright.base.target import Target
+from tilewright.base.target import NVPTX, Target
 from tilewright.ir.nodes import Kernel
 from tilewright.ir.ops_matrix import MMA_SHAPES, accumulator_dtype
 from tilewright.passes.schedule_matrix import MatrixSchedule
+from tilewright.passes.sum_levels import in_registers, stretches
 
 THIN = 8
 """The longest side of a product that is left to the reductions."""
@@ -32,15 +39,30 @@ def mma_schedules(
         return ()
     precision = str(kernel.attrs.get("precision", "ieee"))
     operand = found.a.dtype if found.a.dtype is found.b.dtype else found.accumulator
+    work = Work(operand, found.accumulator, precision, batch, m, n, k)
+    candidates: list[MatrixSchedule] = []
     if by_matrix(operand, found.accumulator, precision, target):
         in_vectors = all(reads_vectors(kernel, found, factor) for factor in (found.a, found.b))
         candidates = _mma(operand, precision, in_vectors)
-    else:
-        lies = plane(found, found.b)
-        along = lies is not None and found.b.tensor is not None and lies.k == found.b.tensor.rank - 1
-        candidates = _fma(found.accumulator, along)
+    if not candidates or precision == "3xtf32":
+        # Three products of tf32 are slower than one of f32 where matrix units are few.
+        candidates += _fma(kernel, found)
+    candidates = [in_levels(s, work, target) for s in candidates]
     fitting = [s for s in candidates if shared_bytes(s, operand, found.accumulator) <= target.max_shared]
-    return tuple(sorted(fitting, key=lambda s: cost(s, target, batch, m, n, k)))
+    return tuple(sorted(fitting, key=lambda s: cost(s, target, work, turned(found, s))))
+
+
+@record
+class Work:
+    """What is to be computed."""
+
+    operand: DType
+    total: DType
+    precision: str
+    batch: int
+    m: int
+    n: int
+    k: int
 
 
 def reads_vectors(kernel: Kernel, found: Contraction, factor: Factor) -> bool:
@@ -78,13 +100,59 @@ def by_matrix(operand: DType, total: DType, precision: str, target: Target) -> b
 
 
 def shared_bytes(schedule: MatrixSchedule, operand: DType, total: DType) -> int:
-    """Shared memory of the rings, with their padding, in whichever way the operands lie."""
+    """Shared memory of the rings, with their padding, in whichever way the operands lie, and of sums that are kept there."""
     size = total.itemsize if schedule.family == "fma" else operand.itemsize
     rows = max(
         (schedule.m + schedule.n) * (schedule.k * size + 16), schedule.k * ((schedule.m + schedule.n) * size + 64)
     )
-    return schedule.stages * rows
+    levels = len(stretches(schedule)) - in_registers(schedule, _words(schedule, total), _OTHERS)
+    return schedule.stages * rows + levels * schedule.m * schedule.n * total.itemsize
 
+
+# -- sums in levels -------------------------------------------------------------------------------------------------
+
+_OTHERS = 80
+"""Registers of a thread that hold no sums, about."""
+_STRETCH, _STRETCHES = 32, 8
+"""Terms added up at once, and, where registers have room for it, such sums in turn: nearly as good as adding in pairs."""
+_LONG_STRETCH = 512
+"""The same where sums fill the registers, and those of the level above lie in shared memory."""
+_SHORT_STRETCH = 16
+"""The same for matrix units, which drop bits when they add, where libraries add up with little error: in short sums."""
+
+
+def _words(schedule: MatrixSchedule, total: DType) -> int:
+    """Registers of a thread's sums."""
+    return schedule.m * schedule.n // schedule.threads * max(1, total.itemsize // 4)
+
+
+def in_levels(schedule: MatrixSchedule, work: Work, target: Target) -> MatrixSchedule:
+    """The schedule with its sum in levels, where that makes a difference: in f32 and f64. Sums of rounded products do not gain."""
+    if not work.total.is_float or work.operand.itemsize < 4 or work.precision == "tf32":
+        return schedule
+    if schedule.family == "mma" and work.operand is f32:
+        # The error goes with the stretch over the root of the length: this keeps it below that of a chain in f32. In short sums the
+        # product of the small parts counts as much.
+        stretch, products = max(schedule.k, _SHORT_STRETCH), 4 if work.k < 1024 else 3
+        while products == 3 and stretch < 256 and stretch * stretch <= work.k:
+            stretch *= 2
+        return replace(schedule, chunk=stretch if work.k > stretch else 0, products=products)
+    if _words(schedule, work.total) > 64:
+        # One chain, as libraries have it for large tiles, where shared memory would hold fewer blocks with the sums in it.
+        kept = replace(schedule, chunk=_LONG_STRETCH)
+        fits = 2 * (shared_bytes(kept, work.operand, work.total) + 1024) <= target.shared_per_sm
+        return kept if fits and work.k > _LONG_STRETCH else schedule
+    few = _words(schedule, work.total) <= 32
+    tiles = work.batch * -(-work.m // schedule.m) * -(-work.n // schedule.n)
+    if work.operand is f64 and not few and 2 * tiles > target.multiprocessors:
+        return schedule  # a chain, as libraries have it where results are many: additions cost as much as matrix instructions
+    stretch = max(schedule.k, _STRETCH if few or work.k < 512 else 2 * _STRETCH)
+    if work.k <= stretch:
+        return schedule
+    return replace(schedule, chunk=stretch, chunks=_STRETCHES if few and work.k > 2 * stretch * _STRETCHES else 1)
+
+
+# -- tiles ----------------------------------------------------------------------------------------------------------
 
 _MMA = (
     MatrixSchedule("mma", 128, 256, 32, stages=3, warps_m=2, warps_n=4, persistent=False),
@@ -97,9 +165,10 @@ _MMA = (
 """For elements of two bytes; `k` shrinks or grows with the element."""
 
 _MMA_F64 = (
+    MatrixSchedule("mma", 128, 128, 16, stages=3, warps_m=4, warps_n=2, persistent=False),
     MatrixSchedule("mma", 128, 64, 16, stages=3, warps_m=4, warps_n=2, persistent=False),
     MatrixSchedule("mma", 64, 64, 16, stages=4, warps_m=2, warps_n=2, persistent=False),
-    MatrixSchedule("mma", 32, 32, 16, stages=4, warps_m=1, warps_n=2, persistent=False),
+    MatrixSchedule("mma", 32, 32, 32, stages=3, warps_m=2, warps_n=2, persistent=False),
 )
 
 _LOOSE = (
@@ -111,10 +180,16 @@ _LOOSE = (
 """Where elements are brought one at a time: fewer for each thread."""
 
 _FMA = (
-    MatrixSchedule("fma", 128, 128, 16, stages=2, warps_m=2, warps_n=2, persistent=False),
-    MatrixSchedule("fma", 64, 128, 8, stages=3, warps_m=2, warps_n=2, persistent=False),
-    MatrixSchedule("fma", 64, 64, 8, stages=3, warps_m=2, warps_n=1, persistent=False),
-    MatrixSchedule("fma", 32, 32, 8, stages=3, warps_m=1, warps_n=1, persistent=False),
+    MatrixSchedule("fma", 128, 128, 8, stages=3, warps_m=2, warps_n=2, persistent=False),
+    MatrixSchedule("fma", 64, 64, 32, stages=2, warps_m=2, warps_n=2, persistent=False),
+    MatrixSchedule("fma", 32, 32, 32, stages=3, warps_m=2, warps_n=1, persistent=False),
+    MatrixSchedule("fma", 32, 64, 32, stages=2, warps_m=2, warps_n=2, persistent=False),
+)
+"""Long steps for small tiles: little else hides the time operands take to arrive."""
+_FMA_F64 = (
+    MatrixSchedule("fma", 64, 128, 8, stages=3, warps_m=4, warps_n=2, persistent=False),
+    MatrixSchedule("fma", 64, 64, 16, stages=2, warps_m=4, warps_n=2, persistent=False),
+    MatrixSchedule("fma", 32, 32, 16, stages=3, warps_m=2, warps_n=2, persistent=False),
 )
 
 
@@ -123,26 +198,86 @@ def _mma(operand: DType, precision: str, in_vectors: bool) -> list[MatrixSchedul
         return list(_MMA_F64)
     tiles: tuple[MatrixSchedule, ...] = _MMA if in_vectors else _LOOSE
     if operand is f32 and precision == "3xtf32":
-        # Parts of both operands are in registers too: no room for the largest tile.
-        tiles = tuple(s for s in tiles if s.n <= 128)
+        # Parts of both operands, and two levels of sums, are in registers: no room for the largest tile, and more warps for the next.
+        tiles = tuple(replace(s, warps_n=4) if s.m * s.n == 128 * 128 else s for s in tiles if s.n <= 128)
     return [replace(s, k=2 * s.k // operand.itemsize) for s in tiles]
 
 
-def _fma(total: DType, along: bool) -> list[MatrixSchedule]:
-    """`along`: the second factor's rows run along the sum, so that its elements are turned on their way."""
-    if total.itemsize == 8:
-        wide = MatrixSchedule("fma", 128, 128, 8, stages=3, warps_m=4, warps_n=2, persistent=False)
-        return [replace(s, m=s.m // 2) if s.m > 32 else s for s in (wide, *_FMA[1:])]
-    return [replace(_FMA[0], k=8, stages=3), *_FMA[1:]] if along else list(_FMA)
+def _fma(kernel: Kernel, found: Contraction) -> list[MatrixSchedule]:
+    """Threads read rows that run across the sum; others are turned on their way, or by packing them first."""
+    tiles: list[MatrixSchedule] = list(_FMA_F64 if found.accumulator.itemsize == 8 else _FMA)
+    plain = len(found.k) == len(found.m) == len(found.n) == 1 and found.a.dtype is found.b.dtype is f32
+    first, second = (plain and _runs_along(found, f) and reads_vectors(kernel, found, f) for f in (found.a, found.b))
+    if first or second:
+        tiles.append(replace(tiles[0], a_copy="pack" if first else "tma", b_copy="pack" if second else "tma"))
+    return tiles
 
 
-def cost(schedule: MatrixSchedule, target: Target, batch: int, m: int, n: int, k: int) -> float:
-    """Estimated time, in arbitrary units."""
-    tiles = batch * -(-m // schedule.m) * -(-n // schedule.n)
-    area = schedule.m * schedule.n
-    together = max(1, 256 * 128 // area)
+def _runs_along(found: Contraction, factor: Factor) -> bool:
+    """Whether a factor's rows in memory run along the sum."""
+    lies = plane(found, factor)
+    return lies is not None and factor.tensor is not None and lies.k == factor.tensor.rank - 1
+
+
+def turned(found: Contraction, schedule: MatrixSchedule) -> int:
+    """How many factors' elements are turned on their way to shared memory."""
+    if schedule.family != "fma":
+        return 0
+    ways = ((found.a, schedule.a_copy), (found.b, schedule.b_copy))
+    return sum(1 for factor, way in ways if way != "pack" and _runs_along(found, factor))
+
+
+# -- the model ------------------------------------------------------------------------------------------------------
+
+_RATE = 0.2e6
+"""Multiply-adds one multiprocessor does in a microsecond where nothing is known of the chip."""
+_FEED = 3.0
+"""How many times faster than memory the L2 cache is."""
+_TURNING = (0.0, 0.05, 0.06)
+"""The part of its time that turning the elements of so many factors costs a multiprocessor."""
+_WARPS = 8
+"""Warps that keep a multiprocessor busy: two for each of its four schedulers."""
+_SECOND, _PACKING = 2.5, 0.75
+"""Microseconds that one more kernel costs, and the part of the memory's rate at which one packs."""
+
+
+def rate(schedule: MatrixSchedule, work: Work, target: Target) -> float:
+    """Multiply-adds of one multiprocessor in a microsecond, as its maker says."""
+    name = work.operand.name if schedule.family == "mma" else work.total.name
+    if schedule.family == "mma" and work.operand is f32:
+        name = "tf32"
+    elif schedule.family == "mma" and work.operand is f64 and target.peak("f64.matrix"):
+        name = "f64.matrix"
+    times = 3 if schedule.family == "mma" and work.precision == "3xtf32" else 1
+    known = NVPTX.get(target.name, target)
+    return target.peak(name) * 1e6 / (2 * known.multiprocessors) / times or _RATE / times
+
+
+def cost(schedule: MatrixSchedule, target: Target, work: Work, turning: int = 0) -> float:
+    """Estimated microseconds, where so many factors are turned on their way."""
+    tiles = work.batch * -(-work.m // schedule.m) * -(-work.n // schedule.n)
+    area, size = schedule.m * schedule.n, work.operand.itemsize
+    words = _words(schedule, work.total)
+    registers = min(target.max_registers, words * (1 + in_registers(schedule, words, _OTHERS)) + _OTHERS)
+    room = occupancy(target, schedule.threads, registers, shared_bytes(schedule, work.operand, work.total))
+    together = max(1, room.blocks if room is not None else 1)
     # Small tiles read their operands more often.
-    rate = 1 / (1 + 24 * (1 / schedule.m + 1 / schedule.n))
-    rounds = -(-tiles // (target.multiprocessors * together))
-    filled = min(together, -(-tiles // target.multiprocessors)) if rounds == 1 else together
-    return rounds * filled * area * (k + 64) / rate
+    most = 1 / (1 + 24 * (1 / schedule.m + 1 / schedule.n))
+    reached = rate(schedule, work, target) / (1 + _TURNING[turning])
+    feed = _FEED * target.bandwidth * 1e6 / target.multiprocessors
+
+    def one_round(blocks: int) -> float:
+        """The time of so many blocks side by side on one multiprocessor."""
+        busy = min(most, blocks * schedule.threads / 32 / _WARPS)
+        computed = blocks * area * (work.k + 64) / (reached * busy)
+        fed = blocks * (schedule.m + schedule.n) * work.k * size / feed if feed else 0.0
+        return max(computed, fed)
+
+    rounds, left = divmod(tiles, target.multiprocessors * together)
+    total = rounds * one_round(together) + (one_round(-(-left // target.multiprocessors)) if left else 0.0)
+    for way, across in ((schedule.a_copy, work.m), (schedule.b_copy, work.n)):
+        if way == "pack":
+            # Rates are those of one chip of several; bytes that nobody knows the rate of are too many to pack.
+            total += _SECOND + 2 * work.batch * across * work.k * size / (_PACKING * (target.bandwidth or 0.1) * 1e6)
+    return total
+

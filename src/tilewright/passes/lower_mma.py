@@ -31,6 +31,7 @@ from tilewright.passes.mma_units import FmaUnit, MmaUnit, Unit
 from tilewright.passes.registers import Cell, Registers, Shape, shape_of
 from tilewright.passes.schedule_matrix import MatrixSchedule
 from tilewright.passes.stage_operand import OperandView, Ring, Source, ThreadTile, contiguous_axis, make_view
+from tilewright.passes.sum_levels import Kept, in_registers, stretches
 from tilewright.passes.unsigned import unsigned_divisions
 
 
@@ -81,8 +82,19 @@ class _Lowering(TileLowering):
         """Blocks of one multiprocessor its registers are shared between."""
         if self.schedule.persistent:
             return 1
-        registers = self.unit.registers + sum(view.cost for view in self.views)
+        registers = self._others() + self.unit.words * (1 + self._inner_levels())
         return max(1, min(4, 65536 // (self.schedule.threads * registers)))
+
+    def _others(self) -> int:
+        """Registers of all but the sums."""
+        return self.unit.registers - self.unit.words + sum(view.cost for view in self.views)
+
+    def _inner_levels(self) -> int:
+        """Levels of sums above the innermost that stay in registers: those there is room for, and those shared memory has none for."""
+        s, levels = self.schedule, len(stretches(self.schedule))
+        taken = sum(self.stages * view.ring.size * view.ring.dtype.itemsize for view in self.views)
+        most = max(0, self.target.max_shared - taken) // (4 * self.unit.words * s.threads)
+        return max(in_registers(s, self.unit.words, self._others()), levels - most)
 
     def coordinates(self, b: Builder) -> None:
         layout = self.layout
@@ -132,6 +144,11 @@ class _Lowering(TileLowering):
             self.views.append(view)
         self.env = known
         self.unit.prepare(b, self.views[0].ring, self.views[1].ring, self)
+        lengths = stretches(s)
+        self.kept = {
+            length: Kept(b, self.unit.zeros(Builder()), self.thread, s.threads, number)
+            for number, length in enumerate(lengths[: len(lengths) - self._inner_levels()])
+        }
 
     def _before(self, b: Builder, ops: Sequence[Op]) -> bool:
         """Everything before the sum, for a look at what operands are made of."""
@@ -194,8 +211,9 @@ class _Lowering(TileLowering):
         b.multi("barrier")
         parts = self.unit.parts
 
-        def body(inner: Builder, k: Value, reading: Value, writing: Value, *carried: Value) -> list[Value]:
-            sums, fragments = list(carried[: len(zeros)]), list(carried[len(zeros) :])
+        def run(inner: Builder, k: Value, state: Sequence[Value], sums: Sequence[Value]) -> tuple[list[Value], list[Value]]:
+            """One step: the sums, and what the next step begins with."""
+            reading, writing, *fragments = state
             following = self._next(inner, reading)
             held: list[Registers | None] = []
             for part in range(parts):
@@ -214,13 +232,40 @@ class _Lowering(TileLowering):
             if self.unit.plain:
                 # Else LLVM moves the loads just above to the start of the next step, where they are waited for.
                 inner.multi("warp_sync")
-            return [following, self._next(inner, writing), *sums, *fragments]
+            return list(sums), [following, self._next(inner, writing), *fragments]
 
-        start = [b.index(0), b.index(ahead), *zeros, *self.unit.read(b, 0, b.index(0))]
-        results = b.for_(low, end, b.index(step), start, body, name="k", unroll=1)
+        def level(outer: Builder, first: Value, stop: Value, lengths: Sequence[int], state: Sequence[Value]) -> list[Value]:
+            """The sums from `first` to `stop`, and what the step behind them begins with."""
+            length = outer.index(lengths[0] if lengths else step)
+            kept = self.kept.get(lengths[0]) if lengths else None
+            totals = zeros if kept is None else []
+            if kept is not None:
+                kept.put(outer, zeros)
+
+            def stretch(inner: Builder, k: Value, *carried: Value) -> list[Value]:
+                before, begun = carried[: len(totals)], carried[len(totals) :]
+                if not lengths:
+                    sums, later = run(inner, k, begun, before)
+                    return [*sums, *later]
+                if lengths[0] == step:
+                    sums, later = run(inner, k, begun, zeros)
+                else:
+                    found = level(inner, k, inner.op("min", inner.add(k, length), stop), lengths[1:], begun)
+                    sums, later = found[: len(zeros)], found[len(zeros) :]
+                if kept is not None:
+                    kept.add(inner, sums)
+                    return later
+                return [*(inner.add(t, s) for t, s in zip(before, sums, strict=True)), *later]
+
+            name = "k" if not lengths or lengths[0] == step else "stretch"
+            found = outer.for_(first, stop, length, [*totals, *state], stretch, name=name, unroll=1)
+            return [*(kept.get(outer) if kept is not None else ()), *found]
+
+        begun = [b.index(0), b.index(ahead), *self.unit.read(b, 0, b.index(0))]
+        results = level(b, low, end, stretches(self.schedule), begun)
         if asynchronous:
             b.multi("copy_wait", pending=0)
-        return list(results[2 : 2 + len(zeros)])
+        return results[: len(zeros)]
 
     def _next(self, b: Builder, stage: Value) -> Value:
         following = b.add(stage, b.index(1))
@@ -268,3 +313,5 @@ def check_schedule(schedule: MatrixSchedule) -> None:
         value = getattr(schedule, name)
         if value <= 0 or value & (value - 1):
             raise UserError.at("TW005", f"{name}={value}: a schedule of family {schedule.family} has powers of two")
+    if schedule.chunk % schedule.k or schedule.chunk < 0 or schedule.chunks < 1:
+        raise UserError.at("TW005", f"chunk={schedule.chunk} chunks={schedule.chunks}: a chunk is whole steps of k={schedule.k}")

@@ -20,8 +20,8 @@ from tilewright.base.errors import UserError
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.layouts import Accumulator, Blocked
-from tilewright.ir.nodes import Value
-from tilewright.ir.ops_matrix import MMA_SHAPES, accumulator_dtype
+from tilewright.ir.nodes import Attr, Value
+from tilewright.ir.ops_matrix import MMA_SHAPES, accumulator_dtype, mma_shape
 from tilewright.ir.types import Vec
 from tilewright.passes.registers import Cell, ThreadView
 from tilewright.passes.schedule_matrix import MatrixSchedule
@@ -35,8 +35,10 @@ class Unit(ABC):
     """What operands are in shared memory."""
     parts: int
     """Parts of one step, each with fragments of its own."""
+    words: int
+    """Registers of the sums of a thread."""
     registers: int
-    """About how many registers a thread needs."""
+    """About how many registers a thread needs in all."""
     plain: bool
     """Fragments are read by ordinary loads, which compilers move."""
 
@@ -95,7 +97,8 @@ class FmaUnit(Unit):
         self.wide = layout.vector[1]
         words = max(1, total.itemsize // 4)
         step = (schedule.m + schedule.n) * schedule.k // schedule.threads
-        self.registers = words * (rows * columns * self.wide + 2 * (rows + columns * self.wide) + step) + 32
+        self.words = words * rows * columns * self.wide
+        self.registers = self.words + words * (2 * (rows + columns * self.wide) + step) + 32
 
     def major(self, given: str) -> str:
         return "mn"
@@ -172,8 +175,12 @@ class MmaUnit(Unit):
                 "TW005", f"no matrix instruction multiplies {operand} and adds up in {total} with precision {precision}"
             )
         self.stored, self.layout, self.shape = operand, layout, (schedule.m, schedule.n)
-        self.split = operand is f32 and precision == "3xtf32"
-        (self.m, _, self.k), self.a_count, self.b_count, self.c_count = MMA_SHAPES[operand.name]
+        self.split, self.four = operand is f32 and precision == "3xtf32", schedule.products == 4
+        # From Hopper on f64 has instructions of 16 rows.
+        self.kind: dict[str, Attr] = {"dtype": operand}
+        if operand is f64 and target.sm >= 90:
+            self.kind["k"] = 8
+        (self.m, _, self.k), self.a_count, self.b_count, self.c_count = mma_shape(self.kind)
         self.down, self.across = layout.part(0, schedule.m) // 16, layout.part(1, schedule.n) // 8
         if not self.down or not self.across or schedule.k % self.k:
             raise UserError.at(
@@ -186,7 +193,8 @@ class MmaUnit(Unit):
         self.tall = self.a_count * 16 // self.m
         """Registers of 16 rows of a."""
         fragments = (self.tall * self.down + self.b_count * self.across) * (2 if operand is f64 else 1)
-        self.registers = 4 * words * self.down * self.across + (4 if self.split else 2) * fragments + 40
+        self.words = 4 * words * self.down * self.across
+        self.registers = self.words + (4 if self.split else 2) * fragments + 40
 
     def major(self, given: str) -> str:
         # Only 16-bit elements can be turned on the way to registers, and single ones of four bytes or more be read.
@@ -265,7 +273,10 @@ class MmaUnit(Unit):
             return self._products(b, first, second, sums)
         big, small = zip(*(self._halves(b, v) for v in first), strict=True)
         other_big, other_small = zip(*(self._halves(b, v) for v in second), strict=True)
-        result = self._products(b, small, other_big, sums)
+        result = list(sums)
+        if self.four:
+            result = self._products(b, small, other_small, result)
+        result = self._products(b, small, other_big, result)
         result = self._products(b, big, other_small, result)
         return self._products(b, big, other_big, result)
 
@@ -275,7 +286,8 @@ class MmaUnit(Unit):
         return b.select(b.op("isnan", value), bits, b.add(bits, b.const(_HALF, u32)))
 
     def _halves(self, b: Builder, bits: Value) -> tuple[Value, Value]:
-        """An f32 as a tf32 and what that leaves, rounded to tf32. An infinity leaves nothing."""
+        """An f32 as a tf32 and what that leaves, rounded to tf32. An infinity leaves nothing. Both have the number's sign, else an
+        infinity they are multiplied by would give two."""
         big = b.op("and", bits, b.const(_CUT, u32))
         value, cut = b.bitcast(bits, f32), b.bitcast(big, f32)
         rest = b.select(b.op("eq", value, cut), b.const(0, f32), b.sub(value, cut))
@@ -294,7 +306,7 @@ class MmaUnit(Unit):
                     place = slice(start, start + self.c_count)
                     # An instruction of eight rows takes every other register.
                     own = left[half :: 16 // self.m]
-                    result[place] = b.multi("mma", *own, *right, *result[place], dtype=self.stored)
+                    result[place] = b.emit("mma", [*own, *right, *result[place]], self.kind)
         return result
 
     def cells(self, b: Builder, sums: Sequence[Value]) -> dict[Cell, Value]:

@@ -4,7 +4,8 @@ In: a program and the schedules of its contractions. Where one says `a_copy = pa
 computed from, is first written to scratch as a dense array [batch, rows, sums, k], its rows padded with zeros to whole 16 bytes. Out: the
 program with a kernel that packs before the contraction, whose factor is now a plain load. Packing reads and writes the operand once; what
 it buys is a product at full speed where rows are not aligned, strides are odd, or elements lie the wrong way round. Factors of f32, which
-matrix units would cut to 10 bits, are rounded to them here.
+matrix units would cut to 10 bits, are rounded to them here. Plain multiply-adds read rows that run across the sum, so for these the pack is
+[batch, sums, k, rows], as it is.
 
     parallel m, n { acc = reduce k { yield f(x[i, k]) * w[k, j] }; … }
     -> parallel m, kk { store x.pack[i, kk] = kk < k ? f(x[i, kk]) : 0 }
@@ -67,6 +68,8 @@ class _Packing:
         inner = schedule.inner if len(found.k) > 1 else 0
         self.sums = [p for p in range(len(found.k)) if p != inner] + [inner]
         """The summed indices, the one that steps walk last."""
+        self.turned = schedule.family == "fma"
+        """Rows of packs run across the sum."""
 
     def run(self, number: int) -> tuple[list[KernelCall], KernelCall, list[Array]]:
         names = dict(zip(self.kernel.params, self.call.args, strict=True))
@@ -100,6 +103,9 @@ class _Packing:
         *outer, last = (found.reduce_extents[p] for p in self.sums)
         padded = ceildiv(last, Size.of(step)) * step
         *batch, rows = (found.extents[p] for p in self._positions(factor))
+        if self.turned:
+            wide = ceildiv(rows, Size.of(step)) * step
+            return Value(tensor(factor.dtype, product(batch), product(outer), last, wide, align=16), name)
         return Value(tensor(factor.dtype, product(batch), rows, product(outer), padded, align=16), name)
 
     def _where(self, b: Builder, factor: Factor, local: Mapping[Value, Value]) -> list[Value]:
@@ -114,10 +120,11 @@ class _Packing:
                 total = local[index] if position == 0 else b.add(b.mul(total, b.index(extent)), local[index])
             return total
 
-        return [
+        places = [
             together([found.indices[p] for p in batch], [found.extents[p] for p in batch]), local[found.indices[row]],
             together([found.k[p] for p in outer], [found.reduce_extents[p] for p in outer]), local[found.k[inner]],
         ]  # fmt: skip
+        return [places[0], *places[2:], places[1]] if self.turned else places
 
     def _packing_kernel(self, factor: Factor, pack: Value) -> Kernel:
         found = self.found
@@ -128,6 +135,9 @@ class _Packing:
         assert isinstance(pack.type, Tensor)
 
         def body(inner: Builder, *indices: Value) -> list[Value]:
+            if self.turned:
+                # The last index is the one along which the pack is written.
+                indices = (*indices[: len(positions) - 1], indices[-1], *indices[len(positions) - 1 : -1])
             own, sums = indices[: len(positions)], indices[len(positions) :]
             local = dict(mapping) | dict(zip((found.indices[p] for p in positions), own, strict=True))
             local |= dict(zip((found.k[p] for p in self.sums), sums, strict=True))
@@ -143,13 +153,17 @@ class _Packing:
                 return [inside_local[factor.value]]
 
             (result,) = inner.if_(inside, value, lambda deep: [zero])
-            if factor.dtype is f32:
+            if factor.dtype is f32 and not self.turned:
                 result = _rounded(inner, result)
             inner.multi("store", pack, *self._where(inner, factor, local), result)
             return []
 
         names = [*(found.indices[p].name for p in positions), *(found.k[p].name for p in self.sums)]
-        extents = [*(found.extents[p] for p in positions), *(found.reduce_extents[p] for p in self.sums[:-1]), pack.type.shape[-1]]
+        last = found.reduce_extents[self.sums[-1]] if self.turned else pack.type.shape[-1]
+        extents = [*(found.extents[p] for p in positions), *(found.reduce_extents[p] for p in self.sums[:-1]), last]
+        if self.turned:
+            row = len(positions) - 1
+            names, extents = ([*x[:row], *x[row + 1 :], x[row]] for x in (names, extents))
         with b.at(found.reduction.span):
             b.parallel([b.index(extent) for extent in extents], body, names)
         return self._finished(f"{self.kernel.name}.pack", b, [pack])

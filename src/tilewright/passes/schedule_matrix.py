@@ -54,6 +54,12 @@ class MatrixSchedule:
     stream: bool = False
     """Every block takes an equal stretch of all steps of all tiles; where a tile falls to several, one of them adds up what the
     others leave in memory for it."""
+    chunk: int = 0
+    """Terms of the sum that are added up from zero before they are added to the rest (mma, fma); 0: all."""
+    chunks: int = 1
+    """Such sums that are added up from zero in turn."""
+    products: int = 3
+    """Of the two parts of each factor (precision `3xtf32`): 4 has that of the small parts too."""
     a_copy: str = "tma"
     b_copy: str = "tma"
     """How operands are brought: by the copy engine (`tma`; `image`: as the pixels of a convolution), packed first (`pack`), or by threads

@@ -161,6 +161,12 @@ class OperandView(TileLowering):
     def _layout(self) -> Blocked | Accumulator:
         return self.given
 
+    def _digits(self, b: Builder, number: Value, sizes: tuple[int, ...]) -> list[Value]:
+        """Neighbouring lanes read neighbours: those that read 16 bytes each go to memory eight at a time."""
+        if self.axis == 1:
+            return super()._digits(b, number, sizes)
+        return list(reversed(super()._digits(b, number, sizes[::-1])))
+
     def begin(self, b: Builder, outer: TileLowering) -> None:
         """What all steps share. `outer` has the scalars computed so far."""
         self.env = {v: h for v, h in outer.env.items() if isinstance(h, Value)}

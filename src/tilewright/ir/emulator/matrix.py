@@ -25,7 +25,7 @@ from tilewright.ir.emulator.memory import Memory, fault
 from tilewright.ir.emulator.order import GROUP
 from tilewright.ir.nodes import Op
 from tilewright.ir.numerics import fma
-from tilewright.ir.ops_matrix import MMA_SHAPES, ROW_BYTES, accumulator_dtype
+from tilewright.ir.ops_matrix import ROW_BYTES, accumulator_dtype, mma_shape
 from tilewright.ir.types import dtype_of
 
 if TYPE_CHECKING:
@@ -78,9 +78,8 @@ class Fragments:
 
 
 @lru_cache
-def fragments(name: str, itemsize: int) -> Fragments:
-    (m, _, _), a_regs, b_regs, c_regs = MMA_SHAPES[name]
-    per = 1 if name == "f64" else 4 // itemsize
+def fragments(dtype: DType, m: int, a_regs: int, b_regs: int, c_regs: int) -> Fragments:
+    per = 1 if dtype is f64 else 4 // dtype.itemsize
     lane = np.arange(WARP)[:, None]
     group, inner = lane // 4, lane % 4
 
@@ -287,8 +286,8 @@ class Matrix:
         self.machine.require_whole_warps(op, frame, full=True)
         dtype = op.attrs["dtype"]
         assert isinstance(dtype, DType)
-        (m, n, k), a_regs, b_regs, _ = MMA_SHAPES[dtype.name]
-        where = fragments(dtype.name, dtype.itemsize)
+        (m, n, k), a_regs, b_regs, c_regs = mma_shape(op.attrs)
+        where = fragments(dtype, m, a_regs, b_regs, c_regs)
         warps = frame.lanes // WARP
         values = [frame.full(v).reshape(warps, WARP) for v in op.operands]
 

@@ -1,0 +1,90 @@
+"""Which tiles warp-level schedules get: by rates from data sheets, room on the multiprocessors, and how sums are added up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from kernels_matrix import PLAIN, again
+from tilewright.base.dtypes import bf16, f32, f64
+from tilewright.base.target import parse_target
+from tilewright.passes.choose_mma import Work, cost, in_levels, rate, shared_bytes
+from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
+
+
+def chosen(target: str, m: int, n: int, k: int, layout: str = "kn", dtype: type = np.float32, precision: str = "ieee") -> MatrixSchedule:
+    a, b = np.zeros((m, k), dtype), np.zeros((k, n) if layout == "kn" else (n, k), dtype)
+    kernel: tw.Kernel[..., tw.Array] = again(PLAIN[layout], precision)
+    schedule = kernel.stages(a, b, target=target).stages.schedules[-1]
+    assert isinstance(schedule, MatrixSchedule)
+    return schedule
+
+
+@pytest.mark.parametrize(("target", "family"), [("sm_80", "mma"), ("sm_90a", "mma"), ("sm_86", "fma"), ("sm_89", "fma"), ("sm_120", "fma")])
+def test_three_products_of_tf32_only_where_they_are_faster_than_one_of_f32(target: str, family: str) -> None:
+    assert chosen(target, 2048, 2048, 2048, precision="3xtf32").family == family
+    assert chosen(target, 2048, 2048, 2048, precision="tf32").family == ("wgmma" if target == "sm_90a" else "mma")
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"])
+def test_tiles_shrink_with_the_result(target: str) -> None:
+    areas = [s.m * s.n for s in (chosen(target, size, size, 512) for size in (4096, 1024, 256, 64))]
+    assert areas == sorted(areas, reverse=True)
+    assert areas[0] == 128 * 128 and areas[-1] == 32 * 32
+
+
+def test_large_factors_that_lie_along_the_sum_are_packed_across_it() -> None:
+    large, small = (chosen("sm_90a", size, size, size, "nk") for size in (4096, 512))
+    assert (large.a_copy, large.b_copy) == ("pack", "pack")
+    assert "pack" not in (small.a_copy, small.b_copy)
+    one = chosen("sm_90a", 4096, 4096, 4096)
+    assert (one.a_copy, one.b_copy) == ("pack", "tma")
+    assert "pack" not in (chosen("sm_90a", 4096, 4096, 4097, "nk").a_copy, chosen("sm_90a", 4096, 4096, 4097, "nk").b_copy)
+
+
+def test_rates_are_those_of_the_data_sheet() -> None:
+    fma, mma = parse_schedule("family=fma m=128 n=128 k=8"), parse_schedule("family=mma m=128 n=128 k=16")
+    a100 = parse_target("sm_80")
+    per_tflop = 1e6 / (2 * a100.multiprocessors)
+    for schedule, operand, total, precision, tflops in (
+        (fma, f32, f32, "ieee", 19.5), (mma, f32, f32, "tf32", 156.0), (mma, f32, f32, "3xtf32", 52.0), (mma, bf16, f32, "ieee", 312.0),
+        (mma, f64, f64, "ieee", 19.5), (fma, f64, f64, "ieee", 9.7),
+    ):  # fmt: skip
+        assert rate(schedule, Work(operand, total, precision, 1, 64, 64, 64), a100) == pytest.approx(tflops * per_tflop)
+
+
+def test_a_last_round_costs_what_is_left_of_it() -> None:
+    target = parse_target("sm_80")
+    tile = parse_schedule("family=fma m=64 n=64 k=32 stages=2 warps_m=2 warps_n=2 persistent=0")
+    times = [cost(tile, target, Work(f32, f32, "ieee", tiles, 64, 64, 1024)) for tiles in (1, 108, 109, 216)]
+    assert times[0] == times[1] < times[2] == times[3]
+
+
+@pytest.mark.parametrize(
+    ("tile", "operand", "precision", "k", "words"),
+    [
+        ("family=fma m=32 n=32 k=32 stages=3 warps_m=2", f32, "ieee", 32, ""),
+        ("family=fma m=32 n=32 k=32 stages=3 warps_m=2", f32, "ieee", 300, "chunk=32"),
+        ("family=fma m=32 n=32 k=32 stages=3 warps_m=2", f32, "ieee", 2560, "chunk=32 chunks=8"),
+        ("family=fma m=128 n=128 k=8 stages=3 warps_m=2 warps_n=2", f32, "ieee", 512, ""),
+        ("family=fma m=128 n=128 k=8 stages=3 warps_m=2 warps_n=2", f32, "ieee", 4096, "chunk=512"),
+        ("family=mma m=128 n=128 k=16 stages=4 warps_m=2 warps_n=4", f32, "3xtf32", 256, "chunk=16 products=4"),
+        ("family=mma m=128 n=128 k=16 stages=4 warps_m=2 warps_n=4", f32, "3xtf32", 4096, "chunk=128"),
+        ("family=mma m=128 n=128 k=16 stages=4 warps_m=2 warps_n=4", f32, "tf32", 4096, ""),
+        ("family=mma m=128 n=128 k=32 stages=4 warps_m=2 warps_n=2", bf16, "ieee", 4096, ""),
+    ],
+)
+def test_stretches_go_with_the_length_of_the_sum(tile: str, operand: tw.DType, precision: str, k: int, words: str) -> None:
+    target, schedule = parse_target("sm_90a"), parse_schedule(tile)
+    work = Work(operand, f32, precision, 1, 4096, 4096, k)
+    assert in_levels(schedule, work, target) == parse_schedule(f"{tile} {words}")
+
+
+def test_sums_kept_in_shared_memory_are_counted() -> None:
+    tile = "family=fma m=128 n=128 k=8 stages=3 warps_m=2 warps_n=2"
+    plain, kept = (shared_bytes(parse_schedule(text), f32, f32) for text in (tile, f"{tile} chunk=512"))
+    assert kept - plain == 128 * 128 * 4
+    work = Work(f32, f32, "ieee", 1, 4096, 4096, 4096)
+    # Two such blocks would not share a multiprocessor of these any more.
+    assert in_levels(parse_schedule(tile), work, parse_target("sm_86")) == parse_schedule(tile)

@@ -100,7 +100,8 @@ def forced(text: str, found: tuple[MatrixSchedule, ...], kernel: Kernel) -> Matr
             kernel.span, "it can where it is computed from an array whose rows run along the sum, with whole 16 bytes from one to the next",
         )  # fmt: skip
     if like is None:
-        like = replace(alike[0], a_copy=alike[0].b_copy, b_copy=alike[0].a_copy)
+        other = next(s for s in alike if s.a_copy != "registers")
+        like = replace(other, a_copy=other.b_copy, b_copy=other.a_copy)
     whole = replace(asked, a_copy=like.a_copy, b_copy=like.b_copy, inner=like.inner, apart=like.apart)
     contraction = find_contraction(kernel)
     assert contraction is not None

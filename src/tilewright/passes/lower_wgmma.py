@@ -31,7 +31,8 @@ from tilewright.ir.ops_matrix import ROW_BYTES
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.registers import Cell, Registers, Shape
 from tilewright.passes.schedule_matrix import MatrixSchedule
-from tilewright.passes.wgmma_epilogue import GROUP, Epilogue
+from tilewright.passes.wgmma_across import Across
+from tilewright.passes.wgmma_epilogue import GROUP
 from tilewright.passes.wgmma_operand import RegisterOperand
 
 
@@ -56,7 +57,7 @@ class _Ring:
     """The map has an axis of its own for the blocks of 64."""
 
 
-class _Lowering(Epilogue):
+class _Lowering(Across):
     def __init__(self, kernel: Kernel, schedule: MatrixSchedule, target: Target) -> None:
         super().__init__(kernel, schedule, target)
         self.role = ""

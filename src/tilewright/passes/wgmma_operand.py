@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.base.dtypes import f32, u32
+from tilewright.base.dtypes import f32, i64, u32
 from tilewright.base.errors import CompilerBug
 from tilewright.base.record import record
 from tilewright.ir.build import Builder
@@ -273,6 +273,7 @@ class RegisterOperand(OperandView):
         start = b.add(b.mul(self.stage, b.const(self.shape[0] * self.k, u32)), self.own[ring.load])
         place = b.op("xor", start, b.const(chunk * in_chunk, u32))
         place = b.add(place, b.const(block * ring.rows * ring.columns + down * ring.columns + inside, u32))
+        place = b.cast(place, i64)
         if self.vector == 1:
             return b.op("load", ring.memory, place)
         return b.op("load", ring.memory, place, width=self.vector)

@@ -453,8 +453,9 @@ class _Lowering(Across):
         self.env[self.sum.results[0]] = Registers(shape, self._cells_of(b, shape, sums))
 
     def _from_registers(self, b: Builder, steps: Value, stage: Value, parity: Value, sums: Sequence[Value]) -> list[Value]:
-        """All steps with the first operand in registers: words of the next instruction are computed while the ones before run, those of the
-        next step's first one too. The last step stands apart, for it has none to follow."""
+        """All steps with the first operand in registers. The words of an instruction are computed while those before it run. What the next
+        step begins with is read ahead, but its words are computed after the wait: registers that running instructions read must not be
+        written, and assemblers do not give the words of two steps different ones. The last step stands apart, for none follows."""
         operand = self.computed
         assert operand is not None
         one, kind = b.const(1, u32), dtype_of(self.sum.regions[0].args[0].type)
@@ -462,35 +463,32 @@ class _Lowering(Across):
         def first_of(inner: Builder, number: Value) -> Value:
             return inner.mul(inner.cast(number, kind), inner.index(self.schedule.k))
 
-        def rest(inner: Builder, k: Value, stage: Value, words: Sequence[Value], fetched: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
-            sums = self._started(inner, 0, stage, words, sums)
-            for chunk in range(1, operand.chunks):
-                sums = self._started(inner, chunk, stage, operand.words(inner, k, stage, fetched, chunk), sums)
+        def start(inner: Builder, number: Value, stage: Value, raw: Sequence[Value], fetched: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
+            k = first_of(inner, number)
+            for chunk in range(operand.chunks):
+                raw = operand.read(inner, stage, chunk) if chunk else raw
+                sums = self._started(inner, chunk, stage, operand.words(inner, k, raw, fetched, chunk), sums)
             return list(sums)
 
-        begin = first_of(b, b.const(0, u32))
-        fetched = operand.fetch(b, begin)
+        fetched = operand.fetch(b, first_of(b, b.const(0, u32)))
         b.multi("mbarrier_wait", self.full, stage, parity)
-        words = operand.words(b, begin, stage, fetched, 0)
-        many, held = len(words), len(fetched)
+        raw = operand.read(b, stage, 0)
+        many, held = len(raw), len(raw) + len(fetched)
 
         def step(inner: Builder, number: Value, stage: Value, parity: Value, *carried: Value) -> list[Value]:
-            words, fetched, sums = carried[:many], carried[many : many + held], carried[many + held :]
             following, flipped = self._next_state(inner, stage, parity)
-            after = first_of(inner, inner.add(number, inner.const(1, u32)))
-            coming = operand.fetch(inner, after)
-            sums = rest(inner, first_of(inner, number), stage, words, fetched, sums)
+            coming = operand.fetch(inner, first_of(inner, inner.add(number, inner.const(1, u32))))
+            sums = start(inner, number, stage, carried[:many], carried[many:held], carried[held:])
             inner.multi("mbarrier_wait", self.full, following, flipped)
-            ahead = operand.words(inner, after, following, coming, 0)
-            sums = inner.multi("wgmma_wait", *sums, pending=0)
+            ahead = operand.read(inner, following, 0)
+            sums = list(inner.multi("wgmma_wait", *sums, pending=0))
             self._release(inner, None, stage)
             return [following, flipped, *ahead, *coming, *sums]
 
         last = b.sub(steps, one)
-        start = [stage, parity, *words, *fetched, *sums]
-        stage, parity, *carried = b.for_(b.const(0, u32), last, one, start, step, name="step", unroll=1)
-        k = first_of(b, last)
-        final = rest(b, k, stage, carried[:many], carried[many : many + held], carried[many + held :])
+        begin = [stage, parity, *raw, *fetched, *sums]
+        stage, parity, *carried = b.for_(b.const(0, u32), last, one, begin, step, name="step", unroll=1)
+        final = start(b, last, stage, carried[:many], carried[many:held], carried[held:])
         final = list(b.multi("wgmma_wait", *final, pending=0))
         self._release(b, None, stage)
         return final

@@ -75,7 +75,6 @@ class RegisterOperand(OperandView):
         """Instructions along the sum in one step."""
         self.window: range | None = None
         """The registers along the sum that are computed now."""
-        self.stage: Value | None = None
         self.rings: dict[Op, RawRing] = {}
         loads = [op for op in (*self.source.fixed, *self.source.changing) if op.opcode == "load"]
         self.raw = [op for op in loads if shape_of(op.result) == self.shape and self._is_straight(op)]
@@ -85,6 +84,7 @@ class RegisterOperand(OperandView):
         if not self.raw:
             raise CompilerBug.at("TW040", "lower_wgmma: nothing an operand is computed from has its size", outer.sum.span)
         self.addresses = self._needed_for(self.others)
+        self.work = [op for op in self.source.changing if op not in loads]
 
     def _is_straight(self, load: Op) -> bool:
         """Whether the last axis walks the sum by ones, another the rows."""
@@ -160,14 +160,22 @@ class RegisterOperand(OperandView):
         held = [self.env[op.result] for op in self.others]
         return [v for h in held if isinstance(h, Registers) for v in h.cells.values()] + [h for h in held if isinstance(h, Value)]
 
-    def words(self, b: Builder, k: Value, stage: Value, fetched: Sequence[Value], chunk: int) -> list[Value]:
-        """The words of one instruction along the sum: four for each 64 rows."""
+    def read(self, b: Builder, stage: Value, chunk: int) -> list[Value]:
+        """This thread's elements of one instruction along the sum, as they lie in shared memory."""
+        self.window = range(2 * chunk, 2 * chunk + 2)
+        return [self._read(b, ring, stage, cell) for ring in self.rings.values() for cell in self.cells(self.shape)]
+
+    def words(self, b: Builder, k: Value, raw: Sequence[Value], fetched: Sequence[Value], chunk: int) -> list[Value]:
+        """The words of one instruction along the sum, from what was read for it: four for each 64 rows."""
         self._at(k)
-        self._bind(b, fetched)
-        self.stage, self.window = stage, range(2 * chunk, 2 * chunk + 2)
-        self.ops(b, [op for op in self.source.changing if op not in self.others])
-        tile = self.registers(b, self.env[self.source.operand], self.shape)
+        self._bind(fetched)
+        self.window = range(2 * chunk, 2 * chunk + 2)
         cells = self.cells(self.shape)
+        for number, load in enumerate(self.rings):
+            own = raw[number * len(cells) : (number + 1) * len(cells)]
+            self.env[load.result] = Registers(self.shape, dict(zip(cells, own, strict=True)))
+        self.ops(b, self.work)
+        tile = self.registers(b, self.env[self.source.operand], self.shape)
         done = {cell: self._word(b, tile.cells[cell]) for cell in cells}
         self.window = None
         first = 2 * chunk
@@ -178,7 +186,7 @@ class RegisterOperand(OperandView):
         self.env[self.source.step] = k
         self.divisors[k] = self.k
 
-    def _bind(self, b: Builder, fetched: Sequence[Value]) -> None:
+    def _bind(self, fetched: Sequence[Value]) -> None:
         """The fetched values as what their loads give."""
         remaining = list(fetched)
         self.window = None
@@ -210,10 +218,6 @@ class RegisterOperand(OperandView):
         return [c for c in every if c[1] in self.window]
 
     def load(self, b: Builder, op: Op) -> None:
-        ring = self.rings.get(op)
-        if ring is not None:
-            self.env[op.result] = Registers(self.shape, {cell: self._read(b, ring, cell) for cell in self.cells(self.shape)})
-            return
         narrow = self._narrow_load(op)
         if narrow is None:
             super().load(b, op)
@@ -263,14 +267,13 @@ class RegisterOperand(OperandView):
         place = b.add(b.mul(row, b.index(ring.columns)), b.add(b.mul(chunk, b.index(in_chunk)), inside))
         return b.cast(place, u32)
 
-    def _read(self, b: Builder, ring: RawRing, cell: Cell) -> Value:
-        assert self.stage is not None
+    def _read(self, b: Builder, ring: RawRing, stage: Value, cell: Cell) -> Value:
         size = dtype_of(ring.memory.type).itemsize
         in_chunk = 16 // size
         down, along = (self.layout.offset(axis, cell[axis]) for axis in (0, 1))
         block, along = divmod(along, ring.columns)
         chunk, inside = divmod(along, in_chunk)
-        start = b.add(b.mul(self.stage, b.const(self.shape[0] * self.k, u32)), self.own[ring.load])
+        start = b.add(b.mul(stage, b.const(self.shape[0] * self.k, u32)), self.own[ring.load])
         place = b.op("xor", start, b.const(chunk * in_chunk, u32))
         place = b.add(place, b.const(block * ring.rows * ring.columns + down * ring.columns + inside, u32))
         place = b.cast(place, i64)

@@ -139,9 +139,6 @@ def _inner(found: Contraction, hints: Mapping[str, int]) -> int:
 
 def _way(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> str:
     """How a factor gets to shared memory: as it lies, as pixels, or packed first."""
-    if factor.dtype is f32:
-        # Matrix units cut f32 to tf32 by dropping bits; packing rounds.
-        return "pack" if packable(found, factor, inner) else ""
     if _copyable(kernel, found, factor, inner):
         return "tma"
     lies, tensor = image(found, factor), factor.tensor
@@ -193,7 +190,7 @@ def _aligned(kernel: Kernel, tensor: Tensor) -> bool:
 def raw_bytes(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> int:
     """Bytes of the arrays a factor is computed from, for each of its elements, where warp groups can compute it in registers: what has its
     size can be copied in rows along the sum, and all else is the same for a row, a column, or a step. 0 where they cannot."""
-    if (factor.load is not None and factor.dtype is not f32) or factor.guard is not None:
+    if factor.load is not None or factor.guard is not None:
         return 0
     made = {result: op for op in walk(found.parallel.regions[0]) for result in op.results}
     rows = {found.indices[p] for p in (found.m if factor is found.a else found.n)}

@@ -20,7 +20,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.analysis import divisors
-from tilewright.base.dtypes import i32, u32, u64
+from tilewright.base.dtypes import f32, i32, u32, u64
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, floordiv
 from tilewright.base.target import Target
@@ -169,9 +169,14 @@ class _Lowering(Across):
         name = "ab"[tile_axis]
         memory = b.op("alloc", dtype=self.dtype, shape=(s.stages * extent * s.k,), space="shared", align=1024, name=f"{name}.ring")
         found = b.op(
-            "tensor_map", tensor, shape=tuple(shape), strides=tuple(strides), box=tuple(box), swizzle=ROW_BYTES, name=f"{name}.map"
-        )
+            "tensor_map", tensor, shape=tuple(shape), strides=tuple(strides), box=tuple(box), swizzle=ROW_BYTES, name=f"{name}.map",
+            **self._rounding(),
+        )  # fmt: skip
         return _Ring(load, memory, found, tile_axis, extent, major, blocked)
+
+    def _rounding(self) -> dict[str, Attr]:
+        """Matrix units drop the bits of an f32 that tf32 lacks: the copy engine rounds."""
+        return {"round": True} if self.dtype is f32 else {}
 
     def _image_ring(self, b: Builder, load: Op, extent: int) -> _Ring:
         """The pixels of a convolution, which the copy engine finds itself."""
@@ -188,7 +193,7 @@ class _Lowering(Across):
         memory = b.op("alloc", dtype=self.dtype, shape=(s.stages * extent * s.k,), space="shared", align=1024, name="a.ring")
         found = b.op(
             "tensor_map", tensor, shape=tensor.type.shape, strides=tensor.type.strides, box=(1, 1, 1, s.k), swizzle=ROW_BYTES,
-            pixels=extent, lower=lower, upper=tuple(upper), steps=steps, name="a.map",
+            pixels=extent, lower=lower, upper=tuple(upper), steps=steps, name="a.map", **self._rounding(),
         )  # fmt: skip
         return _Ring(load, memory, found, 0, extent, "k", False)
 

@@ -557,7 +557,7 @@ class _Lowering(Across):
 def _registers(schedule: MatrixSchedule, involved: bool, reads_tiles: bool) -> tuple[int, int] | None:
     """Registers of a copying and of a computing thread: together as many as the block was given. None where there are enough for all.
     `involved`: finding the addresses takes some. A thread that uses more than it was left with is stopped by the hardware."""
-    if schedule.groups == 1:
+    if schedule.groups == 1 or schedule.groups > 3:
         return None
     if schedule.groups >= 3:
         return (56, 152) if involved else (32, 160)

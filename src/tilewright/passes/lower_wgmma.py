@@ -459,7 +459,7 @@ class _Lowering(Across):
 
     def _from_registers(self, b: Builder, steps: Value, stage: Value, parity: Value, sums: Sequence[Value]) -> list[Value]:
         """All steps with the first operand in registers. The words of an instruction are computed while those before it run. What the next
-        step needs is read ahead, but its words are computed after the wait: registers that running instructions read must not be
+        step begins with is read ahead, but its words are computed after the wait: registers that running instructions read must not be
         written, and assemblers do not give the words of two steps different ones. The last step stands apart, for none follows."""
         operand = self.computed
         assert operand is not None
@@ -470,15 +470,14 @@ class _Lowering(Across):
 
         def start(inner: Builder, number: Value, stage: Value, raw: Sequence[Value], fetched: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
             k = first_of(inner, number)
-            each = len(raw) // operand.chunks
             for chunk in range(operand.chunks):
-                words = operand.words(inner, k, raw[chunk * each : (chunk + 1) * each], fetched, chunk)
-                sums = self._started(inner, chunk, stage, words, sums)
+                raw = operand.read(inner, stage, chunk) if chunk else raw
+                sums = self._started(inner, chunk, stage, operand.words(inner, k, raw, fetched, chunk), sums)
             return list(sums)
 
         fetched = operand.fetch(b, first_of(b, b.const(0, u32)))
         b.multi("mbarrier_wait", self.full, stage, parity)
-        raw = operand.read(b, stage)
+        raw = operand.read(b, stage, 0)
         many, held = len(raw), len(raw) + len(fetched)
 
         def step(inner: Builder, number: Value, stage: Value, parity: Value, *carried: Value) -> list[Value]:
@@ -486,7 +485,7 @@ class _Lowering(Across):
             coming = operand.fetch(inner, first_of(inner, inner.add(number, inner.const(1, u32))))
             sums = start(inner, number, stage, carried[:many], carried[many:held], carried[held:])
             inner.multi("mbarrier_wait", self.full, following, flipped)
-            ahead = operand.read(inner, following)
+            ahead = operand.read(inner, following, 0)
             sums = list(inner.multi("wgmma_wait", *sums, pending=0))
             self._release(inner, None, stage)
             return [following, flipped, *ahead, *coming, *sums]

@@ -160,13 +160,10 @@ class RegisterOperand(OperandView):
         held = [self.env[op.result] for op in self.others]
         return [v for h in held if isinstance(h, Registers) for v in h.cells.values()] + [h for h in held if isinstance(h, Value)]
 
-    def read(self, b: Builder, stage: Value) -> list[Value]:
-        """This thread's elements of a step as they lie in shared memory, instruction after instruction."""
-        found: list[Value] = []
-        for chunk in range(self.chunks):
-            self.window = range(2 * chunk, 2 * chunk + 2)
-            found += [self._read(b, ring, stage, cell) for ring in self.rings.values() for cell in self.cells(self.shape)]
-        return found
+    def read(self, b: Builder, stage: Value, chunk: int) -> list[Value]:
+        """This thread's elements of one instruction along the sum, as they lie in shared memory."""
+        self.window = range(2 * chunk, 2 * chunk + 2)
+        return [self._read(b, ring, stage, cell) for ring in self.rings.values() for cell in self.cells(self.shape)]
 
     def words(self, b: Builder, k: Value, raw: Sequence[Value], fetched: Sequence[Value], chunk: int) -> list[Value]:
         """The words of one instruction along the sum, from what was read for it: four for each 64 rows."""

@@ -274,9 +274,9 @@ class RegisterOperand(OperandView):
         block, along = divmod(along, ring.columns)
         chunk, inside = divmod(along, in_chunk)
         start = b.add(b.mul(stage, b.const(self.shape[0] * self.k, u32)), self.own[ring.load])
-        place = b.op("xor", start, b.const(chunk * in_chunk, u32))
-        place = b.add(place, b.const(block * ring.rows * ring.columns + down * ring.columns + inside, u32))
-        place = b.cast(place, i64)
+        # What is fixed is added last and in 64 bits: it becomes part of the instruction.
+        place = b.cast(b.op("xor", start, b.const(chunk * in_chunk, u32)), i64)
+        place = b.add(place, b.index(block * ring.rows * ring.columns + down * ring.columns + inside))
         if self.vector == 1:
             return b.op("load", ring.memory, place)
         return b.op("load", ring.memory, place, width=self.vector)

@@ -301,7 +301,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
          "`box` one copy moves, and the `swizzle` of its rows in shared memory. `pixels`, `lower`, `upper`, `steps`: of images "
          "[n, h, w, c] a copy moves that many pixels, each a box [1, 1, 1, channels]. Their base positions run along w from `lower[1]` "
          "to w - 1 + `upper[1]`, `steps[1]` apart, then on along h, from `lower[0]` to h - 1 + `upper[0]`, `steps[0]` apart, then along n. `round`: "
-         "f32 is rounded to tf32 on its way to shared memory.",
+         "f32 is rounded to tf32, ties to even, on its way to shared memory.",
          _tensor_map, "pure", "copy"),
     _row("prefetch_map", "Fetch a map's description ahead of its first use.", _map_only, "sync", "copy"),
     _row("tma_load", "`tma_load %to, %offset, %map, %barriers, %i, %c0…`: start copying the box at those coordinates into shared memory, "

@@ -284,6 +284,8 @@ class RegisterOperand(OperandView):
 
 
 def _rounded(b: Builder, value: Value) -> Value:
-    """The bits of an f32 such that dropping the last 13 rounds to nearest, ties away from zero; what is NaN stays so."""
-    near = b.add(b.bitcast(value, u32), b.const(0x1000, u32))
+    """The bits of an f32 such that dropping the last 13 rounds to nearest, ties to even, as the copy engine does; what is NaN stays so."""
+    bits = b.bitcast(value, u32)
+    last = b.op("and", b.op("shr", bits, b.const(13, u32)), b.const(1, u32))
+    near = b.add(b.add(bits, b.const(0xFFF, u32)), last)
     return b.select(b.op("isnan", value), b.const(0x7FC00000, u32), near)

@@ -43,8 +43,9 @@ def swizzled(places: Array, swizzle: int = 128) -> Array:
 
 
 def _as_tf32(values: Array) -> Array:
-    """f32 rounded to 10 bits of mantissa, to nearest, ties away from zero."""
-    near = (values.view(np.uint32) + np.uint32(0x1000) & np.uint32(0xFFFFE000)).view(np.float32)
+    """f32 rounded to 10 bits of mantissa, to nearest, ties to even."""
+    bits = values.view(np.uint32)
+    near = (bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1)) & np.uint32(0xFFFFE000)).view(np.float32)
     return np.where(np.isnan(values), np.float32(np.nan), near)
 
 

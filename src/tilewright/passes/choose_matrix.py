@@ -164,12 +164,13 @@ def _with_copies(schedule: MatrixSchedule, ways: list[str]) -> MatrixSchedule:
     return replace(schedule, a_copy=first, b_copy=second)
 
 
-def _copyable(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> bool:
+def _copyable(kernel: Kernel, found: Contraction, factor: Factor, inner: int, across: bool = False) -> bool:
+    """Whether the copy engine reads a factor as it lies; `across`: whichever way that is."""
     lies, tensor = plane(found, factor, inner), factor.tensor
     if lies is None or tensor is None or tensor.rank > 5 or not _aligned(kernel, tensor):
         return False
     last = tensor.rank - 1
-    if lies.k != last and (lies.row != last or tensor.dtype.itemsize != 2):
+    if lies.k != last and (lies.row != last or (tensor.dtype.itemsize != 2 and not across)):
         return False
     # Copies begin at whole 16 bytes.
     form, step = found.access(factor)[last], 16 // tensor.dtype.itemsize
@@ -189,8 +190,8 @@ def _aligned(kernel: Kernel, tensor: Tensor) -> bool:
 
 def raw_bytes(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> int:
     """Bytes of the arrays a factor is computed from, for each of its elements, where warp groups can compute it in registers: what has its
-    size can be copied in rows along the sum, and all else is the same for a row, a column, or a step. 0 where they cannot."""
-    if factor.load is not None or factor.guard is not None:
+    size can be copied in rows along the sum (f32 also across it), and all else is the same for a row, a column, or a step. 0 where they cannot."""
+    if factor.guard is not None or (factor.load is not None and _way(kernel, found, factor, inner) != "pack"):
         return 0
     made = {result: op for op in walk(found.parallel.regions[0]) for result in op.results}
     rows = {found.indices[p] for p in (found.m if factor is found.a else found.n)}
@@ -212,7 +213,8 @@ def raw_bytes(kernel: Kernel, found: Contraction, factor: Factor, inner: int) ->
         lies, tensor = plane(lying, as_factor, inner), as_factor.tensor
         assert tensor is not None
         if lies is not None:
-            if lies.k != tensor.rank - 1 or not _copyable(kernel, lying, as_factor, inner):
+            across = tensor.rank - 1 == lies.row and factor.dtype is f32 and tensor.dtype is f32
+            if not (lies.k == tensor.rank - 1 or across) or not _copyable(kernel, lying, as_factor, inner, across):
                 return 0
             total += tensor.dtype.itemsize
             continue

@@ -45,7 +45,8 @@ class Words(Accumulator):
 
 @record
 class RawRing:
-    """Tiles of one array in shared memory. `columns`: of one block of rows; a tile has `blocks` of them along the sum."""
+    """Tiles of one array in shared memory. A tile has `blocks` of `rows` by `columns` elements, one after the other: columns walk the sum, or,
+    where the array lies `across` it, the tile's rows."""
 
     load: Op
     memory: Value
@@ -53,6 +54,7 @@ class RawRing:
     rows: int
     columns: int
     blocks: int
+    across: bool
 
     @property
     def bytes(self) -> int:
@@ -87,14 +89,15 @@ class RegisterOperand(OperandView):
         self.work = [op for op in self.source.changing if op not in loads]
 
     def _is_straight(self, load: Op) -> bool:
-        """Whether the last axis walks the sum by ones, another the rows."""
+        """Whether the last axis walks the sum by ones and another the rows, or, for words of one element, the other way round."""
         tensor = load.operands[0].type
         assert isinstance(tensor, Tensor)
         indices = load.operands[1 : 1 + tensor.rank]
         if not all(self._walks(v) for v in indices):
             return False
         shapes = [shape_of(v) for v in indices]
-        return bool(shapes[-1]) and shapes[-1][1] > 1 and sum(any(e > 1 for e in s) for s in shapes) == 2
+        along = bool(shapes[-1]) and (shapes[-1][1] > 1 or (self.vector == 1 and shapes[-1][0] > 1))
+        return along and sum(any(e > 1 for e in s) for s in shapes) == 2
 
     def _walks(self, value: Value) -> bool:
         op = self.source.made.get(value)
@@ -120,17 +123,19 @@ class RegisterOperand(OperandView):
             tensor = load.operands[0]
             assert isinstance(tensor.type, Tensor)
             dtype = tensor.type.dtype
-            columns = min(self.k, ROW_BYTES // dtype.itemsize)
             row_axis, k_axis = self.outer.axes(load, 0)
+            across = row_axis == tensor.type.rank - 1
+            rows, length = (self.k, self.shape[0]) if across else (self.shape[0], self.k)
+            columns = min(length, ROW_BYTES // dtype.itemsize)
             box = [1] * tensor.type.rank
-            box[row_axis], box[k_axis] = self.shape[0], columns
+            box[k_axis if across else row_axis], box[-1] = rows, columns
             count = stages * self.shape[0] * self.k
             memory = b.op("alloc", dtype=dtype, shape=(count,), space="shared", align=1024, name=f"a{number or ''}.ring")
             found = b.op(
                 "tensor_map", tensor, shape=tensor.type.shape, strides=tensor.type.strides, box=tuple(box),
                 swizzle=columns * dtype.itemsize, name=f"a{number or ''}.map",
             )  # fmt: skip
-            self.rings[load] = RawRing(load, memory, found, self.shape[0], columns, self.k // columns)
+            self.rings[load] = RawRing(load, memory, found, rows, columns, length // columns, across)
 
     def copy(self, b: Builder, ring: RawRing, stage: Value, full: Value, coordinates: Sequence[Value]) -> None:
         """Start copying one step's tile, block after block."""
@@ -259,6 +264,8 @@ class RegisterOperand(OperandView):
         size = dtype_of(ring.memory.type).itemsize
         in_row, in_chunk = ring.columns * size, 16 // size
         row = self.bases[0]
+        if ring.across:
+            return self._own_place_across(b, ring, in_chunk)
         # Rows of a thread are a multiple of 8 apart: they are swizzled alike.
         turn = b.op("shr", self.outer.lane, b.index(2 + (ROW_BYTES // in_row).bit_length() - 1))
         column = self.bases[1]
@@ -267,12 +274,27 @@ class RegisterOperand(OperandView):
         place = b.add(b.mul(row, b.index(ring.columns)), b.add(b.mul(chunk, b.index(in_chunk)), inside))
         return b.cast(place, u32)
 
+    def _own_place_across(self, b: Builder, ring: RawRing, in_chunk: int) -> Value:
+        """The same where rows of shared memory walk the sum: four lanes have a row each."""
+        row, number = self.bases[1], self.bases[0]
+        block = b.op("floordiv", number, b.index(ring.columns))
+        column = b.op("and", number, b.index(ring.columns - 1))
+        chunk = b.op("xor", b.op("floordiv", column, b.index(in_chunk)), row)
+        place = b.add(b.mul(chunk, b.index(in_chunk)), b.op("and", column, b.index(in_chunk - 1)))
+        place = b.add(place, b.mul(row, b.index(ring.columns)))
+        return b.cast(b.add(place, b.mul(block, b.index(ring.rows * ring.columns))), u32)
+
     def _read(self, b: Builder, ring: RawRing, stage: Value, cell: Cell) -> Value:
         size = dtype_of(ring.memory.type).itemsize
         in_chunk = 16 // size
         down, along = (self.layout.offset(axis, cell[axis]) for axis in (0, 1))
+        turn = 0
+        if ring.across:
+            # Of a row's number, four times the register, one bit is swizzled with.
+            down, along, turn = along, down, along % 8
         block, along = divmod(along, ring.columns)
         chunk, inside = divmod(along, in_chunk)
+        chunk ^= turn
         start = b.add(b.mul(stage, b.const(self.shape[0] * self.k, u32)), self.own[ring.load])
         # What is fixed is added last and in 64 bits: it becomes part of the instruction.
         place = b.cast(b.op("xor", start, b.const(chunk * in_chunk, u32)), i64)

@@ -458,45 +458,59 @@ class _Lowering(Across):
         self.env[self.sum.results[0]] = Registers(shape, self._cells_of(b, shape, sums))
 
     def _from_registers(self, b: Builder, steps: Value, stage: Value, parity: Value, sums: Sequence[Value]) -> list[Value]:
-        """All steps with the first operand in registers. The words of an instruction are computed while those before it run. What the next
-        step begins with is read ahead, but its words are computed after the wait: registers that running instructions read must not be
-        written, and assemblers do not give the words of two steps different ones. The last step stands apart, for none follows."""
+        """All steps with the first operand in registers. The words of an instruction are computed while those before it run, of this step and
+        of the one before. Running instructions go on reading their words' registers: two steps stand side by side in the loop, each with
+        registers of its own, and each waits for the other's instructions before it computes words again. A last odd step stands apart."""
         operand = self.computed
         assert operand is not None
-        one, kind = b.const(1, u32), dtype_of(self.sum.regions[0].args[0].type)
+        one, two, kind = b.const(1, u32), b.const(2, u32), dtype_of(self.sum.regions[0].args[0].type)
+        last = b.sub(steps, one)
 
         def first_of(inner: Builder, number: Value) -> Value:
             return inner.mul(inner.cast(number, kind), inner.index(self.schedule.k))
 
-        def start(inner: Builder, number: Value, stage: Value, raw: Sequence[Value], fetched: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
+        def step(
+            inner: Builder, number: Value, stage: Value, parity: Value, before: tuple[Value | None, Value], fetched: Sequence[Value],
+            sums: Sequence[Value], pending: int,
+        ) -> tuple[list[Value], list[Value], list[Value]]:  # fmt: skip
             k = first_of(inner, number)
+            coming = operand.fetch(inner, first_of(inner, inner.op("min", inner.add(number, one), last)))
+            inner.multi("mbarrier_wait", self.full, stage, parity)
             for chunk in range(operand.chunks):
-                raw = operand.read(inner, stage, chunk) if chunk else raw
-                sums = self._started(inner, chunk, stage, operand.words(inner, k, raw, fetched, chunk), sums)
-            return list(sums)
+                words = operand.words(inner, k, operand.read(inner, stage, chunk), fetched, chunk)
+                sums = self._started(inner, chunk, stage, words, sums)
+            sums = inner.multi("wgmma_wait", *sums, pending=pending)
+            self._release(inner, *before)
+            return list(self._next_state(inner, stage, parity)), coming, list(sums)
+
+        def pair(inner: Builder, number: Value, stage: Value, parity: Value, previous: Value, *carried: Value) -> list[Value]:
+            later = inner.op("ne", number, inner.const(0, u32))
+            fetched, sums = carried[:held], carried[held:]
+            state, coming, total = step(inner, number, stage, parity, (later, previous), fetched, sums, operand.chunks)
+            second, number = state[0], inner.add(number, one)
+            state, coming, total = step(inner, number, second, state[1], (None, stage), coming, total, operand.chunks)
+            return [*state, second, *coming, *total]
 
         fetched = operand.fetch(b, first_of(b, b.const(0, u32)))
-        b.multi("mbarrier_wait", self.full, stage, parity)
-        raw = operand.read(b, stage, 0)
-        many, held = len(raw), len(raw) + len(fetched)
+        held = len(fetched)
+        whole = b.mul(b.op("floordiv", steps, two), two)
 
-        def step(inner: Builder, number: Value, stage: Value, parity: Value, *carried: Value) -> list[Value]:
-            following, flipped = self._next_state(inner, stage, parity)
-            coming = operand.fetch(inner, first_of(inner, inner.add(number, inner.const(1, u32))))
-            sums = start(inner, number, stage, carried[:many], carried[many:held], carried[held:])
-            inner.multi("mbarrier_wait", self.full, following, flipped)
-            ahead = operand.read(inner, following, 0)
-            sums = list(inner.multi("wgmma_wait", *sums, pending=0))
-            self._release(inner, None, stage)
-            return [following, flipped, *ahead, *coming, *sums]
+        def pairs(inner: Builder) -> list[Value]:
+            start = [stage, parity, stage, *fetched, *sums]
+            found = inner.for_(inner.const(0, u32), whole, two, start, pair, name="step", unroll=1)
+            total = inner.multi("wgmma_wait", *found[3 + held :], pending=0)
+            self._release(inner, None, found[2])
+            return [*found[:2], *found[3 : 3 + held], *total]
 
-        last = b.sub(steps, one)
-        begin = [stage, parity, *raw, *fetched, *sums]
-        stage, parity, *carried = b.for_(b.const(0, u32), last, one, begin, step, name="step", unroll=1)
-        final = start(b, last, stage, carried[:many], carried[many:held], carried[held:])
-        final = list(b.multi("wgmma_wait", *final, pending=0))
-        self._release(b, None, stage)
-        return final
+        # As an empty sum, so none but an odd step: accumulators are only joined where nothing runs.
+        stage, parity, *carried = b.if_(b.op("gt", whole, b.const(0, u32)), pairs, lambda inner: [stage, parity, *fetched, *sums])
+        fetched, sums = carried[:held], carried[held:]
+
+        def odd(inner: Builder) -> list[Value]:
+            _, _, total = step(inner, last, stage, parity, (None, stage), fetched, sums, 0)
+            return total
+
+        return list(b.if_(b.op("ne", whole, steps), odd, lambda inner: sums))
 
     def _started(self, b: Builder, chunk: int, stage: Value, words: Sequence[Value], sums: Sequence[Value]) -> tuple[Value, ...]:
         """The matrix instructions of one piece of a step."""
@@ -542,6 +556,7 @@ class _Lowering(Across):
         """This group has read the stage. In a cluster one thread tells each block."""
         if self.computed is not None:
             first = b.op("eq", self.lane, b.index(0))
+            first = first if condition is None else b.logical_and(first, condition)
             b.if_(first, lambda inner: inner.multi("mbarrier_arrive", self.empty, stage), lambda inner: [])
             return
         if self.rank is None:

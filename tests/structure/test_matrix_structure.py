@@ -19,6 +19,7 @@ from tilewright.base.dtypes import DType, bf16, f8e4m3, f16, f32, f64, i8
 from tilewright.base.errors import UserError
 from tilewright.base.target import parse_target
 from tilewright.compile.build import llvm_text
+from tilewright.ir.nodes import walk
 from tilewright.passes.schedule import Schedule
 from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
 
@@ -213,6 +214,35 @@ def test_one_row_is_an_ordinary_reduction_without_warp_groups() -> None:
 def test_images_are_read_as_pixels() -> None:
     (chosen,) = contractions("convolution", "sm_90a")
     assert (chosen.a_copy, chosen.b_copy, chosen.inner) == ("image", "tma", 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "swap"),
+    [("dequantised_rows", (16, 4096, 4096), True), ("dequantised_groups_of_128", (16, 8192, 8192), True),
+     ("dequantised_rows", (2048, 2048, 2048), True), ("kn_tf32", (4096, 4096, 4096), True)],
+)  # fmt: skip
+def test_factors_are_computed_in_registers_where_packing_costs_more(name: str, sizes: tuple[int, int, int], swap: bool) -> None:
+    (chosen,) = BY_NAME[name].kernel.stages(*computed(name, *sizes), target="sm_90a").stages.schedules
+    assert isinstance(chosen, MatrixSchedule)
+    assert (chosen.a_copy, chosen.b_copy, chosen.swap) == ("registers", "tma", swap)
+    assert chosen.stages >= 4
+    assert not chosen.turns
+
+
+def test_long_products_of_many_results_are_worth_packing() -> None:
+    *packing, last = BY_NAME["dequantised_rows"].kernel.stages(*computed("dequantised_rows", 8192, 8192, 8192), target="sm_90a").stages.schedules
+    assert isinstance(last, MatrixSchedule)
+    assert len(packing) == 1
+    assert (last.a_copy, last.b_copy) == ("tma", "pack")
+
+
+def test_rows_of_f32_along_the_sum_are_rounded_on_their_way() -> None:
+    stages = PROBLEMS["tf32"][0].stages(*PROBLEMS["tf32"][1](), target="sm_90a").stages
+    (chosen,), (call,) = stages.schedules, stages.thread.calls
+    assert isinstance(chosen, MatrixSchedule)
+    assert (chosen.a_copy, chosen.b_copy) == ("tma", "tma")
+    maps = {op.result.name: op.attrs.get("round", False) for op in walk(call.kernel.body) if op.opcode == "tensor_map"}
+    assert maps == {"a.map": True, "b.map": True, "out.map": False}
 
 
 @pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_86", "sm_90a", "sm_120"])

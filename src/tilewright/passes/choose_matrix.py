@@ -273,16 +273,15 @@ def _from_registers(
             continue
         for s in _wgmma(found, shape, target):
             given = replace(s, swap=swap) if (s.m, s.n) in _SHAPES else s
-            rows = given.m // (1 if given.turns else given.groups)
-            if made_of.groups and given.parts > 1:
-                continue  # where a part begins, nobody knows which group it is
-            if given.swap != swap or given.cluster > 1 or rows * given.n > 128 * 128 + 64 * 128 * (given.groups == 1):
+            rows = given.m // given.groups
+            # Taking turns leaves nobody to multiply while words are computed; parts of a sum need masks in every step.
+            if given.turns or given.parts > 1 or given.swap != swap or given.cluster > 1 or rows * given.n > 128 * 128 + 64 * 128 * (given.groups == 1):
                 continue
             # What is left beside the results on their way out.
             room = target.max_shared - 1280 - (given.groups * given.buffers * 64 * 128 if given.store == "tma" else 0)
             stages = min(max(given.stages, 4), room // (given.k * (given.m * made_of.bytes + given.n * factor.dtype.itemsize)))
             whole = replace(given, stages=stages, wait=0, a_copy="registers", b_copy=way)
-            if stages >= 2 and _in_blocks(found, whole, [way, "registers"] if swap else ["registers", way], inner):
+            if stages >= FEWEST and _in_blocks(found, whole, [way, "registers"] if swap else ["registers", way], inner):
                 candidates.append(whole)
     return candidates
 
@@ -308,10 +307,12 @@ FEED = 115e3
 FEED_RAGGED = 46e3
 STREAM = 3.9e6
 """Bytes a microsecond from memory, over all."""
-COMPUTED_RATE = 0.9
-"""What is left of the rate where a factor is computed in registers."""
-WORDS = 14e3
-"""Elements of such a factor that one warp group computes in a microsecond."""
+STEP, STEP_OF_GROUPS = 0.30, 0.35
+"""Microseconds one step of a factor computed in registers takes besides a part of what its instructions do; the second with scales of its own."""
+BESIDE = 0.68
+"""That part: the other warp group's instructions run meanwhile."""
+FEWEST = 4
+"""Stages such a factor needs: two steps hold theirs at once."""
 START = 2.0
 """Microseconds before the first and after the last tile."""
 SECOND = 2.5
@@ -376,9 +377,10 @@ def cost(
     finish = 2 * 64 * area / MATRIX_RATE
     sizes = [size, size]
     if schedule.a_copy == "registers":
-        compute = max(compute / COMPUTED_RATE, schedule.m * k / (WORDS * (1 if schedule.turns else schedule.groups)))
-        made_of = raw[int(schedule.swap)]
-        sizes[int(schedule.swap)] = size if made_of is None else made_of.bytes
+        made_of = raw[int(schedule.swap)] or Raw(size, False)
+        steps = -(-k // schedule.k)
+        compute = max(compute, BESIDE * compute + steps * (STEP_OF_GROUPS if made_of.groups else STEP))
+        sizes[int(schedule.swap)] = made_of.bytes
     main = rounds * max(compute, feed) + finish * (1 if schedule.turns else rounds)
     traffic = shape.batch * shape.k * (shape.m * sizes[0] + shape.n * sizes[1]) / STREAM
     # Reading hides computing only so far.

@@ -9,6 +9,8 @@ have neighbouring tiles along n: each brings a part of the rows of a and sends i
     copying:    for tiles { for steps { wait empty[s]; expect full[s]; tma_load a; tma_load b } }
     computing:  for tiles { for steps { wait full[s]; wgmma; wgmma_wait; arrive empty[s] }; epilogue; store }
 
+The first operand may be computed in registers instead (`wgmma_operand.py`): then what it is computed from is copied, and warps read it.
+
 Results leave piece by piece, 64 rows of 128 bytes: registers, swizzled shared memory, copy engine. The epilogue is computed for one
 piece at a time, so few values are alive at once. Edges need no code: copies fill with zeros and leave out what is outside.
 """

@@ -600,6 +600,17 @@ for _last, _way in (
         )
 
 
+add(
+    "conv_nhwc_tf32",
+    again(convolution_kernel(True), "tf32"),
+    images(dtypes.f32, True),
+    in_order(True, convolved),
+    precision="tf32",
+    torch=partial(torch_convolution, True, 1, 1, 1),
+    **{**_CONVOLVED, "sizes": ((2, 32, 6, 5, 17, 2, 3), (1, 40, 4, 4, 8, 3, 3), (2, 3, 5, 7, 4, 3, 3))},
+)
+
+
 def grouped(x: Wide, w: Wide) -> Wide:
     return np.stack([convolved(x[:, g], w[g]) for g in range(x.shape[1])], axis=1)
 

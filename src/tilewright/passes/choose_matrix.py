@@ -17,9 +17,9 @@ from tilewright.base.errors import UserError
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size
 from tilewright.base.target import Target
-from tilewright.ir.nodes import Kernel
+from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.ops_matrix import MATRIX_DTYPES, accumulator_dtype
-from tilewright.ir.types import Tensor
+from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose_contraction_cpu import cpu_schedules
 from tilewright.passes.choose_mma import mma_schedules
 from tilewright.passes.epilogue_work import finishing_work
@@ -68,10 +68,13 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
                 candidates = [_with_copies(s, ways) for s in _wgmma(lying, shape, target) if _in_blocks(lying, s, ways, inner)]
                 candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "image"]
                 candidates = [s for s in candidates if s.a_copy != "image" or s.cluster == 1]
-                # Of convolutions nobody has measured what an early launch does.
+                raw = raw_of(kernel, lying, lying.a, inner), raw_of(kernel, lying, lying.b, inner)
+                # Of convolutions, and of factors computed in registers, nobody has measured what an early launch does.
                 both = [(s, replace(s, early=s.a_copy != "image")) for s in candidates]
-                candidates = [min(pair, key=lambda s: cost(s, shape, target, lying)) for pair in both]
-                return (*sorted(candidates, key=lambda s: cost(s, shape, target, lying)), *_by_warps(kernel, found, target, hints, inner))
+                candidates = [min(pair, key=lambda s: cost(s, shape, target, lying, raw)) for pair in both]
+                candidates += [replace(s, inner=inner, apart=apart) for s in _from_registers(lying, shape, target, ways, raw, inner)]
+                candidates.sort(key=lambda s: cost(s, shape, target, lying, raw))
+                return (*candidates, *_by_warps(kernel, found, target, hints, inner))
     return _by_warps(kernel, found, target, hints, inner)
 
 
@@ -95,7 +98,10 @@ def forced(text: str, found: tuple[MatrixSchedule, ...], kernel: Kernel) -> Matr
         )  # fmt: skip
     plain = asked.family == "wgmma" and asked.cluster == 1
     alone = asked.parts == 1 and asked.sum_cluster == 1 and asked.persistent and not asked.turns
-    if asked.sum_cluster not in (1, 2, 4, 8) or (asked.sum_cluster > 1 and not plain) or (asked.stream and not (plain and alone)):
+    shared = asked.sum_cluster > 1 or asked.stream
+    if asked.sum_cluster not in (1, 2, 4, 8) or (asked.sum_cluster > 1 and not plain) or (asked.stream and not (plain and alone)) or (
+        shared and asked.a_copy == "registers"
+    ):
         raise UserError.at(
             "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
             "sum_cluster is 2, 4 or 8; it, and stream, are for family=wgmma without cluster; "
@@ -103,15 +109,24 @@ def forced(text: str, found: tuple[MatrixSchedule, ...], kernel: Kernel) -> Matr
         )  # fmt: skip
     if asked.family != "wgmma":
         return asked if asked.family == "cpu" else replace(asked, inner=alike[0].inner)
-    like = next((s for s in alike if s.swap == asked.swap), None)
+    computed = asked.a_copy == "registers"
+    like = next((s for s in alike if s.swap == asked.swap and (s.a_copy == "registers") == computed), None)
+    if like is None and computed:
+        raise UserError.at(
+            "TW020", f"schedule '{text}': the {'second' if asked.swap else 'first'} factor of {kernel.name} cannot be computed in registers",
+            kernel.span, "it can where it is computed from an array whose rows run along the sum, with whole 16 bytes from one to the next",
+        )  # fmt: skip
     if like is None:
-        like = replace(alike[0], a_copy=alike[0].b_copy, b_copy=alike[0].a_copy)
+        other = next(s for s in alike if s.a_copy != "registers")
+        like = replace(other, a_copy=other.b_copy, b_copy=other.a_copy)
     whole = replace(asked, a_copy=like.a_copy, b_copy=like.b_copy, inner=like.inner, apart=like.apart)
     contraction = find_contraction(kernel)
     assert contraction is not None
     lying = contraction.apart() if whole.apart else contraction
     ways = [whole.b_copy, whole.a_copy] if whole.swap else [whole.a_copy, whole.b_copy]
     legal = whole.k * lying.a.dtype.itemsize == 128 and whole.m % 64 == 0 and whole.n % 8 == 0 and whole.n <= 256
+    if computed and (whole.cluster > 1 or whole.stages < 2):
+        legal = False  # words of the next step are computed before this one is given back
     if not legal or not _in_blocks(lying, whole, ways, whole.inner) or whole.b_copy == "image":
         raise UserError.at(
             "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
@@ -141,9 +156,6 @@ def _inner(found: Contraction, hints: Mapping[str, int]) -> int:
 
 def _way(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> str:
     """How a factor gets to shared memory: as it lies, as pixels, or packed first."""
-    if factor.dtype is f32:
-        # Matrix units cut f32 to tf32 by dropping bits; packing rounds.
-        return "pack" if packable(found, factor, inner) else ""
     if _copyable(kernel, found, factor, inner):
         return "tma"
     lies, tensor = image(found, factor), factor.tensor
@@ -169,12 +181,13 @@ def _with_copies(schedule: MatrixSchedule, ways: list[str]) -> MatrixSchedule:
     return replace(schedule, a_copy=first, b_copy=second)
 
 
-def _copyable(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> bool:
+def _copyable(kernel: Kernel, found: Contraction, factor: Factor, inner: int, across: bool = False) -> bool:
+    """Whether the copy engine reads a factor as it lies; `across`: whichever way that is."""
     lies, tensor = plane(found, factor, inner), factor.tensor
     if lies is None or tensor is None or tensor.rank > 5 or not _aligned(kernel, tensor):
         return False
     last = tensor.rank - 1
-    if lies.k != last and (lies.row != last or tensor.dtype.itemsize != 2):
+    if lies.k != last and (lies.row != last or (tensor.dtype.itemsize != 2 and not across)):
         return False
     # Copies begin at whole 16 bytes.
     form, step = found.access(factor)[last], 16 // tensor.dtype.itemsize
@@ -192,6 +205,102 @@ def _aligned(kernel: Kernel, tensor: Tensor) -> bool:
     return all(divisors.of_size(x, kernel.facts) * size % 16 == 0 for x in tensor.strides[:-1])
 
 
+@record
+class Raw:
+    """What a factor that warp groups can compute in registers is computed from."""
+
+    bytes: int
+    """Of the arrays that have its size, for each element."""
+    groups: bool
+    """Others have an element for each group of steps."""
+
+
+def raw_of(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> Raw | None:
+    """What a factor is computed from, where warp groups can do it in registers: what has its size can be copied in rows along the sum (f32
+    also across it), and all else is the same for a row, a column, or a step."""
+    if factor.guard is not None or (factor.load is not None and _way(kernel, found, factor, inner) != "pack"):
+        return None
+    made = {result: op for op in walk(found.parallel.regions[0]) for result in op.results}
+    rows = {found.indices[p] for p in (found.m if factor is found.a else found.n)}
+    total, groups = 0, False
+    waiting, seen = [factor.value], set[Value]()
+    while waiting:
+        value = waiting.pop()
+        op = made.get(value)
+        if op is None or value in seen:
+            continue
+        seen.add(value)
+        if op.regions or op.attrs.get("masked"):
+            return None
+        if op.opcode != "load":
+            waiting += op.operands
+            continue
+        as_factor = replace(factor, value=value, dtype=dtype_of(value.type), load=op)
+        lying = replace(found, a=as_factor) if factor is found.a else replace(found, b=as_factor)
+        lies, tensor = plane(lying, as_factor, inner), as_factor.tensor
+        assert tensor is not None
+        if lies is not None:
+            across = tensor.rank - 1 == lies.row and factor.dtype is f32 and tensor.dtype is f32
+            if not (lies.k == tensor.rank - 1 or across) or not _copyable(kernel, lying, as_factor, inner, across):
+                return None
+            total += tensor.dtype.itemsize
+            continue
+        depends = [_sources(v, made) for v in op.operands[1:]]
+        if any(rows & d for d in depends) and any(set(found.k) & d for d in depends):
+            walking = [v for v, d in zip(op.operands[1:], depends, strict=True) if set(found.k) & d]
+            if not all(_by_groups(v, found, made, 128 // factor.dtype.itemsize) for v in walking):
+                return None
+            groups = True
+    return Raw(total, groups) if total else None
+
+
+Raws = tuple[Raw | None, Raw | None]
+"""Of the first factor and of the second."""
+
+
+def _sources(value: Value, made: Mapping[Value, Op]) -> set[Value]:
+    """All values an index is made of."""
+    found, waiting = set[Value](), [value]
+    while waiting:
+        value = waiting.pop()
+        if value not in found:
+            found.add(value)
+            waiting += made[value].operands if value in made else ()
+    return found
+
+
+def _by_groups(value: Value, found: Contraction, made: Mapping[Value, Op], step: int) -> bool:
+    """Whether an index is the number of a group along the sum that is made of whole steps."""
+    op = made.get(value)
+    if op is None or op.opcode != "floordiv" or op.operands[0] not in found.k:
+        return False
+    size = found.forms[op.operands[1]]
+    return not size.factors and size.constant.constant is not None and size.constant.constant % step == 0
+
+
+def _from_registers(
+    found: Contraction, shape: Shape, target: Target, ways: list[str], raw: Raws, inner: int
+) -> list[MatrixSchedule]:
+    """Schedules whose first factor is computed by the warp groups that multiply it: factors are exchanged where that is the second one."""
+    candidates: list[MatrixSchedule] = []
+    for swap, factor, made_of, way in ((False, found.a, raw[0], ways[1]), (True, found.b, raw[1], ways[0])):
+        if made_of is None or way == "image":
+            continue
+        for s in _wgmma(found, shape, target):
+            given = replace(s, swap=swap) if (s.m, s.n) in _SHAPES else s
+            rows = given.m // given.groups
+            # Taking turns leaves nobody to multiply while words are computed; parts of a sum need masks in every step.
+            if given.turns or given.parts > 1 or given.swap != swap or given.cluster > 1 or rows * given.n > 128 * 128 + 64 * 128 * (given.groups == 1):
+                continue
+            # What is left beside the results on their way out.
+            room = target.max_shared - 1280 - (given.groups * given.buffers * 64 * 128 if given.store == "tma" else 0)
+            stages = min(max(given.stages, 4), room // (given.k * (given.m * made_of.bytes + given.n * factor.dtype.itemsize)))
+            whole = replace(given, stages=stages, wait=0, a_copy="registers", b_copy=way)
+            if stages >= FEWEST and _in_blocks(found, whole, [way, "registers"] if swap else ["registers", way], inner):
+                candidates.append(whole)
+    return candidates
+
+
 _TILES: tuple[tuple[float, MatrixSchedule], ...] = (
     (1.000, MatrixSchedule("wgmma", 128, 256, 64, stages=4, groups=2)),
     (1.020, MatrixSchedule("wgmma", 128, 192, 64, stages=4, groups=2, turns=True, wait=1, buffers=3)),
@@ -202,6 +311,7 @@ _TILES: tuple[tuple[float, MatrixSchedule], ...] = (
     (0.800, MatrixSchedule("wgmma", 128, 64, 64, stages=8, groups=2)),
 )
 """Tiles worth having, and the rate each reaches relative to the first when all multiprocessors are busy."""
+_SHAPES = {(s.m, s.n) for _, s in _TILES}
 _THIN = (8, 16, 32, 64)
 """Results along the short side of a product with few rows, whose time is that of reading the other factor."""
 
@@ -222,6 +332,12 @@ FINISH, FINISH_HIDDEN = 7e-6, 2e-6
 group multiplies. It is not free then: both use the same registers' ports."""
 READ, READ_HIDDEN = 45e-6, 36e-6
 """The same for each array as large as the results that is read."""
+STEP, STEP_OF_GROUPS = 0.30, 0.35
+"""Microseconds one step of a factor computed in registers takes besides a part of what its instructions do; the second with scales of its own."""
+BESIDE = 0.68
+"""That part: the other warp group's instructions run meanwhile."""
+FEWEST = 4
+"""Stages such a factor needs: two steps hold theirs at once."""
 START = 2.0
 """Microseconds before the first and after the last tile."""
 ARRIVE = 55e3
@@ -286,8 +402,10 @@ def _tiles(schedule: MatrixSchedule, shape: Shape) -> int:
     return shape.batch * -(-m // schedule.m) * -(-n // (schedule.n * schedule.cluster)) * schedule.cluster
 
 
-def cost(schedule: MatrixSchedule, shape: Shape, target: Target, found: Contraction) -> float:
-    """Estimated microseconds."""
+def cost(
+    schedule: MatrixSchedule, shape: Shape, target: Target, found: Contraction, raw: Raws = (None, None)
+) -> float:
+    """Estimated microseconds. `raw`: what the factors are computed from."""
     size = found.a.dtype.itemsize
     rate = next(
         (r for r, s in _TILES if (s.m, s.n, s.turns, s.cluster) == (schedule.m, schedule.n, schedule.turns, schedule.cluster)), 0.8
@@ -307,13 +425,19 @@ def cost(schedule: MatrixSchedule, shape: Shape, target: Target, found: Contract
     # The rate goes with the bytes of an element: 32 bytes of the sum in one instruction.
     compute = 2 * area * k * size / 2 / (MATRIX_RATE * rate)
     finish = 2 * 64 * area / MATRIX_RATE
+    sizes = [size, size]
+    if schedule.a_copy == "registers":
+        made_of = raw[int(schedule.swap)] or Raw(size, False)
+        steps = -(-k // schedule.k)
+        compute = max(compute, BESIDE * compute + steps * (STEP_OF_GROUPS if made_of.groups else STEP))
+        sizes[int(schedule.swap)] = made_of.bytes
     main = rounds * max(compute, feed) + finish * (1 if schedule.turns else rounds)
     if schedule.parts == 1:
         work = finishing_work(found)
         each = (FINISH_HIDDEN, READ_HIDDEN) if schedule.turns else (FINISH, READ)
         # One, a bias perhaps, is lost among what every result takes.
         main += rounds * area * (max(0, work.instructions - 1) * each[0] + work.arrays * each[1])
-    read = shape.batch * (shape.m * shape.k + shape.k * shape.n) * size
+    read = shape.batch * shape.k * (shape.m * sizes[0] + shape.n * sizes[1])
     traffic = max(read / STREAM, read / (max(1, min(blocks, target.multiprocessors)) * ARRIVE))
     # Reading hides computing only so far.
     total = START + max(main, traffic) + 0.25 * min(main, traffic)

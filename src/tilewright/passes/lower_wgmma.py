@@ -9,6 +9,8 @@ have neighbouring tiles along n: each brings a part of the rows of a and sends i
     copying:    for tiles { for steps { wait empty[s]; expect full[s]; tma_load a; tma_load b } }
     computing:  for tiles { for steps { wait full[s]; wgmma; wgmma_wait; arrive empty[s] }; epilogue; store }
 
+The first operand may be computed in registers instead (`wgmma_operand.py`): then what it is computed from is copied, and warps read it.
+
 Results leave piece by piece, 64 rows of 128 bytes: registers, swizzled shared memory, copy engine. The epilogue is computed for one
 piece at a time, so few values are alive at once. Edges need no code: copies fill with zeros and leave out what is outside.
 """
@@ -20,7 +22,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.analysis import divisors
-from tilewright.base.dtypes import i32, u32, u64
+from tilewright.base.dtypes import f32, i32, u32, u64
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, floordiv
 from tilewright.base.target import Target
@@ -31,8 +33,10 @@ from tilewright.ir.ops_matrix import ROW_BYTES
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.registers import Cell, Registers, Shape
 from tilewright.passes.schedule_matrix import MatrixSchedule
+from tilewright.passes.wgmma_across import Across
 from tilewright.passes.wgmma_epilogue import GROUP
 from tilewright.passes.wgmma_fetch import Fetching
+from tilewright.passes.wgmma_operand import RegisterOperand
 from tilewright.passes.wgmma_sums import ClusterSum, StreamSum
 
 
@@ -57,7 +61,7 @@ class _Ring:
     """The map has an axis of its own for the blocks of 64."""
 
 
-class _Lowering(Fetching):
+class _Lowering(Across, Fetching):
     def __init__(self, kernel: Kernel, schedule: MatrixSchedule, target: Target) -> None:
         super().__init__(kernel, schedule, target)
         self.role = ""
@@ -68,6 +72,11 @@ class _Lowering(Fetching):
         """This block's number in its cluster."""
         self.shared_sum: ClusterSum | None = None
         self.stream: StreamSum | None = None
+        self.computed: RegisterOperand | None = None
+        """The first operand, where it is computed in registers."""
+        if schedule.a_copy == "registers":
+            self.computed = RegisterOperand(self, self.product.operands[0], schedule.k)
+        self.rings: list[_Ring] = []
 
     # -- the whole kernel ---------------------------------------------------------------------------------------
 
@@ -77,8 +86,13 @@ class _Lowering(Fetching):
         self._coordinates(b)
         if s.cluster > 1:
             self.rank = b.op("cluster_rank")
-        self.a = self._ring(b, self.product.operands[0], 0, s.m)
+        if self.computed is None:
+            self.a = self._ring(b, self.product.operands[0], 0, s.m)
+            self.rings.append(self.a)
+        else:
+            self.computed.make_rings(b, s.stages)
         self.b = self._ring(b, self.product.operands[1], 1, s.n)
+        self.rings.append(self.b)
         self.outputs(b)
         if s.sum_cluster > 1:
             count, dtype = self.rows * s.n // GROUP, dtype_of(self.product.operands[2].type)
@@ -129,11 +143,13 @@ class _Lowering(Fetching):
         self.leader = b.op("eq", b.op("and", self.thread, b.index(GROUP - 1)), b.index(0), name="leader")
 
     def _initialise(self, b: Builder) -> list[Value]:
-        for ring in (self.a, self.b):
-            b.multi("prefetch_map", ring.map)
+        for map_ in self._maps():
+            b.multi("prefetch_map", map_)
+        # Where warps read the tile themselves, each says that it has.
+        readers = self.shared_groups * self.schedule.cluster * (1 if self.computed is None else GROUP // 32)
         for number in range(self.schedule.stages):
             b.multi("mbarrier_init", self.full, b.index(number), count=1)
-            b.multi("mbarrier_init", self.empty, b.index(number), count=self.shared_groups * self.schedule.cluster)
+            b.multi("mbarrier_init", self.empty, b.index(number), count=readers)
         self.initialise_fetch(b)
         if self.shared_sum is not None:
             self.shared_sum.initialise(b)
@@ -141,6 +157,10 @@ class _Lowering(Fetching):
         return []
 
     # -- operands -----------------------------------------------------------------------------------------------
+
+    def _maps(self) -> list[Value]:
+        raw = [] if self.computed is None else [ring.map for ring in self.computed.rings.values()]
+        return [*raw, *(ring.map for ring in self.rings)]
 
     def _ring(self, b: Builder, operand: Value, tile_axis: int, extent: int) -> _Ring:
         load = self.made[operand]
@@ -170,9 +190,14 @@ class _Lowering(Fetching):
         name = "ab"[tile_axis]
         memory = b.op("alloc", dtype=self.dtype, shape=(s.stages * extent * s.k,), space="shared", align=1024, name=f"{name}.ring")
         found = b.op(
-            "tensor_map", tensor, shape=tuple(shape), strides=tuple(strides), box=tuple(box), swizzle=ROW_BYTES, name=f"{name}.map"
-        )
+            "tensor_map", tensor, shape=tuple(shape), strides=tuple(strides), box=tuple(box), swizzle=ROW_BYTES, name=f"{name}.map",
+            **self._rounding(),
+        )  # fmt: skip
         return _Ring(load, memory, found, tile_axis, extent, major, blocked)
+
+    def _rounding(self) -> dict[str, Attr]:
+        """Matrix units drop the bits of an f32 that tf32 lacks: the copy engine rounds."""
+        return {"round": True} if self.dtype is f32 else {}
 
     def _image_ring(self, b: Builder, load: Op, extent: int) -> _Ring:
         """The pixels of a convolution, which the copy engine finds itself."""
@@ -189,7 +214,7 @@ class _Lowering(Fetching):
         memory = b.op("alloc", dtype=self.dtype, shape=(s.stages * extent * s.k,), space="shared", align=1024, name="a.ring")
         found = b.op(
             "tensor_map", tensor, shape=tensor.type.shape, strides=tensor.type.strides, box=(1, 1, 1, s.k), swizzle=ROW_BYTES,
-            pixels=extent, lower=lower, upper=tuple(upper), steps=steps, name="a.map",
+            pixels=extent, lower=lower, upper=tuple(upper), steps=steps, name="a.map", **self._rounding(),
         )  # fmt: skip
         return _Ring(load, memory, found, 0, extent, "k", False)
 
@@ -197,7 +222,8 @@ class _Lowering(Fetching):
         """Whether the copying threads have more to compute than the corner of a matrix."""
         if self.schedule.inner >= 0:
             return True
-        return any(isinstance(r.load.operands[0].type, Tensor) and r.load.operands[0].type.rank > 3 for r in (self.a, self.b))
+        loads = [*(ring.load for ring in self.rings), *(self.computed.rings if self.computed is not None else ())]
+        return any(isinstance(load.operands[0].type, Tensor) and load.operands[0].type.rank > 3 for load in loads)
 
     # -- roles --------------------------------------------------------------------------------------------------
 
@@ -394,7 +420,10 @@ class _Lowering(Fetching):
         s = self.schedule
         stage, parity = self._ring_state(b, position)
         (k_arg,) = self.sum.regions[0].args[:1]
-        size = (s.m + s.n) * s.k * self.dtype.itemsize
+        raw = {} if self.computed is None else self.computed.rings
+        size = sum(ring.extent * s.k * self.dtype.itemsize for ring in self.rings) + sum(ring.bytes for ring in raw.values())
+        loads = {ring.load: ring for ring in self.rings}
+        needed = self._for_copies([*loads, *raw])
         first, steps = self._stretch(b)
 
         def step(inner: Builder, number: Value, stage: Value, parity: Value) -> list[Value]:
@@ -404,14 +433,31 @@ class _Lowering(Fetching):
             k = inner.mul(inner.cast(whole, dtype_of(k_arg.type)), inner.index(s.k))
             self.env[k_arg] = k
             self.divisors[k] = s.k
-            for op in self.sum.regions[0].ops:
-                if op is self.a.load or op is self.b.load:
-                    self._copy(inner, self.a if op is self.a.load else self.b, stage)
-                elif op.opcode not in ("dot", "yield"):
+            for op in needed:
+                if op in raw and self.computed is not None:
+                    tensor = op.operands[0].type
+                    assert isinstance(tensor, Tensor)
+                    where = [self.origin(self.env[v]) for v in op.operands[1 : 1 + tensor.rank]]
+                    self.computed.copy(inner, raw[op], stage, self.full, where)
+                elif op in loads:
+                    self._copy(inner, loads[op], stage)
+                else:
                     self.ops(inner, [op])
             return list(self._next_state(inner, stage, parity))
 
         b.for_(b.const(0, u32), steps, b.const(1, u32), [stage, parity], step, name="step", unroll=1)
+
+    def _for_copies(self, loads: Sequence[Op]) -> list[Op]:
+        """The ops of a step that copying takes: what finds addresses, but not what computes on elements."""
+        wanted = {v for load in loads for v in load.operands}
+        found: list[Op] = []
+        for op in reversed(self.sum.regions[0].ops):
+            if op in loads:
+                found.append(op)
+            elif any(r in wanted for r in op.results):
+                found.append(op)
+                wanted.update(op.operands)
+        return found[::-1]
 
     def _copy_image(self, b: Builder, ring: _Ring, stage: Value) -> None:
         """Where the tile's first pixel lies, and where in the kernel this step is."""
@@ -482,6 +528,8 @@ class _Lowering(Fetching):
         stage, parity = self._ring_state(b, position)
         accumulators = self.rows * s.n // GROUP
         zero = b.const(0, dtype_of(self.product.operands[2].type))
+        if self.computed is not None:
+            self.computed.start(b)
         if s.turns:
             b.multi("named_barrier", self.turn, threads=2 * GROUP)
         rows = b.const(0, u32) if s.turns else b.mul(b.cast(self.own, u32), b.const(self.rows * s.k, u32))
@@ -516,11 +564,88 @@ class _Lowering(Fetching):
 
         # An empty sum stands apart: nothing but matrix instructions may touch accumulators between the first of them and the wait.
         steps = self._steps(b)
+        if self.computed is not None:
+            start = [zero] * accumulators
+            found = b.if_(
+                b.op("gt", steps, b.const(0, u32)), lambda inner: self._from_registers(inner, steps, stage, parity, start),
+                lambda inner: start,
+            )  # fmt: skip
+            hand_over(b)
+            return found
         return b.if_(b.op("gt", steps, b.const(0, u32)), all_steps, nothing)
 
     def _hold(self, b: Builder, sums: Sequence[Value]) -> None:
         shape = (self.schedule.m, self.schedule.n)
         self.env[self.sum.results[0]] = Registers(shape, self._cells_of(b, shape, sums))
+
+    def _from_registers(self, b: Builder, steps: Value, stage: Value, parity: Value, sums: Sequence[Value]) -> list[Value]:
+        """All steps with the first operand in registers. The words of an instruction are computed while those before it run, of this step and
+        of the one before. Running instructions go on reading their words' registers: two steps stand side by side in the loop, each with
+        registers of its own, and each waits for the other's instructions before it computes words again. A last odd step stands apart."""
+        operand = self.computed
+        assert operand is not None
+        one, two, kind = b.const(1, u32), b.const(2, u32), dtype_of(self.sum.regions[0].args[0].type)
+        last = b.sub(steps, one)
+
+        def first_of(inner: Builder, number: Value) -> Value:
+            return inner.mul(inner.cast(number, kind), inner.index(self.schedule.k))
+
+        def step(
+            inner: Builder, number: Value, stage: Value, parity: Value, before: tuple[Value | None, Value], fetched: Sequence[Value],
+            sums: Sequence[Value], pending: int,
+        ) -> tuple[list[Value], list[Value], list[Value]]:  # fmt: skip
+            k = first_of(inner, number)
+            coming = operand.fetch(inner, first_of(inner, inner.op("min", inner.add(number, one), last)))
+            inner.multi("mbarrier_wait", self.full, stage, parity)
+            for chunk in range(operand.chunks):
+                words = operand.words(inner, k, operand.read(inner, stage, chunk), fetched, chunk)
+                sums = self._started(inner, chunk, stage, words, sums)
+            sums = inner.multi("wgmma_wait", *sums, pending=pending)
+            self._release(inner, *before)
+            return list(self._next_state(inner, stage, parity)), coming, list(sums)
+
+        def pair(inner: Builder, number: Value, stage: Value, parity: Value, previous: Value, *carried: Value) -> list[Value]:
+            later = inner.op("ne", number, inner.const(0, u32))
+            fetched, sums = carried[:held], carried[held:]
+            state, coming, total = step(inner, number, stage, parity, (later, previous), fetched, sums, operand.chunks)
+            second, number = state[0], inner.add(number, one)
+            state, coming, total = step(inner, number, second, state[1], (None, stage), coming, total, operand.chunks)
+            return [*state, second, *coming, *total]
+
+        fetched = operand.fetch(b, first_of(b, b.const(0, u32)))
+        held = len(fetched)
+        whole = b.mul(b.op("floordiv", steps, two), two)
+
+        def pairs(inner: Builder) -> list[Value]:
+            start = [stage, parity, stage, *fetched, *sums]
+            found = inner.for_(inner.const(0, u32), whole, two, start, pair, name="step", unroll=1)
+            total = inner.multi("wgmma_wait", *found[3 + held :], pending=0)
+            self._release(inner, None, found[2])
+            return [*found[:2], *found[3 : 3 + held], *total]
+
+        # As an empty sum, so none but an odd step: accumulators are only joined where nothing runs.
+        stage, parity, *carried = b.if_(b.op("gt", whole, b.const(0, u32)), pairs, lambda inner: [stage, parity, *fetched, *sums])
+        fetched, sums = carried[:held], carried[held:]
+
+        def odd(inner: Builder) -> list[Value]:
+            _, _, total = step(inner, last, stage, parity, (None, stage), fetched, sums, 0)
+            return total
+
+        return list(b.if_(b.op("ne", whole, steps), odd, lambda inner: sums))
+
+    def _started(self, b: Builder, chunk: int, stage: Value, words: Sequence[Value], sums: Sequence[Value]) -> tuple[Value, ...]:
+        """The matrix instructions of one piece of a step."""
+        s, size = self.schedule, self.dtype.itemsize
+        wide = ROW_BYTES // size
+        inside = chunk * (32 // size) * (1 if self.b.major == "k" else wide)
+        steps = tuple((4 * block, inside, block * s.n // 2) for block in range(self.rows // 64))
+        attrs: dict[str, Attr] = {
+            "dtype": self.dtype, "words": len(words), "n": s.n, "k": 32 // size, "steps": steps, "b_major": self.b.major,
+        }  # fmt: skip
+        if self.b.major == "mn":
+            attrs["b_block"] = s.k * wide
+        second = b.mul(stage, b.const(s.n * s.k, u32))
+        return b.emit("wgmma_registers", (*words, self.b.memory, second, *sums), attrs)
 
     def _cells_of(self, b: Builder, shape: Shape, sums: Sequence[Value]) -> dict[Cell, Value]:
         """Accumulators as registers of the tile: two neighbours along n each."""
@@ -550,6 +675,11 @@ class _Lowering(Fetching):
 
     def _release(self, b: Builder, condition: Value | None, stage: Value) -> None:
         """This group has read the stage. In a cluster one thread tells each block."""
+        if self.computed is not None:
+            first = b.op("eq", self.lane, b.index(0))
+            first = first if condition is None else b.logical_and(first, condition)
+            b.if_(first, lambda inner: inner.multi("mbarrier_arrive", self.empty, stage), lambda inner: [])
+            return
         if self.rank is None:
             mine = self.leader if condition is None else b.logical_and(self.leader, condition)
             b.if_(mine, lambda inner: inner.multi("mbarrier_arrive", self.empty, stage), lambda inner: [])
@@ -562,7 +692,7 @@ class _Lowering(Fetching):
 def _registers(schedule: MatrixSchedule, involved: bool, crowded: bool) -> tuple[int, int] | None:
     """Registers of a copying and of a computing thread: together as many as the block was given. None where there are enough for all.
     `involved`: finding the addresses takes some. A thread that uses more than it was left with is stopped by the hardware."""
-    if schedule.groups == 1:
+    if schedule.groups == 1 or schedule.groups > 3:
         return None
     if schedule.groups >= 3:
         return (56, 152) if involved else (32, 160)

@@ -62,8 +62,8 @@ class MatrixSchedule:
     """Of the two parts of each factor (precision `3xtf32`): 4 has that of the small parts too."""
     a_copy: str = "tma"
     b_copy: str = "tma"
-    """How operands are brought: by the copy engine (`tma`; `image`: as the pixels of a convolution), packed first (`pack`), or by threads
-    (`async`, `threads`)."""
+    """How operands are brought: by the copy engine (`tma`; `image`: as the pixels of a convolution), packed first (`pack`), computed in
+    registers from what the copy engine brings (`registers`, the first one), or by threads (`async`, `threads`)."""
     store: str = "tma"
     """How results leave: through shared memory by the copy engine (`tma`), or from registers (`direct`)."""
     mr: int = 0

@@ -99,6 +99,10 @@ class Epilogue(TileLowering):
             return False
         return all(divisors.of_size(x, self.kernel.facts) * size % 16 == 0 for x in tensor.strides[:-1])
 
+    def lies_across(self) -> bool:
+        """Whether what leaves by the copy engine is turned on its way."""
+        return False
+
     def axes(self, access: Op, row_tile_axis: int) -> tuple[int, int]:
         """The axes of the tensor that a load's (or store's) tile walks: along the given axis of the tile, and along the other."""
         tensor = access.operands[0].type

@@ -63,7 +63,7 @@ _ARITY: Mapping[str, tuple[int, int]] = {
 }  # fmt: skip
 _TILE_FUNCTIONS = ("dot", "matmul", "transpose", "row_max", "row_min", "row_sum")
 CREATORS = ("empty", "zeros", "ones", "full", "empty_like", "zeros_like")
-FUNCTIONS = (*_ARITY, *CREATORS, "reduce", "grid", "range")
+FUNCTIONS = (*_ARITY, *CREATORS, "reduce", "grid", "range", "shared", "barrier")
 
 
 Late = tuple[Expr, tuple[Stmt, ...]]
@@ -157,6 +157,9 @@ class ExprChecker(Typing, ABC):
             return replace(found.value, span=node.span)
         if isinstance(found, Tile):
             return self.tile_value(found, node.span)
+        if isinstance(found, Shared):
+            self.on_read(found.array, node.span)
+            return self.view(found.array, found.lead, (), node.span)
         if isinstance(found, LoopVar):
             return IndexRef(found, span=node.span)
         if isinstance(found, ScalarInfo):
@@ -196,7 +199,7 @@ class ExprChecker(Typing, ABC):
             array = self.array(node.value)
             if array is None:
                 raise self.fail("TW009", f"'{_text(node.value)}' is not an array and has no shape", node.span)
-            return tuple(SizeValue(s, span=node.span) for s in array.shape)
+            return tuple(SizeValue(s, span=node.span) for s in array.shape[len(self.lead(node.value)) :])
         if isinstance(node, syntax.Name):
             found = self.scope.find(node.id)
             return found if isinstance(found, tuple) else None
@@ -267,9 +270,9 @@ class ExprChecker(Typing, ABC):
             return self.tile_function("transpose", [self.expr(node.value)], node.span)
         owner = self.array(node.value)
         if owner is not None and node.name == "size":
-            return SizeValue(product(owner.shape), span=node.span)
+            return SizeValue(product(owner.shape[len(self.lead(node.value)) :]), span=node.span)
         if owner is not None and node.name == "ndim":
-            return self.literal(len(owner.shape), node.span)
+            return self.literal(len(owner.shape) - len(self.lead(node.value)), node.span)
         if owner is not None:
             known = ["shape", "size", "ndim", "dtype"]
             raise self.fail(
@@ -451,6 +454,8 @@ class ExprChecker(Typing, ABC):
             return self.filled(name, node)
         if name in CREATORS:
             raise self.fail("TW005", f"{name}() must be assigned to a name at the top of the kernel", span, f"write out = {name}(…)")
+        if name == "shared":
+            raise self.fail("TW016", "shared() takes shape, dtype and is assigned to a new name", span, "write x = shared((n,), f32)")
         if name not in _ARITY:
             raise self.fail(
                 "TW002", f"unknown function '{name}'", node.function.span, suggest(name, FUNCTIONS) or f"known: {', '.join(_ARITY)}"
@@ -511,7 +516,7 @@ class ExprChecker(Typing, ABC):
         array = self.array(argument)
         if array is None or not array.shape:
             raise self.fail("TW009", f"len() takes an array, got '{_text(argument)}'", node.span)
-        return SizeValue(array.shape[0], span=node.span)
+        return SizeValue(array.shape[len(self.lead(argument))], span=node.span)
 
     def scalar_dtype(self, name: str, span: Span) -> DType:
         dtype = dtypes.by_name(name)

@@ -149,8 +149,10 @@ class TileChecker(ArrayChecker):
         start = self.edge(array, whole, node.lo, self.literal(0, node.span))
         stop = self.edge(array, whole, node.hi, SizeValue(whole, span=node.span))
         first, last = affine(start), affine(stop)
-        if first is not None and node.lo is not None:
-            self.bind_section(array, axis, start)
+        length = None
+        if first is not None and last is not None:
+            length = last.offset - first.offset if dict(first.terms) == dict(last.terms) else None
+        self.bind_section(array, axis, start, length)
         low = interval(start)
         if low is not None and surely_negative(low[0]):
             raise self.fail("TW013", f"the slice {_section(node, start, stop)} of '{array.name}' starts below 0", node.span)
@@ -158,9 +160,6 @@ class TileChecker(ArrayChecker):
             message = f"the slice {_section(node, start, stop)} of '{array.name}' starts at {{right}} on axis {axis}"
             self.require(ZERO, "le", self.when_reached(low[0], low[0]), message, node.span, "TW013")
         room: tuple[Expr, ...] = () if self.implicit(array) or node.lo is None else (self.binary("-", SizeValue(whole, span=node.span), start, node.span),)
-        length = None
-        if first is not None and last is not None:
-            length = last.offset - first.offset if dict(first.terms) == dict(last.terms) else None
         if not self.loops:
             return start, self.top_length(array.name, whole, node, start, stop), ()
         if length is None:
@@ -168,7 +167,7 @@ class TileChecker(ArrayChecker):
             return start, whole, (*room, self.binary("-", stop, start, node.span))
         if length.constant is not None and length.constant <= 0:
             raise self.fail("TW013", f"the slice {_section(node, start, stop)} of '{array.name}' is empty", node.span)
-        if node.hi is None or (low is not None and surely_nonnegative(whole - low[1] - length)):
+        if self.implicit(array) or node.hi is None or (low is not None and surely_nonnegative(whole - low[1] - length)):
             return start, length, ()
         return start, length, room or (SizeValue(whole, span=node.span),)
 
@@ -182,14 +181,20 @@ class TileChecker(ArrayChecker):
     def edge(self, array: ArrayInfo, whole: Size, node: syntax.Expr | None, missing: Expr) -> Expr:
         return missing if node is None else self.index_value(array.name, whole, node)
 
-    def bind_section(self, array: ArrayInfo, axis: int, start: Expr) -> None:
-        """ZynML: slices that begin at i in 0..n walk over an axis of extent n, unless something else says what n is."""
+    def bind_section(self, array: ArrayInfo, axis: int, start: Expr, length: Size | None) -> None:
+        """Slices of length k that begin at i in 0..n step k walk over an axis of extent n. Others may: in ZynML, unless something else
+        says what n is."""
         linear = affine(start)
         bare = linear.bare if linear is not None else None
         last = size_of(bare.hi) if bare is not None and bare.first == ZERO else None
         name = self.raw_name(last) if last is not None else None
-        if name is not None and not self.is_python and array.role == "input":
-            self.state.equations.perhaps[name, Size.of(f"{array.name}${axis}")] = None
+        if name is None or bare is None or array.role != "input":
+            return
+        own = f"{array.name}${axis}"
+        if bare.step == length and not self.guarded:
+            self.equal(own, name)
+        elif not self.is_python:
+            self.state.equations.perhaps[name, Size.of(own)] = None
 
     # -- operations -------------------------------------------------------------------------------------------------
 
@@ -324,7 +329,7 @@ class TileChecker(ArrayChecker):
         if isinstance(value, View):
             places = list(value.starts)
             for axis, index in zip(value.kept, indices, strict=True):
-                places[axis] = self.binary("+", places[axis], index, span)
+                places[axis] = self.shifted(places[axis], index, span)
             return Element(value.array, tuple(places), span=span)
         if isinstance(value, Product):
             return self.product_element(value, indices)
@@ -333,6 +338,9 @@ class TileChecker(ArrayChecker):
         if isinstance(value, TileLocal):
             return self.local_element(value, indices, span)
         return value
+
+    def shifted(self, start: Expr, index: Expr, span: Span) -> Expr:
+        return index if isinstance(start, Const) and start.value == 0 else self.binary("+", start, index, span)
 
     def local_element(self, value: TileLocal, indices: Sequence[Expr], span: Span) -> Expr:
         if value.held and self.at_hand(value.shape, indices):
@@ -531,7 +539,7 @@ class TileChecker(ArrayChecker):
                     "TW004", f"tiles that change in one loop have extents {a} and {b} along one axis", span, "change them in loops of their own"
                 )
             wanted[-axis] = b if a == ONE else a
-        if known != tuple(wanted):
+        if self.spread is None or self.spread.shape != tuple(wanted):
             self.state.tiled[place] = tuple(wanted)
             self.state.changed = True
             raise Skip
@@ -729,7 +737,7 @@ class TileChecker(ArrayChecker):
             found = self.element(value, at, span) if rank else value
             starts = list(place.starts)
             for axis, index in zip(place.kept, indices, strict=True):
-                starts[axis] = self.binary("+", starts[axis], index, span)
+                starts[axis] = self.shifted(starts[axis], index, span)
             if self.implicit(array):
                 self.reach_part(array, place, indices, extents, limits, span)
             kind, found = self.store_kind(stmt, array, tuple(starts), found)

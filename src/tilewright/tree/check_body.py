@@ -28,6 +28,7 @@ from tilewright.tree.typed import (
     ArgSpec,
     ArrayAssign,
     ArrayInfo,
+    Barrier,
     Element,
     Expr,
     If,
@@ -146,13 +147,14 @@ class BodyChecker(TileChecker):
         raise self.fail("TW005", "this expression has no effect", stmt.span, "assign it to a name")
 
     def barrier(self, node: syntax.Call) -> None:
-        """`barrier()`: what stands before it is done for all elements of shared arrays. Statements run in that order anyway."""
+        """`barrier()`: what stands before it is done for all elements of shared arrays."""
         if node.args:
             raise self.fail("TW016", f"barrier() takes 0 arguments, got {len(node.args)}", node.span)
         if self.guarded:
             raise self.fail("TW012", "barrier() under a condition: not every iteration would reach it", node.span, "put it after the if")
         if not self.loops:
             raise self.fail("TW005", "barrier() outside loops", node.span, "leave it out: nests run one after the other")
+        self.out.append(Barrier(span=node.span))
 
     # -- declarations -----------------------------------------------------------------------------------------------
 

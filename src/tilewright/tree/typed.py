@@ -462,7 +462,12 @@ class Yield(Node):
     index: Expr | None = None
 
 
-Stmt = SetVar | Accumulate | Store | ArrayAssign | Loop | ReduceLoop | While | If | Yield
+@record
+class Barrier(Node):
+    """What stands before it in the loop body is done when what follows begins. Gone once loops are classified."""
+
+
+Stmt = SetVar | Accumulate | Store | ArrayAssign | Loop | ReduceLoop | While | If | Yield | Barrier
 
 
 @record
@@ -528,6 +533,8 @@ def own_exprs(stmt: Stmt) -> tuple[Expr, ...]:
         return tuple(e for v in (*stmt.outer, *stmt.inner) for e in (v.lo, v.hi))
     if isinstance(stmt, While | If):
         return (stmt.cond,)
+    if isinstance(stmt, Barrier):
+        return ()
     return (stmt.value,) if stmt.index is None else (stmt.value, stmt.index)
 
 
@@ -657,6 +664,8 @@ def _show_stmts(stmts: tuple[Stmt, ...], indent: str) -> Iterator[str]:
             if stmt.otherwise:
                 yield f"{indent}else:"
                 yield from _show_stmts(stmt.otherwise, inner)
+        elif isinstance(stmt, Barrier):
+            yield f"{indent}barrier()"
         else:
             index = f", {show_expr(stmt.index)}" if stmt.index is not None else ""
             yield f"{indent}yield {show_expr(stmt.value)}{index}"

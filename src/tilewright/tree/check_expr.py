@@ -293,6 +293,9 @@ class ExprChecker(Typing, ABC):
         array = self.array(base)
         if array is None:
             array = self.implicit_array(base)
+        if array is None and (_dotted(base) is None or (isinstance(base, syntax.Attribute) and base.name == "T")):
+            value = self.expr(base)
+            array = value.array if isinstance(value, Whole) else value if value.shape else None
         if array is None:
             name = _dotted(base)
             if name is not None and self.scope.find(name) is None:
@@ -305,8 +308,10 @@ class ExprChecker(Typing, ABC):
             if len(indices) + len(lead) < array.rank or any(isinstance(i, syntax.Slice) for i in indices):
                 return self.view(array, lead, indices, node.span)
             return Element(array, self.access(array, indices, node.span, lead=lead), span=node.span)
+        if self.loops:
+            return self.part_of_tile(_text(base), array, indices, node.span)
         values = self.index_values(_text(base), array.shape, indices, node.span)
-        return self.element(array, values, node.span) if self.loops else self.pick(array, values, node.span)
+        return self.pick(array, values, node.span)
 
     def lead(self, base: syntax.Expr) -> tuple[Expr, ...]:
         """The indices that come before those written: which of the shared arrays of one name it is."""
@@ -596,6 +601,10 @@ class ExprChecker(Typing, ABC):
     @abstractmethod
     def view(self, array: ArrayInfo, lead: tuple[Expr, ...], nodes: Sequence[syntax.Expr], span: Span) -> Expr:
         """A part of an array: some indices are slices, or missing at the end."""
+
+    @abstractmethod
+    def part_of_tile(self, name: str, value: Expr, nodes: Sequence[syntax.Expr], span: Span) -> Expr:
+        """`value[i, a:b]` of an array value inside a loop."""
 
     @abstractmethod
     def element(self, value: Expr, indices: Sequence[Expr], span: Span) -> Expr:

@@ -145,41 +145,101 @@ class TileChecker(ArrayChecker):
 
     def section(self, array: ArrayInfo, axis: int, node: syntax.Slice) -> tuple[Expr, Size, tuple[Expr, ...]]:
         """A slice of an axis: its first element, its extent, and what limits it."""
-        whole = array.shape[axis]
-        start = self.edge(array, whole, node.lo, self.literal(0, node.span))
-        stop = self.edge(array, whole, node.hi, SizeValue(whole, span=node.span))
-        first, last = affine(start), affine(stop)
-        length = None
-        if first is not None and last is not None:
-            length = last.offset - first.offset if dict(first.terms) == dict(last.terms) else None
+        start, _, length = self.edges(array.name, array.shape[axis], node)
         self.bind_section(array, axis, start, length)
-        low = interval(start)
-        if low is not None and surely_negative(low[0]):
-            raise self.fail("TW013", f"the slice {_section(node, start, stop)} of '{array.name}' starts below 0", node.span)
-        if low is not None and not surely_nonnegative(low[0]) and not self.guarded:
-            message = f"the slice {_section(node, start, stop)} of '{array.name}' starts at {{right}} on axis {axis}"
-            self.require(ZERO, "le", self.when_reached(low[0], low[0]), message, node.span, "TW013")
-        room: tuple[Expr, ...] = () if self.implicit(array) or node.lo is None else (self.binary("-", SizeValue(whole, span=node.span), start, node.span),)
+        if self.implicit(array) and length is not None:
+            return start, length, ()
+        return self.part(array.name, array.shape[axis], node, axis)
+
+    def edges(self, name: str, whole: Size, node: syntax.Slice) -> tuple[Expr, Expr, Size | None]:
+        """First and last (exclusive) element of a slice, and its length where that is a size."""
+        start = self.literal(0, node.span) if node.lo is None else self.index_value(name, whole, node.lo)
+        stop = SizeValue(whole, span=node.span) if node.hi is None else self.index_value(name, whole, node.hi)
+        first, last = affine(start), affine(stop)
+        if first is None or last is None or dict(first.terms) != dict(last.terms):
+            return start, stop, None
+        return start, stop, last.offset - first.offset
+
+    def part(self, name: str, whole: Size, node: syntax.Slice, axis: int) -> tuple[Expr, Size, tuple[Expr, ...]]:
+        start, stop, length = self.edges(name, whole, node)
+        text = f"the slice {_section(node, start, stop)} of '{name}'"
+        reach = interval(start)
+        if reach is not None and surely_negative(reach[0]):
+            raise self.fail("TW013", f"{text} starts at {reach[0]} on axis {axis}", node.span)
+        if reach is not None and not surely_nonnegative(reach[0]) and not self.guarded:
+            message = f"{text} starts at {{right}} on axis {axis}"
+            self.require(ZERO, "le", self.when_reached(reach[0], reach[0]), message, node.span, "TW013")
+        if length is not None and length.constant is not None and length.constant <= 0:
+            raise self.fail("TW013", f"{text} is empty", node.span)
         if not self.loops:
-            return start, self.top_length(array.name, whole, node, start, stop), ()
+            return start, self.top_length(text, whole, start, stop, node.span), ()
+        room = self.binary("-", SizeValue(whole, span=node.span), start, node.span)
         if length is None:
             # As long as its loop makes it, and never longer than the axis.
-            return start, whole, (*room, self.binary("-", stop, start, node.span))
-        if length.constant is not None and length.constant <= 0:
-            raise self.fail("TW013", f"the slice {_section(node, start, stop)} of '{array.name}' is empty", node.span)
-        if self.implicit(array) or node.hi is None or (low is not None and surely_nonnegative(whole - low[1] - length)):
-            return start, length, ()
-        return start, length, room or (SizeValue(whole, span=node.span),)
+            own = self.binary("-", stop, start, node.span)
+            return start, whole, (own,) if own == room else (own, room)
+        if node.hi is None or (reach is not None and surely_nonnegative(whole - reach[1] - length)):
+            return start, clamped(length), ()
+        return start, clamped(length), (room,)
 
-    def top_length(self, name: str, whole: Size, node: syntax.Slice, start: Expr, stop: Expr) -> Size:
+    def part_of_tile(self, name: str, value: Expr, nodes: Sequence[syntax.Expr], span: Span) -> Expr:
+        if isinstance(value, View):
+            return self.part_of(name, value, nodes, span)
+        values = self.index_values(name, value.shape, nodes, span)
+        for axis, index in enumerate(values):
+            self.stay_in_tile(name, axis, value.shape[axis], index, nodes[axis].span)
+        return self.element(value, values, span)
+
+    def part_of(self, name: str, value: View, nodes: Sequence[syntax.Expr], span: Span) -> Expr:
+        """A slice of a slice, or some of its indices."""
+        if len(nodes) > len(value.kept):
+            raise self.fail("TW003", f"'{name}' has rank {len(value.kept)} but is indexed with {len(nodes)} indices", span)
+        starts, kept, shape, limits = list(value.starts), [], [], []
+        for position, axis in enumerate(value.kept):
+            node = nodes[position] if position < len(nodes) else syntax.Slice(None, None, span=span)
+            extent, bounds = value.shape[position], value.limits[position]
+            whole = _is_zero(starts[axis]) and extent == value.array.shape[axis]
+            if not isinstance(node, syntax.Slice):
+                index = self.index_value(name, extent, node)
+                if whole:
+                    self.learn_axis(value.array, axis, index, span)
+                else:
+                    self.stay_in_tile(name, position, extent, index, node.span)
+                starts[axis] = self.shifted(starts[axis], index, span)
+                continue
+            if node.lo is not None or node.hi is not None:
+                if whole:
+                    self.bind_section(value.array, axis, *self.edges(name, extent, node)[::2])
+                start, extent, own = self.part(name, extent, node, position)
+                starts[axis] = self.shifted(starts[axis], start, span)
+                bounds = (*own, *(self.binary("-", bound, start, span) for bound in bounds))
+            kept.append(axis)
+            shape.append(extent)
+            limits.append(bounds)
+        if not kept:
+            return Element(value.array, tuple(starts), span=span)
+        return replace(value, starts=tuple(starts), kept=tuple(kept), shape=tuple(shape), limits=tuple(limits), span=span)
+
+    def stay_in_tile(self, name: str, axis: int, extent: Size, index: Expr, span: Span) -> None:
+        """As `stay_inside`, for an element of a tile."""
+        reach = interval(index)
+        if reach is None or self.guarded:
+            return
+        text = f"index {show_expr(index)} of '{name}'"
+        if surely_negative(extent - reach[1] - 1):
+            raise self.fail("TW013", f"{text} reaches {reach[1]}, but axis {axis} has extent {extent}", span)
+        if not surely_nonnegative(extent - reach[1] - 1):
+            message = f"{text} reaches {{left}}, but axis {axis} has extent {{right}}"
+            self.require(self.when_reached(reach[1] + 1, extent - reach[1] - 1) - 1, "lt", extent, message, span, "TW013")
+        if surely_negative(reach[0]):
+            raise self.fail("TW013", f"{text} goes down to {reach[0]} on axis {axis}", span)
+
+    def top_length(self, text: str, whole: Size, start: Expr, stop: Expr, span: Span) -> Size:
         """The length of a slice outside loops: a size that no call makes larger than the array."""
         first, last = size_of(start), size_of(stop)
         if first is None or last is None:
-            raise self.fail("TW014", f"the slice {_section(node, start, stop)} of '{name}' is not made of sizes of the inputs", node.span)
-        return last - first if surely_nonnegative(whole - last) else clamped(minimum(last, whole) - first)
-
-    def edge(self, array: ArrayInfo, whole: Size, node: syntax.Expr | None, missing: Expr) -> Expr:
-        return missing if node is None else self.index_value(array.name, whole, node)
+            raise self.fail("TW014", f"{text} is not made of sizes of the inputs", span)
+        return clamped(last - first if surely_nonnegative(whole - last) else minimum(last, whole) - first)
 
     def bind_section(self, array: ArrayInfo, axis: int, start: Expr, length: Size | None) -> None:
         """Slices of length k that begin at i in 0..n step k walk over an axis of extent n. Others may: in ZynML, unless something else
@@ -340,7 +400,7 @@ class TileChecker(ArrayChecker):
         return value
 
     def shifted(self, start: Expr, index: Expr, span: Span) -> Expr:
-        return index if isinstance(start, Const) and start.value == 0 else self.binary("+", start, index, span)
+        return index if _is_zero(start) else self.binary("+", start, index, span)
 
     def local_element(self, value: TileLocal, indices: Sequence[Expr], span: Span) -> Expr:
         if value.held and self.at_hand(value.shape, indices):
@@ -679,7 +739,9 @@ class TileChecker(ArrayChecker):
             assert isinstance(base, syntax.Name)
             if stmt.op and base.id not in self.written:
                 raise self.fail("TW017", f"'{base.id}' is read before anything is written to it", span, f"store to {base.id}[…] with = first")
-            array = self.output(base.id, len(nodes) + max(0, len(value.shape) - slices), type_of(value), span)
+            missing = max(0, len(value.shape) - slices)
+            column = missing == 1 and slices > 0 and value.shape[-1] == ONE
+            array = self.output(base.id, len(nodes) + (0 if column else missing), type_of(value), span)
         lead = self.lead(base)
         self.written.add(array.name)
         place = self.view(array, lead, nodes, span) if self.loops else None
@@ -689,10 +751,10 @@ class TileChecker(ArrayChecker):
         extents, limits = [], []
         for position, axis in enumerate(axes):
             own = place.shape[position]
-            if axis is None or value.shape[axis] == ONE:
-                extents.append(own)
-            elif self.implicit(array) and isinstance(_slice_at(nodes, lead, place.kept[position]), type(None)):
+            if axis is not None and self.implicit(array) and _slice_at(nodes, lead, place.kept[position]) is None:
                 extents.append(value.shape[axis])
+            elif axis is None or value.shape[axis] == ONE:
+                extents.append(own)
             else:
                 if own != value.shape[axis]:
                     self.make_equal(own, value.shape[axis], span)
@@ -886,6 +948,10 @@ def _slice_at(nodes: Sequence[syntax.Expr], lead: Sequence[Expr], axis: int) -> 
     position = axis - len(lead)
     node = nodes[position] if position < len(nodes) else None
     return node if isinstance(node, syntax.Slice) and (node.lo is not None or node.hi is not None) else None
+
+
+def _is_zero(expr: Expr) -> bool:
+    return isinstance(expr, Const) and expr.value == 0
 
 
 def _section(node: syntax.Slice, start: Expr, stop: Expr) -> str:

@@ -293,7 +293,6 @@ class BodyChecker(TileChecker):
                 "TW005", f"'{name}' is declared outside the loop whose tiles change and would change for each of their elements", stmt.span,
                 f"declare '{name}' inside that loop, or change it in another loop",
             )  # fmt: skip
-        self.changed(slot.var)
         part = self.contribution(stmt, name)
         if part is not None:
             kind, negative, node = part
@@ -310,6 +309,7 @@ class BodyChecker(TileChecker):
         if not slot.fixed:
             self.learn_variable(slot.key, type_of(value), name, stmt.span)
         self.out.append(SetVar(var, self.assignable(value, var.dtype, f"'{name}'", stmt.span), span=stmt.span))
+        self.changed(var)
 
     def scalar_only(self, name: str, value: Expr, span: Span) -> None:
         if value.shape:
@@ -328,6 +328,7 @@ class BodyChecker(TileChecker):
         if negative:
             value = self.negate(value, stmt.span)
         self.out.append(Accumulate(var, kind, value, span=stmt.span))
+        self.changed(var)
 
     def summed(self, kind: str, value: Expr, in_loop: bool) -> TypePair:
         """The type a value brings to what it is accumulated into: sums and products of integers over a loop are wide."""

@@ -387,3 +387,129 @@ def test_tiles(name: str, device: str) -> None:
     found = run_zyn(text, device, **dict(zip(shapes, arrays, strict=True)))
     assert found.shape == wanted.shape
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+# -- shared arrays --------------------------------------------------------------------------------------------------
+
+
+@tw.kernel
+def mlp(x, up_weights, down_weights):
+    rows, hidden = x.shape
+    inner = up_weights.shape[1]
+    out = tw.empty((rows, hidden), x.dtype)
+    for i in tw.grid(rows):
+        up = tw.shared((inner,), tw.f32)
+        for f in range(inner):
+            up[f] = tw.gelu(tw.dot(x[i], up_weights[:, f]))
+        tw.barrier()
+        for h in range(hidden):
+            out[i, h] = tw.dot(up, down_weights[:, h])
+    return out
+
+
+MLP = """
+let y = compute(normed, ffn_up, ffn_down) {
+    @kernel fused
+    for s in 0..seq:
+        // Up projection + GELU
+        shared var up[ffn_hidden]
+        for f in 0..ffn_hidden:
+            var sum = 0.0
+            for h in 0..hidden:
+                sum += normed[s, h] * ffn_up[h, f]
+            let x = sum
+            let x3 = x * x * x
+            up[f] = x * 0.5 * (1.0 + tanh(0.7978845608 * (x + 0.044715 * x3)))
+        barrier()
+        // Down projection
+        for h in 0..hidden:
+            var sum = 0.0
+            for f in 0..ffn_hidden:
+                sum += up[f] * ffn_down[f, h]
+            out[s, h] = sum
+}
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator:loop", "emulator:thread"])
+def test_shared_arrays(device: str) -> None:
+    x, up, down = numbers((5, 6), (6, 9), (9, 6))
+    inner = x.astype(np.float64) @ up
+    inner = inner * 0.5 * (1 + np.tanh(0.7978845608028654 * (inner + 0.044715 * inner**3)))
+    np.testing.assert_allclose(mlp(x, up, down, device=device), inner @ down, rtol=1e-4, atol=1e-5)
+    found = run_zyn(MLP, device, normed=x, ffn_up=up, ffn_down=down)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, inner @ down, rtol=1e-4, atol=1e-5)
+
+
+def test_a_barrier_between_independent_parts_makes_two_nests() -> None:
+    x, up, down = numbers((5, 6), (6, 9), (9, 6))
+    mlp(x, up, down)
+    assert [line.split()[1] for line in mlp.last.schedule.splitlines()] == ["family=cpu", "family=cpu"]  # both are contractions
+
+
+@tw.kernel
+def carried_over(x):
+    """A variable lives across the barrier, so the loop stays one."""
+    rows, columns = x.shape
+    out = tw.empty((rows, columns), x.dtype)
+    for i in tw.grid(rows):
+        turned = tw.shared((columns,), tw.f32)
+        largest = tw.max(x[i])
+        for j in range(columns):
+            turned[j] = x[i, columns - 1 - j]
+        tw.barrier()
+        out[i] = turned / largest
+    return out
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator:loop", "emulator:thread"])
+def test_a_variable_across_a_barrier(device: str) -> None:
+    (x,) = numbers((4, 7))
+    found = carried_over(x, device=device)
+    np.testing.assert_allclose(found, x[:, ::-1] / x.max(1, keepdims=True), rtol=1e-6)
+
+
+# -- the rest of the language ---------------------------------------------------------------------------------------
+
+BODIES: dict[str, tuple[str, Callable[..., object]]] = {
+    "step": ("for i in 0..n step 2: out[i] = x[i]", lambda x: (x[::2], slice(None, None, 2))),
+    "inclusive": ("for i in 0..=4: out[i] = x[i]", lambda x: (x[:5], slice(None))),
+    "logic": ("for i in 0..n: out[i] = 1.0 if x[i] > 0 and not (i == 2 or i == 3) else 2.0",
+              lambda x: (np.where((x > 0) & ~np.isin(np.arange(len(x)), [2, 3]), 1.0, 2.0), slice(None))),
+    "compound": ("for i in 0..n {\n var a = 1.0\n a += x[i]\n a -= 2\n a *= 3\n a /= 2\n out[i] = a }", lambda x: ((x - 1) * 1.5, slice(None))),
+    "lazy and": ("for i in 0..n: out[i] = x[i] if i > 1 and reduce(+, x[i-2:i]) > 0 else 0.0",
+                 lambda x: (np.array([x[i] if i > 1 and x[i - 2 : i].sum() > 0 else 0.0 for i in range(len(x))]), slice(None))),
+    "argmax": ("for i in 0..n: out[i] = reduce(argmax, x[:i+1])", lambda x: (np.array([x[: i + 1].argmax() for i in range(len(x))]), slice(None))),
+    "extremes": ("for i in 0..n: out[i] = maximum(minimum(x[i], 0.5), -inf)", lambda x: (np.minimum(x, 0.5), slice(None))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator:loop", "emulator:thread"])
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies(name: str, device: str) -> None:
+    body, reference = BODIES[name]
+    (x,) = numbers((9,), seed=3)
+    wanted, where = reference(x.astype(np.float64))  # type: ignore[misc]
+    found = run_zyn("let y = compute(x) {\n" + body + "\n}", device, x=x)
+    np.testing.assert_allclose(found[where], wanted, rtol=1e-5, atol=1e-6)
+
+
+FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "sin": np.sin, "cos": np.cos, "tan": np.tan, "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x),
+    "abs": np.abs, "floor": np.floor, "ceil": np.ceil, "tanh": np.tanh, "sinh": np.sinh, "cosh": np.cosh,
+    "relu": lambda x: np.maximum(x, 0), "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "silu": lambda x: x / (1 + np.exp(-x)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+def test_functions_of_tiles(device: str) -> None:
+    """Every function takes a slice: here all of them, one statement each."""
+    x = np.abs(numbers((3, 9))[0]) + 0.25
+    lines = [f"out[i, {place}] = reduce(+, {name}(x[i, 0:9]))" for place, name in enumerate(FUNCTIONS)]
+    lines.append(f"out[i, {len(FUNCTIONS)}] = reduce(max, pow(x[i], 1.5) + clamp(x[i], 0.5, 1.0) + min(x[i], 2.0) + erf(x[i]) * 0 + gelu(x[i]) * 0)")
+    found = run_zyn("let y = compute(x) {\n for i in 0..n {\n" + "\n".join(lines) + "\n}\n}", device, x=x)
+    exact = x.astype(np.float64)
+    for place, function in enumerate(FUNCTIONS.values()):
+        np.testing.assert_allclose(found[:, place], function(exact).sum(1), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found[:, -1], (exact**1.5 + np.clip(exact, 0.5, 1) + np.minimum(exact, 2)).max(1), rtol=1e-5)

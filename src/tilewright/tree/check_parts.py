@@ -117,8 +117,10 @@ class PartChecker(ArrayChecker):
 
     def section(self, array: ArrayInfo, axis: int, node: syntax.Slice) -> tuple[Expr, Size, tuple[Expr, ...]]:
         """A slice of an axis: its first element, its extent, and what limits it."""
-        start, _, length = self.edges(array.name, array.shape[axis], node)
+        start, stop, length = self.edges(array.name, array.shape[axis], node)
         self.bind_section(array, axis, start, length)
+        if node.lo is None and length is None:
+            self.bind_section(array, axis, self.binary("-", stop, self.literal(1, node.span), node.span), None)  # x[:i+1]
         if self.implicit(array) and length is not None:
             return start, length, ()
         return self.part(array.name, array.shape[axis], node, axis)

@@ -442,7 +442,7 @@ class TileChecker(PartChecker):
 
     def close_spread(self, spread: Spread, body: tuple[Stmt, ...], asked: str, span: Span) -> tuple[Stmt, ...]:
         variables = tuple(v for v in spread.vars if v is not None)
-        self.whole_statements(body)
+        self.whole_statements(spread, body)
         del self.loops[len(self.loops) - len(variables) :]
         self.spread = None
         shared = set(spread.guards)
@@ -450,12 +450,16 @@ class TileChecker(PartChecker):
             body = (If(_all(conditions), _without_guard(body, _all(conditions)), span=span),)
         return (Loop(variables, body, asked=asked, span=span),) if variables else body
 
-    def whole_statements(self, body: tuple[Stmt, ...]) -> None:
+    def whole_statements(self, spread: Spread, body: tuple[Stmt, ...]) -> None:
         """Elements of the tiles run through the whole body one by one: none may see what another has stored."""
-        stores: dict[str, tuple[Expr, ...]] = {}
+        wanted = {v for v in spread.vars if v is not None}
+        stores: dict[str, tuple[Expr, ...] | None] = {}
         for stmt in walk(body):
-            if isinstance(stmt, Store) and stores.setdefault(stmt.array.name, stmt.indices) != stmt.indices:
-                stores[stmt.array.name] = ()
+            if isinstance(stmt, Store):
+                reached = {e.var for index in stmt.indices for e in walk_expr(index) if isinstance(e, IndexRef)}
+                own = stmt.indices if wanted <= reached else None
+                if stores.setdefault(stmt.array.name, own) != own:
+                    stores[stmt.array.name] = None
         for expr in exprs_in(body):
             if isinstance(expr, Element) and expr.array.name in stores and expr.indices != stores[expr.array.name]:
                 self.sink.error(

@@ -283,6 +283,20 @@ ZYNML = {
          4 |         var t = x[i, 0:3]
            |         ^^^^^^^^^^^^^^^^^
         help: use @kernel fused and store to out"""),
+    "yield where tiles change": ("x", """
+        @kernel reduce(+)
+        for i in 0..r:
+            for j in 0..c step 4:
+                var t = x[i, j:j+4]
+                t += 1.0
+                yield x[i, j]
+            for j in 0..c:
+                yield x[i, j]""", [a(2)], """
+        k.zyn:7:13: error[TW005]: yield in a loop whose tiles change
+           |
+         7 |             yield x[i, j]
+           |             ^^^^^^^^^^^^^
+        help: yield after that loop"""),
 }  # fmt: skip
 
 

@@ -531,6 +531,8 @@ class BodyChecker(TileChecker):
     def yielded(self, stmt: syntax.Yield) -> None:
         if self.yields is None:
             raise self.fail("TW012", "yield is only for reduce kernels", stmt.span, "write @kernel reduce(…), or store to out[…]")
+        if self.spread is not None:
+            raise self.fail("TW005", "yield in a loop whose tiles change", stmt.span, "yield after that loop")
         kind, index = self.metadata.reduction, None
         node = stmt.value
         if isinstance(node, syntax.Tuple):

@@ -465,10 +465,12 @@ class BodyChecker(TileChecker):
             spread = None if shape is None else self.open_spread(shape, stmt.span)
             for inner in stmt.body:
                 self.statement(inner)
-            statements = tuple(body) if spread is None else self.close_spread(spread, tuple(body), stmt.parallel, stmt.span)
+            # Such stores keep some axes from running in parallel; that is not what the source promised with grid.
+            asked = "auto" if spread is not None and spread.once else stmt.parallel
+            statements = tuple(body) if spread is None else self.close_spread(spread, tuple(body), asked, stmt.span)
             del self.loops[len(self.loops) - len(variables) :]
         self.fors.pop()
-        self.out.append(Loop(variables, statements, asked=stmt.parallel, span=stmt.span))
+        self.out.append(Loop(variables, statements, asked=asked, span=stmt.span))
 
     def enter(self, stmt: syntax.For) -> tuple[LoopVar, ...]:
         """Declare the indices of a loop in the current scope."""

@@ -70,6 +70,8 @@ class Spread:
     """Loops around it."""
     guards: list[tuple[Expr, ...]] = field(default_factory=list)
     """What each statement about tiles is guarded by."""
+    once: bool = False
+    """It has stores that do not move along every axis."""
 
     def at(self, place: int) -> LoopVar | None:
         """The index of an axis, counted from the last as -1."""

@@ -377,7 +377,10 @@ class TileChecker(PartChecker):
         spread = () if self.spread is None else self.spread.vars
         zero = Const(0, i64, span=span)
         others = [Apply("eq", (IndexRef(v, span=span), zero), bool_) for v in spread if v is not None and v not in used]
-        return [If(_all(others), tuple(body), span=span)] if others else body
+        if not others or self.spread is None:
+            return body
+        self.spread.once = True
+        return [If(_all(others), tuple(body), span=span)]
 
     def reach_part(
         self, array: ArrayInfo, place: View, indices: Sequence[Expr], extents: Sequence[Size], limits: Sequence[tuple[Expr, ...]], span: Span

@@ -239,6 +239,36 @@ let y = compute(x) {
 
 
 @tw.kernel
+def softmax_and_top(x):
+    """A column is stored beside a tile that has more axes."""
+    rows, columns = x.shape
+    out = tw.empty((rows, columns + 1), x.dtype)
+    for i in tw.grid(range(0, rows, 4)):
+        m = -tw.inf
+        scaled = tw.zeros((4, columns))
+        for _ in range(2):
+            m = tw.maximum(m, tw.row_max(x[i : i + 4]))
+            scaled = scaled * 0.5 + tw.exp(x[i : i + 4] - m)
+        out[i : i + 4, 0:columns] = scaled
+        out[i : i + 4, columns] = m
+    return out
+
+
+SOFTMAX_AND_TOP = """
+let y = compute(x) {
+    for i in 0..rows step 4:
+        var m = -inf
+        var scaled = zeros(4, columns)
+        for step in 0..2:
+            m = max(m, row_max(x[i:i+4]))
+            scaled = scaled * 0.5 + exp(x[i:i+4] - m)
+        out[i:i+4, 0:columns] = scaled
+        out[i:i+4, columns] = m
+}
+"""
+
+
+@tw.kernel
 def causal(q, k, v):
     length, width = q.shape
     out = tw.empty((length, width), q.dtype)
@@ -349,6 +379,11 @@ def _windows(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     return result
 
 
+def _softmax_and_top(x: np.ndarray) -> np.ndarray:
+    top = x.max(1, keepdims=True)
+    return np.concatenate([1.5 * np.exp(x - top), top], axis=1)
+
+
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return a @ b
 
@@ -367,6 +402,7 @@ CASES: dict[str, Case] = {
     "tiled product": (tiled_product, TILED_PRODUCT, _product, {"a": (13, 21), "b": (21, 6)}),
     "tiled product, even": (tiled_product, TILED_PRODUCT, _product, {"a": (16, 8), "b": (8, 4)}),
     "log sum exp": (log_sum_exp, LOG_SUM_EXP, lambda x: np.log(np.exp(x).sum(1)), {"x": (7, 21)}),
+    "softmax and top": (softmax_and_top, SOFTMAX_AND_TOP, _softmax_and_top, {"x": (7, 5)}),
     "causal": (causal, CAUSAL, _causal, {"q": (9, 4), "k": (9, 4), "v": (9, 4)}),
     "folded rows": (folded_rows, FOLDED_ROWS, _folded, {"x": (10, 3)}),
     "windows": (windows, WINDOWS, _windows, {"x": (3, 6), "w": (3,)}),

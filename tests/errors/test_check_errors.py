@@ -130,11 +130,11 @@ PYTHON = {
          6 |         out[i] = x[x[i]]
            |                    ^^^^"""),
     "slice": ("x", loop("out[i] = x[i:3]"), [a(1)], """
-        k.py:6:20: error[TW005]: a slice of 'x' is not available in kernels
+        k.py:6:9: error[TW003]: an element of 'out' is a number, and the value has rank 1
            |
          6 |         out[i] = x[i:3]
-           |                    ^^^
-        help: use a loop over the elements"""),
+           |         ^^^^^^^^^^^^^^^
+        help: index the arrays in it"""),
     "index assigned": ("x", loop("i = 3"), [a(1)], """
         k.py:6:9: error[TW010]: 'i' is the index of a loop around it and cannot be assigned to
            |

@@ -16,6 +16,7 @@ from tilewright.tree import syntax
 from tilewright.tree.syntax import Expr, Node, Stmt
 
 _T = TypeVar("_T")
+_TILE_MAKERS = ("zeros", "ones", "full")
 
 
 @dataclass
@@ -25,7 +26,7 @@ class BodyNames:
     free: dict[str, Span] = field(default_factory=dict)
     """Every one that is read, in order of first use."""
     in_ranges: set[str] = field(default_factory=set)
-    """Those that appear in the bounds of a loop."""
+    """Those that appear in the bounds of a loop or in the shape of a tile or shared array."""
     axes: list[tuple[str, str, int]] = field(default_factory=list)
     """(size, array, axis): a loop over `0..size` indexes that axis with its bare variable, which makes `size` that axis' extent."""
 
@@ -68,6 +69,8 @@ class _Walker:
         if isinstance(node, syntax.Let):
             for value in (node.value, *node.extents):
                 self.expression(value, scope)
+            for extent in node.extents:
+                self._size(extent, scope)
             scope.update(dict.fromkeys(node.targets, ""))
         elif isinstance(node, syntax.Assign):
             base = node.target
@@ -97,11 +100,14 @@ class _Walker:
             for bound in (domain.lo, domain.hi, domain.step):
                 self.expression(bound, scope)
                 if bound is not None:
-                    self.names.in_ranges |= {n for n in expression_names(bound) if n not in scope}
+                    self._size(bound, scope)
             whole = domain.lo == syntax.Number(0) and domain.step is None and not domain.inclusive
             if whole and isinstance(domain.hi, syntax.Name) and domain.hi.id not in scope:
                 inner[name] = domain.hi.id
         self.block(node.body, inner)
+
+    def _size(self, node: Expr, scope: Mapping[str, str]) -> None:
+        self.names.in_ranges |= {n for n in expression_names(node) if n not in scope}
 
     def expression(self, node: Expr | None, scope: Mapping[str, str]) -> None:
         if isinstance(node, syntax.Name):
@@ -114,6 +120,8 @@ class _Walker:
                 # `cast(x, bf16)`: a dtype is no variable.
                 if not (isinstance(argument.value, syntax.Name) and dtypes.is_name(argument.value.id)):
                     self.expression(argument.value, scope)
+                    if isinstance(node.function, syntax.Name) and node.function.id in _TILE_MAKERS:
+                        self._size(argument.value, scope)
         elif isinstance(node, syntax.Index):
             self.expression(node.value, scope)
             for axis, index in enumerate(node.indices):

@@ -20,19 +20,24 @@ def _only_in_kernels(name: str) -> NoReturn:
 
 
 class Array:
-    """An array in a kernel: `x[i, j]` is an element, `x.shape` its extents, `x.dtype` its element type.
+    """An array in a kernel: `x[i, j]` is an element, `x[i, a:b]` a part, `x.shape` its extents, `x.dtype` its element type.
 
-    Elements are floats to a type checker, whatever the array holds; so an element may be an index too, as in `x[places[i]]`.
+    Elements are floats to a type checker, whatever the array holds; so an element may be an index too, as in `x[places[i]]`. So is
+    a row that is written without a slice, `x[i]` for `x[i, :]`.
     """
 
     shape: tuple[int, ...]
     dtype: DType
     size: int
 
-    def __getitem__(self, index: float | tuple[float, ...]) -> float:
+    @overload
+    def __getitem__(self, index: float | tuple[float, ...]) -> float: ...  # type: ignore[overload-overlap]
+    @overload
+    def __getitem__(self, index: slice | tuple[float | slice, ...]) -> Array: ...
+    def __getitem__(self, index: float | slice | tuple[float | slice, ...]) -> float | Array:
         _only_in_kernels("Array")
 
-    def __setitem__(self, index: float | tuple[float, ...], value: float) -> None:
+    def __setitem__(self, index: float | slice | tuple[float | slice, ...], value: float | Array) -> None:
         _only_in_kernels("Array")
 
     def __len__(self) -> int:
@@ -42,6 +47,13 @@ class Array:
         _only_in_kernels("Array")
 
     __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __add__
+
+    def __matmul__(self, other: Array) -> Array:
+        _only_in_kernels("Array")
+
+    @property
+    def T(self) -> Array:
+        _only_in_kernels("Array")
 
     def __neg__(self) -> Array:
         _only_in_kernels("Array")
@@ -65,14 +77,59 @@ def empty(shape: int | tuple[int, ...], dtype: DType) -> Array:
     _only_in_kernels("empty")
 
 
-def zeros(shape: int | tuple[int, ...], dtype: DType) -> Array:
-    """A new array of zeros."""
+def zeros(shape: int | tuple[int, ...], dtype: DType | None = None) -> Array:
+    """A new array of zeros; inside a loop a tile of zeros, which needs no dtype."""
     _only_in_kernels("zeros")
 
 
-def full(shape: int | tuple[int, ...], value: float, dtype: DType) -> Array:
-    """A new array of one value."""
+def ones(shape: int | tuple[int, ...], dtype: DType | None = None) -> Array:
+    """A new array of ones; inside a loop a tile of ones, which needs no dtype."""
+    _only_in_kernels("ones")
+
+
+def full(shape: int | tuple[int, ...], value: float, dtype: DType | None = None) -> Array:
+    """A new array of one value; inside a loop a tile of it, which needs no dtype."""
     _only_in_kernels("full")
+
+
+def shared(shape: int | tuple[int, ...], dtype: DType | None = None) -> Array:
+    """Inside a loop: an array that each iteration of the loops around has for itself."""
+    _only_in_kernels("shared")
+
+
+def barrier() -> None:
+    """What stands before it in the loop is done for all elements of shared arrays."""
+    _only_in_kernels("barrier")
+
+
+def dot(a: Array | float, b: Array | float) -> float:
+    """The sum of products of two vectors: rows or slices of arrays."""
+    _only_in_kernels("dot")
+
+
+def matmul(a: Array | float, b: Array | float) -> Array:
+    """`a @ b`"""
+    _only_in_kernels("matmul")
+
+
+def transpose(x: Array) -> Array:
+    """The axes in reverse order."""
+    _only_in_kernels("transpose")
+
+
+def row_max(x: Array) -> Array:
+    """The largest element of each row, as a column."""
+    _only_in_kernels("row_max")
+
+
+def row_min(x: Array) -> Array:
+    """The smallest element of each row, as a column."""
+    _only_in_kernels("row_min")
+
+
+def row_sum(x: Array) -> Array:
+    """The sum of each row, as a column."""
+    _only_in_kernels("row_sum")
 
 
 def empty_like(array: Array) -> Array:

@@ -96,7 +96,12 @@ def rank_in(name: str, root: Node) -> int | None:
     """The rank of the array `name` as its uses show it; None when nothing shows an array."""
     exact: list[int] = []
     at_least: list[int] = []
+    parts = list(_parts(root))
     for node in nodes(root):
+        for part, axes in parts:
+            if part is node and isinstance(node, syntax.Index) and _is(node.value, name):
+                slices = sum(isinstance(i, syntax.Slice) for i in node.indices)
+                exact.append(len(node.indices) + max(0, (axes if slices else 1) - slices))
         if isinstance(node, syntax.Index):
             if _is(node.value, name):
                 exact.append(len(node.indices))
@@ -112,6 +117,23 @@ def rank_in(name: str, root: Node) -> int | None:
     if exact:
         return max(exact)
     return max(at_least) if at_least else None
+
+
+_TILE_FUNCTIONS = {"dot": 1, "transpose": 2, "matmul": 2, "row_max": 2, "row_min": 2, "row_sum": 2}
+
+
+def _parts(root: Node) -> Iterator[tuple[syntax.Expr, int]]:
+    """Expressions used as vectors or matrices, and how many axes such a part has; a name stands for what it was declared with."""
+    declared = {s.targets[0]: s.value for s in nodes(root) if isinstance(s, syntax.Let) and len(s.targets) == 1}
+    for node in nodes(root):
+        operands: list[tuple[syntax.Expr, int]] = []
+        if isinstance(node, syntax.Binary) and node.op == "@":
+            operands = [(node.left, 2), (node.right, 2)]
+        elif isinstance(node, syntax.Call) and isinstance(node.function, syntax.Name) and node.function.id in _TILE_FUNCTIONS:
+            operands = [(a.value, _TILE_FUNCTIONS[node.function.id]) for a in node.args]
+        for operand, axes in operands:
+            value = declared.get(operand.id) if isinstance(operand, syntax.Name) else None
+            yield value or operand, axes
 
 
 def nodes(root: Node) -> Iterator[Node]:

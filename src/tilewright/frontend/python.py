@@ -272,7 +272,7 @@ class _FunctionReader:
             if self._is_visible(target.id):
                 return [syntax.Assign(self._expressions.read(target), value, span=span)]
             self._declare(target.id, target.lineno + self._place.line_offset)
-            return [syntax.Let((target.id,), value, mutable=True, span=span)]
+            return [_shared(target.id, value, span) or syntax.Let((target.id,), value, mutable=True, span=span)]
         if isinstance(target, ast.Tuple | ast.List):
             return self._destructure(target, value, span)
         return [syntax.Assign(self._expressions.read(target), value, span=span)]
@@ -363,6 +363,16 @@ class _FunctionReader:
             return self._range(node)
         span = self._span(node)
         return syntax.Range(syntax.Number(0, span=span), self._expressions.read(node), span=span)
+
+
+def _shared(name: str, value: Expr, span: Span) -> syntax.Let | None:
+    """`name = tw.shared(shape, dtype)` is a declaration of its own."""
+    if not isinstance(value, syntax.Call) or value.function != syntax.Name("shared") or not 1 <= len(value.args) <= 2:
+        return None
+    arguments = {a.keyword or ("shape", "dtype")[position]: a.value for position, a in enumerate(value.args)}
+    if "shape" not in arguments or not set(arguments) <= {"shape", "dtype"}:
+        return None
+    return syntax.Let((name,), None, mutable=True, type=arguments.get("dtype"), shared=True, extents=(arguments["shape"],), span=span)
 
 
 def _always_assigned(body: Sequence[ast.stmt]) -> set[str]:

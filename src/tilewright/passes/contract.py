@@ -32,6 +32,8 @@ def contract(kernel: Kernel) -> Kernel:
                 products[op.results[0]] = op
 
     def fuse(b: Builder, op: Op) -> Sequence[Value] | None:
+        if op.opcode == "mul" and op.results[0] in products:
+            products[op.results[0]] = op  # its operands may be sums that have been fused themselves
         if op.opcode not in ("add", "sub") or not is_number(op.results[0].type):
             return None
         left, right = op.operands

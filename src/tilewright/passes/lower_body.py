@@ -23,6 +23,7 @@ from tilewright.tree.typed import (
     Apply,
     ArrayAssign,
     ArrayInfo,
+    Barrier,
     Cast,
     Choose,
     Const,
@@ -249,7 +250,7 @@ class Draft:
         elif isinstance(stmt, Loop):
             self.serial(builder, stmt.vars, stmt, scope)
         else:
-            assert isinstance(stmt, ArrayAssign | ReduceLoop | Yield)
+            assert isinstance(stmt, ArrayAssign | ReduceLoop | Yield | Barrier)
             raise AssertionError(f"{type(stmt).__name__} inside a kernel")
 
     def combine(self, builder: Builder, kind: str, before: Value, value: Value) -> Value:

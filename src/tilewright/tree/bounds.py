@@ -210,13 +210,13 @@ def injective(indices: Indices, over: Collection[LoopVar]) -> bool:
 
 
 def _mixed_radix(index: Affine) -> bool:
-    """`i*cols + j` with `j < cols`: the indices are digits of one number."""
+    """`i*cols + j` with `j < cols`, or `i + j` with i in steps of cols: the indices are digits of one number."""
     if len(index.terms) > 3:
         return False
     for order in permutations(index.terms):
         reach = ZERO  # the largest sum of the smaller digits
         for var, factor in order:
-            if var.count is None or not surely_positive(factor - reach):
+            if var.count is None or not surely_positive(factor * var.step - reach):
                 break
             reach = reach + factor * (var.count - 1) * var.step
         else:

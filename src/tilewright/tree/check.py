@@ -19,10 +19,11 @@ from tilewright.tree.check_body import BodyChecker
 from tilewright.tree.check_state import State, assigned_names
 from tilewright.tree.loops import classify
 from tilewright.tree.metadata import KernelKind, KernelMetadata, read_attributes, suggest
-from tilewright.tree.solve import Equations, solve
+from tilewright.tree.solve import Equations, Solution, solve
 from tilewright.tree.typed import (
     ArgSpec,
     ArrayArg,
+    Shape,
     SizeCheck,
     TypedKernel,
 )
@@ -75,9 +76,18 @@ def _walk_until_settled(
             return walk
         for output in state.outputs.values():
             if output.shape is not None:
-                output.shape = tuple(state.solution.raw(s).substitute(solution.sizes) for s in output.shape)
+                output.shape = _renamed(state, solution, output.shape)
+        for variable in state.variables.values():
+            variable.shape = _renamed(state, solution, variable.shape)
+        for loop, shape in state.tiled.items():
+            state.tiled[loop] = _renamed(state, solution, shape)
         state.solution = solution
     raise CompilerBug.at("TW040", f"the types of '{function.name}' do not settle", function.span)
+
+
+def _renamed(state: State, solution: Solution, shape: Shape) -> Shape:
+    """A shape that an earlier walk found, in the names of the new solution."""
+    return tuple(state.solution.raw(s).substitute(solution.sizes) for s in shape)
 
 
 def _axis_names(function: syntax.Function, args: Sequence[ArgSpec]) -> tuple[str, ...]:

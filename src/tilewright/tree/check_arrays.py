@@ -136,7 +136,7 @@ class ArrayChecker(ExprChecker):
         if not isinstance(node, syntax.Call) or not isinstance(node.function, syntax.Name):
             return False
         maker = node.function.id
-        if maker not in CREATORS:
+        if maker not in CREATORS or self.loops:
             return False
         self.outside_loops(f"{maker}()", node.span)
         values = {a.keyword or position: a.value for position, a in enumerate(node.args)}

@@ -17,9 +17,10 @@ from tilewright.base.sizes import ONE, ZERO, Size, ceildiv
 from tilewright.base.source import Span
 from tilewright.tree import syntax
 from tilewright.tree.bounds import clamped, interval
-from tilewright.tree.check_arrays import ArrayChecker, is_output_name
+from tilewright.tree.check_arrays import is_output_name
 from tilewright.tree.check_expr import flatten_index
-from tilewright.tree.check_state import Alias, Key, Poison, Scope, Slot, State, VariableState
+from tilewright.tree.check_state import Alias, Key, Poison, Scope, Slot, State, Tile, VariableState
+from tilewright.tree.check_tiles import TileChecker
 from tilewright.tree.infer import Skip, TypePair, join, size_of, sum_dtype, type_of
 from tilewright.tree.metadata import KernelKind, KernelMetadata, suggest
 from tilewright.tree.typed import (
@@ -27,6 +28,7 @@ from tilewright.tree.typed import (
     ArgSpec,
     ArrayAssign,
     ArrayInfo,
+    Barrier,
     Element,
     Expr,
     If,
@@ -48,7 +50,7 @@ from tilewright.tree.typed import (
 _COMBINE = {"+": "add", "*": "mul", "and": "and", "or": "or", "&": "and", "|": "or"}
 
 
-class BodyChecker(ArrayChecker):
+class BodyChecker(TileChecker):
     def __init__(
         self, function: syntax.Function, args: Sequence[ArgSpec], metadata: KernelMetadata, state: State, sink: Diagnostics
     ) -> None:  # fmt: skip
@@ -139,15 +141,28 @@ class BodyChecker(ArrayChecker):
         if isinstance(value, syntax.String):
             return
         if isinstance(value, syntax.Call) and isinstance(value.function, syntax.Name) and value.function.id == "barrier":
-            raise self.fail("TW005", "barrier() is not available: it needs shared arrays", stmt.span)
+            self.barrier(value)
+            return
         self.expr(value)
         raise self.fail("TW005", "this expression has no effect", stmt.span, "assign it to a name")
+
+    def barrier(self, node: syntax.Call) -> None:
+        """`barrier()`: what stands before it is done for all elements of shared arrays."""
+        if node.args:
+            raise self.fail("TW016", f"barrier() takes 0 arguments, got {len(node.args)}", node.span)
+        if self.guarded:
+            raise self.fail("TW012", "barrier() under a condition: not every iteration would reach it", node.span, "put it after the if")
+        if not self.loops:
+            raise self.fail("TW005", "barrier() outside loops", node.span, "leave it out: nests run one after the other")
+        self.out.append(Barrier(span=node.span))
 
     # -- declarations -----------------------------------------------------------------------------------------------
 
     def let(self, stmt: syntax.Let) -> None:
         if stmt.shared:
-            raise self.fail("TW005", "shared arrays are not available in kernels", stmt.span, "use a variable or an output")
+            fixed = None if stmt.type is None else self.dtype_argument(stmt.type)
+            self.declare_shared(stmt.targets[0], stmt.extents, fixed, (id(stmt), stmt.targets[0]), stmt.span)
+            return
         for name in stmt.targets:
             if isinstance(self.scope.find(name), LoopVar):
                 raise self.fail("TW010", f"'{name}' is the index of a loop around it and cannot be declared again", stmt.span, "choose another name")
@@ -185,6 +200,10 @@ class BodyChecker(ArrayChecker):
         self, name: str, value: Expr, key: Key, span: Span, fixed: DType | None, immutable: bool, is_cast: bool
     ) -> None:  # fmt: skip
         mutable = key in self.state.assigned
+        known = self.state.variables.get(key)
+        if self.loops and (value.shape or (known is not None and known.shape)):
+            self.declare_tile(name, value, key, span, fixed, immutable)
+            return
         if value.shape:
             self.declare_array(name, value, key, span)
             return
@@ -246,6 +265,8 @@ class BodyChecker(ArrayChecker):
             raise self.fail("TW015", f"'{name}' is an input and cannot be written", stmt.span, "make an output and write to that")
         if isinstance(found, Slot):
             self.assign_variable(stmt, name, found)
+        elif isinstance(found, Tile):
+            self.assign_tile(stmt, name, found)
         elif self.is_python and not stmt.op:
             self.let_name(name, stmt.value, (id(stmt), name), stmt.span)
         elif not self.is_python and is_output_name(name) and not stmt.op:
@@ -267,6 +288,11 @@ class BodyChecker(ArrayChecker):
     def assign_variable(self, stmt: syntax.Assign, name: str, slot: Slot) -> None:
         if slot.immutable:
             raise self.fail("TW015", f"'{name}' was declared with let and cannot change", stmt.span, f"declare it with var {name}")
+        if self.spread is not None and slot.depth <= self.spread.depth and any(self.spread.vars):
+            raise self.fail(
+                "TW005", f"'{name}' is declared outside the loop whose tiles change and would change for each of their elements", stmt.span,
+                f"declare '{name}' inside that loop, or change it in another loop",
+            )  # fmt: skip
         part = self.contribution(stmt, name)
         if part is not None:
             kind, negative, node = part
@@ -276,17 +302,22 @@ class BodyChecker(ArrayChecker):
                 return
         node = stmt.value if not stmt.op else syntax.Binary(stmt.op, stmt.target, stmt.value, span=stmt.span)
         value = self.expr(node)
+        if value.shape:
+            self.becomes_tile(slot, name, value, stmt.span)
         self.scalar_only(f"'{name}'", value, stmt.span)
         var = slot.var
         if not slot.fixed:
             self.learn_variable(slot.key, type_of(value), name, stmt.span)
         self.out.append(SetVar(var, self.assignable(value, var.dtype, f"'{name}'", stmt.span), span=stmt.span))
+        self.changed(var)
 
     def scalar_only(self, name: str, value: Expr, span: Span) -> None:
         if value.shape:
             raise self.fail("TW003", f"{name} is a number, and the value has rank {len(value.shape)}", span, "index the arrays in it")
 
     def accumulate(self, stmt: syntax.Assign, name: str, slot: Slot, kind: str, negative: bool, value: Expr) -> None:
+        if value.shape:
+            self.becomes_tile(slot, name, value, stmt.span)
         self.scalar_only(f"'{name}'", value, stmt.span)
         var = slot.var
         if kind in ("and", "or") and var.dtype.is_bool:
@@ -297,6 +328,7 @@ class BodyChecker(ArrayChecker):
         if negative:
             value = self.negate(value, stmt.span)
         self.out.append(Accumulate(var, kind, value, span=stmt.span))
+        self.changed(var)
 
     def summed(self, kind: str, value: Expr, in_loop: bool) -> TypePair:
         """The type a value brings to what it is accumulated into: sums and products of integers over a loop are wide."""
@@ -336,7 +368,15 @@ class BodyChecker(ArrayChecker):
             if isinstance(base, syntax.Name) and self.scope.find(name) is None:
                 raise self.unknown(name, base.span)
             raise self.fail("TW015", f"'{name}' is not an output and cannot be written", stmt.span)
+        lead = self.lead(base)
+        if any(isinstance(n, syntax.Slice) for n in nodes) or (array is not None and len(nodes) + len(lead) < len(array.shape)):
+            self.store_part(stmt, base, array if isinstance(array, ArrayInfo) else None, nodes)
+            return
         value = self.expr(stmt.value)
+        if implicit and value.shape and self.loops:
+            self.store_part(stmt, base, None, nodes)
+            return
+        self.learn_shared(base, value, stmt.span)
         if isinstance(array, ArrayInfo):
             place = array
         else:
@@ -345,13 +385,19 @@ class BodyChecker(ArrayChecker):
                 raise self.fail("TW017", f"'{base.id}' is read before anything is written to it", stmt.span, f"store to {base.id}[…] with = first")
             place = self.output(base.id, len(nodes), type_of(value), stmt.span)
         self.scalar_only(f"an element of '{place.name}'", value, stmt.span)
-        indices = self.access(place, nodes, stmt.span, write=True)
+        indices = self.access(place, nodes, stmt.span, write=True, lead=lead)
         if self.implicit(place):
             self.reach_output(place, indices, stmt.span)
         kind, value = self.store_kind(stmt, place, indices, value)
         value = self.assignable(value, place.dtype, f"'{place.name}'", stmt.span)
         self.written.add(place.name)
-        self.out.append(Store(place, indices, value, kind, span=stmt.span))
+        self.changed(place.name)
+        store = Store(place, indices, value, kind, span=stmt.span)
+        if self.spread is None:
+            self.out.append(store)
+        else:
+            self.spread.guards.append(())
+            self.out += self.once([store], set(), stmt.span)
 
     def store_kind(self, stmt: syntax.Assign, place: ArrayInfo, indices: tuple[Expr, ...], value: Expr) -> tuple[str, Expr]:
         """`place[…] op= value` as an accumulation where it is one, else as a plain store of the combined value."""
@@ -411,12 +457,20 @@ class BodyChecker(ArrayChecker):
         if is_reduce and self.yields is None:
             self.reduce_loop(stmt)
             return
+        self.changes_in(stmt.body)
+        self.fors.append(id(stmt))
         with self.block() as body:
             variables = self.enter(stmt)
+            shape = self.state.tiled.get(id(stmt)) if self.spread is None else None
+            spread = None if shape is None else self.open_spread(shape, stmt.span)
             for inner in stmt.body:
                 self.statement(inner)
+            # Such stores keep some axes from running in parallel; that is not what the source promised with grid.
+            asked = "auto" if spread is not None and spread.once else stmt.parallel
+            statements = tuple(body) if spread is None else self.close_spread(spread, tuple(body), asked, stmt.span)
             del self.loops[len(self.loops) - len(variables) :]
-        self.out.append(Loop(variables, tuple(body), asked=stmt.parallel, span=stmt.span))
+        self.fors.pop()
+        self.out.append(Loop(variables, statements, asked=asked, span=stmt.span))
 
     def enter(self, stmt: syntax.For) -> tuple[LoopVar, ...]:
         """Declare the indices of a loop in the current scope."""
@@ -479,6 +533,8 @@ class BodyChecker(ArrayChecker):
     def yielded(self, stmt: syntax.Yield) -> None:
         if self.yields is None:
             raise self.fail("TW012", "yield is only for reduce kernels", stmt.span, "write @kernel reduce(…), or store to out[…]")
+        if self.spread is not None:
+            raise self.fail("TW005", "yield in a loop whose tiles change", stmt.span, "yield after that loop")
         kind, index = self.metadata.reduction, None
         node = stmt.value
         if isinstance(node, syntax.Tuple):
@@ -516,7 +572,11 @@ class BodyChecker(ArrayChecker):
         self.out.append(If(cond, tuple(then), tuple(otherwise), span=stmt.span))
 
     def repeat(self, stmt: syntax.While) -> None:
-        cond = self.logical(self.expr(stmt.cond), stmt.span)
+        found, before = self.aside(stmt.cond)
+        if before:
+            raise self.fail("TW005", "a reduction in the condition of a while", stmt.cond.span, "compute it into a variable, before and in the loop")
+        cond = self.logical(found, stmt.span)
+        self.changes_in(stmt.body)
         self.guarded += 1
         try:
             with self.block() as body:

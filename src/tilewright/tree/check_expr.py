@@ -18,7 +18,7 @@ from tilewright.base.sizes import ONE, ZERO, Call, Size, minimum, product
 from tilewright.base.source import Span
 from tilewright.tree import syntax
 from tilewright.tree.bounds import affine, interval, surely_negative, surely_nonnegative, surely_positive
-from tilewright.tree.check_state import Alias, Poison, Scope, Slot, State
+from tilewright.tree.check_state import Alias, Poison, Scope, Shared, Slot, State, Tile
 from tilewright.tree.infer import (
     COMPARISONS,
     FLOAT_FUNCTIONS,
@@ -26,6 +26,7 @@ from tilewright.tree.infer import (
     Skip,
     Typing,
     default_float,
+    size_of,
     sum_dtype,
 )
 from tilewright.tree.metadata import suggest
@@ -48,6 +49,7 @@ from tilewright.tree.typed import (
     Shape,
     SizeCheck,
     SizeValue,
+    Stmt,
     Whole,
     show_expr,
     walk_expr,
@@ -56,10 +58,16 @@ from tilewright.tree.typed import (
 _ARITY: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys((*FLOAT_FUNCTIONS, *ROUNDINGS, "abs", "relu", "silu", "softplus", "isnan", "len"), (1, 1)),
     "gelu": (1, 2), "min": (2, 99), "max": (2, 99), "pow": (2, 2), "clamp": (3, 3), "fma": (3, 3), "where": (3, 3),
-    "select": (3, 3), "cast": (2, 2),
+    "select": (3, 3), "cast": (2, 2), "maximum": (2, 99), "minimum": (2, 99), "dot": (2, 2), "matmul": (2, 2), "transpose": (1, 1),
+    "row_max": (1, 1), "row_min": (1, 1), "row_sum": (1, 1),
 }  # fmt: skip
+_TILE_FUNCTIONS = ("dot", "matmul", "transpose", "row_max", "row_min", "row_sum")
 CREATORS = ("empty", "zeros", "ones", "full", "empty_like", "zeros_like")
-FUNCTIONS = (*_ARITY, *CREATORS, "reduce", "grid", "range")
+FUNCTIONS = (*_ARITY, *CREATORS, "reduce", "grid", "range", "shared", "barrier")
+
+
+Late = tuple[Expr, tuple[Stmt, ...]]
+"""An expression, and the statements that must come before it."""
 
 
 class ExprChecker(Typing, ABC):
@@ -147,6 +155,11 @@ class ExprChecker(Typing, ABC):
             return Local(found.var, span=node.span)
         if isinstance(found, Alias):
             return replace(found.value, span=node.span)
+        if isinstance(found, Tile):
+            return self.tile_value(found, node.span)
+        if isinstance(found, Shared):
+            self.on_read(found.array, node.span)
+            return self.view(found.array, found.lead, (), node.span)
         if isinstance(found, LoopVar):
             return IndexRef(found, span=node.span)
         if isinstance(found, ScalarInfo):
@@ -168,8 +181,12 @@ class ExprChecker(Typing, ABC):
         found = self.scope.find(dotted)
         if isinstance(found, ArrayInfo):
             return found
+        if isinstance(found, Shared):
+            return found.array
         if isinstance(found, Alias) and found.value.shape:
             return found.value
+        if isinstance(found, Tile):
+            return self.tile_value(found, node.span)
         if isinstance(found, Poison):
             raise Skip
         return None
@@ -182,7 +199,7 @@ class ExprChecker(Typing, ABC):
             array = self.array(node.value)
             if array is None:
                 raise self.fail("TW009", f"'{_text(node.value)}' is not an array and has no shape", node.span)
-            return tuple(SizeValue(s, span=node.span) for s in array.shape)
+            return tuple(SizeValue(s, span=node.span) for s in array.shape[len(self.lead(node.value)) :])
         if isinstance(node, syntax.Name):
             found = self.scope.find(node.id)
             return found if isinstance(found, tuple) else None
@@ -208,12 +225,10 @@ class ExprChecker(Typing, ABC):
             return self.call(node)
         if isinstance(node, syntax.IfExpr):
             cond = self.expr(node.cond)
-            self.guarded += 1
-            try:
-                then, otherwise = self.expr(node.then), self.expr(node.otherwise)
-            finally:
-                self.guarded -= 1
-            return self.select(cond, then, otherwise, span, lazy=True)
+            then, otherwise = self.aside(node.then), self.aside(node.otherwise)
+            if then[1] or otherwise[1]:
+                return self.late(cond, then, otherwise, span)
+            return self.select(cond, then[0], otherwise[0], span, lazy=True)
         if isinstance(node, syntax.ReduceExpr):
             return self.reduction(node)
         if isinstance(node, syntax.Attribute):
@@ -227,19 +242,19 @@ class ExprChecker(Typing, ABC):
     def operator(self, node: syntax.Binary) -> Expr:
         if node.op in ("and", "or"):
             left = self.logical(self.expr(node.left), node.span)
-            self.guarded += 1
-            try:
-                right = self.logical(self.expr(node.right), node.span)
-            finally:
-                self.guarded -= 1
+            found, before = self.aside(node.right)
+            right = self.logical(found, node.span)
+            if before:
+                sides: tuple[Late, Late] = ((right, before), (FALSE, ())) if node.op == "and" else ((TRUE, ()), (right, before))
+                return self.late(left, *sides, node.span)
             if left.shape or right.shape or not _reads(right):
                 return self.apply(node.op, [left, right], (dtypes.bool_, ""), node.span)
             # The right side reads memory: only where the left one lets it.
             then, otherwise = (right, FALSE) if node.op == "and" else (TRUE, right)
             return Choose(left, then, otherwise, dtypes.bool_, span=node.span)
-        if node.op == "@":
-            raise self.fail("TW005", "'@' is not available in kernel bodies", node.span, "write the product as a loop")
         a, b = self.expr(node.left), self.expr(node.right)
+        if node.op == "@":
+            return self.matrix_product("'@'", a, b, node.span)
         if node.op not in COMPARISONS and node.op not in ("+", "-", "*", "/", "zdiv", "//", "%", "**", "&", "|", "^", "<<", ">>"):
             raise self.fail("TW005", f"operator '{node.op}' is not available in kernels", node.span)
         return self.binary(node.op, a, b, node.span)
@@ -251,11 +266,13 @@ class ExprChecker(Typing, ABC):
                 self.on_read(array, node.span)
                 return Whole(array, span=node.span)
             return array
+        if node.name == "T":
+            return self.tile_function("transpose", [self.expr(node.value)], node.span)
         owner = self.array(node.value)
         if owner is not None and node.name == "size":
-            return SizeValue(product(owner.shape), span=node.span)
+            return SizeValue(product(owner.shape[len(self.lead(node.value)) :]), span=node.span)
         if owner is not None and node.name == "ndim":
-            return self.literal(len(owner.shape), node.span)
+            return self.literal(len(owner.shape) - len(self.lead(node.value)), node.span)
         if owner is not None:
             known = ["shape", "size", "ndim", "dtype"]
             raise self.fail(
@@ -276,6 +293,9 @@ class ExprChecker(Typing, ABC):
         array = self.array(base)
         if array is None:
             array = self.implicit_array(base)
+        if array is None and (_dotted(base) is None or (isinstance(base, syntax.Attribute) and base.name == "T")):
+            value = self.expr(base)
+            array = value.array if isinstance(value, Whole) else value if value.shape else None
         if array is None:
             name = _dotted(base)
             if name is not None and self.scope.find(name) is None:
@@ -284,9 +304,19 @@ class ExprChecker(Typing, ABC):
             raise self.fail("TW003", f"'{_text(base)}' is not an array and cannot be indexed", node.span)
         if isinstance(array, ArrayInfo):
             self.on_read(array, node.span)
-            return Element(array, self.access(array, indices, node.span), span=node.span)
+            lead = self.lead(base)
+            if len(indices) + len(lead) < array.rank or any(isinstance(i, syntax.Slice) for i in indices):
+                return self.view(array, lead, indices, node.span)
+            return Element(array, self.access(array, indices, node.span, lead=lead), span=node.span)
+        if self.loops:
+            return self.part_of_tile(_text(base), array, indices, node.span)
         values = self.index_values(_text(base), array.shape, indices, node.span)
         return self.pick(array, values, node.span)
+
+    def lead(self, base: syntax.Expr) -> tuple[Expr, ...]:
+        """The indices that come before those written: which of the shared arrays of one name it is."""
+        found = self.scope.find(base.id) if isinstance(base, syntax.Name) else None
+        return found.lead if isinstance(found, Shared) else ()
 
     @abstractmethod
     def implicit_array(self, base: syntax.Expr) -> ArrayInfo | None:
@@ -304,21 +334,23 @@ class ExprChecker(Typing, ABC):
         if len(indices) != len(shape):
             plural = "index" if len(indices) == 1 else "indices"
             raise self.fail("TW003", f"'{name}' has rank {len(shape)} but is indexed with {len(indices)} {plural}", span)
-        values: list[Expr] = []
-        for index, extent in zip(indices, shape, strict=True):
-            if isinstance(index, syntax.Slice):
-                raise self.fail("TW005", f"a slice of '{name}' is not available in kernels", index.span, "use a loop over the elements")
-            value = self.expr(index)
-            if value.shape or not value.dtype.is_int:
-                raise self.fail("TW009", f"an index of '{name}' must be an integer, got {value.dtype}", index.span)
-            if self.is_python and isinstance(value, Const) and isinstance(value.value, int) and value.value < 0:
-                value = SizeValue(extent + value.value, span=index.span)
-            values.append(value if value.dtype is i64 else Cast(value, i64, span=index.span))
-        return tuple(values)
+        return tuple(self.index_value(name, extent, index) for index, extent in zip(indices, shape, strict=True))
 
-    def access(self, array: ArrayInfo, indices: Sequence[syntax.Expr], span: Span, write: bool = False) -> tuple[Expr, ...]:
+    def index_value(self, name: str, extent: Size, index: syntax.Expr) -> Expr:
+        if isinstance(index, syntax.Slice):
+            raise self.fail("TW005", f"a slice of the tile '{name}'", index.span, "slice the array it is made from")
+        value = self.expr(index)
+        if value.shape or not value.dtype.is_int:
+            raise self.fail("TW009", f"an index of '{name}' must be an integer, got {value.dtype}", index.span)
+        if self.is_python and isinstance(value, Const) and isinstance(value.value, int) and value.value < 0:
+            value = SizeValue(extent + value.value, span=index.span)
+        return value if value.dtype is i64 else Cast(value, i64, span=index.span)
+
+    def access(
+        self, array: ArrayInfo, indices: Sequence[syntax.Expr], span: Span, write: bool = False, lead: tuple[Expr, ...] = ()
+    ) -> tuple[Expr, ...]:  # fmt: skip
         """The typed indices of one access; learns sizes from it and sees that it stays inside."""
-        values = self.index_values(array.name, array.shape, indices, span)
+        values = lead + self.index_values(array.name, array.shape[len(lead) :], indices, span)
         self.learn(array, values, span, write)
         return values
 
@@ -340,6 +372,12 @@ class ExprChecker(Typing, ABC):
             self.equal(own, name)
         elif name is not None:
             equations.perhaps[name, Size.of(own)] = None
+        elif bare is not None and bare.step != ONE:
+            # `x[i]` with i in 0..n step 2: n is the extent unless something else says what it is.
+            last = size_of(bare.hi)
+            stop = self.raw_name(last) if last is not None else None
+            if stop is not None and not self.is_python:
+                equations.perhaps[stop, Size.of(own)] = None
         elif linear is not None and len(linear.terms) == 1:
             # `2*d` and `2*d + 1` with d in 0..head_dim/2 run over an axis of head_dim.
             ((var, factor),) = linear.terms
@@ -417,8 +455,12 @@ class ExprChecker(Typing, ABC):
             if len(node.args) != 1:
                 raise self.fail("TW016", f"{name}() takes 1 argument, got {len(node.args)}", span)
             return self.cast(self.expr(node.args[0].value), self.scalar_dtype(name, span), span)
+        if name in CREATORS and self.loops:
+            return self.filled(name, node)
         if name in CREATORS:
             raise self.fail("TW005", f"{name}() must be assigned to a name at the top of the kernel", span, f"write out = {name}(…)")
+        if name == "shared":
+            raise self.fail("TW016", "shared() takes shape, dtype and is assigned to a new name", span, "write x = shared((n,), f32)")
         if name not in _ARITY:
             raise self.fail(
                 "TW002", f"unknown function '{name}'", node.function.span, suggest(name, FUNCTIONS) or f"known: {', '.join(_ARITY)}"
@@ -453,8 +495,10 @@ class ExprChecker(Typing, ABC):
             return self.rounding(name, args[0], span)
         if name == "abs":
             return self.absolute(args[0], span)
-        if name in ("min", "max"):
-            return self.extreme(name, args, span)
+        if name in ("min", "max", "minimum", "maximum"):
+            return self.extreme(name[:3], args, span)
+        if name in _TILE_FUNCTIONS:
+            return self.tile_function(name, args, span)
         if name == "pow":
             return self.power(args[0], args[1], span)
         if name == "clamp":
@@ -477,7 +521,7 @@ class ExprChecker(Typing, ABC):
         array = self.array(argument)
         if array is None or not array.shape:
             raise self.fail("TW009", f"len() takes an array, got '{_text(argument)}'", node.span)
-        return SizeValue(array.shape[0], span=node.span)
+        return SizeValue(array.shape[len(self.lead(argument))], span=node.span)
 
     def scalar_dtype(self, name: str, span: Span) -> DType:
         dtype = dtypes.by_name(name)
@@ -503,8 +547,8 @@ class ExprChecker(Typing, ABC):
 
     def reduction(self, node: syntax.ReduceExpr) -> Expr:
         span = node.span
-        if self.loops or self.guarded:
-            raise self.fail("TW005", "a reduction of a whole array cannot be inside a loop or an if", span, "compute it before, into a variable")
+        if self.guarded and not self.loops:
+            raise self.fail("TW005", "a reduction of a whole array cannot be inside an if", span, "compute it before, into a variable")
         value = self.settled(self.expr(node.value))
         if not value.shape:
             raise self.fail("TW003", f"reduce() takes an array, got a number ({value.dtype})", span)
@@ -516,6 +560,8 @@ class ExprChecker(Typing, ABC):
         shape = tuple(s for axis, s in enumerate(value.shape) if axis not in axes)
         if node.op in ("argmin", "argmax"):
             self.not_empty(node.op, [value.shape[a] for a in axes], shape, span)
+        if self.loops:
+            return self.tile_reduction(node.op, value, axes, False, span)
         reduce = Reduce(node.op, value, axes, sum_dtype(value.dtype, node.op), shape, span=span)
         return self.materialise(reduce)
 
@@ -541,6 +587,48 @@ class ExprChecker(Typing, ABC):
                 raise self.fail("TW003", f"axis {item.value} of an array of rank {rank}", node.span)
             axes.add(item.value % rank)
         return tuple(sorted(axes))
+
+    # -- tiles ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def aside(self, node: syntax.Expr) -> Late:
+        """An expression that is evaluated only under a condition, and the statements it needs first."""
+
+    @abstractmethod
+    def late(self, cond: Expr, then: Late, otherwise: Late, span: Span) -> Expr:
+        """A choice whose sides need statements."""
+
+    @abstractmethod
+    def view(self, array: ArrayInfo, lead: tuple[Expr, ...], nodes: Sequence[syntax.Expr], span: Span) -> Expr:
+        """A part of an array: some indices are slices, or missing at the end."""
+
+    @abstractmethod
+    def part_of_tile(self, name: str, value: Expr, nodes: Sequence[syntax.Expr], span: Span) -> Expr:
+        """`value[i, a:b]` of an array value inside a loop."""
+
+    @abstractmethod
+    def element(self, value: Expr, indices: Sequence[Expr], span: Span) -> Expr:
+        """One element of an array value, inside a loop; loops it needs are put before it."""
+
+    @abstractmethod
+    def tile_value(self, tile: Tile, span: Span) -> Expr:
+        """A named tile as a value."""
+
+    @abstractmethod
+    def tile_function(self, name: str, args: Sequence[Expr], span: Span) -> Expr:
+        """dot, transpose, row_max and the like."""
+
+    @abstractmethod
+    def matrix_product(self, what: str, a: Expr, b: Expr, span: Span) -> Expr:
+        """`a @ b`"""
+
+    @abstractmethod
+    def tile_reduction(self, kind: str, value: Expr, axes: tuple[int, ...], keep: bool, span: Span) -> Expr:
+        """A reduction of an array value inside a loop."""
+
+    @abstractmethod
+    def filled(self, maker: str, node: syntax.Call) -> Expr:
+        """`zeros(64, d)` and its kin inside a loop: a tile of one value."""
 
     @abstractmethod
     def materialise(self, value: Reduce) -> Expr:

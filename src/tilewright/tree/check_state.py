@@ -21,6 +21,8 @@ class VariableState:
     weak: TypePair | None = None
     """What its weak values meet in, and what the others do."""
     strong: TypePair | None = None
+    shape: Shape = ()
+    """Of one that holds a tile."""
 
 
 @dataclass
@@ -41,6 +43,8 @@ class State:
     outputs: dict[str, OutputState] = field(default_factory=dict)
     returned: set[str] = field(default_factory=set)
     """Names of arrays the kernel returns."""
+    tiled: dict[int, Shape] = field(default_factory=dict)
+    """Loops (by the identity of their syntax node) whose body runs for every element of tiles of that shape."""
     assigned: frozenset[Key] = frozenset()
     """Declarations of names that are assigned to again."""
     changed: bool = False
@@ -69,11 +73,32 @@ class Alias:
 
 
 @record
+class Tile:
+    """A name bound to a tile. `limits` grows with what is assigned to it; `value` is what one that never changes was made from."""
+
+    slot: Slot
+    shape: Shape
+    limits: list[list[Expr]]
+    held: bool = True
+    value: Expr | None = None
+    versions: tuple[tuple[Variable | str, int], ...] = ()
+
+
+@record
+class Shared:
+    """A name bound to a shared array: one for each iteration of the loops around, so `lead` comes before its own indices."""
+
+    array: ArrayInfo
+    lead: tuple[Expr, ...]
+    key: Key
+
+
+@record
 class Poison:
     """A name whose declaration was wrong; using it says nothing more."""
 
 
-Binding = Slot | Alias | Poison | LoopVar | ArrayInfo | ScalarInfo | tuple[Expr, ...]
+Binding = Slot | Alias | Tile | Shared | Poison | LoopVar | ArrayInfo | ScalarInfo | tuple[Expr, ...]
 
 
 class Scope:

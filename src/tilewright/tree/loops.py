@@ -23,6 +23,7 @@ from tilewright.tree.typed import (
     Accumulate,
     ArrayAssign,
     ArrayInfo,
+    Barrier,
     Element,
     Expr,
     If,
@@ -50,9 +51,10 @@ def classify(stmts: tuple[Stmt, ...], elementwise: bool, sink: Diagnostics) -> t
     result: list[Stmt] = []
     for stmt in stmts:
         if isinstance(stmt, Loop):
-            result += _top_loop(merge_nest(stmt), sink)
+            for part in _between_barriers(merge_nest(stmt)):
+                result += _top_loop(merge_nest(part), sink)
         else:
-            result.append(_inner(stmt))
+            result += _inners(without((stmt,), _is_barrier))
     if elementwise:
         _check_elementwise(tuple(result), sink)
     return tuple(result)
@@ -77,6 +79,33 @@ def _rectangular(outer: Sequence[LoopVar], inner: Sequence[LoopVar]) -> bool:
                 if isinstance(expr, Local) and expr.var.mutable:
                     return False
     return True
+
+
+def _is_barrier(stmt: Stmt) -> bool:
+    return isinstance(stmt, Barrier)
+
+
+def _between_barriers(loop: Loop) -> list[Loop]:
+    """A loop with barriers as one loop after the other, where its iterations are independent and no variable lives across one.
+
+    A block then has the whole device for every part. Elsewhere statements run in order as they are, which is all a barrier asks.
+    """
+    plain = replace(loop, body=without(loop.body, _is_barrier))
+    parts: list[list[Stmt]] = [[]]
+    for stmt in loop.body:
+        if isinstance(stmt, Barrier):
+            parts.append([])
+        else:
+            parts[-1].append(stmt)
+    bodies = [without(tuple(part), _is_barrier) for part in parts]
+    if len(bodies) == 1 or assigned(plain.body) or not _rectangular((), loop.vars) or not independent(plain, loop.vars):
+        return [plain]
+    for position, body in enumerate(bodies):
+        own = {s.var for s in walk(body) if isinstance(s, SetVar) and s.declares}
+        later = tuple(s for other in bodies[position + 1 :] for s in other)
+        if own & set(assigned(later)) or any(isinstance(e, Local) and e.var in own for e in exprs_in(later)):
+            return [plain]
+    return [replace(loop, body=body, asked="auto") for body in bodies if body]
 
 
 # -- top level ----------------------------------------------------------------------------------------------------

@@ -276,7 +276,103 @@ class Reduce(Node):
         return ""
 
 
-Expr = Const | SizeValue | IndexRef | Local | ScalarRef | Element | Whole | Apply | Cast | Choose | Reduce
+# Tile values: parts of arrays inside loops, and what is made of them. Only the checker sees them (`check_tiles.py`): it turns every
+# use into loops over elements.
+
+Limits = tuple[tuple["Expr", ...], ...]
+"""For each axis of a tile, upper bounds of how many elements it really has: the last slice of an array may be short."""
+
+
+@record
+class View(Node):
+    """`array[i, a:b]`: an index for every axis of the array, and which axes remain; along those it is the first element."""
+
+    array: ArrayInfo
+    starts: tuple[Expr, ...]
+    kept: tuple[int, ...]
+    shape: Shape
+    limits: Limits
+
+    @property
+    def dtype(self) -> DType:
+        return self.array.dtype
+
+    @property
+    def weak(self) -> str:
+        return ""
+
+
+@record
+class Transpose(Node):
+    """The axes in reverse order."""
+
+    value: Expr
+    shape: Shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.value.dtype
+
+    @property
+    def weak(self) -> str:
+        return self.value.weak
+
+
+@record
+class Product(Node):
+    """`left @ right`, of ranks 1 or 2 each and of one dtype."""
+
+    left: Expr
+    right: Expr
+    dtype: DType
+    shape: Shape
+
+    @property
+    def weak(self) -> str:
+        return ""
+
+
+@record
+class Fold(Node):
+    """`kind` over `axes` of a tile, which remain with extent 1 where `keep`."""
+
+    kind: str
+    value: Expr
+    axes: tuple[int, ...]
+    keep: bool
+    dtype: DType
+    shape: Shape
+
+    @property
+    def weak(self) -> str:
+        return ""
+
+
+@record
+class TileLocal(Node):
+    """A named tile: where it is `held`, the element at hand is in `var`. `value` is what it was made from, which still holds while the
+    variables and arrays in `versions` have been assigned that many times."""
+
+    var: Variable
+    shape: Shape
+    limits: Limits
+    held: bool = True
+    value: Expr | None = None
+    versions: tuple[tuple[Variable | str, int], ...] = ()
+
+    @property
+    def dtype(self) -> DType:
+        return self.var.dtype
+
+    @property
+    def weak(self) -> str:
+        return self.var.weak
+
+
+Expr = (
+    Const | SizeValue | IndexRef | Local | ScalarRef | Element | Whole | Apply | Cast | Choose | Reduce
+    | View | Transpose | Product | Fold | TileLocal
+)  # fmt: skip
 
 
 # -- statements ---------------------------------------------------------------------------------------------------
@@ -366,7 +462,12 @@ class Yield(Node):
     index: Expr | None = None
 
 
-Stmt = SetVar | Accumulate | Store | ArrayAssign | Loop | ReduceLoop | While | If | Yield
+@record
+class Barrier(Node):
+    """What stands before it in the loop body is done when what follows begins. Gone once loops are classified."""
+
+
+Stmt = SetVar | Accumulate | Store | ArrayAssign | Loop | ReduceLoop | While | If | Yield | Barrier
 
 
 @record
@@ -400,8 +501,12 @@ def children(expr: Expr) -> tuple[Expr, ...]:
     """The expressions directly inside."""
     if isinstance(expr, Apply):
         return expr.args
-    if isinstance(expr, Cast | Reduce):
+    if isinstance(expr, Cast | Reduce | Transpose | Fold):
         return (expr.value,)
+    if isinstance(expr, Product):
+        return (expr.left, expr.right)
+    if isinstance(expr, View):
+        return expr.starts
     if isinstance(expr, Choose):
         return (expr.cond, expr.then, expr.otherwise)
     if isinstance(expr, Element):
@@ -428,6 +533,8 @@ def own_exprs(stmt: Stmt) -> tuple[Expr, ...]:
         return tuple(e for v in (*stmt.outer, *stmt.inner) for e in (v.lo, v.hi))
     if isinstance(stmt, While | If):
         return (stmt.cond,)
+    if isinstance(stmt, Barrier):
+        return ()
     return (stmt.value,) if stmt.index is None else (stmt.value, stmt.index)
 
 
@@ -497,8 +604,14 @@ def _nested(expr: Expr) -> str:
         return str(expr.value).lower() if isinstance(expr.value, bool) else repr(expr.value)
     if isinstance(expr, SizeValue):
         return str(expr.size) if expr.size.name or expr.size.constant is not None else f"({expr.size})"
-    if isinstance(expr, IndexRef | Local):
+    if isinstance(expr, IndexRef | Local | TileLocal):
         return expr.var.name
+    if isinstance(expr, View):
+        return f"{expr.array.name}[{', '.join(map(show_expr, expr.starts))}, …]"
+    if isinstance(expr, Transpose):
+        return f"transpose({show_expr(expr.value)})"
+    if isinstance(expr, Product):
+        return f"({_nested(expr.left)} @ {_nested(expr.right)})"
     if isinstance(expr, ScalarRef):
         return expr.scalar.name
     if isinstance(expr, Element):
@@ -509,7 +622,7 @@ def _nested(expr: Expr) -> str:
         return f"{expr.dtype}({show_expr(expr.value)})"
     if isinstance(expr, Choose):
         return f"({_nested(expr.then)} if {_nested(expr.cond)} else {_nested(expr.otherwise)})"
-    if isinstance(expr, Reduce):
+    if isinstance(expr, Reduce | Fold):
         return f"reduce({expr.kind}, {show_expr(expr.value)}, axes={list(expr.axes)})"
     if expr.op in _INFIX and len(expr.args) == 2:
         return f"({_nested(expr.args[0])} {_INFIX[expr.op]} {_nested(expr.args[1])})"
@@ -551,6 +664,8 @@ def _show_stmts(stmts: tuple[Stmt, ...], indent: str) -> Iterator[str]:
             if stmt.otherwise:
                 yield f"{indent}else:"
                 yield from _show_stmts(stmt.otherwise, inner)
+        elif isinstance(stmt, Barrier):
+            yield f"{indent}barrier()"
         else:
             index = f", {show_expr(stmt.index)}" if stmt.index is not None else ""
             yield f"{indent}yield {show_expr(stmt.value)}{index}"

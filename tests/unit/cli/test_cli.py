@@ -55,7 +55,7 @@ let b = compute(a) {
 let c = compute(x) {
     @kernel elementwise
     for i in 0..len, j in 0..len:
-        out[i] = x[i, j, j] + x[i]
+        out[i, j] = x[i] + wibble(x[j])
 }
 """
 

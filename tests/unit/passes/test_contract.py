@@ -89,3 +89,9 @@ def test_sums_of_products_in_reductions() -> None:
         b.multi("store", o, b.reduce("add", [b.index(Size.of("n"))], term)[0])
 
     assert opcodes(loop_kernel("dot", [x, o], [], body)) == ["fma"]
+
+
+def test_a_product_of_a_fused_sum() -> None:
+    """`(x*y + z)*y + z`: the inner sum is another value by the time the outer one is fused."""
+    assert opcodes(kernel_of(lambda b, x, y, z: b.add(b.mul(b.add(b.mul(x, y), z), y), z))) == ["fma", "fma"]
+    assert sorted(opcodes(kernel_of(lambda b, x, y, z: b.sub(z, b.mul(b.add(b.mul(x, y), z), y))))) == ["fma", "fma", "neg"]

@@ -14,6 +14,7 @@ from tilewright.analysis.ranges import Range
 from tilewright.base.dtypes import f32, f64, i32, i64, u32, u64
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Value, walk
+from tilewright.ir.ops_matrix import PANEL, PANEL_DTYPES, PANEL_STEP
 from tilewright.passes.lower_contraction_cpu import needed_ops
 from tilewright.passes.schedule_matrix import MatrixSchedule
 
@@ -22,6 +23,8 @@ DEPTH = 640
 """How much of the sum is done at most before its results go back to memory, for elements of 4 bytes."""
 KEPT_BYTES = 1 << 20
 """How much of one factor lies in the second-level cache at once."""
+UNIT_DEPTH = 1 << 10
+"""Bytes along the sum of a panel for the matrix unit: two panels of 32 rows nearly fill the first-level cache."""
 SUM_BYTES = 9 << 19
 """How much of the result is kept between two stretches of the sum."""
 
@@ -50,7 +53,26 @@ def cpu_schedules(kernel: Kernel, found: Contraction, target: Target) -> tuple[M
     else:
         height = max(1, most // rows) * rows
         columns = max(1, SUM_BYTES // (height * dtype.itemsize * nr)) * nr
-    return (MatrixSchedule("cpu", height, columns, depth, mr=rows, nr=nr, vectors=vectors, keep=keep),)
+    plain_one = MatrixSchedule("cpu", height, columns, depth, mr=rows, nr=nr, vectors=vectors, keep=keep)
+    return (*_unit_schedules(found, target, keep), plain_one)
+
+
+def _unit_schedules(found: Contraction, target: Target, keep: str) -> tuple[MatrixSchedule, ...]:
+    """The schedule for the CPU's matrix unit, where it has one for these dtypes."""
+    if "amx" not in target.features or (found.a.dtype, found.b.dtype, found.accumulator) not in PANEL_DTYPES:
+        return ()
+    most = KEPT_BYTES // UNIT_DEPTH
+    other = max(1, SUM_BYTES // (most * 4 * PANEL)) * PANEL
+    height, columns = (other, most) if keep == "b" else (most, other)
+    depth = UNIT_DEPTH // found.a.dtype.itemsize
+    return (MatrixSchedule("amx", height, columns, depth, mr=PANEL, nr=PANEL, vectors=2, keep=keep),)
+
+
+def fits_unit(asked: MatrixSchedule, own: MatrixSchedule) -> bool:
+    """Whether the matrix unit can work by a schedule; `own` is one of the same contraction."""
+    step = own.k * PANEL_STEP // UNIT_DEPTH
+    panels = (asked.mr, asked.nr, asked.vectors) == (own.mr, own.nr, own.vectors)
+    return panels and min(asked.m, asked.n, asked.k) > 0 and asked.m % PANEL == asked.n % PANEL == asked.k % step == 0
 
 
 def _copyable(found: Contraction, factor: Factor, known: Mapping[Value, Range]) -> bool:

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from tilewright.analysis.affine import address
 from tilewright.analysis.contraction import Contraction, Factor, find_contraction
 from tilewright.analysis.ranges import surely_not_negative
+from tilewright.base.dtypes import DType
 from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, maximum, minimum, product
 from tilewright.base.target import Target
@@ -43,7 +44,7 @@ def lower_contraction_cpu(kernel: Kernel, schedule: MatrixSchedule, target: Targ
     found = find_contraction(kernel)
     if found is None:
         raise CompilerBug.at("TW040", f"{kernel.name} is not a contraction", kernel.span)
-    return _Lowering(kernel, found, schedule, target).run_contraction()
+    return PanelLowering(kernel, found, schedule, target).run_contraction()
 
 
 def needed_ops(found: Contraction, values: Sequence[Value]) -> tuple[Op, ...] | None:
@@ -68,6 +69,8 @@ class Side:
 
     def __init__(self, found: Contraction, factor: Factor, positions: Sequence[int], k: Sequence[int]) -> None:
         self.factor, self.positions = factor, positions
+        self.dtype = found.accumulator
+        """Of the copies."""
         self.indices = tuple(found.indices[p] for p in positions)
         self.extents = tuple(found.extents[p] for p in positions)
         wanted = [factor.value] if factor.guard is None else [factor.value, factor.guard]
@@ -82,8 +85,8 @@ class Side:
         self.idle: tuple[Value, ...] = ()
         """Indices that are zero while copying."""
         self._run_rows_together(found)
-        self.along_side = self._walks(found, self.indices[-1])
-        self.along_k = not self.along_side and self._walks(found, found.k[k[-1]])
+        self.along_side = self.walks(found, self.indices[-1])
+        self.along_k = not self.along_side and self.walks(found, found.k[k[-1]])
 
     def _run_rows_together(self, found: Contraction) -> None:
         """Where rows of an array follow one another, with a gap at the end of each (`x[w * i + j]`), number the gaps as well: copies are
@@ -103,13 +106,13 @@ class Side:
         self.copied, self.copied_extents = (*self.indices[:-2], inner), (*self.extents[:-2], self.extents[-2] * width)
         self.idle = (outer,)
 
-    def _walks(self, found: Contraction, index: Value) -> bool:
+    def walks(self, found: Contraction, index: Value) -> bool:
         """Whether memory is read one element after the other along this index."""
         loads = [op for op in self.ops if op.opcode == "load"]
         return any(address(op, found.forms).factor(index) == ONE for op in loads)
 
 
-class _Lowering(LoopLowering):
+class PanelLowering(LoopLowering):
     """Bodies are lowered as for loops, over tiles of rank 2."""
 
     def __init__(self, kernel: Kernel, found: Contraction, schedule: MatrixSchedule, target: Target) -> None:
@@ -117,6 +120,8 @@ class _Lowering(LoopLowering):
         self.found, self.matrix = found, schedule
         self.rank = 2
         self.dtype = found.accumulator
+        self.step = 1
+        """Stretches of the sum are multiples of this."""
         self.lanes = schedule.nr // schedule.vectors
         self.k_order = _order(found, range(len(found.k)), [found.a, found.b])
         self.a = Side(found, found.a, _order(found, found.m, [found.a]), self.k_order)
@@ -175,17 +180,15 @@ class _Lowering(LoopLowering):
     def _block(self, b: Builder, env: dict[Value, Value], down: tuple[Value, Value], across: tuple[Value, Value]) -> None:
         s, total = self.matrix, product(self.k_extents)
         whole_a = s.keep == "a"
-        one_panel = (s.mr, s.k + self.lanes) if not self.a.along_side else (s.k, _up(s.mr, self.lanes))
-        self.rows = self._local(b, "rows", (s.m // s.mr if whole_a else 1, *one_panel))
-        # The extra row keeps panels from falling on the same places of the cache.
-        self.columns = self._local(b, "columns", (1 if whole_a else s.n // s.nr, s.k + 1, s.nr))
-        tiles = (s.m // s.mr) * (s.n // s.nr)
         known = total.constant
         once = known is not None and known <= s.k
-        self.sums = self._local(b, "sums", (1 if once else tiles, s.mr, s.nr))
+        self._allocate(b, whole_a)
+        tiles = (s.m // s.mr) * (s.n // s.nr)
+        self.sums = self._local(b, "sums", (1 if once else tiles, s.mr, s.nr), self.dtype)
         zero, one, length = b.index(0), b.index(1), b.index(total)
         # Stretches of one length, none of them much shorter than the others.
-        depth = b.index(maximum(ONE, ceildiv(total, maximum(ONE, ceildiv(total, Size.of(s.k))))))
+        even = ceildiv(total, maximum(ONE, ceildiv(total, Size.of(s.k))))
+        depth = b.index(maximum(ONE, ceildiv(even, Size.of(self.step)) * self.step))
         panels = b.op("floordiv", b.add(b.sub(across[1], across[0]), b.index(s.nr - 1)), b.index(s.nr))
 
         panels_down = b.op("floordiv", b.add(b.sub(down[1], down[0]), b.index(s.mr - 1)), b.index(s.mr))
@@ -196,9 +199,9 @@ class _Lowering(LoopLowering):
             where = zero if once else at.select(at.op("le", length, at.index(s.k)), zero, place)
             if not whole_a:
                 self._prefetch_rows(at, env, (at.add(top, at.index(s.mr)), down[1]), start, column)
-            sums = self._multiply(at, where, row if whole_a else zero, zero if whole_a else column, start, count)
             last = at.op("ge", at.add(start, depth), length)
-            self._keep_or_finish(at, env, sums, where, last, (top, down[1]), (left, across[1]))
+            panels_at = (row if whole_a else zero, zero if whole_a else column)
+            self._one_tile(at, env, where, panels_at, (start, count), last, (top, down[1]), (left, across[1]))
 
         def stretch(at: Builder, start: Value) -> list[Value]:
             count = at.op("min", at.sub(length, start), depth)
@@ -232,8 +235,24 @@ class _Lowering(LoopLowering):
         # A sum of nothing still has its results written.
         b.for_(zero, b.op("max", length, one), depth, [], stretch, name="start")
 
-    def _local(self, b: Builder, name: str, shape: tuple[int, ...]) -> Value:
-        return b.op("alloc", dtype=self.dtype, shape=shape, space="local", align=64, name=name)
+    def _allocate(self, b: Builder, whole_a: bool) -> None:
+        """Room for the copies of both factors."""
+        s = self.matrix
+        one_panel = (s.mr, s.k + self.lanes) if not self.a.along_side else (s.k, _up(s.mr, self.lanes))
+        self.rows = self._local(b, "rows", (s.m // s.mr if whole_a else 1, *one_panel), self.a.dtype)
+        # The extra row keeps panels from falling on the same places of the cache.
+        self.columns = self._local(b, "columns", (1 if whole_a else s.n // s.nr, s.k + 1, s.nr), self.b.dtype)
+
+    def _local(self, b: Builder, name: str, shape: tuple[int, ...], dtype: DType) -> Value:
+        return b.op("alloc", dtype=dtype, shape=shape, space="local", align=64, name=name)
+
+    def _one_tile(
+        self, b: Builder, env: dict[Value, Value], where: Value, panels: tuple[Value, Value], stretch: tuple[Value, Value], last: Value,
+        down: tuple[Value, Value], across: tuple[Value, Value],
+    ) -> None:  # fmt: skip
+        """Add a stretch of the sum to the tile of sums at `where`; after the last one, do the rest of the kernel on it."""
+        sums = self._multiply(b, where, *panels, *stretch)
+        self._keep_or_finish(b, env, sums, where, last, down, across)
 
     # -- the innermost loop -------------------------------------------------------------------------------------
 
@@ -306,7 +325,7 @@ class _Lowering(LoopLowering):
             self.ops(b, before, local, [])
             conditions.append(Condition(local[guard], edge=False))
         self.ops(b, [op for op in side.ops if op.results[0] not in local], local, conditions)
-        value = b.cast(local[side.factor.value], self.dtype)
+        value = b.cast(local[side.factor.value], side.dtype)
         if guard is None:
             return value
         shape = join(shape_of(value), shape_of(local[guard]))
@@ -339,7 +358,7 @@ class _Lowering(LoopLowering):
             return
 
         def blank(inner: Builder, k: Value) -> list[Value]:
-            nothing = inner.op("broadcast", inner.const(0, self.dtype), shape=(1, s.nr))
+            nothing = inner.op("broadcast", inner.const(0, side.dtype), shape=(1, s.nr))
             return list(inner.multi("store", self.columns, panel, k, self.index_tile(inner, zero, 1, s.nr), nothing))
 
         partly = b.op("lt", b.sub(end, first), b.index(s.nr))
@@ -382,16 +401,21 @@ class _Lowering(LoopLowering):
 
         def step(inner: Builder, k: Value, *digits: Value) -> list[Value]:
             body(inner, k, dict(zip(self.k_indices, digits, strict=True)))
-            following: list[Value] = []
-            carry = one
-            for position in reversed(range(len(digits))):
-                raised = inner.add(digits[position], carry)
-                full = inner.op("eq", raised, inner.index(self.k_extents[position]))
-                following.insert(0, inner.select(full, zero, raised) if position else raised)
-                carry = inner.select(full, one, zero)
-            return following
+            return self._count_up(inner, digits)
 
         b.for_(zero, count, one, self._apart(b, start, self.k_extents), step, name="k")
+
+    def _count_up(self, b: Builder, digits: Sequence[Value]) -> list[Value]:
+        """The indices of the next step of the sum."""
+        following: list[Value] = []
+        zero, one = b.index(0), b.index(1)
+        carry = one
+        for position in reversed(range(len(digits))):
+            raised = b.add(digits[position], carry)
+            full = b.op("eq", raised, b.index(self.k_extents[position]))
+            following.insert(0, b.select(full, zero, raised) if position else raised)
+            carry = b.select(full, one, zero)
+        return following
 
     def _segments(
         self, b: Builder, extents: Sequence[Size], limit: Size, low: Value, high: Value,
@@ -462,7 +486,7 @@ class _Lowering(LoopLowering):
                 return [self.widen(inner, value, (1, width)) if width > 1 else value]
 
             def outside(inner: Builder) -> list[Value]:
-                nothing = inner.const(0, self.dtype)
+                nothing = inner.const(0, side.dtype)
                 return [inner.op("broadcast", nothing, shape=(1, width)) if width > 1 else nothing]
 
             (value,) = at.if_(at.op("lt", number, end), there, outside)
@@ -494,7 +518,7 @@ class _Lowering(LoopLowering):
                 self._bind(inner, local, side.indices, side.extents, number)
                 return [self._value(inner, side, local)]
 
-            (value,) = at.if_(at.op("lt", number, end), there, lambda inner: [inner.const(0, self.dtype)])
+            (value,) = at.if_(at.op("lt", number, end), there, lambda inner: [inner.const(0, side.dtype)])
             put(at, c, value)
             return []
 
@@ -541,7 +565,7 @@ class _Lowering(LoopLowering):
                 return []
 
             def outside(inner: Builder) -> list[Value]:
-                inner.for_(zero, count, one, [], lambda deep, k: deep.multi("store", self.rows, panel, row, k, deep.const(0, self.dtype)))
+                inner.for_(zero, count, one, [], lambda deep, k: deep.multi("store", self.rows, panel, row, k, deep.const(0, side.dtype)))
                 return []
 
             at.if_(at.op("lt", number, bottom), there, outside)

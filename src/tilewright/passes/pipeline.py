@@ -7,7 +7,7 @@
     thread  simplify · expand_math · expand_casts · simplify
 
 Contractions are planned before programs are cut (`plan_contractions`) and have lowerings of their own: lower_contraction, then lower_wgmma or
-lower_mma; on a CPU lower_contraction_cpu.
+lower_mma; on a CPU lower_contraction_cpu or lower_contraction_amx.
 
 After every pass the kernel is verified; a failure names the pass. With a `Trace` each pass is timed and its output kept.
 """
@@ -34,6 +34,7 @@ from tilewright.passes.contract import contract
 from tilewright.passes.expand_casts import expand_casts
 from tilewright.passes.expand_math import expand_math
 from tilewright.passes.lower_contraction import lower_contraction
+from tilewright.passes.lower_contraction_amx import lower_contraction_amx
 from tilewright.passes.lower_contraction_cpu import lower_contraction_cpu
 from tilewright.passes.lower_loops import lower_loops
 from tilewright.passes.lower_mma import lower_mma
@@ -168,7 +169,9 @@ def lower_planned(
 
     def to_tile(kernel: Kernel) -> Kernel:
         schedule = next(chosen)
-        if isinstance(schedule, MatrixSchedule) and not target.is_gpu:
+        if isinstance(schedule, MatrixSchedule) and schedule.family == "amx":
+            kernel = run_pass("lower_contraction_amx", kernel, lambda k: lower_contraction_amx(k, schedule, target), trace)
+        elif isinstance(schedule, MatrixSchedule) and not target.is_gpu:
             kernel = run_pass("lower_contraction_cpu", kernel, lambda k: lower_contraction_cpu(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule):
             kernel = run_pass("lower_contraction", kernel, lambda k: lower_contraction(k, schedule, target), trace)

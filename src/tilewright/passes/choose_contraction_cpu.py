@@ -23,8 +23,8 @@ DEPTH = 640
 """How much of the sum is done at most before its results go back to memory, for elements of 4 bytes."""
 KEPT_BYTES = 1 << 20
 """How much of one factor lies in the second-level cache at once."""
-UNIT_DEPTH = 1 << 10
-"""Bytes along the sum of a panel for the matrix unit: two panels of 32 rows nearly fill the first-level cache."""
+UNIT_DEPTH = 1 << 11
+"""Bytes along the sum of a panel for the matrix unit: reading panels from the second-level cache costs less than adding to sums in the third."""
 SUM_BYTES = 9 << 19
 """How much of the result is kept between two stretches of the sum."""
 

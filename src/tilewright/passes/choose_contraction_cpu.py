@@ -19,7 +19,7 @@ from tilewright.passes.lower_contraction_cpu import needed_ops
 from tilewright.passes.schedule_matrix import MatrixSchedule
 
 ACCUMULATORS = (f32, f64, i32, i64, u32, u64)
-DEPTH = 640
+DEPTH = 512
 """How much of the sum is done at most before its results go back to memory, for elements of 4 bytes."""
 KEPT_BYTES = 1 << 20
 """How much of one factor lies in the second-level cache at once."""
@@ -90,7 +90,7 @@ def _register_tile(target: Target, plain: bool) -> tuple[int, int]:
     """Rows, and registers along a row, with registers left for the operands. `plain`: one matrix product, likely a large one; in batches and
     convolutions extents such as 64 and 256 are common, of which 13 rows of two registers waste less."""
     if target.vector_bytes == 64:
-        return (9, 3) if plain else (13, 2)  # 32 registers
+        return (14, 2) if plain else (13, 2)  # 32 registers
     if target.name.startswith("aarch64"):
         return 8, 3  # 32 registers
     return 6, 2  # 16 registers

@@ -35,6 +35,8 @@ from tilewright.passes.schedule_matrix import MatrixSchedule
 
 SHORT = 6
 """Ops of an epilogue that is written out for a whole tile of registers; a longer one is a loop over its rows."""
+AHEAD = 8
+"""Steps of the innermost loop from when a row of columns is fetched to its use."""
 LINE = 64
 """Bytes of a cache line."""
 
@@ -274,6 +276,10 @@ class PanelLowering(LoopLowering):
 
         def step(inner: Builder, k: Value, *sums: Value) -> list[Value]:
             c = inner.op("load", self.columns, panel, k, across)
+            if self.target.vector_bytes == LINE:
+                # A step needs whole lines, more than the hardware brings on its own in time.
+                for column in range(0, s.nr, LINE // self.dtype.itemsize):
+                    inner.multi("prefetch", self.columns, panel, inner.add(k, inner.index(AHEAD)), inner.index(column))
             following: list[Value] = []
             for number, acc in enumerate(sums):
                 place = inner.index(number)

@@ -1,7 +1,7 @@
 """The table of contents of the compiler: every pass, in order, from the loop stage to what a code generator takes.
 
     loop    simplify · collapse · stabilise · contract · narrow      what to compute, merged and shared
-    program pad_windows · repack · split_reductions                kernels added before or after
+    program clip_windows · pad_windows · repack · split_reductions                kernels added before or after
     loop    choose (schedule) · lower_loops                        -> tile
     tile    simplify · assign_layouts · lower_tiles                -> thread
     thread  simplify · expand_math · expand_casts · simplify
@@ -29,6 +29,7 @@ from tilewright.ir.text import print_kernel, print_program
 from tilewright.ir.verify import verify_kernel
 from tilewright.passes.assign_layouts import assign_layouts
 from tilewright.passes.choose_matrix import forced, matrix_schedules
+from tilewright.passes.clip_windows import clip_windows
 from tilewright.passes.collapse import collapse
 from tilewright.passes.contract import contract
 from tilewright.passes.expand_casts import expand_casts
@@ -154,6 +155,7 @@ def lower_planned(
     program: Program, plan: tuple[MatrixSchedule | None, ...], target: Target, hints: Mapping[str, int], trace: Trace
 ) -> Stages:
     """From the prepared loop stage to the thread stage."""
+    program = _clip(program, plan, target, trace)
     start = time.perf_counter()
     program, plan = pad_windows(program, plan, target)
     trace.record("pad_windows", time.perf_counter() - start, lambda: print_program(program))
@@ -197,6 +199,14 @@ def lower_planned(
 
     tile = _map_kernels(loop, to_tile)
     return Stages(loop, tile, _map_kernels(tile, to_thread), tuple(schedules))
+
+
+def _clip(program: Program, plan: tuple[MatrixSchedule | None, ...], target: Target, trace: Trace) -> Program:
+    """Sums of a CPU's plain loops, cut where they would read outside."""
+    if target.is_gpu:
+        return program
+    own = iter(plan)
+    return _map_kernels(program, lambda k: run_pass("clip_windows", k, lambda k: clip_windows(k, target), trace) if next(own) is None else k)
 
 
 def _map_kernels(program: Program, function: Callable[[Kernel], Kernel]) -> Program:

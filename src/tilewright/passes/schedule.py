@@ -133,7 +133,7 @@ def _power_of_two(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
-def _vector_index(nest: Nest) -> int:
+def vector_index(nest: Nest) -> int:
     """The parallel index with most stride-one traffic, the innermost on ties; -1 when no access has stride one."""
     best = -1
     for position, weight in enumerate(nest.stride_one):
@@ -166,7 +166,7 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
         arg = any(str(op.attrs["kind"]).startswith("arg") for op in nest.reductions)
         width = lanes * (8 if heavy < 8 else 4)
         return Schedule((1,) * rank, width, width, vector_on_reduction=True, block_search=2048 if arg else 0)
-    axis = _vector_index(nest)
+    axis = vector_index(nest)
     if axis < 0:
         return Schedule((1,) * rank)
     chunk = CPU_CHUNK if not nest.reductions else CPU_COLUMNS
@@ -204,7 +204,7 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     vector = max(1, min(8, target.vector_bytes // nest.narrowest))
     if not nest.reductions and not nest.sweeps:
         return _gpu_map(nest, rank, vector, hints)
-    if rank and not nest.sweeps and _hint(nest.reduce_extent, hints) <= FEW_TERMS and _vector_index(nest) >= 0:
+    if rank and not nest.sweeps and _hint(nest.reduce_extent, hints) <= FEW_TERMS and vector_index(nest) >= 0:
         # Every thread adds up its few terms itself. Where the terms are neighbours too (a window that slides along memory), vectors would
         # not be aligned.
         return _gpu_map(nest, rank, 1 if nest.reduce_stride_one else vector, hints, vectors=1)
@@ -220,7 +220,7 @@ FEW_TERMS = 32
 def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], vectors: int = 2) -> Schedule:
     # Two vectors a thread in flight; measured best or within noise of it on an H200 for one to three streams.
     threads = 128 if nest.widest >= 4 else 256
-    axis = _vector_index(nest)
+    axis = vector_index(nest)
     if axis < 0:
         axis, vector = rank - 1, 1
     per_block = threads * vector * vectors
@@ -263,7 +263,7 @@ def _gpu_rows(nest: Nest, rank: int, vector: int, hints: Mapping[str, int]) -> S
 
 def _gpu_columns(nest: Nest, rank: int, vector: int, hints: Mapping[str, int]) -> Schedule:
     """The reduction crosses rows: lanes along the kept index, warps down the rows, meeting in shared memory."""
-    axis = _vector_index(nest)
+    axis = vector_index(nest)
     if axis < 0:
         axis, vector = rank - 1, 1
     if rank == 0:

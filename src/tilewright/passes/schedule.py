@@ -42,6 +42,9 @@ class Schedule:
     """CPU: elements of one block along the vector axis, walked in steps of the tile."""
     repeat: bool = False
     """CPU: what is left of a row is done by a vector that ends where it does, computing a few elements twice."""
+    turned: int = -1
+    turns: int = 1
+    """CPU: a block does `turns` neighbours along the parallel index `turned`, one after the other; short rows are not worth a block each."""
     block_search: int = 0
     """CPU: argmin/argmax look for the extreme value in runs of this many elements and for its place only when it wins."""
 
@@ -151,6 +154,8 @@ def _compute_bytes(kernel: Kernel) -> int:
 
 CPU_CHUNK = 65536
 """Elements of one unit of work for the thread pool."""
+CPU_TURNS = 16
+"""Rows of one unit of work where each is short and a sum over a window."""
 CPU_COLUMNS = 4096
 """Results of one unit of work where each is a reduction across rows."""
 
@@ -170,18 +175,26 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
     if axis < 0:
         return Schedule((1,) * rank)
     chunk = CPU_CHUNK if not nest.reductions else CPU_COLUMNS
-    if window and _can_repeat(kernel):
-        # Rows of images are short: a step of two registers, then of one.
-        tiles = tuple(lanes * 2 if position == axis else 1 for position in range(rank))
-        return Schedule(tiles, 1, lanes, vector_index=axis, chunk=chunk, repeat=True)
+    if (window or _slides(kernel, nest, beside=True)) and _can_repeat(kernel):
+        # Rows of images are short: a step of two registers, then of one; so are their channels. A block does several of them.
+        tiles = tuple(lanes * (2 if window else 4) if position == axis else 1 for position in range(rank))
+        turned = next((p for p in reversed(range(rank)) if p != axis), -1)
+        return Schedule(tiles, 1, lanes, vector_index=axis, chunk=chunk, repeat=True, turned=turned, turns=CPU_TURNS if turned >= 0 else 1)
     tiles = tuple(lanes * unroll if position == axis else 1 for position in range(rank))
     return Schedule(tiles, 1, lanes * unroll, vector_index=axis, chunk=chunk)
 
 
-def _slides(kernel: Kernel, nest: Nest) -> bool:
-    """Whether a reduction walks a window of an array that its results walk too: `x[j + s]`. Such windows are short."""
+def _slides(kernel: Kernel, nest: Nest, beside: bool = False) -> bool:
+    """Whether a reduction walks a window of an array that its results walk too: `x[j + s]`. Such windows are short. `beside`: not only where
+    memory is walked one element after the other, but along any axis."""
     forms = analyse(kernel)
     inner = [op.regions[0].args[-1] for op in nest.reductions if op.operands]
+    if beside:
+        sums = {k for op in nest.reductions for k in op.regions[0].args}
+        own = set(nest.parallel.regions[0].args)
+        loads = [op for op in walk(nest.parallel.regions[0]) if op.opcode == "load"]
+        subscripts = [set(forms[v].values) for op in loads for v in op.operands[1:] if v in forms]
+        return any(used & sums and used & own for used in subscripts)
     for op in walk(nest.parallel.regions[0]):
         if op.opcode == "load":
             form = address(op, forms)

@@ -19,8 +19,9 @@ from tilewright.passes.lower_contraction_cpu import needed_ops
 from tilewright.passes.schedule_matrix import MatrixSchedule
 
 ACCUMULATORS = (f32, f64, i32, i64, u32, u64)
-DEPTH = 512
-"""How much of the sum is done at most before its results go back to memory, for elements of 4 bytes."""
+DEPTH, WINDOW_DEPTH = 512, 640
+"""How much of the sum is done at most before its results go back to memory, for elements of 4 bytes: in one matrix product, and in all else.
+64 channels under a window of 3 x 3 are 576."""
 KEPT_BYTES = 1 << 20
 """How much of one factor lies in the second-level cache at once."""
 UNIT_DEPTH = 1 << 11
@@ -43,7 +44,7 @@ def cpu_schedules(kernel: Kernel, found: Contraction, target: Target) -> tuple[M
     plain = not found.batch and len(found.m) == len(found.n) == 1
     rows, vectors = _register_tile(target, plain)
     nr = vectors * lanes
-    depth = DEPTH * 4 // max(4, dtype.itemsize)
+    depth = (DEPTH if plain else WINDOW_DEPTH) * 4 // max(4, dtype.itemsize)
     most = KEPT_BYTES // (depth * dtype.itemsize)
     # The pixels of a convolution, several indices, are many more than its channels.
     keep = "a" if len(found.n) > len(found.m) else "b"

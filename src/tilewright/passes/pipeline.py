@@ -132,7 +132,7 @@ def plan_contractions(
             plans.append(None)
         elif given:
             plans.append(forced(given, found, call.kernel))
-        elif metadata is not None and target.is_gpu:
+        elif metadata is not None:
             plans.append(preferred(found, metadata, target, call.kernel.span))
         else:
             plans.append(found[0])

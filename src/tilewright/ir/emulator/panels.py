@@ -49,7 +49,7 @@ class Panels:
     def _panel_dot(self, op: Op, frame: Frame) -> Results:
         sums, rows, columns = (self.machine.memories[v] for v in op.operands[:3])
         numbers = [frame.full(v) for v in op.operands[3:]]
-        for lane in np.flatnonzero(frame.active):
+        for lane in map(int, np.flatnonzero(frame.active)):
             where, row, panel, steps = (int(n[lane]) for n in numbers[:4])
             depth = steps * PANEL_STEP // rows.dtype.itemsize
             group = 4 // rows.dtype.itemsize

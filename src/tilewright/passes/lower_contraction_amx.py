@@ -43,6 +43,9 @@ class _Lowering(PanelLowering):
         self.a.along_side = False
         self.a.along_k = self.a.walks(found, self.k_indices[-1])
 
+    def _direct(self) -> tuple[int, ...]:
+        return ()
+
     def _block(self, b: Builder, env: dict[Value, Value], down: tuple[Value, Value], across: tuple[Value, Value]) -> None:
         b.multi("panel_begin")
         super()._block(b, env, down, across)
@@ -62,7 +65,7 @@ class _Lowering(PanelLowering):
 
     def _one_tile(
         self, b: Builder, env: dict[Value, Value], where: Value, panels: tuple[Value, Value], stretch: tuple[Value, Value], last: Value,
-        down: tuple[Value, Value], across: tuple[Value, Value],
+        down: tuple[Value, Value], across: tuple[Value, Value], direct: bool,
     ) -> None:  # fmt: skip
         s = self.matrix
         start, count = stretch

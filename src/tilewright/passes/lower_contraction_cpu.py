@@ -21,7 +21,7 @@ from types import MappingProxyType
 from tilewright.analysis.affine import address
 from tilewright.analysis.contraction import Contraction, Factor, find_contraction
 from tilewright.analysis.ranges import surely_not_negative
-from tilewright.base.dtypes import DType
+from tilewright.base.dtypes import DType, i64
 from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, maximum, minimum, product
 from tilewright.base.target import Target
@@ -130,6 +130,8 @@ class PanelLowering(LoopLowering):
         self.b = Side(found, found.b, _order(found, found.n, [found.b], stores=True), self.k_order)
         self.k_extents = tuple(found.reduce_extents[p] for p in self.k_order)
         self.k_indices = tuple(found.k[p] for p in self.k_order)
+        self.direct = self._direct()
+        """Which indices of the second factor's load change along the sum, where panels of it are read without a copy."""
 
     # -- the whole kernel ---------------------------------------------------------------------------------------
 
@@ -195,15 +197,15 @@ class PanelLowering(LoopLowering):
 
         panels_down = b.op("floordiv", b.add(b.sub(down[1], down[0]), b.index(s.mr - 1)), b.index(s.mr))
 
-        def tile(at: Builder, start: Value, count: Value, row: Value, column: Value) -> None:
+        def tile(at: Builder, start: Value, count: Value, row: Value, column: Value, direct: bool) -> None:
             top, left = at.add(down[0], at.mul(row, at.index(s.mr))), at.add(across[0], at.mul(column, at.index(s.nr)))
             place = at.add(at.mul(row, panels), column)
             where = zero if once else at.select(at.op("le", length, at.index(s.k)), zero, place)
             if not whole_a:
                 self._prefetch_rows(at, env, (at.add(top, at.index(s.mr)), down[1]), start, column)
             last = at.op("ge", at.add(start, depth), length)
-            panels_at = (row if whole_a else zero, zero if whole_a else column)
-            self._one_tile(at, env, where, panels_at, (start, count), last, (top, down[1]), (left, across[1]))
+            panels_at = (row if whole_a else zero, left if direct else zero if whole_a else column)
+            self._one_tile(at, env, where, panels_at, (start, count), last, (top, down[1]), (left, across[1]), direct)
 
         def stretch(at: Builder, start: Value) -> list[Value]:
             count = at.op("min", at.sub(length, start), depth)
@@ -220,18 +222,27 @@ class PanelLowering(LoopLowering):
             outer, inside = (panels, panels_down) if whole_a else (panels_down, panels)
             kept, passing = (copy_row, copy_column) if whole_a else (copy_column, copy_row)
 
-            def panel(inner: Builder, number: Value) -> list[Value]:
-                passing(inner, number)
+            def panel(inner: Builder, number: Value, direct: bool = False) -> list[Value]:
+                if not direct:
+                    passing(inner, number)
 
                 def one_tile(deep: Builder, other: Value) -> list[Value]:
-                    tile(deep, start, count, *((other, number) if whole_a else (number, other)))
+                    tile(deep, start, count, *((other, number) if whole_a else (number, other)), direct)
                     return []
 
                 inner.for_(zero, inside, one, [], one_tile, name="panel")
                 return []
 
+            def either(inner: Builder, number: Value) -> list[Value]:
+                left = inner.add(across[0], inner.mul(number, inner.index(s.nr)))
+                fits = self._in_one_run(inner, left, across[1])
+                inner.if_(fits, lambda deep: panel(deep, number, True), lambda deep: panel(deep, number))
+                return []
+
+            if self.direct:
+                self._note_places(at, env, start, count)
             at.for_(zero, inside, one, [], kept, name="panel")
-            at.for_(zero, outer, one, [], panel, name="panel")
+            at.for_(zero, outer, one, [], either if self.direct else panel, name="panel")
             return []
 
         # A sum of nothing still has its results written.
@@ -244,24 +255,30 @@ class PanelLowering(LoopLowering):
         self.rows = self._local(b, "rows", (s.m // s.mr if whole_a else 1, *one_panel), self.a.dtype)
         # The extra row keeps panels from falling on the same places of the cache.
         self.columns = self._local(b, "columns", (1 if whole_a else s.n // s.nr, s.k + 1, s.nr), self.b.dtype)
+        if self.direct:
+            self.places = self._local(b, "places", (len(self.direct), s.k), i64)
 
     def _local(self, b: Builder, name: str, shape: tuple[int, ...], dtype: DType) -> Value:
         return b.op("alloc", dtype=dtype, shape=shape, space="local", align=64, name=name)
 
     def _one_tile(
         self, b: Builder, env: dict[Value, Value], where: Value, panels: tuple[Value, Value], stretch: tuple[Value, Value], last: Value,
-        down: tuple[Value, Value], across: tuple[Value, Value],
+        down: tuple[Value, Value], across: tuple[Value, Value], direct: bool,
     ) -> None:  # fmt: skip
-        """Add a stretch of the sum to the tile of sums at `where`; after the last one, do the rest of the kernel on it."""
-        sums = self._multiply(b, where, *panels, *stretch)
+        """Add a stretch of the sum to the tile of sums at `where`; after the last one, do the rest of the kernel on it. `direct`: the second
+        factor is read where it lies, from column `panels[1]` on."""
+        sums = self._multiply(b, env, where, *panels, *stretch, direct)
         self._keep_or_finish(b, env, sums, where, last, down, across)
 
     # -- the innermost loop -------------------------------------------------------------------------------------
 
-    def _multiply(self, b: Builder, where: Value, row: Value, panel: Value, start: Value, count: Value) -> list[Value]:
+    def _multiply(
+        self, b: Builder, env: dict[Value, Value], where: Value, row: Value, panel: Value, start: Value, count: Value, direct: bool
+    ) -> list[Value]:
         """The sums of a tile up to the end of this stretch, row by row: in this order code generators keep them in registers."""
         s, zero = self.matrix, b.index(0)
         across = self.index_tile(b, zero, 1, s.nr)
+        read = self._reader(b, env, panel) if direct else None
         nothing = b.op("broadcast", b.const(0, self.dtype), shape=(1, s.nr))
 
         def ahead(inner: Builder) -> list[Value]:
@@ -275,8 +292,8 @@ class PanelLowering(LoopLowering):
         b.if_(first, lambda inner: [], ahead)
 
         def step(inner: Builder, k: Value, *sums: Value) -> list[Value]:
-            c = inner.op("load", self.columns, panel, k, across)
-            if self.target.vector_bytes == LINE:
+            c = read(inner, k) if read else inner.op("load", self.columns, panel, k, across)
+            if not read and self.target.vector_bytes == LINE:
                 # A step needs whole lines, more than the hardware brings on its own in time.
                 for column in range(0, s.nr, LINE // self.dtype.itemsize):
                     inner.multi("prefetch", self.columns, panel, inner.add(k, inner.index(AHEAD)), inner.index(column))
@@ -295,6 +312,66 @@ class PanelLowering(LoopLowering):
             ]
 
         return list(b.if_(first, lambda inner: done, more))
+
+    # -- columns read where they lie ------------------------------------------------------------------------------
+
+    def _direct(self) -> tuple[int, ...]:
+        """A factor that is copied panel by panel, each for a few tiles only, needs no copy where its columns lie side by side as they are."""
+        side, load = self.b, self.b.factor.load
+        if self.matrix.keep != "a" or load is None or side.factor.guard is not None or not side.along_side:
+            return ()
+        forms = self.found.access(side.factor)
+        own = [form.factor(side.copied[-1]) for form in forms]
+        indices = {*self.found.indices, *self.k_indices}
+        if dtype_of(load.operands[0].type) is not self.dtype or sorted(map(str, own)) != [*["0"] * (len(own) - 1), "1"]:
+            return ()
+        if not all(value in indices for form in forms for value in form.values):
+            return ()
+        return tuple(p for p, form in enumerate(forms) if any(k in form.values for k in self.k_indices))
+
+    def _load_indices(self, b: Builder, env: dict[Value, Value], k: dict[Value, Value], columns: dict[Value, Value]) -> list[Value]:
+        load = self.b.factor.load
+        assert load is not None
+        zero = b.index(0)
+        local = {**env, **dict.fromkeys((*self.k_indices, *self.b.indices), zero), **k, **columns}
+        self.ops(b, [op for op in self.b.ops if op is not load], local, [])
+        return [local[v] for v in load.operands[1:]]
+
+    def _note_places(self, b: Builder, env: dict[Value, Value], start: Value, count: Value) -> None:
+        """Write down where each step of the sum is read, as seen from column 0."""
+
+        def each(at: Builder, k: Value, found: dict[Value, Value]) -> None:
+            indices = self._load_indices(at, env, found, {})
+            for number, position in enumerate(self.direct):
+                at.multi("store", self.places, at.index(number), k, indices[position])
+
+        self._k_loop(b, start, count, each)
+
+    def _in_one_run(self, b: Builder, left: Value, end: Value) -> Value:
+        """Whether the panel from column `left` on lies side by side."""
+        side, nr = self.b, b.index(self.matrix.nr)
+        inside = b.op("le", b.add(left, nr), end)
+        digit = self._apart(b, left, side.copied_extents)[-1]
+        return b.logical_and(inside, b.op("le", b.add(digit, nr), b.index(side.copied_extents[-1])))
+
+    def _reader(self, b: Builder, env: dict[Value, Value], left: Value) -> Callable[[Builder, Value], Value]:
+        """`read(builder, k)` gives a row of the panel from column `left` on."""
+        side, load = self.b, self.b.factor.load
+        assert load is not None
+        digits = dict(zip(side.copied, self._apart(b, left, side.copied_extents), strict=True))
+        here, origin = self._load_indices(b, env, {}, digits), self._load_indices(b, env, {}, {})
+        forms = self.found.access(side.factor)
+
+        def read(at: Builder, k: Value) -> Value:
+            indices: list[Value] = []
+            for position, (index, first, form) in enumerate(zip(here, origin, forms, strict=True)):
+                if position in self.direct:
+                    place = at.op("load", self.places, at.index(self.direct.index(position)), k)
+                    index = at.add(at.sub(index, first), place)
+                indices.append(self.index_tile(at, index, 1, self.matrix.nr) if form.factor(side.copied[-1]) == ONE else index)
+            return at.op("load", load.operands[0], *indices)
+
+        return read
 
     def _prefetch_rows(
         self, b: Builder, env: dict[Value, Value], rows: tuple[Value, Value], start: Value, number: Value

@@ -360,15 +360,16 @@ class PanelLowering(LoopLowering):
         assert load is not None
         digits = dict(zip(side.copied, self._apart(b, left, side.copied_extents), strict=True))
         here, origin = self._load_indices(b, env, {}, digits), self._load_indices(b, env, {}, {})
-        forms = self.found.access(side.factor)
+        along = next(p for p, form in enumerate(self.found.access(side.factor)) if form.factor(side.copied[-1]) == ONE)
 
         def read(at: Builder, k: Value) -> Value:
             indices: list[Value] = []
-            for position, (index, first, form) in enumerate(zip(here, origin, forms, strict=True)):
+            for position, (index, first) in enumerate(zip(here, origin, strict=True)):
                 if position in self.direct:
                     place = at.op("load", self.places, at.index(self.direct.index(position)), k)
                     index = at.add(at.sub(index, first), place)
-                indices.append(self.index_tile(at, index, 1, self.matrix.nr) if form.factor(side.copied[-1]) == ONE else index)
+                indices.append(index)
+            indices[along] = self.index_tile(at, indices[along], 1, self.matrix.nr)
             return at.op("load", load.operands[0], *indices)
 
         return read
@@ -457,8 +458,6 @@ class PanelLowering(LoopLowering):
                     value = self._value(deep, side, own)
                     value = self.widen(deep, value, (1, width)) if width > 1 else value
                     deep.multi("store", self.columns, panel, k, self._several(deep, deep.add(shift, place), width), value)
-                    if s.keep == "a" and width == s.nr:
-                        self._prefetch_columns(deep, {**local, **found}, deep.add(place, deep.index(s.nr)))
 
                 self._k_loop(inner, start, count, each)
                 return []
@@ -466,16 +465,6 @@ class PanelLowering(LoopLowering):
             self._strips_of(at, low, high, (s.nr, self.lanes), some, True)
 
         self._segments(b, side.copied_extents, side.copied_extents[-1], first, end, segment)
-
-    def _prefetch_columns(self, b: Builder, env: dict[Value, Value], place: Value) -> None:
-        """What the next panel has of a step of the sum: steps lie too far apart for the hardware to know."""
-        side, load = self.b, self.b.factor.load
-        if load is None or not side.along_side:
-            return
-        for line in range(0, self.matrix.nr, LINE // dtype_of(load.operands[0].type).itemsize):
-            local = {**env, side.copied[-1]: b.add(place, b.index(line))}
-            self.ops(b, [op for op in side.ops if op is not load], local, [])
-            b.multi("prefetch", *(local[v] for v in load.operands))
 
     def _several(self, b: Builder, first: Value, width: int) -> Value:
         return self.index_tile(b, first, 1, width) if width > 1 else first

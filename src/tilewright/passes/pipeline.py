@@ -203,8 +203,6 @@ def lower_planned(
 
 def _clip(program: Program, plan: tuple[MatrixSchedule | None, ...], target: Target, trace: Trace) -> Program:
     """Sums of a CPU's plain loops, cut where they would read outside."""
-    if target.is_gpu:
-        return program
     own = iter(plan)
     return _map_kernels(program, lambda k: run_pass("clip_windows", k, lambda k: clip_windows(k, target), trace) if next(own) is None else k)
 

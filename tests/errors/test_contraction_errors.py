@@ -76,6 +76,14 @@ def test_strict_refuses_what_no_schedule_has(wish: str, shown: str) -> None:
     assert np.array_equal(wanted["r"], 64 * HALF)
 
 
+@pytest.mark.parametrize(("wish", "shown"), [("@tile(m=100)", "@tile(m=100)"), ("@tile(block=64)", "@tile(block=64)"), ("@workgroup(7)", "@workgroup(7, 1, 1)")])
+def test_strict_holds_on_a_cpu_too(wish: str, shown: str) -> None:
+    product = "a[i, k] * b[k, j]"
+    text = message(lambda: program(f"@kernel matmul {wish} @strict", product).run(a=SINGLE, b=SINGLE, device="cpu"), tw.TargetLimit)
+    assert re.match(rf"<string>:3:5: error\[TW020\]: no schedule for \S+ has {re.escape(shown)}$", text.splitlines()[0])
+    assert np.array_equal(program(f"@kernel matmul {wish}", product).run(a=SINGLE, b=SINGLE, device="cpu")["r"], 64 * SINGLE)
+
+
 def test_a_precision_that_is_none() -> None:
     assert message(lambda: program("@precision(tf33)", "a[i, k] * b[k, j]").run(a=HALF, b=HALF)).splitlines() == [
         "<string>:2:5: error[TW016]: @precision takes one of ieee, tf32, 3xtf32", "   |", " 2 |     @precision(tf33)", "   |     ^^^^^^^^^^^^^^^^",

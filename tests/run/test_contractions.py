@@ -283,6 +283,102 @@ def test_the_same_bits_every_time_and_for_any_number_of_threads() -> None:
         tw.set_num_threads(before)
 
 
+@tw.kernel
+def layer_of_bf16(x: tw.Array, w: tw.Array) -> tw.Array:
+    m, k = x.shape
+    n = w.shape[0]
+    out = tw.empty((m, n), tw.f32)
+    for i, j in tw.grid(m, n):
+        acc = tw.f32(0)
+        for p in range(k):
+            acc += x[i, p] * w[j, p]
+        out[i, j] = acc
+    return out
+
+
+@tw.kernel
+def depthwise_last(x: tw.Array, w: tw.Array) -> tw.Array:
+    n, h, width, c = x.shape
+    kh, kw, _ = w.shape
+    out = tw.empty((n, h, width, c), tw.f32)
+    for b, i, j, q in tw.grid(n, h, width, c):
+        acc = tw.f32(0)
+        for r in range(kh):
+            for s in range(kw):
+                y = i + r - 1
+                z = j + s - 1
+                if y >= 0 and y < h and z >= 0 and z < width:
+                    acc += x[b, y, z, q] * w[r, s, q]
+        out[b, i, j, q] = acc
+    return out
+
+
+def narrow_cases(rng: np.random.Generator, m: int, n: int, k: int) -> list[tuple[tw.Kernel, tuple[np.ndarray, np.ndarray], np.ndarray, float]]:
+    """Products of narrow numbers in every layout, with what they give in float64 and the error allowed."""
+    a, b = (rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((m, k), (k, n)))
+    want = a.astype(np.float64) @ b.astype(np.float64)
+    error = 2.0**-22 * max(1, k)
+    whole = rng.integers(-128, 128, (m, k)).astype(np.int8), rng.integers(-128, 128, (k, n)).astype(np.int8)
+    cases = [(layer_of_bf16, (x, w), want, error) for x in (a, np.asfortranarray(a)) for w in (b.T, np.ascontiguousarray(b.T))]
+    for first in (whole[0], whole[0].view(np.uint8)):
+        for second in (whole[1], whole[1].view(np.uint8), np.asfortranarray(whole[1])):
+            cases.append((whole_product, (first, second), first.astype(np.int32) @ second.astype(np.int32), 0.0))
+    return cases
+
+
+@pytest.mark.parametrize("size", [*SIZES, *EMPTY, (33, 65, 2100), (70, 600, 64)], ids=str)
+def test_narrow_numbers_in_every_layout(size: tuple[int, int, int]) -> None:
+    for kernel, arguments, want, error in narrow_cases(np.random.default_rng(6), *size):
+        assert np.abs(np.asarray(kernel(*arguments), np.float64) - want).max(initial=0.0) <= error
+
+
+@pytest.mark.parametrize("stage", ["tile", "thread"])
+def test_a_matrix_unit_on_the_emulator(stage: str) -> None:
+    device = emulator_device(stage, parse_target("x86-64-amx"))
+    for size in ((1, 1, 1), (33, 35, 70), (4, 3, 0)):
+        for kernel, arguments, want, error in narrow_cases(np.random.default_rng(7), *size):
+            names = inspect.signature(kernel).parameters
+            found = kernel.runner.run(dict(zip(names, arguments, strict=True)), device)
+            assert np.abs(np.asarray(found, np.float64) - want).max(initial=0.0) <= error
+
+
+def test_a_matrix_unit_gives_the_bits_of_the_emulator() -> None:
+    if parse_target("cpu").name != "x86-64-amx":
+        pytest.skip("this CPU has no matrix unit")
+    rng = np.random.default_rng(8)
+    x, w = rng.standard_normal((40, 100)), rng.standard_normal((36, 100))
+    x[3, :50] = 1e-39
+    x[5, 7], w[4, 9], x[6, 8] = np.nan, np.inf, -np.inf
+    narrow = x.astype(ml_dtypes.bfloat16), w.astype(ml_dtypes.bfloat16)
+    device = emulator_device("thread", parse_target("x86-64-amx"))
+    wanted = layer_of_bf16.runner.run(dict(zip(("x", "w"), narrow, strict=True)), device)
+    np.testing.assert_array_equal(layer_of_bf16(*narrow), wanted)
+    assert np.isnan(np.asarray(wanted)[5]).all() and np.isfinite(np.asarray(wanted)[7, 5])
+
+
+@pytest.mark.parametrize("size", [(1, 1, 1, 1), (2, 3, 9, 64), (1, 5, 2, 130), (2, 1, 4, 17), (1, 4, 4, 0), (0, 3, 3, 4)], ids=str)
+@pytest.mark.parametrize("taps", [(3, 3), (1, 1), (2, 5), (0, 3)], ids=str)
+def test_windows_beside_vectors(size: tuple[int, int, int, int], taps: tuple[int, int]) -> None:
+    n, h, width, c = size
+    rng = np.random.default_rng(9)
+    x, w = rng.standard_normal(size).astype(np.float32), rng.standard_normal((*taps, c)).astype(np.float32)
+    padded = np.zeros((n, h + taps[0] + 1, width + taps[1] + 1, c))
+    padded[:, 1 : h + 1, 1 : width + 1] = x
+    want = np.zeros(size)
+    for r in range(taps[0]):
+        for s in range(taps[1]):
+            want += padded[:, r : r + h, s : s + width] * w[r, s].astype(np.float64)
+    close(depthwise_last(x, w), want, 9)
+    # Wherever the array lies.
+    memory = np.zeros(x.size + 3, np.float32)[3:].reshape(size)
+    memory[...] = x
+    np.testing.assert_array_equal(depthwise_last(memory, w), depthwise_last(x, w))
+    # What lies outside counts for nothing, whatever the weights are.
+    w[:] = np.inf
+    found = depthwise_last(np.ones_like(x), w)
+    assert not np.isnan(found).any()
+
+
 @pytest.mark.parametrize("stage", ["loop", "tile", "thread"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_on_the_emulator(target: str, stage: str) -> None:
@@ -305,3 +401,6 @@ def test_on_the_emulator(target: str, stage: str) -> None:
     rng = np.random.default_rng(5)
     x, w = rng.standard_normal((1, 2, 5, 9)).astype(np.float32), rng.standard_normal((3, 2, 3, 3)).astype(np.float32)
     close(run(convolution, x, w), conv_reference(x, w), 18)
+    last = run(depthwise_last, np.ascontiguousarray(x.transpose(0, 2, 3, 1)), np.ascontiguousarray(w[0].transpose(1, 2, 0)))
+    each = np.concatenate([conv_reference(x[:, q : q + 1], w[:1, q : q + 1]) for q in range(2)], axis=1)
+    close(last, each.transpose(0, 2, 3, 1), 9)

@@ -361,6 +361,11 @@ def neighbourhood(target: Target) -> Callable[[MatrixSchedule], list[MatrixSched
 
 
 def _steps(s: MatrixSchedule) -> Iterable[MatrixSchedule]:
+    if s.family == "amx":
+        yield replace(s, keep="a" if s.keep == "b" else "b")
+        for m, n, k in ((s.m * 2, s.n, s.k), (s.m // 2, s.n, s.k), (s.m, s.n * 2, s.k), (s.m, s.n // 2, s.k), (s.m, s.n, s.k * 2), (s.m, s.n, s.k // 2)):
+            yield replace(s, m=m // s.mr * s.mr, n=n // s.nr * s.nr, k=k)
+        return
     if s.family == "cpu":
         lanes = s.nr // max(1, s.vectors)
         for mr, vectors in ((s.mr - 2, s.vectors), (s.mr + 2, s.vectors), (s.mr, s.vectors + 1), (s.mr, s.vectors - 1), (s.mr // 2, s.vectors * 2)):
@@ -400,6 +405,8 @@ def _steps(s: MatrixSchedule) -> Iterable[MatrixSchedule]:
 
 def plausible(s: MatrixSchedule, target: Target) -> bool:
     """Whether a schedule may work at all: registers and shared memory suffice and the parts fit together."""
+    if s.family == "amx":
+        return min(s.m, s.n) >= s.mr and s.k >= 128
     if s.family == "cpu":
         # Sums, a row of the second factor and one broadcast value are in registers.
         registers = 32 if target.vector_bytes == 64 or target.name.startswith("aarch64") else 16

@@ -10,6 +10,7 @@ import platform
 import re
 from dataclasses import dataclass, replace
 
+from tilewright.base.amx import may_use_amx
 from tilewright.base.errors import UserError
 
 
@@ -128,6 +129,7 @@ NVPTX: dict[str, Target] = {
 }
 DEFAULT_NVPTX = "sm_90a"
 
+_MATRIX_UNIT = ("amx-tile", "amx-bf16", "amx-int8")
 _X86_LEVELS: tuple[tuple[str, int, str], ...] = (("avx512f", 64, "avx512"), ("avx2", 32, "avx2"), ("sse4.1", 16, "sse4.1"))
 
 
@@ -146,6 +148,8 @@ def host_cpu() -> Target:
             if features.get(feature):
                 level, width = name, bytes_
                 break
+        if level == "avx512" and all(features.get(name) for name in _MATRIX_UNIT) and may_use_amx():
+            level = "amx"
         base = "x86-64"
     elif machine in ("aarch64", "arm64"):
         base, level, width = "aarch64", "neon", 16
@@ -156,7 +160,7 @@ def host_cpu() -> Target:
     except AttributeError:
         cores = os.cpu_count() or 1
     text = features.flatten()
-    if level == "avx512":
+    if level in ("avx512", "amx"):
         # LLVM prefers 256-bit vectors on many AVX-512 chips; our kernels ask for what they need.
         text += ",-prefer-256-bit"
     return Target(
@@ -170,6 +174,7 @@ _CPU_PRESETS: dict[str, tuple[str, str, str, int]] = {
     "x86-64-sse4.1": ("x86_64-unknown-linux-gnu", "x86-64", "+sse4.1", 16),
     "x86-64-avx2": ("x86_64-unknown-linux-gnu", "haswell", "", 32),
     "x86-64-avx512": ("x86_64-unknown-linux-gnu", "skylake-avx512", "-prefer-256-bit", 64),
+    "x86-64-amx": ("x86_64-unknown-linux-gnu", "sapphirerapids", "-prefer-256-bit", 64),
     "aarch64-neon": ("aarch64-unknown-linux-gnu", "neoverse-n1", "", 16),
 }
 
@@ -190,8 +195,9 @@ def parse_target(name: str) -> Target:
     if name in _CPU_PRESETS:
         triple, cpu, features, width = _CPU_PRESETS[name]
         return Target(
-            name=name, kind="cpu", multiprocessors=2, vector_bytes=width, triple=triple, cpu=cpu, cpu_features=features
-        )
+            name=name, kind="cpu", multiprocessors=2, vector_bytes=width, triple=triple, cpu=cpu, cpu_features=features,
+            features=frozenset({"amx"} if name.endswith("-amx") else ()),
+        )  # fmt: skip
     raise UserError.at("TW021", f"unknown target '{name}'", help=f"choose one of {', '.join(names())}")
 
 

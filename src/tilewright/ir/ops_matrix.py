@@ -34,6 +34,14 @@ MOST_OFFSET = 255
 """How far from its base position a pixel is read, along h and along w."""
 
 
+PANEL = 32
+"""Rows and columns of the tile of sums a `panel_dot` adds to."""
+PANEL_STEP = 64
+"""Bytes along k of one of its steps."""
+PANEL_DTYPES = frozenset({(bf16, bf16, f32), *((a, b, i32) for a in (i8, u8) for b in (i8, u8))})
+"""Dtypes of the factors and the sums of a `panel_dot`."""
+
+
 def swizzled_place(place: int) -> int:
     """Where the byte with that linear place lies in a swizzled tile."""
     return place ^ ((place >> 3) & 0x70)
@@ -329,6 +337,20 @@ def _flag(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return ()
 
 
+def _panel_dot(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 8 or not all(isinstance(t, Tensor) for t in types[:3]) or not all(map(_is_index, types[3:7])) or types[7] != BOOL:
+        raise _fail("takes sums, rows and columns, a place in each, the number of steps, and whether the sums start at zero")
+    sums, rows, columns = (t for t in types[:3] if isinstance(t, Tensor))
+    second = attrs.get("second")
+    if sums.rank != 3 or rows.rank != 3 or columns.rank != 3 or not isinstance(second, DType):
+        raise _fail("takes tensors of rank 3, and `second`, the dtype of the second factor")
+    if (rows.dtype, second, sums.dtype) not in PANEL_DTYPES or columns.dtype is not u32:
+        raise _fail("sums products of bf16 in f32, or of i8 and u8 in i32; columns are words of u32")
+    if [s.constant for s in sums.shape[1:]] != [PANEL, PANEL] or rows.shape[1].constant != PANEL or columns.shape[2].constant != PANEL:
+        raise _fail(f"panels are {PANEL} wide")
+    return ()
+
+
 def _row(name: str, doc: str, rule: Rule, effect: str, group: str = "matrix") -> OpDef:
     return OpDef(name, doc, rule, frozenset({"thread"}), effect, group)
 
@@ -396,6 +418,12 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("ldmatrix", "`ldmatrix %t, %offset {count, trans}`: count 8x8 matrices of 16-bit elements from shared memory; lane l gives the place of "
          "row l % 8 of matrix l / 8, and gets elements 2 (l % 4) and the next of row l / 4 (with `trans`, of column l / 4).", _ldmatrix, "sync"),
     _row("stmatrix", "The reverse of `ldmatrix`.", _stmatrix, "sync"),
+    OpDef("panel_begin", "From here on this thread uses a CPU's matrix unit.", _nothing, frozenset({"tile", "thread"}), "sync", "matrix"),
+    OpDef("panel_end", "It no longer does.", _nothing, frozenset({"tile", "thread"}), "sync", "matrix"),
+    OpDef("panel_dot", "`panel_dot %sums, %rows, %columns, %where, %row, %panel, %steps, %first {second}`: add the product of panel `row` of rows, "
+          "[32, k], and panel `panel` of columns, [k / g, 32] in words of g neighbours along k, to tile `where` of sums, [32, 32]; to zero instead "
+          "if `first`. A step is 64 bytes along k. Of bf16, denormal factors and sums count as zero; of each step the sums over even and over "
+          "odd k are made first.", _panel_dot, frozenset({"tile", "thread"}), "write", "matrix"),
     _row("to_bits", "A vec of 32 bits as one u32, first element lowest.", _to_bits, "pure", "thread"),
     _row("from_bits", "A u32 as a vec of `dtype`.", _from_bits, "pure", "thread"),
 )  # fmt: skip

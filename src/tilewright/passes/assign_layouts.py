@@ -56,7 +56,7 @@ def assign_layouts(kernel: Kernel, schedule: Schedule | MatrixSchedule, target: 
 
 def matrix_layout(kernel: Kernel, schedule: MatrixSchedule) -> Accumulator | Blocked:
     """The layout of a contraction's results."""
-    if schedule.family == "cpu":
+    if schedule.family in ("cpu", "amx"):
         return Blocked((1, schedule.nr // schedule.vectors), (1, 1), (1, 1))
     product = next(op for op in walk(kernel.body) if op.opcode == "dot")
     size = dtype_of(product.operands[0].type).itemsize

@@ -14,14 +14,18 @@ from tilewright.analysis.ranges import Range
 from tilewright.base.dtypes import f32, f64, i32, i64, u32, u64
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Value, walk
+from tilewright.ir.ops_matrix import PANEL, PANEL_DTYPES, PANEL_STEP
 from tilewright.passes.lower_contraction_cpu import needed_ops
 from tilewright.passes.schedule_matrix import MatrixSchedule
 
 ACCUMULATORS = (f32, f64, i32, i64, u32, u64)
-DEPTH = 640
-"""How much of the sum is done at most before its results go back to memory, for elements of 4 bytes."""
+DEPTH, WINDOW_DEPTH = 512, 640
+"""How much of the sum is done at most before its results go back to memory, for elements of 4 bytes: in one matrix product, and in all else.
+64 channels under a window of 3 x 3 are 576."""
 KEPT_BYTES = 1 << 20
 """How much of one factor lies in the second-level cache at once."""
+UNIT_DEPTH = 1 << 11
+"""Bytes along the sum of a panel for the matrix unit: reading panels from the second-level cache costs less than adding to sums in the third."""
 SUM_BYTES = 9 << 19
 """How much of the result is kept between two stretches of the sum."""
 
@@ -40,7 +44,7 @@ def cpu_schedules(kernel: Kernel, found: Contraction, target: Target) -> tuple[M
     plain = not found.batch and len(found.m) == len(found.n) == 1
     rows, vectors = _register_tile(target, plain)
     nr = vectors * lanes
-    depth = DEPTH * 4 // max(4, dtype.itemsize)
+    depth = (DEPTH if plain else WINDOW_DEPTH) * 4 // max(4, dtype.itemsize)
     most = KEPT_BYTES // (depth * dtype.itemsize)
     # The pixels of a convolution, several indices, are many more than its channels.
     keep = "a" if len(found.n) > len(found.m) else "b"
@@ -50,7 +54,26 @@ def cpu_schedules(kernel: Kernel, found: Contraction, target: Target) -> tuple[M
     else:
         height = max(1, most // rows) * rows
         columns = max(1, SUM_BYTES // (height * dtype.itemsize * nr)) * nr
-    return (MatrixSchedule("cpu", height, columns, depth, mr=rows, nr=nr, vectors=vectors, keep=keep),)
+    plain_one = MatrixSchedule("cpu", height, columns, depth, mr=rows, nr=nr, vectors=vectors, keep=keep)
+    return (*_unit_schedules(found, target, keep), plain_one)
+
+
+def _unit_schedules(found: Contraction, target: Target, keep: str) -> tuple[MatrixSchedule, ...]:
+    """The schedule for the CPU's matrix unit, where it has one for these dtypes."""
+    if "amx" not in target.features or (found.a.dtype, found.b.dtype, found.accumulator) not in PANEL_DTYPES:
+        return ()
+    most = KEPT_BYTES // UNIT_DEPTH
+    other = max(1, SUM_BYTES // (most * 4 * PANEL)) * PANEL
+    height, columns = (other, most) if keep == "b" else (most, other)
+    depth = UNIT_DEPTH // found.a.dtype.itemsize
+    return (MatrixSchedule("amx", height, columns, depth, mr=PANEL, nr=PANEL, vectors=2, keep=keep),)
+
+
+def fits_unit(asked: MatrixSchedule, own: MatrixSchedule) -> bool:
+    """Whether the matrix unit can work by a schedule; `own` is one of the same contraction."""
+    step = own.k * PANEL_STEP // UNIT_DEPTH
+    panels = (asked.mr, asked.nr, asked.vectors) == (own.mr, own.nr, own.vectors)
+    return panels and min(asked.m, asked.n, asked.k) > 0 and asked.m % PANEL == asked.n % PANEL == asked.k % step == 0
 
 
 def _copyable(found: Contraction, factor: Factor, known: Mapping[Value, Range]) -> bool:
@@ -68,7 +91,7 @@ def _register_tile(target: Target, plain: bool) -> tuple[int, int]:
     """Rows, and registers along a row, with registers left for the operands. `plain`: one matrix product, likely a large one; in batches and
     convolutions extents such as 64 and 256 are common, of which 13 rows of two registers waste less."""
     if target.vector_bytes == 64:
-        return (9, 3) if plain else (13, 2)  # 32 registers
+        return (14, 2) if plain else (13, 2)  # 32 registers
     if target.name.startswith("aarch64"):
         return 8, 3  # 32 registers
     return 6, 2  # 16 registers

@@ -18,9 +18,9 @@ from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, Value, walk
-from tilewright.ir.ops_matrix import MATRIX_DTYPES, accumulator_dtype
+from tilewright.ir.ops_matrix import MATRIX_DTYPES, PANEL, PANEL_STEP, accumulator_dtype
 from tilewright.ir.types import Tensor, dtype_of
-from tilewright.passes.choose_contraction_cpu import cpu_schedules
+from tilewright.passes.choose_contraction_cpu import cpu_schedules, fits_unit
 from tilewright.passes.choose_mma import mma_schedules
 from tilewright.passes.epilogue_work import finishing_work
 from tilewright.passes.repack import packable
@@ -108,7 +108,12 @@ def forced(text: str, found: tuple[MatrixSchedule, ...], kernel: Kernel) -> Matr
             "stream also without turns, parts and sum_cluster, and persistent",
         )  # fmt: skip
     if asked.family != "wgmma":
-        return asked if asked.family == "cpu" else replace(asked, inner=alike[0].inner)
+        if asked.family == "amx" and not fits_unit(asked, alike[0]):
+            raise UserError.at(
+                "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
+                f"for the matrix unit mr and nr are {PANEL}, vectors is 2, m and n are multiples of them, and k of {PANEL_STEP} bytes",
+            )  # fmt: skip
+        return asked if asked.family in ("cpu", "amx") else replace(asked, inner=alike[0].inner)
     computed = asked.a_copy == "registers"
     like = next((s for s in alike if s.swap == asked.swap and (s.a_copy == "registers") == computed), None)
     if like is None and computed:

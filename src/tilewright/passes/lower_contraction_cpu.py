@@ -21,6 +21,7 @@ from types import MappingProxyType
 from tilewright.analysis.affine import address
 from tilewright.analysis.contraction import Contraction, Factor, find_contraction
 from tilewright.analysis.ranges import surely_not_negative
+from tilewright.base.dtypes import DType, i64
 from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, maximum, minimum, product
 from tilewright.base.target import Target
@@ -34,6 +35,8 @@ from tilewright.passes.schedule_matrix import MatrixSchedule
 
 SHORT = 6
 """Ops of an epilogue that is written out for a whole tile of registers; a longer one is a loop over its rows."""
+AHEAD = 8
+"""Steps of the innermost loop from when a row of columns is fetched to its use."""
 LINE = 64
 """Bytes of a cache line."""
 
@@ -43,7 +46,7 @@ def lower_contraction_cpu(kernel: Kernel, schedule: MatrixSchedule, target: Targ
     found = find_contraction(kernel)
     if found is None:
         raise CompilerBug.at("TW040", f"{kernel.name} is not a contraction", kernel.span)
-    return _Lowering(kernel, found, schedule, target).run_contraction()
+    return PanelLowering(kernel, found, schedule, target).run_contraction()
 
 
 def needed_ops(found: Contraction, values: Sequence[Value]) -> tuple[Op, ...] | None:
@@ -68,6 +71,8 @@ class Side:
 
     def __init__(self, found: Contraction, factor: Factor, positions: Sequence[int], k: Sequence[int]) -> None:
         self.factor, self.positions = factor, positions
+        self.dtype = found.accumulator
+        """Of the copies."""
         self.indices = tuple(found.indices[p] for p in positions)
         self.extents = tuple(found.extents[p] for p in positions)
         wanted = [factor.value] if factor.guard is None else [factor.value, factor.guard]
@@ -82,8 +87,8 @@ class Side:
         self.idle: tuple[Value, ...] = ()
         """Indices that are zero while copying."""
         self._run_rows_together(found)
-        self.along_side = self._walks(found, self.indices[-1])
-        self.along_k = not self.along_side and self._walks(found, found.k[k[-1]])
+        self.along_side = self.walks(found, self.indices[-1])
+        self.along_k = not self.along_side and self.walks(found, found.k[k[-1]])
 
     def _run_rows_together(self, found: Contraction) -> None:
         """Where rows of an array follow one another, with a gap at the end of each (`x[w * i + j]`), number the gaps as well: copies are
@@ -103,13 +108,13 @@ class Side:
         self.copied, self.copied_extents = (*self.indices[:-2], inner), (*self.extents[:-2], self.extents[-2] * width)
         self.idle = (outer,)
 
-    def _walks(self, found: Contraction, index: Value) -> bool:
+    def walks(self, found: Contraction, index: Value) -> bool:
         """Whether memory is read one element after the other along this index."""
         loads = [op for op in self.ops if op.opcode == "load"]
         return any(address(op, found.forms).factor(index) == ONE for op in loads)
 
 
-class _Lowering(LoopLowering):
+class PanelLowering(LoopLowering):
     """Bodies are lowered as for loops, over tiles of rank 2."""
 
     def __init__(self, kernel: Kernel, found: Contraction, schedule: MatrixSchedule, target: Target) -> None:
@@ -117,12 +122,16 @@ class _Lowering(LoopLowering):
         self.found, self.matrix = found, schedule
         self.rank = 2
         self.dtype = found.accumulator
+        self.step = 1
+        """Stretches of the sum are multiples of this."""
         self.lanes = schedule.nr // schedule.vectors
         self.k_order = _order(found, range(len(found.k)), [found.a, found.b])
         self.a = Side(found, found.a, _order(found, found.m, [found.a]), self.k_order)
         self.b = Side(found, found.b, _order(found, found.n, [found.b], stores=True), self.k_order)
         self.k_extents = tuple(found.reduce_extents[p] for p in self.k_order)
         self.k_indices = tuple(found.k[p] for p in self.k_order)
+        self.direct = self._direct()
+        """Which indices of the second factor's load change along the sum, where panels of it are read without a copy."""
 
     # -- the whole kernel ---------------------------------------------------------------------------------------
 
@@ -175,30 +184,28 @@ class _Lowering(LoopLowering):
     def _block(self, b: Builder, env: dict[Value, Value], down: tuple[Value, Value], across: tuple[Value, Value]) -> None:
         s, total = self.matrix, product(self.k_extents)
         whole_a = s.keep == "a"
-        one_panel = (s.mr, s.k + self.lanes) if not self.a.along_side else (s.k, _up(s.mr, self.lanes))
-        self.rows = self._local(b, "rows", (s.m // s.mr if whole_a else 1, *one_panel))
-        # The extra row keeps panels from falling on the same places of the cache.
-        self.columns = self._local(b, "columns", (1 if whole_a else s.n // s.nr, s.k + 1, s.nr))
-        tiles = (s.m // s.mr) * (s.n // s.nr)
         known = total.constant
         once = known is not None and known <= s.k
-        self.sums = self._local(b, "sums", (1 if once else tiles, s.mr, s.nr))
+        self._allocate(b, whole_a)
+        tiles = (s.m // s.mr) * (s.n // s.nr)
+        self.sums = self._local(b, "sums", (1 if once else tiles, s.mr, s.nr), self.dtype)
         zero, one, length = b.index(0), b.index(1), b.index(total)
         # Stretches of one length, none of them much shorter than the others.
-        depth = b.index(maximum(ONE, ceildiv(total, maximum(ONE, ceildiv(total, Size.of(s.k))))))
+        even = ceildiv(total, maximum(ONE, ceildiv(total, Size.of(s.k))))
+        depth = b.index(maximum(ONE, ceildiv(even, Size.of(self.step)) * self.step))
         panels = b.op("floordiv", b.add(b.sub(across[1], across[0]), b.index(s.nr - 1)), b.index(s.nr))
 
         panels_down = b.op("floordiv", b.add(b.sub(down[1], down[0]), b.index(s.mr - 1)), b.index(s.mr))
 
-        def tile(at: Builder, start: Value, count: Value, row: Value, column: Value) -> None:
+        def tile(at: Builder, start: Value, count: Value, row: Value, column: Value, direct: bool) -> None:
             top, left = at.add(down[0], at.mul(row, at.index(s.mr))), at.add(across[0], at.mul(column, at.index(s.nr)))
             place = at.add(at.mul(row, panels), column)
             where = zero if once else at.select(at.op("le", length, at.index(s.k)), zero, place)
             if not whole_a:
                 self._prefetch_rows(at, env, (at.add(top, at.index(s.mr)), down[1]), start, column)
-            sums = self._multiply(at, where, row if whole_a else zero, zero if whole_a else column, start, count)
             last = at.op("ge", at.add(start, depth), length)
-            self._keep_or_finish(at, env, sums, where, last, (top, down[1]), (left, across[1]))
+            panels_at = (row if whole_a else zero, left if direct else zero if whole_a else column)
+            self._one_tile(at, env, where, panels_at, (start, count), last, (top, down[1]), (left, across[1]), direct)
 
         def stretch(at: Builder, start: Value) -> list[Value]:
             count = at.op("min", at.sub(length, start), depth)
@@ -215,32 +222,63 @@ class _Lowering(LoopLowering):
             outer, inside = (panels, panels_down) if whole_a else (panels_down, panels)
             kept, passing = (copy_row, copy_column) if whole_a else (copy_column, copy_row)
 
-            def panel(inner: Builder, number: Value) -> list[Value]:
-                passing(inner, number)
+            def panel(inner: Builder, number: Value, direct: bool = False) -> list[Value]:
+                if not direct:
+                    passing(inner, number)
 
                 def one_tile(deep: Builder, other: Value) -> list[Value]:
-                    tile(deep, start, count, *((other, number) if whole_a else (number, other)))
+                    tile(deep, start, count, *((other, number) if whole_a else (number, other)), direct)
                     return []
 
                 inner.for_(zero, inside, one, [], one_tile, name="panel")
                 return []
 
+            def either(inner: Builder, number: Value) -> list[Value]:
+                left = inner.add(across[0], inner.mul(number, inner.index(s.nr)))
+                fits = self._in_one_run(inner, left, across[1])
+                inner.if_(fits, lambda deep: panel(deep, number, True), lambda deep: panel(deep, number))
+                return []
+
+            if self.direct:
+                self._note_places(at, env, start, count)
             at.for_(zero, inside, one, [], kept, name="panel")
-            at.for_(zero, outer, one, [], panel, name="panel")
+            at.for_(zero, outer, one, [], either if self.direct else panel, name="panel")
             return []
 
         # A sum of nothing still has its results written.
         b.for_(zero, b.op("max", length, one), depth, [], stretch, name="start")
 
-    def _local(self, b: Builder, name: str, shape: tuple[int, ...]) -> Value:
-        return b.op("alloc", dtype=self.dtype, shape=shape, space="local", align=64, name=name)
+    def _allocate(self, b: Builder, whole_a: bool) -> None:
+        """Room for the copies of both factors."""
+        s = self.matrix
+        one_panel = (s.mr, s.k + self.lanes) if not self.a.along_side else (s.k, _up(s.mr, self.lanes))
+        self.rows = self._local(b, "rows", (s.m // s.mr if whole_a else 1, *one_panel), self.a.dtype)
+        # The extra row keeps panels from falling on the same places of the cache.
+        self.columns = self._local(b, "columns", (1 if whole_a else s.n // s.nr, s.k + 1, s.nr), self.b.dtype)
+        if self.direct:
+            self.places = self._local(b, "places", (len(self.direct), s.k), i64)
+
+    def _local(self, b: Builder, name: str, shape: tuple[int, ...], dtype: DType) -> Value:
+        return b.op("alloc", dtype=dtype, shape=shape, space="local", align=64, name=name)
+
+    def _one_tile(
+        self, b: Builder, env: dict[Value, Value], where: Value, panels: tuple[Value, Value], stretch: tuple[Value, Value], last: Value,
+        down: tuple[Value, Value], across: tuple[Value, Value], direct: bool,
+    ) -> None:  # fmt: skip
+        """Add a stretch of the sum to the tile of sums at `where`; after the last one, do the rest of the kernel on it. `direct`: the second
+        factor is read where it lies, from column `panels[1]` on."""
+        sums = self._multiply(b, env, where, *panels, *stretch, direct)
+        self._keep_or_finish(b, env, sums, where, last, down, across)
 
     # -- the innermost loop -------------------------------------------------------------------------------------
 
-    def _multiply(self, b: Builder, where: Value, row: Value, panel: Value, start: Value, count: Value) -> list[Value]:
+    def _multiply(
+        self, b: Builder, env: dict[Value, Value], where: Value, row: Value, panel: Value, start: Value, count: Value, direct: bool
+    ) -> list[Value]:
         """The sums of a tile up to the end of this stretch, row by row: in this order code generators keep them in registers."""
         s, zero = self.matrix, b.index(0)
         across = self.index_tile(b, zero, 1, s.nr)
+        read = self._reader(b, env, panel) if direct else None
         nothing = b.op("broadcast", b.const(0, self.dtype), shape=(1, s.nr))
 
         def ahead(inner: Builder) -> list[Value]:
@@ -254,7 +292,11 @@ class _Lowering(LoopLowering):
         b.if_(first, lambda inner: [], ahead)
 
         def step(inner: Builder, k: Value, *sums: Value) -> list[Value]:
-            c = inner.op("load", self.columns, panel, k, across)
+            c = read(inner, k) if read else inner.op("load", self.columns, panel, k, across)
+            if not read and self.target.vector_bytes == LINE:
+                # A step needs whole lines, more than the hardware brings on its own in time.
+                for column in range(0, s.nr, LINE // self.dtype.itemsize):
+                    inner.multi("prefetch", self.columns, panel, inner.add(k, inner.index(AHEAD)), inner.index(column))
             following: list[Value] = []
             for number, acc in enumerate(sums):
                 place = inner.index(number)
@@ -270,6 +312,67 @@ class _Lowering(LoopLowering):
             ]
 
         return list(b.if_(first, lambda inner: done, more))
+
+    # -- columns read where they lie ------------------------------------------------------------------------------
+
+    def _direct(self) -> tuple[int, ...]:
+        """A factor that is copied panel by panel, each for a few tiles only, needs no copy where its columns lie side by side as they are."""
+        side, load = self.b, self.b.factor.load
+        if self.matrix.keep != "a" or load is None or side.factor.guard is not None or not side.along_side:
+            return ()
+        forms = self.found.access(side.factor)
+        own = [form.factor(side.copied[-1]) for form in forms]
+        indices = {*self.found.indices, *self.k_indices}
+        if dtype_of(load.operands[0].type) is not self.dtype or sorted(map(str, own)) != [*["0"] * (len(own) - 1), "1"]:
+            return ()
+        if not all(value in indices for form in forms for value in form.values):
+            return ()
+        return tuple(p for p, form in enumerate(forms) if any(k in form.values for k in self.k_indices))
+
+    def _load_indices(self, b: Builder, env: dict[Value, Value], k: dict[Value, Value], columns: dict[Value, Value]) -> list[Value]:
+        load = self.b.factor.load
+        assert load is not None
+        zero = b.index(0)
+        local = {**env, **dict.fromkeys((*self.k_indices, *self.b.indices), zero), **k, **columns}
+        self.ops(b, [op for op in self.b.ops if op is not load], local, [])
+        return [local[v] for v in load.operands[1:]]
+
+    def _note_places(self, b: Builder, env: dict[Value, Value], start: Value, count: Value) -> None:
+        """Write down where each step of the sum is read, as seen from column 0."""
+
+        def each(at: Builder, k: Value, found: dict[Value, Value]) -> None:
+            indices = self._load_indices(at, env, found, {})
+            for number, position in enumerate(self.direct):
+                at.multi("store", self.places, at.index(number), k, indices[position])
+
+        self._k_loop(b, start, count, each)
+
+    def _in_one_run(self, b: Builder, left: Value, end: Value) -> Value:
+        """Whether the panel from column `left` on lies side by side."""
+        side, nr = self.b, b.index(self.matrix.nr)
+        inside = b.op("le", b.add(left, nr), end)
+        digit = self._apart(b, left, side.copied_extents)[-1]
+        return b.logical_and(inside, b.op("le", b.add(digit, nr), b.index(side.copied_extents[-1])))
+
+    def _reader(self, b: Builder, env: dict[Value, Value], left: Value) -> Callable[[Builder, Value], Value]:
+        """`read(builder, k)` gives a row of the panel from column `left` on."""
+        side, load = self.b, self.b.factor.load
+        assert load is not None
+        digits = dict(zip(side.copied, self._apart(b, left, side.copied_extents), strict=True))
+        here, origin = self._load_indices(b, env, {}, digits), self._load_indices(b, env, {}, {})
+        along = next(p for p, form in enumerate(self.found.access(side.factor)) if form.factor(side.copied[-1]) == ONE)
+
+        def read(at: Builder, k: Value) -> Value:
+            indices: list[Value] = []
+            for position, (index, first) in enumerate(zip(here, origin, strict=True)):
+                if position in self.direct:
+                    place = at.op("load", self.places, at.index(self.direct.index(position)), k)
+                    index = at.add(at.sub(index, first), place)
+                indices.append(index)
+            indices[along] = self.index_tile(at, indices[along], 1, self.matrix.nr)
+            return at.op("load", load.operands[0], *indices)
+
+        return read
 
     def _prefetch_rows(
         self, b: Builder, env: dict[Value, Value], rows: tuple[Value, Value], start: Value, number: Value
@@ -306,7 +409,7 @@ class _Lowering(LoopLowering):
             self.ops(b, before, local, [])
             conditions.append(Condition(local[guard], edge=False))
         self.ops(b, [op for op in side.ops if op.results[0] not in local], local, conditions)
-        value = b.cast(local[side.factor.value], self.dtype)
+        value = b.cast(local[side.factor.value], side.dtype)
         if guard is None:
             return value
         shape = join(shape_of(value), shape_of(local[guard]))
@@ -339,7 +442,7 @@ class _Lowering(LoopLowering):
             return
 
         def blank(inner: Builder, k: Value) -> list[Value]:
-            nothing = inner.op("broadcast", inner.const(0, self.dtype), shape=(1, s.nr))
+            nothing = inner.op("broadcast", inner.const(0, side.dtype), shape=(1, s.nr))
             return list(inner.multi("store", self.columns, panel, k, self.index_tile(inner, zero, 1, s.nr), nothing))
 
         partly = b.op("lt", b.sub(end, first), b.index(s.nr))
@@ -382,16 +485,21 @@ class _Lowering(LoopLowering):
 
         def step(inner: Builder, k: Value, *digits: Value) -> list[Value]:
             body(inner, k, dict(zip(self.k_indices, digits, strict=True)))
-            following: list[Value] = []
-            carry = one
-            for position in reversed(range(len(digits))):
-                raised = inner.add(digits[position], carry)
-                full = inner.op("eq", raised, inner.index(self.k_extents[position]))
-                following.insert(0, inner.select(full, zero, raised) if position else raised)
-                carry = inner.select(full, one, zero)
-            return following
+            return self._count_up(inner, digits)
 
         b.for_(zero, count, one, self._apart(b, start, self.k_extents), step, name="k")
+
+    def _count_up(self, b: Builder, digits: Sequence[Value]) -> list[Value]:
+        """The indices of the next step of the sum."""
+        following: list[Value] = []
+        zero, one = b.index(0), b.index(1)
+        carry = one
+        for position in reversed(range(len(digits))):
+            raised = b.add(digits[position], carry)
+            full = b.op("eq", raised, b.index(self.k_extents[position]))
+            following.insert(0, b.select(full, zero, raised) if position else raised)
+            carry = b.select(full, one, zero)
+        return following
 
     def _segments(
         self, b: Builder, extents: Sequence[Size], limit: Size, low: Value, high: Value,
@@ -462,7 +570,7 @@ class _Lowering(LoopLowering):
                 return [self.widen(inner, value, (1, width)) if width > 1 else value]
 
             def outside(inner: Builder) -> list[Value]:
-                nothing = inner.const(0, self.dtype)
+                nothing = inner.const(0, side.dtype)
                 return [inner.op("broadcast", nothing, shape=(1, width)) if width > 1 else nothing]
 
             (value,) = at.if_(at.op("lt", number, end), there, outside)
@@ -494,7 +602,7 @@ class _Lowering(LoopLowering):
                 self._bind(inner, local, side.indices, side.extents, number)
                 return [self._value(inner, side, local)]
 
-            (value,) = at.if_(at.op("lt", number, end), there, lambda inner: [inner.const(0, self.dtype)])
+            (value,) = at.if_(at.op("lt", number, end), there, lambda inner: [inner.const(0, side.dtype)])
             put(at, c, value)
             return []
 
@@ -541,7 +649,7 @@ class _Lowering(LoopLowering):
                 return []
 
             def outside(inner: Builder) -> list[Value]:
-                inner.for_(zero, count, one, [], lambda deep, k: deep.multi("store", self.rows, panel, row, k, deep.const(0, self.dtype)))
+                inner.for_(zero, count, one, [], lambda deep, k: deep.multi("store", self.rows, panel, row, k, deep.const(0, side.dtype)))
                 return []
 
             at.if_(at.op("lt", number, bottom), there, outside)

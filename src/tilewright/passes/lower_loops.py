@@ -165,7 +165,25 @@ class LoopLowering:
         steps = [1] * len(self.schedule.tiles)
         if axis >= 0 and self.tiled:
             steps[axis] = self.schedule.chunk
+        turned, turns = self.schedule.turned, self.schedule.turns
+        if turns > 1:
+            steps[turned] = turns
         blocks, starts = self._block_indices(b, steps)
+        if turns == 1:
+            self._cpu_row(b, env, starts)
+            return blocks
+
+        def row(inner: Builder, number: Value) -> list[Value]:
+            self._cpu_row(inner, env, [number if p == turned else s for p, s in enumerate(starts)])
+            return []
+
+        end = b.op("min", b.add(starts[turned], b.index(turns)), b.index(self.nest.extents[turned]))
+        b.for_(starts[turned], end, b.index(1), [], row, name="row")
+        return blocks
+
+    def _cpu_row(self, b: Builder, env: dict[Value, Value], starts: Sequence[Value]) -> None:
+        """One block, or one of its turns: what lies along the vector axis from `starts` on."""
+        axis = self.schedule.vector_index
 
         def body(inner: Builder, index: Value | None) -> list[Value]:
             local = dict(env)
@@ -176,19 +194,18 @@ class LoopLowering:
 
         if not self.tiled:
             body(b, None)
-            return blocks
+            return
         tile = self.schedule.tiles[axis]
         low = starts[axis]
         high = b.op("min", b.add(low, b.index(self.schedule.chunk)), b.index(self.nest.extents[axis]))
         if self.schedule.repeat:
             self._repeating(b, low, high, (tile, self.schedule.vector), body)
-            return blocks
+            return
         first = dict(env) | {arg: starts[p] for p, arg in enumerate(self.region.args)}
         head = self._head(b, self.region.ops, first, self.region.args[axis])
         self._strips(
             b, low, high, tile, head, [], [], lambda inner, k: body(inner, self.index_tile(inner, k, 0, tile)), body
         )
-        return blocks
 
     def _repeating(self, b: Builder, low: Value, high: Value, widths: Sequence[int], body: Callable[..., list[Value]]) -> None:
         """Walk low..high in vectors of the widest kind that fits; the last one ends where the row does and repeats a few elements."""

@@ -50,7 +50,7 @@ def _fits(schedule: MatrixSchedule, metadata: KernelMetadata) -> bool:
     given = [number for _, number in metadata.hints.tile]
     names = {name: number for name, number in metadata.hints.tile if not name.isdigit()}
     own = {"m": schedule.m, "n": schedule.n, "k": schedule.k}
-    if names and any(own[name] != number for name, number in names.items() if name in own):
+    if any(own.get(name) != number for name, number in names.items()):
         return False
     if given and not names and given != [schedule.m, schedule.n, schedule.k][: len(given)]:
         return False

@@ -2,13 +2,13 @@
 
     program fuse                                                   kernels joined, arrays between them gone
     loop    simplify · collapse · stabilise · contract · narrow      what to compute, merged and shared
-    program pad_windows · repack · split_reductions · stream_sums  kernels added before or after
+    program clip_windows · pad_windows · repack · split_reductions · stream_sums      kernels added before or after
     loop    choose (schedule) · lower_loops                        -> tile
     tile    simplify · assign_layouts · lower_tiles                -> thread (window_sums and lower_windows where windows overlap)
     thread  simplify · expand_math · expand_casts · simplify
 
 Contractions are planned before programs are cut (`plan_contractions`) and have lowerings of their own: lower_contraction, then lower_wgmma or
-lower_mma; on a CPU lower_contraction_cpu.
+lower_mma; on a CPU lower_contraction_cpu or lower_contraction_amx.
 
 After every pass the kernel is verified; a failure names the pass. With a `Trace` each pass is timed and its output kept.
 """
@@ -30,12 +30,14 @@ from tilewright.ir.text import print_kernel, print_program
 from tilewright.ir.verify import verify_kernel
 from tilewright.passes.assign_layouts import assign_layouts
 from tilewright.passes.choose_matrix import forced, matrix_schedules
+from tilewright.passes.clip_windows import clip_windows
 from tilewright.passes.collapse import collapse
 from tilewright.passes.contract import contract
 from tilewright.passes.expand_casts import expand_casts
 from tilewright.passes.expand_math import expand_math
 from tilewright.passes.fuse import FusionReport, fuse
 from tilewright.passes.lower_contraction import lower_contraction
+from tilewright.passes.lower_contraction_amx import lower_contraction_amx
 from tilewright.passes.lower_contraction_cpu import lower_contraction_cpu
 from tilewright.passes.lower_loops import lower_loops
 from tilewright.passes.lower_mma import lower_mma
@@ -150,7 +152,7 @@ def plan_contractions(
             plans.append(row_schedule(call.kernel, target, sizes))
         elif given:
             plans.append(forced(given, found, call.kernel))
-        elif metadata is not None and target.is_gpu:
+        elif metadata is not None:
             plans.append(preferred(found, metadata, target, call.kernel.span))
         else:
             plans.append(found[0])
@@ -173,6 +175,7 @@ def lower_planned(
     program: Program, plan: Plans, target: Target, hints: Mapping[str, int], trace: Trace
 ) -> Stages:
     """From the prepared loop stage to the thread stage."""
+    program = _clip(program, plan, target, trace)
     start = time.perf_counter()
     program, plan = pad_windows(program, plan, target)
     trace.record("pad_windows", time.perf_counter() - start, lambda: print_program(program))
@@ -194,7 +197,9 @@ def lower_planned(
 
     def to_tile(kernel: Kernel) -> Kernel:
         schedule = next(chosen)
-        if isinstance(schedule, MatrixSchedule) and not target.is_gpu:
+        if isinstance(schedule, MatrixSchedule) and schedule.family == "amx":
+            kernel = run_pass("lower_contraction_amx", kernel, lambda k: lower_contraction_amx(k, schedule, target), trace)
+        elif isinstance(schedule, MatrixSchedule) and not target.is_gpu:
             kernel = run_pass("lower_contraction_cpu", kernel, lambda k: lower_contraction_cpu(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule):
             kernel = run_pass("lower_contraction", kernel, lambda k: lower_contraction(k, schedule, target), trace)
@@ -225,6 +230,12 @@ def lower_planned(
 
     tile = _map_kernels(loop, to_tile)
     return Stages(loop, tile, _map_kernels(tile, to_thread), tuple(schedules))
+
+
+def _clip(program: Program, plan: Plans, target: Target, trace: Trace) -> Program:
+    """Sums of a CPU's plain loops, cut where they would read outside."""
+    own = iter(plan)
+    return _map_kernels(program, lambda k: run_pass("clip_windows", k, lambda k: clip_windows(k, target), trace) if next(own) is None else k)
 
 
 def _map_kernels(program: Program, function: Callable[[Kernel], Kernel]) -> Program:

@@ -50,6 +50,9 @@ class Schedule:
     """GPU: a step along the reduction holds all of it, so that a row is read once and stays in registers."""
     cluster: int = 1
     """GPU: blocks that share a row, meeting in each other's shared memory."""
+    turned: int = -1
+    turns: int = 1
+    """CPU: a block does `turns` neighbours along the parallel index `turned`, one after the other; short rows are not worth a block each."""
     block_search: int = 0
     """CPU: argmin/argmax look for the extreme value in runs of this many elements and for its place only when it wins."""
 
@@ -146,7 +149,7 @@ def _power_of_two(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
-def _vector_index(nest: Nest) -> int:
+def vector_index(nest: Nest) -> int:
     """The parallel index with most stride-one traffic, the innermost on ties; -1 when no access has stride one."""
     best = -1
     for position, weight in enumerate(nest.stride_one):
@@ -164,6 +167,8 @@ def _compute_bytes(kernel: Kernel) -> int:
 
 CPU_CHUNK = 65536
 """Elements of one unit of work for the thread pool."""
+CPU_TURNS = 16
+"""Rows of one unit of work where each is short and a sum over a window."""
 CPU_COLUMNS = 4096
 """Results of one unit of work where each is a reduction across rows."""
 
@@ -179,22 +184,30 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
         arg = any(str(op.attrs["kind"]).startswith("arg") for op in nest.reductions)
         width = lanes * (8 if heavy < 8 else 4)
         return Schedule((1,) * rank, width, width, vector_on_reduction=True, block_search=2048 if arg else 0)
-    axis = _vector_index(nest)
+    axis = vector_index(nest)
     if axis < 0:
         return Schedule((1,) * rank)
     chunk = CPU_CHUNK if not nest.reductions else CPU_COLUMNS
-    if window and _can_repeat(kernel):
-        # Rows of images are short: a step of two registers, then of one.
-        tiles = tuple(lanes * 2 if position == axis else 1 for position in range(rank))
-        return Schedule(tiles, 1, lanes, vector_index=axis, chunk=chunk, repeat=True)
+    if (window or _slides(kernel, nest, beside=True)) and _can_repeat(kernel):
+        # Rows of images are short: a step of two registers, then of one; so are their channels. A block does several of them.
+        tiles = tuple(lanes * (2 if window else 4) if position == axis else 1 for position in range(rank))
+        turned = next((p for p in reversed(range(rank)) if p != axis), -1)
+        return Schedule(tiles, 1, lanes, vector_index=axis, chunk=chunk, repeat=True, turned=turned, turns=CPU_TURNS if turned >= 0 else 1)
     tiles = tuple(lanes * unroll if position == axis else 1 for position in range(rank))
     return Schedule(tiles, 1, lanes * unroll, vector_index=axis, chunk=chunk)
 
 
-def _slides(kernel: Kernel, nest: Nest) -> bool:
-    """Whether a reduction walks a window of an array that its results walk too: `x[j + s]`. Such windows are short."""
+def _slides(kernel: Kernel, nest: Nest, beside: bool = False) -> bool:
+    """Whether a reduction walks a window of an array that its results walk too: `x[j + s]`. Such windows are short. `beside`: not only where
+    memory is walked one element after the other, but along any axis."""
     forms = analyse(kernel)
     inner = [op.regions[0].args[-1] for op in nest.reductions if op.operands]
+    if beside:
+        sums = {k for op in nest.reductions for k in op.regions[0].args}
+        own = set(nest.parallel.regions[0].args)
+        loads = [op for op in walk(nest.parallel.regions[0]) if op.opcode == "load"]
+        subscripts = [set(forms[v].values) for op in loads for v in op.operands[1:] if v in forms]
+        return any(used & sums and used & own for used in subscripts)
     for op in walk(nest.parallel.regions[0]):
         if op.opcode == "load":
             form = address(op, forms)
@@ -217,7 +230,7 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     vector = max(1, min(8, target.vector_bytes // nest.narrowest))
     if not nest.reductions and not nest.sweeps:
         return _gpu_map(nest, rank, vector, hints)
-    if rank and not nest.sweeps and _hint(nest.reduce_extent, hints) <= FEW_TERMS and _vector_index(nest) >= 0:
+    if rank and not nest.sweeps and _hint(nest.reduce_extent, hints) <= FEW_TERMS and vector_index(nest) >= 0:
         # Every thread adds up its few terms itself. Where the terms are neighbours too (a window that slides along memory), vectors would
         # not be aligned.
         return _gpu_map(nest, rank, 1 if nest.reduce_stride_one else vector, hints, vectors=1)
@@ -233,7 +246,7 @@ FEW_TERMS = 32
 def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], vectors: int = 2) -> Schedule:
     # Two vectors a thread in flight; measured best or within noise of it on an H200 for one to three streams.
     threads = 128 if nest.widest >= 4 else 256
-    axis = _vector_index(nest)
+    axis = vector_index(nest)
     if axis < 0:
         axis, vector = rank - 1, 1
     per_block = threads * vector * vectors
@@ -333,7 +346,7 @@ def _walks_rows(kernel: Kernel, nest: Nest) -> bool:
 
 def _gpu_columns(nest: Nest, rank: int, vector: int, hints: Mapping[str, int]) -> Schedule:
     """The reduction crosses rows: lanes along the kept index, warps down the rows, meeting in shared memory."""
-    axis = _vector_index(nest)
+    axis = vector_index(nest)
     if axis < 0:
         axis, vector = rank - 1, 1
     if rank == 0:

@@ -17,7 +17,8 @@ class MatrixSchedule:
     """One way to compute a contraction."""
 
     family: str
-    """`wgmma` (Hopper's warp-group instructions), `mma` (warp instructions), `fma` (ordinary arithmetic on a GPU), `cpu`."""
+    """`wgmma` (Hopper's warp-group instructions), `mma` (warp instructions), `fma` (ordinary arithmetic on a GPU), `amx` (a CPU's
+    matrix unit), `cpu`."""
     m: int
     n: int
     k: int

@@ -27,7 +27,7 @@ from tilewright.runtime import cpu_pool
 from tilewright.runtime.objects import ObjectCode, bind_symbol
 
 _METH_FASTCALL_KEYWORDS = 0x80 | 0x02
-_LEVELS = ("scalar", "sse4.1", "avx2", "avx512")
+_LEVELS = ("scalar", "sse4.1", "avx2", "avx512", "amx")
 
 # The part of Python's C API that entry stubs call. Bound by address, since not every Python exports them to the process.
 _PYTHON_FUNCTIONS = (

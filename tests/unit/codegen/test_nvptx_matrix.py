@@ -273,7 +273,7 @@ def test_cluster_and_warp_roles() -> None:
     assert [".multicast::cluster" in line for line in loads] == [True, False]
     (sending,) = lines_with(ptx, "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes")
     assert sending.count("mapa.shared::cluster") == 2
-    assert len(lines_with(ptx, "mapa")) == 2
+    assert len(lines_with(ptx, "mapa")) == 3
     (remote,) = lines_with(ptx, "shared::cluster.b64")
     assert "mbarrier.arrive" in remote
     # An arrival of the cluster's scope would cost a fence of the whole GPU.

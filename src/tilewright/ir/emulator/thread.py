@@ -28,6 +28,7 @@ from tilewright.ir.emulator.machine import Barrier, Fork, Machine, Pause, Result
 from tilewright.ir.emulator.matrix import Matrix
 from tilewright.ir.emulator.memory import Memory, fault
 from tilewright.ir.emulator.order import FENCED, KNOWN, Clocks, History
+from tilewright.ir.emulator.panels import Panels
 from tilewright.ir.emulator.races import Races, clashes
 from tilewright.ir.nodes import Kernel, Op, walk
 from tilewright.ir.types import Tensor, dtype_of
@@ -156,6 +157,7 @@ class ThreadMachine(Machine):
         self.barrier_units = Barriers(self)
         self.copy_units = Copies(self)
         Matrix(self)
+        Panels(self)
 
     def start(self, apart: bool) -> Steps:
         """The kernel from its start to its end; `apart`: each warp on its own from the start."""

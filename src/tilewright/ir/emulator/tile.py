@@ -16,6 +16,7 @@ from tilewright.base.sizes import Size
 from tilewright.ir.emulator.frames import BLOCK, LANE, SLOT, Frame
 from tilewright.ir.emulator.machine import Machine, Results, drain
 from tilewright.ir.emulator.memory import Memory
+from tilewright.ir.emulator.panels import Panels
 from tilewright.ir.emulator.reductions import combine, scan
 from tilewright.ir.nodes import Attr, Attrs, Kernel, Op, walk
 from tilewright.ir.numerics import convert
@@ -49,6 +50,7 @@ class TileMachine(Machine):
             "slice": self._slice, "convert_layout": self._convert_layout, "alloc": self._alloc,
             "prefetch": lambda op, frame: (), "load_image": self._load_image,
         }  # fmt: skip
+        Panels(self)
 
     def launch(self, arguments: Sequence[Array | int | float | bool]) -> None:
         largest = 1

@@ -7,7 +7,7 @@
     thread  simplify · expand_math · expand_casts · simplify
 
 Contractions are planned before programs are cut (`plan_contractions`) and have lowerings of their own: lower_contraction, then lower_wgmma or
-lower_mma; on a CPU lower_contraction_cpu.
+lower_mma; on a CPU lower_contraction_cpu. So have chains of a maximum, sums and products (attention): lower_attention, lower_wgmma_chain.
 
 After every pass the kernel is verified; a failure names the pass. With a `Trace` each pass is timed and its output kept.
 """
@@ -28,17 +28,20 @@ from tilewright.ir.program import Program
 from tilewright.ir.text import print_kernel, print_program
 from tilewright.ir.verify import verify_kernel
 from tilewright.passes.assign_layouts import assign_layouts
+from tilewright.passes.choose_attention import attention_schedules, forced_attention
 from tilewright.passes.choose_matrix import forced, matrix_schedules
 from tilewright.passes.collapse import collapse
 from tilewright.passes.contract import contract
 from tilewright.passes.expand_casts import expand_casts
 from tilewright.passes.expand_math import expand_math
+from tilewright.passes.lower_attention import lower_attention
 from tilewright.passes.lower_contraction import lower_contraction
 from tilewright.passes.lower_contraction_cpu import lower_contraction_cpu
 from tilewright.passes.lower_loops import lower_loops
 from tilewright.passes.lower_mma import lower_mma
 from tilewright.passes.lower_tiles import lower_tiles
 from tilewright.passes.lower_wgmma import lower_wgmma
+from tilewright.passes.lower_wgmma_chain import lower_wgmma_chain
 from tilewright.passes.matrix_hints import preferred
 from tilewright.passes.narrow import narrow
 from tilewright.passes.pad_windows import pad_windows
@@ -125,9 +128,11 @@ def plan_contractions(
     the author's wishes."""
     plans: list[MatrixSchedule | None] = []
     for call in program.calls:
-        found = matrix_schedules(call.kernel, target, sizes)
+        found = matrix_schedules(call.kernel, target, sizes) or attention_schedules(call.kernel, target, sizes)
         if not found:
             plans.append(None)
+        elif given and found[0].family == "attention":
+            plans.append(forced_attention(given, found, call.kernel))
         elif given:
             plans.append(forced(given, found, call.kernel))
         elif metadata is not None and target.is_gpu:
@@ -170,6 +175,8 @@ def lower_planned(
         schedule = next(chosen)
         if isinstance(schedule, MatrixSchedule) and not target.is_gpu:
             kernel = run_pass("lower_contraction_cpu", kernel, lambda k: lower_contraction_cpu(k, schedule, target), trace)
+        elif isinstance(schedule, MatrixSchedule) and schedule.family == "attention":
+            kernel = run_pass("lower_attention", kernel, lambda k: lower_attention(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule):
             kernel = run_pass("lower_contraction", kernel, lambda k: lower_contraction(k, schedule, target), trace)
         else:
@@ -183,6 +190,8 @@ def lower_planned(
         schedule = next(remaining)
         if isinstance(schedule, MatrixSchedule) and schedule.family == "wgmma":
             kernel = run_pass("lower_wgmma", kernel, lambda k: lower_wgmma(k, schedule, target), trace)
+        elif isinstance(schedule, MatrixSchedule) and schedule.family == "attention":
+            kernel = run_pass("lower_wgmma_chain", kernel, lambda k: lower_wgmma_chain(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule) and target.is_gpu:
             kernel = run_pass("lower_mma", kernel, lambda k: lower_mma(k, schedule, target), trace)
         else:

@@ -17,7 +17,8 @@ class MatrixSchedule:
     """One way to compute a contraction."""
 
     family: str
-    """`wgmma` (Hopper's warp-group instructions), `mma` (warp instructions), `fma` (ordinary arithmetic on a GPU), `cpu`."""
+    """`wgmma` (Hopper's warp-group instructions), `mma` (warp instructions), `fma` (ordinary arithmetic on a GPU), `cpu`;
+    `attention` (a chain of two products with Hopper's instructions)."""
     m: int
     n: int
     k: int
@@ -64,6 +65,8 @@ class MatrixSchedule:
     """CPU: the factor of which a block holds a copy of all it needs for a stretch of the sum; the other is copied panel by panel."""
     early: bool = False
     """Start before the kernel launched before has ended."""
+    wide: int = 0
+    """Attention: columns of the values; `m` are rows, `n` the keys of one step, `k` the terms of a score."""
 
     def describe(self) -> str:
         """All that differs from the defaults, as `name=value` words."""
@@ -77,7 +80,7 @@ class MatrixSchedule:
     @property
     def threads(self) -> int:
         """Threads of one block."""
-        if self.family == "wgmma":
+        if self.family in ("wgmma", "attention"):
             return 128 * (self.groups + 1)
         return 32 * self.warps_m * self.warps_n if self.family in ("mma", "fma") else 1
 

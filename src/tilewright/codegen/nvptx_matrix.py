@@ -27,7 +27,8 @@ REQUIRED: dict[str, str] = {
     "fence_async": "tma", "copy_async": "cp.async", "copy_commit": "cp.async", "copy_wait": "cp.async",
     "mbarrier_init": "mbarrier", "fence_init": "mbarrier", "mbarrier_arrive": "mbarrier", "mbarrier_expect": "mbarrier",
     "mbarrier_wait": "mbarrier", "cluster_rank": "cluster", "cluster_sync": "cluster", "wait_previous": "cluster",
-    "release_next": "cluster", "set_registers": "setmaxnreg", "elect": "mbarrier", "wgmma": "wgmma", "wgmma_wait": "wgmma",
+    "release_next": "cluster", "set_registers": "setmaxnreg", "elect": "mbarrier", "wgmma": "wgmma",
+    "wgmma_registers": "wgmma", "wgmma_wait": "wgmma",
     "mma": "bf16", "ldmatrix": "mma", "stmatrix": "tma",
 }  # fmt: skip
 """The feature of a target an op needs; ops that are not here need none."""
@@ -225,17 +226,20 @@ _GROUP_BYTES = 1024
 """Eight rows of 128 bytes: the pattern of a swizzle, and the distance of one such group from the next."""
 
 
-def _tied(w: FunctionWriter, op: Op, text: str, names: Sequence[str], extra: Sequence[str] = ()) -> list[str]:
-    """Inline assembly that changes the op's last operands in place: they come first, then `extra` as i64."""
+def _tied(
+    w: FunctionWriter, op: Op, text: str, names: Sequence[str], extra: Sequence[str] = (), words: Sequence[str] = ()
+) -> list[str]:
+    """Inline assembly that changes the op's last operands in place: they come first, then `extra` as i64, then `words` as i32."""
     letters = {"float": "f", "double": "d", "i32": "r", "i64": "l"}
     kinds = [llvm_type(v.type) for v in op.results]
     if not letters.keys() >= set(kinds):
         raise CompilerBug.at("TW040", f"no registers for accumulators of type {', '.join(sorted(set(kinds)))}", op.span)
     constraints = ",".join(
-        [*(f"={letters[k]}" for k in kinds), *map(str, range(len(kinds))), *("l" for _ in extra), "~{memory}"]
+        [*(f"={letters[k]}" for k in kinds), *map(str, range(len(kinds))), *("l" for _ in extra), *("r" for _ in words), "~{memory}"]
     )
     result = kinds[0] if len(kinds) == 1 else "{ " + ", ".join(kinds) + " }"
-    arguments = ", ".join([*(f"{k} {n}" for k, n in zip(kinds, names, strict=True)), *(f"i64 {e}" for e in extra)])
+    given = [*(f"{k} {n}" for k, n in zip(kinds, names, strict=True)), *(f"i64 {e}" for e in extra), *(f"i32 {x}" for x in words)]
+    arguments = ", ".join(given)
     value = w.let(f'call {result} asm sideeffect "{text}", "{constraints}"({arguments}) convergent')
     return [value] if len(kinds) == 1 else _parts(w, result, value, len(kinds))
 
@@ -263,18 +267,42 @@ def _descriptor(w: FunctionWriter, op: Op, operands: Sequence[str], first: int, 
     return w.let(f"add i64 {base}, {w.let(f'zext i32 {moved} to i64')}")
 
 
+def _form(op: Op, dtype: DType, majors: Sequence[str]) -> tuple[str, str]:
+    """The shape and types of a matrix instruction, and what follows its operands: the scale of the accumulator, signs of a and b (floats),
+    transposition of what comes from shared memory (16 bits)."""
+    kind = _WGMMA_NAMES.get(dtype, dtype.name)
+    tail = "1" if dtype.is_int else "1, 1, 1"
+    if dtype.itemsize == 2:
+        tail += "".join(f", {int(m == 'mn')}" for m in majors)
+    return f"m64n{_integer(op, 'n')}k{_integer(op, 'k')}.{'s32' if dtype.is_int else 'f32'}.{kind}.{kind}", tail
+
+
+def _wgmma_registers(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
+    words, n, count = _integer(op, "words"), _integer(op, "n"), len(op.results)
+    dtype, major = _element(op.operands[words]), str(op.attrs.get("b_major", "k"))
+    b = _descriptor(w, op, operands, words, major, _integer(op, "b_block"))
+    shape, tail = _form(op, dtype, [major])
+    lines = ["wgmma.fence.sync.aligned;"]
+    steps = op.attrs["steps"]
+    assert isinstance(steps, tuple)
+    for step in steps:
+        assert isinstance(step, tuple)
+        word, move, start = (int(x) for x in step if isinstance(x, int))
+        registers = ", ".join(f"${start + r}" for r in range(n // 2))
+        a = ", ".join(f"${2 * count + 1 + word + r}" for r in range(4))
+        lines.append(f"{{ .reg .b64 db; add.s64 db, ${2 * count}, {move * dtype.itemsize >> 4};")
+        lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, {{{a}}}, db, {tail}; }}")
+    lines.append("wgmma.commit_group.sync.aligned;")
+    return _tied(w, op, "\\0A\\09".join(lines), operands[words + 2 :], (b,), operands[:words])
+
+
 def _wgmma(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
     dtype = _element(op.operands[0])
     majors = [str(op.attrs.get(name, "k")) for name in ("a_major", "b_major")]
     a = _descriptor(w, op, operands, 0, majors[0], _integer(op, "a_block"))
     b = _descriptor(w, op, operands, 2, majors[1], _integer(op, "b_block"))
-    n, k, count = _integer(op, "n"), _integer(op, "k"), len(op.results)
-    kind = _WGMMA_NAMES.get(dtype, dtype.name)
-    shape = f"m64n{n}k{k}.{'s32' if dtype.is_int else 'f32'}.{kind}.{kind}"
-    # Scale of the accumulator, then signs of a and b (floats), then transposition (16 bits).
-    tail = "1" if dtype.is_int else "1, 1, 1"
-    if dtype.itemsize == 2:
-        tail += "".join(f", {int(m == 'mn')}" for m in majors)
+    n, count = _integer(op, "n"), len(op.results)
+    shape, tail = _form(op, dtype, majors)
     lines = ["wgmma.fence.sync.aligned;"]
     steps = op.attrs["steps"]
     assert isinstance(steps, tuple)
@@ -346,6 +374,6 @@ HANDLERS: dict[str, Handler] = {
     "named_barrier": _named_barrier, "cluster_rank": _cluster_rank, "cluster_sync": _cluster_sync,
     "wait_previous": _plain("llvm.nvvm.griddepcontrol.wait"),
     "release_next": _plain("llvm.nvvm.griddepcontrol.launch.dependents"),
-    "set_registers": _set_registers, "elect": _elect, "wgmma": _wgmma, "wgmma_wait": _wgmma_wait, "mma": _mma,
+    "set_registers": _set_registers, "elect": _elect, "wgmma": _wgmma, "wgmma_registers": _wgmma_registers, "wgmma_wait": _wgmma_wait, "mma": _mma,
     "ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "to_bits": _bits, "from_bits": _bits,
 }  # fmt: skip

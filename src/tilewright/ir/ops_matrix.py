@@ -195,6 +195,33 @@ def _wgmma(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return tuple(types[4:])
 
 
+def _wgmma_registers(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    dtype, words = attrs.get("dtype"), integer(attrs, "words")
+    if words < 4 or words % 4 or len(types) < words + 3 or any(t != Scalar(u32) for t in types[:words]):
+        raise _fail("takes words of u32, four for each 64 x k tile of a, then a shared tensor, an offset into it, and accumulators")
+    b = _shared(types[words])
+    if not isinstance(dtype, DType) or b.dtype is not dtype or dtype not in MATRIX_DTYPES or not _is_index(types[words + 1]):
+        raise _fail(f"cannot multiply words of {dtype} and {b}")
+    n, k = integer(attrs, "n"), integer(attrs, "k")
+    if n % 8 or not 8 <= n <= 256 or k * dtype.itemsize != 32:
+        raise _fail("n is a multiple of 8 up to 256, k fills 32 bytes")
+    if attrs.get("b_major", "k") not in ("k", "mn") or (attrs.get("b_major", "k") == "mn" and dtype.itemsize != 2):
+        raise _fail("b_major is k, or mn for elements of two bytes")
+    accumulators = types[words + 2 :]
+    wanted = Scalar(accumulator_dtype(dtype))
+    if any(t != wanted for t in accumulators):
+        raise _fail(f"accumulates in {wanted}")
+    steps = attrs.get("steps")
+    if not isinstance(steps, tuple) or not all(isinstance(s, tuple) and len(s) == 3 for s in steps):
+        raise _fail("needs steps: the first word of a, the offset of b in elements, and the first accumulator, of each instruction")
+    for step in steps:
+        assert isinstance(step, tuple)
+        first, _, start = step
+        if not isinstance(first, int) or not 0 <= first <= words - 4 or not isinstance(start, int) or start + n // 2 > len(accumulators):
+            raise _fail("a step's words or accumulators are not all there")
+    return tuple(accumulators)
+
+
 def _same_scalars(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     if not types or any(not isinstance(t, Scalar) for t in types):
         raise _fail("takes scalars")
@@ -310,6 +337,10 @@ DEFINITIONS: tuple[OpDef, ...] = (
          "first of its n/2 accumulators. `a_major`, `b_major`: `k` (rows along k) or `mn` (rows of k hold 64 elements along m or n; blocks of 64 lie "
          "`a_block` or `b_block` elements apart). Accumulator r of thread t: row 16 (t / 32) + 8 (r / 2 % 2) + t % 32 / 4, column 8 (r / 4) + "
          "2 (t % 4) + r % 2. `negate` is not offered.", _wgmma, "sync"),
+    _row("wgmma_registers", "`wgmma_registers %w…, %b, %ob, %acc… {dtype, words, n, k, steps}`: `wgmma` with a from registers: `words` of u32, four "
+         "for each 64 x k tile. A step gives its first word, an offset to add to ob, and the first of its accumulators. With v = 4 bytes of elements in a "
+         "word, word r of thread t holds row 16 (t / 32) + 8 (r % 2) + t % 32 / 4, columns 4 v (r / 2) + v (t % 4) and following.",
+         _wgmma_registers, "sync"),
     _row("wgmma_wait", "Wait until at most `pending` groups of `wgmma` are unfinished; gives the accumulators.",
          _counted("pending", _same_scalars), "sync"),
     _row("mma", "`mma %a… %b… %c… {dtype}`: the warp's matrix instruction on registers; f32 means tf32.", _mma, "sync"),

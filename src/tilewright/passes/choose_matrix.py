@@ -17,9 +17,9 @@ from tilewright.base.errors import UserError
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size
 from tilewright.base.target import Target
-from tilewright.ir.nodes import Kernel
+from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.ops_matrix import MATRIX_DTYPES, accumulator_dtype
-from tilewright.ir.types import Tensor
+from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose_contraction_cpu import cpu_schedules
 from tilewright.passes.choose_mma import mma_schedules
 from tilewright.passes.repack import packable
@@ -67,6 +67,7 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
                 candidates = [_with_copies(s, ways) for s in _wgmma(lying, shape, target) if _in_blocks(lying, s, ways, inner)]
                 candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "image"]
                 candidates = [s for s in candidates if s.a_copy != "image" or s.cluster == 1]
+                candidates += [replace(s, inner=inner, apart=apart) for s in _from_registers(kernel, lying, shape, target, ways, inner)]
                 return (*sorted(candidates, key=lambda s: cost(s, shape, target, lying)), *_by_warps(kernel, found, target, hints, inner))
     return _by_warps(kernel, found, target, hints, inner)
 
@@ -91,7 +92,13 @@ def forced(text: str, found: tuple[MatrixSchedule, ...], kernel: Kernel) -> Matr
         )  # fmt: skip
     if asked.family != "wgmma":
         return asked if asked.family == "cpu" else replace(asked, inner=alike[0].inner)
-    like = next((s for s in alike if s.swap == asked.swap), None)
+    computed = asked.a_copy == "registers"
+    like = next((s for s in alike if s.swap == asked.swap and (s.a_copy == "registers") == computed), None)
+    if like is None and computed:
+        raise UserError.at(
+            "TW020", f"schedule '{text}': the {'second' if asked.swap else 'first'} factor of {kernel.name} cannot be computed in registers",
+            kernel.span, "it can where it is computed from an array whose rows run along the sum, with whole 16 bytes from one to the next",
+        )  # fmt: skip
     if like is None:
         like = replace(alike[0], a_copy=alike[0].b_copy, b_copy=alike[0].a_copy)
     whole = replace(asked, a_copy=like.a_copy, b_copy=like.b_copy, inner=like.inner, apart=like.apart)
@@ -100,6 +107,8 @@ def forced(text: str, found: tuple[MatrixSchedule, ...], kernel: Kernel) -> Matr
     lying = contraction.apart() if whole.apart else contraction
     ways = [whole.b_copy, whole.a_copy] if whole.swap else [whole.a_copy, whole.b_copy]
     legal = whole.k * lying.a.dtype.itemsize == 128 and whole.m % 64 == 0 and whole.n % 8 == 0 and whole.n <= 256
+    if computed and (whole.cluster > 1 or whole.stages < 2):
+        legal = False  # words of the next step are computed before this one is given back
     if not legal or not _in_blocks(lying, whole, ways, whole.inner) or whole.b_copy == "image":
         raise UserError.at(
             "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
@@ -180,6 +189,86 @@ def _aligned(kernel: Kernel, tensor: Tensor) -> bool:
     return all(divisors.of_size(x, kernel.facts) * size % 16 == 0 for x in tensor.strides[:-1])
 
 
+def raw_bytes(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> int:
+    """Bytes of the arrays a factor is computed from, for each of its elements, where warp groups can compute it in registers: what has its
+    size can be copied in rows along the sum, and all else is the same for a row, a column, or a step. 0 where they cannot."""
+    if (factor.load is not None and factor.dtype is not f32) or factor.guard is not None:
+        return 0
+    made = {result: op for op in walk(found.parallel.regions[0]) for result in op.results}
+    rows = {found.indices[p] for p in (found.m if factor is found.a else found.n)}
+    total = 0
+    waiting, seen = [factor.value], set[Value]()
+    while waiting:
+        value = waiting.pop()
+        op = made.get(value)
+        if op is None or value in seen:
+            continue
+        seen.add(value)
+        if op.regions or op.attrs.get("masked"):
+            return 0
+        if op.opcode != "load":
+            waiting += op.operands
+            continue
+        as_factor = replace(factor, value=value, dtype=dtype_of(value.type), load=op)
+        lying = replace(found, a=as_factor) if factor is found.a else replace(found, b=as_factor)
+        lies, tensor = plane(lying, as_factor, inner), as_factor.tensor
+        assert tensor is not None
+        if lies is not None:
+            if lies.k != tensor.rank - 1 or not _copyable(kernel, lying, as_factor, inner):
+                return 0
+            total += tensor.dtype.itemsize
+            continue
+        depends = [_sources(v, made) for v in op.operands[1:]]
+        if any(rows & d for d in depends) and any(set(found.k) & d for d in depends):
+            walking = [v for v, d in zip(op.operands[1:], depends, strict=True) if set(found.k) & d]
+            if not all(_by_groups(v, found, made, 128 // factor.dtype.itemsize) for v in walking):
+                return 0
+    return total
+
+
+def _sources(value: Value, made: Mapping[Value, Op]) -> set[Value]:
+    """All values an index is made of."""
+    found, waiting = set[Value](), [value]
+    while waiting:
+        value = waiting.pop()
+        if value not in found:
+            found.add(value)
+            waiting += made[value].operands if value in made else ()
+    return found
+
+
+def _by_groups(value: Value, found: Contraction, made: Mapping[Value, Op], step: int) -> bool:
+    """Whether an index is the number of a group along the sum that is made of whole steps."""
+    op = made.get(value)
+    if op is None or op.opcode != "floordiv" or op.operands[0] not in found.k:
+        return False
+    size = found.forms[op.operands[1]]
+    return not size.factors and size.constant.constant is not None and size.constant.constant % step == 0
+
+
+def _from_registers(
+    kernel: Kernel, found: Contraction, shape: Shape, target: Target, ways: list[str], inner: int
+) -> list[MatrixSchedule]:
+    """Schedules whose first factor is computed by the warp groups that multiply it: factors are exchanged where that is the second one."""
+    candidates: list[MatrixSchedule] = []
+    for swap, factor, way in ((False, found.a, ways[1]), (True, found.b, ways[0])):
+        size = raw_bytes(kernel, found, factor, inner)
+        if not size or way == "image":
+            continue
+        for s in _wgmma(found, shape, target):
+            given = replace(s, swap=swap) if (s.m, s.n) in _SHAPES else s
+            rows = given.m // (1 if given.turns else given.groups)
+            if given.swap != swap or given.cluster > 1 or rows * given.n > 128 * 128 + 64 * 128 * (given.groups == 1):
+                continue
+            # What is left beside the results on their way out.
+            room = target.max_shared - 1280 - (given.groups * given.buffers * 64 * 128 if given.store == "tma" else 0)
+            stages = min(max(given.stages, 4), room // (given.k * (given.m * size + given.n * factor.dtype.itemsize)))
+            whole = replace(given, stages=stages, a_copy="registers", b_copy=way)
+            if stages >= 2 and _in_blocks(found, whole, [way, "registers"] if swap else ["registers", way], inner):
+                candidates.append(whole)
+    return candidates
+
+
 _TILES: tuple[tuple[float, MatrixSchedule], ...] = (
     (1.000, MatrixSchedule("wgmma", 128, 256, 64, stages=4, groups=2)),
     (1.020, MatrixSchedule("wgmma", 128, 192, 64, stages=4, groups=2, turns=True, wait=1, buffers=3)),
@@ -190,6 +279,7 @@ _TILES: tuple[tuple[float, MatrixSchedule], ...] = (
     (0.800, MatrixSchedule("wgmma", 128, 64, 64, stages=8, groups=2)),
 )
 """Tiles worth having, and the rate each reaches relative to the first when all multiprocessors are busy."""
+_SHAPES = {(s.m, s.n) for _, s in _TILES}
 _THIN = (8, 16, 32, 64)
 """Results along the short side of a product with few rows, whose time is that of reading the other factor."""
 

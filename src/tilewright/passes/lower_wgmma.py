@@ -32,6 +32,7 @@ from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.registers import Cell, Registers, Shape
 from tilewright.passes.schedule_matrix import MatrixSchedule
 from tilewright.passes.wgmma_epilogue import GROUP, Epilogue
+from tilewright.passes.wgmma_operand import RegisterOperand
 
 
 def lower_wgmma(kernel: Kernel, schedule: MatrixSchedule, target: Target) -> Kernel:
@@ -64,6 +65,11 @@ class _Lowering(Epilogue):
         self.dtype = dtype_of(self.product.operands[0].type)
         self.rank: Value | None = None
         """This block's number in its cluster."""
+        self.computed: RegisterOperand | None = None
+        """The first operand, where it is computed in registers."""
+        if schedule.a_copy == "registers":
+            self.computed = RegisterOperand(self, self.product.operands[0], schedule.k)
+        self.rings: list[_Ring] = []
 
     # -- the whole kernel ---------------------------------------------------------------------------------------
 
@@ -73,8 +79,13 @@ class _Lowering(Epilogue):
         self._coordinates(b)
         if s.cluster > 1:
             self.rank = b.op("cluster_rank")
-        self.a = self._ring(b, self.product.operands[0], 0, s.m)
+        if self.computed is None:
+            self.a = self._ring(b, self.product.operands[0], 0, s.m)
+            self.rings.append(self.a)
+        else:
+            self.computed.make_rings(b, s.stages)
         self.b = self._ring(b, self.product.operands[1], 1, s.n)
+        self.rings.append(self.b)
         self.outputs(b)
         self.registers_of = _registers(s, self._is_involved(), self.reads_tiles())
         self.full = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="full")
@@ -113,15 +124,21 @@ class _Lowering(Epilogue):
         self.leader = b.op("eq", b.op("and", self.thread, b.index(GROUP - 1)), b.index(0), name="leader")
 
     def _initialise(self, b: Builder) -> list[Value]:
-        for ring in (self.a, self.b):
-            b.multi("prefetch_map", ring.map)
+        for map_ in self._maps():
+            b.multi("prefetch_map", map_)
+        # Where warps read the tile themselves, each says that it has.
+        readers = self.shared_groups * self.schedule.cluster * (1 if self.computed is None else GROUP // 32)
         for number in range(self.schedule.stages):
             b.multi("mbarrier_init", self.full, b.index(number), count=1)
-            b.multi("mbarrier_init", self.empty, b.index(number), count=self.shared_groups * self.schedule.cluster)
+            b.multi("mbarrier_init", self.empty, b.index(number), count=readers)
         b.multi("fence_init")
         return []
 
     # -- operands -----------------------------------------------------------------------------------------------
+
+    def _maps(self) -> list[Value]:
+        raw = [] if self.computed is None else [ring.map for ring in self.computed.rings.values()]
+        return [*raw, *(ring.map for ring in self.rings)]
 
     def _ring(self, b: Builder, operand: Value, tile_axis: int, extent: int) -> _Ring:
         load = self.made[operand]
@@ -178,7 +195,8 @@ class _Lowering(Epilogue):
         """Whether the copying threads have more to compute than the corner of a matrix."""
         if self.schedule.inner >= 0:
             return True
-        return any(isinstance(r.load.operands[0].type, Tensor) and r.load.operands[0].type.rank > 3 for r in (self.a, self.b))
+        loads = [*(ring.load for ring in self.rings), *(self.computed.rings if self.computed is not None else ())]
+        return any(isinstance(load.operands[0].type, Tensor) and load.operands[0].type.rank > 3 for load in loads)
 
     # -- roles --------------------------------------------------------------------------------------------------
 
@@ -289,7 +307,10 @@ class _Lowering(Epilogue):
         s = self.schedule
         stage, parity = self._ring_state(b, position)
         (k_arg,) = self.sum.regions[0].args[:1]
-        size = (s.m + s.n) * s.k * self.dtype.itemsize
+        raw = {} if self.computed is None else self.computed.rings
+        size = sum(ring.extent * s.k * self.dtype.itemsize for ring in self.rings) + sum(ring.bytes for ring in raw.values())
+        loads = {ring.load: ring for ring in self.rings}
+        needed = self._for_copies([*loads, *raw])
 
         def step(inner: Builder, number: Value, stage: Value, parity: Value) -> list[Value]:
             inner.multi("mbarrier_wait", self.empty, stage, inner.op("xor", parity, inner.const(1, u32)))
@@ -297,14 +318,31 @@ class _Lowering(Epilogue):
             k = inner.mul(inner.cast(number, dtype_of(k_arg.type)), inner.index(s.k))
             self.env[k_arg] = k
             self.divisors[k] = s.k
-            for op in self.sum.regions[0].ops:
-                if op is self.a.load or op is self.b.load:
-                    self._copy(inner, self.a if op is self.a.load else self.b, stage)
-                elif op.opcode not in ("dot", "yield"):
+            for op in needed:
+                if op in raw and self.computed is not None:
+                    tensor = op.operands[0].type
+                    assert isinstance(tensor, Tensor)
+                    where = [self.origin(self.env[v]) for v in op.operands[1 : 1 + tensor.rank]]
+                    self.computed.copy(inner, raw[op], stage, self.full, where)
+                elif op in loads:
+                    self._copy(inner, loads[op], stage)
+                else:
                     self.ops(inner, [op])
             return list(self._next_state(inner, stage, parity))
 
         b.for_(b.const(0, u32), self._steps(b), b.const(1, u32), [stage, parity], step, name="step", unroll=1)
+
+    def _for_copies(self, loads: Sequence[Op]) -> list[Op]:
+        """The ops of a step that copying takes: what finds addresses, but not what computes on elements."""
+        wanted = {v for load in loads for v in load.operands}
+        found: list[Op] = []
+        for op in reversed(self.sum.regions[0].ops):
+            if op in loads:
+                found.append(op)
+            elif any(r in wanted for r in op.results):
+                found.append(op)
+                wanted.update(op.operands)
+        return found[::-1]
 
     def _copy_image(self, b: Builder, ring: _Ring, stage: Value) -> None:
         """Where the tile's first pixel lies, and where in the kernel this step is."""
@@ -374,6 +412,8 @@ class _Lowering(Epilogue):
         stage, parity = self._ring_state(b, position)
         accumulators = self.rows * s.n // GROUP
         zero = b.const(0, dtype_of(self.product.operands[2].type))
+        if self.computed is not None:
+            self.computed.start(b)
         if s.turns:
             b.multi("named_barrier", self.turn, threads=2 * GROUP)
         rows = b.const(0, u32) if s.turns else b.mul(b.cast(self.own, u32), b.const(self.rows * s.k, u32))
@@ -398,11 +438,75 @@ class _Lowering(Epilogue):
 
         # An empty sum stands apart: nothing but matrix instructions may touch accumulators between the first of them and the wait.
         steps = self._steps(b)
-        sums = b.if_(b.op("gt", steps, b.const(0, u32)), all_steps, lambda inner: [zero] * accumulators)
+        if self.computed is not None:
+            start = [zero] * accumulators
+            sums = b.if_(
+                b.op("gt", steps, b.const(0, u32)), lambda inner: self._from_registers(inner, steps, stage, parity, start),
+                lambda inner: start,
+            )  # fmt: skip
+        else:
+            sums = b.if_(b.op("gt", steps, b.const(0, u32)), all_steps, lambda inner: [zero] * accumulators)
         if s.turns:
             b.multi("named_barrier", self.other_turn, threads=2 * GROUP, arrive=True)
         shape = (s.m, s.n)
         self.env[self.sum.results[0]] = Registers(shape, self._cells_of(b, shape, sums))
+
+    def _from_registers(self, b: Builder, steps: Value, stage: Value, parity: Value, sums: Sequence[Value]) -> list[Value]:
+        """All steps with the first operand in registers: words of the next instruction are computed while the ones before run, those of the
+        next step's first one too. The last step stands apart, for it has none to follow."""
+        operand = self.computed
+        assert operand is not None
+        one, kind = b.const(1, u32), dtype_of(self.sum.regions[0].args[0].type)
+
+        def first_of(inner: Builder, number: Value) -> Value:
+            return inner.mul(inner.cast(number, kind), inner.index(self.schedule.k))
+
+        def rest(inner: Builder, k: Value, stage: Value, words: Sequence[Value], fetched: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
+            sums = self._started(inner, 0, stage, words, sums)
+            for chunk in range(1, operand.chunks):
+                sums = self._started(inner, chunk, stage, operand.words(inner, k, stage, fetched, chunk), sums)
+            return list(sums)
+
+        begin = first_of(b, b.const(0, u32))
+        fetched = operand.fetch(b, begin)
+        b.multi("mbarrier_wait", self.full, stage, parity)
+        words = operand.words(b, begin, stage, fetched, 0)
+        many, held = len(words), len(fetched)
+
+        def step(inner: Builder, number: Value, stage: Value, parity: Value, *carried: Value) -> list[Value]:
+            words, fetched, sums = carried[:many], carried[many : many + held], carried[many + held :]
+            following, flipped = self._next_state(inner, stage, parity)
+            after = first_of(inner, inner.add(number, inner.const(1, u32)))
+            coming = operand.fetch(inner, after)
+            sums = rest(inner, first_of(inner, number), stage, words, fetched, sums)
+            inner.multi("mbarrier_wait", self.full, following, flipped)
+            ahead = operand.words(inner, after, following, coming, 0)
+            sums = inner.multi("wgmma_wait", *sums, pending=0)
+            self._release(inner, None, stage)
+            return [following, flipped, *ahead, *coming, *sums]
+
+        last = b.sub(steps, one)
+        start = [stage, parity, *words, *fetched, *sums]
+        stage, parity, *carried = b.for_(b.const(0, u32), last, one, start, step, name="step", unroll=1)
+        k = first_of(b, last)
+        final = rest(b, k, stage, carried[:many], carried[many : many + held], carried[many + held :])
+        final = list(b.multi("wgmma_wait", *final, pending=0))
+        self._release(b, None, stage)
+        return final
+
+    def _started(self, b: Builder, chunk: int, stage: Value, words: Sequence[Value], sums: Sequence[Value]) -> tuple[Value, ...]:
+        """The matrix instructions of one piece of a step."""
+        s, size = self.schedule, self.dtype.itemsize
+        wide = ROW_BYTES // size
+        inside = chunk * (32 // size) * (1 if self.b.major == "k" else wide)
+        steps = tuple((4 * block, inside, block * s.n // 2) for block in range(self.rows // 64))
+        attrs: dict[str, Attr] = {
+            "dtype": self.dtype, "words": len(words), "n": s.n, "k": 32 // size, "steps": steps, "b_major": self.b.major,
+        }  # fmt: skip
+        if self.b.major == "mn":
+            attrs["b_block"] = s.k * wide
+        second = b.mul(stage, b.const(s.n * s.k, u32))
+        return b.emit("wgmma_registers", (*words, self.b.memory, second, *sums), attrs)
 
     def _cells_of(self, b: Builder, shape: Shape, sums: Sequence[Value]) -> dict[Cell, Value]:
         """Accumulators as registers of the tile: two neighbours along n each."""
@@ -432,6 +536,10 @@ class _Lowering(Epilogue):
 
     def _release(self, b: Builder, condition: Value | None, stage: Value) -> None:
         """This group has read the stage. In a cluster one thread tells each block."""
+        if self.computed is not None:
+            first = b.op("eq", self.lane, b.index(0))
+            b.if_(first, lambda inner: inner.multi("mbarrier_arrive", self.empty, stage), lambda inner: [])
+            return
         if self.rank is None:
             mine = self.leader if condition is None else b.logical_and(self.leader, condition)
             b.if_(mine, lambda inner: inner.multi("mbarrier_arrive", self.empty, stage), lambda inner: [])

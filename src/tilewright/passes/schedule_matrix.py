@@ -52,8 +52,8 @@ class MatrixSchedule:
     """Parts the sum is cut into, computed by different blocks and added up by a second kernel."""
     a_copy: str = "tma"
     b_copy: str = "tma"
-    """How operands are brought: by the copy engine (`tma`; `image`: as the pixels of a convolution), packed first (`pack`), or by threads
-    (`async`, `threads`)."""
+    """How operands are brought: by the copy engine (`tma`; `image`: as the pixels of a convolution), packed first (`pack`), computed in
+    registers from what the copy engine brings (`registers`, the first one), or by threads (`async`, `threads`)."""
     store: str = "tma"
     """How results leave: through shared memory by the copy engine (`tma`), or from registers (`direct`)."""
     mr: int = 0

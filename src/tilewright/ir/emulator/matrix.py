@@ -1,4 +1,4 @@
-"""Matrix units: `wgmma` of warp groups on shared memory, `mma` of warps on registers, and the loads and stores that feed them.
+"""Matrix units: `wgmma` of warp groups on shared memory (`wgmma_registers`: one operand in registers), `mma` of warps on registers, and the loads and stores that feed them.
 
 Products are exact; those of one instruction and the accumulator are added in f64 and rounded once to the accumulator (integers
 wrap). Operands of f32 are cut to tf32. A `wgmma` only starts: its results are marks, NaN to all other ops, that stand for the
@@ -94,6 +94,18 @@ def fragments(name: str, itemsize: int) -> Fragments:
     return Fragments(operand(a_regs, m // 8), operand(b_regs, 1), (group + 8 * (c // 2), 2 * inner + c % 2))
 
 
+def _in_words(words: Array, dtype: DType) -> Array:
+    """The 64 x k tile whose elements a warp group's threads hold in four words each."""
+    per = 4 // dtype.itemsize
+    t, e = np.arange(_THREADS)[:, None], np.arange(4 * per)[None, :]
+    word = e // per
+    rows = 16 * (t // WARP) + 8 * (word % 2) + t % WARP // 4
+    columns = 4 * per * (word // 2) + per * (t % 4) + e % per
+    tile = np.empty((64, 8 * per), dtype.numpy)
+    tile[rows, columns] = np.ascontiguousarray(words).view(dtype.numpy)
+    return tile
+
+
 # -- wgmma ------------------------------------------------------------------------------------------------------------
 
 
@@ -105,9 +117,11 @@ class Started:
     unit: int
     number: int
     slot: int
-    offsets: tuple[int, int]
+    offsets: tuple[int, ...]
     accumulators: Array
     """By thread and register, as u32."""
+    words: Array
+    """The operand that is in registers, alike."""
     issued: Array = field(default_factory=lambda: np.zeros(GROUP, np.bool_))
     known: Array | None = None
     """What all its warps knew when they started it."""
@@ -140,7 +154,7 @@ class Matrix:
         self.machine = machine
         self.units: dict[int, Unit] = {}
         machine.simple |= {
-            "wgmma": self._wgmma, "mma": self._mma, "ldmatrix": self._ldmatrix, "stmatrix": self._stmatrix,
+            "wgmma": self._wgmma, "wgmma_registers": self._wgmma, "mma": self._mma, "ldmatrix": self._ldmatrix, "stmatrix": self._stmatrix,
         }  # fmt: skip
         machine.control["wgmma_wait"] = self._wgmma_wait
 
@@ -162,20 +176,23 @@ class Matrix:
 
     def _wgmma(self, op: Op, frame: Frame) -> Results:
         warps = self._warps(op, frame)
-        first, second = (frame.full(op.operands[i]).astype(np.int64) for i in (1, 3))
-        given = self._registers(op, frame, 4)
+        count = whole(op.attrs, "words") if op.opcode == "wgmma_registers" else 0
+        places = [frame.full(op.operands[i]).astype(np.int64) for i in ((count + 1,) if count else (1, 3))]
+        given = self._registers(op, frame, count + 2 if count else 4)
+        words = np.stack([frame.full(v) for v in op.operands[:count]], axis=1) if count else np.zeros((frame.lanes, 0), np.uint32)
         marks = np.array(given)
         for unit, warp, lanes in warps:
-            offsets = (int(first[lanes][0]), int(second[lanes][0]))
-            if (first[lanes] != offsets[0]).any() or (second[lanes] != offsets[1]).any():
-                raise fault("wgmma with offsets that differ between threads of a warp", op.span)
+            offsets = tuple(int(place[lanes][0]) for place in places)
+            if any((place[lanes] != offset).any() for place, offset in zip(places, offsets, strict=True)):
+                raise fault(f"{op.opcode} with offsets that differ between threads of a warp", op.span)
             number = int(unit.issued[warp])
             unit.issued[warp] += 1
             started = unit.started.get(number)
             if started is None:
                 slot = int(frame.full(SLOT)[lanes][0])
                 started = Started(
-                    op, unit.number, number, slot, offsets, np.zeros((_THREADS, given.shape[1]), np.uint32)
+                    op, unit.number, number, slot, offsets, np.zeros((_THREADS, given.shape[1]), np.uint32),
+                    np.zeros((_THREADS, count), np.uint32),
                 )
                 unit.started[number] = started
             elif started.op is not op or started.offsets != offsets:
@@ -185,6 +202,7 @@ class Matrix:
                 )  # fmt: skip
             started.issued[warp] = True
             started.accumulators[warp * WARP : (warp + 1) * WARP] = given[lanes]
+            started.words[warp * WARP : (warp + 1) * WARP] = words[lanes]
             if self.machine.clocks is not None:
                 known = self.machine.clocks.now[:, int(frame.full(LANE)[lanes][0]) // WARP]
                 started.known = known.copy() if started.known is None else np.minimum(started.known, known)
@@ -241,7 +259,9 @@ class Matrix:
         """Carry out the oldest unfinished `wgmma`."""
         started = unit.started[unit.finished]
         op = started.op
-        a, b = self.machine.memories[op.operands[0]], self.machine.memories[op.operands[2]]
+        count = started.words.shape[1]
+        a = self.machine.memories[op.operands[0]] if not count else None
+        b = self.machine.memories[op.operands[count or 2]]
         dtype = dtype_of(op.results[0].type).numpy
         registers = np.array(started.accumulators)
         for warp in range(GROUP):
@@ -254,13 +274,15 @@ class Matrix:
         for step in steps:
             assert isinstance(step, tuple)
             add_a, add_b, first = (int(x) for x in step if isinstance(x, int))
-            left = self._tile(started, a, "a", started.offsets[0] + add_a, 64)
-            right = self._tile(started, b, "b", started.offsets[1] + add_b, n)
+            left = _in_words(started.words[:, add_a : add_a + 4], b.dtype) if a is None else self._tile(
+                started, a, "a", started.offsets[0] + add_a, 64
+            )
+            right = self._tile(started, b, "b", started.offsets[-1] + add_b, n)
             part = registers[:, first : first + n // 2]
             tile = np.empty((64, n), dtype)
             tile[rows, columns] = np.ascontiguousarray(part).view(dtype)
             with np.errstate(all="ignore"):
-                tile = accumulate(exact(left, a.dtype) @ exact(right, b.dtype).T, tile)
+                tile = accumulate(exact(left, b.dtype) @ exact(right, b.dtype).T, tile)
             part[:] = np.ascontiguousarray(tile[rows, columns]).view(np.uint32)
         started.results = registers
         unit.finished += 1

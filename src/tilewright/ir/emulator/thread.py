@@ -40,7 +40,7 @@ ALLOCATED = 1 << 26
 """Most bytes of shared and local memory at one time."""
 _WAITING = frozenset({"barrier", "mbarrier_wait", "named_barrier", "cluster_sync", "wgmma_wait"})
 """Ops at which a warp can have to wait for others."""
-_ORDERING = frozenset({"mbarrier_init", "named_barrier", "cluster_sync", "tma_load", "tma_store", "wgmma"})
+_ORDERING = frozenset({"mbarrier_init", "named_barrier", "cluster_sync", "tma_load", "tma_store", "wgmma", "wgmma_registers"})
 """Ops by which accesses are ordered otherwise than by the block's barrier."""
 
 

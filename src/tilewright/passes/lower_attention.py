@@ -6,7 +6,7 @@ the maximum grows, both sums are scaled down.
 
     for %t = program_id, tiles, blocks {
       %q = load Q[rows.., :]
-      %max, %sum, %out = for %step = 0, steps, 1 {role = "keys"} (%m, %l, %o) {
+      %max, %sum, %out = for %step = 0, steps, 1 {role = "sum"} (%m, %l, %o) {
         %k = load K; %s = dot %q, %k, 0; %f = … the score …; %new = max %m, row maximum of %f
         %p = exp(%f - %new); %a = exp(%m - %new)
         yield %new, %l * %a + row sum of %p, dot(cast %p, load V, %o * %a)
@@ -159,7 +159,7 @@ class _Lowering(LoopLowering):
                 back = inner.sub(inner.sub(steps, inner.index(1)), index)
                 return self._step(inner, inner.mul(back, inner.index(s.n)), query, state, edge, mask, dict(env))
 
-            return b.for_(low, high, b.index(1), state, step, name="step", role="keys", stages=s.stages)
+            return b.for_(low, high, b.index(1), state, step, name="step", role="masked" if mask else "sum", stages=s.stages)
 
         with b.at(found.maximum.span):
             state: Sequence[Value] = start
@@ -216,8 +216,8 @@ class _Lowering(LoopLowering):
         keep = [c.value for c in inside]
         masks = [*edge, *inside]
         if found.reach is not None and mask:
-            limit = self.widen(b, b.add(env[self.i], b.like(b.index(found.reach), env[self.i])), shape)
-            keep.append(b.op("lt", self.widen(b, index, shape), limit))
+            ahead = b.sub(self.widen(b, index, shape), self.widen(b, env[self.i], shape))
+            keep.append(b.op("lt", ahead, b.like(b.index(found.reach), ahead)))
             masks.append(Condition(keep[-1], edge=False))
         for condition in found.conditions:
             self._evaluate(b, [condition], env, masks)

@@ -1,5 +1,618 @@
-"""x"""
+"""Tile stage -> thread stage for chains of two products (`lower_attention`) with Hopper's warp-group instructions.
+
+In: a tile-stage kernel made by `lower_attention`, with layouts, and its schedule. Out: the thread-stage kernel. A block has one warp group that copies
+and several that compute, 64 rows each. Keys and values pass through rings of `stages` tiles; the queries of a tile lie in shared memory while it is
+computed. A computing group keeps scores, weights and sums in registers: the accumulators of the first product, rounded, are the first operand of the
+second as they lie.
+
+    copying:    for tiles { k(0); q; for steps t { k(t + 1); v(t) } }
+    computing:  for tiles { start scores(0); softmax
+                            for steps t { start scores(t + 1); start out += weights(t) v(t); softmax(t + 1), while the product runs; scale out }
+                            out += weights v; epilogue; store }
+
+The exponentials are powers of two: what a score is multiplied by goes into the exponent's factor. The maximum that is subtracted need not be the largest:
+sums are only scaled when it has grown by more than 2^8, unless the kernel uses the maximum itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 from dataclasses import replace
-from tilewright.ir.nodes import Block, Stage
-def lower_wgmma_chain(kernel, schedule, target):
-    return replace(kernel, stage=Stage.THREAD, body=Block((), ()), threads=schedule.threads)
+from types import MappingProxyType
+
+from tilewright.analysis import divisors
+from tilewright.base.dtypes import f32, i32, u32, u64
+from tilewright.base.record import record
+from tilewright.base.sizes import Size, floordiv
+from tilewright.base.target import Target
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk
+from tilewright.ir.ops_matrix import ROW_BYTES
+from tilewright.ir.types import Tensor, Tile, dtype_of
+from tilewright.passes.registers import Cell, Registers
+from tilewright.passes.schedule_matrix import MatrixSchedule
+from tilewright.passes.wgmma_epilogue import GROUP, Epilogue
+
+LAZY = 8.0
+"""How much the maximum may grow, as a power of two, before sums are scaled."""
+HUGE, TINY_FACTOR = 1e38, 2.0**-10
+"""Where the maximum is beyond the first, scores differ by far more than exponents can tell, and this factor in place of log2(e) keeps products finite."""
+TERMS = 16
+"""Terms of one matrix instruction of two-byte elements."""
+
+
+def lower_wgmma_chain(kernel: Kernel, schedule: MatrixSchedule, target: Target) -> Kernel:
+    """The thread-stage kernel."""
+    return _Chain(kernel, schedule, target).run()
+
+
+@record
+class _Staged:
+    """An operand in shared memory: blocks of 64 columns, each with all rows."""
+
+    load: Op
+    memory: Value
+    map: Value
+    rows: int
+    columns: int
+    whole: bool
+    """One copy brings all blocks."""
+    full: Value
+    empty: Value
+
+
+@record
+class _Step:
+    """What one step along the keys does."""
+
+    index: Value
+    ops: tuple[Op, ...]
+    scores: Op
+    score: Value
+    """What is exponentiated."""
+    weighted: Op
+
+    @property
+    def key(self) -> Value:
+        return self.scores.operands[1]
+
+    @property
+    def value(self) -> Value:
+        return self.weighted.operands[1]
+
+
+@record
+class _Score:
+    """How a score comes from the first product: `times` a scalar, under a `mask`; or in another way (`plain` is False)."""
+
+    plain: bool
+    times: Value | None
+    mask: Value | None
+
+
+@record
+class _State:
+    """What a computing thread carries from step to step. Rows are the two it has: `most` and `total` have one value for each."""
+
+    out: list[Value]
+    words: list[Value]
+    most: list[Value]
+    total: list[Value]
+
+    def flat(self) -> list[Value]:
+        return [*self.out, *self.words, *self.most, *self.total]
+
+
+class _Chain(Epilogue):
+    def __init__(self, kernel: Kernel, schedule: MatrixSchedule, target: Target) -> None:
+        super().__init__(kernel, replace(schedule, n=schedule.wide), target)
+        self.chain = schedule
+        self.made = {result: op for op in walk(kernel.body) for result in op.results}
+        self.walks = [op for op in walk(kernel.body) if op.opcode == "for" and op.attrs.get("role") in ("masked", "sum")]
+        self.steps = [_step(op) for op in self.walks]
+        self.query_load = self.made[self.steps[-1].scores.operands[0]]
+        self.dtype = dtype_of(self.query_load.results[0].type)
+        self.lazy = not _is_used(self.kernel, self.sum.results[0], self.sum)
+        self.exponential = next(op.opcode for op in self.steps[-1].ops if op.opcode in ("exp", "exp2"))
+
+    # -- the whole kernel ---------------------------------------------------------------------------------------
+
+    def run(self) -> Kernel:
+        b = Builder(self.kernel.span)
+        s = self.chain
+        self._coordinates(b)
+        step = self.steps[-1]
+        self.query = self._staged(b, "q", self.query_load, 0, s.m, s.k, 1)
+        self.key = self._staged(b, "k", self.made[step.key], 1, s.n, s.k, s.stages)
+        self.value = self._staged(b, "v", self.made[step.value], 0, s.n, s.wide, s.stages)
+        self.outputs(b)
+        b.if_(b.op("eq", self.thread, b.index(0)), self._initialise, lambda inner: [])
+        b.multi("barrier")
+        is_copying = b.op("eq", self.group, b.const(0, i32))
+        b.if_(is_copying, self._copying, self._computing)
+        attrs: dict[str, Attr] = {**self.kernel.attrs, "min_blocks": 1}
+        return replace(
+            self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)), threads=s.threads, attrs=MappingProxyType(attrs)
+        )
+
+    def _coordinates(self, b: Builder) -> None:
+        self.thread = b.op("thread_id", name="thread")
+        self.lane = b.op("and", self.thread, b.index(31), name="lane")
+        self.warp = b.op("and", b.op("shr", self.thread, b.index(5)), b.index(3), name="warp")
+        number = b.cast(b.op("shr", self.thread, b.index(7)), i32)
+        # All threads of a warp have the same: saying so lets the compiler branch once for the warp.
+        self.group = b.op("shuffle", number, b.const(0, i32), mode="idx", name="group")
+        self.own = b.sub(b.cast(self.group, dtype_of(self.thread.type)), b.index(1))
+        row = b.add(b.mul(self.warp, b.index(16)), b.op("shr", self.lane, b.index(2)))
+        row = b.add(row, b.mul(self.own, b.index(64)))
+        column = b.mul(b.op("and", self.lane, b.index(3)), b.index(2))
+        self.divisors[row], self.divisors[column] = 1, 2
+        self.bases = [row, column]
+        self.leader = b.op("eq", b.op("and", self.thread, b.index(GROUP - 1)), b.index(0), name="leader")
+
+    def _initialise(self, b: Builder) -> list[Value]:
+        for staged, stages in ((self.query, 1), (self.key, self.chain.stages), (self.value, self.chain.stages)):
+            b.multi("prefetch_map", staged.map)
+            for number in range(stages):
+                b.multi("mbarrier_init", staged.full, b.index(number), count=1)
+                b.multi("mbarrier_init", staged.empty, b.index(number), count=self.chain.groups)
+        b.multi("fence_init")
+        return []
+
+    def _staged(self, b: Builder, name: str, load: Op, row_tile_axis: int, rows: int, columns: int, stages: int) -> _Staged:
+        tensor = load.operands[0]
+        assert isinstance(tensor.type, Tensor)
+        row_axis, column_axis = self.axes(load, row_tile_axis)
+        assert column_axis == tensor.type.rank - 1
+        wide = ROW_BYTES // self.dtype.itemsize
+        shape, strides, box = list(tensor.type.shape), list(tensor.type.strides), [1] * tensor.type.rank
+        box[row_axis], box[column_axis] = rows, wide
+        whole = columns == wide
+        if not whole and divisors.of_size(shape[column_axis], self.kernel.facts) % wide == 0 and tensor.type.rank < 5:
+            shape = [floordiv(shape[column_axis], Size.of(wide)), *shape[:column_axis], Size.of(wide)]
+            strides, box, whole = [Size.of(wide), *strides], [columns // wide, *box], True
+        memory = b.op("alloc", dtype=self.dtype, shape=(stages * rows * columns,), space="shared", align=1024, name=name)
+        found = b.op(
+            "tensor_map", tensor, shape=tuple(shape), strides=tuple(strides), box=tuple(box), swizzle=ROW_BYTES, name=f"{name}.map"
+        )
+        full, empty = (
+            b.op("alloc", dtype=u64, shape=(stages,), space="shared", name=f"{name}.{which}") for which in ("full", "empty")
+        )
+        return _Staged(load, memory, found, rows, columns, whole, full, empty)
+
+    # -- roles --------------------------------------------------------------------------------------------------
+
+    def _copying(self, b: Builder) -> list[Value]:
+        if self.chain.groups > 1:
+            b.multi("set_registers", count=_REGISTERS[self.chain.groups][0], increase=False)
+        number = b.cast(self.warp, i32)
+        first = b.op("eq", b.op("shuffle", number, b.const(0, i32), mode="idx"), b.const(0, i32))
+
+        def one_thread(inner: Builder) -> list[Value]:
+            self._body(inner, self.kernel.body.ops, True, inner.const(0, u32), inner.const(0, u32))
+            return []
+
+        b.if_(first, lambda inner: inner.if_(inner.op("elect"), one_thread, lambda deep: []), lambda inner: [])
+        return []
+
+    def _computing(self, b: Builder) -> list[Value]:
+        if self.chain.groups > 1:
+            b.multi("set_registers", count=_REGISTERS[self.chain.groups][1], increase=True)
+        self._body(b, self.kernel.body.ops, False, b.const(0, u32), b.const(0, u32))
+        if self.out_maps:
+            b.if_(self.leader, lambda inner: inner.multi("tma_wait", pending=0, read=True), lambda inner: [])
+        return []
+
+    def _body(self, b: Builder, ops: Sequence[Op], copying: bool, position: Value, number: Value) -> tuple[Value, Value]:
+        """The ops of a tile, or of the loop over tiles, in one role. `position` counts the steps taken so far, `number` the tiles that have any;
+        gives what they are then."""
+        for place, op in enumerate(ops):
+            if op.opcode == "for" and op.attrs.get("role") == "tiles":
+                self._tiles(b, op, copying, position, number)
+                return position, number
+            if op is self.walks[0]:
+                count = self.env[self.sum.operands[1]]
+                assert isinstance(count, Value)
+                steps = b.cast(count, u32)
+                if copying:
+                    self._copy_tile(b, steps, position, number)
+                else:
+                    self._compute_tile(b, steps, position, number)
+                    self.finish(b, [x for x in ops[place + 1 :] if x.opcode != "yield" and x not in self.walks])
+                some = b.op("gt", steps, b.const(0, u32))
+                return b.add(position, steps), b.add(number, b.cast(some, u32))
+            if op is not self.query_load:
+                self.ops(b, [op])
+            elif not copying:
+                continue
+        return position, number
+
+    def _tiles(self, b: Builder, op: Op, copying: bool, position: Value, number: Value) -> None:
+        low, high, step = (self.env[v] for v in op.operands[:3])
+        assert isinstance(low, Value) and isinstance(high, Value) and isinstance(step, Value)
+        region = op.regions[0]
+
+        def body(inner: Builder, index: Value, position: Value, number: Value) -> list[Value]:
+            self.env[region.args[0]] = index
+            return list(self._body(inner, region.ops, copying, position, number))
+
+        b.for_(low, high, step, [position, number], body, name="tile", unroll=1)
+
+    def _ring_state(self, b: Builder, position: Value) -> tuple[Value, Value]:
+        """The stage a step uses, and the parity of that use."""
+        stages = b.const(self.chain.stages, u32)
+        return b.op("mod", position, stages), b.op("and", b.op("floordiv", position, stages), b.const(1, u32))
+
+    # -- copying ------------------------------------------------------------------------------------------------
+
+    def _copy_tile(self, b: Builder, steps: Value, position: Value, number: Value) -> None:
+        zero, one = b.const(0, u32), b.const(1, u32)
+
+        def everything(at: Builder) -> list[Value]:
+            self._copy_step(at, self.key, zero, position)
+            self._copy(at, self.query, zero, at.op("and", number, one))
+
+            def step(inner: Builder, t: Value) -> list[Value]:
+                self._copy_step(inner, self.key, t, position)
+                self._copy_step(inner, self.value, inner.sub(t, one), position)
+                return []
+
+            at.for_(one, steps, one, [], step, name="step", unroll=1)
+            self._copy_step(at, self.value, at.sub(steps, one), position)
+            return []
+
+        b.if_(b.op("gt", steps, zero), everything, lambda inner: [])
+
+    def _copy_step(self, b: Builder, staged: _Staged, t: Value, position: Value) -> None:
+        """Bring the keys or values of step t."""
+        step = self.steps[-1]
+        self.env[step.index] = b.cast(t, dtype_of(step.index.type))
+        self.ops(b, _needed(step.ops, staged.load.operands[1:]))
+        self._copy(b, staged, *self._ring_state(b, b.add(position, t)))
+
+    def _copy(self, b: Builder, staged: _Staged, stage: Value, parity: Value) -> None:
+        size = staged.rows * staged.columns
+        b.multi("mbarrier_wait", staged.empty, stage, b.op("xor", parity, b.const(1, u32)))
+        b.multi("mbarrier_expect", staged.full, stage, bytes=size * self.dtype.itemsize)
+        tensor = staged.load.operands[0].type
+        assert isinstance(tensor, Tensor)
+        coordinates = [self.origin(self.env[v]) for v in staged.load.operands[1 : 1 + tensor.rank]]
+        offset = b.mul(stage, b.const(size, u32))
+        wide = ROW_BYTES // self.dtype.itemsize
+        blocks = staged.columns // wide
+        if staged.whole:
+            where = coordinates if blocks == 1 else [b.index(0), *coordinates[:-1], b.index(0)]
+            b.multi("tma_load", staged.memory, offset, staged.map, staged.full, stage, *where)
+            return
+        for block in range(blocks):
+            there = b.add(offset, b.const(block * wide * staged.rows, u32))
+            b.multi("tma_load", staged.memory, there, staged.map, staged.full, stage, *coordinates[:-1], b.index(block * wide))
+
+    # -- computing ------------------------------------------------------------------------------------------------
+
+    def _compute_tile(self, b: Builder, steps: Value, position: Value, number: Value) -> None:
+        s = self.chain
+        zero, one = b.const(0, u32), b.const(1, u32)
+        nothing = b.const(0.0, f32)
+        self.factor = self._factor(b)
+
+        def everything(at: Builder) -> list[Value]:
+            at.multi("mbarrier_wait", self.query.full, zero, at.op("and", number, one))
+            state = self._first(at, position)
+            for which, step in enumerate(self.steps):
+                low = one if not which else at.op("max", one, self._count(at, self.walks[0]))
+                high = self._count(at, self.walks[which])
+
+                def body(inner: Builder, t: Value, *carried: Value, own: _Step = step) -> list[Value]:
+                    return self._next(inner, own, t, position, self._state(carried)).flat()
+
+                state = self._state(at.for_(low, high, one, state.flat(), body, name="step", unroll=1))
+            self._release(at, self.query, zero)
+            stage, parity = self._ring_state(at, at.add(position, at.sub(steps, one)))
+            out = self._wait(at, self._multiply(at, stage, parity, state.words, state.out), 0)
+            self._release(at, self.value, stage)
+            return [*out, *(self._largest(at, m) for m in state.most), *(self._added(at, x) for x in state.total)]
+
+        def empty(at: Builder) -> list[Value]:
+            return [*[nothing] * (s.wide // 2), *[at.const(-math.inf, f32)] * 2, *[nothing] * 2]
+
+        found = list(b.if_(b.op("gt", steps, zero), everything, empty))
+        out, rows = found[:-4], found[-4:]
+        most, total, product = self.sum.results
+        for result, values in ((most, rows[:2]), (total, rows[2:])):
+            self.env[result] = Registers((s.m, 1), {(h, 0): v for h, v in enumerate(values)})
+        self.env[product] = Registers((s.m, s.wide), self._cells(b, out))
+
+    def _count(self, b: Builder, loop: Op) -> Value:
+        high = self.env[loop.operands[1]]
+        assert isinstance(high, Value)
+        return b.cast(high, u32)
+
+    def _state(self, flat: Sequence[Value]) -> _State:
+        out, words = self.chain.wide // 2, self.chain.n // 4
+        rest = list(flat[out + words :])
+        return _State(list(flat[:out]), list(flat[out : out + words]), rest[:2], rest[2:])
+
+    def _cells(self, b: Builder, values: Sequence[Value]) -> dict[Cell, Value]:
+        """Accumulators as registers of a tile: two neighbours each."""
+        return {
+            (row, column): b.op("pack", values[4 * column + 2 * row], values[4 * column + 2 * row + 1])
+            for column in range(len(values) // 4) for row in range(2)
+        }  # fmt: skip
+
+    def _first(self, b: Builder, position: Value) -> _State:
+        """Scores and weights of the first step; nothing is multiplied yet."""
+        stage, parity = self._ring_state(b, position)
+        step = self.steps[0]
+        scores = self._start(b, stage, parity)
+        self._bind(b, step, b.const(0, u32))
+        scores = self._wait(b, scores, 0)
+        self._release(b, self.key, stage)
+        units = self._units(b, step, scores)
+        most = [self._row_maximum(b, units, h) for h in range(2)]
+        weights, total = self._weights(b, units, most, range(self.chain.n // 8))
+        nothing = b.const(0.0, f32)
+        return _State([nothing] * (self.chain.wide // 2), self._packed(b, weights), most, total)
+
+    def _next(self, b: Builder, step: _Step, t: Value, position: Value, state: _State) -> _State:
+        """Scores and weights of step t, while those of the step before are multiplied."""
+        stage, parity = self._ring_state(b, b.add(position, t))
+        before, parity_before = self._ring_state(b, b.add(position, b.sub(t, b.const(1, u32))))
+        scores = self._start(b, stage, parity)
+        out = self._multiply(b, before, parity_before, state.words, state.out)
+        self._bind(b, step, t)
+        scores = self._wait(b, scores, 1)
+        self._release(b, self.key, stage)
+        units = self._units(b, step, scores)
+        most, shrink, grown = self._grown(b, units, state.most)
+        columns = self.chain.n // 8
+        early = min(columns, (self.chain.n // 8 * 3 // 4))
+        weights, total = self._weights(b, units, most, range(early))
+        out = self._wait(b, out, 0)
+        self._release(b, self.value, before)
+        out, totals = self._scaled(b, out, state.total, shrink, grown)
+        late, more = self._weights(b, units, most, range(early, columns))
+        sums = [b.add(x, y) for x, y in zip(totals, total, strict=True)] if total else totals
+        sums = [b.add(x, y) for x, y in zip(sums, more, strict=True)] if more else sums
+        return _State(out, self._packed(b, {**weights, **late}), most, sums)
+
+    # -- matrix instructions ----------------------------------------------------------------------------------------
+
+    def _start(self, b: Builder, stage: Value, parity: Value) -> Sequence[Value]:
+        """Start the first product of a step."""
+        s = self.chain
+        b.multi("mbarrier_wait", self.key.full, stage, parity)
+        wide = ROW_BYTES // self.dtype.itemsize
+        steps: list[Attr] = []
+        for number in range(s.k // TERMS):
+            block, inside = divmod(number * TERMS, wide)
+            steps.append((block * s.m * wide + inside, block * s.n * wide + inside, 0))
+        first = b.mul(b.cast(self.own, u32), b.const(64 * wide, u32))
+        second = b.mul(stage, b.const(s.n * s.k, u32))
+        return b.multi(
+            "wgmma", self.query.memory, first, self.key.memory, second, n=s.n, k=TERMS, steps=tuple(steps), a_major="k", b_major="k", fresh=True
+        )
+
+    def _multiply(self, b: Builder, stage: Value, parity: Value, words: Sequence[Value], out: Sequence[Value]) -> Sequence[Value]:
+        """Start the second product of a step."""
+        s = self.chain
+        b.multi("mbarrier_wait", self.value.full, stage, parity)
+        wide = ROW_BYTES // self.dtype.itemsize
+        steps: tuple[Attr, ...] = tuple((4 * number, number * TERMS * wide, 0) for number in range(s.n // TERMS))
+        offset = b.mul(stage, b.const(s.n * s.wide, u32))
+        attrs: dict[str, Attr] = {
+            "dtype": self.dtype, "words": len(words), "n": s.wide, "k": TERMS, "steps": steps, "b_major": "mn", "b_block": s.n * wide,
+        }  # fmt: skip
+        return b.emit("wgmma_registers", (*words, self.value.memory, offset, *out), attrs)
+
+    def _wait(self, b: Builder, values: Sequence[Value], pending: int) -> list[Value]:
+        return list(b.multi("wgmma_wait", *values, pending=pending, finished=True))
+
+    def _release(self, b: Builder, staged: _Staged, stage: Value) -> None:
+        b.if_(self.leader, lambda inner: inner.multi("mbarrier_arrive", staged.empty, stage), lambda inner: [])
+
+    # -- scores and weights -------------------------------------------------------------------------------------------
+
+    def _bind(self, b: Builder, step: _Step, t: Value) -> None:
+        """What the scores need besides the product, loads above all: on their way while it runs."""
+        self.env[step.index] = b.cast(t, dtype_of(step.index.type))
+        form = self._score(step)
+        wanted = ([form.mask] if form.mask is not None else []) if form.plain else [step.score]
+        late: set[Value] = {step.scores.results[0]}
+        for op in _needed(step.ops, wanted):
+            if op is step.scores or any(v in late for v in op.operands):
+                late.update(op.results)
+            elif op.results[0] not in (step.key, step.value):
+                self.ops(b, [op])
+
+    def _score(self, step: _Step) -> _Score:
+        value, mask = step.score, None
+        op = self.made.get(value)
+        if op is not None and op.opcode == "select" and self._constant(op.operands[2]) == -math.inf:
+            value, mask = op.operands[1], op.operands[0]
+            op = self.made.get(value)
+        if value is step.scores.results[0]:
+            return _Score(True, None, mask)
+        if op is not None and op.opcode == "mul":
+            for one, other in (op.operands, tuple(reversed(op.operands))):
+                wide = self.made.get(other)
+                if one is step.scores.results[0] and wide is not None and wide.opcode == "broadcast" and not isinstance(wide.operands[0].type, Tile):
+                    return _Score(True, wide.operands[0], mask)
+        return _Score(False, None, None)
+
+    def _constant(self, value: Value) -> object:
+        op = self.made.get(value)
+        while op is not None and op.opcode == "broadcast":
+            op = self.made.get(op.operands[0])
+        return op.attrs["value"] if op is not None and op.opcode == "const" else None
+
+    def _factor(self, b: Builder) -> Value:
+        """What a unit is multiplied by to be a power of two: units are the products as they come where they are only scaled, by a factor that is
+        not negative."""
+        base = b.const(math.log2(math.e) if self.exponential == "exp" else 1.0, f32)
+        times = self._score(self.steps[-1]).times
+        if times is None:
+            return base
+        held = self.env[times]
+        assert isinstance(held, Value)
+        return b.mul(held, base)
+
+    def _units(self, b: Builder, step: _Step, scores: Sequence[Value]) -> dict[Cell, Value]:
+        """Scores, up to a factor that is the same for all."""
+        shape = (self.chain.m, self.chain.n)
+        cells = self._cells(b, scores)
+        form = self._score(step)
+        if not form.plain:
+            self.env[step.scores.results[0]] = Registers(shape, cells)
+            late: set[Value] = {step.scores.results[0]}
+            for op in _needed(step.ops, [step.score]):
+                if op is not step.scores and any(v in late for v in op.operands):
+                    self.ops(b, [op])
+                    late.update(op.results)
+            return self.registers(b, self.env[step.score], shape).cells
+        if form.times is not None and not self._is_positive(form.times):
+            factor = b.op("broadcast", self.factor, width=2)
+            cells = {cell: b.mul(value, factor) for cell, value in cells.items()}
+        if form.mask is not None:
+            mask = self.registers(b, self.env[form.mask], shape)
+            lowest = b.op("broadcast", b.const(-math.inf, f32), width=2)
+            cells = {cell: b.select(mask.cells[cell], value, lowest) for cell, value in cells.items()}
+        return cells
+
+    def _exponent(self, b: Builder, most: Value) -> tuple[Value, Value]:
+        """Factor and summand that make a unit the exponent of its weight."""
+        form = self._score(self.steps[-1])
+        empty = b.op("eq", most, b.const(-math.inf, f32))
+        shift = b.select(empty, b.const(0.0, f32), most)
+        factor = self.factor
+        if form.plain and form.times is not None and not self._is_positive(form.times):
+            factor = b.const(1.0, f32)
+        elif not form.plain:
+            far = b.op("gt", b.op("abs", shift), b.const(HUGE, f32))
+            factor = b.select(far, b.const(TINY_FACTOR, f32), factor)
+        return factor, b.op("neg", b.mul(shift, factor))
+
+    def _is_positive(self, value: Value) -> bool:
+        """Whether a scalar is known to be above zero."""
+        op = self.made.get(value)
+        if op is None:
+            return False
+        if op.opcode == "const":
+            number = op.attrs["value"]
+            return isinstance(number, int | float) and number > 0
+        if op.opcode in ("mul", "div"):
+            return all(self._is_positive(v) for v in op.operands)
+        return op.opcode in ("sqrt", "rsqrt", "cast", "exp", "exp2") and self._is_positive(op.operands[0])
+
+    def _row_maximum(self, b: Builder, units: dict[Cell, Value], row: int) -> Value:
+        best: Value | None = None
+        for column in range(self.chain.n // 8):
+            best = units[row, column] if best is None else _larger(b, best, units[row, column])
+        assert best is not None
+        single = _larger(b, b.op("extract", best, lane=0), b.op("extract", best, lane=1))
+        for distance in (1, 2):
+            single = _larger(b, single, b.op("shuffle", single, b.const(distance, i32), mode="xor"))
+        return single
+
+    def _grown(self, b: Builder, units: dict[Cell, Value], before: Sequence[Value]) -> tuple[list[Value], list[Value], Value]:
+        """The maximum of each row to subtract from now on, what sums below the one before shrink by, and whether any does."""
+        most: list[Value] = []
+        shrink: list[Value] = []
+        needed: Value | None = None
+        for row, old in enumerate(before):
+            new = _larger(b, old, self._row_maximum(b, units, row))
+            factor, summand = self._exponent(b, new)
+            if self.lazy:
+                grows = b.op("gt", b.mul(b.sub(new, old), factor), b.const(LAZY, f32))
+                new = b.select(grows, new, old)
+                factor, summand = self._exponent(b, new)
+            else:
+                grows = b.op("ne", new, old)
+            needed = grows if needed is None else b.op("or", needed, grows)
+            shrink.append(b.op("exp2_approx", b.fma(old, factor, summand), flush=True))
+            most.append(new)
+        assert needed is not None
+        return most, shrink, b.op("vote", needed, mode="any")
+
+    def _scaled(
+        self, b: Builder, out: Sequence[Value], total: Sequence[Value], shrink: Sequence[Value], grown: Value
+    ) -> tuple[list[Value], list[Value]]:
+        def smaller(inner: Builder) -> list[Value]:
+            scaled = [inner.mul(value, shrink[number // 2 % 2]) for number, value in enumerate(out)]
+            return [*scaled, *(inner.mul(x, inner.op("broadcast", a, width=2)) for x, a in zip(total, shrink, strict=True))]
+
+        found = list(b.if_(grown, smaller, lambda inner: [*out, *total]))
+        return found[: len(out)], found[len(out) :]
+
+    def _weights(
+        self, b: Builder, units: dict[Cell, Value], most: Sequence[Value], columns: range
+    ) -> tuple[dict[Cell, Value], list[Value]]:
+        """The exponentials of some columns, and their sums for each row, of even and odd columns."""
+        weights: dict[Cell, Value] = {}
+        totals: list[Value] = []
+        for row in range(2) if columns else ():
+            factor, summand = (b.op("broadcast", x, width=2) for x in self._exponent(b, most[row]))
+            total: Value | None = None
+            for column in columns:
+                one = b.op("exp2_approx", b.fma(units[row, column], factor, summand), flush=True)
+                weights[row, column] = one
+                total = one if total is None else b.add(total, one)
+            assert total is not None
+            totals.append(total)
+        return weights, totals
+
+    def _packed(self, b: Builder, weights: dict[Cell, Value]) -> list[Value]:
+        """Weights as the first operand of the second product: accumulators lie as it wants them."""
+        return [
+            b.op("to_bits", b.cast(weights[row, column], self.dtype)) for column in range(self.chain.n // 8) for row in range(2)
+        ]
+
+    def _added(self, b: Builder, total: Value) -> Value:
+        single = b.add(b.op("extract", total, lane=0), b.op("extract", total, lane=1))
+        for distance in (1, 2):
+            single = b.add(single, b.op("shuffle", single, b.const(distance, i32), mode="xor"))
+        return single
+
+    def _largest(self, b: Builder, most: Value) -> Value:
+        """The maximum of the scores themselves."""
+        form = self._score(self.steps[-1])
+        if form.times is None:
+            return most
+        held = self.env[form.times]
+        assert isinstance(held, Value)
+        if self._is_positive(form.times):
+            return b.mul(most, held)
+        return b.mul(most, b.const(math.log(2) if self.exponential == "exp" else 1.0, f32))
+
+
+_REGISTERS = {2: (24, 240), 3: (32, 160)}
+"""Registers of a copying and of a computing thread, by the number of computing groups."""
+
+
+def _larger(b: Builder, first: Value, second: Value) -> Value:
+    return b.op("max", first, second, hardware=True)
+
+
+def _step(loop: Op) -> _Step:
+    region = loop.regions[0]
+    scores, weighted = (op for op in region.ops if op.opcode == "dot")
+    maximum = next(op for op in region.ops if op.opcode == "reduce_tile" and op.attrs["kind"] == "max")
+    return _Step(region.args[0], tuple(region.ops), scores, maximum.operands[0], weighted)
+
+
+def _needed(ops: Sequence[Op], values: Sequence[Value]) -> list[Op]:
+    """Those of the ops that make the values, in order."""
+    wanted = set(values)
+    found: list[Op] = []
+    for op in reversed(ops):
+        if any(r in wanted for r in op.results):
+            found.append(op)
+            wanted.update(op.operands)
+            wanted.update(v for region in op.regions for inner in walk(region) for v in inner.operands)
+    return list(reversed(found))
+
+
+def _is_used(kernel: Kernel, value: Value, source: Op) -> bool:
+    """Whether a result is used, other than to ask whether it is -inf."""
+    return any(value in op.operands and op.opcode != "eq" for op in walk(kernel.body) if op is not source)

@@ -17,7 +17,7 @@ from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target
 from tilewright.codegen import nvptx_matrix
-from tilewright.codegen.llvm import FunctionWriter, intrinsic, llvm_type, memory_type
+from tilewright.codegen.llvm import FunctionWriter, llvm_type, memory_type
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import CopyMap, Scalar, Tensor, dtype_of
 
@@ -177,8 +177,6 @@ class _NvptxDialect:
             return []
         if op.opcode == "exp2_approx":
             return [self._elementwise(w, op, operands, f"llvm.nvvm.ex2.approx.{'ftz.f32' if op.attrs.get('flush') else 'f32'}")]
-        if op.opcode == "max" and op.attrs.get("hardware"):
-            return [intrinsic(w, "maximum", op.operands[0].type, *operands)]
         if op.opcode == "rcp_approx":
             return [self._elementwise(w, op, operands, "llvm.nvvm.rcp.approx.ftz.f")]
         if op.opcode == "tanh_approx":

@@ -35,7 +35,7 @@ from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.rewrite import clone_ops
 from tilewright.ir.types import dtype_of
-from tilewright.passes.lower_loops import Condition, LoopLowering
+from tilewright.passes.lower_loops import Condition, LoopLowering, shape_of
 from tilewright.passes.schedule import Schedule
 from tilewright.passes.schedule_matrix import MatrixSchedule
 
@@ -245,7 +245,9 @@ class _Lowering(LoopLowering):
         env |= {op.result: total for op in found.sums}
         for scale in found.scales:
             self._evaluate(b, [scale.value], env, masks)
-            out = b.op("div" if scale.divides else "mul", out, self.widen(b, env[scale.value], shape))
+            divide = scale.divides and not self._is_rounded(found.weighted.result)
+            by = self._inverse(b, env[scale.value]) if scale.divides and not divide else env[scale.value]
+            out = b.op("div" if divide else "mul", out, self.widen(b, by, shape))
         env[found.weighted.result] = out
         reductions = (found.maximum, *found.sums, found.weighted)
         for op in found.parallel.regions[0].ops:
@@ -253,6 +255,27 @@ class _Lowering(LoopLowering):
                 self.ops(b, [inner for inner in op.regions[0].ops if inner not in reductions], env, masks)
             elif op not in reductions and op.opcode != "yield":
                 self.ops(b, [op], env, masks)
+
+    def _op(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[Condition]) -> Sequence[Value]:
+        """As for loops; but what is divided by one number for each row, and rounded to few bits, is multiplied by its inverse."""
+        if op.opcode == "div" and self._is_rounded(op.results[0]):
+            value, by = (env[v] for v in op.operands)
+            if shape_of(value) == (self.matrix.m, self.matrix.wide) and shape_of(by) == (self.matrix.m, 1):
+                return [b.mul(value, self.widen(b, self._inverse(b, by), shape_of(value)))]
+        return super()._op(b, op, env, masks)
+
+    def _inverse(self, b: Builder, value: Value) -> Value:
+        return b.op("div", b.like(b.const(1.0, f32), value), value)
+
+    def _is_rounded(self, value: Value) -> bool:
+        """Whether a value is only used, through products, in values of two bytes or less."""
+        users = [op for op in self.everything if value in op.operands]
+        if any(op.opcode not in ("cast", "mul", "div", "yield") for op in users) or not users:
+            return False
+        return all(
+            dtype_of(op.results[0].type).is_small_float if op.opcode == "cast" else op.opcode != "yield" and self._is_rounded(op.results[0])
+            for op in users
+        )
 
     def _restored(self, b: Builder, state: Sequence[Value], env: dict[Value, Value]) -> Sequence[Value]:
         """Rows of -inf only: NaN, as exp(-inf - -inf) is, where the text has such terms."""

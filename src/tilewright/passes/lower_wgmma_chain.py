@@ -30,7 +30,7 @@ from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.ops_matrix import ROW_BYTES
 from tilewright.ir.types import Tensor, Tile, dtype_of
-from tilewright.passes.registers import Cell, Registers
+from tilewright.passes.registers import Cell, Held, Index, Mask, Registers
 from tilewright.passes.schedule_matrix import MatrixSchedule
 from tilewright.passes.wgmma_epilogue import GROUP, Epilogue
 
@@ -299,6 +299,7 @@ class _Chain(Epilogue):
 
         def everything(at: Builder) -> list[Value]:
             at.multi("mbarrier_wait", self.query.full, zero, at.op("and", number, one))
+            self._turn_round(at)
             state = self._first(at, position)
             for which, step in enumerate(self.steps):
                 low = one if not which else at.op("max", one, self._count(at, self.walks[0]))
@@ -451,12 +452,43 @@ class _Chain(Epilogue):
         """What a unit is multiplied by to be a power of two: units are the products as they come where they are only scaled, by a factor that is
         not negative."""
         base = b.const(math.log2(math.e) if self.exponential == "exp" else 1.0, f32)
-        times = self._score(self.steps[-1]).times
+        times = self._times(b)
         if times is None:
             return base
+        # A factor of zero would make NaN of -inf.
+        return b.op("max", b.mul(times, base), b.const(1e-37, f32))
+
+    def _times(self, b: Builder) -> Value | None:
+        """What scores are multiplied by, without its sign."""
+        times = self._score(self.steps[-1]).times
+        if times is None:
+            return None
         held = self.env[times]
         assert isinstance(held, Value)
-        return b.mul(held, base)
+        return held if self._is_positive(times) else b.op("abs", held)
+
+    def _turn_round(self, b: Builder) -> None:
+        """Where scores are multiplied by a negative number: the queries change their sign instead."""
+        times = self._score(self.steps[-1]).times
+        if times is None or self._is_positive(times):
+            return
+        held = self.env[times]
+        assert isinstance(held, Value)
+        wide, width = ROW_BYTES // self.dtype.itemsize, 16 // self.dtype.itemsize
+        mine = b.mul(b.op("and", self.thread, b.index(GROUP - 1)), b.index(width))
+        mine = b.add(mine, b.mul(self.own, b.index(64 * wide)))
+
+        def negate(inner: Builder) -> list[Value]:
+            for block in range(self.chain.k // wide):
+                for part in range(64 * wide // (GROUP * width)):
+                    place = inner.add(mine, inner.index(block * self.chain.m * wide + part * GROUP * width))
+                    value = inner.op("load", self.query.memory, place, width=width)
+                    inner.multi("store", self.query.memory, place, inner.op("neg", value))
+            inner.multi("fence_async")
+            inner.multi("named_barrier", inner.cast(inner.add(self.own, inner.index(1)), i32), threads=GROUP)
+            return []
+
+        b.if_(b.op("lt", held, b.const(0.0, f32)), negate, lambda inner: [])
 
     def _units(self, b: Builder, step: _Step, scores: Sequence[Value]) -> dict[Cell, Value]:
         """Scores, up to a factor that is the same for all."""
@@ -471,13 +503,37 @@ class _Chain(Epilogue):
                     self.ops(b, [op])
                     late.update(op.results)
             return self.registers(b, self.env[step.score], shape).cells
-        if form.times is not None and not self._is_positive(form.times):
-            factor = b.op("broadcast", self.factor, width=2)
-            cells = {cell: b.mul(value, factor) for cell, value in cells.items()}
         if form.mask is not None:
-            mask = self.registers(b, self.env[form.mask], shape)
+            mask = self._mask(b, self.env[form.mask])
             lowest = b.op("broadcast", b.const(-math.inf, f32), width=2)
-            cells = {cell: b.select(mask.cells[cell], value, lowest) for cell, value in cells.items()}
+            cells = {cell: b.select(mask[cell], value, lowest) for cell, value in cells.items()}
+        return cells
+
+    def _mask(self, b: Builder, held: Held) -> dict[Cell, Value]:
+        """A mask of scores. Limits are compared as the room that is left from the thread's first element on: small numbers, and constants on the
+        other side."""
+        shape = (self.chain.m, self.chain.n)
+        if not isinstance(held, Mask):
+            return self.registers(b, held, shape).cells
+        rooms: list[tuple[Value, Index]] = []
+        for index, bound in held.edges:
+            room = b.sub(bound, self.first(b, index, (0, 0)))
+            room = b.op("max", b.op("min", room, b.index(1 << 20)), b.index(-(1 << 20)))
+            rooms.append((b.op("broadcast", b.cast(room, i32), width=2), index))
+        cells: dict[Cell, Value] = {}
+        for cell in self.cells(shape):
+            total: Value | None = None
+            for room, index in rooms:
+                start = sum(self.layout.offset(a, cell[a]) * f for a, f in index.factors.items())
+                beside = index.factors.get(1, 0)
+                inside = b.op("lt", b.op("pack", b.const(start, i32), b.const(start + beside, i32)), room)
+                total = inside if total is None else b.logical_and(total, inside)
+            rest = Mask(shape, (), held.others)
+            if held.others:
+                other = self.mask_cell(b, rest, cell)
+                total = other if total is None else b.logical_and(total, other)
+            assert total is not None
+            cells[cell] = total
         return cells
 
     def _exponent(self, b: Builder, most: Value) -> tuple[Value, Value]:
@@ -486,9 +542,7 @@ class _Chain(Epilogue):
         empty = b.op("eq", most, b.const(-math.inf, f32))
         shift = b.select(empty, b.const(0.0, f32), most)
         factor = self.factor
-        if form.plain and form.times is not None and not self._is_positive(form.times):
-            factor = b.const(1.0, f32)
-        elif not form.plain:
+        if not form.plain:
             far = b.op("gt", b.op("abs", shift), b.const(HUGE, f32))
             factor = b.select(far, b.const(TINY_FACTOR, f32), factor)
         return factor, b.op("neg", b.mul(shift, factor))
@@ -576,14 +630,8 @@ class _Chain(Epilogue):
 
     def _largest(self, b: Builder, most: Value) -> Value:
         """The maximum of the scores themselves."""
-        form = self._score(self.steps[-1])
-        if form.times is None:
-            return most
-        held = self.env[form.times]
-        assert isinstance(held, Value)
-        if self._is_positive(form.times):
-            return b.mul(most, held)
-        return b.mul(most, b.const(math.log(2) if self.exponential == "exp" else 1.0, f32))
+        times = self._times(b)
+        return most if times is None else b.mul(most, times)
 
 
 _REGISTERS = {2: (24, 240), 3: (32, 160)}

@@ -286,13 +286,15 @@ def _wgmma_registers(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequ
     lines = ["wgmma.fence.sync.aligned;"]
     steps = op.attrs["steps"]
     assert isinstance(steps, tuple)
-    for step in steps:
+    fresh = bool(op.attrs.get("fresh"))
+    before = count if fresh else 2 * count
+    for number, step in enumerate(steps):
         assert isinstance(step, tuple)
         word, move, start = (int(x) for x in step if isinstance(x, int))
         registers = ", ".join(f"${start + r}" for r in range(n // 2))
-        a = ", ".join(f"${2 * count + 1 + word + r}" for r in range(4))
-        lines.append(f"{{ .reg .b64 db; add.s64 db, ${2 * count}, {move * dtype.itemsize >> 4};")
-        lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, {{{a}}}, db, {tail}; }}")
+        a = ", ".join(f"${before + 1 + word + r}" for r in range(4))
+        lines.append(f"{{ .reg .b64 db; add.s64 db, ${before}, {move * dtype.itemsize >> 4};")
+        lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, {{{a}}}, db, {'0' + tail[1:] if fresh and not number else tail}; }}")
     lines.append("wgmma.commit_group.sync.aligned;")
     return _tied(w, op, "\\0A\\09".join(lines), operands[words + 2 :], (b,), operands[:words])
 

@@ -38,6 +38,9 @@ LAZY = 8.0
 """How much the maximum may grow, as a power of two, before sums are scaled."""
 HUGE, TINY_FACTOR = 1e38, 2.0**-10
 """Where the maximum is beyond the first, scores differ by far more than exponents can tell, and this factor in place of log2(e) keeps products finite."""
+EARLY = 3
+"""Quarters of a step's exponentials that are computed while the product before runs; the others follow it."""
+PIN = True
 TERMS = 16
 """Terms of one matrix instruction of two-byte elements."""
 
@@ -114,6 +117,8 @@ class _Chain(Epilogue):
         self.query_load = self.made[self.steps[-1].scores.operands[0]]
         self.dtype = dtype_of(self.query_load.results[0].type)
         self.lazy = not _is_used(self.kernel, self.sum.results[0], self.sum)
+        self.in_registers = schedule.a_copy == "registers"
+        """Each thread keeps its part of the queries."""
         self.exponential = next(op.opcode for op in self.steps[-1].ops if op.opcode in ("exp", "exp2"))
 
     # -- the whole kernel ---------------------------------------------------------------------------------------
@@ -127,6 +132,7 @@ class _Chain(Epilogue):
         self.key = self._staged(b, "k", self.made[step.key], 1, s.n, s.k, s.stages)
         self.value = self._staged(b, "v", self.made[step.value], 0, s.n, s.wide, s.stages)
         self.outputs(b)
+        self.scrap = b.op("alloc", dtype=f32, shape=(1,), space="shared", name="scrap")
         b.if_(b.op("eq", self.thread, b.index(0)), self._initialise, lambda inner: [])
         b.multi("barrier")
         is_copying = b.op("eq", self.group, b.const(0, i32))
@@ -156,7 +162,8 @@ class _Chain(Epilogue):
             b.multi("prefetch_map", staged.map)
             for number in range(stages):
                 b.multi("mbarrier_init", staged.full, b.index(number), count=1)
-                b.multi("mbarrier_init", staged.empty, b.index(number), count=self.chain.groups)
+                each = 4 if staged is self.query and self.in_registers else 1  # every warp has read its part itself
+                b.multi("mbarrier_init", staged.empty, b.index(number), count=self.chain.groups * each)
         b.multi("fence_init")
         return []
 
@@ -299,7 +306,9 @@ class _Chain(Epilogue):
 
         def everything(at: Builder) -> list[Value]:
             at.multi("mbarrier_wait", self.query.full, zero, at.op("and", number, one))
-            self._turn_round(at)
+            self.words = self._query_words(at) if self.in_registers else []
+            if not self.in_registers:
+                self._turn_round(at)
             state = self._first(at, position)
             for which, step in enumerate(self.steps):
                 low = one if not which else at.op("max", one, self._count(at, self.walks[0]))
@@ -309,7 +318,8 @@ class _Chain(Epilogue):
                     return self._next(inner, own, t, position, self._state(carried)).flat()
 
                 state = self._state(at.for_(low, high, one, state.flat(), body, name="step", unroll=1))
-            self._release(at, self.query, zero)
+            if not self.in_registers:
+                self._release(at, self.query, zero)
             stage, parity = self._ring_state(at, at.add(position, at.sub(steps, one)))
             out = self._wait(at, self._multiply(at, stage, parity, state.words, state.out), 0)
             self._release(at, self.value, stage)
@@ -368,8 +378,10 @@ class _Chain(Epilogue):
         units = self._units(b, step, scores)
         most, shrink, grown = self._grown(b, units, state.most)
         columns = self.chain.n // 8
-        early = min(columns, (self.chain.n // 8 * 3 // 4))
+        early = columns * EARLY // 4
         weights, total = self._weights(b, units, most, range(early))
+        if PIN and total:
+            self._pin(b, total)
         out = self._wait(b, out, 0)
         self._release(b, self.value, before)
         out, totals = self._scaled(b, out, state.total, shrink, grown)
@@ -391,6 +403,10 @@ class _Chain(Epilogue):
             steps.append((block * s.m * wide + inside, block * s.n * wide + inside, 0))
         first = b.mul(b.cast(self.own, u32), b.const(64 * wide, u32))
         second = b.mul(stage, b.const(s.n * s.k, u32))
+        if self.in_registers:
+            attrs: dict[str, Attr] = {"dtype": self.dtype, "words": len(self.words), "n": s.n, "k": TERMS, "b_major": "k", "fresh": True}
+            attrs["steps"] = tuple((4 * number, step[1], 0) for number, step in enumerate(steps) if isinstance(step, tuple))
+            return b.emit("wgmma_registers", (*self.words, self.key.memory, second), attrs)
         return b.multi(
             "wgmma", self.query.memory, first, self.key.memory, second, n=s.n, k=TERMS, steps=tuple(steps), a_major="k", b_major="k", fresh=True
         )
@@ -466,6 +482,28 @@ class _Chain(Epilogue):
         held = self.env[times]
         assert isinstance(held, Value)
         return held if self._is_positive(times) else b.op("abs", held)
+
+    def _query_words(self, b: Builder) -> list[Value]:
+        """The queries as a first operand in registers, with the sign of what scores are multiplied by; their memory is free then."""
+        wide, chunk = ROW_BYTES // self.dtype.itemsize, 16 // self.dtype.itemsize
+        row = b.add(b.mul(self.warp, b.index(16)), b.op("and", self.lane, b.index(15)))
+        start = b.mul(b.add(row, b.mul(self.own, b.index(64))), b.index(wide))
+        half, turn = b.op("shr", self.lane, b.index(4)), b.op("and", self.lane, b.index(7))
+        words: list[Value] = []
+        for number in range(self.chain.k // TERMS):
+            block, inside = divmod(number * TERMS, wide)
+            place = b.op("xor", b.add(half, b.index(inside // chunk)), turn)
+            place = b.add(b.add(start, b.mul(place, b.index(chunk))), b.index(block * self.chain.m * wide))
+            words += b.multi("ldmatrix", self.query.memory, place, count=4)
+        one_each = b.op("eq", self.lane, b.index(0))
+        b.if_(one_each, lambda inner: inner.multi("mbarrier_arrive", self.query.empty, inner.const(0, u32)), lambda inner: [])
+        times = self._score(self.steps[-1]).times
+        if times is None or self._is_positive(times):
+            return words
+        held = self.env[times]
+        assert isinstance(held, Value)
+        signs = b.select(b.op("lt", held, b.const(0.0, f32)), b.const(0x80008000, u32), b.const(0, u32))
+        return [b.op("xor", word, signs) for word in words]
 
     def _turn_round(self, b: Builder) -> None:
         """Where scores are multiplied by a negative number: the queries change their sign instead."""
@@ -588,6 +626,14 @@ class _Chain(Epilogue):
             most.append(new)
         assert needed is not None
         return most, shrink, b.op("vote", needed, mode="any")
+
+    def _pin(self, b: Builder, total: Sequence[Value]) -> None:
+        """Sums are done before what follows: ptxas moves arithmetic over waits, and would have nothing to do while the product runs. A store
+        that is never made, for sums of exponentials are not negative, depends on them."""
+        both = b.add(*total)
+        one = b.add(b.op("extract", both, lane=0), b.op("extract", both, lane=1))
+        never = b.op("lt", one, b.const(0.0, f32))
+        b.if_(never, lambda inner: inner.multi("store", self.scrap, inner.index(0), one), lambda inner: [])
 
     def _scaled(
         self, b: Builder, out: Sequence[Value], total: Sequence[Value], shrink: Sequence[Value], grown: Value

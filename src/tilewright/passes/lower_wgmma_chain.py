@@ -92,6 +92,8 @@ class _Score:
     plain: bool
     times: Value | None
     mask: Value | None
+    divides: bool = False
+    """`times` is what it is divided by."""
 
 
 @record
@@ -434,6 +436,7 @@ class _Chain(Epilogue):
     def _bind(self, b: Builder, step: _Step, t: Value) -> None:
         """What the scores need besides the product, loads above all: on their way while it runs."""
         self.env[step.index] = b.cast(t, dtype_of(step.index.type))
+        self.window = self._all
         form = self._score(step)
         wanted = ([form.mask] if form.mask is not None else []) if form.plain else [step.score]
         late: set[Value] = {step.scores.results[0]}
@@ -442,6 +445,12 @@ class _Chain(Epilogue):
                 late.update(op.results)
             elif op.results[0] not in (step.key, step.value):
                 self.ops(b, [op])
+        self.window = None
+
+    @property
+    def _all(self) -> tuple[range, range]:
+        """All registers of the scores. Nothing is stored for rows beyond the edge, and keys beyond it are masked: loads need no condition."""
+        return range(2), range(self.chain.n // 8)
 
     def _score(self, step: _Step) -> _Score:
         value, mask = step.score, None
@@ -451,12 +460,20 @@ class _Chain(Epilogue):
             op = self.made.get(value)
         if value is step.scores.results[0]:
             return _Score(True, None, mask)
-        if op is not None and op.opcode == "mul":
-            for one, other in (op.operands, tuple(reversed(op.operands))):
-                wide = self.made.get(other)
-                if one is step.scores.results[0] and wide is not None and wide.opcode == "broadcast" and not isinstance(wide.operands[0].type, Tile):
-                    return _Score(True, wide.operands[0], mask)
+        if op is not None and op.opcode in ("mul", "div"):
+            for one, other in (op.operands, tuple(reversed(op.operands)))[: 2 if op.opcode == "mul" else 1]:
+                times = self._scalar(step, other)
+                if one is step.scores.results[0] and times is not None:
+                    return _Score(True, times, mask, op.opcode == "div")
         return _Score(False, None, None)
+
+    def _scalar(self, step: _Step, value: Value) -> Value | None:
+        """The number a tile repeats, the same in every step."""
+        op = self.made.get(value)
+        if op is None or op.opcode != "broadcast" or isinstance(op.operands[0].type, Tile):
+            return None
+        needed = _needed(step.ops, op.operands)
+        return None if any(step.index in x.operands or x.regions for x in needed) else op.operands[0]
 
     def _constant(self, value: Value) -> object:
         op = self.made.get(value)
@@ -476,12 +493,18 @@ class _Chain(Epilogue):
 
     def _times(self, b: Builder) -> Value | None:
         """What scores are multiplied by, without its sign."""
-        times = self._score(self.steps[-1]).times
-        if times is None:
+        form = self._score(self.steps[-1])
+        if form.times is None:
             return None
-        held = self.env[times]
+        held = self._held(b, form.times)
+        held = b.op("div", b.const(1.0, f32), held) if form.divides else held
+        return held if self._is_positive(form.times) else b.op("abs", held)
+
+    def _held(self, b: Builder, scalar: Value) -> Value:
+        self.ops(b, [op for op in _needed(self.steps[-1].ops, [scalar]) if op.results[0] not in self.env])
+        held = self.env[scalar]
         assert isinstance(held, Value)
-        return held if self._is_positive(times) else b.op("abs", held)
+        return held
 
     def _query_words(self, b: Builder) -> list[Value]:
         """The queries as a first operand in registers, with the sign of what scores are multiplied by; their memory is free then."""
@@ -500,8 +523,7 @@ class _Chain(Epilogue):
         times = self._score(self.steps[-1]).times
         if times is None or self._is_positive(times):
             return words
-        held = self.env[times]
-        assert isinstance(held, Value)
+        held = self._held(b, times)
         signs = b.select(b.op("lt", held, b.const(0.0, f32)), b.const(0x80008000, u32), b.const(0, u32))
         return [b.op("xor", word, signs) for word in words]
 
@@ -510,8 +532,7 @@ class _Chain(Epilogue):
         times = self._score(self.steps[-1]).times
         if times is None or self._is_positive(times):
             return
-        held = self.env[times]
-        assert isinstance(held, Value)
+        held = self._held(b, times)
         wide, width = ROW_BYTES // self.dtype.itemsize, 16 // self.dtype.itemsize
         mine = b.mul(b.op("and", self.thread, b.index(GROUP - 1)), b.index(width))
         mine = b.add(mine, b.mul(self.own, b.index(64 * wide)))
@@ -535,11 +556,13 @@ class _Chain(Epilogue):
         form = self._score(step)
         if not form.plain:
             self.env[step.scores.results[0]] = Registers(shape, cells)
+            self.window = self._all
             late: set[Value] = {step.scores.results[0]}
             for op in _needed(step.ops, [step.score]):
                 if op is not step.scores and any(v in late for v in op.operands):
                     self.ops(b, [op])
                     late.update(op.results)
+            self.window = None
             return self.registers(b, self.env[step.score], shape).cells
         if form.mask is not None:
             mask = self._mask(b, self.env[form.mask])

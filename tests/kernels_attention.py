@@ -22,12 +22,12 @@ def plain(q: tw.Array, k: tw.Array, v: tw.Array, scale: tw.f32) -> tw.Array:
             for d in range(D):
                 s += q[b, h, i, d] * k[b, h, j, d]
             m = max(m, s * scale)
-        l = tw.f32(0)
+        total = tw.f32(0)
         for j in range(T):
             s = tw.f32(0)
             for d in range(D):
                 s += q[b, h, i, d] * k[b, h, j, d]
-            l += tw.exp(s * scale - m)
+            total += tw.exp(s * scale - m)
         for e in range(E):
             o = tw.f32(0)
             for j in range(T):
@@ -35,7 +35,7 @@ def plain(q: tw.Array, k: tw.Array, v: tw.Array, scale: tw.f32) -> tw.Array:
                 for d in range(D):
                     s += q[b, h, i, d] * k[b, h, j, d]
                 o += tw.exp(s * scale - m) * v[b, h, j, e]
-            out[b, h, i, e] = o / l
+            out[b, h, i, e] = o / total
     return out
 
 
@@ -55,13 +55,13 @@ def grouped_causal(q: tw.Array, k: tw.Array, v: tw.Array, scale: tw.f32) -> tw.A
                 for d in range(D):
                     s += q[b, h, i, d] * k[b, h // G, j, d]
                 m = max(m, s * scale)
-        l = tw.f32(0)
+        total = tw.f32(0)
         for j in range(T):
             if j <= i:
                 s = tw.f32(0)
                 for d in range(D):
                     s += q[b, h, i, d] * k[b, h // G, j, d]
-                l += tw.exp(s * scale - m)
+                total += tw.exp(s * scale - m)
         for e in range(E):
             o = tw.f32(0)
             for j in range(T):
@@ -69,7 +69,7 @@ def grouped_causal(q: tw.Array, k: tw.Array, v: tw.Array, scale: tw.f32) -> tw.A
                     s = tw.f32(0)
                     for d in range(D):
                         s += q[b, h, i, d] * k[b, h // G, j, d]
-                    o += tw.exp(s * scale - m) / l * v[b, h // G, j, e]
+                    o += tw.exp(s * scale - m) / total * v[b, h // G, j, e]
             out[b, h, i, e] = o
     return out
 
@@ -88,19 +88,19 @@ def ranged(q: tw.Array, k: tw.Array, v: tw.Array) -> tw.Array:
             for d in range(D):
                 s += q[b, h, i, d] * k[b, h, j, d]
             m = max(m, scale * s)
-        l = tw.f32(0)
+        total = tw.f32(0)
         for j in range(i + 1):
             s = tw.f32(0)
             for d in range(D):
                 s += q[b, h, i, d] * k[b, h, j, d]
-            l += tw.exp(scale * s - m)
+            total += tw.exp(scale * s - m)
         o = tw.f32(0)
         for j in range(i + 1):
             s = tw.f32(0)
             for d in range(D):
                 s += q[b, h, i, d] * k[b, h, j, d]
             o += v[b, h, j, e] * tw.exp(s * scale - m)
-        out[b, h, i, e] = o / l
+        out[b, h, i, e] = o / total
     return out
 
 
@@ -119,13 +119,13 @@ def before(q: tw.Array, k: tw.Array, v: tw.Array) -> tw.Array:
                 for d in range(D):
                     s += q[b, h, i, d] * k[b, h, j, d]
                 m = max(m, s)
-        l = tw.f32(0)
+        total = tw.f32(0)
         for j in range(T):
             if j < i:
                 s = tw.f32(0)
                 for d in range(D):
                     s += q[b, h, i, d] * k[b, h, j, d]
-                l += tw.exp(s - m)
+                total += tw.exp(s - m)
         for e in range(E):
             o = tw.f32(0)
             for j in range(T):
@@ -134,7 +134,7 @@ def before(q: tw.Array, k: tw.Array, v: tw.Array) -> tw.Array:
                     for d in range(D):
                         s += q[b, h, i, d] * k[b, h, j, d]
                     o += tw.exp(s - m) * v[b, h, j, e]
-            out[b, h, i, e] = tw.where(l > 0, o / l, 7.0)
+            out[b, h, i, e] = tw.where(total > 0, o / total, 7.0)
     return out
 
 
@@ -151,12 +151,12 @@ def masked(q: tw.Array, k: tw.Array, v: tw.Array, mask: tw.Array, scale: tw.f32)
             for d in range(D):
                 s += q[b, h, i, d] * k[b, h, j, d]
             m = max(m, tw.where(mask[i, j] > 0, s * scale, -tw.inf))
-        l = tw.f32(0)
+        total = tw.f32(0)
         for j in range(T):
             s = tw.f32(0)
             for d in range(D):
                 s += q[b, h, i, d] * k[b, h, j, d]
-            l += tw.exp(tw.where(mask[i, j] > 0, s * scale, -tw.inf) - m)
+            total += tw.exp(tw.where(mask[i, j] > 0, s * scale, -tw.inf) - m)
         for e in range(E):
             o = tw.f32(0)
             for j in range(T):
@@ -164,7 +164,7 @@ def masked(q: tw.Array, k: tw.Array, v: tw.Array, mask: tw.Array, scale: tw.f32)
                 for d in range(D):
                     s += q[b, h, i, d] * k[b, h, j, d]
                 o += tw.exp(tw.where(mask[i, j] > 0, s * scale, -tw.inf) - m) * v[b, h, j, e]
-            out[b, h, i, e] = o / l
+            out[b, h, i, e] = o / total
     return out
 
 
@@ -182,12 +182,12 @@ def biased(q: tw.Array, k: tw.Array, v: tw.Array, bias: tw.Array) -> tw.Array:
             for d in range(D):
                 s += q[b, h, i, d] * k[b, h, j, d]
             m = max(m, s * scale + bias[h, i, j])
-        l = tw.f32(0)
+        total = tw.f32(0)
         for j in range(T):
             s = tw.f32(0)
             for d in range(D):
                 s += q[b, h, i, d] * k[b, h, j, d]
-            l += tw.exp(s * scale + bias[h, i, j] - m)
+            total += tw.exp(s * scale + bias[h, i, j] - m)
         for e in range(E):
             o = tw.f32(0)
             for j in range(T):
@@ -195,7 +195,7 @@ def biased(q: tw.Array, k: tw.Array, v: tw.Array, bias: tw.Array) -> tw.Array:
                 for d in range(D):
                     s += q[b, h, i, d] * k[b, h, j, d]
                 o += tw.exp(s * scale + bias[h, i, j] - m) * v[b, h, j, e]
-            out[b, h, i, e] = o / l
+            out[b, h, i, e] = o / total
     return out
 
 
@@ -214,13 +214,13 @@ def with_logarithm(q: tw.Array, k: tw.Array, v: tw.Array, scale: tw.f32) -> tupl
             for d in range(D):
                 s += q[b, h, i, d] * k[b, h, j, d]
             m = max(m, s * scale)
-        l = tw.f32(0)
+        total = tw.f32(0)
         for j in range(T):
             s = tw.f32(0)
             for d in range(D):
                 s += q[b, h, i, d] * k[b, h, j, d]
-            l += tw.exp(s * scale - m)
-        lse[b, h, i] = m + tw.log(l)
+            total += tw.exp(s * scale - m)
+        lse[b, h, i] = m + tw.log(total)
         for e in range(E):
             o = tw.f32(0)
             for j in range(T):
@@ -228,7 +228,7 @@ def with_logarithm(q: tw.Array, k: tw.Array, v: tw.Array, scale: tw.f32) -> tupl
                 for d in range(D):
                     s += q[b, h, i, d] * k[b, h, j, d]
                 o += tw.exp(s * scale - m) * v[b, h, j, e]
-            out[b, h, i, e] = o / l
+            out[b, h, i, e] = o / total
     return out, lse
 
 

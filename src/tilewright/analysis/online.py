@@ -399,7 +399,7 @@ class _Finder:
             return ("value", id(value))
         if op.opcode in ("add", "sub", "neg", "fma") and dtype_of(value.type).is_float:
             terms = self._sum(value)
-            return terms[0] if len(terms) == 1 else ("sum", *terms)  # type: ignore[return-value]
+            return terms[0] if len(terms) == 1 else ("sum", *terms)
         if op.opcode == "mul":
             return ("mul", *_sorted([self.key(v) for v in op.operands]))
         if op.opcode == "if":

@@ -15,7 +15,7 @@ from tilewright.base.dtypes import bf16, f16
 from tilewright.base.errors import UserError
 from tilewright.base.sizes import ONE, Size
 from tilewright.base.target import Target
-from tilewright.ir.nodes import Kernel, Op
+from tilewright.ir.nodes import Kernel, Op, walk
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
 
@@ -58,7 +58,7 @@ def attention_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]
             "attention", 64 * groups, n, depth, stages=2, groups=groups, persistent=persistent, raster=raster if found.reach is not None else 8,
             wide=width,
         )
-        for groups, n in _shapes(depth, width)
+        for groups, n in _shapes(depth, width) if groups < 3 or not _reads_more(found)
     ]  # fmt: skip
     return tuple(sorted(candidates, key=lambda s: _cost(s, batch, rows, target)))
 
@@ -82,6 +82,11 @@ def _shapes(depth: int, width: int) -> list[tuple[int, int]]:
     if max(depth, width) <= 128:
         return [(2, 128), (1, 128)]
     return [(2, 64), (1, 64)]
+
+
+def _reads_more(found: Online) -> bool:
+    """Whether scores are made of further arrays, for which three groups have no registers left."""
+    return any(op.opcode == "load" and op not in (found.query, found.key) for op in walk(found.maximum.regions[0]))
 
 
 def _cost(schedule: MatrixSchedule, batch: int, rows: int, target: Target) -> float:

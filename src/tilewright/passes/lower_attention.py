@@ -77,28 +77,14 @@ class _Lowering(LoopLowering):
             self._tile(inner, number, down, batch, dict(env))
             return []
 
-        def in_turn(inner: Builder, number: Value) -> list[Value]:
-            return one(inner, number if found.reach is None else self._to_and_fro(inner, number, blocks, tiles))
-
         if schedule.persistent:
-            b.for_(first, b.index(tiles), b.index(blocks), [], in_turn, name="tile", role="tiles")
+            b.for_(first, b.index(tiles), b.index(blocks), [], one, name="tile", role="tiles")
         else:
             one(b, first)
         attrs: dict[str, Attr] = {**self.kernel.attrs, "schedule": schedule.describe()}
         return replace(self.kernel, stage=Stage.TILE, body=Block((), tuple(b.ops)), grid=(blocks,), attrs=MappingProxyType(attrs))
 
     # -- where a tile lies --------------------------------------------------------------------------------------
-
-    def _to_and_fro(self, b: Builder, number: Value, blocks: Size, tiles: Size) -> Value:
-        """Every second round of tiles the other way round: who had the longest tile has the shortest next, so that all end together."""
-        many = b.cast(b.index(blocks), u32)
-        own = b.cast(number, u32)
-        turn = b.op("floordiv", own, many)
-        start = b.mul(turn, many)
-        back = b.sub(b.add(b.add(start, start), b.sub(many, b.const(1, u32))), own)
-        odd = b.op("eq", b.op("and", turn, b.const(1, u32)), b.const(1, u32))
-        whole = b.op("le", b.add(start, many), b.cast(b.index(tiles), u32))
-        return b.cast(b.select(b.logical_and(odd, whole), back, own), i64)
 
     def _place(self, b: Builder, number: Value, down: Size, batch: Size, env: dict[Value, Value]) -> Value:
         """Bind the batch indices of tile `number`, and give its first row. Where rows have more keys the further down they are, the longest come

@@ -38,9 +38,9 @@ LAZY = 8.0
 """How much the maximum may grow, as a power of two, before sums are scaled."""
 HUGE, TINY_FACTOR = 1e38, 2.0**-10
 """Where the maximum is beyond the first, scores differ by far more than exponents can tell, and this factor in place of log2(e) keeps products finite."""
-EARLY = 3
-"""Quarters of a step's exponentials that are computed while the product before runs; the others follow it."""
-PIN = True
+EARLY = {1: 3, 2: 3, 3: 0}
+"""By the number of computing groups: quarters of a step's exponentials that are computed while the product before runs; the others follow it."""
+PIN = False
 TERMS = 16
 """Terms of one matrix instruction of two-byte elements."""
 
@@ -380,7 +380,7 @@ class _Chain(Epilogue):
         units = self._units(b, step, scores)
         most, shrink, grown = self._grown(b, units, state.most)
         columns = self.chain.n // 8
-        early = columns * EARLY // 4
+        early = columns * EARLY[self.chain.groups] // 4
         weights, total = self._weights(b, units, most, range(early))
         if PIN and total:
             self._pin(b, total)

@@ -1,0 +1,80 @@
+"""What is made of attention for Hopper: instructions, registers, and schedules by shape."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kernels_attention as text
+import tilewright as tw
+from support import assemble
+from tilewright.base.dtypes import bf16
+from tilewright.base.target import parse_target
+from tilewright.passes.choose_attention import attention_schedules
+from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
+
+
+def zeros(*shape: int, dtype: Any = bf16.numpy) -> np.ndarray:
+    return np.zeros(shape, dtype)
+
+
+def problem(name: str, rows: int, depth: int, heads: int = 2) -> tuple[tw.Kernel[..., Any], tuple[object, ...]]:
+    q = zeros(1, heads, rows, depth)
+    return {
+        "plain": (text.plain, (q, q, q, 0.1)),
+        "causal": (text.grouped_causal, (q, q, q, 0.1)),
+        "ranged": (text.ranged, (q, q, q)),
+        "masked": (text.masked, (q, q, q, zeros(rows, rows, dtype=np.uint8), 0.1)),
+        "biased": (text.biased, (q, q, q, zeros(heads, rows, rows))),
+        "logarithm": (text.with_logarithm, (q, q, q, 0.1)),
+    }[name]
+
+
+def chosen(name: str, rows: int, depth: int, heads: int = 2) -> MatrixSchedule:
+    kernel, arguments = problem(name, rows, depth, heads)
+    (schedule,) = kernel.stages(*arguments, target="sm_90a").stages.schedules
+    assert isinstance(schedule, MatrixSchedule)
+    return schedule
+
+
+@pytest.mark.requires("ptxas")
+@pytest.mark.parametrize("depth", [64, 128])
+@pytest.mark.parametrize("name", ["plain", "causal", "ranged", "masked", "biased", "logarithm"])
+def test_no_spills_and_no_waits_between_instructions(name: str, depth: int) -> None:
+    """With heads enough for the largest tiles."""
+    kernel, arguments = problem(name, 192 * 8, depth, 32)
+    ptx = kernel.compile(*arguments, target="sm_90a").code.decode()
+    done = assemble(ptx, "sm_90a")
+    assert done.spills == 0 and done.local == 0, done.log
+    assert not re.search(r"C75\d\d|serializ", done.log), done.log
+
+
+def test_the_weights_never_leave_their_registers() -> None:
+    kernel, arguments = problem("plain", 512, 128)
+    ptx = kernel.compile(*arguments, target="sm_90a").code.decode()
+    # The second product takes its first operand from registers, the first adds to nothing.
+    assert re.search(r"wgmma\.mma_async\.sync\.aligned\.m64n128k16\.f32\.bf16\.bf16 \{[^}]*\}, \{[^}]*\}, db, 1, 1, 1, 1;", ptx)
+    assert re.search(r"wgmma\.mma_async[^;]*db, 0, 1, 1", ptx)
+    assert "ex2.approx.ftz.f32" in ptx and "max.NaN.f32" in ptx
+
+
+def test_many_rows_have_large_tiles_and_few_small_ones() -> None:
+    assert chosen("plain", 1024, 128, 64).m == 128
+    assert chosen("plain", 1536, 64, 64).m == 192
+    assert chosen("plain", 64, 64).m == 64
+
+
+def test_schedules_parse_back() -> None:
+    for depth in (64, 128, 256):
+        schedule = chosen("plain", 256, depth)
+        assert parse_schedule(schedule.describe()) == schedule
+
+
+def test_other_targets_have_none() -> None:
+    kernel, arguments = problem("plain", 64, 64)
+    loop = kernel.stages(*arguments, target="sm_90a").stages.loop.calls[0].kernel
+    assert attention_schedules(loop, parse_target("sm_90a"), {})
+    assert not attention_schedules(loop, parse_target("sm_80"), {})

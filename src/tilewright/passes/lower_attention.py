@@ -78,7 +78,7 @@ class _Lowering(LoopLowering):
             return []
 
         if schedule.persistent:
-            b.for_(first, b.index(tiles), b.index(blocks), [], one, name="tile", role="tiles")
+            b.for_(first, b.index(tiles), b.index(blocks), [], one, name="tile", role="tiles", dynamic=schedule.dynamic)
         else:
             one(b, first)
         attrs: dict[str, Attr] = {**self.kernel.attrs, "schedule": schedule.describe()}

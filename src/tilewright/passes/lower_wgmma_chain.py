@@ -134,6 +134,10 @@ class _Chain(Epilogue):
         self.key = self._staged(b, "k", self.made[step.key], 1, s.n, s.k, s.stages)
         self.value = self._staged(b, "v", self.made[step.value], 0, s.n, s.wide, s.stages)
         self.outputs(b)
+        if s.dynamic:
+            self.next = b.op("alloc", dtype=u32, shape=(2,), space="shared", name="next")
+            self.next_full = b.op("alloc", dtype=u64, shape=(2,), space="shared", name="next.full")
+            self.next_empty = b.op("alloc", dtype=u64, shape=(2,), space="shared", name="next.empty")
         self.scrap = b.op("alloc", dtype=f32, shape=(1,), space="shared", name="scrap")
         b.if_(b.op("eq", self.thread, b.index(0)), self._initialise, lambda inner: [])
         b.multi("barrier")
@@ -166,6 +170,9 @@ class _Chain(Epilogue):
                 b.multi("mbarrier_init", staged.full, b.index(number), count=1)
                 each = 4 if staged is self.query and self.in_registers else 1  # every warp has read its part itself
                 b.multi("mbarrier_init", staged.empty, b.index(number), count=self.chain.groups * each)
+        for number in range(2) if self.chain.dynamic else ():
+            b.multi("mbarrier_init", self.next_full, b.index(number), count=1)
+            b.multi("mbarrier_init", self.next_empty, b.index(number), count=self.chain.groups * GROUP)
         b.multi("fence_init")
         return []
 
@@ -241,12 +248,52 @@ class _Chain(Epilogue):
         low, high, step = (self.env[v] for v in op.operands[:3])
         assert isinstance(low, Value) and isinstance(high, Value) and isinstance(step, Value)
         region = op.regions[0]
+        if self.chain.dynamic:
+            self._fetched_tiles(b, region, (low, high, step), copying, position, number)
+            return
 
         def body(inner: Builder, index: Value, position: Value, number: Value) -> list[Value]:
             self.env[region.args[0]] = index
             return list(self._body(inner, region.ops, copying, position, number))
 
         b.for_(low, high, step, [position, number], body, name="tile", unroll=1)
+
+    def _fetched_tiles(
+        self, b: Builder, region: Block, bounds: tuple[Value, Value, Value], copying: bool, position: Value, number: Value
+    ) -> None:
+        """Tiles by a counter: the copying thread fetches the next one while it brings the one at hand, and tells the others in two places that take
+        turns, each with a full and an empty mbarrier."""
+        low, high, blocks = bounds
+        one = b.const(1, u32)
+
+        def more(inner: Builder, *carried: Value) -> list[Value]:
+            return [inner.op("lt", carried[0], high), *carried]
+
+        def body(inner: Builder, tile: Value, turn: Value, position: Value, number: Value) -> list[Value]:
+            self.env[region.args[0]] = tile
+            slot = inner.op("and", turn, one)
+            parity = inner.op("and", inner.op("shr", turn, one), one)
+            if copying:
+                counter = self.kernel.params[-1]
+                fetched = inner.op("atomic", counter, inner.index(0), one, kind="add", scope="device", order="relaxed")
+            after = self._body(inner, region.ops, copying, position, number)
+            if copying:
+                following = inner.add(inner.cast(fetched, dtype_of(tile.type)), blocks)
+                inner.multi("mbarrier_wait", self.next_empty, slot, inner.op("xor", parity, one))
+                inner.multi("store", self.next, inner.cast(slot, dtype_of(tile.type)), inner.cast(following, u32))
+                inner.multi("mbarrier_arrive", self.next_full, slot)
+            else:
+                inner.multi("mbarrier_wait", self.next_full, slot, parity)
+                found = inner.op("load", self.next, inner.cast(slot, dtype_of(tile.type)))
+                inner.multi("mbarrier_arrive", self.next_empty, slot)
+                following = inner.cast(inner.op("shuffle", found, inner.const(0, i32), mode="idx"), dtype_of(tile.type))
+            return [following, inner.add(turn, one), *after]
+
+        start = (low, b.const(0, u32), position, number)
+        types, names = [v.type for v in start], ["tile", "turn", "position", "number"]
+        regions = b.region(types, names, more), b.region(types, names, body)
+        results = tuple(Value(t, n) for t, n in zip(types, names, strict=True))
+        b.append(Op("while", start, results, MappingProxyType({}), regions, b.span))
 
     def _ring_state(self, b: Builder, position: Value) -> tuple[Value, Value]:
         """The stage a step uses, and the parity of that use."""

@@ -1,7 +1,7 @@
 """The table of contents of the compiler: every pass, in order, from the loop stage to what a code generator takes.
 
     loop    simplify · collapse · stabilise · contract · narrow      what to compute, merged and shared
-    program pad_windows · repack · split_reductions                kernels added before or after
+    program pad_windows · repack · split_reductions · add_counters kernels added before or after
     loop    choose (schedule) · lower_loops                        -> tile
     tile    simplify · assign_layouts · lower_tiles                -> thread
     thread  simplify · expand_math · expand_casts · simplify
@@ -51,6 +51,7 @@ from tilewright.passes.schedule_matrix import MatrixSchedule
 from tilewright.passes.simplify import simplify
 from tilewright.passes.split_reductions import split_reductions
 from tilewright.passes.stabilise import stabilise
+from tilewright.passes.tile_counter import add_counters
 from tilewright.tree.metadata import KernelMetadata
 
 
@@ -167,6 +168,7 @@ def lower_planned(
     start = time.perf_counter()
     program, plan = split_reductions(program, plan, target, hints)
     trace.record("split_reductions", time.perf_counter() - start, lambda: print_program(program))
+    program, plan = add_counters(program, plan)
     loop = _map_kernels(program, lambda kernel: run_pass("simplify", kernel, simplify, trace))
     schedules = [own or choose(call.kernel, target, hints) for call, own in zip(loop.calls, plan, strict=True)]
     chosen = iter(schedules)

@@ -65,6 +65,8 @@ class MatrixSchedule:
     """CPU: the factor of which a block holds a copy of all it needs for a stretch of the sum; the other is copied panel by panel."""
     early: bool = False
     """Start before the kernel launched before has ended."""
+    dynamic: bool = False
+    """Blocks fetch the number of their next tile from a counter, so that tiles may take different times."""
     wide: int = 0
     """Attention: columns of the values; `m` are rows, `n` the keys of one step, `k` the terms of a score."""
 

@@ -22,7 +22,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.analysis import divisors
-from tilewright.base.dtypes import f32, i32, u32, u64
+from tilewright.base.dtypes import bool_, f32, i32, u32, u64
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, floordiv
 from tilewright.base.target import Target
@@ -144,6 +144,8 @@ class _Chain(Epilogue):
         is_copying = b.op("eq", self.group, b.const(0, i32))
         b.if_(is_copying, self._copying, self._computing)
         attrs: dict[str, Attr] = {**self.kernel.attrs, "min_blocks": 1}
+        if s.dynamic:
+            attrs["dependent"] = True  # on what sets the counter
         return replace(
             self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)), threads=s.threads, attrs=MappingProxyType(attrs)
         )
@@ -206,6 +208,8 @@ class _Chain(Epilogue):
         first = b.op("eq", b.op("shuffle", number, b.const(0, i32), mode="idx"), b.const(0, i32))
 
         def one_thread(inner: Builder) -> list[Value]:
+            if self.chain.dynamic:
+                inner.multi("wait_previous")
             self._body(inner, self.kernel.body.ops, True, inner.const(0, u32), inner.const(0, u32))
             return []
 
@@ -358,9 +362,11 @@ class _Chain(Epilogue):
             self.words = self._query_words(at) if self.in_registers else []
             if not self.in_registers:
                 self._turn_round(at)
-            state = self._first(at, position)
+            skipped = self._skipped(at, steps, position)
+            state = self._first(at, skipped, position)
+            after = at.add(skipped, one)
             for which, step in enumerate(self.steps):
-                low = one if not which else at.op("max", one, self._count(at, self.walks[0]))
+                low = after if not which else at.op("max", after, self._count(at, self.walks[0]))
                 high = self._count(at, self.walks[which])
 
                 def body(inner: Builder, t: Value, *carried: Value, own: _Step = step) -> list[Value]:
@@ -401,12 +407,53 @@ class _Chain(Epilogue):
             for column in range(len(values) // 4) for row in range(2)
         }  # fmt: skip
 
-    def _first(self, b: Builder, position: Value) -> _State:
+    def _skipped(self, b: Builder, steps: Value, position: Value) -> Value:
+        """How many steps at the start have nothing for the rows of this group, though they have for those of others; their tiles are released."""
+        step, one = self.steps[0], b.const(1, u32)
+        mask = self._score(step).mask
+        if self.chain.m <= self.chain.n or len(self.steps) < 2 or mask is None:
+            return b.const(0, u32)
+        ops = _needed(step.ops, [mask])
+        if any(op.opcode == "load" for op in ops):
+            return b.const(0, u32)
+
+        def count(inner: Builder, t: Value, total: Value) -> list[Value]:
+            self.env[step.index] = inner.cast(t, dtype_of(step.index.type))
+            self.ops(inner, ops)
+            held = self.env[mask]
+            if not isinstance(held, Mask):
+                return [total]
+            nothing = inner.const(False, bool_)
+            for index, bound in held.edges:
+                least = index.base
+                for axis, factor in index.factors.items():
+                    first = inner.mul(self.own, inner.index(64)) if axis == 0 else inner.index(0)
+                    last = inner.add(first, inner.index(63 if axis == 0 else self.chain.n - 1))
+                    least = inner.add(least, inner.mul(first if factor > 0 else last, inner.index(factor)))
+                nothing = inner.op("or", nothing, inner.op("ge", least, bound))
+            return [inner.add(total, inner.cast(nothing, u32))]
+
+        # The steps with the last keys come first, so those without any for these rows are the first.
+        masked = b.op("min", self._count(b, self.walks[0]), b.sub(steps, one))
+        (total,) = b.for_(b.const(0, u32), masked, one, [b.const(0, u32)], count, name="step", unroll=1)
+        total = b.op("min", total, masked)
+
+        def release(inner: Builder, t: Value) -> list[Value]:
+            stage, parity = self._ring_state(inner, inner.add(position, t))
+            for staged in (self.key, self.value):
+                inner.multi("mbarrier_wait", staged.full, stage, parity)
+                self._release(inner, staged, stage)
+            return []
+
+        b.for_(b.const(0, u32), total, one, [], release, name="step", unroll=1)
+        return total
+
+    def _first(self, b: Builder, t: Value, position: Value) -> _State:
         """Scores and weights of the first step; nothing is multiplied yet."""
-        stage, parity = self._ring_state(b, position)
+        stage, parity = self._ring_state(b, b.add(position, t))
         step = self.steps[0]
         scores = self._start(b, stage, parity)
-        self._bind(b, step, b.const(0, u32))
+        self._bind(b, step, t)
         scores = self._wait(b, scores, 0)
         self._release(b, self.key, stage)
         units = self._units(b, step, scores)

@@ -111,7 +111,8 @@ class _State:
 
 class _Chain(Epilogue):
     def __init__(self, kernel: Kernel, schedule: MatrixSchedule, target: Target) -> None:
-        super().__init__(kernel, replace(schedule, n=schedule.wide), target)
+        # Groups that take turns here still share a tile.
+        super().__init__(kernel, replace(schedule, n=schedule.wide, turns=False), target)
         self.chain = schedule
         self.made = {result: op for op in walk(kernel.body) for result in op.results}
         self.walks = [op for op in walk(kernel.body) if op.opcode == "for" and op.attrs.get("role") in ("masked", "sum")]
@@ -119,6 +120,8 @@ class _Chain(Epilogue):
         self.query_load = self.made[self.steps[-1].scores.operands[0]]
         self.dtype = dtype_of(self.query_load.results[0].type)
         self.lazy = not _is_used(self.kernel, self.sum.results[0], self.sum)
+        self.turns = schedule.turns and schedule.groups > 1 and schedule.m <= schedule.n
+        """The groups start their products one after another, so that one multiplies while another computes exponentials; all have as many steps."""
         self.in_registers = schedule.a_copy == "registers"
         """Each thread keeps its part of the queries."""
         self.exponential = next(op.opcode for op in self.steps[-1].ops if op.opcode in ("exp", "exp2"))
@@ -219,6 +222,13 @@ class _Chain(Epilogue):
     def _computing(self, b: Builder) -> list[Value]:
         if self.chain.groups > 1:
             b.multi("set_registers", count=_REGISTERS[self.chain.groups][1], increase=True)
+        if self.turns:
+            # Barriers 1 to the number of groups are those of the way out; the last group lets the first begin.
+            first, mine = self.chain.groups + 1, b.cast(self.own, i32)
+            last = b.op("eq", mine, b.const(self.chain.groups - 1, i32))
+            self.turn = b.add(mine, b.const(first, i32))
+            self.next_turn = b.select(last, b.const(first, i32), b.add(mine, b.const(first + 1, i32)))
+            b.if_(last, lambda inner: inner.multi("named_barrier", self.next_turn, threads=2 * GROUP, arrive=True), lambda inner: [])
         self._body(b, self.kernel.body.ops, False, b.const(0, u32), b.const(0, u32))
         if self.out_maps:
             b.if_(self.leader, lambda inner: inner.multi("tma_wait", pending=0, read=True), lambda inner: [])
@@ -466,8 +476,12 @@ class _Chain(Epilogue):
         """Scores and weights of step t, while those of the step before are multiplied."""
         stage, parity = self._ring_state(b, b.add(position, t))
         before, parity_before = self._ring_state(b, b.add(position, b.sub(t, b.const(1, u32))))
+        if self.turns:
+            b.multi("named_barrier", self.turn, threads=2 * GROUP)
         scores = self._start(b, stage, parity)
         out = self._multiply(b, before, parity_before, state.words, state.out)
+        if self.turns:
+            b.multi("named_barrier", self.next_turn, threads=2 * GROUP, arrive=True)
         self._bind(b, step, t)
         scores = self._wait(b, scores, 1)
         self._release(b, self.key, stage)

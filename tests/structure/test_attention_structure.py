@@ -40,12 +40,18 @@ def chosen(name: str, rows: int, depth: int, heads: int = 2) -> MatrixSchedule:
     return schedule
 
 
+LARGE, SHORT = (192 * 8, 32), (512, 16)
+"""Rows and heads."""
+
+
 @pytest.mark.requires("ptxas")
 @pytest.mark.parametrize("depth", [64, 128])
-@pytest.mark.parametrize("name", ["plain", "causal", "ranged", "masked", "biased", "logarithm"])
-def test_no_spills_and_no_waits_between_instructions(name: str, depth: int) -> None:
-    """With heads enough for the largest tiles."""
-    kernel, arguments = problem(name, 192 * 8, depth, 32)
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [*((n, LARGE) for n in ("plain", "causal", "ranged", "masked", "biased", "logarithm")), ("plain", SHORT), ("causal", SHORT)],
+)
+def test_no_spills_and_no_waits_between_instructions(name: str, size: tuple[int, int], depth: int) -> None:
+    kernel, arguments = problem(name, size[0], depth, size[1])
     ptx = kernel.compile(*arguments, target="sm_90a").code.decode()
     done = assemble(ptx, "sm_90a")
     assert done.spills == 0 and done.local == 0, done.log
@@ -65,6 +71,22 @@ def test_many_rows_have_large_tiles_and_few_small_ones() -> None:
     assert chosen("plain", 1024, 128, 64).m == 128
     assert chosen("plain", 1536, 64, 64).m == 192
     assert chosen("plain", 64, 64).m == 64
+
+
+def test_tiles_of_different_length_are_fetched_where_there_are_many() -> None:
+    kernel, arguments = problem("causal", 2048, 128, 32)
+    compiled = kernel.stages(*arguments, target="sm_90a").stages
+    assert [call.kernel.name for call in compiled.thread.calls] == ["grouped_causal.zero", "grouped_causal"]
+    large = compiled.schedules[1]
+    assert isinstance(large, MatrixSchedule) and large.dynamic and large.raster == 32
+    small = chosen("causal", 512, 64, 12)
+    assert not small.dynamic and small.raster == 12
+
+
+def test_short_rows_leave_shared_memory_at_once_or_have_deep_rings() -> None:
+    assert chosen("plain", 512, 128, 32).a_copy == "registers"
+    assert chosen("plain", 4096, 128, 32).a_copy == "tma"
+    assert chosen("plain", 512, 64, 32).stages == 4
 
 
 def test_schedules_parse_back() -> None:

@@ -64,7 +64,7 @@ def matrix_layout(kernel: Kernel, schedule: MatrixSchedule) -> Accumulator | Blo
     product = next(op for op in walk(kernel.body) if op.opcode == "dot")
     size = dtype_of(product.operands[0].type).itemsize
     if schedule.family in ("wgmma", "attention"):
-        return Accumulator("wgmma", (64, schedule.n, 32 // size), (1 if schedule.turns and schedule.family == "wgmma" else schedule.groups, 1))
+        return Accumulator("wgmma", (64, schedule.n, 32 // size), (1 if schedule.turns else schedule.groups, 1))
     if schedule.family == "fma":
         # A thread has patches that are one vector wide and as high.
         vector = 16 // dtype_of(product.result.type).itemsize

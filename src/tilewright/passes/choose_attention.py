@@ -8,6 +8,7 @@ terms and columns, both known when the code is made.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tilewright.analysis import divisors
 from tilewright.analysis.online import Online, find_online
@@ -23,8 +24,14 @@ MOST = 256
 """Terms of a score and columns of the values, at most."""
 BLOCK = 64
 """Elements of 128 bytes: what is swizzled together."""
-CACHED = 16 << 20
+CACHED = 32 << 20
 """Bytes of keys and values that are walked together, so that they stay in the L2 cache."""
+SHORT = 1024
+"""Up to this many keys a tile is over soon, and queries that leave shared memory at once make room for the next."""
+SMALL = 2e10
+"""Operations up to which a second launch, which sets a counter, costs more than it brings."""
+SHARED = 200 << 10
+"""Bytes of shared memory for operands."""
 LARGE = 1 << 12
 
 
@@ -51,15 +58,19 @@ def attention_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]
     rows, keys, batch = number(found.extents[found.row]), number(found.keys), 1
     for position in found.batch:
         batch *= number(found.extents[position])
-    raster = max(1, min(batch, CACHED // max(1, keys * (depth + width) * 2)))
-    persistent = found.reach is None
+    more = _reads_more(found)
     candidates = [
         MatrixSchedule(
-            "attention", 64 * groups, n, depth, stages=2, groups=groups, persistent=persistent, raster=raster if found.reach is not None else 8,
-            wide=width,
+            "attention", 64 * groups, n, depth, stages=_stages(groups, n, depth + width), groups=groups, wide=width,
+            a_copy="registers" if groups == 2 and 64 < depth <= 128 and keys <= SHORT and not more else "tma",
         )
-        for groups, n in _shapes(depth, width) if groups < 3 or not _reads_more(found)
+        for groups, n in _shapes(depth, width) if groups < 3 or not more
     ]  # fmt: skip
+    if found.reach is not None:
+        # Tiles of different length: sorted all together where there are few, else fetched, with the keys of a few batch points in the cache.
+        small = 2 * batch * rows * keys * (depth + width) / 2 < SMALL
+        raster = batch if small else min(batch, CACHED // max(1, keys * (depth + width) * 2))
+        candidates = [replace(s, raster=max(1, raster), dynamic=not small) for s in candidates]
     return tuple(sorted(candidates, key=lambda s: _cost(s, batch, rows, target)))
 
 
@@ -89,11 +100,17 @@ def _reads_more(found: Online) -> bool:
     return any(op.opcode == "load" and op not in (found.query, found.key) for op in walk(found.maximum.regions[0]))
 
 
+def _stages(groups: int, n: int, columns: int) -> int:
+    """Steps whose keys and values are there at once: four where two groups of short rows leave room, else two."""
+    queries = 64 * groups * columns
+    return 4 if groups < 3 and columns <= 128 and queries + 4 * n * columns * 2 <= SHARED else 2
+
+
 def _cost(schedule: MatrixSchedule, batch: int, rows: int, target: Target) -> float:
     """Rounds of tiles, each as long as it has rows; few groups leave the matrix units idle."""
     tiles = batch * -(-rows // schedule.m)
     rate = {1: 0.55, 2: 0.9, 3: 1.0}[schedule.groups]
-    rounds = tiles / target.multiprocessors if not schedule.persistent else -(-tiles // target.multiprocessors)
+    rounds = tiles / target.multiprocessors if schedule.dynamic else -(-tiles // target.multiprocessors)
     return max(1.0, rounds) * schedule.m / rate
 
 

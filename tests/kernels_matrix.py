@@ -362,12 +362,70 @@ add(
     dequantised,
     by_scale,
 )
+
+
+def quantised(rng: np.random.Generator, sizes: Sizes, group: int = 0) -> Arrays:
+    """Weights of i8 as rows along the sum, with a scale for each row, or for each group along it."""
+    m, n, k = sizes
+    scales = (n, -(-k // group)) if group else (n,)
+    return values(rng, (m, k), dtypes.bf16), values(rng, (n, k), dtypes.i8), (np.abs(values(rng, scales, dtypes.f32)) + 0.01) / 32
+
+
+def by_row(a: Wide, b: Wide, s: Wide) -> Wide:
+    return by_scale(a, b.T, s)
+
+
+def by_group(group: int, a: Wide, b: Wide, s: Wide) -> Wide:
+    scales = np.repeat(s, group, axis=1)[:, : b.shape[1]]
+    weights: Wide = (b * scales).astype(np.float32).astype(dtypes.bf16.numpy).astype(np.float64)
+    return np.asarray(a @ weights.T)
+
+
+add("dequantised_rows", product_kernel("nk", term="{a} * tw.cast(tw.f32({b}) * s[j], tw.bf16)", extra=", s"), quantised, by_row)
+for _group in (64, 128):
+    add(
+        f"dequantised_groups_of_{_group}",
+        product_kernel("nk", term=f"{{a}} * tw.cast(tw.f32({{b}}) * s[j, p // {_group}], tw.bf16)", extra=", s"),
+        partial(quantised, group=_group),
+        partial(by_group, _group),
+    )
+add(
+    "cast_to_bf16",
+    product_kernel("nk", dtype="tw.f32", term="tw.cast({a}, tw.bf16) * {b}"),
+    factors("nk", dtypes.f32, second=dtypes.bf16),
+    lambda a, b: a.astype(np.float32).astype(dtypes.bf16.numpy).astype(np.float64) @ b.T,
+)
+
+
+def scaled(a: Wide, b: Wide, r: Wide, c: Wide) -> Wide:
+    narrow = (a.astype(np.float32) * r.astype(np.float32)) * c.astype(np.float32)[:, None]
+    return np.asarray(narrow.astype(dtypes.bf16.numpy).astype(np.float64) @ b.T)
+
+
+add(
+    "scaled_columns_of_the_first",
+    product_kernel("nk", dtype="tw.f32", term="tw.cast({a} * r[p] * c[i], tw.bf16) * {b}", extra=", r, c"),
+    lambda rng, sizes: (
+        *factors("nk", dtypes.bf16)(rng, sizes),
+        *(np.abs(values(rng, (length,), dtypes.f32)) + np.float32(0.1) for length in (sizes[2], sizes[0])),
+    ),
+    scaled,
+)
 add(
     "scaled_rows_of_the_first",
     product_kernel("nk", dtype="tw.f32", term="({a} * r[i]) * {b}", extra=", r"),
     factors("nk", dtypes.f32, "m"),
     lambda a, b, r: (a * r[:, None]) @ b.T if len(a) else matrices("nk", a, b),
     gain=lambda a, b, r: np.full((len(r), 1), 2.0),
+)
+
+add(
+    "scaled_rows_tf32",
+    again(MATRIX_CASES[-1].kernel, "tf32"),
+    factors("nk", dtypes.f32, "m"),
+    MATRIX_CASES[-1].product,
+    gain=MATRIX_CASES[-1].gain,
+    precision="tf32",
 )
 
 # Batches. Sizes: batch, m, n, k.
@@ -540,6 +598,17 @@ for _last, _way in (
             torch=partial(torch_convolution, _last, *_way),
             **(_CONVOLVED if _pad else {**_CONVOLVED, "sizes": IMAGES[1:]}),
         )
+
+
+add(
+    "conv_nhwc_tf32",
+    again(convolution_kernel(True), "tf32"),
+    images(dtypes.f32, True),
+    in_order(True, convolved),
+    precision="tf32",
+    torch=partial(torch_convolution, True, 1, 1, 1),
+    **{**_CONVOLVED, "sizes": ((2, 32, 6, 5, 17, 2, 3), (1, 40, 4, 4, 8, 3, 3), (2, 3, 5, 7, 4, 3, 3))},
+)
 
 
 def grouped(x: Wide, w: Wide) -> Wide:

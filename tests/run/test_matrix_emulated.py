@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from kernels_matrix import BY_NAME, MATRIX_CASES, Arrays, MatrixCase, Sizes, again, on
+from kernels_matrix import BY_NAME, MATRIX_CASES, Arrays, MatrixCase, Sizes, again, on, product_kernel
+from support import as_wide
 from tilewright.api.devices import emulator_device
 from tilewright.base.dtypes import bf16
 from tilewright.base.target import parse_target
 from tilewright.ir.emulator import run_program
 from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
 
+DIVIDED = product_kernel("nk", dtype="tw.f32", term="tw.cast({a} / r[p], tw.bf16) * {b}", extra=", r")
 EVERY_SIZE = bool(os.environ.get("TILEWRIGHT_ALL_SIZES"))
 STAGES = ("tile", "thread")
 
@@ -110,6 +112,48 @@ def test_schedules_of_warp_group_instructions(name: str, sizes: Sizes) -> None:
     ways = {chosen.a_copy, chosen.b_copy}
     assert ways == ({"tma"} if sizes is ALIGNED else {"pack"})
     assert replace(chosen, a_copy="tma", b_copy="tma", parts=1) == replace(parse_schedule(WGMMA[name]), parts=1)
+
+
+REGISTERS = {
+    "together": "m=128 n=64 stages=3 groups=2",
+    "in turns": "m=128 n=64 stages=4 groups=2 turns=1",
+    "two stages": "m=64 n=64 stages=2",
+    "three groups": "m=192 n=64 stages=2 groups=3",
+    "parts": "m=64 n=16 stages=4 parts=2 store=direct",
+}
+COMPUTED = {
+    "dequantised_rows": True, "dequantised_groups_of_64": True, "dequantised_groups_of_128": True, "cast_to_bf16": False,
+    "scaled_columns_of_the_first": False, "scaled_rows_tf32": False, "kn_tf32": True,
+}  # fmt: skip
+"""Cases one of whose factors is computed, and whether it is the second."""
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.parametrize("schedule", REGISTERS)
+def test_factors_computed_in_registers(name: str, schedule: str) -> None:
+    """Nothing is packed, and the results are the same to the last bit as with the factor packed first."""
+    case, swap = BY_NAME[name], COMPUTED[name]
+    number = 2 * list(COMPUTED).index(name) + list(REGISTERS).index(schedule)
+    sizes = ((72, 136, 256), (130, 72, 1040), (8, 200, 16))[number % 3]
+    k = 32 if case.precision == "tf32" else 64
+    text = f"family=wgmma {REGISTERS[schedule]} k={k} swap={int(swap)}"
+    kernel = again(case.kernel, case.precision, f"{text} a_copy=registers")
+    found = check(case, "sm_90a", sizes, kernel)
+    (chosen,) = followed(kernel, case.arguments(sizes))
+    assert (chosen.a_copy, chosen.b_copy) == ("registers", "tma")
+    packed = check(case, "sm_90a", sizes, again(case.kernel, case.precision, text))
+    np.testing.assert_array_equal(found["thread"].view(np.uint8), packed["thread"].view(np.uint8))
+
+
+def test_infinity_and_nan_beyond_the_sum_stay_out_of_registers() -> None:
+    """Where a step reaches beyond the sum, scales are 0 and 1 / 0 is not: nothing of that may count."""
+    kernel = again(DIVIDED, schedule="family=wgmma m=64 n=64 k=64 stages=2 a_copy=registers")
+    rng = np.random.default_rng(5)
+    a, b = (rng.standard_normal((40, 80)).astype(bf16.numpy) for _ in range(2))
+    r = np.exp2(rng.integers(-3, 3, 80)).astype(np.float32)
+    want = (as_wide(a) / r) @ as_wide(b).T
+    for result in run_stages(kernel, "sm_90a", (a, b, r)).values():
+        np.testing.assert_allclose(as_wide(result), want, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("layout", ["kn", "tn", "tt"])

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tilewright as tw
-from kernels_matrix import PLAIN, product_kernel
+from kernels_matrix import BY_NAME, PLAIN, again, product_kernel
 from support import assemble
 from tilewright.base.dtypes import DType, bf16, f8e4m3, f16, f32, f64, i8
 from tilewright.base.errors import UserError
 from tilewright.base.target import parse_target
 from tilewright.compile.build import llvm_text
+from tilewright.ir.nodes import walk
 from tilewright.passes.schedule import Schedule
 from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
 
@@ -90,6 +91,41 @@ def test_hopper_multiplies_by_warp_groups_and_copies_by_engine(name: str) -> Non
     assert "mbarrier.try_wait" in ptx
     if name == "convolution":
         assert ".im2col" in ptx
+    check_assembled(ptx, "sm_90a")
+
+
+def computed(name: str, m: int, n: int, k: int) -> Arguments:
+    """Arguments of a case with a computed factor."""
+    others = {"dequantised_rows": [(n,)], "dequantised_groups_of_128": [(n, k // 128)], "scaled_columns_of_the_first": [(k,), (m,)]}
+    first, second = {"cast_to_bf16": (f32, bf16), "scaled_columns_of_the_first": (bf16, bf16)}.get(name, (bf16, i8))
+    if name == "kn_tf32":
+        return empty(m, k, dtype=f32), empty(k, n, dtype=f32)
+    return empty(m, k, dtype=first), empty(n, k, dtype=second), *(empty(*shape, dtype=f32) for shape in others.get(name, []))
+
+
+@pytest.mark.requires("ptxas")
+@pytest.mark.parametrize(
+    ("name", "tile"),
+    [
+        ("dequantised_rows", "m=128 n=256 k=64 stages=4 groups=2 swap=1"),
+        ("dequantised_groups_of_128", "m=128 n=256 k=64 stages=4 groups=2 swap=1"),
+        ("dequantised_groups_of_128", "m=64 n=16 k=64 stages=16 swap=1 store=direct"),
+        ("cast_to_bf16", "m=128 n=256 k=64 stages=3 groups=2"),
+        ("scaled_columns_of_the_first", "m=128 n=192 k=64 stages=4 groups=2"),
+        ("kn_tf32", "m=128 n=256 k=32 stages=4 groups=2 swap=1"),
+    ],
+)
+def test_factors_computed_in_registers_run_beside_the_matrix_units(name: str, tile: str) -> None:
+    """One kernel; operands come from registers, nothing is spilled, and no waits are put between instructions."""
+    case = BY_NAME[name]
+    kernel = again(case.kernel, case.precision, f"family=wgmma {tile} a_copy=registers")
+    arguments = computed(name, 4096, 4096, 4096)
+    assert len(kernel.stages(*arguments, target="sm_90a").stages.schedules) == 1
+    ptx = kernel.compile(*arguments, target="sm_90a").code.decode()
+    assert re.search(r"wgmma\.mma_async\.sync\.aligned\.\S+ \{[^}]*\}, \{%r\d+, %r\d+, %r\d+, %r\d+\}, db", ptx)
+    assert "cvt.rn.f32.s" not in ptx, "bytes become floats by arithmetic"
+    if "store=direct" not in tile and name.startswith("dequantised"):
+        assert re.search(r"stmatrix\.sync\.aligned\.m8n8\.x4\.trans", ptx), "results that lie across leave by the copy engine"
     check_assembled(ptx, "sm_90a")
 
 
@@ -178,6 +214,35 @@ def test_one_row_is_an_ordinary_reduction_without_warp_groups() -> None:
 def test_images_are_read_as_pixels() -> None:
     (chosen,) = contractions("convolution", "sm_90a")
     assert (chosen.a_copy, chosen.b_copy, chosen.inner) == ("image", "tma", 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "swap"),
+    [("dequantised_rows", (16, 4096, 4096), True), ("dequantised_groups_of_128", (16, 8192, 8192), True),
+     ("dequantised_rows", (2048, 2048, 2048), True), ("kn_tf32", (4096, 4096, 4096), True)],
+)  # fmt: skip
+def test_factors_are_computed_in_registers_where_packing_costs_more(name: str, sizes: tuple[int, int, int], swap: bool) -> None:
+    (chosen,) = BY_NAME[name].kernel.stages(*computed(name, *sizes), target="sm_90a").stages.schedules
+    assert isinstance(chosen, MatrixSchedule)
+    assert (chosen.a_copy, chosen.b_copy, chosen.swap) == ("registers", "tma", swap)
+    assert chosen.stages >= 4
+    assert not chosen.turns
+
+
+def test_long_products_of_many_results_are_worth_packing() -> None:
+    *packing, last = BY_NAME["dequantised_rows"].kernel.stages(*computed("dequantised_rows", 8192, 8192, 8192), target="sm_90a").stages.schedules
+    assert isinstance(last, MatrixSchedule)
+    assert len(packing) == 1
+    assert (last.a_copy, last.b_copy) == ("tma", "pack")
+
+
+def test_rows_of_f32_along_the_sum_are_rounded_on_their_way() -> None:
+    stages = PROBLEMS["tf32"][0].stages(*PROBLEMS["tf32"][1](), target="sm_90a").stages
+    (chosen,), (call,) = stages.schedules, stages.thread.calls
+    assert isinstance(chosen, MatrixSchedule)
+    assert (chosen.a_copy, chosen.b_copy) == ("tma", "tma")
+    maps = {op.result.name: op.attrs.get("round", False) for op in walk(call.kernel.body) if op.opcode == "tensor_map"}
+    assert maps == {"a.map": True, "b.map": True, "out.map": False}
 
 
 @pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_86", "sm_90a", "sm_120"])

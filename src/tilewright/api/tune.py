@@ -407,6 +407,8 @@ def plausible(s: MatrixSchedule, target: Target) -> bool:
     if min(s.m, s.n, s.k, s.stages) < 1 or s.threads > target.max_threads or s.stages <= s.wait:
         return False
     if s.family == "wgmma":
+        if s.a_copy == "registers" and (s.cluster > 1 or s.stages < 2):
+            return False
         sharing = 1 if s.turns else s.groups
         most = 192 if s.groups < 3 else 112
         if s.m % (64 * sharing) or s.n % 64 or s.n > 256 or s.stages < 2 or (s.turns and s.groups != 2):

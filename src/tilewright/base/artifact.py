@@ -36,7 +36,7 @@ class MapParam:
     copy moves. Passed by value as 128 bytes.
 
     With `pixels` it is of images [n, h, w, c]: a copy moves that many boxes. Their positions run along h from `lower[0]` to
-    h - 1 + `upper[0]`, `steps[0]` apart, and along w alike."""
+    h - 1 + `upper[0]`, `steps[0]` apart, and along w alike. `rounds`: f32 becomes tf32 on its way to shared memory."""
 
     array: str
     dtype: DType
@@ -48,6 +48,7 @@ class MapParam:
     lower: tuple[Size, ...] = ()
     upper: tuple[Size, ...] = ()
     steps: tuple[int, ...] = ()
+    rounds: bool = False
 
 
 @record

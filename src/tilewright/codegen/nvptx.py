@@ -42,6 +42,7 @@ class Map:
     lower: tuple[Size, ...] = ()
     upper: tuple[Size, ...] = ()
     steps: tuple[int, ...] = ()
+    rounds: bool = False
 
 
 @record
@@ -70,7 +71,7 @@ def _map_of(kernel: Kernel, op: Op) -> Map:
     assert isinstance(steps, tuple)
     return Map(
         kernel.params.index(op.operands[0]), type_.dtype, shape, strides, type_.box, type_.swizzle, type_.pixels, lower, upper,
-        tuple(x for x in steps if isinstance(x, int)),
+        tuple(x for x in steps if isinstance(x, int)), bool(op.attrs.get("round")),
     )  # fmt: skip
 
 

@@ -112,7 +112,7 @@ def _launch(entry: str, call: KernelCall, target: Target) -> Launch:
     needs = kernel_needs(kernel, target)
     maps = tuple(
         MapParam(
-            call.args[m.parameter], m.dtype, m.shape, m.strides, m.box, m.swizzle, m.pixels, m.lower, m.upper, m.steps
+            call.args[m.parameter], m.dtype, m.shape, m.strides, m.box, m.swizzle, m.pixels, m.lower, m.upper, m.steps, m.rounds
         )
         for m in needs.maps
     )

@@ -99,7 +99,7 @@ def _launch(x: Launch) -> Json:
 
 def _map(m: MapParam) -> Json:
     plain: list[Json] = [m.array, m.dtype.name, _texts(m.shape), _texts(m.strides), list(m.box), m.swizzle]
-    return [*plain, m.pixels, _texts(m.lower), _texts(m.upper), list(m.steps)] if m.pixels else plain
+    return [*plain, m.pixels, _texts(m.lower), _texts(m.upper), list(m.steps), m.rounds] if m.pixels or m.rounds else plain
 
 
 @lru_cache(maxsize=4096)
@@ -127,10 +127,10 @@ def _read_array(
 
 def _read_map(
     array: str, dtype: str, shape: list[str], strides: list[str], box: list[int], swizzle: int, pixels: int = 0,
-    lower: Sequence[str] = (), upper: Sequence[str] = (), steps: Sequence[int] = (),
+    lower: Sequence[str] = (), upper: Sequence[str] = (), steps: Sequence[int] = (), rounds: bool = False,
 ) -> MapParam:  # fmt: skip
     corners = _sizes(lower), _sizes(upper)
-    return MapParam(array, by_name(dtype), _sizes(shape), _sizes(strides), tuple(box), swizzle, pixels, *corners, tuple(steps))
+    return MapParam(array, by_name(dtype), _sizes(shape), _sizes(strides), tuple(box), swizzle, pixels, *corners, tuple(steps), rounds)
 
 
 def _read_launch(

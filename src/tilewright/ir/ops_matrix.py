@@ -77,6 +77,8 @@ def _tensor_map(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     swizzle = integer(attrs, "swizzle")
     if swizzle not in (0, 32, 64, 128):
         raise _fail("swizzle is 0, 32, 64 or 128 bytes")
+    if attrs.get("round") and types[0].dtype is not f32:
+        raise _fail("only f32 is rounded")
     return (CopyMap(types[0].dtype, tuple(x for x in box if isinstance(x, int)), swizzle, _pixels(box, attrs)),)
 
 
@@ -304,7 +306,8 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("tensor_map", "How the copy engine sees a global tensor: `shape` and `strides` (in elements, last axis 1) of up to five axes, the "
          "`box` one copy moves, and the `swizzle` of its rows in shared memory. `pixels`, `lower`, `upper`, `steps`: of images "
          "[n, h, w, c] a copy moves that many pixels, each a box [1, 1, 1, channels]. Their base positions run along w from `lower[1]` "
-         "to w - 1 + `upper[1]`, `steps[1]` apart, then on along h, from `lower[0]` to h - 1 + `upper[0]`, `steps[0]` apart, then along n.",
+         "to w - 1 + `upper[1]`, `steps[1]` apart, then on along h, from `lower[0]` to h - 1 + `upper[0]`, `steps[0]` apart, then along n. `round`: "
+         "f32 is rounded to tf32, ties to even, on its way to shared memory.",
          _tensor_map, "pure", "copy"),
     _row("prefetch_map", "Fetch a map's description ahead of its first use.", _map_only, "sync", "copy"),
     _row("tma_load", "`tma_load %to, %offset, %map, %barriers, %i, %c0…`: start copying the box at those coordinates into shared memory, "

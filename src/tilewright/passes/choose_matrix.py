@@ -67,8 +67,10 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
                 candidates = [_with_copies(s, ways) for s in _wgmma(lying, shape, target) if _in_blocks(lying, s, ways, inner)]
                 candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "image"]
                 candidates = [s for s in candidates if s.a_copy != "image" or s.cluster == 1]
-                candidates += [replace(s, inner=inner, apart=apart) for s in _from_registers(kernel, lying, shape, target, ways, inner)]
-                return (*sorted(candidates, key=lambda s: cost(s, shape, target, lying)), *_by_warps(kernel, found, target, hints, inner))
+                raw = raw_of(kernel, lying, lying.a, inner), raw_of(kernel, lying, lying.b, inner)
+                candidates += [replace(s, inner=inner, apart=apart) for s in _from_registers(lying, shape, target, ways, raw, inner)]
+                candidates.sort(key=lambda s: cost(s, shape, target, lying, raw))
+                return (*candidates, *_by_warps(kernel, found, target, hints, inner))
     return _by_warps(kernel, found, target, hints, inner)
 
 
@@ -100,7 +102,8 @@ def forced(text: str, found: tuple[MatrixSchedule, ...], kernel: Kernel) -> Matr
             kernel.span, "it can where it is computed from an array whose rows run along the sum, with whole 16 bytes from one to the next",
         )  # fmt: skip
     if like is None:
-        like = replace(alike[0], a_copy=alike[0].b_copy, b_copy=alike[0].a_copy)
+        other = next(s for s in alike if s.a_copy != "registers")
+        like = replace(other, a_copy=other.b_copy, b_copy=other.a_copy)
     whole = replace(asked, a_copy=like.a_copy, b_copy=like.b_copy, inner=like.inner, apart=like.apart)
     contraction = find_contraction(kernel)
     assert contraction is not None
@@ -138,9 +141,6 @@ def _inner(found: Contraction, hints: Mapping[str, int]) -> int:
 
 def _way(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> str:
     """How a factor gets to shared memory: as it lies, as pixels, or packed first."""
-    if factor.dtype is f32:
-        # Matrix units cut f32 to tf32 by dropping bits; packing rounds.
-        return "pack" if packable(found, factor, inner) else ""
     if _copyable(kernel, found, factor, inner):
         return "tma"
     lies, tensor = image(found, factor), factor.tensor
@@ -166,12 +166,13 @@ def _with_copies(schedule: MatrixSchedule, ways: list[str]) -> MatrixSchedule:
     return replace(schedule, a_copy=first, b_copy=second)
 
 
-def _copyable(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> bool:
+def _copyable(kernel: Kernel, found: Contraction, factor: Factor, inner: int, across: bool = False) -> bool:
+    """Whether the copy engine reads a factor as it lies; `across`: whichever way that is."""
     lies, tensor = plane(found, factor, inner), factor.tensor
     if lies is None or tensor is None or tensor.rank > 5 or not _aligned(kernel, tensor):
         return False
     last = tensor.rank - 1
-    if lies.k != last and (lies.row != last or tensor.dtype.itemsize != 2):
+    if lies.k != last and (lies.row != last or (tensor.dtype.itemsize != 2 and not across)):
         return False
     # Copies begin at whole 16 bytes.
     form, step = found.access(factor)[last], 16 // tensor.dtype.itemsize
@@ -189,14 +190,24 @@ def _aligned(kernel: Kernel, tensor: Tensor) -> bool:
     return all(divisors.of_size(x, kernel.facts) * size % 16 == 0 for x in tensor.strides[:-1])
 
 
-def raw_bytes(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> int:
-    """Bytes of the arrays a factor is computed from, for each of its elements, where warp groups can compute it in registers: what has its
-    size can be copied in rows along the sum, and all else is the same for a row, a column, or a step. 0 where they cannot."""
-    if (factor.load is not None and factor.dtype is not f32) or factor.guard is not None:
-        return 0
+@record
+class Raw:
+    """What a factor that warp groups can compute in registers is computed from."""
+
+    bytes: int
+    """Of the arrays that have its size, for each element."""
+    groups: bool
+    """Others have an element for each group of steps."""
+
+
+def raw_of(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> Raw | None:
+    """What a factor is computed from, where warp groups can do it in registers: what has its size can be copied in rows along the sum (f32
+    also across it), and all else is the same for a row, a column, or a step."""
+    if factor.guard is not None or (factor.load is not None and _way(kernel, found, factor, inner) != "pack"):
+        return None
     made = {result: op for op in walk(found.parallel.regions[0]) for result in op.results}
     rows = {found.indices[p] for p in (found.m if factor is found.a else found.n)}
-    total = 0
+    total, groups = 0, False
     waiting, seen = [factor.value], set[Value]()
     while waiting:
         value = waiting.pop()
@@ -205,7 +216,7 @@ def raw_bytes(kernel: Kernel, found: Contraction, factor: Factor, inner: int) ->
             continue
         seen.add(value)
         if op.regions or op.attrs.get("masked"):
-            return 0
+            return None
         if op.opcode != "load":
             waiting += op.operands
             continue
@@ -214,16 +225,22 @@ def raw_bytes(kernel: Kernel, found: Contraction, factor: Factor, inner: int) ->
         lies, tensor = plane(lying, as_factor, inner), as_factor.tensor
         assert tensor is not None
         if lies is not None:
-            if lies.k != tensor.rank - 1 or not _copyable(kernel, lying, as_factor, inner):
-                return 0
+            across = tensor.rank - 1 == lies.row and factor.dtype is f32 and tensor.dtype is f32
+            if not (lies.k == tensor.rank - 1 or across) or not _copyable(kernel, lying, as_factor, inner, across):
+                return None
             total += tensor.dtype.itemsize
             continue
         depends = [_sources(v, made) for v in op.operands[1:]]
         if any(rows & d for d in depends) and any(set(found.k) & d for d in depends):
             walking = [v for v, d in zip(op.operands[1:], depends, strict=True) if set(found.k) & d]
             if not all(_by_groups(v, found, made, 128 // factor.dtype.itemsize) for v in walking):
-                return 0
-    return total
+                return None
+            groups = True
+    return Raw(total, groups) if total else None
+
+
+Raws = tuple[Raw | None, Raw | None]
+"""Of the first factor and of the second."""
 
 
 def _sources(value: Value, made: Mapping[Value, Op]) -> set[Value]:
@@ -247,24 +264,24 @@ def _by_groups(value: Value, found: Contraction, made: Mapping[Value, Op], step:
 
 
 def _from_registers(
-    kernel: Kernel, found: Contraction, shape: Shape, target: Target, ways: list[str], inner: int
+    found: Contraction, shape: Shape, target: Target, ways: list[str], raw: Raws, inner: int
 ) -> list[MatrixSchedule]:
     """Schedules whose first factor is computed by the warp groups that multiply it: factors are exchanged where that is the second one."""
     candidates: list[MatrixSchedule] = []
-    for swap, factor, way in ((False, found.a, ways[1]), (True, found.b, ways[0])):
-        size = raw_bytes(kernel, found, factor, inner)
-        if not size or way == "image":
+    for swap, factor, made_of, way in ((False, found.a, raw[0], ways[1]), (True, found.b, raw[1], ways[0])):
+        if made_of is None or way == "image":
             continue
         for s in _wgmma(found, shape, target):
             given = replace(s, swap=swap) if (s.m, s.n) in _SHAPES else s
-            rows = given.m // (1 if given.turns else given.groups)
-            if given.swap != swap or given.cluster > 1 or rows * given.n > 128 * 128 + 64 * 128 * (given.groups == 1):
+            rows = given.m // given.groups
+            # Taking turns leaves nobody to multiply while words are computed; parts of a sum need masks in every step.
+            if given.turns or given.parts > 1 or given.swap != swap or given.cluster > 1 or rows * given.n > 128 * 128 + 64 * 128 * (given.groups == 1):
                 continue
             # What is left beside the results on their way out.
             room = target.max_shared - 1280 - (given.groups * given.buffers * 64 * 128 if given.store == "tma" else 0)
-            stages = min(max(given.stages, 4), room // (given.k * (given.m * size + given.n * factor.dtype.itemsize)))
-            whole = replace(given, stages=stages, a_copy="registers", b_copy=way)
-            if stages >= 2 and _in_blocks(found, whole, [way, "registers"] if swap else ["registers", way], inner):
+            stages = min(max(given.stages, 4), room // (given.k * (given.m * made_of.bytes + given.n * factor.dtype.itemsize)))
+            whole = replace(given, stages=stages, wait=0, a_copy="registers", b_copy=way)
+            if stages >= FEWEST and _in_blocks(found, whole, [way, "registers"] if swap else ["registers", way], inner):
                 candidates.append(whole)
     return candidates
 
@@ -290,6 +307,12 @@ FEED = 115e3
 FEED_RAGGED = 46e3
 STREAM = 3.9e6
 """Bytes a microsecond from memory, over all."""
+STEP, STEP_OF_GROUPS = 0.30, 0.35
+"""Microseconds one step of a factor computed in registers takes besides a part of what its instructions do; the second with scales of its own."""
+BESIDE = 0.68
+"""That part: the other warp group's instructions run meanwhile."""
+FEWEST = 4
+"""Stages such a factor needs: two steps hold theirs at once."""
 START = 2.0
 """Microseconds before the first and after the last tile."""
 SECOND = 2.5
@@ -334,8 +357,10 @@ def _tiles(schedule: MatrixSchedule, shape: Shape) -> int:
     return shape.batch * -(-m // schedule.m) * -(-n // (schedule.n * schedule.cluster)) * schedule.cluster
 
 
-def cost(schedule: MatrixSchedule, shape: Shape, target: Target, found: Contraction) -> float:
-    """Estimated microseconds."""
+def cost(
+    schedule: MatrixSchedule, shape: Shape, target: Target, found: Contraction, raw: Raws = (None, None)
+) -> float:
+    """Estimated microseconds. `raw`: what the factors are computed from."""
     size = found.a.dtype.itemsize
     rate = next(
         (r for r, s in _TILES if (s.m, s.n, s.turns, s.cluster) == (schedule.m, schedule.n, schedule.turns, schedule.cluster)), 0.8
@@ -350,8 +375,14 @@ def cost(schedule: MatrixSchedule, shape: Shape, target: Target, found: Contract
     # The rate goes with the bytes of an element: 32 bytes of the sum in one instruction.
     compute = 2 * area * k * size / 2 / (MATRIX_RATE * rate)
     finish = 2 * 64 * area / MATRIX_RATE
+    sizes = [size, size]
+    if schedule.a_copy == "registers":
+        made_of = raw[int(schedule.swap)] or Raw(size, False)
+        steps = -(-k // schedule.k)
+        compute = max(compute, BESIDE * compute + steps * (STEP_OF_GROUPS if made_of.groups else STEP))
+        sizes[int(schedule.swap)] = made_of.bytes
     main = rounds * max(compute, feed) + finish * (1 if schedule.turns else rounds)
-    traffic = shape.batch * (shape.m * shape.k + shape.k * shape.n) * size / STREAM
+    traffic = shape.batch * shape.k * (shape.m * sizes[0] + shape.n * sizes[1]) / STREAM
     # Reading hides computing only so far.
     total = START + max(main, traffic) + 0.1 * min(main, traffic)
     packed = (schedule.b_copy, schedule.a_copy) if schedule.swap else (schedule.a_copy, schedule.b_copy)

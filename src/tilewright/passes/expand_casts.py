@@ -2,7 +2,7 @@
 
 In: a kernel at any stage. Out: the same, without casts from or to f8 types (everywhere) and, on a CPU, without casts from or
 to bf16, from f64 to f16, and any of f16 on CPUs without them (hardware conversions flush denormals, or are library calls). Pairs of bf16 are
-widened by shifts on GPUs too, where the conversion is slow. Sits with expand_math, right before code generation.
+widened by shifts on GPUs too, and bytes made floats by arithmetic, where the conversions are slow. Sits with expand_math, right before code generation.
 
     %y = cast %x {dtype = f32}     x: bf16
     -> %y = bitcast (shl (cast (bitcast %x {u16}) {u32}) 16) {f32}
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.base.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, u8, u16, u32
+from tilewright.base.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8, u8, u16, u32
 from tilewright.base.record import record
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
@@ -55,6 +55,8 @@ def expand_casts(kernel: Kernel, target: Target) -> Kernel:
         soft: tuple[DType, ...] = _F8 if target.is_gpu else (*_F8, bf16, f16) if target.name in _NO_F16C else (*_F8, bf16)
         if target.is_gpu and source is bf16 and result is f32 and kernel.stage is Stage.THREAD and isinstance(value.type, Vec):
             return [_widen_pairs(b, value)]
+        if target.is_gpu and source in (i8, u8) and result in (f32, bf16, f16) and kernel.stage is Stage.THREAD:
+            return [b.cast(_byte(b, value), result)]
         if source in soft:
             return [_convert(b, _widen(b, value, source), result, soft, target)]
         if result in soft or (result is f16 and source is f64 and not target.is_gpu):
@@ -89,6 +91,15 @@ def _widen_pairs(b: Builder, value: Value) -> Value:
         bits = b.op("to_bits", pair)
         words += [b.op("shl", bits, b.splat(16, bits)), b.op("and", bits, b.splat(0xFFFF0000, bits))]
     return b.bitcast(b.op("pack", *words), f32)
+
+
+def _byte(b: Builder, value: Value) -> Value:
+    """A byte as f32, exactly: as the last bits of 2^23 it is a float, from which 2^23 is taken off again; what has a sign is moved up by 128
+    meanwhile. A GPU's own conversions run at an eighth of that rate."""
+    lowest = 128 if dtype_of(value.type) is i8 else 0
+    code = b.cast(b.bitcast(value, u8), u32)
+    number = b.bitcast(b.op("xor", code, b.splat(0x4B000000 + lowest, code)), f32)
+    return b.sub(number, b.splat(2.0**23 + lowest, number))
 
 
 def _widen(b: Builder, value: Value, source: DType) -> Value:

@@ -9,6 +9,8 @@ have neighbouring tiles along n: each brings a part of the rows of a and sends i
     copying:    for tiles { for steps { wait empty[s]; expect full[s]; tma_load a; tma_load b } }
     computing:  for tiles { for steps { wait full[s]; wgmma; wgmma_wait; arrive empty[s] }; epilogue; store }
 
+The first operand may be computed in registers instead (`wgmma_operand.py`): then what it is computed from is copied, and warps read it.
+
 Results leave piece by piece, 64 rows of 128 bytes: registers, swizzled shared memory, copy engine. The epilogue is computed for one
 piece at a time, so few values are alive at once. Edges need no code: copies fill with zeros and leave out what is outside.
 """
@@ -20,7 +22,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.analysis import divisors
-from tilewright.base.dtypes import i32, u32, u64
+from tilewright.base.dtypes import f32, i32, u32, u64
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, floordiv
 from tilewright.base.target import Target
@@ -31,7 +33,8 @@ from tilewright.ir.ops_matrix import ROW_BYTES
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.registers import Cell, Registers, Shape
 from tilewright.passes.schedule_matrix import MatrixSchedule
-from tilewright.passes.wgmma_epilogue import GROUP, Epilogue
+from tilewright.passes.wgmma_across import Across
+from tilewright.passes.wgmma_epilogue import GROUP
 from tilewright.passes.wgmma_operand import RegisterOperand
 
 
@@ -56,7 +59,7 @@ class _Ring:
     """The map has an axis of its own for the blocks of 64."""
 
 
-class _Lowering(Epilogue):
+class _Lowering(Across):
     def __init__(self, kernel: Kernel, schedule: MatrixSchedule, target: Target) -> None:
         super().__init__(kernel, schedule, target)
         self.role = ""
@@ -168,9 +171,14 @@ class _Lowering(Epilogue):
         name = "ab"[tile_axis]
         memory = b.op("alloc", dtype=self.dtype, shape=(s.stages * extent * s.k,), space="shared", align=1024, name=f"{name}.ring")
         found = b.op(
-            "tensor_map", tensor, shape=tuple(shape), strides=tuple(strides), box=tuple(box), swizzle=ROW_BYTES, name=f"{name}.map"
-        )
+            "tensor_map", tensor, shape=tuple(shape), strides=tuple(strides), box=tuple(box), swizzle=ROW_BYTES, name=f"{name}.map",
+            **self._rounding(),
+        )  # fmt: skip
         return _Ring(load, memory, found, tile_axis, extent, major, blocked)
+
+    def _rounding(self) -> dict[str, Attr]:
+        """Matrix units drop the bits of an f32 that tf32 lacks: the copy engine rounds."""
+        return {"round": True} if self.dtype is f32 else {}
 
     def _image_ring(self, b: Builder, load: Op, extent: int) -> _Ring:
         """The pixels of a convolution, which the copy engine finds itself."""
@@ -187,7 +195,7 @@ class _Lowering(Epilogue):
         memory = b.op("alloc", dtype=self.dtype, shape=(s.stages * extent * s.k,), space="shared", align=1024, name="a.ring")
         found = b.op(
             "tensor_map", tensor, shape=tensor.type.shape, strides=tensor.type.strides, box=(1, 1, 1, s.k), swizzle=ROW_BYTES,
-            pixels=extent, lower=lower, upper=tuple(upper), steps=steps, name="a.map",
+            pixels=extent, lower=lower, upper=tuple(upper), steps=steps, name="a.map", **self._rounding(),
         )  # fmt: skip
         return _Ring(load, memory, found, 0, extent, "k", False)
 
@@ -452,47 +460,59 @@ class _Lowering(Epilogue):
         self.env[self.sum.results[0]] = Registers(shape, self._cells_of(b, shape, sums))
 
     def _from_registers(self, b: Builder, steps: Value, stage: Value, parity: Value, sums: Sequence[Value]) -> list[Value]:
-        """All steps with the first operand in registers: words of the next instruction are computed while the ones before run, those of the
-        next step's first one too. The last step stands apart, for it has none to follow."""
+        """All steps with the first operand in registers. The words of an instruction are computed while those before it run, of this step and
+        of the one before. Running instructions go on reading their words' registers: two steps stand side by side in the loop, each with
+        registers of its own, and each waits for the other's instructions before it computes words again. A last odd step stands apart."""
         operand = self.computed
         assert operand is not None
-        one, kind = b.const(1, u32), dtype_of(self.sum.regions[0].args[0].type)
+        one, two, kind = b.const(1, u32), b.const(2, u32), dtype_of(self.sum.regions[0].args[0].type)
+        last = b.sub(steps, one)
 
         def first_of(inner: Builder, number: Value) -> Value:
             return inner.mul(inner.cast(number, kind), inner.index(self.schedule.k))
 
-        def rest(inner: Builder, k: Value, stage: Value, words: Sequence[Value], fetched: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
-            sums = self._started(inner, 0, stage, words, sums)
-            for chunk in range(1, operand.chunks):
-                sums = self._started(inner, chunk, stage, operand.words(inner, k, stage, fetched, chunk), sums)
-            return list(sums)
+        def step(
+            inner: Builder, number: Value, stage: Value, parity: Value, before: tuple[Value | None, Value], fetched: Sequence[Value],
+            sums: Sequence[Value], pending: int,
+        ) -> tuple[list[Value], list[Value], list[Value]]:  # fmt: skip
+            k = first_of(inner, number)
+            coming = operand.fetch(inner, first_of(inner, inner.op("min", inner.add(number, one), last)))
+            inner.multi("mbarrier_wait", self.full, stage, parity)
+            for chunk in range(operand.chunks):
+                words = operand.words(inner, k, operand.read(inner, stage, chunk), fetched, chunk)
+                sums = self._started(inner, chunk, stage, words, sums)
+            sums = inner.multi("wgmma_wait", *sums, pending=pending)
+            self._release(inner, *before)
+            return list(self._next_state(inner, stage, parity)), coming, list(sums)
 
-        begin = first_of(b, b.const(0, u32))
-        fetched = operand.fetch(b, begin)
-        b.multi("mbarrier_wait", self.full, stage, parity)
-        words = operand.words(b, begin, stage, fetched, 0)
-        many, held = len(words), len(fetched)
+        def pair(inner: Builder, number: Value, stage: Value, parity: Value, previous: Value, *carried: Value) -> list[Value]:
+            later = inner.op("ne", number, inner.const(0, u32))
+            fetched, sums = carried[:held], carried[held:]
+            state, coming, total = step(inner, number, stage, parity, (later, previous), fetched, sums, operand.chunks)
+            second, number = state[0], inner.add(number, one)
+            state, coming, total = step(inner, number, second, state[1], (None, stage), coming, total, operand.chunks)
+            return [*state, second, *coming, *total]
 
-        def step(inner: Builder, number: Value, stage: Value, parity: Value, *carried: Value) -> list[Value]:
-            words, fetched, sums = carried[:many], carried[many : many + held], carried[many + held :]
-            following, flipped = self._next_state(inner, stage, parity)
-            after = first_of(inner, inner.add(number, inner.const(1, u32)))
-            coming = operand.fetch(inner, after)
-            sums = rest(inner, first_of(inner, number), stage, words, fetched, sums)
-            inner.multi("mbarrier_wait", self.full, following, flipped)
-            ahead = operand.words(inner, after, following, coming, 0)
-            sums = inner.multi("wgmma_wait", *sums, pending=0)
-            self._release(inner, None, stage)
-            return [following, flipped, *ahead, *coming, *sums]
+        fetched = operand.fetch(b, first_of(b, b.const(0, u32)))
+        held = len(fetched)
+        whole = b.mul(b.op("floordiv", steps, two), two)
 
-        last = b.sub(steps, one)
-        start = [stage, parity, *words, *fetched, *sums]
-        stage, parity, *carried = b.for_(b.const(0, u32), last, one, start, step, name="step", unroll=1)
-        k = first_of(b, last)
-        final = rest(b, k, stage, carried[:many], carried[many : many + held], carried[many + held :])
-        final = list(b.multi("wgmma_wait", *final, pending=0))
-        self._release(b, None, stage)
-        return final
+        def pairs(inner: Builder) -> list[Value]:
+            start = [stage, parity, stage, *fetched, *sums]
+            found = inner.for_(inner.const(0, u32), whole, two, start, pair, name="step", unroll=1)
+            total = inner.multi("wgmma_wait", *found[3 + held :], pending=0)
+            self._release(inner, None, found[2])
+            return [*found[:2], *found[3 : 3 + held], *total]
+
+        # As an empty sum, so none but an odd step: accumulators are only joined where nothing runs.
+        stage, parity, *carried = b.if_(b.op("gt", whole, b.const(0, u32)), pairs, lambda inner: [stage, parity, *fetched, *sums])
+        fetched, sums = carried[:held], carried[held:]
+
+        def odd(inner: Builder) -> list[Value]:
+            _, _, total = step(inner, last, stage, parity, (None, stage), fetched, sums, 0)
+            return total
+
+        return list(b.if_(b.op("ne", whole, steps), odd, lambda inner: sums))
 
     def _started(self, b: Builder, chunk: int, stage: Value, words: Sequence[Value], sums: Sequence[Value]) -> tuple[Value, ...]:
         """The matrix instructions of one piece of a step."""
@@ -538,6 +558,7 @@ class _Lowering(Epilogue):
         """This group has read the stage. In a cluster one thread tells each block."""
         if self.computed is not None:
             first = b.op("eq", self.lane, b.index(0))
+            first = first if condition is None else b.logical_and(first, condition)
             b.if_(first, lambda inner: inner.multi("mbarrier_arrive", self.empty, stage), lambda inner: [])
             return
         if self.rank is None:
@@ -552,7 +573,7 @@ class _Lowering(Epilogue):
 def _registers(schedule: MatrixSchedule, involved: bool, reads_tiles: bool) -> tuple[int, int] | None:
     """Registers of a copying and of a computing thread: together as many as the block was given. None where there are enough for all.
     `involved`: finding the addresses takes some. A thread that uses more than it was left with is stopped by the hardware."""
-    if schedule.groups == 1:
+    if schedule.groups == 1 or schedule.groups > 3:
         return None
     if schedule.groups >= 3:
         return (56, 152) if involved else (32, 160)

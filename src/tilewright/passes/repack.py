@@ -3,8 +3,7 @@
 In: a program and the schedules of its contractions. Where one says `a_copy = pack` (or `b_copy`), that factor, whatever it is
 computed from, is first written to scratch as a dense array [batch, rows, sums, k], its rows padded with zeros to whole 16 bytes. Out: the
 program with a kernel that packs before the contraction, whose factor is now a plain load. Packing reads and writes the operand once; what
-it buys is a product at full speed where rows are not aligned, strides are odd, or elements lie the wrong way round. Factors of f32, which
-matrix units would cut to 10 bits, are rounded to them here.
+it buys is a product at full speed where rows are not aligned, strides are odd, or elements lie the wrong way round.
 
     parallel m, n { acc = reduce k { yield f(x[i, k]) * w[k, j] }; … }
     -> parallel m, kk { store x.pack[i, kk] = kk < k ? f(x[i, kk]) : 0 }
@@ -13,13 +12,11 @@ matrix units would cut to 10 bits, are rounded to them here.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.analysis.contraction import Contraction, Factor, find_contraction
-from tilewright.base.dtypes import f32, u32
 from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import Size, ceildiv, product
 from tilewright.ir.build import Builder
@@ -144,8 +141,6 @@ class _Packing:
                 return [inside_local[factor.value]]
 
             (result,) = inner.if_(inside, value, lambda deep: [zero])
-            if factor.dtype is f32:
-                result = _rounded(inner, result)
             inner.multi("store", pack, *self._where(inner, factor, local), result)
             return []
 
@@ -227,11 +222,3 @@ class _Packing:
         )  # fmt: skip
         used = {v for op in walk(whole.body) for v in op.operands}
         return replace(whole, params=(*(p for p in self.kernel.params if p in used), *(p for p in packs if p in used)))
-
-
-
-def _rounded(b: Builder, value: Value) -> Value:
-    """An f32 with the 10 bits of mantissa matrix units use, to nearest, ties away from zero; what is NaN stays so."""
-    bits = b.bitcast(value, u32)
-    near = b.op("and", b.add(bits, b.const(0x1000, u32)), b.const(0xFFFFE000, u32))
-    return b.select(b.op("isnan", value), b.const(math.nan, f32), b.bitcast(near, f32))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.base.dtypes import f32, u32
+from tilewright.base.dtypes import f32, i64, u32
 from tilewright.base.errors import CompilerBug
 from tilewright.base.record import record
 from tilewright.ir.build import Builder
@@ -45,7 +45,8 @@ class Words(Accumulator):
 
 @record
 class RawRing:
-    """Tiles of one array in shared memory. `columns`: of one block of rows; a tile has `blocks` of them along the sum."""
+    """Tiles of one array in shared memory. A tile has `blocks` of `rows` by `columns` elements, one after the other: columns walk the sum, or,
+    where the array lies `across` it, the tile's rows."""
 
     load: Op
     memory: Value
@@ -53,6 +54,7 @@ class RawRing:
     rows: int
     columns: int
     blocks: int
+    across: bool
 
     @property
     def bytes(self) -> int:
@@ -75,7 +77,6 @@ class RegisterOperand(OperandView):
         """Instructions along the sum in one step."""
         self.window: range | None = None
         """The registers along the sum that are computed now."""
-        self.stage: Value | None = None
         self.rings: dict[Op, RawRing] = {}
         loads = [op for op in (*self.source.fixed, *self.source.changing) if op.opcode == "load"]
         self.raw = [op for op in loads if shape_of(op.result) == self.shape and self._is_straight(op)]
@@ -85,16 +86,18 @@ class RegisterOperand(OperandView):
         if not self.raw:
             raise CompilerBug.at("TW040", "lower_wgmma: nothing an operand is computed from has its size", outer.sum.span)
         self.addresses = self._needed_for(self.others)
+        self.work = [op for op in self.source.changing if op not in loads]
 
     def _is_straight(self, load: Op) -> bool:
-        """Whether the last axis walks the sum by ones, another the rows."""
+        """Whether the last axis walks the sum by ones and another the rows, or, for words of one element, the other way round."""
         tensor = load.operands[0].type
         assert isinstance(tensor, Tensor)
         indices = load.operands[1 : 1 + tensor.rank]
         if not all(self._walks(v) for v in indices):
             return False
         shapes = [shape_of(v) for v in indices]
-        return bool(shapes[-1]) and shapes[-1][1] > 1 and sum(any(e > 1 for e in s) for s in shapes) == 2
+        along = bool(shapes[-1]) and (shapes[-1][1] > 1 or (self.vector == 1 and shapes[-1][0] > 1))
+        return along and sum(any(e > 1 for e in s) for s in shapes) == 2
 
     def _walks(self, value: Value) -> bool:
         op = self.source.made.get(value)
@@ -120,17 +123,19 @@ class RegisterOperand(OperandView):
             tensor = load.operands[0]
             assert isinstance(tensor.type, Tensor)
             dtype = tensor.type.dtype
-            columns = min(self.k, ROW_BYTES // dtype.itemsize)
             row_axis, k_axis = self.outer.axes(load, 0)
+            across = row_axis == tensor.type.rank - 1
+            rows, length = (self.k, self.shape[0]) if across else (self.shape[0], self.k)
+            columns = min(length, ROW_BYTES // dtype.itemsize)
             box = [1] * tensor.type.rank
-            box[row_axis], box[k_axis] = self.shape[0], columns
+            box[k_axis if across else row_axis], box[-1] = rows, columns
             count = stages * self.shape[0] * self.k
             memory = b.op("alloc", dtype=dtype, shape=(count,), space="shared", align=1024, name=f"a{number or ''}.ring")
             found = b.op(
                 "tensor_map", tensor, shape=tensor.type.shape, strides=tensor.type.strides, box=tuple(box),
                 swizzle=columns * dtype.itemsize, name=f"a{number or ''}.map",
             )  # fmt: skip
-            self.rings[load] = RawRing(load, memory, found, self.shape[0], columns, self.k // columns)
+            self.rings[load] = RawRing(load, memory, found, rows, columns, length // columns, across)
 
     def copy(self, b: Builder, ring: RawRing, stage: Value, full: Value, coordinates: Sequence[Value]) -> None:
         """Start copying one step's tile, block after block."""
@@ -160,14 +165,22 @@ class RegisterOperand(OperandView):
         held = [self.env[op.result] for op in self.others]
         return [v for h in held if isinstance(h, Registers) for v in h.cells.values()] + [h for h in held if isinstance(h, Value)]
 
-    def words(self, b: Builder, k: Value, stage: Value, fetched: Sequence[Value], chunk: int) -> list[Value]:
-        """The words of one instruction along the sum: four for each 64 rows."""
+    def read(self, b: Builder, stage: Value, chunk: int) -> list[Value]:
+        """This thread's elements of one instruction along the sum, as they lie in shared memory."""
+        self.window = range(2 * chunk, 2 * chunk + 2)
+        return [self._read(b, ring, stage, cell) for ring in self.rings.values() for cell in self.cells(self.shape)]
+
+    def words(self, b: Builder, k: Value, raw: Sequence[Value], fetched: Sequence[Value], chunk: int) -> list[Value]:
+        """The words of one instruction along the sum, from what was read for it: four for each 64 rows."""
         self._at(k)
-        self._bind(b, fetched)
-        self.stage, self.window = stage, range(2 * chunk, 2 * chunk + 2)
-        self.ops(b, [op for op in self.source.changing if op not in self.others])
-        tile = self.registers(b, self.env[self.source.operand], self.shape)
+        self._bind(fetched)
+        self.window = range(2 * chunk, 2 * chunk + 2)
         cells = self.cells(self.shape)
+        for number, load in enumerate(self.rings):
+            own = raw[number * len(cells) : (number + 1) * len(cells)]
+            self.env[load.result] = Registers(self.shape, dict(zip(cells, own, strict=True)))
+        self.ops(b, self.work)
+        tile = self.registers(b, self.env[self.source.operand], self.shape)
         done = {cell: self._word(b, tile.cells[cell]) for cell in cells}
         self.window = None
         first = 2 * chunk
@@ -178,7 +191,7 @@ class RegisterOperand(OperandView):
         self.env[self.source.step] = k
         self.divisors[k] = self.k
 
-    def _bind(self, b: Builder, fetched: Sequence[Value]) -> None:
+    def _bind(self, fetched: Sequence[Value]) -> None:
         """The fetched values as what their loads give."""
         remaining = list(fetched)
         self.window = None
@@ -210,10 +223,6 @@ class RegisterOperand(OperandView):
         return [c for c in every if c[1] in self.window]
 
     def load(self, b: Builder, op: Op) -> None:
-        ring = self.rings.get(op)
-        if ring is not None:
-            self.env[op.result] = Registers(self.shape, {cell: self._read(b, ring, cell) for cell in self.cells(self.shape)})
-            return
         narrow = self._narrow_load(op)
         if narrow is None:
             super().load(b, op)
@@ -255,6 +264,8 @@ class RegisterOperand(OperandView):
         size = dtype_of(ring.memory.type).itemsize
         in_row, in_chunk = ring.columns * size, 16 // size
         row = self.bases[0]
+        if ring.across:
+            return self._own_place_across(b, ring, in_chunk)
         # Rows of a thread are a multiple of 8 apart: they are swizzled alike.
         turn = b.op("shr", self.outer.lane, b.index(2 + (ROW_BYTES // in_row).bit_length() - 1))
         column = self.bases[1]
@@ -263,16 +274,31 @@ class RegisterOperand(OperandView):
         place = b.add(b.mul(row, b.index(ring.columns)), b.add(b.mul(chunk, b.index(in_chunk)), inside))
         return b.cast(place, u32)
 
-    def _read(self, b: Builder, ring: RawRing, cell: Cell) -> Value:
-        assert self.stage is not None
+    def _own_place_across(self, b: Builder, ring: RawRing, in_chunk: int) -> Value:
+        """The same where rows of shared memory walk the sum: four lanes have a row each."""
+        row, number = self.bases[1], self.bases[0]
+        block = b.op("floordiv", number, b.index(ring.columns))
+        column = b.op("and", number, b.index(ring.columns - 1))
+        chunk = b.op("xor", b.op("floordiv", column, b.index(in_chunk)), row)
+        place = b.add(b.mul(chunk, b.index(in_chunk)), b.op("and", column, b.index(in_chunk - 1)))
+        place = b.add(place, b.mul(row, b.index(ring.columns)))
+        return b.cast(b.add(place, b.mul(block, b.index(ring.rows * ring.columns))), u32)
+
+    def _read(self, b: Builder, ring: RawRing, stage: Value, cell: Cell) -> Value:
         size = dtype_of(ring.memory.type).itemsize
         in_chunk = 16 // size
         down, along = (self.layout.offset(axis, cell[axis]) for axis in (0, 1))
+        turn = 0
+        if ring.across:
+            # Of a row's number, four times the register, one bit is swizzled with.
+            down, along, turn = along, down, along % 8
         block, along = divmod(along, ring.columns)
         chunk, inside = divmod(along, in_chunk)
-        start = b.add(b.mul(self.stage, b.const(self.shape[0] * self.k, u32)), self.own[ring.load])
-        place = b.op("xor", start, b.const(chunk * in_chunk, u32))
-        place = b.add(place, b.const(block * ring.rows * ring.columns + down * ring.columns + inside, u32))
+        chunk ^= turn
+        start = b.add(b.mul(stage, b.const(self.shape[0] * self.k, u32)), self.own[ring.load])
+        # What is fixed is added last and in 64 bits: it becomes part of the instruction.
+        place = b.cast(b.op("xor", start, b.const(chunk * in_chunk, u32)), i64)
+        place = b.add(place, b.index(block * ring.rows * ring.columns + down * ring.columns + inside))
         if self.vector == 1:
             return b.op("load", ring.memory, place)
         return b.op("load", ring.memory, place, width=self.vector)
@@ -280,6 +306,8 @@ class RegisterOperand(OperandView):
 
 
 def _rounded(b: Builder, value: Value) -> Value:
-    """The bits of an f32 such that dropping the last 13 rounds to nearest, ties away from zero; what is NaN stays so."""
-    near = b.add(b.bitcast(value, u32), b.const(0x1000, u32))
+    """The bits of an f32 such that dropping the last 13 rounds to nearest, ties to even, as the copy engine does; what is NaN stays so."""
+    bits = b.bitcast(value, u32)
+    last = b.op("and", b.op("shr", bits, b.const(13, u32)), b.const(1, u32))
+    near = b.add(b.add(bits, b.const(0xFFF, u32)), last)
     return b.select(b.op("isnan", value), b.const(0x7FC00000, u32), near)

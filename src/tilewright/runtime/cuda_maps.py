@@ -67,6 +67,8 @@ def check_map(param: MapParam, entry: str) -> None:
         problem = f"it has {len(param.shape)} extents, {len(param.strides)} strides and a box of {len(param.box)} axes"
     elif not all(1 <= extent <= _MOST_BOX for extent in param.box) or row % _UNIT:
         problem = f"the box {param.box} is not of 1 to {_MOST_BOX} elements along each axis with rows of a multiple of {_UNIT} bytes"
+    elif param.rounds and param.dtype.name != "f32":
+        problem = f"{param.dtype} cannot be rounded to tf32"
     elif param.swizzle not in _SWIZZLES or 0 < param.swizzle < row:
         problem = f"rows of {row} bytes cannot be swizzled by {param.swizzle}"
     else:
@@ -148,7 +150,7 @@ def encode_map(device: CudaDevice, param: MapParam, address: int, sizes: Mapping
         function = "cuTensorMapEncodeIm2col"
         box = (list(form.lower), list(form.upper), form.box[0], param.pixels, [short(step) for step in form.steps])
     status, encoded = getattr(driver.module, function)(
-        driver.constant("CUtensorMapDataType", f"CU_TENSOR_MAP_DATA_TYPE_{_ELEMENTS[param.dtype.name]}"),
+        driver.constant("CUtensorMapDataType", f"CU_TENSOR_MAP_DATA_TYPE_{'TFLOAT32' if param.rounds else _ELEMENTS[param.dtype.name]}"),
         len(form.extents),
         address,
         [long(extent) for extent in form.extents],

@@ -205,6 +205,34 @@ def wgmma(dtype: DType, n: int = 64, a_major: str = "k", b_major: str = "k", wai
     return kernel(f"wgmma_{dtype}_{a_major}_{b_major}", (a, other, o), b)
 
 
+def wgmma_registers(dtype: DType, b_major: str = "k") -> Kernel:
+    """`o = a @ b` of one tile of 64 rows, a in registers: each thread's 16 words lie side by side in memory."""
+    n, k, row = 64, 32 // dtype.itemsize, 128 // dtype.itemsize
+    total = accumulator_dtype(dtype)
+    words, other, o = array("a", u32, 128, 16), array("b", dtype, *((n, row) if b_major == "k" else (row, n)), align=16), array("o", total, 128, 32)
+    b = Builder()
+    b_tile, barriers = shared(b, dtype, n * row), shared(b, u64, 1, 8)
+    b_map, b_where = operand_map(b, other, b_major, n)
+    thread, zero = b.op("thread_id"), b.index(0)
+
+    def load(inner: Builder) -> None:
+        inner.multi("mbarrier_init", barriers, zero, count=1)
+        inner.multi("fence_init")
+        inner.multi("mbarrier_expect", barriers, zero, bytes=n * 128)
+        inner.multi("tma_load", b_tile, zero, b_map, barriers, zero, *b_where)
+
+    when(b, b.op("eq", thread, zero), load)
+    b.multi("barrier")
+    b.multi("mbarrier_wait", barriers, zero, zero)
+    own = [b.op("load", words, thread, b.index(w)) for w in range(16)]
+    steps = tuple((4 * s, (k if b_major == "k" else k * row) * s, 0) for s in range(4))
+    options: dict[str, Attr] = {"dtype": dtype, "words": 16, "n": n, "k": k, "steps": steps, "b_major": b_major, "b_block": 64 * row}
+    accumulators = b.multi("wgmma_registers", *own, b_tile, zero, *[b.const(0, total)] * (n // 2), **options)
+    for r, value in enumerate(b.multi("wgmma_wait", *accumulators, pending=0)):
+        b.multi("store", o, thread, b.index(r), value)
+    return kernel(f"wgmma_registers_{dtype}_{b_major}", (words, other, o), b, 128)
+
+
 def mma(dtype: DType) -> Kernel:
     """One instruction of a warp on registers."""
     _, na, nb, nc = MMA_SHAPES[dtype.name]
@@ -279,6 +307,7 @@ def matrix_kernels() -> list[Kernel]:
     """All of them: every op at least once."""
     return [
         *(tma_copy(rank) for rank in range(1, 6)), image_copy(), image_copy(True), cluster(), *(wgmma(d) for d in WGMMA_DTYPES),
+        *(wgmma_registers(d) for d in WGMMA_DTYPES), wgmma_registers(bf16, "mn"),
         *(mma(d) for d in (bf16, f16, f32, i8, u8, f64)), matrices(), store_matrices(), copies(),
     ]  # fmt: skip
 

@@ -313,6 +313,23 @@ def test_wgmma_is_one_group(dtype: object) -> None:
     assert moves == [(512 * half + 2 * s, 2 * s) for s in range(4) for half in (0, 1)]
 
 
+@pytest.mark.parametrize("name", [*(f"{d}_k" for d in WGMMA_DTYPES), "bf16_mn"])
+def test_wgmma_takes_words_of_registers(name: str) -> None:
+    ptx = ptx_of(BY_NAME[f"wgmma_registers_{name}"])
+    dtype, _, major = name.rpartition("_")
+    shape, tail = next(found for d, found in SHAPES.items() if str(d) == dtype)
+    if tail.count(",") == 4:
+        tail = f"1, 1, 1, {int(major == 'mn')}"  # only b is in shared memory
+    steps = lines_with(ptx, "wgmma.mma_async")
+    assert len(steps) == 4
+    assert all(s.startswith(f"wgmma.mma_async.sync.aligned.m64n64{shape} {{") for s in steps)
+    found = [re.search(r"\}, \{(%r\d+), (%r\d+), (%r\d+), (%r\d+)\}, db, (.*); \}$", s) for s in steps]
+    assert all(m is not None and m[5] == tail for m in found)
+    assert len({word for m in found if m is not None for word in m.groups()[:4]}) == 16
+    moves = [int(x) for x in re.findall(r"add\.s64 db, %rd\d+, (\d+);", ptx)]
+    assert moves == [(2 if major == "k" else 128) * s for s in range(4)]
+
+
 def _descriptor_words(kernel_: Kernel) -> list[int]:
     """The constant part of each descriptor."""
     return [int(x) for x in re.findall(r"or i64 %v\d+, (\d{10,})", llvm_of(kernel_))]

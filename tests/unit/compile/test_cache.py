@@ -27,8 +27,9 @@ def make(code: bytes = b"code \x00\xff", name: str = "softmax") -> Artifact:
     one, two = Size.of(1), Size.of(2)
     corners = (ROWS * -1, one * -1), (COLS - 3, ROWS)
     maps = (
-        MapParam("x", dtypes.bf16, (ROWS, COLS, two, one), (COLS * 2, two, one, one), (1, 1, 1, 64), 128, 96, *corners, (2, 1)),
+        MapParam("x", dtypes.bf16, (ROWS, COLS, two, one), (COLS * 2, two, one, one), (1, 1, 1, 64), 128, 96, *corners, (2, 1), True),
         MapParam("x", dtypes.bf16, (ROWS, COLS), (COLS * 2, Size.of(1)), (128, 64), 128),
+        MapParam("x", dtypes.f32, (ROWS, COLS), (COLS * 2, Size.of(1)), (128, 32), 128, rounds=True),
         MapParam("partial", dtypes.f8e4m3, (ceildiv(COLS, 64), Size.of(64)), (Size.of(64), Size.of(1)), (1, 64), 64),
     )
     return Artifact(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tilewright.base.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8, i32, i64, u8, u16, u32, u64
-from tilewright.base.errors import UserError
+from tilewright.base.errors import CompilerBug, UserError
 from tilewright.base.sizes import Size
 from tilewright.base.source import Source, Span
 from tilewright.ir.build import Builder
@@ -151,6 +151,43 @@ def test_tma_load_places_a_box_and_fills_the_outside_with_zeros(corner: tuple[in
     wanted = padded[100 + corner[0] : 116 + corner[0], 100 + corner[1] : 164 + corner[1]].reshape(-1)
     place = np.asarray([swizzled_place(2 * i) // 2 if swizzle else i for i in range(16 * 64)])
     np.testing.assert_array_equal(out.astype(np.float32)[place], wanted)
+
+
+def test_the_engine_rounds_f32_to_tf32() -> None:
+    """To nearest, ties to even; NaN stays NaN whatever its bits, and a sum that carries moves the exponent."""
+    given = [0x3F800FFF, 0x3F801000, 0x3F801001, 0x3F803000, 0xBF803000, 0x3FFFF000, 0x7F800000, 0x7FFFFFFF, 0x7F800001, 0x00001001]
+    wanted = [0x3F800000, 0x3F800000, 0x3F802000, 0x3F804000, 0xBF804000, 0x40000000, 0x7F800000, None, None, 0x00002000]
+    bits = np.resize(np.asarray(given, np.uint32), 16 * 32)
+    x, out = array(f32, 16, 32), array(f32, 16 * 32, name="out")
+
+    def body(b: Builder) -> None:
+        box, full, zero = shared(b, f32, 16 * 32), shared(b, u64, 1, name="full"), b.index(0)
+        sizes = {"shape": (Size.of(16), Size.of(32)), "strides": (Size.of(32), Size.of(1))}
+        map_ = b.op("tensor_map", x, box=(16, 32), swizzle=0, round=True, **sizes)
+
+        def load(b: Builder) -> None:
+            b.multi("mbarrier_init", full, zero, count=1)
+            b.multi("fence_init")
+            b.multi("mbarrier_expect", full, zero, bytes=16 * 32 * 4)
+            b.multi("tma_load", box, zero, map_, full, zero, zero, zero)
+
+        when(b, is_thread(b, 0), load)
+        b.multi("barrier")
+        b.multi("mbarrier_wait", full, zero, zero)
+        place = b.mul(b.op("thread_id"), b.index(4))
+        b.multi("store", out, place, b.op("load", box, place, width=4))
+
+    result = np.empty(16 * 32, np.float32)
+    run([x, out], [bits.view(np.float32).reshape(16, 32), result], 128, body)
+    for found, want in zip(result.view(np.uint32).tolist(), wanted * 51, strict=False):
+        assert found == want if want is not None else found & 0x7FFFFFFF > 0x7F800000
+
+
+def test_only_f32_is_rounded() -> None:
+    b = Builder()
+    sizes: dict[str, Attr] = {"shape": (Size.of(16), Size.of(64)), "strides": (Size.of(64), Size.of(1))}
+    with pytest.raises(CompilerBug, match="only f32 is rounded"):
+        b.op("tensor_map", array(bf16, 16, 64), box=(16, 64), swizzle=128, round=True, **sizes)
 
 
 def test_reading_what_is_still_being_copied_is_reported() -> None:
@@ -373,6 +410,65 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     kind = np.int64 if a.dtype.kind in "iu" else np.float64
     wide = [x.astype(np.float32).astype(kind) if kind is np.float64 else x.astype(kind) for x in (a, b)]
     return np.asarray(wide[0] @ wide[1])
+
+
+def in_words(matrix: np.ndarray) -> np.ndarray:
+    """A matrix of 64 rows as the words each thread has, by the layout the op table gives: [thread, instruction along k, word]."""
+    per = 4 // matrix.itemsize
+    words = np.zeros((128, matrix.shape[1] // (8 * per), 4, per), matrix.dtype)
+    for t, s, r, e in np.ndindex(words.shape):
+        row, column = 16 * (t // 32) + 8 * (r % 2) + t % 32 // 4, 4 * per * (r // 2) + per * (t % 4) + e
+        words[t, s, r, e] = matrix[row, 8 * per * s + column]
+    return np.ascontiguousarray(words).view(np.uint32).reshape(-1)
+
+
+def times_registers(dtype: DType, n: int, first: int = 0) -> None:
+    """A product whose first operand is in registers; steps begin at word `first` and go on in circles."""
+    row, k = 128 // dtype.itemsize, 32 // dtype.itemsize
+    accumulator = accumulator_dtype(dtype)
+    left, right = numbers(dtype, 64, row), numbers(dtype, n, row, seed=1)
+    words, bb, out = array(u32, 128 * 16, name="words"), array(dtype, n * row, name="b"), array(accumulator, 64, n, name="out")
+
+    def body(b: Builder) -> None:
+        sb = shared(b, dtype, n * row, name="sb")
+        copy_in(b, bb, sb, 128)
+        start = b.mul(b.op("thread_id"), b.index(16))
+        own = [b.op("load", words, b.add(start, b.index(w))) for w in range(16)]
+        b.multi("fence_async")
+        b.multi("barrier")
+        steps = tuple((4 * s, s * k, 0) for s in ((first + step) % 4 for step in range(4)))
+        acc = b.multi(
+            "wgmma_registers", *own, sb, b.index(0), *zeros(b, n // 2, accumulator), dtype=dtype, words=16, n=n, k=k, steps=steps
+        )
+        store_accumulators(b, out, b.multi("wgmma_wait", *acc, pending=0))
+
+    result = np.zeros((64, n), accumulator.numpy)
+    run([words, bb, out], [in_words(left), swizzled_tile(right), result], 128, body)
+    np.testing.assert_array_equal(result, product(left, right.T))
+
+
+@pytest.mark.parametrize("dtype", [bf16, f16, f32, f8e4m3, f8e5m2, i8, u8])
+def test_wgmma_with_words_of_registers(dtype: DType) -> None:
+    times_registers(dtype, 24)
+
+
+def test_each_step_names_its_words() -> None:
+    times_registers(bf16, 8, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"words": 6}, "four for each"), ({"k": 8}, "k fills 32 bytes"), ({"steps": ((16, 0, 0),)}, "words or accumulators are not all there"),
+        ({"dtype": f16}, "cannot multiply"), ({"steps": ((0, 0, 4),)}, "words or accumulators are not all there"),
+    ],
+)  # fmt: skip
+def test_what_words_of_registers_must_be(change: dict[str, Attr], message: str) -> None:
+    b = Builder()
+    sb = shared(b, bf16, 8 * 64)
+    attrs: dict[str, Attr] = {"dtype": bf16, "words": 16, "n": 8, "k": 16, "steps": ((0, 0, 0),)} | change
+    with pytest.raises(CompilerBug, match=message):
+        b.multi("wgmma_registers", *[b.const(0, u32)] * 16, sb, b.index(0), *zeros(b, 4), **attrs)
 
 
 @pytest.mark.parametrize("dtype", [bf16, f16, f32, f8e4m3, f8e5m2, i8, u8])

@@ -102,6 +102,7 @@ def test_broken_promises_are_compiler_bugs() -> None:
         ({"box": (64, 12)}, r"the box \(64, 12\)"),
         ({"box": (64, 128)}, "rows of 256 bytes cannot be swizzled by 128"),
         ({"swizzle": 16}, "cannot be swizzled by 16"),
+        ({"rounds": True}, "bf16 cannot be rounded to tf32"),
     ],
 )
 def test_wrong_maps_are_found_at_load(device: CudaDevice, change: dict[str, object], message: str) -> None:

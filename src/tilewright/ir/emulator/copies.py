@@ -42,6 +42,13 @@ def swizzled(places: Array, swizzle: int = 128) -> Array:
     return places ^ ((places >> 3) & (swizzle - 1 & 0x70)) if swizzle else places
 
 
+def _as_tf32(values: Array) -> Array:
+    """f32 rounded to 10 bits of mantissa, to nearest, ties to even."""
+    bits = values.view(np.uint32)
+    near = (bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1)) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isnan(values), np.float32(np.nan), near)
+
+
 @dataclass(frozen=True)
 class TensorMap:
     memory: Memory
@@ -54,6 +61,7 @@ class TensorMap:
     upper: tuple[int, ...] = ()
     """The first and the last base position along h and w."""
     steps: tuple[int, ...] = ()
+    rounds: bool = False
 
     @property
     def count(self) -> int:
@@ -190,7 +198,7 @@ class Copies:
             and memory.base + sum((e - 1) * s for e, s in zip(shape, strides, strict=True)) >= memory.flat.size
         ):
             problem = f"shape {list(shape)} with strides {list(strides)} reaches beyond the {memory.flat.size} elements"
-        found = TensorMap(memory, shape, strides, type_.box, type_.swizzle)
+        found = TensorMap(memory, shape, strides, type_.box, type_.swizzle, rounds=bool(op.attrs.get("round")))
         if type_.pixels and not problem:
             found, problem = self._of_pixels(op, found, type_.pixels)
         if problem:
@@ -296,6 +304,8 @@ class Copies:
         memory = flight.source.memory
         found = np.zeros(flight.places.shape, memory.flat.dtype)
         found[flight.inside] = memory.read(flight.places[flight.inside])
+        if flight.source.rounds:
+            found = _as_tf32(found)
         for shared, there, mbarrier in flight.targets:
             shared.write(there, found if found.dtype == shared.flat.dtype else found.view(shared.flat.dtype))
             self.machine.barrier_units.copied(mbarrier, flight.source.bytes, flight.given)

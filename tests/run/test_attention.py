@@ -77,6 +77,14 @@ def test_causal(length: int) -> None:
     check(text.ranged, (q, k, v), attend(scores(q, k) + limit, v))
 
 
+@pytest.mark.parametrize("columns", [64, 128])
+def test_heads_side_by_side_and_a_wide_result(columns: int) -> None:
+    q, k, v = arrays(13, (2, 70, 3, 64), (2, 70, 3, 64), (2, 70, 3, columns))
+    limit = np.where(np.tri(70, k=3, dtype=bool), 0.0, -np.inf)
+    first, second, third = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
+    check(text.rows_first, (q, k, v), attend(scores(first, second) + limit, third).transpose(0, 2, 1, 3), error=1e-3)
+
+
 def test_fewer_keys_than_the_limit() -> None:
     q, k, v = arrays(5, (1, 1, 100, 64), (1, 1, 37, 64), (1, 1, 37, 64))
     limit = np.where(np.tri(100, 37, dtype=bool), 0.0, -np.inf)

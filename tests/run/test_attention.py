@@ -1,5 +1,5 @@
-"""Attention from plain loops, executed by the emulator at the tile and the thread stage for Hopper, against float64: the ways to write it, lengths
-around the edges of tiles, schedules, and rows of -inf, NaN and huge numbers."""
+"""Attention from plain loops, executed by the emulator at the tile and the thread stage for Hopper, against float64: the ways
+to write it, lengths around the edges of tiles, schedules, and rows of -inf, NaN and huge numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def run(kernel: tw.Kernel[..., Any], *arguments: object, schedule: str = "") -> 
     return {stage: [np.asarray(x) for x in run_program(getattr(stages, stage), inputs).values()] for stage in STAGES}
 
 
-def check(kernel: tw.Kernel[..., Any], arguments: tuple[object, ...], want: np.ndarray, schedule: str = "", error: float = 2e-3) -> None:
+def check(
+    kernel: tw.Kernel[..., Any], arguments: tuple[object, ...], want: np.ndarray, schedule: str = "", error: float = 2e-3
+) -> None:
     for stage, (found, *_) in run(kernel, *arguments, schedule=schedule).items():
         np.testing.assert_allclose(found.astype(np.float64), want, rtol=error, atol=error, err_msg=f"at the {stage} stage")
 
@@ -144,7 +146,13 @@ def test_the_logarithm_of_the_sum() -> None:
         np.testing.assert_allclose(lse, want, rtol=1e-5, atol=1e-5, err_msg=stage)
 
 
-@pytest.mark.parametrize("schedule", ["m=64 n=32", "m=64 n=32 dynamic=1", "m=128 n=32 groups=2 dynamic=1", "m=128 n=32 groups=2 a_copy=registers", "m=192 n=48 groups=3 stages=3"])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "m=64 n=32", "m=64 n=32 dynamic=1", "m=128 n=32 groups=2 dynamic=1", "m=128 n=32 groups=2 a_copy=registers",
+        "m=192 n=48 groups=3 stages=3",
+    ],
+)  # fmt: skip
 def test_blocks_that_compute_many_tiles(schedule: str) -> None:
     """On a GPU that is too small, with rows of different length."""
     q, k, v = arrays(11, (1, 4, 200, 64), (1, 2, 200, 64), (1, 2, 200, 64))
@@ -155,14 +163,16 @@ def test_blocks_that_compute_many_tiles(schedule: str) -> None:
     small = replace(parse_target("sm_90a"), multiprocessors=3)
     for stage in STAGES:
         found = np.asarray(kernel.runner.run({"q": q, "k": k, "v": v, "scale": 0.2}, emulator_device(stage, small)))
-        np.testing.assert_allclose(found.astype(np.float64), attend(scores(q, k, 0.2) + limit, v), rtol=2e-3, atol=2e-3, err_msg=stage)
+        want = attend(scores(q, k, 0.2) + limit, v)
+        np.testing.assert_allclose(found.astype(np.float64), want, rtol=2e-3, atol=2e-3, err_msg=stage)
 
 
 def test_what_the_matrix_units_do_not_take_is_computed_otherwise() -> None:
     q, k, v = arrays(12, (1, 1, 9, 16), (1, 1, 9, 16), (1, 1, 9, 16), dtype=np.float32)
     stages = text.plain.stages(q, k, v, 0.3, target="sm_90a").stages
     assert not any(isinstance(s, MatrixSchedule) for s in stages.schedules)
-    found = np.asarray(text.plain.runner.run({"q": q, "k": k, "v": v, "scale": 0.3}, emulator_device("thread", parse_target("sm_90a"))))
+    device = emulator_device("thread", parse_target("sm_90a"))
+    found = np.asarray(text.plain.runner.run({"q": q, "k": k, "v": v, "scale": 0.3}, device))
     np.testing.assert_allclose(found, attend(scores(q, k, 0.3), v), rtol=1e-5, atol=1e-5)
 
 

@@ -2,12 +2,14 @@
 
 `find_online(kernel)` looks at a loop-stage kernel, never at what its author called it. In
 
-    parallel batch…, i { m = max_j f(i, j); l = sum_j exp(f(i, j) - m); for e { o = sum_j exp(f(i, j) - m) * v(j, e); finish(m, l, o) } }
+    parallel batch…, i { m = max_j f(i, j); l = sum_j exp(f(i, j) - m); for e { o = sum_j exp(f(i, j) - m) * v(j, e); finish(m,
+    l, o) } }
 
-f is any elementwise function of one inner product `sum_d q(i, d) * k(j, d)` and of the indices: scaled, biased, masked. The text computes it anew
-for every reduction; that it is the same is seen by comparing expressions, in which sums and products may be written in any order. The index e
-may be a loop inside or one of the parallel indices. A condition around the terms (`if j <= i`, `range(i + 1)`), or a `where(…, f, -inf)` as the
-last thing done to f, is taken apart: limits of j that rise with i are known as such, so that what lies beyond them need not be computed.
+f is any elementwise function of one inner product `sum_d q(i, d) * k(j, d)` and of the indices: scaled, biased, masked. The
+text computes it anew for every reduction; that it is the same is seen by comparing expressions, in which sums and products may
+be written in any order. The index e may be a loop inside or one of the parallel indices. A condition around the terms (`if j <=
+i`, `range(i + 1)`), or a `where(…, f, -inf)` as the last thing done to f, is taken apart: limits of j that rise with i are
+known as such, so that what lies beyond them need not be computed.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class Online:
     sums: tuple[Op, ...]
     weighted: Op
     score: Op
-    """The inner product in the body of `maximum`; `query` and `key` are the loads it multiplies, `value` the one of the weighted sum."""
+    """The inner product in the body of `maximum`; `query` and `key` are the loads it multiplies, `value` the one of the
+    weighted sum."""
     query: Op
     key: Op
     value: Op
@@ -64,7 +67,8 @@ class Online:
     reach: Size | None
     """Terms count for j < i + reach."""
     strict: bool
-    """Terms that do not count are left out by the text; otherwise they are exponentials of -inf, which matters for rows that have no others."""
+    """Terms that do not count are left out by the text; otherwise they are exponentials of -inf, which matters for rows that
+    have no others."""
     scales: tuple[Scale, ...]
     exponential: str
     forms: Forms
@@ -171,8 +175,8 @@ class _Finder:
         return self._assemble(maximum, sums, weighted[0], loop, extents, term, guards, soft, score, exponential)
 
     def _assemble(
-        self, maximum: Op, sums: Sequence[Op], weighted: tuple[Op, Op, tuple[Scale, ...]], loop: Op | None, extents: tuple[Size, ...],
-        term: Value, guards: Sequence[Value], soft: Sequence[Value], score: tuple[Op, Op, Op], exponential: str,
+        self, maximum: Op, sums: Sequence[Op], weighted: tuple[Op, Op, tuple[Scale, ...]], loop: Op | None,
+        extents: tuple[Size, ...], term: Value, guards: Sequence[Value], soft: Sequence[Value], score: tuple[Op, Op, Op], exponential: str,
     ) -> Online | None:  # fmt: skip
         product, query, key = score
         total, value, scales = weighted
@@ -206,9 +210,10 @@ class _Finder:
         if guards and soft:
             return None
         batch = tuple(p for p in range(len(self.indices)) if p not in (row, column_position))
+        keys = keys if keys is not None else self._rows_of(key, j)
         found = Online(
-            self.parallel, extents, row, batch, column, column_extent, loop, keys if keys is not None else self._rows_of(key, j), depth[0],
-            maximum, tuple(sums), total, product, query, key, value, term, tuple(others), reach, strict, scales, exponential, self.forms,
+            self.parallel, extents, row, batch, column, column_extent, loop, keys, depth[0], maximum, tuple(sums), total, product,
+            query, key, value, term, tuple(others), reach, strict, scales, exponential, self.forms,
         )  # fmt: skip
         d = product.regions[0].args[0]
         axes = (

@@ -255,7 +255,8 @@ class _NvptxDialect:
 
     def _atomic(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
         """Relaxed, for the whole device: all an atomicrmw of LLVM can be on this target."""
-        if op.attrs["kind"] not in ("add", "exchange") or dtype_of(op.results[0].type) not in (i32, u32) or op.attrs.get("order") != "relaxed":
+        known = op.attrs["kind"] in ("add", "exchange") and op.attrs.get("order") == "relaxed"
+        if not known or dtype_of(op.results[0].type) not in (i32, u32):
             raise CompilerBug.at("TW040", f"no code generation for atomic {op.attrs['kind']} of {op.results[0].type}", op.span)
         kind = {"add": "add", "exchange": "xchg"}[str(op.attrs["kind"])]
         memory = op.operands[0].type

@@ -278,6 +278,11 @@ def _form(op: Op, dtype: DType, majors: Sequence[str]) -> tuple[str, str]:
     return f"m64n{_integer(op, 'n')}k{_integer(op, 'k')}.{'s32' if dtype.is_int else 'f32'}.{kind}.{kind}", tail
 
 
+def _scaled(tail: str, fresh: bool) -> str:
+    """What follows the operands of an instruction that may be the first to write its accumulators."""
+    return "0" + tail[1:] if fresh else tail
+
+
 def _wgmma_registers(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
     words, n, count = _integer(op, "words"), _integer(op, "n"), len(op.results)
     dtype, major = _element(op.operands[words]), str(op.attrs.get("b_major", "k"))
@@ -294,7 +299,7 @@ def _wgmma_registers(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequ
         registers = ", ".join(f"${start + r}" for r in range(n // 2))
         a = ", ".join(f"${before + 1 + word + r}" for r in range(4))
         lines.append(f"{{ .reg .b64 db; add.s64 db, ${before}, {move * dtype.itemsize >> 4};")
-        lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, {{{a}}}, db, {'0' + tail[1:] if fresh and not number else tail}; }}")
+        lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, {{{a}}}, db, {_scaled(tail, fresh and not number)}; }}")
     lines.append("wgmma.commit_group.sync.aligned;")
     return _tied(w, op, "\\0A\\09".join(lines), operands[words + 2 :], (b,), operands[:words])
 
@@ -319,7 +324,7 @@ def _wgmma(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
             for which, (side, move) in enumerate((("a", move_a), ("b", move_b)))
         ]
         lines.append(f"{{ .reg .b64 da, db; {' '.join(moves)}")
-        lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, da, db, {'0' + tail[1:] if fresh and not number else tail}; }}")
+        lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, da, db, {_scaled(tail, fresh and not number)}; }}")
     lines.append("wgmma.commit_group.sync.aligned;")
     return _tied(w, op, "\\0A\\09".join(lines), operands[4:], (a, b))
 

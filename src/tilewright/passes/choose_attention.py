@@ -1,8 +1,9 @@
-"""Choose how a chain of reductions around two products is computed on Hopper: rows of a block, keys of a step, and who starts when.
+"""Choose how a chain of reductions around two products is computed on Hopper: rows of a block, keys of a step, and who starts
+when.
 
-In: a loop-stage kernel, the target and the sizes of the call. Out: schedules (`family=attention`), best first; none where the kernel is no such
-chain, or where operands are not what the copy engine and the matrix units take: two-byte floats, rows that begin at whole 16 bytes, up to 256
-terms and columns, both known when the code is made.
+In: a loop-stage kernel, the target and the sizes of the call. Out: schedules (`family=attention`), best first; none where the
+kernel is no such chain, or where operands are not what the copy engine and the matrix units take: two-byte floats, rows that
+begin at whole 16 bytes, up to 256 terms and columns, both known when the code is made.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def attention_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]
         for groups, n in _shapes(depth, width) if groups < 3 or not more
     ]  # fmt: skip
     if found.reach is not None:
-        # Tiles of different length: sorted all together where there are few, else fetched, with the keys of a few batch points in the cache.
+        # Tiles of different length: sorted all together where there are few; else fetched, those of a few batch points at a time.
         small = 2 * batch * rows * keys * (depth + width) / 2 < SMALL
         raster = batch if small else min(batch, CACHED // max(1, keys * (depth + width) * 2))
         candidates = [replace(s, raster=max(1, raster), dynamic=not small) for s in candidates]
@@ -78,10 +79,11 @@ def forced_attention(text: str, found: tuple[MatrixSchedule, ...], kernel: Kerne
     """The schedule somebody asked for, where it can be used."""
     asked = parse_schedule(text)
     like = found[0]
-    if asked.family != "attention" or (asked.k, asked.wide) != (like.k, like.wide) or asked.m != 64 * asked.groups or asked.n % 16:
+    fits = asked.m == 64 * asked.groups and 1 <= asked.groups <= 3 and asked.n % 16 == 0 and 16 <= asked.n <= 256
+    if not fits or asked.family != "attention" or (asked.k, asked.wide) != (like.k, like.wide):
         raise UserError.at(
             "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
-            f"it needs family=attention k={like.k} wide={like.wide}, m = 64 * groups and n a multiple of 16",
+            f"it needs family=attention k={like.k} wide={like.wide}, m = 64 * groups, up to 3 of them, and n a multiple of 16 up to 256",
         )  # fmt: skip
     return asked
 

@@ -1,8 +1,8 @@
 """Loop stage -> tile stage for chains of reductions (`analysis/online.py`): one pass over the keys, with a running maximum.
 
-In: a loop-stage kernel that is such a chain, and its schedule (`family=attention`). Out: a tile-stage kernel. A block computes `m` rows; it walks the
-keys in steps of `n`, from the last to the first, and carries the maximum so far, and the sums of exponentials and of weighted values below it. When
-the maximum grows, both sums are scaled down.
+In: a loop-stage kernel that is such a chain, and its schedule (`family=attention`). Out: a tile-stage kernel. A block computes
+`m` rows; it walks the keys in steps of `n`, from the last to the first, and carries the maximum so far, and the sums of
+exponentials and of weighted values below it. When the maximum grows, both sums are scaled down.
 
     for %t = program_id, tiles, blocks {
       %q = load Q[rows.., :]
@@ -14,9 +14,9 @@ the maximum grows, both sums are scaled down.
       … what the kernel does to maximum and sums …
     }
 
-Steps that need a mask (the last keys, and those a limit `j < i + c` cuts through) come first and are a loop of their own; those wholly beyond the limit
-are left out. A row whose scores are all -inf has no maximum to subtract: 0 is subtracted instead, and at the end such a row gets what the
-text gives, NaN, unless the text leaves those terms out.
+Steps that need a mask (the last keys, and those a limit `j < i + c` cuts through) come first and are a loop of their own; those
+wholly beyond the limit are left out. A row whose scores are all -inf has no maximum to subtract: 0 is subtracted instead, and
+at the end such a row gets what the text gives, NaN, unless the text leaves those terms out.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class _Lowering(LoopLowering):
     # -- where a tile lies --------------------------------------------------------------------------------------
 
     def _place(self, b: Builder, number: Value, down: Size, batch: Size, env: dict[Value, Value]) -> Value:
-        """Bind the batch indices of tile `number`, and give its first row. Where rows have more keys the further down they are, the longest come
-        first, of `raster` batch points at a time, whose keys stay in the L2 cache."""
+        """Bind the batch indices of tile `number`, and give its first row. Where rows have more keys the further down they are,
+        the longest come first, of `raster` batch points at a time, whose keys stay in the L2 cache."""
 
         def size(value: Size | int) -> Value:
             return b.cast(b.index(Size.of(value)), u32)
@@ -168,8 +168,9 @@ class _Lowering(LoopLowering):
             self._finish(b, state, edge, env)
 
     def _operand(
-        self, b: Builder, load: Op, bound: dict[Value, Value], walked: Value, axis: int, edge: Sequence[Condition], env: dict[Value, Value]
-    ) -> Value:
+        self, b: Builder, load: Op, bound: dict[Value, Value], walked: Value, axis: int, edge: Sequence[Condition],
+        env: dict[Value, Value],
+    ) -> Value:  # fmt: skip
         """A tile of an operand: the bound index along one axis, the inner product's along `axis`."""
         local = {**env, **bound}
         local[walked] = self.index_tile(b, b.index(0), axis, self.matrix.k)
@@ -178,8 +179,9 @@ class _Lowering(LoopLowering):
         return local[load.result]
 
     def _step(
-        self, b: Builder, first: Value, query: Value, state: Sequence[Value], edge: Sequence[Condition], mask: bool, env: dict[Value, Value]
-    ) -> list[Value]:
+        self, b: Builder, first: Value, query: Value, state: Sequence[Value], edge: Sequence[Condition], mask: bool,
+        env: dict[Value, Value],
+    ) -> list[Value]:  # fmt: skip
         found, s = self.found, self.matrix
         most, total, out = state
         shape = (s.m, s.n)
@@ -208,8 +210,9 @@ class _Lowering(LoopLowering):
             return [new, total, b.op("dot", b.cast(weights, dtype_of(value.type)), value, scaled)]
 
     def _score(
-        self, b: Builder, index: Value, inside: Sequence[Condition], edge: Sequence[Condition], mask: bool, env: dict[Value, Value]
-    ) -> Value:
+        self, b: Builder, index: Value, inside: Sequence[Condition], edge: Sequence[Condition], mask: bool,
+        env: dict[Value, Value],
+    ) -> Value:  # fmt: skip
         """f, and -inf where a term does not count."""
         found, shape = self.found, (self.matrix.m, self.matrix.n)
         keep = [c.value for c in inside]
@@ -271,11 +274,10 @@ class _Lowering(LoopLowering):
     def _is_rounded(self, value: Value) -> bool:
         """Whether a value is only used, through products, in values of two bytes or less."""
         users = [op for op in self.everything if value in op.operands]
-        if any(op.opcode not in ("cast", "mul", "div", "yield") for op in users) or not users:
+        if any(op.opcode not in ("cast", "mul", "div") for op in users) or not users:
             return False
         return all(
-            dtype_of(op.results[0].type).is_small_float if op.opcode == "cast" else op.opcode != "yield" and self._is_rounded(op.results[0])
-            for op in users
+            dtype_of(op.results[0].type).is_small_float if op.opcode == "cast" else self._is_rounded(op.results[0]) for op in users
         )
 
     def _restored(self, b: Builder, state: Sequence[Value], env: dict[Value, Value]) -> Sequence[Value]:
@@ -308,4 +310,5 @@ class _Lowering(LoopLowering):
             waiting += [v for region in op.regions for inner in walk(region) for v in inner.operands]
         inside = {id(inner) for op in self.everything if op.regions and any(r in wanted for r in op.results)
                   for region in op.regions for inner in walk(region)}  # fmt: skip
-        self.ops(b, [op for op in self.everything if any(r in wanted for r in op.results) and id(op) not in inside], env, list(masks))
+        needed = [op for op in self.everything if any(r in wanted for r in op.results) and id(op) not in inside]
+        self.ops(b, needed, env, list(masks))

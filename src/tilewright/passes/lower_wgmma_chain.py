@@ -1,17 +1,18 @@
 """Tile stage -> thread stage for chains of two products (`lower_attention`) with Hopper's warp-group instructions.
 
-In: a tile-stage kernel made by `lower_attention`, with layouts, and its schedule. Out: the thread-stage kernel. A block has one warp group that copies
-and several that compute, 64 rows each. Keys and values pass through rings of `stages` tiles; the queries of a tile lie in shared memory while it is
-computed. A computing group keeps scores, weights and sums in registers: the accumulators of the first product, rounded, are the first operand of the
-second as they lie.
+In: a tile-stage kernel made by `lower_attention`, with layouts, and its schedule. Out: the thread-stage kernel. A block has one
+warp group that copies and several that compute, 64 rows each. Keys and values pass through rings of `stages` tiles; the queries
+of a tile lie in shared memory while it is computed. A computing group keeps scores, weights and sums in registers: the
+accumulators of the first product, rounded, are the first operand of the second as they lie.
 
     copying:    for tiles { k(0); q; for steps t { k(t + 1); v(t) } }
     computing:  for tiles { start scores(0); softmax
-                            for steps t { start scores(t + 1); start out += weights(t) v(t); softmax(t + 1), while the product runs; scale out }
+                            for steps t { start scores(t + 1); start out += weights(t) v(t); softmax(t + 1); scale out }
                             out += weights v; epilogue; store }
 
-The exponentials are powers of two: what a score is multiplied by goes into the exponent's factor. Sums are scaled where the maximum of any row of the warp has
-grown. (To leave them until it has grown by 2^8 is 4 % faster and up to twice as far off: the largest weight of a row is then no longer 1, and is rounded.)
+The exponentials are powers of two: what a score is multiplied by goes into the exponent's factor. Sums are scaled where the
+maximum of any row of the warp has grown. (To leave them until it has grown by 2^8 is 4 % faster and up to twice as far off: the
+largest weight of a row is then no longer 1, and is rounded.)
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ from tilewright.passes.schedule_matrix import MatrixSchedule
 from tilewright.passes.wgmma_epilogue import GROUP, Epilogue
 
 HUGE, TINY_FACTOR = 1e38, 2.0**-10
-"""Where the maximum is beyond the first, scores differ by far more than exponents can tell, and this factor in place of log2(e) keeps products finite."""
+"""Where the maximum is beyond the first, scores differ by far more than exponents can tell, and this factor in place of log2(e)
+keeps products finite."""
 EARLY = {1: 3, 2: 3, 3: 2}
-"""By the number of computing groups: quarters of a step's exponentials that are computed while the product before runs; the others follow it."""
+"""By the number of computing groups: quarters of a step's exponentials that are computed while the product before runs; the
+others follow it."""
 TERMS = 16
 """Terms of one matrix instruction of two-byte elements."""
 
@@ -187,8 +190,9 @@ class _Chain(Epilogue):
             strides, box, whole = [Size.of(wide), *strides], [columns // wide, *box], True
         memory = b.op("alloc", dtype=self.dtype, shape=(stages * rows * columns,), space="shared", align=1024, name=name)
         found = b.op(
-            "tensor_map", tensor, shape=tuple(shape), strides=tuple(strides), box=tuple(box), swizzle=ROW_BYTES, name=f"{name}.map"
-        )
+            "tensor_map", tensor, shape=tuple(shape), strides=tuple(strides), box=tuple(box), swizzle=ROW_BYTES,
+            name=f"{name}.map",
+        )  # fmt: skip
         full, empty = (
             b.op("alloc", dtype=u64, shape=(stages,), space="shared", name=f"{name}.{which}") for which in ("full", "empty")
         )
@@ -220,8 +224,8 @@ class _Chain(Epilogue):
         return []
 
     def _body(self, b: Builder, ops: Sequence[Op], copying: bool, position: Value, number: Value) -> tuple[Value, Value]:
-        """The ops of a tile, or of the loop over tiles, in one role. `position` counts the steps taken so far, `number` the tiles that have any;
-        gives what they are then."""
+        """The ops of a tile, or of the loop over tiles, in one role. `position` counts the steps taken so far, `number` the
+        tiles that have any; gives what they are then."""
         for place, op in enumerate(ops):
             if op.opcode == "for" and op.attrs.get("role") == "tiles":
                 self._tiles(b, op, copying, position, number)
@@ -260,8 +264,8 @@ class _Chain(Epilogue):
     def _fetched_tiles(
         self, b: Builder, region: Block, bounds: tuple[Value, Value, Value], copying: bool, position: Value, number: Value
     ) -> None:
-        """Tiles by a counter: the copying thread fetches the next one while it brings the one at hand, and tells the others in two places that take
-        turns, each with a full and an empty mbarrier."""
+        """Tiles by a counter: the copying thread fetches the next one while it brings the one at hand, and tells the others in
+        two places that take turns, each with a full and an empty mbarrier."""
         low, high, blocks = bounds
         one = b.const(1, u32)
 
@@ -403,7 +407,8 @@ class _Chain(Epilogue):
         }  # fmt: skip
 
     def _skipped(self, b: Builder, steps: Value, position: Value) -> Value:
-        """How many steps at the start have nothing for the rows of this group, though they have for those of others; their tiles are released."""
+        """How many steps at the start have nothing for the rows of this group, though they have for those of others; their
+        tiles are released."""
         step, one = self.steps[0], b.const(1, u32)
         mask = self._score(step).mask
         if self.chain.m <= self.chain.n or len(self.steps) < 2 or mask is None:
@@ -493,12 +498,15 @@ class _Chain(Epilogue):
         first = b.mul(b.cast(self.own, u32), b.const(64 * wide, u32))
         second = b.mul(stage, b.const(s.n * s.k, u32))
         if self.in_registers:
-            attrs: dict[str, Attr] = {"dtype": self.dtype, "words": len(self.words), "n": s.n, "k": TERMS, "b_major": "k", "fresh": True}
-            attrs["steps"] = tuple((4 * number, step[1], 0) for number, step in enumerate(steps) if isinstance(step, tuple))
+            moves: tuple[Attr, ...] = tuple((4 * number, step[1], 0) for number, step in enumerate(steps) if isinstance(step, tuple))
+            attrs: dict[str, Attr] = {
+                "dtype": self.dtype, "words": len(self.words), "n": s.n, "k": TERMS, "steps": moves, "b_major": "k", "fresh": True,
+            }  # fmt: skip
             return b.emit("wgmma_registers", (*self.words, self.key.memory, second), attrs)
         return b.multi(
-            "wgmma", self.query.memory, first, self.key.memory, second, n=s.n, k=TERMS, steps=tuple(steps), a_major="k", b_major="k", fresh=True
-        )
+            "wgmma", self.query.memory, first, self.key.memory, second,
+            n=s.n, k=TERMS, steps=tuple(steps), a_major="k", b_major="k", fresh=True,
+        )  # fmt: skip
 
     def _multiply(self, b: Builder, stage: Value, parity: Value, words: Sequence[Value], out: Sequence[Value]) -> Sequence[Value]:
         """Start the second product of a step."""
@@ -508,7 +516,8 @@ class _Chain(Epilogue):
         steps: tuple[Attr, ...] = tuple((4 * number, number * TERMS * wide, 0) for number in range(s.n // TERMS))
         offset = b.mul(stage, b.const(s.n * s.wide, u32))
         attrs: dict[str, Attr] = {
-            "dtype": self.dtype, "words": len(words), "n": s.wide, "k": TERMS, "steps": steps, "b_major": "mn", "b_block": s.n * wide,
+            "dtype": self.dtype, "words": len(words), "n": s.wide, "k": TERMS, "steps": steps, "b_major": "mn",
+            "b_block": s.n * wide,
         }  # fmt: skip
         return b.emit("wgmma_registers", (*words, self.value.memory, offset, *out), attrs)
 
@@ -536,7 +545,8 @@ class _Chain(Epilogue):
 
     @property
     def _all(self) -> tuple[range, range]:
-        """All registers of the scores. Nothing is stored for rows beyond the edge, and keys beyond it are masked: loads need no condition."""
+        """All registers of the scores. Nothing is stored for rows beyond the edge, and keys beyond it are masked: loads need no
+        condition."""
         return range(2), range(self.chain.n // 8)
 
     def _score(self, step: _Step) -> _Score:
@@ -569,8 +579,8 @@ class _Chain(Epilogue):
         return op.attrs["value"] if op is not None and op.opcode == "const" else None
 
     def _factor(self, b: Builder) -> Value:
-        """What a unit is multiplied by to be a power of two: units are the products as they come where they are only scaled, by a factor that is
-        not negative."""
+        """What a unit is multiplied by to be a power of two: units are the products as they come where they are only scaled, by
+        a factor that is not negative."""
         base = b.const(math.log2(math.e) if self.exponential == "exp" else 1.0, f32)
         times = self._times(b)
         if times is None:
@@ -594,7 +604,8 @@ class _Chain(Epilogue):
         return held
 
     def _query_words(self, b: Builder) -> list[Value]:
-        """The queries as a first operand in registers, with the sign of what scores are multiplied by; their memory is free then."""
+        """The queries as a first operand in registers, with the sign of what scores are multiplied by; their memory is free
+        then."""
         wide, chunk = ROW_BYTES // self.dtype.itemsize, 16 // self.dtype.itemsize
         row = b.add(b.mul(self.warp, b.index(16)), b.op("and", self.lane, b.index(15)))
         start = b.mul(b.add(row, b.mul(self.own, b.index(64))), b.index(wide))
@@ -658,8 +669,8 @@ class _Chain(Epilogue):
         return cells
 
     def _mask(self, b: Builder, held: Held) -> dict[Cell, Value]:
-        """A mask of scores. Limits are compared as the room that is left from the thread's first element on: small numbers, and constants on the
-        other side."""
+        """A mask of scores. Limits are compared as the room that is left from the thread's first element on: small numbers, and
+        constants on the other side."""
         shape = (self.chain.m, self.chain.n)
         if not isinstance(held, Mask):
             return self.registers(b, held, shape).cells

@@ -1,8 +1,8 @@
 """Give kernels whose blocks fetch their tiles from a counter that counter. `Program -> Program`.
 
-In: a program and the schedules of its calls. Where one is `dynamic`, blocks that are done with a tile take the next that nobody has: tiles may then
-take different times without anybody waiting. Out: the program with a counter in scratch for each such kernel, its last parameter, and a
-kernel before it that sets it to zero.
+In: a program and the schedules of its calls. Where one is `dynamic`, blocks that are done with a tile take the next that nobody
+has: tiles may then take different times without anybody waiting. Out: the program with a counter in scratch for each such
+kernel, its last parameter, and a kernel before it that sets it to zero.
 """
 
 from __future__ import annotations

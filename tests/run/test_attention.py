@@ -100,6 +100,13 @@ def test_rows_without_keys_get_what_the_text_says() -> None:
     check(text.before, (q, k, v), want, SMALL)
 
 
+def test_nothing_to_attend_to() -> None:
+    q, k, v = arrays(14, (1, 2, 5, 64), (1, 2, 0, 64), (1, 2, 0, 64))
+    check(text.plain, (q, k, v, 0.1), np.full((1, 2, 5, 64), np.nan))
+    check(text.before, (q, k, v), np.full((1, 2, 5, 64), 7.0))
+    check(text.plain, (q[:, :0], k[:, :0], v[:, :0], 0.1), np.zeros((1, 0, 5, 64)))
+
+
 def test_a_mask() -> None:
     """A row that is masked altogether is exp(-inf - -inf), NaN."""
     q, k, v = arrays(7, (1, 2, 66, 64), (1, 2, 70, 64), (1, 2, 70, 64))

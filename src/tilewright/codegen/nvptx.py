@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.base.dtypes import DType, f32, i64
+from tilewright.base.dtypes import DType, f32, i32, i64, u32
 from tilewright.base.errors import CompilerBug, TargetLimit
 from tilewright.base.record import record
 from tilewright.base.sizes import Size
@@ -177,6 +177,8 @@ class _NvptxDialect:
             return []
         if op.opcode == "fence":
             return self._fence(w, op)
+        if op.opcode == "atomic":
+            return [self._atomic(w, op, operands)]
         if op.opcode == "shuffle":
             return [self._shuffle(w, op, operands)]
         if op.opcode == "vote":
@@ -263,6 +265,17 @@ class _NvptxDialect:
         else:
             value = w.let(f"trunc i32 {exchange(w.let(f'zext {bits} {value} to i32'))} to {bits}")
         return value if dtype.llvm == bits else w.let(f"bitcast {bits} {value} to {dtype.llvm}")
+
+    def _atomic(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
+        """Relaxed, for the whole device: all an atomicrmw of LLVM can be on this target."""
+        known = op.attrs["kind"] in ("add", "exchange") and op.attrs.get("order") == "relaxed"
+        if not known or dtype_of(op.results[0].type) not in (i32, u32):
+            raise CompilerBug.at("TW040", f"no code generation for atomic {op.attrs['kind']} of {op.results[0].type}", op.span)
+        kind = {"add": "add", "exchange": "xchg"}[str(op.attrs["kind"])]
+        memory = op.operands[0].type
+        assert isinstance(memory, Tensor)
+        where = w.element_pointer(op.operands[0], operands[1 : 1 + memory.rank])
+        return w.let(f"atomicrmw {kind} {self.pointer(memory.space)} {where}, i32 {operands[1 + memory.rank]} monotonic")
 
     def _vote(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
         mode = str(op.attrs["mode"])

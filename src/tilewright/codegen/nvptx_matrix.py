@@ -272,13 +272,14 @@ def _tied(
     """Inline assembly that changes the op's last operands in place: they come first, then `extra` as i64, then `words` as i32."""
     letters = {"float": "f", "double": "d", "i32": "r", "i64": "l"}
     kinds = [llvm_type(v.type) for v in op.results]
+    tied = [] if op.attrs.get("fresh") else kinds
     if not letters.keys() >= set(kinds):
         raise CompilerBug.at("TW040", f"no registers for accumulators of type {', '.join(sorted(set(kinds)))}", op.span)
     constraints = ",".join(
-        [*(f"={letters[k]}" for k in kinds), *map(str, range(len(kinds))), *("l" for _ in extra), *("r" for _ in words), "~{memory}"]
+        [*(f"={letters[k]}" for k in kinds), *map(str, range(len(tied))), *("l" for _ in extra), *("r" for _ in words), "~{memory}"]
     )
     result = kinds[0] if len(kinds) == 1 else "{ " + ", ".join(kinds) + " }"
-    given = [*(f"{k} {n}" for k, n in zip(kinds, names, strict=True)), *(f"i64 {e}" for e in extra), *(f"i32 {x}" for x in words)]
+    given = [*(f"{k} {n}" for k, n in zip(tied, names, strict=True)), *(f"i64 {e}" for e in extra), *(f"i32 {x}" for x in words)]
     arguments = ", ".join(given)
     value = w.let(f'call {result} asm sideeffect "{text}", "{constraints}"({arguments}) convergent')
     return [value] if len(kinds) == 1 else _parts(w, result, value, len(kinds))
@@ -317,6 +318,11 @@ def _form(op: Op, dtype: DType, majors: Sequence[str]) -> tuple[str, str]:
     return f"m64n{_integer(op, 'n')}k{_integer(op, 'k')}.{'s32' if dtype.is_int else 'f32'}.{kind}.{kind}", tail
 
 
+def _scaled(tail: str, fresh: bool) -> str:
+    """What follows the operands of an instruction that may be the first to write its accumulators."""
+    return "0" + tail[1:] if fresh else tail
+
+
 def _wgmma_registers(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
     words, n, count = _integer(op, "words"), _integer(op, "n"), len(op.results)
     dtype, major = _element(op.operands[words]), str(op.attrs.get("b_major", "k"))
@@ -325,13 +331,15 @@ def _wgmma_registers(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequ
     lines = ["wgmma.fence.sync.aligned;"]
     steps = op.attrs["steps"]
     assert isinstance(steps, tuple)
-    for step in steps:
+    fresh = bool(op.attrs.get("fresh"))
+    before = count if fresh else 2 * count
+    for number, step in enumerate(steps):
         assert isinstance(step, tuple)
         word, move, start = (int(x) for x in step if isinstance(x, int))
         registers = ", ".join(f"${start + r}" for r in range(n // 2))
-        a = ", ".join(f"${2 * count + 1 + word + r}" for r in range(4))
-        lines.append(f"{{ .reg .b64 db; add.s64 db, ${2 * count}, {move * dtype.itemsize >> 4};")
-        lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, {{{a}}}, db, {tail}; }}")
+        a = ", ".join(f"${before + 1 + word + r}" for r in range(4))
+        lines.append(f"{{ .reg .b64 db; add.s64 db, ${before}, {move * dtype.itemsize >> 4};")
+        lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, {{{a}}}, db, {_scaled(tail, fresh and not number)}; }}")
     lines.append("wgmma.commit_group.sync.aligned;")
     return _tied(w, op, "\\0A\\09".join(lines), operands[words + 2 :], (b,), operands[:words])
 
@@ -346,27 +354,28 @@ def _wgmma(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
     lines = ["wgmma.fence.sync.aligned;"]
     steps = op.attrs["steps"]
     assert isinstance(steps, tuple)
-    for step in steps:
+    fresh = bool(op.attrs.get("fresh"))
+    for number, step in enumerate(steps):
         assert isinstance(step, tuple)
         move_a, move_b, start = (int(x) for x in step if isinstance(x, int))
         registers = ", ".join(f"${start + r}" for r in range(n // 2))
         moves = [
-            f"add.s64 d{side}, ${2 * count + which}, {move * dtype.itemsize >> 4};"
+            f"add.s64 d{side}, ${(1 if fresh else 2) * count + which}, {move * dtype.itemsize >> 4};"
             for which, (side, move) in enumerate((("a", move_a), ("b", move_b)))
         ]
         lines.append(f"{{ .reg .b64 da, db; {' '.join(moves)}")
-        lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, da, db, {tail}; }}")
+        lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, da, db, {_scaled(tail, fresh and not number)}; }}")
     lines.append("wgmma.commit_group.sync.aligned;")
     return _tied(w, op, "\\0A\\09".join(lines), operands[4:], (a, b))
 
 
 def _wgmma_wait(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
     pending = _integer(op, "pending")
-    if pending:
+    if pending and not op.attrs.get("finished"):
         # The accumulators of the groups still running must stay where they are: nothing may look like a use of them.
         w.call("void", "llvm.nvvm.wgmma.wait_group.sync.aligned", ("i64", str(pending)))
         return operands
-    return _tied(w, op, "wgmma.wait_group.sync.aligned 0;", operands)
+    return _tied(w, op, f"wgmma.wait_group.sync.aligned {pending};", operands)
 
 
 _MMA_NAMES = {"bf16": "bf16", "f16": "f32.f32", "f32": "tf32", "i8": "s8", "u8": "u8", "f64": "f64"}

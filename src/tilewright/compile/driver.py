@@ -218,13 +218,16 @@ class _Prepared:
         return plan_contractions(self.loop, self.target, extents, tuned) if tuned else plan
 
     def short_sums(self, signature: Signature) -> dict[str, int]:
-        """Sizes that are made part of the code: those of a convolution's kernel, over which short loops run inside longer sums."""
+        """Sizes that are made part of the code: those of a convolution's kernel, over which short loops run inside longer sums, and those of
+        one row of attention."""
         from tilewright.analysis.affine import analyse
         from tilewright.ir.nodes import walk
+        from tilewright.passes.choose_attention import MOST, fixed_sizes
 
         extents = _by_name(self.program, signature.extents)
         found: dict[str, int] = {}
         for call in self.loop.calls:
+            found |= {n: extents[n] for n in fixed_sizes(call.kernel, self.target) if extents.get(n, MOST + 1) <= MOST}
             forms = None
             for op in walk(call.kernel.body):
                 if op.opcode == "reduce" and len(op.operands) > 1:
@@ -235,10 +238,12 @@ class _Prepared:
 
     def ranked(self, extents: AxisNumbers) -> tuple[MatrixSchedule, ...]:
         """The cost model's schedules for the program's (first) contraction at these extents, best first."""
+        from tilewright.passes.choose_attention import attention_schedules
         from tilewright.passes.choose_matrix import matrix_schedules
 
         sizes = _by_name(self.program, extents)
-        return next((r for call in self.loop.calls if (r := matrix_schedules(call.kernel, self.target, sizes))), ())
+        ways = (matrix_schedules, attention_schedules)
+        return next((r for call in self.loop.calls for way in ways if (r := way(call.kernel, self.target, sizes))), ())
 
     def _tuned(self, signature: Signature) -> str:
         """What measurements say about a call; empty where there are none."""

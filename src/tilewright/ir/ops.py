@@ -421,7 +421,7 @@ _define("yield", "Hands the region's values to its op.", _any_operands, effect="
 # Arithmetic.
 for _name, _doc, _kinds in (
     ("add", "a + b", "iuf"), ("sub", "a - b", "iuf"), ("mul", "a * b", "iuf"),
-    ("min", "The smaller; NaN if either is NaN.", "biuf"), ("max", "The larger; NaN if either is NaN.", "biuf"),
+    ("min", "The smaller; NaN if either is NaN.", "biuf"), ("max", "The larger; NaN if either is NaN. `hardware`: by one instruction, for which -0 is below 0.", "biuf"),
     ("floordiv", "Division rounded to minus infinity; integer division by zero gives 0.", "iuf"),
     ("mod", "`a - floordiv(a, b) * b`: the sign of b; integer modulo by zero gives 0.", "iuf"),
     ("and", "Bitwise, or logical on bool.", "biu"), ("or", "Bitwise, or logical on bool.", "biu"),
@@ -458,7 +458,7 @@ for _name, _doc, _bound in (
 ):  # fmt: skip
     _define(_name, _doc, _same(1, "f"), bound=_bound, group="function")
 _define("pow", "a^b with IEEE special cases.", _same(2, "f"), bound="4", group="function")
-_define("exp2_approx", "2^a by the device's own instruction, f32 only, denormal results flushed.", _same(1, "f"), "thread",
+_define("exp2_approx", "2^a by the device's own instruction, f32 only, denormal results flushed; `flush`: denormal operands too.", _same(1, "f"), "thread",
         bound="3", group="function")  # fmt: skip
 _define("tanh_approx", "Hyperbolic tangent by the device's own instruction, f32 only, relative error 2^-10.9.", _same(1, "f"), "thread",
         bound="8400", group="function")  # fmt: skip

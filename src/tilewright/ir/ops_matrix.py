@@ -189,8 +189,9 @@ def accumulator_dtype(dtype: DType) -> DType:
 
 
 def _wgmma(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
-    if len(types) < 5:
-        raise _fail("takes two shared tensors, an offset into each, and accumulators")
+    fresh = bool(attrs.get("fresh"))
+    if (len(types) != 4) if fresh else (len(types) < 5):
+        raise _fail("takes two shared tensors, an offset into each, and accumulators (none where `fresh`)")
     a, b = _shared(types[0]), _shared(types[2])
     if a.dtype is not b.dtype or a.dtype not in MATRIX_DTYPES or not _is_index(types[1]) or not _is_index(types[3]):
         raise _fail(f"cannot multiply {a} and {b}")
@@ -208,14 +209,15 @@ def _wgmma(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
         raise _fail(f"accumulates in {wanted}")
     for step in steps:
         assert isinstance(step, tuple)
-        if not isinstance(step[2], int) or step[2] + n // 2 > len(types) - 4:
+        if not isinstance(step[2], int) or (step[2] != 0 if fresh else step[2] + n // 2 > len(types) - 4):
             raise _fail("a step's accumulators are not all there")
-    return tuple(types[4:])
+    return (wanted,) * (n // 2) if fresh else tuple(types[4:])
 
 
 def _wgmma_registers(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     dtype, words = attrs.get("dtype"), integer(attrs, "words")
-    if words < 4 or words % 4 or len(types) < words + 3 or any(t != Scalar(u32) for t in types[:words]):
+    fresh = bool(attrs.get("fresh"))
+    if words < 4 or words % 4 or len(types) < words + (2 if fresh else 3) or any(t != Scalar(u32) for t in types[:words]):
         raise _fail("takes words of u32, four for each 64 x k tile of a, then a shared tensor, an offset into it, and accumulators")
     b = _shared(types[words])
     if not isinstance(dtype, DType) or b.dtype is not dtype or dtype not in MATRIX_DTYPES or not _is_index(types[words + 1]):
@@ -235,9 +237,13 @@ def _wgmma_registers(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     for step in steps:
         assert isinstance(step, tuple)
         first, _, start = step
-        if not isinstance(first, int) or not 0 <= first <= words - 4 or not isinstance(start, int) or start + n // 2 > len(accumulators):
-            raise _fail("a step's words or accumulators are not all there")
-    return tuple(accumulators)
+        if not isinstance(first, int) or not 0 <= first <= words - 4 or not isinstance(start, int):
+            raise _fail("a step's words are not all there")
+        if start + n // 2 > (n // 2 if fresh else len(accumulators)):
+            raise _fail("a step's accumulators are not all there")
+    if fresh and accumulators:
+        raise _fail("takes no accumulators where `fresh`")
+    return (wanted,) * (n // 2) if fresh else tuple(accumulators)
 
 
 def _same_scalars(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
@@ -406,12 +412,13 @@ DEFINITIONS: tuple[OpDef, ...] = (
          "here: each adds the product of a 64 x k tile of a and a k x n tile of b, both swizzled. A step gives offsets to add to oa and ob and the "
          "first of its n/2 accumulators. `a_major`, `b_major`: `k` (rows along k) or `mn` (rows of k hold 64 elements along m or n; blocks of 64 lie "
          "`a_block` or `b_block` elements apart). Accumulator r of thread t: row 16 (t / 32) + 8 (r / 2 % 2) + t % 32 / 4, column 8 (r / 4) + "
-         "2 (t % 4) + r % 2. `negate` is not offered.", _wgmma, "sync"),
+         "2 (t % 4) + r % 2. `fresh`: there are no accumulators before, all steps add to the same, which begin as zero. `negate` is not offered.", _wgmma, "sync"),
     _row("wgmma_registers", "`wgmma_registers %w…, %b, %ob, %acc… {dtype, words, n, k, steps}`: `wgmma` with a from registers: `words` of u32, four "
          "for each 64 x k tile. A step gives its first word, an offset to add to ob, and the first of its accumulators. With v = 4 bytes of elements in a "
-         "word, word r of thread t holds row 16 (t / 32) + 8 (r % 2) + t % 32 / 4, columns 4 v (r / 2) + v (t % 4) and following.",
+         "word, word r of thread t holds row 16 (t / 32) + 8 (r % 2) + t % 32 / 4, columns 4 v (r / 2) + v (t % 4) and following. `fresh` as for `wgmma`.",
          _wgmma_registers, "sync"),
-    _row("wgmma_wait", "Wait until at most `pending` groups of `wgmma` are unfinished; gives the accumulators.",
+    _row("wgmma_wait", "Wait until at most `pending` groups of `wgmma` are unfinished; gives the accumulators. `finished`: those given are of no group "
+         "that is.",
          _counted("pending", _same_scalars), "sync"),
     _row("mma", "`mma %a… %b… %c… {dtype}`: the warp's matrix instruction on registers; f32 means tf32. f64 with `k` (4, 8, 16): the "
          "instructions of 16 rows that Hopper has.", _mma, "sync"),

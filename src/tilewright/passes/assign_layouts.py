@@ -24,6 +24,9 @@ def assign_layouts(kernel: Kernel, schedule: Schedule | MatrixSchedule, target: 
     if isinstance(schedule, MatrixSchedule):
         layout, threads = matrix_layout(kernel, schedule), schedule.threads
         staged = {v for op in walk(kernel.body) if op.opcode == "dot" for v in op.operands[:2]}
+        if schedule.family == "attention":
+            # The weights of the second product never leave their registers.
+            staged &= {op.results[0] for op in walk(kernel.body) if op.opcode == "load"}
     else:
         shape = _whole_shape(kernel)
         layout = blocked_layout(shape, schedule, target) if shape else None
@@ -60,7 +63,7 @@ def matrix_layout(kernel: Kernel, schedule: MatrixSchedule) -> Accumulator | Blo
         return Blocked((1, schedule.nr // schedule.vectors), (1, 1), (1, 1))
     product = next(op for op in walk(kernel.body) if op.opcode == "dot")
     size = dtype_of(product.operands[0].type).itemsize
-    if schedule.family == "wgmma":
+    if schedule.family in ("wgmma", "attention"):
         return Accumulator("wgmma", (64, schedule.n, 32 // size), (1 if schedule.turns else schedule.groups, 1))
     if schedule.family == "fma":
         # A thread has patches that are one vector wide and as high.

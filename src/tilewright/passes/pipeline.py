@@ -2,13 +2,14 @@
 
     program fuse                                                   kernels joined, arrays between them gone
     loop    simplify · collapse · stabilise · contract · narrow      what to compute, merged and shared
-    program clip_windows · pad_windows · repack · split_reductions · stream_sums      kernels added before or after
+    program clip_windows · pad_windows · repack · split_reductions · stream_sums · add_counters      kernels added before or after
     loop    choose (schedule) · lower_loops                        -> tile
     tile    simplify · assign_layouts · lower_tiles                -> thread (window_sums and lower_windows where windows overlap)
     thread  simplify · expand_math · expand_casts · simplify
 
 Contractions are planned before programs are cut (`plan_contractions`) and have lowerings of their own: lower_contraction, then lower_wgmma or
-lower_mma; on a CPU lower_contraction_cpu or lower_contraction_amx.
+lower_mma; on a CPU lower_contraction_cpu or lower_contraction_amx. So have chains of a maximum, sums and products (attention): lower_attention,
+lower_wgmma_chain.
 
 After every pass the kernel is verified; a failure names the pass. With a `Trace` each pass is timed and its output kept.
 """
@@ -29,6 +30,7 @@ from tilewright.ir.program import Program
 from tilewright.ir.text import print_kernel, print_program
 from tilewright.ir.verify import verify_kernel
 from tilewright.passes.assign_layouts import assign_layouts
+from tilewright.passes.choose_attention import attention_schedules, forced_attention
 from tilewright.passes.choose_matrix import forced, matrix_schedules
 from tilewright.passes.clip_windows import clip_windows
 from tilewright.passes.collapse import collapse
@@ -36,6 +38,7 @@ from tilewright.passes.contract import contract
 from tilewright.passes.expand_casts import expand_casts
 from tilewright.passes.expand_math import expand_math
 from tilewright.passes.fuse import FusionReport, fuse
+from tilewright.passes.lower_attention import lower_attention
 from tilewright.passes.lower_contraction import lower_contraction
 from tilewright.passes.lower_contraction_amx import lower_contraction_amx
 from tilewright.passes.lower_contraction_cpu import lower_contraction_cpu
@@ -43,6 +46,7 @@ from tilewright.passes.lower_loops import lower_loops
 from tilewright.passes.lower_mma import lower_mma
 from tilewright.passes.lower_tiles import lower_tiles
 from tilewright.passes.lower_wgmma import lower_wgmma
+from tilewright.passes.lower_wgmma_chain import lower_wgmma_chain
 from tilewright.passes.lower_windows import lower_windows
 from tilewright.passes.matrix_hints import preferred
 from tilewright.passes.narrow import narrow
@@ -56,6 +60,7 @@ from tilewright.passes.simplify import simplify
 from tilewright.passes.split_reductions import split_reductions
 from tilewright.passes.stabilise import stabilise
 from tilewright.passes.stream_sums import stream_sums
+from tilewright.passes.tile_counter import add_counters
 from tilewright.passes.window_sums import window_sums
 from tilewright.tree.metadata import KernelMetadata
 
@@ -147,9 +152,11 @@ def plan_contractions(
     the author's wishes."""
     plans: list[Plan] = []
     for call in program.calls:
-        found = matrix_schedules(call.kernel, target, sizes)
+        found = matrix_schedules(call.kernel, target, sizes) or attention_schedules(call.kernel, target, sizes)
         if not found:
             plans.append(row_schedule(call.kernel, target, sizes))
+        elif given and found[0].family == "attention":
+            plans.append(forced_attention(given, found, call.kernel))
         elif given:
             plans.append(forced(given, found, call.kernel))
         elif metadata is not None:
@@ -188,6 +195,7 @@ def lower_planned(
     start = time.perf_counter()
     program, plan = stream_sums(program, plan, target)
     trace.record("stream_sums", time.perf_counter() - start, lambda: print_program(program))
+    program, plan = add_counters(program, plan)
     loop = _map_kernels(program, lambda kernel: run_pass("simplify", kernel, simplify, trace))
     schedules = [
         own or window_schedule(call.kernel, target, hints) or choose(call.kernel, target, hints)
@@ -201,6 +209,8 @@ def lower_planned(
             kernel = run_pass("lower_contraction_amx", kernel, lambda k: lower_contraction_amx(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule) and not target.is_gpu:
             kernel = run_pass("lower_contraction_cpu", kernel, lambda k: lower_contraction_cpu(k, schedule, target), trace)
+        elif isinstance(schedule, MatrixSchedule) and schedule.family == "attention":
+            kernel = run_pass("lower_attention", kernel, lambda k: lower_attention(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule):
             kernel = run_pass("lower_contraction", kernel, lambda k: lower_contraction(k, schedule, target), trace)
         else:
@@ -217,6 +227,8 @@ def lower_planned(
         schedule = next(remaining)
         if isinstance(schedule, MatrixSchedule) and schedule.family == "wgmma":
             kernel = run_pass("lower_wgmma", kernel, lambda k: lower_wgmma(k, schedule, target), trace)
+        elif isinstance(schedule, MatrixSchedule) and schedule.family == "attention":
+            kernel = run_pass("lower_wgmma_chain", kernel, lambda k: lower_wgmma_chain(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule) and target.is_gpu:
             kernel = run_pass("lower_mma", kernel, lambda k: lower_mma(k, schedule, target), trace)
         elif isinstance(schedule, Schedule) and schedule.window:

@@ -18,7 +18,7 @@ class MatrixSchedule:
 
     family: str
     """`wgmma` (Hopper's warp-group instructions), `mma` (warp instructions), `fma` (ordinary arithmetic on a GPU), `amx` (a CPU's
-    matrix unit), `cpu`."""
+    matrix unit), `cpu`; `attention` (a chain of two products with Hopper's instructions)."""
     m: int
     n: int
     k: int
@@ -76,6 +76,10 @@ class MatrixSchedule:
     """CPU: the factor of which a block holds a copy of all it needs for a stretch of the sum; the other is copied panel by panel."""
     early: bool = False
     """Start before the kernel launched before has ended."""
+    dynamic: bool = False
+    """Blocks fetch the number of their next tile from a counter, so that tiles may take different times."""
+    wide: int = 0
+    """Attention: columns of the values; `m` are rows, `n` the keys of one step, `k` the terms of a score."""
 
     def describe(self) -> str:
         """All that differs from the defaults, as `name=value` words."""
@@ -89,7 +93,7 @@ class MatrixSchedule:
     @property
     def threads(self) -> int:
         """Threads of one block."""
-        if self.family == "wgmma":
+        if self.family in ("wgmma", "attention"):
             return 128 * (self.groups + 1)
         return 32 * self.warps_m * self.warps_n if self.family in ("mma", "fma") else 1
 

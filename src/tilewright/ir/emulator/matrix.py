@@ -177,7 +177,10 @@ class Matrix:
         warps = self._warps(op, frame)
         count = whole(op.attrs, "words") if op.opcode == "wgmma_registers" else 0
         places = [frame.full(op.operands[i]).astype(np.int64) for i in ((count + 1,) if count else (1, 3))]
-        given = self._registers(op, frame, count + 2 if count else 4)
+        if op.attrs.get("fresh"):
+            given = np.zeros((frame.lanes, len(op.results)), np.uint32)
+        else:
+            given = self._registers(op, frame, count + 2 if count else 4)
         words = np.stack([frame.full(v) for v in op.operands[:count]], axis=1) if count else np.zeros((frame.lanes, 0), np.uint32)
         marks = np.array(given)
         for unit, warp, lanes in warps:

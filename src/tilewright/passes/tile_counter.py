@@ -25,7 +25,7 @@ def add_counters(program: Program, plans: Plans) -> tuple[Program, Plans]:
     schedules: list[MatrixSchedule | None] = []
     scratch = list(program.scratch)
     for call, schedule in zip(program.calls, plans, strict=True):
-        if schedule is not None and schedule.dynamic:
+        if isinstance(schedule, MatrixSchedule) and schedule.dynamic:
             counter = Value(tensor(u32, 1, align=16), f"{call.kernel.name}.counter{len(scratch)}")
             assert isinstance(counter.type, Tensor)
             scratch.append(Array(counter.name, counter.type, "scratch"))

@@ -135,6 +135,14 @@ def test_a_bias_of_any_size() -> None:
     check(text.biased, (q, k, v, bias), want, SMALL, error=4e-3)
 
 
+def test_further_arrays_with_many_terms() -> None:
+    q, k, v = arrays(15, (1, 1, 70, 128), (1, 1, 130, 128), (1, 1, 130, 128))
+    (bias,) = arrays(16, (1, 70, 130))
+    mask = (np.random.default_rng(16).random((70, 130)) > 0.4).astype(np.uint8)
+    check(text.biased, (q, k, v, bias), attend(scores(q, k) + bias, v))
+    check(text.masked, (q, k, v, mask, 0.2), attend(np.where(mask > 0, scores(q, k, 0.2), -np.inf), v))
+
+
 def test_nan_stays_in_its_row() -> None:
     q, k, v = arrays(9, (1, 1, 70, 64), (1, 1, 70, 64), (1, 1, 70, 64))
     q[0, 0, 11, 3] = np.nan

@@ -384,26 +384,13 @@ def _extreme(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
     if not dtype.is_float:
         return intrinsic(w, f"{'s' if dtype.kind == 'i' else 'u'}{op.opcode}", type_, a, b)
     if op.attrs.get("hardware"):
-        return _scalars(w, f"llvm.{op.opcode}imum.{'f32' if dtype.bits == 32 else 'f64'}", type_, operands)
+        return intrinsic(w, f"{op.opcode}imum", type_, a, b)
     # `select (a < b), a, b` is one instruction everywhere and gives b when either is NaN; then only a is left to look at.
     mask = f"<{type_.width} x i1>" if isinstance(type_, Vec) else "i1"
     first = w.let(f"fcmp {'olt' if op.opcode == 'min' else 'ogt'} {kind} {a}, {b}")
     better = w.let(f"select {mask} {first}, {kind} {a}, {kind} {b}")
     nan = w.let(f"fcmp uno {kind} {a}, {a}")
     return w.let(f"select {mask} {nan}, {kind} {a}, {kind} {better}")
-
-
-def _scalars(w: FunctionWriter, name: str, type_: Type, operands: Sequence[str]) -> str:
-    """An intrinsic of scalars, element by element on a vec."""
-    kind, element = llvm_type(type_), dtype_of(type_).llvm
-    if not isinstance(type_, Vec):
-        return w.call(element, name, *((element, x) for x in operands))
-    result = "poison"
-    for lane in range(type_.width):
-        own = [w.let(f"extractelement {kind} {x}, i64 {lane}") for x in operands]
-        one = w.call(element, name, *((element, x) for x in own))
-        result = w.let(f"insertelement {kind} {result}, {element} {one}, i64 {lane}")
-    return result
 
 
 def _pick(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:

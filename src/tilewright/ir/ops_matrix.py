@@ -237,10 +237,9 @@ def _wgmma_registers(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     for step in steps:
         assert isinstance(step, tuple)
         first, _, start = step
-        if not isinstance(first, int) or not 0 <= first <= words - 4 or not isinstance(start, int):
-            raise _fail("a step's words are not all there")
-        if start + n // 2 > (n // 2 if fresh else len(accumulators)):
-            raise _fail("a step's accumulators are not all there")
+        there = n // 2 if fresh else len(accumulators)
+        if not isinstance(first, int) or not 0 <= first <= words - 4 or not isinstance(start, int) or start + n // 2 > there:
+            raise _fail("a step's words or accumulators are not all there")
     if fresh and accumulators:
         raise _fail("takes no accumulators where `fresh`")
     return (wanted,) * (n // 2) if fresh else tuple(accumulators)

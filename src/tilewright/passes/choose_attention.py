@@ -65,7 +65,7 @@ def attention_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]
             "attention", 64 * groups, n, depth, stages=_stages(groups, n, depth + width), groups=groups, wide=width,
             a_copy="registers" if groups == 2 and 64 < depth <= 128 and keys <= SHORT and not more else "tma",
         )
-        for groups, n in _shapes(depth, width) if groups < 3 or not more
+        for groups, n in _shapes(max(depth, width), more)
     ]  # fmt: skip
     if found.reach is not None:
         # Tiles of different length: sorted all together where there are few; else fetched, those of a few batch points at a time.
@@ -88,17 +88,17 @@ def forced_attention(text: str, found: tuple[MatrixSchedule, ...], kernel: Kerne
     return asked
 
 
-def _shapes(depth: int, width: int) -> list[tuple[int, int]]:
-    """Computing groups and keys of a step for which registers and shared memory suffice."""
-    if max(depth, width) <= 64:
-        return [(3, 128), (2, 128), (1, 128)]
-    if max(depth, width) <= 128:
-        return [(2, 128), (1, 128)]
+def _shapes(columns: int, more: bool) -> list[tuple[int, int]]:
+    """Computing groups and keys of a step for which registers and shared memory suffice, fewer where scores need further arrays."""
+    if columns <= 64:
+        return [(2, 128), (1, 128)] if more else [(3, 128), (2, 128), (1, 128)]
+    if columns <= 128:
+        return [(2, 96), (1, 96)] if more else [(2, 128), (1, 128)]
     return [(2, 64), (1, 64)]
 
 
 def _reads_more(found: Online) -> bool:
-    """Whether scores are made of further arrays, for which three groups have no registers left."""
+    """Whether scores are made of further arrays."""
     return any(op.opcode == "load" and op not in (found.query, found.key) for op in walk(found.maximum.regions[0]))
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from types import MappingProxyType
 
 from tilewright.analysis import divisors
@@ -719,11 +720,12 @@ class _Chain(Epilogue):
         return op.opcode in ("sqrt", "rsqrt", "cast", "exp", "exp2") and self._is_positive(op.operands[0])
 
     def _row_maximum(self, b: Builder, units: dict[Cell, Value], row: int) -> Value:
-        best: Value | None = None
-        for column in range(self.chain.n // 8):
-            best = units[row, column] if best is None else _larger(b, best, units[row, column])
-        assert best is not None
-        single = _larger(b, b.op("extract", best, lane=0), b.op("extract", best, lane=1))
+        best: list[Value] = []
+        for lane in range(2):
+            # One by one: there is an instruction for scalars only.
+            values = [b.op("extract", units[row, column], lane=lane) for column in range(self.chain.n // 8)]
+            best.append(reduce(lambda x, y: _larger(b, x, y), values))
+        single = _larger(b, *best)
         for distance in (1, 2):
             single = _larger(b, single, b.op("shuffle", single, b.const(distance, i32), mode="xor"))
         return single

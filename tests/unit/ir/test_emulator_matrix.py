@@ -461,6 +461,7 @@ def test_each_step_names_its_words() -> None:
     [
         ({"words": 6}, "four for each"), ({"k": 8}, "k fills 32 bytes"), ({"steps": ((16, 0, 0),)}, "words or accumulators are not all there"),
         ({"dtype": f16}, "cannot multiply"), ({"steps": ((0, 0, 4),)}, "words or accumulators are not all there"),
+        ({"fresh": True}, "no accumulators where `fresh`"),
     ],
 )  # fmt: skip
 def test_what_words_of_registers_must_be(change: dict[str, Attr], message: str) -> None:

@@ -19,7 +19,7 @@ def project(x: tw.Array, weight: tw.Array, bias: tw.Array) -> tw.Array:
     m = weight.shape[1]
     out = tw.empty((n, m), x.dtype)
     for i, j in tw.grid(n, m):
-        total = tw.f32(0)
+        total = 0.0
         for p in range(k):
             total += x[i, p] * weight[p, j]
         out[i, j] = total + bias[j]
@@ -27,7 +27,7 @@ def project(x: tw.Array, weight: tw.Array, bias: tw.Array) -> tw.Array:
 
 
 @tw.kernel
-def attend(q: tw.Array, k: tw.Array, v: tw.Array, scale: tw.f32) -> tw.Array:
+def attend(q: tw.Array, k: tw.Array, v: tw.Array, scale: float) -> tw.Array:
     """softmax(q @ k^T * scale) @ v for each batch and head; arrays are [batch, head, position, feature]."""
     batch, heads, length, depth = q.shape
     keys = k.shape[2]
@@ -35,20 +35,20 @@ def attend(q: tw.Array, k: tw.Array, v: tw.Array, scale: tw.f32) -> tw.Array:
     for b, h, i in tw.grid(batch, heads, length):
         most = -tw.inf
         for j in range(keys):
-            score = tw.f32(0)
+            score = 0.0
             for d in range(depth):
                 score += q[b, h, i, d] * k[b, h, j, d]
             most = max(most, score * scale)
-        total = tw.f32(0)
+        total = 0.0
         for j in range(keys):
-            score = tw.f32(0)
+            score = 0.0
             for d in range(depth):
                 score += q[b, h, i, d] * k[b, h, j, d]
             total += tw.exp(score * scale - most)
         for e in range(depth):
-            mixed = tw.f32(0)
+            mixed = 0.0
             for j in range(keys):
-                score = tw.f32(0)
+                score = 0.0
                 for d in range(depth):
                     score += q[b, h, i, d] * k[b, h, j, d]
                 mixed += tw.exp(score * scale - most) * v[b, h, j, e]
@@ -65,7 +65,7 @@ def project_add_norm(
     m = weight.shape[1]
     product = tw.empty((n, m), tw.f32)
     for i, j in tw.grid(n, m):
-        total = tw.f32(0)
+        total = 0.0
         for p in range(k):
             total += x[i, p] * weight[p, j]
         product[i, j] = total
@@ -74,11 +74,11 @@ def project_add_norm(
         summed[i, j] = product[i, j] + bias[j] + residual[i, j]
     out = tw.empty((n, m), x.dtype)
     for i in tw.grid(n):
-        total = tw.f32(0)
+        total = 0.0
         for j in range(m):
             total += summed[i, j]
         mean = total / m
-        spread = tw.f32(0)
+        spread = 0.0
         for j in range(m):
             d = summed[i, j] - mean
             spread += d * d
@@ -95,7 +95,7 @@ def project_gelu(x: tw.Array, weight: tw.Array, bias: tw.Array) -> tw.Array:
     m = weight.shape[1]
     product = tw.empty((n, m), tw.f32)
     for i, j in tw.grid(n, m):
-        total = tw.f32(0)
+        total = 0.0
         for p in range(k):
             total += x[i, p] * weight[p, j]
         product[i, j] = total + bias[j]

@@ -121,13 +121,12 @@ def _blame(name: str, kernel: Kernel, reason: str) -> CompilerBug:
 
 def fuse_kernels(program: Program, trace: Trace) -> tuple[Program, FusionReport]:
     """The program as written with kernels joined where that saves memory traffic, and what was joined."""
-    if len(program.calls) < 2:
-        return program, FusionReport((), (), len(program.calls), len(program.calls))
     start = time.perf_counter()
-    simple = _map_kernels(program, lambda kernel: run_pass("simplify", kernel, simplify, trace))
-    fused, report = fuse(simple)
-    for call in fused.calls:
-        verify_kernel(call.kernel)
+    fused, report = program, FusionReport((), (), len(program.calls), len(program.calls))
+    if len(program.calls) > 1:
+        fused, report = fuse(_map_kernels(program, simplify))
+        for call in fused.calls:
+            verify_kernel(call.kernel)
     trace.record("fuse", time.perf_counter() - start, lambda: print_program(fused))
     return fused, report
 
@@ -174,7 +173,7 @@ def plan_contractions(
 def lower(program: Program, target: Target, hints: Mapping[str, int] | None = None, trace: Trace | None = None) -> Stages:
     """All the way from the loop stage to the thread stage."""
     trace = trace or Trace(dump=os.environ.get("TILEWRIGHT_DUMP", ""))
-    loop = prepare(program, trace)
+    loop = prepare(fuse_kernels(program, trace)[0], trace)
     return lower_planned(loop, plan_contractions(loop, target, hints or {}), target, hints or {}, trace)
 
 

@@ -67,7 +67,7 @@ def lines_with(ptx: str, word: str) -> list[str]:
 
 def test_every_op_has_a_kernel_and_a_function() -> None:
     seen = {op.opcode for k in matrix_kernels() for op in walk(k.body)}
-    names = {row.name for row in DEFINITIONS}
+    names = {row.name for row in DEFINITIONS if not row.name.startswith("panel_")}
     assert names <= seen
     assert names - HANDLERS.keys() == {"tensor_map"}
     assert REQUIRED.keys() <= names

@@ -136,7 +136,8 @@ def in_levels(schedule: MatrixSchedule, work: Work, target: Target) -> MatrixSch
         stretch, products = max(schedule.k, _SHORT_STRETCH), 4 if work.k < 1024 else 3
         while products == 3 and stretch < 256 and stretch * stretch <= work.k:
             stretch *= 2
-        return replace(schedule, chunk=stretch if work.k > stretch else 0, products=products)
+        upper = products == 4 and _words(schedule, work.total) <= 32 and work.k > 2 * stretch * _STRETCHES
+        return replace(schedule, chunk=stretch if work.k > stretch else 0, chunks=_STRETCHES if upper else 1, products=products)
     if _words(schedule, work.total) > 64:
         # One chain, as libraries have it for large tiles, where shared memory would hold fewer blocks with the sums in it.
         kept = replace(schedule, chunk=_LONG_STRETCH)

@@ -194,6 +194,9 @@ def tolerance(row: Row, peer: bool) -> tuple[float, float]:
     if row.dtype in ("tf32", "f8e4m3"):
         # Factors of eleven bits, or sums of about fourteen: errors of either sign.
         sums = 16 * 2.0**-10 * math.sqrt(terms)
+    if row.dtype == "f8e4m3":
+        # Matrix units add eight-bit floats with fourteen bits and drop the rest: half a unit of the sum so far, 32 terms at a time.
+        unit += terms / 32 * 2.0**-14
     if peer:
         return 4 * unit, sums + 4 * unit * math.sqrt(terms)
     return 1.01 * unit, sums

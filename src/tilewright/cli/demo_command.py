@@ -113,7 +113,8 @@ def demo(ptx_folder: str) -> bool:
 def read_gallery() -> list[Item]:
     """The examples of the repository's gallery."""
     module = repository.load("examples/gallery.py", "tilewright_gallery")
-    examples = (*module.GALLERY, *module.CONTRACTIONS)
+    layers = repository.load("examples/layers.py", "tilewright_layers")
+    examples = (*module.GALLERY, *module.CONTRACTIONS, *layers.LAYERS)
     return [Item(e.name, e.program, e.make, e.reference, e.result, e.operations, e.tolerance) for e in examples]
 
 

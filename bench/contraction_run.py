@@ -360,6 +360,7 @@ def fill(
 def device_launches(call: Thunk, synchronize: Callable[[], None]) -> int | None:
     """What a call gives the device to do, counted by PyTorch's profiler; None where that does not work."""
     import torch
+    from torch._C._autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     if not torch.cuda.is_available():
@@ -368,7 +369,7 @@ def device_launches(call: Thunk, synchronize: Callable[[], None]) -> int | None:
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             call()
             synchronize()
-        return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in seen.events()) or None
+        return sum(event.device_type == DeviceType.CUDA for event in seen.events()) or None
     except Exception:  # a count is not worth a row
         return None
 

@@ -176,7 +176,10 @@ def _rows(row: Layer, place: Place) -> Problem:
         peers = {"torch": writing(lambda x, out: torch.softmax(x, -1, out=out))}
     elif row.op == "gelu":
         peers = {"torch": writing(lambda x, out: torch.ops.aten.gelu.out(x, approximate="tanh", out=out))}
-    if row.op in ("residual_norm_gate", "gelu", "cross_entropy"):
+    elif row.op == "residual_norm_gate":
+        peers["torch out="] = writing(_gated_into)
+    # On a CPU a new result costs what the system takes to hand out its pages, which a compiled peer does not pay.
+    if row.op in ("residual_norm_gate", "gelu", "cross_entropy") or not place.gpu:
         peers |= _compiled(place, eager)
     if row.op in NUMPY:
         peers |= _numpy(place, NUMPY[row.op])
@@ -205,6 +208,12 @@ def _rms_norm(x: Tensor, gain: Tensor) -> Tensor:
 
 def _gated(x: Tensor, residual: Tensor, gain: Tensor, gate: Tensor) -> Tensor:
     return _rms_norm(x + residual, gain) * functional.silu(gate)
+
+
+def _gated_into(x: Tensor, residual: Tensor, gain: Tensor, gate: Tensor, out: Tensor) -> None:
+    torch.add(x, residual, out=out)
+    lengths = torch.linalg.vector_norm(out, dim=-1, keepdim=True, dtype=torch.float32)
+    out.mul_((lengths.square_() / x.shape[-1]).add_(EPSILON).rsqrt_()).mul_(gain).mul_(functional.silu(gate))
 
 
 def _cross_entropy(x: Tensor, label: Tensor) -> Tensor:
@@ -252,7 +261,7 @@ NUMPY: dict[str, Callable[..., None]] = {
 
 
 def _rope(row: Layer, place: Place) -> Problem:
-    batch, length, heads, depth = row.shape
+    _, length, _, depth = row.shape
     stored = STORED[row.dtype]
     angles = torch.arange(length, device=place.device)[:, None] * 10000.0 ** (
         torch.arange(depth // 2, device=place.device) * (-2.0 / depth)
@@ -268,7 +277,7 @@ def _rope(row: Layer, place: Place) -> Problem:
         np.multiply(high, c, out=out[..., depth // 2 :])
         out[..., depth // 2 :] += low * s
 
-    peers = {"torch": returning(_turned), **_compiled(place, _turned), **_numpy(place, into)}
+    peers = {"torch": returning(_turned), "torch out=": writing(_turned_into), **_compiled(place, _turned), **_numpy(place, into)}
 
     def bound(peer: bool) -> tuple[float, float]:
         # Two products of up to five, which may cancel.
@@ -282,6 +291,15 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     low, high = x.chunk(2, -1)
     c, s = cos[:, None], sin[:, None]
     return torch.cat((low * c - high * s, high * c + low * s), -1)
+
+
+def _turned_into(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+    (low, high), (first, second) = x.chunk(2, -1), out.chunk(2, -1)
+    c, s = cos[:, None], sin[:, None]
+    torch.mul(low, c, out=first)
+    first.addcmul_(high, s, value=-1)
+    torch.mul(high, c, out=second)
+    second.addcmul_(low, s)
 
 
 # -- attention ------------------------------------------------------------------------------------------------------
@@ -300,32 +318,27 @@ def _attention(row: Layer, place: Place) -> Problem:
     def reference(q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
         return attended(q, k, v, scale, causal, mask[0] if mask else None)
 
-    def library(backend: SDPBackend | None) -> Bind:
+    def library(backends: list[SDPBackend]) -> Bind:
         def bind(inputs: Sequence[Tensor], out: Tensor) -> Thunk:
             q, k, v = inputs[:3]
-            mask = inputs[3].view(torch.bool) if masked else None
-
-            def attend() -> Tensor:
-                return functional.scaled_dot_product_attention(
-                    q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=bool(fewer)
-                )
+            # What PyTorch makes of a mask of truths at every call.
+            mask = torch.zeros_like(inputs[3], dtype=stored).masked_fill_(inputs[3] == 0, -math.inf) if masked else None
 
             def call() -> Tensor:
-                with sdpa_kernel(backend):
-                    return attend()
+                with sdpa_kernel(backends):
+                    return functional.scaled_dot_product_attention(
+                        q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=bool(fewer)
+                    )
 
-            return attend if backend is None else call
+            return call
 
         return bind
 
-    peers = {"torch": library(None)}
+    peers = {"torch": library([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])}
     if place.gpu:
-        peers = {"torch cuDNN": library(SDPBackend.CUDNN_ATTENTION)}
-        if masked:
-            # Flash attention takes no mask.
-            peers["torch efficient"] = library(SDPBackend.EFFICIENT_ATTENTION)
-        else:
-            peers["torch flash"] = library(SDPBackend.FLASH_ATTENTION)
+        # Flash attention takes no mask.
+        other = ("efficient", SDPBackend.EFFICIENT_ATTENTION) if masked else ("flash", SDPBackend.FLASH_ATTENTION)
+        peers = {"torch cuDNN": library([SDPBackend.CUDNN_ATTENTION]), f"torch {other[0]}": library([other[1]])}
 
     def with_numpy(q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray) -> None:
         scores = q @ k.swapaxes(-1, -2)
@@ -339,12 +352,12 @@ def _attention(row: Layer, place: Place) -> Problem:
 
     if not masked and not fewer:
         peers |= _numpy(place, with_numpy)
-    kernel = kernels.attention_causal if causal else kernels.attention_masked if masked else kernels.attention
     seen = (1 - MASKED) * length if masked else length
 
     def bound(peer: bool) -> tuple[float, float | Tensor]:
         return attention_bound(place, stored, length, seen, causal, peer)
 
+    kernel = getattr(kernels, row.op)
     return _plain(row, place, kernel, inputs, lambda: empty(place, shape, stored), reference, peers, bound, (scale,))
 
 

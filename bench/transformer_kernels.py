@@ -154,7 +154,40 @@ def attention(q: tw.Array, k: tw.Array, v: tw.Array, scale: tw.f32) -> tw.Array:
 
 @tw.kernel
 def attention_causal(q: tw.Array, k: tw.Array, v: tw.Array, scale: tw.f32) -> tw.Array:
-    """Each position sees those up to itself; heads of keys may serve several heads of queries."""
+    """Each position sees those up to itself."""
+    batch, heads, length, depth = q.shape
+    keys = k.shape[2]
+    out = tw.empty((batch, heads, length, depth), q.dtype)
+    for b, h, i in tw.grid(batch, heads, length):
+        most = -tw.inf
+        for j in range(keys):
+            if j <= i:
+                s = tw.f32(0)
+                for d in range(depth):
+                    s += q[b, h, i, d] * k[b, h, j, d]
+                most = max(most, s * scale)
+        total = tw.f32(0)
+        for j in range(keys):
+            if j <= i:
+                s = tw.f32(0)
+                for d in range(depth):
+                    s += q[b, h, i, d] * k[b, h, j, d]
+                total += tw.exp(s * scale - most)
+        for e in range(depth):
+            mixed = tw.f32(0)
+            for j in range(keys):
+                if j <= i:
+                    s = tw.f32(0)
+                    for d in range(depth):
+                        s += q[b, h, i, d] * k[b, h, j, d]
+                    mixed += tw.exp(s * scale - most) * v[b, h, j, e]
+            out[b, h, i, e] = mixed / total
+    return out
+
+
+@tw.kernel
+def attention_grouped(q: tw.Array, k: tw.Array, v: tw.Array, scale: tw.f32) -> tw.Array:
+    """Causal, and a head of keys serves several heads of queries."""
     batch, heads, length, depth = q.shape
     keys = k.shape[2]
     group = heads // k.shape[1]

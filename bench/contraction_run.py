@@ -102,6 +102,8 @@ class Timed:
     name: str
     calls: Sequence[Thunk]
     steady: bool = False
+    launches: int = 1
+    """Kernels in a call, about."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ def _parts(turns: Sequence[Turn], most: int) -> list[list[Turn]]:
     parts: list[list[Turn]] = [[]]
     size = 0
     for turn in turns:
-        launches = turn.warm + turn.batch
+        launches = (turn.warm + turn.batch) * turn.variant.launches
         if size + launches > most and parts[-1]:
             parts.append([])
             size = 0
@@ -285,7 +287,7 @@ class Bench:
             elif wrong:
                 problems[name] = wrong
             else:
-                timed.append(Timed(name, calls, row.steady))
+                timed.append(Timed(name, calls, row.steady, row.launches))
 
         admit(OURS, main, main.our_calls, False)
         for name, problem in others.items():

@@ -79,6 +79,11 @@ class Row:
         return False
 
     @property
+    def launches(self) -> int:
+        """How many kernels a call may launch, about, whoever's it is: queues hold fewer calls of many."""
+        return 1
+
+    @property
     def streams(self) -> bool:
         """Bound by reading and writing its arrays: held against a plain copy."""
         return False

@@ -57,6 +57,10 @@ class Layer(Row):
         return self.op.startswith("attention")
 
     @property
+    def launches(self) -> int:
+        return {"transformer_block": 24, "rope": 8, "residual_norm_gate": 8}.get(self.op, 1)
+
+    @property
     def streams(self) -> bool:
         return self.op in ROWS or self.op == "rope"
 
@@ -101,7 +105,8 @@ def cpu_rows() -> list[Row]:
 def problem(row: Row, place: Place) -> Problem:
     """The row's data, kernel and peers."""
     assert isinstance(row, Layer)
-    torch._dynamo.reset()
+    if place.compile:
+        torch._dynamo.reset()
     if row.op == "transformer_block":
         return _block(row, place)
     if row.op.startswith("attention"):
@@ -340,11 +345,13 @@ def _attention(row: Layer, place: Place) -> Problem:
         other = ("efficient", SDPBackend.EFFICIENT_ATTENTION) if masked else ("flash", SDPBackend.FLASH_ATTENTION)
         peers = {"torch cuDNN": library([SDPBackend.CUDNN_ATTENTION]), f"torch {other[0]}": library([other[1]])}
 
+    hidden = np.triu(np.full((length, length), -np.inf, np.float32), 1) if causal and not place.gpu else None
+
     def with_numpy(q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray) -> None:
         scores = q @ k.swapaxes(-1, -2)
         scores *= np.float32(scale)
-        if causal:
-            scores += np.triu(np.full((length, length), -np.inf, np.float32), 1)
+        if hidden is not None:
+            scores += hidden
         scores -= scores.max(-1, keepdims=True)
         np.exp(scores, out=scores)
         scores /= scores.sum(-1, keepdims=True)
@@ -416,11 +423,10 @@ def example() -> ModuleType:
 def _block(row: Layer, place: Place) -> Problem:
     batch, length, features, heads, hidden = row.shape
     rows, depth, stored = batch * length, features // heads, STORED[row.dtype]
-    block = Block(row, place)
+    block, made = Block(row, place), example_weights(features, hidden)
 
     def inputs() -> list[Tensor]:
-        made = example_weights(features, hidden)
-        return [random(place, (rows, features), stored), *(made[name].to(place.device).to(stored) for name in WEIGHTS)]
+        return [random(place, (rows, features), stored), *(made[name].to(place.device, stored, copy=True) for name in WEIGHTS)]
 
     def layers(x: Tensor, *weights: Tensor) -> Tensor:
         w = dict(zip(WEIGHTS, weights, strict=True))

@@ -159,6 +159,13 @@ def test_a_steady_rate_is_timed_after_launches_of_the_same_kernel() -> None:
     assert all(sum(map(len, queue)) <= runs.QUEUED for queue in clock.queues)
 
 
+def test_calls_of_many_kernels_do_not_fill_the_queue() -> None:
+    log: list[str] = []
+    many = Timed(OURS, timed(log, OURS, False).calls, launches=24)
+    parts = runs._parts([runs.Turn(many, 3)] * 10, runs.QUEUED)
+    assert [len(part) for part in parts] == [2] * 5
+
+
 def test_other_rates_are_timed_launch_by_launch() -> None:
     log: list[str] = []
     clock = Recorder(log)

@@ -74,6 +74,21 @@ class Row:
         return self.shape[-1]
 
     @property
+    def steady(self) -> bool:
+        """Timed back to back after launches of the same kernel, as a device at its power limit runs."""
+        return False
+
+    @property
+    def launches(self) -> int:
+        """How many kernels a call may launch, about, whoever's it is: queues hold fewer calls of many."""
+        return 1
+
+    @property
+    def streams(self) -> bool:
+        """Bound by reading and writing its arrays: held against a plain copy."""
+        return False
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of weights where reading them is what takes the time, else 0."""
         few = self.op == "linear" and self.shape[0] <= FEW_ROWS
@@ -91,6 +106,8 @@ class Place:
     wrap: Callable[[Tensor], object]
     synchronize: Callable[[], None]
     cold_bytes: int = COLD_BYTES
+    compile: bool = False
+    """Whether torch.compile takes part, where a row has it as a peer."""
 
     @property
     def gpu(self) -> bool:
@@ -122,6 +139,14 @@ class Problem:
     data: list[list[Tensor]] = field(default_factory=list)
     outs: list[Tensor] = field(default_factory=list)
     references: dict[int, Tensor] = field(default_factory=dict)
+    bound: Callable[[bool], tuple[float, float | Tensor]] | None = None
+    """How far a result may be from float64, of a peer or of ours; `tolerance` where there is none."""
+    arrange: Bind | None = None
+    """What we do with the tensors of a slot, where that is more than one call of `ours`."""
+    optional: bool = False
+    """A peer that cannot run is left out with a note, and is no error."""
+    launches: Callable[[], int] | None = None
+    """How many kernels the latest call of ours launched."""
 
     def __post_init__(self) -> None:
         first, out = self.inputs(), self.output()
@@ -139,6 +164,8 @@ class Problem:
         return sum(t.numel() * t.element_size() for t in tensors)
 
     def our_calls(self) -> list[Thunk]:
+        if self.arrange is not None:
+            return [self.arrange(inputs, out) for inputs, out in zip(self.data, self.outs, strict=True)]
         kernel = self.ours()
         return [self._our_call(kernel, slot) for slot in range(len(self.data))]
 
@@ -165,7 +192,7 @@ class Problem:
         reference = self.references[slot]
         if got.shape != reference.shape:
             return f"shape {tuple(got.shape)}, expected {tuple(reference.shape)}", math.inf
-        relative, absolute = tolerance(self.row, peer)
+        relative, absolute = self.bound(peer) if self.bound is not None else tolerance(self.row, peer)
         distance = (wide(got) - reference).abs_()
         # A poisoned NaN compares false, so it counts as wrong.
         wrong = ~(distance <= relative * reference.abs() + absolute)
@@ -275,7 +302,7 @@ def random(place: Place, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.randn(tuple(shape), device=place.device).to(dtype)
 
 
-def _empty(place: Place, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def empty(place: Place, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(tuple(shape), dtype=dtype, device=place.device)
 
 
@@ -289,7 +316,7 @@ def _product(row: Row, place: Place) -> Problem:
 
     return Problem(
         row, place, lambda: _kernel(row), lambda: [random(place, (*batch, m, k), stored), random(place, weights, stored)],
-        lambda: _empty(place, (*batch, m, n), RESULT[row.dtype]), lambda a, b: torch.matmul(a, second(b)),
+        lambda: empty(place, (*batch, m, n), RESULT[row.dtype]), lambda a, b: torch.matmul(a, second(b)),
         _product_peers(row, place, second),
     )  # fmt: skip
 
@@ -304,7 +331,7 @@ def _kernel(row: Row) -> Callable[..., object]:
 
 def _product_peers(row: Row, place: Place, second: Callable[[Tensor], Tensor]) -> dict[str, Bind]:
     if row.dtype == "i8":
-        return {"torch _int_mm": _writing(lambda a, b, out: torch._int_mm(a, second(b), out=out))}
+        return {"torch _int_mm": writing(lambda a, b, out: torch._int_mm(a, second(b), out=out))}
     if row.dtype == "f8e4m3":
         one = torch.ones((), device=place.device)
 
@@ -315,17 +342,17 @@ def _product_peers(row: Row, place: Place, second: Callable[[Tensor], Tensor]) -
 
         return {"torch _scaled_mm": scaled(False), "torch _scaled_mm, fast": scaled(True)}
     multiply = torch.bmm if len(row.shape) == 4 else torch.mm
-    plain = _writing(lambda a, b, out: multiply(a, second(b), out=out))
+    plain = writing(lambda a, b, out: multiply(a, second(b), out=out))
     if not place.gpu:
         numpy = {"numpy": _with_numpy(second)} if row.dtype in ("f32", "f64") else {}
         return {"torch": plain, **numpy}
     found = {"cublas": _through("cublas", plain), "cublaslt": _through("cublaslt", plain)}
     if row.op == "linear" and row.shape[0] == 1:
-        found["torch mv"] = _writing(lambda a, b, out: torch.mv(b, a[0], out=out[0]))
+        found["torch mv"] = writing(lambda a, b, out: torch.mv(b, a[0], out=out[0]))
     return found
 
 
-def _writing(function: Callable[..., object]) -> Bind:
+def writing(function: Callable[..., object]) -> Bind:
     """A peer that is called with the inputs and writes the output it is given."""
 
     def bind(inputs: Sequence[Tensor], out: Tensor) -> Thunk:
@@ -387,13 +414,13 @@ def _fused(row: Row, place: Place) -> Problem:
     def epilogue(x: Tensor, w: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
         return torch._addmm_activation(bias, x, w.mT, use_gelu=True).add_(residual)
 
-    peers = {"torch out=": _writing(with_out), "torch layers": _returning(layers)}
+    peers = {"torch out=": writing(with_out), "torch layers": returning(layers)}
     if place.gpu:
-        peers["torch gelu in cublaslt"] = _returning(epilogue)
-    return Problem(row, place, lambda: kernels.linear_gelu, inputs, lambda: _empty(place, (m, n), stored), reference, peers)
+        peers["torch gelu in cublaslt"] = returning(epilogue)
+    return Problem(row, place, lambda: kernels.linear_gelu, inputs, lambda: empty(place, (m, n), stored), reference, peers)
 
 
-def _returning(function: Callable[..., Tensor]) -> Bind:
+def returning(function: Callable[..., Tensor]) -> Bind:
     return lambda inputs, out: lambda: function(*inputs)
 
 
@@ -446,9 +473,9 @@ def _convolution(row: Row, place: Place) -> Problem:
 
     peers = {"torch channels_last": library(torch.channels_last), "torch contiguous": library(torch.contiguous_format)}
     if kind == "conv1x1" and last:
-        peers["torch mm"] = _writing(lambda x, weight, out: torch.mm(x.view(-1, c), weight.mT, out=out.view(-1, k)))
+        peers["torch mm"] = writing(lambda x, weight, out: torch.mm(x.view(-1, c), weight.mT, out=out.view(-1, k)))
     return Problem(
         row, place, lambda: kernel,
         lambda: [random(place, (n, h, w, c) if last else (n, c, h, w), stored), random(place, weights, stored)],
-        lambda: _empty(place, (n, h, w, k) if last else (n, k, h, w), stored), reference, peers,
+        lambda: empty(place, (n, h, w, k) if last else (n, k, h, w), stored), reference, peers,
     )  # fmt: skip

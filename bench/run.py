@@ -1,4 +1,4 @@
-"""`python -m bench.run cpu|gpu|matmul|matmul-cpu`: run the benchmarks, print a table or JSON lines, keep the results.
+"""`python -m bench.run KIND` (one of `KINDS`): run the benchmarks, print a table or JSON lines, keep the results.
 
 Out: one `Record` per case. The exit status is 0 when every result was right, 1 when one was wrong or failed, 2 when the run
 could not start (a peer is missing, no such op). A missed speed bar is shown and does not change the status.
@@ -110,11 +110,11 @@ def main(
     except PeerMissing as missing:
         print(f"error: {missing}", file=sys.stderr)
         return 2
-    if kind == "matmul-cpu":
+    if kind in ("matmul-cpu", "transformer-cpu"):
         # OpenBLAS's threads otherwise go on spinning for a tenth of a second and more, on cores that the next library wants. NumPy's own times
         # do not suffer. The rows run in a process of their own, which reads this when it starts.
         os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
-    device = cpu_name() if kind in ("cpu", "matmul-cpu") else gpu_name()
+    device = cpu_name() if kind.endswith("cpu") else gpu_name()
     setting = Setting(device, commit(), datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
     def wanted(op: str) -> bool:

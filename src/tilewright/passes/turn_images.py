@@ -20,7 +20,7 @@ from dataclasses import replace
 from tilewright.analysis.contraction import Contraction, Factor, find_contraction
 from tilewright.base.errors import CompilerBug
 from tilewright.base.record import record
-from tilewright.base.sizes import ONE
+from tilewright.base.sizes import ONE, ZERO, maximum
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.program import Array, KernelCall, Program
@@ -134,8 +134,10 @@ def _result(kernel: Kernel, found: Contraction, image: Factor) -> list[Turn]:
     indices = [found.indices[p] for p in (*pixels, *others)]
     places = [next((axis for axis, v in enumerate(store.operands[1:5]) if found.forms[v].is_just(i)), -1) for i in indices]
     extents = [found.extents[p] for p in (*pixels, *others)]
-    # What no loop writes stays as it is: the copy must not write it either.
-    if -1 in places or places == list(LAST) or any(memory.type.shape[a] != e for a, e in zip(places, extents, strict=True)):
+    if -1 in places or places == list(LAST):
+        return []
+    # What no loop writes stays as it is: the copy must not write it either. No array has a negative extent.
+    if any(e not in (memory.type.shape[a], maximum(ZERO, memory.type.shape[a])) for a, e in zip(places, extents, strict=True)):
         return []
     return [Turn(store, tuple(places))]
 

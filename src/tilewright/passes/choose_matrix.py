@@ -29,6 +29,9 @@ from tilewright.passes.turn_images import turned_kernel, turns_of
 
 SHORT_SUM = 32
 """A summed index shorter than this is not worth steps of its own."""
+STEPS, OFFSETS, CORNERS = 8, 255, (-128, 127)
+"""From one pixel to the next, from a window's first element to any, and from an image's corners to where windows begin and end: the most
+that the copy engine can be told."""
 LARGE = 1 << 14
 """What an extent nobody knows is taken for."""
 
@@ -78,6 +81,8 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
     for apart in (False, True) if len(found.m) + len(found.n) > 2 else (False,):
         lying = found.apart() if apart else found
         ways = [_way(kernel, lying, factor, inner) for factor in (lying.a, lying.b)]
+        if any(way == "image" and not _in_reach(lying, f, hints) for way, f in zip(ways, (lying.a, lying.b), strict=True)):
+            continue
         if all(ways) and ways.count("image") < 2:
             shape = shape_of(lying, hints)
             tiles = _wgmma(lying, shape, target)
@@ -208,6 +213,21 @@ def _way(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> str:
     if lies is not None and tensor is not None and lies.channel == inner and _aligned(kernel, tensor):
         return "image"
     return "pack" if packable(found, factor, inner) else ""
+
+
+def _in_reach(found: Contraction, factor: Factor, hints: Mapping[str, int]) -> bool:
+    """Whether an image's positions, as far as they are known, are within what the copy engine can be told."""
+    lies, tensor = image(found, factor), factor.tensor
+    assert lies is not None and tensor is not None
+    for axis in (0, 1):
+        step, first, offset = lies.steps[axis], lies.lower[axis], lies.offsets[axis]
+        last = (found.extents[lies.pixels[axis]] - 1) * step + first - (tensor.shape[1 + axis] - 1)
+        corners = [first, *([last.evaluate(hints)] if last.names <= hints.keys() else [])]
+        places = found.reduce_extents[offset] if offset is not None else ONE
+        far = (_number(places, hints) - 1) * lies.dilations[axis] if places.names <= hints.keys() else 0
+        if step > STEPS or far > OFFSETS or not all(CORNERS[0] <= c <= CORNERS[1] for c in corners):
+            return False
+    return True
 
 
 def _in_blocks(found: Contraction, schedule: MatrixSchedule, ways: list[str], inner: int) -> bool:

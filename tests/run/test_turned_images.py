@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from test_matrix_emulated import check, followed, run_stages
 
 from kernels_matrix import BY_NAME, CHANNELS_FIRST, Sizes, again, convolution_kernel, on
-from test_matrix_emulated import check, followed, run_stages
 from tilewright.api.devices import emulator_device
 from tilewright.base.dtypes import bf16
 from tilewright.base.errors import UserError

@@ -62,7 +62,8 @@ def turn_images(program: Program, plans: Plans) -> tuple[Program, Plans]:
         copies = [_turned(call.kernel, turn, len(scratch) + number) for number, turn in enumerate(turns)]
         main = reading(call.kernel, turns, copies)
         given = names | {copy: copy.name for copy in copies}
-        before, after = [], []
+        before: list[KernelCall] = []
+        after: list[KernelCall] = []
         for turn, copy in zip(turns, copies, strict=True):
             is_load = turn.access.opcode == "load"
             kernel = _copying(call.kernel, turn, copy)

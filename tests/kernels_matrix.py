@@ -680,4 +680,42 @@ add(
     finish=lambda s, a, b, r: s + r.T,
 )
 
+# Images with channels first, of which Hopper makes ones that have them last.
+CHANNELS_FIRST: tuple[Sizes, ...] = ((2, 32, 6, 5, 17, 2, 3), (1, 72, 9, 7, 80, 3, 3), (3, 40, 4, 8, 64, 1, 1), (1, 64, 12, 11, 40, 3, 2))
+for _way, _dtype in (((1, 1, 1), dtypes.f16), ((1, 2, 2), dtypes.bf16), ((3, 0, 1), dtypes.bf16)):
+    add(
+        f"conv_nchw_s{_way[0]}p{_way[1]}d{_way[2]}_{_dtype}",
+        convolution_kernel(False, *_way),
+        images(_dtype, False),
+        partial(convolved, stride=_way[0], pad=_way[1], dilation=_way[2]),
+        torch=partial(torch_convolution, False, *_way),
+        **{**_CONVOLVED, "sizes": CHANNELS_FIRST},
+    )
+
+
+def images_and_more(rng: np.random.Generator, sizes: Sizes) -> Arrays:
+    n, _, h, w, k, r, s = sizes
+    beside = values(rng, (k,), dtypes.f32), values(rng, (n, k, h + 3 - r, w + 3 - s), dtypes.bf16)
+    return *images(dtypes.bf16, False)(rng, sizes), *beside
+
+
+add(
+    "conv_nchw_gelu_and_residual",
+    nest(
+        "x, f, c, t",
+        "n, d, h, w = x.shape; k, e, r, s = f.shape; oh = h + 3 - r; ow = w + 3 - s",
+        "n, k, oh, ow",
+        "x.dtype",
+        "b: n, o: k, i: oh, j: ow",
+        [("q", "d"), ("u", "r"), ("v", "s")],
+        "x[b, q, y, z] * f[o, q, u, v]",
+        result="tw.gelu(acc + c[o]) + t[b, o, i, j]",
+        inside=["y = i + u - 1", "z = j + v - 1", "if y >= 0 and y < h and z >= 0 and z < w:"],
+    ),
+    images_and_more,
+    lambda x, f, c, t: convolved(x, f),
+    finish=lambda s, x, f, c, t: gelu(s + c[:, None, None]) + t,
+    **{**_CONVOLVED, "sizes": CHANNELS_FIRST},
+)
+
 BY_NAME = {case.name: case for case in MATRIX_CASES}

@@ -15,7 +15,8 @@ import pytest
 
 import tilewright as tw
 from conftest import require
-from kernels_matrix import BY_NAME, MATRIX_CASES, Arrays, MatrixCase, Sizes, product_kernel
+from kernels_matrix import BY_NAME, MATRIX_CASES, Arrays, MatrixCase, Sizes, again, product_kernel
+from tilewright.api.devices import find_device
 from tilewright.base.dtypes import bf16, f8e4m3, f16
 
 DEVICE = os.environ.get("TILEWRIGHT_MATRIX_DEVICE", "cuda")
@@ -54,6 +55,25 @@ def test_the_table(case: MatrixCase) -> None:
 def test_zero_sizes(case: MatrixCase) -> None:
     for sizes in case.empty:
         case.check(lambda arguments: run(case.kernel, arguments), sizes, f"on {DEVICE}")
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "m=128 n=64 k=64 stages=8 groups=2 turn=both",
+        "m=128 n=128 k=64 stages=6 groups=2 turns=1 wait=1 turn=both",
+        "m=128 n=64 k=64 stages=9 groups=2 swap=1 store=direct turn=image",
+        "m=128 n=128 k=64 stages=6 groups=2 turns=1 wait=1 swap=1 store=direct turn=image",
+    ],
+)
+@pytest.mark.parametrize("name", ["conv_nchw_s1p1d1_bf16", "conv_nchw_s2p3d2_bf16", "conv_nchw_gelu_and_residual"])
+def test_images_with_channels_first(name: str, schedule: str) -> None:
+    if "wgmma" not in find_device(DEVICE).target.features:
+        pytest.skip("turned images are for warp-group instructions")
+    case = BY_NAME[name]
+    kernel = again(case.kernel, schedule=f"family=wgmma {schedule}")
+    for sizes in ((5, 64, 28, 28, 64, 3, 3), (3, 128, 14, 14, 256, 3, 3), (2, 40, 31, 33, 65, 3, 3)) if IS_GPU else ((2, 40, 5, 4, 17, 3, 3),):
+        case.check(lambda arguments: run(kernel, arguments), sizes, f"on {DEVICE}")
 
 
 # -- beside PyTorch ---------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from kernels_matrix import BY_NAME, PLAIN, again, product_kernel
 from support import assemble
 from tilewright.base.dtypes import DType, bf16, f8e4m3, f16, f32, f64, i8
 from tilewright.base.errors import UserError
+from tilewright.base.sizes import product
 from tilewright.base.target import parse_target
 from tilewright.compile.build import llvm_text
 from tilewright.ir.nodes import walk
@@ -93,6 +94,22 @@ def test_hopper_multiplies_by_warp_groups_and_copies_by_engine(name: str) -> Non
     assert "mbarrier.try_wait" in ptx
     if name == "convolution":
         assert ".im2col" in ptx
+    check_assembled(ptx, "sm_90a")
+
+
+@pytest.mark.requires("ptxas")
+@pytest.mark.parametrize(("channels", "extent"), [(64, 56), (256, 14), (128, 28), (512, 7)])
+def test_hopper_turns_images_with_channels_first(channels: int, extent: int) -> None:
+    """The pixels are copied once, not once for each place of the kernel."""
+    arguments = empty(32, channels, extent, extent), empty(channels, channels, 3, 3)
+    found = kernels.conv_nchw.stages(*arguments, target="sm_90a").stages
+    (chosen,) = (s for s in found.schedules if isinstance(s, MatrixSchedule))
+    assert (chosen.a_copy, chosen.b_copy) == ("image", "pack")
+    sizes = {"n": 32, "c": channels, "k": channels, "height": extent, "width": extent}
+    largest = max(product(array.type.shape).evaluate(sizes) for array in found.thread.scratch)
+    assert largest == max(arguments[0].size, arguments[1].size)
+    ptx = kernels.conv_nchw.compile(*arguments, target="sm_90a").code.decode()
+    assert ".im2col" in ptx
     check_assembled(ptx, "sm_90a")
 
 

@@ -15,7 +15,7 @@ from tilewright.analysis.contraction import Contraction, Factor, find_contractio
 from tilewright.base.dtypes import f32
 from tilewright.base.errors import UserError
 from tilewright.base.record import record
-from tilewright.base.sizes import ONE, Size
+from tilewright.base.sizes import ONE, Size, product
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.ops_matrix import MATRIX_DTYPES, PANEL, PANEL_STEP, accumulator_dtype
@@ -25,9 +25,13 @@ from tilewright.passes.choose_mma import mma_schedules
 from tilewright.passes.epilogue_work import finishing_work
 from tilewright.passes.repack import packable
 from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
+from tilewright.passes.turn_images import turned_kernel, turns_of
 
 SHORT_SUM = 32
 """A summed index shorter than this is not worth steps of its own."""
+STEPS, OFFSETS, CORNERS = 8, 255, (-128, 127)
+"""From one pixel to the next, from a window's first element to any, and from an image's corners to where windows begin and end: the most
+that the copy engine can be told."""
 LARGE = 1 << 14
 """What an extent nobody knows is taken for."""
 
@@ -43,10 +47,12 @@ class Shape:
 
 
 def shape_of(found: Contraction, hints: Mapping[str, int]) -> Shape:
-    def number(size: Size) -> int:
-        return size.evaluate(hints) if size.names <= hints.keys() else LARGE
+    batch, m, n = (_number(found.size(side), hints) for side in (found.batch, found.m, found.n))
+    return Shape(batch, m, n, _number(found.k_size, hints))
 
-    return Shape(number(found.size(found.batch)), number(found.size(found.m)), number(found.size(found.n)), number(found.k_size))
+
+def _number(size: Size, hints: Mapping[str, int]) -> int:
+    return size.evaluate(hints) if size.names <= hints.keys() else LARGE
 
 
 def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
@@ -59,23 +65,58 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
         return cpu_schedules(kernel, found, target)
     inner = _inner(found, hints)
     if "wgmma" in target.features and _multiplies(found, str(kernel.attrs.get("precision", "ieee"))):
-        # Where several indices on a side are no matrix, the innermost alone may be.
-        for apart in (False, True) if len(found.m) + len(found.n) > 2 else (False,):
-            lying = found.apart() if apart else found
-            ways = [_way(kernel, lying, factor, inner) for factor in (lying.a, lying.b)]
-            if all(ways) and ways.count("image") < 2:
-                shape = shape_of(lying, hints)
-                candidates = [_with_copies(s, ways) for s in _wgmma(lying, shape, target) if _in_blocks(lying, s, ways, inner)]
-                candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "image"]
-                candidates = [s for s in candidates if s.a_copy != "image" or s.cluster == 1]
-                raw = raw_of(kernel, lying, lying.a, inner), raw_of(kernel, lying, lying.b, inner)
-                # Of convolutions, and of factors computed in registers, nobody has measured what an early launch does.
-                both = [(s, replace(s, early=s.a_copy != "image")) for s in candidates]
-                candidates = [min(pair, key=lambda s: cost(s, shape, target, lying, raw)) for pair in both]
-                candidates += [replace(s, inner=inner, apart=apart) for s in _from_registers(lying, shape, target, ways, raw, inner)]
-                candidates.sort(key=lambda s: cost(s, shape, target, lying, raw))
-                return (*candidates, *_by_warps(kernel, found, target, hints, inner))
+        ranked = [*_by_warp_groups(kernel, found, target, hints, inner), *_turned(kernel, target, hints)]
+        ranked.sort(key=lambda pair: pair[0])
+        return (*(s for _, s in ranked), *_by_warps(kernel, found, target, hints, inner))
     return _by_warps(kernel, found, target, hints, inner)
+
+
+Ranked = list[tuple[float, MatrixSchedule]]
+"""Schedules and the microseconds they are thought to take."""
+
+
+def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: Mapping[str, int], inner: int) -> Ranked:
+    """Schedules of Hopper's warp-group instructions for a contraction as it stands."""
+    # Where several indices on a side are no matrix, the innermost alone may be.
+    for apart in (False, True) if len(found.m) + len(found.n) > 2 else (False,):
+        lying = found.apart() if apart else found
+        ways = [_way(kernel, lying, factor, inner) for factor in (lying.a, lying.b)]
+        if any(way == "image" and not _in_reach(lying, f, hints) for way, f in zip(ways, (lying.a, lying.b), strict=True)):
+            continue
+        if all(ways) and ways.count("image") < 2:
+            shape = shape_of(lying, hints)
+            tiles = _wgmma(lying, shape, target)
+            if ways[1] == "image":
+                # Pixels are rows of a tile, though results lie side by side along them.
+                tiles += [replace(s, swap=True, store="direct") for s in tiles if not s.swap and s.store == "tma"]
+            candidates = [_with_copies(s, ways) for s in tiles if _in_blocks(lying, s, ways, inner)]
+            candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "image"]
+            candidates = [s for s in candidates if s.a_copy != "image" or s.cluster == 1]
+            raw = raw_of(kernel, lying, lying.a, inner), raw_of(kernel, lying, lying.b, inner)
+            # Of convolutions, and of factors computed in registers, nobody has measured what an early launch does.
+            both = [(s, replace(s, early=s.a_copy != "image")) for s in candidates]
+            candidates = [min(pair, key=lambda s: cost(s, shape, target, lying, raw)) for pair in both]
+            candidates += [replace(s, inner=inner, apart=apart) for s in _from_registers(lying, shape, target, ways, raw, inner)]
+            return [(cost(s, shape, target, lying, raw), s) for s in candidates]
+    return []
+
+
+def _turned(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked:
+    """Schedules for a convolution whose images are turned before it or after it, so that channels lie last."""
+    ranked: Ranked = []
+    for way, turns in turns_of(kernel).items():
+        turned = turned_kernel(kernel, way)
+        found = find_contraction(turned)
+        if found is None:
+            continue
+        moved = 0.0
+        for turn in turns:
+            memory = turn.memory.type
+            assert isinstance(memory, Tensor)
+            moved += SECOND + 2 * _number(product(memory.shape), hints) * memory.dtype.itemsize / TURN
+        own = _by_warp_groups(turned, found, target, hints, _inner(found, hints))
+        ranked += [(time + moved, replace(s, turn=way)) for time, s in own if s.a_copy == "image"]
+    return ranked
 
 
 def _by_warps(
@@ -89,7 +130,12 @@ def _by_warps(
 def forced(text: str, found: tuple[MatrixSchedule, ...], kernel: Kernel) -> MatrixSchedule:
     """The schedule somebody asked for. How operands are brought is kept from the choice, for it must fit them; what cannot be is refused."""
     asked = parse_schedule(text)
-    alike = [s for s in found if s.family == asked.family]
+    alike = [s for s in found if s.family == asked.family and s.turn == asked.turn]
+    if asked.turn and not alike:
+        raise UserError.at(
+            "TW020", f"schedule '{text}': {kernel.name} has no images to turn that way", kernel.span,
+            "turn=image is for a convolution whose input lies channels first, turn=result for one whose results do, turn=both for both",
+        )  # fmt: skip
     if not alike:
         families = ", ".join(dict.fromkeys(s.family for s in found))
         raise UserError.at(
@@ -125,7 +171,7 @@ def forced(text: str, found: tuple[MatrixSchedule, ...], kernel: Kernel) -> Matr
         other = next(s for s in alike if s.a_copy != "registers")
         like = replace(other, a_copy=other.b_copy, b_copy=other.a_copy)
     whole = replace(asked, a_copy=like.a_copy, b_copy=like.b_copy, inner=like.inner, apart=like.apart)
-    contraction = find_contraction(kernel)
+    contraction = find_contraction(turned_kernel(kernel, whole.turn) if whole.turn else kernel)
     assert contraction is not None
     lying = contraction.apart() if whole.apart else contraction
     ways = [whole.b_copy, whole.a_copy] if whole.swap else [whole.a_copy, whole.b_copy]
@@ -167,6 +213,21 @@ def _way(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> str:
     if lies is not None and tensor is not None and lies.channel == inner and _aligned(kernel, tensor):
         return "image"
     return "pack" if packable(found, factor, inner) else ""
+
+
+def _in_reach(found: Contraction, factor: Factor, hints: Mapping[str, int]) -> bool:
+    """Whether an image's positions, as far as they are known, are within what the copy engine can be told."""
+    lies, tensor = image(found, factor), factor.tensor
+    assert lies is not None and tensor is not None
+    for axis in (0, 1):
+        step, first, offset = lies.steps[axis], lies.lower[axis], lies.offsets[axis]
+        last = (found.extents[lies.pixels[axis]] - 1) * step + first - (tensor.shape[1 + axis] - 1)
+        corners = [first, *([last.evaluate(hints)] if last.names <= hints.keys() else [])]
+        places = found.reduce_extents[offset] if offset is not None else ONE
+        far = (_number(places, hints) - 1) * lies.dilations[axis] if places.names <= hints.keys() else 0
+        if step > STEPS or far > OFFSETS or not all(CORNERS[0] <= c <= CORNERS[1] for c in corners):
+            return False
+    return True
 
 
 def _in_blocks(found: Contraction, schedule: MatrixSchedule, ways: list[str], inner: int) -> bool:
@@ -337,6 +398,8 @@ FINISH, FINISH_HIDDEN = 7e-6, 2e-6
 group multiplies. It is not free then: both use the same registers' ports."""
 READ, READ_HIDDEN = 45e-6, 36e-6
 """The same for each array as large as the results that is read."""
+SCATTER, SCATTER_HIDDEN = 75e-6, 36e-6
+"""The same for results that leave registers one by one, eight side by side."""
 STEP, STEP_OF_GROUPS = 0.30, 0.35
 """Microseconds one step of a factor computed in registers takes besides a part of what its instructions do; the second with scales of its own."""
 BESIDE = 0.68
@@ -355,6 +418,8 @@ order: neighbours no longer ask for the same lines of the L2 cache together, and
 are not spread evenly. Where operands are late rather than multiplied slowly, this part of the time is lost."""
 SECOND = 2.5
 """Microseconds a second kernel takes that adds up few parts, besides its traffic."""
+TURN = 2.8e6
+"""Bytes a microsecond that a copy from channels first to channels last reads and writes."""
 
 
 def _wgmma(found: Contraction, shape: Shape, target: Target) -> list[MatrixSchedule]:
@@ -442,6 +507,8 @@ def cost(
         each = (FINISH_HIDDEN, READ_HIDDEN) if schedule.turns else (FINISH, READ)
         # One, a bias perhaps, is lost among what every result takes.
         main += rounds * area * (max(0, work.instructions - 1) * each[0] + work.arrays * each[1])
+        if schedule.swap and schedule.a_copy == "image":
+            main += rounds * area * (SCATTER_HIDDEN if schedule.turns else SCATTER)
     read = shape.batch * shape.k * (shape.m * sizes[0] + shape.n * sizes[1])
     traffic = max(read / STREAM, read / (max(1, min(blocks, target.multiprocessors)) * ARRIVE))
     # Reading hides computing only so far.

@@ -2,7 +2,7 @@
 
     program fuse                                                   kernels joined, arrays between them gone
     loop    simplify · collapse · stabilise · contract · narrow      what to compute, merged and shared
-    program clip_windows · pad_windows · repack · split_reductions · stream_sums · add_counters      kernels added before or after
+    program clip_windows · pad_windows · turn_images · repack · split_reductions · stream_sums · add_counters      kernels added before or after
     loop    choose (schedule) · lower_loops                        -> tile
     tile    simplify · assign_layouts · lower_tiles                -> thread (window_sums and lower_windows where windows overlap)
     thread  simplify · expand_math · expand_casts · simplify
@@ -61,6 +61,7 @@ from tilewright.passes.split_reductions import split_reductions
 from tilewright.passes.stabilise import stabilise
 from tilewright.passes.stream_sums import stream_sums
 from tilewright.passes.tile_counter import add_counters
+from tilewright.passes.turn_images import turn_images
 from tilewright.passes.window_sums import window_sums
 from tilewright.tree.metadata import KernelMetadata
 
@@ -185,6 +186,9 @@ def lower_planned(
     start = time.perf_counter()
     program, plan = pad_windows(program, plan, target)
     trace.record("pad_windows", time.perf_counter() - start, lambda: print_program(program))
+    start = time.perf_counter()
+    program, plan = turn_images(program, plan)
+    trace.record("turn_images", time.perf_counter() - start, lambda: print_program(program))
     start = time.perf_counter()
     program, plan = repack(program, plan)
     trace.record("repack", time.perf_counter() - start, lambda: print_program(program))

@@ -239,6 +239,8 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     return _gpu_columns(nest, rank, vector, hints)
 
 
+ACROSS = 8
+"""Lanes of a warp along the index that what is read lies along, where results lie along another."""
 FEW_TERMS = 32
 """So short a reduction, where results lie side by side too, is not spread over threads."""
 
@@ -254,9 +256,11 @@ def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], vecto
         return Schedule((), threads=32)
     tiles = [1] * rank
     turned = next((p for p, weight in enumerate(nest.stride_one) if weight and p != axis), None)
-    if turned is not None and not nest.reductions and vector > 1:
-        tiles[axis], tiles[turned] = 16 * vector, per_block // (16 * vector)
-        return Schedule(tuple(tiles), 1, vector, vector_index=axis, threads=threads, across=8)
+    if turned is not None and not nest.reductions and vector > 1 and _hint(nest.extents[turned], hints) >= ACROSS:
+        # Lanes take 4 vectors along the axis: a tile has at least these, and no more than the array.
+        tiles[axis] = max(4 * vector, min(16 * vector, _power_of_two(_hint(nest.extents[axis], hints))))
+        tiles[turned] = per_block // tiles[axis]
+        return Schedule(tuple(tiles), 1, vector, vector_index=axis, threads=threads, across=ACROSS)
     tiles[axis] = min(per_block, max(_power_of_two(_hint(nest.extents[axis], hints)), vector * 8))
     other = next((p for p in reversed(range(rank)) if p != axis), None)
     if other is None:

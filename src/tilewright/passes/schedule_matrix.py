@@ -67,6 +67,8 @@ class MatrixSchedule:
     registers from what the copy engine brings (`registers`, the first one), or by threads (`async`, `threads`)."""
     store: str = "tma"
     """How results leave: through shared memory by the copy engine (`tma`), or from registers (`direct`)."""
+    turn: str = ""
+    """What is copied so that channels lie last: a convolution's input before it (`image`), its results after it (`result`), or `both`."""
     mr: int = 0
     nr: int = 0
     """CPU: rows and columns of results held in registers at once."""

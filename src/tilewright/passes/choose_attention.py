@@ -97,11 +97,11 @@ def _mma_schedules(found: Online, target: Target, hints: Mapping[str, int]) -> t
         )
         for warps in (4, 8) for n in (64, 32, 16) for stages in (2, 3)
     ]  # fmt: skip
-    # Scores made of further arrays take as many registers again, and more.
+    # Scores made of further arrays take registers for those.
     extra = 1 if _reads_more(found) else 0
     fitting = [
         s for s in candidates
-        if 2 * shared_elements(s) <= target.max_shared and registers_needed(s) + extra * s.n <= target.max_registers
+        if 2 * shared_elements(s) <= target.max_shared and registers_needed(s) + extra * s.n // 2 <= target.max_registers
     ]  # fmt: skip
     return tuple(sorted(fitting, key=lambda s: _mma_cost(s, batch, rows, target, found.reach is not None)))
 

@@ -161,6 +161,14 @@ def test_a_bias_of_any_size(rows: int) -> None:
     check(text.biased, (q, k, v, bias), want, SMALL, error=4e-3)
 
 
+def test_a_bias_that_ends_within_the_rows_of_a_block() -> None:
+    """Loads of rows that are not there are moved inside, warp by warp."""
+    q, k, v = arrays(18, (1, 1, 192, 64), (1, 1, 40, 64), (1, 1, 40, 64))
+    (bias,) = arrays(19, (1, 192, 40), dtype=np.float32)
+    large = SMALL.replace("m=32", "m=128").replace("warps_m=2", "warps_m=8")
+    check(text.biased, (q, k, v, bias), attend(scores(q, k) + bias, v), large)
+
+
 def test_nan_stays_in_its_row() -> None:
     q, k, v = arrays(9, (1, 1, 70, 64), (1, 1, 70, 64), (1, 1, 70, 64))
     q[0, 0, 11, 3] = np.nan

@@ -9,7 +9,8 @@ up to 256 terms and columns, both known when the code is made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from tilewright.analysis import divisors
@@ -59,7 +60,9 @@ def attention_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]
         return ()
     hopper = _hopper_schedules(found, target, hints) if "wgmma" in target.features and _fits_engine(found) else ()
     whole = found.depth.divisible_by(CHUNK, kernel.facts) and found.column_extent.divisible_by(CHUNK, kernel.facts)
-    return (*hopper, *(_mma_schedules(found, target, hints) if whole else ()))
+    others = _mma_schedules(found, target, hints) if whole else ()
+    # Where there are warp-group instructions others are far behind: one is listed, for those who ask for it.
+    return (*hopper, *(others[:1] if hopper else others))
 
 
 def _has_mma(target: Target) -> bool:
@@ -113,7 +116,7 @@ def _mma_cost(schedule: MatrixSchedule, batch: int, rows: int, target: Target, u
     blocks = max(1, min(blocks_at_once(s, target), -(-tiles // target.multiprocessors)))
     rounds = tiles / (target.multiprocessors * blocks)
     rounds = max(1.0, rounds) if uneven else float(-(-rounds // 1))
-    rate = min(1.0, blocks * s.warps_m / 8) ** 0.5 * {64: 1.0, 32: 0.93}.get(s.n, 0.8) * (1.0 if s.stages == 2 else 0.99)
+    rate = math.sqrt(min(1.0, blocks * s.warps_m / 8)) * {64: 1.0, 32: 0.93}.get(s.n, 0.8) * (1.0 if s.stages == 2 else 0.99)
     return rounds * blocks * s.m / rate
 
 
@@ -154,6 +157,39 @@ def _forced_mma(text: str, asked: MatrixSchedule, like: MatrixSchedule, kernel: 
             "multiple of 16",
         )  # fmt: skip
     return asked
+
+
+def neighbours(schedule: MatrixSchedule) -> Iterator[MatrixSchedule]:
+    """Schedules one step away, for a search."""
+    s = schedule
+    for stages in (s.stages - 1, s.stages + 1):
+        yield replace(s, stages=stages)
+    for n in (s.n // 2, s.n - 32, s.n - 16, s.n + 16, s.n + 32, s.n * 2):
+        yield replace(s, n=n)
+    if s.family == "attention":
+        for groups in (1, 2, 3):
+            yield replace(s, m=64 * groups, groups=groups)
+        yield replace(s, a_copy="tma" if s.a_copy == "registers" else "registers")
+        yield replace(s, dynamic=not s.dynamic)
+    else:
+        for warps in (2, 4, 8):
+            yield replace(s, m=16 * warps, warps_m=warps)
+        yield replace(s, a_copy="async" if s.a_copy == "registers" else "registers")
+        yield replace(s, persistent=not s.persistent)
+
+
+def has_room(schedule: MatrixSchedule, target: Target) -> bool:
+    """Whether registers and shared memory suffice and the parts fit together."""
+    s = schedule
+    if s.stages < 2 or s.n % 16 or not 16 <= s.n <= 256:
+        return False
+    if s.family == "attention_mma":
+        return s.stages <= 4 and 2 * shared_elements(s) <= target.max_shared and registers_needed(s) <= target.max_registers
+    # Sums, scores, and the weights of the step before are in registers.
+    most = {1: 180, 2: 180, 3: 130}[s.groups]
+    out = s.groups * s.buffers * 64 * 128
+    operands = 2 * (s.m * s.k + s.stages * s.n * (s.k + s.wide))
+    return s.wide // 2 + s.n * 3 // 4 <= most and operands + out + 2048 <= target.max_shared
 
 
 def _shapes(columns: int, more: bool) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ Queries stay in registers (`a_copy=registers`), or, where rows are too long for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -337,9 +337,8 @@ class _Chain(ChainScores):
         start = b.add(slot, self.key_place)
         for number in range(s.k // ROWS):
             first = self.words[4 * number : 4 * number + 4] or self._query_words(b, number)
-            self._products(
-                b, first, sums, s.n, lambda across, n=number: b.add(start, b.index(across * pitch(s.k) + n * ROWS)), False
-            )
+            places = [number * ROWS + across * pitch(s.k) for across in range(0, s.n, 16)]
+            self._products(b, first, sums, start, places, False)
         return sums
 
     def _multiply(self, b: Builder, slot: Value, words: Sequence[Value], out: Sequence[Value]) -> list[Value]:
@@ -349,17 +348,16 @@ class _Chain(ChainScores):
         start = b.add(slot, self.value_place)
         for number in range(s.n // ROWS):
             first = words[4 * number : 4 * number + 4]
-            self._products(
-                b, first, sums, s.wide, lambda across, n=number: b.add(start, b.index(n * ROWS * pitch(s.wide) + across)), True
-            )
+            places = [number * ROWS * pitch(s.wide) + across for across in range(0, s.wide, 16)]
+            self._products(b, first, sums, start, places, True)
         return sums
 
     def _products(
-        self, b: Builder, first: Sequence[Value], sums: list[Value], columns: int, place: Callable[[int], Value], trans: bool
+        self, b: Builder, first: Sequence[Value], sums: list[Value], start: Value, places: Sequence[int], trans: bool
     ) -> None:
-        """Add the products of 16 terms to sums over so many columns; `place` says where 16 of them begin."""
-        for across in range(0, columns, 16):
-            second = b.multi("ldmatrix", self.ring, place(across), count=4, trans=trans)
+        """Add the products of 16 terms to the sums of all columns; `places` say where each 16 columns begin, from `start` on."""
+        for number, place in enumerate(places):
+            second = b.multi("ldmatrix", self.ring, b.add(start, b.index(place)), count=4, trans=trans)
             for half in range(2):
-                own = slice(4 * (across // 8 + half), 4 * (across // 8 + half) + 4)
+                own = slice(8 * number + 4 * half, 8 * number + 4 * half + 4)
                 sums[own] = b.emit("mma", [*first, *second[2 * half : 2 * half + 2], *sums[own]], {"dtype": self.dtype})

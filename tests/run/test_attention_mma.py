@@ -191,7 +191,8 @@ def test_the_logarithm_of_the_sum() -> None:
     "schedule",
     [
         "m=64 n=32 warps_m=4 stages=2 persistent=0", "m=128 n=32 warps_m=8 stages=3 persistent=0", "m=64 n=16 warps_m=4 stages=3",
-        "m=64 n=48 warps_m=4 stages=2 persistent=0 a_copy=async", "m=256 n=16 warps_m=16 stages=4 a_copy=async",
+        "m=64 n=48 warps_m=4 stages=2 persistent=0 a_copy=async", "m=64 n=32 warps_m=2 stages=2 persistent=0",
+        "m=128 n=48 warps_m=4 stages=3 a_copy=async", "m=256 n=16 warps_m=16 stages=4 a_copy=async",
     ],
 )  # fmt: skip
 def test_schedules(schedule: str) -> None:

@@ -1,7 +1,7 @@
 """What chains of two products do between them, whatever instructions compute those: scores, a running maximum, and weights.
 
-`ChainScores` is the part that lowerings of `lower_attention`'s kernels share. A thread has, of its warp's 16 rows, two: in each,
-of every eight columns, two neighbours, as matrix instructions leave their sums. From those sums it makes scores, the maxima of
+`ChainScores` is the part that lowerings of `lower_attention`'s kernels share. A thread has, of every 16 rows of its warp (a
+band), two: in each, of every eight columns, two neighbours, as matrix instructions leave their sums. From those sums it makes scores, the maxima of
 rows and, as powers of two, the weights, which are the first operand of the second product as they lie. What a score is
 multiplied by goes into the exponent's factor: the sums themselves are compared.
 """
@@ -63,6 +63,8 @@ class ChainScores(Epilogue):
     """`factor` is what `_factor` gave: lowerings set it before anything is exponentiated."""
 
     factor: Value
+    bands = 1
+    """Times 16 rows of a warp. Values of a thread are those of the first band, then those of the next."""
 
     def __init__(self, kernel: Kernel, schedule: MatrixSchedule, target: Target) -> None:
         super().__init__(kernel, replace(schedule, n=schedule.wide), target)
@@ -81,9 +83,10 @@ class ChainScores(Epilogue):
 
     def _cells(self, b: Builder, values: Sequence[Value]) -> dict[Cell, Value]:
         """Accumulators as registers of a tile: two neighbours each."""
+        each = len(values) // self.bands
         return {
-            (row, column): b.op("pack", values[4 * column + 2 * row], values[4 * column + 2 * row + 1])
-            for column in range(len(values) // 4) for row in range(2)
+            (2 * band + row, column): b.op("pack", *values[band * each + 4 * column + 2 * row :][:2])
+            for band in range(self.bands) for column in range(each // 4) for row in range(2)
         }  # fmt: skip
 
     # -- scores and weights -------------------------------------------------------------------------------------------
@@ -106,7 +109,7 @@ class ChainScores(Epilogue):
     def _all(self) -> tuple[range, range]:
         """All registers of the scores. Nothing is stored for rows beyond the edge, and keys beyond it are masked: loads need no
         condition."""
-        return range(2), range(self.chain.n // 8)
+        return range(2 * self.bands), range(self.chain.n // 8)
 
     def _score(self, step: Step) -> ScoreForm:
         value, mask = step.score, None
@@ -262,8 +265,10 @@ class ChainScores(Epilogue):
     def _scaled(
         self, b: Builder, out: Sequence[Value], total: Sequence[Value], shrink: Sequence[Value], grown: Value
     ) -> tuple[list[Value], list[Value]]:
+        each = len(out) // self.bands
+
         def smaller(inner: Builder) -> list[Value]:
-            scaled = [inner.mul(value, shrink[number // 2 % 2]) for number, value in enumerate(out)]
+            scaled = [inner.mul(value, shrink[number // each * 2 + number // 2 % 2]) for number, value in enumerate(out)]
             return [*scaled, *(inner.mul(x, inner.op("broadcast", a, width=2)) for x, a in zip(total, shrink, strict=True))]
 
         found = list(b.if_(grown, smaller, lambda inner: [*out, *total]))
@@ -275,7 +280,7 @@ class ChainScores(Epilogue):
         """The exponentials of some columns, and their sums for each row, of even and odd columns."""
         weights: dict[Cell, Value] = {}
         totals: list[Value] = []
-        for row in range(2) if columns else ():
+        for row in range(2 * self.bands) if columns else ():
             factor, summand = (b.op("broadcast", x, width=2) for x in self._exponent(b, most[row]))
             total: Value | None = None
             for column in columns:
@@ -289,8 +294,9 @@ class ChainScores(Epilogue):
     def _packed(self, b: Builder, weights: dict[Cell, Value]) -> list[Value]:
         """Weights as the first operand of the second product: accumulators lie as it wants them."""
         return [
-            b.op("to_bits", b.cast(weights[row, column], self.dtype)) for column in range(self.chain.n // 8) for row in range(2)
-        ]
+            b.op("to_bits", b.cast(weights[2 * band + row, column], self.dtype))
+            for band in range(self.bands) for column in range(self.chain.n // 8) for row in range(2)
+        ]  # fmt: skip
 
     def _added(self, b: Builder, total: Value) -> Value:
         single = b.add(b.op("extract", total, lane=0), b.op("extract", total, lane=1))

@@ -148,12 +148,12 @@ def forced_attention(text: str, found: tuple[MatrixSchedule, ...], kernel: Kerne
 
 
 def _forced_mma(text: str, asked: MatrixSchedule, like: MatrixSchedule, kernel: Kernel) -> MatrixSchedule:
-    fits = asked.m == TERMS * asked.warps_m and asked.warps_m in (1, 2, 4, 8, 16) and asked.warps_n == 1 and asked.stages in (2, 3, 4)
+    fits = asked.m in (TERMS * asked.warps_m, 2 * TERMS * asked.warps_m) and asked.warps_m in (1, 2, 4, 8, 16) and asked.warps_n == 1 and asked.stages in (2, 3, 4)
     fits = fits and asked.n % TERMS == 0 and 16 <= asked.n <= 256 and not asked.dynamic
     if not fits or asked.family != like.family or (asked.k, asked.wide) != (like.k, like.wide):
         raise UserError.at(
             "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
-            f"it needs family=attention_mma k={like.k} wide={like.wide}, m = 16 * warps_m, which is a power of two, 2 to 4 stages, and n a "
+            f"it needs family=attention_mma k={like.k} wide={like.wide}, m = 16 or 32 * warps_m, which is a power of two, 2 to 4 stages, and n a "
             "multiple of 16",
         )  # fmt: skip
     return asked

@@ -2,7 +2,7 @@
 that has them and copies asynchronously.
 
 In: a tile-stage kernel made by `lower_attention`, with layouts, and its schedule (family `attention_mma`). Out: the thread-stage
-kernel. Every warp computes 16 rows; all warps of a block bring keys and values, which pass through a ring of `stages` steps.
+kernel. Every warp computes 16 rows, or 32, which reads keys and values half as often; all warps of a block bring keys and values, which pass through a ring of `stages` steps.
 Rows of shared memory are 16 bytes longer than they need be: the eight rows that `ldmatrix` reads at once lie in different
 banks, and all places are a base of the thread, the stage, and a constant. Scores, weights and sums stay in registers, the
 rounded weights being the first operand of the second product as they lie.
@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from types import MappingProxyType
 
 from tilewright.base.dtypes import f32, u32
@@ -33,8 +34,8 @@ from tilewright.passes.registers import Index, Mask, Registers
 from tilewright.passes.schedule_matrix import MatrixSchedule
 from tilewright.passes.unsigned import unsigned_divisions
 
-ROWS = 16
-"""Rows of one warp, and terms of one instruction."""
+BAND = 16
+"""Rows of one instruction, and its terms."""
 CHUNK = 8
 """Elements of 16 bytes: one copy of a thread, and a row of an 8x8 matrix."""
 
@@ -42,6 +43,11 @@ CHUNK = 8
 def lower_mma_chain(kernel: Kernel, schedule: MatrixSchedule, target: Target) -> Kernel:
     """The thread-stage kernel."""
     return _Chain(kernel, schedule, target).run()
+
+
+def bands(schedule: MatrixSchedule) -> int:
+    """Times 16 rows of a warp."""
+    return schedule.m // (BAND * schedule.warps_m)
 
 
 def shared_elements(schedule: MatrixSchedule) -> int:
@@ -57,7 +63,7 @@ def shared_elements(schedule: MatrixSchedule) -> int:
 def registers_needed(schedule: MatrixSchedule) -> int:
     """About how many registers a thread needs: sums, scores, queries, and all else."""
     s = schedule
-    return s.wide // 2 + s.n // 2 + (s.k // 4 if s.a_copy == "registers" else 8) + 72
+    return bands(s) * (s.wide // 2 + s.n // 2 + (s.k // 4 if s.a_copy == "registers" else 8)) + 72
 
 
 def blocks_at_once(schedule: MatrixSchedule, target: Target) -> int:
@@ -88,7 +94,7 @@ class _Part:
 
 @record
 class _State:
-    """What a thread carries from step to step; `most` and `total` have one value for each of its two rows."""
+    """What a thread carries from step to step; `most` and `total` have one value for each of its rows."""
 
     out: list[Value]
     most: list[Value]
@@ -101,7 +107,8 @@ class _State:
 class _Chain(ChainScores):
     def __init__(self, kernel: Kernel, schedule: MatrixSchedule, target: Target) -> None:
         super().__init__(kernel, schedule, target)
-        self.rows = self.piece_rows = ROWS
+        self.bands, self.piece_rows = bands(schedule), BAND
+        self.rows = BAND * self.bands
         self.in_registers = schedule.a_copy == "registers"
         s = schedule
         self.slot = s.n * (pitch(s.k) + pitch(s.wide))
@@ -134,7 +141,7 @@ class _Chain(ChainScores):
         self.thread = b.op("thread_id", name="thread")
         self.lane = b.op("and", self.thread, b.index(31), name="lane")
         self.warp = self.own = b.op("shr", self.thread, b.index(5), name="warp")
-        row = b.add(b.mul(self.own, b.index(ROWS)), b.op("shr", self.lane, b.index(2)))
+        row = b.add(b.mul(self.own, b.index(self.rows)), b.op("shr", self.lane, b.index(2)))
         column = b.mul(b.op("and", self.lane, b.index(3)), b.index(2))
         self.divisors[row], self.divisors[column] = 1, 2
         self.bases = [row, column]
@@ -143,7 +150,7 @@ class _Chain(ChainScores):
         middle = b.op("and", self.lane, b.index(CHUNK))
         upper = b.add(b.op("and", self.lane, b.index(7)), half)
         long, wide = b.index(pitch(self.chain.k)), b.index(pitch(self.chain.wide))
-        mine = b.add(b.mul(self.own, b.index(ROWS)), low)
+        mine = b.add(b.mul(self.own, b.index(self.rows)), low)
         self.query_place = b.add(b.mul(mine, long), b.add(half, b.index(self.query.start)))
         self.key_place = b.add(b.mul(upper, long), middle)
         self.value_place = b.add(b.mul(low, wide), b.add(half, b.index(self.value.start)))
@@ -275,9 +282,10 @@ class _Chain(ChainScores):
             self._bring_step(b, b.const(number, u32), steps)
         if self.in_registers:
             self._arrived(b)
-            self.words = [word for number in range(s.k // ROWS) for word in self._query_words(b, number)]
+            self.words = [word for number in range(s.k // BAND) for word in self._query_words(b, number)]
         nothing, lowest = b.const(0.0, f32), b.const(-math.inf, f32)
-        state = _State([nothing] * (s.wide // 2), [lowest] * 2, [b.op("broadcast", nothing, width=2)] * 2)
+        rows = 2 * self.bands
+        state = _State([nothing] * (rows * s.wide // 4), [lowest] * rows, [b.op("broadcast", nothing, width=2)] * rows)
         for which, step in enumerate(self.steps):
             low = zero if not which else self._count(b, self.walks[0])
 
@@ -289,11 +297,11 @@ class _Chain(ChainScores):
             high = self._count(b, self.walks[which])
             state = self._state(b.for_(low, high, one, state.flat(), body, name="step", unroll=1))
         b.multi("copy_wait", pending=0)
-        most, total, product = self.sum.results
-        rows = [self._largest(b, m) for m in state.most], [self._added(b, x) for x in state.total]
-        for result, values in zip((most, total), rows, strict=True):
+        most, total, weighted = self.sum.results
+        ends = [self._largest(b, m) for m in state.most], [self._added(b, x) for x in state.total]
+        for result, values in zip((most, total), ends, strict=True):
             self.env[result] = Registers((s.m, 1), {(h, 0): v for h, v in enumerate(values)})
-        self.env[product] = Registers((s.m, s.wide), self._cells(b, state.out))
+        self.env[weighted] = Registers((s.m, s.wide), self._cells(b, state.out))
 
     def _arrived(self, b: Builder) -> None:
         """Wait for the oldest of the steps on their way; the stage before it has been read."""
@@ -301,9 +309,8 @@ class _Chain(ChainScores):
         b.multi("barrier")
 
     def _state(self, flat: Sequence[Value]) -> _State:
-        out = self.chain.wide // 2
-        rest = list(flat[out:])
-        return _State(list(flat[:out]), rest[:2], rest[2:])
+        rows = 2 * self.bands
+        return _State(list(flat[: -2 * rows]), list(flat[-2 * rows : -rows]), list(flat[-rows:]))
 
     def _next(self, b: Builder, step: Step, t: Value, state: _State) -> _State:
         slot = self._slot(b, t)
@@ -325,19 +332,23 @@ class _Chain(ChainScores):
         return b.select(b.op("lt", self._held(b, times), b.const(0.0, f32)), b.const(0x80008000, u32), b.const(0, u32))
 
     def _query_words(self, b: Builder, number: int) -> list[Value]:
-        """The queries' first operand for one instruction along the terms."""
-        words = b.multi("ldmatrix", self.ring, b.add(self.query_place, b.index(number * ROWS)), count=4)
+        """The queries' first operand for one instruction along the terms, of each band."""
+        words: list[Value] = []
+        for band in range(self.bands):
+            place = b.index(number * BAND + band * BAND * pitch(self.chain.k))
+            words += b.multi("ldmatrix", self.ring, b.add(self.query_place, place), count=4)
         signs = self.signs
-        return list(words) if signs is None else [b.op("xor", word, signs) for word in words]
+        return words if signs is None else [b.op("xor", word, signs) for word in words]
 
     def _scores(self, b: Builder, slot: Value) -> list[Value]:
         """The first product of a step."""
         s = self.chain
-        sums = [b.const(0.0, f32)] * (s.n // 2)
+        sums = [b.const(0.0, f32)] * (self.bands * s.n // 2)
+        each = 4 * self.bands
         start = b.add(slot, self.key_place)
-        for number in range(s.k // ROWS):
-            first = self.words[4 * number : 4 * number + 4] or self._query_words(b, number)
-            places = [number * ROWS + across * pitch(s.k) for across in range(0, s.n, 16)]
+        for number in range(s.k // BAND):
+            first = self.words[each * number : each * (number + 1)] or self._query_words(b, number)
+            places = [number * BAND + across * pitch(s.k) for across in range(0, s.n, 16)]
             self._products(b, first, sums, start, places, False)
         return sums
 
@@ -346,9 +357,9 @@ class _Chain(ChainScores):
         s = self.chain
         sums = list(out)
         start = b.add(slot, self.value_place)
-        for number in range(s.n // ROWS):
-            first = words[4 * number : 4 * number + 4]
-            places = [number * ROWS * pitch(s.wide) + across for across in range(0, s.wide, 16)]
+        for number in range(s.n // BAND):
+            first = [w for band in range(self.bands) for w in words[band * s.n // 4 + 4 * number :][:4]]
+            places = [number * BAND * pitch(s.wide) + across for across in range(0, s.wide, 16)]
             self._products(b, first, sums, start, places, True)
         return sums
 
@@ -358,6 +369,7 @@ class _Chain(ChainScores):
         """Add the products of 16 terms to the sums of all columns; `places` say where each 16 columns begin, from `start` on."""
         for number, place in enumerate(places):
             second = b.multi("ldmatrix", self.ring, b.add(start, b.index(place)), count=4, trans=trans)
-            for half in range(2):
-                own = slice(8 * number + 4 * half, 8 * number + 4 * half + 4)
-                sums[own] = b.emit("mma", [*first, *second[2 * half : 2 * half + 2], *sums[own]], {"dtype": self.dtype})
+            for band, half in product(range(self.bands), range(2)):
+                at = 8 * (band * len(places) + number) + 4 * half
+                own = slice(at, at + 4)
+                sums[own] = b.emit("mma", [*first[4 * band : 4 * band + 4], *second[2 * half : 2 * half + 2], *sums[own]], {"dtype": self.dtype})

@@ -82,3 +82,21 @@ def test_no_keys() -> None:
     q, k, v = arrays(5, (1, 2, 5, 64), (1, 2, 0, 64), (1, 2, 0, 64))
     assert np.isnan(run(text.plain, q, k, v, 0.1)).all()
     assert (run(text.before, q, k, v) == 7.0).all()
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("columns", [32, 64, 128, 256])
+@pytest.mark.parametrize("words", ["m=64 n=32 warps_m=4 stages=2 persistent=0", "m=128 n=16 warps_m=8 stages=3"])
+def test_warp_instructions(length: int, columns: int, words: str) -> None:
+    """Those of other GPUs run on every one that has asynchronous copies; blocks of one tile, and of several."""
+    copy = "registers" if columns <= 128 else "async"
+    given = tw.kernel(schedule=f"family=attention_mma {words} k={columns} wide={columns} a_copy={copy}")
+    q, k, v = arrays(length, (2, 4, length, columns), (2, 2, length, columns), (2, 2, length, columns))
+    wide, long = np.repeat(k, 2, 1), np.repeat(v, 2, 1)
+    limit = np.where(np.tri(length, dtype=bool), 0.0, -np.inf)
+    for scale in (0.1, -0.2):
+        check(run(given(text.plain.python), q, wide, long, scale), attend(scores(q, wide, scale), long))
+    causal = given(text.grouped_causal.python)
+    found = run(causal, q, k, v, 0.1)
+    check(found, attend(scores(q, k, 0.1) + limit, v))
+    assert np.array_equal(found, run(causal, q, k, v, 0.1), equal_nan=True)

@@ -1,4 +1,4 @@
-"""What is made of attention for Hopper: instructions, registers, and schedules by shape."""
+"""What is made of attention for Hopper and for other GPUs: instructions, registers, and schedules by shape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import tilewright as tw
 from support import assemble
 from tilewright.base.dtypes import bf16
 from tilewright.base.target import parse_target
-from tilewright.passes.choose_attention import attention_schedules
+from tilewright.passes.choose_attention import attention_schedules, has_room
+from tilewright.passes.lower_mma_chain import pitch, shared_elements
 from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
 
 
@@ -97,8 +98,71 @@ def test_schedules_parse_back() -> None:
         assert parse_schedule(schedule.describe()) == schedule
 
 
-def test_other_targets_have_none() -> None:
+def test_the_instructions_are_those_of_the_target() -> None:
     kernel, arguments = problem("plain", 64, 64)
     loop = kernel.stages(*arguments, target="sm_90a").stages.loop.calls[0].kernel
-    assert attention_schedules(loop, parse_target("sm_90a"), {})
-    assert not attention_schedules(loop, parse_target("sm_80"), {})
+    families = {t: [s.family for s in attention_schedules(loop, parse_target(t), {})] for t in ("sm_90a", "sm_80", "sm_120", "sm_75")}
+    assert families["sm_90a"][0] == "attention" and families["sm_90a"].count("attention_mma") == 1
+    assert set(families["sm_80"]) == set(families["sm_120"]) == {"attention_mma"}
+    assert not families["sm_75"]
+
+
+# -- warp-level instructions --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requires("ptxas")
+@pytest.mark.parametrize(
+    ("name", "depth", "target"),
+    [
+        *((n, d, "sm_80") for n in ("causal", "masked", "biased") for d in (32, 64, 96, 128, 256)),
+        *((n, 96, "sm_80") for n in ("plain", "ranged", "logarithm")),
+        *((n, d, t) for n in ("causal", "masked") for d in (64, 128, 256) for t in ("sm_89", "sm_120")),
+    ],
+)
+def test_warps_of_16_rows_do_not_spill(name: str, depth: int, target: str) -> None:
+    kernel, arguments = problem(name, 2048, depth, 16)
+    done = assemble(kernel.compile(*arguments, target=target).code.decode(), target)
+    assert done.spills == 0 and done.local == 0, done.log
+
+
+@pytest.mark.requires("ptxas")
+@pytest.mark.parametrize("name", ["plain", "causal"])
+def test_hopper_takes_them_where_asked(name: str) -> None:
+    kernel, arguments = problem(name, 2048, 128, 16)
+    given = "family=attention_mma m=64 n=64 k=128 stages=2 warps_m=4 persistent=0 a_copy=registers wide=128"
+    ptx = tw.kernel(schedule=given)(kernel.python).compile(*arguments, target="sm_90a").code.decode()
+    done = assemble(ptx, "sm_90a")
+    assert done.spills == 0 and done.local == 0, done.log
+    assert "wgmma" not in ptx and "mma.sync" in ptx
+
+
+def test_a_step_of_warp_instructions_has_little_beside_them() -> None:
+    """64 keys, 128 terms and columns: 8 x 8 and 4 x 16 products of 16 rows, each operand read by one instruction for two of them."""
+    kernel, arguments = problem("plain", 2048, 128, 16)
+    given = "family=attention_mma m=64 n=64 k=128 stages=2 warps_m=4 persistent=0 a_copy=registers wide=128"
+    ptx = tw.kernel(schedule=given)(kernel.python).compile(*arguments, target="sm_80").code.decode()
+    # Two loops would be there, one with conditions, if the keys were not a multiple of 64.
+    assert ptx.count("mma.sync.aligned.m16n8k16") == 128
+    assert ptx.count("ldmatrix.sync.aligned.m8n8.x4.shared") == 32 + 8 and ptx.count("ldmatrix.sync.aligned.m8n8.x4.trans") == 32
+    assert ptx.count("ex2.approx.ftz.f32") == 32 + 2 and ptx.count("cvt.rn.bf16x2.f32") == 16 + 32
+    # Addresses are a register and a constant.
+    assert len(set(re.findall(r"ldmatrix[^;]*\[(%\w+)", ptx))) == 3
+    # One barrier before the loop and one in it; nothing but the ring is in shared memory.
+    assert ptx.count("bar.sync") == 2 and ptx.count("cp.async.wait_group") == 3
+
+
+def test_rows_of_shared_memory_lie_in_different_banks() -> None:
+    for columns in range(16, 257, 16):
+        # Eight rows of 16 bytes, read at once.
+        assert len({row * pitch(columns) * 2 // 16 % 8 for row in range(8)}) == 8
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_120"])
+@pytest.mark.parametrize("depth", [32, 64, 128, 256])
+def test_what_is_listed_fits_the_target(depth: int, target: str) -> None:
+    kernel, arguments = problem("plain", 256, depth)
+    loop = kernel.stages(*arguments, target=target).stages.loop.calls[0].kernel
+    found = attention_schedules(loop, parse_target(target), {})
+    assert found and all(parse_schedule(s.describe()) == s for s in found)
+    assert all(has_room(s, parse_target(target)) for s in found)
+    assert all(2 * shared_elements(s) <= parse_target(target).max_shared for s in found)

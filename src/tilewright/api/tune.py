@@ -380,6 +380,11 @@ def _steps(s: MatrixSchedule) -> Iterable[MatrixSchedule]:
         return
     for raster in (1, 2, 4, 8, 16, 32):
         yield replace(s, raster=raster)
+    if s.wide:
+        from tilewright.passes.choose_attention import neighbours
+
+        yield from neighbours(s)
+        return
     for stages in (s.stages - 1, s.stages + 1, s.stages - 2, s.stages + 2):
         yield replace(s, stages=stages)
     yield replace(s, persistent=not s.persistent)
@@ -413,6 +418,10 @@ def plausible(s: MatrixSchedule, target: Target) -> bool:
         return s.mr * s.vectors + s.vectors + 1 <= registers and s.k >= 32
     if min(s.m, s.n, s.k, s.stages) < 1 or s.threads > target.max_threads or s.stages <= s.wait:
         return False
+    if s.wide:
+        from tilewright.passes.choose_attention import has_room
+
+        return has_room(s, target)
     if s.family == "wgmma":
         if s.a_copy == "registers" and (s.cluster > 1 or s.stages < 2):
             return False

@@ -181,8 +181,10 @@ def compile_stages(function: Function, signature: Signature, target: Target) -> 
 
 
 def contraction_schedules(function: Function, signature: Signature, target: Target, extents: AxisNumbers) -> tuple[MatrixSchedule, ...]:
-    """Schedules the cost model lists for a kernel that is a contraction, best first; none for other kernels."""
-    return _Prepared(function, signature, target).ranked(extents)
+    """Schedules the cost model lists for a kernel that is a contraction or attention, best first; none for other kernels."""
+    prepared = _Prepared(function, signature, target)
+    short = prepared.short_sums(replace(signature, extents=extents))
+    return (_Prepared(function, signature, target, short) if short else prepared).ranked(extents)
 
 
 class _Prepared:

@@ -209,7 +209,9 @@ def _place(schedule: MatrixSchedule, ranked: tuple[MatrixSchedule, ...]) -> int:
 
 
 def _alike(a: MatrixSchedule, b: MatrixSchedule) -> bool:
-    """Whether the same instructions and ways of moving data serve both."""
+    """Whether the same instructions and ways of moving data serve both, for rows of the same length where that is part of the code."""
+    if (a.wide, a.wide and a.k) != (b.wide, b.wide and b.k):
+        return False
     return (a.family, a.swap, a.a_copy, a.b_copy, a.store) == (b.family, b.swap, b.a_copy, b.b_copy, b.store)
 
 

@@ -15,7 +15,7 @@ from tilewright.ir.layouts import Accumulator, Blocked, Layout, Shared
 from tilewright.ir.nodes import Block, Kernel, Value, walk
 from tilewright.ir.types import Tile, dtype_of
 from tilewright.passes.schedule import Schedule
-from tilewright.passes.schedule_matrix import MatrixSchedule
+from tilewright.passes.schedule_matrix import ATTENTION, MatrixSchedule
 
 
 def assign_layouts(kernel: Kernel, schedule: Schedule | MatrixSchedule, target: Target) -> Kernel:
@@ -24,7 +24,7 @@ def assign_layouts(kernel: Kernel, schedule: Schedule | MatrixSchedule, target: 
     if isinstance(schedule, MatrixSchedule):
         layout, threads = matrix_layout(kernel, schedule), schedule.threads
         staged = {v for op in walk(kernel.body) if op.opcode == "dot" for v in op.operands[:2]}
-        if schedule.family == "attention":
+        if schedule.family in ATTENTION:
             # The weights of the second product never leave their registers.
             staged &= {op.results[0] for op in walk(kernel.body) if op.opcode == "load"}
     else:

@@ -1,14 +1,16 @@
-"""Choose how a chain of reductions around two products is computed on Hopper: rows of a block, keys of a step, and who starts
+"""Choose how a chain of reductions around two products is computed on a GPU: rows of a block, keys of a step, and who starts
 when.
 
-In: a loop-stage kernel, the target and the sizes of the call. Out: schedules (`family=attention`), best first; none where the
-kernel is no such chain, or where operands are not what the copy engine and the matrix units take: two-byte floats, rows that
-begin at whole 16 bytes, up to 256 terms and columns, both known when the code is made.
+In: a loop-stage kernel, the target and the sizes of the call. Out: schedules, best first: for Hopper `family=attention`, then,
+as for every GPU whose warps multiply matrices and copy asynchronously, `family=attention_mma`. None where the kernel is no such
+chain, or where operands are not what the copies and the matrix units take: two-byte floats, rows that begin at whole 16 bytes,
+up to 256 terms and columns, both known when the code is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from tilewright.analysis import divisors
@@ -19,10 +21,15 @@ from tilewright.base.sizes import ONE, Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, walk
 from tilewright.ir.types import Tensor, dtype_of
+from tilewright.passes.lower_mma_chain import blocks_at_once, registers_needed, shared_elements
 from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
 
 MOST = 256
 """Terms of a score and columns of the values, at most."""
+TERMS = 16
+"""Terms of one matrix instruction, and rows of a warp."""
+CHUNK = 8
+"""Elements of 16 bytes, which one copy of a thread brings."""
 BLOCK = 64
 """Elements of 128 bytes: what is swizzled together."""
 CACHED = 32 << 20
@@ -38,7 +45,7 @@ LARGE = 1 << 12
 
 def fixed_sizes(kernel: Kernel, target: Target) -> tuple[str, ...]:
     """Sizes that must be part of the code: the terms of a score and the columns of the values."""
-    if "wgmma" not in target.features:
+    if not _has_mma(target):
         return ()
     found = find_online(kernel)
     return () if found is None else tuple(s.name for s in (found.depth, found.column_extent) if s.name is not None)
@@ -46,19 +53,25 @@ def fixed_sizes(kernel: Kernel, target: Target) -> tuple[str, ...]:
 
 def attention_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
     """Schedules for the chain the kernel is, best first."""
-    if "wgmma" not in target.features:
+    if not _has_mma(target):
         return ()
     found = find_online(kernel)
-    if found is None or not _fits(kernel, found):
+    if found is None or not _operands_fit(kernel, found):
         return ()
-    depth, width = (_padded(size) for size in (found.depth, found.column_extent))
+    hopper = _hopper_schedules(found, target, hints) if "wgmma" in target.features and _fits_engine(found) else ()
+    whole = found.depth.divisible_by(CHUNK, kernel.facts) and found.column_extent.divisible_by(CHUNK, kernel.facts)
+    others = _mma_schedules(found, target, hints) if whole else ()
+    # Where there are warp-group instructions others are far behind: one is listed, for those who ask for it.
+    return (*hopper, *(others[:1] if hopper else others))
 
-    def number(size: Size) -> int:
-        return size.evaluate(hints) if size.names <= hints.keys() else LARGE
 
-    rows, keys, batch = number(found.extents[found.row]), number(found.keys), 1
-    for position in found.batch:
-        batch *= number(found.extents[position])
+def _has_mma(target: Target) -> bool:
+    return {"bf16", "cp.async"} <= target.features
+
+
+def _hopper_schedules(found: Online, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
+    depth, width = (_padded(size, BLOCK) for size in (found.depth, found.column_extent))
+    batch, rows, keys = _numbers(found, hints)
     more = _reads_more(found)
     candidates = [
         MatrixSchedule(
@@ -75,10 +88,56 @@ def attention_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]
     return tuple(sorted(candidates, key=lambda s: _cost(s, batch, rows, target)))
 
 
+def _mma_schedules(found: Online, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
+    """Warps of 16 rows. Blocks are as many as tiles: where these take different times, the longest are launched first."""
+    depth, width = (_padded(size, TERMS) for size in (found.depth, found.column_extent))
+    batch, rows, keys = _numbers(found, hints)
+    raster = max(1, min(batch, CACHED // max(1, keys * (depth + width) * 2))) if found.reach is not None else 8
+    candidates = [
+        MatrixSchedule(
+            "attention_mma", TERMS * warps, n, depth, stages=stages, warps_m=warps, wide=width, persistent=False, raster=raster,
+            a_copy="registers" if depth <= 128 else "async",
+        )
+        for warps in (4, 8) for n in (64, 32, 16) for stages in (2, 3)
+    ]  # fmt: skip
+    # Scores made of further arrays take registers for those.
+    extra = 1 if _reads_more(found) else 0
+    fitting = [
+        s for s in candidates
+        if 2 * shared_elements(s) <= target.max_shared and registers_needed(s) + extra * s.n // 2 <= target.max_registers
+    ]  # fmt: skip
+    return tuple(sorted(fitting, key=lambda s: _mma_cost(s, batch, rows, target, found.reach is not None)))
+
+
+def _mma_cost(schedule: MatrixSchedule, batch: int, rows: int, target: Target, uneven: bool) -> float:
+    """Rounds of tiles. Few warps leave the matrix units idle; short steps have more to do beside them."""
+    s = schedule
+    tiles = batch * -(-rows // s.m)
+    blocks = max(1, min(blocks_at_once(s, target), -(-tiles // target.multiprocessors)))
+    rounds = tiles / (target.multiprocessors * blocks)
+    rounds = max(1.0, rounds) if uneven else float(-(-rounds // 1))
+    rate = math.sqrt(min(1.0, blocks * s.warps_m / 8)) * {64: 1.0, 32: 0.93}.get(s.n, 0.8) * (1.0 if s.stages == 2 else 0.99)
+    return rounds * blocks * s.m / rate
+
+
+def _numbers(found: Online, hints: Mapping[str, int]) -> tuple[int, int, int]:
+    """Batch points, rows and keys of the call."""
+
+    def number(size: Size) -> int:
+        return size.evaluate(hints) if size.names <= hints.keys() else LARGE
+
+    batch = 1
+    for position in found.batch:
+        batch *= number(found.extents[position])
+    return batch, number(found.extents[found.row]), number(found.keys)
+
+
 def forced_attention(text: str, found: tuple[MatrixSchedule, ...], kernel: Kernel) -> MatrixSchedule:
     """The schedule somebody asked for, where it can be used."""
     asked = parse_schedule(text)
-    like = found[0]
+    like = next((s for s in found if s.family == asked.family), found[0])
+    if like.family == "attention_mma":
+        return _forced_mma(text, asked, like, kernel)
     fits = asked.m == 64 * asked.groups and 1 <= asked.groups <= 3 and asked.n % 16 == 0 and 16 <= asked.n <= 256
     if not fits or asked.family != "attention" or (asked.k, asked.wide) != (like.k, like.wide):
         raise UserError.at(
@@ -86,6 +145,51 @@ def forced_attention(text: str, found: tuple[MatrixSchedule, ...], kernel: Kerne
             f"it needs family=attention k={like.k} wide={like.wide}, m = 64 * groups, up to 3 of them, and n a multiple of 16 up to 256",
         )  # fmt: skip
     return asked
+
+
+def _forced_mma(text: str, asked: MatrixSchedule, like: MatrixSchedule, kernel: Kernel) -> MatrixSchedule:
+    fits = asked.m in (TERMS * asked.warps_m, 2 * TERMS * asked.warps_m) and asked.warps_m in (1, 2, 4, 8, 16) and asked.warps_n == 1 and asked.stages in (2, 3, 4)
+    fits = fits and asked.n % TERMS == 0 and 16 <= asked.n <= 256 and not asked.dynamic
+    if not fits or asked.family != like.family or (asked.k, asked.wide) != (like.k, like.wide):
+        raise UserError.at(
+            "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
+            f"it needs family=attention_mma k={like.k} wide={like.wide}, m = 16 or 32 * warps_m, which is a power of two, 2 to 4 stages, and n a "
+            "multiple of 16",
+        )  # fmt: skip
+    return asked
+
+
+def neighbours(schedule: MatrixSchedule) -> Iterator[MatrixSchedule]:
+    """Schedules one step away, for a search."""
+    s = schedule
+    for stages in (s.stages - 1, s.stages + 1):
+        yield replace(s, stages=stages)
+    for n in (s.n // 2, s.n - 32, s.n - 16, s.n + 16, s.n + 32, s.n * 2):
+        yield replace(s, n=n)
+    if s.family == "attention":
+        for groups in (1, 2, 3):
+            yield replace(s, m=64 * groups, groups=groups)
+        yield replace(s, a_copy="tma" if s.a_copy == "registers" else "registers")
+        yield replace(s, dynamic=not s.dynamic)
+    else:
+        for warps in (2, 4, 8):
+            yield replace(s, m=16 * warps, warps_m=warps)
+        yield replace(s, a_copy="async" if s.a_copy == "registers" else "registers")
+        yield replace(s, persistent=not s.persistent)
+
+
+def has_room(schedule: MatrixSchedule, target: Target) -> bool:
+    """Whether registers and shared memory suffice and the parts fit together."""
+    s = schedule
+    if s.stages < 2 or s.n % 16 or not 16 <= s.n <= 256:
+        return False
+    if s.family == "attention_mma":
+        return s.stages <= 4 and 2 * shared_elements(s) <= target.max_shared and registers_needed(s) <= target.max_registers
+    # Sums, scores, and the weights of the step before are in registers.
+    most = {1: 180, 2: 180, 3: 130}[s.groups]
+    out = s.groups * s.buffers * 64 * 128
+    operands = 2 * (s.m * s.k + s.stages * s.n * (s.k + s.wide))
+    return s.wide // 2 + s.n * 3 // 4 <= most and operands + out + 2048 <= target.max_shared
 
 
 def _shapes(columns: int, more: bool) -> list[tuple[int, int]]:
@@ -116,12 +220,13 @@ def _cost(schedule: MatrixSchedule, batch: int, rows: int, target: Target) -> fl
     return max(1.0, rounds) * schedule.m / rate
 
 
-def _padded(size: Size) -> int:
+def _padded(size: Size, to: int) -> int:
     assert size.constant is not None
-    return -(-size.constant // BLOCK) * BLOCK
+    return -(-size.constant // to) * to
 
 
-def _fits(kernel: Kernel, found: Online) -> bool:
+def _operands_fit(kernel: Kernel, found: Online) -> bool:
+    """Whether matrix units multiply the operands, and 16 bytes at a time can be copied."""
     depth, width = found.depth.constant, found.column_extent.constant
     if depth is None or width is None or not 8 <= depth <= MOST or not 8 <= width <= MOST:
         return False
@@ -133,12 +238,22 @@ def _fits(kernel: Kernel, found: Online) -> bool:
     columns = (found.axis(found.query, d), found.axis(found.key, d), found.axis(found.value, found.column))
     if not all(_copyable(kernel, found, op, column) for op, column in zip(loads, columns, strict=True)):
         return False
-    if depth % BLOCK:
+    return found.axis(found.value, j) >= 0
+
+
+def _fits_engine(found: Online) -> bool:
+    """Whether the copy engine can bring them: at most four axes, and zeros beyond the last term."""
+    loads = (found.query, found.key, found.value)
+    if any(_tensor(op).rank > 4 for op in loads):
+        return False
+    if found.depth.constant is not None and found.depth.constant % BLOCK:
+        d = found.score.regions[0].args[0]
+        columns = (found.axis(found.query, d), found.axis(found.key, d))
         # Beyond the last term both operands must be zero.
-        shapes = [_tensor(op).shape[axis] for op, axis in zip(loads[:2], columns[:2], strict=True)]
+        shapes = [_tensor(op).shape[axis] for op, axis in zip(loads[:2], columns, strict=True)]
         if any(size != found.depth for size in shapes):
             return False
-    return found.axis(found.value, j) >= 0
+    return True
 
 
 def _tensor(load: Op) -> Tensor:
@@ -148,9 +263,9 @@ def _tensor(load: Op) -> Tensor:
 
 
 def _copyable(kernel: Kernel, found: Online, load: Op, column: int) -> bool:
-    """Whether the copy engine can read it: neighbours along the last axis, from its first, everything else 16 bytes apart."""
+    """Whether it can be copied 16 bytes at a time: neighbours along the last axis, from its first, everything else 16 bytes apart."""
     tensor = _tensor(load)
-    if tensor.align < 16 or tensor.rank > 4 or column != tensor.rank - 1 or tensor.strides[-1] != ONE:
+    if tensor.align < 16 or column != tensor.rank - 1 or tensor.strides[-1] != ONE:
         return False
     form = found.forms[load.operands[1 + column]]
     if len(form.factors) != 1 or form.constant.constant != 0:

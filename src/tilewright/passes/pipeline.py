@@ -9,7 +9,7 @@
 
 Contractions are planned before programs are cut (`plan_contractions`) and have lowerings of their own: lower_contraction, then lower_wgmma or
 lower_mma; on a CPU lower_contraction_cpu or lower_contraction_amx. So have chains of a maximum, sums and products (attention): lower_attention,
-lower_wgmma_chain.
+lower_wgmma_chain or lower_mma_chain.
 
 After every pass the kernel is verified; a failure names the pass. With a `Trace` each pass is timed and its output kept.
 """
@@ -44,6 +44,7 @@ from tilewright.passes.lower_contraction_amx import lower_contraction_amx
 from tilewright.passes.lower_contraction_cpu import lower_contraction_cpu
 from tilewright.passes.lower_loops import lower_loops
 from tilewright.passes.lower_mma import lower_mma
+from tilewright.passes.lower_mma_chain import lower_mma_chain
 from tilewright.passes.lower_tiles import lower_tiles
 from tilewright.passes.lower_wgmma import lower_wgmma
 from tilewright.passes.lower_wgmma_chain import lower_wgmma_chain
@@ -54,7 +55,7 @@ from tilewright.passes.pad_windows import pad_windows
 from tilewright.passes.plans import Plan, Plans
 from tilewright.passes.repack import repack
 from tilewright.passes.schedule import Schedule, choose, row_schedule
-from tilewright.passes.schedule_matrix import MatrixSchedule
+from tilewright.passes.schedule_matrix import ATTENTION, MatrixSchedule
 from tilewright.passes.schedule_windows import window_schedule
 from tilewright.passes.simplify import simplify
 from tilewright.passes.split_reductions import split_reductions
@@ -155,7 +156,7 @@ def plan_contractions(
         found = matrix_schedules(call.kernel, target, sizes) or attention_schedules(call.kernel, target, sizes)
         if not found:
             plans.append(row_schedule(call.kernel, target, sizes))
-        elif given and found[0].family == "attention":
+        elif given and found[0].family in ATTENTION:
             plans.append(forced_attention(given, found, call.kernel))
         elif given:
             plans.append(forced(given, found, call.kernel))
@@ -212,7 +213,7 @@ def lower_planned(
             kernel = run_pass("lower_contraction_amx", kernel, lambda k: lower_contraction_amx(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule) and not target.is_gpu:
             kernel = run_pass("lower_contraction_cpu", kernel, lambda k: lower_contraction_cpu(k, schedule, target), trace)
-        elif isinstance(schedule, MatrixSchedule) and schedule.family == "attention":
+        elif isinstance(schedule, MatrixSchedule) and schedule.family in ATTENTION:
             kernel = run_pass("lower_attention", kernel, lambda k: lower_attention(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule):
             kernel = run_pass("lower_contraction", kernel, lambda k: lower_contraction(k, schedule, target), trace)
@@ -232,6 +233,8 @@ def lower_planned(
             kernel = run_pass("lower_wgmma", kernel, lambda k: lower_wgmma(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule) and schedule.family == "attention":
             kernel = run_pass("lower_wgmma_chain", kernel, lambda k: lower_wgmma_chain(k, schedule, target), trace)
+        elif isinstance(schedule, MatrixSchedule) and schedule.family == "attention_mma":
+            kernel = run_pass("lower_mma_chain", kernel, lambda k: lower_mma_chain(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule) and target.is_gpu:
             kernel = run_pass("lower_mma", kernel, lambda k: lower_mma(k, schedule, target), trace)
         elif isinstance(schedule, Schedule) and schedule.window:

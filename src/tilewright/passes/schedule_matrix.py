@@ -11,6 +11,9 @@ from dataclasses import fields
 from tilewright.base.errors import UserError
 from tilewright.base.record import record
 
+ATTENTION = ("attention", "attention_mma")
+"""Families of chains of two products."""
+
 
 @record
 class MatrixSchedule:
@@ -18,7 +21,8 @@ class MatrixSchedule:
 
     family: str
     """`wgmma` (Hopper's warp-group instructions), `mma` (warp instructions), `fma` (ordinary arithmetic on a GPU), `amx` (a CPU's
-    matrix unit), `cpu`; `attention` (a chain of two products with Hopper's instructions)."""
+    matrix unit), `cpu`; `attention` and `attention_mma` (a chain of two products with Hopper's instructions, or with warp
+    instructions)."""
     m: int
     n: int
     k: int
@@ -29,7 +33,7 @@ class MatrixSchedule:
     """Warp groups that compute (wgmma), side by side along m or taking turns."""
     warps_m: int = 1
     warps_n: int = 1
-    """How warps share the tile (mma, fma)."""
+    """How warps share the tile (mma, fma, attention_mma)."""
     turns: bool = False
     """The warp groups take whole tiles in turns, so that one computes while the other stores."""
     wait: int = 0
@@ -97,7 +101,7 @@ class MatrixSchedule:
         """Threads of one block."""
         if self.family in ("wgmma", "attention"):
             return 128 * (self.groups + 1)
-        return 32 * self.warps_m * self.warps_n if self.family in ("mma", "fma") else 1
+        return 32 * self.warps_m * self.warps_n if self.family in ("mma", "fma", "attention_mma") else 1
 
 
 def parse_schedule(text: str) -> MatrixSchedule:

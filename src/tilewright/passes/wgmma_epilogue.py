@@ -45,6 +45,8 @@ class Epilogue(TileLowering):
         self.shared_groups = 1 if schedule.turns else schedule.groups
         """Groups that share a tile."""
         self.rows = schedule.m // self.shared_groups
+        self.piece_rows = PIECE_ROWS
+        """Rows of the block that two registers along m are, of all threads that share a piece."""
         self.window: tuple[range, range] | None = None
         """The registers, along both axes, of the piece at hand."""
         self.out_maps: dict[Op, Value] = {}
@@ -190,7 +192,7 @@ class Epilogue(TileLowering):
         if limit is None or not isinstance(held, Index) or self.window is None:
             return None
         (axis,) = held.factors
-        start, size = self.layout.offset(axis, self.window[axis].start), (PIECE_ROWS, 8 * len(self.window[1]))[axis]
+        start, size = self.layout.offset(axis, self.window[axis].start), (self.piece_rows * len(self.window[0]) // 2, 8 * len(self.window[1]))[axis]
         if self.divisors.get(limit, 1) % size or self.divisors.get(held.base, 1) % size:
             return None
         before = b.index(start)

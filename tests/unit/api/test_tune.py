@@ -213,7 +213,14 @@ def test_stopping_keeps_what_was_measured_and_blames_nobody() -> None:
 # -- neighbours -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", [FIRST, SECOND, MatrixSchedule("mma", 128, 128, 32, stages=3, warps_m=2, warps_n=4)])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        FIRST, SECOND, MatrixSchedule("mma", 128, 128, 32, stages=3, warps_m=2, warps_n=4),
+        MatrixSchedule("attention", 128, 128, 64, stages=2, groups=2, wide=64),
+        MatrixSchedule("attention_mma", 64, 64, 128, stages=2, warps_m=4, wide=128, persistent=False, a_copy="registers"),
+    ],
+)  # fmt: skip
 def test_neighbours_vary_and_fit(schedule: MatrixSchedule) -> None:
     found = neighbourhood(HOPPER)(schedule)
     assert schedule not in found and len(found) == len(set(found)) >= 6
@@ -229,6 +236,11 @@ def test_what_cannot_fit_is_left_out() -> None:
     assert not plausible(replace(FIRST, turns=True), HOPPER)  # registers
     assert not plausible(replace(SECOND, stages=1, wait=1), HOPPER)  # nobody would ever be done
     assert not plausible(replace(FIRST, n=96), HOPPER)
+    attention = MatrixSchedule("attention", 128, 128, 128, stages=2, groups=2, wide=128)
+    assert plausible(attention, HOPPER) and not plausible(replace(attention, n=256), HOPPER)
+    assert not plausible(replace(attention, stages=4), HOPPER)
+    warps = MatrixSchedule("attention_mma", 64, 64, 128, stages=2, warps_m=4, wide=128, persistent=False, a_copy="registers")
+    assert plausible(warps, parse_target("sm_89")) and not plausible(replace(warps, stages=3), parse_target("sm_89"))
     assert plausible(MatrixSchedule("cpu", 140, 320, 256, mr=14, nr=32, vectors=2), replace(parse_target("x86-64-avx512")))
     assert not plausible(MatrixSchedule("cpu", 140, 320, 256, mr=14, nr=48, vectors=3), parse_target("x86-64-avx512"))
 

@@ -25,6 +25,7 @@ from tilewright.compile.tuning import TuningStore
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 MATMUL = EXAMPLES / "matmul.py"
+ATTENTION = Path(__file__).parents[2] / "kernels_attention.py"
 SQUARES = "a=bf16[4096,4096] b=bf16[4096,4096]"
 LOG = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'tw_a_0' for 'sm_90a'
@@ -187,6 +188,25 @@ def test_operations_are_counted(tmp_path: Path, body: str, operations: int, exac
     assert sum(w.operations.evaluate({"n": 10}) for w in work) == operations
     assert all(w.exact for w in work) is exact
     assert sum(w.bytes.evaluate({"n": 10}) for w in work) == 80
+
+
+@pytest.mark.parametrize(("kernel", "exact"), [("plain", True), ("ranged", False)])
+def test_scores_count_once(kernel: str, exact: bool) -> None:
+    """The text of attention has them three times; the values' columns may be a loop or one of the results' indices."""
+    arguments = parse_arguments("q=bf16[2,3,5,64] k=bf16[2,3,5,64] v=bf16[2,3,5,64]")
+    entries = walk(read_source(str(ATTENTION)), arguments).raise_if_errors().entries
+    (entry,) = (e for e in entries if e.name == kernel)
+    _, program = front_end(entry.function, entry.signature(gpu=True))
+    (work,) = (work_of(call.kernel) for call in program.calls)
+    sizes = {name: {"B": 2, "H": 3, "S": 5, "T": 5, "D": 64, "E": 64}[name] for name in work.operations.names}
+    found, rows = work.operations.evaluate(sizes), 2 * 3 * 5
+    assert work.exact is exact
+    if exact:
+        # An inner product, its factor, maximum, difference, exponential and sum; the weighted sums; what they are divided by.
+        assert found == rows * (5 * (2 * 64 + 5 + 2 * 64) + 64)
+    else:
+        # Rows of one key at least, for all columns together.
+        assert rows * (2 * 64 + 2 * 64) <= found <= rows * (2 * 64 + 8 * 64)
 
 
 # -- tune -----------------------------------------------------------------------------------------------------------

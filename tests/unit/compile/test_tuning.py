@@ -17,6 +17,7 @@ from tilewright.compile.tuning import Extents, Measurement, TuningStore, TuningT
 from tilewright.passes.schedule_matrix import MatrixSchedule
 
 MATMUL = str(Path(__file__).parents[3] / "examples/matmul.py")
+ATTENTION = str(Path(__file__).parents[2] / "kernels_attention.py")
 KEY = "ab" * 32
 WIDE = MatrixSchedule("wgmma", 128, 256, 64, stages=4, groups=2)
 TURNS = MatrixSchedule("wgmma", 128, 128, 64, stages=6, groups=2, turns=True, wait=1)
@@ -168,6 +169,20 @@ def test_distance_is_in_doublings() -> None:
     assert distance(square(64), (("a", 0, 256), *square(64)[1:])) == pytest.approx(1)
 
 
+def test_attention_is_advised_for_rows_of_its_own_length_only() -> None:
+    """The terms of a score are part of the code: what was measured for others does not fit."""
+    here, there = (("q", 0, 512), ("q", 1, 64)), (("q", 0, 512), ("q", 1, 128))
+    own = MatrixSchedule("attention_mma", 64, 64, 64, stages=2, warps_m=4, wide=64)
+    other = MatrixSchedule("attention_mma", 64, 32, 128, stages=2, warps_m=4, wide=128)
+    table = TuningTable("k", "sm_80", (Measurement(there, other.describe(), 1.0, version="v"),))
+    assert advise(table, here, (), lambda extents: (own,), "v") == own.describe()
+    near = replace(own, n=32)
+    table = table.with_entries([
+        Measurement((("q", 0, 480), ("q", 1, 64)), text.describe(), seconds, version="v") for text, seconds in ((own, 2.0), (near, 1.0))
+    ])
+    assert advise(table, here, (), lambda extents: (own,), "v") == near.describe()
+
+
 # -- the hook -------------------------------------------------------------------------------------------------------
 
 
@@ -201,6 +216,38 @@ def test_compiling_asks_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert chosen(replace(signature, schedule=ranked[0].describe())) == ranked[0].describe()
         monkeypatch.setenv("TILEWRIGHT_TUNING", "off")
         assert chosen(signature) == ranked[0].describe()
+    finally:
+        tuning.use_store(None)
+
+
+@pytest.mark.parametrize("name", ["sm_80", "sm_90a"])
+def test_attention_has_schedules_and_asks_the_table(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TILEWRIGHT_TUNING", raising=False)
+    tuning.use_store(TuningStore(tmp_path))
+    try:
+        target = parse_target(name)
+        arguments = parse_arguments("q=bf16[1,8,512,64] k=bf16[1,8,512,64] v=bf16[1,8,512,64]")
+        entries = walk(read_source(ATTENTION), arguments).raise_if_errors().entries
+        (entry,) = (e for e in entries if e.name == "plain")
+        signature: Signature = entry.signature(gpu=True)
+
+        def chosen(wanted: Signature) -> str:
+            (schedule,) = driver.compile_stages(entry.function, wanted, target).stages.schedules
+            return schedule.describe()
+
+        ranked = driver.contraction_schedules(entry.function, signature, target, signature.extents)
+        assert len(ranked) > 1 and chosen(signature) == ranked[0].describe()
+        key = tuning.kernel_key(entry.function, signature.args, signature.precision, target)
+        version = driver.compiler_version()
+        best = ranked[1].describe()
+        times = {s.describe(): 2.0 for s in ranked} | {best: 1.0}
+        new = [Measurement(signature.extents, text, t, version=version) for text, t in times.items()]
+        tuning.store().add(key, "plain", target.name, new)
+        assert chosen(signature) == best
+        # Rows of another length: nothing measured fits them.
+        longer = tuple((array, axis, 128 if axis == 3 else extent) for array, axis, extent in signature.extents)
+        other = chosen(replace(signature, extents=longer))
+        assert other not in times and "wide=128" in other
     finally:
         tuning.use_store(None)
 

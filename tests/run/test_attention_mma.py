@@ -1,0 +1,223 @@
+"""Attention from plain loops with warp-level matrix instructions, executed by the emulator at the tile and the thread stage for
+GPUs without warp-group ones, against float64. The emulator finds races and missing waits of the ring of copies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kernels_attention as text
+import tilewright as tw
+from kernels_attention import attend, scores
+from tilewright.api.devices import emulator_device
+from tilewright.base.dtypes import bf16
+from tilewright.base.target import parse_target
+from tilewright.ir.emulator import run_program
+from tilewright.passes.schedule_matrix import MatrixSchedule
+
+STAGES = ("tile", "thread")
+SMALL = "family=attention_mma m=32 n=16 k=64 stages=2 warps_m=2 persistent=0 a_copy=registers wide=64"
+"""Many steps for few keys."""
+
+
+def arrays(seed: int, *shapes: tuple[int, ...], dtype: Any = np.float16) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+def run(kernel: tw.Kernel[..., Any], *arguments: object, schedule: str = "", target: str = "sm_80") -> dict[str, list[np.ndarray]]:
+    """The results at both stages of one compilation, which must be one of attention."""
+    if schedule:
+        kernel = tw.kernel(schedule=schedule)(kernel.python)
+    stages = kernel.stages(*arguments, target=target).stages
+    assert [s.family for s in stages.schedules if isinstance(s, MatrixSchedule)] == ["attention_mma"]
+    inputs = {n: np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a for n, a in kernel.bound(*arguments).items()}
+    return {stage: [np.asarray(x) for x in run_program(getattr(stages, stage), inputs).values()] for stage in STAGES}
+
+
+def check(
+    kernel: tw.Kernel[..., Any], arguments: tuple[object, ...], want: np.ndarray, schedule: str = "", error: float = 2e-3,
+    target: str = "sm_80",
+) -> None:  # fmt: skip
+    for stage, (found, *_) in run(kernel, *arguments, schedule=schedule, target=target).items():
+        np.testing.assert_allclose(found.astype(np.float64), want, rtol=error, atol=error, err_msg=f"at the {stage} stage")
+
+
+LENGTHS = [(1, 1), (7, 5), (63, 64), (64, 65), (65, 63), (129, 129)]
+
+
+@pytest.mark.parametrize("schedule", ["", SMALL], ids=["chosen", "small"])
+@pytest.mark.parametrize(("rows", "keys"), LENGTHS)
+def test_lengths(rows: int, keys: int, schedule: str) -> None:
+    q, k, v = arrays(rows, (1, 2, rows, 64), (1, 2, keys, 64), (1, 2, keys, 64))
+    check(text.plain, (q, k, v, 0.2), attend(scores(q, k, 0.2), v), schedule)
+
+
+@pytest.mark.parametrize("schedule", ["", f"{SMALL} raster=2"], ids=["chosen", "small"])
+@pytest.mark.parametrize("length", [1, 7, 63, 64, 65, 129])
+def test_causal_with_grouped_queries(length: int, schedule: str) -> None:
+    q, k, v = arrays(4, (1, 4, length, 64), (1, 2, length, 64), (1, 2, length, 64))
+    limit = np.where(np.tri(length, dtype=bool), 0.0, -np.inf)
+    check(text.grouped_causal, (q, k, v, 0.2), attend(scores(q, k, 0.2) + limit, v), schedule)
+
+
+@pytest.mark.parametrize("length", [7, 130])
+def test_causal_by_the_length_of_the_loop(length: int) -> None:
+    q, k, v = arrays(4, (1, 2, length, 64), (1, 2, length, 64), (1, 2, length, 64))
+    limit = np.where(np.tri(length, dtype=bool), 0.0, -np.inf)
+    check(text.ranged, (q, k, v), attend(scores(q, k) + limit, v))
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_120"])
+def test_targets(target: str) -> None:
+    q, k, v = arrays(1, (1, 1, 70, 128), (1, 1, 70, 128), (1, 1, 70, 128))
+    check(text.plain, (q, k, v, 0.1), attend(scores(q, k, 0.1), v), target=target)
+
+
+def test_hopper_where_asked_for() -> None:
+    q, k, v = arrays(1, (1, 1, 70, 64), (1, 1, 70, 64), (1, 1, 70, 64))
+    check(text.plain, (q, k, v, 0.1), attend(scores(q, k, 0.1), v), SMALL, target="sm_90a")
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 1.5])
+@pytest.mark.parametrize("copy", ["async", "registers"])
+def test_any_scale(scale: float, copy: str) -> None:
+    """Its sign is only known when the code runs."""
+    q, k, v = arrays(1, (1, 1, 70, 64), (1, 1, 70, 64), (1, 1, 70, 64))
+    check(text.plain, (q, k, v, scale), attend(scores(q, k, scale), v), SMALL.replace("registers", copy))
+
+
+@pytest.mark.parametrize(
+    ("terms", "columns"), [(32, 32), (96, 96), (128, 128), (64, 128), (40, 72), (16, 24), (8, 8), (192, 64), (256, 256)]
+)
+def test_terms_and_columns(terms: int, columns: int) -> None:
+    q, k, v = arrays(2, (1, 1, 65, terms), (1, 1, 70, terms), (1, 1, 70, columns))
+    check(text.plain, (q, k, v, 0.1), attend(scores(q, k, 0.1), v))
+
+
+def test_bf16() -> None:
+    q, k, v = arrays(3, (1, 1, 40, 64), (1, 1, 70, 64), (1, 1, 70, 64), dtype=bf16.numpy)
+    check(text.plain, (q, k, v, 0.1), attend(scores(q, k, 0.1), v), error=1e-2)
+
+
+@pytest.mark.parametrize("columns", [64, 128])
+def test_heads_side_by_side_and_a_wide_result(columns: int) -> None:
+    q, k, v = arrays(13, (2, 70, 3, 64), (2, 70, 3, 64), (2, 70, 3, columns))
+    limit = np.where(np.tri(70, k=3, dtype=bool), 0.0, -np.inf)
+    first, second, third = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
+    check(text.rows_first, (q, k, v), attend(scores(first, second) + limit, third).transpose(0, 2, 1, 3), error=1e-3)
+
+
+def test_fewer_keys_than_the_limit() -> None:
+    q, k, v = arrays(5, (1, 1, 100, 64), (1, 1, 37, 64), (1, 1, 37, 64))
+    limit = np.where(np.tri(100, 37, dtype=bool), 0.0, -np.inf)
+    check(text.grouped_causal, (q, k, v, 0.2), attend(scores(q, k, 0.2) + limit, v), SMALL)
+
+
+def test_rows_without_keys_get_what_the_text_says() -> None:
+    q, k, v = arrays(6, (1, 1, 70, 64), (1, 1, 70, 64), (1, 1, 70, 64))
+    want = attend(scores(q, k, 1.0) + np.where(np.tri(70, k=-1, dtype=bool), 0.0, -np.inf), v)
+    want[:, :, 0] = 7.0
+    check(text.before, (q, k, v), want, SMALL)
+
+
+def test_nothing_to_attend_to() -> None:
+    q, k, v = arrays(14, (1, 2, 5, 64), (1, 2, 0, 64), (1, 2, 0, 64))
+    check(text.plain, (q, k, v, 0.1), np.full((1, 2, 5, 64), np.nan))
+    check(text.before, (q, k, v), np.full((1, 2, 5, 64), 7.0))
+    check(text.plain, (q[:, :0], k[:, :0], v[:, :0], 0.1), np.zeros((1, 0, 5, 64)))
+
+
+@pytest.mark.parametrize("schedule", ["", SMALL], ids=["chosen", "small"])
+def test_a_mask(schedule: str) -> None:
+    """A row that is masked altogether is exp(-inf - -inf), NaN."""
+    q, k, v = arrays(7, (1, 2, 66, 64), (1, 2, 70, 64), (1, 2, 70, 64))
+    mask = (np.random.default_rng(7).random((66, 70)) > 0.4).astype(np.uint8)
+    mask[5] = 0
+    mask[6, 32:] = 0
+    want = attend(np.where(mask > 0, scores(q, k, 0.2), -np.inf), v)
+    assert np.isnan(want[:, :, 5]).all() and np.isfinite(np.delete(want, 5, 2)).all()
+    check(text.masked, (q, k, v, mask, 0.2), want, schedule)
+
+
+@pytest.mark.parametrize("rows", [66, 80, 128])
+def test_a_bias_of_any_size(rows: int) -> None:
+    """The lowest number everywhere is no number more than another; infinity is none. Rows end within a warp, and with one."""
+    q, k, v = arrays(8, (1, 2, rows, 64), (1, 2, 70, 64), (1, 2, 70, 64))
+    bias = np.random.default_rng(8).standard_normal((2, rows, 70)).astype(np.float32) * 50
+    bias[0, 3] = np.finfo(np.float32).min
+    bias[0, 4, :60] = np.finfo(np.float32).min
+    bias[0, 5] = -np.inf
+    bias[0, 6, 9] = np.inf
+    bias[0, 7] = np.linspace(-3e4, 3e4, 70)
+    bias[1, 8, 40:] = -np.inf
+    with np.errstate(over="ignore"):
+        score = (scores(q, k).astype(np.float32) + bias).astype(np.float64)
+    want = attend(score, v)
+    assert np.isnan(want[0, 0, 5:7]).all() and np.isfinite(want[0, 0, [3, 4, 7]]).all() and np.isfinite(want[0, 1]).all()
+    check(text.biased, (q, k, v, bias), want, SMALL, error=4e-3)
+
+
+def test_a_bias_that_ends_within_the_rows_of_a_block() -> None:
+    """Loads of rows that are not there are moved inside, warp by warp."""
+    q, k, v = arrays(18, (1, 1, 192, 64), (1, 1, 40, 64), (1, 1, 40, 64))
+    (bias,) = arrays(19, (1, 192, 40), dtype=np.float32)
+    large = SMALL.replace("m=32", "m=128").replace("warps_m=2", "warps_m=8")
+    check(text.biased, (q, k, v, bias), attend(scores(q, k) + bias, v), large)
+
+
+def test_nan_stays_in_its_row() -> None:
+    q, k, v = arrays(9, (1, 1, 70, 64), (1, 1, 70, 64), (1, 1, 70, 64))
+    q[0, 0, 11, 3] = np.nan
+    q[0, 0, 12] = 6e4
+    want = attend(scores(q, k, 0.125), v)
+    assert np.isnan(want[0, 0, 11]).all() and np.isfinite(want[0, 0, 12]).all()
+    check(text.plain, (q, k, v, 0.125), want, SMALL)
+
+
+def test_the_logarithm_of_the_sum() -> None:
+    q, k, v = arrays(10, (1, 2, 66, 64), (1, 2, 100, 64), (1, 2, 100, 64))
+    score = scores(q, k, 0.7)
+    want = np.log(np.exp(score).sum(-1))
+    for stage, (out, lse) in run(text.with_logarithm, q, k, v, 0.7, schedule=SMALL).items():
+        np.testing.assert_allclose(out.astype(np.float64), attend(score, v), rtol=2e-3, atol=2e-3, err_msg=stage)
+        np.testing.assert_allclose(lse, want, rtol=1e-5, atol=1e-5, err_msg=stage)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "m=64 n=32 warps_m=4 stages=2 persistent=0", "m=128 n=32 warps_m=8 stages=3 persistent=0", "m=64 n=16 warps_m=4 stages=3",
+        "m=64 n=48 warps_m=4 stages=2 persistent=0 a_copy=async", "m=64 n=32 warps_m=2 stages=2 persistent=0",
+        "m=128 n=48 warps_m=4 stages=3 a_copy=async", "m=256 n=16 warps_m=16 stages=4 a_copy=async",
+    ],
+)  # fmt: skip
+def test_schedules(schedule: str) -> None:
+    """On a GPU that is too small, with rows of different length."""
+    q, k, v = arrays(11, (1, 4, 200, 64), (1, 2, 200, 64), (1, 2, 200, 64))
+    limit = np.where(np.tri(200, dtype=bool), 0.0, -np.inf)
+    copy = "" if "a_copy" in schedule else "a_copy=registers"
+    kernel = tw.kernel(schedule=f"family=attention_mma {schedule} k=64 wide=64 raster=3 {copy}")(text.grouped_causal.python)
+    small = replace(parse_target("sm_80"), multiprocessors=3)
+    for stage in STAGES:
+        found = np.asarray(kernel.runner.run({"q": q, "k": k, "v": v, "scale": 0.2}, emulator_device(stage, small)))
+        want = attend(scores(q, k, 0.2) + limit, v)
+        np.testing.assert_allclose(found.astype(np.float64), want, rtol=2e-3, atol=2e-3, err_msg=stage)
+
+
+@pytest.mark.parametrize("words", ["k=128", "n=24", "warps_m=3", "stages=1", "dynamic=1"])
+def test_a_schedule_that_does_not_fit_is_refused(words: str) -> None:
+    q = np.zeros((1, 1, 64, 64), np.float16)
+    name = words.split("=")[0]
+    given = " ".join(w for w in SMALL.split() if not w.startswith(f"{name}="))
+    with pytest.raises(tw.UserError, match="does not fit plain"):
+        tw.kernel(schedule=f"{given} {words}")(text.plain.python).stages(q, q, q, 1.0, target="sm_80")
+
+
+def test_targets_without_the_instructions_compute_it_otherwise() -> None:
+    q = np.zeros((1, 1, 64, 64), np.float16)
+    stages = text.plain.stages(q, q, q, 1.0, target="sm_75").stages
+    assert not any(isinstance(s, MatrixSchedule) for s in stages.schedules)

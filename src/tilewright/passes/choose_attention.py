@@ -19,6 +19,7 @@ from tilewright.base.sizes import ONE, Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, walk
 from tilewright.ir.types import Tensor, dtype_of
+from tilewright.passes.choose_attention_cpu import cpu_attention_schedules
 from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
 
 MOST = 256
@@ -46,6 +47,8 @@ def fixed_sizes(kernel: Kernel, target: Target) -> tuple[str, ...]:
 
 def attention_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
     """Schedules for the chain the kernel is, best first."""
+    if not target.is_gpu:
+        return cpu_attention_schedules(kernel, target)
     if "wgmma" not in target.features:
         return ()
     found = find_online(kernel)

@@ -39,6 +39,7 @@ from tilewright.passes.expand_casts import expand_casts
 from tilewright.passes.expand_math import expand_math
 from tilewright.passes.fuse import FusionReport, fuse
 from tilewright.passes.lower_attention import lower_attention
+from tilewright.passes.lower_attention_cpu import lower_attention_cpu
 from tilewright.passes.lower_contraction import lower_contraction
 from tilewright.passes.lower_contraction_amx import lower_contraction_amx
 from tilewright.passes.lower_contraction_cpu import lower_contraction_cpu
@@ -206,6 +207,8 @@ def lower_planned(
         schedule = next(chosen)
         if isinstance(schedule, MatrixSchedule) and schedule.family == "amx":
             kernel = run_pass("lower_contraction_amx", kernel, lambda k: lower_contraction_amx(k, schedule, target), trace)
+        elif isinstance(schedule, MatrixSchedule) and schedule.family == "cpu_attention":
+            kernel = run_pass("lower_attention_cpu", kernel, lambda k: lower_attention_cpu(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule) and not target.is_gpu:
             kernel = run_pass("lower_contraction_cpu", kernel, lambda k: lower_contraction_cpu(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule) and schedule.family == "attention":

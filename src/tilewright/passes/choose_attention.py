@@ -19,7 +19,7 @@ from tilewright.base.sizes import ONE, Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, walk
 from tilewright.ir.types import Tensor, dtype_of
-from tilewright.passes.choose_attention_cpu import cpu_attention_schedules
+from tilewright.passes.choose_attention_cpu import cpu_attention_schedules, forced_on_cpu
 from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
 
 MOST = 256
@@ -82,6 +82,8 @@ def forced_attention(text: str, found: tuple[MatrixSchedule, ...], kernel: Kerne
     """The schedule somebody asked for, where it can be used."""
     asked = parse_schedule(text)
     like = found[0]
+    if like.family == "cpu_attention":
+        return forced_on_cpu(asked, like, text, kernel)
     fits = asked.m == 64 * asked.groups and 1 <= asked.groups <= 3 and asked.n % 16 == 0 and 16 <= asked.n <= 256
     if not fits or asked.family != "attention" or (asked.k, asked.wide) != (like.k, like.wide):
         raise UserError.at(

@@ -9,7 +9,7 @@
 
 Contractions are planned before programs are cut (`plan_contractions`) and have lowerings of their own: lower_contraction, then lower_wgmma or
 lower_mma; on a CPU lower_contraction_cpu or lower_contraction_amx. So have chains of a maximum, sums and products (attention): lower_attention,
-lower_wgmma_chain.
+lower_wgmma_chain; on a CPU lower_attention_cpu.
 
 After every pass the kernel is verified; a failure names the pass. With a `Trace` each pass is timed and its output kept.
 """
@@ -155,7 +155,7 @@ def plan_contractions(
         found = matrix_schedules(call.kernel, target, sizes) or attention_schedules(call.kernel, target, sizes)
         if not found:
             plans.append(row_schedule(call.kernel, target, sizes))
-        elif given and found[0].family == "attention":
+        elif given and found[0].family in ("attention", "cpu_attention"):
             plans.append(forced_attention(given, found, call.kernel))
         elif given:
             plans.append(forced(given, found, call.kernel))

@@ -378,6 +378,12 @@ def _steps(s: MatrixSchedule) -> Iterable[MatrixSchedule]:
             yield replace(s, m=max(1, int(s.m * scale) // s.mr) * s.mr)
             yield replace(s, n=max(1, int(s.n * scale) // s.nr) * s.nr)
         return
+    if s.family == "cpu_attention":
+        for n in (s.n * 2, s.n // 2):
+            yield replace(s, n=max(1, n // (2 * s.mr)) * 2 * s.mr)
+        for m in (s.m * 2, s.m // 2):
+            yield replace(s, m=max(1, m // s.nr) * s.nr)
+        return
     for raster in (1, 2, 4, 8, 16, 32):
         yield replace(s, raster=raster)
     if s.wide:

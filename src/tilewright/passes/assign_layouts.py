@@ -59,7 +59,7 @@ def assign_layouts(kernel: Kernel, schedule: Schedule | MatrixSchedule, target: 
 
 def matrix_layout(kernel: Kernel, schedule: MatrixSchedule) -> Accumulator | Blocked:
     """The layout of a contraction's results."""
-    if schedule.family in ("cpu", "amx"):
+    if schedule.family in ("cpu", "amx", "cpu_attention"):
         return Blocked((1, schedule.nr // schedule.vectors), (1, 1), (1, 1))
     product = next(op for op in walk(kernel.body) if op.opcode == "dot")
     size = dtype_of(product.operands[0].type).itemsize

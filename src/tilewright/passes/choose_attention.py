@@ -21,6 +21,7 @@ from tilewright.base.sizes import ONE, Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, walk
 from tilewright.ir.types import Tensor, dtype_of
+from tilewright.passes.choose_attention_cpu import cpu_attention_schedules, forced_on_cpu
 from tilewright.passes.lower_mma_chain import blocks_at_once, registers_needed, shared_elements
 from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
 
@@ -53,6 +54,8 @@ def fixed_sizes(kernel: Kernel, target: Target) -> tuple[str, ...]:
 
 def attention_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
     """Schedules for the chain the kernel is, best first."""
+    if not target.is_gpu:
+        return cpu_attention_schedules(kernel, target)
     if not _has_mma(target):
         return ()
     found = find_online(kernel)
@@ -136,6 +139,8 @@ def forced_attention(text: str, found: tuple[MatrixSchedule, ...], kernel: Kerne
     """The schedule somebody asked for, where it can be used."""
     asked = parse_schedule(text)
     like = next((s for s in found if s.family == asked.family), found[0])
+    if like.family == "cpu_attention":
+        return forced_on_cpu(asked, like, text, kernel)
     if like.family == "attention_mma":
         return _forced_mma(text, asked, like, kernel)
     fits = asked.m == 64 * asked.groups and 1 <= asked.groups <= 3 and asked.n % 16 == 0 and 16 <= asked.n <= 256

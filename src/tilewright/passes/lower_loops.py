@@ -21,6 +21,7 @@ from types import MappingProxyType
 
 from tilewright.analysis.affine import address, analyse
 from tilewright.analysis.guarded import guarded_loads
+from tilewright.analysis.recomputed import find_recomputed
 from tilewright.base.dtypes import i64, u32
 from tilewright.base.sizes import ONE, Size, ceildiv
 from tilewright.base.target import Target
@@ -75,6 +76,8 @@ class LoopLowering:
         self.inside_reduction = False
         self.unguarded = {id(g.load) for g in guarded_loads(kernel) if g.needs_no_guard}
         """Loads under conditions that stay inside anyway."""
+        rows = not target.is_gpu and schedule.reduce_tile > 1 and schedule.vector_on_reduction
+        self.recomputed = find_recomputed(kernel) if rows else None
 
     # -- the whole kernel ---------------------------------------------------------------------------------------
 
@@ -296,6 +299,16 @@ class LoopLowering:
         return ()
 
     def _op(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[Condition]) -> Sequence[Value]:
+        twice = self.recomputed
+        if twice is not None and op is twice.again:
+            return [self._load(b, [env[v] for v in twice.store.operands[:-1]], masks)]
+        if twice is not None and op is twice.first:
+            self.recomputed = None  # so that this one is computed here
+            (value,) = self._op(b, op, env, masks)
+            self.recomputed = twice
+            local = {**env, twice.loop.regions[0].args[0]: env[twice.sum.regions[0].args[0]]}
+            self._store(b, [*(local[v] for v in twice.store.operands[:-1]), value], masks)
+            return [value]
         operands = [env[v] for v in op.operands]
         if op.opcode == "load":
             return [self._load(b, operands, [m for m in masks if m.edge] if id(op) in self.unguarded else masks)]

@@ -9,7 +9,7 @@
 
 Contractions are planned before programs are cut (`plan_contractions`) and have lowerings of their own: lower_contraction, then lower_wgmma or
 lower_mma; on a CPU lower_contraction_cpu or lower_contraction_amx. So have chains of a maximum, sums and products (attention): lower_attention,
-lower_wgmma_chain or lower_mma_chain.
+lower_wgmma_chain or lower_mma_chain; on a CPU lower_attention_cpu.
 
 After every pass the kernel is verified; a failure names the pass. With a `Trace` each pass is timed and its output kept.
 """
@@ -39,6 +39,7 @@ from tilewright.passes.expand_casts import expand_casts
 from tilewright.passes.expand_math import expand_math
 from tilewright.passes.fuse import FusionReport, fuse
 from tilewright.passes.lower_attention import lower_attention
+from tilewright.passes.lower_attention_cpu import lower_attention_cpu
 from tilewright.passes.lower_contraction import lower_contraction
 from tilewright.passes.lower_contraction_amx import lower_contraction_amx
 from tilewright.passes.lower_contraction_cpu import lower_contraction_cpu
@@ -156,7 +157,7 @@ def plan_contractions(
         found = matrix_schedules(call.kernel, target, sizes) or attention_schedules(call.kernel, target, sizes)
         if not found:
             plans.append(row_schedule(call.kernel, target, sizes))
-        elif given and found[0].family in ATTENTION:
+        elif given and found[0].family in (*ATTENTION, "cpu_attention"):
             plans.append(forced_attention(given, found, call.kernel))
         elif given:
             plans.append(forced(given, found, call.kernel))
@@ -211,6 +212,8 @@ def lower_planned(
         schedule = next(chosen)
         if isinstance(schedule, MatrixSchedule) and schedule.family == "amx":
             kernel = run_pass("lower_contraction_amx", kernel, lambda k: lower_contraction_amx(k, schedule, target), trace)
+        elif isinstance(schedule, MatrixSchedule) and schedule.family == "cpu_attention":
+            kernel = run_pass("lower_attention_cpu", kernel, lambda k: lower_attention_cpu(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule) and not target.is_gpu:
             kernel = run_pass("lower_contraction_cpu", kernel, lambda k: lower_contraction_cpu(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule) and schedule.family in ATTENTION:

@@ -22,7 +22,7 @@ class MatrixSchedule:
     family: str
     """`wgmma` (Hopper's warp-group instructions), `mma` (warp instructions), `fma` (ordinary arithmetic on a GPU), `amx` (a CPU's
     matrix unit), `cpu`; `attention` and `attention_mma` (a chain of two products with Hopper's instructions, or with warp
-    instructions)."""
+    instructions), `cpu_attention`."""
     m: int
     n: int
     k: int
@@ -85,7 +85,8 @@ class MatrixSchedule:
     dynamic: bool = False
     """Blocks fetch the number of their next tile from a counter, so that tiles may take different times."""
     wide: int = 0
-    """Attention: columns of the values; `m` are rows, `n` the keys of one step, `k` the terms of a score."""
+    """Attention: columns of the values; `m` are rows, `n` the keys of one step, `k` the terms of a score (on a CPU, what there is room for of
+    either)."""
 
     def describe(self) -> str:
         """All that differs from the defaults, as `name=value` words."""

@@ -240,9 +240,9 @@ def blocked(
     if op is None or op.opcode != "min":
         return None
     for size, rest in ((forms[a], forms[b]) for a, b in (op.operands, op.operands[::-1])):
-        if not size.factors and rest.values == (outer,) and rest.factor(outer) == -size.constant:
-            if blocks == ceildiv(rest.constant, size.constant):
-                return Blocked(outer, inner, size.constant, rest.constant)
+        fits = not size.factors and rest.values == (outer,) and rest.factor(outer) == -size.constant
+        if fits and blocks == ceildiv(rest.constant, size.constant):
+            return Blocked(outer, inner, size.constant, rest.constant)
     return None
 
 
@@ -281,7 +281,7 @@ def with_index(block: Block, pair: Blocked, index: Value, forms: Forms, proven: 
         return (_materialised(builder, form, pair, index),)
 
     new = rewrite_block(block, function, {})
-    kept = eliminate_dead(_shell(new)).body
+    kept = without_dead(new)
     return None if any(v in (pair.outer, pair.inner) for op in walk(kept) for v in op.operands) else kept
 
 
@@ -296,9 +296,9 @@ def _materialised(builder: Builder, form: Affine, pair: Blocked, index: Value) -
     return found if form.constant == ZERO else builder.add(found, builder.index(form.constant))
 
 
-def _shell(block: Block) -> Kernel:
-    """A kernel around a block, for what works on kernels."""
-    return Kernel("", Stage.LOOP, (), block)
+def without_dead(block: Block) -> Block:
+    """A block without ops that nothing in it needs."""
+    return eliminate_dead(Kernel("", Stage.LOOP, (), block)).body
 
 
 def _is(form: Affine, size: Size) -> bool:

@@ -15,8 +15,8 @@ that carries anything else stays as it is. Results are the same numbers but for 
 on its way do they differ: blocks all of whose scores are -inf before the first other give NaN as written (-inf - -inf), and no
 longer do.
 
-A parallel index that only some of the sums have (the columns of the values) becomes a loop after the others, so that the
-rest is computed once for all of them, as plain loops say.
+An index that only some of the sums have (the columns of the values) becomes a loop after the others, so that the rest is computed
+once for all of them, as plain loops say.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tilewright.analysis.affine import Forms, analyse
-from tilewright.base.sizes import ONE, ZERO
+from tilewright.base.sizes import ONE, ZERO, Size
+from tilewright.base.source import Span
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.rewrite import clone_ops, has_effects, replace_values
 from tilewright.ir.types import INDEX
 from tilewright.passes.simplify import simplify
-from tilewright.passes.unblock import Blocked, blocked, with_index
+from tilewright.passes.unblock import blocked, with_index, without_dead
 
 Key = tuple[object, ...]
 _COMMUTATIVE = frozenset({"add", "mul", "max", "min", "and", "or"})
@@ -40,11 +41,11 @@ _COMMUTATIVE = frozenset({"add", "mul", "max", "min", "and", "or"})
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """One carried value: `total` is the reduction of a block that joins it, `region` what it reduces over all blocks."""
+    """One carried value, as a reduction over all blocks."""
 
     place: int
-    total: Op
-    pair: Blocked
+    kind: str
+    extent: Size
     region: Block
     follows: int
     """The place of the maximum that a sum is scaled by, or -1."""
@@ -119,48 +120,55 @@ class _Loop:
         op = self.defined.get(self.body.yields[place])
         if op is None or op.opcode != "max" or self.carried[place] not in op.operands:
             return None
-        (other,) = (v for v in op.operands if v is not self.carried[place]) if op.operands[0] is not op.operands[1] else (None,)
-        total = self.defined.get(other) if other is not None else None
-        if total is None or total.results[0] in self.tainted or not self._is_total(total, "max"):
-            return None
-        return self._part(place, total)
+        joined = op.operands[1] if op.operands[0] is self.carried[place] else op.operands[0]
+        return None if joined in self.tainted else self._part(place, joined, "max")
 
     def _sum(self, place: int, maxima: Sequence[int]) -> _Part | None:
         op = self.defined.get(self.body.yields[place])
-        start = self.defined.get(self.op.operands[3 + place])
-        if op is None or op.opcode != "add" or start is None or start.opcode != "const" or start.attrs["value"] != 0:
+        if op is None or op.opcode != "add" or not self._is_zero(self.op.operands[3 + place]):
             return None
         for before, joined in (op.operands, op.operands[::-1]):
-            total = self.defined.get(joined)
-            if total is None or not self._is_total(total, "add"):
-                continue
-            if before is self.carried[place] and total.results[0] not in self.tainted:
-                return self._part(place, total)
+            if before is self.carried[place] and joined not in self.tainted:
+                return self._part(place, joined, "add")
+            factor = self._other(before, self.carried[place])
             for maximum in maxima:
-                factor = self._other(before, self.carried[place])
                 exponential = self._moves(factor, maximum) if factor is not None else ""
-                if exponential and self._follows(total.regions[0].yields[0], maximum, exponential):
-                    return self._part(place, total, maximum)
+                total = self._total(joined, "add")
+                term = joined if total is None else total.regions[0].yields[0]
+                if exponential and self._follows(term, maximum, exponential):
+                    return self._part(place, joined, "add", maximum)
         return None
 
-    def _is_total(self, op: Op, kind: str) -> bool:
-        return op.opcode == "reduce" and op.attrs["kind"] == kind and len(op.operands) == len(op.results) == 1 and op in self.body.ops
-
-    def _part(self, place: int, total: Op, follows: int = -1) -> _Part | None:
-        """A carried value that `total` joins, where all it needs is known without what is carried."""
-        blocks = self.forms[self.op.operands[1]].constant
-        inside = total.regions[0].args[0]
-        pair = blocked(self.body.args[0], blocks, inside, total.operands[0], self.kernel, self.defined, self.forms)
-        if pair is None:
+    def _total(self, value: Value, kind: str) -> Op | None:
+        """The reduction of a block that a value is."""
+        op = self.defined.get(value)
+        if op is None or op.opcode != "reduce" or op.attrs["kind"] != kind or len(op.operands) != 1 or op not in self.body.ops:
             return None
-        maximum = Value(total.results[0].type)
+        return op
+
+    def _part(self, place: int, joined: Value, kind: str, follows: int = -1) -> _Part | None:
+        """A carried value that another joins, where all it needs is known without what is carried."""
+        block, blocks = self.body.args[0], self.forms[self.op.operands[1]].constant
+        maximum = Value(joined.type)
         new = {o.result: maximum for o in self.body.ops if o.opcode == "max" and follows >= 0 and self._is_new(o.result, follows)}
-        joined = replace_values(Block((), (*self.body.ops[:-1], *total.regions[0].ops)), new)
-        index = Value(INDEX, inside.name)
-        region = with_index(joined, pair, index, self.forms, set())
+        total = self._total(joined, kind)
+        region: Block | None
+        if total is None:
+            # Blocks of one.
+            index, extent = block, blocks
+            ops = (*self.body.ops[:-1], Op("yield", (joined,), span=self.op.span))
+            region = without_dead(replace_values(Block((), ops), new))
+        else:
+            inside = total.regions[0].args[0]
+            pair = blocked(block, blocks, inside, total.operands[0], self.kernel, self.defined, self.forms)
+            if pair is None:
+                return None
+            index, extent = Value(INDEX, inside.name), pair.extent
+            joint = replace_values(Block((), (*self.body.ops[:-1], *total.regions[0].ops)), new)
+            region = with_index(joint, pair, index, self.forms, set())
         if region is None or _used(region) & set(self.carried):
             return None
-        return _Part(place, total, pair, Block((index,), region.ops), follows, maximum)
+        return _Part(place, kind, extent, Block((index,), region.ops), follows, maximum)
 
     def _other(self, value: Value, factor: Value) -> Value | None:
         """What a factor is multiplied with."""
@@ -280,14 +288,14 @@ def _emit(builder: Builder, loop: Op, parts: Sequence[_Part], defined: dict[Valu
         known = dict(mapping)
         if part.follows >= 0:
             known[part.maximum] = results[part.follows]
-        inner = Builder(part.total.span)
+        inner = Builder(loop.span)
         index = Value(INDEX, part.region.args[0].name)
         known[part.region.args[0]] = index
         clone_ops(inner, part.region.ops, known)
-        result = Value(part.total.results[0].type, loop.results[part.place].name)
-        extent = builder.index(part.pair.extent)
-        builder.append(replace(part.total, operands=(extent,), results=(result,), regions=(Block((index,), tuple(inner.ops)),)))
-        is_maximum = part.total.attrs["kind"] == "max"
+        result = Value(loop.results[part.place].type, loop.results[part.place].name)
+        extent = builder.index(part.extent)
+        builder.append(Op("reduce", (extent,), (result,), {"kind": part.kind}, (Block((index,), tuple(inner.ops)),), loop.span))
+        is_maximum = part.kind == "max"
         (made.maxima if is_maximum else made.sums if part.follows >= 0 else made.others).append(result)
         start = loop.operands[3 + part.place]
         first = defined.get(start)
@@ -300,40 +308,102 @@ def _emit(builder: Builder, loop: Op, parts: Sequence[_Part], defined: dict[Valu
 
 
 def _columns_inside(kernel: Kernel, made: _Made) -> Kernel:
-    """The kernel with a parallel index that only some of the sums depend on as a loop inside."""
+    """The kernel with a parallel index that only some of the sums depend on as a loop inside, and with such a loop around only
+    what depends on it."""
     parallels = [op for op in kernel.body.ops if op.opcode == "parallel"]
-    if len(parallels) != 1:
+    if len(parallels) != 1 or not made.sums:
         return kernel
     (parallel,) = parallels
     region = parallel.regions[0]
+    defined = {r: op for op in walk(kernel.body) for r in op.results}
     for place, index in reversed(list(enumerate(region.args))):
-        varying = _tainted(region, {index})
-        if not any(v in varying for v in made.sums) or any(v in varying for v in made.maxima):
-            continue
-        inside = [op for op in region.ops[:-1] if has_effects(op) or any(r in varying for r in op.results)]
-        if any(has_effects(op) and not _mentions(op, varying) for op in inside) or _reads_back(region):
-            continue
-        builder = Builder(parallel.span)
-        for op in region.ops[:-1]:
-            if op not in inside:
-                builder.append(op)
-        low, step = builder.index(0), builder.index(1)
-        ends = Op("yield", span=parallel.span)
-        body = Block((index,), (*inside, ends))
-        builder.append(Op("for", (low, parallel.operands[place], step), (), {"independent": True}, (body,), parallel.span))
-        builder.append(region.ops[-1])
-        args = (*region.args[:place], *region.args[place + 1 :])
-        operands = (*parallel.operands[:place], *parallel.operands[place + 1 :])
-        new = replace(parallel, operands=operands, regions=(Block(args, tuple(builder.ops)),))
-        return replace(kernel, body=Block(kernel.body.args, tuple(new if op is parallel else op for op in kernel.body.ops)))
+        split = _split(region.ops[:-1], index, made, defined)
+        if split is not None:
+            args = (*region.args[:place], *region.args[place + 1 :])
+            operands = (*parallel.operands[:place], *parallel.operands[place + 1 :])
+            ops = (*_looped(split, index, parallel.operands[place], parallel.span), region.ops[-1])
+            return _with(kernel, parallel, replace(parallel, operands=operands, regions=(Block(args, ops),)))
+    loops = [op for op in region.ops if op.opcode == "for" and len(op.operands) == 3]
+    forms = analyse(kernel)
+    for loop in loops:
+        low, _, step = (forms[v] for v in loop.operands)
+        split = _split(loop.regions[0].ops[:-1], loop.regions[0].args[0], made, defined)
+        counted = not low.factors and low.constant == ZERO and not step.factors and step.constant == ONE
+        if counted and split is not None and _apart(split[1], loop.regions[0].args[0], forms):
+            new = _looped(split, loop.regions[0].args[0], loop.operands[1], loop.span)
+            ops = tuple(n for op in region.ops for n in (new if op is loop else [op]))
+            return _with(kernel, parallel, replace(parallel, regions=(Block(region.args, ops),)))
     return kernel
+
+
+def _with(kernel: Kernel, old: Op, new: Op) -> Kernel:
+    return replace(kernel, body=Block(kernel.body.args, tuple(new if op is old else op for op in kernel.body.ops)))
+
+
+def _split(ops: Sequence[Op], index: Value, made: _Made, defined: dict[Value, Op]) -> tuple[list[Op], list[Op]] | None:
+    """What is the same for all of an index, and what is not; None where the index does not divide the reductions so. What a text over
+    tiles does once for the first of the index is the same for all."""
+    block = Block((index,), tuple(ops))
+    varying = _tainted(block, {index})
+    if not any(v in varying for v in made.sums) or any(v in varying for v in made.maxima) or _reads_back(block):
+        return None
+    same: list[Op] = []
+    once: list[Op] = []
+    inside: list[Op] = []
+    for op in ops:
+        if _is_first(op, index, defined) and not _used(op.regions[0]) & varying:
+            once += op.regions[0].ops[:-1]
+        elif has_effects(op) or any(r in varying for r in op.results):
+            inside.append(op)
+        else:
+            same.append(op)
+    if any(has_effects(op) and not _mentions(op, varying) for op in inside) or _written(once) & _written(inside):
+        return None
+    return [*same, *once], inside
+
+
+def _is_first(op: Op, index: Value, defined: dict[Value, Op]) -> bool:
+    """Whether an op does something only where an index is 0."""
+    condition = defined.get(op.operands[0]) if op.opcode == "if" and not op.results else None
+    if condition is None or condition.opcode != "eq" or index not in condition.operands or len(op.regions[1].ops) != 1:
+        return False
+    other = defined.get(condition.operands[1] if condition.operands[0] is index else condition.operands[0])
+    return other is not None and other.opcode == "const" and other.attrs["value"] == 0
+
+
+def _looped(split: tuple[list[Op], list[Op]], index: Value, extent: Value, span: Span) -> list[Op]:
+    """What is the same for all of an index, then a loop around the rest."""
+    builder = Builder(span)
+    for op in split[0]:
+        builder.append(op)
+    low, step = builder.index(0), builder.index(1)
+    body = Block((index,), (*split[1], Op("yield", span=span)))
+    builder.append(Op("for", (low, extent, step), (), {"independent": True}, (body,), span))
+    return builder.ops
+
+
+def _apart(ops: Sequence[Op], index: Value, forms: Forms) -> bool:
+    """Whether what is written differs from one value of an index to the next: each array once, along one axis by that index."""
+    stores = [op for op in ops if has_effects(op)]
+    varying = _tainted(Block((index,), tuple(ops)), {index})
+    for op in stores:
+        if op.opcode != "store":
+            return False
+        indices = [forms[v] for v in op.operands[1:-1] if v in forms]
+        if not any(f.factor(index) != ZERO and not (set(f.values) - {index}) & varying for f in indices):
+            return False
+    return len(_written(stores)) == len(stores)
+
+
+def _written(ops: Sequence[Op]) -> set[Value]:
+    return {op.operands[0] for op in walk(Block((), tuple(ops))) if not op.regions and op.operands and has_effects(op)}
 
 
 def _mentions(op: Op, values: set[Value]) -> bool:
     return any(v in values for v in (*op.operands, *(v for region in op.regions for v in _used(region))))
 
 
-def _reads_back(region: Block) -> bool:
+def _reads_back(block: Block) -> bool:
     """Whether something is read that is written as well."""
-    written = {op.operands[0] for op in walk(region) if has_effects(op) and op.operands and not op.regions}
-    return any(op.opcode == "load" and op.operands[0] in written for op in walk(region))
+    written = _written(block.ops)
+    return any(op.opcode == "load" and op.operands[0] in written for op in walk(block))

@@ -209,20 +209,19 @@ def _merge_reduction(kernel: Kernel, outer: Op, inner: Op, forms: Forms) -> Kern
 
 def _replaced(kernel: Kernel, outer: Op, place: int, extent: Size, rest: Sequence[Value], region: Block) -> Kernel:
     """The kernel with a reduction over other indices."""
+    before = Builder(outer.span)
+    size = before.index(extent)
+    operands = (*outer.operands[:place], size, *outer.operands[place + 1 :], *rest)
+    new = replace(outer, operands=operands, regions=(region,))
 
     def block(old: Block) -> Block:
-        builder = Builder()
-        for op in old.ops:
-            if op is outer:
-                with builder.at(op.span):
-                    size = builder.index(extent)
-                operands = (*op.operands[:place], size, *op.operands[place + 1 :], *rest)
-                builder.append(replace(op, operands=operands, regions=(region,)))
-            else:
-                builder.append(replace(op, regions=tuple(block(r) for r in op.regions)) if op.regions else op)
-        return Block(old.args, tuple(builder.ops))
+        ops = (new if op is outer else replace(op, regions=tuple(block(r) for r in op.regions)) if op.regions else op for op in old.ops)
+        return Block(old.args, tuple(ops))
 
-    return eliminate_dead(replace(kernel, body=block(kernel.body)))
+    body = block(kernel.body)
+    first = next(number for number, op in enumerate(body.ops) if op.regions)
+    ops = (*body.ops[:first], *before.ops, *body.ops[first:])
+    return eliminate_dead(replace(kernel, body=Block(body.args, ops)))
 
 
 # -- what both need ---------------------------------------------------------------------------------------------------

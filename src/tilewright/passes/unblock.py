@@ -4,6 +4,7 @@ In and out: a loop-stage kernel. Texts over tiles come as loops over blocks, a l
 inside its array. Blocks are chosen later, from a model of the target, so the author's are taken apart first: a product of tiles
 is then the contraction that plain loops are.
 
+    parallel %blocks (%q) { for min(64, n - 64*q) (%t) { … store %out, 64*q + t … } }   ->  parallel %n (%i) { … store %out, %i … }
     parallel %blocks, 64 (%q, %t) { if t < n - 64*q { … store %out, 64*q + t … } }   ->  parallel %n (%i) { … store %out, %i … }
     reduce %blocks (%p) { yield reduce min(32, k - 32*p) (%t) { … 32*p + t … } }     ->  reduce %k (%j) { … %j … }
 
@@ -52,7 +53,7 @@ class Blocked:
 def unblock(kernel: Kernel) -> Kernel:
     """The kernel without blocks that only its text has."""
     while True:
-        found = _parallel(kernel) or _reduction(kernel)
+        found = _parallel(kernel) or _inside(kernel) or _reduction(kernel)
         if found is None:
             return kernel
         kernel = simplify(found)
@@ -106,11 +107,12 @@ def _even(parallel: Op, kernel: Kernel, forms: Forms) -> Iterator[Blocked]:
                         yield Blocked(outer, inner, size, total(outer_extent.constant, size, kernel))
 
 
-def _merge_parallel(kernel: Kernel, parallel: Op, pair: Blocked, forms: Forms) -> Kernel | None:
+def _merge_parallel(kernel: Kernel, parallel: Op, pair: Blocked, forms: Forms, body: Block | None = None) -> Kernel | None:
+    """The kernel with one index for a pair; `body`: what the nest does, where that is not just its region."""
     index = Value(INDEX, pair.outer.name)
     guard = _as_gap(Affine(((pair.outer, -pair.size), (pair.inner, MINUS)), pair.extent - 1))
-    proven = {op.result for op in walk(parallel.regions[0]) if _gap(op, forms) == guard}
-    region = with_index(parallel.regions[0], pair, index, forms, proven)
+    body = body or parallel.regions[0]
+    region = with_index(body, pair, index, forms, {op.result for op in walk(body) if _gap(op, forms) == guard})
     if region is None:
         return None
     builder = Builder(parallel.span)
@@ -123,6 +125,36 @@ def _merge_parallel(kernel: Kernel, parallel: Op, pair: Blocked, forms: Forms) -
     builder.append(replace(parallel, operands=tuple(operands), regions=(Block(tuple(args), region.ops),)))
     ops = [new for op in kernel.body.ops for new in (builder.ops if op is parallel else [op])]
     return eliminate_dead(replace(kernel, body=Block(kernel.body.args, tuple(ops))))
+
+
+def _inside(kernel: Kernel) -> Kernel | None:
+    """The kernel with a parallel index and the loop over what is in a block made one parallel index."""
+    parallels = [op for op in kernel.body.ops if op.opcode == "parallel"]
+    if len(parallels) != 1:
+        return None
+    (parallel,) = parallels
+    region = parallel.regions[0]
+    effects = [op for op in region.ops[:-1] if has_effects(op)]
+    if len(effects) != 1 or effects[0].opcode != "for" or not effects[0].attrs.get("independent") or effects[0].results:
+        return None
+    (loop,) = effects
+    forms = analyse(kernel)
+    low, _, step = (forms[v] for v in loop.operands)
+    if not _is(low, ZERO) or not _is(step, ONE):
+        return None
+    before = [op for op in region.ops[:-1] if op is not loop]
+    written = {op.operands[0] for op in walk(loop.regions[0]) if op.operands and not op.regions and has_effects(op)}
+    if any(op.opcode == "load" and op.operands[0] in written for op in walk(Block((), tuple(before)))):
+        return None
+    made = {result: op for op in walk(kernel.body) for result in op.results}
+    body = Block(region.args, (*before, *loop.regions[0].ops))
+    for outer, operand in zip(region.args, parallel.operands, strict=True):
+        blocks = forms[operand]
+        pair = None if blocks.factors else blocked(outer, blocks.constant, loop.regions[0].args[0], loop.operands[1], kernel, made, forms)
+        merged = None if pair is None else _merge_parallel(kernel, parallel, pair, forms, body)
+        if merged is not None:
+            return merged
+    return None
 
 
 def _common_guards(region: Block, forms: Forms) -> list[Gap]:

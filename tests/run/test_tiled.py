@@ -66,3 +66,14 @@ def test_tiled_matmul(rows: int, columns: int, depth: int) -> None:
     wanted = a.astype(np.float64) @ b
     for device in ("cpu", "emulator:loop", "emulator:tile"):
         np.testing.assert_allclose(text.tiled_matmul(a, b, device=device), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (65, 65), (70, 40)])
+def test_causal_rows(rows: int, keys: int) -> None:
+    """Rows that end where they are, or where the keys do."""
+    q, k, v = arrays(6, (rows, 64), (keys, 64), (keys, 64))
+    limit = np.where(np.arange(keys) <= np.arange(rows)[:, None], 0.0, -np.inf)
+    q4, k4, v4 = (x[None, None] for x in (q, k, v))
+    wanted = attend(scores(q4, k4) + limit, v4)[0, 0]
+    for (found,) in on_hopper(text.causal_rows, "attention", q, k, v):
+        np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=2e-3, atol=2e-3)

@@ -17,6 +17,7 @@ from tilewright.base.target import host_cpu
 from tilewright.compile.driver import compile_stages
 from tilewright.frontend.zyn import parse_module
 from tilewright.ir.nodes import Kernel, walk
+from tilewright.passes.pipeline import Trace, prepare
 from tilewright.passes.uncarry import uncarry
 from tilewright.tree.syntax import Function
 
@@ -24,7 +25,7 @@ X = np.random.default_rng(0).standard_normal((5, 21)).astype(np.float32)
 
 
 def loop_stage(kernel: tw.Kernel[..., Any], *arguments: object) -> Kernel:
-    (call,) = kernel.stages(*arguments, target="cpu").stages.loop.calls
+    (call,) = prepare(kernel.stages(*arguments, target="cpu").program, Trace()).calls
     return call.kernel
 
 

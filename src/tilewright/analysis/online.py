@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from tilewright.analysis.affine import Affine, Forms, analyse
 from tilewright.base.dtypes import f32
 from tilewright.base.record import record
-from tilewright.base.sizes import ONE, ZERO, Size
+from tilewright.base.sizes import ONE, ZERO, Size, minimum
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, dtype_of
 
@@ -316,7 +316,17 @@ class _Finder:
             return form.constant, None, False
         if form.values == (i,) and form.factor(i) == ONE:
             return None, form.constant, True
-        return None
+        op = self.made.get(extent)
+        if op is None or op.opcode != "min":
+            return None
+        # The end of a slice: that of the array, or the row's own.
+        bounds = [self._bound(v, i) for v in op.operands]
+        known = [b for b in bounds if b is not None]
+        sizes, reaches = [b[0] for b in known if b[0] is not None], [b[1] for b in known if b[1] is not None]
+        if len(known) != 2 or not sizes or len(reaches) > 1:
+            return None
+        keys = sizes[0] if len(sizes) == 1 else minimum(sizes[0], sizes[1])
+        return keys, reaches[0] if reaches else None, bool(reaches)
 
     def _score(self, term: Value, maximum: Op) -> tuple[Op, Op, Op] | None:
         """The inner product f is made of, and the loads it multiplies: that of the rows, that of the terms."""

@@ -1,7 +1,7 @@
 """The table of contents of the compiler: every pass, in order, from the loop stage to what a code generator takes.
 
     program fuse                                                   kernels joined, arrays between them gone
-    loop    simplify · collapse · stabilise · contract · narrow      what to compute, merged and shared
+    loop    simplify · unblock · hoist · uncarry · collapse · stabilise · contract · narrow      what to compute, merged and shared
     program clip_windows · pad_windows · turn_images · repack · split_reductions · stream_sums · add_counters      kernels added before or after
     loop    choose (schedule) · lower_loops                        -> tile
     tile    simplify · assign_layouts · lower_tiles                -> thread (window_sums and lower_windows where windows overlap)
@@ -38,6 +38,7 @@ from tilewright.passes.contract import contract
 from tilewright.passes.expand_casts import expand_casts
 from tilewright.passes.expand_math import expand_math
 from tilewright.passes.fuse import FusionReport, fuse
+from tilewright.passes.hoist import hoist
 from tilewright.passes.lower_attention import lower_attention
 from tilewright.passes.lower_attention_cpu import lower_attention_cpu
 from tilewright.passes.lower_contraction import lower_contraction
@@ -64,6 +65,8 @@ from tilewright.passes.stabilise import stabilise
 from tilewright.passes.stream_sums import stream_sums
 from tilewright.passes.tile_counter import add_counters
 from tilewright.passes.turn_images import turn_images
+from tilewright.passes.unblock import unblock
+from tilewright.passes.uncarry import uncarry
 from tilewright.passes.window_sums import window_sums
 from tilewright.tree.metadata import KernelMetadata
 
@@ -127,7 +130,7 @@ def fuse_kernels(program: Program, trace: Trace) -> tuple[Program, FusionReport]
     start = time.perf_counter()
     fused, report = program, FusionReport((), (), len(program.calls), len(program.calls))
     if len(program.calls) > 1:
-        fused, report = fuse(_map_kernels(program, simplify))
+        fused, report = fuse(_map_kernels(program, lambda kernel: uncarry(hoist(unblock(simplify(kernel))))))
         for call in fused.calls:
             verify_kernel(call.kernel)
     trace.record("fuse", time.perf_counter() - start, lambda: print_program(fused))
@@ -139,6 +142,9 @@ def prepare(program: Program, trace: Trace) -> Program:
 
     def each(kernel: Kernel) -> Kernel:
         kernel = run_pass("simplify", kernel, simplify, trace)
+        kernel = run_pass("unblock", kernel, unblock, trace)
+        kernel = run_pass("hoist", kernel, hoist, trace)
+        kernel = run_pass("uncarry", kernel, uncarry, trace)
         kernel = run_pass("collapse", kernel, collapse, trace)
         kernel = run_pass("stabilise", kernel, stabilise, trace)
         kernel = run_pass("contract", kernel, contract, trace)

@@ -216,12 +216,20 @@ def _mixed_radix(index: Affine) -> bool:
     for order in permutations(index.terms):
         reach = ZERO  # the largest sum of the smaller digits
         for var, factor in order:
-            if var.count is None or not surely_positive(factor * var.step - reach):
+            span = _span(var)
+            if span is None or not surely_positive(factor * var.step - reach):
                 break
-            reach = reach + factor * (var.count - 1) * var.step
+            reach = reach + factor * span
         else:
             return True
     return False
+
+
+def _span(var: LoopVar) -> Size | None:
+    """How far the values of an index lie apart at most."""
+    if var.count is not None:
+        return (var.count - 1) * var.step
+    return var.high - var.low if var.high is not None and var.low is not None else None
 
 
 def disjoint(a: Indices, b: Indices) -> bool:

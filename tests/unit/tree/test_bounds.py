@@ -98,6 +98,10 @@ def test_injective() -> None:
     assert not injective(indices(op("add", i, j)), [ROW, COLUMN])
     assert injective(indices(op("add", op("mul", i, SizeValue(Size.of("cols"))), j)), [ROW, COLUMN])
     assert not injective(indices(op("add", op("mul", i, number(4)), j)), [ROW, COLUMN])
+    # Inside blocks of four, the last one short.
+    inside = LoopVar("t", Const(0, i64), SizeValue(parse_size("min(4, n)")), low=ZERO, high=parse_size("min(4, n) - 1"))
+    assert injective(indices(op("add", op("mul", i, number(4)), IndexRef(inside))), [ROW])
+    assert not injective(indices(op("add", op("mul", i, number(3)), IndexRef(inside))), [ROW])
 
 
 def test_disjoint_and_owned() -> None:

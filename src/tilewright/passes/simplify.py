@@ -94,6 +94,10 @@ class _Simplifier:
             self.constants[op.results[0]] = value
         elif op.opcode == "broadcast" and op.operands[0] in self.constants and dtype_of(op.results[0].type).is_bool:
             self.constants[op.results[0]] = self.constants[op.operands[0]]
+        elif op.opcode == "pack" and dtype_of(op.results[0].type).is_bool:
+            lanes = {self.constants.get(v) for v in op.operands}
+            if lanes == {True} or lanes == {False}:
+                self.constants[op.results[0]] = lanes == {True}
         builder.append(op)
 
     def _plain_size(self, op: Op) -> Op:

@@ -390,20 +390,17 @@ class TileLowering(ThreadView):
     def _cut_load(
         self, b: Builder, memory: Value, held: Sequence[Held], pieces: list[tuple[list[Value], int]], mask: Mask, cell: Cell
     ) -> Value:
-        """A vector at once where all of it is inside, else its elements one by one."""
+        """A vector at once where all of it is inside, else its elements one by one. Without branches, which nothing would be moved past."""
+        assert isinstance(memory.type, Tensor)
         lanes = self._lanes_inside(b, mask, cell)
-
-        def together(inner: Builder) -> list[Value]:
-            return [self.concatenated(inner, [self.plain_load(inner, memory, indices, width) for indices, width in pieces])]
-
-        def alone(inner: Builder) -> list[Value]:
-            assert isinstance(memory.type, Tensor)
-            singles = self.singles(inner, memory.type, held, pieces)
-            return [inner.op("pack", *(
-                inner.op("load", memory, *indices, lane, masked=True) for (indices, _), lane in zip(singles, lanes, strict=True)
-            ))]  # fmt: skip
-
-        return b.if_(self._whole(b, mask, lanes), together, alone)[0]
+        whole = self._whole(b, mask, lanes)
+        cut = b.op("not", whole)
+        together = [b.op("load", memory, *indices, whole, width=width, masked=True) for indices, width in pieces]
+        alone = [
+            b.op("load", memory, *indices, b.logical_and(cut, lane), masked=True)
+            for (indices, _), lane in zip(self.singles(b, memory.type, held, pieces), lanes, strict=True)
+        ]
+        return b.select(b.op("broadcast", whole, width=self.vector), self.concatenated(b, together), b.op("pack", *alone))
 
     def _whole_vectors(self, b: Builder, mask: Held, cell: Cell) -> bool:
         if isinstance(mask, Value):
@@ -444,6 +441,8 @@ class TileLowering(ThreadView):
             scalar = inner.const(0, dtype_of(memory.type))
             return [inner.op("broadcast", scalar, width=width) if width > 1 else scalar]
 
+        if self.shifted and memory.type.space == "global" and width == 1:  # type: ignore[union-attr]
+            return b.op("load", memory, *indices, cond, masked=True)  # no branch between what is read before and after
         return b.if_(cond, lambda inner: [self.plain_load(inner, memory, indices, width)], zero)[0]
 
     def concatenated(self, b: Builder, parts: Sequence[Value]) -> Value:
@@ -477,11 +476,14 @@ class TileLowering(ThreadView):
                 only = b.logical_and(only, mask)
             b.if_(only, lambda inner: inner.multi("store", memory, *operands), lambda inner: [])
             return
-        registers = self.registers(b, value, shape)
+        registers, aligned = self.registers(b, value, shape), _aligned(op)
 
         def everything(inner: Builder) -> list[Value]:
-            for cell in self.cells(shape):
-                self._store_cell(inner, memory, held, shape, cell, registers.cells[cell], mask, _aligned(op))
+            cells = self.cells(shape)
+            if aligned:
+                cells = [*cells[1:-1], cells[0], *cells[1:][-1:]]  # edges have branches: what comes before them has not to wait
+            for cell in cells:
+                self._store_cell(inner, memory, held, shape, cell, registers.cells[cell], mask, aligned)
             return []
 
         owner = self._owner(b, shape)

@@ -78,6 +78,8 @@ class _Simplifier:
             return
         if op.opcode == "size":
             op = self._plain_size(op)
+        elif op.opcode == "load" and op.attrs.get("masked") and self.constants.get(op.operands[-1]) is True:
+            op = replace(op, operands=op.operands[:-1], attrs={k: v for k, v in op.attrs.items() if k != "masked"})
         replacement = self._replacement(builder, op, seen)
         if replacement is not None:
             self.mapping[op.results[0]] = replacement

@@ -76,9 +76,9 @@ class LoopLowering:
         self.inside_reduction = False
         self.unguarded = {id(g.load) for g in guarded_loads(kernel) if g.needs_no_guard}
         """Loads under conditions that stay inside anyway."""
-        self.rows = (*self.nest.reductions, *self.nest.sweeps)
-        self.start = row_start(kernel, self.nest.parallel, self.rows, schedule.vector) if schedule.shifted else None
-        self.aligned = aligned_accesses(kernel, self.rows, self.start, schedule.vector) if self.start is not None else set()
+        walks = (*self.nest.reductions, *self.nest.sweeps)
+        self.row_start = row_start(kernel, self.nest.parallel, walks, schedule.vector) if schedule.shifted else None
+        self.aligned = aligned_accesses(kernel, walks, self.row_start, schedule.vector) if self.row_start is not None else set()
         self.shift: Value | None = None
         """How many elements a row's tile begins before the row."""
 
@@ -157,8 +157,8 @@ class LoopLowering:
                 if cut and not self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts):
                     limit = inner.like(extents[p], local[index])
                     masks.append(Condition(inner.op("lt", local[index], limit), edge=True))
-            if self.start is not None:
-                self.shift = shift_of(inner, self.start, local, self.schedule.vector)
+            if self.row_start is not None:
+                self.shift = shift_of(inner, self.row_start, local, self.schedule.vector)
             self.ops(inner, self.region.ops, local, masks)
             return []
 
@@ -363,10 +363,10 @@ class LoopLowering:
             return b.op("load", memory)
         access, mask = self._mask_for(b, shape, masks)
         if mask is None:
-            return b.op("load", memory, *indices, **attrs)
+            return b.emit("load", [memory, *indices], attrs)[0]
         if access != shape:
             indices[0] = self.widen(b, indices[0], access)
-        return b.op("load", memory, *indices, mask, masked=True, **attrs)
+        return b.emit("load", [memory, *indices, mask], {"masked": True, **attrs})[0]
 
     def _store(self, b: Builder, operands: Sequence[Value], masks: list[Condition], attrs: Attrs) -> None:
         memory, indices, value = operands[0], list(operands[1:-1]), operands[-1]
@@ -379,11 +379,11 @@ class LoopLowering:
             indices[0] = self.widen(b, indices[0], access)
         value = self.widen(b, value, access)
         if mask is None:
-            b.multi("store", memory, *indices, value, **attrs)
+            b.emit("store", [memory, *indices, value], attrs)
         elif not access:
             b.if_(mask, lambda inner: inner.multi("store", memory, *indices, value), lambda inner: [])
         else:
-            b.multi("store", memory, *indices, value, mask, masked=True, **attrs)
+            b.emit("store", [memory, *indices, value, mask], {"masked": True, **attrs})
 
     def _item(self, b: Builder, value: Value) -> Value:
         return b.op("item", value) if isinstance(value.type, Tile) else value

@@ -71,6 +71,8 @@ class _Simplifier:
                 self.one(builder, op, seen)
 
     def one(self, builder: Builder, op: Op, seen: dict[Key, tuple[Value, ...]]) -> None:
+        if op.opcode == "load" and op.attrs.get("masked") and self.constants.get(op.operands[-1]) is True:
+            op = replace(op, operands=op.operands[:-1], attrs={k: v for k, v in op.attrs.items() if k != "masked"})
         # Reading what nobody writes is as good as pure.
         pure = OPS[op.opcode].is_pure or (op.opcode == "load" and op.operands[0] in self.read_only)
         if not pure or not op.results:
@@ -78,8 +80,6 @@ class _Simplifier:
             return
         if op.opcode == "size":
             op = self._plain_size(op)
-        elif op.opcode == "load" and op.attrs.get("masked") and self.constants.get(op.operands[-1]) is True:
-            op = replace(op, operands=op.operands[:-1], attrs={k: v for k, v in op.attrs.items() if k != "masked"})
         replacement = self._replacement(builder, op, seen)
         if replacement is not None:
             self.mapping[op.results[0]] = replacement

@@ -441,7 +441,8 @@ class TileLowering(ThreadView):
             scalar = inner.const(0, dtype_of(memory.type))
             return [inner.op("broadcast", scalar, width=width) if width > 1 else scalar]
 
-        if self.shifted and memory.type.space == "global" and width == 1:  # type: ignore[union-attr]
+        assert isinstance(memory.type, Tensor)
+        if self.shifted and memory.type.space == "global" and width == 1:
             return b.op("load", memory, *indices, cond, masked=True)  # no branch between what is read before and after
         return b.if_(cond, lambda inner: [self.plain_load(inner, memory, indices, width)], zero)[0]
 

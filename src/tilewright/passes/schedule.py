@@ -17,7 +17,7 @@ from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, dtype_of
-from tilewright.passes.shift_rows import row_start
+from tilewright.passes.shift_rows import reads_shared, row_start
 
 
 @record
@@ -336,7 +336,10 @@ def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Sc
 
 def _shifted(kernel: Kernel, nest: Nest, plain: Schedule, length: int) -> Schedule | None:
     """The same for rows that begin anywhere, with wide vectors all the same: of 16 bytes, or of 8 where a row then leaves clearly fewer
-    registers empty. None where arrays begin differently, or the last full step would not be surely full."""
+    registers empty, or where single elements are read beside them, which lie the further apart the wider vectors are. None where arrays
+    begin differently, or the last full step would not be surely full."""
+    walks = (*nest.reductions, *nest.sweeps)
+    shared = reads_shared(kernel, walks)
     best: Schedule | None = None
     for size in (2 * ROW_VECTOR, ROW_VECTOR):
         vector = min(8, size // nest.narrowest)
@@ -344,9 +347,9 @@ def _shifted(kernel: Kernel, nest: Nest, plain: Schedule, length: int) -> Schedu
         steps = -(-(length + vector - 1) // step)
         if vector < 2 or steps * vector > (ROW_VALUES if plain.threads < 1024 else ROW_VALUES // 4) or length < (steps - 1) * step:
             continue
-        if row_start(kernel, nest.parallel, (*nest.reductions, *nest.sweeps), vector) is None:
+        if row_start(kernel, nest.parallel, walks, vector) is None:
             continue
-        if best is None or 10 * steps * step < 9 * best.reduce_tile:
+        if best is None or shared or 10 * steps * step < 9 * best.reduce_tile:
             best = replace(plain, reduce_tile=steps * step, vector=vector, shifted=True)
     return best
 

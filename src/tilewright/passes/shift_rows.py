@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tilewright.analysis.affine import Affine, Forms, address, analyse
-from tilewright.base.sizes import ONE, ZERO, Size
+from tilewright.base.sizes import ONE, ZERO
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import INDEX, Tensor
@@ -27,7 +27,7 @@ def row_start(kernel: Kernel, parallel: Op, rows: tuple[Op, ...], vector: int) -
     for access, column, form in _walking(rows, analyse(kernel)):
         if form.factor(column) != ONE:
             return None
-        if access.opcode == "load" and not form.plus(Affine(((column, ONE),)), Size.of(-1)).factors:
+        if access.opcode == "load" and form.values == (column,):
             continue  # the same for all rows
         own = _rest(form, column, vector, kernel.facts)
         if not _aligned_base(access, vector) or (start is not None and not _same(own, start)):
@@ -36,6 +36,11 @@ def row_start(kernel: Kernel, parallel: Op, rows: tuple[Op, ...], vector: int) -
     if start is None or any(v not in parallel.regions[0].args for v in start.values):
         return None
     return start
+
+
+def reads_shared(kernel: Kernel, rows: tuple[Op, ...]) -> bool:
+    """Whether something is read that all rows share."""
+    return any(op.opcode == "load" and form.values == (column,) for op, column, form in _walking(rows, analyse(kernel)))
 
 
 def aligned_accesses(kernel: Kernel, rows: tuple[Op, ...], start: Affine, vector: int) -> set[int]:

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import tilewright as tw
 from kernels_rows import CASES
 from support import assemble
 
@@ -15,15 +16,64 @@ DTYPES = {"f32": np.float32, "bf16": ml_dtypes.bfloat16}
 
 
 @pytest.mark.parametrize(("name", "arrays"), [("softmax", 1), ("layer_norm", 3), ("rms_norm", 2), ("residual_norm_gate", 4)])
-@pytest.mark.parametrize("length", [2048, 4096, 16384, 50257])
+@pytest.mark.parametrize("length", [2048, 4096, 16384])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_every_element_is_loaded_once_and_nothing_spills(name: str, arrays: int, length: int, dtype: str) -> None:
     inputs = CASES[name].inputs(np.random.default_rng(0), 2, length, DTYPES[dtype])
     ptx = CASES[name].kernel.compile(*inputs, target="sm_90a").code.decode()
     assert "whole=True" in CASES[name].kernel.stages(*inputs, target="sm_90a").stages.schedules[0].describe()
     assert assemble(ptx, "sm_90a").spills == 0
-    vector = 1 if length % 2 else 16 // np.dtype(DTYPES[dtype]).itemsize
+    together = threads_of(ptx) * 16 // np.dtype(DTYPES[dtype]).itemsize
+    assert len(re.findall(r"ld\.global", ptx)) == arrays * -(-length // together)
+
+
+def threads_of(ptx: str) -> int:
+    """Threads that share a row."""
     threads = int(re.search(r"\.reqntid (\d+)", ptx).group(1))  # type: ignore[union-attr]
     cluster = re.search(r"\.reqnctapercluster (\d+)", ptx)
-    together = threads * vector * (int(cluster.group(1)) if cluster else 1)
-    assert len(re.findall(r"ld\.global", ptx)) == arrays * -(-length // together)
+    return threads * (int(cluster.group(1)) if cluster else 1)
+
+
+@pytest.mark.parametrize(("name", "matrices", "vectors"), [("softmax", 1, 0), ("layer_norm", 1, 2), ("rms_norm", 1, 1), ("residual_norm_gate", 3, 1)])
+@pytest.mark.parametrize("length", [2053, 7001, 50257])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_rows_that_begin_anywhere_are_read_in_vectors(name: str, matrices: int, vectors: int, length: int, dtype: str) -> None:
+    """Only the first and the last vector of a thread may be cut and have single elements besides; what all rows share is read one by one."""
+    inputs = CASES[name].inputs(np.random.default_rng(0), 2, length, DTYPES[dtype])
+    ptx = CASES[name].kernel.compile(*inputs, target="sm_90a").code.decode()
+    schedule = CASES[name].kernel.stages(*inputs, target="sm_90a").stages.schedules[0]
+    assert "shifted=True" in schedule.describe()
+    vector = schedule.vector
+    assert vector * np.dtype(DTYPES[dtype]).itemsize in (8, 16)
+    steps = -(-(length + vector - 1) // (threads_of(ptx) * vector))
+    wide = len(re.findall(r"ld\.global[.\w]*\.v\d", ptx))
+    assert wide == matrices * steps
+    assert len(re.findall(r"ld\.global", ptx)) - wide <= matrices * 2 * vector + vectors * steps * vector
+    assert len(re.findall(r"st\.global[.\w]*\.v\d", ptx)) == steps
+    assert len(re.findall(r"st\.global", ptx)) <= steps + 2 * vector
+    made = assemble(ptx, "sm_90a")
+    assert made.spills == 0
+    if matrices == 1:
+        threads = int(re.search(r"\.reqntid (\d+)", ptx).group(1))  # type: ignore[union-attr]
+        assert made.registers[0] * max(1024, threads) <= 65536  # 1024 threads find room at once
+
+
+@tw.kernel
+def from_another(x: tw.Array, y: tw.Array) -> tw.Array:
+    n, c = x.shape
+    out = tw.empty((n, c), x.dtype)
+    for i in tw.grid(n):
+        s = tw.f32(0)
+        for j in range(c):
+            s += x[i, j]
+        for j in range(c):
+            out[i, j] = x[i, j] * s + y[i, j + 1]
+    return out
+
+
+def test_rows_of_arrays_that_begin_differently_are_not_shifted() -> None:
+    """No shift serves both arrays."""
+    x, y = np.zeros((4, 2053), np.float32), np.zeros((4, 2054), np.float32)
+    (schedule,) = from_another.stages(x, y, target="sm_90a").stages.schedules
+    assert "whole=True" in schedule.describe()
+    assert "shifted" not in schedule.describe()

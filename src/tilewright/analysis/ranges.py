@@ -102,6 +102,10 @@ def _range(op: Op, known: dict[Value, Range], counts: Mapping[str, int]) -> Rang
         return Range(a.low - b.high, a.high - b.low)
     if all(surely_not_negative(s) for s in (a.low, b.low)):
         return Range(a.low * b.low, a.high * b.high)
+    for one, other in ((a, b), (b, a)):
+        number = other.low.constant
+        if number is not None and number <= 0 and other.high == other.low:
+            return Range(one.high * number, one.low * number)
     return None
 
 

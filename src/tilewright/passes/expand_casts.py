@@ -47,13 +47,19 @@ _NO_F16C = ("x86-64", "x86-64-sse4.1", "x86-64-scalar")
 
 
 def expand_casts(kernel: Kernel, target: Target) -> Kernel:
+    packed: dict[Value, Sequence[Value]] = {}
+
     def expand(b: Builder, op: Op) -> Sequence[Value] | None:
+        if op.opcode == "pack":
+            packed[op.results[0]] = op.operands
         if op.opcode != "cast":
             return None
         value = op.operands[0]
         source, result = dtype_of(value.type), dtype_of(op.results[0].type)
         soft: tuple[DType, ...] = _F8 if target.is_gpu else (*_F8, bf16, f16) if target.name in _NO_F16C else (*_F8, bf16)
         if target.is_gpu and source is bf16 and result is f32 and kernel.stage is Stage.THREAD and isinstance(value.type, Vec):
+            if value in packed:  # loaded one by one: no pairs to take apart
+                return [b.op("pack", *(_widen(b, lane, bf16) for lane in packed[value]))]
             return [_widen_pairs(b, value)]
         if target.is_gpu and source in (i8, u8) and result in (f32, bf16, f16) and kernel.stage is Stage.THREAD:
             return [b.cast(_byte(b, value), result)]

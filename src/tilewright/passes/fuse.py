@@ -382,12 +382,34 @@ def _rows(pair: _Pair) -> Program:
     return pair.both(body)
 
 
+_COMBINED = {"add": "sums", "mul": "products", "min": "minima", "max": "maxima"}
+"""What reductions are called."""
+
+
+def _unfinished(pair: _Pair) -> str:
+    """Why an array made by loops is not there yet where its reader runs."""
+    maker = next(op for op in walk(pair.producer.region) if op.opcode in ("reduce", "for", "while", "parallel"))
+    made = f"its {_COMBINED.get(str(maker.attrs.get('kind')), 'reduction')} over" if maker.opcode == "reduce" else "a loop over"
+    after = f"'{pair.array}' is finished only after {made} {_walked(maker)}"
+    reader = next((op for op in walk(pair.consumer.region) if op.regions and any(inner in pair.loads for inner in walk(op.regions[0]))), None)
+    if reader is not None and reader.opcode in ("reduce", "for", "while"):
+        return f"{after}, and the loop over {_walked(reader)} needs many elements of it"
+    return f"{after}, and line {pair.loads[0].span.line} reads other elements of it than are made there"
+
+
+def _walked(loop: Op) -> str:
+    """The indices of a loop, and where it stands."""
+    count = len(loop.operands) if loop.opcode in ("reduce", "parallel") else 1
+    names = [f"'{arg.name}'" for arg in loop.regions[0].args[:count] if arg.name]
+    return f"{' and '.join(names) or 'elements'} (line {loop.span.line})"
+
+
 def _inlined(pair: _Pair) -> Program:
     """A map is computed where its result was loaded."""
     pair.check()
     producer = pair.producer
     if not producer.is_map() or pair.store not in producer.body:
-        raise _No(f"!'{pair.array}' is made by a reduction over other elements" if not producer.is_map() else "it is written under a condition")
+        raise _No(f"!{_unfinished(pair)}" if not producer.is_map() else "it is written under a condition")
     there = pair.own(producer, pair.store)
     if all(a.name != pair.array for a in pair.program.scratch):
         raise _No(f"!'{pair.array}' is a result, so it is written anyway")

@@ -26,12 +26,13 @@ from tilewright.base.dtypes import i64, u32
 from tilewright.base.sizes import ONE, Size, ceildiv
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
+from tilewright.ir.nodes import Attrs, Block, Kernel, Op, Stage, Value
 from tilewright.ir.rewrite import clone_ops
 from tilewright.ir.types import INDEX, Tensor, Tile, dtype_of
 from tilewright.passes.combine import combine, combine_later, identities
 from tilewright.passes.extreme_on_cpu import ExtremeOnCpu
 from tilewright.passes.schedule import Schedule, is_sweep, nest_of
+from tilewright.passes.shift_rows import aligned_accesses, row_start, shift_of
 
 Shape = tuple[int, ...]
 SHORT_LOOP = 8
@@ -78,6 +79,11 @@ class LoopLowering:
         """Loads under conditions that stay inside anyway."""
         rows = not target.is_gpu and schedule.reduce_tile > 1 and schedule.vector_on_reduction
         self.recomputed = find_recomputed(kernel) if rows else None
+        walks = (*self.nest.reductions, *self.nest.sweeps)
+        self.row_start = row_start(kernel, self.nest.parallel, walks, schedule.vector) if schedule.shifted else None
+        self.aligned = aligned_accesses(kernel, walks, self.row_start, schedule.vector) if self.row_start is not None else set()
+        self.shift: Value | None = None
+        """How many elements a row's tile begins before the row."""
 
     # -- the whole kernel ---------------------------------------------------------------------------------------
 
@@ -96,7 +102,7 @@ class LoopLowering:
         name = self.nest.reduce_extent.name
         if self.schedule.whole and name is not None:
             # The schedule was made for rows that need all registers of a thread.
-            least = self.schedule.reduce_tile - self.schedule.row_step + 1
+            least = self.schedule.reduce_tile - self.schedule.row_step + (0 if self.schedule.shifted else 1)
             attrs["least"] = ((name, least),) if self.schedule.reduce_tile > self.schedule.row_step else ()
         if self.schedule.window:
             attrs["tiled"] = tuple(self.nest.extents[p] for p in self.tiled)
@@ -154,6 +160,8 @@ class LoopLowering:
                 if cut and not self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts):
                     limit = inner.like(extents[p], local[index])
                     masks.append(Condition(inner.op("lt", local[index], limit), edge=True))
+            if self.row_start is not None:
+                self.shift = shift_of(inner, self.row_start, local, self.schedule.vector)
             self.ops(inner, self.region.ops, local, masks)
             return []
 
@@ -286,6 +294,18 @@ class LoopLowering:
         iota = b.op("iota", shape=shape, axis=position)
         return b.add(b.op("broadcast", start, shape=shape), iota)
 
+    def _whole_row(self, b: Builder, extent: Value) -> tuple[Value, Value]:
+        """The indices of a row that one tile holds, and which of them are the row's."""
+        position, tile = self.reduce_position, self.schedule.reduce_tile
+        assert position is not None
+        if self.shift is None:
+            index = self.index_tile(b, b.index(0), position, tile)
+            return index, b.op("lt", index, b.like(extent, index))
+        index = self.index_tile(b, b.sub(b.index(0), self.shift), position, tile)
+        places = self.index_tile(b, b.index(0), position, tile)
+        begun = b.op("lt", b.sub(b.like(self.shift, places), places), b.splat(1, places))  # index > -1
+        return index, b.logical_and(begun, b.op("lt", index, b.like(extent, index)))
+
     # -- one body -----------------------------------------------------------------------------------------------
 
     def ops(self, b: Builder, ops: Sequence[Op], env: dict[Value, Value], masks: list[Condition]) -> tuple[Value, ...]:
@@ -301,19 +321,20 @@ class LoopLowering:
     def _op(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[Condition]) -> Sequence[Value]:
         twice = self.recomputed
         if twice is not None and op is twice.again:
-            return [self._load(b, [env[v] for v in twice.store.operands[:-1]], masks)]
+            return [self._load(b, [env[v] for v in twice.store.operands[:-1]], masks, {})]
         if twice is not None and op is twice.first:
             self.recomputed = None  # so that this one is computed here
             (value,) = self._op(b, op, env, masks)
             self.recomputed = twice
             local = {**env, twice.loop.regions[0].args[0]: env[twice.sum.regions[0].args[0]]}
-            self._store(b, [*(local[v] for v in twice.store.operands[:-1]), value], masks)
+            self._store(b, [*(local[v] for v in twice.store.operands[:-1]), value], masks, {})
             return [value]
         operands = [env[v] for v in op.operands]
         if op.opcode == "load":
-            return [self._load(b, operands, [m for m in masks if m.edge] if id(op) in self.unguarded else masks)]
+            attrs: Attrs = {"aligned": self.schedule.vector} if id(op) in self.aligned else {}
+            return [self._load(b, operands, [m for m in masks if m.edge] if id(op) in self.unguarded else masks, attrs)]
         if op.opcode == "store":
-            self._store(b, operands, masks)
+            self._store(b, operands, masks, {"aligned": self.schedule.vector} if id(op) in self.aligned else {})
             return []
         if op.opcode == "if":
             return self._if(b, op, operands[0], env, masks)
@@ -348,19 +369,19 @@ class LoopLowering:
             total = b.logical_and(total, self.widen(b, value, shape))
         return shape, total
 
-    def _load(self, b: Builder, operands: Sequence[Value], masks: list[Condition]) -> Value:
+    def _load(self, b: Builder, operands: Sequence[Value], masks: list[Condition], attrs: Attrs) -> Value:
         memory, indices = operands[0], list(operands[1:])
         shape = join(*(shape_of(v) for v in indices))
         if not indices:
             return b.op("load", memory)
         access, mask = self._mask_for(b, shape, masks)
         if mask is None:
-            return b.op("load", memory, *indices)
+            return b.emit("load", [memory, *indices], attrs)[0]
         if access != shape:
             indices[0] = self.widen(b, indices[0], access)
-        return b.op("load", memory, *indices, mask, masked=True)
+        return b.emit("load", [memory, *indices, mask], {"masked": True, **attrs})[0]
 
-    def _store(self, b: Builder, operands: Sequence[Value], masks: list[Condition]) -> None:
+    def _store(self, b: Builder, operands: Sequence[Value], masks: list[Condition], attrs: Attrs) -> None:
         memory, indices, value = operands[0], list(operands[1:-1]), operands[-1]
         shape = join(*(shape_of(v) for v in indices))
         if not shape and shape_of(value):
@@ -371,11 +392,11 @@ class LoopLowering:
             indices[0] = self.widen(b, indices[0], access)
         value = self.widen(b, value, access)
         if mask is None:
-            b.multi("store", memory, *indices, value)
+            b.emit("store", [memory, *indices, value], attrs)
         elif not access:
             b.if_(mask, lambda inner: inner.multi("store", memory, *indices, value), lambda inner: [])
         else:
-            b.multi("store", memory, *indices, value, mask, masked=True)
+            b.emit("store", [memory, *indices, value, mask], {"masked": True, **attrs})
 
     def _item(self, b: Builder, value: Value) -> Value:
         return b.op("item", value) if isinstance(value.type, Tile) else value
@@ -441,9 +462,8 @@ class LoopLowering:
         assert position is not None
         was_inside, self.inside_reduction = self.inside_reduction, True
         if self.schedule.whole:
-            index = self.index_tile(b, b.index(0), position, tile)
-            edge = Condition(b.op("lt", index, b.like(high, index)), edge=True)
-            self.ops(b, op.regions[0].ops, {**env, op.regions[0].args[0]: index}, [*masks, edge])
+            index, inside = self._whole_row(b, high)
+            self.ops(b, op.regions[0].ops, {**env, op.regions[0].args[0]: index}, [*masks, Condition(inside, edge=True)])
             self.inside_reduction = was_inside
             return []
         zero, width = b.index(0), b.index(tile)
@@ -593,10 +613,15 @@ class LoopLowering:
         index_arg = op.regions[0].args[-1]
         rising = self.target.is_gpu and self._rises(op)
 
-        def values_at(inner: Builder, first: Value, masked: bool) -> list[Value]:
+        def values_at(inner: Builder, first: Value | None, masked: bool) -> list[Value]:
+            """The terms from `first` on; of a whole row where there is none."""
             local = dict(env)
-            local[index_arg] = self.index_tile(inner, first, position, tile)
             edge = []
+            if first is None:
+                local[index_arg], inside = self._whole_row(inner, extent)
+                edge = [Condition(inside, edge=True)]
+            else:
+                local[index_arg] = self.index_tile(inner, first, position, tile)
             if masked:
                 limit = inner.like(extent, local[index_arg])
                 edge = [Condition(inner.op("lt", local[index_arg], limit), edge=True)]
@@ -622,7 +647,7 @@ class LoopLowering:
             return self._combine(inner, kind, carried, values)
 
         if self.schedule.whole:
-            return self._combine(b, kind, start, self._folded(b, kind, values_at(b, b.index(0), True)))
+            return self._combine(b, kind, start, self._folded(b, kind, values_at(b, None, False)))
         if not self.target.is_gpu and kind in ("min", "max", "argmin", "argmax"):
             return self._extreme_on_cpu(op, env, masks).lower(b, extent, start)
         # Lanes start from nothing: what was reduced before joins once, at the end.

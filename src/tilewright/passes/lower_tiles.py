@@ -42,6 +42,8 @@ class TileLowering(ThreadView):
         self.depth = 0
         self.blocks = self.layout.blocks if isinstance(self.layout, Blocked) else 1
         """Blocks that share a tile."""
+        self.shifted = any("aligned" in op.attrs for op in walk(kernel.body))
+        """Edges cut through vectors that lie at multiples of their size nevertheless."""
 
     def run(self) -> Kernel:
         b = Builder(self.kernel.span)
@@ -201,10 +203,10 @@ class TileLowering(ThreadView):
     # -- memory -------------------------------------------------------------------------------------------------
 
     def _access(
-        self, b: Builder, memory: Tensor, indices: Sequence[Held], shape: Shape, cell: Cell
+        self, b: Builder, memory: Tensor, indices: Sequence[Held], shape: Shape, cell: Cell, aligned: int
     ) -> tuple[list[Value], int, list[list[Value]]]:
         """For one cell: the first element's indices, how many elements one access may take (0: elements are not
-        neighbours and each has indices of its own, given last)."""
+        neighbours and each has indices of its own, given last). `aligned`: every so many elements of the tile begin a vector."""
         first: list[Value] = []
         stride, divisor, affine = 0, 0, True
         known = True
@@ -224,6 +226,7 @@ class TileLowering(ThreadView):
                 known = known and step is not None
                 stride += factor * (step or 0)
             divisor = gcd(divisor, self.divisors.get(value, 1) * divisors.of_size(size, self.kernel.facts))
+        divisor = aligned or divisor
         if not self.is_wide(shape):
             return first, 1, []
         if affine and known and stride == 1:
@@ -250,10 +253,10 @@ class TileLowering(ThreadView):
         return first, 0, elements
 
     def pieces_of(
-        self, b: Builder, memory: Tensor, indices: Sequence[Held], shape: Shape, cell: Cell
+        self, b: Builder, memory: Tensor, indices: Sequence[Held], shape: Shape, cell: Cell, aligned: int = 0
     ) -> list[tuple[list[Value], int]]:
         """The accesses that make up one cell: indices and width of each."""
-        first, width, elements = self._access(b, memory, indices, shape, cell)
+        first, width, elements = self._access(b, memory, indices, shape, cell, aligned)
         if elements:
             return [(own, 1) for own in elements]
         if not self.is_wide(shape):
@@ -290,20 +293,49 @@ class TileLowering(ThreadView):
             assert total is not None
             return [total] * pieces
         assert isinstance(mask, Mask | Registers)
-        wide = self.mask_cell(b, mask, cell) if isinstance(mask, Mask) else mask.cells[cell]
         width = self.vector // pieces
-        lanes = [b.op("extract", wide, lane=lane) for lane in range(self.vector)]
+        if self.shifted and isinstance(mask, Mask):
+            lanes = self._lanes_inside(b, mask, cell)
+        else:
+            wide = self.mask_cell(b, mask, cell) if isinstance(mask, Mask) else mask.cells[cell]
+            lanes = [b.op("extract", wide, lane=lane) for lane in range(self.vector)]
         if width == 1:
             return lanes
         return [b.logical_and(lanes[p * width], lanes[p * width + width - 1]) for p in range(pieces)]
 
     def mask_cell(self, b: Builder, mask: Mask, cell: Cell) -> Value:
         """One comparison for a whole vector, where the edge does not cut through it."""
+        if self.shifted and self.is_wide(mask.shape):
+            return b.op("pack", *self._lanes_inside(b, mask, cell))
         if not self.target.is_gpu or not self.is_wide(mask.shape) or not self._mask_is_uniform(b, mask, cell):
             return super().mask_cell(b, mask, cell)
         conditions = self._condition(b, mask, mask.shape, cell, 1)
         assert conditions is not None
         return b.op("broadcast", conditions[0], width=self.vector)
+
+    def _lanes_inside(self, b: Builder, mask: Mask, cell: Cell) -> list[Value]:
+        """Which elements of a vector are inside: scalars, so that ranges prove them one by one."""
+        conditions: list[list[Value]] = []
+        for index, bound in mask.edges:
+            room = b.sub(bound, self.first(b, index, self.collapsed(cell, index.shape)))
+            factor = index.factors.get(self.axis, 0)
+            conditions.append([b.op("lt", b.index(factor * lane), room) for lane in range(self.vector)])
+        for other in mask.others:
+            value = other.cells[self.collapsed(cell, other.shape)]
+            wide = isinstance(value.type, Vec)
+            conditions.append([b.op("extract", value, lane=lane) if wide else value for lane in range(self.vector)])
+        lanes = conditions[0]
+        for more in conditions[1:]:
+            lanes = [b.logical_and(a, c) for a, c in zip(lanes, more, strict=True)]
+        return lanes
+
+    def _whole(self, b: Builder, mask: Mask, lanes: Sequence[Value]) -> Value:
+        """Whether all elements of a vector are inside; edges need be asked of its ends only."""
+        asked = lanes if any(other.shape[self.axis] > 1 for other in mask.others) else (lanes[0], lanes[-1])
+        total = asked[0]
+        for lane in asked[1:]:
+            total = b.logical_and(total, lane)
+        return total
 
     def _mask_is_uniform(self, b: Builder, mask: Mask, cell: Cell) -> bool:
         """Whether each vector lies wholly inside or wholly outside."""
@@ -325,6 +357,7 @@ class TileLowering(ThreadView):
         rank = memory.type.rank
         held = [self.env[v] for v in op.operands[1 : 1 + rank]]
         mask = self.env[op.operands[-1]] if op.attrs.get("masked") else None
+        aligned = _aligned(op)
         result = op.result.type
         if memory in self.exchanged:
             b.multi("barrier")  # another thread may have written it
@@ -337,7 +370,10 @@ class TileLowering(ThreadView):
             return
         cells: dict[Cell, Value] = {}
         for cell in self.cells(result.shape):
-            pieces = self.pieces_of(b, memory.type, held, result.shape, cell)
+            pieces = self.pieces_of(b, memory.type, held, result.shape, cell, aligned)
+            if aligned and isinstance(mask, Mask) and len(pieces) < self.vector:
+                cells[cell] = self._cut_load(b, memory, held, pieces, mask, cell)
+                continue
             one_each = mask is not None and len(pieces) < self.vector and not self._whole_vectors(b, mask, cell)
             if one_each and self.is_wide(result.shape):
                 pieces = self.singles(b, memory.type, held, pieces)
@@ -350,6 +386,21 @@ class TileLowering(ThreadView):
                     parts.append(self._guarded_load(b, memory, indices, width, conditions[position]))
             cells[cell] = self.concatenated(b, parts)
         self.env[op.result] = Registers(result.shape, cells)
+
+    def _cut_load(
+        self, b: Builder, memory: Value, held: Sequence[Held], pieces: list[tuple[list[Value], int]], mask: Mask, cell: Cell
+    ) -> Value:
+        """A vector at once where all of it is inside, else its elements one by one. Without branches, which nothing would be moved past."""
+        assert isinstance(memory.type, Tensor)
+        lanes = self._lanes_inside(b, mask, cell)
+        whole = self._whole(b, mask, lanes)
+        cut = b.op("not", whole)
+        together = [b.op("load", memory, *indices, whole, width=width, masked=True) for indices, width in pieces]
+        alone = [
+            b.op("load", memory, *indices, b.logical_and(cut, lane), masked=True)
+            for (indices, _), lane in zip(self.singles(b, memory.type, held, pieces), lanes, strict=True)
+        ]
+        return b.select(b.op("broadcast", whole, width=self.vector), self.concatenated(b, together), b.op("pack", *alone))
 
     def _whole_vectors(self, b: Builder, mask: Held, cell: Cell) -> bool:
         if isinstance(mask, Value):
@@ -390,6 +441,9 @@ class TileLowering(ThreadView):
             scalar = inner.const(0, dtype_of(memory.type))
             return [inner.op("broadcast", scalar, width=width) if width > 1 else scalar]
 
+        assert isinstance(memory.type, Tensor)
+        if self.shifted and memory.type.space == "global" and width == 1:
+            return b.op("load", memory, *indices, cond, masked=True)  # no branch between what is read before and after
         return b.if_(cond, lambda inner: [self.plain_load(inner, memory, indices, width)], zero)[0]
 
     def concatenated(self, b: Builder, parts: Sequence[Value]) -> Value:
@@ -423,11 +477,14 @@ class TileLowering(ThreadView):
                 only = b.logical_and(only, mask)
             b.if_(only, lambda inner: inner.multi("store", memory, *operands), lambda inner: [])
             return
-        registers = self.registers(b, value, shape)
+        registers, aligned = self.registers(b, value, shape), _aligned(op)
 
         def everything(inner: Builder) -> list[Value]:
-            for cell in self.cells(shape):
-                self._store_cell(inner, memory, held, shape, cell, registers.cells[cell], mask)
+            cells = self.cells(shape)
+            if aligned:
+                cells = [*cells[1:-1], cells[0], *cells[1:][-1:]]  # edges have branches: what comes before them has not to wait
+            for cell in cells:
+                self._store_cell(inner, memory, held, shape, cell, registers.cells[cell], mask, aligned)
             return []
 
         owner = self._owner(b, shape)
@@ -446,13 +503,30 @@ class TileLowering(ThreadView):
         return total
 
     def _store_cell(
-        self, b: Builder, memory: Value, held: Sequence[Held], shape: Shape, cell: Cell, value: Value, mask: Held | None
+        self, b: Builder, memory: Value, held: Sequence[Held], shape: Shape, cell: Cell, value: Value, mask: Held | None, aligned: int
     ) -> None:
         assert isinstance(memory.type, Tensor)
-        pieces = self.pieces_of(b, memory.type, held, shape, cell)
+        pieces = self.pieces_of(b, memory.type, held, shape, cell, aligned)
+        if aligned and isinstance(mask, Mask) and len(pieces) < self.vector:
+            lanes = self._lanes_inside(b, mask, cell)
+
+            def alone(inner: Builder) -> list[Value]:
+                self._store_pieces(inner, memory, self.singles(inner, memory.type, held, pieces), value, lanes)  # type: ignore[arg-type]
+                return []
+
+            def together(inner: Builder) -> list[Value]:
+                self._store_pieces(inner, memory, pieces, value, None)
+                return []
+
+            b.if_(self._whole(b, mask, lanes), together, alone)
+            return
         if mask is not None and len(pieces) < self.vector and self.is_wide(shape) and not self._whole_vectors(b, mask, cell):
             pieces = self.singles(b, memory.type, held, pieces)
-        conditions = self._condition(b, mask, shape, cell, len(pieces))
+        self._store_pieces(b, memory, pieces, value, self._condition(b, mask, shape, cell, len(pieces)))
+
+    def _store_pieces(
+        self, b: Builder, memory: Value, pieces: list[tuple[list[Value], int]], value: Value, conditions: Sequence[Value] | None
+    ) -> None:
         position = 0
         for number, (indices, width) in enumerate(pieces):
             if isinstance(value.type, Vec) and width != value.type.width:
@@ -666,6 +740,13 @@ def _exchanged(kernel: Kernel) -> set[Value]:
             assert isinstance(memory.type, Tensor)
             (loads if op.opcode == "load" else stores).setdefault(memory, set()).add(op.operands[1 : 1 + memory.type.rank])
     return {m for m in loads.keys() & stores.keys() if len(loads[m] | stores[m]) > 1}
+
+
+def _aligned(op: Op) -> int:
+    """Every how many elements of an access a vector begins, where something else than its indices says so; else 0."""
+    found = op.attrs.get("aligned", 0)
+    assert isinstance(found, int)
+    return found
 
 
 def _name(op: Op) -> str:

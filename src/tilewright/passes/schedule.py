@@ -8,7 +8,7 @@ caused the compilation and only steer the choice.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import prod
 
 from tilewright.analysis.affine import Affine, address, analyse
@@ -17,6 +17,7 @@ from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, dtype_of
+from tilewright.passes.shift_rows import reads_shared, row_start
 
 
 @record
@@ -50,6 +51,8 @@ class Schedule:
     """GPU: a step along the reduction holds all of it, so that a row is read once and stays in registers."""
     cluster: int = 1
     """GPU: blocks that share a row, meeting in each other's shared memory."""
+    shifted: bool = False
+    """GPU, with `whole`: a row's tile begins before the row, where vectors lie at multiples of their size (`shift_rows`)."""
     turned: int = -1
     turns: int = 1
     """CPU: a block does `turns` neighbours along the parallel index `turned`, one after the other; short rows are not worth a block each."""
@@ -62,7 +65,7 @@ class Schedule:
         return self.vector * self.threads * self.cluster // (self.tiles[-1] if self.tiles else 1)
 
     def describe(self) -> str:
-        return ", ".join(f"{k}={v}" for k, v in asdict(self).items() if v not in (1, -1, 0, False, ()) or (k == "whole" and v))
+        return ", ".join(f"{k}={v}" for k, v in asdict(self).items() if v not in (1, -1, 0, False, ()) or (k in ("whole", "shifted") and v))
 
 
 @record
@@ -300,6 +303,8 @@ ROW_LONG = 8192
 """Rows longer than this are shared by the blocks of a cluster, of so many threads."""
 ROW_THREADS = 512
 ROW_CLUSTER = 8
+ROW_VECTOR = 8
+"""Where rows begin anywhere and vectors would have fewer bytes than this, they are shifted."""
 
 
 def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Schedule | None:
@@ -325,10 +330,32 @@ def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Sc
     steps = -(-length // (threads * vector * cluster))
     if steps * vector > (ROW_VALUES if threads < 1024 else ROW_VALUES // 4):
         return None
-    return Schedule(
+    found = Schedule(
         tuple(tiles), steps * vector * threads * cluster, vector, vector_on_reduction=True, threads=threads * (tiles[-1] if tiles else 1),
         whole=True, cluster=cluster,
     )  # fmt: skip
+    narrow = vector * nest.narrowest < ROW_VECTOR
+    return (_shifted(kernel, nest, found, length) if narrow and all(t == 1 for t in tiles) else None) or found
+
+
+def _shifted(kernel: Kernel, nest: Nest, plain: Schedule, length: int) -> Schedule | None:
+    """The same for rows that begin anywhere, with wide vectors all the same: of 16 bytes, or of 8 where a row then leaves clearly fewer
+    registers empty, or where single elements are read beside them, which lie the further apart the wider vectors are. None where arrays
+    begin differently, or the last full step would not be surely full."""
+    walks = (*nest.reductions, *nest.sweeps)
+    shared = reads_shared(kernel, walks)
+    best: Schedule | None = None
+    for size in (2 * ROW_VECTOR, ROW_VECTOR):
+        vector = min(8, size // nest.narrowest)
+        step = vector * plain.threads * plain.cluster
+        steps = -(-(length + vector - 1) // step)
+        if vector < 2 or steps * vector > (ROW_VALUES if plain.threads < 1024 else ROW_VALUES // 4) or length < (steps - 1) * step:
+            continue
+        if row_start(kernel, nest.parallel, walks, vector) is None:
+            continue
+        if best is None or shared or 10 * steps * step < 9 * best.reduce_tile:
+            best = replace(plain, reduce_tile=steps * step, vector=vector, shifted=True)
+    return best
 
 
 def _walks_rows(kernel: Kernel, nest: Nest) -> bool:

@@ -71,6 +71,8 @@ class _Simplifier:
                 self.one(builder, op, seen)
 
     def one(self, builder: Builder, op: Op, seen: dict[Key, tuple[Value, ...]]) -> None:
+        if op.opcode == "load" and op.attrs.get("masked") and self.constants.get(op.operands[-1]) is True:
+            op = replace(op, operands=op.operands[:-1], attrs={k: v for k, v in op.attrs.items() if k != "masked"})
         # Reading what nobody writes is as good as pure.
         pure = OPS[op.opcode].is_pure or (op.opcode == "load" and op.operands[0] in self.read_only)
         if not pure or not op.results:
@@ -94,6 +96,10 @@ class _Simplifier:
             self.constants[op.results[0]] = value
         elif op.opcode == "broadcast" and op.operands[0] in self.constants and dtype_of(op.results[0].type).is_bool:
             self.constants[op.results[0]] = self.constants[op.operands[0]]
+        elif op.opcode == "pack" and dtype_of(op.results[0].type).is_bool:
+            lanes = {self.constants.get(v) for v in op.operands}
+            if lanes == {True} or lanes == {False}:
+                self.constants[op.results[0]] = lanes == {True}
         builder.append(op)
 
     def _plain_size(self, op: Op) -> Op:

@@ -13,6 +13,7 @@ from op_kernels import map_kernels, module, reduction_kernels, thread_kernel
 from support import add_2d, array, assemble, loop_kernel, ptx_of, reduce_2d, stages_of
 from tilewright.base.dtypes import SCALARS, bool_, f16, f32, i64
 from tilewright.base.errors import TargetLimit
+from tilewright.base.sizes import ONE
 from tilewright.base.target import parse_target
 from tilewright.codegen.native import emit_assembly
 from tilewright.codegen.nvptx import nvptx_function
@@ -20,7 +21,8 @@ from tilewright.compile.build import llvm_text
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Stage, Value, walk
 from tilewright.ir.ops import OPS
-from tilewright.ir.program import KernelCall
+from tilewright.ir.program import Array, KernelCall, Program
+from tilewright.ir.types import Tensor
 
 KNOWN = set((Path(__file__).parents[2] / "data" / "llvm22_nvvm.txt").read_text().split())
 """Every NVVM intrinsic of LLVM 22 of the families Tilewright uses, overload suffixes left off."""
@@ -76,6 +78,29 @@ def test_reads_are_invariant_only_when_nobody_writes() -> None:
     assert "ld.global" in ptx
     assert "ld.global.nc" not in ptx
     assert "ld.global.nc" in ptx_of(stages_of(add_2d(), rows=64, cols=64))
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@pytest.mark.parametrize("opcode", ["min", "max"])
+def test_extremes_are_one_instruction_an_element(target: str, width: int, opcode: str) -> None:
+    """LLVM may not make comparisons and selects of any width."""
+    x, o = array("x", f32, 4096, align=16), array("o", f32, 4096, align=16)
+    b = Builder()
+    place = b.mul(b.op("thread_id"), b.index(width))
+    parts = [[b.op("load", x, b.add(place, b.index(first + k))) for k in range(width)] for first in (0, 1024)]
+    first, second = ((b.op("pack", *part) if width > 1 else part[0]) for part in parts)
+    value = b.op(opcode, first, second)
+    for k in range(width):
+        b.multi("store", o, b.add(place, b.index(k)), b.op("extract", value, lane=k) if width > 1 else value)
+    kernel = Kernel("k", Stage.THREAD, (x, o), Block((), tuple(b.ops)), grid=(ONE,), threads=32)
+    arrays = [Array(p.name, p.type, kind) for p, kind in ((x, "input"), (o, "output")) if isinstance(p.type, Tensor)]
+    program = Program("k", (arrays[0],), (arrays[1],), (), (KernelCall(kernel, ("x", "o")),))
+    text, _ = llvm_text(program, parse_target(target))
+    ptx = emit_assembly(text, parse_target(target), opt=3)
+    assert len(re.findall(rf"{opcode}\.NaN\.f32", ptx)) == width
+    assert "setp" not in ptx
+    assert "selp" not in ptx
 
 
 def test_block_size_is_declared() -> None:

@@ -92,6 +92,30 @@ def test_masked_lanes_load_zero() -> None:
     np.testing.assert_array_equal(result, [1, 1, 1, 1, 0, 0, 0, 0])
 
 
+@pytest.mark.parametrize("opcode", ["load", "store"])
+@pytest.mark.parametrize(("shift", "right"), [(0, False), (1, False), (2, False), (3, True)])
+def test_vectors_begin_where_an_access_says(opcode: str, shift: int, right: bool) -> None:
+    """The second row of seven elements begins at element 7: the tile has to begin three before it."""
+    x, out = Value(tensor(f32, 2, 7), "x"), Value(tensor(f32, 2, 7), "out")
+
+    def body(b: Builder) -> None:
+        places = b.op("iota", shape=(12,), axis=0)
+        index = b.sub(places, b.splat(shift, places))
+        inside = b.op("and", b.op("ge", index, b.splat(0, index)), b.op("lt", index, b.splat(7, index)))
+        said = [{"aligned": 4} if opcode == name else {} for name in ("load", "store")]
+        value = b.op("load", x, b.index(1), index, inside, masked=True, **said[0])
+        b.multi("store", out, b.index(1), index, value, inside, masked=True, **said[1])
+
+    data, result = np.arange(14, dtype=np.float32).reshape(2, 7), np.zeros((2, 7), np.float32)
+    whole = kernel([x, out], [Size.of(1)], body)
+    if not right:
+        with pytest.raises(UserError, match=rf"{opcode} of '\w+': no vector of 4 elements begins at element"):
+            run_kernel(whole, [data, result], {})
+        return
+    run_kernel(whole, [data, result], {})
+    np.testing.assert_array_equal(result[1], data[1])
+
+
 def test_two_dimensional_grid_and_broadcast_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilewright.ir.emulator.tile.ELEMENTS", 24)  # three blocks at a time
     rows, cols = Size.of("rows"), Size.of("cols")

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from support import cast_kernel, run_cpu
+from support import array, cast_kernel, run_cpu
 from tilewright.base.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, i32, i64, u32
+from tilewright.base.sizes import ONE
 from tilewright.base.target import parse_target
-from tilewright.ir.emulator import run_program
-from tilewright.ir.nodes import Kernel, walk
+from tilewright.ir.build import Builder
+from tilewright.ir.emulator import run_kernel, run_program
+from tilewright.ir.nodes import Block, Kernel, Stage, walk
 from tilewright.ir.program import Program
 from tilewright.ir.types import dtype_of
+from tilewright.ir.verify import verify_kernel
 from tilewright.passes.expand_casts import expand_casts
 
 EIGHTS = (f8e4m3, f8e5m2)
+
+
+@pytest.mark.parametrize(("packed", "pairs"), [(True, False), (False, True)])
+def test_what_was_loaded_one_by_one_is_not_widened_in_pairs(packed: bool, pairs: bool) -> None:
+    x, o = array("x", bf16, 4, align=8), array("o", f32, 4, align=16)
+    b = Builder()
+    value = b.op("pack", *(b.op("load", x, b.index(k)) for k in range(4))) if packed else b.op("load", x, b.index(0), width=4)
+    b.multi("store", o, b.index(0), b.cast(value, f32))
+    kernel = expand_casts(Kernel("k", Stage.THREAD, (x, o), Block((), tuple(b.ops)), (ONE,), threads=32), parse_target("sm_90a"))
+    verify_kernel(kernel)
+    assert any(op.opcode == "to_bits" for op in walk(kernel.body)) is pairs
+    data, result = np.array([1.5, -0.0, np.inf, 3e-40], ml_dtypes.bfloat16), np.zeros(4, np.float32)
+    run_kernel(kernel, [data, result], {})
+    np.testing.assert_array_equal(result, data.astype(np.float32))
 
 
 def expanded(source: DType, target: DType, machine: str) -> tuple[Program, Kernel]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import numpy as np
 import pytest
 
@@ -201,13 +204,20 @@ def test_rounding_to_the_array_between_stays() -> None:
     np.testing.assert_array_equal(chain(x, y, device="cpu"), a * a - a)
 
 
+def counted(reason: str, kernel: tw.Kernel[..., object]) -> str:
+    """The reason with lines counted from the decorator."""
+    first = inspect.getsourcelines(kernel.__wrapped__)[1]
+    return re.sub(r"line (\d+)", lambda found: f"line {int(found[1]) - first}", reason)
+
+
 def test_reasons() -> None:
     (kept,) = report(*CASES["costly_product"][:1], *CASES["costly_product"][1]).refused
     assert kept.reason == "every element would be computed many times over (1 operations)"
     (kept,) = report(neighbours, random(40)).refused
-    assert kept.reason == "'s' is made by a reduction over other elements"
+    assert counted(kept.reason, neighbours) == "'s' is finished only after its sums over 'j' (line 6), and line 11 reads other elements of it than are made there"
     reasons = {r.array: r.reason for r in report(block, *CASES["block"][1]).refused}
-    assert reasons == {"t": "'t' is made by a reduction over other elements"}
+    expected = "'t' is finished only after its sums over 'p' (line 7), and the loop over 'j' (line 19) needs many elements of it"
+    assert {array: counted(reason, block) for array, reason in reasons.items()} == {"t": expected}
 
 
 def test_bytes_saved() -> None:

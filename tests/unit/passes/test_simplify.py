@@ -11,7 +11,7 @@ from support import array, loop_kernel, program, run_stages
 from tilewright.base.dtypes import DType, bool_, f32, f64, i32, u8
 from tilewright.base.sizes import Size
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Kernel, Op, Value, walk
+from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.verify import verify_kernel
 from tilewright.passes.simplify import simplify
 
@@ -135,6 +135,33 @@ def test_comparisons_that_the_loop_decides(opcode: str, bound: Size, decided: bo
     else:
         assert not compared
         assert [op.attrs["value"] for op in ops if op.opcode == "const"] == [decided]
+
+
+@pytest.mark.parametrize(("lanes", "chosen"), [((True, True), False), ((True, False), True)])
+def test_a_load_under_a_condition_that_always_holds_has_none(lanes: tuple[bool, bool], chosen: bool) -> None:
+    x, o = array("x", f32, 8, align=16), array("o", f32, 8, align=16)
+    b = Builder()
+    both = b.op("pack", *(b.const(lane, bool_) for lane in lanes))
+    value = b.op("load", x, b.index(0), b.const(True, bool_), masked=True, width=2)
+    b.multi("store", o, b.index(0), b.select(both, value, b.splat(0.0, value)))
+    kernel = Kernel("k", Stage.THREAD, (x, o), Block((), tuple(b.ops)), (Size.of(1),), threads=32)
+    ops = simplified(kernel)
+    assert any(op.opcode == "select" for op in ops) is chosen
+    (load,) = [op for op in walk(simplify(kernel).body) if op.opcode == "load"]
+    assert "masked" not in load.attrs
+    assert len(load.operands) == 2
+
+
+@pytest.mark.parametrize(("least", "decided"), [(5, True), (4, False)])
+def test_indices_that_run_down(least: int, decided: bool) -> None:
+    """`least - i > 0` for i in 0..5."""
+    o = array("o", bool_, 5)
+
+    def body(b: Builder, i: Value) -> None:
+        b.multi("store", o, i, b.op("gt", b.add(b.mul(i, b.index(-1)), b.index(least)), b.index(0)))
+
+    ops = simplified(loop_kernel("down", [o], [5], body))
+    assert any(op.opcode == "gt" for op in ops) is not decided
 
 
 def test_unused_work_goes_but_stores_stay() -> None:

@@ -337,6 +337,21 @@ class Machine(ABC):
             )  # fmt: skip
         return np.where(outside, 0, places)
 
+    def check_aligned(self, op: Op, frame: Frame, memory: Memory, places: Array, active: Array | None) -> None:
+        """Of an access that says so: a vector begins every so many elements along the last axis."""
+        every = op.attrs.get("aligned", 0)
+        if not isinstance(every, int) or not every:
+            return
+        first = places[..., ::every]
+        wrong = memory.misaligned(first, min(every, 16 // memory.dtype.itemsize))
+        if active is not None:
+            wrong = wrong & (active[..., ::every] if active.shape[-1] > 1 else active)
+        if wrong.any():
+            start = np.broadcast_to(first - memory.base, wrong.shape)
+            raise self.fail_at(
+                op, frame, wrong, lambda p: f"{op.opcode} of {memory.label}: no vector of {every} elements begins at element {int(start[p])}"
+            )
+
     def check_written(self, op: Op, frame: Frame, memory: Memory, places: Array, active: Array | None) -> None:
         if memory.written is None:
             return
@@ -364,6 +379,7 @@ class Machine(ABC):
         masked = bool(op.attrs.get("masked"))
         result = op.result.type
         memory, places, active = self.places(op, frame, tile_rank(result), op.operands[-1] if masked else None)
+        self.check_aligned(op, frame, memory, places, active)
         if isinstance(result, Vec):
             if memory.flat.size:
                 places = self.vector_places(op, frame, memory, places, active, result.width)
@@ -387,6 +403,7 @@ class Machine(ABC):
         )
         if memory.flat.size == 0:
             return ()
+        self.check_aligned(op, frame, memory, places, active)
         if isinstance(value_operand.type, Vec):
             places = self.vector_places(op, frame, memory, places, active, value_operand.type.width)
             active = None if active is None else active[..., None]

@@ -191,16 +191,17 @@ def _rows(row: Layer, place: Place) -> Problem:
     result = torch.float32 if labels else stored
     return _plain(
         row, place, getattr(kernels, row.op), inputs, lambda: empty(place, (n,) if labels else (n, c), result), eager, peers,
-        lambda peer: row_bound(stored, result, peer),
+        lambda peer: row_bound(stored, result, peer, 1 / c if row.op == "softmax" else 1.0),
     )  # fmt: skip
 
 
-def row_bound(stored: torch.dtype, result: torch.dtype, peer: bool) -> tuple[float, float]:
-    """Ours computes in float32 and rounds once; peers may round each step of several to the dtype of the arrays."""
+def row_bound(stored: torch.dtype, result: torch.dtype, peer: bool, size: float = 1.0) -> tuple[float, float]:
+    """How far results of about this size may be off. Ours computes in float32 and rounds once; peers may round each step of several to the
+    dtype of the arrays."""
     steps = 2.0**-18
     if peer:
-        return 8 * UNIT[stored] + steps, 8 * UNIT[stored] + steps
-    return 1.01 * UNIT[result] + steps, steps
+        return 8 * UNIT[stored] + steps, (8 * UNIT[stored] + steps) * size
+    return 1.01 * UNIT[result] + steps, steps * size
 
 
 def _layer_norm(x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ in local memory:
       for %panel { sums[panel] = sums[panel] * shrink + values[:, panel] · %p in registers, mr columns at a time } } }
 
 As every lane is a row of its own, maxima, exponentials and sums are elementwise, keys and values are single numbers that meet
-whole vectors, and nothing but queries and results is ever turned round. Rows past the last one repeat it and are not stored. Steps
+whole vectors, and nothing but queries, results and what else a score reads (a mask) is ever turned round. Rows past the last one repeat it and are not stored. Steps
 beyond a limit `j < i + c` are left out; only panels that a limit or the last key cuts through are masked. A row whose scores are
 all -inf has no maximum to subtract: 0 is subtracted instead, and it gets what the text gives, as in `lower_attention`. One kernel
 serves all sizes; rows of more terms or columns than there is room for are computed as the text has it, element by element.
@@ -25,20 +25,23 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.analysis.online import Online, find_online
-from tilewright.base.dtypes import f32
+from tilewright.base.dtypes import DType, f32
 from tilewright.base.errors import CompilerBug
 from tilewright.base.record import record
-from tilewright.base.sizes import ONE, Size, ceildiv, maximum, minimum
+from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, maximum, minimum
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.rewrite import clone_ops
+from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.lower_loops import Condition, LoopLowering, shape_of
 from tilewright.passes.schedule import Schedule
 from tilewright.passes.schedule_matrix import MatrixSchedule
 
 MANY = 4
 """Strips for each core, from which on blocks have more than one."""
+NOTHING = {"exp": -104.0, "exp2": -151.0}
+"""Below this the exponential rounds to 0."""
 
 
 @record
@@ -72,6 +75,8 @@ class _Lowering(LoopLowering):
         self.rows = found.extents[found.row]
         self.depth, self.columns = found.depth, found.column_extent
         self.reductions = (found.maximum, *found.sums, found.weighted)
+        self.turned: list[tuple[Op, Value]] = []
+        """Loads of a score whose rows are turned round first, and where to."""
 
     def run_attention(self) -> Kernel:
         found, s = self.found, self.matrix
@@ -135,6 +140,7 @@ class _Lowering(LoopLowering):
         self.keys = self._local(b, "keys", s.n * s.k)
         self.values = self._local(b, "values", s.n * s.k)
         self.weights = self._local(b, "weights", s.n * s.nr)
+        self.turned = [(op, self._local(b, "further", s.n * s.nr, dtype_of(op.result.type))) for op in self._further()]
         wide, lanes = b.index(s.nr), b.index(self.lanes)
         # A few rows at the end go in strips of one register each, where that takes less time.
         whole = b.mul(b.op("floordiv", b.sub(bottom, top), wide), wide)
@@ -166,8 +172,21 @@ class _Lowering(LoopLowering):
         each_strip(b, lambda at, strip, place: self._finish(at, strip, place, top, env))
         return []
 
-    def _local(self, b: Builder, name: str, size: int) -> Value:
-        return b.op("alloc", dtype=f32, shape=(size,), space="local", align=64, name=name)
+    def _further(self) -> list[Op]:
+        """Loads of a score, beside queries and keys, that walk memory along the keys and differ from row to row."""
+        found, loads = self.found, []
+        for op in found.maximum.regions[0].ops if not found.strict else ():
+            if op.opcode != "load" or op in (found.query, found.key) or op.attrs.get("masked"):
+                continue
+            tensor, axis = op.operands[0].type, found.axis(op, found.j)
+            assert isinstance(tensor, Tensor)
+            by_row = any(found.forms[v].factor(self.i) != ZERO for v in op.operands[1:])
+            if axis >= 0 and tensor.strides[axis] == ONE and by_row:
+                loads.append(op)
+        return loads
+
+    def _local(self, b: Builder, name: str, size: int, dtype: DType = f32) -> Value:
+        return b.op("alloc", dtype=dtype, shape=(size,), space="local", align=64, name=name)
 
     def _before(self, b: Builder, row: Value) -> Value:
         """How many keys a row has."""
@@ -184,9 +203,9 @@ class _Lowering(LoopLowering):
     def _line(self, b: Builder, strip: Strip, number: Value) -> Value:
         return self.index_tile(b, b.mul(number, b.index(strip.rows)), 1, strip.rows)
 
-    def _vectors(self, b: Builder, extent: Size, body: Callable[[Builder, Value], object]) -> None:
-        """Indices 0..extent as vectors, and one by one at the end."""
-        zero, high, lanes = b.index(0), b.index(extent), b.index(self.lanes)
+    def _vectors(self, b: Builder, high: Value, body: Callable[[Builder, Value], object]) -> None:
+        """Indices below `high` as vectors, and one by one at the end."""
+        zero, lanes = b.index(0), b.index(self.lanes)
         whole = b.mul(b.op("floordiv", high, lanes), lanes)
 
         def several(at: Builder, first: Value) -> list[Value]:
@@ -225,7 +244,7 @@ class _Lowering(LoopLowering):
                 to = inner.add(inner.like(inner.add(origin, number), terms), inner.mul(terms, inner.like(inner.index(strip.rows), terms)))
                 inner.multi("store", self.queries, to, inner.cast(local[found.query.result], f32))
 
-            self._vectors(at, self.depth, some)
+            self._vectors(at, at.index(self.depth), some)
             return []
 
         b.for_(b.index(0), b.index(strip.rows), b.index(1), [], query, name="query")
@@ -247,10 +266,29 @@ class _Lowering(LoopLowering):
                 self._evaluate(inner, [load.result], local, [])
                 inner.multi("store", to, inner.add(inner.like(origin, terms), terms), inner.cast(local[load.result], f32))
 
-            self._vectors(at, width, some)
+            self._vectors(at, at.index(width), some)
             return []
 
         b.for_(b.index(0), whole, b.index(1), [], row, name="row")
+
+    def _turn(self, b: Builder, strip: Strip, first: Value, start: Value, count: Value, env: dict[Value, Value]) -> None:
+        """What else the scores of a step read, with rows along vectors."""
+
+        def row(at: Builder, number: Value) -> list[Value]:
+            own = at.op("min", at.add(first, number), at.index(self.rows - 1))
+
+            def some(inner: Builder, keys: Value) -> None:
+                to = inner.add(inner.like(number, keys), inner.mul(keys, inner.like(inner.index(strip.rows), keys)))
+                for load, memory in self.turned:
+                    local = {**env, self.i: own, self.found.j: inner.add(inner.like(start, keys), keys)}
+                    self._evaluate(inner, [load.result], local, [])
+                    inner.multi("store", memory, to, local[load.result])
+
+            self._vectors(at, count, some)
+            return []
+
+        if self.turned:
+            b.for_(b.index(0), b.index(strip.rows), b.index(1), [], row, name="row")
 
     # -- one step of one strip ------------------------------------------------------------------------------------
 
@@ -275,6 +313,7 @@ class _Lowering(LoopLowering):
         found, zero, one = self.found, b.index(0), b.index(1)
         across = self.index_tile(b, place, 1, strip.rows)
         most = b.op("load", self.most, across)
+        self._turn(b, strip, first, start, count, env)
         new = self._scores(b, strip, place, first, start, count, most, env)
         empty = b.op("eq", new, b.splat(-math.inf, new))
         shift = b.select(empty, b.splat(0, new), new)
@@ -282,7 +321,7 @@ class _Lowering(LoopLowering):
 
         def weigh(at: Builder, j: Value, total: Value) -> list[Value]:
             line = self._line(at, strip, j)
-            weight = at.op(found.exponential, at.sub(at.op("load", self.weights, line), shift))
+            weight = self._weight(at, at.sub(at.op("load", self.weights, line), shift))
             at.multi("store", self.weights, line, weight)
             return [at.add(total, weight)]
 
@@ -290,6 +329,15 @@ class _Lowering(LoopLowering):
         b.multi("store", self.most, across, new)
         b.multi("store", self.total, across, b.fma(b.op("load", self.total, across), shrink, added))
         self._weighted(b, strip, place, count, shrink)
+
+    def _weight(self, b: Builder, exponent: Value) -> Value:
+        """The exponential. Where scores may be -inf, what is nothing is not computed: CPUs take long over a product that is lost."""
+        found = self.found
+        if found.reach is None and not found.conditions and not self.turned:
+            return b.op(found.exponential, exponent)
+        nothing = b.splat(0, exponent)
+        lost = b.op("lt", exponent, b.splat(NOTHING[found.exponential], exponent))
+        return b.select(lost, nothing, b.op(found.exponential, b.select(lost, nothing, exponent)))
 
     def _scores(
         self, b: Builder, strip: Strip, place: Value, first: Value, start: Value, count: Value, most: Value, env: dict[Value, Value]
@@ -314,7 +362,9 @@ class _Lowering(LoopLowering):
                 sums = at.for_(zero, at.index(self.depth), one, [nothing] * strip.beside, term, name="d")
             for r, value in enumerate(sums):
                 j = at.add(down, at.index(r))
-                score = self._score(at, at.add(start, j), value, masked, local, shape)
+                line = self._line(at, strip, at.op("min", j, at.sub(count, one)) if masked else j)
+                own = {load.result: at.op("load", memory, line) for load, memory in self.turned}
+                score = self._score(at, at.add(start, j), value, masked, {**local, **own}, shape)
                 most = at.op("max", most, score)
                 at.multi("store", self.weights, self._line(at, strip, j), score)
             return [most]
@@ -415,12 +465,12 @@ class _Lowering(LoopLowering):
 
         outside = found.parallel.regions[0].ops
         if found.loop is None:
-            self._vectors(b, self.columns, lambda at, column: columns(at, column, outside))
+            self._vectors(b, b.index(self.columns), lambda at, column: columns(at, column, outside))
             return
         inside = found.loop.regions[0].ops
         for op in outside:
             if op is found.loop:
-                self._vectors(b, self.columns, lambda at, column: columns(at, column, inside))
+                self._vectors(b, b.index(self.columns), lambda at, column: columns(at, column, inside))
             elif op not in self.reductions and op.opcode != "yield":
                 self.ops(b, [op], env, [])
 

@@ -5,10 +5,10 @@ inside its array. Blocks are chosen later, from a model of the target, so the au
 is then the contraction that plain loops are.
 
     parallel %blocks (%q) { for min(64, n - 64*q) (%t) { … store %out, 64*q + t … } }   ->  parallel %n (%i) { … store %out, %i … }
-    parallel %blocks, 64 (%q, %t) { if t < n - 64*q { … store %out, 64*q + t … } }   ->  parallel %n (%i) { … store %out, %i … }
-    reduce %blocks (%p) { yield reduce min(32, k - 32*p) (%t) { … 32*p + t … } }     ->  reduce %k (%j) { … %j … }
+    parallel %blocks, 64 (%q, %t) { if t < n - 64*q { … store %out, 64*q + t … } }      ->  parallel %n (%i) { … store %out, %i … }
+    reduce %blocks (%p) { yield reduce min(32, k - 32*p) (%t) { … 32*p + t … } }        ->  reduce %k (%j) { … %j … }
 
-Both need that the two indices are used only together, as `size * block + inside` (a multiple of that, or anything added to it), and that
+All need that the two indices are used only together, as `size * block + inside` (a multiple of that, or anything added to it), and that
 nothing is written outside of the test. A kernel that uses them in any other way stays as it is.
 """
 
@@ -160,20 +160,20 @@ def _inside(kernel: Kernel) -> Kernel | None:
 def _common_guards(region: Block, forms: Forms) -> list[Gap]:
     """Conditions that hold wherever something is written."""
     common: list[Gap] | None = None
-    for path in _paths(region, (), forms):
+    made = {result: op for op in walk(region) for result in op.results}
+    for path in _paths(region, (), made, forms):
         common = list(path) if common is None else [gap for gap in common if gap in path]
     return common or []
 
 
-def _paths(block: Block, path: tuple[Gap, ...], forms: Forms) -> Iterator[tuple[Gap, ...]]:
+def _paths(block: Block, path: tuple[Gap, ...], made: dict[Value, Op], forms: Forms) -> Iterator[tuple[Gap, ...]]:
     """For everything with effects in a block: the conditions around it."""
-    made = {result: op for op in block.ops for result in op.results}
     for op in block.ops:
         if not op.regions and has_effects(op) and op.opcode != "yield":
             yield path
         for number, region in enumerate(op.regions):
             more = tuple(_conditions(op.operands[0], made, forms)) if op.opcode == "if" and number == 0 else ()
-            yield from _paths(region, (*path, *more), forms)
+            yield from _paths(region, (*path, *more), made, forms)
 
 
 def _conditions(value: Value, made: dict[Value, Op], forms: Forms) -> Iterator[Gap]:

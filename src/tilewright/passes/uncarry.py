@@ -34,6 +34,7 @@ from tilewright.ir.rewrite import clone_ops, has_effects, replace_values
 from tilewright.ir.types import INDEX
 from tilewright.passes.simplify import simplify
 from tilewright.passes.unblock import blocked, with_index, without_dead
+from tilewright.tree.bounds import clamped
 
 Key = tuple[object, ...]
 _COMMUTATIVE = frozenset({"add", "mul", "max", "min", "and", "or"})
@@ -149,7 +150,7 @@ class _Loop:
     def _part(self, place: int, joined: Value, kind: str, follows: int = -1) -> _Part | None:
         """A carried value that another joins, where all it needs is known without what is carried."""
         block, blocks = self.body.args[0], self.forms[self.op.operands[1]].constant
-        maximum = Value(joined.type)
+        maximum = Value(self.carried[max(follows, 0)].type)
         new = {o.result: maximum for o in self.body.ops if o.opcode == "max" and follows >= 0 and self._is_new(o.result, follows)}
         total = self._total(joined, kind)
         region: Block | None
@@ -168,7 +169,7 @@ class _Loop:
             region = with_index(joint, pair, index, self.forms, set())
         if region is None or _used(region) & set(self.carried):
             return None
-        return _Part(place, kind, extent, Block((index,), region.ops), follows, maximum)
+        return _Part(place, kind, clamped(extent), Block((index,), region.ops), follows, maximum)
 
     def _other(self, value: Value, factor: Value) -> Value | None:
         """What a factor is multiplied with."""

@@ -134,6 +134,31 @@ def test_rewritten(kernel: tw.Kernel[..., Any], wanted: Callable[[np.ndarray], n
         np.testing.assert_allclose(kernel(X, device=device), wanted(X.astype(np.float64)), rtol=1e-5, atol=1e-5)
 
 
+@tw.kernel
+def shortened(x):
+    """A range that may end before it begins."""
+    rows, columns = x.shape
+    out = tw.empty((rows,), x.dtype)
+    for i in tw.grid(rows):
+        m = -tw.inf
+        total = 0.0
+        for j in range(columns - 5):
+            m_new = max(m, x[i, j])
+            total = total * tw.exp(m - m_new) + tw.exp(x[i, j] - m_new)
+            m = m_new
+        out[i] = total
+    return out
+
+
+@pytest.mark.parametrize("columns", [3, 5, 6, 21])
+def test_ranges_that_are_empty(columns: int) -> None:
+    x = np.ascontiguousarray(X[:, :columns])
+    assert not carries(loop_stage(shortened, x))
+    wanted = exponentials(x[:, : columns - 5]).sum(-1) if columns > 5 else np.zeros(len(x))
+    for device in ("cpu", "emulator:loop"):
+        np.testing.assert_allclose(shortened(x, device=device), wanted, rtol=1e-5)
+
+
 # -- carried, but not rewritten -----------------------------------------------------------------------------------------------------
 
 

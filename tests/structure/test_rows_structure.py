@@ -34,11 +34,13 @@ def threads_of(ptx: str) -> int:
     return threads * (int(cluster.group(1)) if cluster else 1)
 
 
-@pytest.mark.parametrize(("name", "matrices", "vectors"), [("softmax", 1, 0), ("layer_norm", 1, 2), ("rms_norm", 1, 1), ("residual_norm_gate", 3, 1)])
+@pytest.mark.parametrize(
+    ("name", "matrices", "vectors"), [("softmax", 1, 0), ("layer_norm", 1, 2), ("rms_norm", 1, 1), ("residual_norm_gate", 3, 1)]
+)
 @pytest.mark.parametrize("length", [2053, 7001, 50257])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_rows_that_begin_anywhere_are_read_in_vectors(name: str, matrices: int, vectors: int, length: int, dtype: str) -> None:
-    """Only the first and the last vector of a thread may be cut and have single elements besides; what all rows share is read one by one."""
+    """Only the first and the last vector of a thread may be cut and have single elements besides; what rows share comes one by one."""
     inputs = CASES[name].inputs(np.random.default_rng(0), 2, length, DTYPES[dtype])
     ptx = CASES[name].kernel.compile(*inputs, target="sm_90a").code.decode()
     schedule = CASES[name].kernel.stages(*inputs, target="sm_90a").stages.schedules[0]

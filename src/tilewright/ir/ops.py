@@ -468,8 +468,8 @@ _define("rcp_approx", "1 / a by the device's own instruction, f32 only, denormal
 # Memory.
 _define("load", "`load %t, %i, %j`: the element (scalars) or elements (index tiles) there. `masked`: a last operand says where; "
         "elsewhere 0. Thread stage: `width` loads that many elements that follow one another in memory, aligned to their whole "
-        "size unless `unaligned`. Tile stage: `aligned` says that every so many elements along the last axis a vector of them, or 16 "
-        "bytes, begins in memory.", _load, effect="read", group="memory")  # fmt: skip
+        "size unless `unaligned`. Tile stage: `aligned` says that every so many elements along the last axis a vector of them, "
+        "or 16 bytes, begins in memory.", _load, effect="read", group="memory")  # fmt: skip
 _define("load_image", "`load_image %x, %row, %oh, %ow, %c {rows, columns, lower, steps, shape}`: a tile [m, k] of images "
         "[n, h, w, c] as a convolution's product reads them. Element [r, j] is channel c + j at h = p * `steps[0]` + `lower[0]` + oh, "
         "w = q * `steps[1]` + `lower[1]` + ow of image n, where row + r = (n * `rows` + p) * `columns` + q; 0 where there is none.",

@@ -391,8 +391,9 @@ def _unfinished(pair: _Pair) -> str:
     maker = next(op for op in walk(pair.producer.region) if op.opcode in ("reduce", "for", "while", "parallel"))
     made = f"its {_COMBINED.get(str(maker.attrs.get('kind')), 'reduction')} over" if maker.opcode == "reduce" else "a loop over"
     after = f"'{pair.array}' is finished only after {made} {_walked(maker)}"
-    reader = next((op for op in walk(pair.consumer.region) if op.regions and any(inner in pair.loads for inner in walk(op.regions[0]))), None)
-    if reader is not None and reader.opcode in ("reduce", "for", "while"):
+    loops = [op for op in walk(pair.consumer.region) if op.opcode in ("reduce", "for", "while")]
+    reader = next((op for op in loops if any(inner in pair.loads for inner in walk(op.regions[0]))), None)
+    if reader is not None:
         return f"{after}, and the loop over {_walked(reader)} needs many elements of it"
     return f"{after}, and line {pair.loads[0].span.line} reads other elements of it than are made there"
 

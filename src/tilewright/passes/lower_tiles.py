@@ -390,7 +390,7 @@ class TileLowering(ThreadView):
     def _cut_load(
         self, b: Builder, memory: Value, held: Sequence[Held], pieces: list[tuple[list[Value], int]], mask: Mask, cell: Cell
     ) -> Value:
-        """A vector at once where all of it is inside, else its elements one by one. Without branches, which nothing would be moved past."""
+        """A vector at once where all of it is inside, else its elements one by one; no branches, past which nothing moves."""
         assert isinstance(memory.type, Tensor)
         lanes = self._lanes_inside(b, mask, cell)
         whole = self._whole(b, mask, lanes)
@@ -503,15 +503,17 @@ class TileLowering(ThreadView):
         return total
 
     def _store_cell(
-        self, b: Builder, memory: Value, held: Sequence[Held], shape: Shape, cell: Cell, value: Value, mask: Held | None, aligned: int
-    ) -> None:
-        assert isinstance(memory.type, Tensor)
-        pieces = self.pieces_of(b, memory.type, held, shape, cell, aligned)
+        self, b: Builder, memory: Value, held: Sequence[Held], shape: Shape, cell: Cell, value: Value, mask: Held | None,
+        aligned: int,
+    ) -> None:  # fmt: skip
+        tensor = memory.type
+        assert isinstance(tensor, Tensor)
+        pieces = self.pieces_of(b, tensor, held, shape, cell, aligned)
         if aligned and isinstance(mask, Mask) and len(pieces) < self.vector:
             lanes = self._lanes_inside(b, mask, cell)
 
             def alone(inner: Builder) -> list[Value]:
-                self._store_pieces(inner, memory, self.singles(inner, memory.type, held, pieces), value, lanes)  # type: ignore[arg-type]
+                self._store_pieces(inner, memory, self.singles(inner, tensor, held, pieces), value, lanes)
                 return []
 
             def together(inner: Builder) -> list[Value]:
@@ -521,7 +523,7 @@ class TileLowering(ThreadView):
             b.if_(self._whole(b, mask, lanes), together, alone)
             return
         if mask is not None and len(pieces) < self.vector and self.is_wide(shape) and not self._whole_vectors(b, mask, cell):
-            pieces = self.singles(b, memory.type, held, pieces)
+            pieces = self.singles(b, tensor, held, pieces)
         self._store_pieces(b, memory, pieces, value, self._condition(b, mask, shape, cell, len(pieces)))
 
     def _store_pieces(

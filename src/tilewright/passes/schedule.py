@@ -65,7 +65,8 @@ class Schedule:
         return self.vector * self.threads * self.cluster // (self.tiles[-1] if self.tiles else 1)
 
     def describe(self) -> str:
-        return ", ".join(f"{k}={v}" for k, v in asdict(self).items() if v not in (1, -1, 0, False, ()) or (k in ("whole", "shifted") and v))
+        flags = ("whole", "shifted")
+        return ", ".join(f"{k}={v}" for k, v in asdict(self).items() if v not in (1, -1, 0, False, ()) or (k in flags and v))
 
 
 @record
@@ -334,14 +335,14 @@ def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Sc
         tuple(tiles), steps * vector * threads * cluster, vector, vector_on_reduction=True, threads=threads * (tiles[-1] if tiles else 1),
         whole=True, cluster=cluster,
     )  # fmt: skip
-    narrow = vector * nest.narrowest < ROW_VECTOR
-    return (_shifted(kernel, nest, found, length) if narrow and all(t == 1 for t in tiles) else None) or found
+    narrow, known = vector * nest.narrowest < ROW_VECTOR, nest.reduce_extent.name or nest.reduce_extent.constant is not None
+    return (_shifted(kernel, nest, found, length) if narrow and known and all(t == 1 for t in tiles) else None) or found
 
 
 def _shifted(kernel: Kernel, nest: Nest, plain: Schedule, length: int) -> Schedule | None:
-    """The same for rows that begin anywhere, with wide vectors all the same: of 16 bytes, or of 8 where a row then leaves clearly fewer
-    registers empty, or where single elements are read beside them, which lie the further apart the wider vectors are. None where arrays
-    begin differently, or the last full step would not be surely full."""
+    """The same for rows that begin anywhere, with wide vectors all the same: of 16 bytes, or of 8 where a row then leaves clearly
+    fewer registers empty, or where single elements are read beside them, which lie the further apart the wider vectors are. None
+    where arrays begin differently, or the last full step would not be surely full."""
     walks = (*nest.reductions, *nest.sweeps)
     shared = reads_shared(kernel, walks)
     best: Schedule | None = None
@@ -349,7 +350,8 @@ def _shifted(kernel: Kernel, nest: Nest, plain: Schedule, length: int) -> Schedu
         vector = min(8, size // nest.narrowest)
         step = vector * plain.threads * plain.cluster
         steps = -(-(length + vector - 1) // step)
-        if vector < 2 or steps * vector > (ROW_VALUES if plain.threads < 1024 else ROW_VALUES // 4) or length < (steps - 1) * step:
+        most = ROW_VALUES if plain.threads < 1024 else ROW_VALUES // 4
+        if vector < 2 or steps * vector > most or length < (steps - 1) * step:
             continue
         if row_start(kernel, nest.parallel, walks, vector) is None:
             continue

@@ -1,8 +1,8 @@
 """Rows that begin between two vectors: how far a row's tile is shifted so that its vectors lie at multiples of their size.
 
-In: a loop-stage kernel whose reductions and sweeps walk rows. Out: where a row begins in memory, as a form of the indices of the results,
-if all arrays walked beside one another begin at the same place modulo the vector (`row_start`), and which accesses then lie right
-(`aligned_accesses`). What all rows share, such as the gains of a norm, may lie anywhere: it comes from the cache.
+In: a loop-stage kernel whose reductions and sweeps walk rows. Out: where a row begins in memory, as a form of the indices of the
+results, if all arrays walked beside one another begin at the same place modulo the vector (`row_start`), and which accesses then
+lie right (`aligned_accesses`). What all rows share, such as the gains of a norm, may lie anywhere: it comes from the cache.
 
     row of 7, vectors of 4, row 1 begins at element 7:   shift = 7 mod 4 = 3
     tile     0 1 2 3 | 4 5 6 7 | 8 9 …
@@ -21,8 +21,8 @@ from tilewright.ir.types import INDEX, Tensor
 
 
 def row_start(kernel: Kernel, parallel: Op, rows: tuple[Op, ...], vector: int) -> Affine | None:
-    """The element at which a row begins, less multiples of `vector`; None where arrays differ in it, or it depends on more than the
-    results' indices. `rows` are the reductions and sweeps."""
+    """The element at which a row begins, less multiples of `vector`; None where arrays differ in it, or it depends on more than
+    the results' indices. `rows` are the reductions and sweeps."""
     start: Affine | None = None
     for access, column, form in _walking(rows, analyse(kernel)):
         if form.factor(column) != ONE:

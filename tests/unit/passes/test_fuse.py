@@ -214,7 +214,8 @@ def test_reasons() -> None:
     (kept,) = report(*CASES["costly_product"][:1], *CASES["costly_product"][1]).refused
     assert kept.reason == "every element would be computed many times over (1 operations)"
     (kept,) = report(neighbours, random(40)).refused
-    assert counted(kept.reason, neighbours) == "'s' is finished only after its sums over 'j' (line 6), and line 11 reads other elements of it than are made there"
+    expected = "'s' is finished only after its sums over 'j' (line 6), and line 11 reads other elements of it than are made there"
+    assert counted(kept.reason, neighbours) == expected
     reasons = {r.array: r.reason for r in report(block, *CASES["block"][1]).refused}
     expected = "'t' is finished only after its sums over 'p' (line 7), and the loop over 'j' (line 19) needs many elements of it"
     assert {array: counted(reason, block) for array, reason in reasons.items()} == {"t": expected}

@@ -349,8 +349,9 @@ class Machine(ABC):
         if wrong.any():
             start = np.broadcast_to(first - memory.base, wrong.shape)
             raise self.fail_at(
-                op, frame, wrong, lambda p: f"{op.opcode} of {memory.label}: no vector of {every} elements begins at element {int(start[p])}"
-            )
+                op, frame, wrong,
+                lambda p: f"{op.opcode} of {memory.label}: no vector of {every} elements begins at element {int(start[p])}",
+            )  # fmt: skip
 
     def check_written(self, op: Op, frame: Frame, memory: Memory, places: Array, active: Array | None) -> None:
         if memory.written is None:

@@ -65,7 +65,7 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
         return cpu_schedules(kernel, found, target)
     inner = _inner(found, hints)
     if "wgmma" in target.features and _multiplies(found, str(kernel.attrs.get("precision", "ieee"))):
-        ranked = [*_by_warp_groups(kernel, found, target, hints, inner), *_turned(kernel, target, hints)]
+        ranked = [*_by_warp_groups(kernel, found, target, hints, inner), *_turned(kernel, found, target, hints)]
         ranked.sort(key=lambda pair: pair[0])
         return (*(s for _, s in ranked), *_by_warps(kernel, found, target, hints, inner))
     return _by_warps(kernel, found, target, hints, inner)
@@ -88,7 +88,8 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
             tiles = _wgmma(lying, shape, target)
             if ways[1] == "image":
                 # Pixels are rows of a tile, though results lie side by side along them.
-                tiles += [replace(s, swap=True, store="direct") for s in tiles if not s.swap and s.store == "tma"]
+                known = {(s.m, s.n) for s in tiles if s.swap}
+                tiles += [replace(s, swap=True, store="direct") for s in tiles if s.store == "tma" and (s.m, s.n) not in known]
             candidates = [_with_copies(s, ways) for s in tiles if _in_blocks(lying, s, ways, inner)]
             candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "image"]
             candidates = [s for s in candidates if s.a_copy != "image" or s.cluster == 1]
@@ -101,10 +102,10 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
     return []
 
 
-def _turned(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked:
+def _turned(kernel: Kernel, whole: Contraction, target: Target, hints: Mapping[str, int]) -> Ranked:
     """Schedules for a convolution whose images are turned before it or after it, so that channels lie last."""
     ranked: Ranked = []
-    for way, turns in turns_of(kernel).items():
+    for way, turns in turns_of(kernel, whole).items():
         turned = turned_kernel(kernel, way)
         found = find_contraction(turned)
         if found is None:

@@ -108,9 +108,11 @@ def test_hopper_turns_images_with_channels_first(channels: int, extent: int) -> 
     sizes = {"n": 32, "c": channels, "k": channels, "height": extent, "width": extent}
     largest = max(product(array.type.shape).evaluate(sizes) for array in found.thread.scratch)
     assert largest == max(arguments[0].size, arguments[1].size)
-    ptx = kernels.conv_nchw.compile(*arguments, target="sm_90a").code.decode()
-    assert ".im2col" in ptx
-    check_assembled(ptx, "sm_90a")
+    more = empty(channels, dtype=f32), empty(32, channels, extent, extent)
+    for kernel, all_of_it in ((kernels.conv_nchw, arguments), (BY_NAME["conv_nchw_gelu_and_residual"].kernel, (*arguments, *more))):
+        ptx = kernel.compile(*all_of_it, target="sm_90a").code.decode()
+        assert ".im2col" in ptx
+        check_assembled(ptx, "sm_90a")
 
 
 def computed(name: str, m: int, n: int, k: int) -> Arguments:

@@ -65,7 +65,7 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
         return cpu_schedules(kernel, found, target)
     inner = _inner(found, hints)
     if "wgmma" in target.features and _multiplies(found, str(kernel.attrs.get("precision", "ieee"))):
-        ranked = [*_by_warp_groups(kernel, found, target, hints, inner), *_turned(kernel, target, hints)]
+        ranked = [*_by_warp_groups(kernel, found, target, hints, inner), *_turned(kernel, found, target, hints)]
         ranked.sort(key=lambda pair: pair[0])
         return (*(s for _, s in ranked), *_by_warps(kernel, found, target, hints, inner))
     return _by_warps(kernel, found, target, hints, inner)
@@ -88,10 +88,11 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
             tiles = _wgmma(lying, shape, target)
             if ways[1] == "image":
                 # Pixels are rows of a tile, though results lie side by side along them.
-                tiles += [replace(s, swap=True, store="direct") for s in tiles if not s.swap and s.store == "tma"]
+                known = {(s.m, s.n) for s in tiles if s.swap}
+                tiles += [replace(s, swap=True, store="direct") for s in tiles if s.store == "tma" and (s.m, s.n) not in known]
             candidates = [_with_copies(s, ways) for s in tiles if _in_blocks(lying, s, ways, inner)]
             candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "image"]
-            candidates = [s for s in candidates if s.a_copy != "image" or s.cluster == 1]
+            candidates = [s for s in candidates if s.a_copy != "image" or (s.cluster == 1 and (not s.swap or _is_roomy(s, lying)))]
             raw = raw_of(kernel, lying, lying.a, inner), raw_of(kernel, lying, lying.b, inner)
             # Of convolutions, and of factors computed in registers, nobody has measured what an early launch does.
             both = [(s, replace(s, early=s.a_copy != "image")) for s in candidates]
@@ -101,10 +102,10 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
     return []
 
 
-def _turned(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked:
+def _turned(kernel: Kernel, whole: Contraction, target: Target, hints: Mapping[str, int]) -> Ranked:
     """Schedules for a convolution whose images are turned before it or after it, so that channels lie last."""
     ranked: Ranked = []
-    for way, turns in turns_of(kernel).items():
+    for way, turns in turns_of(kernel, whole).items():
         turned = turned_kernel(kernel, way)
         found = find_contraction(turned)
         if found is None:
@@ -115,8 +116,19 @@ def _turned(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Ranked:
             assert isinstance(memory, Tensor)
             moved += SECOND + 2 * _number(product(memory.shape), hints) * memory.dtype.itemsize / TURN
         own = _by_warp_groups(turned, found, target, hints, _inner(found, hints))
-        ranked += [(time + moved, replace(s, turn=way)) for time, s in own if s.a_copy == "image"]
+        ranked += [(time + moved, replace(s, turn=way)) for time, s in own if s.a_copy == "image" and (way == "image" or _is_roomy(s, found))]
     return ranked
+
+
+def _is_roomy(schedule: MatrixSchedule, found: Contraction) -> bool:
+    """Whether threads have registers left for what a result is combined with where that lies across: each element has an address of its own.
+    Results that lie across themselves (`swap`) leave none for a bias either."""
+    rows = schedule.m // (1 if schedule.turns else schedule.groups)
+    if rows * schedule.n <= ROOMY:
+        return True
+    if schedule.swap:
+        return all(op.opcode != "load" for op in found.parallel.regions[0].ops)
+    return not finishing_work(found).arrays
 
 
 def _by_warps(
@@ -418,6 +430,8 @@ order: neighbours no longer ask for the same lines of the L2 cache together, and
 are not spread evenly. Where operands are late rather than multiplied slowly, this part of the time is lost."""
 SECOND = 2.5
 """Microseconds a second kernel takes that adds up few parts, besides its traffic."""
+ROOMY = 64 * 128
+"""Results of a warp group beside which its threads hold such addresses without spilling."""
 TURN = 2.8e6
 """Bytes a microsecond that a copy from channels first to channels last reads and writes."""
 

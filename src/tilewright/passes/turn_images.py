@@ -75,9 +75,9 @@ def turn_images(program: Program, plans: Plans) -> tuple[Program, Plans]:
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
 
 
-def turns_of(kernel: Kernel) -> dict[str, list[Turn]]:
-    """What can be turned in a contraction, for each value of a schedule's `turn`."""
-    found = find_contraction(kernel)
+def turns_of(kernel: Kernel, found: Contraction | None = None) -> dict[str, list[Turn]]:
+    """What can be turned in a contraction, which may be at hand, for each value of a schedule's `turn`."""
+    found = found or find_contraction(kernel)
     if found is None:
         return {}
     images = [(f, order) for f in (found.a, found.b) if (order := _image_order(found, f)) is not None]

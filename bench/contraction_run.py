@@ -539,7 +539,7 @@ def table(console: object, title: str, records: Sequence[Record]) -> None:
         assert isinstance(r, ContractionRecord)
         rate = r.weight_TBps or (r.GBps / 1e3 if r.GBps else None)
         against = [f"{r.of_rounded:.2f} of rounded"] if r.of_rounded else [f"{r.of_plain:.2f} of plain"] if r.of_plain else []
-        if r.launches is not None and not against:
+        if r.launches is not None and r.launches > 1 and not against:
             against = [f"{r.launches} launches" + (f", {r.peer_launches}" if r.peer_launches else "")]
         shown.add_row(
             r.op, "x".join(map(str, r.shape)), r.dtype, _number(r.ours_ms, 1e3), _number(r.TFLOPS, scale), _number(rate, scale),

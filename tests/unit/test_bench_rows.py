@@ -1,4 +1,4 @@
-"""Benchmarks that run row by row: every row is right, also with a GPU's peers; failures cost one row; steady rates are timed warm."""
+"""Benchmarks that run row by row: every row is right, with a GPU's peers too; failures cost one row; steady rates are warm."""
 
 from __future__ import annotations
 

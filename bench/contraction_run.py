@@ -1,9 +1,9 @@
-"""Runs the rows of a suite (`bench.contractions`, `bench.transformer`): checks, times in random order, and survives what a row does
-to its process.
+"""Runs the rows of a suite (`bench.contractions`, `bench.transformer`): checks, times in random order, and survives what a row
+does to its process.
 
-In: rows and a kind ("matmul" is on the GPU, "matmul-cpu" on the CPU; the table is `SUITES`). Out: one `ContractionRecord` each. Rows run in a
-process of their own, which is started again after one that crashed, hung or left the device unusable: that row's record says so
-and the others go on.
+In: rows and a kind ("matmul" is on the GPU, "matmul-cpu" on the CPU; the table is `SUITES`). Out: one `ContractionRecord` each.
+Rows run in a process of their own, which is started again after one that crashed, hung or left the device unusable: that row's
+record says so and the others go on.
 
 Every launch on a GPU has a random place in a queue that is filled while the device spins, and events around it; launches too
 short for that are timed several together. Rows of a steady rate have a stretch of launches that are not counted before those that
@@ -93,6 +93,7 @@ class ContractionRecord(Record):
     launches: int | None = None
     """Kernels that one call of ours launches."""
     peer_launches: int | None = None
+    """Of the fastest peer, where ours is several calls."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,9 @@ def require(kind: str) -> None:
     """Raise PeerMissing when this kind of run cannot start."""
     name = kind.removesuffix("-cpu")
     if importlib.util.find_spec("torch") is None:
-        raise PeerMissing(f"the {name} benchmarks compare with torch, and this Python has no torch\nhelp: run `pip install torch`")
+        raise PeerMissing(
+            f"the {name} benchmarks compare with torch, and this Python has no torch\nhelp: run `pip install torch`"
+        )
     if SUITES[kind].gpu:
         import torch
 
@@ -307,7 +310,8 @@ class Bench:
         fill(record, row, main.nbytes, samples, errors, copied)
         if OURS in samples and main.launches is not None:
             record.launches = main.launches()
-        if record.peer is not None and main.launches is not None and self.place.gpu:
+        # A profiler may leave later launches slower: only where there is more to count than one call's.
+        if record.peer is not None and main.arrange is not None and self.place.gpu:
             calls = next(t.calls for t in timed if t.name == record.peer)
             record.peer_launches = device_launches(calls[0], self.place.synchronize)
 
@@ -526,8 +530,8 @@ def table(console: object, title: str, records: Sequence[Record]) -> None:
     prefix, scale = ("T", 1.0) if any((r.GBps or 0.0) > 500 or (_peer_rate(r) or 0.0) > 3 for r in records) else ("G", 1e3)
     with_copy = any(r.of_copy is not None for r in records)
     headings = (
-        "op", "shape", "dtype", "ours us", f"{prefix}FLOP/s", f"{prefix}B/s", *(["of copy"] if with_copy else []), "best peer", "its us",
-        "ratio", "of min", "error", "against",
+        "op", "shape", "dtype", "ours us", f"{prefix}FLOP/s", f"{prefix}B/s", *(["of copy"] if with_copy else []),
+        "best peer", "its us", "ratio", "of min", "error", "against",
     )  # fmt: skip
     for number, heading in enumerate(headings):
         shown.add_column(heading, justify="left" if number < 3 or heading == "best peer" else "right")
@@ -535,11 +539,12 @@ def table(console: object, title: str, records: Sequence[Record]) -> None:
         assert isinstance(r, ContractionRecord)
         rate = r.weight_TBps or (r.GBps / 1e3 if r.GBps else None)
         against = [f"{r.of_rounded:.2f} of rounded"] if r.of_rounded else [f"{r.of_plain:.2f} of plain"] if r.of_plain else []
-        if r.launches is not None and not against:
+        if r.launches is not None and r.launches > 1 and not against:
             against = [f"{r.launches} launches" + (f", {r.peer_launches}" if r.peer_launches else "")]
         shown.add_row(
             r.op, "x".join(map(str, r.shape)), r.dtype, _number(r.ours_ms, 1e3), _number(r.TFLOPS, scale), _number(rate, scale),
-            *([f"{r.of_copy:.1%}" if r.of_copy else ""] if with_copy else []), r.peer or "", _number(r.peer_ms, 1e3), _number(r.ratio), _number(r.ratio_min), _number(r.error_ratio), *against,
+            *([f"{r.of_copy:.1%}" if r.of_copy else ""] if with_copy else []), r.peer or "", _number(r.peer_ms, 1e3),
+            _number(r.ratio), _number(r.ratio_min), _number(r.error_ratio), *against,
             style="red" if r.error else None,
         )  # fmt: skip
     console.print(shown)

@@ -1,10 +1,12 @@
 """Layers of transformers: which are measured, with what data, and how the result is known to be right.
 
-In: a `Layer`, which is plain data, and a `Place`, where tensors live. Out: a `Problem`: buffers to go round, our kernel, the peers
-on the same data (PyTorch eager and compiled, its attention by several libraries, NumPy on the CPU), and a reference in float64.
+In: a `Layer`, which is plain data, and a `Place`, where tensors live. Out: a `Problem`: buffers to go round, our kernel, the
+peers on the same data (PyTorch eager and compiled, its attention by several libraries, NumPy on the CPU), and a reference in
+float64.
 
-A shape is (rows, columns) for rows, (batch, positions, heads, features) for rotary positions, (batch, heads, positions, features) for
-attention, with the heads of keys after those of queries where they are fewer, and (batch, positions, features, heads, hidden) for a block.
+A shape is (rows, columns) for rows, (batch, positions, heads, features) for rotary positions, (batch, heads, positions, features)
+for attention, with the heads of keys after those of queries where they are fewer, and (batch, positions, features, heads, hidden)
+for a block.
 """
 
 from __future__ import annotations
@@ -196,8 +198,8 @@ def _rows(row: Layer, place: Place) -> Problem:
 
 
 def row_bound(stored: torch.dtype, result: torch.dtype, peer: bool, size: float = 1.0) -> tuple[float, float]:
-    """How far results of about this size may be off. Ours computes in float32 and rounds once; peers may round each step of several to the
-    dtype of the arrays."""
+    """How far results of about this size may be off. Ours computes in float32 and rounds once; peers may round each step of
+    several to the dtype of the arrays."""
     steps = 2.0**-18
     if peer:
         return 8 * UNIT[stored] + steps, (8 * UNIT[stored] + steps) * size
@@ -396,8 +398,8 @@ def attention_bound(
 ) -> tuple[float, float | Tensor]:
     """How far attention of normal random numbers may be from float64.
 
-    Weights are rounded to the arrays' dtype before they are multiplied with the values. A row of n weights has squares of a sum of
-    about e / n, so the errors, of either sign, add up to a unit times the root of that; eight times as much never happens.
+    Weights are rounded to the arrays' dtype before they are multiplied with the values. The squares of a row's n weights add up
+    to about e / n, so the errors, of either sign, add up to a unit times the root of that; eight times as much never happens.
     """
     relative, absolute = row_bound(stored, stored, peer)
     if stored is torch.float32:
@@ -484,7 +486,9 @@ class Block:
         q, k, v = self.qkv.view(batch, length, 3, heads, depth).permute(2, 0, 3, 1, 4)
         mixed = self.mixed.view(batch, length, heads, depth).permute(0, 2, 1, 3)
 
-        def step(kernel: Any, tensors: Sequence[Tensor], target: Tensor, *scalars: float) -> tuple[Any, tuple[object, ...], object]:
+        def step(
+            kernel: Any, tensors: Sequence[Tensor], target: Tensor, *scalars: float
+        ) -> tuple[Any, tuple[object, ...], object]:
             return kernel, (*(wrap(t) for t in tensors), *scalars), wrap(target)
 
         steps = [

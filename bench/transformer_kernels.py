@@ -1,4 +1,4 @@
-"""The layers of transformers that are measured, as a user would write them: plain loop nests; the CPU and the GPU run the same ones.
+"""The layers of transformers that are measured, as a user would write them: plain loop nests, the same on the CPU and the GPU.
 
 Rows are [row, column], attention is [batch, head, position, feature], rotary positions are [batch, position, head, feature]. The
 kernels of a whole block are those of `examples/transformer.py`.

@@ -1,10 +1,11 @@
-"""Benchmarks that run row by row: every row can be built and is right, also as on a GPU; failures cost one row; steady rates are timed warm."""
+"""Benchmarks that run row by row: every row is right, with a GPU's peers too; failures cost one row; steady rates are warm."""
 
 from __future__ import annotations
 
 import importlib
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -63,7 +64,8 @@ def test_every_gpu_row_is_right_on_the_host(row: object) -> None:
     assert (record.of_copy is not None) == (op in (*transformer.ROWS, "rope"))
     assert (record.TFLOPS is not None) == op.startswith(("attention", "transformer"))
     # What needs a GPU's library is left out, and said.
-    absent = ["torch cuDNN", "torch efficient"] if op == "attention_masked" else ["torch cuDNN"] if op.startswith("attention") else []
+    absent = ["torch cuDNN"] if op.startswith("attention") else []
+    absent += ["torch efficient"] if op == "attention_masked" else []
     assert [note.split(": ")[:2] for note in record.notes] == [[f"{op} without {name}", "RuntimeError"] for name in absent]
 
 
@@ -175,6 +177,36 @@ def test_other_rates_are_timed_launch_by_launch() -> None:
     assert all(len(group) == 1 for queue in clock.queues for group in queue)
 
 
+def test_launches_that_cannot_be_counted_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call() -> object:
+        return torch.ones(3) + 1
+
+    assert runs.device_launches(call, lambda: None) is None  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("torch.profiler.profile", lambda activities: (_ for _ in ()).throw(RuntimeError("no CUPTI")))
+    assert runs.device_launches(call, lambda: None) is None  # type: ignore[arg-type]
+    events = [SimpleNamespace(device_type=getattr(torch._C._autograd.DeviceType, kind)) for kind in ("CUDA", "CPU", "CUDA")]
+    monkeypatch.setattr("torch.profiler.profile", lambda activities: nullcontext(SimpleNamespace(events=lambda: events)))
+    assert runs.device_launches(call, lambda: None) == 2  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_bench_on_a_gpu_is_opened_with_its_suite(quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench import gpu
+
+    device = SimpleNamespace(wrap=lambda tensor: tensor)
+    monkeypatch.setattr("tilewright.api.devices.find_device", lambda name: device)
+    monkeypatch.setattr("tilewright.runtime.cuda.devices", lambda: [device])
+    monkeypatch.setattr(gpu, "EventClock", lambda: Recorder([]))
+    opened = runs.open_bench("transformer", SETTING, quick)
+    assert opened.suite is transformer
+    assert opened.place.gpu
+    assert opened.place.compile is not quick
+    assert opened.copy_rate is not None
+    assert runs.open_bench("matmul", SETTING, quick).suite is contractions
+    torch.set_grad_enabled(True)
+
+
 def test_kinds_of_the_command_are_those_of_the_benchmarks() -> None:
     argument = next(p for p in cli.commands["bench"].params if p.name == "kind")
     assert tuple(argument.type.choices) == run.KINDS  # type: ignore[attr-defined]
@@ -188,7 +220,7 @@ def test_labels_are_different() -> None:
     assert any(row.op == "transformer_block" for row in runs.rows("transformer"))
 
 
-def test_rows_travel_to_the_process_that_measures_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_travel_to_the_process_that_measures_them() -> None:
     runner = runs.Runner("transformer-cpu", SETTING, True)
     try:
         start = time.monotonic()

@@ -15,7 +15,7 @@ from tilewright.passes.schedule_matrix import MatrixSchedule
 
 ROOM = 1024
 """Terms of a score and columns of the values there is room for."""
-STEP = 60
+STEP = 48
 """Keys of a step: the weights of a strip, and the values, stay in the nearest cache."""
 STRIPS = 2
 """Strips of a block, which share copies of keys and values."""

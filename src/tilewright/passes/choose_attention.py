@@ -22,7 +22,7 @@ from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, walk
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose_attention_cpu import cpu_attention_schedules, forced_on_cpu
-from tilewright.passes.lower_mma_chain import blocks_at_once, registers_needed, shared_elements
+from tilewright.passes.lower_mma_chain import bands, blocks_at_once, registers_needed, shared_elements
 from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
 
 MOST = 256
@@ -92,35 +92,51 @@ def _hopper_schedules(found: Online, target: Target, hints: Mapping[str, int]) -
 
 
 def _mma_schedules(found: Online, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
-    """Warps of 16 rows. Blocks are as many as tiles: where these take different times, the longest are launched first."""
+    """Warps of 16 or 32 rows. Blocks are as many as tiles: where these take different times, the longest are launched first."""
     depth, width = (_padded(size, TERMS) for size in (found.depth, found.column_extent))
     batch, rows, keys = _numbers(found, hints)
     raster = max(1, min(batch, CACHED // max(1, keys * (depth + width) * 2))) if found.reach is not None else 8
     candidates = [
         MatrixSchedule(
-            "attention_mma", TERMS * warps, n, depth, stages=stages, warps_m=warps, wide=width, persistent=False, raster=raster,
-            a_copy="registers" if depth <= 128 else "async",
+            "attention_mma", rows_of_warp * warps, n, depth, stages=stages, warps_m=warps, wide=width, persistent=False,
+            raster=raster, a_copy=copy,
         )
-        for warps in (4, 8) for n in (64, 32, 16) for stages in (2, 3)
+        for rows_of_warp, warps in ((16, 4), (16, 8), (32, 4)) for n in (64, 32, 16) for stages in (2, 3)
+        for copy in ("registers", "async")
     ]  # fmt: skip
-    # Scores made of further arrays take registers for those.
-    extra = 1 if _reads_more(found) else 0
+    more, limited = _reads_more(found), found.reach is not None
     fitting = [
         s for s in candidates
-        if 2 * shared_elements(s) <= target.max_shared and registers_needed(s) + extra * s.n // 2 <= target.max_registers
+        if 2 * shared_elements(s) <= target.max_shared and _mma_registers(s, more, limited) <= target.max_registers
     ]  # fmt: skip
+    # Queries that registers have room for do not stay in shared memory.
+    there = {replace(s, a_copy="async") for s in fitting if s.a_copy == "registers"}
+    fitting = [s for s in fitting if s not in there]
     return tuple(sorted(fitting, key=lambda s: _mma_cost(s, batch, rows, target, found.reach is not None)))
 
 
+def _mma_registers(schedule: MatrixSchedule, more: bool, limited: bool) -> int:
+    """Registers of a thread as ptxas has them at the most: steps with limits and deeper rings take some, further arrays too."""
+    s = schedule
+    return registers_needed(s) - 6 + (s.n // 4 if more else 0) + (30 if limited else 0) + 14 * (s.stages - 2)
+
+
 def _mma_cost(schedule: MatrixSchedule, batch: int, rows: int, target: Target, uneven: bool) -> float:
-    """Rounds of tiles. Few warps leave the matrix units idle; short steps have more to do beside them."""
+    """Rows of the busiest multiprocessor. Shared memory is read while matrices are multiplied, and hardly faster; few warps leave
+    the matrix units idle; short steps have more to do beside them; small tiles read keys and values more often."""
     s = schedule
     tiles = batch * -(-rows // s.m)
-    blocks = max(1, min(blocks_at_once(s, target), -(-tiles // target.multiprocessors)))
-    rounds = tiles / (target.multiprocessors * blocks)
-    rounds = max(1.0, rounds) if uneven else float(-(-rounds // 1))
-    rate = math.sqrt(min(1.0, blocks * s.warps_m / 8)) * {64: 1.0, 32: 0.93}.get(s.n, 0.8) * (1.0 if s.stages == 2 else 0.99)
-    return rounds * blocks * s.m / rate
+    busiest = -(-tiles // target.multiprocessors)
+    blocks = max(1, min(blocks_at_once(s, target), busiest))
+    together = bands(s)
+    reads = s.k * s.n + s.n * s.wide + (0 if s.a_copy == "registers" else together * 16 * s.k)
+    products = 2 * together * s.n * (s.k + s.wide)
+    # An ldmatrix takes as long as two matrix instructions where those are many times as fast as other arithmetic, else as one.
+    fast = target.peak("bf16") > 8 * target.peak("f32")
+    rate = 1 / (1 + (1.0 if fast else 0.5) * reads * 2 / products)
+    rate *= math.sqrt(math.sqrt(min(1.0, blocks * s.m / (16 * 12)))) * {64: 1.0, 32: 0.95}.get(s.n, 0.7)
+    rate *= (1.0 if s.stages == 2 else 0.99) * (1.0 if s.m > 64 else 0.97)
+    return (max(1.0, tiles / target.multiprocessors) if uneven else busiest) * s.m / rate
 
 
 def _numbers(found: Online, hints: Mapping[str, int]) -> tuple[int, int, int]:
@@ -177,8 +193,9 @@ def neighbours(schedule: MatrixSchedule) -> Iterator[MatrixSchedule]:
         yield replace(s, a_copy="tma" if s.a_copy == "registers" else "registers")
         yield replace(s, dynamic=not s.dynamic)
     else:
-        for warps in (2, 4, 8):
-            yield replace(s, m=16 * warps, warps_m=warps)
+        for rows in (16, 32):
+            for warps in (2, 4, 8):
+                yield replace(s, m=rows * warps, warps_m=warps)
         yield replace(s, a_copy="async" if s.a_copy == "registers" else "registers")
         yield replace(s, persistent=not s.persistent)
 

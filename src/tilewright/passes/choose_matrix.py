@@ -92,7 +92,7 @@ def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: M
                 tiles += [replace(s, swap=True, store="direct") for s in tiles if s.store == "tma" and (s.m, s.n) not in known]
             candidates = [_with_copies(s, ways) for s in tiles if _in_blocks(lying, s, ways, inner)]
             candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "image"]
-            candidates = [s for s in candidates if s.a_copy != "image" or (s.cluster == 1 and (not s.swap or _is_roomy(s, lying)))]
+            candidates = [s for s in candidates if s.a_copy != "image" or (s.cluster == 1 and _is_roomy(s, lying))]
             raw = raw_of(kernel, lying, lying.a, inner), raw_of(kernel, lying, lying.b, inner)
             # Of convolutions, and of factors computed in registers, nobody has measured what an early launch does.
             both = [(s, replace(s, early=s.a_copy != "image")) for s in candidates]
@@ -116,19 +116,19 @@ def _turned(kernel: Kernel, whole: Contraction, target: Target, hints: Mapping[s
             assert isinstance(memory, Tensor)
             moved += SECOND + 2 * _number(product(memory.shape), hints) * memory.dtype.itemsize / TURN
         own = _by_warp_groups(turned, found, target, hints, _inner(found, hints))
-        ranked += [(time + moved, replace(s, turn=way)) for time, s in own if s.a_copy == "image" and (way == "image" or _is_roomy(s, found))]
+        ranked += [(time + moved, replace(s, turn=way)) for time, s in own if s.a_copy == "image" and _is_roomy(s, found, way != "image")]
     return ranked
 
 
-def _is_roomy(schedule: MatrixSchedule, found: Contraction) -> bool:
-    """Whether threads have registers left for what a result is combined with where that lies across: each element has an address of its own.
-    Results that lie across themselves (`swap`) leave none for a bias either."""
-    rows = schedule.m // (1 if schedule.turns else schedule.groups)
-    if rows * schedule.n <= ROOMY:
+def _is_roomy(schedule: MatrixSchedule, found: Contraction, across: bool = False) -> bool:
+    """Whether the threads that multiply pixels have registers left for places of results and for what these are combined with. Elements
+    of arrays that lie `across` have an address each; results that do so themselves (`swap`) leave no room for a bias either."""
+    results = schedule.m // (1 if schedule.turns else schedule.groups) * schedule.n
+    if results <= ROOMY:
         return True
-    if schedule.swap:
-        return all(op.opcode != "load" for op in found.parallel.regions[0].ops)
-    return not finishing_work(found).arrays
+    if schedule.swap and any(op.opcode == "load" for op in found.parallel.regions[0].ops):
+        return False
+    return results <= 2 * ROOMY and not (across and finishing_work(found).arrays)
 
 
 def _by_warps(
@@ -431,7 +431,7 @@ are not spread evenly. Where operands are late rather than multiplied slowly, th
 SECOND = 2.5
 """Microseconds a second kernel takes that adds up few parts, besides its traffic."""
 ROOMY = 64 * 128
-"""Results of a warp group beside which its threads hold such addresses without spilling."""
+"""Results of a warp group that multiplies pixels beside which its threads hold addresses without spilling; twice as many without these."""
 TURN = 2.8e6
 """Bytes a microsecond that a copy from channels first to channels last reads and writes."""
 

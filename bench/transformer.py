@@ -484,7 +484,7 @@ class Block:
         wrap, made = self.place.wrap, self.kernels
         x, w = inputs[0], dict(zip(WEIGHTS, inputs[1:], strict=True))
         q, k, v = self.qkv.view(batch, length, 3, heads, depth).permute(2, 0, 3, 1, 4)
-        mixed = self.mixed.view(batch, length, heads, depth).permute(0, 2, 1, 3)
+        mixed = self.mixed.view(batch, length, heads, depth)
 
         def step(
             kernel: Any, tensors: Sequence[Tensor], target: Tensor, *scalars: float

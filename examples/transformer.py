@@ -28,10 +28,10 @@ def project(x: tw.Array, weight: tw.Array, bias: tw.Array) -> tw.Array:
 
 @tw.kernel
 def attend(q: tw.Array, k: tw.Array, v: tw.Array, scale: float) -> tw.Array:
-    """softmax(q @ k^T * scale) @ v for each batch and head; arrays are [batch, head, position, feature]."""
+    """softmax(q @ k^T * scale) @ v for each batch and head of [batch, head, position, feature]; heads lie side by side in the result."""
     batch, heads, length, depth = q.shape
     keys = k.shape[2]
-    out = tw.empty((batch, heads, length, depth), q.dtype)
+    out = tw.empty((batch, length, heads, depth), q.dtype)
     for b, h, i in tw.grid(batch, heads, length):
         most = -tw.inf
         for j in range(keys):
@@ -52,7 +52,7 @@ def attend(q: tw.Array, k: tw.Array, v: tw.Array, scale: float) -> tw.Array:
                 for d in range(depth):
                     score += q[b, h, i, d] * k[b, h, j, d]
                 mixed += tw.exp(score * scale - most) * v[b, h, j, e]
-            out[b, h, i, e] = mixed / total
+            out[b, i, h, e] = mixed / total
     return out
 
 
@@ -113,7 +113,7 @@ def block(x, weights, batch: int, heads: int, device: str = "cpu"):
     qkv = project(x, w["qkv"], w["qkv_bias"], device=device)
     parts = np.asarray(qkv).reshape(batch, rows // batch, 3, heads, features // heads).transpose(2, 0, 3, 1, 4)
     mixed = attend(parts[0], parts[1], parts[2], (features // heads) ** -0.5, device=device)
-    mixed = np.ascontiguousarray(np.asarray(mixed).transpose(0, 2, 1, 3)).reshape(rows, features)
+    mixed = np.asarray(mixed).reshape(rows, features)
     seen = project_add_norm(mixed, w["out"], w["out_bias"], x, w["gain1"], w["shift1"], device=device)
     hidden = project_gelu(seen, w["up"], w["up_bias"], device=device)
     return project_add_norm(hidden, w["down"], w["down_bias"], seen, w["gain2"], w["shift2"], device=device)

@@ -28,6 +28,10 @@ def of_size(size: Size, facts: Mapping[str, int]) -> int:
 def _of_call(atom: Call, facts: Mapping[str, int]) -> int:
     if atom.op in ("min", "max"):
         return gcd(of_size(atom.a, facts), of_size(atom.b, facts)) or 1
+    divisor = atom.b.constant
+    if atom.op == "floordiv" and divisor is not None and divisor > 0:
+        known = of_size(atom.a, facts)
+        return known // divisor if known % divisor == 0 else 1
     return 1
 
 

@@ -118,7 +118,8 @@ def _sliding(kernel: Kernel, nest: Nest) -> frozenset[int]:
             form = forms[value]
             mine = [p for p, index in enumerate(body.args) if form.factor(index).constant in (1, 2)]
             key = (op.operands[0], dimension, tuple((v, str(f)) for v, f in form.factors))
-            apart = seen.setdefault(key, form).constant != form.constant
+            # Elements a symbolic size apart are not neighbours.
+            apart = (seen.setdefault(key, form).constant - form.constant).constant
             if apart or any(v in inner for v in form.values):
                 found.update(mine)
     return frozenset(found)

@@ -237,7 +237,11 @@ def disjoint(a: Indices, b: Indices) -> bool:
     for x, y in zip(a, b, strict=True):
         if dict(x.terms) != dict(y.terms):
             continue
-        gap = (x.offset - y.offset).constant
+        reach = _reach(x)
+        apart = x.offset - y.offset
+        if reach is not None and (surely_positive(apart - reach) or surely_positive(-apart - reach)):
+            return True
+        gap = apart.constant
         factors = [f.constant for _, f in x.terms]
         if gap is None or None in factors:
             continue
@@ -245,6 +249,22 @@ def disjoint(a: Indices, b: Indices) -> bool:
         if (gap % step if step else gap) != 0:
             return True
     return False
+
+
+def _reach(index: Affine) -> Size | None:
+    """How far the elements two iterations reach lie apart at most, along one axis."""
+    total = ZERO
+    for var, factor in index.terms:
+        span = _span(var)
+        if span is None:
+            return None
+        if surely_nonnegative(factor):
+            total = total + factor * span
+        elif surely_nonnegative(-factor):
+            total = total - factor * span
+        else:
+            return None
+    return total
 
 
 def owns_axis(accesses: Sequence[Indices], var: LoopVar) -> bool:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from tilewright.base.dtypes import i64
-from tilewright.base.sizes import ZERO, Size, parse_size
+from tilewright.base.sizes import ZERO, Size, floordiv, parse_size
 from tilewright.tree.bounds import (
     Affine,
     affine,
@@ -102,6 +102,14 @@ def test_injective() -> None:
     inside = LoopVar("t", Const(0, i64), SizeValue(parse_size("min(4, n)")), low=ZERO, high=parse_size("min(4, n) - 1"))
     assert injective(indices(op("add", op("mul", i, number(4)), IndexRef(inside))), [ROW])
     assert not injective(indices(op("add", op("mul", i, number(3)), IndexRef(inside))), [ROW])
+
+
+def test_halves_are_disjoint() -> None:
+    half = floordiv(Size.of("depth"), 2)
+    d = LoopVar("d", number(0), SizeValue(half), first=ZERO, count=half, low=ZERO, high=half - 1)
+    low, high = indices(IndexRef(d)), indices(op("add", IndexRef(d), SizeValue(half)))
+    assert disjoint(low, high)
+    assert not disjoint(low, indices(op("add", IndexRef(d), SizeValue(half - 1))))
 
 
 def test_disjoint_and_owned() -> None:

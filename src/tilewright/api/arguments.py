@@ -118,14 +118,27 @@ def signature(arguments: list[Argument], gpu: bool) -> Signature:
     divisors: list[tuple[str, int, int]] = []
     hints: list[tuple[str, int, int]] = []
     extents: list[tuple[str, int, int]] = []
+    spacing: list[tuple[str, int, int]] = []
     for argument in arguments:
+        spacing += _spacing(argument)
         for axis, extent in enumerate(argument.shape):
             divisor = next((d for d in DIVISORS if extent % d == 0), 1)
             if divisor > 1:
                 divisors.append((argument.name, axis, divisor))
             hints.append((argument.name, axis, size_class(extent)))
             extents.append((argument.name, axis, extent))
-    return Signature(args, tuple(divisors), tuple(hints), extents=tuple(extents))
+    return Signature(args, tuple(divisors), tuple(spacing), tuple(hints), extents=tuple(extents))
+
+
+def _spacing(argument: Argument) -> list[tuple[str, int, int]]:
+    """What divides the strides of a view: rows that are whole 16 bytes apart can be copied as they lie."""
+    spec = argument.spec
+    if not isinstance(spec, ArrayArg) or spec.strides is None:
+        return []
+    assert isinstance(argument.value, np.ndarray | DeviceArray)
+    apart = zip(spec.strides, element_strides(argument.value), strict=True)
+    found = [(axis, next((d for d in DIVISORS if s % d == 0), 1)) for axis, (known, s) in enumerate(apart) if known is None]
+    return [(argument.name, axis, divisor) for axis, divisor in found if divisor > 1]
 
 
 def size_class(extent: int) -> int:

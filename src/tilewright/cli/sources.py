@@ -50,7 +50,7 @@ class Entry:
                     hints.append((name, axis, size_class(extent)))
                     extents.append((name, axis, extent))
         specs = tuple(given.spec(gpu) for _, given in self.args)
-        return Signature(specs, tuple(divisors), tuple(hints), extents=tuple(extents))
+        return Signature(specs, tuple(divisors), (), tuple(hints), extents=tuple(extents))
 
     def assumptions(self) -> str:
         """`scale(m: f32[*, *], v: f32[*])`, for the user to see what was taken for granted."""

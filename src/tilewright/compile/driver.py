@@ -56,6 +56,8 @@ class Signature:
 
     args: tuple[ArgSpec, ...]
     divisors: AxisNumbers = ()
+    spacing: AxisNumbers = ()
+    """What divides strides (in elements) that are no constants."""
     hints: AxisNumbers = ()
     precision: str = "ieee"
     """How f32 operands of contractions are multiplied: `ieee`, `tf32` or `3xtf32`."""
@@ -134,7 +136,7 @@ def front_end(function: Function, signature: Signature) -> tuple[TypedKernel, Pr
     typed = check_kernel(function, signature.args)
     program = _with_guard_checks(lower_kernel(typed))
     verify_program(program)
-    facts = _by_name(program, signature.divisors)
+    facts = _by_name(program, signature.divisors) | _by_name(program, signature.spacing, stride=True)
     precision = signature.precision if signature.precision != "ieee" else typed.metadata.precision or "ieee"
     if facts or precision != "ieee":
         program = replace(program, calls=tuple(replace(c, kernel=_promised(c.kernel, facts, precision)) for c in program.calls))
@@ -167,10 +169,10 @@ def _promised(kernel: Kernel, facts: Mapping[str, int], precision: str) -> Kerne
     return replace(kernel, facts=known, attrs=attrs)
 
 
-def _by_name(program: Program, numbers: AxisNumbers) -> dict[str, int]:
-    """Numbers given per array axis, keyed by the size name bound there."""
+def _by_name(program: Program, numbers: AxisNumbers, stride: bool = False) -> dict[str, int]:
+    """Numbers given per array axis, keyed by the name of the size (or stride) bound there."""
     given = {(array, axis): number for array, axis, number in numbers}
-    return {b.name: given[b.array, b.axis] for b in program.bindings() if not b.stride and (b.array, b.axis) in given}
+    return {b.name: given[b.array, b.axis] for b in program.bindings() if b.stride is stride and (b.array, b.axis) in given}
 
 
 def compile_stages(function: Function, signature: Signature, target: Target) -> Compilation:

@@ -6,8 +6,8 @@ out here:
 
     for (%e) { %m = reduce …; %l = reduce { %n = reduce …; … %n … }; … }   ->   %m = reduce …; %l = reduce { … %m … }; for (%e) { … }
 
-Only reductions of what nobody writes move. They may then be computed where a loop has no iterations; what they read lies inside
-arrays all the same, since checks at the call are made of each access alone.
+Only reductions of what nobody writes move. They may then be computed where a loop has no iterations, and checks at the call leave out
+what no iteration reaches: so a reduction only leaves a loop if all it reads is proven to lie inside, whatever the sizes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tilewright.analysis import ranges
+from tilewright.base.sizes import Size
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.ops import OPS
 from tilewright.ir.rewrite import has_effects
+from tilewright.ir.types import Tensor
 from tilewright.passes.simplify import simplify
 
 Key = tuple[object, ...]
@@ -36,6 +39,13 @@ def hoist(kernel: Kernel) -> Kernel:
 class _Hoist:
     def __init__(self, kernel: Kernel) -> None:
         self.written = {op.operands[0] for op in walk(kernel.body) if not op.regions and op.operands and has_effects(op)}
+        self.made = {result: op for op in walk(kernel.body) for result in op.results}
+        self.ranges = ranges.analyse(kernel)
+        self.extents = {
+            index: extent
+            for op in walk(kernel.body) if op.opcode in ("parallel", "reduce")
+            for extent, index in zip(op.operands, op.regions[0].args, strict=True)
+        }  # fmt: skip
         self.mapping: dict[Value, Value] = {}
         self.keys: dict[Value, Key] = {}
         """Of values that are equal when these are; all others are only equal to themselves."""
@@ -83,7 +93,7 @@ class _Hoist:
         for op in region.ops:
             used = {*op.operands, *(v for r in op.regions for inner in walk(r) for v in inner.operands)}
             arithmetic = not op.regions and OPS[op.opcode].is_pure and bool(op.results)
-            if used & varying or not (arithmetic or (op.opcode == "reduce" and self._is_plain(op))):
+            if used & varying or not (arithmetic or (op.opcode == "reduce" and self._is_plain(op) and self._reads_inside(op))):
                 varying.update(op.results)
             else:
                 still.append(op)
@@ -102,6 +112,32 @@ class _Hoist:
             if not pure and not (inner.opcode == "load" and inner.operands[0] not in self.written):
                 return False
         return True
+
+    def _reads_inside(self, op: Op) -> bool:
+        """Whether every load lies inside its array, proven from the ranges of indices alone."""
+        for inner in walk(op.regions[0]):
+            if inner.opcode != "load":
+                continue
+            memory = inner.operands[0].type
+            assert isinstance(memory, Tensor)
+            if not all(self._is_inside(v, size) for v, size in zip(inner.operands[1 : 1 + memory.rank], memory.shape, strict=True)):
+                return False
+        return True
+
+    def _is_inside(self, index: Value, size: Size) -> bool:
+        found = self.ranges.get(index)
+        if found is not None:
+            return ranges.surely_not_negative(found.low) and ranges.surely_at_most(found.high + 1, size)
+        extent = self.extents.get(index)
+        return extent is not None and any(ranges.surely_at_most(most, size) for most in self._at_most(extent))
+
+    def _at_most(self, value: Value) -> list[Size]:
+        """Sizes that a value does not exceed: all there are of a minimum."""
+        found = self.ranges.get(value)
+        op = self.made.get(value)
+        if found is not None:
+            return [found.high]
+        return [most for v in op.operands for most in self._at_most(v)] if op is not None and op.opcode == "min" else []
 
     def _key(self, op: Op) -> Key:
         """Equal for ops that give the same results."""

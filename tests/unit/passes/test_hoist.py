@@ -118,3 +118,33 @@ def guarded(x):
 def test_conditions_keep_theirs() -> None:
     assert shape(loop_stage(guarded, X)) == ["add", ".add"]
     check(guarded, (X > 0).sum(-1) * X.sum(-1), X)
+
+
+@tw.kernel
+def beyond(x: tw.Array, y: tw.Array, z: tw.Array) -> tw.Array:
+    """Two sums that the loop over steps does not change, over twice as many elements as z has."""
+    rows, steps = y.shape
+    m = z.shape[0]
+    out = tw.empty((rows,), tw.f32)
+    for i in tw.grid(rows):
+        a = tw.f32(0)
+        for t in range(steps):
+            s = tw.f32(0)
+            for j in range(2 * m):
+                s += x[i, j]
+            u = tw.f32(0)
+            for j in range(2 * m):
+                u = max(u, x[i, j])
+            a = a * 0.5 + s * u * y[i, t]
+        out[i] = a
+    return out
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator:loop", "emulator:thread"])
+def test_what_no_iteration_reads_is_not_read(device: str) -> None:
+    """Checks at the call leave out loops without iterations: nothing may be read there before them."""
+    x = np.ones((3, 4), np.float32)
+    np.testing.assert_array_equal(beyond(x, np.ones((3, 0), np.float32), np.ones(1 << 22, np.float32), device=device), 0)
+    np.testing.assert_array_equal(beyond(x, np.ones((3, 2), np.float32), np.ones(2, np.float32), device=device), 6)
+    with pytest.raises(tw.UserError, match="TW013"):
+        beyond(x, np.ones((3, 2), np.float32), np.ones(9, np.float32), device=device)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 import tilewright as tw
 from tilewright.ir.nodes import Kernel, Op

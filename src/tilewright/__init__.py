@@ -100,6 +100,7 @@ from tilewright.base.errors import CompilerBug, DeviceError, TargetLimit, Tilewr
 from tilewright.runtime.cpu_pool import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
+    from tilewright.api.export import export
     from tilewright.api.tune import Tuning, tune
 
 __version__ = "0.1.0"
@@ -134,6 +135,7 @@ __all__ = [
     "erf",
     "exp",
     "exp2",
+    "export",
     "f8e4m3",
     "f8e5m2",
     "f16",
@@ -198,7 +200,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """The tuner is loaded when somebody asks for it."""
+    """The tuner and the exporter are loaded when somebody asks for them."""
+    if name == "export":
+        from tilewright.api.export import export
+
+        return export
     if name in ("Tuning", "tune"):
         from tilewright.api import tune as module
 

@@ -159,11 +159,11 @@ def forced_attention(text: str, found: tuple[MatrixSchedule, ...], kernel: Kerne
         return forced_on_cpu(asked, like, text, kernel)
     if like.family == "attention_mma":
         return _forced_mma(text, asked, like, kernel)
-    fits = asked.m == 64 * asked.groups and 1 <= asked.groups <= 3 and asked.n % 16 == 0 and 16 <= asked.n <= 256
+    fits = asked.m == 64 * asked.groups and 1 <= asked.groups <= 4 and 1 <= asked.blocks <= 4 and asked.n % 16 == 0 and 16 <= asked.n <= 256
     if not fits or asked.family != "attention" or (asked.k, asked.wide) != (like.k, like.wide):
         raise UserError.at(
             "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
-            f"it needs family=attention k={like.k} wide={like.wide}, m = 64 * groups, up to 3 of them, and n a multiple of 16 up to 256",
+            f"it needs family=attention k={like.k} wide={like.wide}, m = 64 * groups, up to 4 of them, and n a multiple of 16 up to 256",
         )  # fmt: skip
     return asked
 

@@ -70,7 +70,7 @@ class _Lowering(LoopLowering):
         for position in found.batch:
             batch = batch * found.extents[position]
         tiles = batch * down
-        blocks = minimum(Size.of(self.target.multiprocessors), tiles) if schedule.persistent else tiles
+        blocks = minimum(Size.of(self.target.multiprocessors * schedule.blocks), tiles) if schedule.persistent else tiles
         first = b.op("program_id", axis=0)
 
         def one(inner: Builder, number: Value) -> list[Value]:

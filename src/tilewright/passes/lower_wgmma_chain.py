@@ -36,7 +36,7 @@ from tilewright.passes.registers import Mask, Registers
 from tilewright.passes.schedule_matrix import MatrixSchedule
 from tilewright.passes.wgmma_epilogue import GROUP
 
-EARLY = {1: 3, 2: 3, 3: 2}
+EARLY = {1: 3, 2: 3, 3: 2, 4: 2}
 """By the number of computing groups: quarters of a step's exponentials that are computed while the product before runs; the
 others follow it."""
 TERMS = 16
@@ -93,6 +93,8 @@ class _Chain(ChainScores):
         self.key = self._staged(b, "k", self.made[step.key], 1, s.n, s.k, s.stages)
         self.value = self._staged(b, "v", self.made[step.value], 0, s.n, s.wide, s.stages)
         self.outputs(b)
+        if s.stagger:
+            self.turn = b.op("alloc", dtype=u64, shape=(s.groups,), space="shared", name="turn")
         if s.dynamic:
             self.next = b.op("alloc", dtype=u32, shape=(2,), space="shared", name="next")
             self.next_full = b.op("alloc", dtype=u64, shape=(2,), space="shared", name="next.full")
@@ -101,7 +103,7 @@ class _Chain(ChainScores):
         b.multi("barrier")
         is_copying = b.op("eq", self.group, b.const(0, i32))
         b.if_(is_copying, self._copying, self._computing)
-        attrs: dict[str, Attr] = {**self.kernel.attrs, "min_blocks": 1}
+        attrs: dict[str, Attr] = {**self.kernel.attrs, "min_blocks": s.blocks}
         if s.dynamic:
             attrs["dependent"] = True  # on what sets the counter
         return replace(
@@ -130,6 +132,8 @@ class _Chain(ChainScores):
                 b.multi("mbarrier_init", staged.full, b.index(number), count=1)
                 each = 4 if staged is self.query and self.in_registers else 1  # every warp has read its part itself
                 b.multi("mbarrier_init", staged.empty, b.index(number), count=self.chain.groups * each)
+        for number in range(self.chain.groups) if self.chain.stagger else ():
+            b.multi("mbarrier_init", self.turn, b.index(number), count=1)
         for number in range(2) if self.chain.dynamic else ():
             b.multi("mbarrier_init", self.next_full, b.index(number), count=1)
             b.multi("mbarrier_init", self.next_empty, b.index(number), count=self.chain.groups * GROUP)
@@ -161,8 +165,8 @@ class _Chain(ChainScores):
     # -- roles --------------------------------------------------------------------------------------------------
 
     def _copying(self, b: Builder) -> list[Value]:
-        if self.chain.groups > 1:
-            b.multi("set_registers", count=_REGISTERS[self.chain.groups][0], increase=False)
+        if self.chain.groups * self.chain.blocks > 1:
+            b.multi("set_registers", count=registers_of(self.chain)[0], increase=False)
         number = b.cast(self.warp, i32)
         first = b.op("eq", b.op("shuffle", number, b.const(0, i32), mode="idx"), b.const(0, i32))
 
@@ -176,8 +180,10 @@ class _Chain(ChainScores):
         return []
 
     def _computing(self, b: Builder) -> list[Value]:
-        if self.chain.groups > 1:
-            b.multi("set_registers", count=_REGISTERS[self.chain.groups][1], increase=True)
+        if self.chain.groups * self.chain.blocks > 1:
+            b.multi("set_registers", count=registers_of(self.chain)[1], increase=True)
+        if self.chain.stagger:
+            b.if_(b.op("gt", self.own, b.index(0)), self._await_turn, lambda inner: [])
         self._body(b, self.kernel.body.ops, False, b.const(0, u32), b.const(0, u32))
         if self.out_maps:
             b.if_(self.leader, lambda inner: inner.multi("tma_wait", pending=0, read=True), lambda inner: [])
@@ -323,6 +329,8 @@ class _Chain(ChainScores):
                 self._turn_round(at)
             skipped = self._skipped(at, steps, position)
             state = self._first(at, skipped, position)
+            if s.stagger:
+                self._pass_turn(at)
             after = at.add(skipped, one)
             for which, step in enumerate(self.steps):
                 low = after if not which else at.op("max", after, self._count(at, self.walks[0]))
@@ -348,6 +356,15 @@ class _Chain(ChainScores):
         for result, values in ((most, rows[:2]), (total, rows[2:])):
             self.env[result] = Registers((s.m, 1), {(h, 0): v for h, v in enumerate(values)})
         self.env[product] = Registers((s.m, s.wide), self._cells(b, out))
+
+    def _await_turn(self, b: Builder) -> list[Value]:
+        """Groups begin one after the other: while one finishes a tile the others multiply."""
+        b.multi("mbarrier_wait", self.turn, b.cast(b.sub(self.own, b.index(1)), u32), b.const(0, u32))
+        return []
+
+    def _pass_turn(self, b: Builder) -> None:
+        own = b.cast(self.own, u32)
+        b.if_(self.leader, lambda inner: inner.multi("mbarrier_arrive", self.turn, own), lambda inner: [])
 
     def _state(self, flat: Sequence[Value]) -> _State:
         out, words = self.chain.wide // 2, self.chain.n // 4
@@ -404,7 +421,9 @@ class _Chain(ChainScores):
         self._bind(b, step, t)
         scores = self._wait(b, scores, 0)
         self._release(b, self.key, stage)
-        units = self._units(b, step, scores)
+        # Without a limit that moves with the rows most tiles have whole steps only.
+        limited = b.op("lt", t, self._count(b, self.walks[0])) if len(self.steps) > 1 else None
+        units = self._units(b, step, scores, limited)
         most = [self._row_maximum(b, units, h) for h in range(2)]
         weights, total = self._weights(b, units, most, range(self.chain.n // 8))
         nothing = b.const(0.0, f32)
@@ -519,5 +538,10 @@ class _Chain(ChainScores):
 
         b.if_(b.op("lt", held, b.const(0.0, f32)), negate, lambda inner: [])
 
-_REGISTERS = {2: (24, 240), 3: (32, 160)}
-"""Registers of a copying and of a computing thread, by the number of computing groups."""
+
+def registers_of(schedule: MatrixSchedule) -> tuple[int, int]:
+    """Registers of a copying and of a computing thread: those of a block's launch, shared out anew."""
+    groups = schedule.groups
+    launched = (1 << 16) // (GROUP * (groups + 1) * schedule.blocks) // 8 * 8
+    copying = 24 if groups < 3 else 32
+    return copying, min(240, (launched * (groups + 1) - copying) // groups // 8 * 8)

@@ -70,6 +70,8 @@ class Online:
     """Terms that do not count are left out by the text; otherwise they are exponentials of -inf, which matters for rows that
     have no others."""
     scales: tuple[Scale, ...]
+    shifted: bool
+    """0 is subtracted where the maximum is -inf: the sums of such rows are 0."""
     exponential: str
     forms: Forms
 
@@ -147,6 +149,7 @@ class _Finder:
         sums: list[Op] = []
         weighted: list[tuple[Op, Op, tuple[Scale, ...]]] = []
         exponential = ""
+        shifted: set[bool] = set()
         for op in others:
             value, own = self._peel(op.regions[0].yields[0], 0.0, "if")
             factors = self._factors(value)
@@ -157,6 +160,7 @@ class _Finder:
             if exponential not in ("", made.opcode):
                 return None
             exponential = made.opcode
+            shifted.add(self._is_shifted(exponents[0].value, maximum))
             rest = [f for f in factors if f is not exponents[0]]
             j = op.regions[0].args[0]
             moving = [f for f in rest if j in self.depends(f.value)]
@@ -166,17 +170,18 @@ class _Finder:
                 weighted.append((op, load, tuple(f for f in rest if f is not moving[0])))
             else:
                 return None
-        if len(weighted) != 1 or not exponential:
+        if len(weighted) != 1 or not exponential or len(shifted) != 1:
             return None
         term, soft = self._peel(term, -math.inf, "select")
         score = self._score(term, maximum)
         if score is None:
             return None
-        return self._assemble(maximum, sums, weighted[0], loop, extents, term, guards, soft, score, exponential)
+        return self._assemble(maximum, sums, weighted[0], loop, extents, term, guards, soft, score, exponential, shifted.pop())
 
     def _assemble(
         self, maximum: Op, sums: Sequence[Op], weighted: tuple[Op, Op, tuple[Scale, ...]], loop: Op | None,
         extents: tuple[Size, ...], term: Value, guards: Sequence[Value], soft: Sequence[Value], score: tuple[Op, Op, Op], exponential: str,
+        shifted: bool,
     ) -> Online | None:  # fmt: skip
         product, query, key = score
         total, value, scales = weighted
@@ -213,7 +218,8 @@ class _Finder:
         keys = keys if keys is not None else self._rows_of(key, j)
         found = Online(
             self.parallel, extents, row, batch, column, column_extent, loop, keys, depth[0], maximum, tuple(sums), total, product,
-            query, key, value, term, tuple(others), reach, strict, scales, exponential, self.forms,
+            query, key, value, term, tuple(others), reach, strict, scales, shifted, exponential,
+            self.forms,
         )  # fmt: skip
         d = product.regions[0].args[0]
         axes = (
@@ -387,6 +393,26 @@ class _Finder:
         negated: Key = ("neg", self.key(maximum.results[0]))
         return self._sum(op.operands[0]) == _sorted([*self._sum(term), negated])
 
+    def _shifted(self, op: Op) -> Value | None:
+        """The maximum of which a select is what to subtract: 0 where it is -inf."""
+        test = self.made.get(op.operands[0])
+        maximum = op.operands[2]
+        if test is None or test.opcode != "eq" or maximum not in self.opaque or not self._is_constant(op.operands[1], 0.0):
+            return None
+        compared = [v for v in test.operands if v is not maximum]
+        return maximum if len(compared) == 1 and self._is_constant(compared[0], -math.inf) else None
+
+    def _is_shifted(self, exponential: Value, maximum: Op) -> bool:
+        """Whether an exponent has that in place of the maximum itself."""
+        waiting = [exponential]
+        while waiting:
+            op = self.made.get(waiting.pop())
+            if op is not None and op.opcode == "select" and self._shifted(op) is maximum.results[0]:
+                return True
+            if op is not None and op.opcode in ("exp", "exp2", "add", "sub", "neg", "fma"):
+                waiting += op.operands
+        return False
+
     def depends(self, value: Value) -> frozenset[Value]:
         """The loop indices a value is made of."""
         known = self.used.get(value)
@@ -417,6 +443,8 @@ class _Finder:
             return terms[0] if len(terms) == 1 else ("sum", *terms)
         if op.opcode == "mul":
             return ("mul", *_sorted([self.key(v) for v in op.operands]))
+        if op.opcode == "select" and (shifted := self._shifted(op)) is not None:
+            return self.key(shifted)
         if op.opcode == "if":
             position = op.results.index(value)
             return ("if", self.key(op.operands[0]), *(self.key(region.yields[position]) for region in op.regions))

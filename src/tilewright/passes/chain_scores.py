@@ -313,7 +313,10 @@ class ChainScores(Epilogue):
     def _largest(self, b: Builder, most: Value) -> Value:
         """The maximum of the scores themselves."""
         times = self._times(b)
-        return most if times is None else b.mul(most, times)
+        if times is None:
+            return most
+        # A factor of zero would make NaN of -inf.
+        return b.select(b.op("eq", most, b.const(-math.inf, f32)), most, b.mul(most, times))
 
 
 def larger(b: Builder, first: Value, second: Value) -> Value:

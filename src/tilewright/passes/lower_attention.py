@@ -16,7 +16,8 @@ exponentials and of weighted values below it. When the maximum grows, both sums 
 
 Steps that need a mask (the last keys, and those a limit `j < i + c` cuts through) come first and are a loop of their own; those
 wholly beyond the limit are left out. A row whose scores are all -inf has no maximum to subtract: 0 is subtracted instead, and
-at the end such a row gets what the text gives, NaN, unless the text leaves those terms out.
+at the end such a row gets what the text gives: sums of 0 where it leaves those terms out or subtracts 0 as well (`empty_rows`
+makes it so where it masks scores), else NaN.
 """
 
 from __future__ import annotations
@@ -284,7 +285,7 @@ class _Lowering(LoopLowering):
         """Rows of -inf only: NaN, as exp(-inf - -inf) is, where the text has such terms."""
         found = self.found
         most, total, out = state
-        if found.strict and found.conditions:
+        if found.shifted or (found.strict and found.conditions):
             return state
         lost = b.op("eq", most, b.splat(-math.inf, most))
         there = b.op("gt", b.index(found.keys), b.index(0))

@@ -477,7 +477,7 @@ class _Lowering(LoopLowering):
     def _lost(self, b: Builder, most: Value, env: dict[Value, Value]) -> Value | None:
         """Whether a row has scores of -inf only, and the text has such terms: they are exp(-inf - -inf), NaN."""
         found = self.found
-        if found.strict and found.conditions:
+        if found.shifted or (found.strict and found.conditions):
             return None
         lost = b.op("eq", most, b.const(-math.inf, f32))
         lost = b.logical_and(lost, b.op("gt", b.index(found.keys), b.index(0)))

@@ -97,3 +97,16 @@ def test_text_without_a_mask_stays_as_it_is() -> None:
     k = np.full((1, 1, 5, 64), np.inf, np.float32)
     assert np.isnan(kernels_attention.plain(q, k, np.ones_like(k), 0.5, device="cpu")).all()
     assert np.isnan(kernels_attention.plain(q, k[:, :, :0], k[:, :, :0], 0.5, device="cpu")).all()
+
+
+def test_a_mask_over_whole_steps() -> None:
+    """Where keys are whole steps of a tile no limit hides any: the mask still does."""
+    rng = np.random.default_rng(3)
+    q = rng.standard_normal((1, 1, 9, 64)).astype(np.float16)
+    k, v = (rng.standard_normal((1, 1, 384, 64)).astype(np.float16) for _ in range(2))
+    mask = (rng.random((9, 384)) < 0.5).astype(np.uint8)
+    want = kernels_attention.attend(np.where(mask > 0, kernels_attention.scores(q, k, 0.2), -np.inf), v)
+    kernel = kernels_attention.masked
+    stages = kernel.stages(q, k, v, mask, 0.2, target="sm_90a").stages
+    (found,) = run_program(stages.thread, kernel.bound(q, k, v, mask, 0.2)).values()
+    np.testing.assert_allclose(np.asarray(found).astype(np.float64), want, rtol=2e-3, atol=2e-3)

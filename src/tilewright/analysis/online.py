@@ -21,6 +21,7 @@ from tilewright.analysis.affine import Affine, Forms, analyse
 from tilewright.base.dtypes import f32
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, ZERO, Size, minimum
+from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, dtype_of
 
@@ -65,7 +66,8 @@ class Online:
     conditions: tuple[Value, ...]
     """Further conditions, in the body of `maximum`, under which a term counts."""
     reach: Size | None
-    """Terms count for j < i + reach."""
+    """Terms count for j < i + reach; with a grain, for j < i // grain * grain + reach."""
+    grain: int
     strict: bool
     """Terms that do not count are left out by the text; otherwise they are exponentials of -inf, which matters for rows that
     have no others."""
@@ -78,6 +80,13 @@ class Online:
     @property
     def indices(self) -> tuple[Value, ...]:
         return self.parallel.regions[0].args
+
+    def start(self, b: Builder, i: Value) -> Value:
+        """Of a row or rows, what `reach` counts from."""
+        if self.grain == 1:
+            return i
+        grain = b.like(b.index(self.grain), i)
+        return b.mul(b.op("floordiv", i, grain), grain)
 
     @property
     def j(self) -> Value:
@@ -202,7 +211,8 @@ class _Finder:
         bound = self._bound(maximum.operands[0], i)
         if bound is None:
             return None
-        keys, reach, strict = bound
+        keys, reach, grain = bound
+        strict = reach is not None
         others: list[Value] = []
         for group, hard in ((guards, True), (soft, False)):
             for part in self._parts(group):
@@ -218,7 +228,7 @@ class _Finder:
         keys = keys if keys is not None else self._rows_of(key, j)
         found = Online(
             self.parallel, extents, row, batch, column, column_extent, loop, keys, depth[0], maximum, tuple(sums), total, product,
-            query, key, value, term, tuple(others), reach, strict, scales, shifted, exponential,
+            query, key, value, term, tuple(others), reach, grain, strict, scales, shifted, exponential,
             self.forms,
         )  # fmt: skip
         d = product.regions[0].args[0]
@@ -312,27 +322,39 @@ class _Finder:
             return None
         return gap.constant + 1
 
-    def _bound(self, extent: Value, i: Value) -> tuple[Size | None, Size | None, bool] | None:
-        """Of a reduction's extent: the number of terms, or the limit it is."""
+    def _bound(self, extent: Value, i: Value) -> tuple[Size | None, Size | None, int] | None:
+        """Of a reduction's extent: the number of terms, or the limit it is, and the grain of that."""
         op = self.made.get(extent)
         if op is not None and op.opcode == "max" and self._is_constant(op.operands[1], 0):
             extent = op.operands[0]
         form = self.forms[extent]
         if not form.factors:
-            return form.constant, None, False
+            return form.constant, None, 1
         if form.values == (i,) and form.factor(i) == ONE:
-            return None, form.constant, True
+            return None, form.constant, 1
+        grain = self._grain(form, i)
+        if grain:
+            return None, form.constant, grain
         op = self.made.get(extent)
         if op is None or op.opcode != "min":
             return None
         # The end of a slice: that of the array, or the row's own.
         bounds = [self._bound(v, i) for v in op.operands]
         known = [b for b in bounds if b is not None]
-        sizes, reaches = [b[0] for b in known if b[0] is not None], [b[1] for b in known if b[1] is not None]
+        sizes, reaches = [b[0] for b in known if b[0] is not None], [(b[1], b[2]) for b in known if b[1] is not None]
         if len(known) != 2 or not sizes or len(reaches) > 1:
             return None
         keys = sizes[0] if len(sizes) == 1 else minimum(sizes[0], sizes[1])
-        return keys, reaches[0] if reaches else None, bool(reaches)
+        return keys, *(reaches[0] if reaches else (None, 1))
+
+    def _grain(self, form: Affine, i: Value) -> int:
+        """g of a form g * (i // g) + constant; 0 of others."""
+        op = self.made.get(form.values[0]) if len(form.values) == 1 else None
+        if op is None or op.opcode != "floordiv" or op.operands[0] is not i:
+            return 0
+        by = self.forms[op.operands[1]]
+        number = by.constant.constant
+        return number if not by.factors and number is not None and number > 0 and form.factor(form.values[0]) == by.constant else 0
 
     def _score(self, term: Value, maximum: Op) -> tuple[Op, Op, Op] | None:
         """The inner product f is made of, and the loads it multiplies: that of the rows, that of the terms."""

@@ -135,8 +135,11 @@ class _Lowering(LoopLowering):
             return b.op("max", b.op("min", value, keys), b.index(0))
 
         last = b.op("min", b.add(row, b.index(self.matrix.m)), b.index(self.rows))
-        end = clamped(b.add(last, b.index(found.reach - 1)))
-        whole = clamped(b.add(row, b.index(found.reach)))
+        if found.grain == 1:
+            end = clamped(b.add(last, b.index(found.reach - 1)))
+        else:
+            end = clamped(b.add(found.start(b, b.sub(last, b.index(1))), b.index(found.reach)))
+        whole = clamped(b.add(found.start(b, row), b.index(found.reach)))
         steps = b.op("floordiv", b.add(end, b.index(n - 1)), b.index(n))
         return steps, b.sub(steps, b.op("floordiv", whole, b.index(n)))
 
@@ -219,7 +222,7 @@ class _Lowering(LoopLowering):
         keep = [c.value for c in inside]
         masks = [*edge, *inside]
         if found.reach is not None and mask:
-            ahead = b.sub(self.widen(b, index, shape), self.widen(b, env[self.i], shape))
+            ahead = b.sub(self.widen(b, index, shape), self.widen(b, found.start(b, env[self.i]), shape))
             keep.append(b.op("lt", ahead, b.like(b.index(found.reach), ahead)))
             if found.strict:
                 masks.append(Condition(keep[-1], edge=False))
@@ -291,7 +294,7 @@ class _Lowering(LoopLowering):
         there = b.op("gt", b.index(found.keys), b.index(0))
         lost = b.logical_and(lost, b.like(there, lost))
         if found.strict and found.reach is not None:
-            limit = b.add(env[self.i], b.like(b.index(found.reach), env[self.i]))
+            limit = b.add(found.start(b, env[self.i]), b.like(b.index(found.reach), env[self.i]))
             lost = b.logical_and(lost, b.op("gt", limit, b.splat(0, limit)))
         total = b.select(lost, b.splat(math.nan, total), total)
         out = b.select(self.widen(b, lost, (self.matrix.m, self.matrix.wide)), b.splat(math.nan, out), out)

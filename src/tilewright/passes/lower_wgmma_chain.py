@@ -425,8 +425,9 @@ class _Chain(ChainScores):
         self._bind(b, step, t)
         scores = self._wait(b, scores, 0)
         self._release(b, self.key, stage)
-        # Without a limit that moves with the rows most tiles have whole steps only.
-        limited = b.op("lt", t, self._count(b, self.walks[0])) if len(self.steps) > 1 else None
+        # Where only limits hide scores, a tile may have none that does: keys that are whole steps.
+        only_limits = len(self.steps) > 1 and self._score(self.steps[-1]).mask is None
+        limited = b.op("lt", t, self._count(b, self.walks[0])) if only_limits else None
         units = self._units(b, step, scores, limited)
         most = [self._row_maximum(b, units, h) for h in range(2)]
         weights, total = self._weights(b, units, most, range(self.chain.n // 8))

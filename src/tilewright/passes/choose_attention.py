@@ -23,6 +23,7 @@ from tilewright.ir.nodes import Kernel, Op, walk
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose_attention_cpu import cpu_attention_schedules, forced_on_cpu
 from tilewright.passes.lower_mma_chain import bands, blocks_at_once, registers_needed, shared_elements
+from tilewright.passes.lower_wgmma_chain import registers_of
 from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
 
 MOST = 256
@@ -39,6 +40,8 @@ SHORT = 1024
 """Up to this many keys a tile is over soon, and queries that leave shared memory at once make room for the next."""
 SMALL = 2e10
 """Operations up to which a second launch, which sets a counter, costs more than it brings."""
+EARLY = 2e11
+"""Operations up to which it is worth beginning before the kernel launched before has ended."""
 SHARED = 200 << 10
 """Bytes of shared memory for operands."""
 LARGE = 1 << 12
@@ -76,19 +79,22 @@ def _hopper_schedules(found: Online, target: Target, hints: Mapping[str, int]) -
     depth, width = (_padded(size, BLOCK) for size in (found.depth, found.column_extent))
     batch, rows, keys = _numbers(found, hints)
     more = _reads_more(found)
+    work = 2 * batch * rows * keys * (depth + width) / (1 if found.reach is None else 2)
+    short = keys <= SHORT and not more
     candidates = [
         MatrixSchedule(
-            "attention", 64 * groups, n, depth, stages=_stages(groups, n, depth + width), groups=groups, wide=width,
-            a_copy="registers" if groups == 2 and 64 < depth <= 128 and keys <= SHORT and not more else "tma",
+            "attention", 64 * groups, _step(n, keys) if short and groups == 2 and found.reach is None else n, depth,
+            stages=3 if blocks > 1 else _stages(groups, n, depth + width), groups=groups, wide=width, blocks=blocks,
+            a_copy="registers" if short and depth <= 128 and (groups == 2 or blocks > 1) else "tma", early=work < EARLY,
         )
-        for groups, n in _shapes(max(depth, width), more)
+        for groups, n, blocks in _shapes(max(depth, width), more, short, found.reach is not None)
     ]  # fmt: skip
     if found.reach is not None:
         # Tiles of different length: sorted all together where there are few; else fetched, those of a few batch points at a time.
-        small = 2 * batch * rows * keys * (depth + width) / 2 < SMALL
+        small = work < SMALL
         raster = batch if small else min(batch, CACHED // max(1, keys * (depth + width) * 2))
-        candidates = [replace(s, raster=max(1, raster), dynamic=not small) for s in candidates]
-    return tuple(sorted(candidates, key=lambda s: _cost(s, batch, rows, target)))
+        candidates = [replace(s, raster=max(1, raster), dynamic=not small, early=small) for s in candidates]
+    return tuple(sorted(candidates, key=lambda s: _cost(s, batch, rows, keys, found.reach is not None, target)))
 
 
 def _mma_schedules(found: Online, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
@@ -188,10 +194,13 @@ def neighbours(schedule: MatrixSchedule) -> Iterator[MatrixSchedule]:
     for n in (s.n // 2, s.n - 32, s.n - 16, s.n + 16, s.n + 32, s.n * 2):
         yield replace(s, n=n)
     if s.family == "attention":
-        for groups in (1, 2, 3):
-            yield replace(s, m=64 * groups, groups=groups)
+        for groups in (1, 2, 3, 4):
+            yield replace(s, m=64 * groups, groups=groups, blocks=1)
+        for blocks in (2, 3):
+            yield replace(s, m=64, groups=1, blocks=blocks)
         yield replace(s, a_copy="tma" if s.a_copy == "registers" else "registers")
         yield replace(s, dynamic=not s.dynamic)
+        yield replace(s, early=not s.early)
     else:
         for rows in (16, 32):
             for warps in (2, 4, 8):
@@ -208,19 +217,29 @@ def has_room(schedule: MatrixSchedule, target: Target) -> bool:
     if s.family == "attention_mma":
         return s.stages <= 4 and 2 * shared_elements(s) <= target.max_shared and registers_needed(s) <= target.max_registers
     # Sums, scores, and the weights of the step before are in registers.
-    most = {1: 180, 2: 180, 3: 130}[s.groups]
+    most = min(180, registers_of(s)[1] - 30)
     out = s.groups * s.buffers * 64 * 128
     operands = 2 * (s.m * s.k + s.stages * s.n * (s.k + s.wide))
-    return s.wide // 2 + s.n * 3 // 4 <= most and operands + out + 2048 <= target.max_shared
+    return s.wide // 2 + s.n * 3 // 4 <= most and s.blocks * (operands + out + 2048) <= target.max_shared
 
 
-def _shapes(columns: int, more: bool) -> list[tuple[int, int]]:
-    """Computing groups and keys of a step for which registers and shared memory suffice, fewer where scores need further arrays."""
+def _shapes(columns: int, more: bool, short: bool, limited: bool) -> list[tuple[int, int, int]]:
+    """Computing groups, keys of a step, and blocks at once, for which registers and shared memory suffice: fewer where scores need further
+    arrays. Rows with few keys that end where they stand have small steps, which waste fewer; blocks of their own let rows with few
+    keys and columns begin and end apart."""
+    few = 64 if short and limited else 128
     if columns <= 64:
-        return [(2, 128), (1, 128)] if more else [(3, 128), (2, 128), (1, 128)]
+        shapes = [(2, 128, 1)] if more else [(3, 128, 1), (4, 64, 1), (2, few, 1), *([(1, 64, 3)] if short else [])]
+        return [*shapes, (1, 128, 1)]
     if columns <= 128:
-        return [(2, 96), (1, 96)] if more else [(2, 128), (1, 128)]
-    return [(2, 64), (1, 64)]
+        return [(2, 96, 1), (1, 96, 1)] if more else [(2, few, 1), (1, 128, 1)]
+    return [(2, 64, 1), (1, 64, 1)]
+
+
+def _step(n: int, keys: int) -> int:
+    """Keys of a step, up to n: fewer where the last step would be far from full."""
+    best = min((n, n - 16, n - 32, n - 48), key=lambda x: -(-keys // x) * x)
+    return best if best > 0 and -(-keys // best) * best * 20 <= -(-keys // n) * n * 19 else n
 
 
 def _reads_more(found: Online) -> bool:
@@ -229,17 +248,34 @@ def _reads_more(found: Online) -> bool:
 
 
 def _stages(groups: int, n: int, columns: int) -> int:
-    """Steps whose keys and values are there at once: four where two groups of short rows leave room, else two."""
+    """Steps whose keys and values are there at once: four where they leave room, and they are short or two groups' rows are, else two."""
     queries = 64 * groups * columns
-    return 4 if groups < 3 and columns <= 128 and queries + 4 * n * columns * 2 <= SHARED else 2
+    fits = queries + 4 * n * columns * 2 <= SHARED
+    return 4 if fits and ((groups < 3 and columns <= 128) or n == 64) else 2
 
 
-def _cost(schedule: MatrixSchedule, batch: int, rows: int, target: Target) -> float:
-    """Rounds of tiles, each as long as it has rows; few groups leave the matrix units idle."""
-    tiles = batch * -(-rows // schedule.m)
-    rate = {1: 0.55, 2: 0.9, 3: 1.0}[schedule.groups]
-    rounds = tiles / target.multiprocessors if schedule.dynamic else -(-tiles // target.multiprocessors)
-    return max(1.0, rounds) * schedule.m / rate
+RATES = {1: 0.5, 2: 0.885, 3: 1.0, 4: 0.9}
+"""By the number of groups: how fast steps are, beside those of three."""
+ENDS = {1: 100, 2: 105, 3: 260, 4: 110}
+"""Beginning and end of a tile, while which little is multiplied, as so many keys."""
+APART = {1: (0.45, 100), 2: (0.7, 20), 3: (0.75, 5)}
+"""Both of blocks of one group, by how many a multiprocessor has at once."""
+
+
+def _cost(schedule: MatrixSchedule, batch: int, rows: int, keys: int, limited: bool, target: Target) -> float:
+    """Rounds of tiles, each as long as it has rows and they have keys; few groups leave the matrix units idle. Fitted to what an H200
+    takes from 512 to 4096 rows of 64 columns."""
+    s = schedule
+    tiles = batch * -(-rows // s.m)
+    at_once = target.multiprocessors * s.blocks
+    rounds = tiles / at_once if s.dynamic else -(-tiles // at_once)
+    # Of rows that end where they stand half the keys count, and those that a group's rows and steps along the limit add.
+    each = (keys + 64 + s.n) / 2 if limited else keys
+    rate, ends = RATES[s.groups] * (1.1 if limited and s.groups == 4 else 1.0), ENDS[s.groups]
+    beside = min(s.blocks, -(-tiles // target.multiprocessors))
+    if s.blocks > 1:
+        rate, ends = APART[min(3, max(1, beside))]
+    return max(1.0, rounds) * s.m * beside * (each + ends) / rate
 
 
 def _padded(size: Size, to: int) -> int:

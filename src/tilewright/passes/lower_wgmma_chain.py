@@ -93,8 +93,6 @@ class _Chain(ChainScores):
         self.key = self._staged(b, "k", self.made[step.key], 1, s.n, s.k, s.stages)
         self.value = self._staged(b, "v", self.made[step.value], 0, s.n, s.wide, s.stages)
         self.outputs(b)
-        if s.stagger:
-            self.turn = b.op("alloc", dtype=u64, shape=(s.groups,), space="shared", name="turn")
         if s.dynamic:
             self.next = b.op("alloc", dtype=u32, shape=(2,), space="shared", name="next")
             self.next_full = b.op("alloc", dtype=u64, shape=(2,), space="shared", name="next.full")
@@ -134,8 +132,6 @@ class _Chain(ChainScores):
                 b.multi("mbarrier_init", staged.full, b.index(number), count=1)
                 each = 4 if staged is self.query and self.in_registers else 1  # every warp has read its part itself
                 b.multi("mbarrier_init", staged.empty, b.index(number), count=self.chain.groups * each)
-        for number in range(self.chain.groups) if self.chain.stagger else ():
-            b.multi("mbarrier_init", self.turn, b.index(number), count=1)
         for number in range(2) if self.chain.dynamic else ():
             b.multi("mbarrier_init", self.next_full, b.index(number), count=1)
             b.multi("mbarrier_init", self.next_empty, b.index(number), count=self.chain.groups * GROUP)
@@ -186,8 +182,6 @@ class _Chain(ChainScores):
             b.multi("set_registers", count=registers_of(self.chain)[1], increase=True)
         if self.chain.early:
             b.multi("wait_previous")  # what is written may still be read
-        if self.chain.stagger:
-            b.if_(b.op("gt", self.own, b.index(0)), self._await_turn, lambda inner: [])
         self._body(b, self.kernel.body.ops, False, b.const(0, u32), b.const(0, u32))
         if self.out_maps:
             b.if_(self.leader, lambda inner: inner.multi("tma_wait", pending=0, read=True), lambda inner: [])
@@ -333,8 +327,6 @@ class _Chain(ChainScores):
                 self._turn_round(at)
             skipped = self._skipped(at, steps, position)
             state = self._first(at, skipped, position)
-            if s.stagger:
-                self._pass_turn(at)
             after = at.add(skipped, one)
             for which, step in enumerate(self.steps):
                 low = after if not which else at.op("max", after, self._count(at, self.walks[0]))
@@ -360,15 +352,6 @@ class _Chain(ChainScores):
         for result, values in ((most, rows[:2]), (total, rows[2:])):
             self.env[result] = Registers((s.m, 1), {(h, 0): v for h, v in enumerate(values)})
         self.env[product] = Registers((s.m, s.wide), self._cells(b, out))
-
-    def _await_turn(self, b: Builder) -> list[Value]:
-        """Groups begin one after the other: while one finishes a tile the others multiply."""
-        b.multi("mbarrier_wait", self.turn, b.cast(b.sub(self.own, b.index(1)), u32), b.const(0, u32))
-        return []
-
-    def _pass_turn(self, b: Builder) -> None:
-        own = b.cast(self.own, u32)
-        b.if_(self.leader, lambda inner: inner.multi("mbarrier_arrive", self.turn, own), lambda inner: [])
 
     def _state(self, flat: Sequence[Value]) -> _State:
         out, words = self.chain.wide // 2, self.chain.n // 4

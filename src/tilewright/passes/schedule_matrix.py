@@ -90,8 +90,6 @@ class MatrixSchedule:
 
     blocks: int = 1
     """Attention with Hopper's instructions: blocks that a multiprocessor has at once."""
-    stagger: bool = False
-    """Attention with Hopper's instructions: groups begin one after the other, so that one multiplies while the other finishes a tile."""
 
     def describe(self) -> str:
         """All that differs from the defaults, as `name=value` words."""

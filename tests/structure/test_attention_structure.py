@@ -49,7 +49,7 @@ LARGE, SHORT, MANY, LONGER, ODD = (192 * 8, 32), (512, 16), (512, 192), (1024, 5
 @pytest.mark.parametrize("depth", [64, 128])
 @pytest.mark.parametrize(
     ("name", "size"),
-    [*((n, LARGE) for n in ("plain", "causal", "ranged", "masked", "biased", "logarithm")), 
+    [*((n, LARGE) for n in ("plain", "causal", "ranged", "masked", "biased", "logarithm")),
      *((n, s) for n in ("plain", "causal") for s in (SHORT, MANY, LONGER, ODD)), ("masked", MANY)],
 )  # fmt: skip
 def test_no_spills_and_no_waits_between_instructions(name: str, size: tuple[int, int], depth: int) -> None:

@@ -3,8 +3,8 @@ when.
 
 In: a loop-stage kernel, the target and the sizes of the call. Out: schedules, best first: for Hopper `family=attention`, then,
 as for every GPU whose warps multiply matrices and copy asynchronously, `family=attention_mma`. None where the kernel is no such
-chain, or where operands are not what the copies and the matrix units take: two-byte floats, rows that begin at whole 16 bytes,
-up to 256 terms and columns, both known when the code is made.
+chain, or where operands are not what the copies and the matrix units take: two-byte floats (or 8-bit ones, which `widen_operands`
+copies), rows that begin at whole 16 bytes, up to 256 terms and columns, both known when the code is made.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tilewright.base.errors import UserError
 from tilewright.base.sizes import ONE, Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, walk
-from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose_attention_cpu import cpu_attention_schedules, forced_on_cpu
 from tilewright.passes.lower_mma_chain import bands, blocks_at_once, registers_needed, shared_elements
 from tilewright.passes.lower_wgmma_chain import registers_of
 from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
+from tilewright.passes.widen_operands import can_widen, operand_dtype, widened
 
 MOST = 256
 """Terms of a score and columns of the values, at most."""
@@ -289,8 +289,7 @@ def _operands_fit(kernel: Kernel, found: Online) -> bool:
     if depth is None or width is None or not 8 <= depth <= MOST or not 8 <= width <= MOST:
         return False
     loads = (found.query, found.key, found.value)
-    dtype = dtype_of(found.query.result.type)
-    if dtype not in (f16, bf16) or any(dtype_of(op.result.type) is not dtype for op in loads):
+    if operand_dtype(found) not in (f16, bf16) or not can_widen(kernel, found):
         return False
     d, j = found.score.regions[0].args[0], found.weighted.regions[0].args[0]
     columns = (found.axis(found.query, d), found.axis(found.key, d), found.axis(found.value, found.column))
@@ -302,27 +301,21 @@ def _operands_fit(kernel: Kernel, found: Online) -> bool:
 def _fits_engine(found: Online) -> bool:
     """Whether the copy engine can bring them: at most four axes, and zeros beyond the last term."""
     loads = (found.query, found.key, found.value)
-    if any(_tensor(op).rank > 4 for op in loads):
+    if any(widened(found, op.operands[0]).rank > 4 for op in loads):
         return False
     if found.depth.constant is not None and found.depth.constant % BLOCK:
         d = found.score.regions[0].args[0]
         columns = (found.axis(found.query, d), found.axis(found.key, d))
         # Beyond the last term both operands must be zero.
-        shapes = [_tensor(op).shape[axis] for op, axis in zip(loads[:2], columns, strict=True)]
+        shapes = [widened(found, op.operands[0]).shape[axis] for op, axis in zip(loads[:2], columns, strict=True)]
         if any(size != found.depth for size in shapes):
             return False
     return True
 
 
-def _tensor(load: Op) -> Tensor:
-    tensor = load.operands[0].type
-    assert isinstance(tensor, Tensor)
-    return tensor
-
-
 def _copyable(kernel: Kernel, found: Online, load: Op, column: int) -> bool:
     """Whether it can be copied 16 bytes at a time: neighbours along the last axis, from its first, everything else 16 bytes apart."""
-    tensor = _tensor(load)
+    tensor = widened(found, load.operands[0])
     if tensor.align < 16 or column != tensor.rank - 1 or tensor.strides[-1] != ONE:
         return False
     form = found.forms[load.operands[1 + column]]

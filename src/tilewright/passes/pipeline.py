@@ -2,7 +2,7 @@
 
     program fuse                                                   kernels joined, arrays between them gone
     loop    simplify · unblock · hoist · uncarry · empty_rows · collapse · stabilise · contract · narrow      what to compute, merged and shared
-    program clip_windows · pad_windows · turn_images · repack · split_reductions · stream_sums · add_counters      kernels added before or after
+    program clip_windows · pad_windows · turn_images · repack · widen_operands · split_reductions · stream_sums · add_counters      kernels added before or after
     loop    choose (schedule) · lower_loops                        -> tile
     tile    simplify · assign_layouts · lower_tiles                -> thread (window_sums and lower_windows where windows overlap)
     thread  simplify · expand_math · expand_casts · simplify
@@ -68,6 +68,7 @@ from tilewright.passes.tile_counter import add_counters
 from tilewright.passes.turn_images import turn_images
 from tilewright.passes.unblock import unblock
 from tilewright.passes.uncarry import uncarry
+from tilewright.passes.widen_operands import widen_operands
 from tilewright.passes.window_sums import window_sums
 from tilewright.tree.metadata import KernelMetadata
 
@@ -202,6 +203,9 @@ def lower_planned(
     start = time.perf_counter()
     program, plan = repack(program, plan)
     trace.record("repack", time.perf_counter() - start, lambda: print_program(program))
+    start = time.perf_counter()
+    program, plan = widen_operands(program, plan)
+    trace.record("widen_operands", time.perf_counter() - start, lambda: print_program(program))
     start = time.perf_counter()
     program, plan = split_reductions(program, plan, target, hints)
     trace.record("split_reductions", time.perf_counter() - start, lambda: print_program(program))

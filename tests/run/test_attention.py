@@ -166,7 +166,7 @@ def test_the_logarithm_of_the_sum() -> None:
     "schedule",
     [
         "m=64 n=32", "m=64 n=32 dynamic=1", "m=128 n=32 groups=2 dynamic=1", "m=128 n=32 groups=2 a_copy=registers",
-        "m=192 n=48 groups=3 stages=3",
+        "m=192 n=48 groups=3 stages=3", "m=64 n=64 stages=3 blocks=3 a_copy=registers early=1", "m=256 n=64 groups=4 stages=4 early=1",
     ],
 )  # fmt: skip
 def test_blocks_that_compute_many_tiles(schedule: str) -> None:
@@ -196,3 +196,5 @@ def test_a_schedule_that_does_not_fit_is_refused() -> None:
     q = np.zeros((1, 1, 64, 64), np.float16)
     with pytest.raises(tw.UserError, match="does not fit plain"):
         tw.kernel(schedule="family=attention m=64 n=32 k=128 wide=64")(text.plain.python).stages(q, q, q, 1.0, target="sm_90a")
+    with pytest.raises(tw.UserError, match="several blocks at once have one group"):
+        tw.kernel(schedule="family=attention m=128 n=32 groups=2 blocks=2 k=64 wide=64")(text.plain.python).stages(q, q, q, 1.0, target="sm_90a")

@@ -165,11 +165,12 @@ def forced_attention(text: str, found: tuple[MatrixSchedule, ...], kernel: Kerne
         return forced_on_cpu(asked, like, text, kernel)
     if like.family == "attention_mma":
         return _forced_mma(text, asked, like, kernel)
-    fits = asked.m == 64 * asked.groups and 1 <= asked.groups <= 4 and 1 <= asked.blocks <= 4 and asked.n % 16 == 0 and 16 <= asked.n <= 256
+    fits = asked.m == 64 * asked.groups and 1 <= asked.groups <= 4 and (asked.blocks == 1 or (asked.groups == 1 and 1 < asked.blocks <= 4)) and asked.n % 16 == 0 and 16 <= asked.n <= 256
     if not fits or asked.family != "attention" or (asked.k, asked.wide) != (like.k, like.wide):
         raise UserError.at(
             "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
-            f"it needs family=attention k={like.k} wide={like.wide}, m = 64 * groups, up to 4 of them, and n a multiple of 16 up to 256",
+            f"it needs family=attention k={like.k} wide={like.wide}, m = 64 * groups, up to 4 of them, and n a multiple of 16 up to 256; "
+            "several blocks at once have one group, up to 4 blocks",
         )  # fmt: skip
     return asked
 
@@ -196,7 +197,7 @@ def neighbours(schedule: MatrixSchedule) -> Iterator[MatrixSchedule]:
     if s.family == "attention":
         for groups in (1, 2, 3, 4):
             yield replace(s, m=64 * groups, groups=groups, blocks=1)
-        for blocks in (2, 3):
+        for blocks in (2, 3):  # of one group each: others have not been seen to work on every shape
             yield replace(s, m=64, groups=1, blocks=blocks)
         yield replace(s, a_copy="tma" if s.a_copy == "registers" else "registers")
         yield replace(s, dynamic=not s.dynamic)

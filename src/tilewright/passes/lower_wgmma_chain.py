@@ -31,7 +31,8 @@ from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value
 from tilewright.ir.ops_matrix import ROW_BYTES
 from tilewright.ir.types import Tensor, dtype_of
-from tilewright.passes.chain_scores import ChainScores, Step, needed_ops
+from tilewright.passes.chain_queries import TERMS, ChainQueries
+from tilewright.passes.chain_scores import Step, needed_ops
 from tilewright.passes.registers import Mask, Registers
 from tilewright.passes.schedule_matrix import MatrixSchedule
 from tilewright.passes.wgmma_epilogue import GROUP
@@ -39,8 +40,6 @@ from tilewright.passes.wgmma_epilogue import GROUP
 EARLY = {1: 3, 2: 3, 3: 2, 4: 2}
 """By the number of computing groups: quarters of a step's exponentials that are computed while the product before runs; the
 others follow it."""
-TERMS = 16
-"""Terms of one matrix instruction of two-byte elements."""
 
 
 def lower_wgmma_chain(kernel: Kernel, schedule: MatrixSchedule, target: Target) -> Kernel:
@@ -76,7 +75,7 @@ class _State:
         return [*self.out, *self.words, *self.most, *self.total]
 
 
-class _Chain(ChainScores):
+class _Chain(ChainQueries):
     def __init__(self, kernel: Kernel, schedule: MatrixSchedule, target: Target) -> None:
         super().__init__(kernel, schedule, target)
         self.in_registers = schedule.a_copy == "registers"
@@ -322,9 +321,9 @@ class _Chain(ChainScores):
 
         def everything(at: Builder) -> list[Value]:
             at.multi("mbarrier_wait", self.query.full, zero, at.op("and", number, one))
-            self.words = self._query_words(at) if self.in_registers else []
+            self.words = self._query_words(at, self.query.memory, self.query.empty) if self.in_registers else []
             if not self.in_registers:
-                self._turn_round(at)
+                self._turn_round(at, self.query.memory)
             skipped = self._skipped(at, steps, position)
             state = self._first(at, skipped, position)
             after = at.add(skipped, one)
@@ -481,50 +480,6 @@ class _Chain(ChainScores):
 
     def _release(self, b: Builder, staged: _Staged, stage: Value) -> None:
         b.if_(self.leader, lambda inner: inner.multi("mbarrier_arrive", staged.empty, stage), lambda inner: [])
-
-    def _query_words(self, b: Builder) -> list[Value]:
-        """The queries as a first operand in registers, with the sign of what scores are multiplied by; their memory is free
-        then."""
-        wide, chunk = ROW_BYTES // self.dtype.itemsize, 16 // self.dtype.itemsize
-        row = b.add(b.mul(self.warp, b.index(16)), b.op("and", self.lane, b.index(15)))
-        start = b.mul(b.add(row, b.mul(self.own, b.index(64))), b.index(wide))
-        half, turn = b.op("shr", self.lane, b.index(4)), b.op("and", self.lane, b.index(7))
-        words: list[Value] = []
-        for number in range(self.chain.k // TERMS):
-            block, inside = divmod(number * TERMS, wide)
-            place = b.op("xor", b.add(half, b.index(inside // chunk)), turn)
-            place = b.add(b.add(start, b.mul(place, b.index(chunk))), b.index(block * self.chain.m * wide))
-            words += b.multi("ldmatrix", self.query.memory, place, count=4)
-        one_each = b.op("eq", self.lane, b.index(0))
-        b.if_(one_each, lambda inner: inner.multi("mbarrier_arrive", self.query.empty, inner.const(0, u32)), lambda inner: [])
-        times = self._score(self.steps[-1]).times
-        if times is None or self._is_positive(times):
-            return words
-        held = self._held(b, times)
-        signs = b.select(b.op("lt", held, b.const(0.0, f32)), b.const(0x80008000, u32), b.const(0, u32))
-        return [b.op("xor", word, signs) for word in words]
-
-    def _turn_round(self, b: Builder) -> None:
-        """Where scores are multiplied by a negative number: the queries change their sign instead."""
-        times = self._score(self.steps[-1]).times
-        if times is None or self._is_positive(times):
-            return
-        held = self._held(b, times)
-        wide, width = ROW_BYTES // self.dtype.itemsize, 16 // self.dtype.itemsize
-        mine = b.mul(b.op("and", self.thread, b.index(GROUP - 1)), b.index(width))
-        mine = b.add(mine, b.mul(self.own, b.index(64 * wide)))
-
-        def negate(inner: Builder) -> list[Value]:
-            for block in range(self.chain.k // wide):
-                for part in range(64 * wide // (GROUP * width)):
-                    place = inner.add(mine, inner.index(block * self.chain.m * wide + part * GROUP * width))
-                    value = inner.op("load", self.query.memory, place, width=width)
-                    inner.multi("store", self.query.memory, place, inner.op("neg", value))
-            inner.multi("fence_async")
-            inner.multi("named_barrier", inner.cast(inner.add(self.own, inner.index(1)), i32), threads=GROUP)
-            return []
-
-        b.if_(b.op("lt", held, b.const(0.0, f32)), negate, lambda inner: [])
 
 
 def registers_of(schedule: MatrixSchedule) -> tuple[int, int]:

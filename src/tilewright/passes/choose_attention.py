@@ -165,7 +165,8 @@ def forced_attention(text: str, found: tuple[MatrixSchedule, ...], kernel: Kerne
         return forced_on_cpu(asked, like, text, kernel)
     if like.family == "attention_mma":
         return _forced_mma(text, asked, like, kernel)
-    fits = asked.m == 64 * asked.groups and 1 <= asked.groups <= 4 and (asked.blocks == 1 or (asked.groups == 1 and 1 < asked.blocks <= 4)) and asked.n % 16 == 0 and 16 <= asked.n <= 256
+    fits = asked.m == 64 * asked.groups and 1 <= asked.groups <= 4 and asked.n % 16 == 0 and 16 <= asked.n <= 256
+    fits = fits and (asked.blocks == 1 or (asked.groups == 1 and 1 < asked.blocks <= 4))
     if not fits or asked.family != "attention" or (asked.k, asked.wide) != (like.k, like.wide):
         raise UserError.at(
             "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
@@ -217,6 +218,8 @@ def has_room(schedule: MatrixSchedule, target: Target) -> bool:
         return False
     if s.family == "attention_mma":
         return s.stages <= 4 and 2 * shared_elements(s) <= target.max_shared and registers_needed(s) <= target.max_registers
+    if s.blocks > 1 and s.groups > 1:
+        return False
     # Sums, scores, and the weights of the step before are in registers.
     most = min(180, registers_of(s)[1] - 30)
     out = s.groups * s.buffers * 64 * 128

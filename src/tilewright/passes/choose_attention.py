@@ -36,6 +36,8 @@ BLOCK = 64
 """Elements of 128 bytes: what is swizzled together."""
 CACHED = 32 << 20
 """Bytes of keys and values that are walked together, so that they stay in the L2 cache."""
+TOGETHER = 64
+"""Batch points that are walked together, at most: of 128 with few keys the first are forgotten before the last tiles."""
 SHORT = 1024
 """Up to this many keys a tile is over soon, and queries that leave shared memory at once make room for the next."""
 SMALL = 2e10
@@ -92,7 +94,7 @@ def _hopper_schedules(found: Online, target: Target, hints: Mapping[str, int]) -
     if found.reach is not None:
         # Tiles of different length: sorted all together where there are few; else fetched, those of a few batch points at a time.
         small = work < SMALL
-        raster = batch if small else min(batch, CACHED // max(1, keys * (depth + width) * 2))
+        raster = batch if small else min(batch, TOGETHER, CACHED // max(1, keys * (depth + width) * 2))
         candidates = [replace(s, raster=max(1, raster), dynamic=not small, early=small) for s in candidates]
     return tuple(sorted(candidates, key=lambda s: _cost(s, batch, rows, keys, found.reach is not None, target)))
 

@@ -105,3 +105,64 @@ def causal_rows(q, k, v):
         weights = tw.exp(scores - tw.max(scores))
         out[i] = weights @ v[: i + 1] / tw.sum(weights)
     return out
+
+
+@tw.kernel
+def causal_flash(q, k, v, mask):
+    """Keys up to the end of a block of queries; the mask hides more of them."""
+    length, width = q.shape
+    out = tw.empty((length, width), q.dtype)
+    for block in tw.grid(range(0, length, 64)):
+        m = -tw.inf
+        total = 0.0
+        o = tw.zeros((64, width))
+        for kv in range(0, block + 64, 32):
+            scores = q[block : block + 64] @ tw.transpose(k[kv : kv + 32]) * 0.125
+            s = tw.where(mask[block : block + 64, kv : kv + 32], scores, -tw.inf)
+            m_new = tw.maximum(m, tw.row_max(s))
+            total = tw.exp(m - m_new) * total + tw.row_sum(tw.exp(s - m_new))
+            o = tw.exp(m - m_new) * o + tw.exp(s - m_new) @ v[kv : kv + 32]
+            m = m_new
+        out[block : block + 64] = o / total
+    return out
+
+
+@tw.kernel
+def block_causal_flash(q, k, v):
+    """Queries of a block see the keys of blocks up to their own, of which there may be more or fewer."""
+    batch, length, width = q.shape
+    keys = k.shape[1]
+    out = tw.empty((batch, length, width), q.dtype)
+    for b, block in tw.grid(batch, range(0, length, 48)):
+        m = -tw.inf
+        total = 0.0
+        o = tw.zeros((48, width))
+        for kv in range(0, min(block + 48, keys), 48):
+            s = q[b, block : block + 48] @ tw.transpose(k[b, kv : kv + 48]) * 0.125
+            m_new = tw.maximum(m, tw.row_max(s))
+            total = tw.exp(m - m_new) * total + tw.row_sum(tw.exp(s - m_new))
+            o = tw.exp(m - m_new) * o + tw.exp(s - m_new) @ v[b, kv : kv + 48]
+            m = m_new
+        out[b, block : block + 48] = o / total
+    return out
+
+
+@tw.kernel
+def block_causal_loops(q, k, v):
+    """The same in plain loops."""
+    batch, length, width = q.shape
+    keys = k.shape[1]
+    out = tw.empty((batch, length, width), q.dtype)
+    for b, i in tw.grid(batch, length):
+        m = -tw.inf
+        for j in range(min(i // 48 * 48 + 48, keys)):
+            m = max(m, tw.dot(q[b, i], k[b, j]) * 0.125)
+        total = 0.0
+        for j in range(min(i // 48 * 48 + 48, keys)):
+            total += tw.exp(tw.dot(q[b, i], k[b, j]) * 0.125 - m)
+        for e in range(width):
+            o = 0.0
+            for j in range(min(i // 48 * 48 + 48, keys)):
+                o += tw.exp(tw.dot(q[b, i], k[b, j]) * 0.125 - m) * v[b, j, e]
+            out[b, i, e] = o / total
+    return out

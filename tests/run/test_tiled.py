@@ -77,3 +77,57 @@ def test_causal_rows(rows: int, keys: int) -> None:
     wanted = attend(scores(q4, k4) + limit, v4)[0, 0]
     for (found,) in on_hopper(text.causal_rows, "attention", q, k, v):
         np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 130])
+def test_causal_flash(length: int) -> None:
+    """Rows see the keys up to their own that the mask shows them; some none."""
+    q, k, v = arrays(length, (length, 64), (length, 64), (length, 64))
+    mask = np.tri(length, dtype=bool) & (np.random.default_rng(2).random((length, length)) < 0.6)
+    mask[::5] = False
+    shown = mask.any(-1)
+    wanted = np.zeros((length, 64))
+    score = scores(q[None, None], k[None, None], 0.125)[0, 0] + np.where(mask, 0.0, -np.inf)
+    wanted[shown] = attend(score[None, None, shown], v[None, None])[0, 0]
+    for (found,) in on_hopper(text.causal_flash, "attention", q, k, v, mask):
+        np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(text.causal_flash(q, k, v, mask, device="cpu").astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (47, 200), (48, 48), (49, 97), (150, 100), (200, 200)])
+@pytest.mark.parametrize("kernel", [text.block_causal_flash, text.block_causal_loops], ids=["tiles", "loops"])
+def test_block_causal_flash(kernel: tw.Kernel[..., Any], rows: int, keys: int) -> None:
+    q, k, v = arrays(rows, (2, rows, 64), (2, keys, 64), (2, keys, 64))
+    limit = np.where(np.arange(keys)[None] // 48 <= np.arange(rows)[:, None] // 48, 0.0, -np.inf)
+    wanted = attend(scores(q[:, None], k[:, None], 0.125) + limit, v[:, None])[:, 0]
+    for (found,) in on_hopper(kernel, "attention", q, k, v):
+        np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(kernel(q, k, v, device="cpu").astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
+    wide = [x.astype(np.float32) for x in (q, k, v)]
+    np.testing.assert_allclose(kernel(*wide, device="cpu").astype(np.float64), wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_blocks_that_do_not_fit_each_other_stay_as_written() -> None:
+    """Keys in blocks of 24 up to the end of a block of 64 queries: some see keys beyond it, as the text has it."""
+
+    @tw.kernel
+    def ragged(q, k, v):
+        length, width = q.shape
+        out = tw.empty((length, width), q.dtype)
+        for block in tw.grid(range(0, length, 64)):
+            m = -tw.inf
+            total = 0.0
+            o = tw.zeros((64, width))
+            for kv in range(0, block + 64, 24):
+                s = q[block : block + 64] @ tw.transpose(k[kv : kv + 24])
+                m_new = tw.maximum(m, tw.row_max(s))
+                total = tw.exp(m - m_new) * total + tw.row_sum(tw.exp(s - m_new))
+                o = tw.exp(m - m_new) * o + tw.exp(s - m_new) @ v[kv : kv + 24]
+                m = m_new
+            out[block : block + 64] = o / total
+        return out
+
+    q, k, v = (x * 0.3 for x in arrays(9, (150, 16), (150, 16), (150, 16), dtype=np.float32))
+    ends = np.minimum(-(-(np.arange(150) // 64 * 64 + 64) // 24) * 24, 150)
+    score = scores(q[None, None], k[None, None], 1.0) + np.where(np.arange(150)[None] < ends[:, None], 0.0, -np.inf)
+    np.testing.assert_allclose(ragged(q, k, v, device="cpu"), attend(score, v[None, None])[0, 0], rtol=1e-5, atol=1e-5)

@@ -36,12 +36,12 @@ def problem(name: str, rows: int, depth: int, heads: int = 2) -> tuple[tw.Kernel
 
 def chosen(name: str, rows: int, depth: int, heads: int = 2) -> MatrixSchedule:
     kernel, arguments = problem(name, rows, depth, heads)
-    (schedule,) = kernel.stages(*arguments, target="sm_90a").stages.schedules
+    *_, schedule = kernel.stages(*arguments, target="sm_90a").stages.schedules
     assert isinstance(schedule, MatrixSchedule)
     return schedule
 
 
-LARGE, SHORT = (192 * 8, 32), (512, 16)
+LARGE, SHORT, MANY, LONGER, ODD = (192 * 8, 32), (512, 16), (512, 192), (1024, 512), (777, 64)
 """Rows and heads."""
 
 
@@ -49,8 +49,9 @@ LARGE, SHORT = (192 * 8, 32), (512, 16)
 @pytest.mark.parametrize("depth", [64, 128])
 @pytest.mark.parametrize(
     ("name", "size"),
-    [*((n, LARGE) for n in ("plain", "causal", "ranged", "masked", "biased", "logarithm")), ("plain", SHORT), ("causal", SHORT)],
-)
+    [*((n, LARGE) for n in ("plain", "causal", "ranged", "masked", "biased", "logarithm")),
+     *((n, s) for n in ("plain", "causal") for s in (SHORT, MANY, LONGER, ODD)), ("masked", MANY)],
+)  # fmt: skip
 def test_no_spills_and_no_waits_between_instructions(name: str, size: tuple[int, int], depth: int) -> None:
     kernel, arguments = problem(name, size[0], depth, size[1])
     ptx = kernel.compile(*arguments, target="sm_90a").code.decode()
@@ -86,10 +87,33 @@ def test_tiles_of_different_length_are_fetched_where_there_are_many() -> None:
     assert not small.dynamic and small.raster == 12
 
 
-def test_short_rows_leave_shared_memory_at_once_or_have_deep_rings() -> None:
+def test_short_rows_leave_shared_memory_at_once() -> None:
     assert chosen("plain", 512, 128, 32).a_copy == "registers"
     assert chosen("plain", 4096, 128, 32).a_copy == "tma"
-    assert chosen("plain", 512, 64, 32).stages == 4
+
+
+@pytest.mark.parametrize("name", ["plain", "causal"])
+def test_rows_with_few_keys_and_columns_have_blocks_apart(name: str) -> None:
+    for heads in (96, 192):
+        short = chosen(name, 512, 64, heads)
+        assert (short.m, short.n, short.blocks, short.a_copy, short.early) == (64, 64, 3, "registers", True)
+    longer = chosen(name, 1024, 64, 512)
+    assert (longer.m, longer.n, longer.blocks) == (256, 64, 1)
+    assert chosen(name, 4096, 128, 64).blocks == 1
+
+
+def test_steps_are_as_long_as_keys_fill() -> None:
+    assert chosen("plain", 777, 128, 64).n == 112
+    assert chosen("plain", 1000, 128, 64).n == 128
+    assert chosen("causal", 512, 128, 512).n == 64
+
+
+def test_what_is_chosen_has_room() -> None:
+    target = parse_target("sm_90a")
+    for name in ("plain", "causal", "masked"):
+        for depth in (64, 128, 256):
+            for rows, heads in (SHORT, MANY, ODD, (64, 1)):
+                assert has_room(chosen(name, rows, depth, heads), target), (name, depth, rows, heads)
 
 
 def test_schedules_parse_back() -> None:

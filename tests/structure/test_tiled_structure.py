@@ -168,6 +168,21 @@ def test_masked_attention_in_zyn(printed: Printed) -> None:
     assert 'schedule = "family=attention ' in printed(MASKED_ZYN, "tile", more=" mask=bool[1024,1024]")
 
 
+def test_keys_up_to_the_block_of_the_queries(printed: Printed) -> None:
+    """Attention whose keys end with a block of queries is attention: in both languages, whatever the blocks of keys, and with steps
+    left out as in causal attention."""
+    texts = []
+    for source, whole, ends in (
+        (TILED_PYTHON, "in range(0, length, {keys}):", "in range(0, block + {rows}, {keys}):"),
+        (TILED_ZYN, "in 0..length step {keys}:", "in 0..q_block+{rows} step {keys}:"),
+    ):
+        before, found, after = source.rpartition(whole)
+        assert found
+        texts += [(before + ends + after).format(rows=64, keys=keys) for keys in (64, 32)]
+    assert len({code(printed(source, "ptx")) for source in texts}) == 1
+    assert re.search(r'schedule = "family=attention .*dynamic=1', printed(texts[0], "thread", 8192))
+
+
 @pytest.mark.parametrize("extents", [(512, 512, 512), (200, 72, 1000)])
 def test_tiled_product_is_the_plain_one(extents: tuple[int, int, int]) -> None:
     rows, columns, depth = extents

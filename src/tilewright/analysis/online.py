@@ -15,16 +15,16 @@ known as such, so that what lies beyond them need not be computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tilewright.analysis.affine import Affine, Forms, analyse
+from tilewright.analysis.expressions import Expressions, Key, sorted_keys
 from tilewright.base.dtypes import f32
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, ZERO, Size, minimum
+from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, dtype_of
-
-Key = tuple[object, ...]
 
 
 @record
@@ -65,17 +65,27 @@ class Online:
     conditions: tuple[Value, ...]
     """Further conditions, in the body of `maximum`, under which a term counts."""
     reach: Size | None
-    """Terms count for j < i + reach."""
+    """Terms count for j < i + reach; with a grain, for j < i // grain * grain + reach."""
+    grain: int
     strict: bool
     """Terms that do not count are left out by the text; otherwise they are exponentials of -inf, which matters for rows that
     have no others."""
     scales: tuple[Scale, ...]
+    shifted: bool
+    """0 is subtracted where the maximum is -inf: the sums of such rows are 0."""
     exponential: str
     forms: Forms
 
     @property
     def indices(self) -> tuple[Value, ...]:
         return self.parallel.regions[0].args
+
+    def start(self, b: Builder, i: Value) -> Value:
+        """Of a row or rows, what `reach` counts from."""
+        if self.grain == 1:
+            return i
+        grain = b.like(b.index(self.grain), i)
+        return b.mul(b.op("floordiv", i, grain), grain)
 
     @property
     def j(self) -> Value:
@@ -103,15 +113,12 @@ def find_online(kernel: Kernel) -> Online | None:
     return _Finder(kernel, parallels[0]).find()
 
 
-class _Finder:
+class _Finder(Expressions):
     def __init__(self, kernel: Kernel, parallel: Op) -> None:
+        super().__init__(kernel)
         self.kernel, self.parallel = kernel, parallel
         self.forms = analyse(kernel)
-        self.made = {result: op for op in walk(kernel.body) for result in op.results}
         self.indices = parallel.regions[0].args
-        self.names: dict[Value, str] = {}
-        self.opaque: set[Value] = set()
-        """Results of the reductions at hand: each is only equal to itself."""
         self.used: dict[Value, frozenset[Value]] = {}
         self.leaves = {a for op in walk(kernel.body) for region in op.regions for a in region.args}
 
@@ -147,6 +154,7 @@ class _Finder:
         sums: list[Op] = []
         weighted: list[tuple[Op, Op, tuple[Scale, ...]]] = []
         exponential = ""
+        shifted: set[bool] = set()
         for op in others:
             value, own = self._peel(op.regions[0].yields[0], 0.0, "if")
             factors = self._factors(value)
@@ -157,6 +165,7 @@ class _Finder:
             if exponential not in ("", made.opcode):
                 return None
             exponential = made.opcode
+            shifted.add(self._is_shifted(exponents[0].value, maximum))
             rest = [f for f in factors if f is not exponents[0]]
             j = op.regions[0].args[0]
             moving = [f for f in rest if j in self.depends(f.value)]
@@ -166,17 +175,18 @@ class _Finder:
                 weighted.append((op, load, tuple(f for f in rest if f is not moving[0])))
             else:
                 return None
-        if len(weighted) != 1 or not exponential:
+        if len(weighted) != 1 or not exponential or len(shifted) != 1:
             return None
         term, soft = self._peel(term, -math.inf, "select")
         score = self._score(term, maximum)
         if score is None:
             return None
-        return self._assemble(maximum, sums, weighted[0], loop, extents, term, guards, soft, score, exponential)
+        return self._assemble(maximum, sums, weighted[0], loop, extents, term, guards, soft, score, exponential, shifted.pop())
 
     def _assemble(
         self, maximum: Op, sums: Sequence[Op], weighted: tuple[Op, Op, tuple[Scale, ...]], loop: Op | None,
         extents: tuple[Size, ...], term: Value, guards: Sequence[Value], soft: Sequence[Value], score: tuple[Op, Op, Op], exponential: str,
+        shifted: bool,
     ) -> Online | None:  # fmt: skip
         product, query, key = score
         total, value, scales = weighted
@@ -197,7 +207,8 @@ class _Finder:
         bound = self._bound(maximum.operands[0], i)
         if bound is None:
             return None
-        keys, reach, strict = bound
+        keys, reach, grain = bound
+        strict = reach is not None
         others: list[Value] = []
         for group, hard in ((guards, True), (soft, False)):
             for part in self._parts(group):
@@ -213,7 +224,8 @@ class _Finder:
         keys = keys if keys is not None else self._rows_of(key, j)
         found = Online(
             self.parallel, extents, row, batch, column, column_extent, loop, keys, depth[0], maximum, tuple(sums), total, product,
-            query, key, value, term, tuple(others), reach, strict, scales, exponential, self.forms,
+            query, key, value, term, tuple(others), reach, grain, strict, scales, shifted, exponential,
+            self.forms,
         )  # fmt: skip
         d = product.regions[0].args[0]
         axes = (
@@ -275,10 +287,6 @@ class _Finder:
             value = inner
         return value, conditions
 
-    def _is_constant(self, value: Value, number: float) -> bool:
-        op = self.made.get(value)
-        return op is not None and op.opcode == "const" and op.attrs["value"] == number
-
     def _parts(self, conditions: Sequence[Value]) -> list[Value]:
         """Conditions, conjunctions taken apart."""
         found: list[Value] = []
@@ -306,27 +314,39 @@ class _Finder:
             return None
         return gap.constant + 1
 
-    def _bound(self, extent: Value, i: Value) -> tuple[Size | None, Size | None, bool] | None:
-        """Of a reduction's extent: the number of terms, or the limit it is."""
+    def _bound(self, extent: Value, i: Value) -> tuple[Size | None, Size | None, int] | None:
+        """Of a reduction's extent: the number of terms, or the limit it is, and the grain of that."""
         op = self.made.get(extent)
         if op is not None and op.opcode == "max" and self._is_constant(op.operands[1], 0):
             extent = op.operands[0]
         form = self.forms[extent]
         if not form.factors:
-            return form.constant, None, False
+            return form.constant, None, 1
         if form.values == (i,) and form.factor(i) == ONE:
-            return None, form.constant, True
+            return None, form.constant, 1
+        grain = self._grain(form, i)
+        if grain:
+            return None, form.constant, grain
         op = self.made.get(extent)
         if op is None or op.opcode != "min":
             return None
         # The end of a slice: that of the array, or the row's own.
         bounds = [self._bound(v, i) for v in op.operands]
         known = [b for b in bounds if b is not None]
-        sizes, reaches = [b[0] for b in known if b[0] is not None], [b[1] for b in known if b[1] is not None]
+        sizes, reaches = [b[0] for b in known if b[0] is not None], [(b[1], b[2]) for b in known if b[1] is not None]
         if len(known) != 2 or not sizes or len(reaches) > 1:
             return None
         keys = sizes[0] if len(sizes) == 1 else minimum(sizes[0], sizes[1])
-        return keys, reaches[0] if reaches else None, bool(reaches)
+        return keys, *(reaches[0] if reaches else (None, 1))
+
+    def _grain(self, form: Affine, i: Value) -> int:
+        """g of a form g * (i // g) + constant; 0 of others."""
+        op = self.made.get(form.values[0]) if len(form.values) == 1 else None
+        if op is None or op.opcode != "floordiv" or op.operands[0] is not i:
+            return 0
+        by = self.forms[op.operands[1]]
+        number = by.constant.constant
+        return number if not by.factors and number is not None and number > 0 and form.factor(form.values[0]) == by.constant else 0
 
     def _score(self, term: Value, maximum: Op) -> tuple[Op, Op, Op] | None:
         """The inner product f is made of, and the loads it multiplies: that of the rows, that of the terms."""
@@ -385,7 +405,18 @@ class _Finder:
         if op is None or op.opcode not in ("exp", "exp2"):
             return False
         negated: Key = ("neg", self.key(maximum.results[0]))
-        return self._sum(op.operands[0]) == _sorted([*self._sum(term), negated])
+        return self._sum(op.operands[0]) == sorted_keys([*self._sum(term), negated])
+
+    def _is_shifted(self, exponential: Value, maximum: Op) -> bool:
+        """Whether an exponent has that in place of the maximum itself."""
+        waiting = [exponential]
+        while waiting:
+            op = self.made.get(waiting.pop())
+            if op is not None and op.opcode == "select" and self._shifted(op) is maximum.results[0]:
+                return True
+            if op is not None and op.opcode in ("exp", "exp2", "add", "sub", "neg", "fma"):
+                waiting += op.operands
+        return False
 
     def depends(self, value: Value) -> frozenset[Value]:
         """The loop indices a value is made of."""
@@ -402,68 +433,6 @@ class _Finder:
                     known -= {a for region in op.regions for a in region.args}
             self.used[value] = known
         return known
-
-    # -- the same expressions -------------------------------------------------------------------------------------
-
-    def key(self, value: Value) -> Key:
-        """Equal for values that are the same function of the indices; those of different reductions count as one."""
-        if value in self.names:
-            return ("index", self.names[value])
-        op = self.made.get(value)
-        if op is None or value in self.opaque:
-            return ("value", id(value))
-        if op.opcode in ("add", "sub", "neg", "fma") and dtype_of(value.type).is_float:
-            terms = self._sum(value)
-            return terms[0] if len(terms) == 1 else ("sum", *terms)
-        if op.opcode == "mul":
-            return ("mul", *_sorted([self.key(v) for v in op.operands]))
-        if op.opcode == "if":
-            position = op.results.index(value)
-            return ("if", self.key(op.operands[0]), *(self.key(region.yields[position]) for region in op.regions))
-        if op.opcode == "reduce":
-            return self._reduction(op)
-        if op.regions:
-            return ("value", id(value))
-        return (op.opcode, *_attributes(op.attrs), *(self.key(v) for v in op.operands))
-
-    def _reduction(self, op: Op) -> Key:
-        depth = sum(1 for name in self.names.values() if name.startswith("inner"))
-        for number, arg in enumerate(op.regions[0].args):
-            self.names[arg] = f"inner{depth}.{number}"
-        found = (
-            "reduce", op.attrs["kind"], *(self.key(v) for v in op.operands), *(self.key(v) for v in op.regions[0].yields),
-        )  # fmt: skip
-        for arg in op.regions[0].args:
-            del self.names[arg]
-        return found
-
-    def _sum(self, value: Value) -> list[Key]:
-        """The terms of a sum, in a fixed order."""
-        return _sorted(self._terms(value, False))
-
-    def _terms(self, value: Value, negative: bool) -> list[Key]:
-        op = self.made.get(value)
-        opcode = op.opcode if op is not None and dtype_of(value.type).is_float else ""
-        assert op is not None or not opcode
-        if opcode == "add" and op is not None:
-            return [*self._terms(op.operands[0], negative), *self._terms(op.operands[1], negative)]
-        if opcode == "sub" and op is not None:
-            return [*self._terms(op.operands[0], negative), *self._terms(op.operands[1], not negative)]
-        if opcode == "neg" and op is not None:
-            return self._terms(op.operands[0], not negative)
-        if opcode == "fma" and op is not None:
-            product: Key = ("mul", *_sorted([self.key(v) for v in op.operands[:2]]))
-            return [("neg", product) if negative else product, *self._terms(op.operands[2], negative)]
-        own = self.key(value)
-        return [("neg", own) if negative else own]
-
-
-def _sorted(keys: Sequence[Key]) -> list[Key]:
-    return sorted(keys, key=repr)
-
-
-def _attributes(attrs: Mapping[str, object]) -> list[tuple[str, str]]:
-    return sorted((name, str(value)) for name, value in attrs.items() if name != "narrow")
 
 
 def block_of(found: Online) -> Block:

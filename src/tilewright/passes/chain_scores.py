@@ -165,8 +165,8 @@ class ChainScores(Epilogue):
         assert isinstance(held, Value)
         return held
 
-    def _units(self, b: Builder, step: Step, scores: Sequence[Value]) -> dict[Cell, Value]:
-        """Scores, up to a factor that is the same for all."""
+    def _units(self, b: Builder, step: Step, scores: Sequence[Value], limited: Value | None = None) -> dict[Cell, Value]:
+        """Scores, up to a factor that is the same for all. `limited`: whether a mask can hide any, where that is not sure."""
         shape = (self.chain.m, self.chain.n)
         cells = self._cells(b, scores)
         form = self._score(step)
@@ -181,9 +181,15 @@ class ChainScores(Epilogue):
             self.window = None
             return self.registers(b, self.env[step.score], shape).cells
         if form.mask is not None:
-            mask = self._mask(b, self.env[form.mask])
-            lowest = b.op("broadcast", b.const(-math.inf, f32), width=2)
-            cells = {cell: b.select(mask[cell], value, lowest) for cell, value in cells.items()}
+            held = self.env[form.mask]
+
+            def hidden(inner: Builder) -> list[Value]:
+                mask = self._mask(inner, held)
+                lowest = inner.op("broadcast", inner.const(-math.inf, f32), width=2)
+                return [inner.select(mask[cell], value, lowest) for cell, value in cells.items()]
+
+            found = hidden(b) if limited is None else b.if_(limited, hidden, lambda inner: list(cells.values()))
+            return dict(zip(cells, found, strict=True))
         return cells
 
     def _mask(self, b: Builder, held: Held) -> dict[Cell, Value]:
@@ -307,7 +313,10 @@ class ChainScores(Epilogue):
     def _largest(self, b: Builder, most: Value) -> Value:
         """The maximum of the scores themselves."""
         times = self._times(b)
-        return most if times is None else b.mul(most, times)
+        if times is None:
+            return most
+        # A factor of zero would make NaN of -inf.
+        return b.select(b.op("eq", most, b.const(-math.inf, f32)), most, b.mul(most, times))
 
 
 def larger(b: Builder, first: Value, second: Value) -> Value:

@@ -3,8 +3,8 @@ when.
 
 In: a loop-stage kernel, the target and the sizes of the call. Out: schedules, best first: for Hopper `family=attention`, then,
 as for every GPU whose warps multiply matrices and copy asynchronously, `family=attention_mma`. None where the kernel is no such
-chain, or where operands are not what the copies and the matrix units take: two-byte floats, rows that begin at whole 16 bytes,
-up to 256 terms and columns, both known when the code is made.
+chain, or where operands are not what the copies and the matrix units take: two-byte floats (or 8-bit ones, which `widen_operands`
+copies), rows that begin at whole 16 bytes, up to 256 terms and columns, both known when the code is made.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from tilewright.base.errors import UserError
 from tilewright.base.sizes import ONE, Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, walk
-from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose_attention_cpu import cpu_attention_schedules, forced_on_cpu
 from tilewright.passes.lower_mma_chain import bands, blocks_at_once, registers_needed, shared_elements
+from tilewright.passes.lower_wgmma_chain import registers_of
 from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
+from tilewright.passes.widen_operands import can_widen, operand_dtype, widened
 
 MOST = 256
 """Terms of a score and columns of the values, at most."""
@@ -35,10 +36,14 @@ BLOCK = 64
 """Elements of 128 bytes: what is swizzled together."""
 CACHED = 32 << 20
 """Bytes of keys and values that are walked together, so that they stay in the L2 cache."""
+TOGETHER = 64
+"""Batch points that are walked together, at most: of 128 with few keys the first are forgotten before the last tiles."""
 SHORT = 1024
 """Up to this many keys a tile is over soon, and queries that leave shared memory at once make room for the next."""
 SMALL = 2e10
 """Operations up to which a second launch, which sets a counter, costs more than it brings."""
+EARLY = 2e11
+"""Operations up to which it is worth beginning before the kernel launched before has ended."""
 SHARED = 200 << 10
 """Bytes of shared memory for operands."""
 LARGE = 1 << 12
@@ -76,19 +81,22 @@ def _hopper_schedules(found: Online, target: Target, hints: Mapping[str, int]) -
     depth, width = (_padded(size, BLOCK) for size in (found.depth, found.column_extent))
     batch, rows, keys = _numbers(found, hints)
     more = _reads_more(found)
+    work = 2 * batch * rows * keys * (depth + width) / (1 if found.reach is None else 2)
+    short = keys <= SHORT and not more
     candidates = [
         MatrixSchedule(
-            "attention", 64 * groups, n, depth, stages=_stages(groups, n, depth + width), groups=groups, wide=width,
-            a_copy="registers" if groups == 2 and 64 < depth <= 128 and keys <= SHORT and not more else "tma",
+            "attention", 64 * groups, _step(n, keys) if short and groups == 2 and found.reach is None else n, depth,
+            stages=3 if blocks > 1 else _stages(groups, n, depth + width), groups=groups, wide=width, blocks=blocks,
+            a_copy="registers" if short and depth <= 128 and (groups == 2 or blocks > 1) else "tma", early=work < EARLY,
         )
-        for groups, n in _shapes(max(depth, width), more)
+        for groups, n, blocks in _shapes(max(depth, width), more, short, found.reach is not None)
     ]  # fmt: skip
     if found.reach is not None:
         # Tiles of different length: sorted all together where there are few; else fetched, those of a few batch points at a time.
-        small = 2 * batch * rows * keys * (depth + width) / 2 < SMALL
-        raster = batch if small else min(batch, CACHED // max(1, keys * (depth + width) * 2))
-        candidates = [replace(s, raster=max(1, raster), dynamic=not small) for s in candidates]
-    return tuple(sorted(candidates, key=lambda s: _cost(s, batch, rows, target)))
+        small = work < SMALL
+        raster = batch if small else min(batch, TOGETHER, CACHED // max(1, keys * (depth + width) * 2))
+        candidates = [replace(s, raster=max(1, raster), dynamic=not small, early=small) for s in candidates]
+    return tuple(sorted(candidates, key=lambda s: _cost(s, batch, rows, keys, found.reach is not None, target)))
 
 
 def _mma_schedules(found: Online, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
@@ -159,11 +167,13 @@ def forced_attention(text: str, found: tuple[MatrixSchedule, ...], kernel: Kerne
         return forced_on_cpu(asked, like, text, kernel)
     if like.family == "attention_mma":
         return _forced_mma(text, asked, like, kernel)
-    fits = asked.m == 64 * asked.groups and 1 <= asked.groups <= 3 and asked.n % 16 == 0 and 16 <= asked.n <= 256
+    fits = asked.m == 64 * asked.groups and 1 <= asked.groups <= 4 and asked.n % 16 == 0 and 16 <= asked.n <= 256
+    fits = fits and (asked.blocks == 1 or (asked.groups == 1 and 1 < asked.blocks <= 4))
     if not fits or asked.family != "attention" or (asked.k, asked.wide) != (like.k, like.wide):
         raise UserError.at(
             "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
-            f"it needs family=attention k={like.k} wide={like.wide}, m = 64 * groups, up to 3 of them, and n a multiple of 16 up to 256",
+            f"it needs family=attention k={like.k} wide={like.wide}, m = 64 * groups, up to 4 of them, and n a multiple of 16 up to 256; "
+            "several blocks at once have one group, up to 4 blocks",
         )  # fmt: skip
     return asked
 
@@ -188,10 +198,13 @@ def neighbours(schedule: MatrixSchedule) -> Iterator[MatrixSchedule]:
     for n in (s.n // 2, s.n - 32, s.n - 16, s.n + 16, s.n + 32, s.n * 2):
         yield replace(s, n=n)
     if s.family == "attention":
-        for groups in (1, 2, 3):
-            yield replace(s, m=64 * groups, groups=groups)
+        for groups in (1, 2, 3, 4):
+            yield replace(s, m=64 * groups, groups=groups, blocks=1)
+        for blocks in (2, 3):  # of one group each: others have not been seen to work on every shape
+            yield replace(s, m=64, groups=1, blocks=blocks)
         yield replace(s, a_copy="tma" if s.a_copy == "registers" else "registers")
         yield replace(s, dynamic=not s.dynamic)
+        yield replace(s, early=not s.early)
     else:
         for rows in (16, 32):
             for warps in (2, 4, 8):
@@ -207,20 +220,32 @@ def has_room(schedule: MatrixSchedule, target: Target) -> bool:
         return False
     if s.family == "attention_mma":
         return s.stages <= 4 and 2 * shared_elements(s) <= target.max_shared and registers_needed(s) <= target.max_registers
+    if s.blocks > 1 and s.groups > 1:
+        return False
     # Sums, scores, and the weights of the step before are in registers.
-    most = {1: 180, 2: 180, 3: 130}[s.groups]
+    most = min(180, registers_of(s)[1] - 30)
     out = s.groups * s.buffers * 64 * 128
     operands = 2 * (s.m * s.k + s.stages * s.n * (s.k + s.wide))
-    return s.wide // 2 + s.n * 3 // 4 <= most and operands + out + 2048 <= target.max_shared
+    return s.wide // 2 + s.n * 3 // 4 <= most and s.blocks * (operands + out + 2048) <= target.max_shared
 
 
-def _shapes(columns: int, more: bool) -> list[tuple[int, int]]:
-    """Computing groups and keys of a step for which registers and shared memory suffice, fewer where scores need further arrays."""
+def _shapes(columns: int, more: bool, short: bool, limited: bool) -> list[tuple[int, int, int]]:
+    """Computing groups, keys of a step, and blocks at once, for which registers and shared memory suffice: fewer where scores need further
+    arrays. Rows with few keys that end where they stand have small steps, which waste fewer; blocks of their own let rows with few
+    keys and columns begin and end apart."""
+    few = 64 if short and limited else 128
     if columns <= 64:
-        return [(2, 128), (1, 128)] if more else [(3, 128), (2, 128), (1, 128)]
+        shapes = [(2, 128, 1)] if more else [(3, 128, 1), (4, 64, 1), (2, few, 1), *([(1, 64, 3)] if short else [])]
+        return [*shapes, (1, 128, 1)]
     if columns <= 128:
-        return [(2, 96), (1, 96)] if more else [(2, 128), (1, 128)]
-    return [(2, 64), (1, 64)]
+        return [(2, 96, 1), (1, 96, 1)] if more else [(2, few, 1), (1, 128, 1)]
+    return [(2, 64, 1), (1, 64, 1)]
+
+
+def _step(n: int, keys: int) -> int:
+    """Keys of a step, up to n: fewer where the last step would be far from full."""
+    best = min((n, n - 16, n - 32, n - 48), key=lambda x: -(-keys // x) * x)
+    return best if best > 0 and -(-keys // best) * best * 20 <= -(-keys // n) * n * 19 else n
 
 
 def _reads_more(found: Online) -> bool:
@@ -229,17 +254,34 @@ def _reads_more(found: Online) -> bool:
 
 
 def _stages(groups: int, n: int, columns: int) -> int:
-    """Steps whose keys and values are there at once: four where two groups of short rows leave room, else two."""
+    """Steps whose keys and values are there at once: four where they leave room, and they are short or two groups' rows are, else two."""
     queries = 64 * groups * columns
-    return 4 if groups < 3 and columns <= 128 and queries + 4 * n * columns * 2 <= SHARED else 2
+    fits = queries + 4 * n * columns * 2 <= SHARED
+    return 4 if fits and ((groups < 3 and columns <= 128) or n == 64) else 2
 
 
-def _cost(schedule: MatrixSchedule, batch: int, rows: int, target: Target) -> float:
-    """Rounds of tiles, each as long as it has rows; few groups leave the matrix units idle."""
-    tiles = batch * -(-rows // schedule.m)
-    rate = {1: 0.55, 2: 0.9, 3: 1.0}[schedule.groups]
-    rounds = tiles / target.multiprocessors if schedule.dynamic else -(-tiles // target.multiprocessors)
-    return max(1.0, rounds) * schedule.m / rate
+RATES = {1: 0.5, 2: 0.885, 3: 1.0, 4: 0.9}
+"""By the number of groups: how fast steps are, beside those of three."""
+ENDS = {1: 100, 2: 105, 3: 260, 4: 110}
+"""Beginning and end of a tile, while which little is multiplied, as so many keys."""
+APART = {1: (0.45, 100), 2: (0.7, 20), 3: (0.75, 5)}
+"""Both of blocks of one group, by how many a multiprocessor has at once."""
+
+
+def _cost(schedule: MatrixSchedule, batch: int, rows: int, keys: int, limited: bool, target: Target) -> float:
+    """Rounds of tiles, each as long as it has rows and they have keys; few groups leave the matrix units idle. Fitted to what an H200
+    takes from 512 to 4096 rows of 64 columns."""
+    s = schedule
+    tiles = batch * -(-rows // s.m)
+    at_once = target.multiprocessors * s.blocks
+    rounds = tiles / at_once if s.dynamic else -(-tiles // at_once)
+    # Of rows that end where they stand half the keys count, and those that a group's rows and steps along the limit add.
+    each = (keys + 64 + s.n) / 2 if limited else keys
+    rate, ends = RATES[s.groups] * (1.1 if limited and s.groups == 4 else 1.0), ENDS[s.groups]
+    beside = min(s.blocks, -(-tiles // target.multiprocessors))
+    if s.blocks > 1:
+        rate, ends = APART[min(3, max(1, beside))]
+    return max(1.0, rounds) * s.m * beside * (each + ends) / rate
 
 
 def _padded(size: Size, to: int) -> int:
@@ -253,8 +295,7 @@ def _operands_fit(kernel: Kernel, found: Online) -> bool:
     if depth is None or width is None or not 8 <= depth <= MOST or not 8 <= width <= MOST:
         return False
     loads = (found.query, found.key, found.value)
-    dtype = dtype_of(found.query.result.type)
-    if dtype not in (f16, bf16) or any(dtype_of(op.result.type) is not dtype for op in loads):
+    if operand_dtype(found) not in (f16, bf16) or not can_widen(kernel, found):
         return False
     d, j = found.score.regions[0].args[0], found.weighted.regions[0].args[0]
     columns = (found.axis(found.query, d), found.axis(found.key, d), found.axis(found.value, found.column))
@@ -266,27 +307,21 @@ def _operands_fit(kernel: Kernel, found: Online) -> bool:
 def _fits_engine(found: Online) -> bool:
     """Whether the copy engine can bring them: at most four axes, and zeros beyond the last term."""
     loads = (found.query, found.key, found.value)
-    if any(_tensor(op).rank > 4 for op in loads):
+    if any(widened(found, op.operands[0]).rank > 4 for op in loads):
         return False
     if found.depth.constant is not None and found.depth.constant % BLOCK:
         d = found.score.regions[0].args[0]
         columns = (found.axis(found.query, d), found.axis(found.key, d))
         # Beyond the last term both operands must be zero.
-        shapes = [_tensor(op).shape[axis] for op, axis in zip(loads[:2], columns, strict=True)]
+        shapes = [widened(found, op.operands[0]).shape[axis] for op, axis in zip(loads[:2], columns, strict=True)]
         if any(size != found.depth for size in shapes):
             return False
     return True
 
 
-def _tensor(load: Op) -> Tensor:
-    tensor = load.operands[0].type
-    assert isinstance(tensor, Tensor)
-    return tensor
-
-
 def _copyable(kernel: Kernel, found: Online, load: Op, column: int) -> bool:
     """Whether it can be copied 16 bytes at a time: neighbours along the last axis, from its first, everything else 16 bytes apart."""
-    tensor = _tensor(load)
+    tensor = widened(found, load.operands[0])
     if tensor.align < 16 or column != tensor.rank - 1 or tensor.strides[-1] != ONE:
         return False
     form = found.forms[load.operands[1 + column]]

@@ -16,7 +16,8 @@ exponentials and of weighted values below it. When the maximum grows, both sums 
 
 Steps that need a mask (the last keys, and those a limit `j < i + c` cuts through) come first and are a loop of their own; those
 wholly beyond the limit are left out. A row whose scores are all -inf has no maximum to subtract: 0 is subtracted instead, and
-at the end such a row gets what the text gives, NaN, unless the text leaves those terms out.
+at the end such a row gets what the text gives: sums of 0 where it leaves those terms out or subtracts 0 as well (`empty_rows`
+makes it so where it masks scores), else NaN.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class _Lowering(LoopLowering):
         for position in found.batch:
             batch = batch * found.extents[position]
         tiles = batch * down
-        blocks = minimum(Size.of(self.target.multiprocessors), tiles) if schedule.persistent else tiles
+        blocks = minimum(Size.of(self.target.multiprocessors * schedule.blocks), tiles) if schedule.persistent else tiles
         first = b.op("program_id", axis=0)
 
         def one(inner: Builder, number: Value) -> list[Value]:
@@ -134,8 +135,11 @@ class _Lowering(LoopLowering):
             return b.op("max", b.op("min", value, keys), b.index(0))
 
         last = b.op("min", b.add(row, b.index(self.matrix.m)), b.index(self.rows))
-        end = clamped(b.add(last, b.index(found.reach - 1)))
-        whole = clamped(b.add(row, b.index(found.reach)))
+        if found.grain == 1:
+            end = clamped(b.add(last, b.index(found.reach - 1)))
+        else:
+            end = clamped(b.add(found.start(b, b.sub(last, b.index(1))), b.index(found.reach)))
+        whole = clamped(b.add(found.start(b, row), b.index(found.reach)))
         steps = b.op("floordiv", b.add(end, b.index(n - 1)), b.index(n))
         return steps, b.sub(steps, b.op("floordiv", whole, b.index(n)))
 
@@ -218,7 +222,7 @@ class _Lowering(LoopLowering):
         keep = [c.value for c in inside]
         masks = [*edge, *inside]
         if found.reach is not None and mask:
-            ahead = b.sub(self.widen(b, index, shape), self.widen(b, env[self.i], shape))
+            ahead = b.sub(self.widen(b, index, shape), self.widen(b, found.start(b, env[self.i]), shape))
             keep.append(b.op("lt", ahead, b.like(b.index(found.reach), ahead)))
             if found.strict:
                 masks.append(Condition(keep[-1], edge=False))
@@ -284,13 +288,13 @@ class _Lowering(LoopLowering):
         """Rows of -inf only: NaN, as exp(-inf - -inf) is, where the text has such terms."""
         found = self.found
         most, total, out = state
-        if found.strict and found.conditions:
+        if found.shifted or (found.strict and found.conditions):
             return state
         lost = b.op("eq", most, b.splat(-math.inf, most))
         there = b.op("gt", b.index(found.keys), b.index(0))
         lost = b.logical_and(lost, b.like(there, lost))
         if found.strict and found.reach is not None:
-            limit = b.add(env[self.i], b.like(b.index(found.reach), env[self.i]))
+            limit = b.add(found.start(b, env[self.i]), b.like(b.index(found.reach), env[self.i]))
             lost = b.logical_and(lost, b.op("gt", limit, b.splat(0, limit)))
         total = b.select(lost, b.splat(math.nan, total), total)
         out = b.select(self.widen(b, lost, (self.matrix.m, self.matrix.wide)), b.splat(math.nan, out), out)

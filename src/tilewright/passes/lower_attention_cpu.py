@@ -193,7 +193,7 @@ class _Lowering(LoopLowering):
         keys, reach = b.index(self.found.keys), self.found.reach
         if reach is None:
             return keys
-        return b.op("max", b.op("min", b.add(row, b.index(reach)), keys), b.index(0))
+        return b.op("max", b.op("min", b.add(self.found.start(b, row), b.index(reach)), keys), b.index(0))
 
     def _of(self, b: Builder, strip: Strip, place: Value, size: Size, number: Value) -> Value:
         """Where line `number` of a strip's queries or sums lies: they have `size` lines of as many elements as the strip has rows."""
@@ -388,7 +388,7 @@ class _Lowering(LoopLowering):
             keep.append(b.op("lt", j, last))
             local[found.j] = j = b.op("min", j, b.sub(last, b.index(1)))
         if masked and found.reach is not None:
-            ahead = b.sub(b.like(j, local[self.i]), local[self.i])
+            ahead = b.sub(b.like(j, local[self.i]), found.start(b, local[self.i]))
             keep.append(b.op("lt", ahead, b.like(b.index(found.reach), ahead)))
             if found.strict:
                 masks.append(Condition(keep[-1], edge=False))
@@ -477,12 +477,12 @@ class _Lowering(LoopLowering):
     def _lost(self, b: Builder, most: Value, env: dict[Value, Value]) -> Value | None:
         """Whether a row has scores of -inf only, and the text has such terms: they are exp(-inf - -inf), NaN."""
         found = self.found
-        if found.strict and found.conditions:
+        if found.shifted or (found.strict and found.conditions):
             return None
         lost = b.op("eq", most, b.const(-math.inf, f32))
         lost = b.logical_and(lost, b.op("gt", b.index(found.keys), b.index(0)))
         if found.strict and found.reach is not None:
-            lost = b.logical_and(lost, b.op("gt", b.add(env[self.i], b.index(found.reach)), b.index(0)))
+            lost = b.logical_and(lost, b.op("gt", b.add(found.start(b, env[self.i]), b.index(found.reach)), b.index(0)))
         return lost
 
     def _evaluate(self, b: Builder, values: Sequence[Value], env: dict[Value, Value], masks: list[Condition]) -> None:

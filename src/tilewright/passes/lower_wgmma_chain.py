@@ -31,16 +31,15 @@ from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value
 from tilewright.ir.ops_matrix import ROW_BYTES
 from tilewright.ir.types import Tensor, dtype_of
-from tilewright.passes.chain_scores import ChainScores, Step, needed_ops
+from tilewright.passes.chain_queries import TERMS, ChainQueries
+from tilewright.passes.chain_scores import Step, needed_ops
 from tilewright.passes.registers import Mask, Registers
 from tilewright.passes.schedule_matrix import MatrixSchedule
 from tilewright.passes.wgmma_epilogue import GROUP
 
-EARLY = {1: 3, 2: 3, 3: 2}
+EARLY = {1: 3, 2: 3, 3: 2, 4: 2}
 """By the number of computing groups: quarters of a step's exponentials that are computed while the product before runs; the
 others follow it."""
-TERMS = 16
-"""Terms of one matrix instruction of two-byte elements."""
 
 
 def lower_wgmma_chain(kernel: Kernel, schedule: MatrixSchedule, target: Target) -> Kernel:
@@ -76,7 +75,7 @@ class _State:
         return [*self.out, *self.words, *self.most, *self.total]
 
 
-class _Chain(ChainScores):
+class _Chain(ChainQueries):
     def __init__(self, kernel: Kernel, schedule: MatrixSchedule, target: Target) -> None:
         super().__init__(kernel, schedule, target)
         self.in_registers = schedule.a_copy == "registers"
@@ -99,11 +98,13 @@ class _Chain(ChainScores):
             self.next_empty = b.op("alloc", dtype=u64, shape=(2,), space="shared", name="next.empty")
         b.if_(b.op("eq", self.thread, b.index(0)), self._initialise, lambda inner: [])
         b.multi("barrier")
+        if s.early:
+            b.multi("release_next")
         is_copying = b.op("eq", self.group, b.const(0, i32))
         b.if_(is_copying, self._copying, self._computing)
-        attrs: dict[str, Attr] = {**self.kernel.attrs, "min_blocks": 1}
-        if s.dynamic:
-            attrs["dependent"] = True  # on what sets the counter
+        attrs: dict[str, Attr] = {**self.kernel.attrs, "min_blocks": s.blocks}
+        if s.dynamic or s.early:
+            attrs["dependent"] = True  # on what sets the counter, or on whatever comes before
         return replace(
             self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)), threads=s.threads, attrs=MappingProxyType(attrs)
         )
@@ -161,13 +162,13 @@ class _Chain(ChainScores):
     # -- roles --------------------------------------------------------------------------------------------------
 
     def _copying(self, b: Builder) -> list[Value]:
-        if self.chain.groups > 1:
-            b.multi("set_registers", count=_REGISTERS[self.chain.groups][0], increase=False)
+        if self.chain.groups * self.chain.blocks > 1:
+            b.multi("set_registers", count=registers_of(self.chain)[0], increase=False)
         number = b.cast(self.warp, i32)
         first = b.op("eq", b.op("shuffle", number, b.const(0, i32), mode="idx"), b.const(0, i32))
 
         def one_thread(inner: Builder) -> list[Value]:
-            if self.chain.dynamic:
+            if self.chain.dynamic or self.chain.early:
                 inner.multi("wait_previous")
             self._body(inner, self.kernel.body.ops, True, inner.const(0, u32), inner.const(0, u32))
             return []
@@ -176,8 +177,10 @@ class _Chain(ChainScores):
         return []
 
     def _computing(self, b: Builder) -> list[Value]:
-        if self.chain.groups > 1:
-            b.multi("set_registers", count=_REGISTERS[self.chain.groups][1], increase=True)
+        if self.chain.groups * self.chain.blocks > 1:
+            b.multi("set_registers", count=registers_of(self.chain)[1], increase=True)
+        if self.chain.early:
+            b.multi("wait_previous")  # what is written may still be read
         self._body(b, self.kernel.body.ops, False, b.const(0, u32), b.const(0, u32))
         if self.out_maps:
             b.if_(self.leader, lambda inner: inner.multi("tma_wait", pending=0, read=True), lambda inner: [])
@@ -318,9 +321,9 @@ class _Chain(ChainScores):
 
         def everything(at: Builder) -> list[Value]:
             at.multi("mbarrier_wait", self.query.full, zero, at.op("and", number, one))
-            self.words = self._query_words(at) if self.in_registers else []
+            self.words = self._query_words(at, self.query.memory, self.query.empty) if self.in_registers else []
             if not self.in_registers:
-                self._turn_round(at)
+                self._turn_round(at, self.query.memory)
             skipped = self._skipped(at, steps, position)
             state = self._first(at, skipped, position)
             after = at.add(skipped, one)
@@ -404,7 +407,10 @@ class _Chain(ChainScores):
         self._bind(b, step, t)
         scores = self._wait(b, scores, 0)
         self._release(b, self.key, stage)
-        units = self._units(b, step, scores)
+        # Where only limits hide scores, a tile may have none that does: keys that are whole steps.
+        only_limits = len(self.steps) > 1 and self._score(self.steps[-1]).mask is None
+        limited = b.op("lt", t, self._count(b, self.walks[0])) if only_limits else None
+        units = self._units(b, step, scores, limited)
         most = [self._row_maximum(b, units, h) for h in range(2)]
         weights, total = self._weights(b, units, most, range(self.chain.n // 8))
         nothing = b.const(0.0, f32)
@@ -475,49 +481,10 @@ class _Chain(ChainScores):
     def _release(self, b: Builder, staged: _Staged, stage: Value) -> None:
         b.if_(self.leader, lambda inner: inner.multi("mbarrier_arrive", staged.empty, stage), lambda inner: [])
 
-    def _query_words(self, b: Builder) -> list[Value]:
-        """The queries as a first operand in registers, with the sign of what scores are multiplied by; their memory is free
-        then."""
-        wide, chunk = ROW_BYTES // self.dtype.itemsize, 16 // self.dtype.itemsize
-        row = b.add(b.mul(self.warp, b.index(16)), b.op("and", self.lane, b.index(15)))
-        start = b.mul(b.add(row, b.mul(self.own, b.index(64))), b.index(wide))
-        half, turn = b.op("shr", self.lane, b.index(4)), b.op("and", self.lane, b.index(7))
-        words: list[Value] = []
-        for number in range(self.chain.k // TERMS):
-            block, inside = divmod(number * TERMS, wide)
-            place = b.op("xor", b.add(half, b.index(inside // chunk)), turn)
-            place = b.add(b.add(start, b.mul(place, b.index(chunk))), b.index(block * self.chain.m * wide))
-            words += b.multi("ldmatrix", self.query.memory, place, count=4)
-        one_each = b.op("eq", self.lane, b.index(0))
-        b.if_(one_each, lambda inner: inner.multi("mbarrier_arrive", self.query.empty, inner.const(0, u32)), lambda inner: [])
-        times = self._score(self.steps[-1]).times
-        if times is None or self._is_positive(times):
-            return words
-        held = self._held(b, times)
-        signs = b.select(b.op("lt", held, b.const(0.0, f32)), b.const(0x80008000, u32), b.const(0, u32))
-        return [b.op("xor", word, signs) for word in words]
 
-    def _turn_round(self, b: Builder) -> None:
-        """Where scores are multiplied by a negative number: the queries change their sign instead."""
-        times = self._score(self.steps[-1]).times
-        if times is None or self._is_positive(times):
-            return
-        held = self._held(b, times)
-        wide, width = ROW_BYTES // self.dtype.itemsize, 16 // self.dtype.itemsize
-        mine = b.mul(b.op("and", self.thread, b.index(GROUP - 1)), b.index(width))
-        mine = b.add(mine, b.mul(self.own, b.index(64 * wide)))
-
-        def negate(inner: Builder) -> list[Value]:
-            for block in range(self.chain.k // wide):
-                for part in range(64 * wide // (GROUP * width)):
-                    place = inner.add(mine, inner.index(block * self.chain.m * wide + part * GROUP * width))
-                    value = inner.op("load", self.query.memory, place, width=width)
-                    inner.multi("store", self.query.memory, place, inner.op("neg", value))
-            inner.multi("fence_async")
-            inner.multi("named_barrier", inner.cast(inner.add(self.own, inner.index(1)), i32), threads=GROUP)
-            return []
-
-        b.if_(b.op("lt", held, b.const(0.0, f32)), negate, lambda inner: [])
-
-_REGISTERS = {2: (24, 240), 3: (32, 160)}
-"""Registers of a copying and of a computing thread, by the number of computing groups."""
+def registers_of(schedule: MatrixSchedule) -> tuple[int, int]:
+    """Registers of a copying and of a computing thread: those of a block's launch, shared out anew."""
+    groups = schedule.groups
+    launched = (1 << 16) // (GROUP * (groups + 1) * schedule.blocks) // 8 * 8
+    copying = 24 if groups < 3 else 32
+    return copying, min(240, (launched * (groups + 1) - copying) // groups // 8 * 8)

@@ -1,8 +1,8 @@
 """The table of contents of the compiler: every pass, in order, from the loop stage to what a code generator takes.
 
     program fuse                                                   kernels joined, arrays between them gone
-    loop    simplify · unblock · hoist · uncarry · collapse · stabilise · contract · narrow      what to compute, merged and shared
-    program clip_windows · pad_windows · turn_images · repack · split_reductions · stream_sums · add_counters      kernels added before or after
+    loop    simplify · unblock · hoist · uncarry · empty_rows · collapse · stabilise · contract · narrow      what to compute, merged and shared
+    program clip_windows · pad_windows · turn_images · repack · widen_operands · split_reductions · stream_sums · add_counters      kernels added before or after
     loop    choose (schedule) · lower_loops                        -> tile
     tile    simplify · assign_layouts · lower_tiles                -> thread (window_sums and lower_windows where windows overlap)
     thread  simplify · expand_math · expand_casts · simplify
@@ -35,6 +35,7 @@ from tilewright.passes.choose_matrix import forced, matrix_schedules
 from tilewright.passes.clip_windows import clip_windows
 from tilewright.passes.collapse import collapse
 from tilewright.passes.contract import contract
+from tilewright.passes.empty_rows import empty_rows
 from tilewright.passes.expand_casts import expand_casts
 from tilewright.passes.expand_math import expand_math
 from tilewright.passes.fuse import FusionReport, fuse
@@ -67,6 +68,7 @@ from tilewright.passes.tile_counter import add_counters
 from tilewright.passes.turn_images import turn_images
 from tilewright.passes.unblock import unblock
 from tilewright.passes.uncarry import uncarry
+from tilewright.passes.widen_operands import widen_operands
 from tilewright.passes.window_sums import window_sums
 from tilewright.tree.metadata import KernelMetadata
 
@@ -145,6 +147,7 @@ def prepare(program: Program, trace: Trace) -> Program:
         kernel = run_pass("unblock", kernel, unblock, trace)
         kernel = run_pass("hoist", kernel, hoist, trace)
         kernel = run_pass("uncarry", kernel, uncarry, trace)
+        kernel = run_pass("empty_rows", kernel, empty_rows, trace)
         kernel = run_pass("collapse", kernel, collapse, trace)
         kernel = run_pass("stabilise", kernel, stabilise, trace)
         kernel = run_pass("contract", kernel, contract, trace)
@@ -200,6 +203,9 @@ def lower_planned(
     start = time.perf_counter()
     program, plan = repack(program, plan)
     trace.record("repack", time.perf_counter() - start, lambda: print_program(program))
+    start = time.perf_counter()
+    program, plan = widen_operands(program, plan)
+    trace.record("widen_operands", time.perf_counter() - start, lambda: print_program(program))
     start = time.perf_counter()
     program, plan = split_reductions(program, plan, target, hints)
     trace.record("split_reductions", time.perf_counter() - start, lambda: print_program(program))

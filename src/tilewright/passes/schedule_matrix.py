@@ -88,6 +88,9 @@ class MatrixSchedule:
     """Attention: columns of the values; `m` are rows, `n` the keys of one step, `k` the terms of a score (on a CPU, what there is room for of
     either)."""
 
+    blocks: int = 1
+    """Attention with Hopper's instructions: blocks that a multiprocessor has at once."""
+
     def describe(self) -> str:
         """All that differs from the defaults, as `name=value` words."""
         words = []

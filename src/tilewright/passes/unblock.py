@@ -9,7 +9,8 @@ is then the contraction that plain loops are.
     reduce %blocks (%p) { yield reduce min(32, k - 32*p) (%t) { … 32*p + t … } }        ->  reduce %k (%j) { … %j … }
 
 All need that the two indices are used only together, as `size * block + inside` (a multiple of that, or anything added to it), and that
-nothing is written outside of the test. A kernel that uses them in any other way stays as it is.
+nothing is written outside of the test. Only where loops end may depend on the block alone (keys up to the end of a block of queries):
+that is `i // size` then. A kernel that uses them in any other way stays as it is.
 """
 
 from __future__ import annotations
@@ -263,16 +264,20 @@ def blocked(
     outer: Value, blocks: Size, inner: Value, extent: Value, kernel: Kernel, made: dict[Value, Op], forms: Forms
 ) -> Blocked | None:
     """The pair an index of `blocks` blocks and an index below `extent` are: `min(size, n - size * outer)`, or the same for all blocks."""
-    extent = _without(extent, "max", ZERO, made, forms) or extent
-    form = forms[extent]
+    form = forms[_without(extent, "max", ZERO, made, forms) or extent]
     if not form.factors:
         return Blocked(outer, inner, form.constant, total(blocks, form.constant, kernel))
-    op = made.get(extent)
+    found = limited(outer, inner, extent, made, forms)
+    return found if found is not None and blocks == ceildiv(found.extent, found.size) else None
+
+
+def limited(outer: Value, inner: Value, extent: Value, made: dict[Value, Op], forms: Forms) -> Blocked | None:
+    """The pair an index of blocks and an index below `min(size, n - size * outer)` are, where there are enough blocks."""
+    op = made.get(_without(extent, "max", ZERO, made, forms) or extent)
     if op is None or op.opcode != "min":
         return None
     for size, rest in ((forms[a], forms[b]) for a, b in (op.operands, op.operands[::-1])):
-        fits = not size.factors and rest.values == (outer,) and rest.factor(outer) == -size.constant
-        if fits and blocks == ceildiv(rest.constant, size.constant):
+        if not size.factors and rest.values == (outer,) and rest.factor(outer) == -size.constant:
             return Blocked(outer, inner, size.constant, rest.constant)
     return None
 
@@ -307,18 +312,52 @@ def with_index(block: Block, pair: Blocked, index: Value, forms: Forms, proven: 
         if result in proven:
             return (builder.const(True, bool_),)
         form = forms.get(result)
-        if form is None or not pair.touches(form) or not pair.whole(form):
+        if form is None or not pair.touches(form):
             return None
-        return (_materialised(builder, form, pair, index),)
+        if pair.whole(form):
+            return (_materialised(builder, form, pair, index),)
+        if result in ends:
+            return (_materialised(builder, form, pair, builder.op("floordiv", index, builder.index(pair.size))),)
+        return None
 
+    ends = _ends(block, pair, forms)
     new = rewrite_block(block, function, {})
     kept = without_dead(new)
     return None if any(v in (pair.outer, pair.inner) for op in walk(kept) for v in op.operands) else kept
 
 
+def _ends(block: Block, pair: Blocked, forms: Forms) -> set[Value]:
+    """Values made of the block's index alone that only say, with others like them, where loops end."""
+    users: dict[Value, list[Op]] = {}
+    for op in walk(block):
+        for value in op.operands:
+            users.setdefault(value, []).append(op)
+    known: dict[Value, bool] = {}
+
+    def is_end(value: Value) -> bool:
+        if value not in known:
+            known[value] = all(_ends_at(op, value) or (not op.regions and passes(op)) for op in users.get(value, []))
+        return known[value]
+
+    def passes(op: Op) -> bool:
+        if len(op.results) != 1 or op.result not in forms:
+            return False
+        form = forms[op.result]
+        return (pair.touches(form) and pair.whole(form)) or is_end(op.result)
+
+    alone = [v for op in walk(block) for v in op.results if v in forms and forms[v].factor(pair.inner) == ZERO]
+    return {v for v in alone if forms[v].factor(pair.outer) != ZERO and is_end(v)}
+
+
+def _ends_at(op: Op, value: Value) -> bool:
+    """Whether a value is where a loop that carries something ends, and nothing else in it."""
+    return op.opcode == "for" and len(op.operands) > 3 and op.operands[1] is value and op.operands.count(value) == 1
+
+
 def _materialised(builder: Builder, form: Affine, pair: Blocked, index: Value) -> Value:
     """A form computed anew, with `index` for the pair."""
-    factors = [(v, f) for v, f in form.factors if v not in (pair.outer, pair.inner)] + [(index, form.factor(pair.inner))]
+    scale = form.factor(pair.inner) if form.factor(pair.inner) != ZERO else form.factor(pair.outer)
+    factors = [(v, f) for v, f in form.factors if v not in (pair.outer, pair.inner)] + [(index, scale)]
     found: Value | None = None
     for value, factor in factors:
         part = value if factor == ONE else builder.mul(value, builder.index(factor))

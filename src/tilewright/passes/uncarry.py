@@ -25,7 +25,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from tilewright.analysis.affine import Forms, analyse
+from tilewright.analysis.affine import Affine, Forms, analyse
 from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.base.source import Span
 from tilewright.ir.build import Builder
@@ -33,7 +33,7 @@ from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.rewrite import clone_ops, has_effects, replace_values
 from tilewright.ir.types import INDEX
 from tilewright.passes.simplify import simplify
-from tilewright.passes.unblock import blocked, with_index, without_dead
+from tilewright.passes.unblock import Blocked, blocked, limited, with_index, without_dead
 from tilewright.tree.bounds import clamped
 
 Key = tuple[object, ...]
@@ -47,6 +47,8 @@ class _Part:
     place: int
     kind: str
     extent: Size
+    ends: tuple[Affine, ...]
+    """Where it ends before that."""
     region: Block
     follows: int
     """The place of the maximum that a sum is scaled by, or -1."""
@@ -101,11 +103,14 @@ class _Loop:
         self.tainted = _tainted(self.body, set(self.carried))
         self.keys: dict[Value, Key] = {}
         self.names: dict[Value, int] = {}
+        self.varies = False
+        """Where it ends depends on indices around it."""
 
     def parts(self) -> tuple[_Part, ...] | None:
         """How each carried value goes on, or None where one does so in another way."""
         low, high, step = (self.forms[v] for v in self.op.operands[:3])
-        counted = not low.factors and low.constant == ZERO and not step.factors and step.constant == ONE and not high.factors
+        counted = not low.factors and low.constant == ZERO and not step.factors and step.constant == ONE
+        self.varies = bool(high.factors)
         if not counted or not self.carried or any(has_effects(o) for o in self.body.ops if o.opcode != "yield"):
             return None
         maxima = {place: part for place in range(len(self.carried)) if (part := self._maximum(place)) is not None}
@@ -154,6 +159,9 @@ class _Loop:
         new = {o.result: maximum for o in self.body.ops if o.opcode == "max" and follows >= 0 and self._is_new(o.result, follows)}
         total = self._total(joined, kind)
         region: Block | None
+        ends: tuple[Affine, ...] = ()
+        if total is None and self.varies:
+            return None
         if total is None:
             # Blocks of one.
             index, extent = block, blocks
@@ -161,7 +169,11 @@ class _Loop:
             region = without_dead(replace_values(Block((), ops), new))
         else:
             inside = total.regions[0].args[0]
-            pair = blocked(block, blocks, inside, total.operands[0], self.kernel, self.defined, self.forms)
+            if self.varies:
+                found = self._limited(block, inside, total.operands[0])
+                pair, ends = found if found is not None else (None, ())
+            else:
+                pair = blocked(block, blocks, inside, total.operands[0], self.kernel, self.defined, self.forms)
             if pair is None:
                 return None
             index, extent = Value(INDEX, inside.name), pair.extent
@@ -169,7 +181,37 @@ class _Loop:
             region = with_index(joint, pair, index, self.forms, set())
         if region is None or _used(region) & set(self.carried):
             return None
-        return _Part(place, kind, clamped(extent), Block((index,), region.ops), follows, maximum)
+        return _Part(place, kind, clamped(extent), ends, Block((index,), region.ops), follows, maximum)
+
+    def _limited(self, block: Value, inside: Value, extent: Value) -> tuple[Blocked, tuple[Affine, ...]] | None:
+        """As `blocked`, of blocks whose number depends on indices around the loop: the pair, and where the two end together."""
+        found = limited(block, inside, extent, self.defined, self.forms)
+        if found is None or (size := found.size.constant) is None:
+            return None
+        count = self.defined.get(self.op.operands[1])
+        if count is not None and count.opcode == "max" and self._is_zero(count.operands[1]):
+            count = self.defined.get(count.operands[0])
+        if count is None or count.opcode != "floordiv" or self.forms[count.operands[1]] != Affine((), found.size):
+            return None
+        ends: list[Affine] = []
+        for form in self._least(count.operands[0]):
+            rest = form.constant.constant
+            if not form.factors and form.constant == found.extent + (size - 1):
+                continue  # the end of the array
+            if rest is None or any(f.constant is None or f.constant % size for _, f in form.factors):
+                return None
+            ends.append(Affine(form.factors, Size.of(rest // size * size)))
+        return found, tuple(ends)
+
+    def _least(self, value: Value) -> list[Affine]:
+        """Forms of which a value is the least."""
+        op = self.defined.get(value)
+        if op is not None and op.opcode == "min":
+            return [form for v in op.operands for form in self._least(v)]
+        if op is not None and op.opcode in ("add", "sub") and not (added := self.forms[op.operands[1]]).factors:
+            sign = ONE if op.opcode == "add" else Size.of(-1)
+            return [form.plus(added, sign) for form in self._least(op.operands[0])]
+        return [self.forms[value]]
 
     def _other(self, value: Value, factor: Value) -> Value | None:
         """What a factor is multiplied with."""
@@ -294,7 +336,7 @@ def _emit(builder: Builder, loop: Op, parts: Sequence[_Part], defined: dict[Valu
         known[part.region.args[0]] = index
         clone_ops(inner, part.region.ops, known)
         result = Value(loop.results[part.place].type, loop.results[part.place].name)
-        extent = builder.index(part.extent)
+        extent = _extent(builder, part, mapping)
         builder.append(Op("reduce", (extent,), (result,), {"kind": part.kind}, (Block((index,), tuple(inner.ops)),), loop.span))
         is_maximum = part.kind == "max"
         (made.maxima if is_maximum else made.sums if part.follows >= 0 else made.others).append(result)
@@ -303,6 +345,16 @@ def _emit(builder: Builder, loop: Op, parts: Sequence[_Part], defined: dict[Valu
         if is_maximum and (first is None or first.opcode != "const" or first.attrs["value"] != -math.inf):
             result = builder.op("max", start, result)
         results[part.place] = mapping[loop.results[part.place]] = result
+
+
+def _extent(builder: Builder, part: _Part, mapping: dict[Value, Value]) -> Value:
+    extent = builder.index(part.extent)
+    for end in part.ends:
+        own = builder.index(end.constant)
+        for value, factor in end.factors:
+            own = builder.add(builder.mul(mapping.get(value, value), builder.index(factor)), own)
+        extent = builder.op("min", own, extent)
+    return builder.op("max", extent, builder.index(0)) if part.ends else extent
 
 
 # -- columns of the values --------------------------------------------------------------------------------------------

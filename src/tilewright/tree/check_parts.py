@@ -218,11 +218,11 @@ class PartChecker(ArrayChecker):
         return clamped(last - first if surely_nonnegative(whole - last) else minimum(last, whole) - first)
 
     def bind_section(self, array: ArrayInfo, axis: int, start: Expr, length: Size | None) -> None:
-        """Slices of length k that begin at i in 0..n step k walk over an axis of extent n. Others may: in ZynML, unless something else
-        says what n is."""
+        """Slices of length k that begin at i in 0..n step k walk over an axis of extent n, also where i ends with the block of another
+        such index (0..block + k) or before (0..min(…, n)). Others may: in ZynML, unless something else says what n is."""
         linear = affine(start)
         bare = linear.bare if linear is not None else None
-        last = size_of(bare.hi) if bare is not None and bare.first == ZERO else None
+        last = _walked(bare) if bare is not None and bare.first == ZERO else None
         name = self.raw_name(last) if last is not None else None
         if name is None or bare is None or array.role != "input":
             return
@@ -531,3 +531,19 @@ def _is_zero(expr: Expr) -> bool:
 
 def _section(node: syntax.Slice, start: Expr, stop: Expr) -> str:
     return f"{show_expr(start) if node.lo is not None else ''}:{show_expr(stop) if node.hi is not None else ''}"
+
+
+def _walked(var: LoopVar) -> Size | None:
+    """The extent that an index, with the blocks of its step, walks over: its end, where that is a size, or one of several it ends at, or
+    that of the index whose block it ends with."""
+    whole = size_of(var.hi)
+    if whole is not None:
+        return whole
+    if isinstance(var.hi, Apply) and var.hi.op == "min":
+        sizes = [size for size in map(size_of, var.hi.args) if size is not None]
+        return sizes[0] if len(sizes) == 1 else None
+    end = affine(var.hi)
+    if end is None or len(end.terms) != 1:
+        return None
+    ((outer, factor),) = end.terms
+    return size_of(outer.hi) if factor == ONE and end.offset == outer.step and outer.first == ZERO else None

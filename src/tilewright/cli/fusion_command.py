@@ -24,6 +24,7 @@ _WAYS = {
     "continued": "computed in the same loop over rows",
     "rows": "made again from the row's reductions",
     "inlined": "computed where it is used",
+    "beside": "read and multiplied once for products side by side",
 }
 
 

@@ -243,11 +243,13 @@ class _Prepared:
     def ranked(self, extents: AxisNumbers) -> tuple[MatrixSchedule, ...]:
         """The cost model's schedules for the program's (first) contraction at these extents, best first."""
         from tilewright.passes.choose_attention import attention_schedules
+        from tilewright.passes.choose_beside import ranked_beside
         from tilewright.passes.choose_matrix import matrix_schedules
 
         sizes = _by_name(self.program, extents)
         ways = (matrix_schedules, attention_schedules)
-        return next((r for call in self.loop.calls for way in ways if (r := way(call.kernel, self.target, sizes))), ())
+        found = next((r for call in self.loop.calls for way in ways if (r := way(call.kernel, self.target, sizes))), ())
+        return (*ranked_beside(self.loop, self.target, sizes), *found)
 
     def _tuned(self, signature: Signature) -> str:
         """What measurements say about a call; empty where there are none."""
@@ -262,8 +264,19 @@ class _Prepared:
         from tilewright.passes.pipeline import lower_planned
 
         hints: Mapping[str, int] = _by_name(self.program, signature.hints)
-        stages = lower_planned(self.loop, plan or self.plan(signature), self.target, hints, self.trace)
-        return Compilation(self.typed, self.program, stages, self.trace, self.fusion)
+        plan = plan or self.plan(signature)
+        stages = lower_planned(self.loop, plan, self.target, hints, self.trace)
+        return Compilation(self.typed, self.program, stages, self.trace, self._report(signature, plan))
+
+    def _report(self, signature: Signature, plan: Plans) -> FusionReport:
+        """What became of the program's kernels, with the products that are computed side by side."""
+        if len(self.loop.calls) == 1:
+            return self.fusion
+        from tilewright.passes.choose_beside import choose_beside
+        from tilewright.passes.join_products import with_joins
+
+        extents = _by_name(self.program, signature.extents or signature.hints)
+        return with_joins(self.fusion, self.loop, plan, choose_beside(self.loop, plan, self.target, extents)[1])
 
 
 SHORT = 8

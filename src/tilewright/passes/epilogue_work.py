@@ -20,10 +20,10 @@ _FREE = frozenset({"const", "size", "yield", "store", "load", "cast", "broadcast
 
 @record
 class Work:
-    """What one result takes."""
+    """What one result takes, on average where a block has results of several products."""
 
-    instructions: int
-    arrays: int
+    instructions: float
+    arrays: float
 
 
 def finishing_work(found: Contraction) -> Work:

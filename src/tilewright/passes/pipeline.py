@@ -2,7 +2,7 @@
 
     program fuse                                                   kernels joined, arrays between them gone
     loop    simplify · unblock · hoist · uncarry · collapse · stabilise · contract · narrow      what to compute, merged and shared
-    program clip_windows · pad_windows · turn_images · repack · split_reductions · stream_sums · add_counters      kernels added before or after
+    program join_products · clip_windows · pad_windows · turn_images · repack · split_reductions · stream_sums · add_counters      kernels added before or after
     loop    choose (schedule) · lower_loops                        -> tile
     tile    simplify · assign_layouts · lower_tiles                -> thread (window_sums and lower_windows where windows overlap)
     thread  simplify · expand_math · expand_casts · simplify
@@ -31,6 +31,7 @@ from tilewright.ir.text import print_kernel, print_program
 from tilewright.ir.verify import verify_kernel
 from tilewright.passes.assign_layouts import assign_layouts
 from tilewright.passes.choose_attention import attention_schedules, forced_attention
+from tilewright.passes.choose_beside import choose_beside, forced_beside
 from tilewright.passes.choose_matrix import forced, matrix_schedules
 from tilewright.passes.clip_windows import clip_windows
 from tilewright.passes.collapse import collapse
@@ -39,6 +40,7 @@ from tilewright.passes.expand_casts import expand_casts
 from tilewright.passes.expand_math import expand_math
 from tilewright.passes.fuse import FusionReport, fuse
 from tilewright.passes.hoist import hoist
+from tilewright.passes.join_products import join_products
 from tilewright.passes.lower_attention import lower_attention
 from tilewright.passes.lower_attention_cpu import lower_attention_cpu
 from tilewright.passes.lower_contraction import lower_contraction
@@ -57,7 +59,7 @@ from tilewright.passes.pad_windows import pad_windows
 from tilewright.passes.plans import Plan, Plans
 from tilewright.passes.repack import repack
 from tilewright.passes.schedule import Schedule, choose, row_schedule
-from tilewright.passes.schedule_matrix import ATTENTION, MatrixSchedule
+from tilewright.passes.schedule_matrix import ATTENTION, MatrixSchedule, parse_schedule
 from tilewright.passes.schedule_windows import window_schedule
 from tilewright.passes.simplify import simplify
 from tilewright.passes.split_reductions import split_reductions
@@ -159,7 +161,10 @@ def plan_contractions(
     """The schedule of each call of a prepared program that is a contraction; None for all others. `given`: use that one; `metadata` has
     the author's wishes."""
     plans: list[Plan] = []
-    for call in program.calls:
+    beside, whole = given, bool(given) and parse_schedule(given).beside > 1
+    given = "" if whole else given
+    wished: set[int] = set()
+    for number, call in enumerate(program.calls):
         found = matrix_schedules(call.kernel, target, sizes) or attention_schedules(call.kernel, target, sizes)
         if not found:
             plans.append(row_schedule(call.kernel, target, sizes))
@@ -169,14 +174,20 @@ def plan_contractions(
             plans.append(forced(given, found, call.kernel))
         elif metadata is not None:
             plans.append(preferred(found, metadata, target, call.kernel.span))
+            if plans[-1] is not found[0]:
+                wished.add(number)
         else:
             plans.append(found[0])
+    if whole:
+        return forced_beside(beside, program, tuple(plans), target, sizes)
     if given and not any(isinstance(plan, MatrixSchedule) for plan in plans):
         raise UserError.at(
             "TW020", f"schedule '{given}': nothing in {program.name} is computed by tiles of a matrix here", program.span,
             "leave schedule= out; thin and tiny products, and what is no contraction, have none",
         )  # fmt: skip
-    return tuple(plans)
+    if given or wished or len(program.calls) == 1:
+        return tuple(plans)
+    return choose_beside(program, tuple(plans), target, sizes)[0]
 
 
 def lower(program: Program, target: Target, hints: Mapping[str, int] | None = None, trace: Trace | None = None) -> Stages:
@@ -190,6 +201,9 @@ def lower_planned(
     program: Program, plan: Plans, target: Target, hints: Mapping[str, int], trace: Trace
 ) -> Stages:
     """From the prepared loop stage to the thread stage."""
+    start = time.perf_counter()
+    program, plan = join_products(program, plan)
+    trace.record("join_products", time.perf_counter() - start, lambda: print_program(program))
     program = _clip(program, plan, target, trace)
     start = time.perf_counter()
     program, plan = pad_windows(program, plan, target)

@@ -1,0 +1,208 @@
+"""Choose whether products of the same rows are computed side by side by one kernel: by the same models that rank schedules of one product.
+
+In: a prepared program, the plan of each of its calls, and sizes. Out: plans in which the calls to be joined have a schedule with `beside`
+(`join_products.py` makes them one kernel), and of those that are not joined the reason. One kernel reads the rows once, never writes what
+one product makes for another, and is one launch; in return a block has fewer columns of each product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tilewright.analysis.contraction import Contraction, find_contraction
+from tilewright.base.errors import UserError
+from tilewright.base.target import Target
+from tilewright.ir.nodes import Kernel, Op
+from tilewright.ir.program import Program
+from tilewright.passes import choose_mma
+from tilewright.passes.choose_matrix import Shape, cost, fits_blocks, is_copied, shape_of, tiles_of, warp_group_time
+from tilewright.passes.choose_mma import mma_schedules
+from tilewright.passes.epilogue_work import Work, finishing_work
+from tilewright.passes.fuse import Refused, names_of, written_by
+from tilewright.passes.join_products import Join, find_joins
+from tilewright.passes.plans import Plans
+from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
+
+NARROWEST = 32
+"""Columns of one product that a tile of warp-group instructions has at least: they leave in rows of 128 bytes."""
+LAUNCH = 2.5
+"""Microseconds one more kernel costs."""
+Ranked = list[tuple[float, MatrixSchedule]]
+"""Schedules and the microseconds they are thought to take."""
+
+
+def choose_beside(program: Program, plans: Plans, target: Target, sizes: Mapping[str, int]) -> tuple[Plans, tuple[Refused, ...]]:
+    """The plans with calls joined where that is thought to be faster, and why others are not."""
+    joins, refused = find_joins(program)
+    chosen, reasons = list(plans), list(refused)
+    for join in joins:
+        ranked = beside_schedules(program, join, target, sizes)
+        apart = _apart(program, join, target, sizes)
+        first, second = (_product(program, n).reduction.span for n in join.members[:2])
+        if not ranked or apart is None:
+            reasons.append(Refused(join.shared, first, second, f"no tiles of {target.name} hold {len(join.members)} products side by side"))
+        elif ranked[0][0] >= apart:
+            times = f"one kernel would take {ranked[0][0]:.1f} µs, {len(join.members)} take {apart:.1f}"
+            reasons.append(Refused(join.shared, first, second, f"not one product beside the other: {times} by the cost model"))
+        else:
+            for number in join.members:
+                chosen[number] = ranked[0][1]
+    return tuple(chosen), tuple(reasons)
+
+
+def forced_beside(text: str, program: Program, plans: Plans, target: Target, sizes: Mapping[str, int]) -> Plans:
+    """The plans with the schedule somebody asked for where its number of products can be joined."""
+    asked = parse_schedule(text)
+    joins = [join for join in find_joins(program)[0] if len(join.members) == asked.beside]
+    chosen = list(plans)
+    found = False
+    for join in joins:
+        like = [s for _, s in beside_schedules(program, join, target, sizes) if s.family == asked.family]
+        if like and _is_legal(asked, program, join):
+            found = True
+            for number in join.members:
+                chosen[number] = asked
+    if not found:
+        raise UserError.at(
+            "TW020", f"schedule '{text}' does not fit {program.name}", program.span,
+            "beside is the number of products of the same rows that one kernel computes; a tile has m % 64 == 0 and, times beside, at most "
+            "256 columns (family=wgmma), or powers of two (mma, fma)",
+        )  # fmt: skip
+    return tuple(chosen)
+
+
+def _is_legal(asked: MatrixSchedule, program: Program, join: Join) -> bool:
+    found = _product(program, join.members[0])
+    if asked.swap or asked.cluster > 1 or asked.parts > 1 or asked.sum_cluster > 1 or asked.stream or asked.store != "tma":
+        return False
+    if asked.family != "wgmma":
+        return True
+    legal = asked.k * found.a.dtype.itemsize == 128 and asked.m % (64 * (1 if asked.turns else asked.groups)) == 0
+    return legal and asked.n % 8 == 0 and asked.columns <= 256 and fits_blocks(found, asked)
+
+
+def beside_schedules(program: Program, join: Join, target: Target, sizes: Mapping[str, int]) -> Ranked:
+    """Schedules that compute all of them at once, best first."""
+    kernels = [program.calls[n].kernel for n in join.members]
+    products = [_product(program, n) for n in join.members]
+    if not target.is_gpu:
+        return []
+    if warp_group_time(kernels[0], target, sizes) is not None:
+        ranked = _by_warp_groups(kernels, products, target, sizes, _work(program, join, products))
+    else:
+        ranked = _by_warps(kernels[0], products, target, sizes)
+    return sorted(ranked, key=lambda pair: pair[0])
+
+
+def ranked_beside(program: Program, target: Target, sizes: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
+    """Schedules of the program's first products that may be joined, where they are thought to be faster so."""
+    for join in find_joins(program)[0] if len(program.calls) > 1 else ():
+        ranked, apart = beside_schedules(program, join, target, sizes), _apart(program, join, target, sizes)
+        if ranked and apart is not None and ranked[0][0] < apart:
+            return tuple(schedule for _, schedule in ranked)
+    return ()
+
+
+def _product(program: Program, number: int) -> Contraction:
+    found = find_contraction(program.calls[number].kernel)
+    assert found is not None
+    return found
+
+
+def _whole(products: Sequence[Contraction], sizes: Mapping[str, int]) -> Shape:
+    """The sizes of all products as one."""
+    shape = shape_of(products[0], sizes)
+    return replace(shape, n=len(products) * shape.n)
+
+
+def _work(program: Program, join: Join, products: Sequence[Contraction]) -> Work:
+    """What happens to a result once the sums are known, on average; what products make for each other is not read."""
+    made = {array for n in join.members for array in written_by(program.calls[n])}
+    each = [finishing_work(found) for found in products]
+    passed = sum(
+        op.opcode == "load" and names_of(program.calls[n]).get(op.operands[0]) in made
+        for n, found in zip(join.members, products, strict=True) for op in found.parallel.regions[0].ops
+    )  # fmt: skip
+    count = len(products)
+    return Work(sum(w.instructions for w in each) / count, max(0, sum(w.arrays for w in each) - passed) / count)
+
+
+def _by_warp_groups(
+    kernels: Sequence[Kernel], products: Sequence[Contraction], target: Target, sizes: Mapping[str, int], work: Work
+) -> Ranked:
+    count, found = len(products), products[0]
+    if not all(is_copied(kernel, product) for kernel, product in zip(kernels, products, strict=True)):
+        return []
+    whole = _whole(products, sizes)
+    ranked: Ranked = []
+    for tile in tiles_of(found, whole, target):
+        alone = tile.parts == tile.sum_cluster == tile.cluster == 1 and not tile.swap and tile.store == "tma"
+        own = replace(tile, n=tile.n // count, beside=count)
+        if not alone or tile.n % count or own.n % _narrowest(products) or not fits_blocks(found, own):
+            continue
+        for early in (False, True):
+            ranked.append((cost(replace(tile, early=early), whole, target, found, work=work), replace(own, early=early)))
+    return ranked
+
+
+def _narrowest(products: Sequence[Contraction]) -> int:
+    """Columns of which results are whole rows of 128 bytes."""
+    stores: list[Op] = [op for found in products for op in found.parallel.regions[0].ops if op.opcode == "store"]
+    sizes = [getattr(op.operands[0].type, "dtype").itemsize for op in stores]  # noqa: B009
+    return max(NARROWEST, 128 // min(sizes))
+
+
+def _by_warps(kernel: Kernel, products: Sequence[Contraction], target: Target, sizes: Mapping[str, int]) -> Ranked:
+    """The same for instructions of single warps and for plain multiply-adds."""
+    count, found, whole = len(products), products[0], _whole(products, sizes)
+    precision = str(kernel.attrs.get("precision", "ieee"))
+    work = _mma_work(found, precision, whole)
+    part = 1 << (count - 1).bit_length()
+    ranked: Ranked = []
+    for tile in mma_schedules(kernel, found, target, whole.batch, whole.m, whole.n, whole.k):
+        own = _narrowed(tile, tile.n // part, found)
+        if own is None or "pack" in (tile.a_copy, tile.b_copy):
+            continue
+        time = choose_mma.cost(replace(own, n=own.n * count), target, work, choose_mma.turned(found, tile))
+        ranked.append((time, replace(own, beside=count)))
+    return ranked
+
+
+def _narrowed(tile: MatrixSchedule, columns: int, found: Contraction) -> MatrixSchedule | None:
+    """The tile with fewer columns, its warps standing so that each has whole instructions, or vectors of all its lanes."""
+    vector = 16 // found.accumulator.itemsize
+    least = (4 * vector, 8 * vector) if tile.family == "fma" else (16, 16)
+    down, across = tile.warps_m, tile.warps_n
+    while across > 1 and columns // across < least[1]:
+        down, across = 2 * down, across // 2
+    if columns // across < least[1] or tile.m // down < least[0]:
+        return None
+    return replace(tile, n=columns, warps_m=down, warps_n=across)
+
+
+def _mma_work(found: Contraction, precision: str, shape: Shape) -> choose_mma.Work:
+    operand = found.a.dtype if found.a.dtype is found.b.dtype else found.accumulator
+    return choose_mma.Work(operand, found.accumulator, precision, shape.batch, shape.m, shape.n, shape.k)
+
+
+def _apart(program: Program, join: Join, target: Target, sizes: Mapping[str, int]) -> float | None:
+    """Microseconds that one kernel for each of them is thought to take."""
+    times = [_alone(program.calls[n].kernel, target, sizes) for n in join.members]
+    if None in times:
+        return None
+    # The model of warp groups counts what a launch costs; that of single warps does not.
+    launches = 0.0 if warp_group_time(program.calls[join.members[0]].kernel, target, sizes) is not None else LAUNCH
+    return sum(time for time in times if time is not None) + launches * (len(times) - 1)
+
+
+def _alone(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> float | None:
+    time = warp_group_time(kernel, target, sizes)
+    if time is not None or not target.is_gpu:
+        return time
+    found = find_contraction(kernel)
+    assert found is not None
+    shape, precision = shape_of(found, sizes), str(kernel.attrs.get("precision", "ieee"))
+    listed = mma_schedules(kernel, found, target, shape.batch, shape.m, shape.n, shape.k)
+    work = _mma_work(found, precision, shape)
+    return min((choose_mma.cost(s, target, work, choose_mma.turned(found, s)) for s in listed), default=None)

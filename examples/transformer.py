@@ -69,7 +69,7 @@ def project_add_norm(
         for p in range(k):
             total += x[i, p] * weight[p, j]
         product[i, j] = total
-    summed = tw.empty((n, m), tw.f32)
+    summed = tw.empty((n, m), x.dtype)
     for i, j in tw.grid(n, m):
         summed[i, j] = product[i, j] + bias[j] + residual[i, j]
     out = tw.empty((n, m), x.dtype)

@@ -135,6 +135,29 @@ def test_gate_and_up(target: str, dtype: str, sizes: tuple[int, int, int]) -> No
     assert len(done.stages.thread.calls) == 1
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("sizes", [*SIZES, (7, 5, 9), (65, 1000, 130), (3, 0, 4), (0, 8, 8)], ids=str)
+def test_on_the_cpu(sizes: tuple[int, int, int], dtype: str) -> None:
+    n, k, m = sizes
+    x, first, second, third, bias = numbers(m, dtype, (n, k), (m, k), (m, k), (m, k), (m,))
+    wide = [as_wide(a) for a in (x, first, second, third, bias)]
+    found = heads(x, first, second, third, bias)
+    for result, want in zip(found, (wide[0] @ wide[1].T + wide[4], wide[0] @ wide[2].T, wide[0] @ wide[3].T * 0.5), strict=True):
+        near(result, want, dtype)
+    assert heads.last is not None and len(heads.last.launches) == 1
+    gate, up = np.ascontiguousarray(first.T), np.ascontiguousarray(second.T)
+    opened = wide[0] @ wide[1].T
+    with np.errstate(over="ignore"):
+        near(gated(x, gate, up), opened / (1 + np.exp(-opened)) * (wide[0] @ wide[2].T), dtype)
+    assert gated.last is not None and len(gated.last.launches) == 1
+
+
+@pytest.mark.parametrize("target", ["x86-64-avx512", "x86-64-avx2"])
+def test_stages_of_the_cpu(target: str) -> None:
+    done = check_gated(gated, target, "f32", (30, 17, 70))
+    assert [s.beside for s in done.stages.schedules] == [2]
+
+
 SCHEDULES = {
     "cooperative": "family=wgmma m=128 n=128 k=64 stages=3 groups=2 beside=2",
     "turns": "family=wgmma m=128 n=64 k=64 stages=3 groups=2 turns=1 wait=1 beside=2 early=1",

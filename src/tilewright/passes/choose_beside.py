@@ -13,9 +13,11 @@ from dataclasses import replace
 from tilewright.analysis.contraction import Contraction, find_contraction
 from tilewright.base.errors import UserError
 from tilewright.base.target import Target
-from tilewright.ir.nodes import Kernel, Op
+from tilewright.ir.nodes import Kernel
 from tilewright.ir.program import Program
+from tilewright.ir.types import dtype_of
 from tilewright.passes import choose_mma
+from tilewright.passes.choose_contraction_cpu import cpu_schedules
 from tilewright.passes.choose_matrix import Shape, cost, fits_blocks, is_copied, shape_of, tiles_of, warp_group_time
 from tilewright.passes.choose_mma import mma_schedules
 from tilewright.passes.epilogue_work import Work, finishing_work
@@ -38,7 +40,7 @@ def choose_beside(program: Program, plans: Plans, target: Target, sizes: Mapping
     chosen, reasons = list(plans), list(refused)
     for join in joins:
         ranked = beside_schedules(program, join, target, sizes)
-        apart = _apart(program, join, target, sizes)
+        apart = _apart(program, join, target, sizes) if target.is_gpu else float("inf")
         first, second = (_product(program, n).reduction.span for n in join.members[:2])
         if not ranked or apart is None:
             reasons.append(Refused(join.shared, first, second, f"no tiles of {target.name} hold {len(join.members)} products side by side"))
@@ -59,7 +61,7 @@ def forced_beside(text: str, program: Program, plans: Plans, target: Target, siz
     found = False
     for join in joins:
         like = [s for _, s in beside_schedules(program, join, target, sizes) if s.family == asked.family]
-        if like and _is_legal(asked, program, join):
+        if like and (_is_legal(asked, program, join) if target.is_gpu else replace(like[0], n=asked.n, m=asked.m, k=asked.k) == asked):
             found = True
             for number in join.members:
                 chosen[number] = asked
@@ -87,7 +89,7 @@ def beside_schedules(program: Program, join: Join, target: Target, sizes: Mappin
     kernels = [program.calls[n].kernel for n in join.members]
     products = [_product(program, n) for n in join.members]
     if not target.is_gpu:
-        return []
+        return _on_cpu(kernels, products, target)
     if warp_group_time(kernels[0], target, sizes) is not None:
         ranked = _by_warp_groups(kernels, products, target, sizes, _work(program, join, products))
     else:
@@ -98,7 +100,8 @@ def beside_schedules(program: Program, join: Join, target: Target, sizes: Mappin
 def ranked_beside(program: Program, target: Target, sizes: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
     """Schedules of the program's first products that may be joined, where they are thought to be faster so."""
     for join in find_joins(program)[0] if len(program.calls) > 1 else ():
-        ranked, apart = beside_schedules(program, join, target, sizes), _apart(program, join, target, sizes)
+        ranked = beside_schedules(program, join, target, sizes)
+        apart = _apart(program, join, target, sizes) if target.is_gpu else float("inf")
         if ranked and apart is not None and ranked[0][0] < apart:
             return tuple(schedule for _, schedule in ranked)
     return ()
@@ -148,9 +151,20 @@ def _by_warp_groups(
 
 def _narrowest(products: Sequence[Contraction]) -> int:
     """Columns of which results are whole rows of 128 bytes."""
-    stores: list[Op] = [op for found in products for op in found.parallel.regions[0].ops if op.opcode == "store"]
-    sizes = [getattr(op.operands[0].type, "dtype").itemsize for op in stores]  # noqa: B009
-    return max(NARROWEST, 128 // min(sizes))
+    stores = [op for found in products for op in found.parallel.regions[0].ops if op.opcode == "store"]
+    return max(NARROWEST, 128 // min(dtype_of(op.operands[-1].type).itemsize for op in stores))
+
+
+def _on_cpu(kernels: Sequence[Kernel], products: Sequence[Contraction], target: Target) -> Ranked:
+    """On a CPU rows are copied once, and what one product makes for another stays in the cache: nothing speaks against it where the same
+    kernel serves all, each block with fewer columns. Matrix units have no such kernel."""
+    count = len(products)
+    alone = [cpu_schedules(kernel, found, target) for kernel, found in zip(kernels, products, strict=True)]
+    if any(len(listed) != 1 or listed[0] != alone[0][0] or listed[0].keep != "b" for listed in alone):
+        return []
+    own = alone[0][0]
+    columns = max(1, own.n // own.nr // count) * own.nr
+    return [(0.0, replace(own, n=columns, beside=count))]
 
 
 def _by_warps(kernel: Kernel, products: Sequence[Contraction], target: Target, sizes: Mapping[str, int]) -> Ranked:

@@ -49,6 +49,7 @@ from tilewright.passes.lower_contraction_cpu import lower_contraction_cpu
 from tilewright.passes.lower_loops import lower_loops
 from tilewright.passes.lower_mma import lower_mma
 from tilewright.passes.lower_mma_chain import lower_mma_chain
+from tilewright.passes.lower_products_cpu import lower_products_cpu
 from tilewright.passes.lower_tiles import lower_tiles
 from tilewright.passes.lower_wgmma import lower_wgmma
 from tilewright.passes.lower_wgmma_chain import lower_wgmma_chain
@@ -234,6 +235,8 @@ def lower_planned(
             kernel = run_pass("lower_contraction_amx", kernel, lambda k: lower_contraction_amx(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule) and schedule.family == "cpu_attention":
             kernel = run_pass("lower_attention_cpu", kernel, lambda k: lower_attention_cpu(k, schedule, target), trace)
+        elif isinstance(schedule, MatrixSchedule) and not target.is_gpu and schedule.beside > 1:
+            kernel = run_pass("lower_products_cpu", kernel, lambda k: lower_products_cpu(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule) and not target.is_gpu:
             kernel = run_pass("lower_contraction_cpu", kernel, lambda k: lower_contraction_cpu(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule) and schedule.family in ATTENTION:

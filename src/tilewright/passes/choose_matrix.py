@@ -405,7 +405,7 @@ def _from_registers(
 _TILES: tuple[tuple[float, MatrixSchedule], ...] = (
     (1.000, MatrixSchedule("wgmma", 128, 256, 64, stages=4, groups=2)),
     (1.020, MatrixSchedule("wgmma", 128, 192, 64, stages=4, groups=2, turns=True, wait=1, buffers=3)),
-    (0.985, MatrixSchedule("wgmma", 128, 192, 64, stages=4, groups=2)),
+    (0.985, MatrixSchedule("wgmma", 128, 192, 64, stages=4, groups=2, buffers=3)),
     (0.985, MatrixSchedule("wgmma", 128, 128, 64, stages=6, groups=2, turns=True, wait=1)),
     (0.950, MatrixSchedule("wgmma", 192, 192, 64, stages=4, groups=3, buffers=1)),
     (0.950, MatrixSchedule("wgmma", 192, 192, 64, stages=4, groups=3, buffers=1, cluster=2)),

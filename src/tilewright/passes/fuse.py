@@ -9,6 +9,8 @@ Four ways, tried for every array and each of its readers, in order:
     continued the producer writes T in a loop over rows, the reader is a map of it: the map joins that loop
     rows      both walk rows: the reader's loops compute the producer's element again from what the row's reductions gave
     inlined   the producer is a map: the reader computes T[x] where it loaded it (a prologue; residual + norm)
+
+Products of the same rows are joined later, where the sizes of a call are known (`join_products.py`); the report lists them too.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ def with_joins(report: FusionReport, program: Program, plans: Plans, refused: Se
             for array in passed:
                 fused.append(Fused(array, "beside", spans[0], spans[1], _bytes(program, array) * (1 if array in here else 2)))
             gone.update(passed)
-            fused.append(Fused(join.shared, "beside", spans[0], spans[1], _bytes(program, join.shared)))
+            fused.append(Fused(join.shared, "shared", spans[0], spans[1], _bytes(program, join.shared)))
     kept = tuple(r for r in report.refused if r.array not in gone)
     return FusionReport((*report.fused, *fused), (*kept, *refused), report.before, report.after - len(program.calls) + len(after.calls))
 

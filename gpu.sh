@@ -1,4 +1,3 @@
 export TILEWRIGHT_CACHE_DIR=/tmp/cache-block
-timeout 25 python build/wt/block/build_gpu/blocktime.py main 2>&1 | tail -45
-timeout 22 python build/wt/block/build_gpu/blocktime.py try 2>&1 | tail -20
-timeout 26 python build/wt/block/build_gpu/joined.py 2>&1 | tail -40
+timeout 28 python build/wt/block/build_gpu/blocktime.py main 2>&1 | tail -45
+timeout 45 python -m pytest -q -p no:cacheprovider --rootdir build/wt/block build/wt/block/tests/gpu/test_joined_gpu.py 2>&1 | tail -25

@@ -80,6 +80,12 @@ if "main" in sys.argv:
     print("ours eager      ", timed(block, 30))
     print("ours graph x8   ", each(block, 8))
     print("ours graph x1   ", each(block, 1))
+    wx = wrap(x); wout = wrap(out)
+    try:
+        print("example eager   ", timed(lambda: ex.block(wx, W, B, H, out=wout), 30))
+        print("example graph x8", each(lambda: ex.block(wx, W, B, H, out=wout), 8))
+        print("  error", (out.double() - ref).abs().max().item())
+    except Exception as e: print("example", repr(e)[:300])
     for name, kern, a, o in steps:
         kern(*a, out=o)
         for i in range(len(kern.last.launches)):

@@ -61,7 +61,7 @@ def forced_beside(text: str, program: Program, plans: Plans, target: Target, siz
     found = False
     for join in joins:
         like = [s for _, s in beside_schedules(program, join, target, sizes) if s.family == asked.family]
-        if like and (_is_legal(asked, program, join) if target.is_gpu else replace(like[0], n=asked.n, m=asked.m, k=asked.k) == asked):
+        if like and _is_legal(asked, program, join):
             found = True
             for number in join.members:
                 chosen[number] = asked
@@ -78,6 +78,8 @@ def _is_legal(asked: MatrixSchedule, program: Program, join: Join) -> bool:
     found = _product(program, join.members[0])
     if asked.swap or asked.cluster > 1 or asked.parts > 1 or asked.sum_cluster > 1 or asked.stream or asked.store != "tma":
         return False
+    if asked.family == "cpu":
+        return asked.keep == "b" and min(asked.mr, asked.nr, asked.k) > 0 and asked.m % asked.mr == asked.n % asked.nr == 0
     if asked.family != "wgmma":
         return True
     legal = asked.k * found.a.dtype.itemsize == 128 and asked.m % (64 * (1 if asked.turns else asked.groups)) == 0

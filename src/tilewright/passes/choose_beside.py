@@ -1,8 +1,9 @@
-"""Choose whether products of the same rows are computed side by side by one kernel: by the same models that rank schedules of one product.
+"""Choose how products of the same rows are computed side by side by one kernel, and whether: by the models that rank schedules of one product.
 
 In: a prepared program, the plan of each of its calls, and sizes. Out: plans in which the calls to be joined have a schedule with `beside`
 (`join_products.py` makes them one kernel), and of those that are not joined the reason. One kernel reads the rows once, never writes what
-one product makes for another, and is one launch; in return a block has fewer columns of each product.
+one product makes for another, and is one launch; in return a block has fewer columns of each product. A nest that was written with several
+sums is such a kernel from the start (`nest_schedules`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,20 @@ from tilewright.ir.program import Program
 from tilewright.ir.types import dtype_of
 from tilewright.passes import choose_mma
 from tilewright.passes.choose_contraction_cpu import cpu_schedules
-from tilewright.passes.choose_matrix import Shape, cost, fits_blocks, is_copied, shape_of, tiles_of, warp_group_time
+from tilewright.passes.choose_matrix import (
+    Shape,
+    cost,
+    fits_blocks,
+    has_warp_groups,
+    is_copied,
+    shape_of,
+    tiles_of,
+    warp_group_time,
+)
 from tilewright.passes.choose_mma import mma_schedules
 from tilewright.passes.epilogue_work import Work, finishing_work
-from tilewright.passes.fuse import Refused, names_of, written_by
-from tilewright.passes.join_products import Join, find_joins
+from tilewright.passes.fuse import Refused
+from tilewright.passes.join_products import Join, find_joins, joined_kernel, side_by_side
 from tilewright.passes.plans import Plans
 from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
 
@@ -39,10 +49,12 @@ def choose_beside(program: Program, plans: Plans, target: Target, sizes: Mapping
     joins, refused = find_joins(program)
     chosen, reasons = list(plans), list(refused)
     for join in joins:
-        ranked = beside_schedules(program, join, target, sizes)
+        ranked = nest_schedules(joined_kernel(program, join), target, sizes)
         apart = _apart(program, join, target, sizes) if target.is_gpu else float("inf")
         first, second = (_product(program, n).reduction.span for n in join.members[:2])
-        if not ranked or apart is None:
+        if any(isinstance(plan, MatrixSchedule) and plan.family == "amx" for plan in (plans[n] for n in join.members)):
+            reasons.append(Refused(join.shared, first, second, "not one product beside the other: the matrix unit computes each by itself"))
+        elif not ranked or apart is None:
             reasons.append(Refused(join.shared, first, second, f"no tiles of {target.name} hold {len(join.members)} products side by side"))
         elif ranked[0][0] >= apart:
             times = f"one kernel would take {ranked[0][0]:.1f} µs, {len(join.members)} take {apart:.1f}"
@@ -54,16 +66,18 @@ def choose_beside(program: Program, plans: Plans, target: Target, sizes: Mapping
 
 
 def forced_beside(text: str, program: Program, plans: Plans, target: Target, sizes: Mapping[str, int]) -> Plans:
-    """The plans with the schedule somebody asked for where its number of products can be joined."""
+    """The plans with the schedule somebody asked for where there are so many products to be computed side by side."""
     asked = parse_schedule(text)
-    joins = [join for join in find_joins(program)[0] if len(join.members) == asked.beside]
+    kernels = [((number,), call.kernel) for number, call in enumerate(program.calls)]
+    kernels += [(join.members, joined_kernel(program, join)) for join in find_joins(program)[0]]
     chosen = list(plans)
     found = False
-    for join in joins:
-        like = [s for _, s in beside_schedules(program, join, target, sizes) if s.family == asked.family]
-        if like and _is_legal(asked, program, join):
+    for members, kernel in kernels:
+        products = side_by_side(kernel)
+        like = nest_schedules(kernel, target, sizes) if len(products) == asked.beside and _is_legal(asked, products[0]) else []
+        if any(schedule.family == asked.family for _, schedule in like):
             found = True
-            for number in join.members:
+            for number in members:
                 chosen[number] = asked
     if not found:
         raise UserError.at(
@@ -74,8 +88,7 @@ def forced_beside(text: str, program: Program, plans: Plans, target: Target, siz
     return tuple(chosen)
 
 
-def _is_legal(asked: MatrixSchedule, program: Program, join: Join) -> bool:
-    found = _product(program, join.members[0])
+def _is_legal(asked: MatrixSchedule, found: Contraction) -> bool:
     if asked.swap or asked.cluster > 1 or asked.parts > 1 or asked.sum_cluster > 1 or asked.stream or asked.store != "tma":
         return False
     if asked.family == "cpu":
@@ -86,23 +99,25 @@ def _is_legal(asked: MatrixSchedule, program: Program, join: Join) -> bool:
     return legal and asked.n % 8 == 0 and asked.columns <= 256 and fits_blocks(found, asked)
 
 
-def beside_schedules(program: Program, join: Join, target: Target, sizes: Mapping[str, int]) -> Ranked:
-    """Schedules that compute all of them at once, best first."""
-    kernels = [program.calls[n].kernel for n in join.members]
-    products = [_product(program, n) for n in join.members]
+def nest_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Ranked:
+    """Schedules of a kernel that has several products of the same rows, best first; none for any other."""
+    products = side_by_side(kernel)
+    if len(products) < 2:
+        return []
     if not target.is_gpu:
-        return _on_cpu(kernels, products, target)
-    if warp_group_time(kernels[0], target, sizes) is not None:
-        ranked = _by_warp_groups(kernels, products, target, sizes, _work(program, join, products))
-    else:
-        ranked = _by_warps(kernels[0], products, target, sizes)
-    return sorted(ranked, key=lambda pair: pair[0])
+        return _on_cpu(kernel, products, target)
+    if has_warp_groups(kernel, products[0], target):
+        return sorted(_by_warp_groups(kernel, products, target, sizes), key=lambda pair: pair[0])
+    return sorted(_by_warps(kernel, products, target, sizes), key=lambda pair: pair[0])
 
 
 def ranked_beside(program: Program, target: Target, sizes: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
-    """Schedules of the program's first products that may be joined, where they are thought to be faster so."""
+    """Schedules of the program's first products side by side, where they are or are thought to be faster so."""
+    for call in program.calls:
+        if ranked := nest_schedules(call.kernel, target, sizes):
+            return tuple(schedule for _, schedule in ranked)
     for join in find_joins(program)[0] if len(program.calls) > 1 else ():
-        ranked = beside_schedules(program, join, target, sizes)
+        ranked = nest_schedules(joined_kernel(program, join), target, sizes)
         apart = _apart(program, join, target, sizes) if target.is_gpu else float("inf")
         if ranked and apart is not None and ranked[0][0] < apart:
             return tuple(schedule for _, schedule in ranked)
@@ -121,23 +136,15 @@ def _whole(products: Sequence[Contraction], sizes: Mapping[str, int]) -> Shape:
     return replace(shape, n=len(products) * shape.n)
 
 
-def _work(program: Program, join: Join, products: Sequence[Contraction]) -> Work:
-    """What happens to a result once the sums are known, on average; what products make for each other is not read."""
-    made = {array for n in join.members for array in written_by(program.calls[n])}
-    each = [finishing_work(found) for found in products]
-    passed = sum(
-        op.opcode == "load" and names_of(program.calls[n]).get(op.operands[0]) in made
-        for n, found in zip(join.members, products, strict=True) for op in found.parallel.regions[0].ops
-    )  # fmt: skip
-    count = len(products)
-    return Work(sum(w.instructions for w in each) / count, max(0, sum(w.arrays for w in each) - passed) / count)
+def _work(products: Sequence[Contraction]) -> Work:
+    """What happens to a result once the sums are known, on average."""
+    whole = finishing_work(products[0], [found.reduction for found in products])
+    return Work(whole.instructions / len(products), whole.arrays / len(products))
 
 
-def _by_warp_groups(
-    kernels: Sequence[Kernel], products: Sequence[Contraction], target: Target, sizes: Mapping[str, int], work: Work
-) -> Ranked:
-    count, found = len(products), products[0]
-    if not all(is_copied(kernel, product) for kernel, product in zip(kernels, products, strict=True)):
+def _by_warp_groups(kernel: Kernel, products: Sequence[Contraction], target: Target, sizes: Mapping[str, int]) -> Ranked:
+    count, found, work = len(products), products[0], _work(products)
+    if not all(is_copied(kernel, product) for product in products):
         return []
     whole = _whole(products, sizes)
     ranked: Ranked = []
@@ -157,12 +164,12 @@ def _narrowest(products: Sequence[Contraction]) -> int:
     return max(NARROWEST, 128 // min(dtype_of(op.operands[-1].type).itemsize for op in stores))
 
 
-def _on_cpu(kernels: Sequence[Kernel], products: Sequence[Contraction], target: Target) -> Ranked:
-    """On a CPU rows are copied once, and what one product makes for another stays in the cache: nothing speaks against it where the same
-    kernel serves all, each block with fewer columns. Matrix units have no such kernel."""
+def _on_cpu(kernel: Kernel, products: Sequence[Contraction], target: Target) -> Ranked:
+    """On a CPU rows are copied once, and what one product makes for another stays in the cache: the same kernel serves all, each block with
+    fewer columns."""
     count = len(products)
-    alone = [cpu_schedules(kernel, found, target) for kernel, found in zip(kernels, products, strict=True)]
-    if any(len(listed) != 1 or listed[0] != alone[0][0] or listed[0].keep != "b" for listed in alone):
+    alone = [[s for s in cpu_schedules(kernel, found, target) if s.family == "cpu"] for found in products]
+    if any(listed != alone[0] or not listed or listed[0].keep != "b" for listed in alone):
         return []
     own = alone[0][0]
     columns = max(1, own.n // own.nr // count) * own.nr

@@ -64,7 +64,7 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
     if not target.is_gpu:
         return cpu_schedules(kernel, found, target)
     inner = _inner(found, hints)
-    if "wgmma" in target.features and _multiplies(found, str(kernel.attrs.get("precision", "ieee"))):
+    if has_warp_groups(kernel, found, target):
         ranked = [*_by_warp_groups(kernel, found, target, hints, inner), *_turned(kernel, found, target, hints)]
         ranked.sort(key=lambda pair: pair[0])
         return (*(s for _, s in ranked), *_by_warps(kernel, found, target, hints, inner))
@@ -134,9 +134,14 @@ def _is_roomy(schedule: MatrixSchedule, found: Contraction, across: bool = False
 def warp_group_time(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> float | None:
     """Microseconds the best schedule of warp-group instructions is thought to take; None where there is none."""
     found = find_contraction(kernel)
-    if found is None or "wgmma" not in target.features or not _multiplies(found, str(kernel.attrs.get("precision", "ieee"))):
+    if found is None or not has_warp_groups(kernel, found, target):
         return None
     return min((time for time, _ in _by_warp_groups(kernel, found, target, hints, _inner(found, hints))), default=None)
+
+
+def has_warp_groups(kernel: Kernel, found: Contraction, target: Target) -> bool:
+    """Whether warp-group instructions multiply its factors."""
+    return "wgmma" in target.features and _multiplies(found, str(kernel.attrs.get("precision", "ieee")))
 
 
 def is_copied(kernel: Kernel, found: Contraction) -> bool:

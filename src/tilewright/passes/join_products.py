@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from tilewright.analysis.contraction import Contraction, Factor, find_contraction
+from tilewright.analysis.contraction import Contraction, Factor, find_contraction, find_products
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, product
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Block, Op, Value, walk
+from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.program import KernelCall, Program
 from tilewright.ir.rewrite import clone_ops
 from tilewright.ir.types import Tensor
@@ -72,6 +72,22 @@ def find_joins(program: Program) -> tuple[tuple[Join, ...], tuple[Refused, ...]]
             taken.update(members)
             joins.append(Join(tuple(members), shared))
     return tuple(joins), tuple(refused)
+
+
+def side_by_side(kernel: Kernel) -> tuple[Contraction, ...]:
+    """The products of a kernel whose nest has several sums of the same rows; none where one kernel cannot compute them side by side."""
+    products = find_products(kernel)
+    if not 1 < len(products) <= MOST or not all(_is_plain(found) for found in products):
+        return ()
+    first = products[0]
+    memory = [f.b.load.operands[0] for f in products if f.b.load is not None]
+    alike = all(
+        (f.m, f.n, f.batch, f.reduce_extents, f.accumulator, f.b.dtype) == (first.m, first.n, first.batch, first.reduce_extents, first.accumulator, first.b.dtype)
+        and f.a.load is not None and first.a.load is not None and f.a.load.operands[0] is first.a.load.operands[0]
+        and _lies(f, f.a) == _lies(first, first.a) and _lies(f, f.b)[1:] == _lies(first, first.b)[1:]
+        for f in products
+    )  # fmt: skip
+    return products if alike and len(set(memory)) == len(products) else ()
 
 
 def _is_plain(found: Contraction) -> bool:
@@ -185,6 +201,11 @@ def chosen_joins(program: Program, plans: Plans) -> list[Join]:
 
 def _beside(plan: Plan) -> int:
     return plan.beside if isinstance(plan, MatrixSchedule) else 1
+
+
+def joined_kernel(program: Program, join: Join) -> Kernel:
+    """What the calls are as one."""
+    return joined(program, join).calls[join.members[-1] - len(join.members) + 1].kernel
 
 
 def joined(program: Program, join: Join) -> Program:

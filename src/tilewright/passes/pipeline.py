@@ -31,7 +31,7 @@ from tilewright.ir.text import print_kernel, print_program
 from tilewright.ir.verify import verify_kernel
 from tilewright.passes.assign_layouts import assign_layouts
 from tilewright.passes.choose_attention import attention_schedules, forced_attention
-from tilewright.passes.choose_beside import choose_beside, forced_beside
+from tilewright.passes.choose_beside import choose_beside, forced_beside, nest_schedules
 from tilewright.passes.choose_matrix import forced, matrix_schedules
 from tilewright.passes.clip_windows import clip_windows
 from tilewright.passes.collapse import collapse
@@ -167,7 +167,10 @@ def plan_contractions(
     wished: set[int] = set()
     for number, call in enumerate(program.calls):
         found = matrix_schedules(call.kernel, target, sizes) or attention_schedules(call.kernel, target, sizes)
-        if not found:
+        several = () if found else nest_schedules(call.kernel, target, sizes)
+        if several:
+            plans.append(several[0][1])
+        elif not found:
             plans.append(row_schedule(call.kernel, target, sizes))
         elif given and found[0].family in (*ATTENTION, "cpu_attention"):
             plans.append(forced_attention(given, found, call.kernel))

@@ -40,6 +40,8 @@ NARROWEST = 32
 """Columns of one product that a tile of warp-group instructions has at least: they leave in rows of 128 bytes."""
 LAUNCH = 2.5
 """Microseconds one more kernel costs."""
+SMALL = 1 << 20
+"""Products of one part below which a nest is not worth several kernels on a GPU."""
 Ranked = list[tuple[float, MatrixSchedule]]
 """Schedules and the microseconds they are thought to take."""
 
@@ -68,7 +70,7 @@ def choose_beside(program: Program, plans: Plans, target: Target, sizes: Mapping
 def forced_beside(text: str, program: Program, plans: Plans, target: Target, sizes: Mapping[str, int]) -> Plans:
     """The plans with the schedule somebody asked for where there are so many products to be computed side by side."""
     asked = parse_schedule(text)
-    kernels = [((number,), call.kernel) for number, call in enumerate(program.calls)]
+    kernels: list[tuple[tuple[int, ...], Kernel]] = [((number,), call.kernel) for number, call in enumerate(program.calls)]
     kernels += [(join.members, joined_kernel(program, join)) for join in find_joins(program)[0]]
     chosen = list(plans)
     found = False
@@ -109,6 +111,15 @@ def nest_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> 
     if has_warp_groups(kernel, products[0], target):
         return sorted(_by_warp_groups(kernel, products, target, sizes), key=lambda pair: pair[0])
     return sorted(_by_warps(kernel, products, target, sizes), key=lambda pair: pair[0])
+
+
+def is_small_part(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> bool:
+    """Whether it is a part of a nest (`part_products.py`) with so little to do that launches count for more."""
+    found = find_contraction(kernel) if "parted" in kernel.attrs and target.is_gpu else None
+    if found is None:
+        return False
+    shape = shape_of(found, sizes)
+    return shape.batch * shape.m * shape.n * shape.k < SMALL
 
 
 def ranked_beside(program: Program, target: Target, sizes: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:

@@ -181,15 +181,15 @@ def _nest(call: KernelCall) -> Op:
 
 
 def join_products(program: Program, plans: Plans) -> tuple[Program, Plans]:
-    """The program with the calls joined that their plans put beside each other."""
-    chosen = chosen_joins(program, plans)
-    if not chosen:
+    """The program with the calls joined that their plans put beside each other, and with nests made whole again that were cut in vain."""
+    chosen, whole = chosen_joins(program, plans), _cut_in_vain(program, plans)
+    if not chosen and not whole:
         return program, plans
-    for join in reversed(chosen):
-        program = joined(program, join)
-        gone = set(join.members[:-1])
-        plans = tuple(plan for number, plan in enumerate(plans) if number not in gone)
-    return cleaned(program), plans
+    again = {join.members[-1] for join in whole}
+    plans = tuple(None if number in again else plan for number, plan in enumerate(plans))
+    chosen += whole
+    gone = {number for join in chosen for number in join.members[:-1]}
+    return cleaned(joined(program, chosen)), tuple(plan for number, plan in enumerate(plans) if number not in gone)
 
 
 def chosen_joins(program: Program, plans: Plans) -> list[Join]:
@@ -199,17 +199,36 @@ def chosen_joins(program: Program, plans: Plans) -> list[Join]:
     return [join for join in find_joins(program)[0] if all(_beside(plans[n]) == len(join.members) for n in join.members)]
 
 
+def _cut_in_vain(program: Program, plans: Plans) -> list[Join]:
+    """Nests that `part_products` cut although their sizes leave them to plain loops: one kernel reads less than several."""
+    parts: dict[object, list[int]] = {}
+    for number, call in enumerate(program.calls):
+        if "parted" in call.kernel.attrs:
+            parts.setdefault(call.kernel.attrs["parted"], []).append(number)
+    return [
+        Join(tuple(members), "") for members in parts.values()
+        if not any(isinstance(plans[number], MatrixSchedule) for number in members)
+    ]  # fmt: skip
+
+
 def _beside(plan: Plan) -> int:
     return plan.beside if isinstance(plan, MatrixSchedule) else 1
 
 
 def joined_kernel(program: Program, join: Join) -> Kernel:
     """What the calls are as one."""
-    return joined(program, join).calls[join.members[-1] - len(join.members) + 1].kernel
+    return joined(program, [join]).calls[join.members[-1] - len(join.members) + 1].kernel
 
 
-def joined(program: Program, join: Join) -> Program:
-    """The program with one call, where the last of them was, in place of several."""
+def joined(program: Program, joins: Sequence[Join]) -> Program:
+    """The program with one call, where the last of them was, in place of those of each join."""
+    gone = {number for join in joins for number in join.members[:-1]}
+    made = {join.members[-1]: _joined_call(program, join) for join in joins}
+    calls = [made.get(number, call) for number, call in enumerate(program.calls) if number not in gone]
+    return _without_stores(replace(program, calls=tuple(calls)), {a.name for a in program.scratch})
+
+
+def _joined_call(program: Program, join: Join) -> KernelCall:
     calls = [program.calls[n] for n in join.members]
     values: dict[str, Value] = {}
     mapping: dict[Value, Value] = {}
@@ -240,12 +259,10 @@ def joined(program: Program, join: Join) -> Program:
         last, params=tuple(values.values()), body=Block((), (*top.ops, parallel)), attrs=attrs,
         facts=joined_facts(*(call.kernel for call in calls)),
     )  # fmt: skip
-    kept = [call for number, call in enumerate(program.calls) if number not in join.members[:-1]]
-    kept[join.members[-1] - len(join.members) + 1] = KernelCall(kernel, tuple(values))
-    return without_stores(replace(program, calls=tuple(kept)), {a.name for a in program.scratch})
+    return KernelCall(kernel, tuple(values))
 
 
-def without_stores(program: Program, scratch: set[str]) -> Program:
+def _without_stores(program: Program, scratch: set[str]) -> Program:
     """Without stores of scratch that nobody reads."""
     read = {name for call in program.calls for name in read_by(call)}
     calls = []
@@ -274,13 +291,15 @@ def with_joins(report: FusionReport, program: Program, plans: Plans, refused: Se
     for join in chosen:
         for earlier, number in zip(join.members, join.members[1:], strict=False):
             spans = [_reduction(program.calls[n]).span for n in (earlier, number)]
-            passed = [a for a in written_by(program.calls[earlier]) if any(a in read_by(program.calls[n]) for n in join.members)]
+            # Sums of a nest that was cut have no name of their author's.
+            cut = "parted" in program.calls[earlier].kernel.attrs
+            passed = [a for a in written_by(program.calls[earlier]) if not cut and any(a in read_by(program.calls[n]) for n in join.members)]
             for array in passed:
                 fused.append(Fused(array, "beside", spans[0], spans[1], _bytes(program, array) * (1 if array in here else 2)))
             gone.update(passed)
             fused.append(Fused(join.shared, "shared", spans[0], spans[1], _bytes(program, join.shared)))
     kept = tuple(r for r in report.refused if r.array not in gone)
-    return FusionReport((*report.fused, *fused), (*kept, *refused), report.before, report.after - len(program.calls) + len(after.calls))
+    return FusionReport((*report.fused, *fused), (*kept, *refused), report.before, len(after.calls))
 
 
 def _reduction(call: KernelCall) -> Op:

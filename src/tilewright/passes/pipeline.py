@@ -2,7 +2,7 @@
 
     program fuse                                                   kernels joined, arrays between them gone
     loop    simplify · unblock · hoist · uncarry · collapse · stabilise · contract · narrow      what to compute, merged and shared
-    program join_products · clip_windows · pad_windows · turn_images · repack · split_reductions · stream_sums · add_counters      kernels added before or after
+    program part_products · join_products · clip_windows · pad_windows · turn_images · repack · split_reductions · stream_sums · add_counters      kernels added before or after
     loop    choose (schedule) · lower_loops                        -> tile
     tile    simplify · assign_layouts · lower_tiles                -> thread (window_sums and lower_windows where windows overlap)
     thread  simplify · expand_math · expand_casts · simplify
@@ -31,7 +31,7 @@ from tilewright.ir.text import print_kernel, print_program
 from tilewright.ir.verify import verify_kernel
 from tilewright.passes.assign_layouts import assign_layouts
 from tilewright.passes.choose_attention import attention_schedules, forced_attention
-from tilewright.passes.choose_beside import choose_beside, forced_beside, nest_schedules
+from tilewright.passes.choose_beside import choose_beside, forced_beside, is_small_part, nest_schedules
 from tilewright.passes.choose_matrix import forced, matrix_schedules
 from tilewright.passes.clip_windows import clip_windows
 from tilewright.passes.collapse import collapse
@@ -57,6 +57,7 @@ from tilewright.passes.lower_windows import lower_windows
 from tilewright.passes.matrix_hints import preferred
 from tilewright.passes.narrow import narrow
 from tilewright.passes.pad_windows import pad_windows
+from tilewright.passes.part_products import part_products
 from tilewright.passes.plans import Plan, Plans
 from tilewright.passes.repack import repack
 from tilewright.passes.schedule import Schedule, choose, row_schedule
@@ -153,7 +154,13 @@ def prepare(program: Program, trace: Trace) -> Program:
         kernel = run_pass("contract", kernel, contract, trace)
         return run_pass("narrow", kernel, narrow, trace)
 
-    return _map_kernels(program, each)
+    prepared = _map_kernels(program, each)
+    parted = part_products(prepared)
+    if len(parted.calls) > len(prepared.calls):
+        for call in parted.calls:
+            verify_kernel(call.kernel)
+        trace.record("part_products", 0.0, lambda: print_program(parted))
+    return parted
 
 
 def plan_contractions(
@@ -167,6 +174,8 @@ def plan_contractions(
     wished: set[int] = set()
     for number, call in enumerate(program.calls):
         found = matrix_schedules(call.kernel, target, sizes) or attention_schedules(call.kernel, target, sizes)
+        if found and not given and is_small_part(call.kernel, target, sizes):
+            found = ()
         several = () if found else nest_schedules(call.kernel, target, sizes)
         if several:
             plans.append(several[0][1])

@@ -155,11 +155,12 @@ def prepare(program: Program, trace: Trace) -> Program:
         return run_pass("narrow", kernel, narrow, trace)
 
     prepared = _map_kernels(program, each)
+    start = time.perf_counter()
     parted = part_products(prepared)
     if len(parted.calls) > len(prepared.calls):
         for call in parted.calls:
             verify_kernel(call.kernel)
-        trace.record("part_products", 0.0, lambda: print_program(parted))
+    trace.record("part_products", time.perf_counter() - start, lambda: print_program(parted))
     return parted
 
 

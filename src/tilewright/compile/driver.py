@@ -179,7 +179,9 @@ def compile_stages(function: Function, signature: Signature, target: Target) -> 
     """All stages, nothing cached."""
     prepared = _Prepared(function, signature, target)
     short = prepared.short_sums(signature)
-    return (_Prepared(function, signature, target, short) if short else prepared).finish(signature)
+    own = _Prepared(function, signature, target, short) if short else prepared
+    plan = own.plan(signature)
+    return replace(own.finish(signature, plan), fusion=own.report(signature, plan))
 
 
 def contraction_schedules(function: Function, signature: Signature, target: Target, extents: AxisNumbers) -> tuple[MatrixSchedule, ...]:
@@ -220,6 +222,16 @@ class _Prepared:
             return plan
         tuned = self._tuned(signature)
         return plan_contractions(self.loop, self.target, extents, tuned) if tuned else plan
+
+    def report(self, signature: Signature, plan: Plans) -> FusionReport:
+        """What became of the program's kernels, with the products that are computed side by side."""
+        if len(self.loop.calls) == 1:
+            return self.fusion
+        from tilewright.passes.choose_beside import choose_beside
+        from tilewright.passes.join_products import with_joins
+
+        extents = _by_name(self.program, signature.extents or signature.hints)
+        return with_joins(self.fusion, self.loop, plan, choose_beside(self.loop, plan, self.target, extents)[1])
 
     def short_sums(self, signature: Signature) -> dict[str, int]:
         """Sizes that are made part of the code: those of a convolution's kernel, over which short loops run inside longer sums, and those of
@@ -264,19 +276,8 @@ class _Prepared:
         from tilewright.passes.pipeline import lower_planned
 
         hints: Mapping[str, int] = _by_name(self.program, signature.hints)
-        plan = plan or self.plan(signature)
-        stages = lower_planned(self.loop, plan, self.target, hints, self.trace)
-        return Compilation(self.typed, self.program, stages, self.trace, self._report(signature, plan))
-
-    def _report(self, signature: Signature, plan: Plans) -> FusionReport:
-        """What became of the program's kernels, with the products that are computed side by side."""
-        if len(self.loop.calls) == 1:
-            return self.fusion
-        from tilewright.passes.choose_beside import choose_beside
-        from tilewright.passes.join_products import with_joins
-
-        extents = _by_name(self.program, signature.extents or signature.hints)
-        return with_joins(self.fusion, self.loop, plan, choose_beside(self.loop, plan, self.target, extents)[1])
+        stages = lower_planned(self.loop, plan or self.plan(signature), self.target, hints, self.trace)
+        return Compilation(self.typed, self.program, stages, self.trace, self.fusion)
 
 
 SHORT = 8

@@ -37,8 +37,6 @@ CACHED = 32 << 20
 """Bytes of keys and values that are walked together, so that they stay in the L2 cache."""
 SHORT = 1024
 """Up to this many keys a tile is over soon, and queries that leave shared memory at once make room for the next."""
-EARLY = 1 << 34
-"""Multiplications and additions below which a launch begins before the kernel before it has ended: what that saves is a part of the whole."""
 SMALL = 2e10
 """Operations up to which a second launch, which sets a counter, costs more than it brings."""
 SHARED = 200 << 10
@@ -90,8 +88,6 @@ def _hopper_schedules(found: Online, target: Target, hints: Mapping[str, int]) -
         small = 2 * batch * rows * keys * (depth + width) / 2 < SMALL
         raster = batch if small else min(batch, CACHED // max(1, keys * (depth + width) * 2))
         candidates = [replace(s, raster=max(1, raster), dynamic=not small) for s in candidates]
-    elif 2 * batch * rows * keys * (depth + width) < EARLY:
-        candidates = [replace(s, early=True) for s in candidates]
     return tuple(sorted(candidates, key=lambda s: _cost(s, batch, rows, target)))
 
 

@@ -99,13 +99,11 @@ class _Chain(ChainScores):
             self.next_empty = b.op("alloc", dtype=u64, shape=(2,), space="shared", name="next.empty")
         b.if_(b.op("eq", self.thread, b.index(0)), self._initialise, lambda inner: [])
         b.multi("barrier")
-        if s.early:
-            b.multi("release_next")
         is_copying = b.op("eq", self.group, b.const(0, i32))
         b.if_(is_copying, self._copying, self._computing)
         attrs: dict[str, Attr] = {**self.kernel.attrs, "min_blocks": 1}
-        if s.dynamic or s.early:
-            attrs["dependent"] = True  # on what sets the counter, and on whatever comes before
+        if s.dynamic:
+            attrs["dependent"] = True  # on what sets the counter
         return replace(
             self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)), threads=s.threads, attrs=MappingProxyType(attrs)
         )
@@ -169,7 +167,7 @@ class _Chain(ChainScores):
         first = b.op("eq", b.op("shuffle", number, b.const(0, i32), mode="idx"), b.const(0, i32))
 
         def one_thread(inner: Builder) -> list[Value]:
-            if self.chain.dynamic or self.chain.early:
+            if self.chain.dynamic:
                 inner.multi("wait_previous")
             self._body(inner, self.kernel.body.ops, True, inner.const(0, u32), inner.const(0, u32))
             return []
@@ -180,8 +178,6 @@ class _Chain(ChainScores):
     def _computing(self, b: Builder) -> list[Value]:
         if self.chain.groups > 1:
             b.multi("set_registers", count=_REGISTERS[self.chain.groups][1], increase=True)
-        if self.chain.early:
-            b.multi("wait_previous")
         self._body(b, self.kernel.body.ops, False, b.const(0, u32), b.const(0, u32))
         if self.out_maps:
             b.if_(self.leader, lambda inner: inner.multi("tma_wait", pending=0, read=True), lambda inner: [])

@@ -2,14 +2,15 @@
 
     program fuse                                                   kernels joined, arrays between them gone
     loop    simplify · unblock · hoist · uncarry · collapse · stabilise · contract · narrow      what to compute, merged and shared
-    program part_products · join_products · clip_windows · pad_windows · turn_images · repack · split_reductions · stream_sums · add_counters      kernels added before or after
+    program clip_windows · pad_windows · turn_images · repack · split_reductions · stream_sums · add_counters      kernels added before or after
     loop    choose (schedule) · lower_loops                        -> tile
     tile    simplify · assign_layouts · lower_tiles                -> thread (window_sums and lower_windows where windows overlap)
     thread  simplify · expand_math · expand_casts · simplify
 
 Contractions are planned before programs are cut (`plan_contractions`) and have lowerings of their own: lower_contraction, then lower_wgmma or
 lower_mma; on a CPU lower_contraction_cpu or lower_contraction_amx. So have chains of a maximum, sums and products (attention): lower_attention,
-lower_wgmma_chain or lower_mma_chain; on a CPU lower_attention_cpu.
+lower_wgmma_chain or lower_mma_chain; on a CPU lower_attention_cpu. Nests of several products are cut after the first loop passes (part_products), and
+products of the same rows joined before anything else is done by plan (join_products; on a CPU lower_products_cpu).
 
 After every pass the kernel is verified; a failure names the pass. With a `Trace` each pass is timed and its output kept.
 """

@@ -460,17 +460,11 @@ def example_weights(features: int, hidden: int) -> dict[str, Tensor]:
 
 
 class Block:
-    """The calls of a transformer block on tensors; heads are views of what the product before them wrote, no copies."""
+    """The example's block on tensors, as it is: heads are views of what the product before them wrote, no copies."""
 
     def __init__(self, row: Layer, place: Place) -> None:
-        self.place, self.shape, self.stored = place, row.shape, STORED[row.dtype]
-        batch, length, features, _, hidden = row.shape
-        self.kernels = example()
-        rows = batch * length
-        # As in a model, all calls share what is between the layers.
-        self.qkv, self.mixed, self.seen, self.wider = (
-            empty(place, (rows, columns), self.stored) for columns in (3 * features, features, features, hidden)
-        )
+        self.place, self.shape = place, row.shape
+        self.example = example()
         self.launches = 0
         """Of one block, as the first one counted them."""
 
@@ -479,37 +473,21 @@ class Block:
         raise AssertionError("a block is more than one call")
 
     def bind(self, inputs: Sequence[Tensor], out: Tensor) -> Thunk:
-        batch, length, features, heads, _ = self.shape
-        depth = features // heads
-        wrap, made = self.place.wrap, self.kernels
-        x, w = inputs[0], dict(zip(WEIGHTS, inputs[1:], strict=True))
-        q, k, v = self.qkv.view(batch, length, 3, heads, depth).permute(2, 0, 3, 1, 4)
-        mixed = self.mixed.view(batch, length, heads, depth)
-
-        def step(
-            kernel: Any, tensors: Sequence[Tensor], target: Tensor, *scalars: float
-        ) -> tuple[Any, tuple[object, ...], object]:
-            return kernel, (*(wrap(t) for t in tensors), *scalars), wrap(target)
-
-        steps = [
-            step(made.project, (x, w["qkv"], w["qkv_bias"]), self.qkv),
-            step(made.attend, (q, k, v), mixed, depth**-0.5),
-            step(made.project_add_norm, (self.mixed, w["out"], w["out_bias"], x, w["gain1"], w["shift1"]), self.seen),
-            step(made.project_gelu, (self.seen, w["up"], w["up_bias"]), self.wider),
-            step(made.project_add_norm, (self.wider, w["down"], w["down_bias"], self.seen, w["gain2"], w["shift2"]), out),
-        ]
+        batch, _, _, heads, _ = self.shape
+        made = self.example
+        x, *weights = (self.place.wrap(t) for t in inputs)
+        w, target = dict(zip(WEIGHTS, weights, strict=True)), self.place.wrap(out)
 
         def call() -> Tensor:
-            for kernel, arguments, target in steps:
-                kernel(*arguments, out=target)
+            made.block(x, w, batch, heads, out=target)
             return out
 
         def counted() -> Tensor:
-            if self.launches:
-                return call()
-            for kernel, arguments, target in steps:
-                kernel(*arguments, out=target)
-                self.launches += len(kernel.last.launches)
-            return out
+            if not self.launches:
+                call()
+                kernels = made.project, made.attend, made.project_add_norm, made.project_gelu, made.project_add_norm
+                self.launches = sum(len(kernel.last.launches) for kernel in kernels)
+                return out
+            return call()
 
         return counted

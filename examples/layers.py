@@ -74,6 +74,29 @@ def residual_norm_gate(x: tw.Array, residual: tw.Array, gain: tw.Array, gate: tw
 
 
 @tw.kernel
+def swiglu(x: tw.Array, gate: tw.Array, up: tw.Array) -> tw.Array:
+    """silu(x @ gate) * (x @ up): three steps as written. One kernel: both products are computed side by side and never written."""
+    rows, features = x.shape
+    columns = gate.shape[1]
+    opened = tw.empty((rows, columns), tw.f32)
+    for i, j in tw.grid(rows, columns):
+        total = 0.0
+        for k in range(features):
+            total += x[i, k] * gate[k, j]
+        opened[i, j] = total
+    wide = tw.empty((rows, columns), tw.f32)
+    for i, j in tw.grid(rows, columns):
+        total = 0.0
+        for k in range(features):
+            total += x[i, k] * up[k, j]
+        wide[i, j] = total
+    out = tw.empty((rows, columns), x.dtype)
+    for i, j in tw.grid(rows, columns):
+        out[i, j] = tw.silu(opened[i, j]) * wide[i, j]
+    return out
+
+
+@tw.kernel
 def rope(x: tw.Array, cosines: tw.Array, sines: tw.Array) -> tw.Array:
     """Rotary positions: neighbouring features are turned by the angle of their position."""
     batch, heads, length, depth = x.shape
@@ -169,6 +192,12 @@ def _gated(random: np.random.Generator, n: int) -> dict[str, Any]:
     return {"x": x, "residual": residual, "gain": _normal(random, columns), "gate": gate}
 
 
+def _opened(random: np.random.Generator, n: int) -> dict[str, Any]:
+    rows, features, columns = (2048, 1024, 2816) if n > 1 << 24 else (256, 128, 384) if n >= 1 << 16 else (19, 24, 40)
+    gate, up = (_normal(random, features, columns) / np.float32(features**0.5) for _ in range(2))
+    return {"x": _normal(random, rows, features), "gate": gate, "up": up}
+
+
 def _turned(random: np.random.Generator, n: int) -> dict[str, Any]:
     heads, depth = (8, 64) if n >= 1 << 16 else (2, 8)
     length = max(1, n // (2 * heads * depth))
@@ -212,6 +241,15 @@ def _residual_norm_gate(x: Floats, residual: Floats, gain: Floats, gate: Floats)
     return t / np.sqrt((t * t).mean(1, keepdims=True) + 1e-5) * gain / (1 + np.exp(-gate))
 
 
+def _swiglu(x: Floats, gate: Floats, up: Floats) -> Floats:
+    opened = x @ gate
+    return opened / (1 + np.exp(-opened)) * (x @ up)
+
+
+def _products(x: Floats, gate: Floats, up: Floats) -> float:
+    return 4.0 * x.shape[0] * gate.size
+
+
 def _rope(x: Floats, cosines: Floats, sines: Floats) -> Floats:
     first, second = x[..., ::2], x[..., 1::2]
     return np.stack([first * cosines - second * sines, first * sines + second * cosines], -1).reshape(x.shape)
@@ -249,6 +287,7 @@ LAYERS: tuple[Layer, ...] = (
     Layer("softmax", softmax, _matrix, _softmax),
     Layer("layer_norm", layer_norm, _normed, _layer_norm),
     Layer("residual_norm_gate", residual_norm_gate, _gated, _residual_norm_gate),
+    Layer("swiglu", swiglu, _opened, _swiglu, "", _products),
     Layer("rope", rope, _turned, _rope),
     Layer("cross_entropy", cross_entropy, _labelled, _cross_entropy),
     Layer("causal_attention f16", causal_attention, _heads, _causal, "", lambda q, *rest: _scores(q) / 2, _HALF),

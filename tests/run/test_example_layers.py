@@ -53,7 +53,9 @@ def test_transformer_block(device: str) -> None:
 
 
 def test_layers_are_fused() -> None:
-    (layer,) = (one for one in LAYERS if one.name == "residual_norm_gate")
-    inputs = layer.make(np.random.default_rng(0), 1 << 17)
-    report = layer.program.stages(*inputs.values(), target="sm_90a").fusion
-    assert (report.before, report.after) == (3, 1)
+    for name in ("residual_norm_gate", "swiglu"):
+        (layer,) = (one for one in LAYERS if one.name == name)
+        inputs = layer.make(np.random.default_rng(0), 1 << 17)
+        for target in ("sm_90a", "sm_80", "x86-64-avx512"):
+            report = layer.program.stages(*inputs.values(), target=target).fusion
+            assert (report.before, report.after) == (3, 1), f"{name} for {target}"

@@ -115,6 +115,20 @@ def find_contraction(kernel: Kernel) -> Contraction | None:
     return _Finder(kernel, parallel, reduction).find()
 
 
+def find_products(kernel: Kernel) -> tuple[Contraction, ...]:
+    """The contractions of a kernel that computes several side by side over the same results; one for what `find_contraction` finds; none for
+    any other kernel."""
+    parallels = [op for op in kernel.body.ops if op.opcode == "parallel"]
+    if len(parallels) != 1:
+        return ()
+    region = parallels[0].regions[0]
+    sums = [op for op in region.ops if op.regions]
+    if not all(op.opcode == "reduce" and op.attrs["kind"] == "add" and len(op.results) == 1 and op.operands for op in sums):
+        return ()
+    found = [_Finder(kernel, parallels[0], op).find() for op in sums]
+    return tuple(c for c in found if c is not None) if all(found) else ()
+
+
 class _Finder:
     def __init__(self, kernel: Kernel, parallel: Op, reduction: Op) -> None:
         self.parallel, self.reduction = parallel, reduction

@@ -421,7 +421,7 @@ def plausible(s: MatrixSchedule, target: Target) -> bool:
     if s.family == "cpu":
         # Sums, a row of the second factor and one broadcast value are in registers.
         registers = 32 if target.vector_bytes == 64 or target.name.startswith("aarch64") else 16
-        return s.mr * s.vectors + s.vectors + 1 <= registers and s.k >= 32
+        return s.mr * s.vectors + s.vectors + 1 <= registers and s.k >= 32 and (s.beside == 1 or s.keep == "b")
     if min(s.m, s.n, s.k, s.stages) < 1 or s.threads > target.max_threads or s.stages <= s.wait:
         return False
     if s.wide:
@@ -433,12 +433,12 @@ def plausible(s: MatrixSchedule, target: Target) -> bool:
             return False
         sharing = 1 if s.turns else s.groups
         most = 192 if s.groups < 3 else 112
-        if s.m % (64 * sharing) or s.n % 64 or s.n > 256 or s.stages < 2 or (s.turns and s.groups != 2):
+        if s.m % (64 * sharing) or s.n % 64 or s.columns > 256 or s.stages < 2 or (s.turns and s.groups != 2):
             return False
-        rings = s.stages * (s.m + s.n) * 128  # a step along the sum is a row of 128 bytes
+        rings = s.stages * (s.m + s.columns) * 128  # a step along the sum is a row of 128 bytes
         out = s.groups * s.buffers * 64 * 128
-        return s.m // sharing * s.n // 128 <= most and rings + out + 16 * s.stages + 1024 <= target.max_shared
-    return s.m % (16 * s.warps_m) == 0 and s.n % (8 * s.warps_n) == 0 and 16 <= s.m * s.n // s.threads <= 128
+        return s.m // sharing * s.columns // 128 <= most and rings + out + 16 * s.stages + 1024 <= target.max_shared
+    return s.m % (16 * s.warps_m) == 0 and s.n % (8 * s.warps_n) == 0 and 16 <= s.m * s.columns // s.threads <= 128
 
 
 # -- devices --------------------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ _WAYS = {
     "continued": "computed in the same loop over rows",
     "rows": "made again from the row's reductions",
     "inlined": "computed where it is used",
+    "beside": "computed beside the product it is combined with",
+    "shared": "read once for products that are computed side by side",
 }
 
 

@@ -179,7 +179,9 @@ def compile_stages(function: Function, signature: Signature, target: Target) -> 
     """All stages, nothing cached."""
     prepared = _Prepared(function, signature, target)
     short = prepared.short_sums(signature)
-    return (_Prepared(function, signature, target, short) if short else prepared).finish(signature)
+    own = _Prepared(function, signature, target, short) if short else prepared
+    plan = own.plan(signature)
+    return replace(own.finish(signature, plan), fusion=own.report(signature, plan))
 
 
 def contraction_schedules(function: Function, signature: Signature, target: Target, extents: AxisNumbers) -> tuple[MatrixSchedule, ...]:
@@ -221,6 +223,16 @@ class _Prepared:
         tuned = self._tuned(signature)
         return plan_contractions(self.loop, self.target, extents, tuned) if tuned else plan
 
+    def report(self, signature: Signature, plan: Plans) -> FusionReport:
+        """What became of the program's kernels, with the products that are computed side by side."""
+        if len(self.loop.calls) == 1:
+            return self.fusion
+        from tilewright.passes.choose_beside import choose_beside
+        from tilewright.passes.join_products import with_joins
+
+        extents = _by_name(self.program, signature.extents or signature.hints)
+        return with_joins(self.fusion, self.loop, plan, choose_beside(self.loop, plan, self.target, extents)[1])
+
     def short_sums(self, signature: Signature) -> dict[str, int]:
         """Sizes that are made part of the code: those of a convolution's kernel, over which short loops run inside longer sums, and those of
         one row of attention."""
@@ -243,11 +255,13 @@ class _Prepared:
     def ranked(self, extents: AxisNumbers) -> tuple[MatrixSchedule, ...]:
         """The cost model's schedules for the program's (first) contraction at these extents, best first."""
         from tilewright.passes.choose_attention import attention_schedules
+        from tilewright.passes.choose_beside import ranked_beside
         from tilewright.passes.choose_matrix import matrix_schedules
 
         sizes = _by_name(self.program, extents)
         ways = (matrix_schedules, attention_schedules)
-        return next((r for call in self.loop.calls for way in ways if (r := way(call.kernel, self.target, sizes))), ())
+        found = next((r for call in self.loop.calls for way in ways if (r := way(call.kernel, self.target, sizes))), ())
+        return (*ranked_beside(self.loop, self.target, sizes), *found)
 
     def _tuned(self, signature: Signature) -> str:
         """What measurements say about a call; empty where there are none."""

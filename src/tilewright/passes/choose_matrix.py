@@ -22,7 +22,7 @@ from tilewright.ir.ops_matrix import MATRIX_DTYPES, PANEL, PANEL_STEP, accumulat
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose_contraction_cpu import cpu_schedules, fits_unit
 from tilewright.passes.choose_mma import mma_schedules
-from tilewright.passes.epilogue_work import finishing_work
+from tilewright.passes.epilogue_work import Work, finishing_work
 from tilewright.passes.repack import packable
 from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
 from tilewright.passes.turn_images import turned_kernel, turns_of
@@ -64,7 +64,7 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
     if not target.is_gpu:
         return cpu_schedules(kernel, found, target)
     inner = _inner(found, hints)
-    if "wgmma" in target.features and _multiplies(found, str(kernel.attrs.get("precision", "ieee"))):
+    if has_warp_groups(kernel, found, target):
         ranked = [*_by_warp_groups(kernel, found, target, hints, inner), *_turned(kernel, found, target, hints)]
         ranked.sort(key=lambda pair: pair[0])
         return (*(s for _, s in ranked), *_by_warps(kernel, found, target, hints, inner))
@@ -129,6 +129,34 @@ def _is_roomy(schedule: MatrixSchedule, found: Contraction, across: bool = False
     if schedule.swap and any(op.opcode == "load" for op in found.parallel.regions[0].ops):
         return False
     return results <= 2 * ROOMY and not (across and finishing_work(found).arrays)
+
+
+def warp_group_time(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> float | None:
+    """Microseconds the best schedule of warp-group instructions is thought to take; None where there is none."""
+    found = find_contraction(kernel)
+    if found is None or not has_warp_groups(kernel, found, target):
+        return None
+    return min((time for time, _ in _by_warp_groups(kernel, found, target, hints, _inner(found, hints))), default=None)
+
+
+def has_warp_groups(kernel: Kernel, found: Contraction, target: Target) -> bool:
+    """Whether warp-group instructions multiply its factors."""
+    return "wgmma" in target.features and _multiplies(found, str(kernel.attrs.get("precision", "ieee")))
+
+
+def is_copied(kernel: Kernel, found: Contraction) -> bool:
+    """Whether the copy engine brings both factors as they lie."""
+    return all(_way(kernel, found, factor, -1) == "tma" for factor in (found.a, found.b))
+
+
+def tiles_of(found: Contraction, shape: Shape, target: Target) -> list[MatrixSchedule]:
+    """Tiles for a contraction of these sizes, with nothing said of how operands lie."""
+    return _wgmma(found, shape, target)
+
+
+def fits_blocks(found: Contraction, schedule: MatrixSchedule) -> bool:
+    """Whether factors that the copy engine brings in blocks of 128 bytes have whole ones in the tile."""
+    return _in_blocks(found, schedule, [schedule.a_copy, schedule.b_copy], -1)
 
 
 def _by_warps(
@@ -382,6 +410,7 @@ def _from_registers(
 _TILES: tuple[tuple[float, MatrixSchedule], ...] = (
     (1.000, MatrixSchedule("wgmma", 128, 256, 64, stages=4, groups=2)),
     (1.020, MatrixSchedule("wgmma", 128, 192, 64, stages=4, groups=2, turns=True, wait=1, buffers=3)),
+    (0.985, MatrixSchedule("wgmma", 128, 192, 64, stages=4, groups=2, buffers=3)),
     (0.985, MatrixSchedule("wgmma", 128, 128, 64, stages=6, groups=2, turns=True, wait=1)),
     (0.950, MatrixSchedule("wgmma", 192, 192, 64, stages=4, groups=3, buffers=1)),
     (0.950, MatrixSchedule("wgmma", 192, 192, 64, stages=4, groups=3, buffers=1, cluster=2)),
@@ -487,9 +516,9 @@ def _tiles(schedule: MatrixSchedule, shape: Shape) -> int:
 
 
 def cost(
-    schedule: MatrixSchedule, shape: Shape, target: Target, found: Contraction, raw: Raws = (None, None)
+    schedule: MatrixSchedule, shape: Shape, target: Target, found: Contraction, raw: Raws = (None, None), work: Work | None = None
 ) -> float:
-    """Estimated microseconds. `raw`: what the factors are computed from."""
+    """Estimated microseconds. `raw`: what the factors are computed from; `work`: what happens to the sums, where that is not the kernel's."""
     size = found.a.dtype.itemsize
     rate = next(
         (r for r, s in _TILES if (s.m, s.n, s.turns, s.cluster) == (schedule.m, schedule.n, schedule.turns, schedule.cluster)), 0.8
@@ -517,8 +546,10 @@ def cost(
         sizes[int(schedule.swap)] = made_of.bytes
     main = rounds * max(compute, feed) + finish * (1 if schedule.turns else rounds)
     if schedule.parts == 1:
-        work = finishing_work(found)
+        work = work or finishing_work(found)
         each = (FINISH_HIDDEN, READ_HIDDEN) if schedule.turns else (FINISH, READ)
+        if schedule.turns and rounds == 1:
+            each = 2 * FINISH, 2 * READ  # nobody else has a tile: one group alone finishes this one
         # One, a bias perhaps, is lost among what every result takes.
         main += rounds * area * (max(0, work.instructions - 1) * each[0] + work.arrays * each[1])
         if schedule.swap and schedule.a_copy == "image":

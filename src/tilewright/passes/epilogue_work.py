@@ -6,6 +6,8 @@ after the sum, at the loop stage, where functions are still whole.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tilewright.analysis.contraction import Contraction
 from tilewright.base.record import record
 from tilewright.ir.nodes import Op, Value
@@ -20,24 +22,25 @@ _FREE = frozenset({"const", "size", "yield", "store", "load", "cast", "broadcast
 
 @record
 class Work:
-    """What one result takes."""
+    """What one result takes, on average where a block has results of several products."""
 
-    instructions: int
-    arrays: int
+    instructions: float
+    arrays: float
 
 
-def finishing_work(found: Contraction) -> Work:
-    """What happens to each sum before it is stored."""
+def finishing_work(found: Contraction, reductions: Sequence[Op] = ()) -> Work:
+    """What happens to each sum before it is stored; `reductions` are all sums of a kernel that has several."""
     ops = found.parallel.regions[0].ops
-    after = ops[ops.index(found.reduction) + 1 :]
-    late: set[Value] = set(found.reduction.results)
+    sums = reductions or (found.reduction,)
+    after = ops[ops.index(sums[0]) + 1 :]
+    late: set[Value] = {result for op in sums for result in op.results}
     instructions = 0
     for op in after:
         if op.opcode not in _FREE and any(v in late for v in op.operands):
             instructions += _instructions(op)
         if any(v in late for v in op.operands):
             late.update(op.results)
-    arrays = sum(op.opcode == "load" and _is_large(found, ops, op) for op in ops if op is not found.reduction)
+    arrays = sum(op.opcode == "load" and _is_large(found, ops, op) for op in ops if op not in sums)
     return Work(instructions, arrays)
 
 

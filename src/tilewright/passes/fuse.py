@@ -9,6 +9,8 @@ Four ways, tried for every array and each of its readers, in order:
     continued the producer writes T in a loop over rows, the reader is a map of it: the map joins that loop
     rows      both walk rows: the reader's loops compute the producer's element again from what the row's reductions gave
     inlined   the producer is a map: the reader computes T[x] where it loaded it (a prologue; residual + norm)
+
+Products of the same rows are joined later, where the sizes of a call are known (`join_products.py`); the report lists them too.
 """
 
 from __future__ import annotations
@@ -82,10 +84,10 @@ def _one_step(program: Program) -> tuple[Program, Fused] | list[Refused]:
     """One array less, or why there is none to be had."""
     refused: list[Refused] = []
     for number, producer in enumerate(program.calls):
-        for array in _written(producer):
+        for array in written_by(producer):
             for later in range(number + 1, len(program.calls)):
                 consumer = program.calls[later]
-                if array not in _read(consumer):
+                if array not in read_by(consumer):
                     continue
                 pair = _Pair(program, number, later, array)
                 reasons: list[str] = []
@@ -95,7 +97,7 @@ def _one_step(program: Program) -> tuple[Program, Fused] | list[Refused]:
                     except _No as no:
                         reasons.append(str(no))
                         continue
-                    return _cleaned(made), Fused(array, how, pair.store.span, pair.loads[0].span, pair.saved(made))
+                    return cleaned(made), Fused(array, how, pair.store.span, pair.loads[0].span, pair.saved(made))
                 refused.append(Refused(array, pair.spans[0], pair.spans[1], _worst(reasons)))
     return refused
 
@@ -108,17 +110,17 @@ def _worst(reasons: Sequence[str]) -> str:
 # -- what a call does ------------------------------------------------------------------------------------------------
 
 
-def _names(call: KernelCall) -> dict[Value, str]:
+def names_of(call: KernelCall) -> dict[Value, str]:
     return dict(zip(call.kernel.params, call.args, strict=True))
 
 
-def _written(call: KernelCall) -> list[str]:
-    names = _names(call)
+def written_by(call: KernelCall) -> list[str]:
+    names = names_of(call)
     return list(dict.fromkeys(names[op.operands[0]] for op in walk(call.kernel.body) if _writes(op) and op.operands[0] in names))
 
 
-def _read(call: KernelCall) -> set[str]:
-    names = _names(call)
+def read_by(call: KernelCall) -> set[str]:
+    names = names_of(call)
     return {names[op.operands[0]] for op in walk(call.kernel.body) if op.opcode in ("load", "atomic") and op.operands[0] in names}
 
 
@@ -147,7 +149,7 @@ class _Nest:
         return form.constant if form is not None and not form.factors else None
 
     def param(self, name: str) -> Value:
-        return next(p for p, n in _names(self.call).items() if n == name)
+        return next(p for p, n in names_of(self.call).items() if n == name)
 
     def is_map(self) -> bool:
         """Whether every result is computed by itself: no loops, no reductions."""
@@ -167,7 +169,7 @@ class _Pair:
         self.program, self.first, self.second, self.array = program, first, second, array
         self.calls = program.calls
         producer, consumer = self.calls[first], self.calls[second]
-        names = _names(producer), _names(consumer)
+        names = names_of(producer), names_of(consumer)
         self.stores = [op for op in walk(producer.kernel.body) if _writes(op) and names[0].get(op.operands[0]) == array]
         self.loads = [op for op in walk(consumer.kernel.body) if op.opcode == "load" and names[1].get(op.operands[0]) == array]
         self.spans = self.stores[0].span, (self.loads[0].span if self.loads else consumer.kernel.span)
@@ -176,7 +178,7 @@ class _Pair:
     # -- what all ways ask ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        writers = [n for n, call in enumerate(self.calls) if self.array in _written(call)]
+        writers = [n for n, call in enumerate(self.calls) if self.array in written_by(call)]
         if writers != [self.first]:
             raise _No(f"'{self.array}' is written by {len(writers)} kernels")
         if len(self.stores) != 1 or self.stores[0].opcode != "store":
@@ -188,20 +190,20 @@ class _Pair:
 
     def check_together(self) -> None:
         """Whether the consumer may run where the producer does."""
-        reads, writes = _read(self.calls[self.second]), set(_written(self.calls[self.second]))
+        reads, writes = read_by(self.calls[self.second]), set(written_by(self.calls[self.second]))
         for call in self.calls[self.first + 1 : self.second]:
-            if set(_written(call)) & (reads | writes) or _read(call) & writes:
+            if set(written_by(call)) & (reads | writes) or read_by(call) & writes:
                 raise _No(f"kernel '{call.kernel.name}' between them has to do with what is read or written here")
-        if (shared := (set(_written(self.calls[self.first])) - {self.array}) & (reads | writes)) or (
-            shared := _read(self.calls[self.first]) & writes
+        if (shared := (set(written_by(self.calls[self.first])) - {self.array}) & (reads | writes)) or (
+            shared := read_by(self.calls[self.first]) & writes
         ):
             raise _No(f"both have to do with '{min(shared)}'")
 
     def check_recomputed(self) -> None:
         """Whether what the producer reads is still the same where the consumer runs."""
-        reads = _read(self.calls[self.first])
+        reads = read_by(self.calls[self.first])
         for call in self.calls[self.first + 1 : self.second + 1]:
-            if changed := reads & set(_written(call)):
+            if changed := reads & set(written_by(call)):
                 raise _No(f"'{min(changed)}' is written between the two")
 
     def indices(self, op: Op) -> tuple[Value, ...]:
@@ -221,12 +223,12 @@ class _Pair:
     def is_needed(self, besides: int) -> bool:
         """Whether the array must exist: it is a result, or another kernel reads it."""
         return all(a.name != self.array for a in self.program.scratch) or any(
-            self.array in _read(call) for n, call in enumerate(self.calls) if n != besides
+            self.array in read_by(call) for n, call in enumerate(self.calls) if n != besides
         )
 
     def saved(self, made: Program) -> Size:
         size = product(self.type.shape) * self.type.dtype.itemsize
-        gone = not any(self.array in _written(call) for call in made.calls)
+        gone = not any(self.array in written_by(call) for call in made.calls)
         return size * 2 if gone else size
 
     def both(self, body: Callable[[_Joined], None]) -> Program:
@@ -248,7 +250,7 @@ class _Joined:
         self.values: dict[str, Value] = {}
         self.mapping: dict[Value, Value] = {}
         for nest in (self.producer, self.consumer):
-            for param, name in _names(nest.call).items():
+            for param, name in names_of(nest.call).items():
                 self.mapping[param] = self.values.setdefault(name, param)
         self.top = Builder(self.producer.kernel.span)
         clone_ops(self.top, self.producer.head, self.mapping)
@@ -267,12 +269,12 @@ class _Joined:
         kernel = replace(
             self.producer.kernel, params=tuple(self.values.values()), body=Block((), (*self.top.ops, parallel)),
             attrs=MappingProxyType({**self.producer.kernel.attrs, **self.consumer.kernel.attrs}),
-            facts=_facts(self.producer.kernel, self.consumer.kernel),
+            facts=joined_facts(self.producer.kernel, self.consumer.kernel),
         )  # fmt: skip
         return KernelCall(kernel, tuple(self.values))
 
 
-def _facts(*kernels: Kernel) -> MappingProxyType[str, int]:
+def joined_facts(*kernels: Kernel) -> MappingProxyType[str, int]:
     """What is known of sizes in any of them: it is known of the call."""
     return MappingProxyType({name: known for kernel in kernels for name, known in kernel.facts.items()})
 
@@ -420,9 +422,9 @@ def _inlined(pair: _Pair) -> Program:
     heavy = any(OPS[op.opcode].group == "function" for op in element)
     if (heavy or work > CHEAP) and any(_repeats(pair, load) for load in pair.loads):
         raise _No(f"!every element would be computed many times over ({work} operations)")
-    names = _names(pair.calls[pair.first])
+    names = names_of(pair.calls[pair.first])
     consumer = pair.calls[pair.second]
-    values = {name: param for param, name in _names(consumer).items()}
+    values = {name: param for param, name in names_of(consumer).items()}
     mapping: dict[Value, Value] = {}
     for param, name in names.items():
         if name != pair.array:
@@ -441,7 +443,7 @@ def _inlined(pair: _Pair) -> Program:
 
     body = rewrite_block(consumer.kernel.body, at_load, {})
     kernel = replace(
-        consumer.kernel, params=tuple(values.values()), body=Block((), (*top.ops, *body.ops)), facts=_facts(producer.kernel, consumer.kernel)
+        consumer.kernel, params=tuple(values.values()), body=Block((), (*top.ops, *body.ops)), facts=joined_facts(producer.kernel, consumer.kernel)
     )
     calls = list(pair.calls)
     calls[pair.second] = KernelCall(kernel, tuple(values))
@@ -488,13 +490,13 @@ def _clone_with(
             clone_ops(b, [op], mapping)
 
 
-def _cleaned(program: Program) -> Program:
+def cleaned(program: Program) -> Program:
     """Without kernels, parameters and scratch that nothing needs any more."""
     results = {a.name for a in program.outputs}
     calls = list(program.calls)
     while True:
-        read = {name for call in calls for name in _read(call)}
-        kept = [c for c in calls if any(name in read or name in results for name in _written(c))]
+        read = {name for call in calls for name in read_by(call)}
+        kept = [c for c in calls if any(name in read or name in results for name in written_by(c))]
         if len(kept) == len(calls):
             break
         calls = kept
@@ -502,7 +504,7 @@ def _cleaned(program: Program) -> Program:
     for call in calls:
         kernel = eliminate_dead(call.kernel)
         used = {v for op in walk(kernel.body) for v in op.operands}
-        pairs = [(p, n) for p, n in _names(call).items() if p in used]
+        pairs = [(p, n) for p, n in names_of(call).items() if p in used]
         tidy.append(KernelCall(replace(kernel, params=tuple(p for p, _ in pairs)), tuple(n for _, n in pairs)))
     named = {name for call in tidy for name in call.args}
     return replace(program, calls=tuple(tidy), scratch=tuple(a for a in program.scratch if a.name in named))

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from tilewright.analysis.contraction import Contraction, Factor, Image, find_contraction, image
+from tilewright.analysis.contraction import Contraction, Factor, Image, find_products, image
 from tilewright.base.dtypes import i64, u32
 from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import ONE, Size, ceildiv, minimum
@@ -36,19 +36,22 @@ from tilewright.passes.schedule_matrix import MatrixSchedule
 
 def lower_contraction(kernel: Kernel, schedule: MatrixSchedule, target: Target) -> Kernel:
     """The tile-stage kernel."""
-    found = find_contraction(kernel)
-    if found is None:
-        raise CompilerBug.at("TW040", f"{kernel.name} is not a contraction", kernel.span)
-    found = found.apart() if schedule.apart else found
-    return _Lowering(kernel, found.swapped() if schedule.swap else found, schedule, target).run_contraction()
+    products = find_products(kernel)
+    if len(products) != schedule.beside:
+        raise CompilerBug.at("TW040", f"{kernel.name} has {len(products)} products for a schedule of {schedule.beside}", kernel.span)
+    lying = [found.apart() if schedule.apart else found for found in products]
+    return _Lowering(kernel, [found.swapped() if schedule.swap else found for found in lying], schedule, target).run_contraction()
 
 
 class _Lowering(LoopLowering):
     """Bodies are lowered as for loops, over tiles of rank 2."""
 
-    def __init__(self, kernel: Kernel, found: Contraction, schedule: MatrixSchedule, target: Target) -> None:
+    def __init__(self, kernel: Kernel, products: Sequence[Contraction], schedule: MatrixSchedule, target: Target) -> None:
+        found = products[0]
         super().__init__(kernel, Schedule((1,) * len(found.extents)), target)
         self.found, self.matrix = found, schedule
+        self.products = products
+        """All of them; they differ in their second factors."""
         self.rank = 2
         self.unguarded = set()  # the mask of a factor is what makes its tile zero
         region = found.parallel.regions[0]
@@ -210,21 +213,29 @@ class _Lowering(LoopLowering):
         region = found.parallel.regions[0]
         zero = b.op("broadcast", b.const(0, found.accumulator), shape=(schedule.m, schedule.n))
 
-        def step(inner: Builder, k: Value, total: Value) -> list[Value]:
+        def step(inner: Builder, k: Value, *totals: Value) -> list[Value]:
             a = self._factor(inner, found.a, found.m, row, schedule.m, k, 0, dict(env))
-            c = self._factor(inner, found.b, found.n, column, schedule.n, k, 1, dict(env))
             dtype = found.a.dtype if found.a.dtype is found.b.dtype else found.accumulator
-            with inner.at(found.reduction.span):
-                return [inner.op("dot", inner.cast(a, dtype), inner.cast(c, dtype), total)]
+            a = inner.cast(a, dtype)
+            sums: list[Value] = []
+            for product, total in zip(self.products, totals, strict=True):
+                self.found = product  # its own index walks the sum
+                c = self._factor(inner, product.b, product.n, column, schedule.n, k, 1, dict(env))
+                with inner.at(product.reduction.span):
+                    sums.append(inner.op("dot", a, inner.cast(c, dtype), total))
+            self.found = found
+            return sums
 
         with b.at(found.reduction.span):
-            (total,) = b.for_(
-                b.index(0), b.index(self._steps()), b.index(schedule.k), [zero], step, name="k", role="sum", stages=schedule.stages
-            )
+            totals = b.for_(
+                b.index(0), b.index(self._steps()), b.index(schedule.k), [zero] * schedule.beside, step, name="k", role="sum",
+                stages=schedule.stages,
+            )  # fmt: skip
         masks = self._walk(b, row, 0, schedule.m, [found.indices[p] for p in found.m], [found.extents[p] for p in found.m], env)
         masks += self._walk(b, column, 1, schedule.n, [found.indices[p] for p in found.n], [found.extents[p] for p in found.n], env)
-        env[found.reduction.result] = total
-        self.ops(b, [op for op in region.ops if op is not found.reduction], env, masks)
+        sums = {product.reduction: total for product, total in zip(self.products, totals, strict=True)}
+        env.update((reduction.result, total) for reduction, total in sums.items())
+        self.ops(b, [op for op in region.ops if op not in sums], env, masks)
 
     def _factor(
         self, b: Builder, factor: Factor, side: Sequence[int], start: Value, extent: int, k: Value, axis: int, env: dict[Value, Value]

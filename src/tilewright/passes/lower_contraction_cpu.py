@@ -130,6 +130,8 @@ class PanelLowering(LoopLowering):
         self.b = Side(found, found.b, _order(found, found.n, [found.b], stores=True), self.k_order)
         self.k_extents = tuple(found.reduce_extents[p] for p in self.k_order)
         self.k_indices = tuple(found.k[p] for p in self.k_order)
+        self.tiles = 1
+        """Tiles of sums of one product that a block keeps."""
         self.direct = self._direct()
         """Which indices of the second factor's load change along the sum, where panels of it are read without a copy."""
 
@@ -187,8 +189,8 @@ class PanelLowering(LoopLowering):
         known = total.constant
         once = known is not None and known <= s.k
         self._allocate(b, whole_a)
-        tiles = (s.m // s.mr) * (s.n // s.nr)
-        self.sums = self._local(b, "sums", (1 if once else tiles, s.mr, s.nr), self.dtype)
+        self.tiles = 1 if once else (s.m // s.mr) * (s.n // s.nr)
+        self.sums = self._local(b, "sums", (s.beside * self.tiles, s.mr, s.nr), self.dtype)
         zero, one, length = b.index(0), b.index(1), b.index(total)
         # Stretches of one length, none of them much shorter than the others.
         even = ceildiv(total, maximum(ONE, ceildiv(total, Size.of(s.k))))
@@ -732,8 +734,9 @@ class PanelLowering(LoopLowering):
         self, b: Builder, env: dict[Value, Value], where: Value, down: tuple[Value, Value], across: tuple[Value, Value]
     ) -> list[Value]:
         """The rest of the kernel on one tile of sums, row by row."""
-        s, found = self.matrix, self.found
-        rest = [op for op in found.parallel.regions[0].ops if op is not found.reduction]
+        s = self.matrix
+        sums = self._tiles_of(b, where)
+        rest = [op for op in self.found.parallel.regions[0].ops if op not in sums]
         written = {op.operands[0] for op in rest if op.opcode == "store"}
         again = not any(op.opcode == "load" and op.operands[0] in written for op in rest)
         end = b.op("min", b.add(across[0], b.index(s.nr)), across[1])
@@ -749,7 +752,7 @@ class PanelLowering(LoopLowering):
                 def some(deep: Builder, place: Value, width: int) -> list[Value]:
                     own = {**local, self.b.indices[-1]: self._several(deep, place, width)}
                     where_in = self._several(deep, deep.add(shift, place), width)
-                    own[found.reduction.results[0]] = deep.op("load", self.sums, where, row, where_in)
+                    own.update((op.result, deep.op("load", self.sums, tile, row, where_in)) for op, tile in sums.items())
                     self.ops(deep, rest, own, [])
                     return []
 
@@ -760,6 +763,11 @@ class PanelLowering(LoopLowering):
 
         self._segments(b, self.b.numbered, self.b.limit, across[0], end, segment)
         return []
+
+
+    def _tiles_of(self, b: Builder, where: Value) -> dict[Op, Value]:
+        """Each sum of the kernel, and where its tile is; `where` is that of the first."""
+        return {self.found.reduction: where}
 
 
 def _up(number: int, step: int) -> int:

@@ -27,7 +27,7 @@ from tilewright.ir.layouts import Accumulator, Blocked
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.types import dtype_of
 from tilewright.passes.lower_tiles import TileLowering
-from tilewright.passes.mma_units import FmaUnit, MmaUnit, Unit
+from tilewright.passes.mma_units import BesideUnit, FmaUnit, MmaUnit, Unit
 from tilewright.passes.registers import Cell, Registers, Shape, shape_of
 from tilewright.passes.schedule_matrix import MatrixSchedule
 from tilewright.passes.stage_operand import OperandView, Ring, Source, ThreadTile, contiguous_axis, make_view
@@ -46,8 +46,8 @@ class _Lowering(TileLowering):
         super().__init__(kernel, target)
         self.schedule = schedule
         self.sum = next(op for op in walk(kernel.body) if op.opcode == "for" and op.attrs.get("role") == "sum")
-        self.product = next((op for op in self.sum.regions[0].ops if op.opcode == "dot"), None)
-        if self.product is None:
+        self.products = [op for op in self.sum.regions[0].ops if op.opcode == "dot"]
+        if not self.products:
             raise CompilerBug.at("TW040", "lower_mma: the sum has no dot", self.sum.span)
         self.window: tuple[range, range] | None = None
         self.axis, self.vector = 1, self.layout.vector[1]
@@ -113,19 +113,21 @@ class _Lowering(TileLowering):
 
     def _operands(self, b: Builder) -> None:
         """Rings in shared memory, and how each is filled."""
-        assert self.product is not None
-        s = self.schedule
+        s, product = self.schedule, self.products[0]
         known = dict(self.env)
         self._before(Builder(), self.kernel.body.ops)
-        sources = [Source(self.kernel, self.sum, v) for v in self.product.operands[:2]]
+        operands = [product.operands[0], *(p.operands[1] for p in self.products)]
+        sources = [Source(self.kernel, self.sum, v) for v in operands]
         axes = [contiguous_axis(self, source, s.threads) for source in sources]
-        operand, total = dtype_of(self.product.operands[0].type), dtype_of(self.product.result.type)
+        operand, total = dtype_of(product.operands[0].type), dtype_of(product.result.type)
         kind = FmaUnit if s.family == "fma" else MmaUnit
-        self.unit: Unit = kind(
-            s, operand, total, str(self.kernel.attrs.get("precision", "ieee")), self.layout, self.target
-        )
+        precision = str(self.kernel.attrs.get("precision", "ieee"))
+        units = [kind(s, operand, total, precision, self.layout, self.target) for _ in self.products]
+        self.unit: Unit = units[0] if len(units) == 1 else BesideUnit(units)
         self.views: list[OperandView] = []
-        for side, (source, axis, copy) in enumerate(zip(sources, axes, (s.a_copy, s.b_copy), strict=True)):
+        copies = (s.a_copy, *[s.b_copy] * len(units))
+        for number, (source, axis, copy) in enumerate(zip(sources, axes, copies, strict=True)):
+            side = min(number, 1)
             shape, along = shape_of(source.operand), 1 - side
             major = self.unit.major("k" if axis is None or axis == along else "mn")
             pitch = self.unit.pitch(shape[along if major == "k" else 1 - along], major)
@@ -143,7 +145,11 @@ class _Lowering(TileLowering):
             view.coordinates(b)
             self.views.append(view)
         self.env = known
-        self.unit.prepare(b, self.views[0].ring, self.views[1].ring, self)
+        first, *seconds = (view.ring for view in self.views)
+        if isinstance(self.unit, BesideUnit):
+            self.unit.prepare_all(b, first, seconds, self)
+        else:
+            self.unit.prepare(b, first, seconds[0], self)
         lengths = stretches(s)
         self.kept = {
             length: Kept(b, self.unit.zeros(Builder()), self.thread, s.threads, number)
@@ -196,7 +202,8 @@ class _Lowering(TileLowering):
             view.begin(b, self)
         zeros = self.unit.zeros(b)
         sums = b.if_(b.op("gt", end, low), lambda inner: self._steps(inner, low, end, zeros), lambda inner: zeros)
-        self.env[self.sum.results[0]] = Registers(shape, self.unit.cells(b, sums))
+        found = self.unit.all_cells(b, sums) if isinstance(self.unit, BesideUnit) else [self.unit.cells(b, sums)]
+        self.env.update((result, Registers(shape, cells)) for result, cells in zip(self.sum.results, found, strict=True))
 
     def _steps(self, b: Builder, low: Value, end: Value, zeros: Sequence[Value]) -> list[Value]:
         step, ahead = self.schedule.k, self.stages - 1

@@ -49,6 +49,7 @@ class TileLowering(ThreadView):
         b = Builder(self.kernel.span)
         attrs = self.kernel.attrs
         if attrs.get("early") and "early" in self.target.features:
+            b.multi("release_next")  # the next kernel comes in as the last blocks leave
             b.multi("wait_previous")
             attrs = MappingProxyType({**attrs, "dependent": True})
         self.coordinates(b)

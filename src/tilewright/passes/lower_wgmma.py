@@ -9,6 +9,9 @@ have neighbouring tiles along n: each brings a part of the rows of a and sends i
     copying:    for tiles { for steps { wait empty[s]; expect full[s]; tma_load a; tma_load b } }
     computing:  for tiles { for steps { wait full[s]; wgmma; wgmma_wait; arrive empty[s] }; epilogue; store }
 
+Of several products of the same rows (`beside`) the second operands lie one behind the other in a stage, and one instruction multiplies all:
+a thread has the sums of the first, then those of the second, at the same places of their results.
+
 The first operand may be computed in registers instead (`wgmma_operand.py`): then what it is computed from is copied, and warps read it.
 
 Results leave piece by piece, 64 rows of 128 bytes: registers, swizzled shared memory, copy engine. The epilogue is computed for one
@@ -59,13 +62,18 @@ class _Ring:
     """`k`: rows run along the sum; `mn`: across it, in blocks of 64."""
     blocked: bool
     """The map has an axis of its own for the blocks of 64."""
+    stage: int
+    """Elements of one stage of `memory`."""
+    first: int = 0
+    """Those of them before this operand's."""
 
 
 class _Lowering(Across, Fetching):
     def __init__(self, kernel: Kernel, schedule: MatrixSchedule, target: Target) -> None:
         super().__init__(kernel, schedule, target)
         self.role = ""
-        self.product = next(op for op in self.sum.regions[0].ops if op.opcode == "dot")
+        self.products = [op for op in self.sum.regions[0].ops if op.opcode == "dot"]
+        self.product = self.products[0]
         self.made = {result: op for op in walk(kernel.body) for result in op.results}
         self.dtype = dtype_of(self.product.operands[0].type)
         self.rank: Value | None = None
@@ -93,13 +101,15 @@ class _Lowering(Across, Fetching):
             self.computed.make_rings(b, s.stages)
         self.b = self._ring(b, self.product.operands[1], 1, s.n)
         self.rings.append(self.b)
+        for product in self.products[1:]:
+            self.rings.append(self._ring(b, product.operands[1], 1, s.n, self.rings[-1]))
         self.outputs(b)
         if s.sum_cluster > 1:
-            count, dtype = self.rows * s.n // GROUP, dtype_of(self.product.operands[2].type)
+            count, dtype = self.rows * s.columns // GROUP, dtype_of(self.product.operands[2].type)
             self.shared_sum = ClusterSum(b, s, b.op("cluster_rank"), count, dtype)
         if s.stream:
             partials, flags = self.kernel.params[-2:]
-            self.stream = StreamSum(s, partials, flags, self.rows * s.n // GROUP)
+            self.stream = StreamSum(s, partials, flags, self.rows * s.columns // GROUP)
         self.registers_of = _registers(s, self._is_involved(), self.is_crowded())
         self.full = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="full")
         self.empty = b.op("alloc", dtype=u64, shape=(s.stages,), space="shared", name="empty")
@@ -162,7 +172,8 @@ class _Lowering(Across, Fetching):
         raw = [] if self.computed is None else [ring.map for ring in self.computed.rings.values()]
         return [*raw, *(ring.map for ring in self.rings)]
 
-    def _ring(self, b: Builder, operand: Value, tile_axis: int, extent: int) -> _Ring:
+    def _ring(self, b: Builder, operand: Value, tile_axis: int, extent: int, behind: _Ring | None = None) -> _Ring:
+        """The ring of an operand; `behind`: it shares that of another."""
         load = self.made[operand]
         if load.opcode == "load_image":
             return self._image_ring(b, load, extent)
@@ -188,12 +199,17 @@ class _Lowering(Across, Fetching):
                 strides = [Size.of(wide), *strides]
                 box = [extent // wide, *box]
         name = "ab"[tile_axis]
-        memory = b.op("alloc", dtype=self.dtype, shape=(s.stages * extent * s.k,), space="shared", align=1024, name=f"{name}.ring")
+        stage = extent * s.k * (s.beside if tile_axis == 1 else 1)
+        if behind is None:
+            memory = b.op("alloc", dtype=self.dtype, shape=(s.stages * stage,), space="shared", align=1024, name=f"{name}.ring")
+        else:
+            memory = behind.memory
         found = b.op(
             "tensor_map", tensor, shape=tuple(shape), strides=tuple(strides), box=tuple(box), swizzle=ROW_BYTES, name=f"{name}.map",
             **self._rounding(),
         )  # fmt: skip
-        return _Ring(load, memory, found, tile_axis, extent, major, blocked)
+        first = 0 if behind is None else behind.first + extent * s.k
+        return _Ring(load, memory, found, tile_axis, extent, major, blocked, stage, first)
 
     def _rounding(self) -> dict[str, Attr]:
         """Matrix units drop the bits of an f32 that tf32 lacks: the copy engine rounds."""
@@ -216,7 +232,7 @@ class _Lowering(Across, Fetching):
             "tensor_map", tensor, shape=tensor.type.shape, strides=tensor.type.strides, box=(1, 1, 1, s.k), swizzle=ROW_BYTES,
             pixels=extent, lower=lower, upper=tuple(upper), steps=steps, name="a.map", **self._rounding(),
         )  # fmt: skip
-        return _Ring(load, memory, found, 0, extent, "k", False)
+        return _Ring(load, memory, found, 0, extent, "k", False, extent * s.k)
 
     def _is_involved(self) -> bool:
         """Whether the copying threads have more to compute than the corner of a matrix."""
@@ -487,7 +503,8 @@ class _Lowering(Across, Fetching):
         tensor = ring.load.operands[0].type
         assert isinstance(tensor, Tensor)
         coordinates = [self.origin(self.env[v]) for v in ring.load.operands[1 : 1 + tensor.rank]]
-        offset = b.mul(stage, b.const(ring.extent * self.schedule.k, u32))
+        offset = b.mul(stage, b.const(ring.stage, u32))
+        offset = b.add(offset, b.const(ring.first, u32)) if ring.first else offset
         wide = ROW_BYTES // self.dtype.itemsize
         if self.rank is not None and ring is self.a:
             self._send_part(b, ring, stage, offset, coordinates)
@@ -526,7 +543,7 @@ class _Lowering(Across, Fetching):
         """The sums of a tile, or this block's part of them."""
         s = self.schedule
         stage, parity = self._ring_state(b, position)
-        accumulators = self.rows * s.n // GROUP
+        accumulators = self.rows * s.columns // GROUP
         zero = b.const(0, dtype_of(self.product.operands[2].type))
         if self.computed is not None:
             self.computed.start(b)
@@ -537,7 +554,7 @@ class _Lowering(Across, Fetching):
         def step(inner: Builder, number: Value, stage: Value, parity: Value, previous: Value, *sums: Value) -> list[Value]:
             inner.multi("mbarrier_wait", self.full, stage, parity)
             first = inner.add(inner.mul(stage, inner.const(s.m * s.k, u32)), rows)
-            second = inner.mul(stage, inner.const(s.n * s.k, u32))
+            second = inner.mul(stage, inner.const(s.columns * s.k, u32))
             sums = inner.emit("wgmma", (self.a.memory, first, self.b.memory, second, *sums), self._instructions())
             sums = inner.multi("wgmma_wait", *sums, pending=s.wait)
             later = inner.op("ne", number, inner.const(0, u32)) if s.wait else None
@@ -576,7 +593,8 @@ class _Lowering(Across, Fetching):
 
     def _hold(self, b: Builder, sums: Sequence[Value]) -> None:
         shape = (self.schedule.m, self.schedule.n)
-        self.env[self.sum.results[0]] = Registers(shape, self._cells_of(b, shape, sums))
+        for number, result in enumerate(self.sum.results):
+            self.env[result] = Registers(shape, self._cells_of(b, shape, sums, number))
 
     def _from_registers(self, b: Builder, steps: Value, stage: Value, parity: Value, sums: Sequence[Value]) -> list[Value]:
         """All steps with the first operand in registers. The words of an instruction are computed while those before it run, of this step and
@@ -647,13 +665,14 @@ class _Lowering(Across, Fetching):
         second = b.mul(stage, b.const(s.n * s.k, u32))
         return b.emit("wgmma_registers", (*words, self.b.memory, second, *sums), attrs)
 
-    def _cells_of(self, b: Builder, shape: Shape, sums: Sequence[Value]) -> dict[Cell, Value]:
-        """Accumulators as registers of the tile: two neighbours along n each."""
+    def _cells_of(self, b: Builder, shape: Shape, sums: Sequence[Value], product: int) -> dict[Cell, Value]:
+        """Accumulators as registers of a product's tile: two neighbours along n each."""
         rows, columns = self.layout.registers(shape)
+        s = self.schedule
         cells: dict[Cell, Value] = {}
         for row in range(rows):
             for column in range(columns):
-                first = row // 2 * (self.schedule.n // 2) + 4 * column + 2 * (row % 2)
+                first = row // 2 * (s.columns // 2) + product * (s.n // 2) + 4 * column + 2 * (row % 2)
                 cells[row, column] = b.op("pack", sums[first], sums[first + 1])
         return cells
 
@@ -665,8 +684,8 @@ class _Lowering(Across, Fetching):
         for number in range(s.k // k):
             inside = [number * k * (1 if ring.major == "k" else ROW_BYTES // self.dtype.itemsize) for ring in (self.a, self.b)]
             for block in range(self.rows // 64):
-                steps.append((inside[0] + block * 64 * s.k, inside[1], block * s.n // 2))
-        attrs: dict[str, Attr] = {"n": s.n, "k": k, "steps": tuple(steps)}
+                steps.append((inside[0] + block * 64 * s.k, inside[1], block * s.columns // 2))
+        attrs: dict[str, Attr] = {"n": s.columns, "k": k, "steps": tuple(steps)}
         for name, ring in (("a", self.a), ("b", self.b)):
             attrs[f"{name}_major"] = ring.major
             if ring.major == "mn":
@@ -697,7 +716,7 @@ def _registers(schedule: MatrixSchedule, involved: bool, crowded: bool) -> tuple
     if schedule.groups >= 3:
         return (56, 152) if involved else (32, 160)
     rows = schedule.m // (1 if schedule.turns else schedule.groups)
-    if rows * schedule.n // GROUP >= 192:
+    if rows * schedule.columns // GROUP >= 192:
         return (40, 232) if involved else (24, 240)
     if crowded and not schedule.turns:
         return 40, 200  # with more of them ptxas keeps more in flight than fits, and spills

@@ -39,6 +39,9 @@ class Unit(ABC):
     """Registers of the sums of a thread."""
     registers: int
     """About how many registers a thread needs in all."""
+    first_count: int
+    second_count: int
+    """Fragments of the first and of the second operand that one part has, in this order."""
     plain: bool
     """Fragments are read by ordinary loads, which compilers move."""
 
@@ -98,6 +101,7 @@ class FmaUnit(Unit):
         words = max(1, total.itemsize // 4)
         step = (schedule.m + schedule.n) * schedule.k // schedule.threads
         self.words = words * rows * columns * self.wide
+        self.first_count, self.second_count = (self.shape[a] // layout.span(a) for a in (0, 1))
         self.registers = self.words + words * (2 * (rows + columns * self.wide) + step) + 32
 
     def major(self, given: str) -> str:
@@ -194,6 +198,7 @@ class MmaUnit(Unit):
         """Registers of 16 rows of a."""
         fragments = (self.tall * self.down + self.b_count * self.across) * (2 if operand is f64 else 1)
         self.words = 4 * words * self.down * self.across
+        self.first_count, self.second_count = self.tall * self.down, self.b_count * self.across
         self.registers = self.words + (4 if self.split else 2) * fragments + 40
 
     def major(self, given: str) -> str:
@@ -317,3 +322,60 @@ class MmaUnit(Unit):
                 start = 4 * (row // 2 * self.across + column) + 2 * (row % 2)
                 cells[row, column] = b.op("pack", sums[start], sums[start + 1])
         return cells
+
+
+class BesideUnit(Unit):
+    """Several products of the same rows: each has a unit of its own, and all read the fragments of the first operand once."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        first = units[0]
+        self.units = units
+        self.stored, self.parts = first.stored, first.parts
+        self.first_count, self.second_count = first.first_count, sum(unit.second_count for unit in units)
+        self.words = sum(unit.words for unit in units)
+        self.registers = first.registers + sum(unit.words + 2 * unit.second_count for unit in units[1:])
+        self.counts = [len(unit.zeros(Builder())) for unit in units]
+        """Values of each product's sums."""
+
+    def major(self, given: str) -> str:
+        return self.units[0].major(given)
+
+    def pitch(self, extent: int, major: str) -> int:
+        return self.units[0].pitch(extent, major)
+
+    def prepare(self, b: Builder, first: Ring, second: Ring, thread: ThreadView) -> None:
+        raise AssertionError("there are several second operands: prepare_all")
+
+    def prepare_all(self, b: Builder, first: Ring, seconds: Sequence[Ring], thread: ThreadView) -> None:
+        for unit, second in zip(self.units, seconds, strict=True):
+            unit.prepare(b, first, second, thread)
+        self.plain = any(unit.plain for unit in self.units)
+
+    def zeros(self, b: Builder) -> list[Value]:
+        return [zero for unit in self.units for zero in unit.zeros(b)]
+
+    def read(self, b: Builder, part: int, stage: Value) -> list[Value]:
+        found = self.units[0].read(b, part, stage)
+        for unit in self.units[1:]:
+            # What is read of the first operand again nobody uses.
+            found += unit.read(b, part, stage)[unit.first_count :]
+        return found
+
+    def multiply(self, b: Builder, fragments: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
+        first, place = list(fragments[: self.first_count]), self.first_count
+        result: list[Value] = []
+        for unit, own in zip(self.units, self._apart(sums), strict=True):
+            result += unit.multiply(b, [*first, *fragments[place : place + unit.second_count]], own)
+            place += unit.second_count
+        return result
+
+    def cells(self, b: Builder, sums: Sequence[Value]) -> dict[Cell, Value]:
+        raise AssertionError("there are several results: all_cells")
+
+    def all_cells(self, b: Builder, sums: Sequence[Value]) -> list[dict[Cell, Value]]:
+        """The registers of each product's result."""
+        return [unit.cells(b, own) for unit, own in zip(self.units, self._apart(sums), strict=True)]
+
+    def _apart(self, sums: Sequence[Value]) -> list[Sequence[Value]]:
+        starts = [sum(self.counts[:number]) for number in range(len(self.counts))]
+        return [sums[start : start + count] for start, count in zip(starts, self.counts, strict=True)]

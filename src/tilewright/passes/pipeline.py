@@ -9,7 +9,8 @@
 
 Contractions are planned before programs are cut (`plan_contractions`) and have lowerings of their own: lower_contraction, then lower_wgmma or
 lower_mma; on a CPU lower_contraction_cpu or lower_contraction_amx. So have chains of a maximum, sums and products (attention): lower_attention,
-lower_wgmma_chain or lower_mma_chain; on a CPU lower_attention_cpu.
+lower_wgmma_chain or lower_mma_chain; on a CPU lower_attention_cpu. Nests of several products are cut after the first loop passes (part_products), and
+products of the same rows joined before anything else is done by plan (join_products; on a CPU lower_products_cpu).
 
 After every pass the kernel is verified; a failure names the pass. With a `Trace` each pass is timed and its output kept.
 """
@@ -31,6 +32,7 @@ from tilewright.ir.text import print_kernel, print_program
 from tilewright.ir.verify import verify_kernel
 from tilewright.passes.assign_layouts import assign_layouts
 from tilewright.passes.choose_attention import attention_schedules, forced_attention
+from tilewright.passes.choose_beside import choose_beside, forced_beside, is_small_part, nest_schedules
 from tilewright.passes.choose_matrix import forced, matrix_schedules
 from tilewright.passes.clip_windows import clip_windows
 from tilewright.passes.collapse import collapse
@@ -40,6 +42,7 @@ from tilewright.passes.expand_casts import expand_casts
 from tilewright.passes.expand_math import expand_math
 from tilewright.passes.fuse import FusionReport, fuse
 from tilewright.passes.hoist import hoist
+from tilewright.passes.join_products import join_products
 from tilewright.passes.lower_attention import lower_attention
 from tilewright.passes.lower_attention_cpu import lower_attention_cpu
 from tilewright.passes.lower_contraction import lower_contraction
@@ -48,6 +51,7 @@ from tilewright.passes.lower_contraction_cpu import lower_contraction_cpu
 from tilewright.passes.lower_loops import lower_loops
 from tilewright.passes.lower_mma import lower_mma
 from tilewright.passes.lower_mma_chain import lower_mma_chain
+from tilewright.passes.lower_products_cpu import lower_products_cpu
 from tilewright.passes.lower_tiles import lower_tiles
 from tilewright.passes.lower_wgmma import lower_wgmma
 from tilewright.passes.lower_wgmma_chain import lower_wgmma_chain
@@ -55,10 +59,11 @@ from tilewright.passes.lower_windows import lower_windows
 from tilewright.passes.matrix_hints import preferred
 from tilewright.passes.narrow import narrow
 from tilewright.passes.pad_windows import pad_windows
+from tilewright.passes.part_products import part_products
 from tilewright.passes.plans import Plan, Plans
 from tilewright.passes.repack import repack
 from tilewright.passes.schedule import Schedule, choose, row_schedule
-from tilewright.passes.schedule_matrix import ATTENTION, MatrixSchedule
+from tilewright.passes.schedule_matrix import ATTENTION, MatrixSchedule, parse_schedule
 from tilewright.passes.schedule_windows import window_schedule
 from tilewright.passes.simplify import simplify
 from tilewright.passes.split_reductions import split_reductions
@@ -153,7 +158,14 @@ def prepare(program: Program, trace: Trace) -> Program:
         kernel = run_pass("contract", kernel, contract, trace)
         return run_pass("narrow", kernel, narrow, trace)
 
-    return _map_kernels(program, each)
+    prepared = _map_kernels(program, each)
+    start = time.perf_counter()
+    parted = part_products(prepared)
+    if len(parted.calls) > len(prepared.calls):
+        for call in parted.calls:
+            verify_kernel(call.kernel)
+    trace.record("part_products", time.perf_counter() - start, lambda: print_program(parted))
+    return parted
 
 
 def plan_contractions(
@@ -162,9 +174,17 @@ def plan_contractions(
     """The schedule of each call of a prepared program that is a contraction; None for all others. `given`: use that one; `metadata` has
     the author's wishes."""
     plans: list[Plan] = []
-    for call in program.calls:
+    beside, whole = given, bool(given) and parse_schedule(given).beside > 1
+    given = "" if whole else given
+    wished: set[int] = set()
+    for number, call in enumerate(program.calls):
         found = matrix_schedules(call.kernel, target, sizes) or attention_schedules(call.kernel, target, sizes)
-        if not found:
+        if found and not given and is_small_part(call.kernel, target, sizes):
+            found = ()
+        several = () if found else nest_schedules(call.kernel, target, sizes)
+        if several:
+            plans.append(several[0][1])
+        elif not found:
             plans.append(row_schedule(call.kernel, target, sizes))
         elif given and found[0].family in (*ATTENTION, "cpu_attention"):
             plans.append(forced_attention(given, found, call.kernel))
@@ -172,14 +192,20 @@ def plan_contractions(
             plans.append(forced(given, found, call.kernel))
         elif metadata is not None:
             plans.append(preferred(found, metadata, target, call.kernel.span))
+            if plans[-1] is not found[0]:
+                wished.add(number)
         else:
             plans.append(found[0])
+    if whole:
+        return forced_beside(beside, program, tuple(plans), target, sizes)
     if given and not any(isinstance(plan, MatrixSchedule) for plan in plans):
         raise UserError.at(
             "TW020", f"schedule '{given}': nothing in {program.name} is computed by tiles of a matrix here", program.span,
             "leave schedule= out; thin and tiny products, and what is no contraction, have none",
         )  # fmt: skip
-    return tuple(plans)
+    if given or wished or len(program.calls) == 1:
+        return tuple(plans)
+    return choose_beside(program, tuple(plans), target, sizes)[0]
 
 
 def lower(program: Program, target: Target, hints: Mapping[str, int] | None = None, trace: Trace | None = None) -> Stages:
@@ -193,6 +219,9 @@ def lower_planned(
     program: Program, plan: Plans, target: Target, hints: Mapping[str, int], trace: Trace
 ) -> Stages:
     """From the prepared loop stage to the thread stage."""
+    start = time.perf_counter()
+    program, plan = join_products(program, plan)
+    trace.record("join_products", time.perf_counter() - start, lambda: print_program(program))
     program = _clip(program, plan, target, trace)
     start = time.perf_counter()
     program, plan = pad_windows(program, plan, target)
@@ -226,6 +255,8 @@ def lower_planned(
             kernel = run_pass("lower_contraction_amx", kernel, lambda k: lower_contraction_amx(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule) and schedule.family == "cpu_attention":
             kernel = run_pass("lower_attention_cpu", kernel, lambda k: lower_attention_cpu(k, schedule, target), trace)
+        elif isinstance(schedule, MatrixSchedule) and not target.is_gpu and schedule.beside > 1:
+            kernel = run_pass("lower_products_cpu", kernel, lambda k: lower_products_cpu(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule) and not target.is_gpu:
             kernel = run_pass("lower_contraction_cpu", kernel, lambda k: lower_contraction_cpu(k, schedule, target), trace)
         elif isinstance(schedule, MatrixSchedule) and schedule.family in ATTENTION:

@@ -78,6 +78,8 @@ class MatrixSchedule:
     """CPU: rows and columns of results held in registers at once."""
     vectors: int = 1
     """CPU: SIMD registers along `nr`."""
+    beside: int = 1
+    """Products of the same first factor that one block computes side by side, `n` results of each; `join_products` makes them one kernel."""
     keep: str = "b"
     """CPU: the factor of which a block holds a copy of all it needs for a stretch of the sum; the other is copied panel by panel."""
     early: bool = False
@@ -99,6 +101,11 @@ class MatrixSchedule:
             if field.name in ("family", "m", "n", "k") or value != field.default:
                 words.append(f"{field.name}={int(value) if isinstance(value, bool) else value}")
         return " ".join(words)
+
+    @property
+    def columns(self) -> int:
+        """Columns of the second factors that one step brings."""
+        return self.n * self.beside
 
     @property
     def threads(self) -> int:

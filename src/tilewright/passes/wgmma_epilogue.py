@@ -78,7 +78,7 @@ class Epilogue(TileLowering):
             self.out_dtype = tensor.type.dtype
         if self.out_maps:
             # Buffers are taken in turn, always the same ones for the same piece of a tile: a whole number of rounds.
-            pieces = (self.rows // PIECE_ROWS) * (self.schedule.n * self.out_dtype.itemsize // ROW_BYTES)
+            pieces = len(self.out_maps) * (self.rows // PIECE_ROWS) * (self.schedule.n * self.out_dtype.itemsize // ROW_BYTES)
             self.buffers = max(b for b in range(1, self.schedule.buffers + 1) if pieces % b == 0)
             count = self.schedule.groups * self.buffers
             self.out = b.op("alloc", dtype=self.out_dtype, shape=(count * largest,), space="shared", align=1024, name="out")
@@ -97,7 +97,9 @@ class Epilogue(TileLowering):
             _, column_axis = self.axes(op, 0)
         except CompilerBug:
             return False
-        if column_axis != tensor.rank - 1 or tensor.strides[-1] != ONE or self.out_maps:
+        if self.out_maps and (self.schedule.beside == 1 or tensor.dtype is not self.out_dtype or self.lies_across()):
+            return False
+        if column_axis != tensor.rank - 1 or tensor.strides[-1] != ONE:
             return False
         return all(divisors.of_size(x, self.kernel.facts) * size % 16 == 0 for x in tensor.strides[:-1])
 
@@ -255,7 +257,7 @@ class Epilogue(TileLowering):
         assert isinstance(tensor, Tensor) and self.window is not None
         shape = (self.schedule.m, self.schedule.n)
         registers = self.registers(b, self.env[op.operands[1 + tensor.rank]], shape)
-        buffer = self.buffer_of(b, self.pieces)
+        buffer = self.buffer_of(b, self.pieces * len(self.out_maps) + list(self.out_maps).index(op))
         self.claim(b)
         if tensor.dtype.itemsize == 2:
             self._fill_by_matrix(b, registers, buffer)

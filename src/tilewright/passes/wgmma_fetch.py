@@ -59,7 +59,7 @@ class Fetching(Epilogue):
 
     def _fetchable(self) -> Op | None:
         """The first load that lies as the results do: the same indices along the tile, and nothing left out that is stored."""
-        if not self.out_maps or self.lies_across() or self.schedule.sum_cluster > 1 or self.schedule.stream:
+        if len(self.out_maps) != 1 or self.lies_across() or self.schedule.sum_cluster > 1 or self.schedule.stream:
             return None
         (store,) = self.out_maps
         if store not in self.siblings:

@@ -5,7 +5,7 @@
     program clip_windows · pad_windows · turn_images · repack · split_reductions · stream_sums · add_counters      kernels added before or after
     loop    choose (schedule) · lower_loops                        -> tile
     tile    simplify · assign_layouts · lower_tiles                -> thread (window_sums and lower_windows where windows overlap)
-    thread  simplify · expand_math · expand_casts · simplify
+    thread  simplify · expand_math · expand_casts · divide_alike (CPU) · simplify
 
 Contractions are planned before programs are cut (`plan_contractions`) and have lowerings of their own: lower_contraction, then lower_wgmma or
 lower_mma; on a CPU lower_contraction_cpu or lower_contraction_amx. So have chains of a maximum, sums and products (attention): lower_attention,
@@ -35,6 +35,7 @@ from tilewright.passes.choose_matrix import forced, matrix_schedules
 from tilewright.passes.clip_windows import clip_windows
 from tilewright.passes.collapse import collapse
 from tilewright.passes.contract import contract
+from tilewright.passes.divide_alike import divide_alike
 from tilewright.passes.expand_casts import expand_casts
 from tilewright.passes.expand_math import expand_math
 from tilewright.passes.fuse import FusionReport, fuse
@@ -253,6 +254,8 @@ def lower_planned(
         kernel = run_pass("simplify", kernel, simplify, trace)
         kernel = run_pass("expand_math", kernel, lambda k: expand_math(k, target), trace)
         kernel = run_pass("expand_casts", kernel, lambda k: expand_casts(k, target), trace)
+        if not target.is_gpu:
+            kernel = run_pass("divide_alike", kernel, lambda k: divide_alike(k, target), trace)
         return run_pass("simplify", kernel, simplify, trace)
 
     tile = _map_kernels(loop, to_tile)

@@ -1,9 +1,12 @@
-"""Pass: vectors that a loop divides by the same number are multiplied with its reciprocal and corrected, to the same bits.
+"""Pass: vectors that are divided by the same number are multiplied with its reciprocal.
+
+On a GPU that is done where only few bits of the quotients count (`narrow`), by one test of the divisor for all of a thread's vectors. On a CPU the
+products are corrected, to the same bits:
 
     for … { %q = div %a, broadcast(%s) }
     ->  for … { %q = if every(%a and %s are neither tiny nor huge) { q = a * (1/s);  twice: q = (a - q s) (1/s) + q } else { div } }
 
-In: a thread-stage kernel for a CPU, whose division of a whole register takes as long as ten multiplications or more. Out: the same kernel with such
+In: a thread-stage kernel. (A CPU's division of a whole register takes as long as ten multiplications or more.) Out: the same kernel with such
 divisions as above; LLVM takes the reciprocal and what is asked of the divisor out of the loop.
 
 Why the bits are the same: 1/s is correctly rounded, so a * (1/s) is less than two units off, and the first correction, computed from a
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tilewright.base.dtypes import DType, f32, f64, u32, u64
+from tilewright.base.dtypes import DType, f16, f32, f64, u32, u64
 from tilewright.base.record import record
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
@@ -39,7 +42,62 @@ _FORMATS = {f32: _Format(u32, f32.mantissa, 127, 100, 24), f64: _Format(u64, f64
 
 
 def divide_alike(kernel: Kernel, target: Target) -> Kernel:
-    """The kernel without divisions of vectors by what a loop does not change."""
+    """The kernel with fewer divisions."""
+    return _divide_roughly(kernel) if target.is_gpu else _divide_exactly(kernel, target)
+
+
+# -- where few bits count -------------------------------------------------------------------------------------------
+
+
+def _divide_roughly(kernel: Kernel) -> Kernel:
+    groups = {ops[0].results[0]: (by, ops) for by, ops in _groups(kernel.body, {})}
+    if not groups:
+        return kernel
+    made: dict[Value, Value] = {}
+
+    def divided(b: Builder, op: Op) -> Sequence[Value] | None:
+        if op.opcode != "div":
+            return None
+        if op.results[0] in groups:
+            by, ops = groups[op.results[0]]
+            dividends = [made.get(o.operands[0], o.operands[0]) for o in ops]
+            made.update(zip((o.results[0] for o in ops), _scaled(b, dividends, op.operands[1], by), strict=True))
+        return [made[op.results[0]]] if op.results[0] in made else None
+
+    return rewrite(kernel, divided)
+
+
+def _groups(block: Block, scalars: dict[Value, Value]) -> Iterator[tuple[Value, list[Op]]]:
+    """Divisions of one block by one scalar, of few bits each, whose dividends are all there at the first of them."""
+    places: dict[Value, int] = {}
+    found: dict[Value, tuple[int, list[Op]]] = {}
+    for place, op in enumerate(block.ops):
+        places.update((v, place) for v in op.results)
+        if op.opcode == "broadcast" and isinstance(op.results[0].type, Vec):
+            scalars[op.results[0]] = op.operands[0]
+        if op.opcode == "div" and "narrow" in op.attrs and dtype_of(op.results[0].type) is f32 and op.operands[1] in scalars:
+            first, ops = found.setdefault(scalars[op.operands[1]], (place, []))
+            if places.get(op.operands[0], -1) < first and (not ops or ops[0].results[0].type == op.results[0].type):
+                ops.append(op)
+        for region in op.regions:
+            yield from _groups(region, scalars)
+    yield from ((by, ops) for by, (_, ops) in found.items() if ops)
+
+
+def _scaled(b: Builder, dividends: Sequence[Value], wide: Value, by: Value) -> tuple[Value, ...]:
+    """All times the reciprocal, which keeps enough bits unless the divisor is denormal."""
+    inverse = b.like(b.op("div", b.const(1.0, f32), by), wide)
+    return b.if_(
+        b.op("ge", b.op("abs", by), b.const(2.0**-126, f32)),
+        lambda inner: [inner.mul(a, inverse) for a in dividends],
+        lambda inner: [inner.emit("div", [a, wide], {"narrow": f16})[0] for a in dividends],
+    )
+
+
+# -- to the same bits -----------------------------------------------------------------------------------------------
+
+
+def _divide_exactly(kernel: Kernel, target: Target) -> Kernel:
     found = {op.results[0]: by for op, by in _alike(kernel.body, 0, {}, {}) if _worthwhile(op, target)}
     if not found:
         return kernel

@@ -99,6 +99,8 @@ class LoopLowering:
         attrs["schedule"] = self.schedule.describe()
         if self.schedule.whole:
             attrs["early"] = True  # such kernels are short: what starts them overlaps the end of the kernel before
+        if self.schedule.resident:
+            attrs["min_blocks"] = self.schedule.resident
         name = self.nest.reduce_extent.name
         if self.schedule.whole and name is not None:
             # The schedule was made for rows that need all registers of a thread.

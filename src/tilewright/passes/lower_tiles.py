@@ -28,6 +28,9 @@ from tilewright.ir.types import Tensor, Tile, Vec, dtype_of
 from tilewright.passes.combine import combine
 from tilewright.passes.registers import Cell, Held, Index, Mask, Registers, Shape, ThreadView, shape_of
 
+MANY = 8
+"""Elements of a vector from which on it is worth a branch not to ask each of them whether it is inside."""
+
 
 def lower_tiles(kernel: Kernel, target: Target) -> Kernel:
     """The thread-stage kernel."""
@@ -90,6 +93,9 @@ class TileLowering(ThreadView):
         symbolic = self._symbolic(b, op, held, result)
         if symbolic is not None:
             self.env[op.results[0]] = symbolic
+            return
+        if op.opcode == "select" and isinstance(held[0], Mask) and self._may_be_cut(held[0]):
+            self._cut_select(b, op, held[0], held[1:])
             return
         operands = [self.registers(b, h, shape_of(v)) for h, v in zip(held, op.operands, strict=True)]
         cells: dict[Cell, Value] = {}
@@ -329,13 +335,31 @@ class TileLowering(ThreadView):
             lanes = [b.logical_and(a, c) for a, c in zip(lanes, more, strict=True)]
         return lanes
 
-    def _whole(self, b: Builder, mask: Mask, lanes: Sequence[Value]) -> Value:
+    def _whole(self, b: Builder, mask: Mask, cell: Cell) -> Value:
         """Whether all elements of a vector are inside; edges need be asked of its ends only."""
+        lanes = self._lanes_inside(b, mask, cell)
         asked = lanes if any(other.shape[self.axis] > 1 for other in mask.others) else (lanes[0], lanes[-1])
         total = asked[0]
         for lane in asked[1:]:
             total = b.logical_and(total, lane)
         return total
+
+    def _may_be_cut(self, mask: Mask) -> bool:
+        """Whether rows begin anywhere, so that their first and last vectors may be cut, and are of many elements."""
+        return self.shifted and self.vector >= MANY and self.is_wide(mask.shape) and not mask.others
+
+    def _cut_select(self, b: Builder, op: Op, mask: Mask, choices: Sequence[Held]) -> None:
+        """Element by element only in the few threads that hold an end of a row."""
+        first, second = (self.registers(b, held, shape_of(v)) for held, v in zip(choices, op.operands[1:], strict=True))
+        cells: dict[Cell, Value] = {}
+        for cell in self.cells(mask.shape):
+            inside, outside = first.cells[cell], second.cells[cell]
+
+            def each(inner: Builder, cell: Cell = cell, inside: Value = inside, outside: Value = outside) -> list[Value]:
+                return [inner.select(inner.op("pack", *self._lanes_inside(inner, mask, cell)), inside, outside)]
+
+            (cells[cell],) = b.if_(self._whole(b, mask, cell), lambda inner, inside=inside: [inside], each)
+        self.env[op.results[0]] = Registers(mask.shape, cells)
 
     def _mask_is_uniform(self, b: Builder, mask: Mask, cell: Cell) -> bool:
         """Whether each vector lies wholly inside or wholly outside."""
@@ -369,10 +393,14 @@ class TileLowering(ThreadView):
                 self.env[op.result] = self._guarded_load(b, memory, [v for v in held if isinstance(v, Value)], 1, mask)
             return
         cells: dict[Cell, Value] = {}
+        cut: list[tuple[Cell, Value, list[tuple[list[Value], int]]]] = []
         for cell in self.cells(result.shape):
             pieces = self.pieces_of(b, memory.type, held, result.shape, cell, aligned)
             if aligned and isinstance(mask, Mask) and len(pieces) < self.vector:
-                cells[cell] = self._cut_load(b, memory, held, pieces, mask, cell)
+                whole = self._whole(b, mask, cell)
+                together = [b.op("load", memory, *indices, whole, width=width, masked=True) for indices, width in pieces]
+                cells[cell] = self.concatenated(b, together)
+                cut.append((cell, whole, pieces))
                 continue
             one_each = mask is not None and len(pieces) < self.vector and not self._whole_vectors(b, mask, cell)
             if one_each and self.is_wide(result.shape):
@@ -385,22 +413,31 @@ class TileLowering(ThreadView):
                 else:
                     parts.append(self._guarded_load(b, memory, indices, width, conditions[position]))
             cells[cell] = self.concatenated(b, parts)
+        for cell, whole, pieces in cut:
+            assert isinstance(mask, Mask)
+            cells[cell] = self._with_singles(b, memory, held, pieces, (mask, cell), (whole, cells[cell]))
         self.env[op.result] = Registers(result.shape, cells)
 
-    def _cut_load(
-        self, b: Builder, memory: Value, held: Sequence[Held], pieces: list[tuple[list[Value], int]], mask: Mask, cell: Cell
-    ) -> Value:
-        """A vector at once where all of it is inside, else its elements one by one; no branches, past which nothing moves."""
-        assert isinstance(memory.type, Tensor)
-        lanes = self._lanes_inside(b, mask, cell)
-        whole = self._whole(b, mask, lanes)
-        cut = b.op("not", whole)
-        together = [b.op("load", memory, *indices, whole, width=width, masked=True) for indices, width in pieces]
-        alone = [
-            b.op("load", memory, *indices, b.logical_and(cut, lane), masked=True)
-            for (indices, _), lane in zip(self.singles(b, memory.type, held, pieces), lanes, strict=True)
-        ]
-        return b.select(b.op("broadcast", whole, width=self.vector), self.concatenated(b, together), b.op("pack", *alone))
+    def _with_singles(
+        self, b: Builder, memory: Value, held: Sequence[Held], pieces: list[tuple[list[Value], int]], where: tuple[Mask, Cell],
+        together: tuple[Value, Value],
+    ) -> Value:  # fmt: skip
+        """A vector loaded at once where all of it is inside, else its elements one by one. That many elements have a branch, behind all the loads
+        of vectors, for nothing moves past it."""
+        whole, vector = together
+        tensor = memory.type
+        assert isinstance(tensor, Tensor)
+
+        def alone(inner: Builder, cut: Value | None = None) -> list[Value]:
+            lanes = self._lanes_inside(inner, *where)
+            lanes = lanes if cut is None else [inner.logical_and(cut, lane) for lane in lanes]
+            singles = self.singles(inner, tensor, held, pieces)
+            loaded = [inner.op("load", memory, *indices, lane, masked=True) for (indices, _), lane in zip(singles, lanes, strict=True)]
+            return [inner.op("pack", *loaded)]
+
+        if self.vector >= MANY:
+            return b.if_(whole, lambda inner: [vector], alone)[0]
+        return b.select(b.op("broadcast", whole, width=self.vector), vector, alone(b, b.op("not", whole))[0])
 
     def _whole_vectors(self, b: Builder, mask: Held, cell: Cell) -> bool:
         if isinstance(mask, Value):
@@ -510,9 +547,9 @@ class TileLowering(ThreadView):
         assert isinstance(tensor, Tensor)
         pieces = self.pieces_of(b, tensor, held, shape, cell, aligned)
         if aligned and isinstance(mask, Mask) and len(pieces) < self.vector:
-            lanes = self._lanes_inside(b, mask, cell)
 
             def alone(inner: Builder) -> list[Value]:
+                lanes = self._lanes_inside(inner, mask, cell)
                 self._store_pieces(inner, memory, self.singles(inner, tensor, held, pieces), value, lanes)
                 return []
 
@@ -520,7 +557,7 @@ class TileLowering(ThreadView):
                 self._store_pieces(inner, memory, pieces, value, None)
                 return []
 
-            b.if_(self._whole(b, mask, lanes), together, alone)
+            b.if_(self._whole(b, mask, cell), together, alone)
             return
         if mask is not None and len(pieces) < self.vector and self.is_wide(shape) and not self._whole_vectors(b, mask, cell):
             pieces = self.singles(b, tensor, held, pieces)

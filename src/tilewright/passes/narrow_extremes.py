@@ -11,7 +11,8 @@ lanes that are not the row's are replaced by the least number there is, they are
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tilewright.base.dtypes import DType, bf16, f16, f32
 from tilewright.base.target import Target
@@ -41,6 +42,10 @@ def narrow_extremes(kernel: Kernel, target: Target) -> Kernel:
             return _again(b, [b.select(op.operands[0], kept, b.splat(infinite[op.operands[2]], kept))])
         elif op.opcode in ("min", "max") and all(v in narrow for v in op.operands) and len({narrow[v].type for v in op.operands}) == 1:
             return _again(b, [b.op(op.opcode, *(narrow[v] for v in op.operands))])
+        elif op.opcode == "if" and len(op.results) == 1 and all(region.yields[0] in narrow for region in op.regions):
+            kinds = {narrow[region.yields[0]].type for region in op.regions}
+            if len(kinds) == 1:
+                return _again(b, _narrow_branches(b, op, narrow))
         elif op.opcode == "split" and op.operands[0] in narrow:
             return _again(b, b.multi("split", narrow[op.operands[0]]))
         return None
@@ -51,6 +56,16 @@ def narrow_extremes(kernel: Kernel, target: Target) -> Kernel:
         return wide
 
     return rewrite(kernel, function)
+
+
+def _narrow_branches(b: Builder, op: Op, narrow: Mapping[Value, Value]) -> tuple[Value, ...]:
+    """The same choice between what was widened."""
+    regions = []
+    for region in op.regions:
+        *ops, last = region.ops
+        regions.append(replace(region, ops=(*ops, replace(last, operands=(narrow[last.operands[0]],)))))
+    result = Value(narrow[op.regions[0].yields[0]].type)
+    return b.append(replace(op, regions=tuple(regions), results=(result,)))
 
 
 def _widens(op: Op) -> bool:

@@ -53,6 +53,8 @@ class Schedule:
     """GPU: blocks that share a row, meeting in each other's shared memory."""
     shifted: bool = False
     """GPU, with `whole`: a row's tile begins before the row, where vectors lie at multiples of their size (`shift_rows`)."""
+    resident: int = 0
+    """GPU: blocks that are to find room on a multiprocessor at once; 0 leaves it to the assembler how many registers a thread has."""
     turned: int = -1
     turns: int = 1
     """CPU: a block does `turns` neighbours along the parallel index `turned`, one after the other; short rows are not worth a block each."""

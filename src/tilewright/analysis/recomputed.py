@@ -13,7 +13,7 @@ from __future__ import annotations
 from tilewright.analysis.affine import Forms, analyse
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, ZERO
-from tilewright.ir.nodes import Kernel, Op, Value, walk
+from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.types import dtype_of
 
 FUNCTIONS = frozenset({
@@ -52,6 +52,24 @@ def find_recomputed(kernel: Kernel) -> Recomputed | None:
             if found is not None:
                 return found
     return None
+
+
+def rows_read(region: Block) -> list[tuple[Value, list[Value | None]]]:
+    """Arrays whose rows the reductions of a kernel read that also computes functions, with the indices of results they are read at; None is the
+    index along the row. Empty where rows are read in no such way."""
+    found: dict[Value, list[Value | None]] = {}
+    rows = region.args
+    if not rows or not any(op.opcode in FUNCTIONS - {"div", "sqrt"} for op in walk(region)):
+        return []
+    for total in walk(region):
+        if total.opcode != "reduce" or len(total.regions[0].args) != 1:
+            continue
+        for op in total.regions[0].ops:
+            memory, *where = op.operands or (None,)
+            if op.opcode == "load" and memory is not None and where and where[-1] is total.regions[0].args[0] and rows[-1] in where[:-1]:
+                if all(v in rows for v in where[:-1]):
+                    found.setdefault(memory, [*where[:-1], None])
+    return list(found.items())
 
 
 def _same_range(total: Op, loop: Op, forms: Forms) -> bool:

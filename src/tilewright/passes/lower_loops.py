@@ -15,13 +15,13 @@ finishes element by element, so that no masked access exists there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tilewright.analysis.affine import address, analyse
 from tilewright.analysis.guarded import guarded_loads
-from tilewright.analysis.recomputed import find_recomputed
+from tilewright.analysis.recomputed import find_recomputed, rows_read
 from tilewright.base.dtypes import i64, u32
 from tilewright.base.sizes import ONE, Size, ceildiv
 from tilewright.base.target import Target
@@ -35,6 +35,8 @@ from tilewright.passes.schedule import Schedule, is_sweep, nest_of
 from tilewright.passes.shift_rows import aligned_accesses, row_start, shift_of
 
 Shape = tuple[int, ...]
+LINE = 64
+"""Bytes that a CPU fetches together."""
 SHORT_LOOP = 8
 """Turns of a short loop inside a reduction that are written out."""
 
@@ -79,6 +81,8 @@ class LoopLowering:
         """Loads under conditions that stay inside anyway."""
         rows = not target.is_gpu and schedule.reduce_tile > 1 and schedule.vector_on_reduction
         self.recomputed = find_recomputed(kernel) if rows else None
+        self.next_row = rows_read(self.region) if rows else []
+        """Arrays to fetch the next row of, with their indices; None stands for that along the row."""
         walks = (*self.nest.reductions, *self.nest.sweeps)
         self.row_start = row_start(kernel, self.nest.parallel, walks, schedule.vector) if schedule.shifted else None
         self.aligned = aligned_accesses(kernel, walks, self.row_start, schedule.vector) if self.row_start is not None else set()
@@ -482,7 +486,11 @@ class LoopLowering:
             self.ops(inner, op.regions[0].ops, local, [*masks, *edge])
             return []
 
-        b.for_(zero, whole, width, [], lambda inner, k: body(inner, self.index_tile(inner, k, position, tile), False))
+        def step_along(inner: Builder, k: Value) -> list[Value]:
+            self._fetch_next_row(inner, k, env)
+            return body(inner, self.index_tile(inner, k, position, tile), False)
+
+        b.for_(zero, whole, width, [], step_along)
         if self.target.is_gpu:
             b.if_(
                 b.op("lt", whole, count),
@@ -493,6 +501,16 @@ class LoopLowering:
             b.for_(whole, count, b.index(1), [], lambda inner, k: body(inner, k, False))
         self.inside_reduction = was_inside
         return []
+
+    def _fetch_next_row(self, b: Builder, column: Value, env: Mapping[Value, Value]) -> None:
+        """What the next row's reductions read there: while functions are computed memory is idle."""
+        for memory, where in self.next_row:
+            tensor = memory.type
+            assert isinstance(tensor, Tensor)
+            size = tensor.dtype.itemsize
+            for line in range(0, self.schedule.reduce_tile * size, LINE):
+                ahead = {None: b.add(column, b.index(line // size)), self.region.args[-1]: b.add(env[self.region.args[-1]], b.index(1))}
+                b.multi("prefetch", env[memory], *(ahead[v] if v in ahead else env[v] for v in where))
 
     def _extreme(self, b: Builder, kind: str, value: Value) -> Value:
         if not shape_of(value):

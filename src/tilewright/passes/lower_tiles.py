@@ -58,10 +58,20 @@ class TileLowering(ThreadView):
         self.ops(b, self.kernel.body.ops)
         grid = self.kernel.grid
         if self.blocks > 1:
-            b.multi("cluster_sync")  # nobody leaves while others still read its memory
+            self._leave_cluster(b)
             attrs = MappingProxyType({**attrs, "cluster": self.blocks})
             grid = (grid[0] * self.blocks, *grid[1:])
         return replace(self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)), attrs=attrs, grid=grid)
+
+    def _leave_cluster(self, b: Builder) -> None:
+        """Nobody leaves while others still read its memory. Who has read all it wants says so at once, not only when its results are stored."""
+        reading = [place for place, op in enumerate(b.ops) if any(o.opcode == "load_remote" for o in (op, *(i for r in op.regions for i in walk(r))))]
+        early = bool(reading) and b.ops[reading[-1]].opcode == "load_remote"
+        if early:
+            arrival = Builder(self.kernel.span)
+            arrival.multi("cluster_arrive")
+            b.ops[reading[-1] + 1 : reading[-1] + 1] = arrival.ops
+        b.emit("cluster_sync", [], {"arrived": True} if early else {})
 
     # -- ops ----------------------------------------------------------------------------------------------------
 

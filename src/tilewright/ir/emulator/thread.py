@@ -145,7 +145,7 @@ class ThreadMachine(Machine):
             "warp_sync": self._nothing, "fence": self._nothing, "extract": self._extract, "pack": self._pack, "split": self._split,
             "every": self._every,
             "elect": self._elect, "cluster_rank": self._cluster_rank, "load_remote": self._load_remote, "to_bits": self._to_bits, "from_bits": self._from_bits,
-            "prefetch_map": self._nothing, "prefetch": self._nothing, "fence_init": self._nothing, "wait_previous": self._nothing,
+            "prefetch_map": self._nothing, "cluster_arrive": self._nothing, "prefetch": self._nothing, "fence_init": self._nothing, "wait_previous": self._nothing,
             "release_next": self._nothing, "set_registers": self._nothing,
         }  # fmt: skip
         self.control["barrier"] = self._barrier

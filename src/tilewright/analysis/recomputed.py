@@ -54,22 +54,20 @@ def find_recomputed(kernel: Kernel) -> Recomputed | None:
     return None
 
 
-def rows_read(region: Block) -> list[tuple[Value, list[Value | None]]]:
-    """Arrays whose rows the reductions of a kernel read that also computes functions, with the indices of results they are read at; None is the
-    index along the row. Empty where rows are read in no such way."""
-    found: dict[Value, list[Value | None]] = {}
-    rows = region.args
-    if not rows or not any(op.opcode in FUNCTIONS - {"div", "sqrt"} for op in walk(region)):
-        return []
+def rows_read(region: Block) -> dict[Value, list[Value]]:
+    """Arrays whose rows the reductions of a kernel read that also computes functions, with the indices before that along the row, which are those
+    of results. Empty where rows are read in no such way."""
+    found: dict[Value, list[Value]] = {}
+    if not region.args or not any(op.opcode in FUNCTIONS - {"div", "sqrt"} for op in walk(region)):
+        return found
     for total in walk(region):
         if total.opcode != "reduce" or len(total.regions[0].args) != 1:
             continue
         for op in total.regions[0].ops:
-            memory, *where = op.operands or (None,)
-            if op.opcode == "load" and memory is not None and where and where[-1] is total.regions[0].args[0] and rows[-1] in where[:-1]:
-                if all(v in rows for v in where[:-1]):
-                    found.setdefault(memory, [*where[:-1], None])
-    return list(found.items())
+            *row, last = op.operands[1:] if op.opcode == "load" and len(op.operands) > 1 else (None,)
+            if last is total.regions[0].args[0] and region.args[-1] in row and all(v in region.args for v in row):
+                found.setdefault(op.operands[0], [v for v in row if v is not None])
+    return found
 
 
 def _same_range(total: Op, loop: Op, forms: Forms) -> bool:

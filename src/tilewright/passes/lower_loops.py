@@ -81,8 +81,8 @@ class LoopLowering:
         """Loads under conditions that stay inside anyway."""
         rows = not target.is_gpu and schedule.reduce_tile > 1 and schedule.vector_on_reduction
         self.recomputed = find_recomputed(kernel) if rows else None
-        self.next_row = rows_read(self.region) if rows else []
-        """Arrays to fetch the next row of, with their indices; None stands for that along the row."""
+        self.next_row = rows_read(self.region) if rows else {}
+        """Arrays to fetch the next row of, with the indices before that along the row."""
         walks = (*self.nest.reductions, *self.nest.sweeps)
         self.row_start = row_start(kernel, self.nest.parallel, walks, schedule.vector) if schedule.shifted else None
         self.aligned = aligned_accesses(kernel, walks, self.row_start, schedule.vector) if self.row_start is not None else set()
@@ -504,13 +504,13 @@ class LoopLowering:
 
     def _fetch_next_row(self, b: Builder, column: Value, env: Mapping[Value, Value]) -> None:
         """What the next row's reductions read there: while functions are computed memory is idle."""
-        for memory, where in self.next_row:
+        for memory, row in self.next_row.items():
             tensor = memory.type
             assert isinstance(tensor, Tensor)
             size = tensor.dtype.itemsize
+            where = [b.add(env[v], b.index(1)) if v is self.region.args[-1] else env[v] for v in row]
             for line in range(0, self.schedule.reduce_tile * size, LINE):
-                ahead = {None: b.add(column, b.index(line // size)), self.region.args[-1]: b.add(env[self.region.args[-1]], b.index(1))}
-                b.multi("prefetch", env[memory], *(ahead[v] if v in ahead else env[v] for v in where))
+                b.multi("prefetch", env[memory], *where, b.add(column, b.index(line // size)))
 
     def _extreme(self, b: Builder, kind: str, value: Value) -> Value:
         if not shape_of(value):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from tilewright.analysis.affine import Forms, analyse
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, ZERO
-from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
+from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import dtype_of
 
 FUNCTIONS = frozenset({
@@ -52,22 +52,6 @@ def find_recomputed(kernel: Kernel) -> Recomputed | None:
             if found is not None:
                 return found
     return None
-
-
-def rows_read(region: Block) -> dict[Value, list[Value]]:
-    """Arrays whose rows the reductions of a kernel read that also computes functions, with the indices before that along the row, which are those
-    of results. Empty where rows are read in no such way."""
-    found: dict[Value, list[Value]] = {}
-    if not region.args or not any(op.opcode in FUNCTIONS - {"div", "sqrt"} for op in walk(region)):
-        return found
-    for total in walk(region):
-        if total.opcode != "reduce" or len(total.regions[0].args) != 1:
-            continue
-        for op in total.regions[0].ops:
-            *row, last = op.operands[1:] if op.opcode == "load" and len(op.operands) > 1 else (None,)
-            if last is total.regions[0].args[0] and region.args[-1] in row and all(v in region.args for v in row):
-                found.setdefault(op.operands[0], [v for v in row if v is not None])
-    return found
 
 
 def _same_range(total: Op, loop: Op, forms: Forms) -> bool:

@@ -23,7 +23,7 @@ from tilewright.base.dtypes import DType, f16, f32, f64, u32, u64
 from tilewright.base.record import record
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Block, Kernel, Op, Value
+from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.rewrite import rewrite
 from tilewright.ir.types import Vec, dtype_of
 
@@ -38,12 +38,18 @@ class _Format:
     divisor: int
 
 
+_MATRIX_OPS = frozenset({"wgmma", "mma"})
+"""Kernels with these have no registers to spare for a branch around their results."""
+SEVERAL = 16
+"""Quotients of a GPU's thread that are worth an exact reciprocal and a branch."""
 _FORMATS = {f32: _Format(u32, f32.mantissa, 127, 100, 24), f64: _Format(u64, f64.mantissa, 1023, 900, 60)}
 
 
 def divide_alike(kernel: Kernel, target: Target) -> Kernel:
     """The kernel with fewer divisions."""
-    return _divide_roughly(kernel) if target.is_gpu else _divide_exactly(kernel, target)
+    if not target.is_gpu:
+        return _divide_exactly(kernel, target)
+    return kernel if any(op.opcode in _MATRIX_OPS for op in walk(kernel.body)) else _divide_roughly(kernel)
 
 
 # -- where few bits count -------------------------------------------------------------------------------------------
@@ -81,7 +87,12 @@ def _groups(block: Block, scalars: dict[Value, Value]) -> Iterator[tuple[Value, 
                 ops.append(op)
         for region in op.regions:
             yield from _groups(region, scalars)
-    yield from ((by, ops) for by, (_, ops) in found.items() if ops)
+    yield from ((by, ops) for by, (_, ops) in found.items() if sum(_width(op) for op in ops) >= SEVERAL)
+
+
+def _width(op: Op) -> int:
+    kind = op.results[0].type
+    return kind.width if isinstance(kind, Vec) else 1
 
 
 def _scaled(b: Builder, dividends: Sequence[Value], wide: Value, by: Value) -> tuple[Value, ...]:

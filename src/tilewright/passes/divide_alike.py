@@ -97,7 +97,7 @@ def _width(op: Op) -> int:
 
 def _scaled(b: Builder, dividends: Sequence[Value], wide: Value, by: Value) -> tuple[Value, ...]:
     """All times the reciprocal, which keeps enough bits unless the divisor is denormal."""
-    inverse = b.like(b.op("div", b.const(1.0, f32), by), wide)
+    inverse = b.like(b.emit("div", [b.const(1.0, f32), by], {"narrow": f16})[0], wide)
     return b.if_(
         b.op("ge", b.op("abs", by), b.const(2.0**-126, f32)),
         lambda inner: [inner.mul(a, inverse) for a in dividends],

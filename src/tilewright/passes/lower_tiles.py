@@ -26,6 +26,7 @@ from tilewright.ir.layouts import Blocked
 from tilewright.ir.nodes import Attrs, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.types import Tensor, Tile, Vec, dtype_of
 from tilewright.passes.combine import combine
+from tilewright.passes.one_meeting import Meeting, find_meeting
 from tilewright.passes.registers import Cell, Held, Index, Mask, Registers, Shape, ThreadView, shape_of
 
 MANY = 8
@@ -45,6 +46,8 @@ class TileLowering(ThreadView):
         self.depth = 0
         self.blocks = self.layout.blocks if isinstance(self.layout, Blocked) else 1
         """Blocks that share a tile."""
+        found = find_meeting(kernel) if self.blocks > 1 else None
+        self.meeting = Meeting(found, self, self.env) if found is not None else None
         self.shifted = any("aligned" in op.attrs for op in walk(kernel.body))
         """Edges cut through vectors that lie at multiples of their size nevertheless."""
 
@@ -84,6 +87,8 @@ class TileLowering(ThreadView):
         return ()
 
     def _op(self, b: Builder, op: Op) -> None:
+        if self.meeting is not None and self.meeting.lower(b, op):
+            return
         special: dict[str, Callable[[Builder, Op], None]] = {
             "load": self.load, "store": self.store, "reduce_tile": self._reduce_tile, "for": self.for_, "if": self._if,
             "iota": self._iota, "broadcast": self._broadcast, "item": self._item, "alloc": self._alloc,
@@ -107,6 +112,9 @@ class TileLowering(ThreadView):
         if op.opcode == "select" and isinstance(held[0], Mask) and self._may_be_cut(held[0]):
             self._cut_select(b, op, held[0], held[1:])
             return
+        if self.meeting is not None and op in self.meeting.found.quotients:
+            assert self.meeting.local is not None
+            held = [held[0], Registers(result.shape, dict.fromkeys(self.cells(result.shape), b.op("broadcast", self.meeting.local, width=self.vector)))]
         operands = [self.registers(b, h, shape_of(v)) for h, v in zip(held, op.operands, strict=True)]
         cells: dict[Cell, Value] = {}
         memo: dict[tuple[Value, ...], Value] = {}
@@ -697,39 +705,66 @@ class TileLowering(ThreadView):
             b.multi("barrier")
         return results
 
-    def _across_blocks(
-        self, b: Builder, kind: str, partial: dict[Cell, tuple[Value, ...]], axis: int
-    ) -> dict[Cell, tuple[Value, ...]]:
-        """One row for the whole cluster: each warp writes what it has; after a barrier of the cluster a lane for each warp, be it in this
-        block or another, fetches that, and lanes combine as ever."""
-        ((cell, values),) = partial.items()
+    def own_part(self, b: Builder, op: Op) -> tuple[Cell, Value]:
+        """What this thread's own elements of a row come to, and the cell it is in."""
+        kind = str(op.attrs["kind"])
+        shape = shape_of(op.operands[0])
+        source = self.registers(b, self.env[op.operands[0]], shape)
+        total: tuple[Value, ...] | None = None
+        for cell in self.cells(shape):
+            values = (source.cells[cell],)
+            total = values if total is None else combine(b, kind, total, values)
+        assert total is not None
+        return self.collapsed(self.cells(shape)[0], shape_of(op.results[0])), self._across_vector(b, kind, total)[0]
+
+    def across_lanes(self, b: Builder, kind: str, value: Value) -> Value:
+        return self._across_lanes(b, kind, (value,), len(self.layout.lanes) - 1)[0]
+
+    def exchanged_pairs(self, b: Builder, values: Sequence[Value]) -> list[tuple[Value, ...]]:
+        """What the warps of the cluster have, a lane for each; several where there are more warps than lanes."""
+        axis = len(self.layout.lanes) - 1
         total = self.layout.warps[axis]
         own = total // self.blocks
         arrays = [b.op("alloc", dtype=dtype_of(v.type), shape=(own,), space="shared") for v in values]
-        writer = b.op("eq", self.lane_digits[axis], b.index(0))
 
         def write(inner: Builder) -> list[Value]:
             for array, value in zip(arrays, values, strict=True):
                 inner.multi("store", array, self.own_warp, value)
             return []
 
-        b.if_(writer, write, lambda inner: [])
+        b.if_(b.op("eq", self.lane_digits[axis], b.index(0)), write, lambda inner: [])
         b.multi("cluster_sync")
         lane = self.lane_digits[axis]
-        found: tuple[Value, ...] | None = None
+        found: list[tuple[Value, ...]] = []
         for first in range(0, total, self.target.warp_size):
             warp = b.add(lane, b.index(first)) if total >= self.target.warp_size else b.op("and", lane, b.index(total - 1))
             rank = b.op("shr", warp, b.index(own.bit_length() - 1))
             place = b.op("and", warp, b.index(own - 1))
-            there = tuple(b.op("load_remote", array, place, rank) for array in arrays)
-            found = there if found is None else combine(b, kind, found, there)
-        assert found is not None
+            found.append(tuple(b.op("load_remote", array, place, rank) for array in arrays))
+        return found
+
+    def across_warps_read(self, b: Builder, kind: str, value: Value) -> Value:
+        """Lanes that hold what a warp each has, combined."""
         distance = 1
-        while distance < min(total, self.target.warp_size):
-            others = tuple(b.op("shuffle", v, b.const(distance, i32), mode="xor") for v in found)
-            found = combine(b, kind, found, others)
+        while distance < min(self.layout.warps[-1], self.target.warp_size):
+            (value,) = combine(b, kind, (value,), (b.op("shuffle", value, b.const(distance, i32), mode="xor"),))
             distance *= 2
-        return {cell: found}
+        return value
+
+    def _across_blocks(
+        self, b: Builder, kind: str, partial: dict[Cell, tuple[Value, ...]], axis: int
+    ) -> dict[Cell, tuple[Value, ...]]:
+        """One row for the whole cluster: each warp writes what it has; after a barrier of the cluster a lane for each warp, be it in this
+        block or another, fetches that, and lanes combine as ever."""
+        ((cell, values),) = partial.items()
+        first, *others = self.exchanged_pairs(b, values)
+        for more in others:
+            first = combine(b, kind, first, more)
+        distance = 1
+        while distance < min(self.layout.warps[axis], self.target.warp_size):
+            first = combine(b, kind, first, tuple(b.op("shuffle", v, b.const(distance, i32), mode="xor") for v in first))
+            distance *= 2
+        return {cell: first}
 
     # -- control flow -------------------------------------------------------------------------------------------
 

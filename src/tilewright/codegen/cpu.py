@@ -12,9 +12,9 @@ from math import prod
 from tilewright.base.abi import SLOT_BYTES
 from tilewright.base.errors import CompilerBug
 from tilewright.codegen import amx, avx512
-from tilewright.codegen.llvm import FunctionWriter, llvm_type, memory_type
+from tilewright.codegen.llvm import FunctionWriter, memory_type
 from tilewright.ir.nodes import Kernel, Op, Value, walk
-from tilewright.ir.types import Scalar, Tensor, Vec
+from tilewright.ir.types import Scalar, Tensor
 
 _STACK = 32768
 """Bytes of local arrays a function keeps on its stack; threads may have little of it."""
@@ -39,12 +39,6 @@ class _CpuDialect:
             return []
         if op.opcode == "ldexp":
             return [avx512.ldexp(writer, op, operands)]
-        if op.opcode == "every":
-            kind = op.operands[0].type
-            assert isinstance(kind, Vec)
-            width = kind.width
-            bits = writer.let(f"bitcast {llvm_type(kind)} {operands[0]} to i{width}")
-            return [writer.let(f"icmp eq i{width} {bits}, -1")]
         if op.opcode == "panel_begin":
             amx.begin(writer)
             return []

@@ -11,6 +11,7 @@ import pytest
 import tilewright as tw
 from kernels_rows import CASES
 from support import assemble
+from tilewright.ir.nodes import walk
 
 DTYPES = {"f32": np.float32, "bf16": ml_dtypes.bfloat16}
 
@@ -57,7 +58,9 @@ def test_rows_that_begin_anywhere_are_read_in_vectors(name: str, matrices: int, 
     assert made.spills == 0
     if matrices == 1:
         threads = int(re.search(r"\.reqntid (\d+)", ptx).group(1))  # type: ignore[union-attr]
-        assert made.registers[0] * max(1024, threads) <= 65536  # 1024 threads find room at once
+        # Four blocks or more of a row each, or three of a cluster's, find room at once.
+        together = 3 * threads if "cluster=" in schedule.describe() else max(1024, threads)
+        assert made.registers[0] * together <= 65536
 
 
 @tw.kernel
@@ -79,3 +82,24 @@ def test_rows_of_arrays_that_begin_differently_are_not_shifted() -> None:
     (schedule,) = from_another.stages(x, y, target="sm_90a").stages.schedules
     assert "whole=True" in schedule.describe()
     assert "shifted" not in schedule.describe()
+
+
+@pytest.mark.parametrize(("name", "arrays"), [("softmax", 1), ("layer_norm", 2), ("rms_norm", 2), ("residual_norm_gate", 4)])
+def test_a_cpu_fetches_what_the_next_rows_need(name: str, arrays: int) -> None:
+    """Inputs and the result, a prefetch for each line of memory; not softmax's result, which its sum has left something in."""
+    inputs = CASES[name].inputs(np.random.default_rng(0), 2, 2048, np.float32)
+    stages = CASES[name].kernel.stages(*inputs, target="x86-64-avx512").stages
+    (call,) = stages.thread.calls
+    fetched = [op for op in walk(call.kernel.body) if op.opcode == "prefetch"]
+    assert len({op.operands[0] for op in fetched}) == arrays
+    assert len(fetched) == arrays * stages.schedules[0].reduce_tile * 4 // 64
+
+
+def test_blocks_of_a_cluster_say_early_that_they_have_read() -> None:
+    """Before results are stored, so that nobody waits for another's stores at the end."""
+    inputs = CASES["softmax"].inputs(np.random.default_rng(0), 2, 50257, np.float32)
+    ptx = CASES["softmax"].kernel.compile(*inputs, target="sm_90a").code.decode()
+    arrivals = [m.start() for m in re.finditer(r"barrier\.cluster\.arrive", ptx)]
+    waits = [m.start() for m in re.finditer(r"barrier\.cluster\.wait", ptx)]
+    assert len(arrivals) == len(waits) == 3
+    assert ptx.rindex("ld.shared::cluster") < arrivals[-1] < ptx.index("st.global") < waits[-1]

@@ -69,12 +69,12 @@ def _in_both(kernel: Kernel, parallel: Op, total: Op, loop: Op) -> Recomputed | 
     dtype = dtype_of(store.operands[0].type)
     written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic")}
     summed = {}
-    keys = _Keys(total.regions[0].args[0], total, written)
+    keys = Keys(total.regions[0].args[0], total, written)
     for op in total.regions[0].ops:
         key = keys.of(op.results[0]) if len(op.results) == 1 else None
         if key is not None:
             summed[key] = op
-    keys = _Keys(loop.regions[0].args[0], loop, written)
+    keys = Keys(loop.regions[0].args[0], loop, written)
     for op in reversed(loop.regions[0].ops):
         if len(op.results) != 1 or dtype_of(op.results[0].type) is not dtype or not keys.has_function(op.results[0]):
             continue
@@ -97,7 +97,7 @@ def _own_store(kernel: Kernel, parallel: Op, loop: Op) -> Op | None:
     return None
 
 
-class _Keys:
+class Keys:
     """Values that are the same function of the row and of the index along it have equal keys; None for what is not known to be one."""
 
     def __init__(self, index: Value, loop: Op, written: set[Value]) -> None:

@@ -11,7 +11,7 @@ from math import prod
 
 from tilewright.base.abi import SLOT_BYTES
 from tilewright.base.errors import CompilerBug
-from tilewright.codegen import amx
+from tilewright.codegen import amx, avx512
 from tilewright.codegen.llvm import FunctionWriter, memory_type
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Scalar, Tensor
@@ -37,6 +37,8 @@ class _CpuDialect:
             where = writer.element_pointer(op.operands[0], operands[1:])
             writer.call("void", "llvm.prefetch.p0", ("ptr", where), ("i32", "0"), ("i32", "3"), ("i32", "1"))
             return []
+        if op.opcode == "ldexp":
+            return [avx512.ldexp(writer, op, operands)]
         if op.opcode == "panel_begin":
             amx.begin(writer)
             return []

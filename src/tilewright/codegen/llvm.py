@@ -584,6 +584,13 @@ def _pack(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
     return value
 
 
+def _every(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
+    kind = op.operands[0].type
+    assert isinstance(kind, Vec)
+    bits = w.let(f"bitcast {llvm_type(kind)} {operands[0]} to i{kind.width}")
+    return w.let(f"icmp eq i{kind.width} {bits}, -1")
+
+
 _HANDLERS: dict[str, Handler] = {
     "add": _arithmetic("add", "fadd"), "sub": _arithmetic("sub", "fsub"), "mul": _arithmetic("mul", "fmul"),
     "div": _arithmetic("sdiv", "fdiv"), "and": _arithmetic("and", "and"), "or": _arithmetic("or", "or"),
@@ -592,5 +599,5 @@ _HANDLERS: dict[str, Handler] = {
     "ge": _compare, "isnan": _isnan, "select": _select, "cast": _cast, "bitcast": _bitcast, "neg": _negate, "abs": _absolute,
     "not": _not, "floor": _unary("floor"), "ceil": _unary("ceil"), "round": _unary("roundeven"), "trunc": _unary("trunc"),
     "sqrt": _unary("sqrt"), "fma": _fma, "const": _const, "size": _size, "broadcast": _broadcast, "extract": _extract,
-    "pack": _pack, "load": FunctionWriter.load, "head": _head,
+    "pack": _pack, "every": _every, "load": FunctionWriter.load, "head": _head,
 }  # fmt: skip

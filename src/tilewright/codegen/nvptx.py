@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.base.dtypes import DType, f32, i32, i64, u32
+from tilewright.base.dtypes import DType, bf16, f16, f32, i32, i64, u32
 from tilewright.base.errors import CompilerBug, TargetLimit
 from tilewright.base.record import record
 from tilewright.base.sizes import Size
@@ -147,6 +147,8 @@ class _NvptxDialect:
         return f", !dbg !{number}"
 
     def better(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> str | None:
+        if op.opcode in ("min", "max") and dtype_of(op.operands[0].type) in (bf16, f16) and self.target.sm >= 80:
+            return intrinsic(w, f"{op.opcode}imum", op.operands[0].type, *operands)
         if not operands or dtype_of(op.operands[0].type) is not f32:
             return None
         if op.opcode in ("min", "max") and self.target.sm >= 80:

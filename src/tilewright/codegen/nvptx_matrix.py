@@ -26,7 +26,7 @@ REQUIRED: dict[str, str] = {
     "tensor_map": "tma", "prefetch_map": "tma", "tma_load": "tma", "tma_store": "tma", "tma_commit": "tma", "tma_wait": "tma",
     "fence_async": "tma", "copy_remote": "tma", "copy_async": "cp.async", "copy_commit": "cp.async", "copy_wait": "cp.async",
     "mbarrier_init": "mbarrier", "fence_init": "mbarrier", "mbarrier_arrive": "mbarrier", "mbarrier_expect": "mbarrier",
-    "mbarrier_wait": "mbarrier", "cluster_rank": "cluster", "load_remote": "cluster", "cluster_sync": "cluster", "wait_previous": "cluster",
+    "mbarrier_wait": "mbarrier", "cluster_rank": "cluster", "load_remote": "cluster", "cluster_sync": "cluster", "cluster_arrive": "cluster", "wait_previous": "cluster",
     "release_next": "cluster", "set_registers": "setmaxnreg", "elect": "mbarrier", "wgmma": "wgmma",
     "wgmma_registers": "wgmma", "wgmma_wait": "wgmma",
     "mma": "bf16", "ldmatrix": "mma", "stmatrix": "tma",
@@ -221,7 +221,8 @@ def _cluster_rank(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequenc
 
 
 def _cluster_sync(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
-    w.call("void", "llvm.nvvm.barrier.cluster.arrive")
+    if not op.attrs.get("arrived"):
+        w.call("void", "llvm.nvvm.barrier.cluster.arrive")
     w.call("void", "llvm.nvvm.barrier.cluster.wait")
     return []
 
@@ -422,6 +423,7 @@ HANDLERS: dict[str, Handler] = {
     "mbarrier_init": _mbarrier_init, "fence_init": _plain("llvm.nvvm.fence.mbarrier_init.release.cluster"),
     "mbarrier_arrive": _mbarrier_arrive, "mbarrier_expect": _mbarrier_expect, "mbarrier_wait": _mbarrier_wait,
     "named_barrier": _named_barrier, "cluster_rank": _cluster_rank, "load_remote": _load_remote, "cluster_sync": _cluster_sync,
+    "cluster_arrive": _plain("llvm.nvvm.barrier.cluster.arrive"),
     "wait_previous": _plain("llvm.nvvm.griddepcontrol.wait"),
     "release_next": _plain("llvm.nvvm.griddepcontrol.launch.dependents"),
     "raise_flag": _raise_flag, "await_flag": _await_flag,

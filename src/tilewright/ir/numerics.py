@@ -226,6 +226,11 @@ def _float_maximum(a: Array, b: Array) -> Array:
     return np.where(a == b, np.where(np.signbit(a), b, a), np.maximum(a, b))
 
 
+def _ldexp(a: Array, b: Array) -> Array:
+    """Beyond a few thousand every power is 0 or infinite."""
+    return np.where(np.isnan(b), b, np.ldexp(a, np.clip(np.nan_to_num(b), -9999, 9999).astype(np.int32)))
+
+
 Rule = Callable[..., Array]
 _COMMON: dict[str, Rule] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "abs": np.abs,
@@ -239,6 +244,7 @@ _INTEGERS: dict[str, Rule] = {
 _FLOATS: dict[str, Rule] = {
     "min": _float_minimum, "max": _float_maximum, "smaller": _smaller, "larger": _larger, "floordiv": _float_divide_floor, "mod": np.mod, "div": np.divide,
     "floor": np.floor, "ceil": np.ceil, "round": np.rint, "trunc": np.trunc, "sqrt": np.sqrt, "isnan": np.isnan,
+    "ldexp": _ldexp,
 }  # fmt: skip
 
 

@@ -395,6 +395,12 @@ def _split(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return (part, part)
 
 
+def _every(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 1 or not isinstance(types[0], Vec) or not types[0].dtype.is_bool:
+        raise _fail("takes a vec of bools")
+    return (BOOL,)
+
+
 def _any_operands(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return ()
 
@@ -433,6 +439,7 @@ _define("smaller", "a if a < b, else b: so b when either is NaN. One instruction
 _define("larger", "a if a > b, else b: so b when either is NaN. One instruction everywhere, unlike `max`.", _same(2, "f"))
 _define("div", "a / b, floats only, correctly rounded.", _same(2, "f"))
 _define("fma", "a*b + c with one rounding.", _same(3, "f"))
+_define("ldexp", "a * 2^b for a whole number b, with one rounding; by an instruction of the CPU.", _same(2, "f"), "thread")
 for _name, _doc, _kinds in (
     ("neg", "-a", "iuf"), ("abs", "Absolute value.", "iuf"), ("not", "Bitwise, or logical on bool.", "biu"),
     ("floor", "Round to minus infinity.", "f"), ("ceil", "Round to plus infinity.", "f"),
@@ -510,6 +517,7 @@ _define("extract", "Element `lane` of a vec.", _extract, "thread", group="thread
 _define("pack", "A vec of these scalars.", _pack, "thread", group="thread")
 
 _define("split", "The low and the high half of a vec.", _split, "thread", group="thread")
+_define("every", "Whether all elements of a vec of bools are true.", _every, "thread", group="thread")
 
 # Matrix units, asynchronous copies and their barriers.
 OPS.update({row.name: row for row in DEFINITIONS})

@@ -2,7 +2,7 @@
 
     %y = exp %x   ->   %n = fma %x, %log2_e, %magic; … %y = mul %p, %scale
 
-In: any kernel. Out: the same kernel with no op of the group `function` left but `exp2_approx`, and no `floordiv` or `mod` of
+In: any kernel. Out: the same kernel with no op of the group `function` left but `exp2_approx` and the like, and no `floordiv` or `mod` of
 floats. What is left every code generator has as an instruction. Results stay inside the bound of the op table on the whole
 range; `docs/numerics.md` has the measured errors.
 
@@ -28,6 +28,7 @@ from tilewright.passes.math_terms import Terms
 def expand_math(kernel: Kernel, target: Target) -> Kernel:
     """The kernel with every function op expanded."""
     hardware = target.kind == "nvptx" and kernel.stage is Stage.THREAD
+    scales = has_ldexp(target) and kernel.stage is Stage.THREAD
     made: dict[Value, Op] = {}
 
     def replacement(builder: Builder, op: Op) -> Sequence[Value] | None:
@@ -39,7 +40,7 @@ def expand_math(kernel: Kernel, target: Target) -> Kernel:
             quick = _expand_narrow(builder, op.opcode, op.operands[0], narrow, made)
             if quick is not None:
                 return (quick,)
-        value = _expand(builder, op.opcode, op.operands, hardware)
+        value = _expand(builder, op.opcode, op.operands, hardware, scales)
         return None if value is None else (value,)
 
     return rewrite(kernel, replacement)
@@ -49,17 +50,23 @@ def expand(builder: Builder, opcode: str, operands: Sequence[Value], target: Tar
     """Append the arithmetic for one op and give its result; None for ops that need no expansion."""
     if opcode not in EXPANDED:
         return None
-    return _expand(builder, opcode, operands, target.kind == "nvptx" and not isinstance(operands[0].type, Tile))
+    tile = isinstance(operands[0].type, Tile)
+    return _expand(builder, opcode, operands, target.kind == "nvptx" and not tile, has_ldexp(target) and not tile)
 
 
-def _expand(builder: Builder, opcode: str, operands: Sequence[Value], hardware: bool) -> Value | None:
+def has_ldexp(target: Target) -> bool:
+    """Whether a CPU multiplies by powers of two in one instruction: AVX-512 does."""
+    return target.kind == "cpu" and target.name.startswith("x86-64") and target.vector_bytes == 64
+
+
+def _expand(builder: Builder, opcode: str, operands: Sequence[Value], hardware: bool, scales: bool) -> Value | None:
     first = operands[0]
     dtype = dtype_of(first.type)
     if not dtype.is_float:
         return None
     if dtype.is_small_float:
         wide = [builder.cast(o, f32) for o in operands]
-        result = _expand(builder, opcode, wide, hardware)
+        result = _expand(builder, opcode, wide, hardware, scales)
         assert result is not None
         return builder.cast(result, dtype)
     if hardware and isinstance(first.type, Vec) and opcode in _BRANCHING:
@@ -67,7 +74,7 @@ def _expand(builder: Builder, opcode: str, operands: Sequence[Value], hardware: 
         scalars = [[builder.op("extract", o, lane=lane) for o in operands] for lane in lanes]
         results = [EXPANDED[opcode](Terms(builder, s[0], hardware), *s) for s in scalars]
         return builder.op("pack", *results)
-    return EXPANDED[opcode](Terms(builder, first, hardware), *operands)
+    return EXPANDED[opcode](Terms(builder, first, hardware, scales), *operands)
 
 
 def _expand_narrow(builder: Builder, opcode: str, x: Value, narrow: DType, made: Mapping[Value, Op]) -> Value | None:

@@ -15,13 +15,14 @@ finishes element by element, so that no masked access exists there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from tilewright.analysis.affine import address, analyse
 from tilewright.analysis.guarded import guarded_loads
 from tilewright.analysis.recomputed import find_recomputed
+from tilewright.analysis.row_arrays import row_arrays
 from tilewright.base.dtypes import i64, u32
 from tilewright.base.sizes import ONE, Size, ceildiv
 from tilewright.base.target import Target
@@ -35,6 +36,10 @@ from tilewright.passes.schedule import Schedule, is_sweep, nest_of
 from tilewright.passes.shift_rows import aligned_accesses, row_start, shift_of
 
 Shape = tuple[int, ...]
+LINE = 64
+"""Bytes that a CPU fetches together."""
+FETCHED = 4096
+"""Elements by which what a CPU fetches lies ahead, if rows are not shorter."""
 SHORT_LOOP = 8
 """Turns of a short loop inside a reduction that are written out."""
 
@@ -79,6 +84,10 @@ class LoopLowering:
         """Loads under conditions that stay inside anyway."""
         rows = not target.is_gpu and schedule.reduce_tile > 1 and schedule.vector_on_reduction
         self.recomputed = find_recomputed(kernel) if rows else None
+        self.fetched = row_arrays(self.region) if rows else {}
+        """Arrays whose next rows are fetched, with an access to each; not a result in which a sum leaves something, for that is there already."""
+        if self.recomputed is not None:
+            self.fetched.pop(self.recomputed.store.operands[0], None)
         walks = (*self.nest.reductions, *self.nest.sweeps)
         self.row_start = row_start(kernel, self.nest.parallel, walks, schedule.vector) if schedule.shifted else None
         self.aligned = aligned_accesses(kernel, walks, self.row_start, schedule.vector) if self.row_start is not None else set()
@@ -99,6 +108,8 @@ class LoopLowering:
         attrs["schedule"] = self.schedule.describe()
         if self.schedule.whole:
             attrs["early"] = True  # such kernels are short: what starts them overlaps the end of the kernel before
+        if self.schedule.resident:
+            attrs["min_blocks"] = self.schedule.resident
         name = self.nest.reduce_extent.name
         if self.schedule.whole and name is not None:
             # The schedule was made for rows that need all registers of a thread.
@@ -480,7 +491,13 @@ class LoopLowering:
             self.ops(inner, op.regions[0].ops, local, [*masks, *edge])
             return []
 
-        b.for_(zero, whole, width, [], lambda inner, k: body(inner, self.index_tile(inner, k, position, tile), False))
+        ahead = b.op("min", count, b.index(FETCHED)) if self.fetched else count
+
+        def step_along(inner: Builder, k: Value) -> list[Value]:
+            self._fetch_ahead(inner, inner.add(k, ahead), env)
+            return body(inner, self.index_tile(inner, k, position, tile), False)
+
+        b.for_(zero, whole, width, [], step_along)
         if self.target.is_gpu:
             b.if_(
                 b.op("lt", whole, count),
@@ -491,6 +508,16 @@ class LoopLowering:
             b.for_(whole, count, b.index(1), [], lambda inner, k: body(inner, k, False))
         self.inside_reduction = was_inside
         return []
+
+    def _fetch_ahead(self, b: Builder, place: Value, env: Mapping[Value, Value]) -> None:
+        """What the next rows read and write, a tile of it: rows follow one another in memory."""
+        for memory, access in self.fetched.items():
+            tensor = memory.type
+            assert isinstance(tensor, Tensor)
+            size = tensor.dtype.itemsize
+            row = [env[v] for v in access.operands[1 : tensor.rank]]
+            for line in range(0, self.schedule.reduce_tile * size, LINE):
+                b.multi("prefetch", env[memory], *row, b.add(place, b.index(line // size)))
 
     def _extreme(self, b: Builder, kind: str, value: Value) -> Value:
         if not shape_of(value):

@@ -26,7 +26,11 @@ from tilewright.ir.layouts import Blocked
 from tilewright.ir.nodes import Attrs, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.types import Tensor, Tile, Vec, dtype_of
 from tilewright.passes.combine import combine
+from tilewright.passes.one_meeting import Meeting, find_meeting
 from tilewright.passes.registers import Cell, Held, Index, Mask, Registers, Shape, ThreadView, shape_of
+
+MANY = 8
+"""Elements of a vector from which on it is worth a branch not to ask each of them whether it is inside."""
 
 
 def lower_tiles(kernel: Kernel, target: Target) -> Kernel:
@@ -42,6 +46,8 @@ class TileLowering(ThreadView):
         self.depth = 0
         self.blocks = self.layout.blocks if isinstance(self.layout, Blocked) else 1
         """Blocks that share a tile."""
+        found = find_meeting(kernel) if self.blocks > 1 else None
+        self.meeting = Meeting(found, self, self.env) if found is not None else None
         self.shifted = any("aligned" in op.attrs for op in walk(kernel.body))
         """Edges cut through vectors that lie at multiples of their size nevertheless."""
 
@@ -56,10 +62,20 @@ class TileLowering(ThreadView):
         self.ops(b, self.kernel.body.ops)
         grid = self.kernel.grid
         if self.blocks > 1:
-            b.multi("cluster_sync")  # nobody leaves while others still read its memory
+            self._leave_cluster(b)
             attrs = MappingProxyType({**attrs, "cluster": self.blocks})
             grid = (grid[0] * self.blocks, *grid[1:])
         return replace(self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)), attrs=attrs, grid=grid)
+
+    def _leave_cluster(self, b: Builder) -> None:
+        """Nobody leaves while others still read its memory. Who has read all it wants says so at once, not only when its results are stored."""
+        reading = [place for place, op in enumerate(b.ops) if any(o.opcode == "load_remote" for o in (op, *(i for r in op.regions for i in walk(r))))]
+        early = bool(reading) and b.ops[reading[-1]].opcode == "load_remote"
+        if early:
+            arrival = Builder(self.kernel.span)
+            arrival.multi("cluster_arrive")
+            b.ops[reading[-1] + 1 : reading[-1] + 1] = arrival.ops
+        b.emit("cluster_sync", [], {"arrived": True} if early else {})
 
     # -- ops ----------------------------------------------------------------------------------------------------
 
@@ -72,6 +88,8 @@ class TileLowering(ThreadView):
         return ()
 
     def _op(self, b: Builder, op: Op) -> None:
+        if self.meeting is not None and self.meeting.lower(b, op):
+            return
         special: dict[str, Callable[[Builder, Op], None]] = {
             "load": self.load, "store": self.store, "reduce_tile": self._reduce_tile, "for": self.for_, "if": self._if,
             "iota": self._iota, "broadcast": self._broadcast, "item": self._item, "alloc": self._alloc,
@@ -92,6 +110,12 @@ class TileLowering(ThreadView):
         if symbolic is not None:
             self.env[op.results[0]] = symbolic
             return
+        if op.opcode == "select" and isinstance(held[0], Mask) and self._may_be_cut(held[0]):
+            self._cut_select(b, op, held[0], held[1:])
+            return
+        if self.meeting is not None and op in self.meeting.found.quotients:
+            assert self.meeting.local is not None
+            held = [held[0], Registers(result.shape, dict.fromkeys(self.cells(result.shape), b.op("broadcast", self.meeting.local, width=self.vector)))]
         operands = [self.registers(b, h, shape_of(v)) for h, v in zip(held, op.operands, strict=True)]
         cells: dict[Cell, Value] = {}
         memo: dict[tuple[Value, ...], Value] = {}
@@ -330,13 +354,31 @@ class TileLowering(ThreadView):
             lanes = [b.logical_and(a, c) for a, c in zip(lanes, more, strict=True)]
         return lanes
 
-    def _whole(self, b: Builder, mask: Mask, lanes: Sequence[Value]) -> Value:
+    def _whole(self, b: Builder, mask: Mask, cell: Cell) -> Value:
         """Whether all elements of a vector are inside; edges need be asked of its ends only."""
+        lanes = self._lanes_inside(b, mask, cell)
         asked = lanes if any(other.shape[self.axis] > 1 for other in mask.others) else (lanes[0], lanes[-1])
         total = asked[0]
         for lane in asked[1:]:
             total = b.logical_and(total, lane)
         return total
+
+    def _may_be_cut(self, mask: Mask) -> bool:
+        """Whether rows begin anywhere, so that their first and last vectors may be cut, and are of many elements."""
+        return self.shifted and self.vector >= MANY and self.is_wide(mask.shape) and not mask.others
+
+    def _cut_select(self, b: Builder, op: Op, mask: Mask, choices: Sequence[Held]) -> None:
+        """Element by element only in the few threads that hold an end of a row."""
+        first, second = (self.registers(b, held, shape_of(v)) for held, v in zip(choices, op.operands[1:], strict=True))
+        cells: dict[Cell, Value] = {}
+        for cell in self.cells(mask.shape):
+            inside, outside = first.cells[cell], second.cells[cell]
+
+            def each(inner: Builder, cell: Cell = cell, inside: Value = inside, outside: Value = outside) -> list[Value]:
+                return [inner.select(inner.op("pack", *self._lanes_inside(inner, mask, cell)), inside, outside)]
+
+            (cells[cell],) = b.if_(self._whole(b, mask, cell), lambda inner, inside=inside: [inside], each)
+        self.env[op.results[0]] = Registers(mask.shape, cells)
 
     def _mask_is_uniform(self, b: Builder, mask: Mask, cell: Cell) -> bool:
         """Whether each vector lies wholly inside or wholly outside."""
@@ -370,10 +412,14 @@ class TileLowering(ThreadView):
                 self.env[op.result] = self._guarded_load(b, memory, [v for v in held if isinstance(v, Value)], 1, mask)
             return
         cells: dict[Cell, Value] = {}
+        cut: list[tuple[Cell, Value, list[tuple[list[Value], int]]]] = []
         for cell in self.cells(result.shape):
             pieces = self.pieces_of(b, memory.type, held, result.shape, cell, aligned)
             if aligned and isinstance(mask, Mask) and len(pieces) < self.vector:
-                cells[cell] = self._cut_load(b, memory, held, pieces, mask, cell)
+                whole = self._whole(b, mask, cell)
+                together = [b.op("load", memory, *indices, whole, width=width, masked=True) for indices, width in pieces]
+                cells[cell] = self.concatenated(b, together)
+                cut.append((cell, whole, pieces))
                 continue
             one_each = mask is not None and len(pieces) < self.vector and not self._whole_vectors(b, mask, cell)
             if one_each and self.is_wide(result.shape):
@@ -386,22 +432,31 @@ class TileLowering(ThreadView):
                 else:
                     parts.append(self._guarded_load(b, memory, indices, width, conditions[position]))
             cells[cell] = self.concatenated(b, parts)
+        for cell, whole, pieces in cut:
+            assert isinstance(mask, Mask)
+            cells[cell] = self._with_singles(b, memory, held, pieces, (mask, cell), (whole, cells[cell]))
         self.env[op.result] = Registers(result.shape, cells)
 
-    def _cut_load(
-        self, b: Builder, memory: Value, held: Sequence[Held], pieces: list[tuple[list[Value], int]], mask: Mask, cell: Cell
-    ) -> Value:
-        """A vector at once where all of it is inside, else its elements one by one; no branches, past which nothing moves."""
-        assert isinstance(memory.type, Tensor)
-        lanes = self._lanes_inside(b, mask, cell)
-        whole = self._whole(b, mask, lanes)
-        cut = b.op("not", whole)
-        together = [b.op("load", memory, *indices, whole, width=width, masked=True) for indices, width in pieces]
-        alone = [
-            b.op("load", memory, *indices, b.logical_and(cut, lane), masked=True)
-            for (indices, _), lane in zip(self.singles(b, memory.type, held, pieces), lanes, strict=True)
-        ]
-        return b.select(b.op("broadcast", whole, width=self.vector), self.concatenated(b, together), b.op("pack", *alone))
+    def _with_singles(
+        self, b: Builder, memory: Value, held: Sequence[Held], pieces: list[tuple[list[Value], int]], where: tuple[Mask, Cell],
+        together: tuple[Value, Value],
+    ) -> Value:  # fmt: skip
+        """A vector loaded at once where all of it is inside, else its elements one by one. That many elements have a branch, behind all the loads
+        of vectors, for nothing moves past it."""
+        whole, vector = together
+        tensor = memory.type
+        assert isinstance(tensor, Tensor)
+
+        def alone(inner: Builder, cut: Value | None = None) -> list[Value]:
+            lanes = self._lanes_inside(inner, *where)
+            lanes = lanes if cut is None else [inner.logical_and(cut, lane) for lane in lanes]
+            singles = self.singles(inner, tensor, held, pieces)
+            loaded = [inner.op("load", memory, *indices, lane, masked=True) for (indices, _), lane in zip(singles, lanes, strict=True)]
+            return [inner.op("pack", *loaded)]
+
+        if self.vector >= MANY:
+            return b.if_(whole, lambda inner: [vector], alone)[0]
+        return b.select(b.op("broadcast", whole, width=self.vector), vector, alone(b, b.op("not", whole))[0])
 
     def _whole_vectors(self, b: Builder, mask: Held, cell: Cell) -> bool:
         if isinstance(mask, Value):
@@ -511,9 +566,9 @@ class TileLowering(ThreadView):
         assert isinstance(tensor, Tensor)
         pieces = self.pieces_of(b, tensor, held, shape, cell, aligned)
         if aligned and isinstance(mask, Mask) and len(pieces) < self.vector:
-            lanes = self._lanes_inside(b, mask, cell)
 
             def alone(inner: Builder) -> list[Value]:
+                lanes = self._lanes_inside(inner, mask, cell)
                 self._store_pieces(inner, memory, self.singles(inner, tensor, held, pieces), value, lanes)
                 return []
 
@@ -521,7 +576,7 @@ class TileLowering(ThreadView):
                 self._store_pieces(inner, memory, pieces, value, None)
                 return []
 
-            b.if_(self._whole(b, mask, lanes), together, alone)
+            b.if_(self._whole(b, mask, cell), together, alone)
             return
         if mask is not None and len(pieces) < self.vector and self.is_wide(shape) and not self._whole_vectors(b, mask, cell):
             pieces = self.singles(b, tensor, held, pieces)
@@ -651,39 +706,66 @@ class TileLowering(ThreadView):
             b.multi("barrier")
         return results
 
-    def _across_blocks(
-        self, b: Builder, kind: str, partial: dict[Cell, tuple[Value, ...]], axis: int
-    ) -> dict[Cell, tuple[Value, ...]]:
-        """One row for the whole cluster: each warp writes what it has; after a barrier of the cluster a lane for each warp, be it in this
-        block or another, fetches that, and lanes combine as ever."""
-        ((cell, values),) = partial.items()
+    def own_part(self, b: Builder, op: Op) -> tuple[Cell, Value]:
+        """What this thread's own elements of a row come to, and the cell it is in."""
+        kind = str(op.attrs["kind"])
+        shape = shape_of(op.operands[0])
+        source = self.registers(b, self.env[op.operands[0]], shape)
+        total: tuple[Value, ...] | None = None
+        for cell in self.cells(shape):
+            values = (source.cells[cell],)
+            total = values if total is None else combine(b, kind, total, values)
+        assert total is not None
+        return self.collapsed(self.cells(shape)[0], shape_of(op.results[0])), self._across_vector(b, kind, total)[0]
+
+    def across_lanes(self, b: Builder, kind: str, value: Value) -> Value:
+        return self._across_lanes(b, kind, (value,), len(self.layout.lanes) - 1)[0]
+
+    def exchanged_pairs(self, b: Builder, values: Sequence[Value]) -> list[tuple[Value, ...]]:
+        """What the warps of the cluster have, a lane for each; several where there are more warps than lanes."""
+        axis = len(self.layout.lanes) - 1
         total = self.layout.warps[axis]
         own = total // self.blocks
         arrays = [b.op("alloc", dtype=dtype_of(v.type), shape=(own,), space="shared") for v in values]
-        writer = b.op("eq", self.lane_digits[axis], b.index(0))
 
         def write(inner: Builder) -> list[Value]:
             for array, value in zip(arrays, values, strict=True):
                 inner.multi("store", array, self.own_warp, value)
             return []
 
-        b.if_(writer, write, lambda inner: [])
+        b.if_(b.op("eq", self.lane_digits[axis], b.index(0)), write, lambda inner: [])
         b.multi("cluster_sync")
         lane = self.lane_digits[axis]
-        found: tuple[Value, ...] | None = None
+        found: list[tuple[Value, ...]] = []
         for first in range(0, total, self.target.warp_size):
             warp = b.add(lane, b.index(first)) if total >= self.target.warp_size else b.op("and", lane, b.index(total - 1))
             rank = b.op("shr", warp, b.index(own.bit_length() - 1))
             place = b.op("and", warp, b.index(own - 1))
-            there = tuple(b.op("load_remote", array, place, rank) for array in arrays)
-            found = there if found is None else combine(b, kind, found, there)
-        assert found is not None
+            found.append(tuple(b.op("load_remote", array, place, rank) for array in arrays))
+        return found
+
+    def across_warps_read(self, b: Builder, kind: str, value: Value) -> Value:
+        """Lanes that hold what a warp each has, combined."""
         distance = 1
-        while distance < min(total, self.target.warp_size):
-            others = tuple(b.op("shuffle", v, b.const(distance, i32), mode="xor") for v in found)
-            found = combine(b, kind, found, others)
+        while distance < min(self.layout.warps[-1], self.target.warp_size):
+            (value,) = combine(b, kind, (value,), (b.op("shuffle", value, b.const(distance, i32), mode="xor"),))
             distance *= 2
-        return {cell: found}
+        return value
+
+    def _across_blocks(
+        self, b: Builder, kind: str, partial: dict[Cell, tuple[Value, ...]], axis: int
+    ) -> dict[Cell, tuple[Value, ...]]:
+        """One row for the whole cluster: each warp writes what it has; after a barrier of the cluster a lane for each warp, be it in this
+        block or another, fetches that, and lanes combine as ever."""
+        ((cell, values),) = partial.items()
+        first, *others = self.exchanged_pairs(b, values)
+        for more in others:
+            first = combine(b, kind, first, more)
+        distance = 1
+        while distance < min(self.layout.warps[axis], self.target.warp_size):
+            first = combine(b, kind, first, tuple(b.op("shuffle", v, b.const(distance, i32), mode="xor") for v in first))
+            distance *= 2
+        return {cell: first}
 
     # -- control flow -------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@
 n is rounded by adding 1.5 * 2^(mantissa bits): the sum's low bits are n as an integer, ready to be shifted into an exponent.
 2^f is a polynomial, or the hardware's `exp2_approx` where the bound has room for it. The polynomial gives 2^(f+1) and is scaled by 2^(n-1), which exists for
 every n that does not overflow; results that may be denormal are scaled through 2^(n-1+lift) and brought down by one rounded
-multiplication. e^x goes through x * log2(e) with log2(e) in two parts. All polynomials are interpolants at Chebyshev nodes,
+multiplication; a CPU with `ldexp` needs neither, and gives the same bits. e^x goes through x * log2(e) with log2(e) in two parts. All polynomials are interpolants at Chebyshev nodes,
 computed with 60 digits; the errors given are of the exact polynomial, before rounding.
 """
 
@@ -111,6 +111,8 @@ def _power(t: Terms, form: _Format, shifted: Value, offset: int | Value) -> Valu
 def scaled_power(t: Terms, shifted: Value, f: Value, small: Value, rough: bool = True) -> Value:
     """2^(n+f) from n + magic and f; `small` tells where the result may be denormal (and is not above 1)."""
     form = _format(f)
+    if t.scales:
+        return t.op("ldexp", t.polynomial(f, form.exp2), t.sub(shifted, form.magic))
     integer = dtype_of(t.bits(shifted).type)
     low, high = ((form.bias - 1 + lift) << form.dtype.mantissa for lift in (form.lift, 0))
     scale = _power(t, form, shifted, t.select(small, low, high, integer))
@@ -123,7 +125,7 @@ def split_e(t: Terms, y: Value) -> tuple[Value, Value]:
     form = _format(y)
     high, low = form.log2_e
     shifted = t.fma(y, high, form.magic)
-    minus_n = t.sub(form.magic, shifted)
+    minus_n = t.neg(t.sub(shifted, form.magic)) if t.scales else t.sub(form.magic, shifted)
     return shifted, t.fma(y, low, t.fma(y, high, minus_n))
 
 

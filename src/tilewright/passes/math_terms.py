@@ -20,12 +20,13 @@ Term = Value | float | int
 
 
 class Terms:
-    """Builds the ops of one expansion. `hardware` says that the target has `exp2_approx`."""
+    """Builds the ops of one expansion. `hardware` says that the target has `exp2_approx`, `scales` that it has `ldexp`."""
 
-    def __init__(self, builder: Builder, like: Value, hardware: bool = False) -> None:
+    def __init__(self, builder: Builder, like: Value, hardware: bool = False, scales: bool = False) -> None:
         self.builder = builder
         self.like = like
         self.hardware = hardware
+        self.scales = scales
         self._numbers: dict[tuple[str, str], Value] = {}
 
     @property

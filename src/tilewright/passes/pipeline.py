@@ -2,10 +2,10 @@
 
     program fuse                                                   kernels joined, arrays between them gone
     loop    simplify · unblock · hoist · uncarry · empty_rows · collapse · stabilise · contract · narrow      what to compute, merged and shared
-    program clip_windows · pad_windows · turn_images · repack · widen_operands · split_reductions · stream_sums · add_counters      kernels added before or after
+    program clip_windows · pad_windows · turn_images · repack · widen_operands · split_reductions · stream_sums · add_counters · one_pass_spread      kernels added before or after
     loop    choose (schedule) · lower_loops                        -> tile
     tile    simplify · assign_layouts · lower_tiles                -> thread (window_sums and lower_windows where windows overlap)
-    thread  simplify · expand_math · expand_casts · simplify
+    thread  simplify · narrow_extremes · expand_math · expand_casts · divide_alike · simplify
 
 Contractions are planned before programs are cut (`plan_contractions`) and have lowerings of their own: lower_contraction, then lower_wgmma or
 lower_mma; on a CPU lower_contraction_cpu or lower_contraction_amx. So have chains of a maximum, sums and products (attention): lower_attention,
@@ -37,6 +37,7 @@ from tilewright.passes.choose_matrix import forced, matrix_schedules
 from tilewright.passes.clip_windows import clip_windows
 from tilewright.passes.collapse import collapse
 from tilewright.passes.contract import contract
+from tilewright.passes.divide_alike import divide_alike
 from tilewright.passes.empty_rows import empty_rows
 from tilewright.passes.expand_casts import expand_casts
 from tilewright.passes.expand_math import expand_math
@@ -58,6 +59,8 @@ from tilewright.passes.lower_wgmma_chain import lower_wgmma_chain
 from tilewright.passes.lower_windows import lower_windows
 from tilewright.passes.matrix_hints import preferred
 from tilewright.passes.narrow import narrow
+from tilewright.passes.narrow_extremes import narrow_extremes
+from tilewright.passes.one_pass_spread import one_pass_spread
 from tilewright.passes.pad_windows import pad_windows
 from tilewright.passes.part_products import part_products
 from tilewright.passes.plans import Plan, Plans
@@ -242,6 +245,7 @@ def lower_planned(
     program, plan = stream_sums(program, plan, target)
     trace.record("stream_sums", time.perf_counter() - start, lambda: print_program(program))
     program, plan = add_counters(program, plan)
+    program = _one_pass(program, plan, target, trace)
     loop = _map_kernels(program, lambda kernel: run_pass("simplify", kernel, simplify, trace))
     schedules = [
         own or window_schedule(call.kernel, target, hints) or choose(call.kernel, target, hints)
@@ -288,12 +292,22 @@ def lower_planned(
         else:
             kernel = run_pass("lower_tiles", kernel, lambda k: lower_tiles(k, target), trace)
         kernel = run_pass("simplify", kernel, simplify, trace)
+        kernel = run_pass("narrow_extremes", kernel, lambda k: narrow_extremes(k, target), trace)
         kernel = run_pass("expand_math", kernel, lambda k: expand_math(k, target), trace)
         kernel = run_pass("expand_casts", kernel, lambda k: expand_casts(k, target), trace)
+        kernel = run_pass("divide_alike", kernel, lambda k: divide_alike(k, target), trace)
         return run_pass("simplify", kernel, simplify, trace)
 
     tile = _map_kernels(loop, to_tile)
     return Stages(loop, tile, _map_kernels(tile, to_thread), tuple(schedules))
+
+
+def _one_pass(program: Program, plan: Plans, target: Target, trace: Trace) -> Program:
+    """Spreads of rows that are in no cache when they are walked again."""
+    own = iter(plan)
+    return _map_kernels(
+        program, lambda k: k if next(own) else run_pass("one_pass_spread", k, lambda k: one_pass_spread(k, target), trace)
+    )
 
 
 def _clip(program: Program, plan: Plans, target: Target, trace: Trace) -> Program:

@@ -17,7 +17,7 @@ from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, dtype_of
-from tilewright.passes.shift_rows import reads_shared, row_start
+from tilewright.passes.shift_rows import read_shared, row_start, walked
 
 
 @record
@@ -53,6 +53,8 @@ class Schedule:
     """GPU: blocks that share a row, meeting in each other's shared memory."""
     shifted: bool = False
     """GPU, with `whole`: a row's tile begins before the row, where vectors lie at multiples of their size (`shift_rows`)."""
+    resident: int = 0
+    """GPU: blocks that are to find room on a multiprocessor at once; 0 leaves it to the assembler how many registers a thread has."""
     turned: int = -1
     turns: int = 1
     """CPU: a block does `turns` neighbours along the parallel index `turned`, one after the other; short rows are not worth a block each."""
@@ -296,16 +298,21 @@ def _gpu_rows(nest: Nest, rank: int, vector: int, hints: Mapping[str, int]) -> S
 
 
 ROW_VALUES = 64
-"""Elements of a row one thread may hold: of a block of 1024, which has fewer registers for each, a quarter."""
+"""Elements of a row one thread may hold, if it holds no others beside them; of several arrays half as many each."""
+ROW_MOST = 80
+"""The same for a row of one array that one block then holds: rather a few more than a larger block."""
 ROW_SHARE = 16
 """Elements of four bytes of a row one thread holds where rows are of ordinary length, twice as many narrower ones: enough loads in flight,
 and enough blocks."""
-ROW_LONG = 8192
-"""Rows longer than this are shared by the blocks of a cluster, of so many threads."""
-ROW_THREADS = 512
+ROW_THREADS = 256
+"""Threads of a block, if they can hold the row; twice as many wait longer for one another."""
 ROW_CLUSTER = 8
+"""Blocks that share a row no block can hold."""
 ROW_VECTOR = 8
 """Where rows begin anywhere and vectors would have fewer bytes than this, they are shifted."""
+ROW_RESIDENT = 3
+"""Blocks that find room at once where rows of a cluster begin anywhere and vectors are of many elements, or the ends of rows take too many registers.
+Where long rows are scaled by another array, two do: the assembler would spill a few registers for a third."""
 
 
 def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Schedule | None:
@@ -318,25 +325,47 @@ def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Sc
     vector = max(1, min(8, target.vector_bytes // nest.narrowest))
     while vector > 1 and not nest.reduce_extent.divisible_by(vector, kernel.facts):
         vector //= 2
-    tiles, cluster = [1] * len(nest.extents), 1
-    whole = _power_of_two(length)
-    if length > ROW_LONG and "cluster" in target.features and tiles:
-        threads = ROW_THREADS
-        cluster = max(2, min(ROW_CLUSTER, whole // (2 * ROW_SHARE * threads)))
-    else:
-        share = max(vector, ROW_SHARE * (1 if nest.narrowest >= 4 else 2))
-        threads = max(32, min(1024, whole // share), min(128, whole // max(vector, ROW_SHARE)))
+    tiles = [1] * len(nest.extents)
+    threads, cluster = _row_threads(kernel, nest, target, length, vector)
     if tiles and threads < 128:
         tiles[-1] = 128 // threads
     steps = -(-length // (threads * vector * cluster))
-    if steps * vector > (ROW_VALUES if threads < 1024 else ROW_VALUES // 4):
+    if steps * vector > _most_values(kernel, nest, threads, cluster):
         return None
+    scaled = steps * vector > ROW_VALUES // 2 and cluster == 1 and len(read_shared(kernel, (*nest.reductions, *nest.sweeps))) == 1
     found = Schedule(
         tuple(tiles), steps * vector * threads * cluster, vector, vector_on_reduction=True, threads=threads * (tiles[-1] if tiles else 1),
-        whole=True, cluster=cluster,
+        whole=True, cluster=cluster, resident=max(1, 2 * ROW_THREADS // threads) if scaled else 0,
     )  # fmt: skip
     narrow, known = vector * nest.narrowest < ROW_VECTOR, nest.reduce_extent.name or nest.reduce_extent.constant is not None
     return (_shifted(kernel, nest, found, length) if narrow and known and all(t == 1 for t in tiles) else None) or found
+
+
+def _row_threads(kernel: Kernel, nest: Nest, target: Target, length: int, vector: int) -> tuple[int, int]:
+    """Threads of a block, and blocks, that hold a row: as few as can."""
+    whole = _power_of_two(length)
+    share = max(vector, ROW_SHARE * (1 if nest.narrowest >= 4 else 2))
+    threads = max(32, min(ROW_THREADS, whole // share), min(128, whole // max(vector, ROW_SHARE)))
+    if length <= threads * _most_values(kernel, nest, threads, 1):
+        return threads, 1
+    if length <= 2 * ROW_THREADS * _most_values(kernel, nest, 2 * ROW_THREADS, 1):
+        return 2 * ROW_THREADS, 1
+    if "cluster" not in target.features or not nest.extents:
+        return 1024, 1
+    for threads in (ROW_THREADS, 2 * ROW_THREADS):
+        cluster = max(2, whole // (_most_values(kernel, nest, threads, 2) * threads))
+        if cluster <= ROW_CLUSTER:
+            break
+    return threads, min(ROW_CLUSTER, cluster)
+
+
+def _most_values(kernel: Kernel, nest: Nest, threads: int, cluster: int) -> int:
+    """Elements of a row that one thread of such blocks may hold."""
+    if threads == 1024:
+        return ROW_VALUES // 4
+    if len(walked(kernel, (*nest.reductions, *nest.sweeps))) > 1:
+        return ROW_VALUES // 2
+    return ROW_MOST if threads <= ROW_THREADS and cluster == 1 else ROW_VALUES
 
 
 def _shifted(kernel: Kernel, nest: Nest, plain: Schedule, length: int) -> Schedule | None:
@@ -344,19 +373,21 @@ def _shifted(kernel: Kernel, nest: Nest, plain: Schedule, length: int) -> Schedu
     fewer registers empty, or where single elements are read beside them, which lie the further apart the wider vectors are. None
     where arrays begin differently, or the last full step would not be surely full."""
     walks = (*nest.reductions, *nest.sweeps)
-    shared = reads_shared(kernel, walks)
+    shared = bool(read_shared(kernel, walks))
     best: Schedule | None = None
     for size in (2 * ROW_VECTOR, ROW_VECTOR):
         vector = min(8, size // nest.narrowest)
         step = vector * plain.threads * plain.cluster
         steps = -(-(length + vector - 1) // step)
-        most = ROW_VALUES if plain.threads < 1024 else ROW_VALUES // 4
+        most = _most_values(kernel, nest, plain.threads, plain.cluster)
         if vector < 2 or steps * vector > most or length < (steps - 1) * step:
             continue
         if row_start(kernel, nest.parallel, walks, vector) is None:
             continue
         if best is None or shared or 10 * steps * step < 9 * best.reduce_tile:
-            best = replace(plain, reduce_tile=steps * step, vector=vector, shifted=True)
+            crowded = plain.cluster > 1 and plain.threads == ROW_THREADS and vector == 8 and nest.sweeps
+            resident = ROW_RESIDENT if crowded else plain.resident
+            best = replace(plain, reduce_tile=steps * step, vector=vector, shifted=True, resident=resident)
     return best
 
 

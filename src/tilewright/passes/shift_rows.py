@@ -38,9 +38,14 @@ def row_start(kernel: Kernel, parallel: Op, rows: tuple[Op, ...], vector: int) -
     return start
 
 
-def reads_shared(kernel: Kernel, rows: tuple[Op, ...]) -> bool:
-    """Whether something is read that all rows share."""
-    return any(op.opcode == "load" and form.values == (column,) for op, column, form in _walking(rows, analyse(kernel)))
+def read_shared(kernel: Kernel, rows: tuple[Op, ...]) -> set[Value]:
+    """Arrays that are read along rows and are the same for all of them."""
+    return {op.operands[0] for op, column, form in _walking(rows, analyse(kernel)) if op.opcode == "load" and form.values == (column,)}
+
+
+def walked(kernel: Kernel, rows: tuple[Op, ...]) -> set[Value]:
+    """Arrays that are read along rows and are not the same for all of them."""
+    return {op.operands[0] for op, column, form in _walking(rows, analyse(kernel)) if op.opcode == "load" and form.values != (column,)}
 
 
 def aligned_accesses(kernel: Kernel, rows: tuple[Op, ...], start: Affine, vector: int) -> set[int]:

@@ -124,6 +124,8 @@ def cluster() -> Kernel:
 
     when(b, b.op("eq", thread, zero), start)
     b.multi("cluster_sync")
+    b.multi("cluster_arrive")
+    b.emit("cluster_sync", [], {"arrived": True})
     b.multi("release_next")
     b.multi("wait_previous")
 

@@ -126,6 +126,7 @@ def thread_kernel(target: Target) -> Kernel:
     packed = b.op("pack", b.op("extract", low, lane=0), b.op("extract", high, lane=1))
     doubled = b.add(packed, b.op("broadcast", total, width=2))
     total = b.add(b.op("extract", doubled, lane=0), b.op("extract", doubled, lane=1))
+    total = b.select(b.op("every", b.op("lt", packed, doubled)), total, b.op("neg", total))
 
     def more(inner: Builder, k: Value, value: Value) -> list[Value]:
         return [inner.op("lt", k, inner.index(3)), k, value]

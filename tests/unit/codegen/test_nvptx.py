@@ -59,8 +59,9 @@ def test_every_op_is_covered() -> None:
         for kernel in map_kernels(dtype, True):
             seen |= {op.opcode for op in walk(kernel.body)}
     # Some ops exist on a CPU alone; `test_cpu.py` compiles these kernels.
-    for call in module(map_kernels(f32, True), parse_target("x86-64-avx2")).calls:
-        seen |= {op.opcode for op in walk(call.kernel.body)}
+    for name in ("x86-64-avx2", "x86-64-avx512"):
+        for call in module(map_kernels(f32, True), parse_target(name)).calls:
+            seen |= {op.opcode for op in walk(call.kernel.body)}
     for kernel in matrix_kernels():
         seen |= {op.opcode for op in walk(kernel.body)}
     missing = {d.name for d in OPS.values() if "thread" in d.stages} - seen - UNREACHABLE - {"for", "if", "yield", "size", "const"}

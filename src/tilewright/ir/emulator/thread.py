@@ -143,8 +143,9 @@ class ThreadMachine(Machine):
         self.simple |= {
             "thread_id": self._thread_id, "alloc": self._alloc, "shuffle": self._shuffle, "vote": self._vote,
             "warp_sync": self._nothing, "fence": self._nothing, "extract": self._extract, "pack": self._pack, "split": self._split,
+            "every": self._every,
             "elect": self._elect, "cluster_rank": self._cluster_rank, "load_remote": self._load_remote, "to_bits": self._to_bits, "from_bits": self._from_bits,
-            "prefetch_map": self._nothing, "prefetch": self._nothing, "fence_init": self._nothing, "wait_previous": self._nothing,
+            "prefetch_map": self._nothing, "cluster_arrive": self._nothing, "prefetch": self._nothing, "fence_init": self._nothing, "wait_previous": self._nothing,
             "release_next": self._nothing, "set_registers": self._nothing,
         }  # fmt: skip
         self.control["barrier"] = self._barrier
@@ -428,6 +429,9 @@ class ThreadMachine(Machine):
         value = frame.get(op.operands[0])
         half = value.shape[1] // 2
         return (value[:, 0], value[:, 1]) if half == 1 else (value[:, :half], value[:, half:])
+
+    def _every(self, op: Op, frame: Frame) -> Results:
+        return (np.asarray(frame.get(op.operands[0]).all(axis=1)),)
 
     def _extract(self, op: Op, frame: Frame) -> Results:
         lane = op.attrs["lane"]

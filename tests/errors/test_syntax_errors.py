@@ -176,7 +176,7 @@ def test_python_reports_everything_at_once() -> None:
         ("class A:\n    pass", "5:5", "class", "use plain variables"),
         ("def g(): pass", "5:5", "a nested function", "write its body where it is called"),
         ("a = f'{x}'", "5:9", "an f-string", "kernels have no text: return the value and format it outside"),
-        ("a = f(*x)", "5:11", "'*' in an expression", "write every item"),
+        ("a = h(*x)", "5:11", "'*' in an expression", "write every item"),
         ("a = f(**x)", "5:13", "'**' in a call", "write every argument"),
         ("*a, b = x", "5:5", "a starred target", "name every variable"),
         ("a = (b := 3)", "5:10", "':='", "assign on a line of its own"),

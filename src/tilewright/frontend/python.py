@@ -18,12 +18,15 @@ import inspect
 import linecache
 import types
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from tilewright.base.errors import Diagnostics, UserError
 from tilewright.base.source import Source, Span
 from tilewright.frontend.python_expressions import ExpressionReader, Place
-from tilewright.frontend.python_names import PACKAGE, Environment, Opaque, Word, is_package
+from tilewright.frontend.python_names import PACKAGE, Called, Environment, Opaque, Word, is_package
+from tilewright.frontend.python_nesting import reading
 from tilewright.tree import syntax
+from tilewright.tree.inline import inline
 from tilewright.tree.syntax import Expr, Stmt
 
 _HELP: dict[type[ast.stmt], tuple[str, str]] = {
@@ -73,7 +76,8 @@ def parse_function(function: Callable[..., object]) -> syntax.Function:
         span = Span(place.source, first_line, 1, first_line, 1)
         raise UserError.at("TW005", f"'{name}' is not a kernel: only a 'def' can be one", span, "write it as a function with 'def'")
     sink = Diagnostics()
-    tree = _FunctionReader(place, Environment.of_function(function), sink).read(definition)
+    with reading(function, name):
+        tree = _FunctionReader(place, Environment.of_function(function), sink).read(definition)
     sink.raise_if_errors()
     return tree
 
@@ -110,9 +114,17 @@ def parse_python_file(text: str, path: str) -> list[syntax.Function]:
     module = _parse(text, place)
     environment = Environment.of_file(module)
     sink = Diagnostics()
+
+    def read(node: ast.FunctionDef | ast.AsyncFunctionDef) -> syntax.Function:
+        with reading(node, node.name):
+            return _FunctionReader(place, environment, sink).read(node)
+
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef) and any(_is_kernel(d, environment) for d in node.decorator_list):
+            environment.define(node.name, Called(node.name, node, partial(read, node)))
     with sink.collecting():
         functions = [
-            _FunctionReader(place, environment, sink).read(node)
+            read(node)
             for node in ast.walk(module)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(_is_kernel(d, environment) for d in node.decorator_list)
         ]
@@ -176,7 +188,7 @@ class _FunctionReader:
         self._visible = [{p.name for p in params}]
         body = self._block(definition.body, own_scope=False)
         result = None if definition.returns is None else self._expressions.annotation(definition.returns)
-        return syntax.Function(definition.name, params, result, body, "kernel", span=self._span(definition))
+        return inline(syntax.Function(definition.name, params, result, body, "kernel", span=self._span(definition)), self._sink)
 
     def _span(self, node: ast.stmt | ast.expr | ast.arg) -> Span:
         return self._place.span(node)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FunctionType
 
-from tilewright.base.errors import Diagnostics
+from tilewright.base.errors import Diagnostics, UserError
 from tilewright.base.source import Source, Span
-from tilewright.frontend.python_names import Constant, Environment, Meaning, Opaque, Word, classify, is_package, member
+from tilewright.frontend.python_names import Called, Constant, Environment, Meaning, Opaque, Word, classify, is_package, member
+from tilewright.frontend.python_nesting import reading
 from tilewright.tree import syntax
 from tilewright.tree.syntax import Argument, Expr
 
@@ -127,17 +129,33 @@ class ExpressionReader:
             return syntax.Name(meaning.name, span=span)
         if isinstance(meaning, Constant):
             return self._literal(meaning.value, node)
+        if isinstance(meaning, Called):
+            return self._callee(meaning, node)
         if isinstance(meaning, Opaque):
             if is_package(meaning.value):
                 return self._unsupported(node, "the module itself", "name one of its members")
             kind = type(meaning.value).__name__ if meaning.value is not None else "object"
             shown = ast.unparse(node)
             if callable(meaning.value):
+                own = "mark it with @tw.kernel: kernels can call kernels" if isinstance(meaning.value, FunctionType) else ""
                 return self._unsupported(
-                    node, f"the Python function '{shown}'", "use a function of tilewright, or write its body where it is called"
+                    node, f"the Python function '{shown}'", own or "use a function of tilewright, or write its body where it is called"
                 )
             return self._unsupported(node, f"'{shown}' (a captured {kind})", "pass it as a parameter")
         return None
+
+    def _callee(self, meaning: Called, node: ast.expr) -> Expr:
+        span = self._place.span(node)
+        with reading(meaning.key, meaning.name) as around:
+            if around:
+                chain = " calls ".join(f"'{name}'" for name in (*around, meaning.name))
+                self._sink.error("TW005", f"{chain}: a kernel cannot call itself", span, "use a loop")
+                return syntax.Number(0, span=span)
+            try:
+                return syntax.Callee(meaning.read(), span=span)
+            except UserError as error:
+                self._sink.items += [d for d in error.diagnostics if d not in self._sink.items]
+                return syntax.Number(0, span=span)
 
     def _literal(self, value: bool | int | float | str, node: ast.expr) -> Expr:
         span = self._place.span(node)

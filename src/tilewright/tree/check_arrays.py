@@ -17,7 +17,7 @@ from tilewright.tree import syntax
 from tilewright.tree.bounds import clamped, interval
 from tilewright.tree.check_expr import CREATORS, ExprChecker
 from tilewright.tree.check_state import Alias, Key, OutputState, State
-from tilewright.tree.infer import TypePair, join, size_of
+from tilewright.tree.infer import Skip, TypePair, join, size_of
 from tilewright.tree.typed import (
     ArgSpec,
     ArrayArg,
@@ -110,6 +110,30 @@ class ArrayChecker(ExprChecker):
                     self.scope.names.setdefault(extent.id, Alias(size, (id(extent), extent.id)))
             elif isinstance(extent, syntax.Number) and isinstance(extent.value, int):
                 equations.defined.setdefault((name, Size.of(extent.value)), extent.span)
+
+    def expected(self, name: str, value: Expr, stmt: syntax.Expect) -> None:
+        """An argument of a kernel called here is what the parameter's annotation says; its size names mean extents of it."""
+        node, span = stmt.type, stmt.span
+        if isinstance(node, syntax.Name):
+            if node.id.lower() in ("array", "tensor") and not value.shape:
+                raise self.fail("TW009", f"{name} must be an array, got a number ({value.dtype})", span)
+            if dtypes.is_name(node.id) and value.shape:
+                raise self.fail("TW009", f"{name} must be a number ({node.id}), got an array of rank {len(value.shape)}", span)
+            return
+        assert isinstance(node, syntax.Index)
+        if isinstance(node.value, syntax.Name) and dtypes.is_name(node.value.id):
+            dtype = dtypes.by_name(node.value.id)
+            if dtype is not value.dtype:
+                raise self.fail("TW009", f"{name} must be {dtype}, got {value.dtype}", span)
+        if len(node.indices) != len(value.shape):
+            raise self.fail("TW003", f"{name} must have rank {len(node.indices)}, got {len(value.shape)}", span)
+        for extent, found in zip(node.indices, value.shape, strict=True):
+            known = self.scope.find(extent.id) if isinstance(extent, syntax.Name) else Alias(self.expr(extent), (0, ""))
+            size = size_of(known.value) if isinstance(known, Alias) else None
+            if size is not None:
+                self.make_equal(size, found, span)
+            elif isinstance(extent, syntax.Name):
+                self.scope.names[extent.id] = Alias(SizeValue(found, span=extent.span), (id(extent), extent.id))
 
     # -- arrays -----------------------------------------------------------------------------------------------------
 
@@ -206,6 +230,9 @@ class ArrayChecker(ExprChecker):
         return Whole(array, span=value.span)
 
     def on_read(self, array: ArrayInfo, span: Span) -> None:
+        if array.name not in self.written and self.sink.errors:
+            # The store that is missing may be the one that was wrong.
+            raise Skip
         if array.name not in self.written:
             raise self.fail("TW017", f"'{array.name}' is read before anything is written to it", span, "store to it first, or make it with zeros")
 

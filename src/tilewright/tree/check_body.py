@@ -126,6 +126,8 @@ class BodyChecker(TileChecker):
                 self.yielded(stmt)
             elif isinstance(stmt, syntax.Return):
                 self.returned(stmt, last)
+            elif isinstance(stmt, syntax.Expect):
+                self.expected(stmt.name, self.expr(stmt.value), stmt)
             elif isinstance(stmt, syntax.ExprStmt):
                 self.bare(stmt)
             else:

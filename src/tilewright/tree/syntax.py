@@ -82,6 +82,13 @@ class Call(Node):
 
 
 @record
+class Callee(Node):
+    """The function of a call: another kernel, whose body `inline.py` puts where the call is."""
+
+    function: Function
+
+
+@record
 class Unary(Node):
     """op: `-`, `not`, `~`"""
 
@@ -171,7 +178,7 @@ class KernelAttribute(Node):
 
 Expr = (
     Number | Bool | String | Name | Attribute | Index | Slice | Call | Unary | Binary | IfExpr | Tuple | List | Record
-    | Pipe | ReduceExpr | Await | Compute
+    | Pipe | ReduceExpr | Await | Compute | Callee
 )  # fmt: skip
 
 
@@ -249,6 +256,16 @@ class Return(Node):
 
 
 @record
+class Expect(Node):
+    """What the parameter `name` of a kernel that was put where it is called says of its argument: `type` is the annotation, over names
+    of this body. Sizes it names are declared."""
+
+    name: str
+    value: Expr
+    type: Expr
+
+
+@record
 class ExprStmt(Node):
     value: Expr
 
@@ -289,7 +306,7 @@ class Import(Node):
     alias: str = ""
 
 
-Stmt = Let | Assign | For | While | If | Yield | Return | ExprStmt | Function | Config | Import
+Stmt = Let | Assign | For | While | If | Yield | Return | Expect | ExprStmt | Function | Config | Import
 
 
 @record

@@ -25,6 +25,7 @@ from tilewright.base.source import Source, Span
 from tilewright.frontend.python_expressions import ExpressionReader, Place
 from tilewright.frontend.python_names import PACKAGE, Called, Environment, Opaque, Word, is_package
 from tilewright.frontend.python_nesting import reading
+from tilewright.frontend.python_options import decorated
 from tilewright.tree import syntax
 from tilewright.tree.inline import inline
 from tilewright.tree.syntax import Expr, Stmt
@@ -55,8 +56,8 @@ _OPERATORS: dict[type[ast.operator], str] = {
 }  # fmt: skip
 
 
-def parse_function(function: Callable[..., object]) -> syntax.Function:
-    """The tree of a live Python function. Raises `UserError`."""
+def parse_function(function: Callable[..., object], attributes: tuple[syntax.KernelAttribute, ...] = ()) -> syntax.Function:
+    """The tree of a live Python function, with attributes its decorator gave it. Raises `UserError`."""
     function = inspect.unwrap(function)
     name = getattr(function, "__name__", repr(function))
     try:
@@ -77,7 +78,7 @@ def parse_function(function: Callable[..., object]) -> syntax.Function:
         raise UserError.at("TW005", f"'{name}' is not a kernel: only a 'def' can be one", span, "write it as a function with 'def'")
     sink = Diagnostics()
     with reading(function, name):
-        tree = _FunctionReader(place, Environment.of_function(function), sink).read(definition)
+        tree = _FunctionReader(place, Environment.of_function(function), sink, attributes).read(definition)
     sink.raise_if_errors()
     return tree
 
@@ -117,7 +118,7 @@ def parse_python_file(text: str, path: str) -> list[syntax.Function]:
 
     def read(node: ast.FunctionDef | ast.AsyncFunctionDef) -> syntax.Function:
         with reading(node, node.name):
-            return _FunctionReader(place, environment, sink).read(node)
+            return _FunctionReader(place, environment, sink, decorated(node, place, sink)).read(node)
 
     for node in module.body:
         if isinstance(node, ast.FunctionDef) and any(_is_kernel(d, environment) for d in node.decorator_list):
@@ -163,7 +164,10 @@ def _syntax_error(error: SyntaxError, place: Place) -> UserError:
 class _FunctionReader:
     """Reads one function definition. `_visible` mirrors the blocks that are open: which names have a value there."""
 
-    def __init__(self, place: Place, environment: Environment, sink: Diagnostics) -> None:
+    def __init__(
+        self, place: Place, environment: Environment, sink: Diagnostics, attributes: tuple[syntax.KernelAttribute, ...] = ()
+    ) -> None:
+        self._attributes = attributes
         self._place = place
         self._environment = environment
         self._sink = sink
@@ -188,7 +192,8 @@ class _FunctionReader:
         self._visible = [{p.name for p in params}]
         body = self._block(definition.body, own_scope=False)
         result = None if definition.returns is None else self._expressions.annotation(definition.returns)
-        return inline(syntax.Function(definition.name, params, result, body, "kernel", span=self._span(definition)), self._sink)
+        tree = syntax.Function(definition.name, params, result, body, "kernel", self._attributes, span=self._span(definition))
+        return inline(tree, self._sink)
 
     def _span(self, node: ast.stmt | ast.expr | ast.arg) -> Span:
         return self._place.span(node)
@@ -244,6 +249,8 @@ class _FunctionReader:
         if isinstance(node, ast.Pass):
             return []
         if isinstance(node, ast.Expr):
+            if isinstance(node.value, ast.Yield) and node.value.value is not None and self._attributes:
+                return [syntax.Yield(self._expressions.read(node.value.value), span=span)]
             is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
             return [] if is_text else [syntax.ExprStmt(self._expressions.read(node.value), span=span)]
         if isinstance(node, ast.Assign):

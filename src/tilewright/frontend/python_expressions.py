@@ -34,8 +34,8 @@ _HELP: dict[type[ast.expr], tuple[str, str]] = {
     ast.JoinedStr: ("an f-string", "kernels have no text: return the value and format it outside"),
     ast.Starred: ("'*' in an expression", "write every item"),
     ast.NamedExpr: ("':='", "assign on a line of its own"),
-    ast.Yield: ("yield", "write the value into an output array"),
-    ast.YieldFrom: ("yield", "write the value into an output array"),
+    ast.Yield: ("yield", "write the value into an output array, or mark the kernel with @tw.kernel(reduce=\"+\")"),
+    ast.YieldFrom: ("yield from", "yield single values"),
     ast.Await: ("await", "wait for the result outside the kernel"),
 }
 

@@ -14,7 +14,7 @@ from tilewright.base.errors import Diagnostics
 from tilewright.base.sizes import Size, contiguous_strides, maximum
 from tilewright.base.source import Span
 from tilewright.tree import syntax
-from tilewright.tree.bounds import clamped, interval
+from tilewright.tree.bounds import affine, clamped, interval
 from tilewright.tree.check_expr import CREATORS, ExprChecker
 from tilewright.tree.check_state import Alias, Key, OutputState, State
 from tilewright.tree.infer import Skip, TypePair, join, size_of
@@ -48,6 +48,8 @@ class ArrayChecker(ExprChecker):
         self.written: set[str] = set()
         self.out: list[Stmt] = []
         """The statements of the block being checked."""
+        self.implicits: set[str] = set()
+        """Arrays between blocks that were put into one kernel: like ZynML's outputs they are as large as what is written to them."""
         self.reach: dict[str, list[Shape]] = {}
         """ZynML outputs: for each store, one more than the largest index along each axis."""
         for param, arg in zip(function.params, args, strict=True):
@@ -236,14 +238,29 @@ class ArrayChecker(ExprChecker):
         if array.name not in self.written:
             raise self.fail("TW017", f"'{array.name}' is read before anything is written to it", span, "store to it first, or make it with zeros")
 
-    def implicit(self, array: ArrayInfo) -> bool:
+    def implicit(self, array: ArrayInfo, write: bool = True) -> bool:
+        if array.name in self.implicits:
+            return write
         return not self.is_python and array.role == "output"
+
+    def is_place(self, name: str) -> bool:
+        """Whether an array exists by being written to."""
+        return name in self.implicits or (not self.is_python and is_output_name(name))
 
     def implicit_array(self, base: syntax.Expr) -> ArrayInfo | None:
         """ZynML: `out` and `out_name` are outputs, known from earlier walks."""
-        if self.is_python or not isinstance(base, syntax.Name) or not is_output_name(base.id):
+        if not isinstance(base, syntax.Name) or not self.is_place(base.id):
             return None
         return self.arrays.get(base.id)
+
+    def bind_made(self, array: ArrayInfo, axis: int, value: Expr, span: Span) -> None:
+        known = self.state.outputs.get(array.name)
+        if array.name not in self.implicits or known is None or known.shape is None or self.guarded:
+            return
+        linear = affine(value)
+        bare = linear.bare if linear is not None else None
+        if bare is not None and bare.full is not None and self.raw_name(bare.full) is not None:
+            self.make_equal(bare.full, array.shape[axis], span)
 
     def output(self, name: str, rank: int, pair: TypePair, span: Span) -> ArrayInfo:
         """The output of that name, with one more value of type `pair` stored to it."""
@@ -260,8 +277,11 @@ class ArrayChecker(ExprChecker):
         shape = known.shape
         if shape is None or len(shape) != rank:
             shape = tuple(Size.of(f"{name}${axis}") for axis in range(rank))
-        array = row_major(name, joined[0], shape, "output", self.alignment())
+        role = "scratch" if name in self.implicits and name not in self.state.returned else "output"
+        array = row_major(name, joined[0], shape, role, self.alignment())
         self.arrays[name] = array
+        if name in self.implicits:
+            self.scope.outermost().names[name] = array
         return array
 
     # -- outputs of ZynML kernels ------------------------------------------------------------------------------------

@@ -358,8 +358,14 @@ class ExprChecker(Typing, ABC):
         for axis, value in enumerate(values):
             if array.role == "input":
                 self.bind(array, axis, value, span)
+            elif not write:
+                self.bind_made(array, axis, value, span)
             if not self.guarded:
-                self.stay_inside(array, axis, value, span)
+                self.stay_inside(array, axis, value, span, write)
+
+    @abstractmethod
+    def bind_made(self, array: ArrayInfo, axis: int, value: Expr, span: Span) -> None:
+        """What a reading access tells about sizes, where the array is one that blocks pass on."""
 
     def bind(self, array: ArrayInfo, axis: int, value: Expr, span: Span) -> None:
         """What an access tells about the extent of an input's axis."""
@@ -391,7 +397,7 @@ class ExprChecker(Typing, ABC):
             known = full if full is not None and full.constant is None else None
             self.ranges.setdefault(own, {}).setdefault(known, span)
 
-    def stay_inside(self, array: ArrayInfo, axis: int, value: Expr, span: Span) -> None:
+    def stay_inside(self, array: ArrayInfo, axis: int, value: Expr, span: Span, write: bool = False) -> None:
         """Prove that an index stays inside its axis, or leave it to a check at calls."""
         extent = array.shape[axis]
         if isinstance(value, IndexRef) and value.var.full == extent:
@@ -402,7 +408,7 @@ class ExprChecker(Typing, ABC):
         low, high = reach
         spare = extent - high - 1
         text = show_expr(value)
-        if not self.implicit(array):
+        if not self.implicit(array, write):
             if surely_negative(spare):
                 raise self.fail("TW013", f"index {text} of '{array.name}' reaches {_size_text(high)}, but axis {axis} has extent {_size_text(extent)}", span)
             if not surely_nonnegative(spare):
@@ -416,8 +422,8 @@ class ExprChecker(Typing, ABC):
             self.require(ZERO, "le", self.when_reached(low, low), message, span, "TW013")
 
     @abstractmethod
-    def implicit(self, array: ArrayInfo) -> bool:
-        """Whether the array is as large as its accesses make it."""
+    def implicit(self, array: ArrayInfo, write: bool = True) -> bool:
+        """Whether the array is as large as its accesses make it; those it is read with do not count where blocks pass it on."""
 
     def when_reached(self, size: Size, spare: Size) -> Size:
         """The size, or 0 when a loop around has no iterations (unless `spare` is fine then anyway)."""

@@ -114,6 +114,8 @@ class PartChecker(ArrayChecker):
     def learn_axis(self, array: ArrayInfo, axis: int, value: Expr, span: Span) -> None:
         if array.role == "input":
             self.bind(array, axis, value, span)
+        else:
+            self.bind_made(array, axis, value, span)
         if not self.guarded:
             self.stay_inside(array, axis, value, span)
 

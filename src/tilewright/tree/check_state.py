@@ -116,6 +116,9 @@ class Scope:
             scope = scope.parent
         return None
 
+    def outermost(self) -> Scope:
+        return self if self.parent is None else self.parent.outermost()
+
     def visible(self) -> list[str]:
         own = list(self.names)
         return own if self.parent is None else own + [n for n in self.parent.visible() if n not in self.names]
@@ -140,6 +143,8 @@ def assigned_names(function: syntax.Function) -> frozenset[Key]:
                     found.add(key)
             elif isinstance(stmt, syntax.For):
                 visit(stmt.body, stmt.vars)
+            elif isinstance(stmt, syntax.ReduceNest):
+                visit((stmt.loop,))
             elif isinstance(stmt, syntax.While):
                 visit(stmt.body)
             elif isinstance(stmt, syntax.If):

@@ -22,6 +22,7 @@ from tilewright.base import dtypes
 from tilewright.base.errors import Diagnostics
 from tilewright.base.source import Span
 from tilewright.tree import syntax
+from tilewright.tree.metadata import KernelKind, read_attributes
 from tilewright.tree.syntax import Argument, Expr, Function, Node, Stmt
 
 _T = TypeVar("_T")
@@ -63,7 +64,23 @@ def declared(body: tuple[Stmt, ...]) -> dict[str, None]:
             found |= dict.fromkeys(node.vars)
         elif isinstance(node, syntax.Expect):
             found |= dict.fromkeys(_size_names(node.type))
+        elif isinstance(node, syntax.Made):
+            found |= dict.fromkeys(node.names)
+        elif isinstance(node, syntax.ReduceNest):
+            found[node.name] = None
     return found
+
+
+def _returning(callee: Function) -> Function:
+    """A kernel that yields as one that returns: its nest fills an array."""
+    metadata = read_attributes(callee.attributes, Diagnostics())
+    nest = callee.body[-1] if callee.body else None
+    if metadata.kind is not KernelKind.REDUCE or not isinstance(nest, syntax.For):
+        return callee
+    taken = {*declared(callee.body), *(p.name for p in callee.params)}
+    name = next(n for n in ("out", *(f"out{k}" for k in range(len(taken) + 1))) if n not in taken)
+    filled = syntax.ReduceNest(name, metadata.reduction, metadata.axes, nest, span=nest.span)
+    return replace(callee, body=(*callee.body[:-1], filled, syntax.Return(syntax.Name(name, span=nest.span), span=nest.span)))
 
 
 def _size_names(type_: Expr | None) -> list[str]:
@@ -166,18 +183,19 @@ class _Inliner:
 
     def _called(self, callee: Function, args: tuple[Argument, ...], call: Span, before: list[Stmt]) -> Expr:
         given = self._bound(callee, args, call)
-        *body, last = callee.body or (None,)
-        if given is None or not isinstance(last, syntax.Return) or last.value is None:
-            if given is not None:
-                self._sink.error("TW017", f"'{callee.name}' returns nothing", call, "return what it computes, as its last statement")
+        if given is None:
             return syntax.Number(0, span=call)
-        statements = tuple(s for s in body if s is not None)
+        callee = _returning(callee)
+        statements, last = callee.body[:-1], callee.body[-1] if callee.body else None
+        if not isinstance(last, syntax.Return) or last.value is None:
+            self._sink.error("TW017", f"'{callee.name}' returns nothing", call, "return what it computes, as its last statement")
+            return syntax.Number(0, span=call)
         early = next((n for n in nodes(statements) if isinstance(n, syntax.Return)), None)
         if early is not None:
             self._sink.error("TW005", "a kernel returns once, as its last statement", early.span.called_at(call))
             return syntax.Number(0, span=call)
         sizes = [n for p in callee.params for n in _size_names(p.type) if n not in given]
-        own = dict.fromkeys([*declared(statements), *sizes])
+        own = dict.fromkeys([*declared(statements), *sizes, *callee.sizes])
         names: dict[str, Expr] = {name: syntax.Name(self._fresh(name, callee.name)) for name in own if name not in given}
         assigned = {n.target.id for n in nodes(statements) if isinstance(n, syntax.Assign) and isinstance(n.target, syntax.Name)} | set(own)
         for param in callee.params:
@@ -247,9 +265,11 @@ def renamed(item: _T, names: Mapping[str, Expr], call: Span) -> _T:
         values["args"] = renamed(item.args, names, call)
     else:
         values = {name: renamed(value, names, call) if isinstance(value, Node | tuple) else value for name, value in values.items()}
-    for field in ("targets", "vars"):
+    for field in ("targets", "vars", "names"):
         if field in values:
             values[field] = tuple(_new_name(name, names) for name in values[field])
+    if isinstance(item, syntax.ReduceNest):
+        values["name"] = _new_name(item.name, names)
     return type(item)(**values, span=span)  # type: ignore[return-value]
 
 

@@ -266,6 +266,23 @@ class Expect(Node):
 
 
 @record
+class Made(Node):
+    """Arrays that exist by being written to, as `out` does in ZynML, between blocks that were put into one kernel."""
+
+    names: tuple[str, ...]
+
+
+@record
+class ReduceNest(Node):
+    """The loops of a reduce kernel that was put into another: what they yield is combined by `op` along `axes` (None: all) into `name`."""
+
+    name: str
+    op: str
+    axes: tuple[int, ...] | None
+    loop: For
+
+
+@record
 class ExprStmt(Node):
     value: Expr
 
@@ -289,6 +306,8 @@ class Function(Node):
     body: tuple[Stmt, ...]
     kind: str = "kernel"
     attributes: tuple[KernelAttribute, ...] = ()
+    sizes: tuple[str, ...] = ()
+    """ZynML: names of a function to be called in kernels that nothing in it declares: sizes, each call's own."""
 
 
 @record
@@ -306,7 +325,7 @@ class Import(Node):
     alias: str = ""
 
 
-Stmt = Let | Assign | For | While | If | Yield | Return | Expect | ExprStmt | Function | Config | Import
+Stmt = Let | Assign | For | While | If | Yield | Return | Expect | Made | ReduceNest | ExprStmt | Function | Config | Import
 
 
 @record

@@ -13,7 +13,17 @@ from types import FunctionType
 
 from tilewright.base.errors import Diagnostics, UserError
 from tilewright.base.source import Source, Span
-from tilewright.frontend.python_names import Called, Constant, Environment, Meaning, Opaque, Word, classify, is_package, member
+from tilewright.frontend.python_names import (
+    Called,
+    Constant,
+    Environment,
+    Meaning,
+    Opaque,
+    Word,
+    classify,
+    is_package,
+    member,
+)
 from tilewright.frontend.python_nesting import reading
 from tilewright.tree import syntax
 from tilewright.tree.syntax import Argument, Expr
@@ -137,7 +147,7 @@ class ExpressionReader:
             kind = type(meaning.value).__name__ if meaning.value is not None else "object"
             shown = ast.unparse(node)
             if callable(meaning.value):
-                own = "mark it with @tw.kernel: kernels can call kernels" if isinstance(meaning.value, FunctionType) else ""
+                own = "mark it with @tw.kernel: kernels can call kernels" if type(meaning.value) is FunctionType else ""
                 return self._unsupported(
                     node, f"the Python function '{shown}'", own or "use a function of tilewright, or write its body where it is called"
                 )

@@ -14,6 +14,7 @@ import numbers
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
+from typing import Any
 
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType
@@ -128,8 +129,10 @@ def classify(value: object) -> Meaning:
         return Constant(float(value))
     if type(value).__module__ == "numpy" and type(value).__name__ == "bool":
         return Constant(bool(value))
-    if type(value).__module__ == f"{PACKAGE}.api.kernel" and isinstance(python := getattr(value, "python", None), Callable):
-        return Called(python.__name__, python, lambda: getattr(value, "function"))
+    python = getattr(value, "python", None) if type(value).__module__ == f"{PACKAGE}.api.kernel" else None
+    if callable(python):
+        owner: Any = value
+        return Called(python.__name__, python, lambda: owner.function)
     name = _word(value)
     return Opaque(value) if name is None else Word(name)
 

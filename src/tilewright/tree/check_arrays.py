@@ -253,14 +253,29 @@ class ArrayChecker(ExprChecker):
             return None
         return self.arrays.get(base.id)
 
+    def passed_on(self, stmt: syntax.Made) -> None:
+        """A block that writes these arrays begins, or is done: from there on they are arrays like others."""
+        for name in stmt.names:
+            if not stmt.done:
+                self.implicits.add(name)
+            elif name in self.arrays:
+                self.scope.names[name] = self.arrays[name]
+            elif not self.sink.errors:
+                raise self.fail("TW017", f"nothing is written to '{name}'", stmt.span, "write out[…] = …, or yield in a reduce block")
+
     def bind_made(self, array: ArrayInfo, axis: int, value: Expr, span: Span) -> None:
-        known = self.state.outputs.get(array.name)
-        if array.name not in self.implicits or known is None or known.shape is None or self.guarded:
-            return
         linear = affine(value)
         bare = linear.bare if linear is not None else None
-        if bare is not None and bare.full is not None and self.raw_name(bare.full) is not None:
-            self.make_equal(bare.full, array.shape[axis], span)
+        if bare is not None and bare.full is not None:
+            self.bind_size(array, axis, bare.full, span)
+
+    def bind_size(self, array: ArrayInfo, axis: int, size: Size, span: Span) -> None:
+        """ZynML: a loop over `0..size` reads all of an axis of an array that an earlier block made."""
+        known = self.state.outputs.get(array.name)
+        if self.is_python or self.guarded or is_output_name(array.name) or (known is not None and known.shape is None):
+            return
+        if self.raw_name(size) is not None:
+            self.make_equal(size, array.shape[axis], span)
 
     def output(self, name: str, rank: int, pair: TypePair, span: Span) -> ArrayInfo:
         """The output of that name, with one more value of type `pair` stored to it."""
@@ -280,8 +295,6 @@ class ArrayChecker(ExprChecker):
         role = "scratch" if name in self.implicits and name not in self.state.returned else "output"
         array = row_major(name, joined[0], shape, role, self.alignment())
         self.arrays[name] = array
-        if name in self.implicits:
-            self.scope.outermost().names[name] = array
         return array
 
     # -- outputs of ZynML kernels ------------------------------------------------------------------------------------

@@ -7,20 +7,17 @@ ends only the statement it is in.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from tilewright.base import dtypes
-from tilewright.base.dtypes import DType, accumulator, i64
+from tilewright.base.dtypes import DType, accumulator
 from tilewright.base.errors import Diagnostics
-from tilewright.base.sizes import ONE, ZERO, Size, ceildiv
 from tilewright.base.source import Span
 from tilewright.tree import syntax
-from tilewright.tree.bounds import clamped, interval
 from tilewright.tree.check_expr import flatten_index
-from tilewright.tree.check_state import Alias, Key, Poison, Scope, Slot, State, Tile, VariableState
+from tilewright.tree.check_state import Alias, Key, Poison, Slot, State, Tile, VariableState
 from tilewright.tree.check_yields import YieldChecker
-from tilewright.tree.infer import Skip, TypePair, join, size_of, sum_dtype, type_of
+from tilewright.tree.infer import Skip, TypePair, join, type_of
 from tilewright.tree.metadata import KernelKind, KernelMetadata, suggest
 from tilewright.tree.typed import (
     Accumulate,
@@ -34,15 +31,12 @@ from tilewright.tree.typed import (
     Local,
     Loop,
     LoopVar,
-    ReduceLoop,
     ScalarInfo,
     SetVar,
-    SizeValue,
     Stmt,
     Store,
     Variable,
     While,
-    Yield,
     walk_expr,
 )
 
@@ -110,9 +104,8 @@ class BodyChecker(YieldChecker):
             elif isinstance(stmt, syntax.Return):
                 self.returned(stmt, last)
             elif isinstance(stmt, syntax.Made):
-                self.implicits |= set(stmt.names)
+                self.passed_on(stmt)
             elif isinstance(stmt, syntax.ReduceNest):
-                self.implicits.add(stmt.name)
                 self.reduce_loop(stmt.loop, stmt.op, stmt.axes, stmt.name)
             elif isinstance(stmt, syntax.Expect):
                 self.expected(stmt.name, self.expr(stmt.value), stmt)
@@ -300,10 +293,6 @@ class BodyChecker(YieldChecker):
             self.learn_variable(slot.key, type_of(value), name, stmt.span)
         self.out.append(SetVar(var, self.assignable(value, var.dtype, f"'{name}'", stmt.span), span=stmt.span))
         self.changed(var)
-
-    def scalar_only(self, name: str, value: Expr, span: Span) -> None:
-        if value.shape:
-            raise self.fail("TW003", f"{name} is a number, and the value has rank {len(value.shape)}", span, "index the arrays in it")
 
     def accumulate(self, stmt: syntax.Assign, name: str, slot: Slot, kind: str, negative: bool, value: Expr) -> None:
         if value.shape:

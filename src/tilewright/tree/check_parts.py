@@ -226,7 +226,11 @@ class PartChecker(ArrayChecker):
         bare = linear.bare if linear is not None else None
         last = size_of(bare.hi) if bare is not None and bare.first == ZERO else None
         name = self.raw_name(last) if last is not None else None
-        if name is None or bare is None or array.role != "input":
+        if name is None or bare is None:
+            return
+        if array.role != "input":
+            if bare.step == length and last is not None:
+                self.bind_size(array, axis, last, start.span)
             return
         own = f"{array.name}${axis}"
         if bare.step == length and not self.guarded:

@@ -116,9 +116,6 @@ class Scope:
             scope = scope.parent
         return None
 
-    def outermost(self) -> Scope:
-        return self if self.parent is None else self.parent.outermost()
-
     def visible(self) -> list[str]:
         own = list(self.names)
         return own if self.parent is None else own + [n for n in self.parent.visible() if n not in self.names]

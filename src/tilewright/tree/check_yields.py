@@ -147,6 +147,10 @@ class YieldChecker(TileChecker):
         self.written.add(name)
         self.out.append(ReduceLoop(outer_vars, inner_vars, tuple(body), kind, self.target, array, span=stmt.span))
 
+    def scalar_only(self, name: str, value: Expr, span: Span) -> None:
+        if value.shape:
+            raise self.fail("TW003", f"{name} is a number, and the value has rank {len(value.shape)}", span, "index the arrays in it")
+
     def yielded(self, stmt: syntax.Yield) -> None:
         if self.yields is None:
             help = "write @tw.kernel(reduce=…), or store to an output" if self.is_python else "write @kernel reduce(…), or store to out[…]"

@@ -22,7 +22,7 @@ from tilewright.base import dtypes
 from tilewright.base.errors import Diagnostics
 from tilewright.base.source import Span
 from tilewright.tree import syntax
-from tilewright.tree.metadata import KernelKind, read_attributes
+from tilewright.tree.metadata import KernelKind, KernelMetadata, read_attributes
 from tilewright.tree.syntax import Argument, Expr, Function, Node, Stmt
 
 _T = TypeVar("_T")
@@ -66,8 +66,6 @@ def declared(body: tuple[Stmt, ...]) -> dict[str, None]:
             found |= dict.fromkeys(_size_names(node.type))
         elif isinstance(node, syntax.Made):
             found |= dict.fromkeys(node.names)
-        elif isinstance(node, syntax.ReduceNest):
-            found[node.name] = None
     return found
 
 
@@ -79,8 +77,14 @@ def _returning(callee: Function) -> Function:
         return callee
     taken = {*declared(callee.body), *(p.name for p in callee.params)}
     name = next(n for n in ("out", *(f"out{k}" for k in range(len(taken) + 1))) if n not in taken)
+    filled = reduced_into(name, nest, metadata)
+    return replace(callee, body=(*callee.body[:-1], *filled, syntax.Return(syntax.Name(name, span=nest.span), span=nest.span)))
+
+
+def reduced_into(name: str, nest: syntax.For, metadata: KernelMetadata) -> tuple[Stmt, ...]:
+    """The loops of a reduce kernel as statements of another that fill an array."""
     filled = syntax.ReduceNest(name, metadata.reduction, metadata.axes, nest, span=nest.span)
-    return replace(callee, body=(*callee.body[:-1], filled, syntax.Return(syntax.Name(name, span=nest.span), span=nest.span)))
+    return syntax.Made((name,), span=nest.span), filled, syntax.Made((name,), True, span=nest.span)
 
 
 def _size_names(type_: Expr | None) -> list[str]:
@@ -137,7 +141,7 @@ class _Inliner:
         assert isinstance(item, Node)
         values = {f.name: getattr(item, f.name) for f in dataclasses.fields(item) if f.name != "span"}
         changed = {name: self._any(value, before) for name, value in values.items() if isinstance(value, Node | tuple)}
-        return replace(item, **changed)  # type: ignore[type-var]
+        return replace(item, **changed)  # type: ignore[arg-type]
 
     def _any(self, item: object, before: list[Stmt]) -> object:
         if isinstance(item, tuple):
@@ -159,8 +163,9 @@ class _Inliner:
         if isinstance(node, syntax.Binary) and node.op in ("and", "or") and has_calls(node.right):
             left = self._expr(node.left, before)
             known = syntax.Bool(node.op == "or", span=node.span)
-            sides = (node.right, known) if node.op == "and" else (known, node.right)
-            return self._under(left, *sides, node.span, before)
+            if node.op == "and":
+                return self._under(left, node.right, known, node.span, before)
+            return self._under(left, known, node.right, node.span, before)
         return self._parts(node, before)
 
     def _under(self, cond: Expr, then: Expr, otherwise: Expr, span: Span, before: list[Stmt]) -> Expr:
@@ -250,18 +255,18 @@ def _says_something(type_: Expr) -> bool:
     return isinstance(type_, syntax.Index) or (isinstance(type_, syntax.Name) and (type_.id.lower() in ("array", "tensor") or dtypes.is_name(type_.id)))
 
 
-def renamed(item: _T, names: Mapping[str, Expr], call: Span) -> _T:
-    """A node or tuple of a called kernel with other things for its names, and spans that remember the call."""
+def renamed(item: _T, names: Mapping[str, Expr], call: Span | None = None) -> _T:
+    """A node or tuple of a called kernel with other things for its names, and spans that remember the call, if there is one."""
     if isinstance(item, tuple):
         return tuple(renamed(part, names, call) for part in item)  # type: ignore[return-value]
     if not isinstance(item, Node):
         return item
-    span = item.span.called_at(call)
+    span = item.span if call is None else item.span.called_at(call)
     if isinstance(item, syntax.Name) and item.id in names:
         return replace(names[item.id], span=span)  # type: ignore[return-value]
     values = {f.name: getattr(item, f.name) for f in dataclasses.fields(item) if f.name != "span"}
     if isinstance(item, syntax.Call) and isinstance(item.function, syntax.Name):
-        values["function"] = replace(item.function, span=item.function.span.called_at(call))
+        values["function"] = renamed(item.function, {}, call)
         values["args"] = renamed(item.args, names, call)
     else:
         values = {name: renamed(value, names, call) if isinstance(value, Node | tuple) else value for name, value in values.items()}
@@ -270,7 +275,7 @@ def renamed(item: _T, names: Mapping[str, Expr], call: Span) -> _T:
             values[field] = tuple(_new_name(name, names) for name in values[field])
     if isinstance(item, syntax.ReduceNest):
         values["name"] = _new_name(item.name, names)
-    return type(item)(**values, span=span)  # type: ignore[return-value]
+    return type(item)(**values, span=span)  # type: ignore[call-arg]
 
 
 def _new_name(name: str, names: Mapping[str, Expr]) -> str:

@@ -56,7 +56,7 @@ def _statement(node: Stmt) -> list[str]:
     if isinstance(node, syntax.Return):
         return ["return"] if node.value is None else f"return {_expression(node.value)}".split("\n")
     if isinstance(node, syntax.Made):
-        return [f"made {', '.join(node.names)}"]
+        return [f"{'made' if node.done else 'makes'} {', '.join(node.names)}"]
     if isinstance(node, syntax.ReduceNest):
         axes = "" if node.axes is None else f", axis={list(node.axes)}"
         return _braces(f"{node.name} = reduce({_REDUCTIONS.get(node.op, node.op)}{axes})", (node.loop,))

@@ -267,9 +267,11 @@ class Expect(Node):
 
 @record
 class Made(Node):
-    """Arrays that exist by being written to, as `out` does in ZynML, between blocks that were put into one kernel."""
+    """Arrays that exist by being written to, as `out` does in ZynML, between blocks that were put into one kernel: stands before the
+    block that writes them, and, `done`, behind it."""
 
     names: tuple[str, ...]
+    done: bool = False
 
 
 @record

@@ -89,6 +89,14 @@ class _Walker:
         elif isinstance(node, syntax.While):
             self.expression(node.cond, scope)
             self.block(node.body, scope)
+        elif isinstance(node, syntax.ReduceNest):
+            self._for(node.loop, scope)
+        elif isinstance(node, syntax.Made):
+            scope.update(dict.fromkeys(node.names, ""))
+        elif isinstance(node, syntax.Expect):
+            self.expression(node.value, scope)
+            if isinstance(node.type, syntax.Index):
+                scope.update((e.id, "") for e in node.type.indices if isinstance(e, syntax.Name))
         elif isinstance(node, syntax.Yield | syntax.Return | syntax.ExprStmt):
             self.expression(node.value, scope)
 

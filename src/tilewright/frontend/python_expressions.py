@@ -7,9 +7,9 @@ reported to the sink and stands as a zero, so that the rest of the kernel is sti
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import FunctionType
 
 from tilewright.base.errors import Diagnostics, UserError
 from tilewright.base.source import Source, Span
@@ -147,7 +147,7 @@ class ExpressionReader:
             kind = type(meaning.value).__name__ if meaning.value is not None else "object"
             shown = ast.unparse(node)
             if callable(meaning.value):
-                own = "mark it with @tw.kernel: kernels can call kernels" if type(meaning.value) is FunctionType else ""
+                own = "mark it with @tw.kernel: kernels can call kernels" if inspect.isfunction(meaning.value) else ""
                 return self._unsupported(
                     node, f"the Python function '{shown}'", own or "use a function of tilewright, or write its body where it is called"
                 )

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from tilewright.base.dtypes import i64
 from tilewright.base.errors import Diagnostics
 from tilewright.base.sizes import ONE, ZERO, Size, ceildiv
+from tilewright.base.source import Span
 from tilewright.tree import syntax
 from tilewright.tree.bounds import clamped, interval
 from tilewright.tree.check_state import Scope, State

@@ -147,7 +147,7 @@ class ExpressionReader:
             kind = type(meaning.value).__name__ if meaning.value is not None else "object"
             shown = ast.unparse(node)
             if callable(meaning.value):
-                own = "mark it with @tw.kernel: kernels can call kernels" if inspect.isfunction(meaning.value) else ""
+                own = "mark it with @tw.kernel: kernels can call kernels" if _is_plain(meaning.value) else ""
                 return self._unsupported(
                     node, f"the Python function '{shown}'", own or "use a function of tilewright, or write its body where it is called"
                 )
@@ -369,3 +369,7 @@ def _is_none(node: ast.expr) -> bool:
 
 def _last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_plain(value: object) -> bool:
+    return inspect.isfunction(value)

@@ -192,7 +192,6 @@ def test_python_reports_everything_at_once() -> None:
         ("a = n in x", "5:9", "'in' or 'is'", "compare with == or !="),
         ("a = None", "5:9", "'None'", "use a number"),
         ("a: int", "5:5", "'a' without a value", "write 'a: type = value'"),
-        ("a, n = 1, 2", "5:5", "assigning new and old variables together", "assign them one at a time"),
         ("a = range(n)", "5:9", "range() outside a for", "write 'for i in range(...):'"),
         ("a = np.exp(n)", "5:9", "the Python function 'np.exp'", "use a function of tilewright, or write its body where it is called"),
         ("a = np.nothing(n)", "5:9", "'np.nothing'", "use a function of tilewright"),

@@ -17,6 +17,7 @@ import numpy as np
 
 from tilewright.api.devices import default_device, find_device, when_default_changes
 from tilewright.api.execute import Runner, device_of
+from tilewright.api.language import Array
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import UserError
 from tilewright.base.target import Target, parse_target
@@ -50,8 +51,12 @@ class Kernel(Generic[P, R]):
 
     if TYPE_CHECKING:
 
+        @overload
+        def __call__(self, *args: Array | float) -> R: ...
+        @overload
+        def __call__(self, *args: object, **keywords: object) -> object: ...
         def __call__(self, *args: object, **keywords: object) -> object:
-            """Run the kernel: arrays and numbers in, arrays out."""
+            """Run the kernel: arrays and numbers in, arrays out. Inside another kernel: what it computes, as part of that one."""
 
     else:
         __slots__ = ("__call__", "__dict__", "__weakref__")
@@ -68,7 +73,7 @@ class Kernel(Generic[P, R]):
         self.device, self.precision, self.schedule = device, precision, schedule
         self._names = tuple(inspect.signature(function).parameters)
         self._runner: Runner | None = None
-        self.__call__ = self._general  # type: ignore[method-assign]
+        self.__call__ = self._general  # type: ignore[method-assign, assignment]
 
     @property
     def function(self) -> Function:
@@ -129,7 +134,7 @@ class Kernel(Generic[P, R]):
             # From now on calls like this one go straight to the code that just ran.
             entry = self.runner.cpu_entry(self._general)
             if entry is not None:
-                self.__call__ = entry  # type: ignore[method-assign]
+                self.__call__ = entry  # type: ignore[method-assign, assignment]
                 _direct.add(self)
         return result
 
@@ -140,7 +145,7 @@ class Kernel(Generic[P, R]):
     def forget_programs(self) -> None:
         """Choose code anew at the next call, as after tuning."""
         self._runner = Runner(self.function, self.precision, self.schedule)
-        self.__call__ = self._general  # type: ignore[method-assign]
+        self.__call__ = self._general  # type: ignore[method-assign, assignment]
 
     # -- looking inside -----------------------------------------------------------------------------------------
 

@@ -307,10 +307,11 @@ class _FunctionReader:
             for name in names:
                 self._declare(name, target.lineno + self._place.line_offset)
             return [syntax.Let(tuple(names), value, mutable=True, destructure=True, span=span)]
-        if new:
-            self._unsupported(target, "assigning new and old variables together", "assign them one at a time")
-            return []
-        return [syntax.Assign(self._expressions.read(target), value, span=span)]
+        for name in new:
+            self._declare(name, target.lineno + self._place.line_offset)
+        # What new names start with is never seen.
+        start = [syntax.Let((name,), syntax.Number(0, span=span), mutable=True, span=span) for name in dict.fromkeys(new)]
+        return [*start, syntax.Assign(self._expressions.read(target), value, span=span)]
 
     def _annotated(self, node: ast.AnnAssign, span: Span) -> list[Stmt]:
         if not isinstance(node.target, ast.Name):

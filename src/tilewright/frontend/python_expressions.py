@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilewright.base.errors import Diagnostics, UserError
 from tilewright.base.source import Source, Span
@@ -26,6 +26,7 @@ from tilewright.frontend.python_names import (
 )
 from tilewright.frontend.python_nesting import reading
 from tilewright.tree import syntax
+from tilewright.tree.metadata import REDUCTION_NAMES
 from tilewright.tree.syntax import Argument, Expr
 
 REDUCTIONS = {
@@ -267,6 +268,8 @@ class ExpressionReader:
             first = node.args[0]
             if isinstance(first, ast.Constant) and isinstance(first.value, str):
                 return self._float_of_text(first.value, node, span)
+        if word == "reduce":
+            return self._reduce_word(node, span)
         if word in REDUCTIONS and (len(node.args) == 1 or (len(node.args) == 2 and word not in ("min", "max"))):
             axis = self.read(node.args[1]) if len(node.args) == 2 else None
             return self._reduce(word, self.read(node.args[0]), axis, node, span)
@@ -277,6 +280,21 @@ class ExpressionReader:
         if self.meaning(node.func) is None and isinstance(self.meaning(self._owner(node.func)), Opaque):
             return self._unsupported(node.func, f"'{ast.unparse(node.func)}'", "use a function of tilewright")
         return syntax.Call(self.read(node.func), self._arguments(node), span=span)
+
+    def _reduce_word(self, node: ast.Call, span: Span) -> Expr:
+        """`tw.reduce("+", x, axis=k)`: the operation by its name."""
+        operation = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+        usage = 'write tw.reduce("+", x) or tw.reduce("+", x, axis=k)'
+        if not isinstance(operation, str) or operation not in REDUCTION_NAMES:
+            help = f"choose one of {', '.join(REDUCTION_NAMES)}" if isinstance(operation, str) else usage
+            self._sink.error("TW016", f"unknown reduction {ast.unparse(node.args[0]) if node.args else 'of nothing'}", span, help)
+            return syntax.Number(0, span=span)
+        if not 2 <= len(node.args) <= 3:
+            self._sink.error("TW016", f"reduce takes an operation, an array and an axis, got {len(node.args)} argument(s)", span, usage)
+            return syntax.Number(0, span=span)
+        axis = self.read(node.args[2]) if len(node.args) == 3 else None
+        found = self._reduce("reduce", self.read(node.args[1]), axis, node, span)
+        return replace(found, op=REDUCTION_NAMES[operation]) if isinstance(found, syntax.ReduceExpr) else found
 
     @staticmethod
     def _owner(node: ast.expr) -> ast.expr:
@@ -301,7 +319,7 @@ class ExpressionReader:
                 )
             elif not _is_none(keyword.value):
                 axis = self.read(keyword.value)
-        return syntax.ReduceExpr(REDUCTIONS[name], value, axis, span=span)
+        return syntax.ReduceExpr(REDUCTIONS.get(name, ""), value, axis, span=span)
 
     def _method(self, function: ast.Attribute, node: ast.Call, span: Span) -> Expr | None:
         """`x.sum(axis=1)` is `sum(x, axis=1)`, `x.astype(t)` is `cast(x, t)`."""

@@ -135,7 +135,9 @@ class ArrayChecker(ExprChecker):
             if size is not None:
                 self.make_equal(size, found, span)
             elif isinstance(extent, syntax.Name):
-                self.scope.names[extent.id] = Alias(SizeValue(found, span=extent.span), (id(extent), extent.id))
+                value = SizeValue(found, span=extent.span)
+                self.scope.names[extent.id] = Alias(value, (id(extent), extent.id))
+                self.call_sizes([extent.id], [value])
 
     # -- arrays -----------------------------------------------------------------------------------------------------
 

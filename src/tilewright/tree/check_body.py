@@ -52,6 +52,8 @@ class BodyChecker(YieldChecker):
         self.metadata = metadata
         self.results: list[ArrayInfo] = []
         self.body: tuple[Stmt, ...] = ()
+        self.broken: set[Span] = set()
+        """Calls of kernels whose arguments are wrong: nothing is said about what follows from that."""
 
     # -- the walk ---------------------------------------------------------------------------------------------------
 
@@ -89,6 +91,8 @@ class BodyChecker(YieldChecker):
 
     def statement(self, stmt: syntax.Stmt, last: bool = False) -> None:
         try:
+            if self.broken and any(call in self.broken for call in stmt.span.calls()):
+                raise Skip
             if isinstance(stmt, syntax.Let):
                 self.let(stmt)
             elif isinstance(stmt, syntax.Assign):
@@ -114,6 +118,8 @@ class BodyChecker(YieldChecker):
             else:
                 raise self.fail("TW005", f"a {type(stmt).__name__.lower()} cannot be inside a kernel", stmt.span)
         except Skip:
+            if isinstance(stmt, syntax.Expect):
+                self.broken.add(stmt.call)
             if isinstance(stmt, syntax.Let):
                 for name in stmt.targets:
                     if not isinstance(self.scope.find(name), LoopVar):

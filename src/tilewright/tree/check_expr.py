@@ -121,6 +121,8 @@ class ExprChecker(Typing, ABC):
     def make_equal(self, a: Size, b: Size, span: Span) -> None:
         """Two extents of one operation must be the same: so they are, or calls check it."""
         left, right = self.state.solution.raw(a), self.state.solution.raw(b)
+        if a == b:
+            return
         if a.constant is not None and b.constant is not None:
             raise self.fail("TW004", f"extents {a} and {b} do not match", span)
         if left.name is not None and right.name is not None:
@@ -379,8 +381,8 @@ class ExprChecker(Typing, ABC):
         elif name is not None:
             equations.perhaps[name, Size.of(own)] = None
         elif bare is not None and bare.step != ONE:
-            # `x[i]` with i in 0..n step 2: n is the extent unless something else says what it is.
-            last = size_of(bare.hi)
+            # `x[i]` with i in 0..n step 2, or in n-1..-1 step -1: n is the extent unless something else says what it is.
+            last = bare.first + 1 if bare.step.constant == -1 and bare.first is not None else size_of(bare.hi)
             stop = self.raw_name(last) if last is not None else None
             if stop is not None and not self.is_python:
                 equations.perhaps[stop, Size.of(own)] = None

@@ -123,6 +123,7 @@ class PartChecker(ArrayChecker):
         """A slice of an axis: its first element, its extent, and what limits it."""
         start, stop, length = self.edges(array.name, array.shape[axis], node)
         self.bind_section(array, axis, start, length)
+        self.bind_end(array, axis, stop)
         if node.lo is None and length is None:
             self.bind_section(array, axis, self.binary("-", stop, self.literal(1, node.span), node.span), None)  # x[:i+1]
         if self.implicit(array) and length is not None:
@@ -237,6 +238,14 @@ class PartChecker(ArrayChecker):
             self.equal(own, name)
         elif not self.is_python:
             self.state.equations.perhaps[name, Size.of(own)] = None
+
+    def bind_end(self, array: ArrayInfo, axis: int, stop: Expr) -> None:
+        """ZynML: `x[i, a:n]` says that n is the extent, unless something else says what it is."""
+        size = size_of(stop)
+        name = self.raw_name(size) if size is not None else None
+        if name is not None and array.role == "input" and not self.is_python:
+            self.state.equations.perhaps[name, Size.of(f"{array.name}${axis}")] = None
+            self.state.equations.ranges.add(name)
 
     # -- operations -------------------------------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ class YieldChecker(TileChecker):
 
     def loop_var(self, name: str, node: syntax.Range) -> LoopVar:
         lo, hi = self.bound(node.lo), self.bound(node.hi)
-        for expr in walk_expr(hi):
+        for expr in (*walk_expr(lo), *walk_expr(hi)):
             if isinstance(expr, SizeValue):
                 self.state.equations.ranges |= self.state.solution.raw(expr.size).names
         if node.inclusive:

@@ -208,7 +208,7 @@ class _Inliner:
         for param in callee.params:
             if param.type is not None and _says_something(param.type):
                 label = f"{callee.name}'s '{param.name}'"
-                before.append(syntax.Expect(label, names[param.name], renamed(param.type, names, call), span=given[param.name].span))
+                before.append(syntax.Expect(label, names[param.name], renamed(param.type, names, call), call, span=given[param.name].span))
         before.extend(renamed(statements, names, call))
         return renamed(last.value, names, call)
 
@@ -270,6 +270,8 @@ def renamed(item: _T, names: Mapping[str, Expr], call: Span | None = None) -> _T
         values["args"] = renamed(item.args, names, call)
     else:
         values = {name: renamed(value, names, call) if isinstance(value, Node | tuple) else value for name, value in values.items()}
+    if isinstance(item, syntax.Expect):
+        values["call"] = item.call.called_at(call) if call is not None else item.call
     for field in ("targets", "vars", "names"):
         if field in values:
             values[field] = tuple(_new_name(name, names) for name in values[field])

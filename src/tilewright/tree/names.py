@@ -26,7 +26,7 @@ class BodyNames:
     free: dict[str, Span] = field(default_factory=dict)
     """Every one that is read, in order of first use."""
     in_ranges: set[str] = field(default_factory=set)
-    """Those that appear in the bounds of a loop or in the shape of a tile or shared array."""
+    """Those that appear in the bounds of a loop or slice or in the shape of a tile or shared array."""
     axes: list[tuple[str, str, int]] = field(default_factory=list)
     """(size, array, axis): a loop over `0..size` indexes that axis with its bare variable, which makes `size` that axis' extent."""
 
@@ -138,6 +138,11 @@ class _Walker:
                     size = scope.get(index.id, "")
                     if size:
                         self.names.axes.append((size, node.value.id, axis))
+        elif isinstance(node, syntax.Slice):
+            for bound in (node.lo, node.hi):
+                self.expression(bound, scope)
+                if bound is not None:
+                    self._size(bound, scope)
         elif isinstance(node, syntax.Compute):
             for item in node.inputs:
                 self.expression(item, scope)

@@ -263,6 +263,7 @@ class Expect(Node):
     name: str
     value: Expr
     type: Expr
+    call: Span = field(default=NOWHERE, compare=False, repr=False)
 
 
 @record

@@ -232,7 +232,7 @@ def test_kernels_that_call_one_another() -> None:
         def g(x):
             return f(x) + 1
     """
-    with pytest.raises(UserError, match="TW005.*'f' calls 'g' calls 'f': a kernel cannot call itself"):
+    with pytest.raises(UserError, match=r"TW005.*'f' calls 'g' calls 'f': a kernel cannot call itself"):
         kernels(text)
 
 

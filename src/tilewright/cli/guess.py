@@ -87,9 +87,17 @@ def guess(name: str, type_: syntax.Expr | None, root: Node) -> Given:
         if dtypes.is_name(type_.id):
             return Given(dtypes.by_name(type_.id))
     rank = rank_in(name, root)
+    if rank is not None and _is_places(name, root):
+        return Given(i64, (None,) * rank, guessed=True)
     if rank is None and type_ is None:
         return Given(f64, plain="float", guessed=True)
     return Given(f32, (None,) * (1 if rank is None else rank), guessed=True)
+
+
+def _is_places(name: str, root: Node) -> bool:
+    """Whether elements of the array are indices of others: `x[places[i]]`."""
+    indices = [i for node in nodes(root) if isinstance(node, syntax.Index) for i in node.indices]
+    return any(isinstance(i, syntax.Index) and _is(i.value, name) for i in indices)
 
 
 def rank_in(name: str, root: Node) -> int | None:

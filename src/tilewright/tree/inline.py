@@ -210,7 +210,8 @@ class _Inliner:
                 label = f"{callee.name}'s '{param.name}'"
                 before.append(syntax.Expect(label, names[param.name], renamed(param.type, names, call), call, span=given[param.name].span))
         before.extend(renamed(statements, names, call))
-        return renamed(last.value, names, call)
+        result = renamed(last.value, names, call)
+        return replace(result, span=call) if isinstance(result, syntax.Name | syntax.Number | syntax.Bool) else result
 
     def _bound(self, callee: Function, args: tuple[Argument, ...], call: Span) -> dict[str, Expr] | None:
         """Arguments by parameter; None, and a report, where they do not fit."""

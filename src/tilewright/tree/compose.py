@@ -150,7 +150,7 @@ class _Flattener(_Linker):
         return super().any(item)
 
     def compute(self, node: syntax.Compute) -> object:
-        outputs = tuple(self._fresh("made", "block") for _ in range(max(1, len(_written(node.body)))))
+        outputs = tuple(self._fresh(f"{self._function.name}_out", "block") for _ in range(max(1, len(_written(node.body)))))
         self._block(node, outputs)
         made = [syntax.Name(name, span=node.span) for name in outputs]
         return made[0] if len(made) == 1 else syntax.Tuple(tuple(made), span=node.span)

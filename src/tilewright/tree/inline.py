@@ -101,8 +101,9 @@ class _Inliner:
     def _fresh(self, name: str, owner: str) -> str:
         """The name itself where it is free, else one that says whose it is."""
         candidate, number = name, 1
+        own = name if name.startswith(f"{owner}_") else f"{owner}_{name}"
         while candidate in self._taken:
-            candidate = f"{owner}_{name}" if number == 1 else f"{owner}_{name}_{number}"
+            candidate = own if number == 1 and own != name else f"{own}_{number}"
             number += 1
         self._taken.add(candidate)
         return candidate

@@ -57,6 +57,8 @@ class ZynModule:
     def __init__(self, module: syntax.Module, run_compute: RunCompute) -> None:
         self.tree = module
         self._run_compute = run_compute
+        self._checks: dict[frozenset[str], Check] = {}
+        """What was found right for inputs of these names."""
 
     def inputs(self) -> tuple[str, ...]:
         """The names `run` needs, in order of first use."""
@@ -67,8 +69,12 @@ class ZynModule:
 
         A block's own `@device` comes first, then `device`, then the program's `config`, then "auto".
         """
-        check = Check(self.tree, frozenset(inputs))
-        check.report(inputs)
+        given = frozenset(inputs)
+        check = self._checks.get(given)
+        if check is None:
+            check = Check(self.tree, given)
+            check.report(inputs)
+            self._checks[given] = check
         return _Run(check, self._run_compute, device, inputs).run(self.tree)
 
 
@@ -201,10 +207,14 @@ class _Run:
         for name, value in leaves.items():
             if scalars[name] is None and not hasattr(value, "shape"):
                 raise UserError.at("TW009", f"arithmetic with a {type(value).__name__}", node.span, "use numbers and arrays")
-        sink = Diagnostics()
-        function = kernel_of(self._label, tuple(syntax.Param(name, span=node.span) for name in leaves), formula, sink)
-        sink.raise_if_errors()
-        names = body_names(function.body)
+        made = id(node), self._label, tuple(leaves)
+        found = self._check.kernels.get(made)
+        if found is None:
+            sink = Diagnostics()
+            function = kernel_of(self._label, tuple(syntax.Param(name, span=node.span) for name in leaves), formula, sink)
+            sink.raise_if_errors()
+            found = self._check.kernels[made] = function, body_names(function.body)
+        function, names = found
         result = function.body[0]
         if len(function.body) == 1 and isinstance(result, syntax.Assign) and all(n in scalars for n in names.free) and not _has_reduce(result.value):
             known = {n: s for n, s in scalars.items() if s is not None}
@@ -214,12 +224,19 @@ class _Run:
 
     def _launch(self, function: syntax.Function, names: BodyNames, arguments: dict[str, object], device: str) -> object:
         """Run a kernel, with values of the program that its body names as further arguments."""
+        listed = len(arguments)
         params = list(function.params)
         for name, span in names.free.items():
             if name not in arguments and name in self._values and not self._is_size(name, names, arguments, span):
                 arguments[name] = self._values[name]
                 params.append(syntax.Param(name, span=span))
-        return self._run_compute(replace(function, params=tuple(params)), arguments, device)
+        if len(arguments) > listed:
+            made = id(function), function.name, tuple(arguments)
+            known = self._check.captured.get(made)
+            if known is None:
+                known = self._check.captured[made] = function, replace(function, params=tuple(params))
+            function = known[1]
+        return self._run_compute(function, arguments, device)
 
     def _formula(self, node: Expr, leaves: dict[str, object]) -> Expr:
         """`node` over names and literals alone; what is no arithmetic is evaluated and gets a name."""
@@ -280,7 +297,12 @@ class _Run:
             if name not in arguments:
                 arguments[name] = self._evaluate(item)
                 params.append(syntax.Param(name, span=item.span))
-        function = syntax.Function(label, tuple(params), None, body.statements, "compute", node.attributes, span=node.span)
+        made = id(node), label, tuple(arguments)
+        found = self._check.kernels.get(made)
+        if found is None:
+            function = syntax.Function(label, tuple(params), None, body.statements, "compute", node.attributes, span=node.span)
+            found = self._check.kernels[made] = function, body.names
+        function = found[0]
         return self._launch(function, body.names, arguments, self._device_of(node.attributes))
 
     def _is_size(self, name: str, names: BodyNames, arguments: dict[str, object], span: Span) -> bool:

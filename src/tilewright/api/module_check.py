@@ -52,6 +52,10 @@ class Check:
         """By identity of the compute."""
         self.callees: dict[int, Expr] = {}
         """By identity of a call of a function: what is called. Calls of functions that run block by block are not here."""
+        self.kernels: dict[tuple[int, str, tuple[str, ...]], tuple[syntax.Function, BodyNames]] = {}
+        """By identity of an expression or block, the name of its result and those of its arguments: the kernel it is."""
+        self.captured: dict[tuple[int, str, tuple[str, ...]], tuple[syntax.Function, syntax.Function]] = {}
+        """By identity of a kernel: itself, and it with values of the program as further arguments."""
         self._composer = Composer(self.functions, lambda name: name in self.defined or name in self.given, self.sink)
         self._apart: list[str] = []
         """Functions being checked block by block."""

@@ -32,9 +32,9 @@ from tilewright.tree.typed import (
     Stmt,
     Whole,
     row_major,
-    show_expr,
-    walk_expr,
 )
+from tilewright.tree.typed_text import show_expr
+from tilewright.tree.typed_walk import walk_expr
 
 
 class ArrayChecker(ExprChecker):

@@ -37,8 +37,8 @@ from tilewright.tree.typed import (
     Store,
     Variable,
     While,
-    walk_expr,
 )
+from tilewright.tree.typed_walk import walk_expr
 
 _COMBINE = {"+": "add", "*": "mul", "and": "and", "or": "or", "&": "and", "|": "or"}
 

@@ -51,9 +51,9 @@ from tilewright.tree.typed import (
     SizeValue,
     Stmt,
     Whole,
-    show_expr,
-    walk_expr,
 )
+from tilewright.tree.typed_text import show_expr
+from tilewright.tree.typed_walk import walk_expr
 
 _ARITY: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys((*FLOAT_FUNCTIONS, *ROUNDINGS, "abs", "relu", "silu", "softplus", "isnan", "len"), (1, 1)),

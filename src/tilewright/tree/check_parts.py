@@ -56,8 +56,8 @@ from tilewright.tree.typed import (
     View,
     Whole,
     row_major,
-    show_expr,
 )
+from tilewright.tree.typed_text import show_expr
 
 
 @dataclass

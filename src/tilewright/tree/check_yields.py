@@ -28,8 +28,8 @@ from tilewright.tree.typed import (
     Stmt,
     Variable,
     Yield,
-    walk_expr,
 )
+from tilewright.tree.typed_walk import walk_expr
 
 
 class YieldChecker(TileChecker):

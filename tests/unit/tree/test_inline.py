@@ -15,7 +15,7 @@ from tilewright.tree import syntax
 from tilewright.tree.check import check_kernel
 from tilewright.tree.show import show
 from tilewright.tree.typed import ArrayArg
-from tilewright.tree.typed import show as show_typed
+from tilewright.tree.typed_text import show as show_typed
 
 HEAD = "import tilewright as tw\n\n"
 

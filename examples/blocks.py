@@ -122,12 +122,12 @@ class Block(NamedTuple):
     tolerance: float = 1e-5
 
 
-def _normal(random: np.random.Generator, *shape: int) -> Floats:
-    return random.standard_normal(shape, np.float32)
+def _normal(random: np.random.Generator, *shape: int, dtype: Any = np.float32) -> Floats:
+    return random.standard_normal(shape, np.float32).astype(dtype)
 
 
-def _weight(random: np.random.Generator, rows: int, columns: int) -> Floats:
-    return _normal(random, rows, columns) / np.float32(rows**0.5)
+def _weight(random: np.random.Generator, rows: int, columns: int, dtype: Any = np.float32) -> Floats:
+    return (_normal(random, rows, columns) / np.float32(rows**0.5)).astype(dtype)
 
 
 def _sizes(n: int) -> tuple[int, int, int]:
@@ -163,28 +163,32 @@ def _labelled(random: np.random.Generator, n: int) -> dict[str, Any]:
 
 def _grouped(random: np.random.Generator, n: int) -> dict[str, Any]:
     batch, heads, length, depth = (4, 16, 1024, 64) if n > 1 << 24 else (1, 4, 128, 32) if n >= 1 << 16 else (1, 4, 9, 8)
-    q, k, v = (_normal(random, batch, h, length, depth) for h in (heads, heads // 2, heads // 2))
-    return {"q": q, "k": k, "v": v, "bias": _normal(random, length, length), "scale": depth**-0.5}
+    q, k, v = (_normal(random, batch, h, length, depth, dtype=np.float16) for h in (heads, heads // 2, heads // 2))
+    return {"q": q, "k": k, "v": v, "bias": _normal(random, length, length, dtype=np.float16), "scale": depth**-0.5}
 
 
 def _masked(random: np.random.Generator, n: int) -> dict[str, Any]:
     batch, heads, length, depth = (4, 16, 1024, 64) if n > 1 << 24 else (1, 4, 128, 32) if n >= 1 << 16 else (1, 2, 9, 8)
     mask = random.random((length, length)) < 0.7
     mask[:, 0] = True
-    made = {name: _normal(random, batch, heads, length, depth) for name in "QKV"}
+    made = {name: _normal(random, batch, heads, length, depth, dtype=np.float16) for name in "QKV"}
     return {**made, "mask": mask}
 
 
 def _transformer(random: np.random.Generator, n: int) -> dict[str, Any]:
     batch, length, heads, depth, inner = (8, 512, 12, 64, 3072) if n > 1 << 24 else (2, 64, 4, 32, 512) if n >= 1 << 16 else (1, 7, 2, 8, 24)
     features = heads * depth
-    joined = _weight(random, features, features).reshape(heads, depth, features)
+    half = np.float16
+
+    def vector(*shape: int) -> Floats:
+        return _normal(random, *shape, dtype=half)
+
     return {
-        "x": _normal(random, batch, length, features),
-        "qkv": _weight(random, features, 3 * features).reshape(features, 3, heads, depth), "qkv_bias": _normal(random, 3, heads, depth),
-        "joined": joined, "joined_bias": _normal(random, features), "gain1": _normal(random, features), "shift1": _normal(random, features),
-        "up": _weight(random, features, inner), "up_bias": _normal(random, inner), "down": _weight(random, inner, features),
-        "down_bias": _normal(random, features), "gain2": _normal(random, features), "shift2": _normal(random, features),
+        "x": vector(batch, length, features),
+        "qkv": _weight(random, features, 3 * features, half).reshape(features, 3, heads, depth), "qkv_bias": vector(3, heads, depth),
+        "joined": _weight(random, features, features, half).reshape(heads, depth, features), "joined_bias": vector(features),
+        "gain1": vector(features), "shift1": vector(features), "up": _weight(random, features, inner, half), "up_bias": vector(inner),
+        "down": _weight(random, inner, features, half), "down_bias": vector(features), "gain2": vector(features), "shift2": vector(features),
     }  # fmt: skip
 
 
@@ -214,21 +218,26 @@ def _cross_entropy(scores: Floats, label: NDArray[np.integer]) -> Floats:
     return np.log(np.exp(scores - most[:, None]).sum(1)) + most - scores[np.arange(len(scores)), label.astype(np.int64)]
 
 
+def _wide(x: Floats) -> Floats:
+    """At least f32: NumPy has no fast product of halves."""
+    return x.astype(np.float32) if x.dtype == np.float16 else x
+
+
 def _softmax(x: Floats) -> Floats:
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
 
 
 def _grouped_attention(q: Floats, k: Floats, v: Floats, bias: Floats, scale: float) -> tuple[Floats, Floats]:
-    k, v = (np.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
+    q, k, v = _wide(q), *(np.repeat(_wide(x), q.shape[1] // k.shape[1], axis=1) for x in (k, v))
     scores = q @ k.swapaxes(2, 3) * scale + bias
     most = scores.max(-1)
     return _softmax(scores) @ v, most + np.log(np.exp(scores - most[..., None]).sum(-1))
 
 
 def _masked_attention(q: Floats, k: Floats, v: Floats, mask: NDArray[np.bool_]) -> Floats:
-    scores = q @ k.swapaxes(2, 3) * q.shape[-1] ** -0.5
-    return _softmax(np.where(mask, scores, -np.inf)) @ v
+    scores = _wide(q) @ _wide(k).swapaxes(2, 3) * q.shape[-1] ** -0.5
+    return _softmax(np.where(mask, scores, -np.inf)) @ _wide(v)
 
 
 def _layer_norm(x: Floats, gain: Floats, shift: Floats) -> Floats:
@@ -237,7 +246,8 @@ def _layer_norm(x: Floats, gain: Floats, shift: Floats) -> Floats:
 
 
 def _transformer_block(x: Floats, qkv: Floats, qkv_bias: Floats, joined: Floats, joined_bias: Floats, *rest: Floats) -> Floats:
-    gain1, shift1, up, up_bias, down, down_bias, gain2, shift2 = rest
+    x, qkv, joined = _wide(x), _wide(qkv), _wide(joined)
+    gain1, shift1, up, up_bias, down, down_bias, gain2, shift2 = (_wide(r) for r in rest)
     q, k, v = np.einsum("bsk,kphd->pbhsd", x, qkv, optimize=True) + qkv_bias[:, None, :, None]
     mixed = _softmax(q @ k.swapaxes(2, 3) * q.shape[-1] ** -0.5) @ v
     seen = _layer_norm(x + np.einsum("bhsd,hdj->bsj", mixed, joined, optimize=True) + joined_bias, gain1, shift1)
@@ -253,15 +263,17 @@ def _attention_operations(q: Floats, *others: object) -> float:
 
 
 _ZYN = Path(__file__).parent / "zyn"
+_HALF = 2e-3
+"""f16 is rounded to 11 bits, and so is what passes from kernel to kernel."""
 
 BLOCKS: tuple[Block, ...] = (
     Block("gelu_mlp", gelu_mlp, _layers, _gelu_mlp, "", _products),
     Block("gated_mlp", gated_mlp, _gated_layers, _gated_mlp, "", _products),
     Block("rms_norm", rms_norm, _rows, _rms_norm),
     Block("residual_mlp", residual_mlp, _normed_layers, _residual_mlp, "", _products),
-    Block("grouped_attention", grouped_attention, _grouped, _grouped_attention, "", _attention_operations),
+    Block("grouped_attention f16", grouped_attention, _grouped, _grouped_attention, "", _attention_operations, _HALF),
     Block("rms_norm.zyn", _ZYN / "rms_norm.zyn", _rows, _rms_norm, "normed"),
     Block("cross_entropy.zyn", _ZYN / "cross_entropy.zyn", _labelled, _cross_entropy, "losses"),
-    Block("masked_attention.zyn", _ZYN / "masked_attention.zyn", _masked, _masked_attention, "mixed", _attention_operations),
-    Block("transformer.zyn", _ZYN / "transformer.zyn", _transformer, _transformer_block, "y"),
+    Block("masked_attention.zyn", _ZYN / "masked_attention.zyn", _masked, _masked_attention, "mixed", _attention_operations, _HALF),
+    Block("transformer.zyn", _ZYN / "transformer.zyn", _transformer, _transformer_block, "y", None, 2 * _HALF),
 )

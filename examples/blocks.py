@@ -266,11 +266,13 @@ _ZYN = Path(__file__).parent / "zyn"
 _HALF = 2e-3
 """f16 is rounded to 11 bits, and so is what passes from kernel to kernel."""
 
+LONGER = Block("residual_mlp", residual_mlp, _normed_layers, _residual_mlp, "", _products)
+"""All of the above in one; not part of the demo, which takes long enough."""
+
 BLOCKS: tuple[Block, ...] = (
     Block("gelu_mlp", gelu_mlp, _layers, _gelu_mlp, "", _products),
     Block("gated_mlp", gated_mlp, _gated_layers, _gated_mlp, "", _products),
     Block("rms_norm", rms_norm, _rows, _rms_norm),
-    Block("residual_mlp", residual_mlp, _normed_layers, _residual_mlp, "", _products),
     Block("grouped_attention f16", grouped_attention, _grouped, _grouped_attention, "", _attention_operations, _HALF),
     Block("rms_norm.zyn", _ZYN / "rms_norm.zyn", _rows, _rms_norm, "normed"),
     Block("cross_entropy.zyn", _ZYN / "cross_entropy.zyn", _labelled, _cross_entropy, "losses"),

@@ -17,12 +17,13 @@ assert _SPECIFICATION is not None and _SPECIFICATION.loader is not None
 MODULE = importlib.util.module_from_spec(_SPECIFICATION)
 sys.modules["example_blocks"] = MODULE
 _SPECIFICATION.loader.exec_module(MODULE)
+ALL = (*MODULE.BLOCKS, MODULE.LONGER)
 
 
 @pytest.mark.parametrize("device", ["cpu", "emulator"])
-@pytest.mark.parametrize("name", [block.name for block in MODULE.BLOCKS])
+@pytest.mark.parametrize("name", [block.name for block in ALL])
 def test_blocks_against_float64(name: str, device: str) -> None:
-    block = next(b for b in MODULE.BLOCKS if b.name == name)
+    block = next(b for b in ALL if b.name == name)
     for number in (1, 3000) if device == "cpu" else (100,):
         inputs = block.make(np.random.default_rng(number), number)
         if isinstance(block.program, Path):
@@ -38,7 +39,7 @@ def test_blocks_against_float64(name: str, device: str) -> None:
 
 @pytest.mark.parametrize(("name", "before", "after"), [("gelu_mlp", 3, 2), ("gated_mlp", 4, 3), ("residual_mlp", 5, 3)])
 def test_how_many_launches_are_left(name: str, before: int, after: int) -> None:
-    block = next(b for b in MODULE.BLOCKS if b.name == name)
+    block = next(b for b in ALL if b.name == name)
     inputs = block.make(np.random.default_rng(0), 1 << 16)
     report = block.program.stages(*inputs.values(), target="sm_90a").fusion
     assert (report.before, report.after) == (before, after)

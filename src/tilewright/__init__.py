@@ -21,6 +21,7 @@ from tilewright.api.execute import to_device
 from tilewright.api.kernel import Kernel, kernel
 from tilewright.api.language import (
     Array,
+    abs,
     all,
     any,
     argmax,
@@ -52,8 +53,11 @@ from tilewright.api.language import (
     min,
     minimum,
     ones,
+    pow,
     prod,
+    reduce,
     relu,
+    round,
     row_max,
     row_min,
     row_sum,
@@ -72,6 +76,7 @@ from tilewright.api.language import (
     trunc,
     where,
     zeros,
+    zeros_like,
 )
 from tilewright.base.dtypes import (
     DType,
@@ -115,6 +120,7 @@ __all__ = [
     "TilewrightError",
     "Tuning",
     "UserError",
+    "abs",
     "all",
     "any",
     "argmax",
@@ -163,13 +169,16 @@ __all__ = [
     "min",
     "minimum",
     "ones",
+    "pow",
     "prod",
     "q4_0",
     "q4_k",
     "q5_k",
     "q6_k",
     "q8_0",
+    "reduce",
     "relu",
+    "round",
     "row_max",
     "row_min",
     "row_sum",
@@ -196,6 +205,7 @@ __all__ = [
     "u64",
     "where",
     "zeros",
+    "zeros_like",
 ]
 
 

@@ -549,3 +549,55 @@ def test_functions_of_tiles(device: str) -> None:
     for place, function in enumerate(FUNCTIONS.values()):
         np.testing.assert_allclose(found[:, place], function(exact).sum(1), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found[:, -1], (exact**1.5 + np.clip(exact, 0.5, 1) + np.minimum(exact, 2)).max(1), rtol=1e-5)
+
+
+# -- a running maximum, sum and result carried together, and the logarithm of the sums ---------------------------------
+
+
+@tw.kernel
+def carried(q, k, v):
+    length, width = q.shape
+    out = tw.empty((length, width), q.dtype)
+    sums = tw.empty((length,), tw.f32)
+    for i in tw.grid(range(0, length, 16)):
+        m, total, o = -tw.inf, 0.0, tw.zeros((16, width))
+        for j in range(0, length, 16):
+            s = q[i : i + 16] @ tw.transpose(k[j : j + 16]) / tw.sqrt(width)
+            m_new = tw.maximum(m, tw.row_max(s))
+            p = tw.exp(s - m_new)
+            scale = tw.exp(m - m_new)
+            m, total, o = m_new, scale * total + tw.row_sum(p), scale * o + p @ v[j : j + 16]
+        out[i : i + 16] = o / total
+        sums[i : i + 16] = m + tw.log(total)
+    return out, sums
+
+
+CARRIED = """
+let (y, sums) = compute(Q, K, V) {
+    @kernel flash_attention
+    for i in 0..length step 16:
+        var m = -inf
+        var total = 0.0
+        var o = zeros(16, width)
+        for j in 0..length step 16:
+            let s = Q[i:i+16] @ transpose(K[j:j+16]) / sqrt(width)
+            let m_new = max(m, row_max(s))
+            let p = exp(s - m_new)
+            let scale = exp(m - m_new)
+            (m, total, o) = (m_new, scale * total + row_sum(p), scale * o + p @ V[j:j+16])
+        out_y[i:i+16] = o / total
+        out_sums[i:i+16] = m + log(total)
+}
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator:thread"])
+@pytest.mark.parametrize("length", [1, 33])
+def test_carried_together(length: int, device: str) -> None:
+    q, k, v = numbers((length, 8), (length, 8), (length, 8))
+    scores = q.astype(np.float64) @ k.astype(np.float64).T / np.sqrt(8)
+    expected = attention(q, k, v), np.log(np.exp(scores).sum(1))
+    found = tw.load(CARRIED).run(device=device, Q=q, K=k, V=v)
+    for results in (carried(q, k, v, device=device), (found["y"], found["sums"])):
+        for one, other in zip(results, expected, strict=True):
+            np.testing.assert_allclose(np.asarray(one).reshape(other.shape), other, rtol=2e-5, atol=2e-5)

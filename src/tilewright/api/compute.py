@@ -19,11 +19,17 @@ class _Runners:
 
     def __init__(self) -> None:
         self._known: dict[Function, Runner] = {}
+        self._seen: dict[int, tuple[Function, Runner]] = {}
+        """By identity: trees are long, and comparing them takes its time."""
 
     def __call__(self, function: Function, arguments: Mapping[str, object], device: str) -> object:
-        runner = self._known.get(function)
-        if runner is None:
-            runner = self._known[function] = Runner(function)
+        seen = self._seen.get(id(function))
+        if seen is None:
+            runner = self._known.get(function)
+            if runner is None:
+                runner = self._known[function] = Runner(function)
+            seen = self._seen[id(function)] = function, runner
+        runner = seen[1]
         name = device
         if device == "auto":
             name = device_of(list(arguments.values())) or "auto"

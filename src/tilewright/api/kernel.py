@@ -17,11 +17,13 @@ import numpy as np
 
 from tilewright.api.devices import default_device, find_device, when_default_changes
 from tilewright.api.execute import Runner, device_of
+from tilewright.api.language import Array
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import UserError
 from tilewright.base.target import Target, parse_target
 from tilewright.compile.driver import Compilation, Signature, compile_kernel, compile_stages
 from tilewright.frontend.python import parse_function
+from tilewright.frontend.python_options import reduction
 from tilewright.tree.metadata import PRECISIONS
 from tilewright.tree.syntax import Function
 
@@ -49,23 +51,29 @@ class Kernel(Generic[P, R]):
 
     if TYPE_CHECKING:
 
+        @overload
+        def __call__(self, *args: Array | float) -> R: ...
+        @overload
+        def __call__(self, *args: object, **keywords: object) -> object: ...
         def __call__(self, *args: object, **keywords: object) -> object:
-            """Run the kernel: arrays and numbers in, arrays out."""
+            """Run the kernel: arrays and numbers in, arrays out. Inside another kernel: what it computes, as part of that one."""
 
     else:
         __slots__ = ("__call__", "__dict__", "__weakref__")
 
     def __init__(
-        self, function: Callable[P, R], device: str | None = None, precision: str = "ieee", schedule: str = ""
-    ) -> None:
+        self, function: Callable[P, R], device: str | None = None, precision: str = "ieee", schedule: str = "",
+        reduce: str = "", axis: int | tuple[int, ...] | None = None,
+    ) -> None:  # fmt: skip
         functools.update_wrapper(self, function)
         if precision not in PRECISIONS:
             raise UserError.at("TW005", f"precision is {precision!r}", help=f"choose one of {', '.join(PRECISIONS)}")
+        self._attributes = reduction(reduce, axis)
         self.python = function
         self.device, self.precision, self.schedule = device, precision, schedule
         self._names = tuple(inspect.signature(function).parameters)
         self._runner: Runner | None = None
-        self.__call__ = self._general  # type: ignore[method-assign]
+        self.__call__ = self._general  # type: ignore[method-assign, assignment]
 
     @property
     def function(self) -> Function:
@@ -75,7 +83,7 @@ class Kernel(Generic[P, R]):
     @property
     def runner(self) -> Runner:
         if self._runner is None:
-            self._runner = Runner(parse_function(self.python), self.precision, self.schedule)
+            self._runner = Runner(parse_function(self.python, self._attributes), self.precision, self.schedule)
         return self._runner
 
     @property
@@ -126,7 +134,7 @@ class Kernel(Generic[P, R]):
             # From now on calls like this one go straight to the code that just ran.
             entry = self.runner.cpu_entry(self._general)
             if entry is not None:
-                self.__call__ = entry  # type: ignore[method-assign]
+                self.__call__ = entry  # type: ignore[method-assign, assignment]
                 _direct.add(self)
         return result
 
@@ -137,7 +145,7 @@ class Kernel(Generic[P, R]):
     def forget_programs(self) -> None:
         """Choose code anew at the next call, as after tuning."""
         self._runner = Runner(self.function, self.precision, self.schedule)
-        self.__call__ = self._general  # type: ignore[method-assign]
+        self.__call__ = self._general  # type: ignore[method-assign, assignment]
 
     # -- looking inside -----------------------------------------------------------------------------------------
 
@@ -165,16 +173,19 @@ class Kernel(Generic[P, R]):
 def kernel(function: Callable[P, R]) -> Kernel[P, R]: ...
 @overload
 def kernel(
-    *, device: str | None = None, precision: str = "ieee", schedule: str = ""
+    *, device: str | None = None, precision: str = "ieee", schedule: str = "",
+    reduce: str = "", axis: int | tuple[int, ...] | None = None,
 ) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
 def kernel(
-    function: Callable[P, R] | None = None, *, device: str | None = None, precision: str = "ieee", schedule: str = ""
+    function: Callable[P, R] | None = None, *, device: str | None = None, precision: str = "ieee", schedule: str = "",
+    reduce: str = "", axis: int | tuple[int, ...] | None = None,
 ) -> Kernel[P, R] | Callable[[Callable[P, R]], Kernel[P, R]]:
     """Mark a Python function as a kernel: `@tw.kernel`, or with options.
 
     `device="cuda"` fixes where it runs. `precision` says how contractions of f32 are multiplied: `ieee`, or on tensor cores `tf32`
     (10 bits) or `3xtf32` (nearly all of f32's). `schedule` fixes how contractions are computed, as `tilewright tune` prints it.
+    `reduce="+"` (or `* min max and or argmin argmax`) combines what the kernel's loops yield, along `axis` or over all of them.
     """
     if function is not None:
         return Kernel(function)
-    return lambda wrapped: Kernel(wrapped, device, precision, schedule)
+    return lambda wrapped: Kernel(wrapped, device, precision, schedule, reduce, axis)

@@ -137,6 +137,11 @@ def empty_like(array: Array) -> Array:
     _only_in_kernels("empty_like")
 
 
+def zeros_like(array: Array) -> Array:
+    """A new array of zeros of the same shape and dtype."""
+    _only_in_kernels("zeros_like")
+
+
 def cast(value: float, dtype: DType) -> float:
     """The value converted to a dtype."""
     _only_in_kernels("cast")
@@ -346,6 +351,33 @@ def softplus(x: float | Array) -> float | Array:
     _only_in_kernels("softplus")
 
 
+@overload
+def abs(x: float) -> float: ...
+@overload
+def abs(x: Array) -> Array: ...
+def abs(x: float | Array) -> float | Array:
+    """The absolute value."""
+    _only_in_kernels("abs")
+
+
+@overload
+def round(x: float) -> float: ...
+@overload
+def round(x: Array) -> Array: ...
+def round(x: float | Array) -> float | Array:
+    """The nearest integer, halves to even."""
+    _only_in_kernels("round")
+
+
+@overload
+def pow(a: float, b: float) -> float: ...
+@overload
+def pow(a: Array, b: Array | float) -> Array: ...
+def pow(a: float | Array, b: float | Array) -> float | Array:
+    """a to the b."""
+    _only_in_kernels("pow")
+
+
 def isnan(x: float) -> bool:
     """Whether x is NaN."""
     _only_in_kernels("isnan")
@@ -359,6 +391,15 @@ def minimum(a: float, b: float) -> float:
 def maximum(a: float, b: float) -> float:
     """The larger; NaN if either is."""
     _only_in_kernels("maximum")
+
+
+@overload
+def reduce(op: str, x: Array) -> float: ...
+@overload
+def reduce(op: str, x: Array, axis: int | tuple[int, ...]) -> Array: ...
+def reduce(op: str, x: Array, axis: int | tuple[int, ...] | None = None) -> float | Array:
+    """All elements combined by `op`, one of + * min max and or argmin argmax, over an axis, several, or all."""
+    _only_in_kernels("reduce")
 
 
 @overload

@@ -7,7 +7,6 @@ evaluated here. Nothing runs before the whole program has been checked for missi
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import os
 import re
@@ -16,24 +15,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from tilewright.api import host_values
-from tilewright.api.host_names import BodyNames, body_names, is_output, substitute
+from tilewright.api.module_check import Check, operands, replacements
 from tilewright.base.errors import Diagnostics, UserError
 from tilewright.base.source import Span
 from tilewright.frontend.zyn import parse_module
 from tilewright.tree import syntax
+from tilewright.tree.compose import kernel_of
+from tilewright.tree.inline import has_calls
+from tilewright.tree.names import BodyNames, body_names, is_output
 from tilewright.tree.syntax import Argument, Expr, KernelAttribute, Stmt
 
 RunCompute = Callable[[syntax.Function, dict[str, object], str], object]
 """`run_compute(function, arguments, device)`: run one compute block on a device and return its result."""
-
-HOST_FUNCTIONS = frozenset(
-    {"compute_devices", "allocate", "memory_pool", "reshape", "split", "zeros", "ones", "transpose", "concat", "row_max", "row_sum", "dot", "matmul"}
-)
-"""Functions of the host language that this version knows by name only."""
-
-_SETTINGS = ("compute_device",)
-_KINDS_WITH_SIZES = frozenset({"conv2d", "conv2d_depthwise", "depthwise_conv2d", "attention", "flash_attention"})
-"""Kernel kinds that bind size names which no access in the body binds."""
 
 
 def load(path_or_source: str | os.PathLike[str], run_compute: RunCompute) -> ZynModule:
@@ -64,208 +57,47 @@ class ZynModule:
     def __init__(self, module: syntax.Module, run_compute: RunCompute) -> None:
         self.tree = module
         self._run_compute = run_compute
+        self._checks: dict[frozenset[str], Check] = {}
+        """What was found right for inputs of these names."""
 
     def inputs(self) -> tuple[str, ...]:
         """The names `run` needs, in order of first use."""
-        return tuple(_Check(self.tree, frozenset()).missing)
+        return tuple(Check(self.tree, frozenset()).missing)
 
     def run(self, device: str | None = None, **inputs: object) -> dict[str, object]:
         """Run the program from top to bottom; the result holds every name it defines at its top level.
 
         A block's own `@device` comes first, then `device`, then the program's `config`, then "auto".
         """
-        check = _Check(self.tree, frozenset(inputs))
-        check.report(inputs)
+        given = frozenset(inputs)
+        check = self._checks.get(given)
+        if check is None:
+            check = Check(self.tree, given)
+            check.report(inputs)
+            self._checks[given] = check
         return _Run(check, self._run_compute, device, inputs).run(self.tree)
-
-
-class _Check:
-    """What a program needs and cannot do, found before it runs."""
-
-    def __init__(self, module: syntax.Module, given: frozenset[str]) -> None:
-        self.sink = Diagnostics()
-        self.given = given
-        self.missing: dict[str, Span] = {}
-        self.used: set[str] = set()
-        self.defined: set[str] = set()
-        self.mutable: set[str] = set()
-        self.functions = {s.name: s for s in module.body if isinstance(s, syntax.Function)}
-        self.bodies: dict[int, BodyNames] = {}
-        """By identity of the compute: what its body needs."""
-        for statement in module.body:
-            self._statement(statement)
-
-    def report(self, inputs: dict[str, object]) -> None:
-        needed = [n for n in self.missing if n not in inputs]
-        call = f"call run({', '.join(f'{n}=…' for n in [*sorted(self.used & set(inputs)), *needed])})"
-        for name in needed:
-            self.sink.error("TW008", f"missing input '{name}'", self.missing[name], call)
-        for name in inputs:
-            if name not in self.used:
-                close = difflib.get_close_matches(name, [n for n in (*needed, *self.used) if n not in inputs], 1)
-                takes = ", ".join(sorted(self.used | set(needed))) or "no inputs"
-                reason = "is defined by the program itself" if name in self.defined else "is not used by the program"
-                self.sink.error(
-                    "TW008", f"unexpected input '{name}': it {reason}", help=f"did you mean '{close[0]}'?" if close else f"the program takes {takes}"
-                )
-        self.sink.raise_if_errors()
-
-    def _unavailable(self, what: str, span: Span) -> None:
-        self.sink.error("TW005", f"{what} is not available in this version", span)
-
-    def _need(self, name: str, span: Span) -> None:
-        if name in self.defined:
-            return
-        if name in self.given:
-            self.used.add(name)
-        else:
-            self.missing.setdefault(name, span)
-
-    def _statement(self, node: Stmt) -> None:
-        if isinstance(node, syntax.Let):
-            if node.shared or node.value is None:
-                self._unavailable("a shared variable outside a kernel", node.span)
-                return
-            self._expression(node.value)
-            self.defined.update(node.targets)
-            self.mutable -= set(node.targets)
-            if node.mutable:
-                self.mutable.update(node.targets)
-        elif isinstance(node, syntax.Assign):
-            self._expression(node.value)
-            if not isinstance(node.target, syntax.Name):
-                self._unavailable("assigning to a part of a value outside a kernel", node.target.span)
-            elif node.target.id not in self.mutable:
-                reason = "was declared with let" if node.target.id in self.defined else "is not declared"
-                self.sink.error("TW015", f"'{node.target.id}' {reason} and cannot be assigned", node.target.span, f"write 'var {node.target.id} = …' first")
-        elif isinstance(node, syntax.ExprStmt):
-            self._expression(node.value)
-        elif isinstance(node, syntax.Config):
-            self._config(node)
-        elif not isinstance(node, syntax.Function):
-            words = {syntax.For: "a loop", syntax.While: "a loop", syntax.If: "if", syntax.Import: "import", syntax.Return: "return", syntax.Yield: "yield"}
-            self._unavailable(f"{words[type(node)]} outside a kernel", node.span)
-
-    def _config(self, node: syntax.Config) -> None:
-        for name, value in node.fields:
-            if name not in _SETTINGS:
-                close = difflib.get_close_matches(name, _SETTINGS, 1)
-                self.sink.error("TW011", f"unknown setting '{name}'", value.span, f"did you mean '{close[0]}'?" if close else f"known: {', '.join(_SETTINGS)}")
-            elif not isinstance(value, syntax.String):
-                self.sink.error("TW009", "compute_device must be a string", value.span, 'write for example "cpu" or "cuda:0"')
-
-    def _expression(self, node: Expr) -> None:
-        if isinstance(node, syntax.Compute):
-            self._compute(node)
-        elif isinstance(node, syntax.Name):
-            self._need(node.id, node.span)
-        elif isinstance(node, syntax.Pipe):
-            self._expression(node.value)
-            self._call(node.call, piped=True)
-        elif isinstance(node, syntax.Call):
-            self._call(node)
-        elif isinstance(node, syntax.Await):
-            self._unavailable("await", node.span)
-        elif isinstance(node, syntax.Binary | syntax.Unary | syntax.IfExpr):
-            if isinstance(node, syntax.Binary) and node.op == "@":
-                self._unavailable("'@' outside a kernel", node.span)
-            for child in _operands(node):
-                self._expression(child)
-        elif isinstance(node, syntax.ReduceExpr):
-            self._expression(node.value)
-            if node.axis is not None:
-                self._expression(node.axis)
-        elif isinstance(node, syntax.Tuple | syntax.List):
-            for item in node.items:
-                self._expression(item)
-        elif isinstance(node, syntax.Record):
-            for _, value in node.fields:
-                self._expression(value)
-        elif isinstance(node, syntax.Attribute):
-            self._expression(node.value)
-        elif isinstance(node, syntax.Index):
-            self._expression(node.value)
-            for index in node.indices:
-                self._expression(index)
-        elif isinstance(node, syntax.Slice):
-            self._unavailable("a slice outside a kernel", node.span)
-
-    def _call(self, node: syntax.Call, piped: bool = False) -> None:
-        for argument in node.args:
-            self._expression(argument.value)
-        function = node.function
-        if not isinstance(function, syntax.Name):
-            shown = f"'.{function.name}()'" if isinstance(function, syntax.Attribute) else "this call"
-            self._unavailable(f"{shown} outside a kernel", node.span)
-        elif function.id in self.functions:
-            kind = "pipeline" if self.functions[function.id].kind == "pipeline" else "function"
-            self._unavailable(f"calling the {kind} '{function.id}'", node.span)
-        elif function.id in HOST_FUNCTIONS:
-            self._unavailable(f"'{function.id}' outside a kernel", node.span)
-        elif function.id not in host_values.ELEMENTWISE:
-            known = sorted(host_values.ELEMENTWISE | set(self.functions))
-            close = difflib.get_close_matches(function.id, known, 1)
-            self.sink.error("TW002", f"unknown function '{function.id}'", function.span, f"did you mean '{close[0]}'?" if close else "")
-        elif any(a.keyword is not None for a in node.args):
-            self.sink.error("TW016", f"'{function.id}' takes no keywords", node.span, "give the arguments in order")
-
-    def _compute(self, node: syntax.Compute) -> None:
-        for attribute in node.attributes:
-            if attribute.name in ("async", "parallel"):
-                self._unavailable(f"@{attribute.name}", attribute.span)
-            elif attribute.name == "device" and not (len(attribute.args) == 1 and isinstance(attribute.args[0].value, syntax.String)):
-                self._unavailable("@device with anything but one name", attribute.span)
-        for item in node.inputs:
-            self._expression(item)
-        body = substitute(node.body, _replacements(node))
-        names = body_names(body)
-        self.bodies[id(node)] = names
-        own_sizes = any(_kernel_kind(a) in _KINDS_WITH_SIZES for a in node.attributes)
-        listed = {i.id for i in node.inputs if isinstance(i, syntax.Name)}
-        for name, span in names.free.items():
-            if name in listed or name in self.defined:
-                continue
-            if name in self.given:
-                self.used.add(name)
-            elif name not in names.in_ranges and not own_sizes and not re.fullmatch(r"_\d+", name):
-                self.missing.setdefault(name, span)
-
-
-def _kernel_kind(attribute: KernelAttribute) -> str:
-    if attribute.name != "kernel" or len(attribute.args) != 1:
-        return ""
-    kind = attribute.args[0].value
-    if isinstance(kind, syntax.Call):
-        kind = kind.function
-    return kind.id if isinstance(kind, syntax.Name) else ""
-
-
-def _replacements(node: syntax.Compute) -> list[tuple[Expr, syntax.Name]]:
-    """For each input that is no name, what stands for it in the function: `_0`, `_1`…"""
-    others = [item for item in node.inputs if not isinstance(item, syntax.Name)]
-    return [(item, syntax.Name(f"_{number}", span=item.span)) for number, item in enumerate(others)]
-
-
-def _operands(node: syntax.Binary | syntax.Unary | syntax.IfExpr) -> tuple[Expr, ...]:
-    if isinstance(node, syntax.Binary):
-        return node.left, node.right
-    return (node.operand,) if isinstance(node, syntax.Unary) else (node.cond, node.then, node.otherwise)
 
 
 class _Run:
     """One run: the values of names so far."""
 
-    def __init__(self, check: _Check, run_compute: RunCompute, device: str | None, inputs: dict[str, object]) -> None:
+    def __init__(self, check: Check, run_compute: RunCompute, device: str | None, inputs: dict[str, object]) -> None:
         self._check = check
         self._run_compute = run_compute
         self._device = device
         self._default_device = "auto"
         self._values = dict(inputs)
+        self._program = self._values
+        """Those of the program itself, which its functions see."""
         self._label = "compute"
 
     def run(self, module: syntax.Module) -> dict[str, object]:
+        return self._statements(module.body)
+
+    def _statements(self, body: Sequence[Stmt]) -> dict[str, object]:
+        """Runs statements; gives what they define."""
         defined: dict[str, object] = {}
-        for statement in module.body:
+        for statement in body:
             if isinstance(statement, syntax.Let) and statement.value is not None:
                 self._label = "_".join(statement.targets)
                 value = self._evaluate(statement.value)
@@ -304,6 +136,8 @@ class _Run:
             return self._values[node.id]
         if isinstance(node, syntax.Compute):
             return self._compute(node)
+        if isinstance(node, syntax.Call | syntax.Pipe) and self._is_apart(_called(node)):
+            return self._blocks(node)
         if isinstance(node, syntax.Tuple):
             return tuple(self._evaluate(i) for i in node.items)
         if isinstance(node, syntax.List):
@@ -315,6 +149,29 @@ class _Run:
         if isinstance(node, syntax.Index):
             return self._index(node)
         return self._elementwise(node)
+
+    def _is_apart(self, call: syntax.Call) -> bool:
+        """Whether it calls a function that runs block by block."""
+        return isinstance(call.function, syntax.Name) and call.function.id in self._check.functions and id(call) not in self._check.callees
+
+    def _blocks(self, node: syntax.Call | syntax.Pipe) -> object:
+        call = _called(node)
+        assert isinstance(call.function, syntax.Name)
+        function = self._check.functions[call.function.id]
+        given = [*([node.value] if isinstance(node, syntax.Pipe) else []), *(a.value for a in call.args)]
+        if len(given) > len(function.params) or any(p.default is None for p in function.params[len(given) :]):
+            shown = f"{function.name}({', '.join(p.name for p in function.params)})"
+            raise UserError.at("TW016", f"{shown} takes {len(function.params)} argument(s), got {len(given)}", node.span)
+        nodes = [*given, *(p.default for p in function.params[len(given) :] if p.default is not None)]
+        values = {p.name: self._evaluate(value) for p, value in zip(function.params, nodes, strict=True)}
+        inner = _Run(self._check, self._run_compute, self._device, {**self._program, **values})
+        inner._default_device, inner._program = self._default_device, self._program
+        inner._statements(function.body[:-1])
+        last = function.body[-1]
+        assert isinstance(last, syntax.Return)
+        assert last.value is not None
+        inner._label = function.name
+        return inner._evaluate(last.value)
 
     def _member(self, node: syntax.Attribute) -> object:
         value = self._evaluate(node.value)
@@ -345,16 +202,41 @@ class _Run:
         leaves: dict[str, object] = {}
         formula = self._formula(node, leaves)
         scalars = {name: host_values.as_scalar(value) for name, value in leaves.items()}
-        if all(s is not None for s in scalars.values()) and not _has_reduce(formula):
+        if all(s is not None for s in scalars.values()) and not _has_reduce(formula) and not has_calls(formula):
             return self._scalar(formula, {n: s for n, s in scalars.items() if s is not None})
         for name, value in leaves.items():
             if scalars[name] is None and not hasattr(value, "shape"):
                 raise UserError.at("TW009", f"arithmetic with a {type(value).__name__}", node.span, "use numbers and arrays")
-        kind = KernelAttribute("kernel", (Argument(syntax.Name("fused", span=node.span), span=node.span),), span=node.span)
-        body = (syntax.Assign(syntax.Name("out", span=node.span), formula, span=node.span),)
-        params = tuple(syntax.Param(name, span=node.span) for name in leaves)
-        function = syntax.Function(self._label, params, None, body, "compute", (kind,), span=node.span)
-        return self._run_compute(function, leaves, self._device or self._default_device)
+        made = id(node), self._label, tuple(leaves)
+        found = self._check.kernels.get(made)
+        if found is None:
+            sink = Diagnostics()
+            function = kernel_of(self._label, tuple(syntax.Param(name, span=node.span) for name in leaves), formula, sink)
+            sink.raise_if_errors()
+            found = self._check.kernels[made] = function, body_names(function.body)
+        function, names = found
+        result = function.body[0]
+        if len(function.body) == 1 and isinstance(result, syntax.Assign) and all(n in scalars for n in names.free) and not _has_reduce(result.value):
+            known = {n: s for n, s in scalars.items() if s is not None}
+            if len(known) == len(scalars):
+                return self._scalar(result.value, known)
+        return self._launch(function, names, leaves, self._device or self._default_device)
+
+    def _launch(self, function: syntax.Function, names: BodyNames, arguments: dict[str, object], device: str) -> object:
+        """Run a kernel, with values of the program that its body names as further arguments."""
+        listed = len(arguments)
+        params = list(function.params)
+        for name, span in names.free.items():
+            if name not in arguments and name in self._values and not self._is_size(name, names, arguments, span):
+                arguments[name] = self._values[name]
+                params.append(syntax.Param(name, span=span))
+        if len(arguments) > listed:
+            made = id(function), function.name, tuple(arguments)
+            known = self._check.captured.get(made)
+            if known is None:
+                known = self._check.captured[made] = function, replace(function, params=tuple(params))
+            function = known[1]
+        return self._run_compute(function, arguments, device)
 
     def _formula(self, node: Expr, leaves: dict[str, object]) -> Expr:
         """`node` over names and literals alone; what is no arithmetic is evaluated and gets a name."""
@@ -372,10 +254,13 @@ class _Run:
             return replace(node, cond=parts[0], then=parts[1], otherwise=parts[2])
         if isinstance(node, syntax.ReduceExpr):
             return replace(node, value=self._formula(node.value, leaves))
-        if isinstance(node, syntax.Pipe):
+        callee = self._check.callees.get(id(_called(node))) if isinstance(node, syntax.Call | syntax.Pipe) else None
+        if isinstance(node, syntax.Pipe) and not self._is_apart(node.call):
             first = Argument(node.value, span=node.value.span)
             node = replace(node.call, args=(first, *node.call.args), span=node.span)
-        if isinstance(node, syntax.Call):
+        if callee is not None and isinstance(node, syntax.Call):
+            node = replace(node, function=callee)
+        if isinstance(node, syntax.Call) and not self._is_apart(node):
             return replace(node, args=tuple(replace(a, value=self._formula(a.value, leaves)) for a in node.args))
         name = next(n for number in itertools.count() if (n := f"_{number}") not in leaves and n not in self._values)
         leaves[name] = self._evaluate(node)
@@ -402,24 +287,23 @@ class _Run:
     # -- compute ----------------------------------------------------------------------------------------------------
 
     def _compute(self, node: syntax.Compute) -> object:
-        label = self._label
-        replacements = _replacements(node)
-        body = substitute(node.body, replacements)
-        names = self._check.bodies[id(node)]
+        body = self._check.bodies[id(node)]
         arguments: dict[str, object] = {}
         params: list[syntax.Param] = []
-        fresh = iter(replacements)
+        fresh = iter(replacements(node))
+        label = self._label
         for item in node.inputs:
             name = item.id if isinstance(item, syntax.Name) else next(fresh)[1].id
             if name not in arguments:
                 arguments[name] = self._evaluate(item)
                 params.append(syntax.Param(name, span=item.span))
-        for name, span in names.free.items():
-            if name not in arguments and name in self._values and not self._is_size(name, names, arguments, span):
-                arguments[name] = self._values[name]
-                params.append(syntax.Param(name, span=span))
-        function = syntax.Function(label, tuple(params), None, body, "compute", node.attributes, span=node.span)
-        return self._run_compute(function, arguments, self._device_of(node.attributes))
+        made = id(node), label, tuple(arguments)
+        found = self._check.kernels.get(made)
+        if found is None:
+            function = syntax.Function(label, tuple(params), None, body.statements, "compute", node.attributes, span=node.span)
+            found = self._check.kernels[made] = function, body.names
+        function = found[0]
+        return self._launch(function, body.names, arguments, self._device_of(node.attributes))
 
     def _is_size(self, name: str, names: BodyNames, arguments: dict[str, object], span: Span) -> bool:
         """Whether `name` in a body means the extent of an input, although the program also has a value of that name."""
@@ -451,4 +335,8 @@ def _has_reduce(node: Expr) -> bool:
         return True
     if isinstance(node, syntax.Call):
         return any(_has_reduce(a.value) for a in node.args)
-    return isinstance(node, syntax.Binary | syntax.Unary | syntax.IfExpr) and any(_has_reduce(o) for o in _operands(node))
+    return isinstance(node, syntax.Binary | syntax.Unary | syntax.IfExpr) and any(_has_reduce(o) for o in operands(node))
+
+
+def _called(node: syntax.Call | syntax.Pipe) -> syntax.Call:
+    return node.call if isinstance(node, syntax.Pipe) else node

@@ -65,6 +65,8 @@ class Diagnostic:
         excerpt = self.span.excerpt()
         if excerpt:
             parts.append(excerpt)
+        for call in self.span.calls():
+            parts += [f"{call.place()}: called here", *([shown] if (shown := call.excerpt()) else [])]
         if self.help:
             parts.append(f"help: {self.help}")
         return "\n".join(parts)

@@ -5,7 +5,8 @@ Every syntax node, typed node and IR op carries a `Span`, so that any stage can 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,19 @@ class Span:
     column: int = 0
     end_line: int = 0
     end_column: int = 0
+    via: Span | None = field(default=None, repr=False)
+    """Where the kernel that this text belongs to was called, if another kernel's body has it."""
+
+    def called_at(self, call: Span) -> Span:
+        """This text as part of a body that stands for a call."""
+        return replace(self, via=call if self.via is None else self.via.called_at(call))
+
+    def calls(self) -> Iterator[Span]:
+        """The calls that led here, the innermost first."""
+        call = self.via
+        while call is not None:
+            yield call
+            call = call.via
 
     @property
     def path(self) -> str:
@@ -40,6 +54,10 @@ class Span:
     def place(self) -> str:
         """`file:line:column`, or just the file when the place is unknown."""
         return f"{self.path}:{self.line}:{self.column}" if self.line else self.path
+
+    def places(self) -> str:
+        """The place, and those of the calls that led to it."""
+        return ", called at ".join(span.place() for span in (self, *self.calls()))
 
     def excerpt(self) -> str:
         """The source line with a caret line under it; empty when the text is not at hand."""

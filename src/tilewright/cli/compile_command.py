@@ -17,7 +17,7 @@ from tilewright.compile.driver import compile_kernel, compile_stages
 from tilewright.compile.isolate import compile_isolated
 from tilewright.ir.program import Program
 from tilewright.ir.text import print_program
-from tilewright.tree import typed
+from tilewright.tree import typed_text
 from tilewright.tree.show import show
 
 STAGES = ("syntax", "typed", "loop", "tile", "thread", "llvm", "ptx", "asm")
@@ -92,7 +92,7 @@ def stage_text(entry: Entry, target: Target, stage: str) -> str:
         return compile_kernel(entry.function, signature, target).code.decode()
     done = compile_stages(entry.function, signature, target)
     if stage == "typed":
-        return typed.show(done.typed)
+        return typed_text.show(done.typed)
     if stage == "loop":
         return print_program(done.stages.loop)
     if stage == "tile":

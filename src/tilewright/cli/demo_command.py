@@ -1,6 +1,6 @@
 """`tilewright demo`: the gallery on every device found, checked against float64, in one table.
 
-In: `examples/gallery.py` of the repository. Out: a table, and the PTX of every kernel in a folder, made with or without a GPU. Times are
+In: `examples/gallery.py`, `layers.py` and `blocks.py` of the repository. Out: a table, and the PTX of every kernel in a folder, made with or without a GPU. Times are
 the best of a few calls after the first; the emulator runs small inputs and is there to be right, not fast. Contractions have a rate of
 arithmetic, the others one of memory.
 """
@@ -114,7 +114,8 @@ def read_gallery() -> list[Item]:
     """The examples of the repository's gallery."""
     module = repository.load("examples/gallery.py", "tilewright_gallery")
     layers = repository.load("examples/layers.py", "tilewright_layers")
-    examples = (*module.GALLERY, *module.CONTRACTIONS, *layers.LAYERS)
+    blocks = repository.load("examples/blocks.py", "tilewright_blocks")
+    examples = (*module.GALLERY, *module.CONTRACTIONS, *layers.LAYERS, *blocks.BLOCKS)
     return [Item(e.name, e.program, e.make, e.reference, e.result, e.operations, e.tolerance) for e in examples]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tilewright.base import dtypes
@@ -87,9 +87,17 @@ def guess(name: str, type_: syntax.Expr | None, root: Node) -> Given:
         if dtypes.is_name(type_.id):
             return Given(dtypes.by_name(type_.id))
     rank = rank_in(name, root)
+    if rank is not None and _is_places(name, root):
+        return Given(i64, (None,) * rank, guessed=True)
     if rank is None and type_ is None:
         return Given(f64, plain="float", guessed=True)
     return Given(f32, (None,) * (1 if rank is None else rank), guessed=True)
+
+
+def _is_places(name: str, root: Node) -> bool:
+    """Whether elements of the array are indices of others: `x[places[i]]`."""
+    indices = [i for node in nodes(root) if isinstance(node, syntax.Index) for i in node.indices]
+    return any(isinstance(i, syntax.Index) and _is(i.value, name) for i in indices)
 
 
 def rank_in(name: str, root: Node) -> int | None:
@@ -114,9 +122,27 @@ def rank_in(name: str, root: Node) -> int | None:
             at_least.append(1 if node.axis is None else max(2, *(axis + 1 for axis in _axes(node.axis))))
         elif isinstance(node, syntax.Attribute) and _is(node.value, name):
             at_least.append(1)
+    if not exact and isinstance(root, syntax.Module):
+        exact += _passed(name, root, {s.name: s for s in root.body if isinstance(s, syntax.Function)}, ())
     if exact:
         return max(exact)
     return max(at_least) if at_least else None
+
+
+def _passed(name: str, root: Node, functions: Mapping[str, syntax.Function], around: tuple[str, ...]) -> Iterator[int]:
+    """The ranks that functions of the program take `name` to have, where it is given to them."""
+    for node in nodes(root):
+        piped = node.call if isinstance(node, syntax.Pipe) else node
+        if not isinstance(piped, syntax.Call) or not isinstance(piped.function, syntax.Name) or piped.function.id in around:
+            continue
+        function = functions.get(piped.function.id)
+        given = [*([node.value] if isinstance(node, syntax.Pipe) else []), *(a.value for a in piped.args)]
+        for param, value in zip(function.params if function is not None else (), given):
+            if function is not None and _is(value, name):
+                if isinstance(param.type, syntax.Index):
+                    yield len(param.type.indices)
+                rank = rank_in(param.name, function)
+                yield from [rank] if rank is not None else _passed(param.name, function, functions, (*around, function.name))
 
 
 _TILE_FUNCTIONS = {"dot": 1, "transpose": 2, "matmul": 2, "row_max": 2, "row_min": 2, "row_sum": 2}
@@ -137,7 +163,7 @@ def _parts(root: Node) -> Iterator[tuple[syntax.Expr, int]]:
 
 
 def nodes(root: Node) -> Iterator[Node]:
-    """The node and everything inside it."""
+    """The node and everything inside it, but for functions: their names are their own."""
     yield root
     for field in dataclasses.fields(root):
         if field.name != "span":
@@ -146,7 +172,7 @@ def nodes(root: Node) -> Iterator[Node]:
 
 def _inside(value: object) -> Iterator[Node]:
     if isinstance(value, Node):
-        yield from nodes(value)
+        yield from () if isinstance(value, syntax.Function) else nodes(value)
     elif isinstance(value, tuple):
         for item in value:
             yield from _inside(item)

@@ -95,7 +95,7 @@ def describe_program(program: Program, target: Target, key: str = "", alias_safe
         launches=tuple(_launch(entry_name(program, position), call, target) for position, call in enumerate(program.calls)),
         bindings=tuple(SizeBinding(b.name, b.array, b.axis, b.stride) for b in program.bindings()),
         checks=tuple(
-            CallCheck(c.left, c.relation, c.right, c.message, c.span.place() if c.span.line else "", c.span.excerpt(), c.code)
+            CallCheck(c.left, c.relation, c.right, c.message, c.span.places() if c.span.line else "", c.span.excerpt(), c.code)
             for c in program.checks
         ),
         facts=tuple(sorted(facts.items())),

@@ -18,12 +18,16 @@ import inspect
 import linecache
 import types
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from tilewright.base.errors import Diagnostics, UserError
 from tilewright.base.source import Source, Span
 from tilewright.frontend.python_expressions import ExpressionReader, Place
-from tilewright.frontend.python_names import PACKAGE, Environment, Opaque, Word, is_package
+from tilewright.frontend.python_names import PACKAGE, Called, Environment, Opaque, Word, is_package
+from tilewright.frontend.python_nesting import reading
+from tilewright.frontend.python_options import decorated
 from tilewright.tree import syntax
+from tilewright.tree.inline import inline
 from tilewright.tree.syntax import Expr, Stmt
 
 _HELP: dict[type[ast.stmt], tuple[str, str]] = {
@@ -52,8 +56,8 @@ _OPERATORS: dict[type[ast.operator], str] = {
 }  # fmt: skip
 
 
-def parse_function(function: Callable[..., object]) -> syntax.Function:
-    """The tree of a live Python function. Raises `UserError`."""
+def parse_function(function: Callable[..., object], attributes: tuple[syntax.KernelAttribute, ...] = ()) -> syntax.Function:
+    """The tree of a live Python function, with attributes its decorator gave it. Raises `UserError`."""
     function = inspect.unwrap(function)
     name = getattr(function, "__name__", repr(function))
     try:
@@ -73,7 +77,8 @@ def parse_function(function: Callable[..., object]) -> syntax.Function:
         span = Span(place.source, first_line, 1, first_line, 1)
         raise UserError.at("TW005", f"'{name}' is not a kernel: only a 'def' can be one", span, "write it as a function with 'def'")
     sink = Diagnostics()
-    tree = _FunctionReader(place, Environment.of_function(function), sink).read(definition)
+    with reading(function, name):
+        tree = _FunctionReader(place, Environment.of_function(function), sink, attributes).read(definition)
     sink.raise_if_errors()
     return tree
 
@@ -110,9 +115,17 @@ def parse_python_file(text: str, path: str) -> list[syntax.Function]:
     module = _parse(text, place)
     environment = Environment.of_file(module)
     sink = Diagnostics()
+
+    def read(node: ast.FunctionDef | ast.AsyncFunctionDef) -> syntax.Function:
+        with reading(node, node.name):
+            return _FunctionReader(place, environment, sink, decorated(node, place, sink)).read(node)
+
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef) and any(_is_kernel(d, environment) for d in node.decorator_list):
+            environment.define(node.name, Called(node.name, node, partial(read, node)))
     with sink.collecting():
         functions = [
-            _FunctionReader(place, environment, sink).read(node)
+            read(node)
             for node in ast.walk(module)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(_is_kernel(d, environment) for d in node.decorator_list)
         ]
@@ -151,7 +164,10 @@ def _syntax_error(error: SyntaxError, place: Place) -> UserError:
 class _FunctionReader:
     """Reads one function definition. `_visible` mirrors the blocks that are open: which names have a value there."""
 
-    def __init__(self, place: Place, environment: Environment, sink: Diagnostics) -> None:
+    def __init__(
+        self, place: Place, environment: Environment, sink: Diagnostics, attributes: tuple[syntax.KernelAttribute, ...] = ()
+    ) -> None:
+        self._attributes = attributes
         self._place = place
         self._environment = environment
         self._sink = sink
@@ -176,7 +192,8 @@ class _FunctionReader:
         self._visible = [{p.name for p in params}]
         body = self._block(definition.body, own_scope=False)
         result = None if definition.returns is None else self._expressions.annotation(definition.returns)
-        return syntax.Function(definition.name, params, result, body, "kernel", span=self._span(definition))
+        tree = syntax.Function(definition.name, params, result, body, "kernel", self._attributes, span=self._span(definition))
+        return inline(tree, self._sink)
 
     def _span(self, node: ast.stmt | ast.expr | ast.arg) -> Span:
         return self._place.span(node)
@@ -232,6 +249,8 @@ class _FunctionReader:
         if isinstance(node, ast.Pass):
             return []
         if isinstance(node, ast.Expr):
+            if isinstance(node.value, ast.Yield) and node.value.value is not None and self._attributes:
+                return [syntax.Yield(self._expressions.read(node.value.value), span=span)]
             is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
             return [] if is_text else [syntax.ExprStmt(self._expressions.read(node.value), span=span)]
         if isinstance(node, ast.Assign):
@@ -288,10 +307,11 @@ class _FunctionReader:
             for name in names:
                 self._declare(name, target.lineno + self._place.line_offset)
             return [syntax.Let(tuple(names), value, mutable=True, destructure=True, span=span)]
-        if new:
-            self._unsupported(target, "assigning new and old variables together", "assign them one at a time")
-            return []
-        return [syntax.Assign(self._expressions.read(target), value, span=span)]
+        for name in new:
+            self._declare(name, target.lineno + self._place.line_offset)
+        # What new names start with is never seen.
+        start = [syntax.Let((name,), syntax.Number(0, span=span), mutable=True, span=span) for name in dict.fromkeys(new)]
+        return [*start, syntax.Assign(self._expressions.read(target), value, span=span)]
 
     def _annotated(self, node: ast.AnnAssign, span: Span) -> list[Stmt]:
         if not isinstance(node.target, ast.Name):

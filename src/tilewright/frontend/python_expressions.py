@@ -7,13 +7,26 @@ reported to the sink and stands as a zero, so that the rest of the kernel is sti
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from tilewright.base.errors import Diagnostics
+from tilewright.base.errors import Diagnostics, UserError
 from tilewright.base.source import Source, Span
-from tilewright.frontend.python_names import Constant, Environment, Meaning, Opaque, Word, classify, is_package, member
+from tilewright.frontend.python_names import (
+    Called,
+    Constant,
+    Environment,
+    Meaning,
+    Opaque,
+    Word,
+    classify,
+    is_package,
+    member,
+)
+from tilewright.frontend.python_nesting import reading
 from tilewright.tree import syntax
+from tilewright.tree.metadata import REDUCTION_NAMES
 from tilewright.tree.syntax import Argument, Expr
 
 REDUCTIONS = {
@@ -32,8 +45,8 @@ _HELP: dict[type[ast.expr], tuple[str, str]] = {
     ast.JoinedStr: ("an f-string", "kernels have no text: return the value and format it outside"),
     ast.Starred: ("'*' in an expression", "write every item"),
     ast.NamedExpr: ("':='", "assign on a line of its own"),
-    ast.Yield: ("yield", "write the value into an output array"),
-    ast.YieldFrom: ("yield", "write the value into an output array"),
+    ast.Yield: ("yield", "write the value into an output array, or mark the kernel with @tw.kernel(reduce=\"+\")"),
+    ast.YieldFrom: ("yield from", "yield single values"),
     ast.Await: ("await", "wait for the result outside the kernel"),
 }
 
@@ -127,17 +140,33 @@ class ExpressionReader:
             return syntax.Name(meaning.name, span=span)
         if isinstance(meaning, Constant):
             return self._literal(meaning.value, node)
+        if isinstance(meaning, Called):
+            return self._callee(meaning, node)
         if isinstance(meaning, Opaque):
             if is_package(meaning.value):
                 return self._unsupported(node, "the module itself", "name one of its members")
             kind = type(meaning.value).__name__ if meaning.value is not None else "object"
             shown = ast.unparse(node)
             if callable(meaning.value):
+                own = "mark it with @tw.kernel: kernels can call kernels" if _is_plain(meaning.value) else ""
                 return self._unsupported(
-                    node, f"the Python function '{shown}'", "use a function of tilewright, or write its body where it is called"
+                    node, f"the Python function '{shown}'", own or "use a function of tilewright, or write its body where it is called"
                 )
             return self._unsupported(node, f"'{shown}' (a captured {kind})", "pass it as a parameter")
         return None
+
+    def _callee(self, meaning: Called, node: ast.expr) -> Expr:
+        span = self._place.span(node)
+        with reading(meaning.key, meaning.name) as around:
+            if around:
+                chain = " calls ".join(f"'{name}'" for name in (*around, meaning.name))
+                self._sink.error("TW005", f"{chain}: a kernel cannot call itself", span, "use a loop")
+                return syntax.Number(0, span=span)
+            try:
+                return syntax.Callee(meaning.read(), span=span)
+            except UserError as error:
+                self._sink.items += [d for d in error.diagnostics if d not in self._sink.items]
+                return syntax.Number(0, span=span)
 
     def _literal(self, value: bool | int | float | str, node: ast.expr) -> Expr:
         span = self._place.span(node)
@@ -239,6 +268,8 @@ class ExpressionReader:
             first = node.args[0]
             if isinstance(first, ast.Constant) and isinstance(first.value, str):
                 return self._float_of_text(first.value, node, span)
+        if word == "reduce":
+            return self._reduce_word(node, span)
         if word in REDUCTIONS and (len(node.args) == 1 or (len(node.args) == 2 and word not in ("min", "max"))):
             axis = self.read(node.args[1]) if len(node.args) == 2 else None
             return self._reduce(word, self.read(node.args[0]), axis, node, span)
@@ -249,6 +280,21 @@ class ExpressionReader:
         if self.meaning(node.func) is None and isinstance(self.meaning(self._owner(node.func)), Opaque):
             return self._unsupported(node.func, f"'{ast.unparse(node.func)}'", "use a function of tilewright")
         return syntax.Call(self.read(node.func), self._arguments(node), span=span)
+
+    def _reduce_word(self, node: ast.Call, span: Span) -> Expr:
+        """`tw.reduce("+", x, axis=k)`: the operation by its name."""
+        operation = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+        usage = 'write tw.reduce("+", x) or tw.reduce("+", x, axis=k)'
+        if not isinstance(operation, str) or operation not in REDUCTION_NAMES:
+            help = f"choose one of {', '.join(REDUCTION_NAMES)}" if isinstance(operation, str) else usage
+            self._sink.error("TW016", f"unknown reduction {ast.unparse(node.args[0]) if node.args else 'of nothing'}", span, help)
+            return syntax.Number(0, span=span)
+        if not 2 <= len(node.args) <= 3:
+            self._sink.error("TW016", f"reduce takes an operation, an array and an axis, got {len(node.args)} argument(s)", span, usage)
+            return syntax.Number(0, span=span)
+        axis = self.read(node.args[2]) if len(node.args) == 3 else None
+        found = self._reduce("reduce", self.read(node.args[1]), axis, node, span)
+        return replace(found, op=REDUCTION_NAMES[operation]) if isinstance(found, syntax.ReduceExpr) else found
 
     @staticmethod
     def _owner(node: ast.expr) -> ast.expr:
@@ -273,7 +319,7 @@ class ExpressionReader:
                 )
             elif not _is_none(keyword.value):
                 axis = self.read(keyword.value)
-        return syntax.ReduceExpr(REDUCTIONS[name], value, axis, span=span)
+        return syntax.ReduceExpr(REDUCTIONS.get(name, ""), value, axis, span=span)
 
     def _method(self, function: ast.Attribute, node: ast.Call, span: Span) -> Expr | None:
         """`x.sum(axis=1)` is `sum(x, axis=1)`, `x.astype(t)` is `cast(x, t)`."""
@@ -341,3 +387,7 @@ def _is_none(node: ast.expr) -> bool:
 
 def _last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_plain(value: object) -> bool:
+    return inspect.isfunction(value)

@@ -14,10 +14,12 @@ import numbers
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
+from typing import Any
 
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType
 from tilewright.base.record import record
+from tilewright.tree.syntax import Function
 
 PACKAGE = "tilewright"
 
@@ -41,7 +43,16 @@ class Opaque:
     value: object
 
 
-Meaning = Word | Constant | Opaque
+@record
+class Called:
+    """A kernel, to be called from another: `key` tells it from others, `read` gives its tree."""
+
+    name: str
+    key: object
+    read: Callable[[], Function]
+
+
+Meaning = Word | Constant | Opaque | Called
 """None in the functions below means that the name is unknown."""
 
 _CONSTANTS = {"inf": math.inf, "nan": math.nan, "pi": math.pi, "e": math.e}
@@ -54,7 +65,10 @@ class Environment:
     """The names around a kernel."""
 
     def __init__(self, names: Mapping[str, object]) -> None:
-        self._names = names
+        self._names = dict(names)
+
+    def define(self, name: str, meaning: Meaning) -> None:
+        self._names[name] = meaning
 
     def meaning(self, name: str) -> Meaning | None:
         if name in self._names:
@@ -103,7 +117,7 @@ def is_package(value: object) -> bool:
 
 def classify(value: object) -> Meaning:
     """What a captured object means in a kernel."""
-    if isinstance(value, Word | Constant | Opaque):
+    if isinstance(value, Word | Constant | Opaque | Called):
         return value
     if isinstance(value, DType):
         return Word(value.name)
@@ -115,6 +129,10 @@ def classify(value: object) -> Meaning:
         return Constant(float(value))
     if type(value).__module__ == "numpy" and type(value).__name__ == "bool":
         return Constant(bool(value))
+    python = getattr(value, "python", None) if type(value).__module__ == f"{PACKAGE}.api.kernel" else None
+    if callable(python):
+        owner: Any = value
+        return Called(python.__name__, python, lambda: owner.function)
     name = _word(value)
     return Opaque(value) if name is None else Word(name)
 

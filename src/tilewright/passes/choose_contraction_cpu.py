@@ -15,7 +15,7 @@ from tilewright.base.dtypes import f32, f64, i32, i64, u32, u64
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Value, walk
 from tilewright.ir.ops_matrix import PANEL, PANEL_DTYPES, PANEL_STEP
-from tilewright.passes.lower_contraction_cpu import needed_ops
+from tilewright.passes.panel_sides import needed_ops
 from tilewright.passes.schedule_matrix import MatrixSchedule
 
 ACCUMULATORS = (f32, f64, i32, i64, u32, u64)

@@ -28,6 +28,7 @@ from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.ops import OPS
 from tilewright.ir.program import KernelCall, Program
 from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects, rewrite_block
+from tilewright.passes.fuse_limits import needed_of, over_registers
 
 CHEAP = 12
 """Ops of a map that may be computed again for every use in a sum."""
@@ -53,6 +54,8 @@ class Refused:
     producer: Span
     consumer: Span
     reason: str
+    needed: Size | None = None
+    """Bytes of it that one result of its reader needs, where that is more than one element: what a block would have to keep."""
 
 
 @record
@@ -75,7 +78,8 @@ def fuse(program: Program) -> tuple[Program, FusionReport]:
     while True:
         step = _one_step(program)
         if isinstance(step, list):
-            return program, FusionReport(tuple(fused), tuple(step), before, len(program.calls))
+            kept = (replace(r, needed=needed_of(program, r.array)) for r in step)
+            return program, FusionReport(tuple(fused), tuple(kept), before, len(program.calls))
         program, done = step
         fused.append(done)
 
@@ -94,6 +98,8 @@ def _one_step(program: Program) -> tuple[Program, Fused] | list[Refused]:
                 for how, way in _WAYS:
                     try:
                         made = way(pair)
+                        if too_much := over_registers(program, made):
+                            raise _No(f"!{too_much}")
                     except _No as no:
                         reasons.append(str(no))
                         continue
@@ -293,7 +299,7 @@ def _merged(pair: _Pair) -> Program:
     if any([*pair.indices(load)] != here for load in pair.loads):
         raise _No(f"!'{pair.array}' is needed at other places than where it is made")
     if not producer.is_map() and not consumer.is_map():
-        raise _No("!both have loops of their own")
+        raise _No(f"!{_one_after_the_other(pair)}")
     pair.check_together()
     keep = pair.is_needed(pair.second)
 
@@ -356,7 +362,7 @@ def _rows(pair: _Pair) -> Program:
     there = pair.own(producer, pair.store, [index])
     axis = there.index(index)
     if producer.extents != consumer.extents or not producer.covers(sweep, pair.type.shape[axis]):
-        raise _No("!they walk different rows")
+        raise _No(f"!their launches have different shapes: {_shape(producer)} and {_shape(consumer)}")
     element = [op for op in sweep.regions[0].ops[:-1] if op is not pair.store]
     if any(has_effects(op) for op in element):
         raise _No("!the loop that makes it writes other things too")
@@ -384,15 +390,32 @@ def _rows(pair: _Pair) -> Program:
     return pair.both(body)
 
 
+def _shape(nest: _Nest) -> str:
+    """What a nest's iterations are, and where it stands."""
+    extents = " by ".join("?" if e is None else str(e) for e in nest.extents)
+    return f"{extents or '1'} (line {nest.parallel.span.line})"
+
+
 _COMBINED = {"add": "sums", "mul": "products", "min": "minima", "max": "maxima"}
 """What reductions are called."""
 
 
-def _unfinished(pair: _Pair) -> str:
-    """Why an array made by loops is not there yet where its reader runs."""
+def _finished(pair: _Pair) -> str:
+    """After which loop of its producer the array is there."""
     maker = next(op for op in walk(pair.producer.region) if op.opcode in ("reduce", "for", "while", "parallel"))
     made = f"its {_COMBINED.get(str(maker.attrs.get('kind')), 'reduction')} over" if maker.opcode == "reduce" else "a loop over"
-    after = f"'{pair.array}' is finished only after {made} {_walked(maker)}"
+    return f"'{pair.array}' is finished only after {made} {_walked(maker)}"
+
+
+def _one_after_the_other(pair: _Pair) -> str:
+    """Why kernels that both have loops do not run as one, although they share their results' indices."""
+    reader = next(op for op in walk(pair.consumer.region) if op.opcode in ("reduce", "for", "while", "parallel"))
+    return f"{_finished(pair)}, and the loop over {_walked(reader)} begins with it"
+
+
+def _unfinished(pair: _Pair) -> str:
+    """Why an array made by loops is not there yet where its reader runs."""
+    after = _finished(pair)
     loops = [op for op in walk(pair.consumer.region) if op.opcode in ("reduce", "for", "while")]
     reader = next((op for op in loops if any(inner in pair.loads for inner in walk(op.regions[0]))), None)
     if reader is not None:

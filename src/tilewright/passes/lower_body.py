@@ -46,10 +46,8 @@ from tilewright.tree.typed import (
     While,
     Whole,
     Yield,
-    assigned,
-    walk,
-    walk_expr,
 )
+from tilewright.tree.typed_walk import assigned, walk, walk_expr
 
 Scope = dict[Variable | LoopVar, Value]
 

@@ -17,7 +17,8 @@ from tilewright.base.errors import CompilerBug
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Value
-from tilewright.passes.lower_contraction_cpu import PanelLowering, Side
+from tilewright.passes.lower_contraction_cpu import PanelLowering
+from tilewright.passes.panel_sides import Side
 from tilewright.passes.schedule_matrix import MatrixSchedule
 
 

@@ -46,11 +46,10 @@ from tilewright.tree.typed import (
     TypedKernel,
     Variable,
     Whole,
-    assigned,
     row_major,
-    walk_expr,
 )
-from tilewright.tree.typed import walk as walk_stmts
+from tilewright.tree.typed_walk import assigned, walk_expr
+from tilewright.tree.typed_walk import walk as walk_stmts
 
 
 def lower_kernel(typed: TypedKernel) -> Program:

@@ -20,6 +20,7 @@ from tilewright.tree.check_state import State, assigned_names
 from tilewright.tree.loops import classify
 from tilewright.tree.metadata import KernelKind, KernelMetadata, read_attributes, suggest
 from tilewright.tree.solve import Equations, Solution, solve
+from tilewright.tree.tuples import split_assignments
 from tilewright.tree.typed import (
     ArgSpec,
     ArrayArg,
@@ -35,6 +36,7 @@ def check_kernel(function: syntax.Function, args: Sequence[ArgSpec], sink: Diagn
     """Check a kernel for arguments of these types. Raises UserError with all errors, which also go to `sink`."""
     sink = sink if sink is not None else Diagnostics()
     own = Diagnostics()
+    function = split_assignments(function)
     metadata = read_attributes(function.attributes, own)
     _check_count(function, args, own)
     state = State(Equations(_axis_names(function, args)), assigned=assigned_names(function))

@@ -14,10 +14,10 @@ from tilewright.base.errors import Diagnostics
 from tilewright.base.sizes import Size, contiguous_strides, maximum
 from tilewright.base.source import Span
 from tilewright.tree import syntax
-from tilewright.tree.bounds import clamped, interval
+from tilewright.tree.bounds import affine, clamped, interval
 from tilewright.tree.check_expr import CREATORS, ExprChecker
 from tilewright.tree.check_state import Alias, Key, OutputState, State
-from tilewright.tree.infer import TypePair, join, size_of
+from tilewright.tree.infer import Skip, TypePair, join, size_of
 from tilewright.tree.typed import (
     ArgSpec,
     ArrayArg,
@@ -32,9 +32,9 @@ from tilewright.tree.typed import (
     Stmt,
     Whole,
     row_major,
-    show_expr,
-    walk_expr,
 )
+from tilewright.tree.typed_text import show_expr
+from tilewright.tree.typed_walk import walk_expr
 
 
 class ArrayChecker(ExprChecker):
@@ -48,6 +48,8 @@ class ArrayChecker(ExprChecker):
         self.written: set[str] = set()
         self.out: list[Stmt] = []
         """The statements of the block being checked."""
+        self.implicits: set[str] = set()
+        """Arrays between blocks that were put into one kernel: like ZynML's outputs they are as large as what is written to them."""
         self.reach: dict[str, list[Shape]] = {}
         """ZynML outputs: for each store, one more than the largest index along each axis."""
         for param, arg in zip(function.params, args, strict=True):
@@ -110,6 +112,32 @@ class ArrayChecker(ExprChecker):
                     self.scope.names.setdefault(extent.id, Alias(size, (id(extent), extent.id)))
             elif isinstance(extent, syntax.Number) and isinstance(extent.value, int):
                 equations.defined.setdefault((name, Size.of(extent.value)), extent.span)
+
+    def expected(self, name: str, value: Expr, stmt: syntax.Expect) -> None:
+        """An argument of a kernel called here is what the parameter's annotation says; its size names mean extents of it."""
+        node, span = stmt.type, stmt.span
+        if isinstance(node, syntax.Name):
+            if node.id.lower() in ("array", "tensor") and not value.shape:
+                raise self.fail("TW009", f"{name} must be an array, got a number ({value.dtype})", span)
+            if dtypes.is_name(node.id) and value.shape:
+                raise self.fail("TW009", f"{name} must be a number ({node.id}), got an array of rank {len(value.shape)}", span)
+            return
+        assert isinstance(node, syntax.Index)
+        if isinstance(node.value, syntax.Name) and dtypes.is_name(node.value.id):
+            dtype = dtypes.by_name(node.value.id)
+            if dtype is not value.dtype:
+                raise self.fail("TW009", f"{name} must be {dtype}, got {value.dtype}", span)
+        if len(node.indices) != len(value.shape):
+            raise self.fail("TW003", f"{name} must have rank {len(node.indices)}, got {len(value.shape)}", span)
+        for extent, found in zip(node.indices, value.shape, strict=True):
+            known = self.scope.find(extent.id) if isinstance(extent, syntax.Name) else Alias(self.expr(extent), (0, ""))
+            size = size_of(known.value) if isinstance(known, Alias) else None
+            if size is not None:
+                self.make_equal(size, found, span)
+            elif isinstance(extent, syntax.Name):
+                value = SizeValue(found, span=extent.span)
+                self.scope.names[extent.id] = Alias(value, (id(extent), extent.id))
+                self.call_sizes([extent.id], [value])
 
     # -- arrays -----------------------------------------------------------------------------------------------------
 
@@ -206,17 +234,50 @@ class ArrayChecker(ExprChecker):
         return Whole(array, span=value.span)
 
     def on_read(self, array: ArrayInfo, span: Span) -> None:
+        if array.name not in self.written and self.sink.errors:
+            # The store that is missing may be the one that was wrong.
+            raise Skip
         if array.name not in self.written:
             raise self.fail("TW017", f"'{array.name}' is read before anything is written to it", span, "store to it first, or make it with zeros")
 
-    def implicit(self, array: ArrayInfo) -> bool:
+    def implicit(self, array: ArrayInfo, write: bool = True) -> bool:
+        if array.name in self.implicits:
+            return write
         return not self.is_python and array.role == "output"
+
+    def is_place(self, name: str) -> bool:
+        """Whether an array exists by being written to."""
+        return name in self.implicits or (not self.is_python and is_output_name(name))
 
     def implicit_array(self, base: syntax.Expr) -> ArrayInfo | None:
         """ZynML: `out` and `out_name` are outputs, known from earlier walks."""
-        if self.is_python or not isinstance(base, syntax.Name) or not is_output_name(base.id):
+        if not isinstance(base, syntax.Name) or not self.is_place(base.id):
             return None
         return self.arrays.get(base.id)
+
+    def passed_on(self, stmt: syntax.Made) -> None:
+        """A block that writes these arrays begins, or is done: from there on they are arrays like others."""
+        for name in stmt.names:
+            if not stmt.done:
+                self.implicits.add(name)
+            elif name in self.arrays:
+                self.scope.names[name] = self.arrays[name]
+            elif not self.sink.errors:
+                raise self.fail("TW017", f"nothing is written to '{name}'", stmt.span, "write out[…] = …, or yield in a reduce block")
+
+    def bind_made(self, array: ArrayInfo, axis: int, value: Expr, span: Span) -> None:
+        linear = affine(value)
+        bare = linear.bare if linear is not None else None
+        if bare is not None and bare.full is not None:
+            self.bind_size(array, axis, bare.full, span)
+
+    def bind_size(self, array: ArrayInfo, axis: int, size: Size, span: Span) -> None:
+        """ZynML: a loop over `0..size` reads all of an axis of an array that an earlier block made."""
+        known = self.state.outputs.get(array.name)
+        if self.is_python or self.guarded or is_output_name(array.name) or (known is not None and known.shape is None):
+            return
+        if self.raw_name(size) is not None:
+            self.make_equal(size, array.shape[axis], span)
 
     def output(self, name: str, rank: int, pair: TypePair, span: Span) -> ArrayInfo:
         """The output of that name, with one more value of type `pair` stored to it."""
@@ -233,7 +294,8 @@ class ArrayChecker(ExprChecker):
         shape = known.shape
         if shape is None or len(shape) != rank:
             shape = tuple(Size.of(f"{name}${axis}") for axis in range(rank))
-        array = row_major(name, joined[0], shape, "output", self.alignment())
+        role = "scratch" if name in self.implicits and name not in self.state.returned else "output"
+        array = row_major(name, joined[0], shape, role, self.alignment())
         self.arrays[name] = array
         return array
 

@@ -7,21 +7,17 @@ ends only the statement it is in.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from tilewright.base import dtypes
-from tilewright.base.dtypes import DType, accumulator, i64
+from tilewright.base.dtypes import DType, accumulator
 from tilewright.base.errors import Diagnostics
-from tilewright.base.sizes import ONE, ZERO, Size, ceildiv
 from tilewright.base.source import Span
 from tilewright.tree import syntax
-from tilewright.tree.bounds import clamped, interval
-from tilewright.tree.check_arrays import is_output_name
 from tilewright.tree.check_expr import flatten_index
-from tilewright.tree.check_state import Alias, Key, Poison, Scope, Slot, State, Tile, VariableState
-from tilewright.tree.check_tiles import TileChecker
-from tilewright.tree.infer import Skip, TypePair, join, size_of, sum_dtype, type_of
+from tilewright.tree.check_state import Alias, Key, Poison, Slot, State, Tile, VariableState
+from tilewright.tree.check_yields import YieldChecker
+from tilewright.tree.infer import Skip, TypePair, join, type_of
 from tilewright.tree.metadata import KernelKind, KernelMetadata, suggest
 from tilewright.tree.typed import (
     Accumulate,
@@ -35,22 +31,19 @@ from tilewright.tree.typed import (
     Local,
     Loop,
     LoopVar,
-    ReduceLoop,
     ScalarInfo,
     SetVar,
-    SizeValue,
     Stmt,
     Store,
     Variable,
     While,
-    Yield,
-    walk_expr,
 )
+from tilewright.tree.typed_walk import walk_expr
 
 _COMBINE = {"+": "add", "*": "mul", "and": "and", "or": "or", "&": "and", "|": "or"}
 
 
-class BodyChecker(TileChecker):
+class BodyChecker(YieldChecker):
     def __init__(
         self, function: syntax.Function, args: Sequence[ArgSpec], metadata: KernelMetadata, state: State, sink: Diagnostics
     ) -> None:  # fmt: skip
@@ -59,12 +52,8 @@ class BodyChecker(TileChecker):
         self.metadata = metadata
         self.results: list[ArrayInfo] = []
         self.body: tuple[Stmt, ...] = ()
-        self.yields: list[TypePair] | None = None
-        """Types of the values yielded in the reduction being checked."""
-        self.target = Variable("out", self.default_float)
-        """What that reduction accumulates into."""
-        self.domain = 0
-        """How many loop indices it runs over."""
+        self.broken: set[Span] = set()
+        """Calls of kernels whose arguments are wrong: nothing is said about what follows from that."""
 
     # -- the walk ---------------------------------------------------------------------------------------------------
 
@@ -87,7 +76,7 @@ class BodyChecker(TileChecker):
         self.body = tuple(self.out)
 
     def finish(self) -> None:
-        if self.is_python:
+        if self.is_python and self.metadata.kind is not KernelKind.REDUCE:
             returns = [s for s in self.kernel.body if isinstance(s, syntax.Return) and s.value is not None]
             if not returns:
                 self.sink.error("TW017", f"'{self.kernel.name}' returns nothing", self.kernel.span, "return the arrays it makes")
@@ -100,18 +89,10 @@ class BodyChecker(TileChecker):
             if result.name not in self.written and not self.sink.errors:
                 self.sink.error("TW017", f"output '{result.name}' is never written", self.kernel.span, f"store to {result.name}[…]")
 
-    @contextmanager
-    def block(self, scope: Scope | None = None) -> Iterator[list[Stmt]]:
-        """Statements inside go to a list of their own, names to a scope of their own."""
-        before, self.out = self.out, []
-        outer, self.scope = self.scope, scope or Scope(self.scope)
-        try:
-            yield self.out
-        finally:
-            self.out, self.scope = before, outer
-
     def statement(self, stmt: syntax.Stmt, last: bool = False) -> None:
         try:
+            if self.broken and any(call in self.broken for call in stmt.span.calls()):
+                raise Skip
             if isinstance(stmt, syntax.Let):
                 self.let(stmt)
             elif isinstance(stmt, syntax.Assign):
@@ -126,11 +107,19 @@ class BodyChecker(TileChecker):
                 self.yielded(stmt)
             elif isinstance(stmt, syntax.Return):
                 self.returned(stmt, last)
+            elif isinstance(stmt, syntax.Made):
+                self.passed_on(stmt)
+            elif isinstance(stmt, syntax.ReduceNest):
+                self.reduce_loop(stmt.loop, stmt.op, stmt.axes, stmt.name)
+            elif isinstance(stmt, syntax.Expect):
+                self.expected(stmt.name, self.expr(stmt.value), stmt)
             elif isinstance(stmt, syntax.ExprStmt):
                 self.bare(stmt)
             else:
                 raise self.fail("TW005", f"a {type(stmt).__name__.lower()} cannot be inside a kernel", stmt.span)
         except Skip:
+            if isinstance(stmt, syntax.Expect):
+                self.broken.add(stmt.call)
             if isinstance(stmt, syntax.Let):
                 for name in stmt.targets:
                     if not isinstance(self.scope.find(name), LoopVar):
@@ -269,7 +258,7 @@ class BodyChecker(TileChecker):
             self.assign_tile(stmt, name, found)
         elif self.is_python and not stmt.op:
             self.let_name(name, stmt.value, (id(stmt), name), stmt.span)
-        elif not self.is_python and is_output_name(name) and not stmt.op:
+        elif self.is_place(name) and not stmt.op:
             self.assign_output(name, self.expr(stmt.value), stmt.span)
         elif found is None:
             raise self.unknown(name, stmt.span)
@@ -310,10 +299,6 @@ class BodyChecker(TileChecker):
             self.learn_variable(slot.key, type_of(value), name, stmt.span)
         self.out.append(SetVar(var, self.assignable(value, var.dtype, f"'{name}'", stmt.span), span=stmt.span))
         self.changed(var)
-
-    def scalar_only(self, name: str, value: Expr, span: Span) -> None:
-        if value.shape:
-            raise self.fail("TW003", f"{name} is a number, and the value has rank {len(value.shape)}", span, "index the arrays in it")
 
     def accumulate(self, stmt: syntax.Assign, name: str, slot: Slot, kind: str, negative: bool, value: Expr) -> None:
         if value.shape:
@@ -362,7 +347,7 @@ class BodyChecker(TileChecker):
         array = self.array(base)
         if isinstance(array, ArrayInfo) and array.role == "input":
             raise self.fail("TW015", f"'{array.name}' is an input and cannot be written", stmt.span, "make an output and write to that")
-        implicit = array is None and not self.is_python and isinstance(base, syntax.Name) and is_output_name(base.id)
+        implicit = array is None and isinstance(base, syntax.Name) and self.is_place(base.id)
         if not implicit and not isinstance(array, ArrayInfo):
             name = base.id if isinstance(base, syntax.Name) else "this"
             if isinstance(base, syntax.Name) and self.scope.find(name) is None:
@@ -412,39 +397,6 @@ class BodyChecker(TileChecker):
 
     # -- control flow -----------------------------------------------------------------------------------------------
 
-    def loop_var(self, name: str, node: syntax.Range) -> LoopVar:
-        lo, hi = self.bound(node.lo), self.bound(node.hi)
-        for expr in walk_expr(hi):
-            if isinstance(expr, SizeValue):
-                self.state.equations.ranges |= self.state.solution.raw(expr.size).names
-        if node.inclusive:
-            hi = self.binary("+", hi, self.literal(1, node.span), node.span)
-        step = ONE if node.step is None else size_of(self.bound(node.step))
-        if step is None or step == ZERO:
-            what = "0" if step == ZERO else "not made of constants and sizes"
-            raise self.fail("TW016", f"the step of a loop cannot be {what}", node.span)
-        first, last = size_of(lo), size_of(hi)
-        down = step.constant is not None and step.constant < 0
-        count = None
-        if first is not None and last is not None:
-            count = ceildiv(first - last, -step) if down else ceildiv(last - first, step)
-        start, end = interval(lo), interval(hi)
-        low = start[0] if start else None
-        high = end[1] - 1 if end else None
-        if first is not None and count is not None:
-            low, high = first, first + step * (count - 1)
-        elif down:
-            low, high = (end[0] + 1 if end else None), (start[1] if start else None)
-        if first is not None and count is not None and down:
-            low, high = high, low
-        return LoopVar(name, lo, hi, step, first, None if count is None else clamped(count), low, high)
-
-    def bound(self, node: syntax.Expr) -> Expr:
-        value = self.expr(node)
-        if value.shape or not value.dtype.is_int:
-            raise self.fail("TW009", f"a loop bound must be an integer, got {value.dtype}", node.span)
-        return value if value.dtype is i64 else self.convert(value, i64)
-
     def loop(self, stmt: syntax.For) -> None:
         if stmt.over is not None or not stmt.ranges:
             raise self.fail("TW005", "a kernel loops over ranges only", stmt.span, "write for i in range(n), or for i in 0..n")
@@ -453,9 +405,8 @@ class BodyChecker(TileChecker):
         for position, name in enumerate(stmt.vars):
             if isinstance(self.scope.find(name), LoopVar) or name in stmt.vars[:position]:
                 raise self.fail("TW010", f"'{name}' is already the index of a loop around it", stmt.span, "choose another name")
-        is_reduce = self.metadata.kind is KernelKind.REDUCE and not self.is_python
-        if is_reduce and self.yields is None:
-            self.reduce_loop(stmt)
+        if self.metadata.kind is KernelKind.REDUCE and self.yields is None:
+            self.reduce_loop(stmt, self.metadata.reduction, self.metadata.axes)
             return
         self.changes_in(stmt.body)
         self.fors.append(id(stmt))
@@ -471,90 +422,6 @@ class BodyChecker(TileChecker):
             del self.loops[len(self.loops) - len(variables) :]
         self.fors.pop()
         self.out.append(Loop(variables, statements, asked=asked, span=stmt.span))
-
-    def enter(self, stmt: syntax.For) -> tuple[LoopVar, ...]:
-        """Declare the indices of a loop in the current scope."""
-        variables: list[LoopVar] = []
-        for name, node in zip(stmt.vars, stmt.ranges, strict=True):
-            var = self.loop_var(name, node)
-            self.scope.names[name] = var
-            variables.append(var)
-            self.loops.append(var)
-        return tuple(variables)
-
-    def reduce_loop(self, stmt: syntax.For) -> None:
-        """A `@kernel reduce` nest: the loops directly around one another are its domain."""
-        self.outside_loops("the loop of a reduce kernel", stmt.span)
-        kind, axes = self.metadata.reduction, self.metadata.axes
-        self.yields = []
-        known = self.state.outputs.get("out")
-        self.target = Variable("out", known.pair[0] if known is not None and known.pair is not None else self.default_float)
-        variables: list[LoopVar] = []
-        with self.block() as body:
-            nest: syntax.For | None = stmt
-            while nest is not None:
-                variables += self.enter(nest)
-                inner = [s for s in nest.body if isinstance(s, syntax.For) and _yields(s)]
-                following = inner[0] if len(inner) == 1 and not any(isinstance(s, syntax.Yield) for s in nest.body) else None
-                self.domain = len(variables)
-                for each in nest.body:
-                    if each is not following:
-                        self.statement(each)
-                nest = following
-            self.loops.clear()
-        pairs, self.yields = self.yields, None
-        if not pairs:
-            raise self.fail("TW017", "a reduce kernel must yield a value", stmt.span, "write yield value inside the loop")
-        reduced = set(range(len(variables))) if axes is None else set()
-        for axis in axes or ():
-            if not -len(variables) <= axis < len(variables):
-                raise self.fail("TW003", f"axis {axis} of a reduction over {len(variables)} loop indices", stmt.span)
-            reduced.add(axis % len(variables))
-        inner_vars = tuple(v for i, v in enumerate(variables) if i in reduced)
-        outer_vars = tuple(v for i, v in enumerate(variables) if i not in reduced)
-        pair = pairs[0]
-        for other in pairs[1:]:
-            pair = join(pair, other) or pair
-        dtype = sum_dtype(pair[0], kind)
-        array = self.output("out", len(outer_vars), (dtype, ""), stmt.span)
-        shape: list[Size] = []
-        for var in variables:
-            if var.count is None:
-                raise self.fail("TW014", f"the range of '{var.name}' is not made of sizes of the inputs", stmt.span)
-        for var in outer_vars:
-            assert var.count is not None
-            shape.append(var.count)
-        self.shape_output("out", tuple(shape))
-        if kind in ("argmin", "argmax"):
-            self.not_empty(kind, [v.count for v in inner_vars if v.count is not None], shape, stmt.span)
-        self.written.add("out")
-        self.out.append(ReduceLoop(outer_vars, inner_vars, tuple(body), kind, self.target, array, span=stmt.span))
-
-    def yielded(self, stmt: syntax.Yield) -> None:
-        if self.yields is None:
-            raise self.fail("TW012", "yield is only for reduce kernels", stmt.span, "write @kernel reduce(…), or store to out[…]")
-        if self.spread is not None:
-            raise self.fail("TW005", "yield in a loop whose tiles change", stmt.span, "yield after that loop")
-        kind, index = self.metadata.reduction, None
-        node = stmt.value
-        if isinstance(node, syntax.Tuple):
-            if len(node.items) != 2 or kind not in ("argmin", "argmax"):
-                raise self.fail("TW016", f"a reduce({kind}) kernel yields one value", stmt.span)
-            position = self.expr(node.items[1])
-            if position.shape or not position.dtype.is_int:
-                raise self.fail("TW009", f"a yielded index must be an integer, got {position.dtype}", node.items[1].span)
-            index, node = self.convert(position, i64), node.items[0]
-        value = self.settled(self.expr(node))
-        self.scalar_only("a yielded value", value, stmt.span)
-        if kind in ("and", "or"):
-            value = self.logical(value, stmt.span)
-        self.yields.append(type_of(value))
-        if kind not in ("argmin", "argmax"):
-            self.out.append(Accumulate(self.target, kind, self.convert(value, self.target.dtype), span=stmt.span))
-            return
-        if len(self.loops) > self.domain:
-            raise self.fail("TW005", f"yield of a reduce({kind}) kernel cannot be in an inner loop", stmt.span)
-        self.out.append(Yield(value, index, span=stmt.span))
 
     def branch(self, stmt: syntax.If) -> None:
         cond = self.logical(self.expr(stmt.cond), stmt.span)
@@ -589,7 +456,7 @@ class BodyChecker(TileChecker):
     # -- results ----------------------------------------------------------------------------------------------------
 
     def returned(self, stmt: syntax.Return, last: bool) -> None:
-        if not last or not self.is_python:
+        if not last or not self.is_python or self.metadata.kind is KernelKind.REDUCE:
             raise self.fail("TW005", "a kernel returns once, as its last statement", stmt.span)
         if stmt.value is None:
             return
@@ -632,11 +499,3 @@ def _shape_owner(node: syntax.Expr) -> str:
     if isinstance(node, syntax.Attribute) and node.name == "shape" and isinstance(node.value, syntax.Name):
         return node.value.id
     return ""
-
-
-def _yields(stmt: syntax.Stmt) -> bool:
-    if isinstance(stmt, syntax.Yield):
-        return True
-    if isinstance(stmt, syntax.For | syntax.While):
-        return any(_yields(s) for s in stmt.body)
-    return isinstance(stmt, syntax.If) and any(_yields(s) for s in (*stmt.then, *stmt.otherwise))

@@ -6,27 +6,22 @@ which sizes it makes equal, and whether it stays inside; what cannot be decided 
 
 from __future__ import annotations
 
-import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType, i64
-from tilewright.base.errors import Diagnostics
-from tilewright.base.sizes import ONE, ZERO, Call, Size, minimum, product
+from tilewright.base.sizes import ONE, Size, product
 from tilewright.base.source import Span
 from tilewright.tree import syntax
-from tilewright.tree.bounds import affine, interval, surely_negative, surely_nonnegative, surely_positive
-from tilewright.tree.check_state import Alias, Poison, Scope, Shared, Slot, State, Tile
+from tilewright.tree.check_sizes import SizeChecker
+from tilewright.tree.check_state import Alias, Poison, Shared, Slot, Tile
 from tilewright.tree.infer import (
     COMPARISONS,
     FLOAT_FUNCTIONS,
     ROUNDINGS,
     Skip,
-    Typing,
-    default_float,
-    size_of,
     sum_dtype,
 )
 from tilewright.tree.metadata import suggest
@@ -47,13 +42,11 @@ from tilewright.tree.typed import (
     ScalarInfo,
     ScalarRef,
     Shape,
-    SizeCheck,
     SizeValue,
     Stmt,
     Whole,
-    show_expr,
-    walk_expr,
 )
+from tilewright.tree.typed_walk import walk_expr
 
 _ARITY: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys((*FLOAT_FUNCTIONS, *ROUNDINGS, "abs", "relu", "silu", "softplus", "isnan", "len"), (1, 1)),
@@ -70,67 +63,8 @@ Late = tuple[Expr, tuple[Stmt, ...]]
 """An expression, and the statements that must come before it."""
 
 
-class ExprChecker(Typing, ABC):
+class ExprChecker(SizeChecker):
     """Types expressions in the scope it is at."""
-
-    def __init__(self, flavour: str, state: State, sink: Diagnostics) -> None:
-        super().__init__(sink, default_float(flavour))
-        self.flavour = flavour
-        self.state = state
-        self.scope = Scope()
-        self.loops: list[LoopVar] = []
-        self.guarded = 0
-        """Conditions around the current place: an access there may not happen."""
-        self.checks: dict[tuple[Size, str, Size], SizeCheck] = {}
-        self.inputs: dict[str, ArrayInfo] = {}
-        self.ranges: dict[str, dict[Size | None, Span]] = {}
-        """For each input axis, the ranges of the bare indices it was read with (None: another index)."""
-
-    @property
-    def is_python(self) -> bool:
-        return self.flavour == "kernel"
-
-    # -- sizes ------------------------------------------------------------------------------------------------------
-
-    def equal(self, a: str, b: str) -> None:
-        if a != b:
-            self.state.equations.same[a, b] = None
-
-    def raw_name(self, size: Size) -> str | None:
-        return self.state.solution.raw(size).name
-
-    def require(self, left: Size, relation: str, right: Size, message: str, span: Span, code: str = "TW004") -> None:
-        """Something that must hold at calls."""
-        self.checks.setdefault((left, relation, right), SizeCheck(left, relation, right, message, code, span=span))
-
-    def broadcast(self, shapes: Sequence[Shape], span: Span) -> Shape:
-        """Shapes meet from the last axis on; an extent of 1 repeats, others must be equal."""
-        result: list[Size] = []
-        for axis in range(1, max((len(s) for s in shapes), default=0) + 1):
-            met = ONE
-            for shape in shapes:
-                if axis > len(shape) or shape[-axis] == ONE or shape[-axis] == met:
-                    continue
-                if met != ONE:
-                    self.make_equal(met, shape[-axis], span)
-                else:
-                    met = shape[-axis]
-            result.append(met)
-        return tuple(reversed(result))
-
-    def make_equal(self, a: Size, b: Size, span: Span) -> None:
-        """Two extents of one operation must be the same: so they are, or calls check it."""
-        left, right = self.state.solution.raw(a), self.state.solution.raw(b)
-        if a.constant is not None and b.constant is not None:
-            raise self.fail("TW004", f"extents {a} and {b} do not match", span)
-        if left.name is not None and right.name is not None:
-            self.equal(left.name, right.name)
-        elif left.name is not None:
-            self.state.equations.defined.setdefault((left.name, right), span)
-        elif right.name is not None:
-            self.state.equations.defined.setdefault((right.name, left), span)
-        else:
-            self.require(a, "eq", b, "extents {left} and {right} do not match", span)
 
     # -- names ------------------------------------------------------------------------------------------------------
 
@@ -354,81 +288,6 @@ class ExprChecker(Typing, ABC):
         self.learn(array, values, span, write)
         return values
 
-    def learn(self, array: ArrayInfo, values: Sequence[Expr], span: Span, write: bool = False) -> None:
-        for axis, value in enumerate(values):
-            if array.role == "input":
-                self.bind(array, axis, value, span)
-            if not self.guarded:
-                self.stay_inside(array, axis, value, span)
-
-    def bind(self, array: ArrayInfo, axis: int, value: Expr, span: Span) -> None:
-        """What an access tells about the extent of an input's axis."""
-        own = f"{array.name}${axis}"
-        equations, linear = self.state.equations, affine(value)
-        bare = linear.bare if linear is not None else None
-        full = bare.full if bare is not None else None
-        name = self.raw_name(full) if full is not None else None
-        if name is not None and not self.guarded:
-            self.equal(own, name)
-        elif name is not None:
-            equations.perhaps[name, Size.of(own)] = None
-        elif bare is not None and bare.step != ONE:
-            # `x[i]` with i in 0..n step 2: n is the extent unless something else says what it is.
-            last = size_of(bare.hi)
-            stop = self.raw_name(last) if last is not None else None
-            if stop is not None and not self.is_python:
-                equations.perhaps[stop, Size.of(own)] = None
-        elif linear is not None and len(linear.terms) == 1:
-            # `2*d` and `2*d + 1` with d in 0..head_dim/2 run over an axis of head_dim.
-            ((var, factor),) = linear.terms
-            whole = _numerator(var.full)
-            scale, offset = factor.constant, linear.offset.constant
-            if whole is not None and whole[1] == scale and offset is not None and 0 <= offset < scale:
-                inner = self.raw_name(whole[0])
-                if inner is not None:
-                    equations.perhaps[inner, Size.of(own)] = None
-        if not self.guarded:
-            known = full if full is not None and full.constant is None else None
-            self.ranges.setdefault(own, {}).setdefault(known, span)
-
-    def stay_inside(self, array: ArrayInfo, axis: int, value: Expr, span: Span) -> None:
-        """Prove that an index stays inside its axis, or leave it to a check at calls."""
-        extent = array.shape[axis]
-        if isinstance(value, IndexRef) and value.var.full == extent:
-            return
-        reach = interval(value)
-        if reach is None:
-            return
-        low, high = reach
-        spare = extent - high - 1
-        text = show_expr(value)
-        if not self.implicit(array):
-            if surely_negative(spare):
-                raise self.fail("TW013", f"index {text} of '{array.name}' reaches {_size_text(high)}, but axis {axis} has extent {_size_text(extent)}", span)
-            if not surely_nonnegative(spare):
-                left = self.when_reached(high + 1, spare) - 1
-                message = f"index {text} of '{array.name}' reaches {{left}}, but axis {axis} has extent {{right}}"
-                self.require(left, "lt", extent, message, span, "TW013")
-        if surely_negative(low):
-            raise self.fail("TW013", f"index {text} of '{array.name}' goes down to {_size_text(low)} on axis {axis}", span)
-        if not surely_nonnegative(low):
-            message = f"index {text} of '{array.name}' goes down to {{right}} on axis {axis}"
-            self.require(ZERO, "le", self.when_reached(low, low), message, span, "TW013")
-
-    @abstractmethod
-    def implicit(self, array: ArrayInfo) -> bool:
-        """Whether the array is as large as its accesses make it."""
-
-    def when_reached(self, size: Size, spare: Size) -> Size:
-        """The size, or 0 when a loop around has no iterations (unless `spare` is fine then anyway)."""
-        for var in self.loops:
-            if var.count is None or surely_positive(var.count):
-                continue
-            if var.count.name is not None and surely_nonnegative(spare.substitute({var.count.name: ZERO})):
-                continue
-            size = size * minimum(var.count, ONE)
-        return size
-
     def pick(self, value: Expr, indices: tuple[Expr, ...], span: Span) -> Expr:
         """One element of an array value that has not been computed."""
         if not value.shape:
@@ -565,16 +424,6 @@ class ExprChecker(Typing, ABC):
         reduce = Reduce(node.op, value, axes, sum_dtype(value.dtype, node.op), shape, span=span)
         return self.materialise(reduce)
 
-    def not_empty(self, kind: str, extents: Sequence[Size], outer: Sequence[Size], span: Span) -> None:
-        """argmin and argmax of nothing have no answer."""
-        reached = ONE
-        for extent in outer:
-            if not surely_positive(extent):
-                reached = reached * minimum(extent, ONE)
-        for extent in extents:
-            if not surely_positive(extent):
-                self.require(reached, "le", extent, f"{kind} of an empty axis", span)
-
     def _axes(self, node: syntax.Expr | None, rank: int) -> tuple[int, ...]:
         if node is None:
             return tuple(range(rank))
@@ -654,21 +503,6 @@ def _dotted(node: syntax.Expr) -> str | None:
 
 def _text(node: syntax.Expr) -> str:
     return _dotted(node) or "this expression"
-
-
-def _size_text(size: Size) -> str:
-    """A size as a message names it: an axis nobody named is `x.shape[0]`."""
-    return re.sub(r"([\w.]+)\$(\d+)", r"\1.shape[\2]", str(size))
-
-
-def _numerator(size: Size | None) -> tuple[Size, int] | None:
-    """`floordiv(a, c)` as (a, c)."""
-    if size is None or len(size.terms) != 1 or size.terms[0][1] != 1 or len(size.terms[0][0]) != 1:
-        return None
-    atom = size.terms[0][0][0]
-    if not isinstance(atom, Call) or atom.op != "floordiv" or atom.b.constant is None:
-        return None
-    return atom.a, atom.b.constant
 
 
 def _reads(expr: Expr) -> bool:

@@ -56,8 +56,8 @@ from tilewright.tree.typed import (
     View,
     Whole,
     row_major,
-    show_expr,
 )
+from tilewright.tree.typed_text import show_expr
 
 
 @dataclass
@@ -114,6 +114,8 @@ class PartChecker(ArrayChecker):
     def learn_axis(self, array: ArrayInfo, axis: int, value: Expr, span: Span) -> None:
         if array.role == "input":
             self.bind(array, axis, value, span)
+        else:
+            self.bind_made(array, axis, value, span)
         if not self.guarded:
             self.stay_inside(array, axis, value, span)
 
@@ -121,6 +123,7 @@ class PartChecker(ArrayChecker):
         """A slice of an axis: its first element, its extent, and what limits it."""
         start, stop, length = self.edges(array.name, array.shape[axis], node)
         self.bind_section(array, axis, start, length)
+        self.bind_end(array, axis, stop)
         if node.lo is None and length is None:
             self.bind_section(array, axis, self.binary("-", stop, self.literal(1, node.span), node.span), None)  # x[:i+1]
         if self.implicit(array) and length is not None:
@@ -224,13 +227,25 @@ class PartChecker(ArrayChecker):
         bare = linear.bare if linear is not None else None
         last = _walked(bare) if bare is not None and bare.first == ZERO else None
         name = self.raw_name(last) if last is not None else None
-        if name is None or bare is None or array.role != "input":
+        if name is None or bare is None:
+            return
+        if array.role != "input":
+            if bare.step == length and last is not None:
+                self.bind_size(array, axis, last, start.span)
             return
         own = f"{array.name}${axis}"
         if bare.step == length and not self.guarded:
             self.equal(own, name)
         elif not self.is_python:
             self.state.equations.perhaps[name, Size.of(own)] = None
+
+    def bind_end(self, array: ArrayInfo, axis: int, stop: Expr) -> None:
+        """ZynML: `x[i, a:n]` says that n is the extent, unless something else says what it is."""
+        size = size_of(stop)
+        name = self.raw_name(size) if size is not None else None
+        if name is not None and array.role == "input" and not self.is_python:
+            self.state.equations.perhaps[name, Size.of(f"{array.name}${axis}")] = None
+            self.state.equations.ranges.add(name)
 
     # -- operations -------------------------------------------------------------------------------------------------
 

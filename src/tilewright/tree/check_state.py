@@ -140,6 +140,8 @@ def assigned_names(function: syntax.Function) -> frozenset[Key]:
                     found.add(key)
             elif isinstance(stmt, syntax.For):
                 visit(stmt.body, stmt.vars)
+            elif isinstance(stmt, syntax.ReduceNest):
+                visit((stmt.loop,))
             elif isinstance(stmt, syntax.While):
                 visit(stmt.body)
             elif isinstance(stmt, syntax.If):

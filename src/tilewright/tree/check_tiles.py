@@ -52,12 +52,9 @@ from tilewright.tree.typed import (
     Variable,
     View,
     Whole,
-    bodies,
-    exprs_in,
-    show_expr,
-    walk,
-    walk_expr,
 )
+from tilewright.tree.typed_text import show_expr
+from tilewright.tree.typed_walk import bodies, exprs_in, walk, walk_expr
 
 
 class TileChecker(PartChecker):

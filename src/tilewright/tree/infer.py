@@ -20,7 +20,8 @@ from tilewright.base.dtypes import DType, accumulator, bool_, f32, f64, i64, los
 from tilewright.base.errors import Diagnostics
 from tilewright.base.sizes import Size, floordiv, maximum, minimum, mod
 from tilewright.base.source import Span
-from tilewright.tree.typed import Apply, Cast, Choose, Const, Expr, Shape, SizeValue, show_expr
+from tilewright.tree.typed import Apply, Cast, Choose, Const, Expr, Shape, SizeValue
+from tilewright.tree.typed_text import show_expr
 
 TypePair = tuple[DType, str]
 """A dtype and how weak it is."""

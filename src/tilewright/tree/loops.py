@@ -38,12 +38,9 @@ from tilewright.tree.typed import (
     Variable,
     While,
     Yield,
-    assigned,
-    exprs_in,
-    show_expr,
-    walk,
-    walk_expr,
 )
+from tilewright.tree.typed_text import show_expr
+from tilewright.tree.typed_walk import assigned, exprs_in, walk, walk_expr
 
 
 def classify(stmts: tuple[Stmt, ...], elementwise: bool, sink: Diagnostics) -> tuple[Stmt, ...]:

@@ -55,6 +55,13 @@ def _statement(node: Stmt) -> list[str]:
         return f"yield {_expression(node.value)}".split("\n")
     if isinstance(node, syntax.Return):
         return ["return"] if node.value is None else f"return {_expression(node.value)}".split("\n")
+    if isinstance(node, syntax.Made):
+        return [f"{'made' if node.done else 'makes'} {', '.join(node.names)}"]
+    if isinstance(node, syntax.ReduceNest):
+        axes = "" if node.axes is None else f", axis={list(node.axes)}"
+        return _braces(f"{node.name} = reduce({_REDUCTIONS.get(node.op, node.op)}{axes})", (node.loop,))
+    if isinstance(node, syntax.Expect):
+        return [f"expect {_expression(node.value)}: {_expression(node.type)}"]
     if isinstance(node, syntax.ExprStmt):
         return _expression(node.value).split("\n")
     if isinstance(node, syntax.Function):
@@ -166,6 +173,8 @@ def _expression(node: Expr) -> str:
         value = f"{node.mode}({_expression(node.value)})" if node.mode != "one" else _operand(node.value)
         tail = "" if node.timeout is None or node.otherwise is None else f" timeout {_operand(node.timeout)} else {_operand(node.otherwise)}"
         return f"await {value}{tail}"
+    if isinstance(node, syntax.Callee):
+        return node.function.name
     return _compute(node)
 
 

@@ -82,6 +82,13 @@ class Call(Node):
 
 
 @record
+class Callee(Node):
+    """The function of a call: another kernel, whose body `inline.py` puts where the call is."""
+
+    function: Function
+
+
+@record
 class Unary(Node):
     """op: `-`, `not`, `~`"""
 
@@ -171,7 +178,7 @@ class KernelAttribute(Node):
 
 Expr = (
     Number | Bool | String | Name | Attribute | Index | Slice | Call | Unary | Binary | IfExpr | Tuple | List | Record
-    | Pipe | ReduceExpr | Await | Compute
+    | Pipe | ReduceExpr | Await | Compute | Callee
 )  # fmt: skip
 
 
@@ -249,6 +256,36 @@ class Return(Node):
 
 
 @record
+class Expect(Node):
+    """What the parameter `name` of a kernel that was put where it is called says of its argument: `type` is the annotation, over names
+    of this body. Sizes it names are declared."""
+
+    name: str
+    value: Expr
+    type: Expr
+    call: Span = field(default=NOWHERE, compare=False, repr=False)
+
+
+@record
+class Made(Node):
+    """Arrays that exist by being written to, as `out` does in ZynML, between blocks that were put into one kernel: stands before the
+    block that writes them, and, `done`, behind it."""
+
+    names: tuple[str, ...]
+    done: bool = False
+
+
+@record
+class ReduceNest(Node):
+    """The loops of a reduce kernel that was put into another: what they yield is combined by `op` along `axes` (None: all) into `name`."""
+
+    name: str
+    op: str
+    axes: tuple[int, ...] | None
+    loop: For
+
+
+@record
 class ExprStmt(Node):
     value: Expr
 
@@ -272,6 +309,8 @@ class Function(Node):
     body: tuple[Stmt, ...]
     kind: str = "kernel"
     attributes: tuple[KernelAttribute, ...] = ()
+    sizes: tuple[str, ...] = ()
+    """ZynML: names of a function to be called in kernels that nothing in it declares: sizes, each call's own."""
 
 
 @record
@@ -289,7 +328,7 @@ class Import(Node):
     alias: str = ""
 
 
-Stmt = Let | Assign | For | While | If | Yield | Return | ExprStmt | Function | Config | Import
+Stmt = Let | Assign | For | While | If | Yield | Return | Expect | Made | ReduceNest | ExprStmt | Function | Config | Import
 
 
 @record

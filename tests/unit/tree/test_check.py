@@ -13,7 +13,9 @@ from tilewright.frontend.python import parse_python_file
 from tilewright.frontend.zyn import parse_module
 from tilewright.tree import syntax
 from tilewright.tree.check import check_kernel
-from tilewright.tree.typed import ArgSpec, ArrayArg, ArrayInfo, Loop, ScalarArg, TypedKernel, show, walk
+from tilewright.tree.typed import ArgSpec, ArrayArg, ArrayInfo, Loop, ScalarArg, TypedKernel
+from tilewright.tree.typed_text import show
+from tilewright.tree.typed_walk import walk
 
 F32 = dtypes.f32
 

@@ -9,7 +9,8 @@ from tilewright.frontend.python import parse_python_file
 from tilewright.frontend.zyn import parse_module
 from tilewright.tree import syntax
 from tilewright.tree.check import check_kernel
-from tilewright.tree.typed import ArrayArg, show
+from tilewright.tree.typed import ArrayArg
+from tilewright.tree.typed_text import show
 
 PYTHON = """
 import tilewright as tw

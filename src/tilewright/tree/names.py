@@ -26,7 +26,7 @@ class BodyNames:
     free: dict[str, Span] = field(default_factory=dict)
     """Every one that is read, in order of first use."""
     in_ranges: set[str] = field(default_factory=set)
-    """Those that appear in the bounds of a loop or in the shape of a tile or shared array."""
+    """Those that appear in the bounds of a loop or slice or in the shape of a tile or shared array."""
     axes: list[tuple[str, str, int]] = field(default_factory=list)
     """(size, array, axis): a loop over `0..size` indexes that axis with its bare variable, which makes `size` that axis' extent."""
 
@@ -89,6 +89,14 @@ class _Walker:
         elif isinstance(node, syntax.While):
             self.expression(node.cond, scope)
             self.block(node.body, scope)
+        elif isinstance(node, syntax.ReduceNest):
+            self._for(node.loop, scope)
+        elif isinstance(node, syntax.Made):
+            scope.update(dict.fromkeys(node.names, ""))
+        elif isinstance(node, syntax.Expect):
+            self.expression(node.value, scope)
+            if isinstance(node.type, syntax.Index):
+                scope.update((e.id, "") for e in node.type.indices if isinstance(e, syntax.Name))
         elif isinstance(node, syntax.Yield | syntax.Return | syntax.ExprStmt):
             self.expression(node.value, scope)
 
@@ -130,6 +138,11 @@ class _Walker:
                     size = scope.get(index.id, "")
                     if size:
                         self.names.axes.append((size, node.value.id, axis))
+        elif isinstance(node, syntax.Slice):
+            for bound in (node.lo, node.hi):
+                self.expression(bound, scope)
+                if bound is not None:
+                    self._size(bound, scope)
         elif isinstance(node, syntax.Compute):
             for item in node.inputs:
                 self.expression(item, scope)

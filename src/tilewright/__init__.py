@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from tilewright.api.compute import load
@@ -101,6 +102,7 @@ from tilewright.runtime.cpu_pool import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
     from tilewright.api.export import export
+    from tilewright.api.profile import Profile, profile
     from tilewright.api.tune import Tuning, tune
 
 __version__ = "0.1.0"
@@ -111,6 +113,7 @@ __all__ = [
     "Device",
     "DeviceError",
     "Kernel",
+    "Profile",
     "TargetLimit",
     "TilewrightError",
     "Tuning",
@@ -164,6 +167,7 @@ __all__ = [
     "minimum",
     "ones",
     "prod",
+    "profile",
     "q4_0",
     "q4_k",
     "q5_k",
@@ -199,14 +203,16 @@ __all__ = [
 ]
 
 
+_LATER = {
+    "Profile": "profile", "Tuning": "tune", "export": "export", "profile": "profile", "tune": "tune",
+}  # fmt: skip
+"""What is loaded when somebody asks for it, and the module of `tilewright.api` it is in."""
+
+
 def __getattr__(name: str) -> object:
-    """The tuner and the exporter are loaded when somebody asks for them."""
-    if name == "export":
-        from tilewright.api.export import export
-
-        return export
-    if name in ("Tuning", "tune"):
-        from tilewright.api import tune as module
-
-        return getattr(module, name)
-    raise AttributeError(f"module 'tilewright' has no attribute '{name}'")
+    module = _LATER.get(name)
+    if module is None:
+        raise AttributeError(f"module 'tilewright' has no attribute '{name}'")
+    found = getattr(importlib.import_module(f"tilewright.api.{module}"), name)
+    globals()[name] = found  # also undoes what importing a module of the same name may have set
+    return found

@@ -21,7 +21,7 @@ from tilewright.base.errors import DeviceError, UserError
 from tilewright.base.source import NOWHERE, Span
 from tilewright.base.target import host_cpu
 from tilewright.compile.driver import Signature, compile_kernel, compile_stages
-from tilewright.runtime import cpu
+from tilewright.runtime import cpu, observe
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.tree.syntax import Function
 
@@ -60,6 +60,16 @@ class Runner:
         return replace(found, precision=self.precision, schedule=self.schedule)
 
     def run(self, values: Mapping[str, object], device: Device, out: object = None) -> object:
+        watcher = observe.observer
+        if watcher is None:
+            return self._run(values, device, out)
+        with watcher.call(self.function, device.id) as record:
+            result = self._run(values, device, out)
+        if self.last is not None:
+            watcher.count(record, self.function, self.last, values)
+        return result
+
+    def _run(self, values: Mapping[str, object], device: Device, out: object) -> object:
         if device.kind == "cpu":
             return self.run_cpu(values, out)
         if device.kind == "cuda":

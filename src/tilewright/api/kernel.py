@@ -22,6 +22,7 @@ from tilewright.base.errors import UserError
 from tilewright.base.target import Target, parse_target
 from tilewright.compile.driver import Compilation, Signature, compile_kernel, compile_stages
 from tilewright.frontend.python import parse_function
+from tilewright.runtime import observe
 from tilewright.tree.metadata import PRECISIONS
 from tilewright.tree.syntax import Function
 
@@ -42,6 +43,7 @@ def _leave_direct_ways() -> None:
 
 
 when_default_changes(_leave_direct_ways)
+observe.when_watching(lambda watching: _leave_direct_ways())
 
 
 class Kernel(Generic[P, R]):
@@ -103,7 +105,8 @@ class Kernel(Generic[P, R]):
         return {name: values[name] for name in names}
 
     def _general(self, *args: object, **keywords: object) -> object:
-        plain = not keywords or (len(keywords) == 1 and "out" in keywords)
+        watched = observe.observer is not None
+        plain = not watched and (not keywords or (len(keywords) == 1 and "out" in keywords))
         if plain and args and type(args[0]) is not np.ndarray and self.device is None and len(args) == len(self._names):
             result = self.runner.quick_cuda(args, keywords.get("out"))
             if result is not NotImplemented:
@@ -122,7 +125,7 @@ class Kernel(Generic[P, R]):
             if ensure_tuned(self.function, values, device, self.precision):
                 self.forget_programs()
         result = self.runner.run(values, device, out)
-        if device.kind == "cpu" and asked is None and self.device in (None, "cpu") and default_device() == "cpu":
+        if device.kind == "cpu" and asked is None and not watched and self.device in (None, "cpu") and default_device() == "cpu":
             # From now on calls like this one go straight to the code that just ran.
             entry = self.runner.cpu_entry(self._general)
             if entry is not None:

@@ -23,6 +23,7 @@ from tilewright.base.artifact import ArrayParam, Artifact, Launch, ScalarParam
 from tilewright.base.dtypes import DType
 from tilewright.base.errors import CompilerBug, TargetLimit, TilewrightError, UserError
 from tilewright.base.sizes import product
+from tilewright.runtime import observe
 from tilewright.runtime.cuda_maps import MAP_ALIGN, MAP_BYTES, check_map, encode_map
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.device_memory import stream_handle
@@ -296,8 +297,10 @@ class CudaProgram:
     def _launch(self, steps: tuple[_Step, ...], stream: int) -> None:
         launch, device = self._driver_launch, self.device
         handle = stream or None
+        watcher = observe.observer
         for kernel, x, y, z, extended in steps:
             rule = kernel.launch
+            token = None if watcher is None else watcher.before_launch(device, rule, (x, y, z), stream)
             if extended is None:
                 status = launch(kernel.function, x, y, z, rule.threads, 1, 1, rule.shared_bytes, handle, kernel.parameters, 0)[0]
             else:
@@ -311,6 +314,8 @@ class CudaProgram:
                     detail += f", clusters of {rule.cluster}"
                 raise device.error("cuLaunchKernel" if extended is None else "cuLaunchKernelEx", int(status), detail)
             device.launched[stream, rule.entry] = None
+            if watcher is not None:
+                watcher.after_launch(token)
 
     def _bind(self, values: list[Number], plan: _Plan) -> tuple[_Step, ...]:
         """The plan's launches with the maps of the arrays at these addresses."""

@@ -13,7 +13,8 @@ import struct
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, SupportsInt
 
@@ -26,6 +27,7 @@ from tilewright.base.sizes import product
 from tilewright.runtime.cuda_maps import MAP_ALIGN, MAP_BYTES, check_map, encode_map
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.device_memory import stream_handle
+from tilewright.runtime.streams import recorders
 
 if TYPE_CHECKING:
     from tilewright.runtime.cuda import CudaDevice
@@ -267,17 +269,22 @@ class CudaProgram:
         except KeyError as error:
             raise UserError.at("TW008", f"'{self.artifact.name}' was not given '{error.args[0]}'") from None
         plan = self._plans.get(key) or self._make_plan(key)
+        recorder = recorders.get(stream) if recorders else None
         entered = device.enter()
         try:
             workspace = None
             if plan.scratch_bytes:
-                workspace = device.pool.take(plan.scratch_bytes, stream)
+                workspace = (recorder or device.pool).take(plan.scratch_bytes, stream)
                 values += [workspace.pointer + offset for offset in plan.scratch]
             elif plan.scratch:
                 values += [0] * len(plan.scratch)
             with self._lock:
                 self._pack(values, plan)
-                self._launch(self._bind(values, plan) if self._map_slots else plan.steps, stream)
+                steps = self._bind(values, plan) if self._map_slots else plan.steps
+                if recorder is None:
+                    self._launch(steps, stream)
+                else:
+                    recorder.launch(self, arrays, values, plan, steps, stream)
             if workspace is not None:
                 # Stream order makes reuse safe while the kernels still run.
                 workspace.free()
@@ -285,6 +292,32 @@ class CudaProgram:
                 device.watch(on_error, stream)
         finally:
             device.leave(entered)
+
+    # -- for graphs ---------------------------------------------------------------------------------------------
+
+    def array_names(self) -> tuple[str, ...]:
+        """The arrays, in the order of their slots, which come first."""
+        return self._arrays
+
+    def scalar_slots(self) -> dict[str, int]:
+        """The slot of each number."""
+        return {name: index for index, name in enumerate(self._scalars, len(self._arrays))}
+
+    def size_names(self) -> tuple[str, ...]:
+        """Names that decide about grids, memory and maps."""
+        return self._sizes
+
+    def launch_steps(self, steps: Sequence[_Step], stream: int) -> None:
+        """Launch some steps of a plan; the caller has packed their values and holds the program."""
+        self._launch(tuple(steps), stream)
+
+    @contextmanager
+    def bound(self, values: Sequence[Number], plan: _Plan) -> Iterator[tuple[_Step, ...]]:
+        """The plan's launches with parameters that hold these values inside."""
+        packed = list(values)
+        with self._lock:
+            self._pack(packed, plan)
+            yield self._bind(packed, plan) if self._map_slots else plan.steps
 
     def _pointer(self, array: DeviceArray | int, stream: int) -> int:
         if isinstance(array, DeviceArray):

@@ -112,6 +112,11 @@ class CudaStreams:
                 # One of the streams was destroyed meanwhile; its work may still run.
                 self.call("cuCtxSynchronize")
 
+    def hold(self, stream: int, event: CudaEvent) -> None:
+        """Work queued on `stream` from now on waits for the event, which may be another GPU's; the host does not."""
+        with self.active():
+            self.call("cuStreamWaitEvent", stream, event.handle, 0)
+
     # -- events and time ----------------------------------------------------------------------------------------
 
     def event(self, timing: bool = False) -> CudaEvent:

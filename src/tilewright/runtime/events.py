@@ -10,10 +10,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from tilewright.base.errors import UserError
+from tilewright.runtime.futures import Future
+from tilewright.runtime.streams import recorders
 
 if TYPE_CHECKING:
     from tilewright.runtime.cuda_streams import CudaStreams
-    from tilewright.runtime.futures import Future
     from tilewright.runtime.host_queue import HostQueue
 
 NOT_READY = 600
@@ -22,11 +23,11 @@ NOT_READY = 600
 class CudaEvent:
     """An event of a GPU. Recording it again moves it; who waits for it already is not affected."""
 
-    __slots__ = ("_device", "handle", "recorded", "stream", "timing")
+    __slots__ = ("_device", "captured", "handle", "stream", "timing")
 
     def __init__(self, device: CudaStreams, timing: bool = False) -> None:
         self._device, self.timing = device, timing
-        self.recorded, self.stream = False, 0
+        self.stream, self.captured = 0, False
         self.handle: Any = None
         self.handle = device.take_event(timing)
 
@@ -34,7 +35,7 @@ class CudaEvent:
         """Put it behind the work queued on `stream`."""
         with self._device.active():
             self._device.call("cuEventRecord", self.handle, stream)
-        self.recorded, self.stream = True, stream
+        self.stream, self.captured = stream, stream in recorders
         return self
 
     def done(self) -> bool:
@@ -53,11 +54,6 @@ class CudaEvent:
         with self._device.active():
             self._device.call("cuEventSynchronize", self.handle)
 
-    def hold(self, stream: int) -> None:
-        """Work queued on `stream` from now on waits for it; the host does not."""
-        with self._device.active():
-            self._device.call("cuStreamWaitEvent", stream, self.handle, 0)
-
     def milliseconds(self, start: CudaEvent) -> float:
         """Time on the device from `start` to it, both reached."""
         if not (self.timing and start.timing):
@@ -75,17 +71,19 @@ class CudaEvent:
 class HostEvent:
     """A mark in a queue of the host."""
 
-    __slots__ = ("_reached", "recorded", "timing")
+    __slots__ = ("_reached", "timing")
 
     def __init__(self, timing: bool = True) -> None:
         self.timing = timing
-        self.recorded = False
         self._reached: Future[float] | None = None
 
     def record(self, queue: HostQueue) -> HostEvent:
         """Put it behind what is queued."""
-        self._reached = queue.submit(time.perf_counter)
-        self.recorded = True
+        if queue.idle():
+            self._reached = Future()
+            self._reached.set_result(time.perf_counter())
+        else:
+            self._reached = queue.submit(time.perf_counter)
         return self
 
     def future(self) -> Future[float]:

@@ -48,13 +48,16 @@ class _Returned:
 class Block:
     """One piece of device memory. Freed when dropped, or by `free`; a library it was lent to keeps it alive until done."""
 
-    __slots__ = ("_exports", "_pool", "freed", "nbytes", "pointer", "stream", "users")
+    # Machine code of `runtime.cuda_launcher` reads `freed`, `stream` and `recent`.
+    __slots__ = ("_exports", "_pool", "freed", "nbytes", "pointer", "recent", "stream", "users")
 
     def __init__(self, pointer: int, nbytes: int, stream: int, pool: MemoryPool | None) -> None:
         self.pointer = pointer
         self.nbytes = nbytes
         self.stream = stream
         self.users: set[int] = set()
+        self.recent = stream
+        """The user noted last, or the home stream."""
         self.freed = False
         self._exports = 0
         self._pool = pool
@@ -63,6 +66,7 @@ class Block:
         """Note that work on `stream` touches it."""
         if stream != self.stream:
             self.users.add(stream)
+            self.recent = stream
 
     def free(self) -> None:
         """Give it back now. Doing so twice is harmless."""

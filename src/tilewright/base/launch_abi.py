@@ -22,7 +22,7 @@ SCALAR, APART, NAMED, NOTE = "tilewright_cuda_scalar", "tilewright_cuda_apart", 
 STATE_LAST = 0
 """The form of the latest call, tried first."""
 STATE_RECENT = 8
-"""The same, until Python has read it: what ran since."""
+"""Address of a word where each call leaves its form; all stubs of a kernel share it."""
 STATE_LAUNCH = 16
 STATE_LAUNCH_EX = 24
 STATE_CONTEXT = 32

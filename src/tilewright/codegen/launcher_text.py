@@ -630,7 +630,8 @@ failed:
   br label %drop
 end:
   %recent.at = getelementptr i8, ptr %state, i64 {abi.STATE_RECENT}
-  store ptr %form, ptr %recent.at
+  %recent = load ptr, ptr %recent.at
+  store ptr %form, ptr %recent
   %nothing = icmp eq ptr %owner, null
   br i1 %nothing, label %done, label %release
 release:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from tilewright.base.record import record
 
-BLOCK_SLOTS = ("_exports", "_token", "arena", "freed", "host", "nbytes", "pointer", "stream", "trace", "users")
-ARRAY_SLOTS = ("_pointer", "base", "device", "dtype", "owner", "readonly", "shape", "strides")
+BLOCK_SLOTS = ("_exports", "_token", "arena", "freed", "host", "nbytes", "pointer", "recent", "stream", "trace", "users")
+ARRAY_SLOTS = ("_pointer", "base", "device", "dtype", "form", "owner", "readonly", "shape", "strides")
 
 # An arena.
 IN_USE, CACHED, PEAK, TAKEN, RETURNED = 0, 8, 16, 24, 32

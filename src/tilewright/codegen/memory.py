@@ -49,6 +49,7 @@ declare ptr @PyErr_Occurred() nonlazybind
 declare void @PyErr_Clear() nonlazybind
 declare void @Py_IncRef(ptr) nonlazybind
 declare void @Py_DecRef(ptr) nonlazybind
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 declare i64 @llvm.ctlz.i64(i64, i1)
 declare {{ i64, i1 }} @llvm.smul.with.overflow.i64(i64, i64)
 
@@ -69,6 +70,23 @@ define internal void @add(ptr %base, i64 %offset, i64 %change) alwaysinline {{
   %before = load i64, ptr %place
   %after = add i64 %before, %change
   store i64 %after, ptr %place
+  ret void
+}}
+
+; Bytes of a range of pieces, as a job of the thread pool: target, source, count and bytes of a piece.
+define void @tilewright_memory_move(ptr %slots, i64 %begin, i64 %end) {{
+  %target = load ptr, ptr %slots
+  %source = call ptr @word(ptr %slots, i64 8)
+  %count = call i64 @number(ptr %slots, i64 16)
+  %piece = call i64 @number(ptr %slots, i64 24)
+  %first = mul i64 %begin, %piece
+  %last = mul i64 %end, %piece
+  %over = icmp ugt i64 %last, %count
+  %stop = select i1 %over, i64 %count, i64 %last
+  %length = sub i64 %stop, %first
+  %to = getelementptr i8, ptr %target, i64 %first
+  %from = getelementptr i8, ptr %source, i64 %first
+  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %length, i1 false)
   ret void
 }}
 
@@ -277,6 +295,7 @@ fill:
   call void @set(ptr %made, i64 {block_host}, ptr @tilewright_zero)
   call void @set(ptr %made, i64 {block_nbytes}, ptr %size)
   call void @set(ptr %made, i64 {block_pointer}, ptr %pointer)
+  call void @set(ptr %made, i64 {block_recent}, ptr %stream)
   call void @set(ptr %made, i64 {block_stream}, ptr %stream)
   call void @set(ptr %made, i64 {block_trace}, ptr @_Py_NoneStruct)
   call void @set(ptr %made, i64 {block_users}, ptr @tilewright_no_items)
@@ -296,6 +315,7 @@ fill:
   call void @set(ptr %made, i64 {array_base}, ptr %base)
   call void @set(ptr %made, i64 {array_device}, ptr %device)
   call void @set(ptr %made, i64 {array_dtype}, ptr %dtype)
+  call void @set(ptr %made, i64 {array_form}, ptr @_Py_NoneStruct)
   call void @set(ptr %made, i64 {array_owner}, ptr %block)
   call void @set(ptr %made, i64 {array_readonly}, ptr @_Py_FalseStruct)
   call void @set(ptr %made, i64 {array_shape}, ptr %shape)

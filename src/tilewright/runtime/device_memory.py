@@ -114,7 +114,8 @@ class Block:
     """One piece of device memory. Freed when dropped, or by `free`; a library it was lent to keeps it alive until done.
 
     The memory goes back when `_token` goes: a capsule, or any object whose end does so. `host` is where the host sees the memory,
-    0 where it does not. Machine code makes these objects too, so their slots are part of `base.memory_abi`.
+    0 where it does not. Machine code makes these objects too, so their slots are part of `base.memory_abi`; that of
+    `runtime.cuda_launcher` reads `freed`, `stream` and `recent`.
     """
 
     __slots__ = memory_abi.BLOCK_SLOTS
@@ -126,6 +127,8 @@ class Block:
     host: int
     nbytes: int
     pointer: int
+    recent: int
+    """The user noted last, or the home stream."""
     stream: int
     trace: str | None
     users: Collection[int]
@@ -135,7 +138,7 @@ class Block:
     ) -> None:
         self.pointer = pointer
         self.nbytes = nbytes
-        self.stream = stream
+        self.stream = self.recent = stream
         self.arena = arena
         self.users = ()
         self.freed = False
@@ -146,17 +149,23 @@ class Block:
 
     def use_on(self, stream: int) -> None:
         """Note that work on `stream` touches it."""
-        if stream != self.stream and stream not in self.users:
+        if stream == self.stream:
+            return
+        if stream not in self.users:
             if self.arena is not None and not self.freed:
                 self.arena.note(self.pointer, stream)
-            self.users = {*self.users, stream}
+            if isinstance(self.users, set):
+                self.users.add(stream)
+            else:
+                self.users = {stream}
+        self.recent = stream
 
     def free(self) -> None:
         """Give it back now. Doing so twice is harmless."""
         if not self.freed:
             self.freed = True
             if not self._exports:
-                self._token = None
+                self._give_back()
 
     def lend(self) -> None:
         """Another library holds the pointer from here on."""
@@ -165,7 +174,10 @@ class Block:
     def end_loan(self) -> None:
         self._exports -= 1
         if self.freed and not self._exports:
-            self._token = None
+            self._give_back()
+
+    def _give_back(self) -> None:
+        self._token = None
 
 
 def size_class(nbytes: int) -> int:

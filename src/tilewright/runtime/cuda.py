@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import SupportsInt
+from typing import Protocol, SupportsInt
 
 import numpy as np
 
@@ -35,6 +36,13 @@ __all__ = ["CudaDevice", "CudaProgram", "devices", "unavailable_reason"]
 ErrorCallback = Callable[[TilewrightError], None]
 
 
+class Launches(Protocol):
+    """What launches kernels without telling."""
+
+    def launches(self) -> list[tuple[int, str]]:
+        """Stream and name of those launched since it was last asked."""
+
+
 class CudaDevice(CudaStreams):
     """One GPU. Its context is made on first use."""
 
@@ -52,8 +60,9 @@ class CudaDevice(CudaStreams):
         self.max_shared = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         self._get_current = driver.module.cuCtxGetCurrent
         self.pool = MemoryPool(self)
-        self.launched: dict[tuple[int, str], None] = {}
-        """Stream and name of each kernel launched since that stream was last synchronised."""
+        self._launched: dict[tuple[int, str], None] = {}
+        self.launchers: weakref.WeakSet[Launches] = weakref.WeakSet()
+        """Machine code that launches by itself and keeps its own account."""
         self._callbacks: dict[ErrorCallback, int] = {}
         self._retired: deque[SupportsInt] = deque()
 
@@ -124,6 +133,20 @@ class CudaDevice(CudaStreams):
             for callback in callbacks:
                 callback(error)
         return error
+
+    @property
+    def launched(self) -> dict[tuple[int, str], None]:
+        """Stream and name of each kernel launched since that stream was last synchronised; -1 stands for several streams."""
+        for launcher in list(self.launchers):
+            self._launched.update(dict.fromkeys(launcher.launches()))
+        return self._launched
+
+    @launched.setter
+    def launched(self, value: dict[tuple[int, str], None]) -> None:
+        self._launched = value
+
+    def note_launch(self, stream: int, entry: str) -> None:
+        self._launched[stream, entry] = None
 
     def watch(self, callback: ErrorCallback, stream: int) -> None:
         """Call `callback` with the error if work launched on `stream` up to its next synchronisation faults."""

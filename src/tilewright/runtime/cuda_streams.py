@@ -101,6 +101,8 @@ class CudaStreams:
             # A graph cannot wait for what is outside it; its first replay does.
             recorders[later].begin_after(earlier)
             return
+        if recorders and earlier in recorders and later not in recorders:
+            return  # what is captured does not run
         with self.active():
             flags = self.driver.constant("CUevent_flags", "CU_EVENT_DISABLE_TIMING")
             (event,) = self.call("cuEventCreate", flags)

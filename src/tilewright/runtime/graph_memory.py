@@ -16,32 +16,27 @@ from collections import deque
 from tilewright.runtime.device_memory import Block, MemoryPool, size_class
 
 
-class _ArenaBlock(Block):
-    """Memory of a graph. Dropped, it serves the rest of the capture."""
+class _Token:
+    """Gives a block back to the arena when it goes."""
 
-    __slots__ = ("_arena", "_captured_on", "_others")
+    __slots__ = ("_arena", "_piece", "mixed")
 
-    def __init__(self, arena: Arena, pointer: int, nbytes: int, captured_on: int) -> None:
-        super().__init__(pointer, nbytes, arena.origin, None)
-        # Replays are noted once, for all blocks.
-        self.users = arena.users
-        self._arena: Arena | None = arena
-        self._captured_on, self._others = captured_on, False
+    def __init__(self, arena: GraphArena, piece: tuple[int, int, int]) -> None:
+        self._arena, self._piece = arena, piece
+        self.mixed = False
+        """Several streams of the capture used it."""
 
-    def use_on(self, stream: int) -> None:
-        arena = self._arena
-        if arena is not None and stream in arena.capturing:
-            self._others = self._others or stream != self._captured_on
-        else:
-            super().use_on(stream)
+    def __del__(self) -> None:
+        if not self.mixed:
+            self._arena.returned.append(self._piece)
 
-    def _give_back(self) -> None:
-        arena, self._arena = getattr(self, "_arena", None), None
-        if arena is not None:
-            arena.returned.append((self.pointer, self.nbytes, -1 if self._others else self._captured_on))
+    @property
+    def stream(self) -> int:
+        """The stream it was taken for."""
+        return self._piece[2]
 
 
-class Arena:
+class GraphArena:
     """The memory of one graph. `origin` is the stream that was current when it was captured."""
 
     def __init__(self, pool: MemoryPool, origin: int) -> None:
@@ -57,8 +52,6 @@ class Arena:
         self.returned: deque[tuple[int, int, int]] = deque()
         self.users: set[int] = set()
         """Streams the graph was replayed on, and others that used a result."""
-        self.capturing: set[int] = set()
-        """Streams that take part in the capture under way."""
 
     def take(self, nbytes: int, stream: int) -> Block:
         if nbytes <= 0:
@@ -69,7 +62,20 @@ class Arena:
             pointer = self._same_again(size) or self._reused(size, stream) or self._new(size)
             self._live.add(pointer)
             self._given.append((size, pointer))
-        return _ArenaBlock(self, pointer, size, stream)
+        token = _Token(self, (pointer, size, stream))
+        block = Block(pointer, size, self.origin, None, token)
+        # Replays are noted once, for all blocks.
+        block.users = self.users
+        return block
+
+    def owns(self, block: Block) -> bool:
+        return block.users is self.users
+
+    def used_on(self, block: Block, stream: int) -> None:
+        """A launch captured on `stream` uses a block of the arena."""
+        token = block._token
+        if isinstance(token, _Token) and stream != token.stream:
+            token.mixed = True
 
     def _same_again(self, size: int) -> int:
         """What the capture before this one got at this point; 0 where it asked for something else."""
@@ -94,8 +100,7 @@ class Arena:
         while self.returned:
             pointer, size, stream = self.returned.popleft()
             self._live.discard(pointer)
-            if stream >= 0:
-                self._free.setdefault((size, stream), []).append(pointer)
+            self._free.setdefault((size, stream), []).append(pointer)
 
     def rewind(self) -> None:
         """The graph is captured once more."""

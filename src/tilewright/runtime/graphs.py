@@ -11,14 +11,14 @@ copies to the host) is refused before the driver sees it, which would spoil the 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tilewright.base.errors import TilewrightError
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.device_memory import Block
-from tilewright.runtime.graph_memory import Arena
+from tilewright.runtime.graph_memory import GraphArena
 from tilewright.runtime.streams import capture_error, recorders
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class CudaGraph:
 
     def __init__(self, device: CudaDevice, origin: int) -> None:
         self.device, self.origin = device, origin
-        self.arena = Arena(device.pool, origin)
+        self.arena = GraphArena(device.pool, origin)
         self.kept: dict[int, object] = {}
         """What the graph uses and does not own, by identity."""
         self.scalars: Mapping[str, str] = {}
@@ -91,6 +91,8 @@ class CudaGraph:
         self._known_streams: set[int] = set()
         self._entries: dict[str, None] = {}
         self._stream = 0
+        self._members: set[int] = set()
+        """The streams that take part in the capture under way."""
         self._launch = device.driver.module.cuGraphLaunch
 
     # -- capture ------------------------------------------------------------------------------------------------
@@ -106,16 +108,13 @@ class CudaGraph:
         except BaseException:
             device.return_capture_stream(self._stream)
             raise
-        self._join(self._stream)
+        self.join(self._stream)
         return self._stream
-
-    def _join(self, stream: int) -> None:
-        self.arena.capturing.add(stream)
-        recorders[stream] = self
 
     def join(self, stream: int) -> None:
         """Work of another stream, made to wait for one that takes part, belongs to the graph too."""
-        self._join(stream)
+        self._members.add(stream)
+        recorders[stream] = self
 
     def end(self) -> None:
         """Stop capturing and make the graph ready to run."""
@@ -154,9 +153,9 @@ class CudaGraph:
 
     def _stop(self) -> Any:
         device, stream = self.device, self._stream
-        for member in list(self.arena.capturing):
+        for member in self._members:
             recorders.pop(member, None)
-        self.arena.capturing.clear()
+        self._members.clear()
         with device.active():
             status, results = device.driver.attempt("cuStreamEndCapture", stream)
         device.return_capture_stream(stream)
@@ -181,6 +180,13 @@ class CudaGraph:
     def take(self, nbytes: int, stream: int) -> Block:
         return self.arena.take(nbytes, stream)
 
+    def workspace(self, stream: int) -> Callable[[int], tuple[int, object]]:
+        def take(nbytes: int) -> tuple[int, object]:
+            block = self.take(nbytes, stream)
+            return block.pointer, block
+
+        return take
+
     def begin_after(self, stream: int) -> None:
         self._after.add(stream)
 
@@ -191,8 +197,7 @@ class CudaGraph:
                 self.kept[id(item)] = item
                 continue
             block = item.owner
-            block.users.difference_update(self.arena.capturing)
-            if block.users is self.arena.users or block in self._inputs:
+            if self.arena.owns(block) or block in self._inputs:
                 continue
             self._inputs.add(block)
             block.lend()
@@ -208,7 +213,10 @@ class CudaGraph:
             program.launch_steps((step,), stream)
             nodes.append((index, self._latest_node(stream)))
             self._entries[step[0].launch.entry] = None
-        self.keep(*(array for array in arrays.values() if isinstance(array, DeviceArray)))
+        for array in arrays.values():
+            if isinstance(array, DeviceArray):
+                self.arena.used_on(array.owner, stream)
+                self.keep(array)
         named = {slot: self.scalars[name] for name, slot in program.scalar_slots().items() if name in self.scalars}
         self._calls.append(_Call(program, plan, list(values), tuple(nodes), named))
 

@@ -41,6 +41,9 @@ class Recorder(Protocol):
     def take(self, nbytes: int, stream: int) -> Block:
         """Memory that stays the graph's."""
 
+    def workspace(self, stream: int) -> Callable[[int], tuple[int, object]]:
+        """Gives such memory for scratch arrays, as an address and what keeps it."""
+
     def begin_after(self, stream: int) -> None:
         """Replays come after what is queued on a stream that takes no part."""
 

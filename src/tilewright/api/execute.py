@@ -21,13 +21,14 @@ from tilewright.base.errors import DeviceError, UserError
 from tilewright.base.source import NOWHERE, Span
 from tilewright.base.target import host_cpu
 from tilewright.compile.driver import Signature, compile_kernel, compile_stages
-from tilewright.runtime import cpu
+from tilewright.runtime import cpu, streams
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.tree.syntax import Function
 
 if TYPE_CHECKING:
     from tilewright.runtime.cuda import CudaDevice
     from tilewright.runtime.cuda_program import CudaProgram
+    from tilewright.runtime.host_graphs import HostGraph
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -86,6 +87,9 @@ class Runner:
         values = {name: v.numpy() if isinstance(v, DeviceArray) else v for name, v in values.items()}
         arguments = self.arguments(values, gpu=False)
         program = self.cpu_program(arguments)
+        recorder = streams.host_recorder() if streams.SPECIAL.value else None
+        if recorder is not None:
+            return self._record_cpu(recorder, program, values, arguments, out)
         keywords = {} if out is None else {"out": out}
         result = program.call(*(a.value for a in arguments), **keywords)
         if result is not NotImplemented:
@@ -101,6 +105,20 @@ class Runner:
         for given, temporary in copies:
             given[...] = temporary
         return _result(artifact, outputs, out)
+
+    def _record_cpu(
+        self, recorder: HostGraph, program: cpu.CpuProgram, values: Mapping[str, object], arguments: list[Argument], out: object
+    ) -> object:
+        """Instead of running: what a replay is to run."""
+        artifact = program.artifact
+        recorder.check_arguments({a.name: a.value for a in arguments}, values)
+        arrays = {a.name: a.value for a in arguments if isinstance(a.value, np.ndarray)}
+        sizes = bind_sizes(artifact, {n: a.shape for n, a in arrays.items()}, _strides(arrays), self.function.span)
+        outputs, copies = self._outputs(artifact, sizes, out, arrays)
+        recorder.add_program(program, {**arrays, **outputs}, _converted(artifact, numbers(arguments)), frozenset(outputs))
+        for given, temporary in copies:
+            recorder.add_copy(given, temporary)
+        return _recorded_result(artifact, outputs, out)
 
     def _outputs(
         self, artifact: Artifact, sizes: Mapping[str, int], out: object, arrays: Mapping[str, np.ndarray]
@@ -127,18 +145,19 @@ class Runner:
 
     def run_cuda(self, values: Mapping[str, object], device: Device, out: object = None) -> object:
         gpu = _gpu(device)
+        stream = streams.current(gpu.ordinal) or 0
         on_host = not any(_is_on_device(v) for v in (*values.values(), out))
         moved: dict[str, object] = {}
         for name, value in values.items():
             wrap = not isinstance(value, DeviceArray) and _is_on_device(value)
-            moved[name] = gpu.wrap(value) if wrap else value
+            moved[name] = gpu.wrap(value, stream) if wrap else value
         plan = self._plan(moved, device, gpu)
         artifact = self.last = plan.program.artifact
         arrays: dict[str, DeviceArray | int] = {}
         scalars: dict[str, Number] = {}
         for a in plan.arguments or self.arguments(moved, gpu=True):
             if isinstance(a.value, np.ndarray):
-                arrays[a.name] = gpu.from_numpy(np.ascontiguousarray(a.value))
+                arrays[a.name] = gpu.from_numpy(np.ascontiguousarray(a.value), stream=stream)
             elif isinstance(a.value, DeviceArray):
                 arrays[a.name] = a.value
             else:
@@ -151,9 +170,9 @@ class Runner:
             if target is None or isinstance(target, np.ndarray):
                 if target is not None:
                     check_output(param, target, shape, self.function.span)
-                outputs[param.name] = gpu.empty(shape, param.dtype)
+                outputs[param.name] = gpu.empty(shape, param.dtype, stream)
                 continue
-            wrapped = gpu.wrap(target)
+            wrapped = gpu.wrap(target, stream)
             if wrapped.shape != shape or wrapped.dtype is not param.dtype or not wrapped.is_contiguous or wrapped.readonly:
                 raise UserError.at(
                     "TW018", f"out= for '{param.name}' is {wrapped!r}, but the result is a writable, contiguous "
@@ -161,15 +180,15 @@ class Runner:
                 )  # fmt: skip
             overlaps = not artifact.alias_safe and any(_overlap(wrapped, x) for x in arrays.values() if isinstance(x, DeviceArray))
             if overlaps or wrapped.pointer % max(1, param.align):
-                outputs[param.name] = gpu.empty(shape, param.dtype)
+                outputs[param.name] = gpu.empty(shape, param.dtype, stream)
                 copies.append((wrapped, outputs[param.name]))
             else:
                 outputs[param.name] = wrapped
-        plan.program.run({**arrays, **outputs}, _converted(artifact, scalars), plan.sizes)
+        plan.program.run({**arrays, **outputs}, _converted(artifact, scalars), plan.sizes, stream)
         if not on_host and not copies and len(outputs) == 1:
             self._remember(moved, given.get(artifact.outputs[0].name), plan, gpu)
         for wrapped, temporary in copies:
-            gpu.copy(wrapped, temporary)
+            gpu.copy(wrapped, temporary, stream)
         if not on_host:
             return _result(artifact, outputs, out)
         host: dict[str, np.ndarray] = {}
@@ -199,6 +218,7 @@ class Runner:
         if known is None:
             return NotImplemented
         self.last = known.artifact
+        stream = streams.current(known.gpu.ordinal) or 0
         values: dict[str, DeviceArray | int] = {}
         scalars: dict[str, Number] = {}
         for name, value in zip(known.names, arrays):
@@ -207,13 +227,13 @@ class Runner:
             else:
                 scalars[name] = float(value) if name in known.floats else value  # type: ignore[arg-type, assignment]
         if out is None:
-            target = known.gpu.empty(known.shape, known.artifact.outputs[0].dtype)
+            target = known.gpu.empty(known.shape, known.artifact.outputs[0].dtype, stream)
         else:
             target = arrays[-1]  # type: ignore[assignment]
             if target.readonly or (not known.artifact.alias_safe and any(_overlap(target, x) for x in values.values())):  # type: ignore[arg-type]
                 return NotImplemented
         values[known.artifact.outputs[0].name] = target
-        known.program.run(values, scalars, known.sizes)
+        known.program.run(values, scalars, known.sizes, stream)
         return target if out is None else out
 
     def _remember(self, values: Mapping[str, object], out: object, plan: _CudaPlan, gpu: CudaDevice) -> None:
@@ -276,6 +296,13 @@ class Runner:
             if param.name in given:
                 shape = tuple(s.evaluate(sizes) for s in param.shape)
                 check_output(param, given[param.name], shape, self.function.span)
+        recorder = streams.host_recorder() if streams.SPECIAL.value else None
+        if recorder is not None:
+            recorder.check_arguments({a.name: a.value for a in arguments}, values)
+            shapes = {p.name: tuple(s.evaluate(sizes) for s in p.shape) for p in artifact.outputs}
+            made = {p.name: given.get(p.name, np.empty(shapes[p.name], p.dtype.numpy)) for p in artifact.outputs}
+            recorder.add_emulated(program, inputs, _converted(artifact, numbers(arguments)), made, run_program)
+            return _recorded_result(artifact, made, out)  # type: ignore[arg-type]
         outputs = run_program(program, {**inputs, **_converted(artifact, numbers(arguments))})
         for name, target in given.items():
             assert isinstance(target, np.ndarray)
@@ -377,6 +404,12 @@ def _result(artifact: Artifact, outputs: Mapping[str, np.ndarray] | Mapping[str,
     values = [outputs[p.name] for p in artifact.outputs]
     plain = [v[()] if isinstance(v, np.ndarray) and v.ndim == 0 else v for v in values]
     return plain[0] if len(plain) == 1 else tuple(plain)
+
+
+def _recorded_result(artifact: Artifact, outputs: Mapping[str, np.ndarray], out: object) -> object:
+    """As `_result`, for arrays a replay will write: those of rank 0 stay arrays."""
+    values = tuple(outputs[p.name] for p in artifact.outputs)
+    return out if out is not None else values[0] if len(values) == 1 else values
 
 
 def _is_on_device(value: object) -> bool:

@@ -307,8 +307,8 @@ class _AllOf(Future[list[Any]]):
         return self._state >= _DONE or all(part.done() for part in self._parts)
 
     def cancel(self) -> bool:
-        # A list, so that each is asked.
-        return any([part.cancel() for part in self._parts])
+        dropped = [part.cancel() for part in self._parts]
+        return any(dropped)
 
     def add_done_callback(self, callback: Callable[[Future[list[Any]]], object]) -> None:
         super().add_done_callback(callback)
@@ -349,7 +349,8 @@ class _AnyOf(Future[tuple[Any, int]]):
             part.add_done_callback(partial(self._first, index))
 
     def cancel(self) -> bool:
-        return all([part.cancel() for part in self._parts])
+        dropped = [part.cancel() for part in self._parts]
+        return all(dropped)
 
     def _first(self, index: int, part: Future[Any]) -> None:
         if self._state >= _DONE:

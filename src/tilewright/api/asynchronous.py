@@ -86,7 +86,9 @@ def _resolved(value: object, on_gpu: bool) -> Any:
 def _plain(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: Mapping[str, object], on_gpu: bool) -> object:
     """The call itself."""
     named = {name: _resolved(value, on_gpu) for name, value in keywords.items()}
-    return kernel(*(_resolved(value, on_gpu) for value in args), asynchronous=False, **named)
+    if kernel.asynchronous:
+        named["asynchronous"] = False
+    return kernel(*(_resolved(value, on_gpu) for value in args), **named)
 
 
 def _call_now(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict[str, object]) -> object:

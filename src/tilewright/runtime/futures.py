@@ -127,7 +127,7 @@ class Future(Generic[T]):
 
     def __repr__(self) -> str:
         names = ("queued", "running", "done", f"failed with {type(self._error).__name__}", "cancelled")
-        return f"<{type(self).__name__} {names[self._state]}>"
+        return f"<Future {names[_DONE if self._state < _DONE and self.done() else self._state]}>"
 
     # -- for those who run it -----------------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewright.api.cuda_calls import device_of, gpu_of
 from tilewright.api.devices import Device, default_device, find_device
-from tilewright.api.execute import device_of
 from tilewright.base.errors import UserError
 from tilewright.runtime import streams
 from tilewright.runtime.device_array import DeviceArray
@@ -96,7 +96,7 @@ def _call_now(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict
     device = _device(kernel, args, keywords)
     if device.kind != "cuda":
         return _plain(kernel, args, keywords, on_gpu=False)
-    gpu = _gpu(device)
+    gpu = gpu_of(device)
     for future in _futures(args, keywords):
         part = future.on_device()
         if part is None:
@@ -116,7 +116,7 @@ def _call_later(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: di
         return host_queue(device).submit(lambda: _plain(kernel, args, keywords, on_gpu=False), after)
     from tilewright.runtime import held_calls
 
-    gpu = _gpu(device)
+    gpu = gpu_of(device)
     stream = _quietly_current(gpu.ordinal)
     waiting = [future for future in after if future.on_device() is None and not future.done()]
     if not waiting and not held_calls.is_holding(gpu.ordinal, stream):
@@ -187,9 +187,3 @@ def _order(gpu: CudaDevice, stream: int, part: GpuFuture[Any]) -> None:
     assert isinstance(part.event, CudaEvent)
     if part.stream != stream or part.event.device is not gpu:
         gpu.hold(stream, part.event)
-
-
-def _gpu(device: Device) -> CudaDevice:
-    from tilewright.api.streams import gpu_of
-
-    return gpu_of(device)

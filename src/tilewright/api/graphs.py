@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewright.api.cuda_calls import device_of, gpu_of
 from tilewright.api.devices import Device, find_device
-from tilewright.api.execute import device_of
 from tilewright.api.kernel import Kernel, leave_direct_ways
-from tilewright.api.streams import Stream, gpu_of, host_queue
+from tilewright.api.streams import Stream, host_queue
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.runtime import streams
 from tilewright.runtime.device_array import DeviceArray
@@ -76,7 +76,6 @@ class Graph:
 
     @contextmanager
     def _record(self) -> Iterator[None]:
-        leave_direct_ways()
         if self._device.kind == "cuda":
             with self._record_cuda():
                 yield

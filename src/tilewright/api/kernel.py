@@ -1,8 +1,9 @@
 """`@kernel`: a Python function becomes a callable kernel.
 
 The first call with new kinds of arguments compiles; later ones go straight to machine code. `__call__` is a slot of the object,
-not a method: it holds the general path at first and then the entry stub of the latest CPU program, a builtin function that
-checks its arguments itself and hands what it was not made for back to the general path. No Python code runs in between.
+not a method: it holds the general path at first and then the entry stub of the latest CPU program, or the launchers of the GPU
+programs: builtin functions that check their arguments themselves and hand what they were not made for on, in the end to the general
+path. No Python code runs in between.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ import inspect
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
-
-import numpy as np
 
 from tilewright.api.asynchronous import is_special, special_call
 from tilewright.api.devices import default_device, find_device, when_default_changes
@@ -39,8 +38,14 @@ def leave_direct_ways() -> None:
     """The default device changed, or a graph is recorded: calls have to be looked at again."""
     for known in list(_direct):
         assert isinstance(known, Kernel)
-        known.__call__ = known._general  # type: ignore[method-assign]
+        known.__call__ = known._launch or known._general  # type: ignore[method-assign]
     _direct.clear()
+
+
+def _leave_while_special() -> None:
+    """Another thread may have begun to record since this one looked."""
+    if SPECIAL.value:
+        leave_direct_ways()
 
 
 when_default_changes(leave_direct_ways)
@@ -73,6 +78,9 @@ class Kernel(Generic[P, R]):
         self.asynchronous = asynchronous
         self._names = self.parameter_names = tuple(inspect.signature(function).parameters)
         self._runner: Runner | None = None
+        self._general_function = self._general
+        self._launch: Callable[..., object] | None = None
+        """Machine code for calls on GPUs, once there is some."""
         self.__call__ = self._general  # type: ignore[method-assign]
 
     @property
@@ -115,11 +123,6 @@ class Kernel(Generic[P, R]):
             result = special_call(self, args, keywords)
             if result is not NotImplemented:
                 return result
-        plain = not keywords or (len(keywords) == 1 and "out" in keywords)
-        if plain and args and type(args[0]) is not np.ndarray and self.device is None and len(args) == len(self._names):
-            result = self.runner.quick_cuda(args, keywords.get("out"))
-            if result is not NotImplemented:
-                return result
         out = keywords.pop("out", None)
         asked = keywords.pop("device", None)
         if asked is not None and not isinstance(asked, str):
@@ -136,13 +139,23 @@ class Kernel(Generic[P, R]):
         result = self.runner.run(values, device, out)
         if self.asynchronous or SPECIAL.value:
             return result
+        if device.kind == "cuda" and (self.device is None or find_device(self.device).id == device.id):
+            self._take_launches()
         if device.kind == "cpu" and asked is None and self.device in (None, "cpu") and default_device() == "cpu":
             # From now on calls like this one go straight to the code that just ran.
-            entry = self.runner.cpu_entry(self._general)
+            entry = self.runner.cpu_entry(self._launch or self._general)
             if entry is not None:
                 self.__call__ = entry  # type: ignore[method-assign]
                 _direct.add(self)
+                _leave_while_special()
         return result
+
+    def _take_launches(self) -> None:
+        """From now on calls on a GPU like those so far go straight to their launchers."""
+        launch = self.runner.cuda_entry(self._general_function)
+        if launch is not None and launch is not self._launch:
+            self._launch = launch
+            self.__call__ = launch  # type: ignore[method-assign]
 
     def bound(self, *args: object) -> dict[str, object]:
         """The arguments of a call by name."""
@@ -151,6 +164,7 @@ class Kernel(Generic[P, R]):
     def forget_programs(self) -> None:
         """Choose code anew at the next call, as after tuning."""
         self._runner = Runner(self.function, self.precision, self.schedule)
+        self._launch = None
         self.__call__ = self._general  # type: ignore[method-assign]
 
     # -- looking inside -----------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from tilewright.runtime.cuda_program import CudaProgram
 from tilewright.runtime.cuda_streams import CudaStreams
 from tilewright.runtime.device_array import DeviceArray, foreign_dtype, row_major
 from tilewright.runtime.device_memory import Block, MemoryPool, stream_handle
+from tilewright.runtime.libraries import is_tensor
 from tilewright.runtime.streams import SPECIAL, recorders, refuse_in_capture
 
 __all__ = ["CudaDevice", "CudaProgram", "devices", "unavailable_reason"]
@@ -86,7 +87,7 @@ class CudaDevice(CudaStreams):
         return self.driver.call("cuDevicePrimaryCtxRetain", self._handle, where=self.label)[0]
 
     @cached_property
-    def _context_address(self) -> int:
+    def context_address(self) -> int:
         return int(self._context)
 
     def enter(self) -> bool:
@@ -96,7 +97,7 @@ class CudaDevice(CudaStreams):
         if status != 0:
             raise self.driver.error("cuCtxGetCurrent", int(status), self.label)
         number = int(current)
-        if number == self._context_address:
+        if number == self.context_address:
             return False
         if number:
             self.driver.call("cuCtxPushCurrent", self._context, where=self.label)
@@ -205,7 +206,7 @@ class CudaDevice(CudaStreams):
         if isinstance(item, DeviceArray):
             self._check_device(item.device.ordinal)
             return item
-        if type(item).__module__ == "torch" and not getattr(item, "requires_grad", True):
+        if is_tensor(item):
             return self._wrap_torch(item)
         pointer, shape, strides, dtype, producer, readonly = _describe(item)
         if pointer:
@@ -220,6 +221,12 @@ class CudaDevice(CudaStreams):
 
     def _wrap_torch(self, tensor: object) -> DeviceArray:
         """A PyTorch tensor by its own methods: its array interface takes ten times as long."""
+        if not tensor.is_cuda:  # type: ignore[attr-defined]
+            raise UserError.at("TW009", "a tensor on the CPU is not an array on a CUDA device", help="pass tensor.cuda()")
+        if tensor.requires_grad:  # type: ignore[attr-defined]
+            raise UserError.at("TW009", "the tensor requires a gradient, which kernels do not compute", help="pass tensor.detach()")
+        if tensor.is_neg():  # type: ignore[attr-defined]
+            raise UserError.at("TW009", "the tensor is a negated view of other elements", help="pass tensor.resolve_neg()")
         self._check_device(tensor.get_device())  # type: ignore[attr-defined]
         kind = tensor.dtype  # type: ignore[attr-defined]
         dtype = _torch_dtypes.get(kind)

@@ -213,6 +213,11 @@ class DeviceArray:
         steps = [(n - 1) * s for n, s in zip(self.shape, self.strides)]
         return sum(min(0, s) for s in steps), sum(max(0, s) for s in steps) + 1
 
+    def reach(self) -> tuple[int, int]:
+        """First byte and the one after the last that its elements touch, relative to the pointer; equal when there are none."""
+        low, high = self._reach() if self.size else (0, 0)
+        return low * self.dtype.itemsize, high * self.dtype.itemsize
+
     # -- views --------------------------------------------------------------------------------------------------
 
     def _view(self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> DeviceArray:

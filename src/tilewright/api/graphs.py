@@ -68,6 +68,13 @@ class Graph:
         if isinstance(value, bool) or not (isinstance(value, int | float) or _is_array(value)):
             raise UserError.at("TW009", f"the input '{name}' is a {type(value).__name__}, not an array or a number")
         self._inputs[name] = value
+        return self[name]
+
+    def __getitem__(self, name: str) -> Any:
+        """An input, to be used inside the capture; a number from here is the input wherever a kernel takes it as it is."""
+        if name not in self._inputs:
+            raise UserError.at("TW008", f"the graph has no input '{name}'", help=f"its inputs are {', '.join(self._inputs) or 'none'}")
+        value: Any = self._inputs[name]
         if isinstance(value, int | float):
             named = _NamedFloat(value) if isinstance(value, float) else _NamedInt(value)
             named.name = name
@@ -277,7 +284,10 @@ class Graph:
 
 @contextmanager
 def capture(device: str = "auto", **inputs: Any) -> Iterator[Graph]:
-    """`with tw.capture() as graph:` records the calls this thread makes on the device. Keywords name inputs, as `graph.input` does."""
+    """`with tw.capture() as graph:` records the calls this thread makes on the device.
+
+    Keywords name inputs: with `capture(x=x)`, `graph["x"]` is what to use inside, and `graph.update(x=other)` exchanges it.
+    """
     chosen = find_device(device)
     streams.refuse_in_capture("capture() inside a capture", help="replay one graph inside the capture of another")
     made = Graph(chosen)

@@ -225,10 +225,12 @@ class CudaGraph:
     def begin_after(self, stream: int) -> None:
         self._open.after.add(stream)
 
-    def keep(self, *items: object) -> None:
-        """Keep arrays, or anything else, alive as long as the graph."""
-        for item in items:
-            self._keep(item, self._open)
+    def use(self, array: DeviceArray, stream: int) -> None:
+        self.arena.used_on(array.owner, stream)
+        self._keep(array, self._open)
+
+    def keep(self, item: object) -> None:
+        self._keep(item, self._open)
 
     def _keep(self, item: object, recording: _Recording) -> None:
         if not isinstance(item, DeviceArray):
@@ -246,10 +248,6 @@ class CudaGraph:
             program.launch_steps((step,), stream)
             nodes.append((index, self._latest_node(stream)))
             self._open.entries[step[0].launch.entry] = None
-        for array in arrays.values():
-            if isinstance(array, DeviceArray):
-                self.arena.used_on(array.owner, stream)
-                self.keep(array)
         named = {slot: self.names[name] for name, slot in program.scalar_slots().items() if name in self.names}
         written = {param.name for param in program.artifact.outputs}
         extents = tuple((*_bounds(a), name in written) for name, a in arrays.items() if isinstance(a, DeviceArray) and a.size)

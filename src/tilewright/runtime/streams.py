@@ -56,8 +56,11 @@ class Recorder(Protocol):
     def join(self, stream: int) -> None:
         """Another stream takes part."""
 
-    def keep(self, *items: object) -> None:
-        """Keep arrays, or anything else, alive as long as the graph."""
+    def use(self, array: Any, stream: int) -> None:
+        """Work captured on `stream` uses an array: it stays as long as the graph."""
+
+    def keep(self, item: object) -> None:
+        """Keep anything else as long as the graph."""
 
     def launch(self, program: Any, arrays: Mapping[str, Any], values: Sequence[Any], plan: Any, steps: Sequence[Any], stream: int) -> None:
         """Launch the steps of a program and note which nodes they became."""

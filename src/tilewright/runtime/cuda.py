@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Protocol, SupportsInt
+from typing import SupportsInt
 
 import numpy as np
 
@@ -28,18 +27,12 @@ from tilewright.runtime.cuda_driver import KERNEL_FAULTS, OUT_OF_MEMORY, Driver,
 from tilewright.runtime.cuda_program import CudaProgram
 from tilewright.runtime.device_array import DeviceArray, foreign_dtype, row_major
 from tilewright.runtime.device_memory import Block, MemoryPool, stream_handle
+from tilewright.runtime.launch_log import LaunchLog
 from tilewright.runtime.libraries import is_tensor
 
 __all__ = ["CudaDevice", "CudaProgram", "devices", "unavailable_reason"]
 
 ErrorCallback = Callable[[TilewrightError], None]
-
-
-class Launches(Protocol):
-    """What launches kernels without telling."""
-
-    def launches(self) -> list[tuple[int, str]]:
-        """Stream and name of those launched since it was last asked."""
 
 
 class CudaDevice:
@@ -58,9 +51,7 @@ class CudaDevice:
         self.max_shared = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         self._get_current = driver.module.cuCtxGetCurrent
         self.pool = MemoryPool(self)
-        self._launched: dict[tuple[int, str], None] = {}
-        self.launchers: weakref.WeakSet[Launches] = weakref.WeakSet()
-        """Machine code that launches by itself and keeps its own account."""
+        self.log = LaunchLog()
         self._callbacks: dict[ErrorCallback, int] = {}
         self._retired: deque[SupportsInt] = deque()
 
@@ -135,16 +126,7 @@ class CudaDevice:
     @property
     def launched(self) -> dict[tuple[int, str], None]:
         """Stream and name of each kernel launched since that stream was last synchronised; -1 stands for several streams."""
-        for launcher in list(self.launchers):
-            self._launched.update(dict.fromkeys(launcher.launches()))
-        return self._launched
-
-    @launched.setter
-    def launched(self, value: dict[tuple[int, str], None]) -> None:
-        self._launched = value
-
-    def note_launch(self, stream: int, entry: str) -> None:
-        self._launched[stream, entry] = None
+        return self.log.pending()
 
     def watch(self, callback: ErrorCallback, stream: int) -> None:
         """Call `callback` with the error if work launched on `stream` up to its next synchronisation faults."""
@@ -152,26 +134,21 @@ class CudaDevice:
 
     def synchronize(self, stream: int | None = None) -> None:
         """Wait for all work, or for that of one stream. Raises what went wrong in it."""
-        with self.active():
-            if stream is None:
-                before, self.launched = self.launched, {}
-                self._wait("cuCtxSynchronize", before)
-                self._callbacks = {}
-                while self._retired:
-                    self.call("cuModuleUnload", self._retired.popleft())
-                return
+        if stream is not None:
             stream = stream_handle(stream)
-            before = {key: None for key in list(self.launched) if key[0] == stream}
-            for key in before:
-                self.launched.pop(key, None)
-            self._wait("cuStreamSynchronize", before, stream)
-            self._callbacks = {c: s for c, s in list(self._callbacks.items()) if s != stream}
-
-    def _wait(self, api: str, before: dict[tuple[int, str], None], *arguments: int) -> None:
-        status, _ = self.driver.attempt(api, *arguments)
-        if status:
-            self.launched = {**before, **self.launched}
-            raise self.error(api, status)
+        with self.active():
+            number = self.log.begin_wait()
+            api, arguments = ("cuCtxSynchronize", ()) if stream is None else ("cuStreamSynchronize", (stream,))
+            status, _ = self.driver.attempt(api, *arguments)
+            if status:
+                raise self.error(api, status)
+            self.log.end_wait(number, stream)
+            if stream is not None:
+                self._callbacks = {c: s for c, s in list(self._callbacks.items()) if s != stream}
+                return
+            self._callbacks = {}
+            while self._retired:
+                self.call("cuModuleUnload", self._retired.popleft())
 
     # -- streams and time ---------------------------------------------------------------------------------------
 

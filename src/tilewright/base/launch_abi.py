@@ -157,5 +157,7 @@ class Layout:
     block_recent: int
     tensor: int = 0
     """Where a tensor's `at::Tensor` is; 0 without PyTorch."""
+    tensor_gradient: int = 0
+    """In what that holds: the word that is 0 where a tensor surely needs no gradient; 0 where PyTorch has to be asked each time."""
     tensor_device: int = 1
     """The number PyTorch gives to the kind of device: 1 is CUDA."""

@@ -88,7 +88,7 @@ def layout(tensors: bool) -> Layout | None:
     if access is None or not access.stream:
         return None
     _bind_tensors(access)
-    return replace(own, tensor=access.offset)
+    return replace(own, tensor=access.offset, tensor_gradient=access.gradient)
 
 
 @functools.cache

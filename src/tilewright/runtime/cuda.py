@@ -50,6 +50,7 @@ class CudaDevice:
         self.multiprocessors = self._attribute("MULTIPROCESSOR_COUNT")
         self.max_shared = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         self._get_current = driver.module.cuCtxGetCurrent
+        self._wait_for_all = driver.module.cuCtxSynchronize
         self.pool = MemoryPool(self)
         self.log = LaunchLog()
         self._callbacks: dict[ErrorCallback, int] = {}
@@ -136,19 +137,23 @@ class CudaDevice:
         """Wait for all work, or for that of one stream. Raises what went wrong in it."""
         if stream is not None:
             stream = stream_handle(stream)
-        with self.active():
+        entered = self.enter()
+        try:
             number = self.log.begin_wait()
-            api, arguments = ("cuCtxSynchronize", ()) if stream is None else ("cuStreamSynchronize", (stream,))
-            status, _ = self.driver.attempt(api, *arguments)
+            if stream is None:
+                # The other half of a short kernel's round trip, so without the layers between.
+                status = int(self._wait_for_all()[0])
+            else:
+                status, _ = self.driver.attempt("cuStreamSynchronize", stream)
             if status:
-                raise self.error(api, status)
+                raise self.error("cuCtxSynchronize" if stream is None else "cuStreamSynchronize", status)
             self.log.end_wait(number, stream)
-            if stream is not None:
-                self._callbacks = {c: s for c, s in list(self._callbacks.items()) if s != stream}
-                return
-            self._callbacks = {}
-            while self._retired:
+            if self._callbacks:
+                self._callbacks = {c: s for c, s in list(self._callbacks.items()) if stream not in (None, s)}
+            while stream is None and self._retired:
                 self.call("cuModuleUnload", self._retired.popleft())
+        finally:
+            self.leave(entered)
 
     # -- streams and time ---------------------------------------------------------------------------------------
 

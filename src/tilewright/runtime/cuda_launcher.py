@@ -139,7 +139,7 @@ class Launcher:
         self.forms: list[Form] = []
         self.recent = recent
         self._objects = ObjectCode(stub)
-        self._state = (ctypes.c_uint64 * (abi.STATE_BYTES // 8))()
+        self.state = (ctypes.c_uint64 * (abi.STATE_BYTES // 8))()
         access = tensor_access()
         fields = {
             abi.STATE_RECENT: ctypes.addressof(recent.word), abi.STATE_WORDS: words,
@@ -150,7 +150,7 @@ class Launcher:
             )},
         }  # fmt: skip
         for field, value in fields.items():
-            self._state[field // 8] = value
+            self.state[field // 8] = value
         encoded = name.encode()
         self._call = MethodDefinition(encoded, self._objects.address(abi.CALL), METH_FASTCALL_KEYWORDS, None)
         self._probe = MethodDefinition(encoded, self._objects.address(abi.PROBE), METH_FASTCALL_KEYWORDS, None)
@@ -164,11 +164,11 @@ class Launcher:
         assert _engine is not None
         self.forms.append(form)
         self.recent.add(form)
-        _engine.insert(ctypes.addressof(self._state), form.address)
+        _engine.insert(ctypes.addressof(self.state), form.address)
 
     def function(self, fallback: Callable[..., object]) -> Callable[..., object]:
         """A builtin function that launches, or hands the call to `fallback`. It keeps this launcher."""
-        return builtin_function(self._call, (self, fallback, ctypes.addressof(self._state)))
+        return builtin_function(self._call, (self, fallback, ctypes.addressof(self.state)))
 
     def launches(self) -> list[tuple[int, str, int]]:
         """Stream, name and epoch of the kernels launched last."""

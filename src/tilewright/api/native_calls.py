@@ -67,6 +67,10 @@ class NativeCalls:
         """By the address of the function at its end: that function and the chain."""
 
     @property
+    def launchers(self) -> list[Launcher]:
+        return [known.launcher for known in self._known.values()]
+
+    @property
     def last(self) -> Artifact | None:
         """What the latest call ran, where it was one of these."""
         form = self._recent.form() if self._recent is not None else None

@@ -277,7 +277,7 @@ class CudaGraph:
             if status:
                 raise device.error("cuGraphLaunch", status, f"graph of {self.node_count} nodes")
             for entry in recording.entries:
-                device.launched[stream, entry] = None
+                device.log.note(stream, entry)
         finally:
             device.leave(entered)
 

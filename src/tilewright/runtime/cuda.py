@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import SupportsInt
+from typing import Protocol, SupportsInt
 
 import numpy as np
 
@@ -25,18 +26,28 @@ from tilewright.base.errors import DeviceError, TilewrightError, UserError
 from tilewright.base.target import Target, for_device
 from tilewright.runtime.cuda_driver import KERNEL_FAULTS, OUT_OF_MEMORY, Driver, Results, load_driver
 from tilewright.runtime.cuda_program import CudaProgram
+from tilewright.runtime.cuda_streams import CudaStreams
 from tilewright.runtime.device_array import DeviceArray, foreign_dtype, row_major
 from tilewright.runtime.device_memory import Block, MemoryPool, stream_handle
+from tilewright.runtime.streams import SPECIAL, recorders, refuse_in_capture
 
 __all__ = ["CudaDevice", "CudaProgram", "devices", "unavailable_reason"]
 
 ErrorCallback = Callable[[TilewrightError], None]
 
 
-class CudaDevice:
+class Launches(Protocol):
+    """What launches kernels without telling."""
+
+    def launches(self) -> list[tuple[int, str]]:
+        """Stream and name of those launched since it was last asked."""
+
+
+class CudaDevice(CudaStreams):
     """One GPU. Its context is made on first use."""
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
+        super().__init__()
         self.driver = driver
         self.ordinal = ordinal
         (self._handle,) = driver.call("cuDeviceGet", ordinal)
@@ -49,8 +60,9 @@ class CudaDevice:
         self.max_shared = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         self._get_current = driver.module.cuCtxGetCurrent
         self.pool = MemoryPool(self)
-        self.launched: dict[tuple[int, str], None] = {}
-        """Stream and name of each kernel launched since that stream was last synchronised."""
+        self._launched: dict[tuple[int, str], None] = {}
+        self.launchers: weakref.WeakSet[Launches] = weakref.WeakSet()
+        """Machine code that launches by itself and keeps its own account."""
         self._callbacks: dict[ErrorCallback, int] = {}
         self._retired: deque[SupportsInt] = deque()
 
@@ -122,12 +134,28 @@ class CudaDevice:
                 callback(error)
         return error
 
+    @property
+    def launched(self) -> dict[tuple[int, str], None]:
+        """Stream and name of each kernel launched since that stream was last synchronised; -1 stands for several streams."""
+        for launcher in list(self.launchers):
+            self._launched.update(dict.fromkeys(launcher.launches()))
+        return self._launched
+
+    @launched.setter
+    def launched(self, value: dict[tuple[int, str], None]) -> None:
+        self._launched = value
+
+    def note_launch(self, stream: int, entry: str) -> None:
+        self._launched[stream, entry] = None
+
     def watch(self, callback: ErrorCallback, stream: int) -> None:
         """Call `callback` with the error if work launched on `stream` up to its next synchronisation faults."""
         self._callbacks[callback] = stream
 
     def synchronize(self, stream: int | None = None) -> None:
         """Wait for all work, or for that of one stream. Raises what went wrong in it."""
+        if SPECIAL.value:
+            refuse_in_capture("synchronize()", self.ordinal, "synchronise before or after the capture")
         with self.active():
             if stream is None:
                 before, self.launched = self.launched, {}
@@ -149,58 +177,6 @@ class CudaDevice:
             self.launched = {**before, **self.launched}
             raise self.error(api, status)
 
-    # -- streams and time ---------------------------------------------------------------------------------------
-
-    def create_stream(self) -> int:
-        """A new stream, not ordered with the default one."""
-        with self.active():
-            flags = self.driver.constant("CUstream_flags", "CU_STREAM_NON_BLOCKING")
-            return int(self.call("cuStreamCreate", flags)[0])
-
-    def destroy_stream(self, stream: int) -> None:
-        """Wait for the stream's work and end it."""
-        self.synchronize(stream)
-        self.pool.forget_stream(stream)
-        with self.active():
-            self.call("cuStreamDestroy", stream)
-
-    def order(self, later: int, earlier: int) -> None:
-        """Work queued on stream `later` from now on waits for what is queued on `earlier`; the host does not wait."""
-        with self.active():
-            flags = self.driver.constant("CUevent_flags", "CU_EVENT_DISABLE_TIMING")
-            (event,) = self.call("cuEventCreate", flags)
-            status, _ = self.driver.attempt("cuEventRecord", event, earlier)
-            if not status:
-                status, _ = self.driver.attempt("cuStreamWaitEvent", later, event, 0)
-            self.call("cuEventDestroy", event)
-            if status:
-                # One of the streams was destroyed meanwhile; its work may still run.
-                self.call("cuCtxSynchronize")
-
-    def time(self, function: Callable[[], object], repeats: int = 10, warmup: int = 1, stream: int = 0) -> list[float]:
-        """Milliseconds on the device of each of `repeats` calls of `function`, which queues its work on `stream`."""
-        stream = stream_handle(stream)
-        with self.active():
-            for _ in range(warmup):
-                function()
-            flags = self.driver.constant("CUevent_flags", "CU_EVENT_DEFAULT")
-            events = [self.call("cuEventCreate", flags)[0] for _ in range(2 * repeats)]
-            try:
-                for start, stop in zip(events[::2], events[1::2]):
-                    self.call("cuEventRecord", start, stream)
-                    function()
-                    self.call("cuEventRecord", stop, stream)
-                self.synchronize(stream)
-                return [self._elapsed(start, stop) for start, stop in zip(events[::2], events[1::2])]
-            finally:
-                for event in events:
-                    self.driver.attempt("cuEventDestroy", event)
-
-    def _elapsed(self, start: SupportsInt, stop: SupportsInt) -> float:
-        (milliseconds,) = self.call("cuEventElapsedTime", start, stop)
-        assert isinstance(milliseconds, float)
-        return milliseconds
-
     # -- memory -------------------------------------------------------------------------------------------------
 
     def empty(self, shape: Sequence[int], dtype: DType, stream: int = 0) -> DeviceArray:
@@ -211,7 +187,8 @@ class CudaDevice:
         count = 1
         for extent in extents:
             count *= extent
-        block = self.pool.take(count * dtype.itemsize, stream_handle(stream))
+        recorder = recorders.get(stream) if recorders else None
+        block = (recorder or self.pool).take(count * dtype.itemsize, stream_handle(stream))
         return DeviceArray(self, block.pointer, extents, dtype, None, block)
 
     def from_numpy(self, values: np.ndarray, dtype: DType | None = None, stream: int = 0) -> DeviceArray:
@@ -269,18 +246,29 @@ class CudaDevice:
         """Device to device, in stream order; both arrays are contiguous and of one form."""
         with self.active():
             self.call("cuMemcpyDtoDAsync", target.launch_pointer(stream), source.launch_pointer(stream), source.nbytes, stream)
+        if recorders and stream in recorders:
+            recorders[stream].keep(target, source)
 
     def copy_in(self, pointer: int, host: int, nbytes: int, streams: Iterable[int]) -> None:
         """Host to device, after the work queued on `streams`."""
+        self._refuse_copy()
         with self.active():
             self._settle(streams)
             self.call("cuMemcpyHtoD", pointer, host, nbytes)
 
     def copy_out(self, host: int, pointer: int, nbytes: int, streams: Iterable[int]) -> None:
         """Device to host, after the work queued on `streams`."""
+        self._refuse_copy()
         with self.active():
             self._settle(streams)
             self.call("cuMemcpyDtoH", host, pointer, nbytes)
+
+    def _refuse_copy(self) -> None:
+        if SPECIAL.value:
+            refuse_in_capture(
+                "a copy between host and device", self.ordinal,
+                "copy inputs to the device before the capture and read results after a replay",
+            )  # fmt: skip
 
     def _settle(self, streams: Iterable[int]) -> None:
         # A plain copy is ordered with the default stream by itself.

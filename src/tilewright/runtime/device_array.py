@@ -18,6 +18,7 @@ from tilewright.base.dtypes import DType
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.runtime import dlpack
 from tilewright.runtime.device_memory import Block, stream_handle
+from tilewright.runtime.streams import recorders
 
 Index = int | slice
 
@@ -50,10 +51,38 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+class ArrayForm:
+    """All of an array but its address. Arrays of the same form share the object while it is remembered, so machine code that has
+    seen the object knows the form; two objects may be equal, which costs a look and no more."""
+
+    __slots__ = ("dtype", "ordinal", "shape", "strides")
+
+    def __init__(self, ordinal: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> None:
+        self.ordinal, self.shape, self.strides, self.dtype = ordinal, shape, strides, dtype
+
+
+_FORMS_KEPT = 4096
+_forms: dict[tuple[int, tuple[int, ...], tuple[int, ...], DType], ArrayForm] = {}
+
+
+def array_form(array: DeviceArray) -> ArrayForm:
+    """The form of an array, from now on in its slot."""
+    if array.form is None:
+        key = array.device.ordinal, array.shape, array.strides, array.dtype
+        found = _forms.get(key)
+        if found is None:
+            if len(_forms) >= _FORMS_KEPT:
+                _forms.clear()
+            found = _forms.setdefault(key, ArrayForm(*key))
+        array.form = found
+    return array.form
+
+
 class DeviceArray:
     """An array on a device. `owner` keeps its memory alive: a `Block`, with the foreign object behind it where there is one."""
 
-    __slots__ = ("_pointer", "base", "device", "dtype", "owner", "readonly", "shape", "strides")
+    # Machine code of `runtime.cuda_launcher` reads `_pointer`, `form`, `owner` and `readonly`. What `form` describes never changes.
+    __slots__ = ("_pointer", "base", "device", "dtype", "form", "owner", "readonly", "shape", "strides")
 
     def __init__(
         self,
@@ -74,6 +103,7 @@ class DeviceArray:
         self.base = base
         self.readonly = readonly
         self._pointer = pointer
+        self.form: ArrayForm | None = None
 
     # -- asking -------------------------------------------------------------------------------------------------
 
@@ -90,7 +120,8 @@ class DeviceArray:
 
     def launch_pointer(self, stream: int) -> int:
         """The address for a kernel on `stream`; the block is noted as used there."""
-        self.owner.use_on(stream)
+        if not recorders or stream not in recorders:
+            self.owner.use_on(stream)
         return self.pointer
 
     @property

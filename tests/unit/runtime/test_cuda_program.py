@@ -411,6 +411,7 @@ def test_time(device: CudaDevice, fake: FakeCuda) -> None:
     count = []
     assert device.time(lambda: count.append(1), repeats=3, warmup=2) == [0.25] * 3
     assert len(count) == 5
+    device.release_idle()
     assert len(fake.calls("cuEventCreate")) == len(fake.calls("cuEventDestroy")) == 6
 
 

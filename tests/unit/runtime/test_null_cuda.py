@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+import null_contract
 from null_cuda import CONTEXT, FOREIGN_CONTEXT, Fault, NullCuda
 from null_cuda.constants import PLAIN, TABLES, enumerations
 from null_cuda.programs import read_config, read_entries
 from null_cuda.state import Refused
-
-import null_contract
 
 PTX = null_contract.PTX
 ORDERED = ("eager", "lazy", "reverse", "random", "background")
@@ -62,7 +62,7 @@ def functions(driver: NullCuda) -> tuple[int, int]:
 def launch(driver: NullCuda, function: int, pointer: int, value: float, stream: int = 0) -> None:
     """With a block that changes right after, as the caller's may."""
     table = null_contract.Table(pointer, value)
-    get(driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, table.address, 0) + (None,))
+    assert driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, table.address, 0)[0] == 0
     table.value.value = float("nan")
 
 
@@ -134,10 +134,10 @@ def test_entries_of_ptx() -> None:
 def test_handles_of_another_kind_or_destroyed(driver: NullCuda) -> None:
     stream, event = get(driver.cuStreamCreate(1)), get(driver.cuEventCreate(2))
     assert driver.cuEventRecord(stream, 0)[0] == 400
-    get(driver.cuStreamDestroy(stream) + (0,))
-    assert driver.cuStreamSynchronize(stream)[0] == 400
-    assert driver.cuStreamDestroy(stream)[0] == 400
-    get(driver.cuEventDestroy(event) + (0,))
+    assert driver.cuStreamDestroy(stream)[0] == 0
+    assert driver.cuStreamSynchronize(stream)[0] == 201
+    assert driver.cuStreamDestroy(stream)[0] == 201
+    assert driver.cuEventDestroy(event)[0] == 0
     assert driver.violations == [
         f"cuEventRecord: {stream:#x} is no event, a stream",
         f"cuStreamSynchronize: {stream:#x} is no stream, a destroyed stream",
@@ -183,7 +183,7 @@ def test_a_stream_runs_in_order(mode: str) -> None:
     launch(driver, fill, pointer, 1.0, stream)
     for _ in range(20):
         launch(driver, add, pointer, 2.0, stream)
-    get(driver.cuStreamSynchronize(stream) + (0,))
+    assert driver.cuStreamSynchronize(stream)[0] == 0
     assert read(pointer) == 41.0
 
 
@@ -209,7 +209,7 @@ def test_forgetting_to_wait_for_another_stream_shows() -> None:
         pointer = get(driver.cuMemAlloc(64))
         for value in (1.0, 2.0):
             launch(driver, fill, pointer, value, get(driver.cuStreamCreate(1)))
-        get(driver.cuCtxSynchronize() + (0,))
+        assert driver.cuCtxSynchronize()[0] == 0
         seen.add(read(pointer))
     assert seen == {1.0, 2.0}
 
@@ -227,7 +227,7 @@ def test_events_order_streams(mode: str) -> None:
         launch(driver, add, pointer, 100.0, second)
         driver.cuEventRecord(event, second)
         driver.cuStreamWaitEvent(first, event, 0)
-    get(driver.cuEventSynchronize(event) + (0,))
+    assert driver.cuEventSynchronize(event)[0] == 0
     assert read(pointer) == 109.0
 
 
@@ -239,7 +239,7 @@ def test_blocking_streams_are_ordered_with_the_default_stream(mode: str) -> None
     for value in range(5):
         launch(driver, fill, pointer, float(value), stream)
         launch(driver, add, pointer, 10.0)
-    get(driver.cuStreamSynchronize(0) + (0,))
+    assert driver.cuStreamSynchronize(0)[0] == 0
     assert read(pointer) == 14.0
 
 
@@ -282,8 +282,9 @@ def test_memory_freed_before_its_use_is_a_fault() -> None:
     assert driver.cuStreamSynchronize(stream)[0] == 700
     assert driver.cuMemAlloc(16)[0] == 700
     assert get(driver.cuCtxGetCurrent()) == CONTEXT
+    assert driver.cuDevicePrimaryCtxRetain(0)[0] == 0
     driver.cuDevicePrimaryCtxReset(0)
-    assert driver.cuMemAlloc(16)[0] == 0
+    assert driver.cuDevicePrimaryCtxRetain(0)[0] == 700  # the process has lost it for good
 
 
 def test_a_fault_ends_one_context_and_what_is_queued_there() -> None:

@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from tilewright.base.record import record
 from tilewright.base.target import Target, host_cpu
 from tilewright.codegen.interpreter import abi_key
 from tilewright.compile.cache import DiskCache
-from tilewright.runtime import cpu_pool
+from tilewright.runtime import cpu_pool, native_memory
 from tilewright.tree.check import check_kernel
 from tilewright.tree.syntax import Function
 from tilewright.tree.typed import ArgSpec, TypedKernel
@@ -104,20 +104,41 @@ def disk_cache() -> DiskCache:
     return DiskCache()
 
 
-def _pool_code() -> bytes:
-    """The thread pool's machine code, from disk where it was built before."""
+def _kept_code(name: str, build: Callable[[Target], bytes], extra: str = "") -> bytes:
+    """Machine code of the runtime itself, from disk where it was built before."""
     target = host_cpu()
-    key = hashlib.sha256(f"pool|{target.key()}|{compiler_version()}".encode()).hexdigest()
+    key = hashlib.sha256(f"{name}|{extra}|{target.key()}|{compiler_version()}".encode()).hexdigest()
     found = disk_cache().get(key)
     if found is None:
-        from tilewright.codegen.pool import pool_object
-
-        found = Artifact("pool", target.name, "object", pool_object(target), (), (), (), (), (), (), key=key)
+        found = Artifact(name, target.name, "object", build(target), (), (), (), (), (), (), key=key)
         disk_cache().put(key, found)
     return found.code
 
 
+def _pool_code() -> bytes:
+    """The thread pool's machine code."""
+
+    def build(target: Target) -> bytes:
+        from tilewright.codegen.pool import pool_object
+
+        return pool_object(target)
+
+    return _kept_code("pool", build)
+
+
+def _memory_code() -> bytes:
+    """The machine code that hands out device memory."""
+
+    def build(target: Target) -> bytes:
+        from tilewright.codegen.memory import memory_object
+
+        return memory_object(target)
+
+    return _kept_code("memory", build, abi_key())
+
+
 cpu_pool.provide_code(_pool_code)
+native_memory.provide_code(_memory_code)
 
 
 def cache_key(function: Function, signature: Signature, target: Target) -> str:

@@ -23,22 +23,26 @@ from tilewright.base.artifact import Artifact
 from tilewright.base.dtypes import DType
 from tilewright.base.errors import DeviceError, TilewrightError, UserError
 from tilewright.base.target import Target, for_device
-from tilewright.runtime.cuda_driver import KERNEL_FAULTS, OUT_OF_MEMORY, Driver, Results, load_driver
+from tilewright.runtime.cuda_driver import KERNEL_FAULTS, OUT_OF_MEMORY, UNAVAILABLE, Driver, Results, load_driver
+from tilewright.runtime.cuda_faults import Faults, unavailable
 from tilewright.runtime.cuda_program import CudaProgram
+from tilewright.runtime.cuda_streams import CudaStreams
 from tilewright.runtime.device_array import DeviceArray, foreign_dtype, row_major
 from tilewright.runtime.device_memory import Block, MemoryPool, stream_handle
 from tilewright.runtime.launch_log import LaunchLog
 from tilewright.runtime.libraries import is_tensor
+from tilewright.runtime.streams import SPECIAL, recorders, refuse_in_capture
 
 __all__ = ["CudaDevice", "CudaProgram", "devices", "unavailable_reason"]
 
 ErrorCallback = Callable[[TilewrightError], None]
 
 
-class CudaDevice:
+class CudaDevice(CudaStreams):
     """One GPU. Its context is made on first use."""
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
+        super().__init__()
         self.driver = driver
         self.ordinal = ordinal
         (self._handle,) = driver.call("cuDeviceGet", ordinal)
@@ -51,6 +55,7 @@ class CudaDevice:
         self.max_shared = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         self._get_current = driver.module.cuCtxGetCurrent
         self._wait_for_all = driver.module.cuCtxSynchronize
+        self.faults = Faults(self.label)
         self.pool = MemoryPool(self)
         self.log = LaunchLog()
         self._callbacks: dict[ErrorCallback, int] = {}
@@ -66,14 +71,21 @@ class CudaDevice:
 
     @cached_property
     def target(self) -> Target:
-        """What to compile for. Raises UserError when this generation is not known."""
-        return for_device(*self.capability, self.multiprocessors, self.max_shared)
+        """What to compile for. Raises UserError when this generation is not known, DeviceError when the driver is too old for it."""
+        found = for_device(*self.capability, self.multiprocessors, self.max_shared)
+        self.driver.check_ptx(found.ptx, self.label)
+        return found
 
     # -- calls --------------------------------------------------------------------------------------------------
 
     @cached_property
     def _context(self) -> SupportsInt:
-        return self.driver.call("cuDevicePrimaryCtxRetain", self._handle, where=self.label)[0]
+        status, results = self.driver.attempt("cuDevicePrimaryCtxRetain", self._handle)
+        if status == UNAVAILABLE:
+            raise unavailable(self.label, self._attribute("COMPUTE_MODE"))
+        if status:
+            raise self.driver.error("cuDevicePrimaryCtxRetain", status, self.label)
+        return results[0]
 
     @cached_property
     def context_address(self) -> int:
@@ -81,6 +93,8 @@ class CudaDevice:
 
     def enter(self) -> bool:
         """Make the context current on this thread; True when another one was and `leave` must bring it back."""
+        if self.faults.lost:
+            raise self.faults.again()
         # The one driver call on every launch besides the launch itself, so without the layers between.
         status, current = self._get_current()
         if status != 0:
@@ -115,10 +129,13 @@ class CudaDevice:
         return results
 
     def error(self, api: str, status: int, detail: str = "") -> TilewrightError:
-        """The error for a failed call; callbacks given at launches hear of kernel faults."""
-        kernels = [name for _, name in self.launched]
+        """The error for a failed call; callbacks given at launches hear of kernel faults. After the first of these it is a short one."""
+        if self.faults.lost:
+            return self.faults.again()
+        kernels = self.faults.named(name for _, name in self.launched)
         error = self.driver.error(api, status, self.label + (f", {detail}" if detail else ""), kernels)
         if status in KERNEL_FAULTS:
+            self.faults.lose(f"a fault of {' or '.join(kernels) or 'another library'} ended its context")
             callbacks, self._callbacks = self._callbacks, {}
             for callback in callbacks:
                 callback(error)
@@ -135,6 +152,8 @@ class CudaDevice:
 
     def synchronize(self, stream: int | None = None) -> None:
         """Wait for all work, or for that of one stream. Raises what went wrong in it."""
+        if SPECIAL.value:
+            refuse_in_capture("synchronize()", self.ordinal, "synchronise before or after the capture")
         if stream is not None:
             stream = stream_handle(stream)
         entered = self.enter()
@@ -155,58 +174,6 @@ class CudaDevice:
         finally:
             self.leave(entered)
 
-    # -- streams and time ---------------------------------------------------------------------------------------
-
-    def create_stream(self) -> int:
-        """A new stream, not ordered with the default one."""
-        with self.active():
-            flags = self.driver.constant("CUstream_flags", "CU_STREAM_NON_BLOCKING")
-            return int(self.call("cuStreamCreate", flags)[0])
-
-    def destroy_stream(self, stream: int) -> None:
-        """Wait for the stream's work and end it."""
-        self.synchronize(stream)
-        self.pool.forget_stream(stream)
-        with self.active():
-            self.call("cuStreamDestroy", stream)
-
-    def order(self, later: int, earlier: int) -> None:
-        """Work queued on stream `later` from now on waits for what is queued on `earlier`; the host does not wait."""
-        with self.active():
-            flags = self.driver.constant("CUevent_flags", "CU_EVENT_DISABLE_TIMING")
-            (event,) = self.call("cuEventCreate", flags)
-            status, _ = self.driver.attempt("cuEventRecord", event, earlier)
-            if not status:
-                status, _ = self.driver.attempt("cuStreamWaitEvent", later, event, 0)
-            self.call("cuEventDestroy", event)
-            if status:
-                # One of the streams was destroyed meanwhile; its work may still run.
-                self.call("cuCtxSynchronize")
-
-    def time(self, function: Callable[[], object], repeats: int = 10, warmup: int = 1, stream: int = 0) -> list[float]:
-        """Milliseconds on the device of each of `repeats` calls of `function`, which queues its work on `stream`."""
-        stream = stream_handle(stream)
-        with self.active():
-            for _ in range(warmup):
-                function()
-            flags = self.driver.constant("CUevent_flags", "CU_EVENT_DEFAULT")
-            events = [self.call("cuEventCreate", flags)[0] for _ in range(2 * repeats)]
-            try:
-                for start, stop in zip(events[::2], events[1::2]):
-                    self.call("cuEventRecord", start, stream)
-                    function()
-                    self.call("cuEventRecord", stop, stream)
-                self.synchronize(stream)
-                return [self._elapsed(start, stop) for start, stop in zip(events[::2], events[1::2])]
-            finally:
-                for event in events:
-                    self.driver.attempt("cuEventDestroy", event)
-
-    def _elapsed(self, start: SupportsInt, stop: SupportsInt) -> float:
-        (milliseconds,) = self.call("cuEventElapsedTime", start, stop)
-        assert isinstance(milliseconds, float)
-        return milliseconds
-
     # -- memory -------------------------------------------------------------------------------------------------
 
     def empty(self, shape: Sequence[int], dtype: DType, stream: int = 0) -> DeviceArray:
@@ -217,7 +184,8 @@ class CudaDevice:
         count = 1
         for extent in extents:
             count *= extent
-        block = self.pool.take(count * dtype.itemsize, stream_handle(stream))
+        recorder = recorders.get(stream) if recorders else None
+        block = (recorder or self.pool).take(count * dtype.itemsize, stream_handle(stream))
         return DeviceArray(self, block.pointer, extents, dtype, None, block)
 
     def from_numpy(self, values: np.ndarray, dtype: DType | None = None, stream: int = 0) -> DeviceArray:
@@ -281,18 +249,29 @@ class CudaDevice:
         """Device to device, in stream order; both arrays are contiguous and of one form."""
         with self.active():
             self.call("cuMemcpyDtoDAsync", target.launch_pointer(stream), source.launch_pointer(stream), source.nbytes, stream)
+        if recorders and stream in recorders:
+            recorders[stream].keep(target, source)
 
     def copy_in(self, pointer: int, host: int, nbytes: int, streams: Iterable[int]) -> None:
         """Host to device, after the work queued on `streams`."""
+        self._refuse_copy()
         with self.active():
             self._settle(streams)
             self.call("cuMemcpyHtoD", pointer, host, nbytes)
 
     def copy_out(self, host: int, pointer: int, nbytes: int, streams: Iterable[int]) -> None:
         """Device to host, after the work queued on `streams`."""
+        self._refuse_copy()
         with self.active():
             self._settle(streams)
             self.call("cuMemcpyDtoH", host, pointer, nbytes)
+
+    def _refuse_copy(self) -> None:
+        if SPECIAL.value:
+            refuse_in_capture(
+                "a copy between host and device", self.ordinal,
+                "copy inputs to the device before the capture and read results after a replay",
+            )  # fmt: skip
 
     def _settle(self, streams: Iterable[int]) -> None:
         # A plain copy is ordered with the default stream by itself.
@@ -333,7 +312,9 @@ class CudaDevice:
     def load(self, artifact: Artifact) -> CudaProgram:
         """The artifact's code on this device, ready to run."""
         with self.active():
-            return CudaProgram(self, artifact)
+            loaded = CudaProgram(self, artifact)
+        self.faults.note(artifact.launches)
+        return loaded
 
     def retire(self, module: SupportsInt) -> None:
         """Unload a module once nothing can be running of it: at the next full synchronisation."""

@@ -64,6 +64,7 @@ def _bind() -> None:
         _kept.append(value)
         bind_symbol(name, id(value))
     bind_symbol("tilewright_streams_open", ctypes.addressof(streams.OPEN))
+    bind_symbol("tilewright_streams_special", ctypes.addressof(streams.SPECIAL))
     _bind_tensors(None)
 
 
@@ -94,7 +95,6 @@ def layout(tensors: bool) -> Layout | None:
 @functools.cache
 def _own_layout() -> Layout:
     array, block = DeviceArray.__new__(DeviceArray), Block.__new__(Block)
-    block._pool, block.nbytes = None, 0
     found = [_slot(array, name) for name in ("form", "_pointer", "owner", "readonly")]
     found += [_slot(block, name) for name in ("freed", "stream", "recent")]
     return Layout(*found)

@@ -18,6 +18,7 @@ from tilewright.base.dtypes import DType
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.runtime import dlpack
 from tilewright.runtime.device_memory import Block, stream_handle
+from tilewright.runtime.streams import recorders
 
 Index = int | slice
 
@@ -119,7 +120,8 @@ class DeviceArray:
 
     def launch_pointer(self, stream: int) -> int:
         """The address for a kernel on `stream`; the block is noted as used there."""
-        self.owner.use_on(stream)
+        if not recorders or stream not in recorders:
+            self.owner.use_on(stream)
         return self.pointer
 
     @property

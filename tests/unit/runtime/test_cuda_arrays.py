@@ -20,7 +20,7 @@ from tilewright.runtime.device_memory import MemoryPool, size_class
 
 @pytest.fixture
 def fake() -> FakeCuda:
-    return FakeCuda()
+    return FakeCuda(count=2)
 
 
 @pytest.fixture
@@ -199,9 +199,10 @@ def test_copies_wait_for_streams_that_use_the_block(device: CudaDevice, fake: Fa
     stream = device.create_stream()
     array = device.empty((4,), dtypes.f32, stream)
     array.copy_from(numbers(4))
-    array.launch_pointer(77)
+    other = device.create_stream()
+    array.launch_pointer(other)
     array.numpy()
-    assert fake.calls("cuStreamSynchronize") == [(stream,), (stream,), (77,)]
+    assert fake.calls("cuStreamSynchronize") == [(stream,), (stream,), (other,)]
 
 
 def test_pool_accounting_and_flush(device: CudaDevice, fake: FakeCuda) -> None:
@@ -347,7 +348,8 @@ class TensorWithoutInterface:
         return (8, 1)
 
 
-def test_wrapping_a_tensor_by_its_methods(device: CudaDevice) -> None:
+def test_wrapping_a_tensor_by_its_methods(device: CudaDevice, fake: FakeCuda) -> None:
+    fake.adopt(4096, 16)
     wrapped = device.wrap(TensorWithoutInterface())
     assert (wrapped.pointer, wrapped.dtype, wrapped.shape, wrapped.strides) == (4096, dtypes.f8e4m3, (2, 8), (8, 1))
 
@@ -365,7 +367,7 @@ def test_wrapping_what_cannot_be(device: CudaDevice, monkeypatch: pytest.MonkeyP
         wrap(strides=(6,))
     with pytest.raises(UserError, match="a ndarray is not an array on a CUDA device"):
         device.wrap(np.zeros(3))
-    object.__setattr__(fake, "cuPointerGetAttribute", lambda name, pointer: 1)
+    fake.adopt(512, 8, ordinal=1)
     with pytest.raises(DeviceError, match="the array is on cuda:1, but was given to cuda:0"):
         wrap()
 

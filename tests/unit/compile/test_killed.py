@@ -129,6 +129,8 @@ TUNER = """
     from tilewright.compile.tuning import TuningStore
     store = TuningStore(Path(sys.argv[1]))
     print("ready", flush=True)
+    while not Path(sys.argv[1], "go").exists():
+        pass
     for number in range(int(sys.argv[2]), int(sys.argv[3])):
         store.add("cd" * 32, "matmul", "sm_90a", [measured(number, TEXTS[0], 1.0 + number)])
 """
@@ -136,6 +138,7 @@ TUNER = """
 
 def test_two_processes_tuning_one_kernel_keep_each_others_measurements(tmp_path: Path) -> None:
     processes = [start(tmp_path, TUNER, str(tmp_path), str(first), str(first + 60)) for first in (1, 61, 121)]
+    (tmp_path / "go").touch()
     for process in processes:
         _, printed = process.communicate(timeout=60)
         assert (process.returncode, printed) == (0, "")
@@ -148,6 +151,7 @@ def test_two_processes_tuning_one_kernel_keep_each_others_measurements(tmp_path:
 def test_killed_while_tuning(tmp_path: Path) -> None:
     generator = random.Random(11)
     highest = 0
+    (tmp_path / "go").touch()
     for _ in range(4):
         kill(start(tmp_path, TUNER, str(tmp_path), str(highest + 1), "100000"), generator.uniform(0.02, 0.15))
         found = TuningStore(tmp_path).get(KEY)

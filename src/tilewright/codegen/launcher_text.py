@@ -14,6 +14,7 @@ OUTSIDE = """
 @_Py_FalseStruct = external global i8
 @tilewright_zero = external global i8
 @tilewright_streams_open = external global i64
+@tilewright_streams_special = external global i64
 @tilewright_current_stream = external global i8
 @tilewright_note_use = external global i8
 

@@ -100,7 +100,10 @@ from tilewright.base.errors import CompilerBug, DeviceError, TargetLimit, Tilewr
 from tilewright.runtime.cpu_pool import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
+    from tilewright.api.graphs import Graph, capture, graph
+    from tilewright.api.streams import Event, Stream, current_stream, stream, timed
     from tilewright.api.tune import Tuning, tune
+    from tilewright.runtime.futures import Future, all_of, any_of
 
 __version__ = "0.1.0"
 __all__ = [
@@ -109,23 +112,31 @@ __all__ = [
     "DType",
     "Device",
     "DeviceError",
+    "Event",
+    "Future",
+    "Graph",
     "Kernel",
+    "Stream",
     "TargetLimit",
     "TilewrightError",
     "Tuning",
     "UserError",
     "all",
+    "all_of",
     "any",
+    "any_of",
     "argmax",
     "argmin",
     "barrier",
     "bf16",
     "bool_",
+    "capture",
     "cast",
     "ceil",
     "clamp",
     "cos",
     "cosh",
+    "current_stream",
     "default_device",
     "devices",
     "dot",
@@ -144,6 +155,7 @@ __all__ = [
     "full",
     "gelu",
     "get_num_threads",
+    "graph",
     "grid",
     "i8",
     "i16",
@@ -181,9 +193,11 @@ __all__ = [
     "sinh",
     "softplus",
     "sqrt",
+    "stream",
     "sum",
     "tan",
     "tanh",
+    "timed",
     "to_device",
     "transpose",
     "trunc",
@@ -197,10 +211,19 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    """The tuner is loaded when somebody asks for it."""
-    if name in ("Tuning", "tune"):
-        from tilewright.api import tune as module
+_LATER = {
+    "tilewright.api.graphs": ("Graph", "capture", "graph"),
+    "tilewright.api.streams": ("Event", "Stream", "current_stream", "stream", "timed"),
+    "tilewright.api.tune": ("Tuning", "tune"),
+    "tilewright.runtime.futures": ("Future", "all_of", "any_of"),
+}
+"""Modules that are loaded when somebody asks for one of their names."""
 
-        return getattr(module, name)
+
+def __getattr__(name: str) -> object:
+    for module, names in _LATER.items():
+        if name in names:
+            from importlib import import_module
+
+            return getattr(import_module(module), name)
     raise AttributeError(f"module 'tilewright' has no attribute '{name}'")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,9 +22,12 @@ from tilewright.base.artifact import ArrayParam, Artifact
 from tilewright.base.errors import DeviceError
 from tilewright.base.target import host_cpu
 from tilewright.compile.driver import Signature, compile_kernel, compile_stages
-from tilewright.runtime import cpu
+from tilewright.runtime import cpu, streams
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.tree.syntax import Function
+
+if TYPE_CHECKING:
+    from tilewright.runtime.host_graphs import HostGraph
 
 __all__ = ["MOST_SPECIALISATIONS", "Runner", "device_of", "to_device"]
 
@@ -86,6 +90,9 @@ class Runner:
         values = {name: v.numpy() if isinstance(v, DeviceArray) else v for name, v in values.items()}
         arguments = self.arguments(values, gpu=False)
         program = self.cpu_program(arguments)
+        recorder = streams.host_recorder() if streams.SPECIAL.value else None
+        if recorder is not None:
+            return self._record_cpu(recorder, program, values, arguments, out)
         keywords = {} if out is None else {"out": out}
         result = program.call(*(a.value for a in arguments), **keywords)
         if result is not NotImplemented:
@@ -101,6 +108,20 @@ class Runner:
         for given, temporary in copies:
             given[...] = temporary
         return result_of(artifact, outputs, out)
+
+    def _record_cpu(
+        self, recorder: HostGraph, program: cpu.CpuProgram, values: Mapping[str, object], arguments: list[Argument], out: object
+    ) -> object:
+        """Instead of running: what a replay is to run."""
+        artifact = program.artifact
+        recorder.check_arguments({a.name: a.value for a in arguments}, values)
+        arrays = {a.name: a.value for a in arguments if isinstance(a.value, np.ndarray)}
+        sizes = bind_sizes(artifact, {n: a.shape for n, a in arrays.items()}, _strides(arrays), self.function.span)
+        outputs, copies = self._outputs(artifact, sizes, out, arrays)
+        recorder.add_program(program, {**arrays, **outputs}, converted(artifact, numbers(arguments)), frozenset(outputs))
+        for given, temporary in copies:
+            recorder.add_copy(given, temporary)
+        return _recorded_result(artifact, outputs, out)
 
     def _outputs(
         self, artifact: Artifact, sizes: Mapping[str, int], out: object, arrays: Mapping[str, np.ndarray]
@@ -164,6 +185,13 @@ class Runner:
             if param.name in given:
                 shape = tuple(s.evaluate(sizes) for s in param.shape)
                 check_output(param, given[param.name], shape, self.function.span)
+        recorder = streams.host_recorder() if streams.SPECIAL.value else None
+        if recorder is not None:
+            recorder.check_arguments({a.name: a.value for a in arguments}, values)
+            shapes = {p.name: tuple(s.evaluate(sizes) for s in p.shape) for p in artifact.outputs}
+            made = {p.name: given.get(p.name, np.empty(shapes[p.name], p.dtype.numpy)) for p in artifact.outputs}
+            recorder.add_emulated(program, inputs, converted(artifact, numbers(arguments)), made, run_program)
+            return _recorded_result(artifact, made, out)
         outputs = run_program(program, {**inputs, **converted(artifact, numbers(arguments))})
         for name, target in given.items():
             assert isinstance(target, np.ndarray)
@@ -182,6 +210,12 @@ def to_device(array: object, device: str = "auto") -> np.ndarray | DeviceArray:
         return array.numpy() if isinstance(array, DeviceArray) else np.array(array)
     gpu = gpu_of(chosen)
     return gpu.wrap(array) if is_on_device(array) else gpu.from_numpy(np.ascontiguousarray(array))
+
+
+def _recorded_result(artifact: Artifact, outputs: Mapping[str, object], out: object) -> object:
+    """As `result_of`, for arrays a replay will write: those of rank 0 stay arrays."""
+    values = tuple(outputs[p.name] for p in artifact.outputs)
+    return out if out is not None else values[0] if len(values) == 1 else values
 
 
 def _strides(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
 
+from tilewright.api.asynchronous import is_special, special_call
 from tilewright.api.devices import default_device, find_device, when_default_changes
 from tilewright.api.execute import Runner, device_of
 from tilewright.base.artifact import Artifact
@@ -21,6 +22,7 @@ from tilewright.base.errors import UserError
 from tilewright.base.target import Target, parse_target
 from tilewright.compile.driver import Compilation, Signature, compile_kernel, compile_stages
 from tilewright.frontend.python import parse_function
+from tilewright.runtime.streams import SPECIAL
 from tilewright.tree.metadata import PRECISIONS
 from tilewright.tree.syntax import Function
 
@@ -32,19 +34,25 @@ _direct: weakref.WeakSet[object] = weakref.WeakSet()
 """Kernels whose calls go straight to the CPU."""
 
 
-def _leave_direct_ways() -> None:
-    """The default device changed: calls have to be looked at again."""
+def leave_direct_ways() -> None:
+    """The default device changed, or a graph is recorded: calls have to be looked at again."""
     for known in list(_direct):
         assert isinstance(known, Kernel)
         known.__call__ = known._launch or known._general  # type: ignore[method-assign]
     _direct.clear()
 
 
-when_default_changes(_leave_direct_ways)
+def _leave_while_special() -> None:
+    """Another thread may have begun to record since this one looked."""
+    if SPECIAL.value:
+        leave_direct_ways()
+
+
+when_default_changes(leave_direct_ways)
 
 
 class Kernel(Generic[P, R]):
-    """A kernel written in Python. Call it like the function it was; `out=`, `device=` and `tune=` are extra."""
+    """A kernel written in Python. Call it like the function it was; `out=`, `device=`, `tune=`, `asynchronous=` and `stream=` are extra."""
 
     if TYPE_CHECKING:
 
@@ -55,14 +63,20 @@ class Kernel(Generic[P, R]):
         __slots__ = ("__call__", "__dict__", "__weakref__")
 
     def __init__(
-        self, function: Callable[P, R], device: str | None = None, precision: str = "ieee", schedule: str = ""
+        self,
+        function: Callable[P, R],
+        device: str | None = None,
+        precision: str = "ieee",
+        schedule: str = "",
+        asynchronous: bool = False,
     ) -> None:
         functools.update_wrapper(self, function)
         if precision not in PRECISIONS:
             raise UserError.at("TW005", f"precision is {precision!r}", help=f"choose one of {', '.join(PRECISIONS)}")
         self.python = function
         self.device, self.precision, self.schedule = device, precision, schedule
-        self._names = tuple(inspect.signature(function).parameters)
+        self.asynchronous = asynchronous
+        self._names = self.parameter_names = tuple(inspect.signature(function).parameters)
         self._runner: Runner | None = None
         self._general_function = self._general
         self._launch: Callable[..., object] | None = None
@@ -105,6 +119,10 @@ class Kernel(Generic[P, R]):
         return {name: values[name] for name in names}
 
     def _general(self, *args: object, **keywords: object) -> object:
+        if self.asynchronous or is_special(args, keywords):
+            result = special_call(self, args, keywords)
+            if result is not NotImplemented:
+                return result
         out = keywords.pop("out", None)
         asked = keywords.pop("device", None)
         if asked is not None and not isinstance(asked, str):
@@ -119,6 +137,8 @@ class Kernel(Generic[P, R]):
             if ensure_tuned(self.function, values, device, self.precision):
                 self.forget_programs()
         result = self.runner.run(values, device, out)
+        if self.asynchronous or SPECIAL.value:
+            return result
         if device.kind == "cuda" and (self.device is None or find_device(self.device).id == device.id):
             self._take_launches()
         if device.kind == "cpu" and asked is None and self.device in (None, "cpu") and default_device() == "cpu":
@@ -127,6 +147,7 @@ class Kernel(Generic[P, R]):
             if entry is not None:
                 self.__call__ = entry  # type: ignore[method-assign]
                 _direct.add(self)
+                _leave_while_special()
         return result
 
     def _take_launches(self) -> None:
@@ -172,16 +193,22 @@ class Kernel(Generic[P, R]):
 def kernel(function: Callable[P, R]) -> Kernel[P, R]: ...
 @overload
 def kernel(
-    *, device: str | None = None, precision: str = "ieee", schedule: str = ""
+    *, device: str | None = None, precision: str = "ieee", schedule: str = "", asynchronous: bool = False
 ) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
 def kernel(
-    function: Callable[P, R] | None = None, *, device: str | None = None, precision: str = "ieee", schedule: str = ""
+    function: Callable[P, R] | None = None,
+    *,
+    device: str | None = None,
+    precision: str = "ieee",
+    schedule: str = "",
+    asynchronous: bool = False,
 ) -> Kernel[P, R] | Callable[[Callable[P, R]], Kernel[P, R]]:
     """Mark a Python function as a kernel: `@tw.kernel`, or with options.
 
     `device="cuda"` fixes where it runs. `precision` says how contractions of f32 are multiplied: `ieee`, or on tensor cores `tf32`
     (10 bits) or `3xtf32` (nearly all of f32's). `schedule` fixes how contractions are computed, as `tilewright tune` prints it.
+    With `asynchronous`, calls do not wait and give a future.
     """
     if function is not None:
         return Kernel(function)
-    return lambda wrapped: Kernel(wrapped, device, precision, schedule)
+    return lambda wrapped: Kernel(wrapped, device, precision, schedule, asynchronous)

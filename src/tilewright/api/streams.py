@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from tilewright.api.cuda_calls import gpu_of
 from tilewright.api.devices import Device, find_device
 from tilewright.base.errors import UserError
 from tilewright.runtime import streams
@@ -21,13 +22,6 @@ from tilewright.runtime.host_queue import HostQueue
 
 if TYPE_CHECKING:
     from tilewright.runtime.cuda import CudaDevice
-
-
-def gpu_of(device: Device) -> CudaDevice:
-    """The GPU a device of kind 'cuda' names."""
-    from tilewright.runtime import cuda
-
-    return cuda.devices()[int(device.id.split(":")[1])]
 
 
 class Stream:

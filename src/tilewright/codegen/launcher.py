@@ -445,6 +445,11 @@ class _Call(_Frame):
         opened = self.new("load atomic i64, ptr @tilewright_streams_open monotonic, align 8")
         self.fork(self.equal("i64", opened, "0"), "stream.known", "stream.ask")
         self.start("stream.ask")
+        # A graph is recorded, or calls are held back: the general path knows.
+        special = self.new("load atomic i64, ptr @tilewright_streams_special monotonic, align 8")
+        self.require(self.equal("i64", special, "0"))
+        self.settle()
+        asked = self.current
         answer = self.new(f"call i32 @{abi.NAMED}(ptr {form}, ptr %stream.at)")
         self.line(f"switch i32 {answer}, label %error [ i32 0, label %stream.known i32 1, label %stream.named ]")
         self.start("stream.named")
@@ -456,7 +461,7 @@ class _Call(_Frame):
         after = self.current
         self.jump("stream.known")
         self.start("stream.known")
-        return self.new(f"phi i64 [ {usual}, %{before} ], [ {usual}, %stream.ask ], [ {named}, %{after} ]")
+        return self.new(f"phi i64 [ {usual}, %{before} ], [ {usual}, %{asked} ], [ {named}, %{after} ]")
 
     def _results(self, form: str, stream: str) -> str:
         """The object to return. From here on the call is not handed on any more."""

@@ -14,6 +14,7 @@ import functools
 import importlib
 import platform
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -85,6 +86,18 @@ class _Code:
         return builtin_function(self.method, self if fallback is None else (self, fallback))
 
 
+@dataclass(frozen=True)
+class Job:
+    """One launch with its arguments."""
+
+    entry: int
+    slots: ctypes.Array[ctypes.c_uint64]
+    blocks: int
+    work: int
+    scratch: list[np.ndarray]
+    """Memory the slots name."""
+
+
 class CpuProgram:
     """A loaded artifact."""
 
@@ -117,24 +130,35 @@ class CpuProgram:
 
     def run(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool]) -> None:
         """Launch the kernels on these arrays: inputs and outputs by name, already checked; scratch is made here."""
+        for job in self.jobs(arrays, scalars):
+            self.pool.launch(job.entry, ctypes.addressof(job.slots), job.blocks, job.work)
+
+    def jobs(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        scalars: Mapping[str, int | float | bool],
+        moved: Callable[[int], int] | None = None,
+    ) -> list[Job]:
+        """What a run launches. `moved` tells where the memory of an array is instead of where it was."""
         values = self.sizes(arrays, scalars)
         words = {name: _word(scalars[name], param) for name, param in self._scalars.items()}
         for name, param in self._arrays.items():
             assert arrays[name].dtype.itemsize == param.dtype.itemsize, name
             assert arrays[name].ndim == len(param.shape), name
-            words[name] = _address(arrays[name])
+            words[name] = _address(arrays[name]) if moved is None else moved(_address(arrays[name]))
         kept: list[np.ndarray] = []
         for param in self.artifact.scratch:
             count = product(param.shape).evaluate(values) // param.dtype.block
             memory = np.empty(count * param.dtype.itemsize + abi.SCRATCH_ALIGN, np.uint8)
             kept.append(memory)
             words[param.name] = (_address(memory) + abi.SCRATCH_ALIGN - 1) // abi.SCRATCH_ALIGN * abi.SCRATCH_ALIGN
+        jobs: list[Job] = []
         for launch in self.artifact.launches:
             content = [words[name] for name in launch.args] + [values[name] for name in launch.sizes]
             slots = (ctypes.c_uint64 * max(len(content), 1))(*[word & (2**64 - 1) for word in content])
-            blocks = product(launch.grid).evaluate(values)
-            work = launch.work.evaluate(values)
-            self.pool.launch(self._code.entries[launch.entry], ctypes.addressof(slots), blocks, work)
+            blocks, work = product(launch.grid).evaluate(values), launch.work.evaluate(values)
+            jobs.append(Job(self._code.entries[launch.entry], slots, blocks, work, kept))
+        return jobs
 
 
 def _address(array: np.ndarray) -> int:

@@ -11,34 +11,29 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import SupportsInt
 
-import numpy as np
-
-from tilewright.base import dtypes
 from tilewright.base.artifact import Artifact
-from tilewright.base.dtypes import DType
-from tilewright.base.errors import DeviceError, TilewrightError, UserError
+from tilewright.base.errors import DeviceError, TilewrightError
 from tilewright.base.target import Target, for_device
-from tilewright.runtime.cuda_driver import KERNEL_FAULTS, OUT_OF_MEMORY, UNAVAILABLE, Driver, Results, load_driver
+from tilewright.runtime.cuda_driver import KERNEL_FAULTS, UNAVAILABLE, Driver, Results, load_driver
 from tilewright.runtime.cuda_faults import Faults, unavailable
+from tilewright.runtime.cuda_memory import CudaMemory
 from tilewright.runtime.cuda_program import CudaProgram
 from tilewright.runtime.cuda_streams import CudaStreams
-from tilewright.runtime.device_array import DeviceArray, foreign_dtype, row_major
-from tilewright.runtime.device_memory import Block, MemoryPool, stream_handle
+from tilewright.runtime.device_memory import stream_handle
 from tilewright.runtime.launch_log import LaunchLog
-from tilewright.runtime.libraries import is_tensor
-from tilewright.runtime.streams import SPECIAL, recorders, refuse_in_capture
+from tilewright.runtime.streams import SPECIAL, refuse_in_capture
 
 __all__ = ["CudaDevice", "CudaProgram", "devices", "unavailable_reason"]
 
 ErrorCallback = Callable[[TilewrightError], None]
 
 
-class CudaDevice(CudaStreams):
+class CudaDevice(CudaStreams, CudaMemory):
     """One GPU. Its context is made on first use."""
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
@@ -56,7 +51,7 @@ class CudaDevice(CudaStreams):
         self._get_current = driver.module.cuCtxGetCurrent
         self._wait_for_all = driver.module.cuCtxSynchronize
         self.faults = Faults(self.label)
-        self.pool = MemoryPool(self)
+        self.start_memory()
         self.log = LaunchLog()
         self._callbacks: dict[ErrorCallback, int] = {}
         self._retired: deque[SupportsInt] = deque()
@@ -174,139 +169,6 @@ class CudaDevice(CudaStreams):
         finally:
             self.leave(entered)
 
-    # -- memory -------------------------------------------------------------------------------------------------
-
-    def empty(self, shape: Sequence[int], dtype: DType, stream: int = 0) -> DeviceArray:
-        """A new row-major array with undefined contents, for work on `stream`."""
-        extents = tuple(int(extent) for extent in shape)
-        if any(extent < 0 for extent in extents):
-            raise UserError.at("TW004", f"an array cannot have shape {extents}")
-        count = 1
-        for extent in extents:
-            count *= extent
-        recorder = recorders.get(stream) if recorders else None
-        block = (recorder or self.pool).take(count * dtype.itemsize, stream_handle(stream))
-        return DeviceArray(self, block.pointer, extents, dtype, None, block)
-
-    def from_numpy(self, values: np.ndarray, dtype: DType | None = None, stream: int = 0) -> DeviceArray:
-        """A copy of a host array. `dtype` is needed only where NumPy's does not tell (packed blocks)."""
-        known = dtype or dtypes.from_numpy(values.dtype)
-        if known is None or known.numpy != values.dtype:
-            raise UserError.at("TW009", f"arrays of {values.dtype} are not supported on a device")
-        array = self.empty(values.shape, known, stream)
-        array.copy_from(values)
-        return array
-
-    def wrap(self, item: object, stream: int = 0) -> DeviceArray:
-        """An array of another library that is on this device, without a copy; work on `stream` waits for its producer."""
-        if isinstance(item, DeviceArray):
-            self._check_device(item.device.ordinal)
-            return item
-        if is_tensor(item):
-            return self._wrap_torch(item)
-        pointer, shape, strides, dtype, producer, readonly = _describe(item)
-        if pointer:
-            with self.active():
-                attribute = self.driver.constant("CUpointer_attribute", "CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL")
-                self._check_device(int(self.call("cuPointerGetAttribute", attribute, pointer)[0]))
-        stream = stream_handle(stream)
-        if producer is not None and stream_handle(producer) != stream:
-            self.order(stream, stream_handle(producer))
-        block = Block(pointer, 0, stream, None)
-        return DeviceArray(self, pointer, shape, dtype, strides, block, item, readonly)
-
-    def _wrap_torch(self, tensor: object) -> DeviceArray:
-        """A PyTorch tensor by its own methods: its array interface takes ten times as long."""
-        if not tensor.is_cuda:  # type: ignore[attr-defined]
-            raise UserError.at("TW009", "a tensor on the CPU is not an array on a CUDA device", help="pass tensor.cuda()")
-        if tensor.requires_grad:  # type: ignore[attr-defined]
-            raise UserError.at("TW009", "the tensor requires a gradient, which kernels do not compute", help="pass tensor.detach()")
-        if tensor.is_neg():  # type: ignore[attr-defined]
-            raise UserError.at("TW009", "the tensor is a negated view of other elements", help="pass tensor.resolve_neg()")
-        self._check_device(tensor.get_device())  # type: ignore[attr-defined]
-        kind = tensor.dtype  # type: ignore[attr-defined]
-        dtype = _torch_dtypes.get(kind)
-        if dtype is None:
-            dtype = foreign_dtype(tensor, "")
-            if dtype is None:
-                raise UserError.at("TW009", f"arrays of {kind} are not supported on a device")
-            _torch_dtypes[kind] = dtype
-        pointer = int(tensor.data_ptr())  # type: ignore[attr-defined]
-        shape, strides = tuple(tensor.shape), tensor.stride()  # type: ignore[attr-defined]
-        return DeviceArray(self, pointer, shape, dtype, strides, Block(pointer, 0, 0, None), tensor)
-
-    def _check_device(self, ordinal: int) -> None:
-        if ordinal != self.ordinal:
-            raise DeviceError.at("TW033", f"the array is on cuda:{ordinal}, but was given to {self.label}")
-
-    def free_memory(self) -> tuple[int, int]:
-        """Bytes free and in all, as the driver sees them."""
-        with self.active():
-            free, total = self.call("cuMemGetInfo")
-            return int(free), int(total)
-
-    def copy(self, target: DeviceArray, source: DeviceArray, stream: int = 0) -> None:
-        """Device to device, in stream order; both arrays are contiguous and of one form."""
-        with self.active():
-            self.call("cuMemcpyDtoDAsync", target.launch_pointer(stream), source.launch_pointer(stream), source.nbytes, stream)
-        if recorders and stream in recorders:
-            recorders[stream].keep(target, source)
-
-    def copy_in(self, pointer: int, host: int, nbytes: int, streams: Iterable[int]) -> None:
-        """Host to device, after the work queued on `streams`."""
-        self._refuse_copy()
-        with self.active():
-            self._settle(streams)
-            self.call("cuMemcpyHtoD", pointer, host, nbytes)
-
-    def copy_out(self, host: int, pointer: int, nbytes: int, streams: Iterable[int]) -> None:
-        """Device to host, after the work queued on `streams`."""
-        self._refuse_copy()
-        with self.active():
-            self._settle(streams)
-            self.call("cuMemcpyDtoH", host, pointer, nbytes)
-
-    def _refuse_copy(self) -> None:
-        if SPECIAL.value:
-            refuse_in_capture(
-                "a copy between host and device", self.ordinal,
-                "copy inputs to the device before the capture and read results after a replay",
-            )  # fmt: skip
-
-    def _settle(self, streams: Iterable[int]) -> None:
-        # A plain copy is ordered with the default stream by itself.
-        for stream in streams:
-            if stream:
-                self.call("cuStreamSynchronize", stream)
-
-    def raw_allocate(self, nbytes: int) -> int:
-        """For the pool: a pointer, or 0 when memory is exhausted."""
-        with self.active():
-            status, results = self.driver.attempt("cuMemAlloc", nbytes)
-            if status == OUT_OF_MEMORY:
-                return 0
-            if status:
-                raise self.error("cuMemAlloc", status, f"{nbytes} bytes")
-            return int(results[0])
-
-    def raw_free(self, pointers: list[int]) -> None:
-        """For the pool: free what streams may still be using, so wait first."""
-        with self.active():
-            self.call("cuCtxSynchronize")
-            for pointer in pointers:
-                self.call("cuMemFree", pointer)
-
-    def exhausted(self, nbytes: int, pool: MemoryPool) -> TilewrightError:
-        """For the pool: the error when memory has run out."""
-        free, total = self.free_memory()
-        limit = f", of a limit of {pool.limit} bytes" if pool.limit is not None else ""
-        return DeviceError.at(
-            "TW031",
-            f"out of memory on {self.label}: asked for {nbytes} bytes, {free} bytes are free of {total}; "
-            f"Tilewright arrays hold {pool.in_use} bytes{limit}",
-            help="drop arrays that are not needed, or work on smaller pieces",
-        )
-
     # -- programs -----------------------------------------------------------------------------------------------
 
     def load(self, artifact: Artifact) -> CudaProgram:
@@ -321,48 +183,8 @@ class CudaDevice(CudaStreams):
         self._retired.append(module)
 
 
-_Description = tuple[int, tuple[int, ...], tuple[int, ...], DType, int | None, bool]
-
-
-def _describe(item: object) -> _Description:
-    """Pointer, shape, strides in elements, dtype, producer's stream (None where it wants no waiting) and read-only flag."""
-    interface = None
-    try:
-        interface = getattr(item, "__cuda_array_interface__", None)
-    except (KeyError, TypeError, RuntimeError):
-        # PyTorch has no code for its 8-bit floats and refuses tensors that need gradients; its own methods tell all.
-        if getattr(item, "requires_grad", False):
-            raise
-    if isinstance(interface, dict):
-        typestr = str(interface["typestr"])
-        dtype = foreign_dtype(item, typestr)
-        if dtype is None:
-            raise UserError.at("TW009", f"arrays of type '{typestr}' are not supported on a device")
-        if interface.get("mask") is not None:
-            raise UserError.at("TW009", "masked arrays are not supported on a device")
-        shape = tuple(int(extent) for extent in interface["shape"])
-        steps = interface.get("strides")
-        if steps is not None and any(step % dtype.itemsize for step in steps):
-            raise UserError.at("TW009", f"strides {tuple(steps)} are not multiples of the {dtype.itemsize} bytes of {dtype}")
-        strides = row_major(shape) if steps is None else tuple(int(step) // dtype.itemsize for step in steps)
-        pointer, readonly = interface["data"]
-        return int(pointer or 0), shape, strides, dtype, interface.get("stream"), bool(readonly)
-    data_pointer, stride = getattr(item, "data_ptr", None), getattr(item, "stride", None)
-    if data_pointer is None or stride is None or not getattr(item, "is_cuda", False):
-        raise UserError.at(
-            "TW009",
-            f"a {type(item).__name__} is not an array on a CUDA device",
-            help="pass a DeviceArray, or an array with __cuda_array_interface__ (PyTorch, CuPy, Numba, JAX)",
-        )
-    dtype = foreign_dtype(item, "")
-    if dtype is None:
-        raise UserError.at("TW009", f"arrays of {getattr(item, 'dtype', '?')} are not supported on a device")
-    return int(data_pointer()), tuple(getattr(item, "shape", ())), tuple(stride()), dtype, None, False
-
-
 # -- finding devices ------------------------------------------------------------------------------------------------
 
-_torch_dtypes: dict[object, DType] = {}
 _lock = threading.Lock()
 _found: tuple[CudaDevice, ...] | None = None
 _reason = ""

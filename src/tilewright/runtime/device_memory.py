@@ -28,6 +28,8 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 Piece = tuple[int, int, int]
 """Address, bytes and home stream of free memory."""
 Retire = Callable[[list[Piece]], None]
+HOST = -2
+"""The home of memory that the host uses, in place of a stream."""
 EVERY_STREAM = -1
 """In place of a stream: nobody knows which ones used the memory."""
 
@@ -79,7 +81,14 @@ class PoolStatistics:
     """The share of free memory that is not in its largest piece."""
 
 
-class Arena(Protocol):
+class Owner(Protocol):
+    """Whoever a block's memory comes from."""
+
+    def note(self, pointer: int, stream: int) -> None:
+        """A stream that is not the block's home uses it."""
+
+
+class Arena(Owner, Protocol):
     """Free lists by size class and stream, and their accounts."""
 
     def take(self, nbytes: int, stream: int) -> Block | None:
@@ -90,9 +99,6 @@ class Arena(Protocol):
 
     def settle(self, order: Callable[[int, int], None]) -> None:
         """See to what was given back: what other streams used is put in order."""
-
-    def note(self, pointer: int, stream: int) -> None:
-        """A stream that is not the block's home uses it."""
 
     def free_pieces(self) -> list[Piece]:
         """All that is free, as it is now."""
@@ -122,7 +128,7 @@ class Block:
 
     _exports: int
     _token: object
-    arena: Arena | None
+    arena: Owner | None
     freed: bool
     host: int
     nbytes: int
@@ -134,7 +140,7 @@ class Block:
     users: Collection[int]
 
     def __init__(
-        self, pointer: int, nbytes: int, stream: int, arena: Arena | None, token: object = None, host: int = 0
+        self, pointer: int, nbytes: int, stream: int, arena: Owner | None, token: object = None, host: int = 0
     ) -> None:
         self.pointer = pointer
         self.nbytes = nbytes
@@ -292,7 +298,7 @@ class MemoryPool:
         self.forgotten: set[int] = set()
         """Streams that ended; all they did is done."""
         self.arena: Arena = (arena or PythonArena)(retire or self.retire)
-        self._take = self.arena.take if arena else self._locked_take
+        self._take: Callable[[int, int], Block | None] = self.arena.take if arena else self._locked_take
         self.limit = limit
         self.grown = 0
         self.tracing = False

@@ -23,24 +23,24 @@ NOT_READY = 600
 class CudaEvent:
     """An event of a GPU. Recording it again moves it; who waits for it already is not affected."""
 
-    __slots__ = ("_device", "captured", "handle", "stream", "timing")
+    __slots__ = ("captured", "device", "handle", "stream", "timing")
 
     def __init__(self, device: CudaStreams, timing: bool = False) -> None:
-        self._device, self.timing = device, timing
+        self.device, self.timing = device, timing
         self.stream, self.captured = 0, False
         self.handle: Any = None
         self.handle = device.take_event(timing)
 
     def record(self, stream: int) -> CudaEvent:
         """Put it behind the work queued on `stream`."""
-        with self._device.active():
-            self._device.call("cuEventRecord", self.handle, stream)
+        with self.device.active():
+            self.device.call("cuEventRecord", self.handle, stream)
         self.stream, self.captured = stream, stream in recorders
         return self
 
     def done(self) -> bool:
         """Whether all work before it is done. Raises what went wrong in it."""
-        device = self._device
+        device = self.device
         with device.active():
             status, _ = device.driver.attempt("cuEventQuery", self.handle)
             if status == NOT_READY:
@@ -51,21 +51,21 @@ class CudaEvent:
 
     def synchronize(self) -> None:
         """Wait for it. Raises what went wrong before it."""
-        with self._device.active():
-            self._device.call("cuEventSynchronize", self.handle)
+        with self.device.active():
+            self.device.call("cuEventSynchronize", self.handle)
 
     def milliseconds(self, start: CudaEvent) -> float:
         """Time on the device from `start` to it, both reached."""
         if not (self.timing and start.timing):
             raise UserError.at("TW033", "the time between events made with timing=False is not known")
-        with self._device.active():
-            (found,) = self._device.call("cuEventElapsedTime", start.handle, self.handle)
+        with self.device.active():
+            (found,) = self.device.call("cuEventElapsedTime", start.handle, self.handle)
         assert isinstance(found, float)
         return found
 
     def __del__(self) -> None:
         if self.handle is not None:
-            self._device.idle_events[self.timing].append(self.handle)
+            self.device.idle_events[self.timing].append(self.handle)
 
 
 class HostEvent:

@@ -127,7 +127,7 @@ class Future(Generic[T]):
 
     def __repr__(self) -> str:
         names = ("queued", "running", "done", f"failed with {type(self._error).__name__}", "cancelled")
-        return f"<{type(self).__name__} {names[self._state]}>"
+        return f"<Future {names[_DONE if self._state < _DONE and self.done() else self._state]}>"
 
     # -- for those who run it -----------------------------------------------------------------------------------
 
@@ -307,8 +307,8 @@ class _AllOf(Future[list[Any]]):
         return self._state >= _DONE or all(part.done() for part in self._parts)
 
     def cancel(self) -> bool:
-        # A list, so that each is asked.
-        return any([part.cancel() for part in self._parts])
+        dropped = [part.cancel() for part in self._parts]
+        return any(dropped)
 
     def add_done_callback(self, callback: Callable[[Future[list[Any]]], object]) -> None:
         super().add_done_callback(callback)
@@ -349,7 +349,8 @@ class _AnyOf(Future[tuple[Any, int]]):
             part.add_done_callback(partial(self._first, index))
 
     def cancel(self) -> bool:
-        return all([part.cancel() for part in self._parts])
+        dropped = [part.cancel() for part in self._parts]
+        return all(dropped)
 
     def _first(self, index: int, part: Future[Any]) -> None:
         if self._state >= _DONE:

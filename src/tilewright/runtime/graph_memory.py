@@ -102,13 +102,18 @@ class GraphArena:
             self._live.discard(pointer)
             self._free.setdefault((size, stream), []).append(pointer)
 
-    def rewind(self) -> None:
-        """The graph is captured once more."""
+    def begin(self) -> None:
+        """A capture begins."""
         with self._lock:
             self._collect()
             self._before, self._given = self._given, []
             self._live, self._free = set(), {}
             self.diverged = False
+
+    def abort(self) -> None:
+        """It came to nothing: the one before counts."""
+        with self._lock:
+            self._given, self.diverged = self._before, False
 
     def replayed_on(self, stream: int) -> None:
         """Work on `stream` uses all of it from now on."""

@@ -10,15 +10,17 @@ copies to the host) is refused before the driver sees it, which would spoil the 
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tilewright.base.errors import TilewrightError
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.device_memory import Block
 from tilewright.runtime.graph_memory import GraphArena
+from tilewright.runtime.host_graphs import conflicts
 from tilewright.runtime.streams import capture_error, recorders
 
 if TYPE_CHECKING:
@@ -42,6 +44,36 @@ class _Call:
     """Position in the plan's steps, and the node it became."""
     scalars: Mapping[int, str]
     """Slots of numbers that have a name."""
+    extents: tuple[tuple[int, int, bool], ...]
+    """Memory it uses, and whether it writes there."""
+
+
+class _Recording:
+    """What one capture found out, and what it holds."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+        self.entries: dict[str, None] = {}
+        """Names of the kernels."""
+        self.inputs: set[Block] = set()
+        """Memory it uses and does not own. Lent, so that `free` of an array does not take it away."""
+        self.kept: dict[int, object] = {}
+        """Other objects that must live, by identity."""
+        self.after: set[int] = set()
+        """Streams whose work replays come after."""
+        self.known_streams: set[int] = set()
+        """Streams it was replayed on."""
+
+    def lend(self, block: Block) -> None:
+        if block not in self.inputs:
+            self.inputs.add(block)
+            block.lend()
+
+    def end(self) -> None:
+        inputs, self.inputs = self.inputs, set()
+        for block in inputs:
+            block.end_loan()
+        self.kept, self.calls = {}, []
 
 
 class _Handles:
@@ -51,23 +83,18 @@ class _Handles:
         self.device = device
         self.graph: Any = None
         self.executable: Any = None
-        self.lent: list[Block] = []
+        self.recording = _Recording()
 
     def end(self) -> None:
         """Destroy what there is; replays under way run to their end."""
-        lent, self.lent = self.lent, []
         executable, self.executable = self.executable, None
         graph, self.graph = self.graph, None
         try:
             with self.device.active():
-                if executable is not None:
-                    self.device.driver.attempt("cuGraphExecDestroy", executable)
-                if graph is not None:
-                    self.device.driver.attempt("cuGraphDestroy", graph)
+                _destroy(self.device, graph, executable)
         except TilewrightError:
             pass  # the context is lost, and the graph with it
-        for block in lent:
-            block.end_loan()
+        self.recording.end()
 
 
 class CudaGraph:
@@ -76,21 +103,16 @@ class CudaGraph:
     def __init__(self, device: CudaDevice, origin: int) -> None:
         self.device, self.origin = device, origin
         self.arena = GraphArena(device.pool, origin)
-        self.kept: dict[int, object] = {}
-        """What the graph uses and does not own, by identity."""
-        self.scalars: Mapping[str, str] = {}
+        self.names: Mapping[str, str] = {}
         """Names of the numbers of the call under way, by parameter; set by whoever makes the call."""
         self.instantiations = 0
         self.node_count = 0
         self._handles = _Handles(device)
         self._finalizer = weakref.finalize(self, self._handles.end)
         self._finalizer.atexit = False
-        self._calls: list[_Call] = []
-        self._inputs: set[Block] = set()
-        self._after: set[int] = set()
-        self._known_streams: set[int] = set()
-        self._entries: dict[str, None] = {}
+        self._open = _Recording()
         self._stream = 0
+        self._thread = 0
         self._members: set[int] = set()
         """The streams that take part in the capture under way."""
         self._launch = device.driver.module.cuGraphLaunch
@@ -108,8 +130,14 @@ class CudaGraph:
         except BaseException:
             device.return_capture_stream(self._stream)
             raise
+        self._thread = threading.get_ident()
+        self._open = _Recording()
+        self.arena.begin()
         self.join(self._stream)
         return self._stream
+
+    def thread_is_mine(self) -> bool:
+        return self._thread == threading.get_ident()
 
     def join(self, stream: int) -> None:
         """Work of another stream, made to wait for one that takes part, belongs to the graph too."""
@@ -117,39 +145,44 @@ class CudaGraph:
         recorders[stream] = self
 
     def end(self) -> None:
-        """Stop capturing and make the graph ready to run."""
-        graph = self._stop()
+        """Stop capturing and make the graph ready to run. Captured again, the executable takes over the new parameters if it can."""
         device, handles = self.device, self._handles
-        with device.active():
-            old, handles.graph = handles.graph, graph
-            self.node_count = int(device.call("cuGraphGetNodes", graph)[1])
-            if handles.executable is not None and not self._updated(graph):
-                device.driver.attempt("cuGraphExecDestroy", handles.executable)
-                handles.executable = None
-            if handles.executable is None:
-                handles.executable = device.call("cuGraphInstantiate", graph, 0)[0]
-                self.instantiations += 1
-            if old is not None:
-                device.call("cuGraphDestroy", old)
+        try:
+            graph = self._stop()
+            with device.active():
+                try:
+                    count = int(device.call("cuGraphGetNodes", graph)[1])
+                    executable = handles.executable if self._updated(graph) else None
+                    if executable is None:
+                        executable = device.call("cuGraphInstantiate", graph, 0)[0]
+                        self.instantiations += 1
+                except BaseException:
+                    device.driver.attempt("cuGraphDestroy", graph)
+                    raise
+                old = (handles.graph, handles.executable if handles.executable is not executable else None)
+                handles.graph, handles.executable, self.node_count = graph, executable, count
+                _destroy(device, *old)
+        except BaseException:
+            self._drop_open()
+            raise
+        recording, handles.recording = handles.recording, self._open
+        recording.end()
 
     def abort(self) -> None:
-        """Stop capturing and drop what was captured; an error is on its way already."""
+        """Stop capturing and drop what was captured; a graph captured before stays as it is."""
         try:
             graph = self._stop()
         except TilewrightError:
-            return
-        with self.device.active():
-            self.device.driver.attempt("cuGraphDestroy", graph)
+            pass  # another error is on its way already
+        else:
+            with self.device.active():
+                _destroy(self.device, graph, None)
+        finally:
+            self._drop_open()
 
-    def again(self) -> CudaGraph:
-        """Forget what was captured, to capture the same work for other arguments. The executable stays and is updated at the end."""
-        self.arena.rewind()
-        self._calls, self._entries = [], {}
-        self.kept, self._inputs, self._known_streams = {}, set(), set()
-        lent, self._handles.lent = self._handles.lent, []
-        for block in lent:
-            block.end_loan()
-        return self
+    def _drop_open(self) -> None:
+        self._open.end()
+        self.arena.abort()
 
     def _stop(self) -> Any:
         device, stream = self.device, self._stream
@@ -168,8 +201,10 @@ class CudaGraph:
         return results[0]
 
     def _updated(self, graph: Any) -> bool:
-        """Whether the executable could take over the parameters of a graph of the same form."""
+        """Whether there is an executable and it could take over the parameters of a graph of the same form."""
         device = self.device
+        if self._handles.executable is None:
+            return False
         status, _ = device.driver.attempt("cuGraphExecUpdate", self._handles.executable, graph)
         if status and status != _UPDATE_FAILED:
             raise device.error("cuGraphExecUpdate", status)
@@ -188,22 +223,22 @@ class CudaGraph:
         return take
 
     def begin_after(self, stream: int) -> None:
-        self._after.add(stream)
+        self._open.after.add(stream)
 
-    def keep(self, *items: object) -> None:
-        """Keep arrays, or anything else, alive as long as the graph."""
-        for item in items:
-            if not isinstance(item, DeviceArray):
-                self.kept[id(item)] = item
-                continue
-            block = item.owner
-            if self.arena.owns(block) or block in self._inputs:
-                continue
-            self._inputs.add(block)
-            block.lend()
-            self._handles.lent.append(block)
+    def use(self, array: DeviceArray, stream: int) -> None:
+        self.arena.used_on(array.owner, stream)
+        self._keep(array, self._open)
+
+    def keep(self, item: object) -> None:
+        self._keep(item, self._open)
+
+    def _keep(self, item: object, recording: _Recording) -> None:
+        if not isinstance(item, DeviceArray):
+            recording.kept[id(item)] = item
+        elif not self.arena.owns(item.owner):
+            recording.lend(item.owner)
             if item.base is not None:
-                self.kept[id(item.base)] = item.base
+                recording.kept[id(item.base)] = item.base
 
     def launch(
         self, program: CudaProgram, arrays: Mapping[str, Any], values: Sequence[Number], plan: Any, steps: Sequence[Any], stream: int
@@ -212,13 +247,11 @@ class CudaGraph:
         for index, step in enumerate(steps):
             program.launch_steps((step,), stream)
             nodes.append((index, self._latest_node(stream)))
-            self._entries[step[0].launch.entry] = None
-        for array in arrays.values():
-            if isinstance(array, DeviceArray):
-                self.arena.used_on(array.owner, stream)
-                self.keep(array)
-        named = {slot: self.scalars[name] for name, slot in program.scalar_slots().items() if name in self.scalars}
-        self._calls.append(_Call(program, plan, list(values), tuple(nodes), named))
+            self._open.entries[step[0].launch.entry] = None
+        named = {slot: self.names[name] for name, slot in program.scalar_slots().items() if name in self.names}
+        written = {param.name for param in program.artifact.outputs}
+        extents = tuple((*_bounds(a), name in written) for name, a in arrays.items() if isinstance(a, DeviceArray) and a.size)
+        self._open.calls.append(_Call(program, plan, list(values), tuple(nodes), named, extents))
 
     def _latest_node(self, stream: int) -> Any:
         """The node the next one on the stream will depend on: that of the launch just made."""
@@ -235,71 +268,76 @@ class CudaGraph:
 
     def replay(self, stream: int) -> None:
         """Queue all of it on `stream`."""
-        device = self.device
+        device, recording = self.device, self._handles.recording
         entered = device.enter()
         try:
-            if stream not in self._known_streams:
-                self._first_on(stream)
+            if stream not in recording.known_streams:
+                self._first_on(stream, recording)
             status = int(self._launch(self._handles.executable, stream)[0])
             if status:
                 raise device.error("cuGraphLaunch", status, f"graph of {self.node_count} nodes")
-            for entry in self._entries:
+            for entry in recording.entries:
                 device.launched[stream, entry] = None
         finally:
             device.leave(entered)
 
-    def _first_on(self, stream: int) -> None:
+    def _first_on(self, stream: int, recording: _Recording) -> None:
         recorder = recorders.get(stream)
         if recorder is not None:
             # Inside another graph it becomes a part of that.
             recorder.keep(self)
             return
-        for earlier in {self.origin, *self._after}:
+        for earlier in {self.origin, *recording.after}:
             if earlier != stream:
                 self.device.order(stream, earlier)
         self.arena.replayed_on(stream)
-        for block in self._inputs:
+        for block in recording.inputs:
             block.use_on(stream)
-        self._known_streams.add(stream)
+        recording.known_streams.add(stream)
 
     # -- other arguments ----------------------------------------------------------------------------------------
 
     @property
     def knows_all(self) -> bool:
         """Whether all nodes are launches made here, so that exchanging an array reaches every use of it."""
-        return self.node_count == sum(len(call.nodes) for call in self._calls)
+        return self.node_count == sum(len(call.nodes) for call in self._handles.recording.calls)
 
     def sizes_hang_on(self, name: str) -> bool:
         """Whether a number also decides about grids or memory, so that it cannot be exchanged in place."""
         return any(
             label == name and parameter in call.program.size_names()
-            for call in self._calls
+            for call in self._handles.recording.calls
             for parameter, slot in call.program.scalar_slots().items()
             if (label := call.scalars.get(slot)) is not None
         )
 
+    def conflict(self, arrays: Sequence[tuple[DeviceArray, DeviceArray]]) -> bool:
+        """Whether after the exchange something would be written that something else uses and did not before."""
+        return conflicts([extent for call in self._handles.recording.calls for extent in call.extents], _spans(arrays))
+
     def exchange(self, arrays: Sequence[tuple[DeviceArray, DeviceArray]], numbers: Mapping[str, Number]) -> int:
         """Let nodes that use the first array of a pair use the second, of the same form, and named numbers be others; how many nodes."""
-        spans = [(old.pointer, old.pointer + max(1, _reach(old)), new.pointer - old.pointer) for old, new in arrays]
+        spans, recording = _spans(arrays), self._handles.recording
         changed: list[tuple[int, _Call]] = []
-        for index, call in enumerate(self._calls):
+        for index, call in enumerate(recording.calls):
             values = list(call.values)
             for slot in range(len(call.program.array_names())):
                 address = int(values[slot])
-                values[slot] += next((shift for low, high, shift in spans if low <= address < high), 0)
+                values[slot] += _shift(address, spans)
             for slot, name in call.scalars.items():
                 if name in numbers:
                     values[slot] = numbers[name]
             if values != call.values:
-                changed.append((index, _Call(call.program, call.plan, values, call.nodes, call.scalars)))
+                extents = tuple((low + _shift(low, spans), high + _shift(low, spans), written) for low, high, written in call.extents)
+                changed.append((index, replace(call, values=values, extents=extents)))
         count = 0
         with self.device.active():
             for index, call in changed:
                 count += self._set_parameters(call)
-                self._calls[index] = call
-        self.keep(*(new for _, new in arrays))
-        for stream in self._known_streams:
-            for _, new in arrays:
+                recording.calls[index] = call
+        for _, new in arrays:
+            self._keep(new, recording)
+            for stream in recording.known_streams:
                 new.owner.use_on(stream)
         return count
 
@@ -320,13 +358,31 @@ class CudaGraph:
     def close(self) -> None:
         """End it now. Replays under way run to their end; its memory goes back after them, unless results are still held."""
         self._finalizer()
-        self._calls, self.kept, self._inputs = [], {}, set()
+        self.arena = GraphArena(self.device.pool, self.origin)
 
     @property
     def closed(self) -> bool:
         return self._handles.executable is None
 
 
-def _reach(array: DeviceArray) -> int:
-    """Bytes from the first element to behind the last one."""
-    return (sum((n - 1) * s for n, s in zip(array.shape, array.strides)) + 1) * array.dtype.itemsize if array.size else 0
+def _destroy(device: CudaDevice, graph: Any, executable: Any) -> None:
+    if executable is not None:
+        device.driver.attempt("cuGraphExecDestroy", executable)
+    if graph is not None:
+        device.driver.attempt("cuGraphDestroy", graph)
+
+
+def _bounds(array: DeviceArray) -> tuple[int, int]:
+    """The address of the first byte of an array and the one behind its last."""
+    steps = [(n - 1) * s * array.dtype.itemsize for n, s in zip(array.shape, array.strides)] if array.size else []
+    low = array.pointer + sum(min(0, step) for step in steps)
+    return low, array.pointer + sum(max(0, step) for step in steps) + array.dtype.itemsize
+
+
+def _spans(arrays: Sequence[tuple[DeviceArray, DeviceArray]]) -> list[tuple[int, int, int]]:
+    """Of each pair: the memory of the first, and how far away that of the second is."""
+    return [(*_bounds(old), new.pointer - old.pointer) for old, new in arrays]
+
+
+def _shift(address: int, spans: Sequence[tuple[int, int, int]]) -> int:
+    return next((shift for low, high, shift in spans if low <= address < high), 0)

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tilewright.base.errors import DeviceError, UserError
-from tilewright.runtime.device_memory import Block, MemoryPool
+from tilewright.runtime.array_views import block_of
+from tilewright.runtime.device_memory import EVERY_STREAM, HOST, Block, MemoryPool
 
 if TYPE_CHECKING:
     from tilewright.runtime.cuda import CudaDevice
 
-HOST = -2
-"""The home of memory that the host uses."""
 PIECE = 4 << 20
 """Bytes of one piece of the staging ring."""
 PIECES = 4
@@ -80,32 +79,6 @@ class HostSource:
     def holders(self, pool: MemoryPool) -> list[str]:
         blocks = sorted(pool.blocks(), key=lambda block: -block.nbytes)
         return [f"{block.nbytes} bytes" + (f", {block.trace}" if block.trace else "") for block in blocks[:5]]
-
-
-class _Buffer:
-    """A block as NumPy sees memory; the array on it keeps it, and so the block."""
-
-    def __init__(self, block: Block, nbytes: int) -> None:
-        self.block = block
-        self.__array_interface__ = {"version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (block.host, False)}
-
-
-def host_array(block: Block, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """A NumPy array on memory of a block the host sees."""
-    count = 1
-    for extent in shape:
-        count *= extent
-    if not count:
-        return np.empty(shape, dtype)
-    return np.asarray(_Buffer(block, count * dtype.itemsize)).view(dtype).reshape(shape)
-
-
-def block_of(array: np.ndarray) -> Block | None:
-    """The block a NumPy array lies in, where it lies in one of ours."""
-    item: object = array
-    while isinstance(item, np.ndarray):
-        item = item.base
-    return item.block if isinstance(item, _Buffer) else None
 
 
 class Registry:
@@ -205,7 +178,7 @@ def registered(device: CudaDevice, array: np.ndarray) -> Iterator[np.ndarray]:
         yield array
     finally:
         # Copies under way may still read it.
-        device.wait_for(device.copies)
+        device.wait_for(EVERY_STREAM)
         device.registry.remove(address)
 
 
@@ -224,6 +197,7 @@ class Staging:
         device = self._device
         while len(self._blocks) < PIECES:
             block = device.pinned_pool.take(PIECE, HOST)
+            block.host = block.pointer
             self._events.append(device.new_event())
             self._blocks.append(block)
 

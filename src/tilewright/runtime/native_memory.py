@@ -19,7 +19,7 @@ from typing import Any
 from tilewright.base import dtypes
 from tilewright.base import memory_abi as abi
 from tilewright.base.errors import CompilerBug
-from tilewright.runtime import streams
+from tilewright.runtime import cpu_pool, streams
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.device_memory import EVERY_STREAM, Block, Piece, Retire
 from tilewright.runtime.objects import ObjectCode, bind_symbol
@@ -101,6 +101,7 @@ class _Code:
         self.find = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int64)(
             self.objects.address("tilewright_memory_find")
         )
+        self.move = self.objects.address("tilewright_memory_move")
         self.dtypes = Words(16 * (len(dtypes.ALL) + 1))
         for number, dtype in enumerate(dtypes.ALL):
             self.dtypes[16 * number], self.dtypes[16 * number + 8] = id(dtype), dtype.itemsize
@@ -139,6 +140,15 @@ def code() -> _Code:
     return _loaded
 
 
+_MOVE_PIECE = 128 << 10
+
+
+def move(target: int, source: int, nbytes: int) -> None:
+    """Copy bytes between two places of the host, by as many threads as pay."""
+    slots = (_WORD * 4)(target, source, nbytes, _MOVE_PIECE)
+    cpu_pool.pool().launch(code().move, ctypes.addressof(slots), -(-nbytes // _MOVE_PIECE), _MOVE_PIECE)
+
+
 def available() -> bool:
     """Whether there is machine code, and it can read and make this interpreter's objects."""
     return _source is not None and _readable()
@@ -158,7 +168,7 @@ def _laid_out(kind: type, slots: tuple[str, ...]) -> bool:
     header = object.__basicsize__
     if tuple(sorted(slots)) != slots or kind.__basicsize__ != header + 8 * len(slots):
         return False
-    sample = kind.__new__(kind)
+    sample: Any = object.__new__(kind)
     values = [object() for _ in slots]
     for name, value in zip(slots, values, strict=True):
         kind.__dict__[name].__set__(sample, value)
@@ -197,7 +207,8 @@ class NativeArena:
     def take(self, nbytes: int, stream: int) -> Block | None:
         """A free block; None where there is none, or something has to be seen to first."""
         if nbytes <= abi.LARGEST and (stream in self._tables or len(self._tables) < abi.MOST_STREAMS):
-            return self._code.find(self._words.address, nbytes, stream)
+            found: Block | None = self._code.find(self._words.address, nbytes, stream)
+            return found
         if self._words[abi.BYPASS] or self._words[abi.DEFERRED]:
             return None
         chain = self._code.swap(self._head(nbytes, stream))
@@ -207,13 +218,17 @@ class NativeArena:
         for record in rest:
             self._code.push(record.address)
         self._count(abi.CACHED, -first.size)
-        return self._code.hold(first.address)
+        return self._hold(first)
 
     def adopt(self, pointer: int, size: int, stream: int) -> Block:
         """New memory of the device, in use at once."""
         record = _Record(pointer, size, stream, self._head(size, stream), self._words.address)
         self._records[pointer] = self._at[record.address] = record
-        return self._code.hold(record.address)
+        return self._hold(record)
+
+    def _hold(self, record: _Record) -> Block:
+        made: Block = self._code.hold(record.address)
+        return made
 
     def settle(self, order: Callable[[int, int], None]) -> None:
         """Put what other streams used in order, and on its free list."""

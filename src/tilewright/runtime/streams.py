@@ -38,6 +38,12 @@ _PACKAGE = str(Path(__file__).parents[1])
 class Recorder(Protocol):
     """A graph that is being captured."""
 
+    names: Mapping[str, str]
+    """Names of the numbers of the call under way, by parameter."""
+
+    def thread_is_mine(self) -> bool:
+        """Whether it is this thread that captures."""
+
     def take(self, nbytes: int, stream: int) -> Block:
         """Memory that stays the graph's."""
 
@@ -50,8 +56,11 @@ class Recorder(Protocol):
     def join(self, stream: int) -> None:
         """Another stream takes part."""
 
-    def keep(self, *items: object) -> None:
-        """Keep arrays, or anything else, alive as long as the graph."""
+    def use(self, array: Any, stream: int) -> None:
+        """Work captured on `stream` uses an array: it stays as long as the graph."""
+
+    def keep(self, item: object) -> None:
+        """Keep anything else as long as the graph."""
 
     def launch(self, program: Any, arrays: Mapping[str, Any], values: Sequence[Any], plan: Any, steps: Sequence[Any], stream: int) -> None:
         """Launch the steps of a program and note which nodes they became."""
@@ -62,6 +71,7 @@ class _Current(threading.local):
         self.stacks: dict[int, list[int]] = {}
         self.queues: list[Any] = []
         self.captures: list[tuple[str, int]] = []
+        self.host_recorder: Any = None
 
 
 _current = _Current()
@@ -83,6 +93,12 @@ def current(ordinal: int) -> int | None:
         if held is not None:
             held()
     return handle
+
+
+def named(ordinal: int) -> int | None:
+    """The same, without waiting for calls that are held back on it."""
+    stack = _current.stacks.get(ordinal)
+    return stack[-1] if stack else None
 
 
 @contextmanager
@@ -143,14 +159,22 @@ def held_back(ordinal: int, handle: int, wait: Callable[[], None]) -> Iterator[N
 
 
 @contextmanager
-def capturing(label: str, ordinal: int = HOST) -> Iterator[None]:
-    """This thread records a graph of that device inside."""
+def capturing(label: str, ordinal: int = HOST, host_recorder: Any = None) -> Iterator[None]:
+    """This thread records a graph of that device inside; one of the host is told what would have run."""
+    before = _current.host_recorder
     _current.captures.append((label, ordinal))
+    _current.host_recorder = host_recorder
     try:
         with special():
             yield
     finally:
+        _current.host_recorder = before
         _current.captures.pop()
+
+
+def host_recorder() -> Any:
+    """The graph of the CPU or the emulator this thread records, or None."""
+    return _current.host_recorder
 
 
 def is_capturing(ordinal: int | None = None) -> bool:

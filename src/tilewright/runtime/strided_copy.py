@@ -99,7 +99,7 @@ def copy_artifact(width: int, rank: int, wide: bool) -> Artifact:
     count = Size.of("count")
     scalars = [f"{name}{axis}" for axis in range(rank) for name in ("extent", "from", "to")]
     arrays = tuple(ArrayParam(name, u8, (count,), (Size.of(1),), "input") for name in ("source", "target"))
-    inputs = (*arrays, *(ScalarParam(name, i64) for name in ("count", *scalars)))
+    inputs: tuple[ArrayParam | ScalarParam, ...] = (*arrays, *(ScalarParam(name, i64) for name in ("count", *scalars)))
     name = entry_name(width, rank, wide)
     launch = Launch(name, ("source", "target", "count", *scalars), (), (ceildiv(count, _THREADS),), _THREADS)
     return Artifact(name, "sm_70", "ptx", copy_ptx(width, rank, wide).encode(), inputs, (), (), (launch,), (), ())

@@ -224,12 +224,12 @@ def test_scratch(device: CudaDevice, fake: FakeCuda) -> None:
     assert seen[1] == (c, b, a)
     assert (b - a, c - a) == (1024, 1280)
     assert seen[0::2] == [seen[0]] * 3  # reused in stream order
-    assert len(fake.calls("cuMemAlloc")) == 1
+    assert len(fake.calls("cuMemAllocAsync")) == 1
     assert device.pool.usage() == (0, fake.used())
     assert fake.used() >= 1280 + 80_000
     stream = device.create_stream()
     loaded.run({"x": 1, "out": 2}, {}, {"n": 100}, stream=stream)
-    assert len(fake.calls("cuMemAlloc")) == 2
+    assert len(fake.calls("cuMemAllocAsync")) == 2
 
 
 def test_same_name_for_a_size_and_a_scalar(device: CudaDevice, fake: FakeCuda) -> None:

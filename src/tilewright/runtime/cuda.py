@@ -19,7 +19,8 @@ from typing import SupportsInt
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import DeviceError, TilewrightError
 from tilewright.base.target import Target, for_device
-from tilewright.runtime.cuda_driver import KERNEL_FAULTS, Driver, Results, load_driver
+from tilewright.runtime.cuda_driver import KERNEL_FAULTS, UNAVAILABLE, Driver, Results, load_driver
+from tilewright.runtime.cuda_faults import Faults, unavailable
 from tilewright.runtime.cuda_memory import CudaMemory
 from tilewright.runtime.cuda_program import CudaProgram
 from tilewright.runtime.cuda_streams import CudaStreams
@@ -49,6 +50,7 @@ class CudaDevice(CudaStreams, CudaMemory):
         self.max_shared = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         self._get_current = driver.module.cuCtxGetCurrent
         self._wait_for_all = driver.module.cuCtxSynchronize
+        self.faults = Faults(self.label)
         self.start_memory()
         self.log = LaunchLog()
         self._callbacks: dict[ErrorCallback, int] = {}
@@ -64,14 +66,21 @@ class CudaDevice(CudaStreams, CudaMemory):
 
     @cached_property
     def target(self) -> Target:
-        """What to compile for. Raises UserError when this generation is not known."""
-        return for_device(*self.capability, self.multiprocessors, self.max_shared)
+        """What to compile for. Raises UserError when this generation is not known, DeviceError when the driver is too old for it."""
+        found = for_device(*self.capability, self.multiprocessors, self.max_shared)
+        self.driver.check_ptx(found.ptx, self.label)
+        return found
 
     # -- calls --------------------------------------------------------------------------------------------------
 
     @cached_property
     def _context(self) -> SupportsInt:
-        return self.driver.call("cuDevicePrimaryCtxRetain", self._handle, where=self.label)[0]
+        status, results = self.driver.attempt("cuDevicePrimaryCtxRetain", self._handle)
+        if status == UNAVAILABLE:
+            raise unavailable(self.label, self._attribute("COMPUTE_MODE"))
+        if status:
+            raise self.driver.error("cuDevicePrimaryCtxRetain", status, self.label)
+        return results[0]
 
     @cached_property
     def context_address(self) -> int:
@@ -79,6 +88,8 @@ class CudaDevice(CudaStreams, CudaMemory):
 
     def enter(self) -> bool:
         """Make the context current on this thread; True when another one was and `leave` must bring it back."""
+        if self.faults.lost:
+            raise self.faults.again()
         # The one driver call on every launch besides the launch itself, so without the layers between.
         status, current = self._get_current()
         if status != 0:
@@ -113,10 +124,13 @@ class CudaDevice(CudaStreams, CudaMemory):
         return results
 
     def error(self, api: str, status: int, detail: str = "") -> TilewrightError:
-        """The error for a failed call; callbacks given at launches hear of kernel faults."""
-        kernels = [name for _, name in self.launched]
+        """The error for a failed call; callbacks given at launches hear of kernel faults. After the first of these it is a short one."""
+        if self.faults.lost:
+            return self.faults.again()
+        kernels = self.faults.named(name for _, name in self.launched)
         error = self.driver.error(api, status, self.label + (f", {detail}" if detail else ""), kernels)
         if status in KERNEL_FAULTS:
+            self.faults.lose(f"a fault of {' or '.join(kernels) or 'another library'} ended its context")
             callbacks, self._callbacks = self._callbacks, {}
             for callback in callbacks:
                 callback(error)
@@ -160,7 +174,9 @@ class CudaDevice(CudaStreams, CudaMemory):
     def load(self, artifact: Artifact) -> CudaProgram:
         """The artifact's code on this device, ready to run."""
         with self.active():
-            return CudaProgram(self, artifact)
+            loaded = CudaProgram(self, artifact)
+        self.faults.note(artifact.launches)
+        return loaded
 
     def retire(self, module: SupportsInt) -> None:
         """Unload a module once nothing can be running of it: at the next full synchronisation."""

@@ -24,6 +24,7 @@ from tilewright.base.artifact import ArrayParam, Artifact, Launch, ScalarParam
 from tilewright.base.dtypes import DType
 from tilewright.base.errors import CompilerBug, TargetLimit, TilewrightError, UserError
 from tilewright.base.sizes import product
+from tilewright.runtime.cuda_driver import UNSUPPORTED_PTX
 from tilewright.runtime.cuda_maps import MAP_ALIGN, MAP_BYTES, check_map, encode_map
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.device_memory import stream_handle
@@ -151,6 +152,8 @@ class CudaProgram:
         status, results = device.driver.attempt("cuModuleLoadDataEx", code, len(options), options, [log, len(log)])
         if not status:
             return results[0]
+        if status == UNSUPPORTED_PTX:
+            raise device.driver.too_old(_ptx_version(code), device.label)
         text = bytes(log).split(b"\0")[0].decode(errors="replace").strip()
         if not text:
             raise device.error("cuModuleLoadDataEx", status, f"program '{self.artifact.name}'")
@@ -450,6 +453,12 @@ class CudaProgram:
         config.attrs = [attribute]
         config.numAttrs = 1
         return _Extended(config)
+
+
+def _ptx_version(code: bytes) -> int:
+    """What a PTX text says it is written in, times ten."""
+    major, _, minor = code.partition(b".version")[2].split(maxsplit=1)[0].partition(b".")
+    return int(major) * 10 + int(minor)
 
 
 def _table(pointers: tuple[int, ...]) -> ctypes.Array[ctypes.c_void_p]:

@@ -141,15 +141,6 @@ class HostGraph:
 
     # -- other arguments ----------------------------------------------------------------------------------------
 
-    def sizes_hang_on(self, name: str) -> bool:
-        """Whether a number also decides about the extents of results."""
-        for step in self._steps:
-            if isinstance(step, _Program):
-                sized = {n for param in step.program.artifact.outputs for extent in param.shape for n in extent.names}
-                if any(label == name and parameter in sized for parameter, label in step.names.items()):
-                    return True
-        return False
-
     def conflict(self, arrays: Sequence[tuple[np.ndarray, np.ndarray]]) -> bool:
         """Whether after the exchange something would be written that something else uses and did not before."""
         spans = [(*_bounds(old), _bounds(new)[0] - _bounds(old)[0]) for old, new in arrays]

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from null_cuda import NullCuda
-from null_cuda.install import installed
 
 import tilewright as tw
+from null_cuda import NullCuda
+from null_cuda.install import installed
 from tilewright.runtime import cuda, streams
 from tilewright.runtime.host_queue import HostQueue
 

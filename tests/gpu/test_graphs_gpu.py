@@ -252,7 +252,7 @@ def test_what_cannot_be_captured_is_refused_and_the_capture_goes_on() -> None:
 def test_an_error_inside_a_capture_leaves_the_device_usable() -> None:
     x = on_gpu(random(64, 64))
     with pytest.raises(ZeroDivisionError), tw.capture("cuda"):
-        scaled(x, 2.0 / 0)
+        scaled(scaled(x, 2.0), 2.0 / 0)
     np.testing.assert_array_equal(np.asarray(scaled(x, 3.0)), np.asarray(x) * 3)
     with tw.capture("cuda") as graph:
         y = scaled(x, 4.0)

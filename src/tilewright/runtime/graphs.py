@@ -122,6 +122,8 @@ class CudaGraph:
         self._handles = _Handles(device)
         self._finalizer = weakref.finalize(self, self._handles.end)
         self._finalizer.atexit = False
+        self._lock = threading.Lock()
+        """The driver leaves it to its callers that one thread at a time uses a graph."""
         self._open = _Recording()
         self._stream = 0
         self._thread = 0
@@ -158,6 +160,10 @@ class CudaGraph:
 
     def end(self) -> None:
         """Stop capturing and make the graph ready to run. Captured again, the executable takes over the new parameters if it can."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
         device, handles = self.device, self._handles
         try:
             alone = len(self._members) == 1
@@ -300,7 +306,8 @@ class CudaGraph:
         try:
             if stream not in recording.known_streams:
                 self._first_on(stream, recording)
-            status = int(self._launch(self._handles.executable, stream)[0])
+            with self._lock:
+                status = int(self._launch(self._handles.executable, stream)[0])
             if status:
                 raise device.error("cuGraphLaunch", status, f"graph of {self.node_count} nodes")
             for entry in recording.entries:
@@ -345,7 +352,7 @@ class CudaGraph:
                 extents = tuple((low + _shift(low, spans), high + _shift(low, spans), written) for low, high, written in call.extents)
                 changed.append((index, replace(call, values=values, extents=extents)))
         count = 0
-        with self.device.active():
+        with self._lock, self.device.active():
             for index, call in changed:
                 count += self._set_parameters(call)
                 recording.calls[index] = call

@@ -293,6 +293,28 @@ def test_other_threads_are_not_recorded(device: str) -> None:
     np.testing.assert_array_equal(np.asarray(y), X * 2)
 
 
+def test_many_threads_replay_one_graph(device: str) -> None:
+    scaled, x = make(), on(device, X)
+    graph = tw.graph(lambda x: call(scaled, device, call(scaled, device, x, 2.0), 3.0), x, device=device)
+    wrong: list[object] = []
+
+    def work() -> None:
+        try:
+            with tw.Stream(device):
+                for _ in range(5):
+                    graph.replay(asynchronous=True).result(timeout=60)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    np.testing.assert_array_equal(np.asarray(graph.result), X * 6)
+
+
 # -- the CPU --------------------------------------------------------------------------------------------------------
 
 

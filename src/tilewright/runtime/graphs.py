@@ -262,6 +262,8 @@ class CudaGraph:
         self, program: CudaProgram, arrays: Mapping[str, Any], values: Sequence[Number], plan: Any, steps: Sequence[Any], stream: int
     ) -> None:
         named = {slot: self.names[name] for name, slot in program.scalar_slots().items() if name in self.names}
+        if named:
+            self.names = {}
         written = {param.name for param in program.artifact.outputs}
         extents = tuple((*_bounds(a), name in written) for name, a in arrays.items() if isinstance(a, DeviceArray) and a.size)
         self._launch_call(_Call(program, plan, list(values), (), named, extents), steps, stream)

@@ -89,6 +89,8 @@ class HostGraph:
         self, program: CpuProgram, arrays: Mapping[str, np.ndarray], numbers: Mapping[str, Number], written: frozenset[str]
     ) -> None:
         names = {parameter: name for parameter, name in self.names.items() if parameter in numbers}
+        if names:
+            self.names = {}
         self._steps.append(_Program(program, dict(arrays), dict(numbers), written, names))
 
     def add_copy(self, target: np.ndarray, source: np.ndarray) -> None:

@@ -176,6 +176,8 @@ class Launcher:
 
 
 def _hand_over(log: LaunchLog, forms: list[Form]) -> None:
+    """The launcher is gone, and with it whoever could use its forms."""
     for form in forms:
         for stream, entry, epoch in form.launches():
             log.note(stream, entry, epoch)
+        form.release()

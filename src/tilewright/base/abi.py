@@ -22,6 +22,8 @@ SCRATCH_ALIGN = 64
 """Bytes every scratch array of a CPU program is aligned to."""
 STUB_ENTRY = "tilewright_call"
 """The symbol of a CPU host part's entry stub."""
+FRONT = "tilewright_front"
+"""The symbol, in every object with a stub, of a function whose `self` is a list: it calls what is first in it."""
 
 # Offsets in the pool's control block. Each hot field has a cache line (128 bytes: two lines on x86, one on some AArch64).
 POOL_GENERATION = 0

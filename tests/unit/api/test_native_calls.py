@@ -125,7 +125,7 @@ def test_the_second_call_is_machine_code(driver: Any) -> None:
     axpy, x, y, out = make_axpy(), floats(1, 2, 3), floats(10, 20, 30), floats(0, 0, 0)
     with ways() as general:
         assert axpy(x, y, 2.0, out=out) is out
-        assert type(axpy.__call__).__name__ == "builtin_function_or_method"
+        assert type(axpy.entry).__name__ == "builtin_function_or_method"
         assert axpy(x, y, 3.0, out=out) is out
         assert out.numpy().tolist() == [13, 26, 39]
         assert axpy(y, x, -1.0, out=out) is out
@@ -448,10 +448,8 @@ def test_no_memory_for_a_result(driver: Any) -> None:
     device = cuda.devices()[0]
     with mock.patch.object(device.pool, "limit", 1):
         gc.collect()
-        keep = []
         with pytest.raises(DeviceError, match="TW031"):
-            for _ in range(100):
-                keep.append(axpy(x, x, 1.0))
+            assert [axpy(x, x, 1.0) for _ in range(100)]
     assert axpy(x, x, 1.0).numpy()[3] == 6
 
 

@@ -474,6 +474,44 @@ def test_kernels_under_way(driver: Any) -> None:
     assert device.launched == {}
 
 
+def test_waiting(driver: Any) -> None:
+    axpy, x = make_axpy(), floats(1, 2)
+    device = cuda.devices()[0]
+    axpy(x, x, 1.0)
+    device.synchronize()
+    before = len(driver.calls("cuCtxSynchronize"))
+    with mock.patch.object(device, "enter", side_effect=AssertionError("machine code waits")):
+        axpy(x, x, 1.0)
+        device.synchronize()
+    assert len(driver.calls("cuCtxSynchronize")) == before + 1
+    assert device.launched == {}
+    axpy(x, x, 1.0)
+    driver.fail["cuCtxSynchronize"] = 700
+    with pytest.raises(DeviceError, match=r"TW032.*cuCtxSynchronize failed with CUDA_ERROR_ILLEGAL_ADDRESS.*tw_axpy_0"):
+        device.synchronize()
+    del driver.fail["cuCtxSynchronize"]
+    with pytest.raises(DeviceError, match="is lost to this process"):
+        device.synchronize()
+
+
+def test_waiting_on_a_thread_without_a_context(driver: Any) -> None:
+    axpy, x = make_axpy(), floats(1, 2)
+    axpy(x, x, 1.0)
+    device, errors = cuda.devices()[0], []
+
+    def work() -> None:
+        try:
+            device.synchronize()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert errors == []
+    assert device.launched == {}
+
+
 def test_what_ran_last(driver: Any) -> None:
     axpy, x, host = make_axpy(), floats(1, 2), np.ones(2, np.float32)
     doubles = tw.to_device(np.ones(2), "cuda")

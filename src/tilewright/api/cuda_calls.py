@@ -70,6 +70,11 @@ class CudaCalls:
         self._plans: dict[tuple[object, ...], _CudaPlan] = {}
         self.native = NativeCalls(function.name)
 
+    @property
+    def programs(self) -> list[CudaProgram]:
+        """What was loaded so far, the latest last."""
+        return list(self._programs.values())
+
     def run(self, values: Mapping[str, object], device: Device, out: object = None) -> tuple[object, Artifact]:
         """The results of a call, and what ran."""
         gpu = gpu_of(device)

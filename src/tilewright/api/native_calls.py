@@ -67,6 +67,10 @@ class NativeCalls:
         """By the address of the function at its end: that function and the chain."""
 
     @property
+    def launchers(self) -> list[Launcher]:
+        return [known.launcher for known in self._known.values()]
+
+    @property
     def last(self) -> Artifact | None:
         """What the latest call ran, where it was one of these."""
         form = self._recent.form() if self._recent is not None else None
@@ -197,12 +201,10 @@ def _pairs(call: Given) -> list[tuple[int, int, int, int, int, int]]:
 def _helpers(call: Given, pattern: Pattern) -> Helpers:
     from tilewright.runtime.launch_forms import Helpers
 
-    device, library = call.program.device, call.library
-    if library is not None:
-        chosen = library
-        take = lambda nbytes, stream: chosen.memory(nbytes, device.ordinal)  # noqa: E731
-    else:
-        take = lambda nbytes, stream: call.program.pool_memory(stream)(nbytes)  # noqa: E731
+    # What is made here lives as long as the kernel and must not hold the arrays of the call.
+    program, library = call.program, call.library
+    device = program.device
+    take = _library_memory(library, device.ordinal) if library is not None else _pool_memory(program)
     if pattern.given:
         return Helpers(None, take)
     makers: list[Callable[[int], object]] = []
@@ -212,6 +214,14 @@ def _helpers(call: Given, pattern: Pattern) -> Helpers:
     if len(makers) == 1:
         return Helpers(makers[0], take)
     return Helpers(lambda stream: tuple(make(stream) for make in makers), take)
+
+
+def _library_memory(library: Library, ordinal: int) -> Callable[[int, int], tuple[int, object]]:
+    return lambda nbytes, stream: library.memory(nbytes, ordinal)
+
+
+def _pool_memory(program: CudaProgram) -> Callable[[int, int], tuple[int, object]]:
+    return lambda nbytes, stream: program.pool_memory(stream)(nbytes)
 
 
 def _ignoring(make: Callable[[], object]) -> Callable[[int], object]:

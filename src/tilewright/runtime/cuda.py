@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Protocol, SupportsInt
+from typing import SupportsInt
 
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import DeviceError, TilewrightError
@@ -26,18 +25,12 @@ from tilewright.runtime.cuda_memory import CudaMemory
 from tilewright.runtime.cuda_program import CudaProgram
 from tilewright.runtime.cuda_streams import CudaStreams
 from tilewright.runtime.device_memory import stream_handle
+from tilewright.runtime.launch_log import LaunchLog
 from tilewright.runtime.streams import SPECIAL, refuse_in_capture
 
 __all__ = ["CudaDevice", "CudaProgram", "devices", "unavailable_reason"]
 
 ErrorCallback = Callable[[TilewrightError], None]
-
-
-class Launches(Protocol):
-    """What launches kernels without telling."""
-
-    def launches(self) -> list[tuple[int, str]]:
-        """Stream and name of those launched since it was last asked."""
 
 
 class CudaDevice(CudaStreams, CudaMemory):
@@ -56,11 +49,10 @@ class CudaDevice(CudaStreams, CudaMemory):
         self.multiprocessors = self._attribute("MULTIPROCESSOR_COUNT")
         self.max_shared = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         self._get_current = driver.module.cuCtxGetCurrent
+        self._wait_for_all = driver.module.cuCtxSynchronize
         self.faults = Faults(self.label)
         self.start_memory()
-        self._launched: dict[tuple[int, str], None] = {}
-        self.launchers: weakref.WeakSet[Launches] = weakref.WeakSet()
-        """Machine code that launches by itself and keeps its own account."""
+        self.log = LaunchLog()
         self._callbacks: dict[ErrorCallback, int] = {}
         self._retired: deque[SupportsInt] = deque()
 
@@ -147,16 +139,7 @@ class CudaDevice(CudaStreams, CudaMemory):
     @property
     def launched(self) -> dict[tuple[int, str], None]:
         """Stream and name of each kernel launched since that stream was last synchronised; -1 stands for several streams."""
-        for launcher in list(self.launchers):
-            self._launched.update(dict.fromkeys(launcher.launches()))
-        return self._launched
-
-    @launched.setter
-    def launched(self, value: dict[tuple[int, str], None]) -> None:
-        self._launched = value
-
-    def note_launch(self, stream: int, entry: str) -> None:
-        self._launched[stream, entry] = None
+        return self.log.pending()
 
     def watch(self, callback: ErrorCallback, stream: int) -> None:
         """Call `callback` with the error if work launched on `stream` up to its next synchronisation faults."""
@@ -166,26 +149,25 @@ class CudaDevice(CudaStreams, CudaMemory):
         """Wait for all work, or for that of one stream. Raises what went wrong in it."""
         if SPECIAL.value:
             refuse_in_capture("synchronize()", self.ordinal, "synchronise before or after the capture")
-        with self.active():
-            if stream is None:
-                before, self.launched = self.launched, {}
-                self._wait("cuCtxSynchronize", before)
-                self._callbacks = {}
-                while self._retired:
-                    self.call("cuModuleUnload", self._retired.popleft())
-                return
+        if stream is not None:
             stream = stream_handle(stream)
-            before = {key: None for key in list(self.launched) if key[0] == stream}
-            for key in before:
-                self.launched.pop(key, None)
-            self._wait("cuStreamSynchronize", before, stream)
-            self._callbacks = {c: s for c, s in list(self._callbacks.items()) if s != stream}
-
-    def _wait(self, api: str, before: dict[tuple[int, str], None], *arguments: int) -> None:
-        status, _ = self.driver.attempt(api, *arguments)
-        if status:
-            self.launched = {**before, **self.launched}
-            raise self.error(api, status)
+        entered = self.enter()
+        try:
+            number = self.log.begin_wait()
+            if stream is None:
+                # The other half of a short kernel's round trip, so without the layers between.
+                status = int(self._wait_for_all()[0])
+            else:
+                status, _ = self.driver.attempt("cuStreamSynchronize", stream)
+            if status:
+                raise self.error("cuCtxSynchronize" if stream is None else "cuStreamSynchronize", status)
+            self.log.end_wait(number, stream)
+            if self._callbacks:
+                self._callbacks = {c: s for c, s in list(self._callbacks.items()) if stream not in (None, s)}
+            while stream is None and self._retired:
+                self.call("cuModuleUnload", self._retired.popleft())
+        finally:
+            self.leave(entered)
 
     # -- programs -----------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from tilewright.runtime.builtin import METH_FASTCALL_KEYWORDS, MethodDefinition,
 from tilewright.runtime.device_array import DeviceArray, array_form
 from tilewright.runtime.device_memory import Block
 from tilewright.runtime.launch_forms import Form
+from tilewright.runtime.launch_log import LaunchLog
 from tilewright.runtime.objects import ObjectCode, bind_symbol
 from tilewright.runtime.torch_tensors import QUESTIONS, TensorAccess, tensor_access
 
@@ -88,7 +89,7 @@ def layout(tensors: bool) -> Layout | None:
     if access is None or not access.stream:
         return None
     _bind_tensors(access)
-    return replace(own, tensor=access.offset)
+    return replace(own, tensor=access.offset, tensor_gradient=access.gradient)
 
 
 @functools.cache
@@ -138,44 +139,43 @@ class Launcher:
         self.forms: list[Form] = []
         self.recent = recent
         self._objects = ObjectCode(stub)
-        self._state = (ctypes.c_uint64 * (abi.STATE_BYTES // 8))()
+        self.state = (ctypes.c_uint64 * (abi.STATE_BYTES // 8))()
         access = tensor_access()
         fields = {
             abi.STATE_RECENT: ctypes.addressof(recent.word), abi.STATE_WORDS: words,
+            abi.STATE_EPOCH: ctypes.addressof(device.log.epoch),
             abi.STATE_TORCH_STREAM: access.stream if access else 0,
             **{field: device.driver.address(api) for field, api in (
                 (abi.STATE_LAUNCH, "cuLaunchKernel"), (abi.STATE_LAUNCH_EX, "cuLaunchKernelEx"), (abi.STATE_CONTEXT, "cuCtxGetCurrent"),
             )},
         }  # fmt: skip
         for field, value in fields.items():
-            self._state[field // 8] = value
+            self.state[field // 8] = value
         encoded = name.encode()
         self._call = MethodDefinition(encoded, self._objects.address(abi.CALL), METH_FASTCALL_KEYWORDS, None)
         self._probe = MethodDefinition(encoded, self._objects.address(abi.PROBE), METH_FASTCALL_KEYWORDS, None)
         self.probe: Callable[..., bytes | None] = builtin_function(self._probe, None)
-        device.launchers.add(self)
-        # What was launched stays known when the kernel is dropped before the device is synchronised.
-        weakref.finalize(self, _hand_over, weakref.ref(device), self.forms).atexit = False
+        device.log.launchers.add(self)
+        # What was launched stays known when the kernel is dropped before the device is waited for.
+        weakref.finalize(self, _hand_over, device.log, self.forms).atexit = False
 
     def add(self, form: Form) -> None:
         """Calls with the keys of this form are for it from now on."""
         assert _engine is not None
         self.forms.append(form)
         self.recent.add(form)
-        _engine.insert(ctypes.addressof(self._state), form.address)
+        _engine.insert(ctypes.addressof(self.state), form.address)
 
     def function(self, fallback: Callable[..., object]) -> Callable[..., object]:
         """A builtin function that launches, or hands the call to `fallback`. It keeps this launcher."""
-        return builtin_function(self._call, (self, fallback, ctypes.addressof(self._state)))
+        return builtin_function(self._call, (self, fallback, ctypes.addressof(self.state)))
 
-    def launches(self) -> list[tuple[int, str]]:
-        """Stream and name of the kernels launched since this was last asked."""
-        return [entry for form in self.forms for entry in form.launches()]
+    def launches(self) -> list[tuple[int, str, int]]:
+        """Stream, name and epoch of the kernels launched last."""
+        return [launch for form in self.forms for launch in form.launches()]
 
 
-def _hand_over(device: weakref.ref[CudaDevice], forms: list[Form]) -> None:
-    alive = device()
-    if alive is not None:
-        for form in forms:
-            for stream, entry in form.launches():
-                alive.note_launch(stream, entry)
+def _hand_over(log: LaunchLog, forms: list[Form]) -> None:
+    for form in forms:
+        for stream, entry, epoch in form.launches():
+            log.note(stream, entry, epoch)

@@ -357,7 +357,7 @@ class CudaProgram:
                 status = self._driver_launch_extended(extended.config, kernel.function, kernel.parameters, 0)[0]
             if status != 0:
                 raise self.launch_error((kernel, x, y, z, extended), int(status))
-            device.note_launch(stream, rule.entry)
+            device.log.note(stream, rule.entry)
 
     def launch_error(self, step: Step, status: int) -> TilewrightError:
         """The error for a launch the driver refused."""

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.base import launch_abi as abi
-from tilewright.base.artifact import Launch, ScalarParam
+from tilewright.base.artifact import ScalarParam
 from tilewright.base.dtypes import DType
 from tilewright.runtime.cuda_maps import MAP_ALIGN, MAP_BYTES, encode_map
-from tilewright.runtime.cuda_program import CudaProgram, Number, Workspace
+from tilewright.runtime.cuda_program import CudaProgram, Workspace
+from tilewright.runtime.launch_log import SEVERAL
 
 _PROGRAMMATIC_SERIALIZATION = 6
 """CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
@@ -182,14 +183,11 @@ class Form:
 
     # -- for Python ---------------------------------------------------------------------------------------------
 
-    def launches(self) -> list[tuple[int, str]]:
-        """Stream and name of the kernels launched since this was last asked; -1 stands for several streams."""
-        mark, stream = self._record[abi.FORM_MARK // 8], self._record[abi.FORM_STREAM // 8]
-        if not mark:
-            return []
-        self._set(abi.FORM_MARK, 0)
-        launches: list[Launch] = [step[0].launch for step in self._plan.steps]
-        return [(stream if mark == 1 else -1, launch.entry) for launch in launches]
+    def launches(self) -> list[tuple[int, str, int]]:
+        """Stream, name and epoch of the kernels launched last; launches on other streams before these count for any stream."""
+        mark, stream, others = (self._record[field // 8] for field in (abi.FORM_MARK, abi.FORM_STREAM, abi.FORM_OTHERS))
+        seen = [(s, epoch) for s, epoch in ((stream, mark), (SEVERAL, others)) if epoch]
+        return [(s, step[0].launch.entry, epoch) for s, epoch in seen for step in self._plan.steps]
 
 
 def _place(slot: int, first_scratch: int) -> tuple[int, int]:
@@ -207,6 +205,3 @@ def _rule(kind: str, dtype: DType) -> tuple[int, int, int]:
     if dtype.is_bool:
         return abi.AS_INTEGER, 0, 1
     return abi.AS_INTEGER, int(dtype.min_value), min(int(dtype.max_value), (1 << 63) - 1)
-
-
-__all__ = ["Form", "Helpers", "Number", "Pair"]

@@ -16,6 +16,8 @@ from typing import Any
 
 QUESTIONS = ("data_ptr", "dim", "sizes", "strides", "dtype", "device_type", "device_index")
 _HEADER = object.__basicsize__
+_WORDS = 8
+"""Words at the start of a tensor's implementation that are looked at; it has many more."""
 _GETTER = _HEADER + 3 * 8
 """Where CPython's attribute descriptors keep the address of their definition: name, getter, setter, text, closure."""
 
@@ -25,6 +27,8 @@ class TensorAccess:
     type: type
     offset: int
     """Of the `at::Tensor` in its Python object."""
+    gradient: int
+    """Of a word in what the `at::Tensor` points to, which is 0 for tensors that never had to do with gradients; 0 where none is found."""
     functions: dict[str, int]
     """Addresses of the C functions, and of the getter of `requires_grad` as `tilewright_requires_grad`."""
     stream: int
@@ -51,7 +55,7 @@ def _access() -> TensorAccess | None:
         offset = _offset(torch.Tensor, examples)
         if not all(_agrees(library, functions, offset, tensor) for tensor in examples):
             return None
-        return TensorAccess(torch.Tensor, offset, functions, _stream_function(torch, folder))
+        return TensorAccess(torch.Tensor, offset, _gradient(torch), functions, _stream_function(torch, folder))
     except (OSError, AttributeError, KeyError, ValueError, RuntimeError):
         return None
 
@@ -87,6 +91,22 @@ def _offset(kind: type, examples: list[Any]) -> int:
     if not places or len(places) != 1:
         raise ValueError("the tensor is not where it should be")
     return places.pop()
+
+
+def _gradient(torch: Any) -> int:
+    """The word that tells tensors with gradients: a pointer to what PyTorch keeps for them. It saves most questions."""
+    plain = [torch.zeros(3), torch.empty(0), torch.ones(2, 4, dtype=torch.bfloat16), torch.zeros((), dtype=torch.int32)]
+    with_gradient = [torch.zeros(n, requires_grad=True) for n in (0, 3, 5)]
+    with_gradient.append(with_gradient[1] * 2)
+
+    def word(tensor: Any, index: int) -> int:
+        return ctypes.c_uint64.from_address(tensor._cdata + 8 * index).value
+
+    places = [
+        index for index in range(2, _WORDS)
+        if not any(word(t, index) for t in plain) and all(word(t, index) for t in with_gradient)
+    ]  # fmt: skip
+    return 8 * places[0] if len(places) == 1 else 0
 
 
 def _agrees(library: ctypes.CDLL, functions: dict[str, int], offset: int, tensor: Any) -> bool:

@@ -32,6 +32,7 @@ Kernel = Callable[[int, tuple[int, int, int]], None]
 Executor = Callable[["Function", Config, Parameters], bool]
 """Runs a kernel if it knows it; whether it did."""
 LAUNCH_FAILED = 719
+_INVALID_IMAGE = 200
 _COOPERATIVE_TOO_LARGE, _NOT_FOUND, _OUT_OF_RESOURCES = 720, 500, 701
 _GRID, _BLOCK, _THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64), 1024
 SHARED, SHARED_OPTIN = 48 << 10, 227 << 10
@@ -302,7 +303,7 @@ class ExecutionCalls(MemoryCalls):
     def _check_ptx(self, ptx: str, values: list[object]) -> None:
         words = ptx.replace(",", " ").split()
         if ".version" not in words:
-            raise Refused(INVALID_PTX)
+            raise Refused(_INVALID_IMAGE)
         wanted = tuple(int(n) for n in words[words.index(".version") + 1].split("."))
         newest = max(isa for driver, isa in ISA.items() if driver <= (self.version // 1000, self.version % 1000 // 10))
         if wanted > newest:

@@ -6,11 +6,11 @@ import gc
 import resource
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ from tilewright.runtime import cuda
 def gather(x: tw.Array, index: tw.Array) -> tw.Array:
     out = tw.empty(index.shape, x.dtype)
     for i in tw.grid(index.shape[0]):
-        out[i] = x[index[i]]  # the line to be named
+        out[i] = x[index[i]]
     return out
 
 @tw.kernel
@@ -50,11 +50,11 @@ x = np.arange(64, dtype=np.float32)
 
 def in_child(tmp_path: Path, body: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "child.py"
-    script.write_text(HEAD + textwrap.dedent(body))
+    script.write_text(HEAD + body)
     return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=timeout, check=False)
 
 
-GO_ON = """
+GO_ON = dedent("""
     for use in (y.numpy, lambda: double(a), lambda: tw.to_device(x, "cuda"), cuda.devices()[0].synchronize):
         try:
             use()
@@ -64,11 +64,11 @@ GO_ON = """
     del y, a
     gc.collect()
     print(double(x).sum(), double(x, device="auto").sum())
-"""
+""")
 
 
 def test_a_bad_pointer_names_the_kernel_and_its_line(tmp_path: Path) -> None:
-    done = in_child(tmp_path, """
+    done = in_child(tmp_path, dedent("""
         a = tw.to_device(x, "cuda")
         double(a).numpy()
         y = gather(a, tw.to_device(np.full(64, 1 << 40, np.int64), "cuda"))
@@ -76,17 +76,17 @@ def test_a_bad_pointer_names_the_kernel_and_its_line(tmp_path: Path) -> None:
             y.numpy()
         except DeviceError as error:
             print(error)
-    """ + GO_ON)  # fmt: skip
+    """) + GO_ON)  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert "CUDA_ERROR_ILLEGAL_ADDRESS (700)" in lines[0]
-    line = next(i for i, text in enumerate(HEAD.splitlines(), 1) if "range" in text or "index.shape[0]" in text)
-    assert f"since the last synchronisation: tw_gather_0 ({tmp_path}/child.py:{line}:" in lines[0]
-    assert lines[1].startswith("help: the device is lost to this process, which can go on with device='cpu'")
-    assert lines[2:] == ["TW034"] * 4 + ["4032.0 4032.0"]
+    printed = done.stdout.splitlines()
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS (700)" in printed[0]
+    line = next(i for i, text in enumerate(HEAD.splitlines(), 1) if "tw.grid(index.shape[0])" in text)
+    assert f"since the last synchronisation: tw_gather_0 ({tmp_path}/child.py:{line}:" in printed[0]
+    assert printed[1].startswith("help: the device is lost to this process, which can go on with device='cpu'")
+    assert printed[2:] == ["TW034"] * 4 + ["4032.0 4032.0"]
 
 
-TRAP = """
+TRAP = dedent("""
     PTX = b".version 8.0\\n.target sm_80\\n.address_size 64\\n.visible .entry stop() { trap; }"
     launch = Launch("stop", (), (), (ONE,), place="model.py:12:5")
     loaded = cuda.devices()[0].load(Artifact("stop", "sm_80", "ptx", PTX, (), (), (), (launch,), (), ()))
@@ -94,30 +94,30 @@ TRAP = """
     y = double(a)
     y.numpy()
     loaded.run({}, {}, {})
-"""
+""")
 
 
 def test_a_trap_names_the_kernel_and_its_line(tmp_path: Path) -> None:
-    done = in_child(tmp_path, TRAP + """
-    try:
-        cuda.devices()[0].synchronize()
-    except DeviceError as error:
-        print(error)
-    """ + GO_ON)  # fmt: skip
+    done = in_child(tmp_path, TRAP + dedent("""
+        try:
+            cuda.devices()[0].synchronize()
+        except DeviceError as error:
+            print(error)
+    """) + GO_ON)  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert "CUDA_ERROR_LAUNCH_FAILED (719)" in lines[0]
-    assert "since the last synchronisation: stop (model.py:12:5)" in lines[0]
-    assert lines[2:] == ["TW034"] * 4 + ["4032.0 4032.0"]
+    printed = done.stdout.splitlines()
+    assert "CUDA_ERROR_LAUNCH_FAILED (719)" in printed[0]
+    assert "since the last synchronisation: stop (model.py:12:5)" in printed[0]
+    assert printed[2:] == ["TW034"] * 4 + ["4032.0 4032.0"]
 
 
 def test_a_fault_nobody_asked_about_lets_the_process_end(tmp_path: Path) -> None:
-    done = in_child(tmp_path, TRAP + "    print(double(x).sum())")
+    done = in_child(tmp_path, TRAP + "print(double(x).sum())")
     assert (done.returncode, done.stdout, done.stderr) == (0, "4032.0\n", "")
 
 
 def test_a_forked_child_uses_the_cpu(tmp_path: Path) -> None:
-    done = in_child(tmp_path, """
+    done = in_child(tmp_path, dedent("""
         import warnings
         warnings.simplefilter("ignore", DeprecationWarning)
         a = tw.to_device(x, "cuda")
@@ -133,7 +133,7 @@ def test_a_forked_child_uses_the_cpu(tmp_path: Path) -> None:
             print(double(x).sum(), flush=True)
             os._exit(0)
         print(os.wait()[1], double(a).numpy().sum())
-    """)  # fmt: skip
+    """))  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["True", "True", "True", "4032.0", "0 4032.0"]
 

@@ -138,6 +138,40 @@ def test_a_forked_child_uses_the_cpu(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["True", "True", "True", "4032.0", "0 4032.0"]
 
 
+def test_a_watchdog_stops_a_loop_that_does_not_end(tmp_path: Path) -> None:
+    done = in_child(tmp_path, dedent("""
+        import time
+
+        @tw.kernel(watchdog=0.5)
+        def grow(x: tw.Array, count: tw.Array) -> tw.Array:
+            out = tw.empty(x.shape, x.dtype)
+            for i in tw.grid(x.shape[0]):
+                v = x[i]
+                for _ in range(count[i]):
+                    v = v * 3.0 + 1.0
+                out[i] = v
+            return out
+
+        a = tw.to_device(x, "cuda")
+        few, many = (tw.to_device(np.full(64, n, np.int64), "cuda") for n in (3, 1 << 60))
+        assert grow(a, few).numpy()[1] == 40.0
+        start = time.perf_counter()
+        y = grow(a, many)
+        try:
+            y.numpy()
+        except DeviceError as error:
+            print(error)
+        print(time.perf_counter() - start)
+    """) + GO_ON)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    printed = done.stdout.splitlines()
+    script = (tmp_path / "child.py").read_text().splitlines()
+    line = next(i for i, text in enumerate(script, 1) if "range(count[i])" in text)
+    assert printed[0].startswith(f"error[TW035]: the watchdog stopped kernel tw_grow_0 at {tmp_path}/child.py:{line} after 0.5 s, on cuda:0")
+    assert 0.4 < float(printed[2]) < 2.0
+    assert printed[3:] == ["TW034"] * 4 + ["4032.0 4032.0"]
+
+
 # -- long runs ------------------------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,11 @@ SCRATCH_ALIGN = 64
 STUB_ENTRY = "tilewright_call"
 """The symbol of a CPU host part's entry stub."""
 
+WATCHDOG_SYMBOL = "tilewright_watchdog"
+"""The variable of a GPU module that points to the word its watchdogs report to."""
+WATCHDOG_MARK = 1 << 62
+"""In that word: a watchdog stopped a kernel, whose number is in the upper half and whose line in the lower."""
+
 # Offsets in the pool's control block. Each hot field has a cache line (128 bytes: two lines on x86, one on some AArch64).
 POOL_GENERATION = 0
 """i32: odd while a job is open, even between jobs; workers sleep on it."""

@@ -321,10 +321,6 @@ class CudaProgram:
         """The slot of each number."""
         return {name: index for index, name in enumerate(self._scalars, len(self._arrays))}
 
-    def size_names(self) -> tuple[str, ...]:
-        """Names that decide about grids, memory and maps."""
-        return self._sizes
-
     def launch_steps(self, steps: Sequence[Step], stream: int) -> None:
         """Launch some steps of a plan; the caller has packed their values and holds the program."""
         self._launch(tuple(steps), stream)

@@ -20,6 +20,7 @@ from tilewright.runtime import streams
 from tilewright.runtime.builtin import METH_FASTCALL_KEYWORDS, MethodDefinition, bind_python, builtin_function
 from tilewright.runtime.device_array import DeviceArray, array_form
 from tilewright.runtime.device_memory import Block
+from tilewright.runtime.entry import provide_front
 from tilewright.runtime.launch_forms import Form
 from tilewright.runtime.launch_log import LaunchLog
 from tilewright.runtime.objects import ObjectCode, bind_symbol
@@ -139,6 +140,7 @@ class Launcher:
         self.forms: list[Form] = []
         self.recent = recent
         self._objects = ObjectCode(stub)
+        provide_front(self._objects)
         self.state = (ctypes.c_uint64 * (abi.STATE_BYTES // 8))()
         access = tensor_access()
         fields = {
@@ -176,6 +178,8 @@ class Launcher:
 
 
 def _hand_over(log: LaunchLog, forms: list[Form]) -> None:
+    """The launcher is gone, and with it whoever could use its forms."""
     for form in forms:
         for stream, entry, epoch in form.launches():
             log.note(stream, entry, epoch)
+        form.release()

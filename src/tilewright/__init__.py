@@ -102,6 +102,7 @@ from tilewright.runtime.cpu_pool import get_num_threads, set_num_threads
 if TYPE_CHECKING:
     from tilewright.api.graphs import Graph, capture, graph
     from tilewright.api.streams import Event, Stream, current_stream, stream, timed
+    from tilewright.api.transfers import transfer
     from tilewright.api.tune import Tuning, tune
     from tilewright.runtime.futures import Future, all_of, any_of
 
@@ -199,6 +200,7 @@ __all__ = [
     "tanh",
     "timed",
     "to_device",
+    "transfer",
     "transpose",
     "trunc",
     "tune",
@@ -214,6 +216,7 @@ __all__ = [
 _LATER = {
     "tilewright.api.graphs": ("Graph", "capture", "graph"),
     "tilewright.api.streams": ("Event", "Stream", "current_stream", "stream", "timed"),
+    "tilewright.api.transfers": ("transfer",),
     "tilewright.api.tune": ("Tuning", "tune"),
     "tilewright.runtime.futures": ("Future", "all_of", "any_of"),
 }

@@ -198,8 +198,6 @@ class Graph:
                 if self._function is not None:
                     # It may compute with the number.
                     return f"'{name}' goes through a function"
-                if graph.sizes_hang_on(name):
-                    return f"the sizes of arrays or grids hang on '{name}'"
                 continue
             old, new = self._array(self._inputs[name]), self._array(value)
             if _form(old) != _form(new):

@@ -62,6 +62,7 @@ class Kernel(Entry, Generic[P, R]):
         precision: str = "ieee",
         schedule: str = "",
         asynchronous: bool = False,
+        watchdog: float | None = None,
     ) -> None:
         self._general_function = self._general
         super().__init__(self._general_function)
@@ -71,6 +72,7 @@ class Kernel(Entry, Generic[P, R]):
         self.python = function
         self.device, self.precision, self.schedule = device, precision, schedule
         self.asynchronous = asynchronous
+        self.watchdog = watchdog
         self._names = self.parameter_names = tuple(inspect.signature(function).parameters)
         self._runner: Runner | None = None
         self._launch: Callable[..., object] | None = None
@@ -84,7 +86,7 @@ class Kernel(Entry, Generic[P, R]):
     @property
     def runner(self) -> Runner:
         if self._runner is None:
-            self._runner = Runner(parse_function(self.python), self.precision, self.schedule)
+            self._runner = Runner(parse_function(self.python), self.precision, self.schedule, self.watchdog)
         return self._runner
 
     @property
@@ -156,7 +158,7 @@ class Kernel(Entry, Generic[P, R]):
 
     def forget_programs(self) -> None:
         """Choose code anew at the next call, as after tuning."""
-        self._runner = Runner(self.function, self.precision, self.schedule)
+        self._runner = Runner(self.function, self.precision, self.schedule, self.watchdog)
         self._launch = None
         self.enter(self._general_function)
 
@@ -191,7 +193,7 @@ class Kernel(Entry, Generic[P, R]):
 def kernel(function: Callable[P, R]) -> Kernel[P, R]: ...
 @overload
 def kernel(
-    *, device: str | None = None, precision: str = "ieee", schedule: str = "", asynchronous: bool = False
+    *, device: str | None = None, precision: str = "ieee", schedule: str = "", asynchronous: bool = False, watchdog: float | None = None
 ) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
 def kernel(
     function: Callable[P, R] | None = None,
@@ -200,13 +202,15 @@ def kernel(
     precision: str = "ieee",
     schedule: str = "",
     asynchronous: bool = False,
+    watchdog: float | None = None,
 ) -> Kernel[P, R] | Callable[[Callable[P, R]], Kernel[P, R]]:
     """Mark a Python function as a kernel: `@tw.kernel`, or with options.
 
     `device="cuda"` fixes where it runs. `precision` says how contractions of f32 are multiplied: `ieee`, or on tensor cores `tf32`
     (10 bits) or `3xtf32` (nearly all of f32's). `schedule` fixes how contractions are computed, as `tilewright tune` prints it.
-    With `asynchronous`, calls do not wait and give a future.
+    With `asynchronous`, calls do not wait and give a future. `watchdog` is a number of seconds after which a GPU stops the kernel where
+    loops that data decides turn, or threads wait for each other, for too long.
     """
     if function is not None:
         return Kernel(function)
-    return lambda wrapped: Kernel(wrapped, device, precision, schedule, asynchronous)
+    return lambda wrapped: Kernel(wrapped, device, precision, schedule, asynchronous, watchdog)

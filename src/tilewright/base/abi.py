@@ -25,6 +25,11 @@ STUB_ENTRY = "tilewright_call"
 FRONT = "tilewright_front"
 """The symbol, in every object with a stub, of a function whose `self` is a list: it calls what is first in it."""
 
+WATCHDOG_SYMBOL = "tilewright_watchdog"
+"""The variable of a GPU module that points to the word its watchdogs report to."""
+WATCHDOG_MARK = 1 << 62
+"""In that word: a watchdog stopped a kernel, whose number is in the upper half and whose line in the lower."""
+
 # Offsets in the pool's control block. Each hot field has a cache line (128 bytes: two lines on x86, one on some AArch64).
 POOL_GENERATION = 0
 """i32: odd while a job is open, even between jobs; workers sleep on it."""

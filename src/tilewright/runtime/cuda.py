@@ -131,7 +131,8 @@ class CudaDevice(CudaStreams, CudaMemory):
         if self.faults.lost:
             return self.faults.again()
         kernels = self.faults.named(name for _, name in self.launched)
-        error = self.driver.error(api, status, self.label + (f", {detail}" if detail else ""), kernels)
+        stopped = self.faults.stopped() if status in KERNEL_FAULTS else None
+        error = stopped or self.driver.error(api, status, self.label + (f", {detail}" if detail else ""), kernels)
         if status in KERNEL_FAULTS:
             self.faults.lose(f"a fault of {' or '.join(kernels) or 'another library'} ended its context")
             callbacks, self._callbacks = self._callbacks, {}

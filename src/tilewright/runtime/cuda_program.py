@@ -123,6 +123,7 @@ class CudaProgram:
         self._finalizer = weakref.finalize(self, device.retire, self._module)
         self._finalizer.atexit = False
         self._functions = {launch.entry: self._find(launch) for launch in artifact.launches}
+        device.faults.watchdogs.watch(device, self._module, artifact)
 
         self._arrays = tuple(p.name for p in (*artifact.inputs, *artifact.outputs) if isinstance(p, ArrayParam))
         self._scalars = {p.name: p.dtype for p in artifact.inputs if isinstance(p, ScalarParam)}

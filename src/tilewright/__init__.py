@@ -13,11 +13,12 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
+from tilewright.api.arrays import allocate, array, asarray, copy, from_dlpack, pinned, to_device
 from tilewright.api.compute import load
 from tilewright.api.devices import Device, default_device, devices, set_default_device
-from tilewright.api.execute import to_device
 from tilewright.api.kernel import Kernel, kernel
 from tilewright.api.language import (
     Array,
@@ -100,6 +101,9 @@ from tilewright.base.errors import CompilerBug, DeviceError, TargetLimit, Tilewr
 from tilewright.runtime.cpu_pool import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
+    from tilewright.api.jax_ops import jax_function
+    from tilewright.api.memory import Pool, default_pool, memory_pool
+    from tilewright.api.torch_ops import torch_op
     from tilewright.api.tune import Tuning, tune
 
 __version__ = "0.1.0"
@@ -110,23 +114,29 @@ __all__ = [
     "Device",
     "DeviceError",
     "Kernel",
+    "Pool",
     "TargetLimit",
     "TilewrightError",
     "Tuning",
     "UserError",
     "all",
+    "allocate",
     "any",
     "argmax",
     "argmin",
+    "array",
+    "asarray",
     "barrier",
     "bf16",
     "bool_",
     "cast",
     "ceil",
     "clamp",
+    "copy",
     "cos",
     "cosh",
     "default_device",
+    "default_pool",
     "devices",
     "dot",
     "empty",
@@ -141,6 +151,7 @@ __all__ = [
     "f64",
     "floor",
     "fma",
+    "from_dlpack",
     "full",
     "gelu",
     "get_num_threads",
@@ -151,6 +162,7 @@ __all__ = [
     "i64",
     "inf",
     "isnan",
+    "jax_function",
     "kernel",
     "load",
     "log",
@@ -158,9 +170,11 @@ __all__ = [
     "matmul",
     "max",
     "maximum",
+    "memory_pool",
     "min",
     "minimum",
     "ones",
+    "pinned",
     "prod",
     "q4_0",
     "q4_k",
@@ -185,6 +199,7 @@ __all__ = [
     "tan",
     "tanh",
     "to_device",
+    "torch_op",
     "transpose",
     "trunc",
     "tune",
@@ -197,10 +212,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    """The tuner is loaded when somebody asks for it."""
-    if name in ("Tuning", "tune"):
-        from tilewright.api import tune as module
+_LATER = {
+    "Pool": "memory", "Tuning": "tune", "default_pool": "memory", "jax_function": "jax_ops", "memory_pool": "memory",
+    "torch_op": "torch_ops", "tune": "tune",
+}  # fmt: skip
 
+
+def __getattr__(name: str) -> object:
+    """Some parts are loaded when somebody asks for them."""
+    if name in _LATER:
+        module = importlib.import_module(f"tilewright.api.{_LATER[name]}")
         return getattr(module, name)
     raise AttributeError(f"module 'tilewright' has no attribute '{name}'")

@@ -15,7 +15,7 @@ import numpy as np
 
 from tilewright.api.arguments import Argument, Number, element_strides, numbers, read_argument, signature
 from tilewright.api.checks import bind_sizes, check_output
-from tilewright.api.devices import Device, find_device
+from tilewright.api.devices import Device
 from tilewright.base.artifact import ArrayParam, Artifact, ScalarParam
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.base.source import NOWHERE, Span
@@ -83,7 +83,10 @@ class Runner:
         return self._latest.entry(fallback) if self._latest is not None else None
 
     def run_cpu(self, values: Mapping[str, object], out: object = None) -> object:
-        values = {name: v.numpy() if isinstance(v, DeviceArray) else v for name, v in values.items()}
+        values = {name: v.on_host() if isinstance(v, DeviceArray) else v for name, v in values.items()}
+        if isinstance(out, DeviceArray):
+            self.run_cpu(values, out.host())
+            return out
         arguments = self.arguments(values, gpu=False)
         program = self.cpu_program(arguments)
         keywords = {} if out is None else {"out": out}
@@ -328,15 +331,6 @@ def _keep(programs: dict[K, V], key: K, program: V) -> None:
     while len(programs) >= MOST_SPECIALISATIONS:
         programs.pop(next(iter(programs)))
     programs[key] = program
-
-
-def to_device(array: object, device: str = "auto") -> np.ndarray | DeviceArray:
-    """A copy of a host array on a GPU (`cuda`, `cuda:1`), or of a device array on the host (`cpu`)."""
-    chosen = find_device(device)
-    if chosen.kind != "cuda":
-        return array.numpy() if isinstance(array, DeviceArray) else np.array(array)
-    gpu = _gpu(chosen)
-    return gpu.wrap(array) if _is_on_device(array) else gpu.from_numpy(np.ascontiguousarray(array))
 
 
 def _strides(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:

@@ -187,7 +187,7 @@ def test_out_of_memory_names_the_holders() -> None:
     pool = tw.memory_pool("cuda", limit="64MiB")
     pool.trace()
     big = pool.allocate((12 << 20,))
-    with pytest.raises(DeviceError, match=r"out of memory.*f32\[12582912\], 50331648 bytes, made at .*test_memory_gpu.py") as caught:
+    with pytest.raises(DeviceError, match=r"(?s)out of memory.*f32\[12582912\], 50331648 bytes, made at .*test_memory_gpu.py") as caught:
         pool.allocate((8 << 20,), tw.f32)
     assert caught.value.code == "TW031"
     del big

@@ -26,10 +26,10 @@ from tilewright.runtime.device_memory import EVERY_STREAM, HOST, Block, MemoryPo
 if TYPE_CHECKING:
     from tilewright.runtime.cuda import CudaDevice
 
-PIECE = 4 << 20
+PIECE = 8 << 20
 """Bytes of one piece of the staging ring."""
 PIECES = 4
-STAGED = 256 << 10
+STAGED = 1 << 20
 """Copies of plain memory from this size on are staged; the driver's own way is faster below."""
 _PORTABLE, _MAPPED, _READ_ONLY = 1, 2, 8
 _ALREADY_REGISTERED = 712

@@ -101,6 +101,7 @@ from tilewright.base.errors import CompilerBug, DeviceError, TargetLimit, Tilewr
 from tilewright.runtime.cpu_pool import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
+    from tilewright.api.export import export
     from tilewright.api.jax_ops import jax_function
     from tilewright.api.memory import Pool, default_pool, memory_pool
     from tilewright.api.torch_ops import torch_op
@@ -144,6 +145,7 @@ __all__ = [
     "erf",
     "exp",
     "exp2",
+    "export",
     "f8e4m3",
     "f8e5m2",
     "f16",
@@ -213,8 +215,8 @@ __all__ = [
 
 
 _LATER = {
-    "Pool": "memory", "Tuning": "tune", "default_pool": "memory", "jax_function": "jax_ops", "memory_pool": "memory",
-    "torch_op": "torch_ops", "tune": "tune",
+    "Pool": "memory", "Tuning": "tune", "default_pool": "memory", "export": "export", "jax_function": "jax_ops",
+    "memory_pool": "memory", "torch_op": "torch_ops", "tune": "tune",
 }  # fmt: skip
 
 

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from tilewright.api.arrays import allocate, array, asarray, copy, from_dlpack, pinned, to_device
@@ -102,10 +101,13 @@ from tilewright.runtime.cpu_pool import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
     from tilewright.api.export import export
+    from tilewright.api.graphs import Graph, capture, graph
     from tilewright.api.jax_ops import jax_function
     from tilewright.api.memory import Pool, default_pool, memory_pool
+    from tilewright.api.streams import Event, Stream, current_stream, stream, timed
     from tilewright.api.torch_ops import torch_op
     from tilewright.api.tune import Tuning, tune
+    from tilewright.runtime.futures import Future, all_of, any_of
 
 __version__ = "0.1.0"
 __all__ = [
@@ -114,15 +116,21 @@ __all__ = [
     "DType",
     "Device",
     "DeviceError",
+    "Event",
+    "Future",
+    "Graph",
     "Kernel",
     "Pool",
+    "Stream",
     "TargetLimit",
     "TilewrightError",
     "Tuning",
     "UserError",
     "all",
+    "all_of",
     "allocate",
     "any",
+    "any_of",
     "argmax",
     "argmin",
     "array",
@@ -130,12 +138,14 @@ __all__ = [
     "barrier",
     "bf16",
     "bool_",
+    "capture",
     "cast",
     "ceil",
     "clamp",
     "copy",
     "cos",
     "cosh",
+    "current_stream",
     "default_device",
     "default_pool",
     "devices",
@@ -157,6 +167,7 @@ __all__ = [
     "full",
     "gelu",
     "get_num_threads",
+    "graph",
     "grid",
     "i8",
     "i16",
@@ -197,9 +208,11 @@ __all__ = [
     "sinh",
     "softplus",
     "sqrt",
+    "stream",
     "sum",
     "tan",
     "tanh",
+    "timed",
     "to_device",
     "torch_op",
     "transpose",
@@ -215,14 +228,22 @@ __all__ = [
 
 
 _LATER = {
-    "Pool": "memory", "Tuning": "tune", "default_pool": "memory", "export": "export", "jax_function": "jax_ops",
-    "memory_pool": "memory", "torch_op": "torch_ops", "tune": "tune",
-}  # fmt: skip
+    "tilewright.api.export": ("export",),
+    "tilewright.api.graphs": ("Graph", "capture", "graph"),
+    "tilewright.api.jax_ops": ("jax_function",),
+    "tilewright.api.memory": ("Pool", "default_pool", "memory_pool"),
+    "tilewright.api.streams": ("Event", "Stream", "current_stream", "stream", "timed"),
+    "tilewright.api.torch_ops": ("torch_op",),
+    "tilewright.api.tune": ("Tuning", "tune"),
+    "tilewright.runtime.futures": ("Future", "all_of", "any_of"),
+}
+"""Modules that are loaded when somebody asks for one of their names."""
 
 
 def __getattr__(name: str) -> object:
-    """Some parts are loaded when somebody asks for them."""
-    if name in _LATER:
-        module = importlib.import_module(f"tilewright.api.{_LATER[name]}")
-        return getattr(module, name)
+    for module, names in _LATER.items():
+        if name in names:
+            from importlib import import_module
+
+            return getattr(import_module(module), name)
     raise AttributeError(f"module 'tilewright' has no attribute '{name}'")

@@ -9,7 +9,15 @@ from null_cuda.graphs import GraphCalls
 from null_cuda.native import EntryPoints
 from null_cuda.programs import LaunchAttribute
 from null_cuda.state import (
-    CONTEXT, DEVICE_UNAVAILABLE, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, NO_DEVICE, Context, CUresult, Refused,
+    CONTEXT,
+    DEVICE_UNAVAILABLE,
+    INVALID_CONTEXT,
+    INVALID_DEVICE,
+    INVALID_VALUE,
+    NO_DEVICE,
+    Context,
+    CUresult,
+    Refused,
 )  # fmt: skip
 
 _MEANINGS = {2: "out of memory", 3: "initialization error", 46: "CUDA-capable device(s) is/are busy or unavailable"}
@@ -130,6 +138,8 @@ class NullCuda(GraphCalls):
         context = self.contexts[CONTEXT + self._device(device)]
         if self.compute_mode in (2, 3) and not context.retained:
             raise Refused(DEVICE_UNAVAILABLE)
+        if context.reset:
+            raise Refused(context.error)
         context.retained += 1
         return context.number
 
@@ -146,7 +156,7 @@ class NullCuda(GraphCalls):
         for allocation in [a for a in self.allocations.values() if a.context is old and not a.adopted]:
             self._bury(allocation) if allocation.buffer is not None else self._forget(allocation)
         fresh = self.contexts[old.number] = Context(old.number, old.ordinal)
-        fresh.retained = old.retained
+        fresh.retained, fresh.error, fresh.reset = old.retained, old.error, bool(old.error)
 
     def cuDevicePrimaryCtxGetState(self, device: int) -> tuple[int, int]:
         return 0, int(self.contexts[CONTEXT + self._device(device)].retained > 0)

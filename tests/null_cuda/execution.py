@@ -12,7 +12,17 @@ from collections.abc import Callable
 
 from null_cuda.memory import MemoryCalls
 from null_cuda.programs import (
-    INVALID_PTX, ISA, NO_BINARY, UNSUPPORTED_PTX, Config, Entry, Function, LaunchConfig, Module, Parameters, read_config,
+    BAD_CLUSTER,
+    INVALID_PTX,
+    ISA,
+    UNSUPPORTED_PTX,
+    Config,
+    Entry,
+    Function,
+    LaunchConfig,
+    Module,
+    Parameters,
+    read_config,
 )  # fmt: skip
 from null_cuda.state import INVALID_HANDLE, INVALID_VALUE, NOT_READY, Context, Fault, Handle, Refused, Stream
 from null_cuda.work import Op
@@ -22,7 +32,7 @@ Kernel = Callable[[int, tuple[int, int, int]], None]
 Executor = Callable[["Function", Config, Parameters], bool]
 """Runs a kernel if it knows it; whether it did."""
 LAUNCH_FAILED = 719
-_COOPERATIVE_TOO_LARGE, _BAD_CLUSTER, _NOT_FOUND, _OUT_OF_RESOURCES = 720, 912, 500, 701
+_COOPERATIVE_TOO_LARGE, _NOT_FOUND, _OUT_OF_RESOURCES = 720, 500, 701
 _GRID, _BLOCK, _THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64), 1024
 SHARED, SHARED_OPTIN = 48 << 10, 227 << 10
 
@@ -181,6 +191,9 @@ class ExecutionCalls(MemoryCalls):
     def spoil(self, stream: Stream) -> None:
         """The stream's capture is no longer valid."""
 
+    def spoil_capture(self, capture: object) -> None:
+        """This capture is no longer valid."""
+
     # -- events -------------------------------------------------------------------------------------------------
 
     def cuEventCreate(self, flags: int) -> int:
@@ -211,6 +224,7 @@ class ExecutionCalls(MemoryCalls):
 
     def _settled(self, event: Event) -> Op | None:
         if event.captured is not None:
+            self.spoil_capture(event.captured)
             raise Refused(907)
         return event.op
 
@@ -300,7 +314,7 @@ class ExecutionCalls(MemoryCalls):
             number, exact = int(target.rstrip("af")), target.endswith("a")
             own = self.capability[0] * 10 + self.capability[1]
             if number > own or (exact and number != own):
-                raise Refused(NO_BINARY)
+                raise Refused(INVALID_PTX)
 
     def cuModuleUnload(self, module: int) -> None:
         found = self.find(Module, module)
@@ -437,9 +451,9 @@ class ExecutionCalls(MemoryCalls):
         cluster = max(config.cluster, bounds.get("reqnctapercluster", 1))
         most = 16 if self._attribute(function, "CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED") else 8
         if cluster > most:
-            raise Refused(_BAD_CLUSTER)
+            raise Refused(BAD_CLUSTER)
         if config.grid[0] * config.grid[1] * config.grid[2] % cluster:
-            raise Refused(INVALID_VALUE)
+            raise Refused(BAD_CLUSTER)
         if config.cooperative:
             room = self._occupancy(function, threads, config.shared) * self.multiprocessors
             if config.grid[0] * config.grid[1] * config.grid[2] > room:

@@ -15,7 +15,7 @@ from null_cuda.programs import Config, Function, Parameters
 from null_cuda.state import INVALID_HANDLE, INVALID_VALUE, Context, Handle, Refused, Stream
 
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
-_ILLEGAL_STATE, _UNSUPPORTED, _INVALIDATED, _MERGE, _UNMATCHED, _UNJOINED, _ISOLATION, _IMPLICIT = 401, 900, 901, 902, 903, 904, 905, 906
+_ILLEGAL_STATE, _UNSUPPORTED, _INVALIDATED, _MERGE, _UNMATCHED, _UNJOINED, _IMPLICIT = 401, 900, 901, 902, 903, 904, 906
 _WRONG_THREAD, _UPDATE_FAILURE = 908, 910
 KERNEL, MEMCPY, MEMSET, HOST, CHILD, EMPTY = 0, 1, 2, 3, 4, 5
 
@@ -92,6 +92,17 @@ class GraphCalls(ExecutionCalls):
         if isinstance(stream.capture, Capture):
             stream.capture.spoilt = True
 
+    def spoil_capture(self, capture: object) -> None:
+        if isinstance(capture, Capture):
+            capture.spoilt = True
+
+    def cuCtxSynchronize(self) -> None:
+        if self.captures:
+            for capture in self.captures:
+                capture.spoilt = True
+            raise Refused(_UNSUPPORTED)
+        ExecutionCalls.cuCtxSynchronize(self)
+
     def _refuse_implicit_sync(self, stream: Stream) -> None:
         context = stream.context
         assert context is not None
@@ -138,7 +149,7 @@ class GraphCalls(ExecutionCalls):
         assert context is not None
         if capture not in self.captures:
             self.spoil(stream)
-            raise Refused(_ISOLATION)
+            raise Refused(INVALID_VALUE)
         if capture.spoilt:
             raise Refused(_INVALIDATED)
         if stream.capture is capture:
@@ -173,6 +184,7 @@ class GraphCalls(ExecutionCalls):
         if not isinstance(capture, Capture):
             raise Refused(_ILLEGAL_STATE)
         if capture.mode != RELAXED and capture.thread != threading.get_ident():
+            self._end(capture)
             raise Refused(_WRONG_THREAD)
         if capture.origin is not found:
             capture.spoilt = True
@@ -185,14 +197,22 @@ class GraphCalls(ExecutionCalls):
             joined |= fresh
             reached.extend(fresh)
         loose = any(set(other.last_nodes) - joined for other in capture.streams)
-        for other in capture.streams:
-            other.capture, other.last_nodes = None, ()
-        self.captures.remove(capture)
         if capture.spoilt or loose:
-            for node in capture.graph.nodes:
-                self.drop(node)
+            self._end(capture)
             raise Refused(_INVALIDATED if capture.spoilt else _UNJOINED)
+        self._leave(capture)
         return self.keep(capture.graph).number
+
+    def _leave(self, capture: Capture) -> None:
+        for stream in capture.streams:
+            stream.capture, stream.last_nodes = None, ()
+        self.captures.remove(capture)
+
+    def _end(self, capture: Capture) -> None:
+        """The capture ends without a graph."""
+        self._leave(capture)
+        for node in capture.graph.nodes:
+            self.drop(node)
 
     def cuStreamIsCapturing(self, stream: int) -> int:
         found = self.stream(stream)

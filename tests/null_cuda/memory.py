@@ -14,7 +14,16 @@ from collections import deque
 from collections.abc import Callable
 
 from null_cuda.state import (
-    CAPTURE_UNSUPPORTED, INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Context, Fault, Handle, Refused, State, Stream,
+    INVALID_CONTEXT,
+    INVALID_VALUE,
+    NOT_SUPPORTED,
+    OUT_OF_MEMORY,
+    Context,
+    Fault,
+    Handle,
+    Refused,
+    State,
+    Stream,
 )  # fmt: skip
 
 ALIGN = 512
@@ -284,9 +293,7 @@ class MemoryCalls(State):
 
     def cuMemcpyHtoDAsync(self, pointer: int, host: int, nbytes: int, stream: int) -> None:
         target, source, queue = self._on_device(pointer, nbytes), int(host), self.stream(stream)
-        if self._pinned(source, nbytes):
-            self._copy(target, source, nbytes, queue, "cuMemcpyHtoDAsync", False, (target,))
-        elif queue.capture is not None:
+        if queue.capture is not None or self._pinned(source, nbytes):
             self._copy(target, source, nbytes, queue, "cuMemcpyHtoDAsync", False, (target,))
         elif nbytes > _STAGED:
             self._copy(target, source, nbytes, queue, "cuMemcpyHtoDAsync", True, (target,))
@@ -301,10 +308,8 @@ class MemoryCalls(State):
 
     def cuMemcpyDtoHAsync(self, host: int, pointer: int, nbytes: int, stream: int) -> None:
         source, target, queue = self._on_device(pointer, nbytes), int(host), self.stream(stream)
-        pageable = not self._pinned(target, nbytes)
-        if pageable and queue.capture is not None:
-            raise Refused(CAPTURE_UNSUPPORTED)
-        self._copy(target, source, nbytes, queue, "cuMemcpyDtoHAsync", pageable, (source,))
+        wait = queue.capture is None and not self._pinned(target, nbytes)
+        self._copy(target, source, nbytes, queue, "cuMemcpyDtoHAsync", wait, (source,))
 
     def cuMemcpyDtoDAsync(self, target: int, source: int, nbytes: int, stream: int) -> None:
         ends = (self._on_device(target, nbytes), self._on_device(source, nbytes))

@@ -19,7 +19,7 @@ ISA = {
     (12, 7): (8, 6), (12, 8): (8, 7), (12, 9): (8, 8), (13, 0): (9, 0), (13, 1): (9, 1), (13, 2): (9, 2), (13, 3): (9, 3), (13, 4): (9, 4),
 }  # fmt: skip
 """The newest PTX a driver of each version takes."""
-INVALID_PTX, UNSUPPORTED_PTX, NO_BINARY = 218, 222, 209
+INVALID_PTX, UNSUPPORTED_PTX, BAD_CLUSTER = 218, 222, 912
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?([^{]*)\{")
 _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(?:[busf])(\d+)\s+(?:\.ptr\b[^,]*?\s)?([\w$%]+)\s*(?:\[(\d+)\])?")
 _BOUND = re.compile(r"\.(reqntid|maxntid|reqnctapercluster|maxclusterrank)\s+([\d,\s]+)")
@@ -131,7 +131,7 @@ def read_config(address: int) -> Config:
         if kind == _CLUSTER:
             cluster = first * second * third
             if not cluster or gx % first or gy % second or gz % third:
-                raise Refused(INVALID_VALUE)
+                raise Refused(BAD_CLUSTER)
         cooperative |= kind == _COOPERATIVE and bool(first)
         dependent |= kind == _DEPENDENT and bool(first)
     return Config((gx, gy, gz), (bx, by, bz), shared, stream, cluster, cooperative, dependent)

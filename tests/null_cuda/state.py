@@ -27,7 +27,7 @@ CONTEXT, FOREIGN_CONTEXT = 0xC0, 0xF0
 INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, DEVICE_UNAVAILABLE = 1, 2, 3, 46
 NO_DEVICE, INVALID_DEVICE, INVALID_CONTEXT, INVALID_HANDLE = 100, 101, 201, 400
 NOT_READY, ILLEGAL_ADDRESS, NOT_PERMITTED, NOT_SUPPORTED = 600, 700, 800, 801
-CAPTURE_UNSUPPORTED = 900
+CONTEXT_DESTROYED = 709
 
 NO_INIT = frozenset({"cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString", "cuGetProcAddress"})
 NO_CONTEXT = frozenset({
@@ -39,8 +39,8 @@ NO_CONTEXT = frozenset({
 })  # fmt: skip
 """Functions that work without a current context, and on one that is lost."""
 UNSAFE = frozenset({
-    "cuMemAlloc", "cuMemFree", "cuMemAllocHost", "cuMemHostAlloc", "cuMemFreeHost", "cuMemAllocManaged", "cuCtxSynchronize", "cuMemcpyHtoD",
-    "cuMemcpyDtoH", "cuMemcpyDtoD", "cuMemcpy", "cuMemcpyPeer", "cuMemsetD8", "cuMemsetD16", "cuMemsetD32", "cuModuleUnload",
+    "cuMemAlloc", "cuMemFree", "cuMemAllocHost", "cuMemHostAlloc", "cuMemFreeHost", "cuMemAllocManaged", "cuMemHostRegister",
+    "cuMemHostUnregister", "cuStreamSynchronize", "cuModuleUnload",
 })  # fmt: skip
 """Functions a capture forbids while it runs, unless it is relaxed."""
 
@@ -97,6 +97,8 @@ class Context(Handle):
         self.error = 0
         """The code of the kernel fault that ended it."""
         self.retained = 0
+        self.reset = False
+        """It was reset after a fault, and cannot be made again in this process."""
         self.default = Stream(self, 0, True)
         self.streams: dict[int, Stream] = {}
         self.peers: set[int] = set()
@@ -215,8 +217,11 @@ class State(SimpleNamespace):
         found = self.handles.get(value)
         if isinstance(found, kind):
             return found
-        was = f", a destroyed {self.destroyed[value]}" if value in self.destroyed else f", a {found.kind}" if found else ""
-        raise Refused(INVALID_HANDLE, f"{value:#x} is no {kind.kind}{was}")
+        if value in self.destroyed:
+            code = {"stream": INVALID_CONTEXT, "event": CONTEXT_DESTROYED}.get(self.destroyed[value], INVALID_HANDLE)
+            raise Refused(code, f"{value:#x} is no {kind.kind}, a destroyed {self.destroyed[value]}")
+        # A real driver may just as well crash.
+        raise Refused(INVALID_HANDLE, f"{value:#x} is no {kind.kind}" + (f", a {found.kind}" if found else ""))
 
     def drop(self, handle: Handle) -> None:
         del self.handles[handle.number]

@@ -541,8 +541,8 @@ class _CudaBench(_DeviceBench):
         self.compiled[schedule].result()
         if not self.out:
             made = runner.run_cuda(self.values, self.device)
-            for result in made if isinstance(made, tuple) else (made,):
-                assert isinstance(result, DeviceArray)
+            for item in made if isinstance(made, tuple) else (made,):
+                result = self.gpu.wrap(item)
                 self.out.append(result)
                 host = np.empty(result.shape, result.dtype.numpy)
                 host.reshape(-1).view(np.uint8).fill(255)

@@ -68,6 +68,8 @@ class Launch:
     """Blocks of one cluster, along x."""
     dependent: bool = False
     """May start before the launch before it has ended; it waits for it itself."""
+    place: str = ""
+    """Where the kernel's source is: `file:line:column`, for errors that come later than the call."""
 
 
 @record

@@ -42,6 +42,8 @@ CODES: dict[str, str] = {
     "TW031": "out of memory",
     "TW032": "device call failed",
     "TW033": "device array misuse",
+    "TW034": "device lost",
+    "TW036": "not possible while capturing a graph",
     "TW040": "compiler bug",
     "TW041": "IR text does not parse",
     "TW042": "IR does not verify",

@@ -31,6 +31,8 @@ STATE_TORCH_STREAM = 40
 """…and of PyTorch's `aoti_torch_get_current_cuda_stream`; 0 where there is none."""
 STATE_WORDS = 48
 """How many keys a call has."""
+STATE_EPOCH = 56
+"""Address of the number the runtime gives to the next wait for the device."""
 STATE_BUCKETS = 64
 BUCKETS = 64
 STATE_BYTES = STATE_BUCKETS + 8 * BUCKETS
@@ -44,7 +46,7 @@ FORM_STEP_COUNT = 24
 FORM_CONTEXT = 32
 """The context that must be current."""
 FORM_MARK = 40
-"""1 after a launch on FORM_STREAM, 2 after launches on several streams; Python sets it back to 0."""
+"""The epoch of the latest launch, on FORM_STREAM; 0 before the first."""
 FORM_STREAM = 48
 FORM_POINTERS = 56
 """Most parameters a step has."""
@@ -79,7 +81,9 @@ FORM_ASK = 192
 """Called with the number of a scalar and the scalar where machine code cannot convert it; gives the bits of its slot."""
 FORM_DEVICE = 200
 """The ordinal as a plain number."""
-FORM_BYTES = 208
+FORM_OTHERS = 208
+"""The epoch of the latest launch on another stream than that."""
+FORM_BYTES = 216
 
 MAP_SETS, MAP_WAYS = 16, 4
 NO_ADDRESS = (1 << 64) - 1
@@ -153,5 +157,7 @@ class Layout:
     block_recent: int
     tensor: int = 0
     """Where a tensor's `at::Tensor` is; 0 without PyTorch."""
+    tensor_gradient: int = 0
+    """In what that holds: the word that is 0 where a tensor surely needs no gradient; 0 where PyTorch has to be asked each time."""
     tensor_device: int = 1
     """The number PyTorch gives to the kind of device: 1 is CUDA."""

@@ -274,11 +274,7 @@ class _Read(_Frame):
 
     def _tensor(self, slot: Slot, item: str, value: int) -> None:
         handle = self.new(f"getelementptr i8, ptr {item}, i64 {self.layout.tensor}")
-        gradient = self.new(f"call ptr @tilewright_requires_grad(ptr {item}, ptr null)")
-        self.fork(self.equal("ptr", gradient, "@_Py_FalseStruct"), plain := self.fresh_label("plain"), "drop." + plain)
-        self._refuse_answer("drop." + plain, gradient)
-        self.start(plain)
-        self.line(f"call void @Py_DecRef(ptr {gradient})")
+        self._no_gradient(item, handle)
         if slot.kind == abi.CHECKED_TENSOR:
             self._not_negated(item)
         self.require(self.equal("i64", self._ask("get_dim", handle, "i64"), str(slot.rank)))
@@ -295,6 +291,21 @@ class _Read(_Frame):
                 numbers = self._ask(question, handle, "ptr")
                 for axis in range(slot.rank):
                     self._key(self.load("i64", numbers, 8 * axis))
+
+    def _no_gradient(self, item: str, handle: str) -> None:
+        plain, ask = self.fresh_label("plain"), self.fresh_label("ask")
+        if self.layout.tensor_gradient:
+            word = self.load("i64", self.new(f"load ptr, ptr {handle}"), self.layout.tensor_gradient)
+            self.fork(self.equal("i64", word, "0"), plain, ask)
+            self.start(ask)
+        gradient = self.new(f"call ptr @tilewright_requires_grad(ptr {item}, ptr null)")
+        answered = self.fresh_label("answered")
+        self.fork(self.equal("ptr", gradient, "@_Py_FalseStruct"), answered, "drop." + answered)
+        self._refuse_answer("drop." + answered, gradient)
+        self.start(answered)
+        self.line(f"call void @Py_DecRef(ptr {gradient})")
+        self.jump(plain)
+        self.start(plain)
 
     def _ask(self, question: str, handle: str, kind: str) -> str:
         """One of PyTorch's C functions, which write their answer and return 0."""
@@ -366,6 +377,10 @@ class _Call(_Frame):
         self.allocate("got", 1)
         self.allocate("stream.at", 1)
         self.allocate("argument", 1)
+        # While somebody records a graph, say, all calls take the general path.
+        special = self.new("load atomic i64, ptr @tilewright_streams_special monotonic, align 8")
+        self.require(self.equal("i64", special, "0"))
+        self.settle()
         answer = self.new("call i32 @read(ptr %args, i64 %count, ptr %names, ptr %values, ptr %keys)")
         self.line(f"switch i32 {answer}, label %reject [ i32 1, label %read i32 2, label %error ]")
         self.start("read")
@@ -430,6 +445,11 @@ class _Call(_Frame):
         opened = self.new("load atomic i64, ptr @tilewright_streams_open monotonic, align 8")
         self.fork(self.equal("i64", opened, "0"), "stream.known", "stream.ask")
         self.start("stream.ask")
+        # A graph is recorded, or calls are held back: the general path knows.
+        special = self.new("load atomic i64, ptr @tilewright_streams_special monotonic, align 8")
+        self.require(self.equal("i64", special, "0"))
+        self.settle()
+        asked = self.current
         answer = self.new(f"call i32 @{abi.NAMED}(ptr {form}, ptr %stream.at)")
         self.line(f"switch i32 {answer}, label %error [ i32 0, label %stream.known i32 1, label %stream.named ]")
         self.start("stream.named")
@@ -441,7 +461,7 @@ class _Call(_Frame):
         after = self.current
         self.jump("stream.known")
         self.start("stream.known")
-        return self.new(f"phi i64 [ {usual}, %{before} ], [ {usual}, %stream.ask ], [ {named}, %{after} ]")
+        return self.new(f"phi i64 [ {usual}, %{before} ], [ {usual}, %{asked} ], [ {named}, %{after} ]")
 
     def _results(self, form: str, stream: str) -> str:
         """The object to return. From here on the call is not handed on any more."""

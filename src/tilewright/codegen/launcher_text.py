@@ -14,6 +14,7 @@ OUTSIDE = """
 @_Py_FalseStruct = external global i8
 @tilewright_zero = external global i8
 @tilewright_streams_open = external global i64
+@tilewright_streams_special = external global i64
 @tilewright_current_stream = external global i8
 @tilewright_note_use = external global i8
 
@@ -485,19 +486,23 @@ extended:
   ret i32 %extended.status
 }}
 
-define internal void @mark(ptr %form, i64 %stream) {{
+define internal void @mark(ptr %state, ptr %form, i64 %stream) {{
+  %epoch.at = getelementptr i8, ptr %state, i64 {abi.STATE_EPOCH}
+  %epoch.word = load ptr, ptr %epoch.at
+  %epoch = load i64, ptr %epoch.word
   %mark.at = getelementptr i8, ptr %form, i64 {abi.FORM_MARK}
   %mark = load i64, ptr %mark.at
+  store i64 %epoch, ptr %mark.at
   %stream.at = getelementptr i8, ptr %form, i64 {abi.FORM_STREAM}
   %before = load i64, ptr %stream.at
-  %first = icmp eq i64 %mark, 0
-  %same = icmp eq i64 %before, %stream
-  %one = or i1 %first, %same
-  %raised = select i1 %one, i64 1, i64 2
-  %never.less = icmp ugt i64 %mark, %raised
-  %new = select i1 %never.less, i64 %mark, i64 %raised
-  store i64 %new, ptr %mark.at
   store i64 %stream, ptr %stream.at
+  %same = icmp eq i64 %before, %stream
+  br i1 %same, label %end, label %other
+other:
+  %others.at = getelementptr i8, ptr %form, i64 {abi.FORM_OTHERS}
+  store i64 %mark, ptr %others.at
+  br label %end
+end:
   ret void
 }}
 
@@ -603,7 +608,7 @@ ready:
   %steps = load ptr, ptr %steps.at
   %step.count.at = getelementptr i8, ptr %form, i64 {abi.FORM_STEP_COUNT}
   %step.count = load i64, ptr %step.count.at
-  call void @mark(ptr %form, i64 %stream)
+  call void @mark(ptr %state, ptr %form, i64 %stream)
   %thread = call ptr @PyEval_SaveThread()
   br label %step.test
 step.test:

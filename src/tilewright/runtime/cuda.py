@@ -10,37 +10,34 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Protocol, SupportsInt
+from typing import SupportsInt
 
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import DeviceError, TilewrightError
 from tilewright.base.target import Target, for_device
-from tilewright.runtime.cuda_driver import KERNEL_FAULTS, Driver, Results, load_driver
+from tilewright.runtime.cuda_driver import KERNEL_FAULTS, UNAVAILABLE, Driver, Results, load_driver
+from tilewright.runtime.cuda_faults import Faults, unavailable
 from tilewright.runtime.cuda_memory import CudaMemory
 from tilewright.runtime.cuda_program import CudaProgram
+from tilewright.runtime.cuda_streams import CudaStreams
 from tilewright.runtime.device_memory import stream_handle
+from tilewright.runtime.launch_log import LaunchLog
+from tilewright.runtime.streams import SPECIAL, refuse_in_capture
 
 __all__ = ["CudaDevice", "CudaProgram", "devices", "unavailable_reason"]
 
 ErrorCallback = Callable[[TilewrightError], None]
 
 
-class Launches(Protocol):
-    """What launches kernels without telling."""
-
-    def launches(self) -> list[tuple[int, str]]:
-        """Stream and name of those launched since it was last asked."""
-
-
-class CudaDevice(CudaMemory):
+class CudaDevice(CudaStreams, CudaMemory):
     """One GPU. Its context is made on first use."""
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
+        super().__init__()
         self.driver = driver
         self.ordinal = ordinal
         (self._handle,) = driver.call("cuDeviceGet", ordinal)
@@ -52,10 +49,10 @@ class CudaDevice(CudaMemory):
         self.multiprocessors = self._attribute("MULTIPROCESSOR_COUNT")
         self.max_shared = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         self._get_current = driver.module.cuCtxGetCurrent
+        self._wait_for_all = driver.module.cuCtxSynchronize
+        self.faults = Faults(self.label)
         self.start_memory()
-        self._launched: dict[tuple[int, str], None] = {}
-        self.launchers: weakref.WeakSet[Launches] = weakref.WeakSet()
-        """Machine code that launches by itself and keeps its own account."""
+        self.log = LaunchLog()
         self._callbacks: dict[ErrorCallback, int] = {}
         self._retired: deque[SupportsInt] = deque()
 
@@ -69,27 +66,36 @@ class CudaDevice(CudaMemory):
 
     @cached_property
     def target(self) -> Target:
-        """What to compile for. Raises UserError when this generation is not known."""
-        return for_device(*self.capability, self.multiprocessors, self.max_shared)
+        """What to compile for. Raises UserError when this generation is not known, DeviceError when the driver is too old for it."""
+        found = for_device(*self.capability, self.multiprocessors, self.max_shared)
+        self.driver.check_ptx(found.ptx, self.label)
+        return found
 
     # -- calls --------------------------------------------------------------------------------------------------
 
     @cached_property
     def _context(self) -> SupportsInt:
-        return self.driver.call("cuDevicePrimaryCtxRetain", self._handle, where=self.label)[0]
+        status, results = self.driver.attempt("cuDevicePrimaryCtxRetain", self._handle)
+        if status == UNAVAILABLE:
+            raise unavailable(self.label, self._attribute("COMPUTE_MODE"))
+        if status:
+            raise self.driver.error("cuDevicePrimaryCtxRetain", status, self.label)
+        return results[0]
 
     @cached_property
-    def _context_address(self) -> int:
+    def context_address(self) -> int:
         return int(self._context)
 
     def enter(self) -> bool:
         """Make the context current on this thread; True when another one was and `leave` must bring it back."""
+        if self.faults.lost:
+            raise self.faults.again()
         # The one driver call on every launch besides the launch itself, so without the layers between.
         status, current = self._get_current()
         if status != 0:
             raise self.driver.error("cuCtxGetCurrent", int(status), self.label)
         number = int(current)
-        if number == self._context_address:
+        if number == self.context_address:
             return False
         if number:
             self.driver.call("cuCtxPushCurrent", self._context, where=self.label)
@@ -118,10 +124,13 @@ class CudaDevice(CudaMemory):
         return results
 
     def error(self, api: str, status: int, detail: str = "") -> TilewrightError:
-        """The error for a failed call; callbacks given at launches hear of kernel faults."""
-        kernels = [name for _, name in self.launched]
+        """The error for a failed call; callbacks given at launches hear of kernel faults. After the first of these it is a short one."""
+        if self.faults.lost:
+            return self.faults.again()
+        kernels = self.faults.named(name for _, name in self.launched)
         error = self.driver.error(api, status, self.label + (f", {detail}" if detail else ""), kernels)
         if status in KERNEL_FAULTS:
+            self.faults.lose(f"a fault of {' or '.join(kernels) or 'another library'} ended its context")
             callbacks, self._callbacks = self._callbacks, {}
             for callback in callbacks:
                 callback(error)
@@ -130,16 +139,7 @@ class CudaDevice(CudaMemory):
     @property
     def launched(self) -> dict[tuple[int, str], None]:
         """Stream and name of each kernel launched since that stream was last synchronised; -1 stands for several streams."""
-        for launcher in list(self.launchers):
-            self._launched.update(dict.fromkeys(launcher.launches()))
-        return self._launched
-
-    @launched.setter
-    def launched(self, value: dict[tuple[int, str], None]) -> None:
-        self._launched = value
-
-    def note_launch(self, stream: int, entry: str) -> None:
-        self._launched[stream, entry] = None
+        return self.log.pending()
 
     def watch(self, callback: ErrorCallback, stream: int) -> None:
         """Call `callback` with the error if work launched on `stream` up to its next synchronisation faults."""
@@ -147,85 +147,36 @@ class CudaDevice(CudaMemory):
 
     def synchronize(self, stream: int | None = None) -> None:
         """Wait for all work, or for that of one stream. Raises what went wrong in it."""
-        with self.active():
-            if stream is None:
-                before, self.launched = self.launched, {}
-                self._wait("cuCtxSynchronize", before)
-                self._callbacks = {}
-                while self._retired:
-                    self.call("cuModuleUnload", self._retired.popleft())
-                return
+        if SPECIAL.value:
+            refuse_in_capture("synchronize()", self.ordinal, "synchronise before or after the capture")
+        if stream is not None:
             stream = stream_handle(stream)
-            before = {key: None for key in list(self.launched) if key[0] == stream}
-            for key in before:
-                self.launched.pop(key, None)
-            self._wait("cuStreamSynchronize", before, stream)
-            self._callbacks = {c: s for c, s in list(self._callbacks.items()) if s != stream}
-
-    def _wait(self, api: str, before: dict[tuple[int, str], None], *arguments: int) -> None:
-        status, _ = self.driver.attempt(api, *arguments)
-        if status:
-            self.launched = {**before, **self.launched}
-            raise self.error(api, status)
-
-    # -- streams and time ---------------------------------------------------------------------------------------
-
-    def create_stream(self) -> int:
-        """A new stream, not ordered with the default one."""
-        with self.active():
-            flags = self.driver.constant("CUstream_flags", "CU_STREAM_NON_BLOCKING")
-            return int(self.call("cuStreamCreate", flags)[0])
-
-    def destroy_stream(self, stream: int) -> None:
-        """Wait for the stream's work and end it."""
-        self.synchronize(stream)
-        self.pool.forget_stream(stream)
-        with self.active():
-            self.call("cuStreamDestroy", stream)
-
-    def order(self, later: int, earlier: int) -> None:
-        """Work queued on stream `later` from now on waits for what is queued on `earlier`; the host does not wait."""
-        with self.active():
-            flags = self.driver.constant("CUevent_flags", "CU_EVENT_DISABLE_TIMING")
-            (event,) = self.call("cuEventCreate", flags)
-            status, _ = self.driver.attempt("cuEventRecord", event, earlier)
-            if not status:
-                status, _ = self.driver.attempt("cuStreamWaitEvent", later, event, 0)
-            self.call("cuEventDestroy", event)
+        entered = self.enter()
+        try:
+            number = self.log.begin_wait()
+            if stream is None:
+                # The other half of a short kernel's round trip, so without the layers between.
+                status = int(self._wait_for_all()[0])
+            else:
+                status, _ = self.driver.attempt("cuStreamSynchronize", stream)
             if status:
-                # One of the streams was destroyed meanwhile; its work may still run.
-                self.call("cuCtxSynchronize")
-
-    def time(self, function: Callable[[], object], repeats: int = 10, warmup: int = 1, stream: int = 0) -> list[float]:
-        """Milliseconds on the device of each of `repeats` calls of `function`, which queues its work on `stream`."""
-        stream = stream_handle(stream)
-        with self.active():
-            for _ in range(warmup):
-                function()
-            flags = self.driver.constant("CUevent_flags", "CU_EVENT_DEFAULT")
-            events = [self.call("cuEventCreate", flags)[0] for _ in range(2 * repeats)]
-            try:
-                for start, stop in zip(events[::2], events[1::2]):
-                    self.call("cuEventRecord", start, stream)
-                    function()
-                    self.call("cuEventRecord", stop, stream)
-                self.synchronize(stream)
-                return [self._elapsed(start, stop) for start, stop in zip(events[::2], events[1::2])]
-            finally:
-                for event in events:
-                    self.driver.attempt("cuEventDestroy", event)
-
-    def _elapsed(self, start: SupportsInt, stop: SupportsInt) -> float:
-        (milliseconds,) = self.call("cuEventElapsedTime", start, stop)
-        assert isinstance(milliseconds, float)
-        return milliseconds
+                raise self.error("cuCtxSynchronize" if stream is None else "cuStreamSynchronize", status)
+            self.log.end_wait(number, stream)
+            if self._callbacks:
+                self._callbacks = {c: s for c, s in list(self._callbacks.items()) if stream not in (None, s)}
+            while stream is None and self._retired:
+                self.call("cuModuleUnload", self._retired.popleft())
+        finally:
+            self.leave(entered)
 
     # -- programs -----------------------------------------------------------------------------------------------
 
     def load(self, artifact: Artifact) -> CudaProgram:
         """The artifact's code on this device, ready to run."""
         with self.active():
-            return CudaProgram(self, artifact)
+            loaded = CudaProgram(self, artifact)
+        self.faults.note(artifact.launches)
+        return loaded
 
     def retire(self, module: SupportsInt) -> None:
         """Unload a module once nothing can be running of it: at the next full synchronisation."""

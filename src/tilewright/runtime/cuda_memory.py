@@ -28,6 +28,8 @@ from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.device_memory import EVERY_STREAM, HOST, Block, MemoryPool, Slab, stream_handle
 from tilewright.runtime.foreign_arrays import describe, torch_dtype
 from tilewright.runtime.host_memory import STAGED, HostSource, Registration, Registry, Staging
+from tilewright.runtime.libraries import is_tensor
+from tilewright.runtime.streams import SPECIAL, recorders, refuse_in_capture
 from tilewright.runtime.strided_copy import copy_artifact, copy_strided
 
 if TYPE_CHECKING:
@@ -207,6 +209,9 @@ class CudaMemory:
 
     def empty(self, shape: Sequence[int], dtype: DType, stream: int = 0) -> DeviceArray:
         """A new row-major array with undefined contents, for work on `stream`."""
+        if recorders and stream in recorders:
+            extents = checked_shape(shape)
+            return self._on_block(recorders[stream].take(elements(extents) * dtype.itemsize, stream), extents, dtype)
         if not self._open_pools:
             made = self._make(shape, dtype, stream)
             if made is not None:
@@ -272,7 +277,7 @@ class CudaMemory:
         if isinstance(item, DeviceArray):
             self._check_device(item.device.ordinal)
             return item
-        if type(item).__module__ == "torch" and not getattr(item, "requires_grad", True):
+        if is_tensor(item):
             return self._wrap_torch(item)
         pointer, shape, strides, dtype, producer, readonly = describe(item)
         if pointer:
@@ -288,6 +293,12 @@ class CudaMemory:
     def _wrap_torch(self, tensor: Any) -> DeviceArray:
         """A PyTorch tensor by its own methods: its array interface takes ten times as long."""
         device: Any = self
+        if not tensor.is_cuda:
+            raise UserError.at("TW009", "a tensor on the CPU is not an array on a CUDA device", help="pass tensor.cuda()")
+        if tensor.requires_grad:
+            raise UserError.at("TW009", "the tensor requires a gradient, which kernels do not compute", help="pass tensor.detach()")
+        if tensor.is_neg():
+            raise UserError.at("TW009", "the tensor is a negated view of other elements", help="pass tensor.resolve_neg()")
         self._check_device(tensor.get_device())
         pointer = int(tensor.data_ptr())
         block = Block(pointer, 0, 0, None)
@@ -350,6 +361,7 @@ class CudaMemory:
 
     def copy_in(self, pointer: int, host: int, nbytes: int, streams: Iterable[int], pinned: bool = False) -> None:
         """Host to device, after the work queued on `streams`, the first of which is the memory's home."""
+        self._refuse_copy()
         with self.active():
             home, alone = self._settle(streams)
             if nbytes >= STAGED and not pinned:
@@ -364,6 +376,7 @@ class CudaMemory:
 
     def copy_out(self, host: int, pointer: int, nbytes: int, streams: Iterable[int], pinned: bool = False) -> None:
         """Device to host, after the work queued on `streams`."""
+        self._refuse_copy()
         with self.active():
             home, _ = self._settle(streams)
             if nbytes >= STAGED and not pinned:
@@ -389,6 +402,7 @@ class CudaMemory:
 
     def _copy_async(self, array: DeviceArray, host: np.ndarray, stream: int, to_device: bool) -> Ticket:
         device: Any = self
+        self._refuse_copy()
         stream = stream_handle(stream)
         if not array.is_contiguous:
             raise UserError.at("TW033", f"a view with strides {array.strides} cannot be copied without waiting", help="copy() it first")
@@ -414,6 +428,13 @@ class CudaMemory:
                 else:
                     self.call("cuMemcpyDtoHAsync", staged, pointer, nbytes, stream)
             return Ticket(device, stream, finish, array, host, block)
+
+    def _refuse_copy(self) -> None:
+        if SPECIAL.value:
+            refuse_in_capture(
+                "a copy between host and device", self.ordinal,
+                "copy inputs to the device before the capture and read results after a replay",
+            )  # fmt: skip
 
     def _settle(self, streams: Iterable[int]) -> tuple[int, bool]:
         """Wait for all streams; the home and whether it is the only one. A plain copy is ordered with the default stream by itself."""
@@ -507,7 +528,7 @@ class CudaMemory:
 
     def wait_for(self, stream: int) -> None:
         """Return when all work queued on the stream (`EVERY_STREAM`: on the device) is done."""
-        if stream == HOST or stream in self.pool.forgotten:
+        if stream == HOST or stream in self.pool.forgotten or stream in recorders:
             return
         with self.active():
             if stream == EVERY_STREAM:

@@ -13,7 +13,8 @@ import struct
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, SupportsInt
 
@@ -23,9 +24,11 @@ from tilewright.base.artifact import ArrayParam, Artifact, Launch, ScalarParam
 from tilewright.base.dtypes import DType
 from tilewright.base.errors import CompilerBug, TargetLimit, TilewrightError, UserError
 from tilewright.base.sizes import product
+from tilewright.runtime.cuda_driver import UNSUPPORTED_PTX
 from tilewright.runtime.cuda_maps import MAP_ALIGN, MAP_BYTES, check_map, encode_map
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.device_memory import stream_handle
+from tilewright.runtime.streams import recorders
 
 if TYPE_CHECKING:
     from tilewright.runtime.cuda import CudaDevice
@@ -149,6 +152,8 @@ class CudaProgram:
         status, results = device.driver.attempt("cuModuleLoadDataEx", code, len(options), options, [log, len(log)])
         if not status:
             return results[0]
+        if status == UNSUPPORTED_PTX:
+            raise device.driver.too_old(_ptx_version(code), device.label)
         text = bytes(log).split(b"\0")[0].decode(errors="replace").strip()
         if not text:
             raise device.error("cuModuleLoadDataEx", status, f"program '{self.artifact.name}'")
@@ -270,13 +275,20 @@ class CudaProgram:
             plan = self.plan(sizes)
         except KeyError as error:
             raise UserError.at("TW008", f"'{self.artifact.name}' was not given '{error.args[0]}'") from None
+        recorder = recorders.get(stream) if recorders else None
         entered = device.enter()
         try:
+            if recorder is not None:
+                take = recorder.workspace(stream)
             memory, workspace = (take or self.pool_memory(stream))(plan.scratch_bytes) if plan.scratch_bytes else (0, None)
             values += [memory + offset for offset in plan.scratch]
             with self._lock:
                 self._pack(values, plan)
-                self._launch(self._bind(values, plan) if self._map_slots else plan.steps, stream)
+                steps = self._bind(values, plan) if self._map_slots else plan.steps
+                if recorder is None:
+                    self._launch(steps, stream)
+                else:
+                    recorder.launch(self, arrays, values, plan, steps, stream)
             # Stream order makes reuse safe while the kernels still run.
             del workspace
             if on_error is not None:
@@ -297,6 +309,32 @@ class CudaProgram:
             return block.pointer, block
 
         return take
+
+    # -- for graphs ---------------------------------------------------------------------------------------------
+
+    def array_names(self) -> tuple[str, ...]:
+        """The arrays, in the order of their slots, which come first."""
+        return self._arrays
+
+    def scalar_slots(self) -> dict[str, int]:
+        """The slot of each number."""
+        return {name: index for index, name in enumerate(self._scalars, len(self._arrays))}
+
+    def size_names(self) -> tuple[str, ...]:
+        """Names that decide about grids, memory and maps."""
+        return self._sizes
+
+    def launch_steps(self, steps: Sequence[Step], stream: int) -> None:
+        """Launch some steps of a plan; the caller has packed their values and holds the program."""
+        self._launch(tuple(steps), stream)
+
+    @contextmanager
+    def bound(self, values: Sequence[Number], plan: Plan) -> Iterator[tuple[Step, ...]]:
+        """The plan's launches with parameters that hold these values inside."""
+        packed = list(values)
+        with self._lock:
+            self._pack(packed, plan)
+            yield self._bind(packed, plan) if self._map_slots else plan.steps
 
     def _pointer(self, array: DeviceArray | int, stream: int) -> int:
         if isinstance(array, DeviceArray):
@@ -319,7 +357,7 @@ class CudaProgram:
                 status = self._driver_launch_extended(extended.config, kernel.function, kernel.parameters, 0)[0]
             if status != 0:
                 raise self.launch_error((kernel, x, y, z, extended), int(status))
-            device.note_launch(stream, rule.entry)
+            device.log.note(stream, rule.entry)
 
     def launch_error(self, step: Step, status: int) -> TilewrightError:
         """The error for a launch the driver refused."""
@@ -415,6 +453,12 @@ class CudaProgram:
         config.attrs = [attribute]
         config.numAttrs = 1
         return _Extended(config)
+
+
+def _ptx_version(code: bytes) -> int:
+    """What a PTX text says it is written in, times ten."""
+    major, _, minor = code.partition(b".version")[2].split(maxsplit=1)[0].partition(b".")
+    return int(major) * 10 + int(minor)
 
 
 def _table(pointers: tuple[int, ...]) -> ctypes.Array[ctypes.c_void_p]:

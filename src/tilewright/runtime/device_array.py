@@ -150,7 +150,10 @@ class DeviceArray:
 
     def launch_pointer(self, stream: int) -> int:
         """The address for a kernel on `stream`; the block is noted as used there."""
-        self.owner.use_on(stream)
+        if streams.recorders and stream in streams.recorders:
+            streams.recorders[stream].use(self, stream)
+        else:
+            self.owner.use_on(stream)
         return self.pointer
 
     @property
@@ -371,6 +374,11 @@ class DeviceArray:
 
     def _reach(self) -> tuple[int, int]:
         return array_views.reach(self.shape, self.strides)
+
+    def reach(self) -> tuple[int, int]:
+        """First byte and the one after the last that its elements touch, relative to the pointer; equal when there are none."""
+        low, high = self._reach() if self.size else (0, 0)
+        return low * self.dtype.itemsize, high * self.dtype.itemsize
 
     # -- views --------------------------------------------------------------------------------------------------
 

@@ -229,9 +229,6 @@ class CudaGraph:
         self.arena.used_on(array.owner, stream)
         self._keep(array, self._open)
 
-    def keep(self, item: object) -> None:
-        self._keep(item, self._open)
-
     def _keep(self, item: object, recording: _Recording) -> None:
         if not isinstance(item, DeviceArray):
             recording.kept[id(item)] = item
@@ -243,15 +240,27 @@ class CudaGraph:
     def launch(
         self, program: CudaProgram, arrays: Mapping[str, Any], values: Sequence[Number], plan: Any, steps: Sequence[Any], stream: int
     ) -> None:
-        nodes: list[tuple[int, Any]] = []
-        for index, step in enumerate(steps):
-            program.launch_steps((step,), stream)
-            nodes.append((index, self._latest_node(stream)))
-            self._open.entries[step[0].launch.entry] = None
         named = {slot: self.names[name] for name, slot in program.scalar_slots().items() if name in self.names}
         written = {param.name for param in program.artifact.outputs}
         extents = tuple((*_bounds(a), name in written) for name, a in arrays.items() if isinstance(a, DeviceArray) and a.size)
-        self._open.calls.append(_Call(program, plan, list(values), tuple(nodes), named, extents))
+        self._launch_call(_Call(program, plan, list(values), (), named, extents), steps, stream)
+
+    def _launch_call(self, call: _Call, steps: Sequence[Any], stream: int) -> None:
+        nodes: list[tuple[int, Any]] = []
+        for index, step in enumerate(steps):
+            call.program.launch_steps((step,), stream)
+            nodes.append((index, self._latest_node(stream)))
+            self._open.entries[step[0].launch.entry] = None
+        self._open.calls.append(replace(call, nodes=tuple(nodes)))
+
+    def include(self, other: CudaGraph, stream: int) -> None:
+        """Capture what another graph runs, as it is now."""
+        if not other.knows_all:
+            raise capture_error("a graph with work of other libraries in it cannot become part of another")
+        self._open.kept[id(other)] = other
+        for call in other._handles.recording.calls:
+            with call.program.bound(call.values, call.plan) as steps:
+                self._launch_call(replace(call, scalars={}), steps, stream)
 
     def _latest_node(self, stream: int) -> Any:
         """The node the next one on the stream will depend on: that of the launch just made."""
@@ -269,6 +278,9 @@ class CudaGraph:
     def replay(self, stream: int) -> None:
         """Queue all of it on `stream`."""
         device, recording = self.device, self._handles.recording
+        if recorders and stream in recorders:
+            recorders[stream].include(self, stream)
+            return
         entered = device.enter()
         try:
             if stream not in recording.known_streams:
@@ -277,16 +289,11 @@ class CudaGraph:
             if status:
                 raise device.error("cuGraphLaunch", status, f"graph of {self.node_count} nodes")
             for entry in recording.entries:
-                device.launched[stream, entry] = None
+                device.log.note(stream, entry)
         finally:
             device.leave(entered)
 
     def _first_on(self, stream: int, recording: _Recording) -> None:
-        recorder = recorders.get(stream)
-        if recorder is not None:
-            # Inside another graph it becomes a part of that.
-            recorder.keep(self)
-            return
         for earlier in {self.origin, *recording.after}:
             if earlier != stream:
                 self.device.order(stream, earlier)

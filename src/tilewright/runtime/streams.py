@@ -59,8 +59,8 @@ class Recorder(Protocol):
     def use(self, array: Any, stream: int) -> None:
         """Work captured on `stream` uses an array: it stays as long as the graph."""
 
-    def keep(self, item: object) -> None:
-        """Keep anything else as long as the graph."""
+    def include(self, other: Any, stream: int) -> None:
+        """Capture what another graph runs."""
 
     def launch(self, program: Any, arrays: Mapping[str, Any], values: Sequence[Any], plan: Any, steps: Sequence[Any], stream: int) -> None:
         """Launch the steps of a program and note which nodes they became."""

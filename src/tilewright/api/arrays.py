@@ -7,16 +7,18 @@ the host. Nothing is copied that need not be, and nothing silently: `copy=False`
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilewright.api.devices import default_device, find_device
+from tilewright.api.execute import Runner
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType, f32
 from tilewright.base.errors import DeviceError, UserError
+from tilewright.frontend.python import parse_function
 from tilewright.runtime import device_array, imports, streams
 from tilewright.runtime.device_array import DeviceArray
 
@@ -270,9 +272,8 @@ def from_dlpack(values: Any) -> Any:
 
 
 @functools.cache
-def _conversion(dtype: DType) -> Callable[[DeviceArray], DeviceArray]:
+def _conversion(dtype: DType) -> Runner:
     from tilewright.api import language as tw
-    from tilewright.api.kernel import Kernel
 
     def convert(x: tw.Array) -> tw.Array:
         n = x.shape[0]
@@ -281,14 +282,15 @@ def _conversion(dtype: DType) -> Callable[[DeviceArray], DeviceArray]:
             out[i] = tw.cast(x[i], dtype)
         return out
 
-    made: Any = Kernel(convert)
-    return lambda values: made(values)
+    return Runner(parse_function(convert))
 
 
 def _convert(values: DeviceArray, dtype: DType) -> DeviceArray:
     if not values.size:
         return values.device.empty(values.shape, dtype)
-    return _conversion(dtype)(values)
+    made = _conversion(dtype).run({"x": values}, find_device(f"cuda:{values.device.ordinal}"))
+    assert isinstance(made, DeviceArray)
+    return made
 
 
 device_array.provide(_convert, to_device)

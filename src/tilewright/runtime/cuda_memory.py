@@ -438,11 +438,11 @@ class CudaMemory:
 
     def _settle(self, streams: Iterable[int]) -> tuple[int, bool]:
         """Wait for all streams; the home and whether it is the only one. A plain copy is ordered with the default stream by itself."""
-        used = [stream for stream in streams if stream not in self.pool.forgotten]
+        used = [0 if stream == HOST else stream for stream in streams if stream not in self.pool.forgotten]
         for stream in used:
-            if stream > 0:
+            if stream:
                 self.call("cuStreamSynchronize", stream)
-        home = used[0] if used and used[0] > 0 else 0
+        home = used[0] if used else 0
         return home, all(stream == home for stream in used)
 
     def new_event(self) -> Any:

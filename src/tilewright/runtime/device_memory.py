@@ -28,8 +28,8 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 Piece = tuple[int, int, int]
 """Address, bytes and home stream of free memory."""
 Retire = Callable[[list[Piece]], None]
-HOST = -2
-"""The home of memory that the host uses, in place of a stream."""
+HOST = 1 << 62
+"""The home of memory that the host uses, in place of a stream. No handle is so large, and machine code reads it as a number."""
 EVERY_STREAM = -1
 """In place of a stream: nobody knows which ones used the memory."""
 

@@ -21,11 +21,13 @@ from tilewright.base.errors import DeviceError, UserError
 from tilewright.frontend.python import parse_function
 from tilewright.runtime import device_array, imports, streams
 from tilewright.runtime.device_array import DeviceArray
+from tilewright.runtime.imports import from_dlpack
 
 if TYPE_CHECKING:
     from tilewright.runtime.cuda import CudaDevice
     from tilewright.runtime.cuda_memory import Ticket
 
+__all__ = ["allocate", "array", "asarray", "copy", "from_dlpack", "pinned", "to_device"]
 _OPEN = streams.OPEN
 
 
@@ -261,11 +263,6 @@ def pinned(values: np.ndarray, device: str | None = None) -> Iterator[np.ndarray
 
     with registered(require_gpu(device, "pinned memory"), values) as inside:
         yield inside
-
-
-def from_dlpack(values: Any) -> Any:
-    """The memory of a tensor of another library, without a copy: a `DeviceArray` on a GPU, a NumPy array on the host."""
-    return imports.from_dlpack(values)
 
 
 # -- converting -----------------------------------------------------------------------------------------------------

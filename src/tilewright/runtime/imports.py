@@ -18,6 +18,7 @@ from tilewright.runtime import dlpack, native_memory, streams
 from tilewright.runtime.array_views import reach
 from tilewright.runtime.device_array import DeviceArray, row_major
 from tilewright.runtime.device_memory import Block
+from tilewright.runtime.torch_tensors import tensor_access
 
 if TYPE_CHECKING:
     from tilewright.runtime.cuda import CudaDevice
@@ -57,13 +58,13 @@ class _Table:
 
     def add(self, kind: type) -> bool:
         """Let machine code know a type; False where it has no exchange functions or there is no room."""
-        functions = exchange_functions(kind)
-        if functions is None or len(self.known) == abi.MOST_TYPES:
+        functions, getter = exchange_functions(kind), _gradient_getter(kind)
+        if functions is None or getter is None or len(self.known) == abi.MOST_TYPES:
             return False
         at = abi.IMPORT_TYPES + 32 * len(self.known)
         self.known.append(kind)
         self.words[at + 8], self.words[at + 16] = functions
-        self.words[at + 24] = int(hasattr(kind, "requires_grad"))
+        self.words[at + 24] = getter
         # The type last: it makes the entry count.
         self.words[at] = id(kind)
         return True
@@ -86,6 +87,14 @@ def exchange_functions(kind: type) -> tuple[int, int] | None:
             return found if all(found) else None
         address = ctypes.c_uint64.from_address(address + 8).value
     return None
+
+
+def _gradient_getter(kind: type) -> int | None:
+    """The C function that tells whether a tensor needs gradients; 0 where the type knows of none, None where it cannot be called."""
+    if not hasattr(kind, "requires_grad"):
+        return 0
+    access = tensor_access()
+    return access.functions["tilewright_requires_grad"] if access is not None and access.type is kind else None
 
 
 _table: _Table | None = None

@@ -84,10 +84,10 @@ def gpu_jobs(setting: Setting, quick: bool, wanted: Callable[[str], bool]) -> li
 
 
 def runtime_jobs(setting: Setting, quick: bool) -> list[Job]:
-    from bench import runtime
+    from bench import runtime, runtime_memory
 
     session = runtime.Session.open(setting, quick)
-    return [Job(row.__name__, (row.__name__,), lambda row=row: iter([row(session)])) for row in runtime.ROWS]  # type: ignore[misc]
+    return [Job(row.__name__, (row.__name__,), lambda row=row: iter([row(session)])) for row in (*runtime.ROWS, *runtime_memory.ROWS)]  # type: ignore[misc]
 
 
 def contraction_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:

@@ -36,7 +36,7 @@ def jax_function(kernel: Kernel[..., Any], backward: Any = None) -> Callable[...
         raise UserError.at("TW009", f"backward= is a {type(backward).__name__}, not a function or a kernel")
     made = _Function(_jax(), kernel)
     if backward is None:
-        return functools.wraps(kernel.python)(made.call)
+        return functools.wraps(kernel.python)(lambda *arguments: made.call(*arguments))
     gradients = jax_function(backward) if isinstance(backward, Kernel) else backward
     return functools.wraps(kernel.python)(made.differentiable(gradients))
 

@@ -25,7 +25,7 @@ from tilewright.runtime.imports import from_dlpack
 
 if TYPE_CHECKING:
     from tilewright.runtime.cuda import CudaDevice
-    from tilewright.runtime.cuda_memory import Ticket
+    from tilewright.runtime.cuda_copies import Ticket
 
 __all__ = ["allocate", "array", "asarray", "copy", "from_dlpack", "pinned", "to_device"]
 _OPEN = streams.OPEN

@@ -271,10 +271,14 @@ class CudaMemory(CudaCopies):
                 return 0
             if status:
                 raise self.error(api, status, f"{nbytes} bytes")
+            pointer = int(results[0])
             if stream is not None:
                 # From here on the memory is good for every stream.
-                self.call("cuStreamSynchronize", stream)
-            return int(results[0])
+                status, _ = self.driver.attempt("cuStreamSynchronize", stream)
+                if status:
+                    self.driver.attempt("cuMemFreeAsync", pointer, stream)
+                    raise self.error("cuStreamSynchronize", status)
+            return pointer
 
     def raw_free(self, pointers: list[int]) -> None:
         """For the pool: free memory that nothing uses any more."""

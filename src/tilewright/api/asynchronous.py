@@ -22,7 +22,7 @@ from tilewright.runtime.device_array import DeviceArray
 if TYPE_CHECKING:
     from tilewright.api.kernel import Kernel
     from tilewright.runtime.cuda import CudaDevice
-    from tilewright.runtime.cuda_memory import Ticket
+    from tilewright.runtime.cuda_copies import Ticket
     from tilewright.runtime.futures import Future, GpuFuture
 
 _OPTIONS = ("asynchronous", "stream")

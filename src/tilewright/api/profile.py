@@ -17,15 +17,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from tilewright.api.kernel import leave_direct_ways
 from tilewright.base.errors import UserError
-from tilewright.runtime import observe
+from tilewright.runtime import observe, streams
 
 if TYPE_CHECKING:
     from tilewright.base.artifact import Artifact, Launch
@@ -161,12 +162,16 @@ class Profile:
             raise UserError.at("TW005", "a profile is open already", help="end its block first")
         self._origin = time.perf_counter()
         for device in _devices_in_use():
-            device.pool.peak = device.pool.usage()[0]
-        observe.watch(self)
+            device.pool.reset_peak()
+        self._closing = ExitStack()
+        self._closing.enter_context(streams.special())
+        leave_direct_ways()
+        observe.observer = self
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        observe.unwatch()
+        observe.observer = None
+        self._closing.close()
         try:
             for clock in self._clocks.values():
                 clock.settle(self._origin)

@@ -1,12 +1,12 @@
 """Who watches calls and launches. In: what the runtimes did; out: the same, to the one observer there is, if there is one.
 
 `observer` is None but while somebody profiles: runtimes ask for it once per call and go on at once when it is None. Fast ways into
-machine code ask nobody, so whoever starts to watch has them left first (`when_watching` tells those who own them).
+machine code ask nobody: whoever watches keeps them closed (`streams.special`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,24 +33,3 @@ class Observer(Protocol):
 
 
 observer: Observer | None = None
-_listeners: list[Callable[[bool], None]] = []
-
-
-def when_watching(listener: Callable[[bool], None]) -> None:
-    """Have `listener` called with True before somebody watches, and with False after."""
-    _listeners.append(listener)
-
-
-def watch(watcher: Observer) -> None:
-    """Tell `watcher` of everything from now on."""
-    global observer
-    observer = watcher
-    for listener in _listeners:
-        listener(True)
-
-
-def unwatch() -> None:
-    global observer
-    observer = None
-    for listener in _listeners:
-        listener(False)

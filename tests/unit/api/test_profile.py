@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from null_cuda.install import installed
 from tilewright.base.errors import UserError
 
 
@@ -92,3 +93,41 @@ def test_failures_end_it() -> None:
     with tw.profile() as found:
         pass
     assert (found.calls, found.rows(), found.table().count("\n")) == ([], [], 0)
+
+
+def test_launches_on_a_gpu() -> None:
+    @tw.kernel
+    def share(x: tw.Array) -> tw.Array:
+        n = x.shape[0]
+        total = 0.0
+        for i in tw.grid(n):
+            total += x[i]
+        out = tw.empty((n,), x.dtype)
+        for i in tw.grid(n):
+            out[i] = x[i] / total
+        return out
+
+    with installed() as driver:
+        x = tw.array(np.arange(1.0, 5001.0, dtype=np.float32), device="cuda")
+        share(x)
+        share(x)
+        before = driver.leaks().get("events", 0)
+        with tw.profile() as found:
+            kept = [share(x) for _ in range(3)]
+            stream = tw.Stream(device="cuda")
+            with stream:
+                share(x)
+        assert driver.leaks().get("events", 0) <= before + 1  # the stream's own
+        (row,) = found.rows()
+        kernels = len(share.last.launches)
+        assert (row.device, row.calls, row.launches) == ("cuda:0", 4, 4 * kernels)
+        assert kernels >= 2 and [launch.entry for launch in found.launches[:kernels]] == [launch.entry for launch in share.last.launches]
+        assert {launch.stream for launch in found.launches} == {0, stream.handle}
+        assert row.bytes == 4 * 2 * 4 * 5000
+        assert found.memory["cuda:0"] >= 5 * 20000
+        lines = str(found).splitlines()
+        assert lines[1].split()[:4] == ["share", "cuda:0", "4", str(4 * kernels)] and len(lines) == 2 + kernels + 1
+        kinds = [event["cat"] for event in found.trace()["traceEvents"]]
+        assert (kinds.count("call"), kinds.count("kernel")) == (4, 4 * kernels)
+        assert float(np.asarray(kept[0]).sum()) == pytest.approx(1.0, rel=1e-5)
+        del kept, stream

@@ -14,6 +14,7 @@ import shutil
 NEEDED = {
     "cpu": {"torch": "torch", "numba": "numba"},
     "gpu": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
+    "runtime": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
 }
 """Module and the package that has it, by kind of run."""
 
@@ -33,11 +34,11 @@ def require(kind: str) -> None:
             f"the {kind} benchmarks compare with {', '.join(NEEDED[kind])}, and this Python has no {', '.join(missing)}\n"
             f"help: run {how}"
         )
-    if kind == "gpu":
+    if kind in ("gpu", "runtime"):
         torch = importlib.import_module("torch")
         if not torch.cuda.is_available():
             raise PeerMissing(
-                f"the gpu benchmarks need an NVIDIA GPU that PyTorch sees; torch {torch.__version__} sees none\n"
+                f"the {kind} benchmarks need an NVIDIA GPU that PyTorch sees; torch {torch.__version__} sees none\n"
                 "help: run them on a machine with a GPU and a CUDA build of PyTorch, or run the cpu benchmarks"
             )
 

@@ -23,7 +23,7 @@ from bench.peers import PeerMissing, require
 from tilewright.base.errors import TilewrightError
 
 RESULTS = Path(__file__).resolve().parent / "results"
-KINDS = ("cpu", "gpu", *contraction_run.KINDS)
+KINDS = ("cpu", "gpu", "runtime", *contraction_run.KINDS)
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,14 @@ def gpu_jobs(setting: Setting, quick: bool, wanted: Callable[[str], bool]) -> li
     return [*copies, *jobs, Job("launch_host", ("launch_host",), lambda: iter([session.launch_overhead()]))]
 
 
+def runtime_jobs(setting: Setting, quick: bool) -> list[Job]:
+    from bench import runtime, runtime_graphs, runtime_memory
+
+    session = runtime.Session.open(setting, quick)
+    rows = (*runtime.ROWS, *runtime_memory.ROWS, *runtime_graphs.ROWS)
+    return [Job(row.__name__, (row.__name__,), lambda row=row: iter([row(session)])) for row in rows]  # type: ignore[misc]
+
+
 def contraction_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
     runner = contraction_run.Runner(kind, setting, quick)
     runner.start()
@@ -123,6 +131,8 @@ def main(
     try:
         if kind in contraction_run.KINDS:
             jobs = contraction_jobs(kind, setting, quick)
+        elif kind == "runtime":
+            jobs = runtime_jobs(setting, quick)
         else:
             jobs = (cpu_jobs if kind == "cpu" else gpu_jobs)(setting, quick, wanted)
     except TilewrightError as error:

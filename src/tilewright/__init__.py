@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tilewright.api.arrays import allocate, array, asarray, copy, from_dlpack, pinned, to_device
 from tilewright.api.compute import load
 from tilewright.api.devices import Device, default_device, devices, set_default_device
-from tilewright.api.execute import to_device
 from tilewright.api.kernel import Kernel, kernel
 from tilewright.api.language import (
     Array,
@@ -106,7 +106,15 @@ from tilewright.runtime.cpu_pool import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
     from tilewright.api.export import export
+    from tilewright.api.graphs import Graph, capture, graph
+    from tilewright.api.jax_ops import jax_function
+    from tilewright.api.memory import Pool, default_pool, memory_pool
+    from tilewright.api.profile import Profile, profile
+    from tilewright.api.streams import Event, Stream, current_stream, stream, timed
+    from tilewright.api.torch_ops import torch_op
+    from tilewright.api.transfers import transfer
     from tilewright.api.tune import Tuning, tune
+    from tilewright.runtime.futures import Future, all_of, any_of
 
 __version__ = "0.1.0"
 __all__ = [
@@ -115,25 +123,40 @@ __all__ = [
     "DType",
     "Device",
     "DeviceError",
+    "Event",
+    "Future",
+    "Graph",
     "Kernel",
+    "Pool",
+    "Profile",
+    "Stream",
     "TargetLimit",
     "TilewrightError",
     "Tuning",
     "UserError",
     "abs",
     "all",
+    "all_of",
+    "allocate",
     "any",
+    "any_of",
     "argmax",
     "argmin",
+    "array",
+    "asarray",
     "barrier",
     "bf16",
     "bool_",
+    "capture",
     "cast",
     "ceil",
     "clamp",
+    "copy",
     "cos",
     "cosh",
+    "current_stream",
     "default_device",
+    "default_pool",
     "devices",
     "dot",
     "empty",
@@ -149,9 +172,11 @@ __all__ = [
     "f64",
     "floor",
     "fma",
+    "from_dlpack",
     "full",
     "gelu",
     "get_num_threads",
+    "graph",
     "grid",
     "i8",
     "i16",
@@ -159,6 +184,7 @@ __all__ = [
     "i64",
     "inf",
     "isnan",
+    "jax_function",
     "kernel",
     "load",
     "log",
@@ -166,11 +192,14 @@ __all__ = [
     "matmul",
     "max",
     "maximum",
+    "memory_pool",
     "min",
     "minimum",
     "ones",
+    "pinned",
     "pow",
     "prod",
+    "profile",
     "q4_0",
     "q4_k",
     "q5_k",
@@ -192,10 +221,14 @@ __all__ = [
     "sinh",
     "softplus",
     "sqrt",
+    "stream",
     "sum",
     "tan",
     "tanh",
+    "timed",
     "to_device",
+    "torch_op",
+    "transfer",
     "transpose",
     "trunc",
     "tune",
@@ -209,14 +242,27 @@ __all__ = [
 ]
 
 
+_LATER = {
+    "tilewright.api.export": ("export",),
+    "tilewright.api.graphs": ("Graph", "capture", "graph"),
+    "tilewright.api.jax_ops": ("jax_function",),
+    "tilewright.api.memory": ("Pool", "default_pool", "memory_pool"),
+    "tilewright.api.profile": ("Profile", "profile"),
+    "tilewright.api.streams": ("Event", "Stream", "current_stream", "stream", "timed"),
+    "tilewright.api.torch_ops": ("torch_op",),
+    "tilewright.api.transfers": ("transfer",),
+    "tilewright.api.tune": ("Tuning", "tune"),
+    "tilewright.runtime.futures": ("Future", "all_of", "any_of"),
+}
+"""Modules that are loaded when somebody asks for one of their names."""
+
+
 def __getattr__(name: str) -> object:
-    """The tuner and the exporter are loaded when somebody asks for them."""
-    if name == "export":
-        from tilewright.api.export import export
+    for module, names in _LATER.items():
+        if name in names:
+            from importlib import import_module
 
-        return export
-    if name in ("Tuning", "tune"):
-        from tilewright.api import tune as module
-
-        return getattr(module, name)
+            found: object = getattr(import_module(module), name)
+            globals()[name] = found  # importing a module of the same name must not stand in its place
+            return found
     raise AttributeError(f"module 'tilewright' has no attribute '{name}'")

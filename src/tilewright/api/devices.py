@@ -43,8 +43,8 @@ def devices() -> list[Device]:
     for gpu in _gpus():
         try:
             found.append(Device(f"cuda:{gpu.ordinal}", "cuda", gpu.name, gpu.target, gpu.memory))
-        except UserError:
-            continue  # a GPU no target is known for; asking for it by name says so
+        except (UserError, DeviceError):
+            continue  # no target is known for it, or the driver is too old; asking for it by name says so
     found.append(emulator_device("thread"))
     return found
 
@@ -92,10 +92,10 @@ def default_device() -> str:
 
 
 def find_device(name: str) -> Device:
-    """The device a user named. `auto` is the first GPU, else the CPU."""
+    """The device a user named. `auto` is the first GPU that is not lost, else the CPU."""
     if name == "auto":
-        gpus = _gpus()
-        return find_device("cuda:0") if gpus else cpu_device()
+        usable = [gpu.ordinal for gpu in _gpus() if not gpu.faults.lost]
+        return find_device(f"cuda:{usable[0]}") if usable else cpu_device()
     if name == "cpu":
         return cpu_device()
     if name == "emulator":

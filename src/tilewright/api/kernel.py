@@ -1,8 +1,9 @@
 """`@kernel`: a Python function becomes a callable kernel.
 
-The first call with new kinds of arguments compiles; later ones go straight to machine code. `__call__` is a slot of the object,
-not a method: it holds the general path at first and then the entry stub of the latest CPU program, a builtin function that
-checks its arguments itself and hands what it was not made for back to the general path. No Python code runs in between.
+The first call with new kinds of arguments compiles; later ones go straight to machine code. A kernel is an `Entry`, which calls what
+it was given last: the general path at first and then the entry stub of the latest CPU program, or the launchers of the GPU
+programs: builtin functions that check their arguments themselves and hand what they were not made for on, in the end to the general
+path. No Python code runs in between.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
 
-import numpy as np
-
+from tilewright.api.asynchronous import is_special, special_call
 from tilewright.api.devices import default_device, find_device, when_default_changes
 from tilewright.api.execute import Runner, device_of
 from tilewright.api.language import Array
@@ -24,6 +24,8 @@ from tilewright.base.target import Target, parse_target
 from tilewright.compile.driver import Compilation, Signature, compile_kernel, compile_stages
 from tilewright.frontend.python import parse_function
 from tilewright.frontend.python_options import reduction
+from tilewright.runtime.entry import Entry
+from tilewright.runtime.streams import SPECIAL
 from tilewright.tree.metadata import PRECISIONS
 from tilewright.tree.syntax import Function
 
@@ -35,19 +37,25 @@ _direct: weakref.WeakSet[object] = weakref.WeakSet()
 """Kernels whose calls go straight to the CPU."""
 
 
-def _leave_direct_ways() -> None:
-    """The default device changed: calls have to be looked at again."""
+def leave_direct_ways() -> None:
+    """The default device changed, or a graph is recorded: calls have to be looked at again."""
     for known in list(_direct):
         assert isinstance(known, Kernel)
-        known.__call__ = known._general  # type: ignore[method-assign]
+        known.enter(known._launch or known._general_function)
     _direct.clear()
 
 
-when_default_changes(_leave_direct_ways)
+def _leave_while_special() -> None:
+    """Another thread may have begun to record since this one looked."""
+    if SPECIAL.value:
+        leave_direct_ways()
 
 
-class Kernel(Generic[P, R]):
-    """A kernel written in Python. Call it like the function it was; `out=`, `device=` and `tune=` are extra."""
+when_default_changes(leave_direct_ways)
+
+
+class Kernel(Entry, Generic[P, R]):
+    """A kernel written in Python. Call it like the function it was; `out=`, `device=`, `tune=`, `asynchronous=` and `stream=` are extra."""
 
     if TYPE_CHECKING:
 
@@ -58,22 +66,31 @@ class Kernel(Generic[P, R]):
         def __call__(self, *args: object, **keywords: object) -> object:
             """Run the kernel: arrays and numbers in, arrays out. Inside another kernel: what it computes, as part of that one."""
 
-    else:
-        __slots__ = ("__call__", "__dict__", "__weakref__")
-
     def __init__(
-        self, function: Callable[P, R], device: str | None = None, precision: str = "ieee", schedule: str = "",
-        reduce: str = "", axis: int | tuple[int, ...] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        function: Callable[P, R],
+        device: str | None = None,
+        precision: str = "ieee",
+        schedule: str = "",
+        asynchronous: bool = False,
+        watchdog: float | None = None,
+        reduce: str = "",
+        axis: int | tuple[int, ...] | None = None,
+    ) -> None:
+        self._general_function = self._general
+        super().__init__(self._general_function)
         functools.update_wrapper(self, function)
         if precision not in PRECISIONS:
             raise UserError.at("TW005", f"precision is {precision!r}", help=f"choose one of {', '.join(PRECISIONS)}")
         self._attributes = reduction(reduce, axis)
         self.python = function
         self.device, self.precision, self.schedule = device, precision, schedule
-        self._names = tuple(inspect.signature(function).parameters)
+        self.asynchronous = asynchronous
+        self.watchdog = watchdog
+        self._names = self.parameter_names = tuple(inspect.signature(function).parameters)
         self._runner: Runner | None = None
-        self.__call__ = self._general  # type: ignore[method-assign, assignment]
+        self._launch: Callable[..., object] | None = None
+        """Machine code for calls on GPUs, once there is some."""
 
     @property
     def function(self) -> Function:
@@ -83,7 +100,8 @@ class Kernel(Generic[P, R]):
     @property
     def runner(self) -> Runner:
         if self._runner is None:
-            self._runner = Runner(parse_function(self.python, self._attributes), self.precision, self.schedule)
+            tree = parse_function(self.python, self._attributes)
+            self._runner = Runner(tree, self.precision, self.schedule, self.watchdog)
         return self._runner
 
     @property
@@ -111,9 +129,8 @@ class Kernel(Generic[P, R]):
         return {name: values[name] for name in names}
 
     def _general(self, *args: object, **keywords: object) -> object:
-        plain = not keywords or (len(keywords) == 1 and "out" in keywords)
-        if plain and args and type(args[0]) is not np.ndarray and self.device is None and len(args) == len(self._names):
-            result = self.runner.quick_cuda(args, keywords.get("out"))
+        if self.asynchronous or is_special(args, keywords):
+            result = special_call(self, args, keywords)
             if result is not NotImplemented:
                 return result
         out = keywords.pop("out", None)
@@ -130,13 +147,25 @@ class Kernel(Generic[P, R]):
             if ensure_tuned(self.function, values, device, self.precision):
                 self.forget_programs()
         result = self.runner.run(values, device, out)
+        if self.asynchronous or SPECIAL.value:
+            return result
+        if device.kind == "cuda" and (self.device is None or find_device(self.device).id == device.id):
+            self._take_launches()
         if device.kind == "cpu" and asked is None and self.device in (None, "cpu") and default_device() == "cpu":
             # From now on calls like this one go straight to the code that just ran.
-            entry = self.runner.cpu_entry(self._general)
+            entry = self.runner.cpu_entry(self._launch or self._general_function)
             if entry is not None:
-                self.__call__ = entry  # type: ignore[method-assign, assignment]
+                self.enter(entry)
                 _direct.add(self)
+                _leave_while_special()
         return result
+
+    def _take_launches(self) -> None:
+        """From now on calls on a GPU like those so far go straight to their launchers."""
+        launch = self.runner.cuda_entry(self._general_function)
+        if launch is not None and launch is not self._launch:
+            self._launch = launch
+            self.enter(launch)
 
     def bound(self, *args: object) -> dict[str, object]:
         """The arguments of a call by name."""
@@ -144,8 +173,9 @@ class Kernel(Generic[P, R]):
 
     def forget_programs(self) -> None:
         """Choose code anew at the next call, as after tuning."""
-        self._runner = Runner(self.function, self.precision, self.schedule)
-        self.__call__ = self._general  # type: ignore[method-assign, assignment]
+        self._runner = Runner(self.function, self.precision, self.schedule, self.watchdog)
+        self._launch = None
+        self.enter(self._general_function)
 
     # -- looking inside -----------------------------------------------------------------------------------------
 
@@ -163,29 +193,49 @@ class Kernel(Generic[P, R]):
         chosen = parse_target(target)
         return compile_kernel(self.function, self._signature(args, chosen), chosen)
 
+    def __reduce__(self) -> str:
+        """Copies are the kernel itself, and pickles its name, as with functions."""
+        return self.__qualname__
+
     def __repr__(self) -> str:
         return f"<kernel {self.__name__}({', '.join(self._names)})>"
 
     __name__: str
+    __qualname__: str
 
 
 @overload
 def kernel(function: Callable[P, R]) -> Kernel[P, R]: ...
 @overload
 def kernel(
-    *, device: str | None = None, precision: str = "ieee", schedule: str = "",
-    reduce: str = "", axis: int | tuple[int, ...] | None = None,
+    *,
+    device: str | None = None,
+    precision: str = "ieee",
+    schedule: str = "",
+    asynchronous: bool = False,
+    watchdog: float | None = None,
+    reduce: str = "",
+    axis: int | tuple[int, ...] | None = None,
 ) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
 def kernel(
-    function: Callable[P, R] | None = None, *, device: str | None = None, precision: str = "ieee", schedule: str = "",
-    reduce: str = "", axis: int | tuple[int, ...] | None = None,
+    function: Callable[P, R] | None = None,
+    *,
+    device: str | None = None,
+    precision: str = "ieee",
+    schedule: str = "",
+    asynchronous: bool = False,
+    watchdog: float | None = None,
+    reduce: str = "",
+    axis: int | tuple[int, ...] | None = None,
 ) -> Kernel[P, R] | Callable[[Callable[P, R]], Kernel[P, R]]:
     """Mark a Python function as a kernel: `@tw.kernel`, or with options.
 
     `device="cuda"` fixes where it runs. `precision` says how contractions of f32 are multiplied: `ieee`, or on tensor cores `tf32`
     (10 bits) or `3xtf32` (nearly all of f32's). `schedule` fixes how contractions are computed, as `tilewright tune` prints it.
     `reduce="+"` (or `* min max and or argmin argmax`) combines what the kernel's loops yield, along `axis` or over all of them.
+    With `asynchronous`, calls do not wait and give a future. `watchdog` is a number of seconds after which a GPU stops the kernel where
+    loops that data decides turn, or threads wait for each other, for too long.
     """
     if function is not None:
         return Kernel(function)
-    return lambda wrapped: Kernel(wrapped, device, precision, schedule, reduce, axis)
+    return lambda wrapped: Kernel(wrapped, device, precision, schedule, asynchronous, watchdog, reduce, axis)

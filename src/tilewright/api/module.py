@@ -19,6 +19,7 @@ from tilewright.api.module_check import Check, operands, replacements
 from tilewright.base.errors import Diagnostics, UserError
 from tilewright.base.source import Span
 from tilewright.frontend.zyn import parse_module
+from tilewright.runtime import streams
 from tilewright.tree import syntax
 from tilewright.tree.compose import kernel_of
 from tilewright.tree.inline import has_calls
@@ -148,6 +149,8 @@ class _Run:
             return self._member(node)
         if isinstance(node, syntax.Index):
             return self._index(node)
+        if isinstance(node, syntax.Await):
+            return self._await(node)
         return self._elementwise(node)
 
     def _is_apart(self, call: syntax.Call) -> bool:
@@ -172,6 +175,14 @@ class _Run:
         assert last.value is not None
         inner._label = function.name
         return inner._evaluate(last.value)
+
+    def _await(self, node: syntax.Await) -> object:
+        from tilewright.api import async_blocks
+
+        value = self._evaluate(node.value)
+        timeout = host_values.as_scalar(self._evaluate(node.timeout)) if node.timeout is not None else None
+        otherwise = self._evaluate(node.otherwise) if node.otherwise is not None else None
+        return async_blocks.wait_for(node.mode, value, timeout, otherwise, node.span)
 
     def _member(self, node: syntax.Attribute) -> object:
         value = self._evaluate(node.value)
@@ -236,7 +247,11 @@ class _Run:
             if known is None:
                 known = self._check.captured[made] = function, replace(function, params=tuple(params))
             function = known[1]
-        return self._run_compute(function, arguments, device)
+        if getattr(self._run_compute, "takes_futures", False) or not _is_asynchronous(function, arguments):
+            return self._run_compute(function, arguments, device)
+        from tilewright.api import async_blocks
+
+        return async_blocks.run_at_once(self._run_compute, function, arguments, device)
 
     def _formula(self, node: Expr, leaves: dict[str, object]) -> Expr:
         """`node` over names and literals alone; what is no arithmetic is evaluated and gets a name."""
@@ -328,6 +343,11 @@ class _Run:
                 if isinstance(name, syntax.String) and name.value != "auto":
                     return name.value
         return self._device or self._default_device
+
+
+def _is_asynchronous(function: syntax.Function, arguments: dict[str, object]) -> bool:
+    marked = any(attribute.name == "async" for attribute in function.attributes)
+    return marked or any(isinstance(value, streams.FUTURES) for value in arguments.values())
 
 
 def _has_reduce(node: Expr) -> bool:

@@ -132,7 +132,9 @@ class Check:
         elif isinstance(node, syntax.Call):
             self._call(node)
         elif isinstance(node, syntax.Await):
-            self._unavailable("await", node.span)
+            for child in (node.value, node.timeout, node.otherwise):
+                if child is not None:
+                    self._expression(child)
         elif isinstance(node, syntax.Binary | syntax.Unary | syntax.IfExpr):
             if isinstance(node, syntax.Binary) and node.op == "@":
                 self._unavailable("'@' outside a kernel", node.span)
@@ -225,7 +227,7 @@ class Check:
 
     def _compute(self, node: syntax.Compute) -> None:
         for attribute in node.attributes:
-            if attribute.name in ("async", "parallel"):
+            if attribute.name == "parallel":
                 self._unavailable(f"@{attribute.name}", attribute.span)
             elif attribute.name == "device" and not (len(attribute.args) == 1 and isinstance(attribute.args[0].value, syntax.String)):
                 self._unavailable("@device with anything but one name", attribute.span)

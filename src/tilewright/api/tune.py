@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from tilewright.api.arguments import Argument
+from tilewright.api.arrays import to_device
 from tilewright.api.devices import Device, default_device, find_device
-from tilewright.api.execute import Runner, device_of, to_device
+from tilewright.api.execute import Runner, device_of
 from tilewright.base.dtypes import DType, from_numpy
 from tilewright.base.errors import DeviceError, TilewrightError, UserError
 from tilewright.base.record import record
@@ -540,8 +541,8 @@ class _CudaBench(_DeviceBench):
         self.compiled[schedule].result()
         if not self.out:
             made = runner.run_cuda(self.values, self.device)
-            for result in made if isinstance(made, tuple) else (made,):
-                assert isinstance(result, DeviceArray)
+            for item in made if isinstance(made, tuple) else (made,):
+                result = self.gpu.wrap(item)
                 self.out.append(result)
                 host = np.empty(result.shape, result.dtype.numpy)
                 host.reshape(-1).view(np.uint8).fill(255)

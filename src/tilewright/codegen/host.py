@@ -22,9 +22,10 @@ from tilewright.base.record import record
 from tilewright.base.sizes import Size, contiguous_strides, product
 from tilewright.base.target import Target
 from tilewright.codegen import interpreter as at
-from tilewright.codegen.host_text import CONVERSIONS, HEADER, REJECT
+from tilewright.codegen.host_text import CONVERSIONS, FRONT, HEADER, REJECT
 from tilewright.codegen.native import compile_object
 from tilewright.codegen.sizes import DECLARATIONS, SizeEmitter
+from tilewright.codegen.stub_emitter import StubEmitter
 
 RELEASE_WORK = 1 << 15
 """Elements from which on other Python threads may run meanwhile; below, letting go of the GIL costs more than it gives."""
@@ -62,7 +63,7 @@ def host_ir(artifact: Artifact) -> str:
     """LLVM text of the entry stub for the artifact's signature."""
     arrays = [p for p in (*artifact.inputs, *artifact.outputs) if isinstance(p, ArrayParam)]
     scalars = [p for p in artifact.inputs if isinstance(p, ScalarParam)]
-    parts = [HEADER, *DECLARATIONS, CONVERSIONS]
+    parts = [HEADER, *DECLARATIONS, CONVERSIONS, FRONT]
     parts += [f"@tilewright_descr_{n} = external global i8" for n in sorted({p.dtype.name for p in arrays})]
     parts += [f'declare void @"{e}"(ptr, i64, i64) nonlazybind' for e in sorted({x.entry for x in artifact.launches})]
     parts.append(f"define ptr @{abi.STUB_ENTRY}(ptr %self, ptr %args, i64 %count, ptr %names) {{")
@@ -82,16 +83,13 @@ def host_object(artifact: Artifact, target: Target) -> bytes:
     return compile_object(host_ir(artifact), target, opt=0)
 
 
-class _Stub:
+class _Stub(StubEmitter):
     """Emits the body of one stub, front to back."""
 
     def __init__(self, artifact: Artifact) -> None:
+        super().__init__()
         self.artifact = artifact
-        self.lines: list[str] = []
         self.sizes = SizeEmitter(self.lines, {})
-        self.count = 0
-        self.current = "entry"
-        self.pending: list[str] = []
         self.data: dict[str, str] = {}
         """Data pointer of each array."""
         self.scalars: dict[str, tuple[str, str]] = {}
@@ -104,54 +102,6 @@ class _Stub:
             product(p.shape) * p.dtype.itemsize if p.dtype.kind != "q" else product(p.shape) // p.dtype.block * p.dtype.itemsize
             for p in artifact.scratch
         ]
-
-    # -- pieces -------------------------------------------------------------------------------------------------
-
-    def line(self, text: str) -> None:
-        self.lines.append(f"  {text}")
-
-    def new(self, instruction: str) -> str:
-        self.count += 1
-        register = f"%v{self.count}"
-        self.line(f"{register} = {instruction}")
-        return register
-
-    def fresh_label(self, name: str) -> str:
-        self.count += 1
-        return f"{name}.{self.count}"
-
-    def start(self, label: str) -> None:
-        self.lines.append(f"{label}:")
-        self.current = label
-
-    def jump(self, label: str) -> None:
-        self.line(f"br label %{label}")
-
-    def fork(self, condition: str, yes: str, no: str) -> None:
-        self.line(f"br i1 {condition}, label %{yes}, label %{no}")
-
-    def load(self, kind: str, base: str, offset: int) -> str:
-        address = self.new(f"getelementptr i8, ptr {base}, i64 {offset}") if offset else base
-        return self.new(f"load {kind}, ptr {address}")
-
-    def require(self, condition: str) -> None:
-        """Must hold; tested with the others at the next `settle`."""
-        self.pending.append(condition)
-
-    def settle(self, otherwise: str = "reject") -> None:
-        """Leave for `otherwise` unless all that was required holds."""
-        if not self.pending:
-            return
-        total = self.pending[0]
-        for condition in self.pending[1:]:
-            total = self.new(f"and i1 {total}, {condition}")
-        self.pending.clear()
-        go_on = self.fresh_label("ok")
-        self.fork(total, go_on, otherwise)
-        self.start(go_on)
-
-    def equal(self, kind: str, a: str, b: str) -> str:
-        return self.new(f"icmp eq {kind} {a}, {b}")
 
     # -- the call, in order -------------------------------------------------------------------------------------
 

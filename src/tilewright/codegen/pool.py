@@ -333,6 +333,29 @@ parallel:
 done:
   ret void
 }}
+
+; One launch after another: `jobs` is a table of (entry, slots, blocks, work), 8 bytes each.
+define void @tilewright_launch_all(ptr %pool, ptr %jobs, i64 %count) {{
+start:
+  %some = icmp sgt i64 %count, 0
+  br i1 %some, label %next, label %done
+next:
+  %i = phi i64 [ 0, %start ], [ %after, %next ]
+  %job = getelementptr [4 x i64], ptr %jobs, i64 %i
+  %slots.slot = getelementptr i64, ptr %job, i64 1
+  %blocks.slot = getelementptr i64, ptr %job, i64 2
+  %work.slot = getelementptr i64, ptr %job, i64 3
+  %entry = load ptr, ptr %job
+  %slots = load ptr, ptr %slots.slot
+  %blocks = load i64, ptr %blocks.slot
+  %work = load i64, ptr %work.slot
+  call void @tilewright_launch(ptr %pool, ptr %entry, ptr %slots, i64 %blocks, i64 %work)
+  %after = add i64 %i, 1
+  %more = icmp slt i64 %after, %count
+  br i1 %more, label %next, label %done
+done:
+  ret void
+}}
 """
 
 _ALONE = """

@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from tilewright.base.record import record
 from tilewright.base.target import Target, host_cpu
 from tilewright.codegen.interpreter import abi_key
 from tilewright.compile.cache import DiskCache
-from tilewright.runtime import cpu_pool
+from tilewright.runtime import cpu_pool, native_memory
 from tilewright.tree.check import check_kernel
 from tilewright.tree.syntax import Function
 from tilewright.tree.typed import ArgSpec, TypedKernel
@@ -61,6 +61,8 @@ class Signature:
     hints: AxisNumbers = ()
     precision: str = "ieee"
     """How f32 operands of contractions are multiplied: `ieee`, `tf32` or `3xtf32`."""
+    watchdog: int = 0
+    """Nanoseconds after which open-ended loops of GPU code stop it; 0: they do not."""
     schedule: str = ""
     """The schedule to use for contractions, as `MatrixSchedule.describe` writes it; empty: the compiler chooses."""
     extents: AxisNumbers = field(default=(), compare=False, repr=False)
@@ -104,20 +106,41 @@ def disk_cache() -> DiskCache:
     return DiskCache()
 
 
-def _pool_code() -> bytes:
-    """The thread pool's machine code, from disk where it was built before."""
+def _kept_code(name: str, build: Callable[[Target], bytes], extra: str = "") -> bytes:
+    """Machine code of the runtime itself, from disk where it was built before."""
     target = host_cpu()
-    key = hashlib.sha256(f"pool|{target.key()}|{compiler_version()}".encode()).hexdigest()
+    key = hashlib.sha256(f"{name}|{extra}|{target.key()}|{compiler_version()}".encode()).hexdigest()
     found = disk_cache().get(key)
     if found is None:
-        from tilewright.codegen.pool import pool_object
-
-        found = Artifact("pool", target.name, "object", pool_object(target), (), (), (), (), (), (), key=key)
+        found = Artifact(name, target.name, "object", build(target), (), (), (), (), (), (), key=key)
         disk_cache().put(key, found)
     return found.code
 
 
+def _pool_code() -> bytes:
+    """The thread pool's machine code."""
+
+    def build(target: Target) -> bytes:
+        from tilewright.codegen.pool import pool_object
+
+        return pool_object(target)
+
+    return _kept_code("pool", build)
+
+
+def _memory_code() -> bytes:
+    """The machine code that hands out device memory."""
+
+    def build(target: Target) -> bytes:
+        from tilewright.codegen.memory import memory_object
+
+        return memory_object(target)
+
+    return _kept_code("memory", build, abi_key())
+
+
 cpu_pool.provide_code(_pool_code)
+native_memory.provide_code(_memory_code)
 
 
 def cache_key(function: Function, signature: Signature, target: Target) -> str:
@@ -167,6 +190,15 @@ def _promised(kernel: Kernel, facts: Mapping[str, int], precision: str) -> Kerne
     known = MappingProxyType({n: d for n, d in facts.items() if n in kernel.size_names})
     attrs = kernel.attrs if precision == "ieee" else MappingProxyType({**kernel.attrs, "precision": precision})
     return replace(kernel, facts=known, attrs=attrs)
+
+
+def _watched(program: Program, nanoseconds: int) -> Program:
+    """Every kernel gets a watchdog, and the number under which it reports."""
+
+    def one(kernel: Kernel, number: int) -> Kernel:
+        return replace(kernel, attrs=MappingProxyType({**kernel.attrs, "watchdog": nanoseconds, "watchdog_number": number}))
+
+    return replace(program, calls=tuple(replace(c, kernel=one(c.kernel, n)) for n, c in enumerate(program.calls)))
 
 
 def _by_name(program: Program, numbers: AxisNumbers, stride: bool = False) -> dict[str, int]:
@@ -277,6 +309,8 @@ class _Prepared:
 
         hints: Mapping[str, int] = _by_name(self.program, signature.hints)
         stages = lower_planned(self.loop, plan or self.plan(signature), self.target, hints, self.trace)
+        if signature.watchdog:
+            stages = replace(stages, thread=_watched(stages.thread, signature.watchdog))
         return Compilation(self.typed, self.program, stages, self.trace, self.fusion)
 
 

@@ -27,6 +27,7 @@ import json
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from tilewright.base.errors import UserError
 from tilewright.base.record import record
 from tilewright.base.target import Target
 from tilewright.compile.cache import default_root
+from tilewright.compile.directory_lock import directory_lock
 from tilewright.tree.syntax import Function
 from tilewright.tree.typed import ArgSpec
 
@@ -57,6 +59,8 @@ NEAREST = 8
 """Shapes looked at."""
 _FORMAT = 1
 _SUFFIX = ".json"
+_TEMPORARY = ".tmp-"
+_STALE_SECONDS = 3600
 _OFF = ("0", "off", "no", "false")
 
 
@@ -255,7 +259,7 @@ class TuningStore:
 
     def add(self, key: str, kernel: str, target: str, new: Iterable[Measurement]) -> TuningTable:
         """Add measurements to a kernel's table, with what other processes added since."""
-        with self._lock:
+        with self._lock, self._alone(key):
             known = self._known.get(key) or TuningTable(kernel, target)
             on_disk = self._read(key)
             merged = known.with_entries(on_disk.entries if on_disk else ()).with_entries(new)
@@ -263,11 +267,21 @@ class TuningStore:
 
     def remove(self, key: str, extents: Extents, schedule: str) -> None:
         """Take one measurement out of a kernel's table."""
-        with self._lock:
+        with self._lock, self._alone(key):
             table = self._read(key) or self._known.get(key)
             if table is not None:
                 kept = tuple(m for m in table.entries if (m.extents, m.schedule) != (extents, schedule))
                 self._put(key, replace(table, entries=kept))
+
+    def _alone(self, key: str) -> contextlib.AbstractContextManager[None]:
+        """Between reading a table and writing it back no other process may write it, or what it adds is lost."""
+        path = self.path(key)
+        if path is None:
+            return contextlib.nullcontext()
+        with contextlib.suppress(OSError):
+            path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+        return directory_lock(path.parent)
 
     def _put(self, key: str, table: TuningTable) -> TuningTable:
         self._known[key] = table
@@ -290,11 +304,10 @@ class TuningStore:
         path = self.path(key)
         if path is None:
             return
-        path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
         if not _private(path.parent):
             return
-        temporary = path.parent / f".tmp-{os.getpid()}-{os.urandom(8).hex()}"
+        _remove_stale(path.parent)
+        temporary = path.parent / f"{_TEMPORARY}{os.getpid()}-{os.urandom(8).hex()}"
         descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         try:
             with open(descriptor, "w", encoding="utf-8") as file:
@@ -304,6 +317,14 @@ class TuningStore:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
+
+
+def _remove_stale(directory: Path) -> None:
+    """Remove what processes that were killed while they wrote have left."""
+    for left in directory.glob(f"{_TEMPORARY}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
+                left.unlink()
 
 
 _store: TuningStore | None = None

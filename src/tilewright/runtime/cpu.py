@@ -13,8 +13,8 @@ import ctypes
 import functools
 import importlib
 import platform
-import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,45 +24,22 @@ from tilewright.base.errors import DeviceError
 from tilewright.base.sizes import product
 from tilewright.base.target import host_cpu
 from tilewright.runtime import cpu_pool
+from tilewright.runtime.builtin import METH_FASTCALL_KEYWORDS, MethodDefinition, bind_python, builtin_function
+from tilewright.runtime.entry import provide_front
 from tilewright.runtime.objects import ObjectCode, bind_symbol
 
-_METH_FASTCALL_KEYWORDS = 0x80 | 0x02
 _LEVELS = ("scalar", "sse4.1", "avx2", "avx512", "amx")
-
-# The part of Python's C API that entry stubs call. Bound by address, since not every Python exports them to the process.
-_PYTHON_FUNCTIONS = (
-    "PyFloat_AsDouble", "PyLong_AsLongLong", "PyErr_Occurred", "PyErr_Clear", "PyErr_NoMemory",
-    "PyUnicode_CompareWithASCIIString", "PyEval_SaveThread", "PyEval_RestoreThread", "PyTuple_New", "PyTuple_SetItem",
-    "PyTuple_GetItem", "PyObject_Vectorcall",
-    "Py_IncRef", "Py_DecRef",
-)  # fmt: skip
-_PYTHON_OBJECTS: dict[str, object] = {
-    "_Py_NotImplementedStruct": NotImplemented, "_Py_NoneStruct": None, "_Py_TrueStruct": True, "_Py_FalseStruct": False,
-    "PyFloat_Type": float, "PyTuple_Type": tuple,
-}  # fmt: skip
-_NAME_OUT = sys.intern("out")
-
-
-class _MethodDefinition(ctypes.Structure):
-    """CPython's PyMethodDef."""
-
-    _fields_ = [("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)]
-
 
 @functools.cache
 def _bind_interpreter() -> None:
     """Bind what entry stubs name: Python's C API, NumPy's function table, type and dtype objects."""
-    for name in _PYTHON_FUNCTIONS:
-        bind_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0)
-    for name, value in _PYTHON_OBJECTS.items():
-        bind_symbol(name, id(value))
+    bind_python()
     pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
         ctypes.cast(ctypes.pythonapi.PyCapsule_GetPointer, ctypes.c_void_p).value or 0
     )
     core = importlib.import_module("numpy._core._multiarray_umath")
     bind_symbol("tilewright_numpy_api", pointer(core._ARRAY_API, None))
     bind_symbol("tilewright_ndarray", id(np.ndarray))
-    bind_symbol("tilewright_name_out", id(_NAME_OUT))
     for dtype in dtypes.ALL:
         # `DType.numpy` keeps the object, so the address stays good.
         bind_symbol(f"tilewright_descr_{dtype.name}", id(dtype.numpy))
@@ -96,10 +73,11 @@ class _Code:
     def __init__(self, artifact: Artifact) -> None:
         self.objects = ObjectCode(artifact.code, artifact.host) if artifact.host else ObjectCode(artifact.code)
         self.entries = {x.entry: self.objects.address(x.entry) for x in artifact.launches}
-        self.method = _MethodDefinition()
+        self.method = MethodDefinition()
         if artifact.host:
-            self.method = _MethodDefinition(
-                artifact.name.encode(), self.objects.address(abi.STUB_ENTRY), _METH_FASTCALL_KEYWORDS, None
+            provide_front(self.objects)
+            self.method = MethodDefinition(
+                artifact.name.encode(), self.objects.address(abi.STUB_ENTRY), METH_FASTCALL_KEYWORDS, None
             )
 
     def function(self, fallback: Callable[..., object] | None = None) -> Callable[..., object]:
@@ -107,11 +85,19 @@ class _Code:
 
         With a fallback, calls the stub refuses are handed on to it; without, they give `NotImplemented`.
         """
-        create = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
-            ctypes.cast(ctypes.pythonapi.PyCFunction_NewEx, ctypes.c_void_p).value or 0
-        )
-        made: Callable[..., object] = create(ctypes.addressof(self.method), self if fallback is None else (self, fallback), None)
-        return made
+        return builtin_function(self.method, self if fallback is None else (self, fallback))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One launch with its arguments."""
+
+    entry: int
+    slots: ctypes.Array[ctypes.c_uint64]
+    blocks: int
+    work: int
+    scratch: list[np.ndarray]
+    """Memory the slots name."""
 
 
 class CpuProgram:
@@ -146,24 +132,35 @@ class CpuProgram:
 
     def run(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool]) -> None:
         """Launch the kernels on these arrays: inputs and outputs by name, already checked; scratch is made here."""
+        for job in self.jobs(arrays, scalars):
+            self.pool.launch(job.entry, ctypes.addressof(job.slots), job.blocks, job.work)
+
+    def jobs(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        scalars: Mapping[str, int | float | bool],
+        moved: Callable[[int], int] | None = None,
+    ) -> list[Job]:
+        """What a run launches. `moved` tells where the memory of an array is instead of where it was."""
         values = self.sizes(arrays, scalars)
         words = {name: _word(scalars[name], param) for name, param in self._scalars.items()}
         for name, param in self._arrays.items():
             assert arrays[name].dtype.itemsize == param.dtype.itemsize, name
             assert arrays[name].ndim == len(param.shape), name
-            words[name] = _address(arrays[name])
+            words[name] = _address(arrays[name]) if moved is None else moved(_address(arrays[name]))
         kept: list[np.ndarray] = []
         for param in self.artifact.scratch:
             count = product(param.shape).evaluate(values) // param.dtype.block
             memory = np.empty(count * param.dtype.itemsize + abi.SCRATCH_ALIGN, np.uint8)
             kept.append(memory)
             words[param.name] = (_address(memory) + abi.SCRATCH_ALIGN - 1) // abi.SCRATCH_ALIGN * abi.SCRATCH_ALIGN
+        jobs: list[Job] = []
         for launch in self.artifact.launches:
             content = [words[name] for name in launch.args] + [values[name] for name in launch.sizes]
             slots = (ctypes.c_uint64 * max(len(content), 1))(*[word & (2**64 - 1) for word in content])
-            blocks = product(launch.grid).evaluate(values)
-            work = launch.work.evaluate(values)
-            self.pool.launch(self._code.entries[launch.entry], ctypes.addressof(slots), blocks, work)
+            blocks, work = product(launch.grid).evaluate(values), launch.work.evaluate(values)
+            jobs.append(Job(self._code.entries[launch.entry], slots, blocks, work, kept))
+        return jobs
 
 
 def _address(array: np.ndarray) -> int:

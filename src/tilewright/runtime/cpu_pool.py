@@ -29,6 +29,7 @@ _JOIN_SECONDS = 5.0
 
 _OneAddress = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _Launch = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+_LaunchAll = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 _Start = ctypes.PYFUNCTYPE(None)
 
 
@@ -61,6 +62,7 @@ class Pool:
         self._initialise = _OneAddress(self._code.address("tilewright_pool_init"))
         self._stop = _OneAddress(self._code.address("tilewright_pool_stop"))
         self._launch = _Launch(self._code.address("tilewright_launch"))
+        self._launch_all = _LaunchAll(self._code.address("tilewright_launch_all"))
         self._memory = ctypes.create_string_buffer(abi.POOL_BYTES + _ALIGN)
         self.address = (ctypes.addressof(self._memory) + _ALIGN - 1) // _ALIGN * _ALIGN
         self._spin = _positive("TILEWRIGHT_SPIN") or SPIN
@@ -125,6 +127,12 @@ class Pool:
         if not self._field(abi.POOL_STARTED).value:
             self.start()
         self._launch(self.address, entry, slots, blocks, work)
+
+    def launch_all(self, jobs: int, count: int) -> None:
+        """One launch after another, with the GIL released: `jobs` is the address of a table of entry, slots, blocks and work."""
+        if not self._field(abi.POOL_STARTED).value:
+            self.start()
+        self._launch_all(self.address, jobs, count)
 
     def _send_home(self) -> None:
         """Wait for the current job, ask the workers to leave and wait until they have. The next large job starts new ones."""

@@ -11,32 +11,33 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import SupportsInt
 
-import numpy as np
-
-from tilewright.base import dtypes
 from tilewright.base.artifact import Artifact
-from tilewright.base.dtypes import DType
-from tilewright.base.errors import DeviceError, TilewrightError, UserError
+from tilewright.base.errors import DeviceError, TilewrightError
 from tilewright.base.target import Target, for_device
-from tilewright.runtime.cuda_driver import KERNEL_FAULTS, OUT_OF_MEMORY, Driver, Results, load_driver
+from tilewright.runtime.cuda_driver import KERNEL_FAULTS, UNAVAILABLE, Driver, Results, load_driver
+from tilewright.runtime.cuda_faults import Faults, unavailable
+from tilewright.runtime.cuda_memory import CudaMemory
 from tilewright.runtime.cuda_program import CudaProgram
-from tilewright.runtime.device_array import DeviceArray, foreign_dtype, row_major
-from tilewright.runtime.device_memory import Block, MemoryPool, stream_handle
+from tilewright.runtime.cuda_streams import CudaStreams
+from tilewright.runtime.device_memory import stream_handle
+from tilewright.runtime.launch_log import LaunchLog
+from tilewright.runtime.streams import SPECIAL, refuse_in_capture
 
 __all__ = ["CudaDevice", "CudaProgram", "devices", "unavailable_reason"]
 
 ErrorCallback = Callable[[TilewrightError], None]
 
 
-class CudaDevice:
+class CudaDevice(CudaStreams, CudaMemory):
     """One GPU. Its context is made on first use."""
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
+        super().__init__()
         self.driver = driver
         self.ordinal = ordinal
         (self._handle,) = driver.call("cuDeviceGet", ordinal)
@@ -48,9 +49,13 @@ class CudaDevice:
         self.multiprocessors = self._attribute("MULTIPROCESSOR_COUNT")
         self.max_shared = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         self._get_current = driver.module.cuCtxGetCurrent
-        self.pool = MemoryPool(self)
-        self.launched: dict[tuple[int, str], None] = {}
-        """Stream and name of each kernel launched since that stream was last synchronised."""
+        self._wait_for_all = driver.module.cuCtxSynchronize
+        self.faults = Faults(self.label)
+        self.start_memory()
+        self.log = LaunchLog()
+        self.quick_wait: Callable[[], object] | None = None
+        """Machine code that waits, once there is some: True, a status, or None where it did nothing."""
+        self.wait_memory: object = None
         self._callbacks: dict[ErrorCallback, int] = {}
         self._retired: deque[SupportsInt] = deque()
 
@@ -64,27 +69,36 @@ class CudaDevice:
 
     @cached_property
     def target(self) -> Target:
-        """What to compile for. Raises UserError when this generation is not known."""
-        return for_device(*self.capability, self.multiprocessors, self.max_shared)
+        """What to compile for. Raises UserError when this generation is not known, DeviceError when the driver is too old for it."""
+        found = for_device(*self.capability, self.multiprocessors, self.max_shared)
+        self.driver.check_ptx(found.ptx, self.label)
+        return found
 
     # -- calls --------------------------------------------------------------------------------------------------
 
     @cached_property
     def _context(self) -> SupportsInt:
-        return self.driver.call("cuDevicePrimaryCtxRetain", self._handle, where=self.label)[0]
+        status, results = self.driver.attempt("cuDevicePrimaryCtxRetain", self._handle)
+        if status == UNAVAILABLE:
+            raise unavailable(self.label, self._attribute("COMPUTE_MODE"))
+        if status:
+            raise self.driver.error("cuDevicePrimaryCtxRetain", status, self.label)
+        return results[0]
 
     @cached_property
-    def _context_address(self) -> int:
+    def context_address(self) -> int:
         return int(self._context)
 
     def enter(self) -> bool:
         """Make the context current on this thread; True when another one was and `leave` must bring it back."""
+        if self.faults.lost:
+            raise self.faults.again()
         # The one driver call on every launch besides the launch itself, so without the layers between.
         status, current = self._get_current()
         if status != 0:
             raise self.driver.error("cuCtxGetCurrent", int(status), self.label)
         number = int(current)
-        if number == self._context_address:
+        if number == self.context_address:
             return False
         if number:
             self.driver.call("cuCtxPushCurrent", self._context, where=self.label)
@@ -113,14 +127,23 @@ class CudaDevice:
         return results
 
     def error(self, api: str, status: int, detail: str = "") -> TilewrightError:
-        """The error for a failed call; callbacks given at launches hear of kernel faults."""
-        kernels = [name for _, name in self.launched]
-        error = self.driver.error(api, status, self.label + (f", {detail}" if detail else ""), kernels)
+        """The error for a failed call; callbacks given at launches hear of kernel faults. After the first of these it is a short one."""
+        if self.faults.lost:
+            return self.faults.again()
+        kernels = self.faults.named(name for _, name in self.launched)
+        stopped = self.faults.stopped() if status in KERNEL_FAULTS else None
+        error = stopped or self.driver.error(api, status, self.label + (f", {detail}" if detail else ""), kernels)
         if status in KERNEL_FAULTS:
+            self.faults.lose(f"a fault of {' or '.join(kernels) or 'another library'} ended its context")
             callbacks, self._callbacks = self._callbacks, {}
             for callback in callbacks:
                 callback(error)
         return error
+
+    @property
+    def launched(self) -> dict[tuple[int, str], None]:
+        """Stream and name of each kernel launched since that stream was last synchronised; -1 stands for several streams."""
+        return self.log.pending()
 
     def watch(self, callback: ErrorCallback, stream: int) -> None:
         """Call `callback` with the error if work launched on `stream` up to its next synchronisation faults."""
@@ -128,248 +151,50 @@ class CudaDevice:
 
     def synchronize(self, stream: int | None = None) -> None:
         """Wait for all work, or for that of one stream. Raises what went wrong in it."""
-        with self.active():
-            if stream is None:
-                before, self.launched = self.launched, {}
-                self._wait("cuCtxSynchronize", before)
-                self._callbacks = {}
-                while self._retired:
-                    self.call("cuModuleUnload", self._retired.popleft())
+        if stream is None and self.quick_wait is not None and not (self._callbacks or self._retired or self.faults.lost):
+            status = self.quick_wait()
+            if status is True:
                 return
+            if isinstance(status, int):
+                raise self.error("cuCtxSynchronize", status)
+        if SPECIAL.value:
+            refuse_in_capture("synchronize()", self.ordinal, "synchronise before or after the capture")
+        if stream is not None:
             stream = stream_handle(stream)
-            before = {key: None for key in list(self.launched) if key[0] == stream}
-            for key in before:
-                self.launched.pop(key, None)
-            self._wait("cuStreamSynchronize", before, stream)
-            self._callbacks = {c: s for c, s in list(self._callbacks.items()) if s != stream}
-
-    def _wait(self, api: str, before: dict[tuple[int, str], None], *arguments: int) -> None:
-        status, _ = self.driver.attempt(api, *arguments)
-        if status:
-            self.launched = {**before, **self.launched}
-            raise self.error(api, status)
-
-    # -- streams and time ---------------------------------------------------------------------------------------
-
-    def create_stream(self) -> int:
-        """A new stream, not ordered with the default one."""
-        with self.active():
-            flags = self.driver.constant("CUstream_flags", "CU_STREAM_NON_BLOCKING")
-            return int(self.call("cuStreamCreate", flags)[0])
-
-    def destroy_stream(self, stream: int) -> None:
-        """Wait for the stream's work and end it."""
-        self.synchronize(stream)
-        self.pool.forget_stream(stream)
-        with self.active():
-            self.call("cuStreamDestroy", stream)
-
-    def order(self, later: int, earlier: int) -> None:
-        """Work queued on stream `later` from now on waits for what is queued on `earlier`; the host does not wait."""
-        with self.active():
-            flags = self.driver.constant("CUevent_flags", "CU_EVENT_DISABLE_TIMING")
-            (event,) = self.call("cuEventCreate", flags)
-            status, _ = self.driver.attempt("cuEventRecord", event, earlier)
-            if not status:
-                status, _ = self.driver.attempt("cuStreamWaitEvent", later, event, 0)
-            self.call("cuEventDestroy", event)
+        entered = self.enter()
+        try:
+            number = self.log.begin_wait()
+            if stream is None:
+                # The other half of a short kernel's round trip, so without the layers between.
+                status = int(self._wait_for_all()[0])
+            else:
+                status, _ = self.driver.attempt("cuStreamSynchronize", stream)
             if status:
-                # One of the streams was destroyed meanwhile; its work may still run.
-                self.call("cuCtxSynchronize")
-
-    def time(self, function: Callable[[], object], repeats: int = 10, warmup: int = 1, stream: int = 0) -> list[float]:
-        """Milliseconds on the device of each of `repeats` calls of `function`, which queues its work on `stream`."""
-        stream = stream_handle(stream)
-        with self.active():
-            for _ in range(warmup):
-                function()
-            flags = self.driver.constant("CUevent_flags", "CU_EVENT_DEFAULT")
-            events = [self.call("cuEventCreate", flags)[0] for _ in range(2 * repeats)]
-            try:
-                for start, stop in zip(events[::2], events[1::2]):
-                    self.call("cuEventRecord", start, stream)
-                    function()
-                    self.call("cuEventRecord", stop, stream)
-                self.synchronize(stream)
-                return [self._elapsed(start, stop) for start, stop in zip(events[::2], events[1::2])]
-            finally:
-                for event in events:
-                    self.driver.attempt("cuEventDestroy", event)
-
-    def _elapsed(self, start: SupportsInt, stop: SupportsInt) -> float:
-        (milliseconds,) = self.call("cuEventElapsedTime", start, stop)
-        assert isinstance(milliseconds, float)
-        return milliseconds
-
-    # -- memory -------------------------------------------------------------------------------------------------
-
-    def empty(self, shape: Sequence[int], dtype: DType, stream: int = 0) -> DeviceArray:
-        """A new row-major array with undefined contents, for work on `stream`."""
-        extents = tuple(int(extent) for extent in shape)
-        if any(extent < 0 for extent in extents):
-            raise UserError.at("TW004", f"an array cannot have shape {extents}")
-        count = 1
-        for extent in extents:
-            count *= extent
-        block = self.pool.take(count * dtype.itemsize, stream_handle(stream))
-        return DeviceArray(self, block.pointer, extents, dtype, None, block)
-
-    def from_numpy(self, values: np.ndarray, dtype: DType | None = None, stream: int = 0) -> DeviceArray:
-        """A copy of a host array. `dtype` is needed only where NumPy's does not tell (packed blocks)."""
-        known = dtype or dtypes.from_numpy(values.dtype)
-        if known is None or known.numpy != values.dtype:
-            raise UserError.at("TW009", f"arrays of {values.dtype} are not supported on a device")
-        array = self.empty(values.shape, known, stream)
-        array.copy_from(values)
-        return array
-
-    def wrap(self, item: object, stream: int = 0) -> DeviceArray:
-        """An array of another library that is on this device, without a copy; work on `stream` waits for its producer."""
-        if isinstance(item, DeviceArray):
-            self._check_device(item.device.ordinal)
-            return item
-        if type(item).__module__ == "torch" and not getattr(item, "requires_grad", True):
-            return self._wrap_torch(item)
-        pointer, shape, strides, dtype, producer, readonly = _describe(item)
-        if pointer:
-            with self.active():
-                attribute = self.driver.constant("CUpointer_attribute", "CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL")
-                self._check_device(int(self.call("cuPointerGetAttribute", attribute, pointer)[0]))
-        stream = stream_handle(stream)
-        if producer is not None and stream_handle(producer) != stream:
-            self.order(stream, stream_handle(producer))
-        block = Block(pointer, 0, stream, None)
-        return DeviceArray(self, pointer, shape, dtype, strides, block, item, readonly)
-
-    def _wrap_torch(self, tensor: object) -> DeviceArray:
-        """A PyTorch tensor by its own methods: its array interface takes ten times as long."""
-        self._check_device(tensor.get_device())  # type: ignore[attr-defined]
-        kind = tensor.dtype  # type: ignore[attr-defined]
-        dtype = _torch_dtypes.get(kind)
-        if dtype is None:
-            dtype = foreign_dtype(tensor, "")
-            if dtype is None:
-                raise UserError.at("TW009", f"arrays of {kind} are not supported on a device")
-            _torch_dtypes[kind] = dtype
-        pointer = int(tensor.data_ptr())  # type: ignore[attr-defined]
-        shape, strides = tuple(tensor.shape), tensor.stride()  # type: ignore[attr-defined]
-        return DeviceArray(self, pointer, shape, dtype, strides, Block(pointer, 0, 0, None), tensor)
-
-    def _check_device(self, ordinal: int) -> None:
-        if ordinal != self.ordinal:
-            raise DeviceError.at("TW033", f"the array is on cuda:{ordinal}, but was given to {self.label}")
-
-    def free_memory(self) -> tuple[int, int]:
-        """Bytes free and in all, as the driver sees them."""
-        with self.active():
-            free, total = self.call("cuMemGetInfo")
-            return int(free), int(total)
-
-    def copy(self, target: DeviceArray, source: DeviceArray, stream: int = 0) -> None:
-        """Device to device, in stream order; both arrays are contiguous and of one form."""
-        with self.active():
-            self.call("cuMemcpyDtoDAsync", target.launch_pointer(stream), source.launch_pointer(stream), source.nbytes, stream)
-
-    def copy_in(self, pointer: int, host: int, nbytes: int, streams: Iterable[int]) -> None:
-        """Host to device, after the work queued on `streams`."""
-        with self.active():
-            self._settle(streams)
-            self.call("cuMemcpyHtoD", pointer, host, nbytes)
-
-    def copy_out(self, host: int, pointer: int, nbytes: int, streams: Iterable[int]) -> None:
-        """Device to host, after the work queued on `streams`."""
-        with self.active():
-            self._settle(streams)
-            self.call("cuMemcpyDtoH", host, pointer, nbytes)
-
-    def _settle(self, streams: Iterable[int]) -> None:
-        # A plain copy is ordered with the default stream by itself.
-        for stream in streams:
-            if stream:
-                self.call("cuStreamSynchronize", stream)
-
-    def raw_allocate(self, nbytes: int) -> int:
-        """For the pool: a pointer, or 0 when memory is exhausted."""
-        with self.active():
-            status, results = self.driver.attempt("cuMemAlloc", nbytes)
-            if status == OUT_OF_MEMORY:
-                return 0
-            if status:
-                raise self.error("cuMemAlloc", status, f"{nbytes} bytes")
-            return int(results[0])
-
-    def raw_free(self, pointers: list[int]) -> None:
-        """For the pool: free what streams may still be using, so wait first."""
-        with self.active():
-            self.call("cuCtxSynchronize")
-            for pointer in pointers:
-                self.call("cuMemFree", pointer)
-
-    def exhausted(self, nbytes: int, pool: MemoryPool) -> TilewrightError:
-        """For the pool: the error when memory has run out."""
-        free, total = self.free_memory()
-        limit = f", of a limit of {pool.limit} bytes" if pool.limit is not None else ""
-        return DeviceError.at(
-            "TW031",
-            f"out of memory on {self.label}: asked for {nbytes} bytes, {free} bytes are free of {total}; "
-            f"Tilewright arrays hold {pool.in_use} bytes{limit}",
-            help="drop arrays that are not needed, or work on smaller pieces",
-        )
+                raise self.error("cuCtxSynchronize" if stream is None else "cuStreamSynchronize", status)
+            self.log.end_wait(number, stream)
+            if self._callbacks:
+                self._callbacks = {c: s for c, s in list(self._callbacks.items()) if stream not in (None, s)}
+            while stream is None and self._retired:
+                self.call("cuModuleUnload", self._retired.popleft())
+        finally:
+            self.leave(entered)
 
     # -- programs -----------------------------------------------------------------------------------------------
 
     def load(self, artifact: Artifact) -> CudaProgram:
         """The artifact's code on this device, ready to run."""
         with self.active():
-            return CudaProgram(self, artifact)
+            loaded = CudaProgram(self, artifact)
+        self.faults.note(artifact.launches)
+        return loaded
 
     def retire(self, module: SupportsInt) -> None:
         """Unload a module once nothing can be running of it: at the next full synchronisation."""
         self._retired.append(module)
 
 
-_Description = tuple[int, tuple[int, ...], tuple[int, ...], DType, int | None, bool]
-
-
-def _describe(item: object) -> _Description:
-    """Pointer, shape, strides in elements, dtype, producer's stream (None where it wants no waiting) and read-only flag."""
-    interface = None
-    try:
-        interface = getattr(item, "__cuda_array_interface__", None)
-    except (KeyError, TypeError, RuntimeError):
-        # PyTorch has no code for its 8-bit floats and refuses tensors that need gradients; its own methods tell all.
-        if getattr(item, "requires_grad", False):
-            raise
-    if isinstance(interface, dict):
-        typestr = str(interface["typestr"])
-        dtype = foreign_dtype(item, typestr)
-        if dtype is None:
-            raise UserError.at("TW009", f"arrays of type '{typestr}' are not supported on a device")
-        if interface.get("mask") is not None:
-            raise UserError.at("TW009", "masked arrays are not supported on a device")
-        shape = tuple(int(extent) for extent in interface["shape"])
-        steps = interface.get("strides")
-        if steps is not None and any(step % dtype.itemsize for step in steps):
-            raise UserError.at("TW009", f"strides {tuple(steps)} are not multiples of the {dtype.itemsize} bytes of {dtype}")
-        strides = row_major(shape) if steps is None else tuple(int(step) // dtype.itemsize for step in steps)
-        pointer, readonly = interface["data"]
-        return int(pointer or 0), shape, strides, dtype, interface.get("stream"), bool(readonly)
-    data_pointer, stride = getattr(item, "data_ptr", None), getattr(item, "stride", None)
-    if data_pointer is None or stride is None or not getattr(item, "is_cuda", False):
-        raise UserError.at(
-            "TW009",
-            f"a {type(item).__name__} is not an array on a CUDA device",
-            help="pass a DeviceArray, or an array with __cuda_array_interface__ (PyTorch, CuPy, Numba, JAX)",
-        )
-    dtype = foreign_dtype(item, "")
-    if dtype is None:
-        raise UserError.at("TW009", f"arrays of {getattr(item, 'dtype', '?')} are not supported on a device")
-    return int(data_pointer()), tuple(getattr(item, "shape", ())), tuple(stride()), dtype, None, False
-
-
 # -- finding devices ------------------------------------------------------------------------------------------------
 
-_torch_dtypes: dict[object, DType] = {}
 _lock = threading.Lock()
 _found: tuple[CudaDevice, ...] | None = None
 _reason = ""

@@ -13,7 +13,8 @@ import struct
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, SupportsInt
 
@@ -23,9 +24,12 @@ from tilewright.base.artifact import ArrayParam, Artifact, Launch, ScalarParam
 from tilewright.base.dtypes import DType
 from tilewright.base.errors import CompilerBug, TargetLimit, TilewrightError, UserError
 from tilewright.base.sizes import product
+from tilewright.runtime import observe
+from tilewright.runtime.cuda_driver import UNSUPPORTED_PTX
 from tilewright.runtime.cuda_maps import MAP_ALIGN, MAP_BYTES, check_map, encode_map
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.device_memory import stream_handle
+from tilewright.runtime.streams import recorders
 
 if TYPE_CHECKING:
     from tilewright.runtime.cuda import CudaDevice
@@ -87,15 +91,17 @@ class _Extended:
         self.stream = 0
 
 
-_Step = tuple[_Kernel, int, int, int, _Extended | None]
+Step = tuple[_Kernel, int, int, int, _Extended | None]
+Workspace = tuple[int, object]
+"""An address, and what keeps the memory."""
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """What a combination of sizes decides."""
 
     key: tuple[int, ...]
-    steps: tuple[_Step, ...]
+    steps: tuple[Step, ...]
     """The launches that have blocks, with their grids."""
     scratch: tuple[int, ...]
     """Offset of each scratch array in the workspace."""
@@ -118,6 +124,7 @@ class CudaProgram:
         self._finalizer = weakref.finalize(self, device.retire, self._module)
         self._finalizer.atexit = False
         self._functions = {launch.entry: self._find(launch) for launch in artifact.launches}
+        device.faults.watchdogs.watch(device, self._module, artifact)
 
         self._arrays = tuple(p.name for p in (*artifact.inputs, *artifact.outputs) if isinstance(p, ArrayParam))
         self._scalars = {p.name: p.dtype for p in artifact.inputs if isinstance(p, ScalarParam)}
@@ -131,8 +138,8 @@ class CudaProgram:
         self._slot_sizes = len(slot_sizes)
         self._bit_scalars = any(dtype.name in _AS_BITS for dtype in self._scalars.values())
         self._make_block(slot_sizes)
-        self._plans: dict[tuple[int, ...], _Plan] = {}
-        self._bound: dict[tuple[Number, ...], tuple[_Step, ...]] = {}
+        self._plans: dict[tuple[int, ...], Plan] = {}
+        self._bound: dict[tuple[Number, ...], tuple[Step, ...]] = {}
 
     # -- loading ------------------------------------------------------------------------------------------------
 
@@ -147,6 +154,8 @@ class CudaProgram:
         status, results = device.driver.attempt("cuModuleLoadDataEx", code, len(options), options, [log, len(log)])
         if not status:
             return results[0]
+        if status == UNSUPPORTED_PTX:
+            raise device.driver.too_old(_ptx_version(code), device.label)
         text = bytes(log).split(b"\0")[0].decode(errors="replace").strip()
         if not text:
             raise device.error("cuModuleLoadDataEx", status, f"program '{self.artifact.name}'")
@@ -218,7 +227,7 @@ class CudaProgram:
         formats += ["Q"] * len(self._scratch) + ["q"] * len(slot_sizes)
         self._packer = struct.Struct("<" + "".join(formats))
         self._slots = (ctypes.c_uint64 * max(1, len(formats)))()
-        slot_of = {name: index for index, name in enumerate(arguments)}
+        slot_of = self.slots = {name: index for index, name in enumerate(arguments)}
         size_slot = {name: len(arguments) + index for index, name in enumerate(slot_sizes)}
         base = ctypes.addressof(self._slots)
         kernels: list[_Kernel] = []
@@ -249,42 +258,81 @@ class CudaProgram:
         sizes: Mapping[str, int],
         stream: int = 0,
         on_error: Callable[[TilewrightError], None] | None = None,
+        take: Callable[[int], Workspace] | None = None,
     ) -> None:
         """Queue every launch on `stream` and return. Arrays are device arrays or addresses, outputs included.
 
-        `on_error` is called with the error if a kernel faults before the stream is next synchronised.
+        `on_error` is called with the error if a kernel faults before the stream is next synchronised. `take` gives memory for
+        scratch arrays, which must be good for work on the stream until it is dropped; without it, the device's pool does.
         """
         device = self.device
         if stream:
             stream = stream_handle(stream)
         try:
-            key = tuple([sizes[name] for name in self._sizes])
             values: list[Number] = []
             for name in self._arrays:
                 array = arrays[name]
                 values.append(array if type(array) is int else self._pointer(array, stream))
             values += [scalars[name] for name in self._scalars]
+            plan = self.plan(sizes)
         except KeyError as error:
             raise UserError.at("TW008", f"'{self.artifact.name}' was not given '{error.args[0]}'") from None
-        plan = self._plans.get(key) or self._make_plan(key)
+        recorder = recorders.get(stream) if recorders else None
         entered = device.enter()
         try:
-            workspace = None
-            if plan.scratch_bytes:
-                workspace = device.pool.take(plan.scratch_bytes, stream)
-                values += [workspace.pointer + offset for offset in plan.scratch]
-            elif plan.scratch:
-                values += [0] * len(plan.scratch)
+            if recorder is not None:
+                take = recorder.workspace(stream)
+            memory, workspace = (take or self.pool_memory(stream))(plan.scratch_bytes) if plan.scratch_bytes else (0, None)
+            values += [memory + offset for offset in plan.scratch]
             with self._lock:
                 self._pack(values, plan)
-                self._launch(self._bind(values, plan) if self._map_slots else plan.steps, stream)
-            if workspace is not None:
-                # Stream order makes reuse safe while the kernels still run.
-                workspace.free()
+                steps = self._bind(values, plan) if self._map_slots else plan.steps
+                if recorder is None:
+                    self._launch(steps, stream)
+                else:
+                    recorder.launch(self, arrays, values, plan, steps, stream)
+            # Stream order makes reuse safe while the kernels still run.
+            del workspace
             if on_error is not None:
                 device.watch(on_error, stream)
         finally:
             device.leave(entered)
+
+    def plan(self, sizes: Mapping[str, int]) -> Plan:
+        """What these sizes decide. Raises KeyError with the name of one that is missing."""
+        key = tuple([sizes[name] for name in self._sizes])
+        return self._plans.get(key) or self._make_plan(key)
+
+    def pool_memory(self, stream: int) -> Callable[[int], Workspace]:
+        """Memory for scratch arrays of work on `stream`, from the device's pool."""
+
+        def take(nbytes: int) -> Workspace:
+            block = self.device.pool.take(nbytes, stream)
+            return block.pointer, block
+
+        return take
+
+    # -- for graphs ---------------------------------------------------------------------------------------------
+
+    def array_names(self) -> tuple[str, ...]:
+        """The arrays, in the order of their slots, which come first."""
+        return self._arrays
+
+    def scalar_slots(self) -> dict[str, int]:
+        """The slot of each number."""
+        return {name: index for index, name in enumerate(self._scalars, len(self._arrays))}
+
+    def launch_steps(self, steps: Sequence[Step], stream: int) -> None:
+        """Launch some steps of a plan; the caller has packed their values and holds the program."""
+        self._launch(tuple(steps), stream)
+
+    @contextmanager
+    def bound(self, values: Sequence[Number], plan: Plan) -> Iterator[tuple[Step, ...]]:
+        """The plan's launches with parameters that hold these values inside."""
+        packed = list(values)
+        with self._lock:
+            self._pack(packed, plan)
+            yield self._bind(packed, plan) if self._map_slots else plan.steps
 
     def _pointer(self, array: DeviceArray | int, stream: int) -> int:
         if isinstance(array, DeviceArray):
@@ -293,11 +341,13 @@ class CudaProgram:
             return array.launch_pointer(stream)
         return int(array)
 
-    def _launch(self, steps: tuple[_Step, ...], stream: int) -> None:
+    def _launch(self, steps: tuple[Step, ...], stream: int) -> None:
         launch, device = self._driver_launch, self.device
         handle = stream or None
+        watcher = observe.observer
         for kernel, x, y, z, extended in steps:
             rule = kernel.launch
+            token = None if watcher is None else watcher.before_launch(device, rule, (x, y, z), stream)
             if extended is None:
                 status = launch(kernel.function, x, y, z, rule.threads, 1, 1, rule.shared_bytes, handle, kernel.parameters, 0)[0]
             else:
@@ -306,13 +356,27 @@ class CudaProgram:
                     extended.stream = stream
                 status = self._driver_launch_extended(extended.config, kernel.function, kernel.parameters, 0)[0]
             if status != 0:
-                detail = f"kernel '{rule.entry}', grid {(x, y, z)}, {rule.threads} threads, {rule.shared_bytes} bytes shared"
-                if rule.cluster > 1:
-                    detail += f", clusters of {rule.cluster}"
-                raise device.error("cuLaunchKernel" if extended is None else "cuLaunchKernelEx", int(status), detail)
-            device.launched[stream, rule.entry] = None
+                raise self.launch_error((kernel, x, y, z, extended), int(status))
+            device.log.note(stream, rule.entry)
+            if watcher is not None:
+                watcher.after_launch(token)
 
-    def _bind(self, values: list[Number], plan: _Plan) -> tuple[_Step, ...]:
+    def launch_error(self, step: Step, status: int) -> TilewrightError:
+        """The error for a launch the driver refused."""
+        kernel, x, y, z, extended = step
+        rule = kernel.launch
+        detail = f"kernel '{rule.entry}', grid {(x, y, z)}, {rule.threads} threads, {rule.shared_bytes} bytes shared"
+        if rule.cluster > 1:
+            detail += f", clusters of {rule.cluster}"
+        return self.device.error("cuLaunchKernel" if extended is None else "cuLaunchKernelEx", status, detail)
+
+    def scalar_bits(self, index: int, value: Number) -> int:
+        """The 8 bytes of a scalar's slot, as a number."""
+        name, dtype = list(self._scalars.items())[index]
+        packed = struct.pack(f"<{_FORMATS[dtype.name]}", _scalar(name, value, dtype))
+        return int.from_bytes(packed, "little")
+
+    def _bind(self, values: list[Number], plan: Plan) -> tuple[Step, ...]:
         """The plan's launches with the maps of the arrays at these addresses."""
         key = (*plan.key, *[values[slot] for slot in self._map_slots])
         steps = self._bound.get(key)
@@ -336,7 +400,7 @@ class CudaProgram:
         table = _table((*kernel.pointers, *places))
         return replace(kernel, parameters=ctypes.addressof(table), memory=(table, room))
 
-    def _pack(self, values: list[Number], plan: _Plan) -> None:
+    def _pack(self, values: list[Number], plan: Plan) -> None:
         if not self._bit_scalars:
             try:
                 self._packer.pack_into(self._slots, 0, *values, *plan.sizes)
@@ -348,9 +412,9 @@ class CudaProgram:
             values[index] = _scalar(name, values[index], dtype)
         self._packer.pack_into(self._slots, 0, *values, *plan.sizes)
 
-    def _make_plan(self, key: tuple[int, ...]) -> _Plan:
+    def _make_plan(self, key: tuple[int, ...]) -> Plan:
         sizes = dict(zip(self._sizes, key))
-        steps: list[_Step] = []
+        steps: list[Step] = []
         for kernel in self._kernels:
             grid = [extent.evaluate(sizes) for extent in kernel.launch.grid]
             x, y, z = (*grid, 1, 1, 1)[:3]
@@ -371,7 +435,7 @@ class CudaProgram:
             offset = -(-total // align) * align
             offsets.append(offset)
             total = offset + product(array.shape).evaluate(sizes) * array.dtype.itemsize
-        plan = _Plan(key, tuple(steps), tuple(offsets), total, key[: self._slot_sizes])
+        plan = Plan(key, tuple(steps), tuple(offsets), total, key[: self._slot_sizes])
         if len(self._plans) >= _PLANS_KEPT:
             self._plans.clear()
         self._plans[key] = plan
@@ -391,6 +455,12 @@ class CudaProgram:
         config.attrs = [attribute]
         config.numAttrs = 1
         return _Extended(config)
+
+
+def _ptx_version(code: bytes) -> int:
+    """What a PTX text says it is written in, times ten."""
+    major, _, minor = code.partition(b".version")[2].split(maxsplit=1)[0].partition(b".")
+    return int(major) * 10 + int(minor)
 
 
 def _table(pointers: tuple[int, ...]) -> ctypes.Array[ctypes.c_void_p]:

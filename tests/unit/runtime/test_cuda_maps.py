@@ -321,16 +321,17 @@ def test_dependent_launches(device: CudaDevice, fake: FakeCuda) -> None:
     seen = fake.kernels["matmul"] = Seen()
     loaded = device.load(program(Launch("plain", ("a",), (), (ONE,)), replace(MATMUL, dependent=True)))
     streams: list[int] = []
-    for stream in (0, 0x5000, 0x5000, 0):
-        loaded.run({"a": 0x1000 + stream, "out": 0x2000}, {}, SIZES, stream)
+    own = device.create_stream()
+    for stream in (0, own, own, 0):
+        loaded.run({"a": 0x6000 if stream else 0x1000, "out": 0x2000}, {}, SIZES, stream)
         config, *_ = fake.calls("cuLaunchKernelEx")[-1]
         streams.append(config.hStream)  # type: ignore[attr-defined]
-    assert streams == [0, 0x5000, 0x5000, 0]
+    assert streams == [0, own, own, 0]
     assert [call[2] for call in seen.calls] == [0x1000, 0x6000, 0x6000, 0x1000]
     assert len(fake.calls("cuLaunchKernel")) == 4
     assert len({id(call[0]) for call in fake.calls("cuLaunchKernelEx")}) == 1
     (attribute,) = config.attrs  # type: ignore[attr-defined]
-    assert attribute.id == "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"
+    assert attribute.id.name == "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"
     assert attribute.value.programmaticStreamSerializationAllowed == 1
     found = vars(config)
     assert (found["gridDimX"], found["gridDimY"], found["gridDimZ"], found["numAttrs"]) == (2, 1, 1, 1)

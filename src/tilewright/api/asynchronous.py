@@ -1,0 +1,206 @@
+"""Calls that do not wait: `asynchronous=True` gives a future, `stream=` says where, and futures are arguments like arrays.
+
+In: a kernel and the arguments of a call; out: a `Future`, or what the plain call gives. On a GPU the call is queued at once: what it
+waits for are events on the device. On the CPU and the emulator it joins the queue of the current stream and runs on a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.api.cuda_calls import device_of, gpu_of
+from tilewright.api.devices import Device, default_device, find_device
+from tilewright.api.named_numbers import tell_recorder
+from tilewright.base import dtypes
+from tilewright.base.errors import UserError
+from tilewright.runtime import streams
+from tilewright.runtime.device_array import DeviceArray
+
+if TYPE_CHECKING:
+    from tilewright.api.kernel import Kernel
+    from tilewright.runtime.cuda import CudaDevice
+    from tilewright.runtime.cuda_copies import Ticket
+    from tilewright.runtime.futures import Future, GpuFuture
+
+_OPTIONS = ("asynchronous", "stream")
+
+
+def is_special(args: tuple[object, ...], keywords: Mapping[str, object]) -> bool:
+    """Whether a call has something to do with streams, futures or graphs."""
+    if streams.SPECIAL.value or "asynchronous" in keywords or "stream" in keywords:
+        return True
+    futures = streams.FUTURES
+    return bool(futures) and (any(isinstance(a, futures) for a in args) or any(isinstance(a, futures) for a in keywords.values()))
+
+
+def special_call(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict[str, object]) -> object:
+    """Make the call; `NotImplemented` where it is a plain one after all, with the options taken out of `keywords`."""
+    options = {name: keywords.pop(name) for name in _OPTIONS if name in keywords and name not in kernel.parameter_names}
+    asynchronous = options.get("asynchronous", kernel.asynchronous)
+    if not isinstance(asynchronous, bool):
+        raise UserError.at("TW009", f"asynchronous= is a {type(asynchronous).__name__}, not True or False", kernel.function.span)
+    if options.get("stream") is not None:
+        from tilewright.api.streams import Stream
+
+        with Stream.of(options["stream"], _device(kernel, args, keywords).id):
+            return kernel(*args, asynchronous=asynchronous, **keywords)
+    if asynchronous:
+        return call_later(kernel, args, keywords)
+    if _futures(args, keywords):
+        return call_now(kernel, args, keywords)
+    if streams.is_capturing():
+        tell_recorder(kernel.parameter_names, args, keywords)
+    return NotImplemented
+
+
+def _futures(args: tuple[object, ...], keywords: Mapping[str, object]) -> list[Future[Any]]:
+    known = streams.FUTURES
+    found: list[Any] = [value for value in (*args, *keywords.values()) if known and isinstance(value, known)]
+    return found
+
+
+def _device(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: Mapping[str, object]) -> Device:
+    """Where the call runs, by what is known of its arguments now."""
+    asked = keywords.get("device")
+    if asked is not None and not isinstance(asked, str):
+        raise UserError.at("TW009", f"device= is a {type(asked).__name__}, not a name such as 'cpu' or 'cuda:0'", kernel.function.span)
+    known: list[object] = []
+    for value in (*args, *keywords.values()):
+        if isinstance(value, streams.FUTURES):
+            part = value.on_device()  # type: ignore[attr-defined]
+            value = part.pending if part is not None else None
+        known += value if isinstance(value, tuple | list) else [value]
+    return find_device(asked or kernel.device or device_of(known) or default_device())
+
+
+def _resolved(value: object, on_gpu: bool) -> Any:
+    """A future's result: waited for, or the arrays that a GPU will have written by then."""
+    if not isinstance(value, streams.FUTURES):
+        return value
+    part = value.on_device() if on_gpu else None  # type: ignore[attr-defined]
+    return part.pending if part is not None else value.result()  # type: ignore[attr-defined]
+
+
+def _plain(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: Mapping[str, object], on_gpu: bool) -> object:
+    """The call itself."""
+    named = {name: _resolved(value, on_gpu) for name, value in keywords.items()}
+    if kernel.asynchronous:
+        named["asynchronous"] = False
+    return kernel(*(_resolved(value, on_gpu) for value in args), **named)
+
+
+def call_now(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict[str, object]) -> object:
+    """A plain call with futures among its arguments."""
+    device = _device(kernel, args, keywords)
+    if device.kind != "cuda":
+        return _plain(kernel, args, keywords, on_gpu=False)
+    gpu = gpu_of(device)
+    for future in _futures(args, keywords):
+        part = future.on_device()
+        if part is None:
+            future.exception()
+        else:
+            _order(gpu, streams.current(gpu.ordinal) or 0, part)
+    return _plain(kernel, args, keywords, on_gpu=True)
+
+
+def call_later(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict[str, object]) -> Future[Any]:
+    """An asynchronous call."""
+    streams.refuse_in_capture(f"an asynchronous call of {kernel.__name__}", help="calls inside a capture run when the graph is replayed")
+    device = _device(kernel, args, keywords)
+    after = _futures(args, keywords)
+    if device.kind != "cuda":
+        from tilewright.api.streams import host_queue
+
+        return host_queue(device).submit(lambda: _plain(kernel, args, keywords, on_gpu=False), after)
+    from tilewright.runtime import held_calls
+
+    gpu = gpu_of(device)
+    stream = _quietly_current(gpu.ordinal)
+    waiting = [future for future in after if future.on_device() is None and not future.done()]
+    if not waiting and not held_calls.is_holding(gpu.ordinal, stream):
+        return _queue(kernel, gpu, stream, args, keywords)
+    return held_calls.hold(gpu.ordinal, stream, lambda: _queue(kernel, gpu, stream, args, keywords), waiting)
+
+
+def _quietly_current(ordinal: int) -> int:
+    """The current stream, without waiting for calls that are held back on it: this one will queue behind them."""
+    return streams.named(ordinal) or 0
+
+
+def _queue(
+    kernel: Kernel[Any, Any], gpu: CudaDevice, stream: int, args: tuple[object, ...], keywords: Mapping[str, object]
+) -> GpuFuture[Any]:
+    """Queue the call on the GPU's stream, after the futures it takes, and an event behind it."""
+    from tilewright.runtime.futures import GpuFuture
+
+    with streams.use(gpu.ordinal, stream):
+        for future in _futures(args, keywords):
+            part = future.on_device()
+            if part is not None:
+                _order(gpu, stream, part)
+        args = tuple(_resolved(value, on_gpu=True) for value in args)
+        keywords = {name: _resolved(value, on_gpu=True) for name, value in keywords.items()}
+        finish: Callable[[], object] | None = None
+        if any(isinstance(v, np.ndarray) for v in (*args, *keywords.values())) and device_of([*args, *keywords.values()]) is None:
+            result, finish = _from_host(kernel, gpu, stream, args, dict(keywords))
+        else:
+            result = _plain(kernel, args, keywords, on_gpu=True)
+        return GpuFuture(result, gpu.event().record(stream), stream, finish)
+
+
+def _from_host(
+    kernel: Kernel[Any, Any], gpu: CudaDevice, stream: int, args: tuple[object, ...], keywords: dict[str, object]
+) -> tuple[object, Callable[[], object]]:
+    """A call with arrays of the host: copies there and back are queued with it."""
+    given = keywords.pop("out", None)
+    under_way: list[Ticket] = []
+
+    def moved(value: object) -> object:
+        if not isinstance(value, np.ndarray):
+            return value
+        values = np.ascontiguousarray(value)
+        dtype = dtypes.from_numpy(values.dtype)
+        if dtype is None:
+            return value  # the call says what is wrong
+        array = gpu.empty(values.shape, dtype, stream)
+        under_way.append(gpu.copy_in_async(array, values, stream))
+        return array
+
+    keywords["device"] = f"cuda:{gpu.ordinal}"
+    result = _plain(kernel, tuple(map(moved, args)), {name: moved(value) for name, value in keywords.items()}, on_gpu=True)
+    parts = result if isinstance(result, tuple) else (result,)
+    targets = (None,) * len(parts) if given is None else given if isinstance(given, tuple | list) else (given,)
+    if len(targets) != len(parts):
+        raise UserError.at("TW018", f"out= has {len(targets)} array(s), but the kernel returns {len(parts)}", kernel.function.span)
+    found: list[np.ndarray] = []
+    for part, target in zip(parts, targets, strict=True):
+        assert isinstance(part, DeviceArray)
+        direct = isinstance(target, np.ndarray) and target.flags.c_contiguous and target.flags.writeable
+        values = target if direct and isinstance(target, np.ndarray) else np.empty(part.shape, part.dtype.numpy)
+        under_way.append(gpu.copy_out_async(values, part, stream))
+        found.append(values)
+
+    def finish() -> object:
+        for ticket in under_way:
+            ticket.wait()
+        for values, target in zip(found, targets, strict=True):
+            if isinstance(target, np.ndarray) and target is not values:
+                np.copyto(target, values, casting="no")
+        plain = [values[()] if values.ndim == 0 else values for values in found]
+        return given if given is not None else plain[0] if len(plain) == 1 else tuple(plain)
+
+    return result, finish
+
+
+def _order(gpu: CudaDevice, stream: int, part: GpuFuture[Any]) -> None:
+    """Work on the stream waits for the future's event, on the device."""
+    from tilewright.runtime.events import CudaEvent
+
+    streams.refuse_in_capture("a future as an argument", gpu.ordinal, "wait for its result before the capture")
+    assert isinstance(part.event, CudaEvent)
+    if part.stream != stream or part.event.device is not gpu:
+        gpu.hold(stream, part.event)

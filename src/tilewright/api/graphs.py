@@ -1,0 +1,335 @@
+"""Graphs: a sequence of calls recorded once and replayed as one.
+
+    with tw.capture() as graph:          graph = tw.graph(step, x, 0.5)
+        y = scale(x, v)                  y = graph.result
+        z = norm(y)                      graph.replay()
+    graph.replay()                       graph.update(x=other); graph.replay()
+
+Recording runs nothing: results are arrays that a replay fills. On a GPU it is a stream capture, so calls of other libraries on the
+capturing stream belong to it; on the CPU and the emulator it is a list of calls with their arrays.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.api.cuda_calls import device_of, gpu_of
+from tilewright.api.devices import Device, find_device
+from tilewright.api.kernel import Kernel, leave_direct_ways
+from tilewright.api.named_numbers import named
+from tilewright.api.streams import Stream, host_queue
+from tilewright.base.errors import DeviceError, UserError
+from tilewright.runtime import streams
+from tilewright.runtime.device_array import DeviceArray
+from tilewright.runtime.futures import Future, GpuFuture
+from tilewright.runtime.host_graphs import HostGraph
+
+if TYPE_CHECKING:
+    from tilewright.runtime.graphs import CudaGraph
+
+
+class Graph:
+    """Recorded calls. `replay` runs them all; inputs given a name can be exchanged."""
+
+    def __init__(self, device: Device, function: Callable[..., object] | None = None) -> None:
+        self.device = device.id
+        self._device, self._function = device, function
+        self._inputs: dict[str, object] = {}
+        self._recording = False
+        self._cuda: CudaGraph | None = None
+        self._host: HostGraph | None = None
+        self.result: Any = None
+        """What the recorded function returned: arrays that each replay fills."""
+
+    # -- recording ----------------------------------------------------------------------------------------------
+
+    def input(self, name: str, value: Any) -> Any:
+        """Give an array or a number a name, under which `update` exchanges it. Use what it returns inside the capture."""
+        if not isinstance(name, str) or not name.isidentifier():
+            raise UserError.at("TW016", f"the name of an input is {name!r}", help="use a name such as 'x'")
+        if name in self._inputs:
+            raise UserError.at("TW016", f"the graph has an input '{name}' already")
+        if isinstance(value, bool) or not (isinstance(value, int | float) or _is_array(value)):
+            raise UserError.at("TW009", f"the input '{name}' is a {type(value).__name__}, not an array or a number")
+        self._inputs[name] = value
+        return self[name]
+
+    def __getitem__(self, name: str) -> Any:
+        """An input, to be used inside the capture; a number from here is the input wherever a kernel takes it as it is."""
+        if name not in self._inputs:
+            raise UserError.at("TW008", f"the graph has no input '{name}'", help=f"its inputs are {', '.join(self._inputs) or 'none'}")
+        value: Any = self._inputs[name]
+        return named(value, name) if isinstance(value, int | float) else value
+
+    @contextmanager
+    def _record(self) -> Iterator[None]:
+        if self._device.kind == "cuda":
+            with self._record_cuda():
+                yield
+        else:
+            host = HostGraph(self.device)
+            with streams.capturing(self.device, host_recorder=host):
+                leave_direct_ways()
+                yield
+            self._host = host
+
+    @contextmanager
+    def _record_cuda(self) -> Iterator[None]:
+        from tilewright.runtime.graphs import CudaGraph
+
+        gpu = gpu_of(self._device)
+        origin = streams.current(gpu.ordinal) or 0
+        graph = self._cuda or CudaGraph(gpu, origin)
+        handle = graph.begin()
+        try:
+            with streams.capturing(gpu.label, gpu.ordinal), streams.use(gpu.ordinal, handle):
+                leave_direct_ways()
+                yield
+        except BaseException:
+            graph.abort()
+            raise
+        if graph.arena.diverged:
+            # The memory it has does not fit the new arguments.
+            graph.abort()
+            self._cuda = None
+        else:
+            graph.end()
+            self._cuda = graph
+
+    @property
+    def stream(self) -> Stream:
+        """While a GPU captures: the stream to run other libraries' work on, so that it belongs to the graph."""
+        if not self._recording or self._device.kind != "cuda":
+            raise DeviceError.at("TW033", "a graph has a stream while it is captured on a GPU")
+        return Stream.of(streams.current(gpu_of(self._device).ordinal) or 0, self.device)
+
+    # -- running ------------------------------------------------------------------------------------------------
+
+    def replay(self, stream: object = None, asynchronous: bool = False, **inputs: Any) -> Any:
+        """Run it, on `stream` or the current one, with other values for the inputs named here; gives `result`.
+
+        On a GPU it is queued; on the CPU it is done when this returns. `asynchronous=True` gives a future of the result.
+        """
+        if inputs:
+            self.update(**inputs)
+        self._check_usable()
+        if self._cuda is not None:
+            gpu = self._cuda.device
+            handle = (streams.current(gpu.ordinal) or 0) if stream is None else Stream.of(stream, self.device).handle
+            self._cuda.replay(handle)
+            if asynchronous:
+                streams.refuse_in_capture("an asynchronous replay", gpu.ordinal)
+                return GpuFuture(self.result, gpu.event().record(handle), handle)
+            return self.result
+        assert self._host is not None
+        host = self._host
+        recorder = streams.host_recorder()
+        if recorder is not None:
+            recorder.add_graph(host)
+        elif asynchronous or stream is not None:
+            queue = host_queue(self._device) if stream is None else Stream.of(stream, self.device)._queue
+            assert queue is not None
+            done: Future[Any] = queue.submit(self._replay_on_host)
+            return done if asynchronous else done.result()
+        else:
+            host.replay()
+        return self.result
+
+    __call__ = replay
+
+    def _replay_on_host(self) -> Any:
+        assert self._host is not None
+        self._host.replay()
+        return self.result
+
+    # -- other arguments ----------------------------------------------------------------------------------------
+
+    def update(self, **inputs: Any) -> None:
+        """Exchange inputs. Arrays of the same form and numbers change in place; else the function is recorded again.
+
+        A graph captured with `with` has no function: there the new array must have the form of the old one.
+        """
+        self._check_usable()
+        streams.refuse_in_capture("update()")
+        for name, value in inputs.items():
+            if name not in self._inputs:
+                known = ", ".join(self._inputs) or "none: name them with graph.input(name, value)"
+                raise UserError.at("TW008", f"the graph has no input '{name}'", help=f"its inputs are {known}")
+            _check_kind(name, self._inputs[name], value)
+        changed = {name: value for name, value in inputs.items() if value is not self._inputs[name]}
+        obstacle = self._obstacle(changed)
+        if not obstacle:
+            pairs = [(self._array(self._inputs[n]), self._array(v)) for n, v in changed.items() if not isinstance(v, int | float)]
+            numbers = {n: v for n, v in changed.items() if isinstance(v, int | float)}
+            graph: Any = self._cuda or self._host
+            graph.exchange(pairs, numbers)
+            self._inputs.update(changed)
+        elif self._function is None:
+            raise UserError.at("TW016", obstacle, help="use tw.graph(function, ...), which can record it again")
+        else:
+            self._record_function({**self._inputs, **changed})
+
+    def _obstacle(self, changed: Mapping[str, Any]) -> str:
+        """Why inputs cannot be exchanged in place; '' where they can."""
+        graph: Any = self._cuda or self._host
+        pairs = []
+        for name, value in changed.items():
+            if isinstance(value, int | float):
+                if self._function is not None:
+                    # It may compute with the number.
+                    return f"'{name}' goes through a function"
+                continue
+            old, new = self._array(self._inputs[name]), self._array(value)
+            if _form(old) != _form(new):
+                return f"'{name}' was {_form_text(old)} and would be {_form_text(new)}"
+            pairs.append((old, new))
+        if pairs and not graph.knows_all:
+            return "the graph has work of other libraries or copies in it, whose arguments are not known"
+        if pairs and graph.conflict(pairs):
+            return f"{', '.join(changed)} would share memory with something the graph writes"
+        return ""
+
+    def _array(self, value: Any) -> Any:
+        """An input as the recorder sees it."""
+        if self._device.kind == "cuda":
+            return value if isinstance(value, DeviceArray) else gpu_of(self._device).wrap(value)
+        return value if type(value) is np.ndarray else np.asarray(value)
+
+    def _record_function(self, values: dict[str, Any]) -> None:
+        """Record the function with these arguments."""
+        assert self._function is not None
+        self._recording = True
+        before = self._cuda
+        try:
+            with self._record():
+                made = self._call_function(values)
+            if before is not None and self._cuda is None:
+                with self._record():
+                    made = self._call_function(values)
+        except BaseException:
+            self._cuda = before
+            raise
+        finally:
+            self._recording = False
+        self.result, self._inputs = made, values
+
+    def _call_function(self, values: dict[str, Any]) -> Any:
+        assert self._function is not None
+        bound = inspect.signature(self._function).bind_partial()
+        bound.arguments.update(values)
+        return self._function(*bound.args, **bound.kwargs)
+
+    # -- asking and ending --------------------------------------------------------------------------------------
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names `update` knows."""
+        return tuple(self._inputs)
+
+    @property
+    def nodes(self) -> int:
+        """How many pieces of work a replay runs."""
+        graph: Any = self._cuda or self._host
+        return int(graph.node_count) if graph is not None else 0
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the device reserved for it."""
+        return self._cuda.arena.reserved if self._cuda is not None else 0
+
+    @property
+    def instantiations(self) -> int:
+        """How often the driver had to build it: once, and again whenever an update changed more than parameters."""
+        return self._cuda.instantiations if self._cuda is not None else 1
+
+    def close(self) -> None:
+        """Give up what it holds. Replays under way run to their end; arrays of its results stay good."""
+        graph: Any = self._cuda or self._host
+        if graph is not None:
+            graph.close()
+
+    def _check_usable(self) -> None:
+        graph: Any = self._cuda or self._host
+        if self._recording or graph is None:
+            raise streams.capture_error("the graph is still being captured", "use it after the 'with' block")
+        if graph.closed:
+            raise DeviceError.at("TW033", "the graph was used after it was closed")
+
+    def __repr__(self) -> str:
+        inputs = f", inputs {', '.join(self._inputs)}" if self._inputs else ""
+        return f"Graph({self.device}, {self.nodes} nodes{inputs})"
+
+
+@contextmanager
+def capture(device: str = "auto", **inputs: Any) -> Iterator[Graph]:
+    """`with tw.capture() as graph:` records the calls this thread makes on the device.
+
+    Keywords name inputs: with `capture(x=x)`, `graph["x"]` is what to use inside, and `graph.update(x=other)` exchanges it.
+    """
+    chosen = find_device(device)
+    streams.refuse_in_capture("capture() inside a capture", help="replay one graph inside the capture of another")
+    made = Graph(chosen)
+    for name, value in inputs.items():
+        made.input(name, value)
+    made._recording = True
+    try:
+        with made._record():
+            yield made
+    finally:
+        made._recording = False
+    if not made.nodes:
+        made.close()
+        raise UserError.at(
+            "TW016", f"nothing was captured on '{chosen.id}'", help="calls are captured on one device: name it with capture(device)"
+        )
+
+
+def graph(function: Callable[..., Any], *args: Any, device: str | None = None, **keywords: Any) -> Graph:
+    """Record what `function(*args, **keywords)` does. Its parameters are the graph's inputs, what it returns is `graph.result`."""
+    if not callable(function):
+        raise UserError.at("TW009", f"a {type(function).__name__} cannot be recorded", help="pass a function and its arguments")
+    streams.refuse_in_capture("graph() inside a capture", help="replay one graph inside the capture of another")
+    if isinstance(function, Kernel):
+        values = function.bound(*args) if not keywords else {**dict(zip(function.parameter_names, args)), **keywords}
+        wrapped: Callable[..., Any] = function
+    else:
+        try:
+            values = dict(inspect.signature(function).bind(*args, **keywords).arguments)
+        except TypeError as error:
+            raise UserError.at("TW016", f"the arguments do not fit {getattr(function, '__name__', 'the function')}: {error}") from None
+        wrapped = function
+    listed = [v for value in values.values() for v in (value if isinstance(value, tuple | list) else [value])]
+    made = Graph(find_device(device or device_of(listed) or "auto"), wrapped)
+    made._record_function(values)
+    if not made.nodes:
+        made.close()
+        raise UserError.at("TW016", f"the function did nothing on '{made.device}'", help="name the device with graph(function, ..., device=)")
+    return made
+
+
+def _is_array(value: object) -> bool:
+    return hasattr(value, "__cuda_array_interface__") or hasattr(value, "__array_interface__") or hasattr(value, "__dlpack__")
+
+
+def _check_kind(name: str, old: object, new: object) -> None:
+    if isinstance(old, int | float) and type(old) is not type(new):
+        raise UserError.at("TW009", f"the input '{name}' is a number of type {type(old).__name__}, not {type(new).__name__}")
+    if _is_array(old) and not _is_array(new):
+        raise UserError.at("TW009", f"the input '{name}' is an array, not {type(new).__name__}")
+
+
+def _form(array: Any) -> tuple[object, ...]:
+    """All that code depends on."""
+    if isinstance(array, DeviceArray):
+        return array.device.ordinal, array.shape, array.strides, array.dtype, array.pointer % 16 == 0, array.readonly
+    return array.shape, array.strides, array.dtype, array.flags.aligned, array.flags.writeable
+
+
+def _form_text(array: Any) -> str:
+    strides = f", strides {tuple(array.strides)}"
+    return f"{array.dtype}[{', '.join(map(str, array.shape))}]{strides}"

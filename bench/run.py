@@ -84,10 +84,11 @@ def gpu_jobs(setting: Setting, quick: bool, wanted: Callable[[str], bool]) -> li
 
 
 def runtime_jobs(setting: Setting, quick: bool) -> list[Job]:
-    from bench import runtime, runtime_memory
+    from bench import runtime, runtime_graphs, runtime_memory
 
     session = runtime.Session.open(setting, quick)
-    return [Job(row.__name__, (row.__name__,), lambda row=row: iter([row(session)])) for row in (*runtime.ROWS, *runtime_memory.ROWS)]  # type: ignore[misc]
+    rows = (*runtime.ROWS, *runtime_graphs.ROWS, *runtime_memory.ROWS)
+    return [Job(row.__name__, (row.__name__,), lambda row=row: iter([row(session)])) for row in rows]  # type: ignore[misc]
 
 
 def contraction_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:

@@ -7,6 +7,8 @@ Each function is one call. Loops that pass an array on are fused: `tilewright in
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import tilewright as tw
@@ -60,7 +62,8 @@ def attend(q: tw.Array, k: tw.Array, v: tw.Array, scale: float) -> tw.Array:
 def project_add_norm(
     x: tw.Array, weight: tw.Array, bias: tw.Array, residual: tw.Array, gain: tw.Array, shift: tw.Array
 ) -> tw.Array:
-    """layer_norm(x @ weight + bias + residual): three steps as written, two kernels after fusion."""
+    """layer_norm(x @ weight + bias + residual): three steps as written, two kernels after fusion. The sums pass from one to the other in
+    x's own dtype, as in most implementations."""
     n, k = x.shape
     m = weight.shape[1]
     product = tw.empty((n, m), tw.f32)
@@ -69,7 +72,7 @@ def project_add_norm(
         for p in range(k):
             total += x[i, p] * weight[p, j]
         product[i, j] = total
-    summed = tw.empty((n, m), tw.f32)
+    summed = tw.empty((n, m), x.dtype)
     for i, j in tw.grid(n, m):
         summed[i, j] = product[i, j] + bias[j] + residual[i, j]
     out = tw.empty((n, m), x.dtype)
@@ -106,17 +109,18 @@ def project_gelu(x: tw.Array, weight: tw.Array, bias: tw.Array) -> tw.Array:
     return out
 
 
-def block(x, weights, batch: int, heads: int, device: str = "cpu"):
-    """One block on [batch * positions, features]; `weights` maps names to arrays."""
+def block(x, weights, batch: int, heads: int, device: str | None = None, out=None):
+    """One block on [batch * positions, features]; `weights` maps names to arrays. Arrays on a GPU stay there: heads are views of what
+    the product before them wrote, nothing is copied. `device` says where NumPy's arrays are computed on."""
     rows, features = x.shape
-    w = weights
-    qkv = project(x, w["qkv"], w["qkv_bias"], device=device)
-    parts = np.asarray(qkv).reshape(batch, rows // batch, 3, heads, features // heads).transpose(2, 0, 3, 1, 4)
-    mixed = attend(parts[0], parts[1], parts[2], (features // heads) ** -0.5, device=device)
-    mixed = np.asarray(mixed).reshape(rows, features)
-    seen = project_add_norm(mixed, w["out"], w["out_bias"], x, w["gain1"], w["shift1"], device=device)
-    hidden = project_gelu(seen, w["up"], w["up_bias"], device=device)
-    return project_add_norm(hidden, w["down"], w["down_bias"], seen, w["gain2"], w["shift2"], device=device)
+    w, where = weights, {} if device is None else {"device": device}
+    qkv: Any = project(x, w["qkv"], w["qkv_bias"], **where)
+    parts = qkv.reshape(batch, rows // batch, 3, heads, features // heads).transpose(2, 0, 3, 1, 4)
+    mixed: Any = attend(parts[0], parts[1], parts[2], (features // heads) ** -0.5, **where)
+    seen = project_add_norm(mixed.reshape(rows, features), w["out"], w["out_bias"], x, w["gain1"], w["shift1"], **where)
+    hidden = project_gelu(seen, w["up"], w["up_bias"], **where)
+    target = where if out is None else {**where, "out": out}
+    return project_add_norm(hidden, w["down"], w["down_bias"], seen, w["gain2"], w["shift2"], **target)
 
 
 def make_weights(rng: np.random.Generator, features: int, hidden: int) -> dict[str, np.ndarray]:

@@ -65,6 +65,7 @@ def requires() -> Callable[..., None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="let tests of long runs take their minute")
     parser.addoption("--record", action="store_true", help="write the hashes of PTX that ran right to tests/gpu/proven.json")
 
 

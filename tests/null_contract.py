@@ -140,7 +140,7 @@ def events(api: Calls, add: Callable[[str, object], None]) -> None:
 
 
 def modules(api: Calls, add: Callable[[str, object], None]) -> None:
-    add("bad PTX", api.code("cuModuleLoadDataEx", b"nonsense\0", 0, [], []))
+    add("no PTX", api.code("cuModuleLoadDataEx", b"nonsense\0", 0, [], []))
     add("PTX of the future", api.code("cuModuleLoadDataEx", b".version 99.0\n.target sm_90\n\0", 0, [], []))
     add("PTX for another GPU", api.code("cuModuleLoadDataEx", b".version 8.6\n.target sm_100a\n.address_size 64\n.visible .entry a() { ret; }\0", 0, [], []))
     module = api.get("cuModuleLoadDataEx", PTX, 0, [], [])
@@ -426,7 +426,7 @@ EXPECTED: Answers = {
     "events: event with unknown flags": 1,
     "events: stream with unknown flags": 1,
     "events: query an idle stream": 0,
-    "modules: bad PTX": 218,
+    "modules: no PTX": 200,
     "modules: PTX of the future": 222,
     "modules: PTX for another GPU": 218,
     "modules: missing function": 500,

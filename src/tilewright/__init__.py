@@ -106,6 +106,7 @@ if TYPE_CHECKING:
     from tilewright.api.memory import Pool, default_pool, memory_pool
     from tilewright.api.streams import Event, Stream, current_stream, stream, timed
     from tilewright.api.torch_ops import torch_op
+    from tilewright.api.transfers import transfer
     from tilewright.api.tune import Tuning, tune
     from tilewright.runtime.futures import Future, all_of, any_of
 
@@ -215,6 +216,7 @@ __all__ = [
     "timed",
     "to_device",
     "torch_op",
+    "transfer",
     "transpose",
     "trunc",
     "tune",
@@ -234,6 +236,7 @@ _LATER = {
     "tilewright.api.memory": ("Pool", "default_pool", "memory_pool"),
     "tilewright.api.streams": ("Event", "Stream", "current_stream", "stream", "timed"),
     "tilewright.api.torch_ops": ("torch_op",),
+    "tilewright.api.transfers": ("transfer",),
     "tilewright.api.tune": ("Tuning", "tune"),
     "tilewright.runtime.futures": ("Future", "all_of", "any_of"),
 }

@@ -7,6 +7,7 @@ call gives the fault's code.
 
 from __future__ import annotations
 
+import ctypes
 import traceback
 from collections.abc import Callable
 
@@ -32,6 +33,7 @@ Kernel = Callable[[int, tuple[int, int, int]], None]
 Executor = Callable[["Function", Config, Parameters], bool]
 """Runs a kernel if it knows it; whether it did."""
 LAUNCH_FAILED = 719
+_INVALID_IMAGE = 200
 _COOPERATIVE_TOO_LARGE, _NOT_FOUND, _OUT_OF_RESOURCES = 720, 500, 701
 _GRID, _BLOCK, _THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64), 1024
 SHARED, SHARED_OPTIN = 48 << 10, 227 << 10
@@ -182,8 +184,6 @@ class ExecutionCalls(MemoryCalls):
 
     def cuLaunchHostFunc(self, stream: int, function: object, data: object) -> None:
         """`function` is a C function's address (or an object that holds one), as in the bindings."""
-        import ctypes
-
         address, argument = int(function), int(data or 0)  # type: ignore[call-overload]
         native = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
         self.enqueue(self.stream(stream), "cuLaunchHostFunc", lambda: native(argument), host=True)
@@ -297,12 +297,14 @@ class ExecutionCalls(MemoryCalls):
         except Refused as refused:
             self._tell(values, refused.why.encode())
             raise
+        for variable in module.variables.values():
+            self.adopt(ctypes.addressof(variable), len(variable), self.current().ordinal)
         return self.keep(module).number
 
     def _check_ptx(self, ptx: str, values: list[object]) -> None:
         words = ptx.replace(",", " ").split()
         if ".version" not in words:
-            raise Refused(INVALID_PTX)
+            raise Refused(_INVALID_IMAGE)
         wanted = tuple(int(n) for n in words[words.index(".version") + 1].split("."))
         newest = max(isa for driver, isa in ISA.items() if driver <= (self.version // 1000, self.version % 1000 // 10))
         if wanted > newest:
@@ -320,6 +322,8 @@ class ExecutionCalls(MemoryCalls):
         found = self.find(Module, module)
         for function in found.functions.values():
             self.drop(function)
+        for variable in found.variables.values():
+            self.disown(ctypes.addressof(variable))
         self.drop(found)
 
     def cuModuleGetFunction(self, module: int, name: bytes) -> int:
@@ -331,6 +335,12 @@ class ExecutionCalls(MemoryCalls):
                 raise Refused(_NOT_FOUND)
             found.functions[text] = self.keep(Function(found, self.new_number(), entry or Entry(text, None)))
         return found.functions[text].number
+
+    def cuModuleGetGlobal(self, module: int, name: bytes) -> tuple[int, int]:
+        variable = self.find(Module, module).variables.get(name.decode())
+        if variable is None:
+            raise Refused(_NOT_FOUND)
+        return ctypes.addressof(variable), len(variable)
 
     def _attribute(self, function: Function, name: str) -> int:
         if name in function.allowed:

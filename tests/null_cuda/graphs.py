@@ -96,6 +96,14 @@ class GraphCalls(ExecutionCalls):
         if isinstance(capture, Capture):
             capture.spoilt = True
 
+    def failing(self, name: str, arguments: tuple[object, ...]) -> None:
+        super().failing(name, arguments)
+        if name == "cuStreamEndCapture":
+            # However it fails, the capture is over.
+            found = self.handles.get(int(arguments[0] or 0))  # type: ignore[call-overload]
+            if isinstance(found, Stream) and isinstance(found.capture, Capture):
+                self._end(found.capture)
+
     def cuCtxSynchronize(self) -> None:
         if self.captures:
             for capture in self.captures:

@@ -5,7 +5,8 @@ kernel on the emulator, at the loop stage where that has the same kernels, else 
 parameters the launch passed: addresses are looked up in the driver's memory, and grid, block and tensor maps must be those of the
 launch rule. Nothing is read from the disk cache meanwhile, since it keeps no programs.
 
-Kernels keep what they loaded for a device; use kernels of the test's own, not ones that another driver has seen.
+Kernels keep what they loaded for a device; use kernels of the test's own, not ones that another driver has seen. What was compiled
+for them is kept from one driver to the next.
 """
 
 from __future__ import annotations
@@ -36,9 +37,15 @@ from tilewright.runtime import cuda
 
 @dataclass(frozen=True)
 class _Built:
+    """An artifact, the program it was made of, and the stages before that, where they are known."""
+
     artifact: Artifact
     thread: Program
-    loop: Program | None
+    stages: Any
+
+
+_built: dict[str, _Built] = {}
+"""All that was compiled while a null driver was installed, by PTX; the compiler keeps it in memory as well."""
 
 
 class _NoCache:
@@ -53,43 +60,38 @@ class Programs:
 
     def __init__(self, driver: NullCuda, stage: str = "loop") -> None:
         self.driver, self.stage = driver, stage
-        self.built: dict[str, _Built] = {}
         self.launched: list[str] = []
-        self._stages: dict[int, Any] = {}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Remember what the compiler builds."""
         original_finish, original_build = compile_driver._Prepared.finish, build.build_artifact
+        latest: dict[int, Any] = {}
 
         def finish(prepared: Any, *arguments: Any) -> Any:
             done = original_finish(prepared, *arguments)
-            self._stages[id(done.stages.thread)] = done.stages
+            latest[id(done.stages.thread)] = done.stages
             return done
 
         def build_artifact(program: Program, *arguments: Any, **named: Any) -> Artifact:
             artifact = original_build(program, *arguments, **named)
             if artifact.kind == "ptx":
-                stages = self._stages.get(id(program))
-                other = getattr(stages, self.stage, None)
-                same = other is not None and len(other.calls) == len(program.calls)
-                self.built[artifact.code.decode()] = _Built(artifact, program, other if same else None)
+                _built[artifact.code.decode()] = _Built(artifact, program, latest.get(id(program)))
             return artifact
 
-        compile_driver.forget()
+        for key, artifact in list(compile_driver._memory.items()):
+            if artifact.kind == "ptx" and artifact.code.decode() not in _built:
+                del compile_driver._memory[key]
         with (
             mock.patch.object(compile_driver._Prepared, "finish", finish),
             mock.patch.object(build, "build_artifact", build_artifact),
             mock.patch.object(compile_driver, "disk_cache", _NoCache),
         ):
-            try:
-                yield
-            finally:
-                compile_driver.forget()
+            yield
 
     def execute(self, function: Function, config: Config, parameters: Parameters) -> bool:
         """Run the kernel of a launch, if it is of a program that was built here."""
-        built = self.built.get(function.module.ptx)
+        built = _built.get(function.module.ptx)
         if built is None:
             return False
         entry = function.entry.name
@@ -107,8 +109,9 @@ class Programs:
         return True
 
     def _call(self, built: _Built, position: int, values: dict[str, bytes], sizes: dict[str, int]) -> KernelCall:
-        if built.loop is not None:
-            call = built.loop.calls[position]
+        other = getattr(built.stages, self.stage, None)
+        if other is not None and len(other.calls) == len(built.thread.calls):
+            call: KernelCall = other.calls[position]
             if set(call.args) <= set(values) and set(call.kernel.size_names) <= set(sizes):
                 return call
         return built.thread.calls[position]

@@ -93,6 +93,10 @@ class MemoryCalls(State):
         context = next(c for c in self.contexts.values() if c.ordinal == ordinal)
         self._note(Allocation(address, nbytes, "device", context, adopted=True))
 
+    def disown(self, address: int) -> None:
+        """What was adopted is gone."""
+        self._forget(self.allocations[address])
+
     def _note(self, allocation: Allocation) -> Allocation:
         self.allocations[allocation.address] = allocation
         bisect.insort(self.starts, allocation.address)

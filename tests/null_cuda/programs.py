@@ -23,6 +23,7 @@ INVALID_PTX, UNSUPPORTED_PTX, BAD_CLUSTER = 218, 222, 912
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?([^{]*)\{")
 _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(?:[busf])(\d+)\s+(?:\.ptr\b[^,]*?\s)?([\w$%]+)\s*(?:\[(\d+)\])?")
 _BOUND = re.compile(r"\.(reqntid|maxntid|reqnctapercluster|maxclusterrank)\s+([\d,\s]+)")
+_VARIABLE = re.compile(r"\.visible\s+\.global\s+(?:\.align\s+\d+\s+)?\.[busf](\d+)\s+([\w$]+)\s*(?:\[(\d+)\])?")
 CONFIG = struct.Struct("<7I4xQQI4x")
 """CUlaunchConfig: grid, block and shared memory, stream, attributes, their number."""
 ATTRIBUTE = struct.Struct("<I4x64s")
@@ -69,6 +70,8 @@ class Module(Handle):
         self.ptx = ptx
         self.entries = read_entries(ptx)
         self.functions: dict[str, Function] = {}
+        found = _VARIABLE.findall(ptx)
+        self.variables = {name: (ctypes.c_char * (int(bits) // 8 * int(count or 1)))() for bits, name, count in found}
 
 
 class Function(Handle):

@@ -13,6 +13,8 @@ import numpy as np
 
 from tilewright.api.cuda_calls import device_of, gpu_of
 from tilewright.api.devices import Device, default_device, find_device
+from tilewright.api.named_numbers import tell_recorder
+from tilewright.base import dtypes
 from tilewright.base.errors import UserError
 from tilewright.runtime import streams
 from tilewright.runtime.device_array import DeviceArray
@@ -20,6 +22,7 @@ from tilewright.runtime.device_array import DeviceArray
 if TYPE_CHECKING:
     from tilewright.api.kernel import Kernel
     from tilewright.runtime.cuda import CudaDevice
+    from tilewright.runtime.cuda_copies import Ticket
     from tilewright.runtime.futures import Future, GpuFuture
 
 _OPTIONS = ("asynchronous", "stream")
@@ -45,13 +48,11 @@ def special_call(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: d
         with Stream.of(options["stream"], _device(kernel, args, keywords).id):
             return kernel(*args, asynchronous=asynchronous, **keywords)
     if asynchronous:
-        return _call_later(kernel, args, keywords)
+        return call_later(kernel, args, keywords)
     if _futures(args, keywords):
-        return _call_now(kernel, args, keywords)
+        return call_now(kernel, args, keywords)
     if streams.is_capturing():
-        from tilewright.api.graphs import name_numbers
-
-        name_numbers(kernel, args, keywords)
+        tell_recorder(kernel.parameter_names, args, keywords)
     return NotImplemented
 
 
@@ -91,7 +92,7 @@ def _plain(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: Mapping
     return kernel(*(_resolved(value, on_gpu) for value in args), **named)
 
 
-def _call_now(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict[str, object]) -> object:
+def call_now(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict[str, object]) -> object:
     """A plain call with futures among its arguments."""
     device = _device(kernel, args, keywords)
     if device.kind != "cuda":
@@ -106,7 +107,8 @@ def _call_now(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict
     return _plain(kernel, args, keywords, on_gpu=True)
 
 
-def _call_later(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict[str, object]) -> Future[Any]:
+def call_later(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict[str, object]) -> Future[Any]:
+    """An asynchronous call."""
     streams.refuse_in_capture(f"an asynchronous call of {kernel.__name__}", help="calls inside a capture run when the graph is replayed")
     device = _device(kernel, args, keywords)
     after = _futures(args, keywords)
@@ -153,28 +155,43 @@ def _queue(
 def _from_host(
     kernel: Kernel[Any, Any], gpu: CudaDevice, stream: int, args: tuple[object, ...], keywords: dict[str, object]
 ) -> tuple[object, Callable[[], object]]:
-    """A call with arrays of the host: they are copied now, results once they are there."""
+    """A call with arrays of the host: copies there and back are queued with it."""
     given = keywords.pop("out", None)
+    under_way: list[Ticket] = []
 
     def moved(value: object) -> object:
-        return gpu.from_numpy(np.ascontiguousarray(value), stream=stream) if isinstance(value, np.ndarray) else value
+        if not isinstance(value, np.ndarray):
+            return value
+        values = np.ascontiguousarray(value)
+        dtype = dtypes.from_numpy(values.dtype)
+        if dtype is None:
+            return value  # the call says what is wrong
+        array = gpu.empty(values.shape, dtype, stream)
+        under_way.append(gpu.copy_in_async(array, values, stream))
+        return array
 
     keywords["device"] = f"cuda:{gpu.ordinal}"
     result = _plain(kernel, tuple(map(moved, args)), {name: moved(value) for name, value in keywords.items()}, on_gpu=True)
+    parts = result if isinstance(result, tuple) else (result,)
+    targets = (None,) * len(parts) if given is None else given if isinstance(given, tuple | list) else (given,)
+    if len(targets) != len(parts):
+        raise UserError.at("TW018", f"out= has {len(targets)} array(s), but the kernel returns {len(parts)}", kernel.function.span)
+    found: list[np.ndarray] = []
+    for part, target in zip(parts, targets, strict=True):
+        assert isinstance(part, DeviceArray)
+        direct = isinstance(target, np.ndarray) and target.flags.c_contiguous and target.flags.writeable
+        values = target if direct and isinstance(target, np.ndarray) else np.empty(part.shape, part.dtype.numpy)
+        under_way.append(gpu.copy_out_async(values, part, stream))
+        found.append(values)
 
     def finish() -> object:
-        parts = result if isinstance(result, tuple) else (result,)
-        targets = (None,) * len(parts) if given is None else given if isinstance(given, tuple | list) else (given,)
-        if len(targets) != len(parts):
-            raise UserError.at("TW018", f"out= has {len(targets)} array(s), but the kernel returns {len(parts)}", kernel.function.span)
-        found: list[object] = []
-        for part, target in zip(parts, targets, strict=True):
-            assert isinstance(part, DeviceArray)
-            value = part.numpy()
-            if target is not None:
-                np.copyto(target, value, casting="no")
-            found.append(value[()] if value.ndim == 0 else value)
-        return given if given is not None else found[0] if len(found) == 1 else tuple(found)
+        for ticket in under_way:
+            ticket.wait()
+        for values, target in zip(found, targets, strict=True):
+            if isinstance(target, np.ndarray) and target is not values:
+                np.copyto(target, values, casting="no")
+        plain = [values[()] if values.ndim == 0 else values for values in found]
+        return given if given is not None else plain[0] if len(plain) == 1 else tuple(plain)
 
     return result, finish
 

@@ -18,6 +18,7 @@ from tilewright.api.checks import bind_sizes, check_output
 from tilewright.api.cuda_calls import CudaCalls, device_of
 from tilewright.api.devices import Device
 from tilewright.api.outputs import MOST_SPECIALISATIONS, converted, given_outputs, keep, result_of
+from tilewright.api.watchdog import watchdog_nanoseconds
 from tilewright.base.artifact import ArrayParam, Artifact
 from tilewright.base.errors import DeviceError
 from tilewright.base.target import host_cpu
@@ -35,9 +36,10 @@ __all__ = ["MOST_SPECIALISATIONS", "Runner", "device_of"]
 class Runner:
     """A kernel on its way through the devices: keeps what was compiled and loaded for it."""
 
-    def __init__(self, function: Function, precision: str = "ieee", schedule: str = "") -> None:
+    def __init__(self, function: Function, precision: str = "ieee", schedule: str = "", watchdog: float | None = None) -> None:
         self.function = function
         self.precision, self.schedule = precision, schedule
+        self.watchdog = watchdog_nanoseconds(watchdog)
         self._cpu: dict[Signature, cpu.CpuProgram] = {}
         self.cuda = CudaCalls(function, self.signature)
         self._latest: cpu.CpuProgram | None = None
@@ -59,9 +61,10 @@ class Runner:
     def signature(self, arguments: list[Argument], gpu: bool) -> Signature:
         """What to compile for a call with these arguments."""
         found = signature(arguments, gpu)
-        if self.precision == "ieee" and not self.schedule:
+        watchdog = self.watchdog if gpu else 0
+        if self.precision == "ieee" and not self.schedule and not watchdog:
             return found
-        return replace(found, precision=self.precision, schedule=self.schedule)
+        return replace(found, precision=self.precision, schedule=self.schedule, watchdog=watchdog)
 
     def run(self, values: Mapping[str, object], device: Device, out: object = None) -> object:
         if device.kind == "cpu":

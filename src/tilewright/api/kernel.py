@@ -1,7 +1,7 @@
 """`@kernel`: a Python function becomes a callable kernel.
 
-The first call with new kinds of arguments compiles; later ones go straight to machine code. `__call__` is a slot of the object,
-not a method: it holds the general path at first and then the entry stub of the latest CPU program, or the launchers of the GPU
+The first call with new kinds of arguments compiles; later ones go straight to machine code. A kernel is an `Entry`, which calls what
+it was given last: the general path at first and then the entry stub of the latest CPU program, or the launchers of the GPU
 programs: builtin functions that check their arguments themselves and hand what they were not made for on, in the end to the general
 path. No Python code runs in between.
 """
@@ -12,7 +12,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
+from typing import Generic, ParamSpec, TypeVar, overload
 
 from tilewright.api.asynchronous import is_special, special_call
 from tilewright.api.devices import default_device, find_device, when_default_changes
@@ -22,6 +22,7 @@ from tilewright.base.errors import UserError
 from tilewright.base.target import Target, parse_target
 from tilewright.compile.driver import Compilation, Signature, compile_kernel, compile_stages
 from tilewright.frontend.python import parse_function
+from tilewright.runtime.entry import Entry
 from tilewright.runtime.streams import SPECIAL
 from tilewright.tree.metadata import PRECISIONS
 from tilewright.tree.syntax import Function
@@ -38,7 +39,7 @@ def leave_direct_ways() -> None:
     """The default device changed, or a graph is recorded: calls have to be looked at again."""
     for known in list(_direct):
         assert isinstance(known, Kernel)
-        known.__call__ = known._launch or known._general  # type: ignore[method-assign]
+        known.enter(known._launch or known._general_function)
     _direct.clear()
 
 
@@ -51,16 +52,8 @@ def _leave_while_special() -> None:
 when_default_changes(leave_direct_ways)
 
 
-class Kernel(Generic[P, R]):
+class Kernel(Entry, Generic[P, R]):
     """A kernel written in Python. Call it like the function it was; `out=`, `device=`, `tune=`, `asynchronous=` and `stream=` are extra."""
-
-    if TYPE_CHECKING:
-
-        def __call__(self, *args: object, **keywords: object) -> object:
-            """Run the kernel: arrays and numbers in, arrays out."""
-
-    else:
-        __slots__ = ("__call__", "__dict__", "__weakref__")
 
     def __init__(
         self,
@@ -69,19 +62,21 @@ class Kernel(Generic[P, R]):
         precision: str = "ieee",
         schedule: str = "",
         asynchronous: bool = False,
+        watchdog: float | None = None,
     ) -> None:
+        self._general_function = self._general
+        super().__init__(self._general_function)
         functools.update_wrapper(self, function)
         if precision not in PRECISIONS:
             raise UserError.at("TW005", f"precision is {precision!r}", help=f"choose one of {', '.join(PRECISIONS)}")
         self.python = function
         self.device, self.precision, self.schedule = device, precision, schedule
         self.asynchronous = asynchronous
+        self.watchdog = watchdog
         self._names = self.parameter_names = tuple(inspect.signature(function).parameters)
         self._runner: Runner | None = None
-        self._general_function = self._general
         self._launch: Callable[..., object] | None = None
         """Machine code for calls on GPUs, once there is some."""
-        self.__call__ = self._general  # type: ignore[method-assign]
 
     @property
     def function(self) -> Function:
@@ -91,7 +86,7 @@ class Kernel(Generic[P, R]):
     @property
     def runner(self) -> Runner:
         if self._runner is None:
-            self._runner = Runner(parse_function(self.python), self.precision, self.schedule)
+            self._runner = Runner(parse_function(self.python), self.precision, self.schedule, self.watchdog)
         return self._runner
 
     @property
@@ -143,9 +138,9 @@ class Kernel(Generic[P, R]):
             self._take_launches()
         if device.kind == "cpu" and asked is None and self.device in (None, "cpu") and default_device() == "cpu":
             # From now on calls like this one go straight to the code that just ran.
-            entry = self.runner.cpu_entry(self._launch or self._general)
+            entry = self.runner.cpu_entry(self._launch or self._general_function)
             if entry is not None:
-                self.__call__ = entry  # type: ignore[method-assign]
+                self.enter(entry)
                 _direct.add(self)
                 _leave_while_special()
         return result
@@ -155,7 +150,7 @@ class Kernel(Generic[P, R]):
         launch = self.runner.cuda_entry(self._general_function)
         if launch is not None and launch is not self._launch:
             self._launch = launch
-            self.__call__ = launch  # type: ignore[method-assign]
+            self.enter(launch)
 
     def bound(self, *args: object) -> dict[str, object]:
         """The arguments of a call by name."""
@@ -163,9 +158,9 @@ class Kernel(Generic[P, R]):
 
     def forget_programs(self) -> None:
         """Choose code anew at the next call, as after tuning."""
-        self._runner = Runner(self.function, self.precision, self.schedule)
+        self._runner = Runner(self.function, self.precision, self.schedule, self.watchdog)
         self._launch = None
-        self.__call__ = self._general  # type: ignore[method-assign]
+        self.enter(self._general_function)
 
     # -- looking inside -----------------------------------------------------------------------------------------
 
@@ -183,17 +178,22 @@ class Kernel(Generic[P, R]):
         chosen = parse_target(target)
         return compile_kernel(self.function, self._signature(args, chosen), chosen)
 
+    def __reduce__(self) -> str:
+        """Copies are the kernel itself, and pickles its name, as with functions."""
+        return self.__qualname__
+
     def __repr__(self) -> str:
         return f"<kernel {self.__name__}({', '.join(self._names)})>"
 
     __name__: str
+    __qualname__: str
 
 
 @overload
 def kernel(function: Callable[P, R]) -> Kernel[P, R]: ...
 @overload
 def kernel(
-    *, device: str | None = None, precision: str = "ieee", schedule: str = "", asynchronous: bool = False
+    *, device: str | None = None, precision: str = "ieee", schedule: str = "", asynchronous: bool = False, watchdog: float | None = None
 ) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
 def kernel(
     function: Callable[P, R] | None = None,
@@ -202,13 +202,15 @@ def kernel(
     precision: str = "ieee",
     schedule: str = "",
     asynchronous: bool = False,
+    watchdog: float | None = None,
 ) -> Kernel[P, R] | Callable[[Callable[P, R]], Kernel[P, R]]:
     """Mark a Python function as a kernel: `@tw.kernel`, or with options.
 
     `device="cuda"` fixes where it runs. `precision` says how contractions of f32 are multiplied: `ieee`, or on tensor cores `tf32`
     (10 bits) or `3xtf32` (nearly all of f32's). `schedule` fixes how contractions are computed, as `tilewright tune` prints it.
-    With `asynchronous`, calls do not wait and give a future.
+    With `asynchronous`, calls do not wait and give a future. `watchdog` is a number of seconds after which a GPU stops the kernel where
+    loops that data decides turn, or threads wait for each other, for too long.
     """
     if function is not None:
         return Kernel(function)
-    return lambda wrapped: Kernel(wrapped, device, precision, schedule, asynchronous)
+    return lambda wrapped: Kernel(wrapped, device, precision, schedule, asynchronous, watchdog)

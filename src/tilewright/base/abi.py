@@ -22,6 +22,13 @@ SCRATCH_ALIGN = 64
 """Bytes every scratch array of a CPU program is aligned to."""
 STUB_ENTRY = "tilewright_call"
 """The symbol of a CPU host part's entry stub."""
+FRONT = "tilewright_front"
+"""The symbol, in every object with a stub, of a function whose `self` is a list: it calls what is first in it."""
+
+WATCHDOG_SYMBOL = "tilewright_watchdog"
+"""The variable of a GPU module that points to the word its watchdogs report to."""
+WATCHDOG_MARK = 1 << 62
+"""In that word: a watchdog stopped a kernel, whose number is in the upper half and whose line in the lower."""
 
 # Offsets in the pool's control block. Each hot field has a cache line (128 bytes: two lines on x86, one on some AArch64).
 POOL_GENERATION = 0

@@ -70,6 +70,8 @@ class Launch:
     """May start before the launch before it has ended; it waits for it itself."""
     place: str = ""
     """Where the kernel's source is: `file:line:column`, for errors that come later than the call."""
+    watchdog: int = 0
+    """Nanoseconds after which its open-ended loops stop it; 0 where they do not."""
 
 
 @record

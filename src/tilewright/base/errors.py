@@ -43,6 +43,7 @@ CODES: dict[str, str] = {
     "TW032": "device call failed",
     "TW033": "device array misuse",
     "TW034": "device lost",
+    "TW035": "kernel stopped by its watchdog",
     "TW036": "not possible while capturing a graph",
     "TW040": "compiler bug",
     "TW041": "IR text does not parse",

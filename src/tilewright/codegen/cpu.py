@@ -63,6 +63,8 @@ class _CpuDialect:
     def location(self, op: Op) -> str:
         return ""
 
+    def turn(self, w: FunctionWriter, op: Op) -> None: ...
+
 
 def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
     """The LLVM text of the kernel's function, and the declarations it needs."""

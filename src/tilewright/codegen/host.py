@@ -22,7 +22,7 @@ from tilewright.base.record import record
 from tilewright.base.sizes import Size, contiguous_strides, product
 from tilewright.base.target import Target
 from tilewright.codegen import interpreter as at
-from tilewright.codegen.host_text import CONVERSIONS, HEADER, REJECT
+from tilewright.codegen.host_text import CONVERSIONS, FRONT, HEADER, REJECT
 from tilewright.codegen.native import compile_object
 from tilewright.codegen.sizes import DECLARATIONS, SizeEmitter
 from tilewright.codegen.stub_emitter import StubEmitter
@@ -63,7 +63,7 @@ def host_ir(artifact: Artifact) -> str:
     """LLVM text of the entry stub for the artifact's signature."""
     arrays = [p for p in (*artifact.inputs, *artifact.outputs) if isinstance(p, ArrayParam)]
     scalars = [p for p in artifact.inputs if isinstance(p, ScalarParam)]
-    parts = [HEADER, *DECLARATIONS, CONVERSIONS]
+    parts = [HEADER, *DECLARATIONS, CONVERSIONS, FRONT]
     parts += [f"@tilewright_descr_{n} = external global i8" for n in sorted({p.dtype.name for p in arrays})]
     parts += [f'declare void @"{e}"(ptr, i64, i64) nonlazybind' for e in sorted({x.entry for x in artifact.launches})]
     parts.append(f"define ptr @{abi.STUB_ENTRY}(ptr %self, ptr %args, i64 %count, ptr %names) {{")

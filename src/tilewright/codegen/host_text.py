@@ -6,6 +6,7 @@ indirect call, and no distance limit between objects.
 
 from __future__ import annotations
 
+from tilewright.base import abi
 from tilewright.codegen import interpreter as at
 
 HEADER = """
@@ -97,6 +98,19 @@ yes:
 no:
   ret i1 false
 }}
+"""
+
+# Whatever replaces the entry meanwhile, it lives until its call is over; and this code is never freed.
+FRONT = f"""
+define ptr @{abi.FRONT}(ptr %self, ptr %args, i64 %count, ptr %names) {{
+  %entry = call ptr @PyList_GetItem(ptr %self, i64 0)
+  call void @Py_IncRef(ptr %entry)
+  %answer = call ptr @PyObject_Vectorcall(ptr %entry, ptr %args, i64 %count, ptr %names)
+  call void @Py_DecRef(ptr %entry)
+  ret ptr %answer
+}}
+
+declare ptr @PyList_GetItem(ptr, i64) nonlazybind
 """
 
 # A stub bound to `(code, fallback)` hands a call it refuses to the fallback, with the same arguments.

@@ -655,4 +655,55 @@ error:
 }}
 """
 
-ENGINE = "\n".join((OUTSIDE, _LOOK_UP, _APART, _SCALAR, _STREAMS, _RUN))
+# The other half of a round trip.
+_WAIT = f"""
+define ptr @{abi.WAIT}(ptr %self, ptr %unused) {{
+entry:
+  %context.at = alloca i64, align 8
+  %number = call i64 @PyLong_AsUnsignedLongLong(ptr %self)
+  %record = inttoptr i64 %number to ptr
+  %special = load atomic i64, ptr @tilewright_streams_special monotonic, align 8
+  %usual = icmp eq i64 %special, 0
+  br i1 %usual, label %look, label %nothing
+look:
+  %current = load ptr, ptr %record
+  %asked = call i32 %current(ptr %context.at)
+  %context = load i64, ptr %context.at
+  %wanted.at = getelementptr i8, ptr %record, i64 {abi.WAIT_CONTEXT}
+  %wanted = load i64, ptr %wanted.at
+  %right = icmp eq i64 %context, %wanted
+  %known = icmp eq i32 %asked, 0
+  %ready = and i1 %right, %known
+  br i1 %ready, label %wait, label %nothing
+wait:
+  %log.at = getelementptr i8, ptr %record, i64 {abi.WAIT_LOG}
+  %log = load ptr, ptr %log.at
+  %epoch = load i64, ptr %log
+  %next = add i64 %epoch, 1
+  store i64 %next, ptr %log
+  %function.at = getelementptr i8, ptr %record, i64 {abi.WAIT_SYNCHRONIZE}
+  %function = load ptr, ptr %function.at
+  %thread = call ptr @PyEval_SaveThread()
+  %status = call i32 %function()
+  call void @PyEval_RestoreThread(ptr %thread)
+  %fine = icmp eq i32 %status, 0
+  br i1 %fine, label %done, label %failed
+done:
+  %waited.at = getelementptr i8, ptr %log, i64 8
+  %before = load i64, ptr %waited.at
+  %later = icmp ugt i64 %epoch, %before
+  %waited = select i1 %later, i64 %epoch, i64 %before
+  store i64 %waited, ptr %waited.at
+  call void @Py_IncRef(ptr @_Py_TrueStruct)
+  ret ptr @_Py_TrueStruct
+failed:
+  %code = zext i32 %status to i64
+  %answer = call ptr @PyLong_FromUnsignedLongLong(i64 %code)
+  ret ptr %answer
+nothing:
+  call void @Py_IncRef(ptr @_Py_NoneStruct)
+  ret ptr @_Py_NoneStruct
+}}
+"""
+
+ENGINE = "\n".join((OUTSIDE, _LOOK_UP, _APART, _SCALAR, _STREAMS, _RUN, _WAIT))

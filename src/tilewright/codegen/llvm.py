@@ -40,6 +40,9 @@ class Dialect(Protocol):
     def location(self, op: Op) -> str:
         """`, !dbg !n` for the op, or nothing."""
 
+    def turn(self, writer: FunctionWriter, op: Op) -> None:
+        """A loop is about to turn: at the end of its body."""
+
 
 def llvm_type(type_: Type) -> str:
     """The register type of a number."""
@@ -209,6 +212,7 @@ class FunctionWriter:
         self.open_label(body)
         yields = self.block(region)
         self.current = op
+        self.dialect.turn(self, op)
         self.line(f"br label %{latch}")
         self.open_label(latch)
         self.line(f"{following} = add n{sign}w {kind} {index}, {step}")
@@ -271,6 +275,7 @@ class FunctionWriter:
             self.names[value] = name
         yields = self.block(loop)
         self.current = op
+        self.dialect.turn(self, op)
         back = self.label
         self.line(f"br label %{head}")
         for place, name, value, first, last in zip(places, carried, condition.args, initial, yields, strict=True):

@@ -19,6 +19,7 @@ from tilewright.base.target import Target
 from tilewright.codegen import nvptx_matrix
 from tilewright.codegen.llvm import FunctionWriter, intrinsic, llvm_type, memory_type
 from tilewright.codegen.nvptx_masked import masked_load
+from tilewright.codegen.watchdog import Watchdog
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import CopyMap, Scalar, Tensor, dtype_of
 
@@ -132,6 +133,7 @@ class _NvptxDialect:
         self.written = _written(kernel)
         self.locations: dict[tuple[int, int], int] = {}
         self.source = kernel.span.source
+        self.watchdog = Watchdog(kernel)
 
     def pointer(self, space: str) -> str:
         return f"ptr addrspace({_SPACES[space]})"
@@ -145,6 +147,9 @@ class _NvptxDialect:
             return ", !dbg !7" if self.source is not None else ""
         number = self.locations.setdefault((op.span.line, op.span.column), 100 + len(self.locations))
         return f", !dbg !{number}"
+
+    def turn(self, w: FunctionWriter, op: Op) -> None:
+        self.watchdog.turn(w, op)
 
     def better(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> str | None:
         if not operands or dtype_of(op.operands[0].type) is not f32:
@@ -331,6 +336,7 @@ def nvptx_function(kernel: Kernel, entry: str, target: Target) -> tuple[str, set
     for position in range(len(dialect.needs.maps)):
         params.append(f'ptr byval([128 x i8]) align 64 "nvvm.grid_constant" %map{position}')
     writer.prepare_sizes(values)
+    dialect.watchdog.begin(writer)
     writer.block(kernel.body)
     writer.current = None
     writer.line("ret void")

@@ -204,9 +204,21 @@ def _mbarrier_wait(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequen
     w.line(f"br label %{again}")
     w.open_label(again)
     ended = w.call("i1", "llvm.nvvm.mbarrier.try.wait.parity.scope.cta.space.cta", (SHARED, barrier), ("i32", parity))
-    w.line(f"br i1 {ended}, label %{done}, label %{again}")
-    w.open_label(done)
+    _turn_until(w, op, ended, done, again)
     return []
+
+
+def _turn_until(w: FunctionWriter, op: Op, ended: str, done: str, again: str) -> None:
+    """Go on at `done` when it has ended, else back to `again`."""
+    if w.kernel.attrs.get("watchdog"):
+        still = w.new_label("still")
+        w.line(f"br i1 {ended}, label %{done}, label %{still}")
+        w.open_label(still)
+        w.dialect.turn(w, op)
+        w.line(f"br label %{again}")
+    else:
+        w.line(f"br i1 {ended}, label %{done}, label %{again}")
+    w.open_label(done)
 
 
 def _named_barrier(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:
@@ -242,8 +254,7 @@ def _await_flag(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[
     text = "ld.acquire.gpu.global.u32 $0, [$1];"
     found = w.let(f'call i32 asm sideeffect "{text}", "=r,l,~{{memory}}"(ptr addrspace(1) {where})')
     raised = w.let(f"icmp ne i32 {found}, 0")
-    w.line(f"br i1 {raised}, label %{done}, label %{again}")
-    w.open_label(done)
+    _turn_until(w, op, raised, done, again)
     return []
 
 

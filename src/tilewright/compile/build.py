@@ -108,6 +108,9 @@ def _launch(entry: str, call: KernelCall, target: Target) -> Launch:
     kernel = call.kernel
     place = kernel.span.place() if kernel.span.line else ""
     plain = Launch(entry, call.args, kernel.size_names, kernel.grid, kernel.threads, 0, _work(kernel), place=place)
+    limit = kernel.attrs.get("watchdog", 0)
+    if isinstance(limit, int) and limit:
+        plain = replace(plain, watchdog=limit)
     if not target.is_gpu or kernel.stage is not Stage.THREAD:
         return plain
     needs = kernel_needs(kernel, target)

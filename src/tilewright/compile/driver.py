@@ -61,6 +61,8 @@ class Signature:
     hints: AxisNumbers = ()
     precision: str = "ieee"
     """How f32 operands of contractions are multiplied: `ieee`, `tf32` or `3xtf32`."""
+    watchdog: int = 0
+    """Nanoseconds after which open-ended loops of GPU code stop it; 0: they do not."""
     schedule: str = ""
     """The schedule to use for contractions, as `MatrixSchedule.describe` writes it; empty: the compiler chooses."""
     extents: AxisNumbers = field(default=(), compare=False, repr=False)
@@ -190,6 +192,15 @@ def _promised(kernel: Kernel, facts: Mapping[str, int], precision: str) -> Kerne
     return replace(kernel, facts=known, attrs=attrs)
 
 
+def _watched(program: Program, nanoseconds: int) -> Program:
+    """Every kernel gets a watchdog, and the number under which it reports."""
+
+    def one(kernel: Kernel, number: int) -> Kernel:
+        return replace(kernel, attrs=MappingProxyType({**kernel.attrs, "watchdog": nanoseconds, "watchdog_number": number}))
+
+    return replace(program, calls=tuple(replace(c, kernel=one(c.kernel, n)) for n, c in enumerate(program.calls)))
+
+
 def _by_name(program: Program, numbers: AxisNumbers, stride: bool = False) -> dict[str, int]:
     """Numbers given per array axis, keyed by the name of the size (or stride) bound there."""
     given = {(array, axis): number for array, axis, number in numbers}
@@ -284,6 +295,8 @@ class _Prepared:
 
         hints: Mapping[str, int] = _by_name(self.program, signature.hints)
         stages = lower_planned(self.loop, plan or self.plan(signature), self.target, hints, self.trace)
+        if signature.watchdog:
+            stages = replace(stages, thread=_watched(stages.thread, signature.watchdog))
         return Compilation(self.typed, self.program, stages, self.trace, self.fusion)
 
 

@@ -14,12 +14,13 @@ from typing import Any
 from tilewright.runtime.objects import bind_symbol
 
 METH_FASTCALL_KEYWORDS = 0x80 | 0x02
+METH_NOARGS = 0x04
 
 _FUNCTIONS = (
     "PyFloat_AsDouble", "PyLong_AsLongLong", "PyErr_Occurred", "PyErr_Clear", "PyErr_NoMemory",
     "PyUnicode_CompareWithASCIIString", "PyEval_SaveThread", "PyEval_RestoreThread", "PyTuple_New", "PyTuple_SetItem",
     "PyTuple_GetItem", "PyObject_Vectorcall", "PyObject_VectorcallMethod", "PyLong_AsUnsignedLongLong", "PyLong_FromUnsignedLongLong",
-    "PyBytes_FromStringAndSize", "Py_IncRef", "Py_DecRef",
+    "PyBytes_FromStringAndSize", "PyList_GetItem", "Py_IncRef", "Py_DecRef",
 )  # fmt: skip
 _OBJECTS: dict[str, object] = {
     "_Py_NotImplementedStruct": NotImplemented, "_Py_NoneStruct": None, "_Py_TrueStruct": True, "_Py_FalseStruct": False,

@@ -25,6 +25,7 @@ from tilewright.base.sizes import product
 from tilewright.base.target import host_cpu
 from tilewright.runtime import cpu_pool
 from tilewright.runtime.builtin import METH_FASTCALL_KEYWORDS, MethodDefinition, bind_python, builtin_function
+from tilewright.runtime.entry import provide_front
 from tilewright.runtime.objects import ObjectCode, bind_symbol
 
 _LEVELS = ("scalar", "sse4.1", "avx2", "avx512", "amx")
@@ -74,6 +75,7 @@ class _Code:
         self.entries = {x.entry: self.objects.address(x.entry) for x in artifact.launches}
         self.method = MethodDefinition()
         if artifact.host:
+            provide_front(self.objects)
             self.method = MethodDefinition(
                 artifact.name.encode(), self.objects.address(abi.STUB_ENTRY), METH_FASTCALL_KEYWORDS, None
             )

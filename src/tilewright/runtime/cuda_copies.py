@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tilewright.base.dtypes import DType
     from tilewright.runtime.cuda import CudaDevice
     from tilewright.runtime.cuda_program import CudaProgram
+    from tilewright.runtime.launch_log import LaunchLog
 
 
 class Ticket:
@@ -84,6 +85,7 @@ class CudaCopies:
         driver: Driver
         ordinal: int
         label: str
+        log: LaunchLog
 
         @property
         def _context(self) -> SupportsInt: ...
@@ -190,6 +192,7 @@ class CudaCopies:
         """Device to host, after the work queued on `streams`."""
         self._refuse_copy()
         with self.active():
+            number = self.log.begin_wait()
             home, _ = self._settle(streams)
             if nbytes >= STAGED and not pinned:
                 self.staging.copy_out(host, pointer, nbytes, home)
@@ -198,6 +201,7 @@ class CudaCopies:
                 self.call("cuStreamSynchronize", home)
             else:
                 self.call("cuMemcpyDtoH", host, pointer, nbytes)
+            self.log.end_wait(number, home)
 
     def copy_in_async(self, target: DeviceArray, source: np.ndarray, stream: int = 0) -> Ticket:
         """Host to device in stream order, without waiting. What is not pinned is read before this returns."""

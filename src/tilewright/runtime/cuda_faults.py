@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from tilewright.base.artifact import Launch
 from tilewright.base.errors import DeviceError, TilewrightError
+from tilewright.runtime.cuda_watchdog import Watchdogs
 
 
 class Faults:
@@ -21,6 +22,7 @@ class Faults:
         self.lost = ""
         """Why the context is lost; empty while it is not."""
         self._places: dict[str, dict[str, None]] = {}
+        self.watchdogs = Watchdogs()
 
     def note(self, launches: Iterable[Launch]) -> None:
         """Remember where the source of these kernels is."""
@@ -31,6 +33,17 @@ class Faults:
     def named(self, entries: Iterable[str]) -> list[str]:
         """Kernels with their places, as an error lists them."""
         return [f"{entry} ({', '.join(places)})" if (places := self._places.get(entry)) else entry for entry in dict.fromkeys(entries)]
+
+    def stopped(self) -> TilewrightError | None:
+        """The error for a kernel that its watchdog stopped; None where that was not the fault."""
+        what = self.watchdogs.stopped()
+        if not what:
+            return None
+        self.lose(f"the watchdog stopped {what}")
+        return DeviceError.at(
+            "TW035", f"the watchdog stopped {what}, on {self.label}: a loop turned or waited for too long",
+            help="the device is lost to this process, which can go on with device='cpu'; run the kernel on the emulator, or give it more time",
+        )  # fmt: skip
 
     def lose(self, reason: str) -> None:
         """The context is lost."""

@@ -17,9 +17,16 @@ from typing import TYPE_CHECKING
 from tilewright.base import launch_abi as abi
 from tilewright.base.launch_abi import Layout
 from tilewright.runtime import streams
-from tilewright.runtime.builtin import METH_FASTCALL_KEYWORDS, MethodDefinition, bind_python, builtin_function
+from tilewright.runtime.builtin import (
+    METH_FASTCALL_KEYWORDS,
+    METH_NOARGS,
+    MethodDefinition,
+    bind_python,
+    builtin_function,
+)
 from tilewright.runtime.device_array import DeviceArray, array_form
 from tilewright.runtime.device_memory import Block
+from tilewright.runtime.entry import provide_front
 from tilewright.runtime.launch_forms import Form
 from tilewright.runtime.launch_log import LaunchLog
 from tilewright.runtime.objects import ObjectCode, bind_symbol
@@ -111,6 +118,24 @@ def _slot(item: object, name: str) -> int:
     return 8 * index
 
 
+class _Wait:
+    """Waits for a device from machine code."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        assert _engine is not None
+        record = (ctypes.c_uint64 * (abi.WAIT_BYTES // 8))()
+        fields = {
+            abi.WAIT_CURRENT: device.driver.address("cuCtxGetCurrent"), abi.WAIT_CONTEXT: device.context_address,
+            abi.WAIT_SYNCHRONIZE: device.driver.address("cuCtxSynchronize"), abi.WAIT_LOG: ctypes.addressof(device.log.words),
+        }  # fmt: skip
+        for field, value in fields.items():
+            record[field // 8] = value
+        definition = MethodDefinition(b"wait", _engine.objects.address(abi.WAIT), METH_NOARGS, None)
+        # The device keeps what the function reads: a builtin holds no more than its `self`.
+        device.wait_memory = record, definition
+        self.function: Callable[[], object] = builtin_function(definition, ctypes.addressof(record))
+
+
 class Recent:
     """Which form the launchers of a kernel ran last."""
 
@@ -139,11 +164,12 @@ class Launcher:
         self.forms: list[Form] = []
         self.recent = recent
         self._objects = ObjectCode(stub)
+        provide_front(self._objects)
         self.state = (ctypes.c_uint64 * (abi.STATE_BYTES // 8))()
         access = tensor_access()
         fields = {
             abi.STATE_RECENT: ctypes.addressof(recent.word), abi.STATE_WORDS: words,
-            abi.STATE_EPOCH: ctypes.addressof(device.log.epoch),
+            abi.STATE_EPOCH: ctypes.addressof(device.log.words),
             abi.STATE_TORCH_STREAM: access.stream if access else 0,
             **{field: device.driver.address(api) for field, api in (
                 (abi.STATE_LAUNCH, "cuLaunchKernel"), (abi.STATE_LAUNCH_EX, "cuLaunchKernelEx"), (abi.STATE_CONTEXT, "cuCtxGetCurrent"),
@@ -154,10 +180,16 @@ class Launcher:
         encoded = name.encode()
         self._call = MethodDefinition(encoded, self._objects.address(abi.CALL), METH_FASTCALL_KEYWORDS, None)
         self._probe = MethodDefinition(encoded, self._objects.address(abi.PROBE), METH_FASTCALL_KEYWORDS, None)
-        self.probe: Callable[..., bytes | None] = builtin_function(self._probe, None)
         device.log.launchers.add(self)
+        if device.quick_wait is None:
+            device.quick_wait = _Wait(device).function
         # What was launched stays known when the kernel is dropped before the device is waited for.
         weakref.finalize(self, _hand_over, device.log, self.forms).atexit = False
+
+    @property
+    def probe(self) -> Callable[..., bytes | None]:
+        """A function that shows what a call with its arguments reads; None where the call is refused."""
+        return builtin_function(self._probe, self)
 
     def add(self, form: Form) -> None:
         """Calls with the keys of this form are for it from now on."""
@@ -176,6 +208,8 @@ class Launcher:
 
 
 def _hand_over(log: LaunchLog, forms: list[Form]) -> None:
+    """The launcher is gone, and with it whoever could use its forms."""
     for form in forms:
         for stream, entry, epoch in form.launches():
             log.note(stream, entry, epoch)
+        form.release()

@@ -123,6 +123,7 @@ class CudaProgram:
         self._finalizer = weakref.finalize(self, device.retire, self._module)
         self._finalizer.atexit = False
         self._functions = {launch.entry: self._find(launch) for launch in artifact.launches}
+        device.faults.watchdogs.watch(device, self._module, artifact)
 
         self._arrays = tuple(p.name for p in (*artifact.inputs, *artifact.outputs) if isinstance(p, ArrayParam))
         self._scalars = {p.name: p.dtype for p in artifact.inputs if isinstance(p, ScalarParam)}
@@ -319,10 +320,6 @@ class CudaProgram:
     def scalar_slots(self) -> dict[str, int]:
         """The slot of each number."""
         return {name: index for index, name in enumerate(self._scalars, len(self._arrays))}
-
-    def size_names(self) -> tuple[str, ...]:
-        """Names that decide about grids, memory and maps."""
-        return self._sizes
 
     def launch_steps(self, steps: Sequence[Step], stream: int) -> None:
         """Launch some steps of a plan; the caller has packed their values and holds the program."""

@@ -63,6 +63,18 @@ class _Recording:
         """Streams whose work replays come after."""
         self.known_streams: set[int] = set()
         """Streams it was replayed on."""
+        self.nodes_known = True
+        """Whether the nodes of the calls are those of the executable."""
+
+    def take_nodes(self, other: _Recording, alone: bool) -> None:
+        """Its calls are those of another recording, with other parameters: so are the nodes. Sure only for work of one stream."""
+        self.nodes_known = (
+            alone
+            and other.nodes_known
+            and [(call.program, len(call.nodes)) for call in self.calls] == [(call.program, len(call.nodes)) for call in other.calls]
+        )
+        if self.nodes_known:
+            self.calls = [replace(call, nodes=old.nodes) for call, old in zip(self.calls, other.calls, strict=True)]
 
     def lend(self, block: Block) -> None:
         if block not in self.inputs:
@@ -110,6 +122,8 @@ class CudaGraph:
         self._handles = _Handles(device)
         self._finalizer = weakref.finalize(self, self._handles.end)
         self._finalizer.atexit = False
+        self._lock = threading.Lock()
+        """The driver leaves it to its callers that one thread at a time uses a graph."""
         self._open = _Recording()
         self._stream = 0
         self._thread = 0
@@ -146,22 +160,31 @@ class CudaGraph:
 
     def end(self) -> None:
         """Stop capturing and make the graph ready to run. Captured again, the executable takes over the new parameters if it can."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
         device, handles = self.device, self._handles
         try:
+            alone = len(self._members) == 1
             graph = self._stop()
             with device.active():
                 try:
                     count = int(device.call("cuGraphGetNodes", graph)[1])
-                    executable = handles.executable if self._updated(graph) else None
-                    if executable is None:
-                        executable = device.call("cuGraphInstantiate", graph, 0)[0]
-                        self.instantiations += 1
+                    updated = handles.executable is not None and self._update(graph)
+                    executable = handles.executable if updated else device.call("cuGraphInstantiate", graph, 0)[0]
                 except BaseException:
-                    device.driver.attempt("cuGraphDestroy", graph)
+                    _destroy(device, graph, None)
                     raise
-                old = (handles.graph, handles.executable if handles.executable is not executable else None)
-                handles.graph, handles.executable, self.node_count = graph, executable, count
-                _destroy(device, *old)
+                if updated:
+                    # The executable keeps knowing its nodes by those it was made of.
+                    self._open.take_nodes(handles.recording, alone)
+                    _destroy(device, graph, None)
+                else:
+                    _destroy(device, handles.graph, handles.executable)
+                    handles.graph, handles.executable = graph, executable
+                    self.instantiations += 1
+                self.node_count = count
         except BaseException:
             self._drop_open()
             raise
@@ -200,11 +223,9 @@ class CudaGraph:
             )
         return results[0]
 
-    def _updated(self, graph: Any) -> bool:
-        """Whether there is an executable and it could take over the parameters of a graph of the same form."""
+    def _update(self, graph: Any) -> bool:
+        """Have the executable take over the parameters of a graph; whether it could, being of the same form."""
         device = self.device
-        if self._handles.executable is None:
-            return False
         status, _ = device.driver.attempt("cuGraphExecUpdate", self._handles.executable, graph)
         if status and status != _UPDATE_FAILED:
             raise device.error("cuGraphExecUpdate", status)
@@ -241,6 +262,8 @@ class CudaGraph:
         self, program: CudaProgram, arrays: Mapping[str, Any], values: Sequence[Number], plan: Any, steps: Sequence[Any], stream: int
     ) -> None:
         named = {slot: self.names[name] for name, slot in program.scalar_slots().items() if name in self.names}
+        if named:
+            self.names = {}
         written = {param.name for param in program.artifact.outputs}
         extents = tuple((*_bounds(a), name in written) for name, a in arrays.items() if isinstance(a, DeviceArray) and a.size)
         self._launch_call(_Call(program, plan, list(values), (), named, extents), steps, stream)
@@ -285,7 +308,8 @@ class CudaGraph:
         try:
             if stream not in recording.known_streams:
                 self._first_on(stream, recording)
-            status = int(self._launch(self._handles.executable, stream)[0])
+            with self._lock:
+                status = int(self._launch(self._handles.executable, stream)[0])
             if status:
                 raise device.error("cuGraphLaunch", status, f"graph of {self.node_count} nodes")
             for entry in recording.entries:
@@ -307,16 +331,8 @@ class CudaGraph:
     @property
     def knows_all(self) -> bool:
         """Whether all nodes are launches made here, so that exchanging an array reaches every use of it."""
-        return self.node_count == sum(len(call.nodes) for call in self._handles.recording.calls)
-
-    def sizes_hang_on(self, name: str) -> bool:
-        """Whether a number also decides about grids or memory, so that it cannot be exchanged in place."""
-        return any(
-            label == name and parameter in call.program.size_names()
-            for call in self._handles.recording.calls
-            for parameter, slot in call.program.scalar_slots().items()
-            if (label := call.scalars.get(slot)) is not None
-        )
+        recording = self._handles.recording
+        return recording.nodes_known and self.node_count == sum(len(call.nodes) for call in recording.calls)
 
     def conflict(self, arrays: Sequence[tuple[DeviceArray, DeviceArray]]) -> bool:
         """Whether after the exchange something would be written that something else uses and did not before."""
@@ -338,7 +354,7 @@ class CudaGraph:
                 extents = tuple((low + _shift(low, spans), high + _shift(low, spans), written) for low, high, written in call.extents)
                 changed.append((index, replace(call, values=values, extents=extents)))
         count = 0
-        with self.device.active():
+        with self._lock, self.device.active():
             for index, call in changed:
                 count += self._set_parameters(call)
                 recording.calls[index] = call

@@ -7,6 +7,7 @@ one table, which machine code walks; what else was recorded (copies, emulated pr
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,6 +65,7 @@ class HostGraph:
 
     def __init__(self, label: str) -> None:
         self.label = label
+        self._lock = threading.Lock()
         self.names: Mapping[str, str] = {}
         """Names of the numbers of the call under way, by parameter; set by whoever makes the call."""
         self._steps: list[_Program | _Call] = []
@@ -87,6 +89,8 @@ class HostGraph:
         self, program: CpuProgram, arrays: Mapping[str, np.ndarray], numbers: Mapping[str, Number], written: frozenset[str]
     ) -> None:
         names = {parameter: name for parameter, name in self.names.items() if parameter in numbers}
+        if names:
+            self.names = {}
         self._steps.append(_Program(program, dict(arrays), dict(numbers), written, names))
 
     def add_copy(self, target: np.ndarray, source: np.ndarray) -> None:
@@ -118,9 +122,10 @@ class HostGraph:
     # -- replay -------------------------------------------------------------------------------------------------
 
     def replay(self) -> None:
-        """Run all of it, on this thread and those of the pool."""
-        for run in self._prepared():
-            run()
+        """Run all of it, on this thread and those of the pool. A second replay at the same time comes after."""
+        with self._lock:
+            for run in self._prepared():
+                run()
 
     def _prepared(self) -> list[Run]:
         if self._ready is None:
@@ -141,15 +146,6 @@ class HostGraph:
 
     # -- other arguments ----------------------------------------------------------------------------------------
 
-    def sizes_hang_on(self, name: str) -> bool:
-        """Whether a number also decides about the extents of results."""
-        for step in self._steps:
-            if isinstance(step, _Program):
-                sized = {n for param in step.program.artifact.outputs for extent in param.shape for n in extent.names}
-                if any(label == name and parameter in sized for parameter, label in step.names.items()):
-                    return True
-        return False
-
     def conflict(self, arrays: Sequence[tuple[np.ndarray, np.ndarray]]) -> bool:
         """Whether after the exchange something would be written that something else uses and did not before."""
         spans = [(*_bounds(old), _bounds(new)[0] - _bounds(old)[0]) for old, new in arrays]
@@ -158,6 +154,12 @@ class HostGraph:
     def exchange(self, arrays: Sequence[tuple[np.ndarray, np.ndarray]], numbers: Mapping[str, Number]) -> int:
         """Use the second array of a pair, of the same form, in place of the first, and other named numbers; how many launches."""
         spans = [(*_bounds(old), _bounds(new)[0] - _bounds(old)[0]) for old, new in arrays]
+        with self._lock:
+            return self._exchange(arrays, spans, numbers)
+
+    def _exchange(
+        self, arrays: Sequence[tuple[np.ndarray, np.ndarray]], spans: Sequence[tuple[int, int, int]], numbers: Mapping[str, Number]
+    ) -> int:
         count = 0
         for index, step in enumerate(self._steps):
             if not isinstance(step, _Program):

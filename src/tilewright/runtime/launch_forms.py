@@ -189,6 +189,10 @@ class Form:
         seen = [(s, epoch) for s, epoch in ((stream, mark), (SEVERAL, others)) if epoch]
         return [(s, step[0].launch.entry, epoch) for s, epoch in seen for step in self._plan.steps]
 
+    def release(self) -> None:
+        """Nobody will use the record again: let go of what it calls, which refers back here."""
+        self._kept.clear()
+
 
 def _place(slot: int, first_scratch: int) -> tuple[int, int]:
     """Where the value of a slot is during a call."""

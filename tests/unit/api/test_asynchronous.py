@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from null_cuda import NullCuda
-from null_cuda.install import installed
 
 import tilewright as tw
+from null_cuda import NullCuda
+from null_cuda.install import installed
 from tilewright.runtime import cuda, streams
 from tilewright.runtime.host_queue import HostQueue
 
@@ -283,6 +283,52 @@ def test_host_arrays_go_to_the_gpu_and_back(gpu: NullCuda) -> None:
     out = np.empty_like(X)
     assert scaled(X, 3.0, device="cuda", out=out, asynchronous=True).result() is out
     np.testing.assert_array_equal(out, X * 3)
+
+
+def test_transfers_are_queued(gpu: NullCuda) -> None:
+    scaled = make()
+    with tw.Stream("cuda"):
+        x = tw.transfer(X, "cuda")
+        assert isinstance(x, tw.Future)
+        y = scaled(x, 2.0, asynchronous=True)
+    with tw.Stream("cuda"):
+        back = tw.transfer(y, "cpu")
+        also = tw.transfer(y.result(), "cpu", out=np.empty_like(X))
+    np.testing.assert_array_equal(back.result(), X * 2)
+    np.testing.assert_array_equal(also.result(), X * 2)
+    device = cuda.devices()[0]
+    pinned = device.empty_pinned((40,), tw.f32)
+    pinned[...] = X
+    target = device.empty_pinned((40,), tw.f32)
+    z = scaled(tw.transfer(pinned, "cuda"), 3.0)
+    assert tw.transfer(z, "cpu", out=target).result() is target
+    np.testing.assert_array_equal(target, X * 3)
+    gate: tw.Future[Any] = tw.Future()
+    held = tw.transfer(gate, "cuda")
+    behind = tw.transfer(X * 5, "cuda")
+    threading.Timer(0.02, lambda: gate.set_result(X * 4)).start()
+    np.testing.assert_array_equal(np.asarray(held.result(timeout=10)), X * 4)
+    np.testing.assert_array_equal(np.asarray(behind.result(timeout=10)), X * 5)
+    with pytest.raises(tw.UserError, match="is on a GPU already"):
+        tw.transfer(z, "cuda")
+    with pytest.raises(tw.UserError, match="a list cannot be copied"):
+        tw.transfer([1.0], "cuda")
+    with pytest.raises(tw.UserError, match="out= is"):
+        tw.transfer(X, "cuda", out=np.empty_like(X))
+    with pytest.raises(tw.UserError, match="out= is a list"):
+        tw.transfer(z, "cpu", out=[])
+
+
+def test_transfers_on_the_host() -> None:
+    gate: tw.Future[Any] = tw.Future()
+    copied, waiting = tw.transfer(X, "cpu"), tw.transfer(gate, "cpu")
+    found = copied.result(timeout=10)
+    assert found is not X
+    np.testing.assert_array_equal(found, X)
+    gate.set_result(X * 2)
+    np.testing.assert_array_equal(waiting.result(timeout=10), X * 2)
+    with pytest.raises(tw.UserError, match="out= does not fit"):
+        tw.transfer(X, "cpu", out=np.empty(3)).result(timeout=10)
 
 
 def test_await_on_the_gpu(gpu: NullCuda) -> None:

@@ -302,10 +302,11 @@ def test_the_stream_a_thread_named(driver: Any) -> None:
     axpy, x, y = make_axpy(), floats(1, 2), floats(3, 4)
     device = cuda.devices()[0]
     axpy(x, y, 1.0)
-    stream = device.create_stream()
+    stream, out = device.create_stream(), floats(0, 0)
     with ways() as general, streams.use(0, stream):
         result = axpy(x, y, 2.0)
-        assert axpy(x, y, 2.0, out=floats(0, 0)).owner.users == {stream}
+        assert axpy(x, y, 2.0, out=out).owner.users == {stream}
+        assert floats(0, 0).owner.stream == stream
         assert result.owner.stream == stream
         assert set(x.owner.users) == {stream}
     assert [args[8] for args in driver.calls("cuLaunchKernel")][-2:] == [stream, stream]

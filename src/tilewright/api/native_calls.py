@@ -17,7 +17,7 @@ from tilewright.base import launch_abi as abi
 from tilewright.base.artifact import Artifact
 from tilewright.base.launch_abi import Pattern, Slot
 from tilewright.codegen.interpreter import stubs_work
-from tilewright.runtime.device_array import DeviceArray, array_form, row_major
+from tilewright.runtime.device_array import ArrayForm, DeviceArray, array_form
 from tilewright.runtime.libraries import Library, Torch, is_tensor
 
 if TYPE_CHECKING:
@@ -230,20 +230,14 @@ def _ignoring(make: Callable[[], object]) -> Callable[[int], object]:
 
 def _maker(device: CudaDevice, shape: tuple[int, ...], dtype: DType) -> Callable[[int], DeviceArray]:
     """What makes device arrays of one form."""
-    strides, form, take = row_major(shape), None, device.pool.take
-    nbytes = dtype.itemsize
-    for extent in shape:
-        nbytes *= extent
+    form: ArrayForm | None = None
 
     def make(stream: int) -> DeviceArray:
         nonlocal form
-        block = take(nbytes, stream)
-        made = DeviceArray(device, block.pointer, shape, dtype, strides, block)
+        made = device.empty(shape, dtype, stream)
         if form is None:
             form = array_form(made)
         made.form = form
         return made
 
     return make
-
-

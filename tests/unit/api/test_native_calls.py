@@ -570,6 +570,20 @@ def test_more_kinds_of_calls_than_are_kept(driver: Any) -> None:
         assert len(axpy.runner.cuda.native.launchers) <= 2
 
 
+def test_more_forms_than_are_kept(driver: Any) -> None:
+    axpy = make_axpy()
+    with mock.patch.object(native_calls, "MOST_SPECIALISATIONS", 4), ways() as general:
+        arrays = [floats(*range(count)) for count in range(1, 11)]
+        for x in arrays:
+            for _ in range(2):
+                assert axpy(x, x, 1.0).numpy().tolist() == [2 * i for i in range(x.shape[0])]
+        assert general == ["axpy"] * 10
+        (launcher,) = axpy.runner.cuda.native.launchers
+        assert len(launcher.forms) == 2
+        axpy(arrays[0], arrays[0], 1.0)
+        assert len(general) == 11
+
+
 def test_threads_share_a_kernel() -> None:
     with installed(mode="background", record=False) as driver:
         axpy = make_axpy()

@@ -58,14 +58,11 @@ _ALIGNED = 16
 """Code is made for arrays at multiples of so many bytes, and for others."""
 
 
+@functools.cache
 def engine_object() -> bytes:
     """What all stubs share."""
-    return _engine()
-
-
-@functools.cache
-def _engine() -> bytes:
-    return compile_object(ENGINE, host_cpu(), opt=1)
+    # As with the stubs, LLVM's passes would take ten times as long and gain nothing measurable.
+    return compile_object(ENGINE, host_cpu(), opt=0)
 
 
 @functools.cache

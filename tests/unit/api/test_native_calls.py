@@ -403,6 +403,21 @@ def test_tensor_maps_of_many_addresses(driver: Any) -> None:
     assert encoded > 0
 
 
+def test_early_launches_and_much_shared_memory(driver: Any) -> None:
+    """The null driver holds each launch against its rule: grid, shared memory, attributes, maps."""
+    schedule = "family=wgmma m=128 n=64 k=64 stages=4 groups=2 early=1"
+    product = tw.Kernel(make_product().python, schedule=schedule)
+    a = tw.to_device(np.eye(256, dtype=ml_dtypes.bfloat16), "cuda")
+    with ways() as general:
+        for factor in (1, 2, 3):
+            b = tw.to_device(np.full((256, 256), factor, ml_dtypes.bfloat16), "cuda")
+            assert (product(a, b).numpy() == factor).all()
+    assert general == ["product"]
+    (launch,) = product.last.launches
+    assert launch.dependent and launch.shared_bytes > 48 << 10
+    assert len(driver.calls("cuLaunchKernelEx")) == 3
+
+
 def test_more_addresses_than_the_table_has_room_for(driver: Any) -> None:
     from tilewright.base import launch_abi
 

@@ -195,6 +195,28 @@ def inspect(
 
 
 @cli.command()
+@click.argument("file")
+@_KERNEL
+@_ARGS
+@click.option("--target", default="cpu", show_default=True, help="cpu, sm_90a, sm_80, x86-64-avx2, aarch64-neon…")
+@click.option("-o", "--output", default=".", show_default=True, metavar="FOLDER", help="Where the files go.")
+def export(file: str, kernel: str | None, arguments: str, target: str, output: str) -> None:
+    """Compile kernels ahead of time: code, a C header and a Python loader that need nothing of Tilewright.
+
+    For a CPU: NAME.o, libNAME.so (Linux), NAME.h, and NAME.py that needs only ctypes. For a GPU: NAME.ptx, NAME.cubin where ptxas is
+    installed, NAME.h, and NAME.py that needs only cuda-bindings.
+
+    \b
+    Examples:
+      tilewright export examples/gallery.py --kernel scale --args "m=f32[*,*] v=f32[*]" -o build/export
+      tilewright export examples/matmul.py --kernel matmul --args "a=bf16[4096,4096] b=bf16[4096,4096]" --target sm_90a -o build/export
+    """
+    from tilewright.cli.export_command import export_file
+
+    export_file(file, kernel, arguments, target, output)
+
+
+@cli.command()
 def devices() -> None:
     """List the devices that can run kernels here.
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tilewright.api.arrays import allocate, array, asarray, copy, from_dlpack, pinned, to_device
 from tilewright.api.compute import load
 from tilewright.api.devices import Device, default_device, devices, set_default_device
-from tilewright.api.execute import to_device
 from tilewright.api.kernel import Kernel, kernel
 from tilewright.api.language import (
     Array,
@@ -100,8 +100,12 @@ from tilewright.base.errors import CompilerBug, DeviceError, TargetLimit, Tilewr
 from tilewright.runtime.cpu_pool import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
+    from tilewright.api.export import export
     from tilewright.api.graphs import Graph, capture, graph
+    from tilewright.api.jax_ops import jax_function
+    from tilewright.api.memory import Pool, default_pool, memory_pool
     from tilewright.api.streams import Event, Stream, current_stream, stream, timed
+    from tilewright.api.torch_ops import torch_op
     from tilewright.api.transfers import transfer
     from tilewright.api.tune import Tuning, tune
     from tilewright.runtime.futures import Future, all_of, any_of
@@ -117,6 +121,7 @@ __all__ = [
     "Future",
     "Graph",
     "Kernel",
+    "Pool",
     "Stream",
     "TargetLimit",
     "TilewrightError",
@@ -124,10 +129,13 @@ __all__ = [
     "UserError",
     "all",
     "all_of",
+    "allocate",
     "any",
     "any_of",
     "argmax",
     "argmin",
+    "array",
+    "asarray",
     "barrier",
     "bf16",
     "bool_",
@@ -135,10 +143,12 @@ __all__ = [
     "cast",
     "ceil",
     "clamp",
+    "copy",
     "cos",
     "cosh",
     "current_stream",
     "default_device",
+    "default_pool",
     "devices",
     "dot",
     "empty",
@@ -146,6 +156,7 @@ __all__ = [
     "erf",
     "exp",
     "exp2",
+    "export",
     "f8e4m3",
     "f8e5m2",
     "f16",
@@ -153,6 +164,7 @@ __all__ = [
     "f64",
     "floor",
     "fma",
+    "from_dlpack",
     "full",
     "gelu",
     "get_num_threads",
@@ -164,6 +176,7 @@ __all__ = [
     "i64",
     "inf",
     "isnan",
+    "jax_function",
     "kernel",
     "load",
     "log",
@@ -171,9 +184,11 @@ __all__ = [
     "matmul",
     "max",
     "maximum",
+    "memory_pool",
     "min",
     "minimum",
     "ones",
+    "pinned",
     "prod",
     "q4_0",
     "q4_k",
@@ -200,6 +215,7 @@ __all__ = [
     "tanh",
     "timed",
     "to_device",
+    "torch_op",
     "transfer",
     "transpose",
     "trunc",
@@ -214,8 +230,12 @@ __all__ = [
 
 
 _LATER = {
+    "tilewright.api.export": ("export",),
     "tilewright.api.graphs": ("Graph", "capture", "graph"),
+    "tilewright.api.jax_ops": ("jax_function",),
+    "tilewright.api.memory": ("Pool", "default_pool", "memory_pool"),
     "tilewright.api.streams": ("Event", "Stream", "current_stream", "stream", "timed"),
+    "tilewright.api.torch_ops": ("torch_op",),
     "tilewright.api.transfers": ("transfer",),
     "tilewright.api.tune": ("Tuning", "tune"),
     "tilewright.runtime.futures": ("Future", "all_of", "any_of"),

@@ -122,6 +122,32 @@ def test_numpy_arrays_in_and_out() -> None:
     np.testing.assert_array_equal(out, x * 7)
 
 
+def test_copies_overlap_with_kernels() -> None:
+    device = cuda.devices()[0]
+    x = on_gpu(ones())
+    pinned = device.empty_pinned((32 << 20,), tw.f32)
+    pinned[...] = 1.0
+    target = device.empty((32 << 20,), tw.f32)
+    copies, work = tw.Stream("cuda"), tw.Stream("cuda")
+    slow(x, 10)
+
+    def copy() -> object:
+        with copies:
+            return tw.transfer(pinned, "cuda", out=target)
+
+    def compute() -> object:
+        with work:
+            return slow(x, 100_000, asynchronous=True)
+
+    copy()
+    one, other = min(_timed(copy) for _ in range(3)), min(_timed(compute) for _ in range(3))
+    both = min(_timed(lambda: (compute(), copy())) for _ in range(3))
+    assert both < 0.8 * (one + other) or both < 1.1 * max(one, other)
+    found = tw.transfer(scaled(target, 2.0), "cpu", out=pinned).result()
+    assert found is pinned
+    assert (pinned[:: 1 << 16] == 2.0).all()
+
+
 def test_await_leaves_the_loop_free() -> None:
     x = on_gpu(ones())
     slow(x, 10)

@@ -13,6 +13,7 @@ import numpy as np
 
 from tilewright.api.cuda_calls import device_of, gpu_of
 from tilewright.api.devices import Device, default_device, find_device
+from tilewright.api.named_numbers import tell_recorder
 from tilewright.base import dtypes
 from tilewright.base.errors import UserError
 from tilewright.runtime import streams
@@ -21,7 +22,7 @@ from tilewright.runtime.device_array import DeviceArray
 if TYPE_CHECKING:
     from tilewright.api.kernel import Kernel
     from tilewright.runtime.cuda import CudaDevice
-    from tilewright.runtime.cuda_memory import Ticket
+    from tilewright.runtime.cuda_copies import Ticket
     from tilewright.runtime.futures import Future, GpuFuture
 
 _OPTIONS = ("asynchronous", "stream")
@@ -47,13 +48,11 @@ def special_call(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: d
         with Stream.of(options["stream"], _device(kernel, args, keywords).id):
             return kernel(*args, asynchronous=asynchronous, **keywords)
     if asynchronous:
-        return _call_later(kernel, args, keywords)
+        return call_later(kernel, args, keywords)
     if _futures(args, keywords):
-        return _call_now(kernel, args, keywords)
+        return call_now(kernel, args, keywords)
     if streams.is_capturing():
-        from tilewright.api.graphs import name_numbers
-
-        name_numbers(kernel, args, keywords)
+        tell_recorder(kernel.parameter_names, args, keywords)
     return NotImplemented
 
 
@@ -93,7 +92,7 @@ def _plain(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: Mapping
     return kernel(*(_resolved(value, on_gpu) for value in args), **named)
 
 
-def _call_now(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict[str, object]) -> object:
+def call_now(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict[str, object]) -> object:
     """A plain call with futures among its arguments."""
     device = _device(kernel, args, keywords)
     if device.kind != "cuda":
@@ -108,7 +107,8 @@ def _call_now(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict
     return _plain(kernel, args, keywords, on_gpu=True)
 
 
-def _call_later(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict[str, object]) -> Future[Any]:
+def call_later(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict[str, object]) -> Future[Any]:
+    """An asynchronous call."""
     streams.refuse_in_capture(f"an asynchronous call of {kernel.__name__}", help="calls inside a capture run when the graph is replayed")
     device = _device(kernel, args, keywords)
     after = _futures(args, keywords)

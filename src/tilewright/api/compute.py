@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tilewright.api.devices import find_device
 from tilewright.api.execute import Runner, device_of
+from tilewright.runtime import streams
 from tilewright.tree.syntax import Function
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 class _Runners:
     """One `Runner` per compute block, so that a block run again finds its code loaded."""
 
+    takes_futures = True
+
     def __init__(self) -> None:
         self._known: dict[Function, Runner] = {}
 
@@ -24,6 +27,11 @@ class _Runners:
         runner = self._known.get(function)
         if runner is None:
             runner = self._known[function] = Runner(function)
+        has_futures = any(isinstance(value, streams.FUTURES) for value in arguments.values())
+        if has_futures or any(attribute.name == "async" for attribute in function.attributes):
+            from tilewright.api import async_blocks
+
+            return async_blocks.run_block(runner, function, arguments, device)
         name = device
         if device == "auto":
             name = device_of(list(arguments.values())) or "auto"

@@ -15,8 +15,8 @@ import numpy as np
 
 from tilewright.api.arguments import Argument, Number, element_strides, numbers, read_argument, signature
 from tilewright.api.checks import bind_sizes, check_output
-from tilewright.api.cuda_calls import CudaCalls, device_of, gpu_of, is_on_device
-from tilewright.api.devices import Device, find_device
+from tilewright.api.cuda_calls import CudaCalls, device_of
+from tilewright.api.devices import Device
 from tilewright.api.outputs import MOST_SPECIALISATIONS, converted, given_outputs, keep, result_of
 from tilewright.api.watchdog import watchdog_nanoseconds
 from tilewright.base.artifact import ArrayParam, Artifact
@@ -30,7 +30,7 @@ from tilewright.tree.syntax import Function
 if TYPE_CHECKING:
     from tilewright.runtime.host_graphs import HostGraph
 
-__all__ = ["MOST_SPECIALISATIONS", "Runner", "device_of", "to_device"]
+__all__ = ["MOST_SPECIALISATIONS", "Runner", "device_of"]
 
 
 class Runner:
@@ -90,7 +90,10 @@ class Runner:
         return self._latest.entry(fallback) if self._latest is not None else None
 
     def run_cpu(self, values: Mapping[str, object], out: object = None) -> object:
-        values = {name: v.numpy() if isinstance(v, DeviceArray) else v for name, v in values.items()}
+        values = {name: v.on_host() if isinstance(v, DeviceArray) else v for name, v in values.items()}
+        if isinstance(out, DeviceArray):
+            self.run_cpu(values, out.host())
+            return out
         arguments = self.arguments(values, gpu=False)
         program = self.cpu_program(arguments)
         recorder = streams.host_recorder() if streams.SPECIAL.value else None
@@ -204,15 +207,6 @@ class Runner:
 
 def _refuse(*args: object, **keywords: object) -> object:
     return NotImplemented
-
-
-def to_device(array: object, device: str = "auto") -> np.ndarray | DeviceArray:
-    """A copy of a host array on a GPU (`cuda`, `cuda:1`), or of a device array on the host (`cpu`)."""
-    chosen = find_device(device)
-    if chosen.kind != "cuda":
-        return array.numpy() if isinstance(array, DeviceArray) else np.array(array)
-    gpu = gpu_of(chosen)
-    return gpu.wrap(array) if is_on_device(array) else gpu.from_numpy(np.ascontiguousarray(array))
 
 
 def _recorded_result(artifact: Artifact, outputs: Mapping[str, object], out: object) -> object:

@@ -21,6 +21,7 @@ import numpy as np
 from tilewright.api.cuda_calls import device_of, gpu_of
 from tilewright.api.devices import Device, find_device
 from tilewright.api.kernel import Kernel, leave_direct_ways
+from tilewright.api.named_numbers import named
 from tilewright.api.streams import Stream, host_queue
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.runtime import streams
@@ -30,18 +31,6 @@ from tilewright.runtime.host_graphs import HostGraph
 
 if TYPE_CHECKING:
     from tilewright.runtime.graphs import CudaGraph
-
-
-class _NamedFloat(float):
-    """A number that came into a graph under a name."""
-
-    name = ""
-
-
-class _NamedInt(int):
-    """The same for a whole number."""
-
-    name = ""
 
 
 class Graph:
@@ -75,11 +64,7 @@ class Graph:
         if name not in self._inputs:
             raise UserError.at("TW008", f"the graph has no input '{name}'", help=f"its inputs are {', '.join(self._inputs) or 'none'}")
         value: Any = self._inputs[name]
-        if isinstance(value, int | float):
-            named = _NamedFloat(value) if isinstance(value, float) else _NamedInt(value)
-            named.name = name
-            return named
-        return value
+        return named(value, name) if isinstance(value, int | float) else value
 
     @contextmanager
     def _record(self) -> Iterator[None]:
@@ -325,18 +310,6 @@ def graph(function: Callable[..., Any], *args: Any, device: str | None = None, *
         made.close()
         raise UserError.at("TW016", f"the function did nothing on '{made.device}'", help="name the device with graph(function, ..., device=)")
     return made
-
-
-def name_numbers(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: Mapping[str, object]) -> None:
-    """Tell the recorder which numbers of the call that follows have a name."""
-    given = {**dict(zip(kernel.parameter_names, args, strict=False)), **keywords}
-    names = {parameter: value.name for parameter, value in given.items() if isinstance(value, _NamedFloat | _NamedInt)}
-    host = streams.host_recorder()
-    if host is not None:
-        host.names = names
-    for recorder in set(streams.recorders.values()):
-        if recorder.thread_is_mine():
-            recorder.names = names
 
 
 def _is_array(value: object) -> bool:

@@ -20,6 +20,7 @@ from tilewright.api.host_names import BodyNames, body_names, is_output, substitu
 from tilewright.base.errors import Diagnostics, UserError
 from tilewright.base.source import Span
 from tilewright.frontend.zyn import parse_module
+from tilewright.runtime import streams
 from tilewright.tree import syntax
 from tilewright.tree.syntax import Argument, Expr, KernelAttribute, Stmt
 
@@ -165,7 +166,9 @@ class _Check:
         elif isinstance(node, syntax.Call):
             self._call(node)
         elif isinstance(node, syntax.Await):
-            self._unavailable("await", node.span)
+            for child in (node.value, node.timeout, node.otherwise):
+                if child is not None:
+                    self._expression(child)
         elif isinstance(node, syntax.Binary | syntax.Unary | syntax.IfExpr):
             if isinstance(node, syntax.Binary) and node.op == "@":
                 self._unavailable("'@' outside a kernel", node.span)
@@ -211,7 +214,7 @@ class _Check:
 
     def _compute(self, node: syntax.Compute) -> None:
         for attribute in node.attributes:
-            if attribute.name in ("async", "parallel"):
+            if attribute.name == "parallel":
                 self._unavailable(f"@{attribute.name}", attribute.span)
             elif attribute.name == "device" and not (len(attribute.args) == 1 and isinstance(attribute.args[0].value, syntax.String)):
                 self._unavailable("@device with anything but one name", attribute.span)
@@ -314,7 +317,17 @@ class _Run:
             return self._member(node)
         if isinstance(node, syntax.Index):
             return self._index(node)
+        if isinstance(node, syntax.Await):
+            return self._await(node)
         return self._elementwise(node)
+
+    def _await(self, node: syntax.Await) -> object:
+        from tilewright.api import async_blocks
+
+        value = self._evaluate(node.value)
+        timeout = host_values.as_scalar(self._evaluate(node.timeout)) if node.timeout is not None else None
+        otherwise = self._evaluate(node.otherwise) if node.otherwise is not None else None
+        return async_blocks.wait_for(node.mode, value, timeout, otherwise, node.span)
 
     def _member(self, node: syntax.Attribute) -> object:
         value = self._evaluate(node.value)
@@ -419,7 +432,12 @@ class _Run:
                 arguments[name] = self._values[name]
                 params.append(syntax.Param(name, span=span))
         function = syntax.Function(label, tuple(params), None, body, "compute", node.attributes, span=node.span)
-        return self._run_compute(function, arguments, self._device_of(node.attributes))
+        device = self._device_of(node.attributes)
+        if getattr(self._run_compute, "takes_futures", False) or not _is_asynchronous(function, arguments):
+            return self._run_compute(function, arguments, device)
+        from tilewright.api import async_blocks
+
+        return async_blocks.run_at_once(self._run_compute, function, arguments, device)
 
     def _is_size(self, name: str, names: BodyNames, arguments: dict[str, object], span: Span) -> bool:
         """Whether `name` in a body means the extent of an input, although the program also has a value of that name."""
@@ -444,6 +462,11 @@ class _Run:
                 if isinstance(name, syntax.String) and name.value != "auto":
                     return name.value
         return self._device or self._default_device
+
+
+def _is_asynchronous(function: syntax.Function, arguments: dict[str, object]) -> bool:
+    marked = any(attribute.name == "async" for attribute in function.attributes)
+    return marked or any(isinstance(value, streams.FUTURES) for value in arguments.values())
 
 
 def _has_reduce(node: Expr) -> bool:

@@ -25,7 +25,7 @@ from tilewright.runtime.futures import Future, GpuFuture
 
 if TYPE_CHECKING:
     from tilewright.runtime.cuda import CudaDevice
-    from tilewright.runtime.cuda_memory import Ticket
+    from tilewright.runtime.cuda_copies import Ticket
 
 
 def transfer(source: Any, device: str, out: Any = None) -> Future[Any]:

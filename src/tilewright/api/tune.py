@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from tilewright.api.arguments import Argument
+from tilewright.api.arrays import to_device
 from tilewright.api.devices import Device, default_device, find_device
-from tilewright.api.execute import Runner, device_of, to_device
+from tilewright.api.execute import Runner, device_of
 from tilewright.base.dtypes import DType, from_numpy
 from tilewright.base.errors import DeviceError, TilewrightError, UserError
 from tilewright.base.record import record

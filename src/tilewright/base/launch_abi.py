@@ -15,6 +15,8 @@ from tilewright.base.record import record
 CALL = "tilewright_cuda_call"
 PROBE = "tilewright_cuda_probe"
 """Takes the arguments of a call and gives bytes: its values and keys, or None where it would refuse them."""
+WAIT = "tilewright_cuda_wait"
+"""Waits for a device; `self` is the address of a wait record. True when all went well, else the driver's status; None where it did nothing."""
 FIND, INSERT, RUN = "tilewright_cuda_find", "tilewright_cuda_insert", "tilewright_cuda_run"
 SCALAR, APART, NAMED, NOTE = "tilewright_cuda_scalar", "tilewright_cuda_apart", "tilewright_cuda_named", "tilewright_cuda_note"
 
@@ -32,10 +34,18 @@ STATE_TORCH_STREAM = 40
 STATE_WORDS = 48
 """How many keys a call has."""
 STATE_EPOCH = 56
-"""Address of the number the runtime gives to the next wait for the device."""
+"""Address of the number of the next wait for the device."""
 STATE_BUCKETS = 64
 BUCKETS = 64
 STATE_BYTES = STATE_BUCKETS + 8 * BUCKETS
+
+# -- a wait record -------------------------------------------------------------------------------------------------
+WAIT_CURRENT, WAIT_SYNCHRONIZE = 0, 8
+"""Addresses of cuCtxGetCurrent and cuCtxSynchronize."""
+WAIT_CONTEXT = 16
+WAIT_LOG = 24
+"""Address of two words: the number of the next wait, and that of the latest that went well."""
+WAIT_BYTES = 32
 
 # -- a form ---------------------------------------------------------------------------------------------------------
 FORM_NEXT = 0

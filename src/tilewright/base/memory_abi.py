@@ -41,7 +41,7 @@ IMPORT_DEVICES = 8
 """Address of as many device objects as `IMPORT_DEVICE_COUNT` says."""
 IMPORT_DEVICE_COUNT = 16
 IMPORT_TYPES = 24
-"""Entries of four words (type, tensor reader, stream reader, whether gradients matter), the last with a null type."""
+"""Entries of four words (type, tensor reader, stream reader, getter of `requires_grad` or null), the last with a null type."""
 MOST_TYPES = 8
 IMPORT_BYTES = IMPORT_TYPES + 32 * (MOST_TYPES + 1)
 

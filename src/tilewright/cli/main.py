@@ -75,6 +75,24 @@ def check(files: tuple[str, ...], arguments: str, verbose: bool) -> None:
         sys.exit(1)
 
 
+@cli.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--check", is_flag=True, help="Change nothing; exit status 1 if something would change.")
+@click.option("--diff", is_flag=True, help="Change nothing; show what would change.")
+def fmt(files: tuple[str, ...], check: bool, diff: bool) -> None:
+    """Format .zyn files in place: one indentation, one spacing; lines stay where they are. `-` reads the terminal.
+
+    \b
+    Examples:
+      tilewright fmt examples/zyn/*.zyn
+      tilewright fmt --check examples/zyn/*.zyn
+    """
+    from tilewright.cli.fmt_command import fmt as command
+
+    if not command(files, check, diff):
+        sys.exit(1)
+
+
 @cli.command(name="compile")
 @click.argument("file")
 @_KERNEL
@@ -192,6 +210,28 @@ def inspect(
     from tilewright.cli.inspect_command import inspect as command
 
     command(file, kernel, arguments, target, precision, json, plot)
+
+
+@cli.command()
+@click.argument("file")
+@_KERNEL
+@_ARGS
+@click.option("--target", default="cpu", show_default=True, help="cpu, sm_90a, sm_80, x86-64-avx2, aarch64-neon…")
+@click.option("-o", "--output", default=".", show_default=True, metavar="FOLDER", help="Where the files go.")
+def export(file: str, kernel: str | None, arguments: str, target: str, output: str) -> None:
+    """Compile kernels ahead of time: code, a C header and a Python loader that need nothing of Tilewright.
+
+    For a CPU: NAME.o, libNAME.so (Linux), NAME.h, and NAME.py that needs only ctypes. For a GPU: NAME.ptx, NAME.cubin where ptxas is
+    installed, NAME.h, and NAME.py that needs only cuda-bindings.
+
+    \b
+    Examples:
+      tilewright export examples/gallery.py --kernel scale --args "m=f32[*,*] v=f32[*]" -o build/export
+      tilewright export examples/matmul.py --kernel matmul --args "a=bf16[4096,4096] b=bf16[4096,4096]" --target sm_90a -o build/export
+    """
+    from tilewright.cli.export_command import export_file
+
+    export_file(file, kernel, arguments, target, output)
 
 
 @cli.command()

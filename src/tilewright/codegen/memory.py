@@ -30,7 +30,6 @@ _HEADER = """
 @tilewright_zero = external global i8
 @tilewright_no_items = external global i8
 @tilewright_unit_strides = external global i8
-@tilewright_name_grad = external global i8
 @tilewright_imports = external global i8
 @tilewright_streams_open = external global i8
 @capsule.name = private unnamed_addr constant [{name_length} x i8] c"{name}\\00"
@@ -44,7 +43,6 @@ declare i64 @PyLong_AsLongLong(ptr) nonlazybind
 declare ptr @PyLong_FromLongLong(i64) nonlazybind
 declare ptr @PyLong_FromUnsignedLongLong(i64) nonlazybind
 declare ptr @PyTuple_New(i64) nonlazybind
-declare ptr @PyObject_GetAttr(ptr, ptr) nonlazybind
 declare ptr @PyErr_Occurred() nonlazybind
 declare void @PyErr_Clear() nonlazybind
 declare void @Py_IncRef(ptr) nonlazybind
@@ -537,11 +535,11 @@ found:
   %no.names = icmp eq i64 %named, 0
   br i1 %no.names, label %ask.grad, label %no
 ask.grad:
-  %care = call i64 @number(ptr %known, i64 24)
-  %careless = icmp eq i64 %care, 0
+  %getter = call ptr @word(ptr %known, i64 24)
+  %careless = icmp eq ptr %getter, null
   br i1 %careless, label %describe, label %grad
 grad:
-  %flag = call ptr @PyObject_GetAttr(ptr %item, ptr @tilewright_name_grad)
+  %flag = call ptr %getter(ptr %item, ptr null)
   %no.flag = icmp eq ptr %flag, null
   br i1 %no.flag, label %clear, label %check.grad
 check.grad:

@@ -45,17 +45,29 @@ def ptxas_path() -> str | None:
 
 def assemble(ptx: str, arch: str) -> dict[str, Assembled] | None:
     """What each entry takes; None where there is no assembler. PTX it refuses is our mistake."""
+    done = _run(ptx, arch)
+    return None if done is None else parse_log(done[0])
+
+
+def cubin(ptx: str, arch: str) -> bytes | None:
+    """The code for one architecture; None where there is no assembler."""
+    done = _run(ptx, arch)
+    return None if done is None else done[1]
+
+
+def _run(ptx: str, arch: str) -> tuple[str, bytes] | None:
+    """What the assembler said, and what it made."""
     path = ptxas_path()
     if path is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "kernel.ptx"
-        source.write_text(ptx, encoding="utf-8")
-        command = [path, f"-arch={arch}", "-v", str(source), "-o", str(Path(folder) / "kernel.cubin")]
+        source, made = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        source.write_text(ptx.rstrip("\0"), encoding="utf-8")
+        command = [path, f"-arch={arch}", "-v", str(source), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise CompilerBug.at("TW040", f"ptxas refuses the PTX for {arch}: {done.stderr.strip()[:2000]}")
-    return parse_log(done.stderr + done.stdout)
+        if done.returncode:
+            raise CompilerBug.at("TW040", f"ptxas refuses the PTX for {arch}: {done.stderr.strip()[:2000]}")
+        return done.stderr + done.stdout, made.read_bytes()
 
 
 def parse_log(log: str) -> dict[str, Assembled]:

@@ -14,6 +14,7 @@ from typing import Any
 from tilewright.runtime.objects import bind_symbol
 
 METH_FASTCALL_KEYWORDS = 0x80 | 0x02
+METH_NOARGS = 0x04
 
 _FUNCTIONS = (
     "PyFloat_AsDouble", "PyLong_AsLongLong", "PyErr_Occurred", "PyErr_Clear", "PyErr_NoMemory",

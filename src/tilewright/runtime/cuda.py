@@ -53,6 +53,9 @@ class CudaDevice(CudaStreams, CudaMemory):
         self.faults = Faults(self.label)
         self.start_memory()
         self.log = LaunchLog()
+        self.quick_wait: Callable[[], object] | None = None
+        """Machine code that waits, once there is some: True, a status, or None where it did nothing."""
+        self.wait_memory: object = None
         self._callbacks: dict[ErrorCallback, int] = {}
         self._retired: deque[SupportsInt] = deque()
 
@@ -148,6 +151,12 @@ class CudaDevice(CudaStreams, CudaMemory):
 
     def synchronize(self, stream: int | None = None) -> None:
         """Wait for all work, or for that of one stream. Raises what went wrong in it."""
+        if stream is None and self.quick_wait is not None and not (self._callbacks or self._retired or self.faults.lost):
+            status = self.quick_wait()
+            if status is True:
+                return
+            if isinstance(status, int):
+                raise self.error("cuCtxSynchronize", status)
         if SPECIAL.value:
             refuse_in_capture("synchronize()", self.ordinal, "synchronise before or after the capture")
         if stream is not None:

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING
 from tilewright.base import launch_abi as abi
 from tilewright.base.launch_abi import Layout
 from tilewright.runtime import streams
-from tilewright.runtime.builtin import METH_FASTCALL_KEYWORDS, MethodDefinition, bind_python, builtin_function
+from tilewright.runtime.builtin import (
+    METH_FASTCALL_KEYWORDS,
+    METH_NOARGS,
+    MethodDefinition,
+    bind_python,
+    builtin_function,
+)
 from tilewright.runtime.device_array import DeviceArray, array_form
 from tilewright.runtime.device_memory import Block
 from tilewright.runtime.entry import provide_front
@@ -31,6 +37,8 @@ if TYPE_CHECKING:
 
 _NAME_IS_NEG = sys.intern("is_neg")
 _ZERO = 0
+_RECENT_KEPT = 1024
+"""Forms after which those that are gone are forgotten."""
 
 
 class _Engine:
@@ -112,6 +120,24 @@ def _slot(item: object, name: str) -> int:
     return 8 * index
 
 
+class _Wait:
+    """Waits for a device from machine code."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        assert _engine is not None
+        record = (ctypes.c_uint64 * (abi.WAIT_BYTES // 8))()
+        fields = {
+            abi.WAIT_CURRENT: device.driver.address("cuCtxGetCurrent"), abi.WAIT_CONTEXT: device.context_address,
+            abi.WAIT_SYNCHRONIZE: device.driver.address("cuCtxSynchronize"), abi.WAIT_LOG: ctypes.addressof(device.log.words),
+        }  # fmt: skip
+        for field, value in fields.items():
+            record[field // 8] = value
+        definition = MethodDefinition(b"wait", _engine.objects.address(abi.WAIT), METH_NOARGS, None)
+        # The device keeps what the function reads: a builtin holds no more than its `self`.
+        device.wait_memory = record, definition
+        self.function: Callable[[], object] = builtin_function(definition, ctypes.addressof(record))
+
+
 class Recent:
     """Which form the launchers of a kernel ran last."""
 
@@ -120,6 +146,8 @@ class Recent:
         self._forms: dict[int, weakref.ref[Form]] = {}
 
     def add(self, form: Form) -> None:
+        if len(self._forms) >= _RECENT_KEPT:
+            self._forms = {address: known for address, known in self._forms.items() if known() is not None}
         self._forms[form.address] = weakref.ref(form)
 
     def form(self) -> Form | None:
@@ -145,7 +173,7 @@ class Launcher:
         access = tensor_access()
         fields = {
             abi.STATE_RECENT: ctypes.addressof(recent.word), abi.STATE_WORDS: words,
-            abi.STATE_EPOCH: ctypes.addressof(device.log.epoch),
+            abi.STATE_EPOCH: ctypes.addressof(device.log.words),
             abi.STATE_TORCH_STREAM: access.stream if access else 0,
             **{field: device.driver.address(api) for field, api in (
                 (abi.STATE_LAUNCH, "cuLaunchKernel"), (abi.STATE_LAUNCH_EX, "cuLaunchKernelEx"), (abi.STATE_CONTEXT, "cuCtxGetCurrent"),
@@ -156,10 +184,16 @@ class Launcher:
         encoded = name.encode()
         self._call = MethodDefinition(encoded, self._objects.address(abi.CALL), METH_FASTCALL_KEYWORDS, None)
         self._probe = MethodDefinition(encoded, self._objects.address(abi.PROBE), METH_FASTCALL_KEYWORDS, None)
-        self.probe: Callable[..., bytes | None] = builtin_function(self._probe, None)
         device.log.launchers.add(self)
+        if device.quick_wait is None:
+            device.quick_wait = _Wait(device).function
         # What was launched stays known when the kernel is dropped before the device is waited for.
         weakref.finalize(self, _hand_over, device.log, self.forms).atexit = False
+
+    @property
+    def probe(self) -> Callable[..., bytes | None]:
+        """A function that shows what a call with its arguments reads; None where the call is refused."""
+        return builtin_function(self._probe, self)
 
     def add(self, form: Form) -> None:
         """Calls with the keys of this form are for it from now on."""

@@ -439,7 +439,7 @@ class DeviceArray:
             "typestr": self.dtype.numpy.str,
             "data": (self.pointer if self.size else 0, self.readonly),
             "strides": None if self.is_contiguous else tuple(s * itemsize for s in self.strides),
-            "stream": max(1, self.owner.recent),
+            "stream": 1 if self.owner.recent == HOST else self.owner.recent or 1,
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:

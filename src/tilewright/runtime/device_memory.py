@@ -28,8 +28,8 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 Piece = tuple[int, int, int]
 """Address, bytes and home stream of free memory."""
 Retire = Callable[[list[Piece]], None]
-HOST = -2
-"""The home of memory that the host uses, in place of a stream."""
+HOST = 1 << 62
+"""The home of memory that the host uses, in place of a stream. No handle is so large, and machine code reads it as a number."""
 EVERY_STREAM = -1
 """In place of a stream: nobody knows which ones used the memory."""
 
@@ -460,50 +460,6 @@ class MemoryPool:
             f"Tilewright arrays hold {self.in_use} bytes{limit}" + (f", the largest:{listed}" if lines else ""),
             help=f"drop arrays that are not needed, or work on smaller pieces{traced}",
         )
-
-
-class Slab:
-    """One large piece of a device's memory, cut up for a pool: what the pool calls `raw_` is served from it.
-
-    Freed pieces join their neighbours. The whole goes back to the device's own pool with the slab.
-    """
-
-    def __init__(self, memory: RawMemory, block: Block) -> None:
-        self._memory = memory
-        self._block = block
-        self._free: list[tuple[int, int]] = [(block.pointer, block.nbytes)]
-        self._sizes: dict[int, int] = {}
-        self.label = memory.label
-        self.is_idle, self.wait_for = memory.is_idle, memory.wait_for
-        self.order, self.holders = memory.order, memory.holders
-
-    def retire(self, pieces: list[Piece]) -> None:
-        """The pool is gone: the slab goes back as memory that all those streams used."""
-        for _, _, stream in pieces:
-            self._block.use_on(stream)
-
-    def raw_allocate(self, nbytes: int) -> int:
-        fitting = [(size, start) for start, size in self._free if size >= nbytes]
-        if not fitting:
-            return 0
-        size, start = min(fitting)
-        at = self._free.index((start, size))
-        self._free[at : at + 1] = [(start + nbytes, size - nbytes)] if size > nbytes else []
-        self._sizes[start] = nbytes
-        return start
-
-    def raw_free(self, pointers: list[int]) -> None:
-        pieces = sorted([*self._free, *((pointer, self._sizes.pop(pointer)) for pointer in pointers)])
-        joined: list[tuple[int, int]] = []
-        for start, size in pieces:
-            if joined and sum(joined[-1]) == start:
-                joined[-1] = (joined[-1][0], joined[-1][1] + size)
-            else:
-                joined.append((start, size))
-        self._free = joined
-
-    def free_memory(self) -> tuple[int, int]:
-        return sum(size for _, size in self._free), self._block.nbytes
 
 
 def _traced() -> bool:

@@ -26,10 +26,10 @@ from tilewright.runtime.device_memory import EVERY_STREAM, HOST, Block, MemoryPo
 if TYPE_CHECKING:
     from tilewright.runtime.cuda import CudaDevice
 
-PIECE = 4 << 20
+PIECE = 8 << 20
 """Bytes of one piece of the staging ring."""
 PIECES = 4
-STAGED = 256 << 10
+STAGED = 1 << 20
 """Copies of plain memory from this size on are staged; the driver's own way is faster below."""
 _PORTABLE, _MAPPED, _READ_ONLY = 1, 2, 8
 _ALREADY_REGISTERED = 712
@@ -150,16 +150,19 @@ class Registration:
 
     def __init__(self, registry: Registry, array: np.ndarray) -> None:
         self._registry, self._array = registry, array
-        self._address = array.__array_interface__["data"][0]
+        self._address = 0
         self.users: set[int] = set()
-        registry.add(self._address, array.nbytes, not array.flags.writeable)
+        address = array.__array_interface__["data"][0]
+        registry.add(address, array.nbytes, not array.flags.writeable)
+        self._address = address
 
     def note(self, pointer: int, stream: int) -> None:
         """A stream uses the block: as an arena, that is all a block asks of it."""
         self.users.add(stream)
 
     def __del__(self) -> None:
-        self._registry.drop(self._address, tuple(self.users), self._array)
+        if self._address:
+            self._registry.drop(self._address, tuple(self.users), self._array)
 
 
 @contextmanager

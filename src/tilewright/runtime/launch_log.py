@@ -2,7 +2,7 @@
 
 Launches are many and faults are rare, so a launch only leaves a number: that of the wait it came before. `epoch` is the number of the
 next wait; machine code writes it beside the stream into a record of its own (`base.launch_abi`), and nothing is looked at until
-somebody asks.
+somebody asks. Machine code may wait as well: it counts in `words`, which has the epoch and the latest wait for the whole device.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ class Launches(Protocol):
 
 class LaunchLog:
     def __init__(self) -> None:
-        self.epoch = ctypes.c_uint64(1)
+        self.words = (ctypes.c_uint64 * 2)(1, 0)
         self.launchers: weakref.WeakSet[Launches] = weakref.WeakSet()
         self._noted: dict[tuple[int, str], int] = {}
-        self._waited = 0
         self._waited_on: dict[int, int] = {}
 
     def note(self, stream: int, entry: str, epoch: int | None = None) -> None:
         """A kernel was launched."""
-        self._noted[stream, entry] = self.epoch.value if epoch is None else epoch
+        self._noted[stream, entry] = self.words[0] if epoch is None else epoch
 
     def begin_wait(self) -> int:
         """Launches from now on come after this wait; its number."""
-        number = self.epoch.value
-        self.epoch.value = number + 1
+        number = self.words[0]
+        self.words[0] = number + 1
         return number
 
     def end_wait(self, number: int, stream: int | None = None) -> None:
@@ -45,15 +44,15 @@ class LaunchLog:
         if stream is not None:
             self._waited_on[stream] = max(number, self._waited_on.get(stream, 0))
             return
-        self._waited = max(number, self._waited)
+        self.words[1] = waited = max(number, self.words[1])
         if self._noted:
-            self._noted = {key: epoch for key, epoch in list(self._noted.items()) if epoch > self._waited}
+            self._noted = {key: epoch for key, epoch in list(self._noted.items()) if epoch > waited}
         if self._waited_on:
-            self._waited_on = {s: epoch for s, epoch in list(self._waited_on.items()) if epoch > self._waited}
+            self._waited_on = {s: epoch for s, epoch in list(self._waited_on.items()) if epoch > waited}
 
     def pending(self) -> dict[tuple[int, str], None]:
         """Stream and name of the kernels that may still run or whose end nobody has seen."""
         found = [(stream, entry, epoch) for (stream, entry), epoch in list(self._noted.items())]
         found += [launch for launcher in list(self.launchers) for launch in launcher.launches()]
-        since = self._waited_on
-        return {(s, entry): None for s, entry, epoch in found if epoch > max(self._waited, since.get(s, 0))}
+        since, waited = self._waited_on, self.words[1]
+        return {(s, entry): None for s, entry, epoch in found if epoch > max(waited, since.get(s, 0))}

@@ -29,15 +29,14 @@ _WORD = ctypes.c_uint64
 
 _FUNCTIONS = (
     "PyType_GenericAlloc", "PyCapsule_New", "PyCapsule_SetContext", "PyCapsule_GetContext", "PyCapsule_GetPointer",
-    "PyLong_AsLongLong", "PyLong_FromLongLong", "PyLong_FromUnsignedLongLong", "PyTuple_New", "PyObject_GetAttr",
+    "PyLong_AsLongLong", "PyLong_FromLongLong", "PyLong_FromUnsignedLongLong", "PyTuple_New",
     "PyErr_Occurred", "PyErr_Clear", "Py_IncRef", "Py_DecRef",
 )  # fmt: skip
-_NAME_GRAD = sys.intern("requires_grad")
 _ZERO, _NO_ITEMS, _UNIT_STRIDES = 0, (), (1,)
 _OBJECTS: dict[str, object] = {
     "_Py_NoneStruct": None, "_Py_FalseStruct": False, "PyLong_Type": int, "PyTuple_Type": tuple,
     "tilewright_block_type": Block, "tilewright_array_type": DeviceArray, "tilewright_zero": _ZERO,
-    "tilewright_no_items": _NO_ITEMS, "tilewright_unit_strides": _UNIT_STRIDES, "tilewright_name_grad": _NAME_GRAD,
+    "tilewright_no_items": _NO_ITEMS, "tilewright_unit_strides": _UNIT_STRIDES,
 }  # fmt: skip
 
 

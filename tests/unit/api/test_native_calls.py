@@ -302,10 +302,11 @@ def test_the_stream_a_thread_named(driver: Any) -> None:
     axpy, x, y = make_axpy(), floats(1, 2), floats(3, 4)
     device = cuda.devices()[0]
     axpy(x, y, 1.0)
-    stream = device.create_stream()
+    stream, out = device.create_stream(), floats(0, 0)
     with ways() as general, streams.use(0, stream):
         result = axpy(x, y, 2.0)
-        assert axpy(x, y, 2.0, out=floats(0, 0)).owner.users == {stream}
+        assert axpy(x, y, 2.0, out=out).owner.users == {stream}
+        assert floats(0, 0).owner.stream == stream
         assert result.owner.stream == stream
         assert set(x.owner.users) == {stream}
     assert [args[8] for args in driver.calls("cuLaunchKernel")][-2:] == [stream, stream]
@@ -403,6 +404,21 @@ def test_tensor_maps_of_many_addresses(driver: Any) -> None:
     assert encoded > 0
 
 
+def test_early_launches_and_much_shared_memory(driver: Any) -> None:
+    """The null driver holds each launch against its rule: grid, shared memory, attributes, maps."""
+    schedule = "family=wgmma m=128 n=64 k=64 stages=4 groups=2 early=1"
+    product = tw.Kernel(make_product().python, schedule=schedule)
+    a = tw.to_device(np.eye(256, dtype=ml_dtypes.bfloat16), "cuda")
+    with ways() as general:
+        for factor in (1, 2, 3):
+            b = tw.to_device(np.full((256, 256), factor, ml_dtypes.bfloat16), "cuda")
+            assert (product(a, b).numpy() == factor).all()
+    assert general == ["product"]
+    (launch,) = product.last.launches
+    assert launch.dependent and launch.shared_bytes > 48 << 10
+    assert len(driver.calls("cuLaunchKernelEx")) == 3
+
+
 def test_more_addresses_than_the_table_has_room_for(driver: Any) -> None:
     from tilewright.base import launch_abi
 
@@ -474,6 +490,44 @@ def test_kernels_under_way(driver: Any) -> None:
     assert device.launched == {}
 
 
+def test_waiting(driver: Any) -> None:
+    axpy, x = make_axpy(), floats(1, 2)
+    device = cuda.devices()[0]
+    axpy(x, x, 1.0)
+    device.synchronize()
+    before = len(driver.calls("cuCtxSynchronize"))
+    with mock.patch.object(device, "enter", side_effect=AssertionError("machine code waits")):
+        axpy(x, x, 1.0)
+        device.synchronize()
+    assert len(driver.calls("cuCtxSynchronize")) == before + 1
+    assert device.launched == {}
+    axpy(x, x, 1.0)
+    driver.fail["cuCtxSynchronize"] = 700
+    with pytest.raises(DeviceError, match=r"TW032.*cuCtxSynchronize failed with CUDA_ERROR_ILLEGAL_ADDRESS.*tw_axpy_0"):
+        device.synchronize()
+    del driver.fail["cuCtxSynchronize"]
+    with pytest.raises(DeviceError, match="is lost to this process"):
+        device.synchronize()
+
+
+def test_waiting_on_a_thread_without_a_context(driver: Any) -> None:
+    axpy, x = make_axpy(), floats(1, 2)
+    axpy(x, x, 1.0)
+    device, errors = cuda.devices()[0], []
+
+    def work() -> None:
+        try:
+            device.synchronize()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert errors == []
+    assert device.launched == {}
+
+
 def test_what_ran_last(driver: Any) -> None:
     axpy, x, host = make_axpy(), floats(1, 2), np.ones(2, np.float32)
     doubles = tw.to_device(np.ones(2), "cuda")
@@ -530,6 +584,20 @@ def test_more_kinds_of_calls_than_are_kept(driver: Any) -> None:
             for call in (*calls, *calls):
                 assert call().numpy().tolist() == [2 * i for i in range(count)]
         assert len(axpy.runner.cuda.native.launchers) <= 2
+
+
+def test_more_forms_than_are_kept(driver: Any) -> None:
+    axpy = make_axpy()
+    with mock.patch.object(native_calls, "MOST_SPECIALISATIONS", 4), ways() as general:
+        arrays = [floats(*range(count)) for count in range(1, 11)]
+        for x in arrays:
+            for _ in range(2):
+                assert axpy(x, x, 1.0).numpy().tolist() == [2 * i for i in range(x.shape[0])]
+        assert general == ["axpy"] * 10
+        (launcher,) = axpy.runner.cuda.native.launchers
+        assert len(launcher.forms) == 2
+        axpy(arrays[0], arrays[0], 1.0)
+        assert len(general) == 11
 
 
 def test_threads_share_a_kernel() -> None:

@@ -180,13 +180,11 @@ def test_unexpected_inputs() -> None:
 @pytest.mark.parametrize(
     ("text", "place", "what"),
     [
-        ("let r = await f", "1:9", "await"),
         ("let d = compute_devices()", "1:9", "'compute_devices' outside a kernel"),
         ("let p = x.to_device(\"cpu\")", "1:9", "'.to_device()' outside a kernel"),
         ("pipeline f(a):\n    return a\nlet y = f(1)", "3:9", "calling the pipeline 'f'"),
         ("for i in 0..3: f(i)", "1:1", "a loop outside a kernel"),
         ("if a: f(i)", "1:1", "if outside a kernel"),
-        ("let y = compute(x) @async { out = x }", "1:20", "@async"),
         ("let y = compute(x) @device([\"a\", \"b\"]) { out = x }", "1:20", "@device with anything but one name"),
         ("import \"a.zyn\"", "1:1", "import outside a kernel"),
         ("let y = a @ b", "1:9", "'@' outside a kernel"),

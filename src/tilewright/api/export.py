@@ -1,0 +1,27 @@
+"""`tw.export`: a kernel compiled ahead of time for arguments like the given ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tilewright.api.kernel import Kernel
+from tilewright.base.errors import UserError
+from tilewright.base.target import parse_target
+from tilewright.compile.export import export as files_of
+from tilewright.compile.export import export_target, write_files
+
+
+def export(kernel: Kernel[Any, Any], *args: object, target: str = "cpu", folder: str | Path = ".", name: str = "") -> list[Path]:
+    """Write code, C header and Python loader of a kernel; the paths written.
+
+    `args` are arguments like those of later calls: their dtypes, ranks and layouts are fixed by the code, and on a GPU what divides
+    their sizes. `target` is `cpu` (this machine), `sm_90a`, `x86-64-avx2`…
+    """
+    if not isinstance(kernel, Kernel):
+        raise UserError.at("TW009", f"export() takes a kernel, not a {type(kernel).__name__}", help="mark the function with @tw.kernel")
+    chosen = export_target(parse_target(target))
+    values = kernel.bound(*args)
+    runner = kernel.runner
+    signature = runner.signature(runner.arguments(values, chosen.is_gpu), chosen.is_gpu)
+    return write_files(files_of(kernel.function, signature, chosen, name or kernel.__name__), folder)

@@ -1,0 +1,296 @@
+"""Ahead of time: a kernel as files that need nothing of Tilewright. In: a kernel, a signature, a target; out: files by name.
+
+For a CPU: an object with a C function, the same as a shared library where the target is Linux, a C header, and a Python loader that
+needs only ctypes. For NVIDIA GPUs: PTX, a cubin where `ptxas` is at hand, a header that says how to launch each kernel (as C functions
+of the sizes), and a Python loader that needs only `cuda-bindings`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import pprint
+import tempfile
+from pathlib import Path
+
+from tilewright.base.artifact import ArrayParam, Artifact, Launch, MapParam, ScalarParam
+from tilewright.base.errors import UserError
+from tilewright.base.sizes import Call, Size, product
+from tilewright.base.target import Target, parse_target
+from tilewright.codegen import native
+from tilewright.codegen.c_entry import MISALIGNED, NEGATIVE, NO_MEMORY, call_checks, entry_text, identifier, size_names
+from tilewright.codegen.ptxas import cubin
+from tilewright.codegen.shared_library import shared_library
+from tilewright.compile.build import describe_program, llvm_text
+from tilewright.compile.driver import Signature, compile_kernel, compile_stages
+from tilewright.compile.loaders import common, cpu, cuda
+from tilewright.tree.syntax import Function
+
+_C_TYPES = {
+    "bool": "uint8_t", "i8": "int8_t", "i16": "int16_t", "i32": "int32_t", "i64": "int64_t", "u8": "uint8_t", "u16": "uint16_t",
+    "u32": "uint32_t", "u64": "uint64_t", "f32": "float", "f64": "double", "f16": "uint16_t", "bf16": "uint16_t", "f8e4m3": "uint8_t",
+    "f8e5m2": "uint8_t",
+}  # fmt: skip
+
+
+def export_target(target: Target) -> Target:
+    """The target itself, but without matrix units of CPUs: a process must ask the system for them before it may use them."""
+    return parse_target(target.name.removesuffix("-amx") + "-avx512") if target.name.endswith("-amx") else target
+
+
+def write_files(files: dict[str, bytes], folder: str | Path) -> list[Path]:
+    """Write files to a folder, each whole or not at all; their paths."""
+    place = Path(folder)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            handle, temporary = tempfile.mkstemp(dir=place, prefix=f".{name}.")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(data)
+                os.chmod(temporary, 0o755 if name.endswith(".so") else 0o644)
+                os.replace(temporary, place / name)
+            except BaseException:
+                os.unlink(temporary)
+                raise
+    except OSError as error:
+        raise UserError.at("TW007", f"'{place}' cannot be written: {error.strerror or error}") from None
+    return [place / name for name in files]
+
+
+def export(function: Function, signature: Signature, target: Target, name: str = "") -> dict[str, bytes]:
+    """The files, each under its name."""
+    name = identifier(name or function.name)
+    if target.is_gpu:
+        artifact = compile_kernel(function, signature, target)
+        return _gpu_files(artifact, name, target)
+    done = compile_stages(function, signature, target)
+    artifact = describe_program(done.stages.thread, target)
+    _require_plain(artifact)
+    text, _ = llvm_text(done.stages.thread, target)
+    for launch in artifact.launches:
+        # Only the C functions are seen from outside: several exports can be linked together.
+        text = text.replace(f"define void @{launch.entry}(", f"define internal void @{launch.entry}(")
+    needed = [f"declare {line}" for line in ("ptr @malloc(i64)", "void @free(ptr)") if f"declare {line}" not in text and artifact.scratch]
+    text = "\n".join((*needed, _without_repeats(text, entry_text(artifact, name))))
+    return _cpu_files(artifact, name, native.compile_object(text, target), target)
+
+
+def _without_repeats(text: str, entry: str) -> str:
+    """Both texts with each declaration once."""
+    known = {line for line in text.splitlines() if line.startswith("declare ")}
+    return text + "\n" + "\n".join(line for line in entry.splitlines() if line not in known) + "\n"
+
+
+def _require_plain(artifact: Artifact) -> None:
+    for param in (*artifact.inputs, *artifact.outputs):
+        if param.dtype.kind == "q":
+            raise UserError.at("TW020", f"'{param.name}' is of packed blocks ({param.dtype}), which an exported function cannot take yet")
+        if isinstance(param, ScalarParam) and param.dtype.is_small_float:
+            raise UserError.at("TW020", f"'{param.name}' is a number of {param.dtype}, which C has no type for", help="pass it as f32")
+
+
+# -- description ----------------------------------------------------------------------------------------------------
+
+
+class _Names:
+    """Size names as identifiers, each its own."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self._taken: dict[str, str] = {}
+        reserved = {identifier(p.name) for p in (*artifact.inputs, *artifact.outputs) if isinstance(p, ArrayParam)}
+        names = [*(p.name for p in artifact.inputs if isinstance(p, ScalarParam)), *(b.name for b in artifact.bindings)]
+        for name in dict.fromkeys(names):
+            made = identifier(name)
+            while made in reserved:
+                made += "_"
+            reserved.add(made)
+            self._taken[name] = made
+
+    def __getitem__(self, name: str) -> str:
+        return self._taken[name]
+
+    def text(self, size: Size) -> str:
+        """A size as an expression of Python."""
+        return str(size.substitute({name: Size.of(self._taken[name]) for name in size.names}))
+
+
+def _describe(artifact: Artifact, names: _Names) -> dict[str, object]:
+    def param(p: ArrayParam | ScalarParam) -> tuple[object, ...]:
+        if isinstance(p, ScalarParam):
+            return (p.name, p.dtype.name)
+        return (p.name, p.dtype.name, tuple(map(names.text, p.shape)), tuple(map(names.text, p.strides)), p.align)
+
+    return {
+        "name": artifact.name,
+        "target": artifact.target,
+        "inputs": tuple(map(param, artifact.inputs)),
+        "outputs": tuple(map(param, artifact.outputs)),
+        "scratch": tuple(map(param, artifact.scratch)),
+        "bindings": tuple((names[b.name], b.array, b.axis, b.stride) for b in artifact.bindings),
+        "checks": tuple((names.text(c.left), c.relation, names.text(c.right), c.message) for c in call_checks(artifact)),
+    }
+
+
+def _describe_launch(launch: Launch, names: _Names) -> dict[str, object]:
+    return {
+        "entry": launch.entry, "args": launch.args, "sizes": tuple(names[name] for name in launch.sizes),
+        "grid": tuple(map(names.text, launch.grid)), "threads": launch.threads, "shared": launch.shared_bytes,
+        "cluster": launch.cluster, "maps": tuple(_describe_map(m, names) for m in launch.maps),
+    }  # fmt: skip
+
+
+def _describe_map(m: MapParam, names: _Names) -> dict[str, object]:
+    sizes = {key: tuple(map(names.text, getattr(m, key))) for key in ("shape", "strides", "lower", "upper")}
+    plain = {key: getattr(m, key) for key in ("array", "box", "swizzle", "pixels", "steps", "rounds")}
+    return {**plain, **sizes, "dtype": m.dtype.name}
+
+
+def _loader(module: object, description: dict[str, object], name: str) -> bytes:
+    """One Python file: what is described, and the loader's source."""
+    head = f'"""{name}, compiled ahead of time for {description["target"]}. Written by `tilewright export`; needs nothing of Tilewright."""'
+    future = "from __future__ import annotations"
+    imports: set[str] = set()
+    bodies: list[str] = []
+    for part in (common, module):
+        source = inspect.getsource(part)  # type: ignore[arg-type]
+        nodes = [node for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        imports |= {text for text in map(ast.unparse, nodes) if "tilewright" not in text and text != future}
+        bodies.append("\n".join(source.splitlines()[nodes[-1].end_lineno or 0 :]).strip())
+    described = pprint.pformat(description, width=120, sort_dicts=False)
+    blocks = (head, future, "\n".join(sorted(imports)), *bodies, f"DESCRIPTION = {described}", f"{name} = Program(DESCRIPTION)")
+    return ("\n\n".join(blocks) + "\n").encode()
+
+
+# -- CPU ------------------------------------------------------------------------------------------------------------
+
+
+def _cpu_files(artifact: Artifact, name: str, code: bytes, target: Target) -> dict[str, bytes]:
+    names = _Names(artifact)
+    files = {f"{name}.o": code, f"{name}.h": _cpu_header(artifact, name, names).encode()}
+    if "linux" in target.triple:
+        library = f"lib{name}.so"
+        files[library] = shared_library(code, (name, f"{name}_with"), library)
+        described = _describe(artifact, names)
+        described |= {"library": library, "symbol": name, "sizes": tuple(names[n] for n in size_names(artifact))}
+        files[f"{name}.py"] = _loader(cpu, described, name)
+    return files
+
+
+def _parameters(artifact: Artifact, names: _Names) -> list[str]:
+    """The C parameters of the function."""
+    found = []
+    for p in (*artifact.inputs, *artifact.outputs):
+        kind = _C_TYPES[p.dtype.name]
+        if isinstance(p, ScalarParam):
+            found.append(f"{kind} {names[p.name]}")
+        else:
+            found.append(f"{'' if p in artifact.outputs else 'const '}{kind} *{identifier(p.name)}")
+    return found + [f"int64_t {names[name]}" for name in size_names(artifact)]
+
+
+def _about(artifact: Artifact, names: _Names) -> list[str]:
+    """What each array is, as lines of a comment."""
+    lines = []
+    for p in (*artifact.inputs, *artifact.outputs):
+        if isinstance(p, ArrayParam):
+            shape, strides = ", ".join(map(names.text, p.shape)), ", ".join(map(names.text, p.strides))
+            note = " (as its bits)" if p.dtype.is_small_float else ""
+            lines.append(f"   {identifier(p.name)}: {p.dtype}[{shape}]{note}, strides in elements ({strides})")
+    return lines
+
+
+def _cpu_header(artifact: Artifact, name: str, names: _Names) -> str:
+    parameters = ", ".join(_parameters(artifact, names))
+    guard = f"TILEWRIGHT_{name.upper()}_H"
+    checks = call_checks(artifact)
+    codes = [f'    case {number}: return "{_quoted(check.message)}";' for number, check in enumerate(checks, 1)]
+    lines = [
+        f"/* {name}, compiled by Tilewright for {artifact.target}.", *_about(artifact, names),
+        "   The result is 0, or a code that " + f"{name}_error explains; then nothing was written. */",
+        f"#ifndef {guard}", f"#define {guard}", "#include <stdint.h>", "", "#ifdef __cplusplus", 'extern "C" {', "#endif", "",
+        "#ifndef TILEWRIGHT_RUNNER", "#define TILEWRIGHT_RUNNER",
+        "typedef void (*tilewright_body)(void *slots, int64_t begin, int64_t end);",
+        "/* Runs body(slots, begin, end) over all of [0, blocks), in any pieces, on any threads, and returns when all are done. */",
+        "typedef void (*tilewright_runner)(void *context, tilewright_body body, void *slots, int64_t blocks);", "#endif", "",
+        "/* On the calling thread. */", f"int32_t {name}({parameters});",
+        "/* On the threads of a runner. */",
+        f"int32_t {name}_with({parameters}, tilewright_runner runner, void *context);", "",
+        f"static inline const char *{name}_error(int32_t code) {{", "    switch (code) {", '    case 0: return "";',
+        f'    case {NO_MEMORY}: return "no memory for scratch arrays";', f'    case {NEGATIVE}: return "a size is negative";',
+        f'    case {MISALIGNED}: return "an array is not aligned as this code needs it";', *codes,
+        '    default: return "unknown code";', "    }", "}", "", "#ifdef __cplusplus", "}", "#endif", "#endif", "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+# -- GPU ------------------------------------------------------------------------------------------------------------
+
+
+def _gpu_files(artifact: Artifact, name: str, target: Target) -> dict[str, bytes]:
+    _require_plain(artifact)
+    names = _Names(artifact)
+    files = {f"{name}.ptx": artifact.code.rstrip(b"\0")}
+    assembled = cubin(artifact.code.decode(), target.name)
+    if assembled is not None:
+        files[f"{name}.cubin"] = assembled
+    described = _describe(artifact, names)
+    described["launches"] = tuple(_describe_launch(launch, names) for launch in artifact.launches)
+    # A cubin is for one architecture; the driver compiles PTX where it does not fit.
+    described["code"] = tuple(file for file in (f"{name}.cubin", f"{name}.ptx") if file in files)
+    files[f"{name}.h"] = _gpu_header(artifact, name, names).encode()
+    files[f"{name}.py"] = _loader(cuda, described, name)
+    return files
+
+
+def _gpu_header(artifact: Artifact, name: str, names: _Names) -> str:
+    guard = f"TILEWRIGHT_{name.upper()}_H"
+    used = [names[n] for n in dict.fromkeys((*size_names(artifact), *(p.name for p in artifact.inputs if isinstance(p, ScalarParam) and p.dtype.is_int)))]
+    sizes = ", ".join(f"int64_t {n}" for n in used)
+    ignored = " ".join(f"(void){n};" for n in used)
+    lines = [
+        f"/* {name}, compiled by Tilewright for {artifact.target}: how to launch it with the CUDA driver API.", *_about(artifact, names),
+        f"   Launch the kernels below in their order on one stream. {name}.py is this in Python. */",
+        f"#ifndef {guard}", f"#define {guard}", "#include <stdint.h>", "", "#ifndef TILEWRIGHT_SIZES", "#define TILEWRIGHT_SIZES",
+        "static inline int64_t tilewright_floordiv(int64_t a, int64_t b) { return b ? a / b - (a % b != 0 && (a < 0) != (b < 0)) : 0; }",
+        "static inline int64_t tilewright_ceildiv(int64_t a, int64_t b) { return -tilewright_floordiv(-a, b); }",
+        "static inline int64_t tilewright_mod(int64_t a, int64_t b) { return b ? a - b * tilewright_floordiv(a, b) : 0; }",
+        "static inline int64_t tilewright_min(int64_t a, int64_t b) { return a < b ? a : b; }",
+        "static inline int64_t tilewright_max(int64_t a, int64_t b) { return a > b ? a : b; }", "#endif", "",
+    ]  # fmt: skip
+    for check in call_checks(artifact):
+        relation = {"eq": "==", "le": "<=", "lt": "<"}[check.relation]
+        lines.append(f"/* must hold: {names.text(check.left)} {relation} {names.text(check.right)}: {check.message} */".replace("*/ */", "*/"))
+    for array in artifact.scratch:
+        count = _c_size(product(array.shape) * array.dtype.itemsize, names)
+        lines += [f"/* bytes of the scratch array {array.name} */", f"static inline int64_t {name}_{identifier(array.name)}_bytes({sizes}) {{ {ignored} return {count}; }}"]
+    for launch in artifact.launches:
+        grid = (*(_c_size(extent, names) for extent in launch.grid), "1", "1", "1")[:3]
+        parameters = [*launch.args, *(f"(int64_t) {names[s]}" for s in launch.sizes), *(f"CUtensorMap of {m.array}" for m in launch.maps)]
+        lines += [
+            "", f"/* kernel {launch.entry}({', '.join(parameters)})", *(f"   {line}" for line in map(str, launch.maps)),
+            f"   {launch.cluster} block(s) in a cluster. */",
+            f'#define {launch.entry.upper()} "{launch.entry}"', f"#define {launch.entry.upper()}_THREADS {launch.threads}",
+            f"#define {launch.entry.upper()}_SHARED_BYTES {launch.shared_bytes}",
+            f"static inline void {launch.entry}_grid({sizes}{', ' if sizes else ''}unsigned grid[3]) {{",
+            f"    {ignored} grid[0] = (unsigned)({grid[0]}); grid[1] = (unsigned)({grid[1]}); grid[2] = (unsigned)({grid[2]});", "}",
+        ]  # fmt: skip
+    return "\n".join((*lines, "", "#endif", ""))
+
+
+def _c_size(size: Size, names: _Names) -> str:
+    """A size as an expression of C."""
+    terms = []
+    for monomial, factor in size.terms:
+        atoms = [names[a] if isinstance(a, str) else _c_call(a, names) for a in monomial]
+        terms.append(" * ".join([f"INT64_C({factor})", *atoms] if factor != 1 or not atoms else atoms))
+    return " + ".join(terms) or "0"
+
+
+def _c_call(call: Call, names: _Names) -> str:
+    return f"tilewright_{call.op}({_c_size(call.a, names)}, {_c_size(call.b, names)})"

@@ -135,19 +135,14 @@ class CpuProgram:
         for job in self.jobs(arrays, scalars):
             self.pool.launch(job.entry, ctypes.addressof(job.slots), job.blocks, job.work)
 
-    def jobs(
-        self,
-        arrays: Mapping[str, np.ndarray],
-        scalars: Mapping[str, int | float | bool],
-        moved: Callable[[int], int] | None = None,
-    ) -> list[Job]:
-        """What a run launches. `moved` tells where the memory of an array is instead of where it was."""
+    def jobs(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool]) -> list[Job]:
+        """What a run launches."""
         values = self.sizes(arrays, scalars)
         words = {name: _word(scalars[name], param) for name, param in self._scalars.items()}
         for name, param in self._arrays.items():
             assert arrays[name].dtype.itemsize == param.dtype.itemsize, name
             assert arrays[name].ndim == len(param.shape), name
-            words[name] = _address(arrays[name]) if moved is None else moved(_address(arrays[name]))
+            words[name] = _address(arrays[name])
         kept: list[np.ndarray] = []
         for param in self.artifact.scratch:
             count = product(param.shape).evaluate(values) // param.dtype.block

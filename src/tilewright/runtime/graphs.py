@@ -45,7 +45,40 @@ class _Call:
     scalars: Mapping[int, str]
     """Slots of numbers that have a name."""
     extents: tuple[tuple[int, int, bool], ...]
-    """Memory it uses, and whether it writes there."""
+    """Memory it uses, and whether it writes there, when it was captured."""
+
+
+class _Index:
+    """Which slots of which calls hold an address or a named number, and which memory is used at all."""
+
+    def __init__(self, calls: Sequence[_Call]) -> None:
+        self.addresses: dict[int, list[tuple[int, int]]] = {}
+        self.numbers: dict[str, list[tuple[int, int]]] = {}
+        self.extents: dict[tuple[int, int], bool] = {}
+        """First address and the one behind the last, and whether something is written there."""
+        for number, call in enumerate(calls):
+            for slot in range(len(call.program.array_names())):
+                self.addresses.setdefault(int(call.values[slot]), []).append((number, slot))
+            for slot, name in call.scalars.items():
+                self.numbers.setdefault(name, []).append((number, slot))
+            for low, high, written in call.extents:
+                self.extents[low, high] = written or self.extents.get((low, high), False)
+
+    def uses_within(self, low: int, high: int) -> bool:
+        return any(low <= address < high for address in self.addresses)
+
+    def move(self, spans: Sequence[tuple[int, int, int]]) -> dict[tuple[int, int], int]:
+        """Memory is exchanged; the new address of each slot concerned."""
+        moving = [(address, shift) for address in self.addresses if (shift := _shift(address, spans))]
+        taken = [(address + shift, self.addresses.pop(address)) for address, shift in moving]
+        for address, places in taken:
+            self.addresses.setdefault(address, []).extend(places)
+        extents, self.extents = self.extents, {}
+        for (low, high), written in extents.items():
+            shift = _shift(low, spans)
+            key = (low + shift, high + shift)
+            self.extents[key] = written or self.extents.get(key, False)
+        return {place: address for address, places in taken for place in places}
 
 
 class _Recording:
@@ -66,6 +99,17 @@ class _Recording:
         self.nodes_known = True
         """Whether the nodes of the calls are those of the executable."""
 
+        self._index: _Index | None = None
+
+    def index(self) -> _Index:
+        """Where what is used; made when it is first needed."""
+        if self._index is None:
+            self._index = _Index(self.calls)
+        return self._index
+
+    def forget_index(self) -> None:
+        self._index = None
+
     def take_nodes(self, other: _Recording, alone: bool) -> None:
         """Its calls are those of another recording, with other parameters: so are the nodes. Sure only for work of one stream."""
         self.nodes_known = (
@@ -80,6 +124,18 @@ class _Recording:
         if block not in self.inputs:
             self.inputs.add(block)
             block.lend()
+
+    def release(self, array: DeviceArray) -> None:
+        """An array came out of the graph: unless something else of its memory is in it, that is not needed any more."""
+        owner = array.owner
+        # The block of a foreign array is a new one each time it is wrapped.
+        held = {owner} & self.inputs if array.base is None else {b for b in self.inputs if b.pointer == owner.pointer and not b.nbytes}
+        span = (owner.pointer, owner.pointer + owner.nbytes) if owner.nbytes else _bounds(array)
+        if held and not self.index().uses_within(*span):
+            self.inputs -= held
+            for block in held:
+                block.end_loan()
+            self.kept.pop(id(array.base), None)
 
     def end(self) -> None:
         inputs, self.inputs = self.inputs, set()
@@ -336,33 +392,36 @@ class CudaGraph:
 
     def conflict(self, arrays: Sequence[tuple[DeviceArray, DeviceArray]]) -> bool:
         """Whether after the exchange something would be written that something else uses and did not before."""
-        return conflicts([extent for call in self._handles.recording.calls for extent in call.extents], _spans(arrays))
+        extents = self._handles.recording.index().extents
+        return conflicts([(low, high, written) for (low, high), written in extents.items()], _spans(arrays))
 
     def exchange(self, arrays: Sequence[tuple[DeviceArray, DeviceArray]], numbers: Mapping[str, Number]) -> int:
         """Let nodes that use the first array of a pair use the second, of the same form, and named numbers be others; how many nodes."""
-        spans, recording = _spans(arrays), self._handles.recording
-        changed: list[tuple[int, _Call]] = []
-        for index, call in enumerate(recording.calls):
-            values = list(call.values)
-            for slot in range(len(call.program.array_names())):
-                address = int(values[slot])
-                values[slot] += _shift(address, spans)
-            for slot, name in call.scalars.items():
-                if name in numbers:
-                    values[slot] = numbers[name]
-            if values != call.values:
-                extents = tuple((low + _shift(low, spans), high + _shift(low, spans), written) for low, high, written in call.extents)
-                changed.append((index, replace(call, values=values, extents=extents)))
-        count = 0
+        recording = self._handles.recording
         with self._lock, self.device.active():
-            for index, call in changed:
-                count += self._set_parameters(call)
-                recording.calls[index] = call
-        for _, new in arrays:
-            self._keep(new, recording)
-            for stream in recording.known_streams:
-                new.owner.use_on(stream)
-        return count
+            index = recording.index()
+            places: dict[tuple[int, int], Number] = dict(index.move(_spans(arrays)))
+            places.update({place: value for name, value in numbers.items() for place in index.numbers.get(name, ())})
+            changed: dict[int, list[Number]] = {}
+            for (number, slot), value in places.items():
+                values = changed.setdefault(number, list(recording.calls[number].values))
+                values[slot] = value
+            try:
+                count = 0
+                for number, values in changed.items():
+                    call = replace(recording.calls[number], values=values)
+                    count += self._set_parameters(call)
+                    recording.calls[number] = call
+            except BaseException:
+                recording.forget_index()
+                raise
+            for _, new in arrays:
+                self._keep(new, recording)
+                for stream in recording.known_streams:
+                    new.owner.use_on(stream)
+            for old, _ in arrays:
+                recording.release(old)
+            return count
 
     def _set_parameters(self, call: _Call) -> int:
         module = self.device.driver.module

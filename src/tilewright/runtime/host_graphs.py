@@ -31,24 +31,24 @@ class _Program:
     written: frozenset[str]
     names: Mapping[str, str]
     """Numbers that have a name, by parameter."""
-    shifts: tuple[tuple[int, int, int], ...] = ()
-    """Memory that was exchanged: first address, the one behind the last, and how far away the new memory is."""
-
-    def moved(self, address: int) -> int:
-        for low, high, shift in self.shifts:
-            if low <= address < high:
-                address += shift
-        return address
 
     def jobs(self) -> list[Job]:
-        return self.program.jobs(self.arrays, self.numbers, self.moved)
+        return self.program.jobs(self.arrays, self.numbers)
 
     def extents(self) -> list[tuple[int, int, bool]]:
         """Memory it uses, and whether it writes there."""
-        found = []
+        return [(*_bounds(array), name in self.written) for name, array in self.arrays.items()]
+
+    def moved(self, spans: Sequence[tuple[int, int, int]]) -> dict[str, np.ndarray]:
+        """Those of its arrays whose memory is exchanged, where it is then."""
+        found: dict[str, np.ndarray] = {}
         for name, array in self.arrays.items():
             low, high = _bounds(array)
-            found.append((self.moved(low), self.moved(low) + high - low, name in self.written))
+            shift = next((shift for first, last, shift in spans if first <= low < last), 0)
+            if shift:
+                memory = (ctypes.c_char * (high - low)).from_address(low + shift)
+                offset = array.__array_interface__["data"][0] - low
+                found[name] = np.ndarray(array.shape, array.dtype, memoryview(memory), offset, array.strides)
         return found
 
 
@@ -69,7 +69,6 @@ class HostGraph:
         self.names: Mapping[str, str] = {}
         """Names of the numbers of the call under way, by parameter; set by whoever makes the call."""
         self._steps: list[_Program | _Call] = []
-        self._kept: list[object] = []
         self._ready: list[Run] | None = None
         self._memory: list[object] = []
         self.closed = False
@@ -152,29 +151,29 @@ class HostGraph:
         return conflicts([x for step in self._steps if isinstance(step, _Program) for x in step.extents()], spans)
 
     def exchange(self, arrays: Sequence[tuple[np.ndarray, np.ndarray]], numbers: Mapping[str, Number]) -> int:
-        """Use the second array of a pair, of the same form, in place of the first, and other named numbers; how many launches."""
+        """Use the second array of a pair, of the same form, in place of the first, and other named numbers; how many launches.
+
+        The caller keeps the new arrays as long as they are in use.
+        """
         spans = [(*_bounds(old), _bounds(new)[0] - _bounds(old)[0]) for old, new in arrays]
         with self._lock:
-            return self._exchange(arrays, spans, numbers)
+            return self._exchange(spans, numbers)
 
-    def _exchange(
-        self, arrays: Sequence[tuple[np.ndarray, np.ndarray]], spans: Sequence[tuple[int, int, int]], numbers: Mapping[str, Number]
-    ) -> int:
+    def _exchange(self, spans: Sequence[tuple[int, int, int]], numbers: Mapping[str, Number]) -> int:
         count = 0
         for index, step in enumerate(self._steps):
             if not isinstance(step, _Program):
                 continue
-            hit = [span for span in spans if any(span[0] <= low < span[1] for low, _, _ in step.extents())]
+            moved = step.moved(spans)
             changed = {p: numbers[label] for p, label in step.names.items() if label in numbers}
-            if hit or changed:
-                self._steps[index] = replace(step, shifts=(*step.shifts, *hit), numbers={**step.numbers, **changed})
+            if moved or changed:
+                self._steps[index] = replace(step, arrays={**step.arrays, **moved}, numbers={**step.numbers, **changed})
                 count += len(step.program.artifact.launches)
-        self._kept += [new for _, new in arrays]
         self._ready = None
         return count
 
     def close(self) -> None:
-        self._steps, self._kept, self._ready, self._memory = [], [], None, []
+        self._steps, self._ready, self._memory = [], None, []
         self.closed = True
 
 

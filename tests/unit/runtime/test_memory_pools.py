@@ -364,8 +364,10 @@ def test_failure_of_every_call_leaks_nothing(arena: str, use: Callable[[CudaDevi
             except TilewrightError:
                 failed += 1
             fake.inject.clear()
-            gc.collect()
             device.release_memory()
+            if not set(fake.leaks()) <= {"module"}:
+                gc.collect()  # the error's traceback may hold what is in a cycle with it
+                device.release_memory()
             assert set(fake.leaks()) <= {"module"}, (name, number)
             assert device.pool.usage() == (0, 0)
     assert failed > 0

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tilewright.api.arrays import allocate, array, asarray, copy, from_dlpack, pinned, to_device
 from tilewright.api.compute import load
 from tilewright.api.devices import Device, default_device, devices, set_default_device
 from tilewright.api.kernel import Kernel, kernel
@@ -105,6 +104,7 @@ from tilewright.base.errors import CompilerBug, DeviceError, TargetLimit, Tilewr
 from tilewright.runtime.cpu_pool import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
+    from tilewright.api.arrays import allocate, array, asarray, copy, from_dlpack, pinned, to_device
     from tilewright.api.export import export
     from tilewright.api.graphs import Graph, capture, graph
     from tilewright.api.jax_ops import jax_function
@@ -243,6 +243,7 @@ __all__ = [
 
 
 _LATER = {
+    "tilewright.api.arrays": ("allocate", "array", "asarray", "copy", "from_dlpack", "pinned", "to_device"),
     "tilewright.api.export": ("export",),
     "tilewright.api.graphs": ("Graph", "capture", "graph"),
     "tilewright.api.jax_ops": ("jax_function",),

@@ -496,9 +496,10 @@ def test_memory_waits_for_streams_that_read_results(gpu: NullCuda) -> None:
         del graph, first, second
         gc.collect()
         noise = [scaled(x, -1.0) for _ in range(4)]
+        # First what took the memory over: without an order it would run before the read.
+        assert all((np.asarray(array) == -X).all() for array in noise)
         np.testing.assert_array_equal(np.asarray(found[0]), X * 20)
         np.testing.assert_array_equal(np.asarray(found[1]), X * 30)
-        assert all((np.asarray(array) == -X).all() for array in noise)
 
 
 def test_two_streams_in_one_capture(gpu: NullCuda) -> None:

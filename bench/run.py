@@ -87,7 +87,7 @@ def runtime_jobs(setting: Setting, quick: bool) -> list[Job]:
     from bench import runtime, runtime_graphs, runtime_memory
 
     session = runtime.Session.open(setting, quick)
-    rows = (*runtime.ROWS, *runtime_memory.ROWS, *runtime_graphs.ROWS)
+    rows = (*runtime.ROWS, *runtime_graphs.ROWS, *runtime_memory.ROWS)
     return [Job(row.__name__, (row.__name__,), lambda row=row: iter([row(session)])) for row in rows]  # type: ignore[misc]
 
 

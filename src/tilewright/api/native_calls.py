@@ -8,6 +8,7 @@ told of a call, it shows what it reads of it: unless that is just what the gener
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from tilewright.base import launch_abi as abi
 from tilewright.base.artifact import Artifact
 from tilewright.base.launch_abi import Pattern, Slot
 from tilewright.codegen.interpreter import stubs_work
-from tilewright.runtime.device_array import DeviceArray, array_form
+from tilewright.runtime.device_array import ArrayForm, DeviceArray, array_form
 from tilewright.runtime.libraries import Library, Torch, is_tensor
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class NativeCalls:
         self._name = name
         self._known: dict[tuple[int, Pattern], _Known] = {}
         self._recent: Recent | None = None
+        self._lock = threading.RLock()
         self._chains: dict[int, tuple[Callable[..., object], Callable[..., object]]] = {}
         """By the address of the function at its end: that function and the chain."""
 
@@ -83,23 +85,29 @@ class NativeCalls:
 
     def chain(self, fallback: Callable[..., object]) -> Callable[..., object] | None:
         """A function that takes every call there is a form for, and hands others to `fallback`; None where there is no form."""
-        if not self._known:
-            return None
-        found = self._chains.get(id(fallback))
-        if found is None or found[0] is not fallback:
-            made = fallback
-            for known in self._known.values():
-                made = known.launcher.function(made)
-            found = self._chains[id(fallback)] = fallback, made
-        return found[1]
+        with self._lock:
+            if not self._known:
+                return None
+            found = self._chains.get(id(fallback))
+            if found is None or found[0] is not fallback:
+                made = fallback
+                for known in self._known.values():
+                    made = known.launcher.function(made)
+                found = self._chains[id(fallback)] = fallback, made
+            return found[1]
 
     def learn(self, call: Given) -> None:
         """Have calls like this one taken from now on, where machine code can read their arguments."""
         pattern = _pattern(call)
-        if pattern is None or not stubs_work():
-            return
+        if pattern is not None and stubs_work():
+            with self._lock:
+                self._learn(call, pattern)
+
+    def _learn(self, call: Given, pattern: Pattern) -> None:
         device = call.program.device
-        known = self._known.get((device.ordinal, pattern)) or self._launcher(device, pattern)
+        known = self._known.get((device.ordinal, pattern))
+        if known is None or len(known.keys) >= MOST_SPECIALISATIONS:
+            known = self._launcher(device, pattern)
         if known is None:
             return
         keywords = {} if call.out is None else {"out": call.out}
@@ -120,6 +128,7 @@ class NativeCalls:
         known.keys.add(keys)
 
     def _launcher(self, device: CudaDevice, pattern: Pattern) -> _Known | None:
+        """A new launcher, in place of the one there may be: that has had all the forms it may have."""
         from tilewright.codegen.launcher import engine_object, key_count, stub_object
         from tilewright.runtime import cuda_launcher
 
@@ -128,9 +137,8 @@ class NativeCalls:
         if layout is None:
             return None
         cuda_launcher.load_engine(engine_object)
-        if len(self._known) >= MOST_PATTERNS or any(len(k.keys) >= MOST_SPECIALISATIONS for k in self._known.values()):
+        if (device.ordinal, pattern) not in self._known and len(self._known) >= MOST_PATTERNS:
             self._known.clear()
-            self.forget_last()
         if self._recent is None:
             self._recent = cuda_launcher.Recent()
         launcher = cuda_launcher.Launcher(device, self._name, stub_object(pattern, layout), key_count(pattern), self._recent)
@@ -230,16 +238,14 @@ def _ignoring(make: Callable[[], object]) -> Callable[[int], object]:
 
 def _maker(device: CudaDevice, shape: tuple[int, ...], dtype: DType) -> Callable[[int], DeviceArray]:
     """What makes device arrays of one form."""
-    form, empty = None, device.empty
+    form: ArrayForm | None = None
 
     def make(stream: int) -> DeviceArray:
         nonlocal form
-        made = empty(shape, dtype, stream)
+        made = device.empty(shape, dtype, stream)
         if form is None:
             form = array_form(made)
         made.form = form
         return made
 
     return make
-
-

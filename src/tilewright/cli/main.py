@@ -75,6 +75,24 @@ def check(files: tuple[str, ...], arguments: str, verbose: bool) -> None:
         sys.exit(1)
 
 
+@cli.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--check", is_flag=True, help="Change nothing; exit status 1 if something would change.")
+@click.option("--diff", is_flag=True, help="Change nothing; show what would change.")
+def fmt(files: tuple[str, ...], check: bool, diff: bool) -> None:
+    """Format .zyn files in place: one indentation, one spacing; lines stay where they are. `-` reads the terminal.
+
+    \b
+    Examples:
+      tilewright fmt examples/zyn/*.zyn
+      tilewright fmt --check examples/zyn/*.zyn
+    """
+    from tilewright.cli.fmt_command import fmt as command
+
+    if not command(files, check, diff):
+        sys.exit(1)
+
+
 @cli.command(name="compile")
 @click.argument("file")
 @_KERNEL

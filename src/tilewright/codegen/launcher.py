@@ -58,14 +58,11 @@ _ALIGNED = 16
 """Code is made for arrays at multiples of so many bytes, and for others."""
 
 
+@functools.cache
 def engine_object() -> bytes:
     """What all stubs share."""
-    return _engine()
-
-
-@functools.cache
-def _engine() -> bytes:
-    return compile_object(ENGINE, host_cpu(), opt=1)
+    # As with the stubs, LLVM's passes would take ten times as long and gain nothing measurable.
+    return compile_object(ENGINE, host_cpu(), opt=0)
 
 
 @functools.cache
@@ -218,7 +215,8 @@ class _Read(_Frame):
         """An array of ours has an object for its form, made when it is first an argument."""
         ready, ask, asked = (self.fresh_label(name) for name in ("form.known", "form.ask", "form.asked"))
         form = self.load("ptr", item, self.layout.array_form)
-        self.fork(self.equal("ptr", form, "@_Py_NoneStruct"), ask, ready)
+        none, unset = self.equal("ptr", form, "@_Py_NoneStruct"), self.equal("ptr", form, "null")
+        self.fork(self.new(f"or i1 {none}, {unset}"), ask, ready)
         self.start(ask)
         self.line(f"store ptr {item}, ptr %given")
         made = self.new("call ptr @PyObject_Vectorcall(ptr @tilewright_array_form, ptr %given, i64 1, ptr null)")

@@ -28,6 +28,13 @@ def parse_module(text: str, path: str = "<string>") -> syntax.Module:
         return parser.parse(Source(path, text))
 
 
+def layout_tokens(text: str, path: str = "<string>") -> list[lark.Token]:
+    """The tokens of a text that parses, as the grammar sees them."""
+    parser = _parser()
+    with parser.lock:
+        return parser.tokens(Source(path, text))
+
+
 class _Parser:
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -54,6 +61,10 @@ class _Parser:
             raise UserError.at("TW001", f"the text is not ZynML: {error}", Span(source)) from None
         assert isinstance(module, syntax.Module)
         return module
+
+    def tokens(self, source: Source) -> list[lark.Token]:
+        self._layout.prepare(source.text)
+        return list(self._lark.lex(source.text))
 
     def _bad_character(self, error: lark.exceptions.UnexpectedCharacters, source: Source) -> UserError:
         character = source.text[error.pos_in_stream or 0]

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _NAME_IS_NEG = sys.intern("is_neg")
 _ZERO = 0
+_RECENT_KEPT = 1024
+"""Forms after which those that are gone are forgotten."""
 
 
 class _Engine:
@@ -144,6 +146,8 @@ class Recent:
         self._forms: dict[int, weakref.ref[Form]] = {}
 
     def add(self, form: Form) -> None:
+        if len(self._forms) >= _RECENT_KEPT:
+            self._forms = {address: known for address, known in self._forms.items() if known() is not None}
         self._forms[form.address] = weakref.ref(form)
 
     def form(self) -> Form | None:

@@ -302,10 +302,11 @@ def test_the_stream_a_thread_named(driver: Any) -> None:
     axpy, x, y = make_axpy(), floats(1, 2), floats(3, 4)
     device = cuda.devices()[0]
     axpy(x, y, 1.0)
-    stream = device.create_stream()
+    stream, out = device.create_stream(), floats(0, 0)
     with ways() as general, streams.use(0, stream):
         result = axpy(x, y, 2.0)
-        assert axpy(x, y, 2.0, out=floats(0, 0)).owner.users == {stream}
+        assert axpy(x, y, 2.0, out=out).owner.users == {stream}
+        assert floats(0, 0).owner.stream == stream
         assert result.owner.stream == stream
         assert set(x.owner.users) == {stream}
     assert [args[8] for args in driver.calls("cuLaunchKernel")][-2:] == [stream, stream]
@@ -401,6 +402,21 @@ def test_tensor_maps_of_many_addresses(driver: Any) -> None:
             np.testing.assert_array_equal(out.numpy().astype(np.float32), expected)
     assert general == ["product"]
     assert encoded > 0
+
+
+def test_early_launches_and_much_shared_memory(driver: Any) -> None:
+    """The null driver holds each launch against its rule: grid, shared memory, attributes, maps."""
+    schedule = "family=wgmma m=128 n=64 k=64 stages=4 groups=2 early=1"
+    product = tw.Kernel(make_product().python, schedule=schedule)
+    a = tw.to_device(np.eye(256, dtype=ml_dtypes.bfloat16), "cuda")
+    with ways() as general:
+        for factor in (1, 2, 3):
+            b = tw.to_device(np.full((256, 256), factor, ml_dtypes.bfloat16), "cuda")
+            assert (product(a, b).numpy() == factor).all()
+    assert general == ["product"]
+    (launch,) = product.last.launches
+    assert launch.dependent and launch.shared_bytes > 48 << 10
+    assert len(driver.calls("cuLaunchKernelEx")) == 3
 
 
 def test_more_addresses_than_the_table_has_room_for(driver: Any) -> None:
@@ -568,6 +584,20 @@ def test_more_kinds_of_calls_than_are_kept(driver: Any) -> None:
             for call in (*calls, *calls):
                 assert call().numpy().tolist() == [2 * i for i in range(count)]
         assert len(axpy.runner.cuda.native.launchers) <= 2
+
+
+def test_more_forms_than_are_kept(driver: Any) -> None:
+    axpy = make_axpy()
+    with mock.patch.object(native_calls, "MOST_SPECIALISATIONS", 4), ways() as general:
+        arrays = [floats(*range(count)) for count in range(1, 11)]
+        for x in arrays:
+            for _ in range(2):
+                assert axpy(x, x, 1.0).numpy().tolist() == [2 * i for i in range(x.shape[0])]
+        assert general == ["axpy"] * 10
+        (launcher,) = axpy.runner.cuda.native.launchers
+        assert len(launcher.forms) == 2
+        axpy(arrays[0], arrays[0], 1.0)
+        assert len(general) == 11
 
 
 def test_threads_share_a_kernel() -> None:

@@ -77,6 +77,8 @@ class Runner:
         return result
 
     def _run(self, values: Mapping[str, object], device: Device, out: object) -> object:
+        if streams.SPECIAL.value:
+            streams.check_captured(device.id)
         if device.kind == "cpu":
             return self.run_cpu(values, out)
         if device.kind == "cuda":

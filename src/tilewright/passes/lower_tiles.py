@@ -18,15 +18,15 @@ from math import gcd
 from types import MappingProxyType
 
 from tilewright.analysis import divisors
+from tilewright.base.dtypes import bool_, i32, i64
 from tilewright.base.errors import CompilerBug
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.layouts import Blocked
 from tilewright.ir.nodes import Attrs, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.types import Tensor, Tile, Vec, dtype_of
-from tilewright.passes.registers import Cell, Held, Index, Mask, Registers, Shape, shape_of
-from tilewright.passes.tile_reductions import TileReductions
-from tilewright.passes.tile_symbols import TileSymbols
+from tilewright.passes.combine import combine
+from tilewright.passes.registers import Cell, Held, Index, Mask, Registers, Shape, ThreadView, shape_of
 
 
 def lower_tiles(kernel: Kernel, target: Target) -> Kernel:
@@ -34,7 +34,7 @@ def lower_tiles(kernel: Kernel, target: Target) -> Kernel:
     return TileLowering(kernel, target).run()
 
 
-class TileLowering(TileSymbols, TileReductions):
+class TileLowering(ThreadView):
     def __init__(self, kernel: Kernel, target: Target) -> None:
         super().__init__(kernel, target)
         self.env: dict[Value, Held] = {p: p for p in kernel.params}
@@ -128,6 +128,77 @@ class TileLowering(TileSymbols, TileReductions):
 
     def _unsupported(self, b: Builder, op: Op) -> None:
         raise CompilerBug.at("TW040", f"lower_tiles: no lowering for {op.opcode} in a blocked layout", op.span)
+
+    def _symbolic(self, b: Builder, op: Op, held: Sequence[Held], result: Tile) -> Held | None:
+        """Index arithmetic and edge masks that need not be computed yet."""
+        if op.opcode in ("add", "sub") and all(isinstance(h, Index) for h in held):
+            first, second = held
+            assert isinstance(first, Index) and isinstance(second, Index)
+            sign = 1 if op.opcode == "add" else -1
+            factors = dict(first.factors)
+            for a, factor in second.factors.items():
+                factors[a] = factors.get(a, 0) + sign * factor
+            base = b.op(op.opcode, first.base, second.base)
+            self.divisors[base] = gcd(self.divisors.get(first.base, 1), self.divisors.get(second.base, 1))
+            return Index(result.shape, base, {a: f for a, f in factors.items() if f})
+        if op.opcode == "mul" and all(isinstance(h, Index) for h in held):
+            for one, other in (tuple(held), tuple(reversed(held))):
+                assert isinstance(one, Index) and isinstance(other, Index)
+                scale = self.constants.get(other.base)
+                if not other.factors and scale is not None:
+                    base = b.mul(one.base, other.base)
+                    self.divisors[base] = self.divisors.get(one.base, 1) * abs(scale)
+                    return Index(result.shape, base, {a: f * scale for a, f in one.factors.items() if scale})
+        if op.opcode == "lt" and all(isinstance(h, Index) for h in held):
+            index, bound = held
+            assert isinstance(index, Index) and isinstance(bound, Index)
+            if not bound.factors:
+                return Mask(result.shape, ((index, bound.base),), ())
+        if op.opcode == "and" and result.dtype is bool_ and all(isinstance(h, Mask | Registers) for h in held):
+            parts = [h if isinstance(h, Mask) else Mask(result.shape, (), (h,)) for h in held]  # type: ignore[arg-type]
+            if any(p.edges or any(o.shape != result.shape for o in p.others) for p in parts):
+                return Mask(result.shape, parts[0].edges + parts[1].edges, parts[0].others + parts[1].others)
+        return None
+
+    def _iota(self, b: Builder, op: Op) -> None:
+        axis = op.attrs["axis"]
+        assert isinstance(axis, int)
+        zero = b.index(0)
+        self.constants[zero] = 0
+        self.divisors[zero] = 0
+        self.env[op.result] = Index(shape_of(op.result), zero, {axis: 1})
+
+    def _broadcast(self, b: Builder, op: Op) -> None:
+        held, shape = self.env[op.operands[0]], shape_of(op.result)
+        if isinstance(held, Value):
+            if dtype_of(held.type) is i64:
+                self.env[op.result] = Index(shape, held, {})
+                return
+            wide = b.op("broadcast", held, width=self.vector) if self.is_wide(shape) else held
+            self.env[op.result] = Registers(shape, dict.fromkeys(self.cells(shape), wide))
+        elif isinstance(held, Index):
+            self.env[op.result] = Index(shape, held.base, held.factors)
+        elif isinstance(held, Mask):
+            self.env[op.result] = Mask(shape, held.edges, held.others)
+        elif dtype_of(op.result.type) is bool_ and held.shape[self.axis] < shape[self.axis]:
+            # The same for a whole vector: that must not be forgotten, for then the vector is loaded at once or not at all.
+            self.env[op.result] = Mask(shape, (), (held,))
+        else:
+            memo: dict[Value, Value] = {}
+            cells: dict[Cell, Value] = {}
+            for cell in self.cells(shape):
+                source = held.cells[self.collapsed(cell, held.shape)]
+                if self.is_wide(shape) and not isinstance(source.type, Vec):
+                    if source not in memo:
+                        memo[source] = b.op("broadcast", source, width=self.vector)
+                    source = memo[source]
+                cells[cell] = source
+            self.env[op.result] = Registers(shape, cells)
+
+    def _item(self, b: Builder, op: Op) -> None:
+        held = self.registers(b, self.env[op.operands[0]], shape_of(op.operands[0]))
+        (only,) = held.cells.values()
+        self.env[op.result] = only
 
     # -- memory -------------------------------------------------------------------------------------------------
 
@@ -474,6 +545,144 @@ class TileLowering(TileSymbols, TileReductions):
                     lambda inner, i=indices, p=part: self._plain_store(inner, memory, i, p),
                     lambda inner: [],
                 )
+
+    # -- reductions ---------------------------------------------------------------------------------------------
+
+    def _reduce_tile(self, b: Builder, op: Op) -> None:
+        axis, kind = op.attrs["axis"], str(op.attrs["kind"])
+        assert isinstance(axis, int)
+        shape = shape_of(op.operands[0])
+        sources = [self.registers(b, self.env[v], shape) for v in op.operands]
+        result_shape = tuple(1 if a == axis else e for a, e in enumerate(shape))
+        # Along the reduced axis: registers, then the elements of the vector, then lanes, then warps.
+        partial: dict[Cell, tuple[Value, ...]] = {}
+        for cell in self.cells(shape):
+            target = self.collapsed(cell, result_shape)
+            values = tuple(s.cells[cell] for s in sources)
+            partial[target] = combine(b, kind, partial[target], values) if target in partial else values
+        for cell, values in partial.items():
+            if axis == self.axis and shape[axis] > 1:
+                values = self._across_vector(b, kind, values)
+            partial[cell] = self._across_lanes(b, kind, values, axis) if shape[axis] > 1 else values
+        if shape[axis] > 1 and self.layout.warps[axis] > 1:
+            partial = self._across_warps(b, kind, partial, axis)
+        for position, result in enumerate(op.results):
+            self.env[result] = Registers(result_shape, {cell: v[position] for cell, v in partial.items()})
+
+    def _across_vector(self, b: Builder, kind: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
+        """Fold a vec onto itself, half by half."""
+        while isinstance(values[0].type, Vec):
+            halves = [b.multi("split", v) for v in values]
+            values = combine(b, kind, [h[0] for h in halves], [h[1] for h in halves])
+        return values
+
+    def _across_lanes(self, b: Builder, kind: str, values: tuple[Value, ...], axis: int) -> tuple[Value, ...]:
+        stride = 1
+        for a in range(axis + 1, len(self.layout.lanes)):
+            stride *= self.layout.lanes[a]
+        distance = self.layout.lanes[axis] // 2
+        while distance:
+            offset = b.const(distance * stride, i32)
+            others = tuple(self._shuffled(b, v, offset) for v in values)
+            values = combine(b, kind, values, others)
+            distance //= 2
+        return values
+
+    def _shuffled(self, b: Builder, value: Value, offset: Value) -> Value:
+        if isinstance(value.type, Vec):
+            lanes = [b.op("extract", value, lane=lane) for lane in range(value.type.width)]
+            return b.op("pack", *(b.op("shuffle", v, offset, mode="xor") for v in lanes))
+        return b.op("shuffle", value, offset, mode="xor")
+
+    def _across_warps(
+        self, b: Builder, kind: str, partial: dict[Cell, tuple[Value, ...]], axis: int
+    ) -> dict[Cell, tuple[Value, ...]]:
+        """Each warp writes what it has; after a barrier every thread combines all warps' parts in order.
+
+        shared[warp along the axis][cell][element][slot], a slot for each thread position off the axis.
+        """
+        if self.blocks > 1:
+            return self._across_blocks(b, kind, partial, axis)
+        warps = self.layout.warps[axis]
+        slots, slot = 1, b.index(0)
+        for a in range(len(self.layout.lanes)):
+            if a != axis:
+                count = self.layout.lanes[a] * self.layout.warps[a]
+                position = b.add(b.mul(self.warp_digits[a], b.index(self.layout.lanes[a])), self.lane_digits[a])
+                slot = b.add(b.mul(slot, b.index(count)), position)
+                slots *= count
+        cells = list(partial)
+        arrays: list[Value] = []
+        writer = b.op("eq", self.lane_digits[axis], b.index(0))
+        width = 1
+        for value in partial[cells[0]]:
+            width = value.type.width if isinstance(value.type, Vec) else 1
+            arrays.append(b.op("alloc", dtype=dtype_of(value.type), shape=(warps, len(cells), width, slots), space="shared"))
+
+        def write(inner: Builder) -> list[Value]:
+            for number, cell in enumerate(cells):
+                for array, value in zip(arrays, partial[cell], strict=True):
+                    for lane in range(width):
+                        one = inner.op("extract", value, lane=lane) if isinstance(value.type, Vec) else value
+                        where = (self.warp_digits[axis], inner.index(number), inner.index(lane), slot)
+                        inner.multi("store", array, *where, one)
+            return []
+
+        b.if_(writer, write, lambda inner: [])
+        b.multi("barrier")
+        results: dict[Cell, tuple[Value, ...]] = {}
+        for number, cell in enumerate(cells):
+            lanes: list[tuple[Value, ...]] = []
+            for lane in range(width):
+                total: tuple[Value, ...] | None = None
+                for warp in range(warps):
+                    where = (b.index(warp), b.index(number), b.index(lane), slot)
+                    values = tuple(b.op("load", array, *where) for array in arrays)
+                    total = values if total is None else combine(b, kind, total, values)
+                assert total is not None
+                lanes.append(total)
+            if width == 1:
+                results[cell] = lanes[0]
+            else:
+                results[cell] = tuple(b.op("pack", *(part[k] for part in lanes)) for k in range(len(arrays)))
+        if self.depth:
+            # The next round must not overwrite what a slower warp still reads.
+            b.multi("barrier")
+        return results
+
+    def _across_blocks(
+        self, b: Builder, kind: str, partial: dict[Cell, tuple[Value, ...]], axis: int
+    ) -> dict[Cell, tuple[Value, ...]]:
+        """One row for the whole cluster: each warp writes what it has; after a barrier of the cluster a lane for each warp, be it in this
+        block or another, fetches that, and lanes combine as ever."""
+        ((cell, values),) = partial.items()
+        total = self.layout.warps[axis]
+        own = total // self.blocks
+        arrays = [b.op("alloc", dtype=dtype_of(v.type), shape=(own,), space="shared") for v in values]
+        writer = b.op("eq", self.lane_digits[axis], b.index(0))
+
+        def write(inner: Builder) -> list[Value]:
+            for array, value in zip(arrays, values, strict=True):
+                inner.multi("store", array, self.own_warp, value)
+            return []
+
+        b.if_(writer, write, lambda inner: [])
+        b.multi("cluster_sync")
+        lane = self.lane_digits[axis]
+        found: tuple[Value, ...] | None = None
+        for first in range(0, total, self.target.warp_size):
+            warp = b.add(lane, b.index(first)) if total >= self.target.warp_size else b.op("and", lane, b.index(total - 1))
+            rank = b.op("shr", warp, b.index(own.bit_length() - 1))
+            place = b.op("and", warp, b.index(own - 1))
+            there = tuple(b.op("load_remote", array, place, rank) for array in arrays)
+            found = there if found is None else combine(b, kind, found, there)
+        assert found is not None
+        distance = 1
+        while distance < min(total, self.target.warp_size):
+            others = tuple(b.op("shuffle", v, b.const(distance, i32), mode="xor") for v in found)
+            found = combine(b, kind, found, others)
+            distance *= 2
+        return {cell: found}
 
     # -- control flow -------------------------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-"""Rows that a cluster shares, with one meeting for maximum and sum: special numbers, far maxima, other uses of both, and where it applies."""
+"""Rows that a cluster shares, with one meeting for maximum and sum: special numbers, far maxima, other uses of both, and where
+it applies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Means and spreads of long rows in one pass: digits with large offsets, special numbers, other centres than the mean, and where the pass applies."""
+"""Means and spreads of long rows in one pass: digits with large offsets, special numbers, other centres than the mean, and where
+the pass applies."""
 
 from __future__ import annotations
 

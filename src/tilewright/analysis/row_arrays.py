@@ -1,7 +1,7 @@
 """Which arrays a kernel walks row by row.
 
-`row_arrays(region)` looks at the body of a loop-stage kernel's parallel loop, at its reductions and loops: arrays they read or write at an index of
-their own, that along the row, and before it at indices of the results.
+`row_arrays(region)` looks at the body of a loop-stage kernel's parallel loop, at its reductions and loops: arrays they read
+or write at an index of their own, that along the row, and before it at indices of the results.
 """
 
 from __future__ import annotations

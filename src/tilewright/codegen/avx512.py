@@ -1,7 +1,7 @@
 """`ldexp` as AVX-512's scaling instruction: LLVM text.
 
-In: a function writer and the op. Out: the lines, one instruction for each register. Powers beyond the range give 0, denormals (rounded once)
-and infinities, as a multiplication would.
+In: a function writer and the op. Out: the lines, one instruction for each register. Powers beyond the range give 0, denormals
+(rounded once) and infinities, as a multiplication would.
 """
 
 from __future__ import annotations

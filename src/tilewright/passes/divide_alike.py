@@ -1,18 +1,19 @@
 """Pass: vectors that are divided by the same number are multiplied with its reciprocal.
 
-On a GPU that is done where only few bits of the quotients count (`narrow`), by one test of the divisor for all of a thread's vectors. On a CPU the
-products are corrected, to the same bits:
+On a GPU that is done where only few bits of the quotients count (`narrow`), by one test of the divisor for all of a thread's
+vectors. On a CPU the products are corrected, to the same bits:
 
     for … { %q = div %a, broadcast(%s) }
     ->  for … { %q = if every(%a and %s are neither tiny nor huge) { q = a * (1/s);  twice: q = (a - q s) (1/s) + q } else { div } }
 
-In: a thread-stage kernel. (A CPU's division of a whole register takes as long as ten multiplications or more.) Out: the same kernel with such
-divisions as above; LLVM takes the reciprocal and what is asked of the divisor out of the loop.
+In: a thread-stage kernel. (A CPU's division of a whole register takes as long as ten multiplications or more.) Out: the same
+kernel with such divisions as above; LLVM takes the reciprocal and what is asked of the divisor out of the loop.
 
-Why the bits are the same: 1/s is correctly rounded, so a * (1/s) is less than two units off, and the first correction, computed from a
-remainder with a relative error of 2^-24, leaves less than one. From a quotient within one unit and a correctly rounded reciprocal the second correction
-gives the correctly rounded quotient (Markstein), if nothing under- or overflows on the way: the remainder's last bit lies 2 * mantissa bits
-below the dividend, and the bounds here leave room for it.
+Why the bits are the same: 1/s is correctly rounded, so a * (1/s) is less than two units off, and the first correction,
+computed from a remainder with a relative error of 2^-24, leaves less than one. From a quotient within one unit and a
+correctly rounded reciprocal the second correction gives the correctly rounded quotient (Markstein), if nothing under- or
+overflows on the way: the remainder's last bit lies 2 * mantissa bits below the dividend, and the bounds here leave room for
+it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ def _groups(block: Block, scalars: dict[Value, Value]) -> Iterator[tuple[Value, 
         places.update((v, place) for v in op.results)
         if op.opcode == "broadcast" and isinstance(op.results[0].type, Vec):
             scalars[op.results[0]] = op.operands[0]
-        if op.opcode == "div" and "narrow" in op.attrs and dtype_of(op.results[0].type) is f32 and op.operands[1] in scalars:
+        few_bits = op.opcode == "div" and "narrow" in op.attrs and dtype_of(op.results[0].type) is f32
+        if few_bits and op.operands[1] in scalars:
             first, ops = found.setdefault(scalars[op.operands[1]], (place, []))
             if places.get(op.operands[0], -1) < first and (not ops or ops[0].results[0].type == op.results[0].type):
                 ops.append(op)

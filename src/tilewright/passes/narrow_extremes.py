@@ -3,9 +3,10 @@
     %a = cast %x {dtype = f32}; %b = cast %y {dtype = f32}; %m = max %a, %b     x, y: vec<bf16, 8>
     -> %n = max %x, %y : vec<bf16, 8>; %m = cast %n {dtype = f32}
 
-In: a thread-stage kernel for a GPU. Out: the same kernel; a maximum of two bf16 or f16 is one instruction where there were four, and a row whose maximum
-is looked for stays in half the registers until it is computed with. Widening keeps the order, NaN and the sign of zeros, so the results are the same. Where
-lanes that are not the row's are replaced by the least number there is, they are replaced before the widening too.
+In: a thread-stage kernel for a GPU. Out: the same kernel; a maximum of two bf16 or f16 is one instruction where there were
+four, and a row whose maximum is looked for stays in half the registers until it is computed with. Widening keeps the order,
+NaN and the sign of zeros, so the results are the same. Where lanes that are not the row's are replaced by the least number
+there is, they are replaced before the widening too.
 """
 
 from __future__ import annotations
@@ -30,22 +31,23 @@ def narrow_extremes(kernel: Kernel, target: Target) -> Kernel:
     """For values that are a widened one: that one."""
     infinite: dict[Value, float] = {}
 
+    def alike(values: Sequence[Value]) -> bool:
+        return all(v in narrow for v in values) and len({narrow[v].type for v in values}) == 1
+
     def function(b: Builder, op: Op) -> Sequence[Value] | None:
         if op.opcode == "cast" and isinstance(op.operands[0].type, Vec) and _widens(op):
             narrow[op.results[0]] = op.operands[0]
-        elif op.opcode == "const" and op.attrs["dtype"] is f32 and isinstance(op.attrs["value"], float) and math.isinf(op.attrs["value"]):
-            infinite[op.results[0]] = op.attrs["value"]
+        elif op.opcode == "const" and op.attrs["dtype"] is f32 and op.attrs["value"] in (math.inf, -math.inf):
+            infinite[op.results[0]] = math.inf if op.attrs["value"] == math.inf else -math.inf
         elif op.opcode == "broadcast" and op.operands[0] in infinite:
             infinite[op.results[0]] = infinite[op.operands[0]]
         elif op.opcode == "select" and op.operands[1] in narrow and op.operands[2] in infinite:
             kept = narrow[op.operands[1]]
             return _again(b, [b.select(op.operands[0], kept, b.splat(infinite[op.operands[2]], kept))])
-        elif op.opcode in ("min", "max") and all(v in narrow for v in op.operands) and len({narrow[v].type for v in op.operands}) == 1:
+        elif op.opcode in ("min", "max") and alike(op.operands):
             return _again(b, [b.op(op.opcode, *(narrow[v] for v in op.operands))])
-        elif op.opcode == "if" and len(op.results) == 1 and all(region.yields[0] in narrow for region in op.regions):
-            kinds = {narrow[region.yields[0]].type for region in op.regions}
-            if len(kinds) == 1:
-                return _again(b, _narrow_branches(b, op, narrow))
+        elif op.opcode == "if" and len(op.results) == 1 and alike([region.yields[0] for region in op.regions]):
+            return _again(b, _narrow_branches(b, op, narrow))
         elif op.opcode == "split" and op.operands[0] in narrow:
             return _again(b, b.multi("split", narrow[op.operands[0]]))
         return None

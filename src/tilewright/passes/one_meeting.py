@@ -4,10 +4,11 @@
 
     m = max(x);  e = exp(x - m);  s = sum(e);  … e / s …  f(m, s) …
 
-`Meeting` has each thread compute its exponentials below its own maximum m' and add them up to s', as soon as its part of the row is there. Then
-threads meet: pairs (m', s') become the one of all, s = sum(s' exp(m' - m)), with one barrier of the cluster where there were two. A thread's e are too large by
-exp(m - m'), so it divides them by s exp(m - m'); other uses of m and s have the true ones. Only where few bits of the exponentials count (`narrow`): the factor is
-another rounding. Rows of -inf only give NaN, as `-inf - -inf` does.
+`Meeting` has each thread compute its exponentials below its own maximum m' and add them up to s', as soon as its part of the
+row is there. Then threads meet: pairs (m', s') become the one of all, s = sum(s' exp(m' - m)), with one barrier of the
+cluster where there were two. A thread's e are too large by exp(m - m'), so it divides them by s exp(m - m'); other uses of m
+and s have the true ones. Only where few bits of the exponentials count (`narrow`): the factor is another rounding. Rows of
+-inf only give NaN, as `-inf - -inf` does.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def _below(peak: Op, users: Users, places: dict[Op, int], constants: Mapping[Val
     wide = [op for op in users.get(tops[-1], []) if op.opcode == "broadcast"]
     exponentials: list[Op] = []
     for below in [op for b in wide for op in users.get(b.results[0], [])]:
-        if below.opcode != "sub" or below.operands[1] not in {b.results[0] for b in wide} or below.operands[0] is below.operands[1]:
+        first, second = below.operands if below.opcode == "sub" else (None, None)
+        if second is first or second not in {b.results[0] for b in wide}:
             return None
         exponentials += users.get(below.results[0], [])
     if len(exponentials) != 1 or exponentials[0].opcode != "exp" or "narrow" not in exponentials[0].attrs:
@@ -79,13 +81,16 @@ def _below(peak: Op, users: Users, places: dict[Op, int], constants: Mapping[Val
             quotients.append(op)
         else:
             totals.append(op)
-    if len(totals) != 1 or totals[0].opcode != "reduce_tile" or totals[0].attrs != {**totals[0].attrs, "kind": "add", "axis": peak.attrs["axis"]}:
+    if len(totals) != 1 or totals[0].opcode != "reduce_tile":
+        return None
+    if (totals[0].attrs["kind"], totals[0].attrs["axis"]) != ("add", peak.attrs["axis"]):
         return None
     sums = _scalars(totals[0], "add", 0.0, users, constants)
     if sums is None or any(places[op] < places[totals[0]] for op in users.get(tops[-1], []) if op not in wide):
         return None
     spread = {op.results[0] for op in users.get(sums[-1], []) if op.opcode == "broadcast"}
-    if any(op not in quotients for value in spread for op in users.get(value, [])) or any(op.operands[1] not in spread for op in quotients):
+    divided = [op for value in spread for op in users.get(value, [])]
+    if any(op not in quotients for op in divided) or any(op.operands[1] not in spread for op in quotients):
         return None
     return Found(peak, tops, totals[0], sums, frozenset(quotients))
 
@@ -95,7 +100,8 @@ def _scalars(reduced: Op, kind: str, neutral: float, users: Users, constants: Ma
     values = [reduced.results[0]]
     for opcode in ("item", kind):
         using = users.get(values[-1], [])
-        if opcode == kind and not (len(using) == 1 and using[0].opcode == kind and any(constants.get(v) == neutral for v in using[0].operands)):
+        same = len(using) == 1 and using[0].opcode == kind and any(constants.get(v) == neutral for v in using[0].operands)
+        if opcode == kind and not same:
             break
         if len(using) != 1 or using[0].opcode != opcode:
             return None
@@ -105,9 +111,8 @@ def _scalars(reduced: Op, kind: str, neutral: float, users: Users, constants: Ma
 
 def _zeros(value: Value, users: Users, constants: Mapping[Value, object]) -> bool:
     """Whether a tile holds nothing but zeros."""
-    return any(
-        op.opcode == "broadcast" and op.results[0] is value for source, number in constants.items() if number == 0.0 for op in users.get(source, [])
-    )
+    zeros = [source for source, number in constants.items() if number == 0.0]
+    return any(op.opcode == "broadcast" and op.results[0] is value for source in zeros for op in users.get(source, []))
 
 
 class Threads(Protocol):

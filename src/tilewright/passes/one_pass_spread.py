@@ -1,4 +1,5 @@
-"""Pass: a sum along a row, and then the squares of what the row is away from something made of it, are found in one pass over memory.
+"""Pass: a sum along a row, and then the squares of what the row is away from something made of it, are found in one pass over
+memory.
 
     s = sum_j x(i, j);  m = s / n;  v = sum_j (x(i, j) - m)^2
     -> mean, v' = for each stretch of the row, which is in the nearest cache when it is walked again {
@@ -6,9 +7,10 @@
            v' += q + (u - mean)^2 * before * length / (before + length);  mean += (u - mean) * length / (before + length) }
        s = mean * n;  m = s / n;  v = v' + n (m - mean)^2
 
-In: a loop-stage kernel whose rows do not stay in registers. Out: the same kernel with such pairs as above for rows that are long; shorter ones keep their two
-passes. It is Chan's way to combine spreads: nothing is ever squared that is not near its own stretch's mean, and no sum grows long, so an offset of all numbers
-costs no digits. m may be anything: the last formula holds for all of them.
+In: a loop-stage kernel whose rows do not stay in registers. Out: the same kernel with such pairs as above for rows that are
+long; shorter ones keep their two passes. It is Chan's way to combine spreads: nothing is ever squared that is not near its
+own stretch's mean, and no sum grows long, so an offset of all numbers costs no digits. m may be anything: the last formula
+holds for all of them.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def one_pass_spread(kernel: Kernel, target: Target) -> Kernel:
     region = parallels[0].regions[0]
     pairs = _pairs(kernel, region)
     nest = nest_of(kernel) if pairs else None
-    if nest is None or nest.reduce_stride_one <= max(nest.stride_one, default=0) or (nest.reduce_extent.constant or SHORT + 1) <= SHORT:
+    if nest is None or nest.reduce_stride_one <= max(nest.stride_one, default=0):
+        return kernel
+    if (nest.reduce_extent.constant or SHORT + 1) <= SHORT:
         return kernel
     joined = replace(parallels[0], regions=(_joined(region, pairs, STRETCH[target.kind]),))
     ops = tuple(joined if op is parallels[0] else op for op in kernel.body.ops)

@@ -8,7 +8,6 @@ to the default one. `NativeCalls` keeps the launchers; a call they refuse comes 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +19,7 @@ from tilewright.api.native_calls import Given, NativeCalls
 from tilewright.api.outputs import MOST_SPECIALISATIONS, converted, given_outputs, keep, result_of
 from tilewright.base.artifact import ArrayParam, Artifact
 from tilewright.base.errors import UserError
+from tilewright.base.record import record
 from tilewright.compile.driver import Signature, compile_kernel
 from tilewright.runtime import streams
 from tilewright.runtime.device_array import DeviceArray
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST_SPECIALISATIONS", "CudaCalls", "device_of", "gpu_of", "is_on_device"]
 
 
-@dataclass(frozen=True)
+@record
 class _CudaPlan:
     """A loaded program, the sizes of one kind of call and the shapes of its results."""
 
@@ -45,7 +45,7 @@ class _CudaPlan:
     """The call's arguments, where they were just read."""
 
 
-@dataclass(frozen=True)
+@record
 class _Place:
     """Where a call's work goes: a stream of a device, and the library its arrays are of, with the stream that one would use."""
 

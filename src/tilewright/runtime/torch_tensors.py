@@ -11,8 +11,9 @@ import ctypes
 import functools
 import os
 import sys
-from dataclasses import dataclass
 from typing import Any
+
+from tilewright.base.record import record
 
 QUESTIONS = ("data_ptr", "dim", "sizes", "strides", "dtype", "device_type", "device_index")
 _HEADER = object.__basicsize__
@@ -22,7 +23,7 @@ _GETTER = _HEADER + 3 * 8
 """Where CPython's attribute descriptors keep the address of their definition: name, getter, setter, text, closure."""
 
 
-@dataclass(frozen=True)
+@record
 class TensorAccess:
     type: type
     offset: int

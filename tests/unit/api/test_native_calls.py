@@ -18,8 +18,10 @@ import tilewright as tw
 from null_cuda.install import installed
 from tilewright.api import native_calls
 from tilewright.api.cuda_calls import CudaCalls
+from tilewright.base import dtypes
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.runtime import cuda, streams
+from tilewright.runtime.device_memory import HOST
 
 pytestmark = pytest.mark.requires("cpu")
 
@@ -313,6 +315,19 @@ def test_the_stream_a_thread_named(driver: Any) -> None:
     assert general == ["axpy"]  # with out=, for the first time
     axpy(x, y, 2.0)
     assert not driver.calls("cuLaunchKernel")[-1][8]
+
+
+def test_memory_that_is_no_streams_own(driver: Any) -> None:
+    """Managed and pinned memory has a home that is not a stream."""
+    axpy, device = make_axpy(), cuda.devices()[0]
+    x = device.empty_managed((2,), dtypes.f32)
+    x.copy_from(np.array([1, 2], np.float32))
+    assert x.owner.stream == HOST
+    with ways() as general:
+        for a in (1.0, 2.0, 3.0):
+            assert axpy(x, x, a).numpy().tolist() == [a + 1, 2 * a + 2]
+    assert general == ["axpy"]
+    assert set(x.owner.users) == {0}
 
 
 def test_another_thread_named_a_stream(driver: Any) -> None:

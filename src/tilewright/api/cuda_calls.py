@@ -104,8 +104,7 @@ class CudaCalls:
             if target is None or isinstance(target, np.ndarray):
                 if target is not None:
                     check_output(param, target, shape, self.function.span)
-                results[param.name] = made = _new(place, shape, param)
-                outputs[param.name] = gpu.wrap(made, place.stream)
+                results[param.name], outputs[param.name] = _new(place, shape, param)
                 continue
             wrapped = gpu.wrap(target, place.stream)
             self._check_given(wrapped, param, shape)
@@ -122,7 +121,7 @@ class CudaCalls:
             gpu.order(place.outside or 0, place.stream)
         if on_host:
             return self._to_host(artifact, outputs, given, out), artifact
-        if not copies:
+        if not copies and not streams.SPECIAL.value:
             self._teach(values, out, given, plan, place, arrays, outputs)
         return result_of(artifact, results, out), artifact
 
@@ -191,10 +190,19 @@ def _place(gpu: CudaDevice, library: Library | None) -> _Place:
     return _Place(gpu, stream, library, outside)
 
 
-def _new(place: _Place, shape: tuple[int, ...], param: ArrayParam) -> object:
-    """A new result, of the library the inputs are of."""
-    make = place.library.maker(shape, param.dtype, place.gpu.ordinal) if place.library is not None else None
-    return make() if make is not None else place.gpu.empty(shape, param.dtype, place.stream)
+def _new(place: _Place, shape: tuple[int, ...], param: ArrayParam) -> tuple[object, DeviceArray]:
+    """A new result, of the library the inputs are of, and as an array of ours."""
+    gpu, library = place.gpu, place.library
+    make = library.maker(shape, param.dtype, gpu.ordinal) if library is not None else None
+    if library is None or make is None:
+        own = gpu.empty(shape, param.dtype, place.stream)
+        return own, own
+    if streams.recorders and place.stream in streams.recorders:
+        # A graph keeps the memory of its results; the library's own would be used again between two replays.
+        own = gpu.empty(shape, param.dtype, place.stream)
+        return library.adopt(own), own
+    made = make()
+    return made, gpu.wrap(made, place.stream)
 
 
 def _memory(library: Library | None, ordinal: int) -> Callable[[int], tuple[int, object]] | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -377,6 +380,82 @@ def test_devices_do_not_mix() -> None:
             axpy(x, y, 1.0)
         assert len(driver.calls("cuLaunchKernel")) == before
     assert driver.violations == []
+
+
+# -- other libraries ------------------------------------------------------------------------------------------------------
+
+
+class FakeCupy(ModuleType):
+    """As much of CuPy as a call needs, on device arrays of ours."""
+
+    def __init__(self) -> None:
+        super().__init__("cupy")
+        self.stream, self.taken, self.adopted = 0, 0, 0
+        self.cuda = SimpleNamespace(
+            Device=lambda ordinal: contextlib.nullcontext(), get_current_stream=lambda: SimpleNamespace(ptr=self.stream), alloc=self.alloc
+        )
+
+        class ndarray:
+            def __init__(self, array: Any) -> None:
+                self.array = array
+
+            @property
+            def __cuda_array_interface__(self) -> dict[str, object]:
+                return dict(self.array.__cuda_array_interface__, stream=None)
+
+        ndarray.__module__ = "cupy"
+        self.ndarray = ndarray
+
+    def alloc(self, nbytes: int) -> object:
+        self.taken += nbytes
+        block = cuda.devices()[0].pool.take(nbytes, self.stream)
+        return SimpleNamespace(ptr=block.pointer, block=block)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> object:
+        return self.ndarray(cuda.devices()[0].empty(shape, dtypes.from_numpy(np.dtype(dtype)), self.stream))  # type: ignore[arg-type]
+
+    def from_dlpack(self, array: Any) -> object:
+        self.adopted += 1
+        return self.ndarray(array)
+
+
+@pytest.fixture
+def cupy(driver: Any, monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
+    made = FakeCupy()
+    monkeypatch.setitem(sys.modules, "cupy", made)
+    return made
+
+
+def test_results_are_of_the_library_of_the_inputs(cupy: FakeCupy, driver: Any) -> None:
+    axpy, share, own = make_axpy(), make_share(), floats(1, 2, 3)
+    x = cupy.ndarray(own)
+    cupy.stream = cuda.devices()[0].create_stream()
+    with ways() as general:
+        for a in (1.0, 2.0):
+            found = axpy(x, own, a)
+            assert isinstance(found, cupy.ndarray)
+            assert found.array.numpy().tolist() == [a + 1, 2 * a + 2, 3 * a + 3]
+            assert driver.calls("cuLaunchKernel")[-1][8] == cupy.stream
+            out = cupy.empty((3,), np.float32)
+            assert axpy(own, own, a, out=out) is out
+            assert isinstance(axpy(own, own, a), type(own))
+    assert general == ["axpy"] * 5
+    big = cupy.ndarray(tw.to_device(np.ones(4096, np.float32), "cuda"))
+    assert share(big).array.numpy()[7] == np.float32(1 / 4096)
+    assert cupy.taken > 0
+
+
+def test_a_graph_keeps_the_results_of_other_libraries(cupy: FakeCupy) -> None:
+    axpy, own = make_axpy(), floats(1, 2, 3)
+    x = cupy.ndarray(own)
+    axpy(x, x, 1.0)
+    with tw.capture() as graph:
+        found = axpy(x, x, 2.0)
+    assert isinstance(found, cupy.ndarray)
+    assert cupy.adopted == 1
+    graph.replay()
+    cuda.devices()[0].synchronize()
+    assert found.array.numpy().tolist() == [3, 6, 9]
 
 
 # -- programs with more to them -------------------------------------------------------------------------------------------

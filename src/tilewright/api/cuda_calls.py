@@ -1,8 +1,9 @@
-"""Calls of a kernel on CUDA devices: the general path, and what it teaches the machine code that takes calls like it from then on.
+"""Calls of a kernel on CUDA devices: the general path, and what it teaches the machine code that takes the next ones.
 
-In: arguments by name, a device and `out=`; out: results of the library the arrays came from: NumPy arrays for host arrays, else
-tensors of PyTorch, arrays of CuPy or device arrays. Work goes to the stream the thread named, else to the library's current one, else
-to the default one. `NativeCalls` keeps the launchers; a call they refuse comes here and either works or raises the exact error.
+In: arguments by name, a device and `out=`; out: results of the library the arrays came from: NumPy arrays for host arrays,
+else tensors of PyTorch, arrays of CuPy or device arrays. Work goes to the stream the thread named, else to the library's
+current one, else to the default one. `NativeCalls` keeps the launchers; a call they refuse comes here and either works or
+raises the exact error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Calls that machine code takes: which launchers a kernel has, and what the general path tells them.
 
 In: a call that the general path has just made, with what it used; out: functions that make such calls. For each kind of call
-(`Pattern`) there is a launcher; their functions form a chain, the newest first, that ends at the general path. Before a launcher is
-told of a call, it shows what it reads of it: unless that is just what the general path used, it is told nothing.
+(`Pattern`) there is a launcher; their functions form a chain, the newest first, that ends at the general path. Before a
+launcher is told of a call, it shows what it reads of it: unless that is just what the general path used, it is told nothing.
 """
 
 from __future__ import annotations

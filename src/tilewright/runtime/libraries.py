@@ -1,7 +1,7 @@
 """Other libraries whose arrays kernels take: which one an array is of, its current stream, and new arrays of it.
 
-In: arguments of a call; out: a `Library`, or None where all arrays are ours. Nothing here imports a library: an array of it can only
-be there when its owner did.
+In: arguments of a call; out: a `Library`, or None where all arrays are ours. Nothing here imports a library: an array of it
+can only be there when its owner did.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Library(Protocol):
         """The handle of its current stream on a device."""
 
     def maker(self, shape: tuple[int, ...], dtype: DType, ordinal: int) -> Callable[[], Any] | None:
-        """What makes new, uninitialised, row-major arrays, good for work on its current stream; None where it has no such dtype."""
+        """What makes new row-major arrays, good for work on its current stream; None where it has no such dtype."""
 
     def memory(self, nbytes: int, ordinal: int) -> tuple[int, object]:
         """The address of new memory, good for work on its current stream until the second item is dropped."""

@@ -150,7 +150,7 @@ def test_new_results(driver: Any) -> None:
 
 def test_every_shape_has_its_form(driver: Any) -> None:
     axpy = make_axpy()
-    pairs = [(tw.to_device(np.arange(n, dtype=np.float32), "cuda"), tw.to_device(np.ones(n, np.float32), "cuda")) for n in (3, 8, 64, 200, 1024)]
+    pairs = [(floats(*range(n)), floats(*[1] * n)) for n in (3, 8, 64, 200, 1024)]
     with ways() as general:
         for _ in range(3):
             for x, y in pairs:
@@ -161,7 +161,8 @@ def test_every_shape_has_its_form(driver: Any) -> None:
 def test_views_dtypes_and_alignment_have_forms_of_their_own(driver: Any) -> None:
     axpy, long = make_axpy(), tw.to_device(np.arange(16, dtype=np.float32), "cuda")
     doubles = tw.to_device(np.arange(8.0), "cuda")
-    cases = [(long[:8], [3.0 * i for i in range(8)]), (long[::2], [6.0 * i for i in range(8)]), (long[1:9], [3.0 * i + 3 for i in range(8)]),
+    cases = [(long[:8], [3.0 * i for i in range(8)]), (long[::2], [6.0 * i for i in range(8)]),
+             (long[1:9], [3.0 * i + 3 for i in range(8)]),
              (doubles, [3.0 * i for i in range(8)]), (long[7::-1], [21.0 - 3 * i for i in range(8)])]  # fmt: skip
     with ways() as general:
         for _ in range(2):
@@ -392,7 +393,9 @@ class FakeCupy(ModuleType):
         super().__init__("cupy")
         self.stream, self.taken, self.adopted = 0, 0, 0
         self.cuda = SimpleNamespace(
-            Device=lambda ordinal: contextlib.nullcontext(), get_current_stream=lambda: SimpleNamespace(ptr=self.stream), alloc=self.alloc
+            Device=lambda ordinal: contextlib.nullcontext(),
+            get_current_stream=lambda: SimpleNamespace(ptr=self.stream),
+            alloc=self.alloc,
         )
 
         class ndarray:
@@ -412,7 +415,9 @@ class FakeCupy(ModuleType):
         return SimpleNamespace(ptr=block.pointer, block=block)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> object:
-        return self.ndarray(cuda.devices()[0].empty(shape, dtypes.from_numpy(np.dtype(dtype)), self.stream))  # type: ignore[arg-type]
+        known = dtypes.from_numpy(np.dtype(dtype))
+        assert known is not None
+        return self.ndarray(cuda.devices()[0].empty(shape, known, self.stream))
 
     def from_dlpack(self, array: Any) -> object:
         self.adopted += 1
@@ -673,7 +678,11 @@ def test_more_kinds_of_calls_than_are_kept(driver: Any) -> None:
     with mock.patch.object(native_calls, "MOST_PATTERNS", 2), mock.patch.object(native_calls, "MOST_SPECIALISATIONS", 3):
         for count in range(1, 12):
             x = floats(*range(count))
-            calls: list[Callable[[], Any]] = [lambda x=x: axpy(x, x, 1.0), lambda x=x: axpy(x, x, 1), lambda x=x: axpy(x, x, 1.0, out=floats(*[0] * x.shape[0]))]
+            calls: list[Callable[[], Any]] = [
+                lambda x=x: axpy(x, x, 1.0),
+                lambda x=x: axpy(x, x, 1),
+                lambda x=x: axpy(x, x, 1.0, out=floats(*[0] * x.shape[0])),
+            ]
             for call in (*calls, *calls):
                 assert call().numpy().tolist() == [2 * i for i in range(count)]
         assert len(axpy.runner.cuda.native.launchers) <= 2

@@ -1,8 +1,10 @@
-"""Captured CUDA graphs. In: launches on a capturing stream; out: one object that replays them all, with arguments that can change.
+"""Captured CUDA graphs. In: launches on a capturing stream; out: one object that replays them all, with arguments that can
+change.
 
-Capture is the driver's: whatever is queued on the capturing stream becomes a node, also by other libraries. For kernels launched by
-a `CudaProgram` the node and the values of its parameters are noted, so that an array or a number that comes in by a name can be
-exchanged in the instantiated graph, without capturing again. What a graph reads and writes stays alive as long as the graph does.
+Capture is the driver's: whatever is queued on the capturing stream becomes a node, also by other libraries. For kernels
+launched by a `CudaProgram` the node and the values of its parameters are noted, so that an array or a number that comes in by a
+name can be exchanged in the instantiated graph, without capturing again. What a graph reads and writes stays alive as long as
+the graph does.
 
 The capture is of the relaxed kind: code may be loaded and memory be taken meanwhile. What cannot work (waiting for the stream,
 copies to the host) is refused before the driver sees it, which would spoil the capture.
@@ -115,7 +117,8 @@ class _Recording:
         self.nodes_known = (
             alone
             and other.nodes_known
-            and [(call.program, len(call.nodes)) for call in self.calls] == [(call.program, len(call.nodes)) for call in other.calls]
+            and [(call.program, len(call.nodes)) for call in self.calls]
+            == [(call.program, len(call.nodes)) for call in other.calls]
         )
         if self.nodes_known:
             self.calls = [replace(call, nodes=old.nodes) for call, old in zip(self.calls, other.calls, strict=True)]
@@ -129,7 +132,11 @@ class _Recording:
         """An array came out of the graph: unless something else of its memory is in it, that is not needed any more."""
         owner = array.owner
         # The block of a foreign array is a new one each time it is wrapped.
-        held = {owner} & self.inputs if array.base is None else {b for b in self.inputs if b.pointer == owner.pointer and not b.nbytes}
+        held = (
+            {owner} & self.inputs
+            if array.base is None
+            else {b for b in self.inputs if b.pointer == owner.pointer and not b.nbytes}
+        )
         span = (owner.pointer, owner.pointer + owner.nbytes) if owner.nbytes else _bounds(array)
         if held and not self.index().uses_within(*span):
             self.inputs -= held
@@ -215,7 +222,7 @@ class CudaGraph:
         recorders[stream] = self
 
     def end(self) -> None:
-        """Stop capturing and make the graph ready to run. Captured again, the executable takes over the new parameters if it can."""
+        """Stop capturing and make it ready to run. Captured again, the executable takes over the new parameters if it can."""
         with self._lock:
             self._end()
 
@@ -315,7 +322,13 @@ class CudaGraph:
                 recording.kept[id(item.base)] = item.base
 
     def launch(
-        self, program: CudaProgram, arrays: Mapping[str, Any], values: Sequence[Number], plan: Any, steps: Sequence[Any], stream: int
+        self,
+        program: CudaProgram,
+        arrays: Mapping[str, Any],
+        values: Sequence[Number],
+        plan: Any,
+        steps: Sequence[Any],
+        stream: int,
     ) -> None:
         named = {slot: self.names[name] for name, slot in program.scalar_slots().items() if name in self.names}
         if named:
@@ -396,7 +409,7 @@ class CudaGraph:
         return conflicts([(low, high, written) for (low, high), written in extents.items()], _spans(arrays))
 
     def exchange(self, arrays: Sequence[tuple[DeviceArray, DeviceArray]], numbers: Mapping[str, Number]) -> int:
-        """Let nodes that use the first array of a pair use the second, of the same form, and named numbers be others; how many nodes."""
+        """Let nodes use the second array of a pair, of the same form, for the first, and other named numbers; how many nodes."""
         recording = self._handles.recording
         with self._lock, self.device.active():
             index = recording.index()

@@ -1,7 +1,7 @@
 """Recorded graphs of the CPU and the emulator. In: calls bound to their arrays; out: one object that runs them all again.
 
-Recording runs nothing, as on a GPU: results are arrays that a replay writes. Launches of CPU programs that follow each other become
-one table, which machine code walks; what else was recorded (copies, emulated programs) is called between such tables.
+Recording runs nothing, as on a GPU: results are arrays that a replay writes. Launches of CPU programs that follow each other
+become one table, which machine code walks; what else was recorded (copies, emulated programs) is called between such tables.
 """
 
 from __future__ import annotations
@@ -96,7 +96,12 @@ class HostGraph:
         self._steps.append(_Call(lambda: np.copyto(target, source), "copy"))
 
     def add_emulated(
-        self, program: Any, arrays: Mapping[str, Any], numbers: Mapping[str, Number], outputs: Mapping[str, Any], run: Callable[..., Any]
+        self,
+        program: Any,
+        arrays: Mapping[str, Any],
+        numbers: Mapping[str, Number],
+        outputs: Mapping[str, Any],
+        run: Callable[..., Any],
     ) -> None:
         def emulate() -> None:
             found = run(program, {**arrays, **numbers})

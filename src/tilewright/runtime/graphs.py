@@ -22,7 +22,7 @@ from tilewright.base.errors import TilewrightError
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.device_memory import Block
 from tilewright.runtime.graph_memory import GraphArena
-from tilewright.runtime.host_graphs import conflicts
+from tilewright.runtime.host_graphs import conflicts, shift_of
 from tilewright.runtime.streams import capture_error, recorders
 
 if TYPE_CHECKING:
@@ -71,13 +71,13 @@ class _Index:
 
     def move(self, spans: Sequence[tuple[int, int, int]]) -> dict[tuple[int, int], int]:
         """Memory is exchanged; the new address of each slot concerned."""
-        moving = [(address, shift) for address in self.addresses if (shift := _shift(address, spans))]
+        moving = [(address, shift) for address in self.addresses if (shift := shift_of(address, spans))]
         taken = [(address + shift, self.addresses.pop(address)) for address, shift in moving]
         for address, places in taken:
             self.addresses.setdefault(address, []).extend(places)
         extents, self.extents = self.extents, {}
         for (low, high), written in extents.items():
-            shift = _shift(low, spans)
+            shift = shift_of(low, spans)
             key = (low + shift, high + shift)
             self.extents[key] = written or self.extents.get(key, False)
         return {place: address for address, places in taken for place in places}
@@ -477,7 +477,3 @@ def _bounds(array: DeviceArray) -> tuple[int, int]:
 def _spans(arrays: Sequence[tuple[DeviceArray, DeviceArray]]) -> list[tuple[int, int, int]]:
     """Of each pair: the memory of the first, and how far away that of the second is."""
     return [(*_bounds(old), new.pointer - old.pointer) for old, new in arrays]
-
-
-def _shift(address: int, spans: Sequence[tuple[int, int, int]]) -> int:
-    return next((shift for low, high, shift in spans if low <= address < high), 0)

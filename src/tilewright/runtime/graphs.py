@@ -182,6 +182,7 @@ class CudaGraph:
         """Names of the numbers of the call under way, by parameter; set by whoever makes the call."""
         self.instantiations = 0
         self.node_count = 0
+        self._knows_all = False
         self._handles = _Handles(device)
         self._finalizer = weakref.finalize(self, self._handles.end)
         self._finalizer.atexit = False
@@ -253,6 +254,7 @@ class CudaGraph:
             raise
         recording, handles.recording = handles.recording, self._open
         recording.end()
+        self._knows_all = self._open.nodes_known and self.node_count == sum(len(call.nodes) for call in self._open.calls)
 
     def abort(self) -> None:
         """Stop capturing and drop what was captured; a graph captured before stays as it is."""
@@ -400,8 +402,7 @@ class CudaGraph:
     @property
     def knows_all(self) -> bool:
         """Whether all nodes are launches made here, so that exchanging an array reaches every use of it."""
-        recording = self._handles.recording
-        return recording.nodes_known and self.node_count == sum(len(call.nodes) for call in recording.calls)
+        return self._knows_all
 
     def conflict(self, arrays: Sequence[tuple[DeviceArray, DeviceArray]]) -> bool:
         """Whether after the exchange something would be written that something else uses and did not before."""

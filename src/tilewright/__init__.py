@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tilewright.api.arrays import allocate, array, asarray, copy, from_dlpack, pinned, to_device
 from tilewright.api.compute import load
 from tilewright.api.devices import Device, default_device, devices, set_default_device
 from tilewright.api.kernel import Kernel, kernel
@@ -100,6 +99,7 @@ from tilewright.base.errors import CompilerBug, DeviceError, TargetLimit, Tilewr
 from tilewright.runtime.cpu_pool import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
+    from tilewright.api.arrays import allocate, array, asarray, copy, from_dlpack, pinned, to_device
     from tilewright.api.export import export
     from tilewright.api.graphs import Graph, capture, graph
     from tilewright.api.jax_ops import jax_function
@@ -230,6 +230,7 @@ __all__ = [
 
 
 _LATER = {
+    "tilewright.api.arrays": ("allocate", "array", "asarray", "copy", "from_dlpack", "pinned", "to_device"),
     "tilewright.api.export": ("export",),
     "tilewright.api.graphs": ("Graph", "capture", "graph"),
     "tilewright.api.jax_ops": ("jax_function",),
@@ -248,5 +249,7 @@ def __getattr__(name: str) -> object:
         if name in names:
             from importlib import import_module
 
-            return getattr(import_module(module), name)
+            found: object = getattr(import_module(module), name)
+            globals()[name] = found
+            return found
     raise AttributeError(f"module 'tilewright' has no attribute '{name}'")

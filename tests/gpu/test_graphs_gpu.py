@@ -108,7 +108,10 @@ def test_products_with_tensor_maps_change_in_place(dtype: str) -> None:
         first = (values.astype(np.float64) @ b.astype(np.float64)).astype(dtype)
         np.testing.assert_allclose(np.asarray(y).astype(np.float64), first.astype(np.float64), **tolerance)
         np.testing.assert_allclose(
-            np.asarray(z).astype(np.float64), np.asarray(y).astype(np.float64) @ b.astype(np.float64), rtol=2e-2, atol=8 if dtype == "float16" else 0.05
+            np.asarray(z).astype(np.float64),
+            np.asarray(y).astype(np.float64) @ b.astype(np.float64),
+            rtol=2e-2,
+            atol=8 if dtype == "float16" else 0.05,
         )
     assert graph.instantiations == 1
 
@@ -131,6 +134,11 @@ def test_a_function_is_captured_again_when_needed() -> None:
     assert graph.instantiations == 1
     assert graph.result.pointer == first.pointer
     np.testing.assert_allclose(np.asarray(first), expected(a, 2.0), rtol=2e-6)
+    # In place, after the driver updated the graph from a second capture.
+    for seed in range(5, 8):
+        graph.replay(x=on_gpu(random(32, 64, seed=seed)))
+        np.testing.assert_allclose(np.asarray(first), expected(random(32, 64, seed=seed), 2.0), rtol=2e-6)
+    assert graph.instantiations == 1
     other = random(1000, 64, seed=3)
     graph.replay(x=on_gpu(other))
     np.testing.assert_allclose(np.asarray(graph.result), expected(other, 2.0), rtol=2e-6)

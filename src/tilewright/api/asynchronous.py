@@ -1,7 +1,8 @@
 """Calls that do not wait: `asynchronous=True` gives a future, `stream=` says where, and futures are arguments like arrays.
 
-In: a kernel and the arguments of a call; out: a `Future`, or what the plain call gives. On a GPU the call is queued at once: what it
-waits for are events on the device. On the CPU and the emulator it joins the queue of the current stream and runs on a thread.
+In: a kernel and the arguments of a call; out: a `Future`, or what the plain call gives. On a GPU the call is queued at once:
+what it waits for are events on the device. On the CPU and the emulator it joins the queue of the current stream and runs on a
+thread.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tilewright.runtime.futures import Future, GpuFuture
 
 _OPTIONS = ("asynchronous", "stream")
+_NUMBERS = frozenset((float, int, bool))
 
 
 def is_special(args: tuple[object, ...], keywords: Mapping[str, object]) -> bool:
@@ -66,7 +68,9 @@ def _device(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: Mappin
     """Where the call runs, by what is known of its arguments now."""
     asked = keywords.get("device")
     if asked is not None and not isinstance(asked, str):
-        raise UserError.at("TW009", f"device= is a {type(asked).__name__}, not a name such as 'cpu' or 'cuda:0'", kernel.function.span)
+        raise UserError.at(
+            "TW009", f"device= is a {type(asked).__name__}, not a name such as 'cpu' or 'cuda:0'", kernel.function.span
+        )
     known: list[object] = []
     for value in (*args, *keywords.values()):
         if isinstance(value, streams.FUTURES):
@@ -109,7 +113,16 @@ def call_now(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict[
 
 def call_later(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict[str, object]) -> Future[Any]:
     """An asynchronous call."""
-    streams.refuse_in_capture(f"an asynchronous call of {kernel.__name__}", help="calls inside a capture run when the graph is replayed")
+    gpu = _only_gpu(kernel, args, keywords)
+    if gpu is not None:
+        from tilewright.runtime.futures import GpuFuture
+
+        stream = streams.named(gpu.ordinal) or 0
+        named = {"asynchronous": False} if kernel.asynchronous else {}
+        return GpuFuture(kernel(*args, **named), gpu.event().record(stream), stream)
+    streams.refuse_in_capture(
+        f"an asynchronous call of {kernel.__name__}", help="calls inside a capture run when the graph is replayed"
+    )
     device = _device(kernel, args, keywords)
     after = _futures(args, keywords)
     if device.kind != "cuda":
@@ -124,6 +137,19 @@ def call_later(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dic
     if not waiting and not held_calls.is_holding(gpu.ordinal, stream):
         return _queue(kernel, gpu, stream, args, keywords)
     return held_calls.hold(gpu.ordinal, stream, lambda: _queue(kernel, gpu, stream, args, keywords), waiting)
+
+
+def _only_gpu(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: Mapping[str, object]) -> CudaDevice | None:
+    """The GPU of a call with nothing but device arrays and numbers, where nothing is captured or held back: the usual one."""
+    if keywords or kernel.device is not None or streams.SPECIAL.value:
+        return None
+    found: Any = None
+    for value in args:
+        if type(value) is DeviceArray:
+            found = value.device
+        elif type(value) not in _NUMBERS:
+            return None
+    return found  # type: ignore[no-any-return]
 
 
 def _quietly_current(ordinal: int) -> int:
@@ -175,7 +201,9 @@ def _from_host(
     parts = result if isinstance(result, tuple) else (result,)
     targets = (None,) * len(parts) if given is None else given if isinstance(given, tuple | list) else (given,)
     if len(targets) != len(parts):
-        raise UserError.at("TW018", f"out= has {len(targets)} array(s), but the kernel returns {len(parts)}", kernel.function.span)
+        raise UserError.at(
+            "TW018", f"out= has {len(targets)} array(s), but the kernel returns {len(parts)}", kernel.function.span
+        )
     found: list[np.ndarray] = []
     for part, target in zip(parts, targets, strict=True):
         assert isinstance(part, DeviceArray)

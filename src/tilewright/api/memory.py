@@ -11,8 +11,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from tilewright.api.arrays import _shape, _stream, as_dtype, require_gpu
-from tilewright.base.dtypes import f32
+from tilewright.base.dtypes import DType, f32
 from tilewright.base.errors import DeviceError, UserError
+from tilewright.runtime import streams
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.device_memory import MemoryPool, PoolStatistics
 
@@ -64,6 +65,10 @@ class Pool:
 
     def allocate(self, shape: int | Sequence[int], dtype: object = f32) -> DeviceArray:
         """A new array of this pool, with undefined contents."""
+        if type(shape) is tuple and type(dtype) is DType and not streams.OPEN.value:
+            made = self._pool.make(shape, dtype, 0)
+            if made is not None:
+                return made
         self._gpu.push_pool(self._pool)
         try:
             return self._gpu.empty(_shape(shape), as_dtype(dtype), _stream(self._gpu))

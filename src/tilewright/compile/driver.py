@@ -26,7 +26,7 @@ from tilewright.base.record import record
 from tilewright.base.target import Target, host_cpu
 from tilewright.codegen.interpreter import abi_key
 from tilewright.compile.cache import DiskCache
-from tilewright.runtime import cpu_pool, native_memory
+from tilewright.runtime import cpu_pool, machine_code
 from tilewright.tree.check import check_kernel
 from tilewright.tree.syntax import Function
 from tilewright.tree.typed import ArgSpec, TypedKernel
@@ -140,7 +140,7 @@ def _memory_code() -> bytes:
 
 
 cpu_pool.provide_code(_pool_code)
-native_memory.provide_code(_memory_code)
+machine_code.provide("memory", _memory_code)
 
 
 def cache_key(function: Function, signature: Signature, target: Target) -> str:

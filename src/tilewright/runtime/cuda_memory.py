@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -51,8 +51,8 @@ class CudaMemory(CudaCopies):
         self._open_pools = 0
         self._open_lock = threading.Lock()
         self.start_copies()
-        self._make: Callable[..., DeviceArray | None] = lambda *arguments: None
         self.pool = self.new_pool()
+        self._make = self.pool.make
 
     # -- pools --------------------------------------------------------------------------------------------------
 
@@ -73,9 +73,7 @@ class CudaMemory(CudaCopies):
             return made[0]
 
         pool = MemoryPool(memory, limit, arena, retire)
-        pool._take = made[0].taker()
-        if not hasattr(self, "pool"):
-            self._make = made[0].maker()
+        pool._take, pool.make = made[0].taker(), made[0].maker()
         return pool
 
     @property
@@ -130,10 +128,10 @@ class CudaMemory(CudaCopies):
         if recorders and stream in recorders:
             extents = checked_shape(shape)
             return self._on_block(recorders[stream].take(elements(extents) * dtype.itemsize, stream), extents, dtype)
-        if not self._open_pools:
-            made = self._make(shape, dtype, stream)
-            if made is not None:
-                return made
+        make = self.current_pool.make if self._open_pools else self._make
+        made = make(shape, dtype, stream)  # type: ignore[arg-type]
+        if made is not None:
+            return made
         extents = checked_shape(shape)
         block = self.current_pool.take(elements(extents) * dtype.itemsize, stream_handle(stream))
         return self._on_block(block, extents, dtype)

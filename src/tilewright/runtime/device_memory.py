@@ -12,18 +12,19 @@ A `MemoryPool` is the policy: limit, growth, what is flushed, what an exhausted 
 from __future__ import annotations
 
 import gc
-import os
-import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tilewright.base import memory_abi
-from tilewright.base.errors import DeviceError, TilewrightError, UserError
+from tilewright.base.errors import DeviceError, TilewrightError
+from tilewright.runtime.memory_trace import caller, traced
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+if TYPE_CHECKING:
+    from tilewright.base.dtypes import DType
+    from tilewright.runtime.device_array import DeviceArray
 
 Piece = tuple[int, int, int]
 """Address, bytes and home stream of free memory."""
@@ -241,8 +242,13 @@ class PythonArena:
         while self._returned:
             pointer = self._returned.popleft()
             size, stream = self._pieces[pointer]
-            for user in self._users.pop(pointer, ()):
-                order(stream, user)
+            try:
+                for user in self._users.get(pointer, ()):
+                    order(stream, user)
+            except BaseException:
+                self._returned.append(pointer)
+                raise
+            self._users.pop(pointer, None)
             self._in_use -= size
             self._cached += size
             self._back += 1
@@ -299,10 +305,12 @@ class MemoryPool:
         """Streams that ended; all they did is done."""
         self.arena: Arena = (arena or PythonArena)(retire or self.retire)
         self._take: Callable[[int, int], Block | None] = self.arena.take if arena else self._locked_take
+        self.make: Callable[[tuple[int, ...], DType, int], DeviceArray | None] = _make_nothing
+        """An array in a block just taken, where machine code can make it; else None."""
         self.limit = limit
         self.grown = 0
         self.tracing = False
-        if _traced():
+        if traced():
             self.trace()
 
     # -- taking -------------------------------------------------------------------------------------------------
@@ -324,10 +332,19 @@ class MemoryPool:
             self.arena.settle(self._memory.order)
             block = self._take_settled(size, stream)
             if block is None:
-                block = self.arena.adopt(self._grow(size), size, stream)
-                self.grown += 1
+                block = self._new_block(size, stream)
         if self.tracing:
-            block.trace = _caller()
+            block.trace = caller()
+        return block
+
+    def _new_block(self, size: int, stream: int) -> Block:
+        pointer = self._grow(size)
+        try:
+            block = self.arena.adopt(pointer, size, stream)
+        except BaseException:
+            self._memory.raw_free([pointer])
+            raise
+        self.grown += 1
         return block
 
     def _take_settled(self, size: int, stream: int) -> Block | None:
@@ -462,24 +479,8 @@ class MemoryPool:
         )
 
 
-def _traced() -> bool:
-    text = os.environ.get("TILEWRIGHT_TRACE_MEMORY", "").strip()
-    if text not in ("", "0", "1"):
-        raise UserError.at("TW016", f"TILEWRIGHT_TRACE_MEMORY is '{text}'", help="set it to 1, or not at all")
-    return text == "1"
-
-
-def _caller() -> str | None:
-    """The innermost line outside this package."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back  # type: ignore[assignment]
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else None
-
-
-def streams_of(block: Block) -> Iterable[int]:
-    """Every stream known to use a block."""
-    return (block.stream, *block.users)
+def _make_nothing(shape: tuple[int, ...], dtype: DType, stream: int) -> DeviceArray | None:
+    return None
 
 
 def stream_handle(stream: int) -> int:

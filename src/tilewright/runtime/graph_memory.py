@@ -1,11 +1,13 @@
-"""Memory of a captured graph. In: requests made while it is captured; out: blocks whose addresses stay the graph's as long as it lives.
+"""Memory of a captured graph. In: requests made while it is captured; out: blocks whose addresses stay the graph's as long as
+it lives.
 
-A replay writes to the same addresses every time, so nobody else may get them, even when the array they were taken for is gone. The
-arena takes blocks from the device's pool and keeps them. Inside the capture they are reused in stream order. Whoever holds a result
-holds the arena; when graph and results are gone, the blocks go back to the pool, after the streams the graph was replayed on.
+A replay writes to the same addresses every time, so nobody else may get them, even when the array they were taken for is gone.
+The arena takes blocks from the device's pool and keeps them. Inside the capture they are reused in stream order. Whoever holds
+a result holds the arena; when graph and results are gone, the blocks go back to the pool, after the streams the graph was
+replayed on.
 
-Captured again, for other arguments, a graph asks for the same sizes in the same order, and gets the same addresses: results stay
-where they were.
+Captured again, for other arguments, a graph asks for the same sizes in the same order, and gets the same addresses: results
+stay where they were.
 """
 
 from __future__ import annotations
@@ -36,6 +38,19 @@ class _Token:
         return self._piece[2]
 
 
+class _Users(set[int]):
+    """The streams that use memory of a graph, the same set for all its blocks. A new one is told to all that is reserved."""
+
+    def __init__(self, reserved: dict[int, Block]) -> None:
+        super().__init__()
+        self._reserved = reserved
+
+    def add(self, stream: int) -> None:
+        super().add(stream)
+        for block in list(self._reserved.values()):
+            block.use_on(stream)
+
+
 class GraphArena:
     """The memory of one graph. `origin` is the stream that was current when it was captured."""
 
@@ -50,7 +65,7 @@ class GraphArena:
         self.diverged = False
         """A repeated capture asked for other memory than the one before."""
         self.returned: deque[tuple[int, int, int]] = deque()
-        self.users: set[int] = set()
+        self.users = _Users(self._blocks)
         """Streams the graph was replayed on, and others that used a result."""
 
     def take(self, nbytes: int, stream: int) -> Block:
@@ -94,6 +109,8 @@ class GraphArena:
     def _new(self, size: int) -> int:
         block = self._pool.take(size, self.origin)
         self._blocks[block.pointer] = block
+        for stream in self.users:
+            block.use_on(stream)
         return block.pointer
 
     def _collect(self) -> None:
@@ -120,8 +137,6 @@ class GraphArena:
         with self._lock:
             if stream != self.origin:
                 self.users.add(stream)
-            for block in self._blocks.values():
-                block.use_on(stream)
 
     @property
     def reserved(self) -> int:

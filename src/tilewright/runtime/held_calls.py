@@ -1,7 +1,9 @@
-"""GPU calls the host holds back. In: a call for a stream, and futures of the host it needs; out: the call, queued when they are there.
+"""GPU calls the host holds back. In: a call for a stream, and futures of the host it needs; out: the call, queued when they are
+there.
 
-A GPU waits for its own events by itself, but not for a thread of the host. Such a call stays in a queue of the host, and so does all
-that follows on its stream: asynchronous calls join the queue, plain ones wait until it is empty (`streams.current` asks for that).
+A GPU waits for its own events by itself, but not for a thread of the host. Such a call stays in a queue of the host, and so
+does all that follows on its stream: asynchronous calls join the queue, plain ones wait until it is empty (`streams.current`
+asks for that).
 """
 
 from __future__ import annotations
@@ -64,6 +66,12 @@ class _Guard(Future[Any]):
 
     def begin(self) -> bool:
         return super().begin() and self._relayed.begin()
+
+    def cancel(self) -> bool:
+        dropped = super().cancel()
+        if dropped:
+            self._relayed.cancel()
+        return dropped
 
     def set_exception(self, error: BaseException) -> None:
         self._relayed.set_exception(error)

@@ -1,6 +1,6 @@
 """Free lists in structs that machine code reads and writes, and the code itself. In: an object file; out: arenas, and array makers.
 
-The code (`provide_code` says where it comes from) takes blocks, makes arrays and wraps foreign tensors without a line of Python; see
+The code (`machine_code` says where it comes from) takes blocks, makes arrays and wraps foreign tensors without a line of Python; see
 `codegen.memory` for what it does and `base.memory_abi` for the structs. Python and the code share an arena, and the GIL is the lock:
 Python therefore changes lists and accounts only by calls of the code that keep it. Where objects do not look as the code expects
 (another interpreter, a build without the GIL), `available` is False and pools use `device_memory.PythonArena`.
@@ -19,7 +19,7 @@ from typing import Any
 from tilewright.base import dtypes
 from tilewright.base import memory_abi as abi
 from tilewright.base.errors import CompilerBug
-from tilewright.runtime import cpu_pool, streams
+from tilewright.runtime import cpu_pool, machine_code, streams
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.device_memory import EVERY_STREAM, Block, Piece, Retire
 from tilewright.runtime.objects import ObjectCode, bind_symbol
@@ -114,15 +114,8 @@ class _Code:
         return made
 
 
-_source: Callable[[], bytes] | None = None
 _loading = threading.Lock()
 _loaded: _Code | None = None
-
-
-def provide_code(build: Callable[[], bytes]) -> None:
-    """Tell where the object code comes from; it is built when the first pool is made."""
-    global _source
-    _source = build
 
 
 def code() -> _Code:
@@ -131,9 +124,10 @@ def code() -> _Code:
     if _loaded is None:
         with _loading:
             if _loaded is None:
-                if _source is None:
+                build = machine_code.builder("memory")
+                if build is None:
                     raise CompilerBug.at("TW040", "no code for device memory was provided before a pool was made")
-                made = _Code(_source())
+                made = _Code(build())
                 ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))(made)
                 _loaded = made
     return _loaded
@@ -150,7 +144,7 @@ def move(target: int, source: int, nbytes: int) -> None:
 
 def available() -> bool:
     """Whether there is machine code, and it can read and make this interpreter's objects."""
-    return _source is not None and _readable()
+    return machine_code.builder("memory") is not None and _readable()
 
 
 @functools.cache
@@ -194,6 +188,7 @@ class NativeArena:
         self._other: dict[tuple[int, int], Words] = {}
         """Free lists that machine code does not know: huge sizes, and streams beyond those it has room for."""
         self._users: dict[int, set[int]] = {}
+        self._unsettled: list[_Record] = []
 
     def taker(self) -> Callable[[int, int], Block | None]:
         """`take` as machine code, for sizes up to `memory_abi.LARGEST`. It holds the arena, which does not hold it."""
@@ -231,9 +226,17 @@ class NativeArena:
 
     def settle(self, order: Callable[[int, int], None]) -> None:
         """Put what other streams used in order, and on its free list."""
-        for record in self._chain(self._code.swap(self._words.address + abi.DEFERRED)):
-            for user in self._users.pop(record.pointer, ()):
-                order(record.stream, user)
+        self._unsettled += self._chain(self._code.swap(self._words.address + abi.DEFERRED))
+        while self._unsettled:
+            # Out of the list first: `order` may collect garbage, and so come back here.
+            record = self._unsettled.pop()
+            try:
+                for user in self._users.get(record.pointer, ()):
+                    order(record.stream, user)
+            except BaseException:
+                self._unsettled.append(record)
+                raise
+            self._users.pop(record.pointer, None)
             record[abi.FOREIGN] = 0
             self._code.push(record.address)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+import tilewright as tw
 from copy_kernels import register_copies
 from null_cuda import NullCuda
 from null_cuda.install import installed
-
-import tilewright as tw
 from tilewright.api.memory import parse_size
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.runtime import cuda
@@ -140,7 +140,7 @@ def test_to_device(driver: NullCuda) -> None:
     moved = array.T.to_device("cuda:1")
     assert moved.device.ordinal == 1
     np.testing.assert_array_equal(moved.to_device("cpu"), values.T)
-    with pytest.raises(UserError, match="cannot be on cuda:1 .* without a copy"):
+    with pytest.raises(UserError, match=r"cannot be on cuda:1 .* without a copy"):
         array.to_device("cuda:1", copy=False)
     with pytest.raises(UserError, match="does not see the memory"):
         array.to_device("cpu", copy=False)

@@ -312,6 +312,7 @@ def test_the_stream_a_thread_named(driver: Any) -> None:
     with ways() as general, streams.use(0, stream):
         result = axpy(x, y, 2.0)
         assert set(axpy(x, y, 2.0, out=out).owner.users) == {stream}
+        assert floats(0, 0).owner.stream == stream
         assert result.owner.stream == stream
         assert set(x.owner.users) == {stream}
     assert [args[8] for args in driver.calls("cuLaunchKernel")][-2:] == [stream, stream]

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from copy_kernels import register_copies
 from fake_cuda import FakeCuda
 
 import tilewright.compile.driver  # noqa: F401 (says where machine code comes from)
+from copy_kernels import register_copies
 from tilewright.base import dtypes
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.runtime import host_memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import sys
 import threading
@@ -10,10 +11,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from copy_kernels import register_copies
 from fake_cuda import FakeCuda
 
 import tilewright.compile.driver  # noqa: F401 (says where machine code comes from)
+from copy_kernels import register_copies
 from tilewright.base import dtypes, memory_abi
 from tilewright.base.errors import DeviceError, TilewrightError, UserError
 from tilewright.runtime import native_memory
@@ -289,6 +290,39 @@ def test_tracing_by_the_environment(fake: FakeCuda, monkeypatch: pytest.MonkeyPa
         MemoryPool(device)
 
 
+def test_an_error_while_memory_is_put_in_order_loses_nothing(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = device.create_stream()
+    blocks = [device.pool.take(1000) for _ in range(3)]
+    pointers = {block.pointer for block in blocks}
+    for block in blocks:
+        block.use_on(stream)
+    del block, blocks
+
+    def fail(later: int, earlier: int) -> None:
+        raise DeviceError.at("TW032", "no order")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(device, "order", fail)
+        for _ in range(2):
+            with pytest.raises(DeviceError, match="no order"):
+                device.pool.take(1000)
+    taken = [device.pool.take(1000) for _ in range(3)]
+    assert {block.pointer for block in taken} == pointers
+    assert device.pool.usage() == (3 * 1024, 0)
+    del taken
+    device.destroy_stream(stream)
+
+
+def test_a_block_that_cannot_be_made_leaves_no_memory(device: CudaDevice, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> Block:
+        raise MemoryError
+
+    monkeypatch.setattr(device.pool.arena, "adopt", fail)
+    with pytest.raises(MemoryError):
+        device.pool.take(1000)
+    assert fake.used() == 0
+
+
 def test_freeing_twice_and_in_the_middle(device: CudaDevice) -> None:
     array = device.empty((1000,), dtypes.f32)
     array.free()
@@ -386,7 +420,7 @@ def test_threads_take_and_drop(device: CudaDevice) -> None:
                 if len(held) > 5:
                     del held[int(rng.integers(len(held)))]
                 spans = sorted((a.pointer, a.pointer + a.nbytes) for a in held)
-                assert all(low[1] <= high[0] for low, high in zip(spans, spans[1:], strict=False))
+                assert all(low[1] <= high[0] for low, high in itertools.pairwise(spans))
         except BaseException as error:
             failures.append(error)
 

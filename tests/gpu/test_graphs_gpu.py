@@ -131,6 +131,11 @@ def test_a_function_is_captured_again_when_needed() -> None:
     assert graph.instantiations == 1
     assert graph.result.pointer == first.pointer
     np.testing.assert_allclose(np.asarray(first), expected(a, 2.0), rtol=2e-6)
+    # In place, after the driver updated the graph from a second capture.
+    for seed in range(5, 8):
+        graph.replay(x=on_gpu(random(32, 64, seed=seed)))
+        np.testing.assert_allclose(np.asarray(first), expected(random(32, 64, seed=seed), 2.0), rtol=2e-6)
+    assert graph.instantiations == 1
     other = random(1000, 64, seed=3)
     graph.replay(x=on_gpu(other))
     np.testing.assert_allclose(np.asarray(graph.result), expected(other, 2.0), rtol=2e-6)

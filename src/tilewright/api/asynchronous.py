@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tilewright.runtime.futures import Future, GpuFuture
 
 _OPTIONS = ("asynchronous", "stream")
+_NUMBERS = frozenset((float, int, bool))
 
 
 def is_special(args: tuple[object, ...], keywords: Mapping[str, object]) -> bool:
@@ -109,6 +110,13 @@ def call_now(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict[
 
 def call_later(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict[str, object]) -> Future[Any]:
     """An asynchronous call."""
+    gpu = _only_gpu(kernel, args, keywords)
+    if gpu is not None:
+        from tilewright.runtime.futures import GpuFuture
+
+        stream = streams.named(gpu.ordinal) or 0
+        named = {"asynchronous": False} if kernel.asynchronous else {}
+        return GpuFuture(kernel(*args, **named), gpu.event().record(stream), stream)
     streams.refuse_in_capture(f"an asynchronous call of {kernel.__name__}", help="calls inside a capture run when the graph is replayed")
     device = _device(kernel, args, keywords)
     after = _futures(args, keywords)
@@ -124,6 +132,19 @@ def call_later(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dic
     if not waiting and not held_calls.is_holding(gpu.ordinal, stream):
         return _queue(kernel, gpu, stream, args, keywords)
     return held_calls.hold(gpu.ordinal, stream, lambda: _queue(kernel, gpu, stream, args, keywords), waiting)
+
+
+def _only_gpu(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: Mapping[str, object]) -> CudaDevice | None:
+    """The GPU of a call with nothing but device arrays and numbers, where nothing is captured or held back: the usual one."""
+    if keywords or kernel.device is not None or streams.SPECIAL.value:
+        return None
+    found: Any = None
+    for value in args:
+        if type(value) is DeviceArray:
+            found = value.device
+        elif type(value) not in _NUMBERS:
+            return None
+    return found  # type: ignore[no-any-return]
 
 
 def _quietly_current(ordinal: int) -> int:

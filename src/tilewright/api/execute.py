@@ -67,6 +67,8 @@ class Runner:
         return replace(found, precision=self.precision, schedule=self.schedule, watchdog=watchdog)
 
     def run(self, values: Mapping[str, object], device: Device, out: object = None) -> object:
+        if streams.SPECIAL.value:
+            streams.check_captured(device.id)
         if device.kind == "cpu":
             return self.run_cpu(values, out)
         if device.kind == "cuda":

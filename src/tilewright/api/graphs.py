@@ -73,7 +73,7 @@ class Graph:
                 yield
         else:
             host = HostGraph(self.device)
-            with streams.capturing(self.device, host_recorder=host):
+            with streams.capturing(self.device, self.device, host_recorder=host):
                 leave_direct_ways()
                 yield
             self._host = host
@@ -87,7 +87,7 @@ class Graph:
         graph = self._cuda or CudaGraph(gpu, origin)
         handle = graph.begin()
         try:
-            with streams.capturing(gpu.label, gpu.ordinal), streams.use(gpu.ordinal, handle):
+            with streams.capturing(gpu.label, self.device, gpu.ordinal), streams.use(gpu.ordinal, handle):
                 leave_direct_ways()
                 yield
         except BaseException:

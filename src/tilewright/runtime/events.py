@@ -33,26 +33,35 @@ class CudaEvent:
 
     def record(self, stream: int) -> CudaEvent:
         """Put it behind the work queued on `stream`."""
-        with self.device.active():
-            self.device.call("cuEventRecord", self.handle, stream)
+        device = self.device
+        entered = device.enter()
+        try:
+            device.call("cuEventRecord", self.handle, stream)
+        finally:
+            device.leave(entered)
         self.stream, self.captured = stream, stream in recorders
         return self
 
     def done(self) -> bool:
         """Whether all work before it is done. Raises what went wrong in it."""
         device = self.device
-        with device.active():
+        entered = device.enter()
+        try:
             status, _ = device.driver.attempt("cuEventQuery", self.handle)
-            if status == NOT_READY:
-                return False
-            if status:
+            if status not in (0, NOT_READY):
                 raise device.error("cuEventQuery", status)
-        return True
+            return not status
+        finally:
+            device.leave(entered)
 
     def synchronize(self) -> None:
         """Wait for it. Raises what went wrong before it."""
-        with self.device.active():
-            self.device.call("cuEventSynchronize", self.handle)
+        device = self.device
+        entered = device.enter()
+        try:
+            device.call("cuEventSynchronize", self.handle)
+        finally:
+            device.leave(entered)
 
     def milliseconds(self, start: CudaEvent) -> float:
         """Time on the device from `start` to it, both reached."""

@@ -27,6 +27,8 @@ T = TypeVar("T")
 _QUEUED, _RUNNING, _DONE, _FAILED, _CANCELLED = range(5)
 _MISSING: Any = object()
 
+_making = threading.Lock()
+
 _FIRST_PAUSE = 20e-6
 _LONGEST_PAUSE = 500e-6
 """Seconds between two looks at an event: short at first, since most kernels are."""
@@ -47,10 +49,19 @@ class Future(Generic[T]):
 
     def __init__(self) -> None:
         self._state = _QUEUED
-        self._changed = threading.Condition()
+        self._condition: threading.Condition | None = None
         self._callbacks: list[Callable[[Future[T]], object]] = []
         self._value: T = _MISSING
         self._error: BaseException | None = None
+
+    @property
+    def _changed(self) -> threading.Condition:
+        """Made when it is first needed: most work on a GPU is waited for by its event."""
+        found = self._condition
+        if found is None:
+            with _making:
+                found = self._condition = self._condition or threading.Condition()
+        return found
 
     # -- asking -------------------------------------------------------------------------------------------------
 
@@ -156,7 +167,7 @@ class Future(Generic[T]):
 
     def after_fork(self, error: BaseException) -> None:
         """In a forked child, where nobody will set it. Another thread of the parent may have held the lock."""
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._callbacks.clear()
         self.set_exception(error)
 
@@ -169,7 +180,8 @@ class Future(Generic[T]):
         self._changed.notify_all()
 
     def _tell(self) -> None:
-        callbacks, self._callbacks = self._callbacks, []
+        with self._changed:
+            callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)
 
@@ -217,9 +229,21 @@ class GpuFuture(Future[T]):
         """Take the result if the event is reached; whether it is."""
         if not self.done():
             return False
+        if self._state < _DONE:
+            self._complete()
+        if self._callbacks:
+            self._tell()
+        return True
+
+    def _complete(self) -> None:
+        """The event is reached."""
+        if self._finish is None:
+            self._value = self._pending
+            self._state = _DONE
+            return
         with self._changed:
             if self._state >= _DONE:
-                return True
+                return
             try:
                 self._value = self._pending if self._finish is None else self._finish()
                 self._end(_DONE)
@@ -227,17 +251,19 @@ class GpuFuture(Future[T]):
                 self._error = error
                 self._end(_FAILED)
             self._pending, self._finish = _MISSING if self._error else self._value, None
-        self._tell()
-        return True
 
     def _wait(self, timeout: float | None) -> bool:
         if timeout is None:
-            try:
-                if self._state < _DONE:
+            if self._state < _DONE:
+                try:
                     self.event.synchronize()
-            except Exception as error:
-                self.set_exception(error)
-            return self.settle()
+                except Exception as error:
+                    self.set_exception(error)
+                else:
+                    self._complete()
+            if self._callbacks:
+                self._tell()
+            return True
         end, pause = time.monotonic() + timeout, _FIRST_PAUSE
         while not self.settle():
             left = end - time.monotonic()

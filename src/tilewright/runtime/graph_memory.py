@@ -36,6 +36,19 @@ class _Token:
         return self._piece[2]
 
 
+class _Users(set[int]):
+    """The streams that use memory of a graph, the same set for all its blocks. A new one is told to all that is reserved."""
+
+    def __init__(self, reserved: dict[int, Block]) -> None:
+        super().__init__()
+        self._reserved = reserved
+
+    def add(self, stream: int) -> None:
+        super().add(stream)
+        for block in list(self._reserved.values()):
+            block.use_on(stream)
+
+
 class GraphArena:
     """The memory of one graph. `origin` is the stream that was current when it was captured."""
 
@@ -50,7 +63,7 @@ class GraphArena:
         self.diverged = False
         """A repeated capture asked for other memory than the one before."""
         self.returned: deque[tuple[int, int, int]] = deque()
-        self.users: set[int] = set()
+        self.users = _Users(self._blocks)
         """Streams the graph was replayed on, and others that used a result."""
 
     def take(self, nbytes: int, stream: int) -> Block:
@@ -94,6 +107,8 @@ class GraphArena:
     def _new(self, size: int) -> int:
         block = self._pool.take(size, self.origin)
         self._blocks[block.pointer] = block
+        for stream in self.users:
+            block.use_on(stream)
         return block.pointer
 
     def _collect(self) -> None:
@@ -120,8 +135,6 @@ class GraphArena:
         with self._lock:
             if stream != self.origin:
                 self.users.add(stream)
-            for block in self._blocks.values():
-                block.use_on(stream)
 
     @property
     def reserved(self) -> int:

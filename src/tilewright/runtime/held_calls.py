@@ -65,6 +65,12 @@ class _Guard(Future[Any]):
     def begin(self) -> bool:
         return super().begin() and self._relayed.begin()
 
+    def cancel(self) -> bool:
+        dropped = super().cancel()
+        if dropped:
+            self._relayed.cancel()
+        return dropped
+
     def set_exception(self, error: BaseException) -> None:
         self._relayed.set_exception(error)
         super().set_exception(error)

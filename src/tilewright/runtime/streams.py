@@ -8,10 +8,12 @@ records a graph, or the host holds GPU calls back until what they need is there:
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -66,11 +68,20 @@ class Recorder(Protocol):
         """Launch the steps of a program and note which nodes they became."""
 
 
+@dataclass(frozen=True)
+class _Capture:
+    """A graph being recorded: the device in words, its id and its ordinal."""
+
+    label: str
+    device: str
+    ordinal: int
+
+
 class _Current(threading.local):
     def __init__(self) -> None:
         self.stacks: dict[int, list[int]] = {}
         self.queues: list[Any] = []
-        self.captures: list[tuple[str, int]] = []
+        self.captures: list[_Capture] = []
         self.host_recorder: Any = None
 
 
@@ -159,10 +170,10 @@ def held_back(ordinal: int, handle: int, wait: Callable[[], None]) -> Iterator[N
 
 
 @contextmanager
-def capturing(label: str, ordinal: int = HOST, host_recorder: Any = None) -> Iterator[None]:
+def capturing(label: str, device: str, ordinal: int = HOST, host_recorder: Any = None) -> Iterator[None]:
     """This thread records a graph of that device inside; one of the host is told what would have run."""
     before = _current.host_recorder
-    _current.captures.append((label, ordinal))
+    _current.captures.append(_Capture(label, device, ordinal))
     _current.host_recorder = host_recorder
     try:
         with special():
@@ -179,13 +190,22 @@ def host_recorder() -> Any:
 
 def is_capturing(ordinal: int | None = None) -> bool:
     """Whether this thread records a graph (of that device)."""
-    return bool(SPECIAL.value) and any(ordinal in (None, of) for _, of in _current.captures)
+    return bool(SPECIAL.value) and any(ordinal in (None, capture.ordinal) for capture in _current.captures)
 
 
 def refuse_in_capture(what: str, ordinal: int | None = None, help: str = "") -> None:
     """Raise the error for `what` if this thread records a graph (of that device). The capture is not harmed."""
     if is_capturing(ordinal):
-        raise capture_error(f"{what} is not possible while this thread captures a graph on {_current.captures[-1][0]}", help)
+        raise capture_error(f"{what} is not possible while this thread captures a graph on {_current.captures[-1].label}", help)
+
+
+def check_captured(device: str) -> None:
+    """Refuse a call on another device than the one this thread records: no replay would make it again."""
+    if _current.captures and _current.captures[-1].device != device:
+        captured = _current.captures[-1].device
+        raise capture_error(
+            f"a call on '{device}' inside a capture on '{captured}' would not be recorded", "make it before the capture, or with the captured device"
+        )
 
 
 def capture_error(message: str, help: str = "") -> TilewrightError:
@@ -208,3 +228,17 @@ def callers_line() -> Span:
     content = Source(path, text).line(line)
     start = len(content) - len(content.lstrip()) + 1
     return Span(Source(path, text), line, start, line, max(start + 1, len(content) + 1))
+
+
+def _after_fork() -> None:
+    """What other threads had open stayed with the parent, and so did GPUs."""
+    global _lock
+    _lock = threading.Lock()
+    _before_use.clear()
+    recorders.clear()
+    OPEN.value = sum(map(len, _current.stacks.values()))
+    SPECIAL.value = len(_current.captures)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -279,6 +279,18 @@ def test_inputs_may_swap_and_be_shared() -> None:
     np.testing.assert_array_equal(z, X * 3)
 
 
+def test_calls_on_another_device_are_refused(device: str) -> None:
+    scaled, x = make(), on(device, X)
+    other = "emulator" if device == "cpu" else "cpu"
+    with tw.capture(device) as graph:
+        y = call(scaled, device, x, 2.0)
+        with pytest.raises(tw.DeviceError, match="would not be recorded") as raised:
+            scaled(X, 3.0, device=other)
+        assert raised.value.code == "TW036"
+    graph.replay()
+    np.testing.assert_array_equal(np.asarray(y), X * 2)
+
+
 def test_other_threads_are_not_recorded(device: str) -> None:
     scaled, x = make(), on(device, X)
     call(scaled, device, x, 1.0)
@@ -467,6 +479,27 @@ def test_results_stay_where_they_are_when_recorded_again(gpu: NullCuda) -> None:
     assert deep.nodes == 4
     deep.replay()
     np.testing.assert_array_equal(np.asarray(deep.result[3]), X * 3)
+
+
+def test_memory_waits_for_streams_that_read_results(gpu: NullCuda) -> None:
+    """A result read on another stream, then the graph is dropped: its memory may be used again only after that read."""
+    scaled, x = make(), tw.to_device(X, "cuda")
+    scaled(x, 1.0)
+    for _ in range(5):
+        graph = tw.graph(lambda x: (scaled(x, 2.0), scaled(x, 3.0)), x)
+        first, second = graph.replay()
+        other = tw.Stream("cuda")
+        other.wait(tw.current_stream("cuda"))
+        with other:
+            found = [scaled(first, 10.0), scaled(second, 10.0)]
+        graph.close()
+        del graph, first, second
+        gc.collect()
+        noise = [scaled(x, -1.0) for _ in range(4)]
+        # First what took the memory over: without an order it would run before the read.
+        assert all((np.asarray(array) == -X).all() for array in noise)
+        np.testing.assert_array_equal(np.asarray(found[0]), X * 20)
+        np.testing.assert_array_equal(np.asarray(found[1]), X * 30)
 
 
 def test_two_streams_in_one_capture(gpu: NullCuda) -> None:

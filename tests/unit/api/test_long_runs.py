@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from null_cuda import NullCuda
-from null_cuda.install import installed
 from test_null_devices import make_scale, make_share
 
 import tilewright as tw
+from null_cuda import NullCuda
+from null_cuda.install import installed
 from tilewright.base import dtypes
 from tilewright.runtime import cuda
 

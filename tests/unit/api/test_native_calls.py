@@ -299,13 +299,13 @@ def test_a_kernel_for_one_device_alone(driver: Any) -> None:
 
 
 def test_the_stream_a_thread_named(driver: Any) -> None:
-    axpy, x, y = make_axpy(), floats(1, 2), floats(3, 4)
+    axpy, x, y, out = make_axpy(), floats(1, 2), floats(3, 4), floats(0, 0)
     device = cuda.devices()[0]
     axpy(x, y, 1.0)
-    stream, out = device.create_stream(), floats(0, 0)
+    stream = device.create_stream()
     with ways() as general, streams.use(0, stream):
         result = axpy(x, y, 2.0)
-        assert axpy(x, y, 2.0, out=out).owner.users == {stream}
+        assert set(axpy(x, y, 2.0, out=out).owner.users) == {stream}
         assert floats(0, 0).owner.stream == stream
         assert result.owner.stream == stream
         assert set(x.owner.users) == {stream}

@@ -8,12 +8,12 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-from null_cuda import Fault
-from null_cuda.install import installed
-from support import assemble
 from test_null_devices import make_product, make_scale
 
 import tilewright as tw
+from null_cuda import Fault
+from null_cuda.install import installed
+from support import assemble
 from tilewright.api.watchdog import watchdog_nanoseconds
 from tilewright.base.abi import WATCHDOG_MARK
 from tilewright.base.errors import DeviceError, UserError

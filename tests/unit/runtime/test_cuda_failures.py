@@ -296,6 +296,13 @@ def test_exit_with_everything_alive(tmp_path: Path, mode: str) -> None:
         stream = device.create_stream()
         kept += [device.from_numpy(values, stream=stream), double(x)]
         cycle = [x]; cycle.append(cycle)
+        own = tw.Stream("cuda")
+        with own:
+            kept += [double(x), own.record()]
+        with tw.capture("cuda") as graph:
+            kept.append(double(x))
+        graph.replay()
+        kept += [graph, double(x, asynchronous=True), double(values, asynchronous=True)]
         kernel = double
         print("end")
     """)  # fmt: skip

@@ -419,3 +419,31 @@ def test_at_exit_what_runs_ends_and_the_rest_is_dropped() -> None:
 
 def _run(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_forgets_what_other_threads_had_open() -> None:
+    script = """
+        import os, threading
+        from tilewright.runtime import streams
+        ready, leave = threading.Event(), threading.Event()
+        def other():
+            with streams.use(0, 7), streams.capturing("device", "cuda:0", 0), streams.held_back(0, 7, lambda: None):
+                ready.set()
+                leave.wait(10)
+        thread = threading.Thread(target=other)
+        thread.start()
+        ready.wait(10)
+        with streams.use(0, 9):
+            assert (streams.OPEN.value, streams.SPECIAL.value) == (3, 2)
+            child = os.fork()
+            if not child:
+                fine = (streams.OPEN.value, streams.SPECIAL.value, streams.current(0)) == (1, 0, 9)
+                os._exit(0 if fine else 1)
+        leave.set()
+        thread.join()
+        assert (streams.OPEN.value, streams.SPECIAL.value) == (0, 0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    done = _run(script)
+    assert done.stdout == "0\n", done.stderr

@@ -1,7 +1,8 @@
 """The CUDA runtime against its peers: launches from Python, round trips, look-ups. Rows are independent; `ROWS` lists them.
 
-In: a `Session` (a GPU that PyTorch, CuPy and Triton see too); out: one `Record` per row. Times are per call on the host. Launches are
-queued in batches shorter than the driver's queue, with the device idle before each; all variants of a row take turns.
+In: a `Session` (a GPU that PyTorch, CuPy and Triton see too); out: one `Record` per row. Times are per call on the host.
+Launches are queued in batches shorter than the driver's queue, with the device idle before each; all variants of a row take
+turns.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ def _program(kernel: tw.Kernel[..., object]) -> CudaProgram:
 def _floor(session: Session, kernel: tw.Kernel[..., object], arrays: Sequence[Any], scalars: Sequence[float], out: Any) -> Floor:
     """The same kernel with the same arguments."""
     program = _program(kernel)
-    words = [*(x.pointer for x in arrays), *(ctypes.c_uint64.from_buffer(ctypes.c_double(s)).value for s in scalars), out.pointer, SMALL]
+    numbers = [ctypes.c_uint64.from_buffer(ctypes.c_double(s)).value for s in scalars]
+    words = [*(x.pointer for x in arrays), *numbers, out.pointer, SMALL]
     return Floor(program, words, 1)
 
 
@@ -119,7 +121,8 @@ def _held_to_floor(record: Record, samples: dict[str, list[float]], over_ms: flo
     record.peers[FLOOR] = floor
     if record.ours_ms is not None:
         others = ", ".join(f"{name} +{(t - floor) * 1e3:.2f}" for name, t in record.peers.items() if name != FLOOR)
-        record.notes.append(f"{record.op}: +{(record.ours_ms - floor) * 1e3:.2f} us over the driver's {floor * 1e3:.2f} us ({others})")
+        over = f"+{(record.ours_ms - floor) * 1e3:.2f} us over the driver's {floor * 1e3:.2f} us"
+        record.notes.append(f"{record.op}: {over} ({others})" if others else f"{record.op}: {over}")
     return record
 
 

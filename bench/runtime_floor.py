@@ -19,7 +19,8 @@ entry:
   br label %next
 next:
   %i = phi i64 [ 0, %entry ], [ %more, %next ]
-  %status = call i32 %launch(ptr %function, i32 %blocks, i32 1, i32 1, i32 %threads, i32 1, i32 1, i32 0, ptr null, ptr %pointers, ptr null)
+  %status = call i32 %launch(ptr %function, i32 %blocks, i32 1, i32 1, i32 %threads, i32 1, i32 1, i32 0, ptr null,
+    ptr %pointers, ptr null)
   %more = add i64 %i, 1
   %again = icmp ult i64 %more, %count
   br i1 %again, label %next, label %end
@@ -27,7 +28,8 @@ end:
   ret i32 %status
 }
 
-define i32 @no_launch(ptr %function, i32 %x, i32 %y, i32 %z, i32 %a, i32 %b, i32 %c, i32 %shared, ptr %stream, ptr %pointers, ptr %extra) {
+define i32 @no_launch(ptr %function, i32 %x, i32 %y, i32 %z, i32 %a, i32 %b, i32 %c, i32 %shared, ptr %stream,
+    ptr %pointers, ptr %extra) {
   ret i32 0
 }
 """
@@ -43,8 +45,8 @@ class Floor:
         self._values = (ctypes.c_uint64 * len(words))(*words)
         start = ctypes.addressof(self._values)
         self._pointers = (ctypes.c_void_p * len(words))(*[start + 8 * i for i in range(len(words))])
-        kinds = (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int64)
-        loop = ctypes.PYFUNCTYPE(*kinds)(self._code.address("launch_loop"))
+        word, pointer = ctypes.c_uint32, ctypes.c_void_p
+        loop = ctypes.PYFUNCTYPE(word, pointer, pointer, word, word, pointer, ctypes.c_int64)(self._code.address("launch_loop"))
         address = program.device.driver.address("cuLaunchKernel")
         function = program.function_address(launch.entry)
 

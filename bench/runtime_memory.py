@@ -84,7 +84,7 @@ def import_tensor(session: Session) -> Record:
         OURS: lambda: tw.from_dlpack(tensor),
         "torch.from_dlpack": lambda: torch.from_dlpack(tensor),
         "cupy.from_dlpack": lambda: cupy.from_dlpack(tensor),
-    }, 500)  # fmt: skip
+    })  # fmt: skip
     summarise(record, samples, 0, None)
     record.bar_ms = 1e-3
     return record

@@ -108,7 +108,10 @@ def test_products_with_tensor_maps_change_in_place(dtype: str) -> None:
         first = (values.astype(np.float64) @ b.astype(np.float64)).astype(dtype)
         np.testing.assert_allclose(np.asarray(y).astype(np.float64), first.astype(np.float64), **tolerance)
         np.testing.assert_allclose(
-            np.asarray(z).astype(np.float64), np.asarray(y).astype(np.float64) @ b.astype(np.float64), rtol=2e-2, atol=8 if dtype == "float16" else 0.05
+            np.asarray(z).astype(np.float64),
+            np.asarray(y).astype(np.float64) @ b.astype(np.float64),
+            rtol=2e-2,
+            atol=8 if dtype == "float16" else 0.05,
         )
     assert graph.instantiations == 1
 

@@ -1,4 +1,4 @@
-"""Launches from machine code on a real GPU: forms, streams, results of each library, graphs of PyTorch, threads. Skipped without one."""
+"""Launches from machine code on a real GPU: forms, streams, results of each library, PyTorch's graphs, threads."""
 
 from __future__ import annotations
 

@@ -345,5 +345,7 @@ def test_errors_are_raised_where_they_are_awaited(tmp_path: Path) -> None:
     script.write_text(textwrap.dedent(FAULT), encoding="utf-8")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
     lines = done.stdout.splitlines()
-    assert lines == ["awaited: True", "raised: True", "['DeviceError'] <Future failed with DeviceError>", "[2. 2. 2. 2.]"], done.stderr
+    assert lines == ["awaited: True", "raised: True", "['DeviceError'] <Future failed with DeviceError>", "[2. 2. 2. 2.]"], (
+        done.stderr
+    )
     assert done.returncode == 0, done.stderr

@@ -154,6 +154,21 @@ class Programs:
 
 
 @contextmanager
+def _modules(names: dict[str, Any]) -> Iterator[None]:
+    """These modules for a while. Others that are loaded meanwhile stay: a second copy would have classes of its own."""
+    before = {name: sys.modules.get(name) for name in names}
+    sys.modules.update(names)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = module
+
+
+@contextmanager
 def installed(driver: NullCuda | None = None, stage: str = "loop", **options: Any) -> Iterator[NullCuda]:
     """`with installed(count=2, mode="random") as driver:` the process has null GPUs; options as `NullCuda` takes them."""
     made = driver or NullCuda(**options)
@@ -164,7 +179,7 @@ def installed(driver: NullCuda | None = None, stage: str = "loop", **options: An
     bindings.driver = made  # type: ignore[attr-defined]
     package.bindings = bindings  # type: ignore[attr-defined]
     names = {"cuda": package, "cuda.bindings": bindings, "cuda.bindings.driver": made}
-    with mock.patch.dict(sys.modules, names), programs.watching():  # type: ignore[arg-type]
+    with _modules(names), programs.watching():
         cuda._forget()
         try:
             yield made

@@ -167,7 +167,8 @@ def _read(values: object, kind: DType | None) -> Any:
     """Values as a `DeviceArray` where they are on a GPU, else as a NumPy array of the wanted dtype."""
     if isinstance(values, DeviceArray):
         return values
-    if hasattr(values, "__cuda_array_interface__") or getattr(values, "is_cuda", False):
+    # In this order: a tensor that needs gradients refuses to say more.
+    if getattr(values, "is_cuda", False) is True or hasattr(values, "__cuda_array_interface__"):
         return _wrapped(values)
     if hasattr(values, "__dlpack__") and not isinstance(values, np.ndarray):
         return _read(imports.from_dlpack(values), kind)
@@ -186,7 +187,7 @@ def _read(values: object, kind: DType | None) -> Any:
 
 def _wrapped(item: Any) -> DeviceArray:
     """An array of another library on a GPU, which may say where it is in several ways."""
-    if hasattr(item, "__dlpack__") and getattr(item, "requires_grad", False) is False:
+    if hasattr(item, "__dlpack__"):
         found = imports.from_dlpack(item)
         if isinstance(found, DeviceArray):
             return found

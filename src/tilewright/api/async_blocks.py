@@ -1,7 +1,9 @@
-"""`@async` blocks and `await` of ZynML. In: a compute block and its arguments, or what is awaited; out: futures, or their results.
+"""`@async` blocks and `await` of ZynML. In: a compute block and its arguments, or what is awaited; out: futures, or their
+results.
 
-A block marked `@async` gives a future, as a kernel called with `asynchronous=True` does. Futures are arguments of other blocks like
-arrays. `await f`, `await all(fs)` and `await any(fs)` wait; with `timeout t else v` the value is `v` where that takes longer.
+A block marked `@async` gives a future, as a kernel called with `asynchronous=True` does. Futures are arguments of other blocks
+like arrays. `await f`, `await all(fs)` and `await any(fs)` wait; with `timeout t else v` the value is `v` where that takes
+longer.
 """
 
 from __future__ import annotations

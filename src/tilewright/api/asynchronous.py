@@ -1,7 +1,8 @@
 """Calls that do not wait: `asynchronous=True` gives a future, `stream=` says where, and futures are arguments like arrays.
 
-In: a kernel and the arguments of a call; out: a `Future`, or what the plain call gives. On a GPU the call is queued at once: what it
-waits for are events on the device. On the CPU and the emulator it joins the queue of the current stream and runs on a thread.
+In: a kernel and the arguments of a call; out: a `Future`, or what the plain call gives. On a GPU the call is queued at once:
+what it waits for are events on the device. On the CPU and the emulator it joins the queue of the current stream and runs on a
+thread.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ def _device(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: Mappin
     """Where the call runs, by what is known of its arguments now."""
     asked = keywords.get("device")
     if asked is not None and not isinstance(asked, str):
-        raise UserError.at("TW009", f"device= is a {type(asked).__name__}, not a name such as 'cpu' or 'cuda:0'", kernel.function.span)
+        raise UserError.at(
+            "TW009", f"device= is a {type(asked).__name__}, not a name such as 'cpu' or 'cuda:0'", kernel.function.span
+        )
     known: list[object] = []
     for value in (*args, *keywords.values()):
         if isinstance(value, streams.FUTURES):
@@ -117,7 +120,9 @@ def call_later(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dic
         stream = streams.named(gpu.ordinal) or 0
         named = {"asynchronous": False} if kernel.asynchronous else {}
         return GpuFuture(kernel(*args, **named), gpu.event().record(stream), stream)
-    streams.refuse_in_capture(f"an asynchronous call of {kernel.__name__}", help="calls inside a capture run when the graph is replayed")
+    streams.refuse_in_capture(
+        f"an asynchronous call of {kernel.__name__}", help="calls inside a capture run when the graph is replayed"
+    )
     device = _device(kernel, args, keywords)
     after = _futures(args, keywords)
     if device.kind != "cuda":
@@ -196,7 +201,9 @@ def _from_host(
     parts = result if isinstance(result, tuple) else (result,)
     targets = (None,) * len(parts) if given is None else given if isinstance(given, tuple | list) else (given,)
     if len(targets) != len(parts):
-        raise UserError.at("TW018", f"out= has {len(targets)} array(s), but the kernel returns {len(parts)}", kernel.function.span)
+        raise UserError.at(
+            "TW018", f"out= has {len(targets)} array(s), but the kernel returns {len(parts)}", kernel.function.span
+        )
     found: list[np.ndarray] = []
     for part, target in zip(parts, targets, strict=True):
         assert isinstance(part, DeviceArray)

@@ -1,14 +1,14 @@
-"""Calls of a kernel on CUDA devices: the general path, and what it teaches the machine code that takes calls like it from then on.
+"""Calls of a kernel on CUDA devices: the general path, and what it teaches the machine code that takes the next ones.
 
-In: arguments by name, a device and `out=`; out: results of the library the arrays came from: NumPy arrays for host arrays, else
-tensors of PyTorch, arrays of CuPy or device arrays. Work goes to the stream the thread named, else to the library's current one, else
-to the default one. `NativeCalls` keeps the launchers; a call they refuse comes here and either works or raises the exact error.
+In: arguments by name, a device and `out=`; out: results of the library the arrays came from: NumPy arrays for host arrays,
+else tensors of PyTorch, arrays of CuPy or device arrays. Work goes to the stream the thread named, else to the library's
+current one, else to the default one. `NativeCalls` keeps the launchers; a call they refuse comes here and either works or
+raises the exact error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +20,7 @@ from tilewright.api.native_calls import Given, NativeCalls
 from tilewright.api.outputs import MOST_SPECIALISATIONS, converted, given_outputs, keep, result_of
 from tilewright.base.artifact import ArrayParam, Artifact
 from tilewright.base.errors import UserError
+from tilewright.base.record import record
 from tilewright.compile.driver import Signature, compile_kernel
 from tilewright.runtime import streams
 from tilewright.runtime.device_array import DeviceArray
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST_SPECIALISATIONS", "CudaCalls", "device_of", "gpu_of", "is_on_device"]
 
 
-@dataclass(frozen=True)
+@record
 class _CudaPlan:
     """A loaded program, the sizes of one kind of call and the shapes of its results."""
 
@@ -45,7 +46,7 @@ class _CudaPlan:
     """The call's arguments, where they were just read."""
 
 
-@dataclass(frozen=True)
+@record
 class _Place:
     """Where a call's work goes: a stream of a device, and the library its arrays are of, with the stream that one would use."""
 
@@ -104,8 +105,7 @@ class CudaCalls:
             if target is None or isinstance(target, np.ndarray):
                 if target is not None:
                     check_output(param, target, shape, self.function.span)
-                results[param.name] = made = _new(place, shape, param)
-                outputs[param.name] = gpu.wrap(made, place.stream)
+                results[param.name], outputs[param.name] = _new(place, shape, param)
                 continue
             wrapped = gpu.wrap(target, place.stream)
             self._check_given(wrapped, param, shape)
@@ -122,7 +122,7 @@ class CudaCalls:
             gpu.order(place.outside or 0, place.stream)
         if on_host:
             return self._to_host(artifact, outputs, given, out), artifact
-        if not copies:
+        if not copies and not streams.SPECIAL.value:
             self._teach(values, out, given, plan, place, arrays, outputs)
         return result_of(artifact, results, out), artifact
 
@@ -191,10 +191,19 @@ def _place(gpu: CudaDevice, library: Library | None) -> _Place:
     return _Place(gpu, stream, library, outside)
 
 
-def _new(place: _Place, shape: tuple[int, ...], param: ArrayParam) -> object:
-    """A new result, of the library the inputs are of."""
-    make = place.library.maker(shape, param.dtype, place.gpu.ordinal) if place.library is not None else None
-    return make() if make is not None else place.gpu.empty(shape, param.dtype, place.stream)
+def _new(place: _Place, shape: tuple[int, ...], param: ArrayParam) -> tuple[object, DeviceArray]:
+    """A new result, of the library the inputs are of, and as an array of ours."""
+    gpu, library = place.gpu, place.library
+    make = library.maker(shape, param.dtype, gpu.ordinal) if library is not None else None
+    if library is None or make is None:
+        own = gpu.empty(shape, param.dtype, place.stream)
+        return own, own
+    if streams.recorders and place.stream in streams.recorders:
+        # A graph keeps the memory of its results; the library's own would be used again between two replays.
+        own = gpu.empty(shape, param.dtype, place.stream)
+        return library.adopt(own), own
+    made = make()
+    return made, gpu.wrap(made, place.stream)
 
 
 def _memory(library: Library | None, ordinal: int) -> Callable[[int], tuple[int, object]] | None:

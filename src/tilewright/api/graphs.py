@@ -5,8 +5,8 @@
         z = norm(y)                      graph.replay()
     graph.replay()                       graph.update(x=other); graph.replay()
 
-Recording runs nothing: results are arrays that a replay fills. On a GPU it is a stream capture, so calls of other libraries on the
-capturing stream belong to it; on the CPU and the emulator it is a list of calls with their arrays.
+Recording runs nothing: results are arrays that a replay fills. On a GPU it is a stream capture, so calls of other libraries on
+the capturing stream belong to it; on the CPU and the emulator it is a list of calls with their arrays.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class Graph:
     def __getitem__(self, name: str) -> Any:
         """An input, to be used inside the capture; a number from here is the input wherever a kernel takes it as it is."""
         if name not in self._inputs:
-            raise UserError.at("TW008", f"the graph has no input '{name}'", help=f"its inputs are {', '.join(self._inputs) or 'none'}")
+            raise UserError.at(
+                "TW008", f"the graph has no input '{name}'", help=f"its inputs are {', '.join(self._inputs) or 'none'}"
+            )
         value: Any = self._inputs[name]
         return named(value, name) if isinstance(value, int | float) else value
 
@@ -285,12 +287,14 @@ def capture(device: str = "auto", **inputs: Any) -> Iterator[Graph]:
     if not made.nodes:
         made.close()
         raise UserError.at(
-            "TW016", f"nothing was captured on '{chosen.id}'", help="calls are captured on one device: name it with capture(device)"
+            "TW016",
+            f"nothing was captured on '{chosen.id}'",
+            help="calls are captured on one device: name it with capture(device)",
         )
 
 
 def graph(function: Callable[..., Any], *args: Any, device: str | None = None, **keywords: Any) -> Graph:
-    """Record what `function(*args, **keywords)` does. Its parameters are the graph's inputs, what it returns is `graph.result`."""
+    """Record what `function(*args, **keywords)` does. Its parameters are the inputs, what it returns is `graph.result`."""
     if not callable(function):
         raise UserError.at("TW009", f"a {type(function).__name__} cannot be recorded", help="pass a function and its arguments")
     streams.refuse_in_capture("graph() inside a capture", help="replay one graph inside the capture of another")
@@ -301,14 +305,18 @@ def graph(function: Callable[..., Any], *args: Any, device: str | None = None, *
         try:
             values = dict(inspect.signature(function).bind(*args, **keywords).arguments)
         except TypeError as error:
-            raise UserError.at("TW016", f"the arguments do not fit {getattr(function, '__name__', 'the function')}: {error}") from None
+            raise UserError.at(
+                "TW016", f"the arguments do not fit {getattr(function, '__name__', 'the function')}: {error}"
+            ) from None
         wrapped = function
     listed = [v for value in values.values() for v in (value if isinstance(value, tuple | list) else [value])]
     made = Graph(find_device(device or device_of(listed) or "auto"), wrapped)
     made._record_function(values)
     if not made.nodes:
         made.close()
-        raise UserError.at("TW016", f"the function did nothing on '{made.device}'", help="name the device with graph(function, ..., device=)")
+        raise UserError.at(
+            "TW016", f"the function did nothing on '{made.device}'", help="name the device with graph(function, ..., device=)"
+        )
     return made
 
 

@@ -1,9 +1,9 @@
 """`@kernel`: a Python function becomes a callable kernel.
 
-The first call with new kinds of arguments compiles; later ones go straight to machine code. A kernel is an `Entry`, which calls what
-it was given last: the general path at first and then the entry stub of the latest CPU program, or the launchers of the GPU
-programs: builtin functions that check their arguments themselves and hand what they were not made for on, in the end to the general
-path. No Python code runs in between.
+The first call with new kinds of arguments compiles; later ones go straight to machine code. A kernel is an `Entry`, which
+calls what it was given last: the general path at first and then the entry stub of the latest CPU program, or the launchers of
+the GPU programs: builtin functions that check their arguments themselves and hand what they were not made for on, in the end
+to the general path. No Python code runs in between.
 """
 
 from __future__ import annotations

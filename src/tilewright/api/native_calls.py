@@ -1,8 +1,8 @@
 """Calls that machine code takes: which launchers a kernel has, and what the general path tells them.
 
 In: a call that the general path has just made, with what it used; out: functions that make such calls. For each kind of call
-(`Pattern`) there is a launcher; their functions form a chain, the newest first, that ends at the general path. Before a launcher is
-told of a call, it shows what it reads of it: unless that is just what the general path used, it is told nothing.
+(`Pattern`) there is a launcher; their functions form a chain, the newest first, that ends at the general path. Before a
+launcher is told of a call, it shows what it reads of it: unless that is just what the general path used, it is told nothing.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tilewright.api.outputs import MOST_SPECIALISATIONS
 from tilewright.base import launch_abi as abi
 from tilewright.base.artifact import Artifact
 from tilewright.base.launch_abi import Pattern, Slot
-from tilewright.codegen.interpreter import stubs_work
+from tilewright.base.record import record
 from tilewright.runtime.device_array import ArrayForm, DeviceArray, array_form
 from tilewright.runtime.libraries import Library, Torch, is_tensor
 
@@ -33,7 +32,7 @@ MOST_PATTERNS = 8
 _NUMBERS: dict[type, str] = {float: abi.FLOAT, int: abi.INTEGER, bool: abi.BOOL}
 
 
-@dataclass(frozen=True)
+@record
 class Given:
     """A call that was made."""
 
@@ -49,12 +48,12 @@ class Given:
     """Names of results and of what they must not overlap."""
 
 
-@dataclass
 class _Known:
     """A launcher and the keys it has forms for."""
 
-    launcher: Launcher
-    keys: set[bytes] = field(default_factory=set)
+    def __init__(self, launcher: Launcher) -> None:
+        self.launcher = launcher
+        self.keys: set[bytes] = set()
 
 
 class NativeCalls:
@@ -98,6 +97,8 @@ class NativeCalls:
 
     def learn(self, call: Given) -> None:
         """Have calls like this one taken from now on, where machine code can read their arguments."""
+        from tilewright.codegen.interpreter import stubs_work
+
         pattern = _pattern(call)
         if pattern is not None and stubs_work():
             with self._lock:

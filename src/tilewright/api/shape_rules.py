@@ -6,7 +6,6 @@ Out: extents and dtype per result. The rules come from the checker and are kept 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,10 +33,19 @@ class ArrayForm:
 Form = ArrayForm | int | float | bool
 
 
-@functools.lru_cache(maxsize=256)
+_MOST_RULES = 256
+_rules: dict[tuple[int, tuple[ArgSpec, ...]], tuple[Function, Artifact]] = {}
+"""By the tree's identity, since comparing trees takes longer than a call; the tree is kept, so that the number stays its own."""
+
+
 def _rule(function: Function, args: tuple[ArgSpec, ...]) -> Artifact:
-    _, program = front_end(function, Signature(args))
-    return describe_program(program, host_cpu())
+    found = _rules.get((id(function), args))
+    if found is None:
+        _, program = front_end(function, Signature(args))
+        if len(_rules) >= _MOST_RULES:
+            _rules.clear()
+        found = _rules[id(function), args] = (function, describe_program(program, host_cpu()))
+    return found[1]
 
 
 def _spec(form: Any) -> ArgSpec:

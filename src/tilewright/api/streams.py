@@ -1,7 +1,7 @@
 """Streams, events and timing: in what order work runs, and how long it takes.
 
-A stream is a queue: what is put on one runs in order, what is on different ones may run at once. On a GPU it is one of the driver's,
-or one of another library; for the CPU and the emulator it is a queue of asynchronous calls served by threads.
+A stream is a queue: what is put on one runs in order, what is on different ones may run at once. On a GPU it is one of the
+driver's, or one of another library; for the CPU and the emulator it is a queue of asynchronous calls served by threads.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Stream:
     """A queue of work on a device. `with stream:` sends the work of this thread there.
 
-    `device` is a name such as `cuda:0`, `cpu` or `auto`. Of two streams of a GPU that both have work, that with the lower `priority`
-    goes first; 0 is the usual one. A stream may be dropped while work is on it: that still runs.
+    `device` is a name such as `cuda:0`, `cpu` or `auto`. Of two streams of a GPU that both have work, that with the lower
+    `priority` goes first; 0 is the usual one. A stream may be dropped while work is on it: that still runs.
     """
 
     def __init__(self, device: str = "auto", priority: int = 0) -> None:
@@ -49,13 +49,15 @@ class Stream:
 
     @classmethod
     def of(cls, stream: object, device: str = "auto") -> Stream:
-        """A stream of another library (PyTorch, CuPy, anything with `__cuda_stream__`) or a handle of the driver's, to use here."""
+        """A stream of another library (PyTorch, CuPy, anything with `__cuda_stream__`), or a handle of the driver's."""
         if isinstance(stream, Stream):
             return stream
         handle, ordinal = _foreign(stream)
         chosen = find_device(device if ordinal is None else f"cuda:{ordinal}")
         if chosen.kind != "cuda":
-            raise UserError.at("TW009", f"a {type(stream).__name__} was given as a stream of '{chosen.id}'", help="name the GPU with device=")
+            raise UserError.at(
+                "TW009", f"a {type(stream).__name__} was given as a stream of '{chosen.id}'", help="name the GPU with device="
+            )
         made = cls.__new__(cls)
         made.device, made.priority = chosen.id, 0
         made._gpu, made._queue = gpu_of(chosen), None
@@ -109,7 +111,7 @@ class Stream:
         return Event(self.device, timing).record(self)
 
     def wait(self, what: Event | Stream | Future[Any]) -> None:
-        """Work queued from now on waits for an event, for all that another stream has now, or for a future. This thread does not."""
+        """Later work waits for an event, for all that another stream has now, or for a future. This thread does not."""
         if isinstance(what, Stream):
             what = what.record(timing=False)
         if isinstance(what, Event):
@@ -129,7 +131,9 @@ class Stream:
             self._wait_for_host(found)
         else:
             assert self._queue is not None
-            self._queue.submit(found.synchronize if isinstance(found, CudaEvent) else _nothing, () if isinstance(found, CudaEvent) else (found,))
+            self._queue.submit(
+                found.synchronize if isinstance(found, CudaEvent) else _nothing, () if isinstance(found, CudaEvent) else (found,)
+            )
 
     def _wait_for_host(self, future: Future[Any]) -> None:
         from tilewright.runtime import held_calls
@@ -163,7 +167,7 @@ class Stream:
 
 
 class Event:
-    """A point in the work of a stream: `record` sets it, `done` and `synchronize` ask for it, `elapsed` measures to a later one."""
+    """A point in a stream: `record` sets it, `done` and `synchronize` ask for it, `elapsed` measures to a later one."""
 
     def __init__(self, device: str = "auto", timing: bool = True) -> None:
         chosen = find_device(device)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright.api import shape_rules
+from tilewright.api.devices import default_device
 from tilewright.api.kernel import Kernel
 from tilewright.api.shape_rules import ArrayForm
 from tilewright.base.dtypes import DType
@@ -27,6 +28,8 @@ _DTYPES = {
     "u64": "uint64", "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "f8e4m3": "float8_e4m3fn",
     "f8e5m2": "float8_e5m2",
 }  # fmt: skip
+
+_MOST_FORMS = 256
 
 _lock = threading.RLock()
 _libraries: dict[str, Any] = {}
@@ -76,6 +79,9 @@ class _Operator:
         self.function = kernel.function
         self.kinds = [shape_rules.number_type(param) for param in self.function.params]
         self.count = shape_rules.result_count(self.function)
+        self.known: dict[tuple[Any, ...], list[tuple[tuple[Any, ...], Any]]] = {}
+        self.narrow = {getattr(torch, name) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)}
+        """Dtypes NumPy does not have."""
 
     def schema(self) -> str:
         given = ", ".join(f"{_SCHEMA[kind]} {param.name}" for kind, param in zip(self.kinds, self.function.params, strict=True))
@@ -98,28 +104,41 @@ class _Operator:
             torch.library.register_autograd(self.name, chosen, setup_context=setup, lib=library)
         return getattr(getattr(torch.ops, namespace), operator)
 
-    # -- running ------------------------------------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------------------------
+
+    def forms(self, arguments: Sequence[Any]) -> list[tuple[tuple[Any, ...], Any]]:
+        """Shape and dtype of each result."""
+        given = [
+            ArrayForm(torch_dtype(value), tuple(value.shape)) if kind is None else value
+            for kind, value in zip(self.kinds, arguments, strict=True)
+        ]
+        return [(form.shape, self.torch_dtype(form.dtype)) for form in shape_rules.results(self.function, given)]
+
+    def place(self, arguments: Sequence[Any]) -> Any:
+        """The device of all tensors."""
+        found: Any = None
+        for kind, value in zip(self.kinds, arguments, strict=True):
+            if kind is None and value.device != (found := found or value.device):
+                raise UserError.at(
+                    "TW009", f"{self.name} was given tensors on {found} and {value.device}", self.function.span, "move them to one device"
+                )
+        if found is None:
+            raise UserError.at("TW008", f"{self.name} has no tensor argument, so nothing says where it runs", self.function.span)
+        return found
 
     def outputs(self, arguments: Sequence[Any]) -> list[Any]:
-        """New tensors for the results of a call, on the device of its arguments."""
-        torch = self.torch
-        forms: list[Any] = []
-        first: Any = None
-        for kind, value in zip(self.kinds, arguments, strict=True):
-            if kind is None:
-                first = value if first is None else first
-                if value.device != first.device:
-                    raise UserError.at(
-                        "TW009", f"{self.name} was given tensors on {first.device} and {value.device}", self.function.span,
-                        "move them to one device",
-                    )  # fmt: skip
-                forms.append(ArrayForm(torch_dtype(value), tuple(value.shape)))
-            else:
-                forms.append(value)
-        if first is None:
-            raise UserError.at("TW008", f"{self.name} has no tensor argument, so nothing says where it runs", self.function.span)
-        made = shape_rules.results(self.function, forms)
-        return [torch.empty(form.shape, dtype=self.torch_dtype(form.dtype), device=first.device) for form in made]
+        """New tensors for the results of a call, on the device of its arguments. Forms seen before are not worked out again."""
+        place = self.place(arguments)
+        key = tuple(
+            (value.dtype, value.shape) if kind is None else (kind if kind is float else value)
+            for kind, value in zip(self.kinds, arguments, strict=True)
+        )
+        forms = self.known.get(key)
+        if forms is None:
+            if len(self.known) >= _MOST_FORMS:
+                self.known.clear()
+            forms = self.known[key] = self.forms(arguments)
+        return [self.torch.empty(shape, dtype=dtype, device=place) for shape, dtype in forms]
 
     def torch_dtype(self, dtype: DType) -> Any:
         found = getattr(self.torch, _DTYPES.get(dtype.name, ""), None)
@@ -128,18 +147,29 @@ class _Operator:
         return found
 
     def fake(self, *arguments: Any) -> Any:
-        """The results as PyTorch's tensors without memory: what it plans with."""
-        return self.returned(self.outputs(arguments))
+        """The results as PyTorch's tensors without memory: what it plans with. Sizes may be symbols."""
+        place = self.place(arguments)
+        return self.returned([self.torch.empty(shape, dtype=dtype, device=place) for shape, dtype in self.forms(arguments)])
 
     def returned(self, tensors: list[Any]) -> Any:
         return tensors[0] if self.count == 1 else tuple(tensors)
 
+    # -- running ------------------------------------------------------------------------------------------------
+
     def on_cpu(self, *arguments: Any) -> Any:
         made = self.outputs(arguments)
-        shared = [imports.from_dlpack(_plain(value)) if kind is None else value for kind, value in zip(self.kinds, arguments, strict=True)]
-        targets = [imports.from_dlpack(tensor) for tensor in made]
-        self.kernel(*shared, out=targets[0] if self.count == 1 else tuple(targets), device="cpu")
+        shared = [self.on_host(_plain(value)) if kind is None else value for kind, value in zip(self.kinds, arguments, strict=True)]
+        targets = [self.on_host(tensor) for tensor in made]
+        out = targets[0] if self.count == 1 else tuple(targets)
+        if self.kernel.device is None and default_device() == "cpu":
+            self.kernel(*shared, out=out)
+        else:
+            self.kernel(*shared, out=out, device="cpu")
         return self.returned(made)
+
+    def on_host(self, tensor: Any) -> Any:
+        """A tensor's memory as a NumPy array."""
+        return imports.from_dlpack(tensor) if tensor.dtype in self.narrow else tensor.numpy()
 
     def on_cuda(self, *arguments: Any) -> Any:
         made = self.outputs(arguments)

@@ -1,8 +1,9 @@
 """Copies that do not wait: arrays on their way to a device or back, as futures.
 
-In: an array (or the future of one) and the device it is to be on; out: a `Future` of it there. The copy is queued on the current
-stream, after the work that makes its source. From and to pinned memory the GPU copies by itself, while kernels of other streams run;
-plain memory goes through a pinned piece: it is read before the call returns, and written when the result is asked for.
+In: an array (or the future of one) and the device it is to be on; out: a `Future` of it there. The copy is queued on the
+current stream, after the work that makes its source. From and to pinned memory the GPU copies by itself, while kernels of other
+streams run; plain memory goes through a pinned piece: it is read before the call returns, and written when the result is asked
+for.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def _with_array(source: Any, device: Device, out: Any, producer: GpuFuture[Any] 
             raise UserError.at("TW009", f"{source!r} is on a GPU already", help="use tw.to_device between GPUs")
         return _out(source if isinstance(source, DeviceArray) else _wrapped(source), out, producer)
     if not isinstance(source, np.ndarray):
-        raise UserError.at("TW009", f"a {type(source).__name__} cannot be copied without waiting", help="pass a NumPy or a device array")
+        raise UserError.at(
+            "TW009", f"a {type(source).__name__} cannot be copied without waiting", help="pass a NumPy or a device array"
+        )
     if device.kind != "cuda":
         return host_queue(device).submit(lambda: _copied(source, out))
     gpu = gpu_of(device)

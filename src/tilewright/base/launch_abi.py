@@ -1,9 +1,10 @@
 """What the machine code that launches CUDA kernels and the runtime agree on: records in memory, and which calls a stub is for.
 
-A **stub** is a CPython function made for a `Pattern`: how many arguments, what each one is. It reads its arguments into *values* (one
-8-byte slot each: addresses of arrays, results last, then scalars) and *keys* (words that hold whatever decides about code, grid and
-sizes), and looks for a **form** with these keys: a record that says all that is left to do. The runtime adds forms; a call for which
-there is none is handed on. The **state** belongs to one stub of one kernel. Offsets are in bytes; every field has 8 unless said.
+A **stub** is a CPython function made for a `Pattern`: how many arguments, what each one is. It reads its arguments into
+*values* (one 8-byte slot each: addresses of arrays, results last, then scalars) and *keys* (words that hold whatever decides
+about code, grid and sizes), and looks for a **form** with these keys: a record that says all that is left to do. The runtime
+adds forms; a call for which there is none is handed on. The **state** belongs to one stub of one kernel. Offsets are in bytes;
+every field has 8 unless said.
 
 A parameter of a kernel is given as two words: one of the bases below and an offset from it.
 """
@@ -16,7 +17,8 @@ CALL = "tilewright_cuda_call"
 PROBE = "tilewright_cuda_probe"
 """Takes the arguments of a call and gives bytes: its values and keys, or None where it would refuse them."""
 WAIT = "tilewright_cuda_wait"
-"""Waits for a device; `self` is the address of a wait record. True when all went well, else the driver's status; None where it did nothing."""
+"""Waits for a device; `self` is the address of a wait record. True when all went well, else the driver's status; None where it
+did nothing."""
 FIND, INSERT, RUN = "tilewright_cuda_find", "tilewright_cuda_insert", "tilewright_cuda_run"
 SCALAR, APART, NAMED, NOTE = "tilewright_cuda_scalar", "tilewright_cuda_apart", "tilewright_cuda_named", "tilewright_cuda_note"
 
@@ -114,7 +116,7 @@ STEP_BYTES = 80
 BASE_VALUES, BASE_NOWHERE, BASE_SCRATCH, BASE_MAPS = range(4)
 """What an offset counts from. From nowhere: it is an address."""
 
-# -- two arrays that must not overlap: numbers of two values, each with the offsets of its first byte and of the one after its last
+# -- two arrays that must not overlap: two values, each with the offsets of its first byte and of the one after its last
 APART_FIRST, APART_FIRST_LOW, APART_FIRST_HIGH, APART_SECOND, APART_SECOND_LOW, APART_SECOND_HIGH = range(0, 48, 8)
 APART_BYTES = 48
 
@@ -168,6 +170,6 @@ class Layout:
     tensor: int = 0
     """Where a tensor's `at::Tensor` is; 0 without PyTorch."""
     tensor_gradient: int = 0
-    """In what that holds: the word that is 0 where a tensor surely needs no gradient; 0 where PyTorch has to be asked each time."""
+    """In what that holds: the word that is 0 where a tensor surely needs no gradient; 0 where PyTorch is always asked."""
     tensor_device: int = 1
     """The number PyTorch gives to the kind of device: 1 is CUDA."""

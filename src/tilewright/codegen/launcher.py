@@ -1,13 +1,13 @@
 """Entry stubs of CUDA kernels: a CPython function in machine code that recognises its arguments and launches.
 
-In: a `Pattern`, what the arguments of a call are, and a `Layout`, where their fields lie. Out: an object that defines `CALL`, a
-METH_FASTCALL | METH_KEYWORDS function whose `self` is `(owner, fallback, address of the state)`, and `PROBE`, which shows what `CALL`
-reads. Inputs come by position, results by `out=` where the pattern says so.
+In: a `Pattern`, what the arguments of a call are, and a `Layout`, where their fields lie. Out: an object that defines `CALL`,
+a METH_FASTCALL | METH_KEYWORDS function whose `self` is `(owner, fallback, address of the state)`, and `PROBE`, which shows
+what `CALL` reads. Inputs come by position, results by `out=` where the pattern says so.
 
-What holds: `CALL` does all of a call or hands it on, with the same arguments, before anything was launched or made. It hands on
-what it does not recognise: another type or rank, a freed or read-only array, a tensor that needs a gradient, sizes it has no form
-for, another context, results that overlap inputs. Nothing of Python runs between reading the arguments and deciding, but for arrays
-of ours that were never an argument before; these are named first.
+What holds: `CALL` does all of a call or hands it on, with the same arguments, before anything was launched or made. It hands
+on what it does not recognise: another type or rank, a freed or read-only array, a tensor that needs a gradient, sizes it has
+no form for, another context, results that overlap inputs. Nothing of Python runs between reading the arguments and deciding,
+but for arrays of ours that were never an argument before; these are named first.
 """
 
 from __future__ import annotations
@@ -430,7 +430,7 @@ class _Call(_Frame):
         self.settle()
 
     def _stream(self, state: str, form: str) -> str:
-        """The stream this thread named, else PyTorch's current one where a tensor is among the arguments, else the default one."""
+        """The stream this thread named, else PyTorch's current one where there are tensors, else the default one."""
         self.line("store i64 0, ptr %stream.at")
         if self.torch:
             function = self.load("ptr", state, abi.STATE_TORCH_STREAM)

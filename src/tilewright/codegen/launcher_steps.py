@@ -1,7 +1,7 @@
-"""Running a form, as LLVM text: scratch memory, tensor maps, launches; and waiting for a device. A part of `launcher_text.ENGINE`.
+"""Running a form, as LLVM text: scratch memory, tensor maps, launches; and waiting for a device. Part of `launcher_text`.
 
-Everything happens on the stack of the call, so threads do not meet. The lock of the interpreter is held but for the driver's own
-launches and waits: these take long when the device's queue is full, and what has to happen meanwhile may need Python.
+Everything happens on the stack of the call, so threads do not meet. The lock of the interpreter is held but for the driver's
+own launches and waits: these take long when the device's queue is full, and what has to happen meanwhile may need Python.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ METH_NOARGS = 0x04
 _FUNCTIONS = (
     "PyFloat_AsDouble", "PyLong_AsLongLong", "PyErr_Occurred", "PyErr_Clear", "PyErr_NoMemory",
     "PyUnicode_CompareWithASCIIString", "PyEval_SaveThread", "PyEval_RestoreThread", "PyTuple_New", "PyTuple_SetItem",
-    "PyTuple_GetItem", "PyObject_Vectorcall", "PyObject_VectorcallMethod", "PyLong_AsUnsignedLongLong", "PyLong_FromUnsignedLongLong",
+    "PyTuple_GetItem", "PyObject_Vectorcall", "PyObject_VectorcallMethod", "PyLong_AsUnsignedLongLong",
+    "PyLong_AsUnsignedLongLongMask", "PyLong_FromUnsignedLongLong",
     "PyBytes_FromStringAndSize", "PyList_GetItem", "Py_IncRef", "Py_DecRef",
 )  # fmt: skip
 _OBJECTS: dict[str, object] = {

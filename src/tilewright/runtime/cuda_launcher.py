@@ -1,7 +1,8 @@
 """Launching CUDA kernels from machine code. In: the objects `codegen.launcher` makes; out: builtin functions that launch.
 
-A `Launcher` is one stub of one kernel: a state, the forms added to it, and functions that run it. `Recent` is shared by all launchers
-of a kernel and knows what they ran last. What stubs read of Python objects is found in this process, once, by `layout`.
+A `Launcher` is one stub of one kernel: a state, the forms added to it, and functions that run it. `Recent` is shared by all
+launchers of a kernel and knows what they ran last. What stubs read of Python objects is found in this process, once, by
+`layout`.
 """
 
 from __future__ import annotations
@@ -176,7 +177,8 @@ class Launcher:
             abi.STATE_EPOCH: ctypes.addressof(device.log.words),
             abi.STATE_TORCH_STREAM: access.stream if access else 0,
             **{field: device.driver.address(api) for field, api in (
-                (abi.STATE_LAUNCH, "cuLaunchKernel"), (abi.STATE_LAUNCH_EX, "cuLaunchKernelEx"), (abi.STATE_CONTEXT, "cuCtxGetCurrent"),
+                (abi.STATE_LAUNCH, "cuLaunchKernel"), (abi.STATE_LAUNCH_EX, "cuLaunchKernelEx"),
+                (abi.STATE_CONTEXT, "cuCtxGetCurrent"),
             )},
         }  # fmt: skip
         for field, value in fields.items():

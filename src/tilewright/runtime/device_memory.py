@@ -187,6 +187,8 @@ class Block:
             self._give_back()
 
     def _give_back(self) -> None:
+        if self.arena is self._token:
+            self.arena = None
         self._token = None
 
 

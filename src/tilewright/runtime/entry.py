@@ -1,10 +1,11 @@
-"""Objects whose calls go to a function that changes. In: functions, one after the other; out: calls of the latest, at little cost.
+"""Objects whose calls go to a function that changes. In: functions, one after the other; out: calls of the latest.
 
-Python calls an object that has `__call__` by way of a tuple and a dictionary, which takes longer than all of a stub. From 3.12 on it
-calls objects of classes made from `functools.partial` without either, and one without arguments of its own hands on what came: so
-there an `Entry` is one. What a partial calls must outlive the call, though, and here it may be replaced in the middle of one, by
-itself or by another thread. A partial therefore calls one function for good: a piece of machine code, never freed, that looks up the
-latest entry and holds it meanwhile. Elsewhere `__call__` is a slot of the object, which holds the latest function itself.
+Python calls an object that has `__call__` by way of a tuple and a dictionary, which takes longer than all of a stub. From 3.12
+on it calls objects of classes made from `functools.partial` without either, and one without arguments of its own hands on what
+came: so there an `Entry` is one. What a partial calls must outlive the call, though, and here it may be replaced in the middle
+of one, by itself or by another thread. A partial therefore calls one function for good: a piece of machine code, never freed,
+that looks up the latest entry and holds it meanwhile. Elsewhere `__call__` is a slot of the object, which holds the latest
+function itself.
 """
 
 from __future__ import annotations

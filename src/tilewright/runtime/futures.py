@@ -1,4 +1,5 @@
-"""Results that are not there yet. In: a call queued on the host or on a GPU; out: a `Future`, which is waited for, asked or awaited.
+"""Results that are not there yet. In: a call queued on the host or on a GPU; out: a `Future`, which is waited for, asked or
+awaited.
 
 A `Future` of the host is set by the thread that ran the call. A `GpuFuture` has its arrays from the start and an event on its
 stream behind them: waiting for it is waiting for the event, and kernels that take it as an argument wait on the device.
@@ -404,7 +405,9 @@ def _parts(name: str, given: tuple[Future[Any] | Iterable[Future[Any]], ...], em
     parts = tuple(item for item in listed if isinstance(item, Future))
     if len(parts) != len(listed):
         wrong = next(item for item in listed if not isinstance(item, Future))
-        raise UserError.at("TW009", f"{name} takes futures, not {type(wrong).__name__}", help="call the kernel with asynchronous=True")
+        raise UserError.at(
+            "TW009", f"{name} takes futures, not {type(wrong).__name__}", help="call the kernel with asynchronous=True"
+        )
     if not parts and not empty:
         raise UserError.at("TW016", f"{name} was given no future")
     return parts

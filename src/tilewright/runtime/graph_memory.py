@@ -1,11 +1,13 @@
-"""Memory of a captured graph. In: requests made while it is captured; out: blocks whose addresses stay the graph's as long as it lives.
+"""Memory of a captured graph. In: requests made while it is captured; out: blocks whose addresses stay the graph's as long as
+it lives.
 
-A replay writes to the same addresses every time, so nobody else may get them, even when the array they were taken for is gone. The
-arena takes blocks from the device's pool and keeps them. Inside the capture they are reused in stream order. Whoever holds a result
-holds the arena; when graph and results are gone, the blocks go back to the pool, after the streams the graph was replayed on.
+A replay writes to the same addresses every time, so nobody else may get them, even when the array they were taken for is gone.
+The arena takes blocks from the device's pool and keeps them. Inside the capture they are reused in stream order. Whoever holds
+a result holds the arena; when graph and results are gone, the blocks go back to the pool, after the streams the graph was
+replayed on.
 
-Captured again, for other arguments, a graph asks for the same sizes in the same order, and gets the same addresses: results stay
-where they were.
+Captured again, for other arguments, a graph asks for the same sizes in the same order, and gets the same addresses: results
+stay where they were.
 """
 
 from __future__ import annotations

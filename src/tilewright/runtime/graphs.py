@@ -1,8 +1,10 @@
-"""Captured CUDA graphs. In: launches on a capturing stream; out: one object that replays them all, with arguments that can change.
+"""Captured CUDA graphs. In: launches on a capturing stream; out: one object that replays them all, with arguments that can
+change.
 
-Capture is the driver's: whatever is queued on the capturing stream becomes a node, also by other libraries. For kernels launched by
-a `CudaProgram` the node and the values of its parameters are noted, so that an array or a number that comes in by a name can be
-exchanged in the instantiated graph, without capturing again. What a graph reads and writes stays alive as long as the graph does.
+Capture is the driver's: whatever is queued on the capturing stream becomes a node, also by other libraries. For kernels
+launched by a `CudaProgram` the node and the values of its parameters are noted, so that an array or a number that comes in by a
+name can be exchanged in the instantiated graph, without capturing again. What a graph reads and writes stays alive as long as
+the graph does.
 
 The capture is of the relaxed kind: code may be loaded and memory be taken meanwhile. What cannot work (waiting for the stream,
 copies to the host) is refused before the driver sees it, which would spoil the capture.
@@ -20,7 +22,7 @@ from tilewright.base.errors import TilewrightError
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.device_memory import Block
 from tilewright.runtime.graph_memory import GraphArena
-from tilewright.runtime.host_graphs import conflicts
+from tilewright.runtime.host_graphs import conflicts, shift_of
 from tilewright.runtime.streams import capture_error, recorders
 
 if TYPE_CHECKING:
@@ -69,13 +71,13 @@ class _Index:
 
     def move(self, spans: Sequence[tuple[int, int, int]]) -> dict[tuple[int, int], int]:
         """Memory is exchanged; the new address of each slot concerned."""
-        moving = [(address, shift) for address in self.addresses if (shift := _shift(address, spans))]
+        moving = [(address, shift) for address in self.addresses if (shift := shift_of(address, spans))]
         taken = [(address + shift, self.addresses.pop(address)) for address, shift in moving]
         for address, places in taken:
             self.addresses.setdefault(address, []).extend(places)
         extents, self.extents = self.extents, {}
         for (low, high), written in extents.items():
-            shift = _shift(low, spans)
+            shift = shift_of(low, spans)
             key = (low + shift, high + shift)
             self.extents[key] = written or self.extents.get(key, False)
         return {place: address for address, places in taken for place in places}
@@ -115,7 +117,8 @@ class _Recording:
         self.nodes_known = (
             alone
             and other.nodes_known
-            and [(call.program, len(call.nodes)) for call in self.calls] == [(call.program, len(call.nodes)) for call in other.calls]
+            and [(call.program, len(call.nodes)) for call in self.calls]
+            == [(call.program, len(call.nodes)) for call in other.calls]
         )
         if self.nodes_known:
             self.calls = [replace(call, nodes=old.nodes) for call, old in zip(self.calls, other.calls, strict=True)]
@@ -129,7 +132,11 @@ class _Recording:
         """An array came out of the graph: unless something else of its memory is in it, that is not needed any more."""
         owner = array.owner
         # The block of a foreign array is a new one each time it is wrapped.
-        held = {owner} & self.inputs if array.base is None else {b for b in self.inputs if b.pointer == owner.pointer and not b.nbytes}
+        held = (
+            {owner} & self.inputs
+            if array.base is None
+            else {b for b in self.inputs if b.pointer == owner.pointer and not b.nbytes}
+        )
         span = (owner.pointer, owner.pointer + owner.nbytes) if owner.nbytes else _bounds(array)
         if held and not self.index().uses_within(*span):
             self.inputs -= held
@@ -175,6 +182,7 @@ class CudaGraph:
         """Names of the numbers of the call under way, by parameter; set by whoever makes the call."""
         self.instantiations = 0
         self.node_count = 0
+        self._knows_all = False
         self._handles = _Handles(device)
         self._finalizer = weakref.finalize(self, self._handles.end)
         self._finalizer.atexit = False
@@ -215,7 +223,7 @@ class CudaGraph:
         recorders[stream] = self
 
     def end(self) -> None:
-        """Stop capturing and make the graph ready to run. Captured again, the executable takes over the new parameters if it can."""
+        """Stop capturing and make it ready to run. Captured again, the executable takes over the new parameters if it can."""
         with self._lock:
             self._end()
 
@@ -246,6 +254,7 @@ class CudaGraph:
             raise
         recording, handles.recording = handles.recording, self._open
         recording.end()
+        self._knows_all = self._open.nodes_known and self.node_count == sum(len(call.nodes) for call in self._open.calls)
 
     def abort(self) -> None:
         """Stop capturing and drop what was captured; a graph captured before stays as it is."""
@@ -315,7 +324,13 @@ class CudaGraph:
                 recording.kept[id(item.base)] = item.base
 
     def launch(
-        self, program: CudaProgram, arrays: Mapping[str, Any], values: Sequence[Number], plan: Any, steps: Sequence[Any], stream: int
+        self,
+        program: CudaProgram,
+        arrays: Mapping[str, Any],
+        values: Sequence[Number],
+        plan: Any,
+        steps: Sequence[Any],
+        stream: int,
     ) -> None:
         named = {slot: self.names[name] for name, slot in program.scalar_slots().items() if name in self.names}
         if named:
@@ -387,8 +402,7 @@ class CudaGraph:
     @property
     def knows_all(self) -> bool:
         """Whether all nodes are launches made here, so that exchanging an array reaches every use of it."""
-        recording = self._handles.recording
-        return recording.nodes_known and self.node_count == sum(len(call.nodes) for call in recording.calls)
+        return self._knows_all
 
     def conflict(self, arrays: Sequence[tuple[DeviceArray, DeviceArray]]) -> bool:
         """Whether after the exchange something would be written that something else uses and did not before."""
@@ -396,7 +410,7 @@ class CudaGraph:
         return conflicts([(low, high, written) for (low, high), written in extents.items()], _spans(arrays))
 
     def exchange(self, arrays: Sequence[tuple[DeviceArray, DeviceArray]], numbers: Mapping[str, Number]) -> int:
-        """Let nodes that use the first array of a pair use the second, of the same form, and named numbers be others; how many nodes."""
+        """Let nodes use the second array of a pair, of the same form, for the first, and other named numbers; how many nodes."""
         recording = self._handles.recording
         with self._lock, self.device.active():
             index = recording.index()
@@ -464,7 +478,3 @@ def _bounds(array: DeviceArray) -> tuple[int, int]:
 def _spans(arrays: Sequence[tuple[DeviceArray, DeviceArray]]) -> list[tuple[int, int, int]]:
     """Of each pair: the memory of the first, and how far away that of the second is."""
     return [(*_bounds(old), new.pointer - old.pointer) for old, new in arrays]
-
-
-def _shift(address: int, spans: Sequence[tuple[int, int, int]]) -> int:
-    return next((shift for low, high, shift in spans if low <= address < high), 0)

@@ -1,7 +1,9 @@
-"""GPU calls the host holds back. In: a call for a stream, and futures of the host it needs; out: the call, queued when they are there.
+"""GPU calls the host holds back. In: a call for a stream, and futures of the host it needs; out: the call, queued when they are
+there.
 
-A GPU waits for its own events by itself, but not for a thread of the host. Such a call stays in a queue of the host, and so does all
-that follows on its stream: asynchronous calls join the queue, plain ones wait until it is empty (`streams.current` asks for that).
+A GPU waits for its own events by itself, but not for a thread of the host. Such a call stays in a queue of the host, and so
+does all that follows on its stream: asynchronous calls join the queue, plain ones wait until it is empty (`streams.current`
+asks for that).
 """
 
 from __future__ import annotations

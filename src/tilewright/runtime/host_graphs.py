@@ -1,7 +1,7 @@
 """Recorded graphs of the CPU and the emulator. In: calls bound to their arrays; out: one object that runs them all again.
 
-Recording runs nothing, as on a GPU: results are arrays that a replay writes. Launches of CPU programs that follow each other become
-one table, which machine code walks; what else was recorded (copies, emulated programs) is called between such tables.
+Recording runs nothing, as on a GPU: results are arrays that a replay writes. Launches of CPU programs that follow each other
+become one table, which machine code walks; what else was recorded (copies, emulated programs) is called between such tables.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,20 +33,22 @@ class _Program:
     names: Mapping[str, str]
     """Numbers that have a name, by parameter."""
 
+    @cached_property
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        """The memory of each array."""
+        return {name: _bounds(array) for name, array in self.arrays.items()}
+
+    @cached_property
     def jobs(self) -> list[Job]:
         return self.program.jobs(self.arrays, self.numbers)
-
-    def extents(self) -> list[tuple[int, int, bool]]:
-        """Memory it uses, and whether it writes there."""
-        return [(*_bounds(array), name in self.written) for name, array in self.arrays.items()]
 
     def moved(self, spans: Sequence[tuple[int, int, int]]) -> dict[str, np.ndarray]:
         """Those of its arrays whose memory is exchanged, where it is then."""
         found: dict[str, np.ndarray] = {}
-        for name, array in self.arrays.items():
-            low, high = _bounds(array)
-            shift = next((shift for first, last, shift in spans if first <= low < last), 0)
+        for name, (low, high) in self.bounds.items():
+            shift = shift_of(low, spans)
             if shift:
+                array = self.arrays[name]
                 memory = (ctypes.c_char * (high - low)).from_address(low + shift)
                 offset = array.__array_interface__["data"][0] - low
                 found[name] = np.ndarray(array.shape, array.dtype, memoryview(memory), offset, array.strides)
@@ -70,7 +73,8 @@ class HostGraph:
         """Names of the numbers of the call under way, by parameter; set by whoever makes the call."""
         self._steps: list[_Program | _Call] = []
         self._ready: list[Run] | None = None
-        self._memory: list[object] = []
+        self._tables: dict[int, tuple[ctypes.Array[ctypes.c_int64], int]] = {}
+        """Where the launches of each program are, once there are tables."""
         self.closed = False
 
     # -- recording ----------------------------------------------------------------------------------------------
@@ -96,7 +100,12 @@ class HostGraph:
         self._steps.append(_Call(lambda: np.copyto(target, source), "copy"))
 
     def add_emulated(
-        self, program: Any, arrays: Mapping[str, Any], numbers: Mapping[str, Number], outputs: Mapping[str, Any], run: Callable[..., Any]
+        self,
+        program: Any,
+        arrays: Mapping[str, Any],
+        numbers: Mapping[str, Number],
+        outputs: Mapping[str, Any],
+        run: Callable[..., Any],
     ) -> None:
         def emulate() -> None:
             found = run(program, {**arrays, **numbers})
@@ -128,27 +137,43 @@ class HostGraph:
 
     def _prepared(self) -> list[Run]:
         if self._ready is None:
-            ready: list[Run] = []
-            jobs: list[Job] = []
-            memory: list[object] = []
-            for step in [*self._steps, None]:
+            self._ready, self._tables = [], {}
+            following: list[int] = []
+            for index, step in enumerate([*self._steps, None]):
                 if isinstance(step, _Program):
-                    jobs += step.jobs()
+                    following.append(index)
                     continue
-                if jobs:
-                    ready.append(_launcher(jobs, self._steps, memory))
-                    jobs = []
+                if following:
+                    self._ready.append(self._launcher(following))
+                    following = []
                 if step is not None:
-                    ready.append(step.run)
-            self._ready, self._memory = ready, memory
+                    self._ready.append(step.run)
         return self._ready
+
+    def _launcher(self, indices: list[int]) -> Run:
+        """Programs that follow each other, as a table that machine code walks."""
+        programs = [step for index in indices if isinstance(step := self._steps[index], _Program)]
+        count = sum(len(program.jobs) for program in programs)
+        table = (ctypes.c_int64 * (4 * count))()
+        first = 0
+        for index, program in zip(indices, programs, strict=True):
+            self._tables[index] = (table, first)
+            _fill(table, first, program.jobs)
+            first += len(program.jobs)
+        pool, address = programs[0].program.pool, ctypes.addressof(table)
+        return lambda: pool.launch_all(address, count)
 
     # -- other arguments ----------------------------------------------------------------------------------------
 
     def conflict(self, arrays: Sequence[tuple[np.ndarray, np.ndarray]]) -> bool:
         """Whether after the exchange something would be written that something else uses and did not before."""
         spans = [(*_bounds(old), _bounds(new)[0] - _bounds(old)[0]) for old, new in arrays]
-        return conflicts([x for step in self._steps if isinstance(step, _Program) for x in step.extents()], spans)
+        extents: dict[tuple[int, int], bool] = {}
+        for step in self._steps:
+            if isinstance(step, _Program):
+                for name, bounds in step.bounds.items():
+                    extents[bounds] = name in step.written or extents.get(bounds, False)
+        return conflicts([(low, high, written) for (low, high), written in extents.items()], spans)
 
     def exchange(self, arrays: Sequence[tuple[np.ndarray, np.ndarray]], numbers: Mapping[str, Number]) -> int:
         """Use the second array of a pair, of the same form, in place of the first, and other named numbers; how many launches.
@@ -167,42 +192,43 @@ class HostGraph:
             moved = step.moved(spans)
             changed = {p: numbers[label] for p, label in step.names.items() if label in numbers}
             if moved or changed:
-                self._steps[index] = replace(step, arrays={**step.arrays, **moved}, numbers={**step.numbers, **changed})
-                count += len(step.program.artifact.launches)
-        self._ready = None
+                new = replace(step, arrays={**step.arrays, **moved}, numbers={**step.numbers, **changed})
+                self._steps[index] = new
+                count += len(new.jobs)
+                if index in self._tables:
+                    _fill(*self._tables[index], new.jobs)
         return count
 
     def close(self) -> None:
-        self._steps, self._ready, self._memory = [], None, []
+        self._steps, self._ready, self._tables = [], None, {}
         self.closed = True
 
 
-def _launcher(jobs: list[Job], steps: Sequence[_Program | _Call], memory: list[object]) -> Run:
-    """The jobs as a table that machine code walks."""
-    table = (ctypes.c_int64 * (4 * len(jobs)))()
-    for index, job in enumerate(jobs):
+def _fill(table: ctypes.Array[ctypes.c_int64], first: int, jobs: Sequence[Job]) -> None:
+    for index, job in enumerate(jobs, first):
         table[4 * index : 4 * index + 4] = [job.entry, ctypes.addressof(job.slots), job.blocks, job.work]
-    memory += [table, jobs]
-    pool = next(step.program.pool for step in steps if isinstance(step, _Program))
-    address, count = ctypes.addressof(table), len(jobs)
-    return lambda: pool.launch_all(address, count)
 
 
 def conflicts(extents: Sequence[tuple[int, int, bool]], spans: Sequence[tuple[int, int, int]]) -> bool:
     """Whether moving memory by `spans` lets something written overlap something else that it did not overlap before."""
-
-    def moved(low: int) -> int:
-        return low + next((shift for first, last, shift in spans if first <= low < last), 0)
-
-    after = [(moved(low), moved(low) + high - low, written, moved(low) != low, low) for low, high, written in extents]
-    for low, high, written, moves, was in after:
-        if not moves:
+    shifts = [shift_of(low, spans) for low, _, _ in extents]
+    after = [(low + shift, high + shift, written, shift) for (low, high, written), shift in zip(extents, shifts, strict=True)]
+    for low, high, written, shift in after:
+        if not shift:
             continue
-        for other_low, other_high, other_written, _, other_was in after:
+        for other_low, other_high, other_written, other_shift in after:
             apart = low >= other_high or other_low >= high
-            if not apart and (written or other_written) and low - other_low != was - other_was:
+            if not apart and (written or other_written) and shift != other_shift:
                 return True
     return False
+
+
+def shift_of(address: int, spans: Sequence[tuple[int, int, int]]) -> int:
+    """How far memory at an address moves by `spans`: first address, the one behind the last, and how far."""
+    for low, high, shift in spans:
+        if low <= address < high:
+            return shift
+    return 0
 
 
 def _bounds(array: np.ndarray) -> tuple[int, int]:

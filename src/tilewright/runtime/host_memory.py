@@ -11,6 +11,7 @@ pieces: threads fill one while the device copies another.
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -44,7 +45,13 @@ class HostSource:
         self._device = device
         self._managed = managed
         self.label = f"{'managed memory' if managed else 'pinned host memory'} of {device.label}"
-        self.free_memory = device.free_memory
+
+    def free_memory(self) -> tuple[int, int]:
+        """Bytes free and in all: of the device, where managed memory is counted, or of the host."""
+        if self._managed or not hasattr(os, "sysconf"):
+            return self._device.free_memory()
+        page = os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
 
     def raw_allocate(self, nbytes: int) -> int:
         device = self._device

@@ -1,8 +1,8 @@
 """A form: all that a call with arguments of known sizes still has to do, as a record in memory that machine code reads.
 
 In: a loaded program, sizes, and what makes results and scratch memory; out: a `Form`, whose `address` is the record of
-`base.launch_abi`. What machine code cannot do by itself it calls back for: results, scratch memory, tensor maps for new addresses,
-numbers of dtypes without an instruction, and errors.
+`base.launch_abi`. What machine code cannot do by itself it calls back for: results, scratch memory, tensor maps for new
+addresses, numbers of dtypes without an instruction, and errors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class _Step(ctypes.Structure):
 
     _fields_ = [
         ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3), ("shared", ctypes.c_uint32), ("pad", ctypes.c_uint32),
-        ("stream", ctypes.c_uint64), ("attributes", ctypes.c_uint64), ("attribute_count", ctypes.c_uint32), ("end", ctypes.c_uint32),
+        ("stream", ctypes.c_uint64), ("attributes", ctypes.c_uint64), ("attribute_count", ctypes.c_uint32),
+        ("end", ctypes.c_uint32),
         ("function", ctypes.c_uint64), ("parameters", ctypes.c_uint64), ("parameter_count", ctypes.c_uint64),
     ]  # fmt: skip
 
@@ -60,8 +61,9 @@ class Form:
     """One record and what it points to. Lives as long as the launcher it was added to."""
 
     def __init__(
-        self, program: CudaProgram, sizes: Mapping[str, int], keys: bytes, numbers: Sequence[str], apart: Sequence[Pair], helpers: Helpers
-    ) -> None:
+        self, program: CudaProgram, sizes: Mapping[str, int], keys: bytes, numbers: Sequence[str], apart: Sequence[Pair],
+        helpers: Helpers,
+    ) -> None:  # fmt: skip
         self.program = program
         self._sizes = dict(sizes)
         self._plan = program.plan(sizes)
@@ -202,8 +204,8 @@ def _place(slot: int, first_scratch: int) -> tuple[int, int]:
 def _rule(kind: str, dtype: DType) -> tuple[int, int, int]:
     """How a number of a kind becomes one of a dtype."""
     if dtype.is_float:
-        rules = {"f64": abi.AS_F64, "f32": abi.AS_F32} if kind == abi.FLOAT else {"f64": abi.INTEGER_AS_F64, "f32": abi.INTEGER_AS_F32}
-        return rules.get(dtype.name, abi.ASKED), 0, 0
+        wide, single = (abi.AS_F64, abi.AS_F32) if kind == abi.FLOAT else (abi.INTEGER_AS_F64, abi.INTEGER_AS_F32)
+        return {"f64": wide, "f32": single}.get(dtype.name, abi.ASKED), 0, 0
     if kind == abi.FLOAT or (dtype.is_bool and kind != abi.BOOL):
         return abi.ASKED, 0, 0
     if dtype.is_bool:

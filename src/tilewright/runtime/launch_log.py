@@ -1,8 +1,9 @@
 """Which kernels could have caused a fault: those launched since the device, or their stream, was last waited for.
 
-Launches are many and faults are rare, so a launch only leaves a number: that of the wait it came before. `epoch` is the number of the
-next wait; machine code writes it beside the stream into a record of its own (`base.launch_abi`), and nothing is looked at until
-somebody asks. Machine code may wait as well: it counts in `words`, which has the epoch and the latest wait for the whole device.
+Launches are many and faults are rare, so a launch only leaves a number: that of the wait it came before. `epoch` is the number
+of the next wait; machine code writes it beside the stream into a record of its own (`base.launch_abi`), and nothing is looked
+at until somebody asks. Machine code may wait as well: it counts in `words`, which has the epoch and the latest wait for the
+whole device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Other libraries whose arrays kernels take: which one an array is of, its current stream, and new arrays of it.
 
-In: arguments of a call; out: a `Library`, or None where all arrays are ours. Nothing here imports a library: an array of it can only
-be there when its owner did.
+In: arguments of a call; out: a `Library`, or None where all arrays are ours. Nothing here imports a library: an array of it
+can only be there when its owner did.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tilewright.base.dtypes import DType
 from tilewright.runtime.device_memory import stream_handle
+
+if TYPE_CHECKING:
+    from tilewright.runtime.device_array import DeviceArray
 
 _TORCH_NAMES = {
     "bool": "bool", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8", "u16": "uint16", "u32": "uint32",
@@ -30,10 +33,13 @@ class Library(Protocol):
         """The handle of its current stream on a device."""
 
     def maker(self, shape: tuple[int, ...], dtype: DType, ordinal: int) -> Callable[[], Any] | None:
-        """What makes new, uninitialised, row-major arrays, good for work on its current stream; None where it has no such dtype."""
+        """What makes new row-major arrays, good for work on its current stream; None where it has no such dtype."""
 
     def memory(self, nbytes: int, ordinal: int) -> tuple[int, object]:
         """The address of new memory, good for work on its current stream until the second item is dropped."""
+
+    def adopt(self, array: DeviceArray) -> Any:
+        """An array of the library in the memory of one of ours, which it keeps."""
 
 
 class Torch:
@@ -54,6 +60,9 @@ class Torch:
     def memory(self, nbytes: int, ordinal: int) -> tuple[int, object]:
         made = self.module.empty(nbytes, dtype=self.module.uint8, device=self.module.device("cuda", ordinal))
         return made.data_ptr(), made
+
+    def adopt(self, array: DeviceArray) -> Any:
+        return self.module.from_dlpack(array)
 
 
 class Cupy:
@@ -80,6 +89,9 @@ class Cupy:
         with self.module.cuda.Device(ordinal):
             made = self.module.cuda.alloc(nbytes)
         return int(made.ptr), made
+
+    def adopt(self, array: DeviceArray) -> Any:
+        return self.module.from_dlpack(array)
 
 
 def library_of(values: Iterable[object]) -> Library | None:

@@ -1,8 +1,8 @@
 """Which stream work goes to. In: a device's ordinal; out: the handle of the stream that is current on this thread, or none.
 
-A thread names a stream with `use`; calls on that thread go there until the block ends. Machine code that launches kernels looks at
-`OPEN` first, a count of such blocks on all threads: while it is 0 nobody has to be asked. While `SPECIAL` is not 0, some thread
-records a graph, or the host holds GPU calls back until what they need is there: then every call takes the general path.
+A thread names a stream with `use`; calls on that thread go there until the block ends. Machine code that launches kernels looks
+at `OPEN` first, a count of such blocks on all threads: while it is 0 nobody has to be asked. While `SPECIAL` is not 0, some
+thread records a graph, or the host holds GPU calls back until what they need is there: then every call takes the general path.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class Recorder(Protocol):
     def include(self, other: Any, stream: int) -> None:
         """Capture what another graph runs."""
 
-    def launch(self, program: Any, arrays: Mapping[str, Any], values: Sequence[Any], plan: Any, steps: Sequence[Any], stream: int) -> None:
+    def launch(
+        self, program: Any, arrays: Mapping[str, Any], values: Sequence[Any], plan: Any, steps: Sequence[Any], stream: int
+    ) -> None:
         """Launch the steps of a program and note which nodes they became."""
 
 
@@ -204,7 +206,8 @@ def check_captured(device: str) -> None:
     if _current.captures and _current.captures[-1].device != device:
         captured = _current.captures[-1].device
         raise capture_error(
-            f"a call on '{device}' inside a capture on '{captured}' would not be recorded", "make it before the capture, or with the captured device"
+            f"a call on '{device}' inside a capture on '{captured}' would not be recorded",
+            "make it before the capture, or with the captured device",
         )
 
 
@@ -216,7 +219,9 @@ def capture_error(message: str, help: str = "") -> TilewrightError:
 def callers_line() -> Span:
     """The line of the nearest frame outside this package."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and (frame.f_code.co_filename.startswith(_PACKAGE) or "contextlib" in frame.f_code.co_filename):
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(_PACKAGE) or "contextlib" in frame.f_code.co_filename
+    ):
         frame = frame.f_back
     path, line = frame.f_code.co_filename, frame.f_lineno
     try:

@@ -1,8 +1,9 @@
-"""How machine code reads PyTorch's tensors: through the C functions libtorch keeps stable, called on the tensor inside its Python object.
+"""How machine code reads PyTorch's tensors: through the C functions libtorch keeps stable.
 
-In: the process, with PyTorch imported by somebody else; out: a `TensorAccess`, or None where anything is not as expected. The place of the
-tensor in its object is found by looking for the address that PyTorch itself says (`_cdata`), on tensors of several kinds, and what
-the functions say of them is compared with what Python says: an unknown build is served by the general path, never by a wrong guess.
+In: the process, with PyTorch imported by somebody else; out: a `TensorAccess`, or None where anything is not as expected. The
+place of the tensor in its object is found by looking for the address that PyTorch itself says (`_cdata`), on tensors of
+several kinds, and what the functions say of them is compared with what Python says: an unknown build is served by the general
+path, never by a wrong guess.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import ctypes
 import functools
 import os
 import sys
-from dataclasses import dataclass
 from typing import Any
+
+from tilewright.base.record import record
 
 QUESTIONS = ("data_ptr", "dim", "sizes", "strides", "dtype", "device_type", "device_index")
 _HEADER = object.__basicsize__
@@ -22,13 +24,13 @@ _GETTER = _HEADER + 3 * 8
 """Where CPython's attribute descriptors keep the address of their definition: name, getter, setter, text, closure."""
 
 
-@dataclass(frozen=True)
+@record
 class TensorAccess:
     type: type
     offset: int
     """Of the `at::Tensor` in its Python object."""
     gradient: int
-    """Of a word in what the `at::Tensor` points to, which is 0 for tensors that never had to do with gradients; 0 where none is found."""
+    """Of a word in what that points to, which is 0 for tensors that never had to do with gradients; 0 where none is found."""
     functions: dict[str, int]
     """Addresses of the C functions, and of the getter of `requires_grad` as `tilewright_requires_grad`."""
     stream: int

@@ -363,3 +363,50 @@ def test_nothing_is_left(driver: NullCuda) -> None:
         gpu.synchronize()
         gpu.release_memory()
     assert {kind for kind in driver.leaks() if "memory" in kind or kind in ("stream", "event")} == set()
+
+
+def test_arrays_of_other_libraries(driver: NullCuda) -> None:
+    class Foreign:
+        """An array of a library that has only the array interface."""
+
+        def __init__(self, array: DeviceArray) -> None:
+            self.array = array
+
+        @property
+        def __cuda_array_interface__(self) -> dict[str, object]:
+            return self.array.__cuda_array_interface__
+
+    source = tw.array(numbers(3, 4), device="cuda")
+    shared = tw.asarray(Foreign(source[:, ::2]))
+    assert (shared.pointer, shared.strides) == (source.pointer, (4, 2))
+    copied = tw.array(Foreign(source))
+    assert copied.pointer != source.pointer
+    np.testing.assert_array_equal(copied.numpy(), numbers(3, 4))
+    source[0] = Foreign(source[1])
+    np.testing.assert_array_equal(source[0].numpy(), numbers(3, 4)[1])
+
+
+def test_tensors_of_pytorch(driver: NullCuda) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.arange(6.0).reshape(2, 3)
+    array = tw.array(tensor.to(torch.bfloat16), device="cuda")
+    assert array.dtype is tw.bf16
+    np.testing.assert_array_equal(array.astype(tw.f32).numpy(), tensor.numpy())
+    assert np.shares_memory(tw.asarray(tensor), tensor.numpy())
+
+    class OnGpu:
+        is_cuda = True
+        requires_grad = True
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 0
+
+        def __dlpack__(self, **options: object) -> object:
+            raise AssertionError
+
+        @property
+        def __cuda_array_interface__(self) -> object:
+            raise RuntimeError("needs gradients")
+
+    with pytest.raises(UserError, match="needs gradients cannot be shared"):
+        tw.array(OnGpu())

@@ -517,7 +517,19 @@ def test_failed_driver_calls_leave_nothing_behind(api: str) -> None:
 
 
 def test_names_are_there() -> None:
-    for name in ("Stream", "Event", "Future", "Graph", "all_of", "any_of", "capture", "current_stream", "graph", "stream", "timed"):
+    for name in (
+        "Stream",
+        "Event",
+        "Future",
+        "Graph",
+        "all_of",
+        "any_of",
+        "capture",
+        "current_stream",
+        "graph",
+        "stream",
+        "timed",
+    ):
         assert name in tw.__all__
         assert getattr(tw, name) is not None
     assert HostQueue("x").idle()

@@ -366,7 +366,8 @@ def test_what_cannot_be_captured_is_refused_and_the_capture_goes_on(gpu: NullCud
     with tw.capture("cuda") as graph:
         y = scaled(x, 2.0)
         attempts = [
-            lambda: np.asarray(y), lambda: cuda.devices()[0].synchronize(), lambda: tw.to_device(X, "cuda"), lambda: scaled(X, 2.0, device="cuda"),
+            lambda: np.asarray(y), lambda: cuda.devices()[0].synchronize(), lambda: tw.to_device(X, "cuda"),
+            lambda: scaled(X, 2.0, device="cuda"),
             lambda: graph.stream.synchronize(), lambda: graph.stream.done(), lambda: tw.Event("cuda").record().synchronize(),
         ]  # fmt: skip
         for attempt in attempts:
@@ -554,7 +555,14 @@ def test_replays_come_after_what_was_queued(gpu: NullCuda) -> None:
 
 @pytest.mark.parametrize(
     "api",
-    ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate", "cuGraphGetNodes", "cuStreamGetCaptureInfo", "cuLaunchKernel"],
+    [
+        "cuStreamBeginCapture",
+        "cuStreamEndCapture",
+        "cuGraphInstantiate",
+        "cuGraphGetNodes",
+        "cuStreamGetCaptureInfo",
+        "cuLaunchKernel",
+    ],
 )
 def test_failed_driver_calls_leave_nothing_behind(api: str) -> None:
     with installed(mode="lazy") as driver:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,8 +21,10 @@ import tilewright as tw
 from null_cuda.install import installed
 from tilewright.api import native_calls
 from tilewright.api.cuda_calls import CudaCalls
+from tilewright.base import dtypes
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.runtime import cuda, streams
+from tilewright.runtime.device_memory import HOST
 
 pytestmark = pytest.mark.requires("cpu")
 
@@ -145,7 +150,7 @@ def test_new_results(driver: Any) -> None:
 
 def test_every_shape_has_its_form(driver: Any) -> None:
     axpy = make_axpy()
-    pairs = [(tw.to_device(np.arange(n, dtype=np.float32), "cuda"), tw.to_device(np.ones(n, np.float32), "cuda")) for n in (3, 8, 64, 200, 1024)]
+    pairs = [(floats(*range(n)), floats(*[1] * n)) for n in (3, 8, 64, 200, 1024)]
     with ways() as general:
         for _ in range(3):
             for x, y in pairs:
@@ -156,7 +161,8 @@ def test_every_shape_has_its_form(driver: Any) -> None:
 def test_views_dtypes_and_alignment_have_forms_of_their_own(driver: Any) -> None:
     axpy, long = make_axpy(), tw.to_device(np.arange(16, dtype=np.float32), "cuda")
     doubles = tw.to_device(np.arange(8.0), "cuda")
-    cases = [(long[:8], [3.0 * i for i in range(8)]), (long[::2], [6.0 * i for i in range(8)]), (long[1:9], [3.0 * i + 3 for i in range(8)]),
+    cases = [(long[:8], [3.0 * i for i in range(8)]), (long[::2], [6.0 * i for i in range(8)]),
+             (long[1:9], [3.0 * i + 3 for i in range(8)]),
              (doubles, [3.0 * i for i in range(8)]), (long[7::-1], [21.0 - 3 * i for i in range(8)])]  # fmt: skip
     with ways() as general:
         for _ in range(2):
@@ -316,6 +322,19 @@ def test_the_stream_a_thread_named(driver: Any) -> None:
     assert not driver.calls("cuLaunchKernel")[-1][8]
 
 
+def test_memory_that_is_no_streams_own(driver: Any) -> None:
+    """Managed and pinned memory has a home that is not a stream."""
+    axpy, device = make_axpy(), cuda.devices()[0]
+    x = device.empty_managed((2,), dtypes.f32)
+    x.copy_from(np.array([1, 2], np.float32))
+    assert x.owner.stream == HOST
+    with ways() as general:
+        for a in (1.0, 2.0, 3.0):
+            assert axpy(x, x, a).numpy().tolist() == [a + 1, 2 * a + 2]
+    assert general == ["axpy"]
+    assert set(x.owner.users) == {0}
+
+
 def test_another_thread_named_a_stream(driver: Any) -> None:
     axpy, x = make_axpy(), floats(1, 2)
     device = cuda.devices()[0]
@@ -363,6 +382,86 @@ def test_devices_do_not_mix() -> None:
             axpy(x, y, 1.0)
         assert len(driver.calls("cuLaunchKernel")) == before
     assert driver.violations == []
+
+
+# -- other libraries ------------------------------------------------------------------------------------------------------
+
+
+class FakeCupy(ModuleType):
+    """As much of CuPy as a call needs, on device arrays of ours."""
+
+    def __init__(self) -> None:
+        super().__init__("cupy")
+        self.stream, self.taken, self.adopted = 0, 0, 0
+        self.cuda = SimpleNamespace(
+            Device=lambda ordinal: contextlib.nullcontext(),
+            get_current_stream=lambda: SimpleNamespace(ptr=self.stream),
+            alloc=self.alloc,
+        )
+
+        class ndarray:
+            def __init__(self, array: Any) -> None:
+                self.array = array
+
+            @property
+            def __cuda_array_interface__(self) -> dict[str, object]:
+                return dict(self.array.__cuda_array_interface__, stream=None)
+
+        ndarray.__module__ = "cupy"
+        self.ndarray = ndarray
+
+    def alloc(self, nbytes: int) -> object:
+        self.taken += nbytes
+        block = cuda.devices()[0].pool.take(nbytes, self.stream)
+        return SimpleNamespace(ptr=block.pointer, block=block)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> object:
+        known = dtypes.from_numpy(np.dtype(dtype))
+        assert known is not None
+        return self.ndarray(cuda.devices()[0].empty(shape, known, self.stream))
+
+    def from_dlpack(self, array: Any) -> object:
+        self.adopted += 1
+        return self.ndarray(array)
+
+
+@pytest.fixture
+def cupy(driver: Any, monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
+    made = FakeCupy()
+    monkeypatch.setitem(sys.modules, "cupy", made)
+    return made
+
+
+def test_results_are_of_the_library_of_the_inputs(cupy: FakeCupy, driver: Any) -> None:
+    axpy, share, own = make_axpy(), make_share(), floats(1, 2, 3)
+    x = cupy.ndarray(own)
+    cupy.stream = cuda.devices()[0].create_stream()
+    with ways() as general:
+        for a in (1.0, 2.0):
+            found = axpy(x, own, a)
+            assert isinstance(found, cupy.ndarray)
+            assert found.array.numpy().tolist() == [a + 1, 2 * a + 2, 3 * a + 3]
+            assert driver.calls("cuLaunchKernel")[-1][8] == cupy.stream
+            out = cupy.empty((3,), np.float32)
+            assert axpy(own, own, a, out=out) is out
+            assert isinstance(axpy(own, own, a), type(own))
+    assert general == ["axpy"] * 5
+    big = cupy.ndarray(tw.to_device(np.ones(4096, np.float32), "cuda"))
+    assert share(big).array.numpy()[7] == np.float32(1 / 4096)
+    assert cupy.taken > 0
+
+
+def test_a_graph_keeps_the_results_of_other_libraries(cupy: FakeCupy) -> None:
+    axpy, own = make_axpy(), floats(1, 2, 3)
+    x = cupy.ndarray(own)
+    axpy(x, x, 1.0)
+    with tw.capture() as graph:
+        found = axpy(x, x, 2.0)
+    assert isinstance(found, cupy.ndarray)
+    assert cupy.adopted == 1
+    graph.replay()
+    cuda.devices()[0].synchronize()
+    assert found.array.numpy().tolist() == [3, 6, 9]
 
 
 # -- programs with more to them -------------------------------------------------------------------------------------------
@@ -580,7 +679,11 @@ def test_more_kinds_of_calls_than_are_kept(driver: Any) -> None:
     with mock.patch.object(native_calls, "MOST_PATTERNS", 2), mock.patch.object(native_calls, "MOST_SPECIALISATIONS", 3):
         for count in range(1, 12):
             x = floats(*range(count))
-            calls: list[Callable[[], Any]] = [lambda x=x: axpy(x, x, 1.0), lambda x=x: axpy(x, x, 1), lambda x=x: axpy(x, x, 1.0, out=floats(*[0] * x.shape[0]))]
+            calls: list[Callable[[], Any]] = [
+                lambda x=x: axpy(x, x, 1.0),
+                lambda x=x: axpy(x, x, 1),
+                lambda x=x: axpy(x, x, 1.0, out=floats(*[0] * x.shape[0])),
+            ]
             for call in (*calls, *calls):
                 assert call().numpy().tolist() == [2 * i for i in range(count)]
         assert len(axpy.runner.cuda.native.launchers) <= 2

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.api import native_calls
 from tilewright.api import tune as tuner
 from tilewright.api.devices import find_device
 from tilewright.api.tune import Progress, Tuning, difference, neighbourhood, plausible, search
 from tilewright.base.errors import DeviceError, TargetLimit, UserError
 from tilewright.base.target import parse_target
+from tilewright.codegen import interpreter
 from tilewright.compile import tuning
 from tilewright.compile.tuning import Measurement, TuningStore, TuningTable
 from tilewright.passes.schedule_matrix import MatrixSchedule
@@ -412,7 +412,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, fresh_tables: TuningStore) -> FakeGpu:
     device = CudaDevice(Driver(fake), 0)
     monkeypatch.setattr(cuda, "devices", lambda: [device])
     monkeypatch.setattr(CudaProgram, "run", lambda self, arrays, *rest, **named: fake.run(self, arrays, *rest))
-    monkeypatch.setattr(native_calls, "stubs_work", lambda: False)  # every call comes to `run`
+    monkeypatch.setattr(interpreter, "stubs_work", lambda: False)  # every call comes to `run`
     return fake
 
 

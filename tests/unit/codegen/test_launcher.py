@@ -52,7 +52,8 @@ def test_layouts_are_constants_of_the_code() -> None:
 
 def test_python_is_not_called_between_reading_and_deciding() -> None:
     """What an array of ours is called is asked for before anything is read of any argument."""
-    read = body(stub_ir(Pattern((Slot(abi.OWN, 1), Slot(abi.INTEGER), Slot(abi.OWN, 1)), (Slot(abi.OWN, 1),), True), LAYOUT), "read")
+    pattern = Pattern((Slot(abi.OWN, 1), Slot(abi.INTEGER), Slot(abi.OWN, 1)), (Slot(abi.OWN, 1),), True)
+    read = body(stub_ir(pattern, LAYOUT), "read")
     assert read.count("@tilewright_array_form") == 3
     assert read.rindex("@tilewright_array_form") < read.index("PyLong_AsLongLong") < read.index("PyLong_AsUnsignedLongLong")
 

@@ -418,7 +418,9 @@ def test_at_exit_what_runs_ends_and_the_rest_is_dropped() -> None:
 
 
 def _run(script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

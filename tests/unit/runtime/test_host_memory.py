@@ -209,6 +209,24 @@ def test_shared_memory_is_let_go_after_its_last_use(device: CudaDevice) -> None:
     device.destroy_stream(stream)
 
 
+def test_freeing_ends_the_registration(device: CudaDevice, fake: FakeCuda) -> None:
+    shared = device.share(numbers(1000))
+    shared.free()
+    device.registry.settle()
+    assert fake.leaks().get("registered memory") is None
+    with pytest.raises(DeviceError, match="after it was freed"):
+        shared.numpy()
+
+
+def test_no_pinned_memory_left(device: CudaDevice, fake: FakeCuda) -> None:
+    kept = device.empty_pinned((1000,), dtypes.f32)
+    fake.fail["cuMemHostAlloc"] = 2
+    with pytest.raises(DeviceError, match=r"out of memory on pinned host memory of cuda:0(.|\n)*the largest:\n  4096 bytes"):
+        device.empty_pinned((1 << 20,), dtypes.f32)
+    del fake.fail["cuMemHostAlloc"]
+    assert kept.shape == (1000,)
+
+
 def test_what_cannot_be_shared(device: CudaDevice) -> None:
     record = np.zeros(10, [("a", np.float32), ("b", np.int8)])
     with pytest.raises(UserError, match="not multiples of the 4 bytes"):

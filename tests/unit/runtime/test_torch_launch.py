@@ -30,7 +30,12 @@ from tilewright.runtime.launch_forms import Form, Helpers
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.requires("cpu")
 
-PTX = b".version 8.3\n.target sm_90a\n.address_size 64\n.visible .entry scale(.param .u64 x, .param .f32 factor, .param .u64 out, .param .u64 n) { ret; }\n"
+PTX = b"""
+.version 8.3
+.target sm_90a
+.address_size 64
+.visible .entry scale(.param .u64 x, .param .f32 factor, .param .u64 out, .param .u64 n) { ret; }
+"""
 N = Size.of("n")
 VECTOR = ArrayParam("x", dtypes.f32, (N,), (ONE,), "input")
 SCALE = Artifact(
@@ -61,9 +66,8 @@ class _Machine:
 
     def _scale(self, table: int, grid: tuple[int, int, int]) -> None:
         pointers = (ctypes.c_void_p * 4).from_address(table)
-        x, factor, out, count = (
-            struct.unpack(f"<{f}", ctypes.string_at(p, struct.calcsize(f)))[0] for p, f in zip(pointers, "QfQq", strict=True)  # type: ignore[arg-type]
-        )
+        raw = [ctypes.string_at(pointer, 8) for pointer in pointers]  # type: ignore[arg-type]
+        x, factor, out, count = (struct.unpack_from(f"<{f}", words)[0] for words, f in zip(raw, "QfQq", strict=True))
         source = np.ctypeslib.as_array((ctypes.c_float * count).from_address(x))
         with np.errstate(invalid="ignore"):
             np.ctypeslib.as_array((ctypes.c_float * count).from_address(out))[:] = source * factor
@@ -98,7 +102,8 @@ def words(seen: bytes | None) -> list[int]:
 
 
 def test_what_is_read(machine: _Machine) -> None:
-    probe = machine.launcher(Pattern((Slot(abi.TENSOR, 2), Slot(abi.TENSOR, 0), Slot(abi.INTEGER)), (Slot(abi.TENSOR, 3),), True)).probe
+    arguments = (Slot(abi.TENSOR, 2), Slot(abi.TENSOR, 0), Slot(abi.INTEGER))
+    probe = machine.launcher(Pattern(arguments, (Slot(abi.TENSOR, 3),), True)).probe
     whole = torch.zeros(8, 6, dtype=torch.float64)
     view, single, out = whole[1:5, ::2], torch.ones((), dtype=torch.int32), torch.zeros(2, 3, 4, dtype=torch.bfloat16)
     found = words(probe(view, single, -5, out=out))

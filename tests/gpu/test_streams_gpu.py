@@ -164,7 +164,7 @@ def test_await_leaves_the_loop_free() -> None:
         one = await slow(x, 500_000, asynchronous=True)
         several = await tw.all_of(scaled(x, 2.0, asynchronous=True), scaled(x, 3.0, asynchronous=True))
         with tw.Stream("cuda"):
-            long = slow(x, 500_000, asynchronous=True)
+            long = slow(x, 20_000_000, asynchronous=True)
         with tw.Stream("cuda"):
             short = scaled(x, 5.0, asynchronous=True)
         first = await tw.any_of(long, short)

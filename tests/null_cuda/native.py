@@ -20,7 +20,7 @@ SIGNATURES: dict[str, tuple[tuple[type, ...], tuple[type, ...]]] = {
     "cuCtxPushCurrent": ((), (Q,)),
     "cuCtxPopCurrent": ((Q,), ()),
     "cuCtxGetDevice": ((N,), ()),
-    "cuCtxSynchronize": ((), ()),
+    "cuCtxSynchronize": ((), (Q,)),  # as cuGetProcAddress gives it from CUDA 13.0 on
     "cuDevicePrimaryCtxRetain": ((Q,), (N,)),
     "cuDeviceGetCount": ((N,), ()),
     "cuLaunchKernel": ((), (Q, W, W, W, W, W, W, W, Q, Q, Q)),
@@ -97,6 +97,10 @@ class EntryPoints:
                 types = results
                 if late is not None:
                     places, types = (arguments.pop(late[0]),), (late[1],)
+                if name == "cuCtxSynchronize":
+                    _, current = self._find("cuCtxGetCurrent")()
+                    if arguments.pop() not in (0, int(current)):  # type: ignore[call-overload]
+                        return 709
                 status, *given = function(*arguments)
                 if not status:
                     for place, type_, value in zip(places, types, given):

@@ -43,7 +43,8 @@ STATE_BYTES = STATE_BUCKETS + 8 * BUCKETS
 
 # -- a wait record -------------------------------------------------------------------------------------------------
 WAIT_CURRENT, WAIT_SYNCHRONIZE = 0, 8
-"""Addresses of cuCtxGetCurrent and cuCtxSynchronize."""
+"""Addresses of cuCtxGetCurrent and cuCtxSynchronize. From CUDA 13.0 on the latter takes the context; before, it takes nothing, and passing
+it does no harm."""
 WAIT_CONTEXT = 16
 WAIT_LOG = 24
 """Address of two words: the number of the next wait, and that of the latest that went well."""

@@ -366,7 +366,7 @@ wait:
   %function.at = getelementptr i8, ptr %record, i64 {abi.WAIT_SYNCHRONIZE}
   %function = load ptr, ptr %function.at
   %thread = call ptr @PyEval_SaveThread()
-  %status = call i32 %function()
+  %status = call i32 %function(i64 %wanted)
   call void @PyEval_RestoreThread(ptr %thread)
   %fine = icmp eq i32 %status, 0
   br i1 %fine, label %done, label %failed

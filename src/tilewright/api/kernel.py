@@ -93,6 +93,8 @@ class Kernel(Entry, Generic[P, R]):
         """The devices that share every call that names none."""
         self.spreads: dict[tuple[str, ...], object] = {}
         """What makes calls on several devices, by their names."""
+        self.ran: tuple[object, ...] = ()
+        """What ran where in the latest call on several devices."""
         self._names = self.parameter_names = tuple(inspect.signature(function).parameters)
         self._runner: Runner | None = None
         self._launch: Callable[..., object] | None = None

@@ -117,7 +117,7 @@ class DataParallel:
             return self._later(args, keywords)
         out = keywords.pop("out", None)
         bound = self.kernel.bound(*args, **keywords)
-        values = {name: _read(name, value, span) for name, value in bound.items()}
+        values = {name: read_value(name, value, span) for name, value in bound.items()}
         return self._run(values, bound, out)
 
     def _later(self, args: tuple[object, ...], keywords: dict[str, Any]) -> Future[Any]:
@@ -130,7 +130,7 @@ class DataParallel:
     def split(self, *args: object, **keywords: object) -> Split:
         """How a call with these arguments is cut."""
         span = self.kernel.function.span
-        return self._split({n: _read(n, v, span) for n, v in self.kernel.bound(*args, **keywords).items()})[1]
+        return self._split({n: read_value(n, v, span) for n, v in self.kernel.bound(*args, **keywords).items()})[1]
 
     def _split(self, values: Mapping[str, Any]) -> tuple[TypedKernel, Split]:
         specs = tuple(read_argument(n, v, self.kernel.function.span).spec for n, v in values.items())
@@ -158,7 +158,7 @@ class DataParallel:
         ] or [_Call(self.kernel, self.devices[0], values, typed, split, 0, 0, shapes, results, gpu)]
         parts = all_done([thread_of(call.device.id).submit(call.run) for call in calls])
         _combine(typed, split, calls, results)
-        self.last = tuple(parts)
+        self.last = self.kernel.ran = tuple(parts)
         if out is not None:
             return out
         plain = [_outside(made) for made in results]
@@ -176,7 +176,7 @@ class DataParallel:
         found: list[_Result] = []
         for array, shape, target in zip(typed.outputs, shapes, targets, strict=True):
             if target is not None:
-                whole = _read(array.name, target, span)
+                whole = read_value(array.name, target, span)
                 dtype = whole.dtype if isinstance(whole, DeviceArray) else np.asarray(whole).dtype
                 own = array.dtype if isinstance(whole, DeviceArray) else array.dtype.numpy
                 if np.shape(whole) != shape or dtype != own:
@@ -345,7 +345,7 @@ def _narrow(operation: str) -> Runner:
     return Runner(parse_function({"add": add, "mul": mul, "min": smaller, "max": larger}[operation]))
 
 
-def _read(name: str, value: Any, span: Any) -> Any:
+def read_value(name: str, value: Any, span: Any) -> Any:
     """An argument as a number, a NumPy array or an array of ours."""
     if isinstance(value, streams.FUTURES):
         value = value.result()  # type: ignore[attr-defined]

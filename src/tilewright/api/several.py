@@ -19,12 +19,14 @@ HETEROGENEOUS = "heterogeneous"
 
 
 def spans_devices(asked: object) -> bool:
-    """Whether `device=` means several devices."""
-    return asked == HETEROGENEOUS or asked is CompileTarget.HETEROGENEOUS or isinstance(asked, tuple | list)
+    """Whether `device=` means several devices, or is no name of one."""
+    return asked == HETEROGENEOUS or isinstance(asked, CompileTarget | tuple | list)
 
 
 def spread_call(kernel: Kernel[Any, Any], asked: Any, args: tuple[object, ...], keywords: dict[str, Any]) -> object:
     keywords.pop("device", None)
+    if asked in (CompileTarget.CPU, CompileTarget.GPU):
+        return kernel(*args, device="cpu" if asked is CompileTarget.CPU else "cuda", **keywords)
     if not isinstance(asked, tuple | list):
         from tilewright.api.heterogeneous import call_placed
 

@@ -86,7 +86,7 @@ class Pipeline:
         self.devices = named_devices(devices)
         if not made or len(made) != len(self.devices):
             raise UserError.at("TW016", f"a pipeline has {len(made)} stage(s) and {len(self.devices)} device(s)", help="give one for each stage")
-        wanted = 2 * len(made) if microbatches is None and len(made) > 1 else microbatches or 1
+        wanted = microbatches if microbatches is not None else 2 * len(made) if len(made) > 1 else 1
         if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
             raise UserError.at("TW016", f"microbatches is {microbatches!r}", help="give a whole number from 1 on")
         self.microbatches = wanted

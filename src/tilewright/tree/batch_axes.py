@@ -15,6 +15,7 @@ from tilewright.base.source import Span
 from tilewright.tree.bounds import affine
 from tilewright.tree.typed import (
     Accumulate,
+    Apply,
     ArrayAssign,
     ArrayInfo,
     Barrier,
@@ -182,6 +183,10 @@ class _Splitter:
         elif isinstance(stmt, Store):
             self._store(stmt, inside)
         elif isinstance(stmt, SetVar):
+            added = accumulation(stmt)
+            if added is not None and self.partial.get(stmt.var) == added.kind:
+                self._value(added.value, inside)
+                return
             self.plain.append((stmt.var, stmt.value, stmt.span))
             self._value(stmt.value, inside)
         elif isinstance(stmt, If | While):
@@ -217,6 +222,10 @@ class _Splitter:
             if isinstance(inner, Accumulate) and inner.var in outer:
                 self._accumulates(inner.var, inner.kind, inner.span)
             elif isinstance(inner, SetVar) and not inner.declares and inner.var in outer:
+                added = accumulation(inner)
+                if added is not None:
+                    self._accumulates(inner.var, added.kind, inner.span)
+                    continue
                 self._refuse(f"'{inner.var.name}' is carried from one iteration to the next", inner.span)
             elif isinstance(inner, Store) and inner.array.name not in self.axes:
                 if inner.kind:
@@ -308,6 +317,18 @@ class _Splitter:
         else:
             for child in children(expr):
                 self._value(child, inside)
+
+
+def accumulation(stmt: SetVar) -> Accumulate | None:
+    """`v = max(v, x)` as what it is."""
+    value = stmt.value
+    if not isinstance(value, Apply) or value.op not in COMBINED or len(value.args) != 2:
+        return None
+    for own, other in (value.args, value.args[::-1]):
+        reads = any(isinstance(e, Local) and e.var is stmt.var for e in walk_expr(other))
+        if isinstance(own, Local) and own.var is stmt.var and not reads:
+            return Accumulate(stmt.var, value.op, other, span=stmt.span)
+    return None
 
 
 def _runs_over(var: LoopVar, size: str) -> bool:

@@ -20,7 +20,7 @@ from tilewright.api.checks import bind_sizes
 from tilewright.api.cuda_calls import device_of, gpu_of
 from tilewright.api.devices import Device, compute_devices, find_device
 from tilewright.api.outputs import converted, given_outputs, keep, result_of
-from tilewright.api.parallel import named_devices, read_value
+from tilewright.api.parallel import named_devices, read_value, without_gaps
 from tilewright.api.placement import Job, Placed, place
 from tilewright.base.artifact import ArrayParam, Artifact
 from tilewright.base.errors import UserError
@@ -80,7 +80,7 @@ def moved(value: Any, device: Device | None) -> Any:
         return value.on_host() if isinstance(value, DeviceArray) else value
     gpu = gpu_of(device)
     if isinstance(value, np.ndarray):
-        return gpu.from_numpy(np.ascontiguousarray(value))
+        return gpu.from_numpy(without_gaps(value))
     if not isinstance(value, DeviceArray) or value.device is gpu:
         return value
     copy = gpu.empty(value.shape, value.dtype)
@@ -269,7 +269,7 @@ def _whole(value: Any) -> Any:
     """An array without gaps."""
     if isinstance(value, DeviceArray):
         return value if value.is_contiguous else value.copy()
-    return np.ascontiguousarray(value) if isinstance(value, np.ndarray) and value.ndim else value
+    return without_gaps(value) if isinstance(value, np.ndarray) else value
 
 
 def call_placed(kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict[str, Any]) -> object:

@@ -267,7 +267,7 @@ class _Call:
             gpu.copy(moved, value)
             return moved
         if isinstance(value, np.ndarray) and gpu is not None and self.home is not None:
-            return gpu.from_numpy(np.ascontiguousarray(value))
+            return gpu.from_numpy(without_gaps(value))
         return value
 
 
@@ -299,9 +299,14 @@ def _combine(typed: TypedKernel, split: Split, calls: Sequence[_Call], results: 
             total = _combined(operation or "", array.dtype, total, part)
         total = np.asarray(total, array.dtype.numpy)
         if isinstance(result.array, DeviceArray):
-            result.array.copy_from(np.ascontiguousarray(total))
+            result.array.copy_from(without_gaps(total))
         else:
             result.array[...] = total
+
+
+def without_gaps(array: np.ndarray) -> np.ndarray:
+    """A contiguous array of the same rank, which NumPy's own function does not keep where it is 0."""
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def _combined(operation: str, dtype: DType, left: np.ndarray, right: np.ndarray) -> np.ndarray:

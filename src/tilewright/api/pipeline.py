@@ -19,7 +19,7 @@ from tilewright.api.arguments import read_argument
 from tilewright.api.cuda_calls import device_of, gpu_of
 from tilewright.api.devices import Device, find_device
 from tilewright.api.heterogeneous import moved
-from tilewright.api.parallel import named_devices, ranges, read_value
+from tilewright.api.parallel import named_devices, ranges, read_value, without_gaps
 from tilewright.base.errors import UserError
 from tilewright.runtime import streams
 from tilewright.runtime.device_array import DeviceArray
@@ -196,7 +196,7 @@ def _gather(parts: Sequence[Any], home: Device | None) -> Any:
         if isinstance(part, DeviceArray):
             gpu.copy(target, part)
         else:
-            target.copy_from(np.ascontiguousarray(part))
+            target.copy_from(without_gaps(part))
         start += part.shape[0]
     gpu.synchronize()
     return whole

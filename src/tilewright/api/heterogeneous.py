@@ -20,7 +20,7 @@ from tilewright.api.checks import bind_sizes
 from tilewright.api.cuda_calls import device_of, gpu_of
 from tilewright.api.devices import Device, compute_devices, find_device
 from tilewright.api.outputs import converted, given_outputs, keep, result_of
-from tilewright.api.parallel import named_devices, read_value, without_gaps
+from tilewright.api.parallel import is_kernel, named_devices, read_value, without_gaps
 from tilewright.api.placement import Job, Placed, place
 from tilewright.base.artifact import ArrayParam, Artifact
 from tilewright.base.errors import UserError
@@ -292,9 +292,7 @@ def heterogeneous(
     kernel: Kernel[Any, Any], devices: Sequence[str | Device] | None = None, placement: Mapping[str, str] | None = None
 ) -> HeterogeneousKernel:
     """The kernel with its independent parts on these devices (None: all of them), placed by the cost model or by name."""
-    from tilewright.api.kernel import Kernel
-
-    if not isinstance(kernel, Kernel):
+    if not is_kernel(kernel):
         raise UserError.at("TW009", f"{kernel!r} is no kernel", help="mark the function with @tw.kernel; schedule() runs several kernels")
     return HeterogeneousKernel(kernel, devices, placement)
 

@@ -25,6 +25,7 @@ from tilewright.base.errors import UserError
 from tilewright.runtime import streams
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.device_threads import all_done, thread_of
+from tilewright.runtime.entry import Entry
 from tilewright.runtime.libraries import library_of
 from tilewright.tree.batch_axes import Split, find_split
 from tilewright.tree.check import check_kernel
@@ -67,6 +68,10 @@ def named_devices(devices: object, least: int = 1) -> list[Device]:
     if len(found) < least:
         raise UserError.at("TW016", f"devices= names {len(found)} device(s)", help=f"give at least {least}")
     return found
+
+
+def is_kernel(value: object) -> bool:
+    return isinstance(value, Entry) and hasattr(value, "runner")
 
 
 def ranges(extent: int, shares: Sequence[float]) -> list[tuple[int, int]]:
@@ -158,7 +163,8 @@ class DataParallel:
         ] or [_Call(self.kernel, self.devices[0], values, typed, split, 0, 0, shapes, results, gpu)]
         parts = all_done([thread_of(call.device.id).submit(call.run) for call in calls])
         _combine(typed, split, calls, results)
-        self.last = self.kernel.ran = tuple(parts)
+        self.last = tuple(parts)
+        self.kernel.ran = self.last
         if out is not None:
             return out
         plain = [_outside(made) for made in results]

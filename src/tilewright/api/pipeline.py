@@ -11,7 +11,7 @@ import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from tilewright.api.arguments import read_argument
 from tilewright.api.cuda_calls import device_of, gpu_of
 from tilewright.api.devices import Device, find_device
 from tilewright.api.heterogeneous import moved
-from tilewright.api.parallel import named_devices, ranges, read_value, without_gaps
+from tilewright.api.parallel import DataParallel, is_kernel, named_devices, ranges, read_value, without_gaps
 from tilewright.base.errors import UserError
 from tilewright.runtime import streams
 from tilewright.runtime.device_array import DeviceArray
@@ -171,12 +171,10 @@ class Pipeline:
 
 
 def _stage(item: object) -> Stage:
-    from tilewright.api.kernel import Kernel
-
     if isinstance(item, Stage):
         return item
-    if isinstance(item, Kernel):
-        return Stage(item)
+    if is_kernel(item):
+        return Stage(cast("Kernel[Any, Any]", item))
     raise UserError.at("TW009", f"{item!r} is no stage of a pipeline", help="give kernels, or tw.stage(kernel, …) with its other arguments")
 
 
@@ -211,9 +209,6 @@ def parallel(
     Without either, a kernel is split and a list of stages is placed. `shares` says how much of the batch each device gets, `along` which
     axis of which array is the batch's where the compiler should not choose; `microbatches` into how many parts a pipeline cuts it.
     """
-    from tilewright.api.kernel import Kernel
-    from tilewright.api.parallel import DataParallel
-
     several = isinstance(what, list | tuple)
     if (data and model) or (data and several) or (model and not several):
         raise UserError.at("TW016", "parallel() splits one kernel with data=True, or places a list of stages with model=True")
@@ -221,7 +216,7 @@ def parallel(
         if shares is not None or along is not None:
             raise UserError.at("TW016", "shares= and along= are for data=True", help="a pipeline has microbatches=")
         return Pipeline(what, devices, microbatches)
-    if not isinstance(what, Kernel):
+    if not is_kernel(what):
         raise UserError.at("TW009", f"{what!r} is no kernel", help="mark the function with @tw.kernel")
     if microbatches is not None:
         raise UserError.at("TW016", "microbatches= is for model=True", help="data=True has shares=")

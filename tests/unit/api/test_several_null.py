@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import kernels_several as kernels
 import numpy as np
 import pytest
-from copy_kernels import register_copies
 
+import kernels_several as kernels
 import tilewright as tw
+from copy_kernels import register_copies
 from null_cuda import NullCuda
 from null_cuda.install import installed
 from tilewright.api import heterogeneous, pipeline

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import kernels_several as kernels
 import numpy as np
 import pytest
 
+import kernels_several as kernels
 import tilewright as tw
 from tilewright.base.errors import UserError
 from tilewright.tree.batch_axes import Split, find_split

@@ -41,6 +41,8 @@ class Runner:
         self.precision, self.schedule = precision, schedule
         self.watchdog = watchdog_nanoseconds(watchdog)
         self._cpu: dict[Signature, cpu.CpuProgram] = {}
+        self.spreads: dict[tuple[str, ...], object] = {}
+        """What makes calls on several devices, by the names of their arguments."""
         self._partitions: dict[tuple[Signature, int], cpu.CpuProgram] = {}
         self.cuda = CudaCalls(function, self.signature)
         self._latest: cpu.CpuProgram | None = None

@@ -178,11 +178,11 @@ def emulator_device(stage: str, target: Target | None = None) -> Device:
     return Device(f"emulator:{stage}", "emulator", f"executes the {stage} stage for {chosen.name}", chosen, stage=stage)
 
 
-def set_default_device(name: str) -> None:
+def set_default_device(name: str | Device) -> None:
     """The device of calls that name none: `cpu` (the start), `auto`, `cuda:0`, `emulator`…"""
     global _default
-    find_device(name)
-    _default = name
+    found = find_device(name)
+    _default = name if isinstance(name, str) else found.id
     for listener in _listeners:
         listener()
 
@@ -196,8 +196,12 @@ def default_device() -> str:
     return _default
 
 
-def find_device(name: str) -> Device:
+def find_device(name: str | Device) -> Device:
     """The device a user named. `auto` is the first GPU that is not lost, else the CPU."""
+    if isinstance(name, Device):
+        name = name.id
+    if not isinstance(name, str):
+        raise UserError.at("TW009", f"a device is {name!r}, not a name such as 'cpu' or 'cuda:0'")
     if name == "auto":
         usable = [gpu.ordinal for gpu in _gpus() if not gpu.faults.lost]
         return find_device(f"cuda:{usable[0]}") if usable else cpu_device()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tilewright.api.devices import Device
 from tilewright.base.errors import UserError
 from tilewright.tree.metadata import CompileTarget
 
@@ -20,11 +21,13 @@ HETEROGENEOUS = "heterogeneous"
 
 def spans_devices(asked: object) -> bool:
     """Whether `device=` means several devices, or is no name of one."""
-    return asked == HETEROGENEOUS or isinstance(asked, CompileTarget | tuple | list)
+    return asked == HETEROGENEOUS or isinstance(asked, CompileTarget | Device | tuple | list)
 
 
 def spread_call(kernel: Kernel[Any, Any], asked: Any, args: tuple[object, ...], keywords: dict[str, Any]) -> object:
     keywords.pop("device", None)
+    if isinstance(asked, Device):
+        return kernel(*args, device=asked.id, **keywords)
     if asked in (CompileTarget.CPU, CompileTarget.GPU):
         return kernel(*args, device="cpu" if asked is CompileTarget.CPU else "cuda", **keywords)
     if not isinstance(asked, tuple | list):

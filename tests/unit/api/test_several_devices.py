@@ -104,6 +104,20 @@ def test_a_partition_as_the_default_device() -> None:
         tw.set_default_device("cpu")
 
 
+def test_devices_stand_for_their_names() -> None:
+    kernel, x = kernels.softmax_rows(), matrix(8, 8)
+    for device in (*tw.cpu_partitions(2), tw.compute_devices()[0]):
+        np.testing.assert_array_equal(kernel(x, device=device), kernel(x))
+    tw.set_default_device(tw.cpu_partitions(2)[1])
+    try:
+        assert tw.default_device() == "cpu:1/2"
+    finally:
+        tw.set_default_device("cpu")
+    with pytest.raises(UserError, match="a device is 5"):
+        tw.set_default_device(5)  # type: ignore[arg-type]
+    np.testing.assert_allclose(kernel(x, device=["emulator", "cpu"]), kernel(x), rtol=1e-5)
+
+
 def test_graphs_refuse_partitions() -> None:
     kernel, x = kernels.softmax_rows(), matrix(8, 8)
     kernel(x)

@@ -20,6 +20,7 @@ from tilewright.api.cuda_calls import device_of, gpu_of
 from tilewright.api.devices import Device, find_device
 from tilewright.api.heterogeneous import moved
 from tilewright.api.parallel import DataParallel, is_kernel, named_devices, ranges, read_value, without_gaps
+from tilewright.base import dtypes
 from tilewright.base.errors import UserError
 from tilewright.runtime import streams
 from tilewright.runtime.device_array import DeviceArray
@@ -118,11 +119,12 @@ class Pipeline:
             gpu_of(find_device(home)).synchronize()
         cut = ranges(values.shape[0], [1.0] * count)
         cut = [(start, stop) for start, stop in cut if stop > start] or [(0, 0)]
+        result = _Result(find_device(home) if home is not None else None, cut)
         state: list[Any] = [values[start:stop] for start, stop in cut]
-        self.last = self._run(state, cut)
-        return _gather(state, find_device(home) if home is not None else None)
+        self.last = self._run(state, cut, result)
+        return result.array
 
-    def _run(self, state: list[Any], cut: Sequence[tuple[int, int]]) -> tuple[Step, ...]:
+    def _run(self, state: list[Any], cut: Sequence[tuple[int, int]], result: _Result) -> tuple[Step, ...]:
         """Every microbatch through every stage; `state` has what each microbatch is by now."""
         began = time.perf_counter()
         latest: dict[int, Future[Any]] = {}
@@ -132,23 +134,27 @@ class Pipeline:
             ((n, p) for n in range(len(cut)) for p in range(len(self.stages))), key=lambda step: (step[0] + step[1], step[1])
         ):
             device = self.devices[position]
-            run = functools.partial(self._step, state, number, position, cut[number], began)
+            run = functools.partial(self._step, state, number, position, result, began)
             latest[number] = thread_of(device.id).submit(run, [latest[number]] if position else [])
             futures.append(latest[number])
         return tuple(all_done(futures))
 
-    def _step(self, state: list[Any], number: int, position: int, part: tuple[int, int], began: float) -> Step:
+    def _step(self, state: list[Any], number: int, position: int, result: _Result, began: float) -> Step:
         begin = time.perf_counter()
+        is_last = position == len(self.stages) - 1
         item, device = self.stages[position], self.devices[position]
         values = {item.batch: moved(state[number], device), **item.constants}
-        made = item.kernel.runner.run({name: values[name] for name in item.kernel.parameter_names}, device)
+        out = result.place(number, device) if is_last else None
+        made = item.kernel.runner.run({name: values[name] for name in item.kernel.parameter_names}, device, out)
         if isinstance(made, tuple):
             raise UserError.at("TW009", f"{item.kernel.__name__} gives {len(made)} results; a stage has one", item.kernel.function.span)
         if device.kind == "cuda":
             gpu_of(device).synchronize()
-        state[number] = made
+        state[number] = None if is_last else made
+        if is_last:
+            result.take(number, made)
         end = time.perf_counter()
-        return Step(item.kernel.__name__, device.id, *part, begin - began, end - began)
+        return Step(item.kernel.__name__, device.id, *result.cut[number], begin - began, end - began)
 
     def _check(self, batch: ArgSpec) -> None:
         """Every stage must do the same for a part of the batch as for all of it."""
@@ -178,26 +184,46 @@ def _stage(item: object) -> Stage:
     raise UserError.at("TW009", f"{item!r} is no stage of a pipeline", help="give kernels, or tw.stage(kernel, …) with its other arguments")
 
 
-def _gather(parts: Sequence[Any], home: Device | None) -> Any:
-    """The results of all microbatches as one array, where the batch was."""
-    if home is None:
-        found = [part.on_host() if isinstance(part, DeviceArray) else part for part in parts]
-        return found[0] if len(found) == 1 else np.concatenate(found)
-    gpu = gpu_of(home)
-    if len(parts) == 1:
-        return moved(parts[0], home)
-    dtype = moved(parts[0], home).dtype
-    whole = gpu.empty((sum(part.shape[0] for part in parts), *parts[0].shape[1:]), dtype)
-    start = 0
-    for part in parts:
-        target = whole[start : start + part.shape[0]]
-        if isinstance(part, DeviceArray):
-            gpu.copy(target, part)
-        else:
-            target.copy_from(without_gaps(part))
-        start += part.shape[0]
-    gpu.synchronize()
-    return whole
+class _Result:
+    """What comes out of a pipeline, where the batch was. Only the thread of the last stage touches it until all is done."""
+
+    def __init__(self, home: Device | None, cut: Sequence[tuple[int, int]]) -> None:
+        self.home, self.cut = home, cut
+        self.array: Any = None
+
+    def place(self, number: int, device: Device) -> Any:
+        """Where a microbatch's result can be written at once; None where it has to be copied."""
+        if self.array is None or device.kind == "emulator":
+            return None
+        own = self.array[self.cut[number][0] : self.cut[number][1]]
+        if isinstance(own, np.ndarray):
+            return own if device.kind == "cpu" else None
+        return own if self.home is not None and device.id == self.home.id else None
+
+    def take(self, number: int, made: Any) -> None:
+        """A microbatch's result. The first one says what the whole is like."""
+        if len(self.cut) == 1:
+            self.array = moved(np.asarray(made) if isinstance(made, np.generic) else made, self.home)
+            return
+        if self.array is None:
+            shape = (self.cut[-1][1], *made.shape[1:])
+            if self.home is None:
+                self.array = np.empty(shape, made.dtype.numpy if isinstance(made, DeviceArray) else made.dtype)
+            else:
+                dtype = made.dtype if isinstance(made, DeviceArray) else dtypes.from_numpy(made.dtype)
+                assert dtype is not None
+                self.array = gpu_of(self.home).empty(shape, dtype)
+        own = self.array[self.cut[number][0] : self.cut[number][1]]
+        if isinstance(own, np.ndarray):
+            values = made.on_host() if isinstance(made, DeviceArray) else made
+            if not np.may_share_memory(own, values):
+                own[...] = values
+        elif isinstance(made, np.ndarray):
+            own.copy_from(without_gaps(made))
+        elif made.pointer != own.pointer:
+            assert self.home is not None
+            gpu_of(self.home).copy(own, made)
+            gpu_of(self.home).synchronize()
 
 
 def parallel(

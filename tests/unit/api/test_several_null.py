@@ -155,6 +155,14 @@ def test_a_fault_on_one_device_is_told_and_the_others_go_on() -> None:
         assert [device.id for device in tw.heterogeneous(kernel).devices] == ["cpu"]
 
 
+def test_a_result_on_the_host_of_arrays_on_a_gpu(driver: NullCuda) -> None:
+    x, kernel = matrix(8, 8), kernels.softmax_rows()
+    for _ in range(3):
+        out = np.full((8, 8), 7, np.float32)
+        assert kernel(tw.to_device(x, "cuda:0"), out=out) is out
+        np.testing.assert_allclose(out, kernel(x, device="cpu"), rtol=1e-5)
+
+
 def test_memory_is_given_back() -> None:
     with installed(count=2, mode="lazy") as driver:
         register_copies(driver)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-import kernels_several as kernels
 import numpy as np
 import pytest
 
+import kernels_several as kernels
 import tilewright as tw
 from tilewright.runtime import cuda
 

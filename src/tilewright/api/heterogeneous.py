@@ -183,12 +183,10 @@ class _KernelCall:
         self.values = {name: _whole(value) for name, value in read.items()}
         home = device_of([*self.values.values()])
         self.home = find_device(home) if home is not None else find_device("cpu")
-        self.hosted = {name: np.empty(v.shape, v.dtype.numpy) if isinstance(v, DeviceArray) else v for name, v in self.values.items()}
-        """For signatures: the same forms on the host."""
-        self.cuts = {gpu: owner.cut(self.hosted, gpu) for gpu in {device.kind == "cuda" for device in owner.devices}}
+        self.cuts = {gpu: owner.cut(self.values, gpu) for gpu in {device.kind == "cuda" for device in owner.devices}}
         self.some = next(iter(self.cuts.values()))
         self.artifact = describe_program(self.some.program, host_cpu())
-        arrays = {n: v for n, v in self.hosted.items() if isinstance(v, np.ndarray)}
+        arrays = {n: v for n, v in self.values.items() if isinstance(v, np.ndarray | DeviceArray)}
         strides = {n: element_strides(v) for n, v in arrays.items()}
         self.sizes = bind_sizes(self.artifact, {n: v.shape for n, v in arrays.items()}, strides, self.span)
         numbers = {n: v for n, v in self.values.items() if not isinstance(v, np.ndarray | DeviceArray)}

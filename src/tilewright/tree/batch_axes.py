@@ -177,6 +177,8 @@ class _Splitter:
             cut = self._enter(stmt.inner, stmt, own, (stmt.var,))
             if cut is not own:
                 self._accumulates(stmt.array.name, stmt.kind, stmt.span)
+            elif own is None:
+                self._repeated(stmt.array.name, stmt.kind, stmt.span)
             self._statements(stmt.body, cut)
         elif isinstance(stmt, ArrayAssign):
             self._array_value(stmt)
@@ -194,6 +196,8 @@ class _Splitter:
             for body in (stmt.then, stmt.otherwise) if isinstance(stmt, If) else (stmt.body,):
                 self._statements(body, inside)
         elif not isinstance(stmt, Barrier):
+            if isinstance(stmt, Accumulate) and inside is None:
+                self._repeated(stmt.var, stmt.kind, stmt.span)
             for expr in own_exprs(stmt):
                 self._value(expr, inside)
 
@@ -240,9 +244,18 @@ class _Splitter:
         elif self.partial.setdefault(target, kind) != kind:
             self._refuse(f"'{name}' accumulates over it with several operations", span)
 
+    def _repeated(self, target: Variable | str, kind: str, span: Span) -> None:
+        """Something that every part adds to what it accumulated: that must not count several times."""
+        known = self.partial.get(target)
+        if known is not None and (known in _NEUTRAL or known != kind):
+            name = target if isinstance(target, str) else target.name
+            self._refuse(f"'{name}' accumulates over it, and here something that every part would count", span)
+
     def _store(self, stmt: Store, inside: LoopVar | None) -> None:
         self._indices(stmt.array, stmt.indices, inside, stmt.span)
         if stmt.kind:
+            if inside is None:
+                self._repeated(stmt.array.name, stmt.kind, stmt.span)
             self._value(stmt.value, inside)
         else:
             self._hand_on(stmt.array, stmt.value, inside, stmt.span)
@@ -272,7 +285,7 @@ class _Splitter:
             source = bare.var
         elif isinstance(bare, Element | Whole):
             source = bare.array.name
-        if source is None or source not in self.partial:
+        if source is None or source not in self.partial or array.name in self.axes:
             self.plain.append((array.name, value, span))
             self._value(value, inside)
             return

@@ -339,6 +339,30 @@ def test_heterogeneous_as_a_device() -> None:
         kernel(x, y, 2.0, device="heterogeneous", out=(np.empty(3, np.float32), out[1]))
 
 
+def test_whole_numbers_reach_every_part() -> None:
+    @tw.kernel
+    def powers(x: tw.Array, y: tw.Array, rounds: int) -> tuple[tw.Array, tw.Array]:
+        n, m = x.shape[0], y.shape[0]
+        a = tw.empty((n,), x.dtype)
+        for i in tw.grid(n):
+            value = x[i]
+            for _ in range(rounds):
+                value = value * 2.0
+            a[i] = value
+        b = tw.empty((m,), y.dtype)
+        for i in tw.grid(m):
+            b[i] = y[i] * rounds
+        return a, b
+
+    x, y = matrix(100), matrix(70)
+    a, b = powers(x, y, 3, device="heterogeneous", devices=HALVES)
+    np.testing.assert_array_equal(a, x * 8)
+    np.testing.assert_array_equal(b, y * 3)
+    assert {ran.device for ran in powers.ran} == set(HALVES)
+    a, b = powers(x, y, 2, device="heterogeneous", devices=HALVES)
+    np.testing.assert_array_equal(a, x * 4)
+
+
 def test_kernels_with_one_part_and_contractions_are_placed_too() -> None:
     a, b = matrix(64, 48), matrix(48, 80)
     kernel = kernels.product()

@@ -160,6 +160,37 @@ def mixed() -> Any:
     return mixed
 
 
+def counted_once() -> Any:
+    @tw.kernel
+    def counted_once(x: tw.Array, y: tw.Array) -> tw.Array:
+        n, m = x.shape[0], y.shape[0]
+        total = 0.0
+        for i in range(n):
+            total += x[i]
+        for j in range(m):
+            total += y[j]
+        out = tw.empty((1,), x.dtype)
+        out[0] = total
+        return out
+
+    return counted_once
+
+
+def spread_sum() -> Any:
+    @tw.kernel
+    def spread_sum(x: tw.Array) -> tw.Array:
+        n = x.shape[0]
+        total = 0.0
+        for i in range(n):
+            total += x[i]
+        out = tw.empty((n,), x.dtype)
+        for i in tw.grid(n):
+            out[i] = total
+        return out
+
+    return spread_sum
+
+
 def carried() -> Any:
     """What is accumulated is used at an earlier line, by the next turn of the loop around."""
 
@@ -197,6 +228,17 @@ def test_what_cannot_be_split_says_why_and_where(make: Callable[[], Any], argume
     assert item.code == "TW012"
     assert "cannot be split along 'n'" in item.message
     assert text in item.span.excerpt()
+
+
+def test_what_every_part_would_add_is_refused() -> None:
+    with pytest.raises(UserError, match="here something that every part would count") as caught:
+        split(counted_once(), VECTOR, np.ones(4, np.float32))
+    assert "total += y[j]" in caught.value.diagnostics[0].span.excerpt()
+
+
+def test_a_sum_that_every_row_gets_is_refused() -> None:
+    with pytest.raises(UserError, match="'total' accumulates over all of it and is used here"):
+        split(spread_sum(), VECTOR)
 
 
 def test_a_sum_that_the_next_turn_uses_is_found() -> None:

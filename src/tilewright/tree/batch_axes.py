@@ -134,6 +134,9 @@ class _Splitter:
         for array in arrays:
             self._array(array)
         for check in kernel.checks:
+            some = check.left.constant is not None and check.left.constant <= 1 and check.right.name == self.size and check.relation == "le"
+            if some:
+                continue  # no part is empty unless the whole is
             if self.size in check.right.names or (self.size in check.left.names and check.relation == "eq"):
                 self._refuse(f"it is held against another size: {check.left} {check.relation} {check.right}", check.span)
         if self.sink.errors:

@@ -43,3 +43,10 @@ def test_refused(name: str) -> None:
     with pytest.raises(UserError) as caught:
         case.check(HALVES, case.shapes[-1])  # type: ignore[arg-type]
     assert any(NOT_SPLIT[name] in item.message for item in caught.value.diagnostics)
+
+
+@pytest.mark.parametrize("case", CASES[2::6], ids=lambda case: case.name)
+def test_in_parts(case: Case) -> None:
+    """As programs of their own for each kernel, wherever the model puts them."""
+    for shape in (case.shapes[0], case.shapes[-1]):
+        case.check("heterogeneous", shape)

@@ -27,7 +27,7 @@ from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.device_threads import all_done, thread_of
 from tilewright.runtime.entry import Entry
 from tilewright.runtime.libraries import library_of
-from tilewright.tree.batch_axes import Split, find_split
+from tilewright.tree.batch_axes import Split, find_splits
 from tilewright.tree.check import check_kernel
 from tilewright.tree.typed import ArgSpec, ArrayInfo, TypedKernel
 
@@ -106,7 +106,7 @@ class DataParallel:
         self.devices = named_devices(devices)
         self.shares = checked_shares(shares, self.devices)
         self.last: tuple[Part, ...] = ()
-        self._splits: dict[tuple[ArgSpec, ...], tuple[TypedKernel, Split]] = {}
+        self._splits: dict[tuple[ArgSpec, ...], tuple[TypedKernel, list[Split]]] = {}
         self.__name__ = kernel.__name__
 
     def __repr__(self) -> str:
@@ -142,12 +142,17 @@ class DataParallel:
         found = self._splits.get(specs)
         if found is None:
             typed = check_kernel(self.kernel.function, specs)
-            found = self._splits[specs] = typed, find_split(typed, self.along)
-        return found
+            found = self._splits[specs] = typed, find_splits(typed, self.along)
+        typed, ways = found
+        sizes = _sizes(typed, values)
+        # A batch of one has nothing to share, but its heads or rows may have.
+        enough = (way for way in ways if not way.combined and sizes[way.size] >= len(self.devices))
+        return typed, next(enough, ways[0])
 
     def _run(self, values: dict[str, Any], given: Mapping[str, object], out: object) -> object:
         typed, split = self._split(values)
-        sizes = _sizes(typed, values, split)
+        sizes = _sizes(typed, values)
+        _check_cut(typed, values, split, sizes)
         home = device_of([*values.values(), out])
         gpu = gpu_of(find_device(home)) if home is not None else None
         if gpu is not None:
@@ -371,25 +376,36 @@ def read_value(name: str, value: Any, span: Any) -> Any:
     return read_argument(name, value, span).value
 
 
-def _sizes(typed: TypedKernel, values: Mapping[str, Any], split: Split) -> dict[str, int]:
-    """The value of every extent, read off the inputs. Cut axes must agree here: a part could not tell."""
+def _sizes(typed: TypedKernel, values: Mapping[str, Any]) -> dict[str, int]:
+    """The value of every extent, read off the inputs."""
     sizes: dict[str, int] = {}
     for array in typed.inputs:
-        if not isinstance(array, ArrayInfo):
-            continue
-        for axis, (extent, value) in enumerate(zip(array.shape, values[array.name].shape, strict=True)):
-            name = extent.name
-            packed = array.dtype.block if axis == array.rank - 1 else 1
-            if name is None:
-                continue
-            if packed > 1 and name == split.size:
-                raise UserError.at("TW012", f"axis {axis} of '{array.name}' is packed ({array.dtype}) and cannot be split", typed.span)
-            if sizes.setdefault(name, value * packed) != value * packed and name == split.size:
-                raise UserError.at(
-                    "TW004", f"axis {axis} of '{array.name}' has extent {value * packed}, but other arrays have {sizes[name]} "
-                    f"along the axis that is split", typed.span,
-                )  # fmt: skip
+        if isinstance(array, ArrayInfo):
+            for axis, (extent, value) in enumerate(zip(array.shape, values[array.name].shape, strict=True)):
+                if extent.name is not None:
+                    sizes.setdefault(extent.name, value * _packed(array, axis))
     return sizes
+
+
+def _packed(array: ArrayInfo, axis: int) -> int:
+    """Elements that one item along the axis has."""
+    return array.dtype.block if axis == array.rank - 1 else 1
+
+
+def _check_cut(typed: TypedKernel, values: Mapping[str, Any], split: Split, sizes: Mapping[str, int]) -> None:
+    """Axes that are cut must agree here: a part could not tell."""
+    for array in typed.inputs:
+        axis = split.axis(array.name) if isinstance(array, ArrayInfo) else None
+        if axis is None or not isinstance(array, ArrayInfo):
+            continue
+        if _packed(array, axis) > 1:
+            raise UserError.at("TW012", f"axis {axis} of '{array.name}' is packed ({array.dtype}) and cannot be split", typed.span)
+        extent = values[array.name].shape[axis]
+        if extent != sizes[split.size]:
+            raise UserError.at(
+                "TW004", f"axis {axis} of '{array.name}' has extent {extent}, but other arrays have {sizes[split.size]} along the axis "
+                f"that is split", typed.span,
+            )  # fmt: skip
 
 
 # -- making them ----------------------------------------------------------------------------------------------------

@@ -70,7 +70,12 @@ class Split:
 
 
 def find_split(kernel: TypedKernel, along: tuple[str, int] | None = None) -> Split:
-    """The way to cut a kernel: along the first axis of its outputs that allows it, else with results that are combined.
+    """The first of `find_splits`."""
+    return find_splits(kernel, along)[0]
+
+
+def find_splits(kernel: TypedKernel, along: tuple[str, int] | None = None) -> list[Split]:
+    """The ways to cut a kernel, the leading axes of its outputs first, ways with results that are combined last.
 
     `along` asks for an axis of an input. Raises UserError with the reasons and their lines where there is no way.
     """
@@ -80,13 +85,11 @@ def find_split(kernel: TypedKernel, along: tuple[str, int] | None = None) -> Spl
     for size in candidates:
         sink = Diagnostics()
         split = _Splitter(kernel, size, sink).split()
-        if split is not None and not split.combined:
-            return split
         if split is not None:
             found.append(split)
         first = first or sink
     if found:
-        return found[0]
+        return sorted(found, key=lambda split: bool(split.combined))
     if first is None:
         raise UserError.at("TW012", f"{kernel.name} has no axis along which it could be split: all extents are constants", kernel.span)
     first.raise_if_errors()
@@ -134,8 +137,8 @@ class _Splitter:
         for array in arrays:
             self._array(array)
         for check in kernel.checks:
-            some = check.left.constant is not None and check.left.constant <= 1 and check.right.name == self.size and check.relation == "le"
-            if some:
+            least = check.left.constant
+            if check.relation == "le" and check.right.name == self.size and least is not None and least <= 1:
                 continue  # no part is empty unless the whole is
             if self.size in check.right.names or (self.size in check.left.names and check.relation == "eq"):
                 self._refuse(f"it is held against another size: {check.left} {check.relation} {check.right}", check.span)

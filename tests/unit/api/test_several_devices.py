@@ -187,6 +187,16 @@ def test_strided_arrays_and_columns() -> None:
     assert columns.split(x, b).axes == (("x", 1), ("b", 0), ("result", 1))
 
 
+def test_a_batch_of_one_is_shared_out_along_another_axis() -> None:
+    kernel, b = kernels.shifted_exp(), matrix(40)
+    for rows, axes in ((1, (("x", 1), ("b", 0), ("result", 1))), (2, (("x", 0), ("result", 0)))):
+        x = matrix(rows, 40)
+        spread = tw.parallel(kernel, HALVES)
+        np.testing.assert_array_equal(spread(x, b), kernel(x, b))
+        assert spread.split(x, b).axes == axes
+        assert len(spread.last) == 2
+
+
 def test_sums_are_combined() -> None:
     x = matrix(999, 20)
     kernel = kernels.column_sums()

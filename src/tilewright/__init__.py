@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tilewright.api.compute import load
-from tilewright.api.devices import Device, default_device, devices, set_default_device
+from tilewright.api.devices import Device, compute_devices, cpu_partitions, default_device, devices, set_default_device
 from tilewright.api.kernel import Kernel, kernel
 from tilewright.api.language import (
     Array,
@@ -107,18 +107,22 @@ if TYPE_CHECKING:
     from tilewright.api.arrays import allocate, array, asarray, copy, from_dlpack, pinned, to_device
     from tilewright.api.export import export
     from tilewright.api.graphs import Graph, capture, graph
+    from tilewright.api.heterogeneous import heterogeneous, schedule, task
     from tilewright.api.jax_ops import jax_function
     from tilewright.api.memory import Pool, default_pool, memory_pool
+    from tilewright.api.pipeline import Pipeline, parallel, stage
     from tilewright.api.profile import Profile, profile
     from tilewright.api.streams import Event, Stream, current_stream, stream, timed
     from tilewright.api.torch_ops import torch_op
     from tilewright.api.transfers import transfer
     from tilewright.api.tune import Tuning, tune
     from tilewright.runtime.futures import Future, all_of, any_of
+    from tilewright.tree.metadata import CompileTarget
 
 __version__ = "0.1.0"
 __all__ = [
     "Array",
+    "CompileTarget",
     "CompilerBug",
     "DType",
     "Device",
@@ -127,6 +131,7 @@ __all__ = [
     "Future",
     "Graph",
     "Kernel",
+    "Pipeline",
     "Pool",
     "Profile",
     "Stream",
@@ -151,9 +156,11 @@ __all__ = [
     "cast",
     "ceil",
     "clamp",
+    "compute_devices",
     "copy",
     "cos",
     "cosh",
+    "cpu_partitions",
     "current_stream",
     "default_device",
     "default_pool",
@@ -178,6 +185,7 @@ __all__ = [
     "get_num_threads",
     "graph",
     "grid",
+    "heterogeneous",
     "i8",
     "i16",
     "i32",
@@ -196,6 +204,7 @@ __all__ = [
     "min",
     "minimum",
     "ones",
+    "parallel",
     "pinned",
     "pow",
     "prod",
@@ -212,6 +221,7 @@ __all__ = [
     "row_min",
     "row_sum",
     "rsqrt",
+    "schedule",
     "set_default_device",
     "set_num_threads",
     "shared",
@@ -221,10 +231,12 @@ __all__ = [
     "sinh",
     "softplus",
     "sqrt",
+    "stage",
     "stream",
     "sum",
     "tan",
     "tanh",
+    "task",
     "timed",
     "to_device",
     "torch_op",
@@ -246,14 +258,17 @@ _LATER = {
     "tilewright.api.arrays": ("allocate", "array", "asarray", "copy", "from_dlpack", "pinned", "to_device"),
     "tilewright.api.export": ("export",),
     "tilewright.api.graphs": ("Graph", "capture", "graph"),
+    "tilewright.api.heterogeneous": ("heterogeneous", "schedule", "task"),
     "tilewright.api.jax_ops": ("jax_function",),
     "tilewright.api.memory": ("Pool", "default_pool", "memory_pool"),
+    "tilewright.api.pipeline": ("Pipeline", "parallel", "stage"),
     "tilewright.api.profile": ("Profile", "profile"),
     "tilewright.api.streams": ("Event", "Stream", "current_stream", "stream", "timed"),
     "tilewright.api.torch_ops": ("torch_op",),
     "tilewright.api.transfers": ("transfer",),
     "tilewright.api.tune": ("Tuning", "tune"),
     "tilewright.runtime.futures": ("Future", "all_of", "any_of"),
+    "tilewright.tree.metadata": ("CompileTarget",),
 }
 """Modules that are loaded when somebody asks for one of their names."""
 

@@ -193,7 +193,7 @@ def test_a_refused_out_is_not_touched() -> None:
 
 def test_unknown_device() -> None:
     assert message(lambda: scale_columns(m(1, 1), m(1), device="tpu")) == (
-        "error[TW030]: unknown device 'tpu'\nhelp: use cpu, cuda, cuda:N, emulator, emulator:loop|tile|thread or auto"
+        "error[TW030]: unknown device 'tpu'\nhelp: use cpu, cpu:I/N, cuda, cuda:N, emulator, emulator:loop|tile|thread or auto"
     )
 
 

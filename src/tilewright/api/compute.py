@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tilewright.api.devices import find_device
 from tilewright.api.execute import Runner, device_of
+from tilewright.api.zyn_parallel import is_spread, run_spread
 from tilewright.runtime import streams
 from tilewright.tree.syntax import Function
 
@@ -33,6 +34,8 @@ class _Runners:
                 runner = self._known[function] = Runner(function)
             seen = self._seen[id(function)] = function, runner
         runner = seen[1]
+        if is_spread(function.attributes):
+            return run_spread(runner, function, arguments)
         has_futures = any(isinstance(value, streams.FUTURES) for value in arguments.values())
         if has_futures or any(attribute.name == "async" for attribute in function.attributes):
             from tilewright.api import async_blocks

@@ -23,7 +23,7 @@ from tilewright.base.artifact import ArrayParam, Artifact
 from tilewright.base.errors import DeviceError
 from tilewright.base.target import host_cpu
 from tilewright.compile.driver import Signature, compile_kernel, compile_stages
-from tilewright.runtime import cpu, observe, streams
+from tilewright.runtime import cpu, cpu_pool, observe, streams
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.tree.syntax import Function
 
@@ -41,6 +41,9 @@ class Runner:
         self.precision, self.schedule = precision, schedule
         self.watchdog = watchdog_nanoseconds(watchdog)
         self._cpu: dict[Signature, cpu.CpuProgram] = {}
+        self.spreads: dict[tuple[str, ...], object] = {}
+        """What makes calls on several devices, by the names of their arguments."""
+        self._partitions: dict[tuple[Signature, int], cpu.CpuProgram] = {}
         self.cuda = CudaCalls(function, self.signature)
         self._latest: cpu.CpuProgram | None = None
         self._last: Artifact | None = None
@@ -79,6 +82,8 @@ class Runner:
     def _run(self, values: Mapping[str, object], device: Device, out: object) -> object:
         if streams.SPECIAL.value:
             streams.check_captured(device.id)
+        if device.partition is not None:
+            return self._run_partition(values, device, out)
         if device.kind == "cpu":
             return self.run_cpu(values, out)
         if device.kind == "cuda":
@@ -117,12 +122,31 @@ class Runner:
             return result
         return self._general_cpu(program, arguments, out)
 
-    def _general_cpu(self, program: cpu.CpuProgram, arguments: list[Argument], out: object) -> object:
+    def _run_partition(self, values: Mapping[str, object], device: Device, out: object) -> object:
+        """On some of the cores, with code planned for as many."""
+        assert device.partition is not None
+        streams.refuse_in_capture(f"a call on {device.id}", help="graphs of the CPU use all its cores: capture with device='cpu'")
+        values = {name: v.on_host() if isinstance(v, DeviceArray) else v for name, v in values.items()}
+        if isinstance(out, DeviceArray):
+            self._run_partition(values, device, out.host())
+            return out
+        arguments = self.arguments(values, gpu=False)
+        key = self.signature(arguments, gpu=False), device.target.multiprocessors
+        program = self._partitions.get(key)
+        if program is None:
+            program = cpu.load(compile_kernel(self.function, key[0], device.target))
+            keep(self._partitions, key, program)
+        self.last = program.artifact
+        return self._general_cpu(program, arguments, out, cpu_pool.partition(*device.partition))
+
+    def _general_cpu(
+        self, program: cpu.CpuProgram, arguments: list[Argument], out: object, pool: cpu_pool.Pool | None = None
+    ) -> object:
         artifact = program.artifact
         arrays = {a.name: a.value for a in arguments if isinstance(a.value, np.ndarray)}
         sizes = bind_sizes(artifact, {n: a.shape for n, a in arrays.items()}, _strides(arrays), self.function.span)
         outputs, copies = self._outputs(artifact, sizes, out, arrays)
-        program.run({**arrays, **outputs}, converted(artifact, numbers(arguments)))
+        program.run({**arrays, **outputs}, converted(artifact, numbers(arguments)), pool)
         for given, temporary in copies:
             given[...] = temporary
         return result_of(artifact, outputs, out)

@@ -11,13 +11,14 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
 
 from tilewright.api.asynchronous import is_special, special_call
 from tilewright.api.devices import default_device, find_device, when_default_changes
 from tilewright.api.execute import Runner, device_of
 from tilewright.api.language import Array
+from tilewright.api.several import checked_spread, spans_devices, spread_call
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import UserError
 from tilewright.base.target import Target, parse_target
@@ -76,6 +77,7 @@ class Kernel(Entry, Generic[P, R]):
         watchdog: float | None = None,
         reduce: str = "",
         axis: int | tuple[int, ...] | None = None,
+        spread: tuple[str, ...] | None = None,
     ) -> None:
         self._general_function = self._general
         super().__init__(self._general_function)
@@ -87,6 +89,12 @@ class Kernel(Entry, Generic[P, R]):
         self.device, self.precision, self.schedule = device, precision, schedule
         self.asynchronous = asynchronous
         self.watchdog = watchdog
+        self.spread = spread
+        """The devices that share every call that names none."""
+        self.spreads: dict[tuple[str, ...], object] = {}
+        """What makes calls on several devices, by their names."""
+        self.ran: tuple[object, ...] = ()
+        """What ran where in the latest call on several devices."""
         self._names = self.parameter_names = tuple(inspect.signature(function).parameters)
         self._runner: Runner | None = None
         self._launch: Callable[..., object] | None = None
@@ -129,6 +137,9 @@ class Kernel(Entry, Generic[P, R]):
         return {name: values[name] for name in names}
 
     def _general(self, *args: object, **keywords: object) -> object:
+        asked = keywords.get("device", self.spread)
+        if asked is not None and "device" not in self._names and spans_devices(asked):
+            return spread_call(self, asked, args, keywords)
         if self.asynchronous or is_special(args, keywords):
             result = special_call(self, args, keywords)
             if result is not NotImplemented:
@@ -167,9 +178,9 @@ class Kernel(Entry, Generic[P, R]):
             self._launch = launch
             self.enter(launch)
 
-    def bound(self, *args: object) -> dict[str, object]:
+    def bound(self, *args: object, **keywords: object) -> dict[str, object]:
         """The arguments of a call by name."""
-        return self._bind(args, {})
+        return self._bind(args, keywords)
 
     def forget_programs(self) -> None:
         """Choose code anew at the next call, as after tuning."""
@@ -216,6 +227,8 @@ def kernel(
     watchdog: float | None = None,
     reduce: str = "",
     axis: int | tuple[int, ...] | None = None,
+    parallel: str = "",
+    devices: Sequence[str] | None = None,
 ) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
 def kernel(
     function: Callable[P, R] | None = None,
@@ -227,6 +240,8 @@ def kernel(
     watchdog: float | None = None,
     reduce: str = "",
     axis: int | tuple[int, ...] | None = None,
+    parallel: str = "",
+    devices: Sequence[str] | None = None,
 ) -> Kernel[P, R] | Callable[[Callable[P, R]], Kernel[P, R]]:
     """Mark a Python function as a kernel: `@tw.kernel`, or with options.
 
@@ -234,8 +249,10 @@ def kernel(
     (10 bits) or `3xtf32` (nearly all of f32's). `schedule` fixes how contractions are computed, as `tilewright tune` prints it.
     `reduce="+"` (or `* min max and or argmin argmax`) combines what the kernel's loops yield, along `axis` or over all of them.
     With `asynchronous`, calls do not wait and give a future. `watchdog` is a number of seconds after which a GPU stops the kernel where
-    loops that data decides turn, or threads wait for each other, for too long.
+    loops that data decides turn, or threads wait for each other, for too long. `parallel="data"` with `devices` splits the batch of every
+    call over these devices.
     """
     if function is not None:
         return Kernel(function)
-    return lambda wrapped: Kernel(wrapped, device, precision, schedule, asynchronous, watchdog, reduce, axis)
+    spread = checked_spread(parallel, devices, device)
+    return lambda wrapped: Kernel(wrapped, device, precision, schedule, asynchronous, watchdog, reduce, axis, spread)

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 
 from tilewright.api import host_values
+from tilewright.api.zyn_parallel import is_spread
 from tilewright.base.errors import Diagnostics
 from tilewright.base.source import Span
 from tilewright.tree import syntax
@@ -226,10 +227,13 @@ class Check:
         return inline(shell, self.sink).body
 
     def _compute(self, node: syntax.Compute) -> None:
+        several = is_spread(node.attributes)
         for attribute in node.attributes:
-            if attribute.name == "parallel":
-                self._unavailable(f"@{attribute.name}", attribute.span)
-            elif attribute.name == "device" and not (len(attribute.args) == 1 and isinstance(attribute.args[0].value, syntax.String)):
+            if attribute.name == "parallel" and not several:
+                self._unavailable("@parallel without (data) and a list of devices", attribute.span)
+            elif several or attribute.name != "device":
+                continue
+            elif not (len(attribute.args) == 1 and isinstance(attribute.args[0].value, syntax.String)):
                 self._unavailable("@device with anything but one name", attribute.span)
         for item in node.inputs:
             self._expression(item)

@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import click
 from rich.console import Console
 from rich.table import Table
 
+from tilewright.api.devices import Device
 from tilewright.api.devices import devices as find_devices
+from tilewright.base.errors import DeviceError
 from tilewright.compile.driver import disk_cache
 from tilewright.runtime import cuda
 
 
-def devices() -> None:
-    """A table of the devices, and why there is no GPU where there is none."""
-    table = Table("device", "name", "target", "units", "memory")
+def devices(limits: bool = False) -> None:
+    """A table of the devices, and why there is no GPU where there is none; with `limits`, all that is known of each."""
+    table = Table("device", "name", "target", "units", "memory", "free")
     for device in find_devices():
         memory = f"{device.memory / 2**30:.0f} GiB" if device.memory else ""
         units = "" if device.kind == "emulator" else str(device.target.multiprocessors)
-        table.add_row(device.id, device.name, device.target.name, units, memory)
+        table.add_row(device.id, device.name, device.target.name, units, memory, _free(device))
     Console().print(table)
+    if limits:
+        for device in find_devices():
+            _print_limits(device)
     if not cuda.devices():
         click.echo(f"no CUDA device: {cuda.unavailable_reason()}")
+
+
+def _free(device: Device) -> str:
+    """Free memory; nothing where the device cannot be asked, as one that another process has for itself."""
+    try:
+        return f"{device.free_memory / 2**30:.0f} GiB" if device.memory else ""
+    except DeviceError:
+        return "unavailable"
+
+
+def _print_limits(device: Device) -> None:
+    click.echo(f"{device.id}:")
+    facts: dict[str, object] = {f.name: getattr(device.limits, f.name) for f in fields(device.limits)}
+    if device.compute_capability is not None:
+        facts["compute_capability"] = "{}.{}".format(*device.compute_capability)
+    if device.kind == "cpu":
+        facts["simd"] = device.simd
+        facts["cores"] = ", ".join(map(str, device.cores))
+        facts |= {f"l{c.level}_{c.kind}_cache": f"{c.bytes} bytes for {c.cores} core(s)" for c in device.caches}
+    for name, value in facts.items():
+        click.echo(f"  {name.replace('_', ' '):32}{value}")
 
 
 def cache(action: str) -> None:

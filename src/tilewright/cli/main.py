@@ -235,7 +235,8 @@ def export(file: str, kernel: str | None, arguments: str, target: str, output: s
 
 
 @cli.command()
-def devices() -> None:
+@click.option("--limits", is_flag=True, help="Also list what each of them allows and has.")
+def devices(limits: bool) -> None:
     """List the devices that can run kernels here.
 
     \b
@@ -244,7 +245,7 @@ def devices() -> None:
     """
     from tilewright.cli.info_commands import devices as command
 
-    command()
+    command(limits)
 
 
 @cli.command()

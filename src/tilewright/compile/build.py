@@ -125,13 +125,13 @@ def _launch(entry: str, call: KernelCall, target: Target) -> Launch:
 
 
 def build_artifact(
-    program: Program, target: Target, key: str = "", alias_safe: bool = False, schedules: tuple[str, ...] = ()
+    program: Program, target: Target, key: str = "", alias_safe: bool = False, schedules: tuple[str, ...] = (), entry: bool = True
 ) -> Artifact:
-    """Generate code for the whole program."""
+    """Generate code for the whole program; without `entry`, for a CPU, there is no stub that Python calls."""
     text, _ = llvm_text(program, target)
     code = _generate(text, target, all(is_proven(c.kernel) for c in program.calls))
     artifact = replace(describe_program(program, target, key, alias_safe), code=code, schedule="\n".join(schedules))
-    return artifact if target.is_gpu else replace(artifact, host=host_object(artifact, target))
+    return artifact if target.is_gpu or not entry else replace(artifact, host=host_object(artifact, target))
 
 
 def _generate(text: str, target: Target, proven: bool) -> bytes:

@@ -130,10 +130,12 @@ class CpuProgram:
                 values[binding.name] = array.shape[binding.axis] * packed
         return values
 
-    def run(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool]) -> None:
+    def run(
+        self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool], pool: cpu_pool.Pool | None = None
+    ) -> None:
         """Launch the kernels on these arrays: inputs and outputs by name, already checked; scratch is made here."""
         for job in self.jobs(arrays, scalars):
-            self.pool.launch(job.entry, ctypes.addressof(job.slots), job.blocks, job.work)
+            (pool or self.pool).launch(job.entry, ctypes.addressof(job.slots), job.blocks, job.work)
 
     def jobs(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool]) -> list[Job]:
         """What a run launches."""

@@ -7,15 +7,19 @@ In: the pool's object code (`provide_code`, from the code generator) and the wis
 The control block stays where it is for the life of the process, since loaded stubs hold its address. A forked child has the
 block but not the threads: it is cleared there and the workers start again at the first large call. At exit the workers are
 asked to leave before the interpreter goes away. The caller of a job always works too, so `n` threads are `n - 1` workers.
+
+A part of the cores (`partition`) has a pool of its own, whose threads stay on those cores; so does whoever calls it, meanwhile.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from tilewright.base import abi
 from tilewright.base.errors import CompilerBug, UserError
@@ -53,10 +57,19 @@ def available_threads() -> int:
     return os.cpu_count() or 1
 
 
-class Pool:
-    """The control block, its code and its threads."""
+@functools.cache
+def usable_cores() -> tuple[int, ...]:
+    """The cores this process may run on, as the system numbers them."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
 
-    def __init__(self, code: bytes) -> None:
+
+class Pool:
+    """The control block, its code and its threads. With `cores`, they stay on those, and entry stubs know nothing of it."""
+
+    def __init__(self, code: bytes, cores: tuple[int, ...] = ()) -> None:
+        self.cores = cores
         self._code = ObjectCode(code)
         self._worker = _OneAddress(self._code.address("tilewright_pool_worker"))
         self._initialise = _OneAddress(self._code.address("tilewright_pool_init"))
@@ -68,12 +81,13 @@ class Pool:
         self._spin = _positive("TILEWRIGHT_SPIN") or SPIN
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self._wanted = available_threads()
+        self._wanted = len(cores) or available_threads()
         self._prepare()
         self._start_callback = _Start(self.start)
-        bind_symbol("tilewright_pool", self.address)
-        bind_symbol("tilewright_pool_start", ctypes.cast(self._start_callback, ctypes.c_void_p).value or 0)
-        bind_symbol("tilewright_launch", self._code.address("tilewright_launch"))
+        if not cores:
+            bind_symbol("tilewright_pool", self.address)
+            bind_symbol("tilewright_pool_start", ctypes.cast(self._start_callback, ctypes.c_void_p).value or 0)
+            bind_symbol("tilewright_launch", self._code.address("tilewright_launch"))
         atexit.register(self._leave)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
@@ -112,7 +126,8 @@ class Pool:
             count = self._wanted - 1 if os.name == "posix" else 0
             for number in range(count):
                 name = f"tilewright-{number + 1}"
-                thread = threading.Thread(target=self._worker, args=(self.address,), name=name, daemon=True)
+                work = self._stay if self.cores else self._worker
+                thread = threading.Thread(target=work, args=(self.address,), name=name, daemon=True)
                 try:
                     thread.start()
                 except RuntimeError:
@@ -122,11 +137,33 @@ class Pool:
             self._field(abi.POOL_WORKERS).value = len(self._threads)
             self._field(abi.POOL_STARTED).value = 1
 
+    def _stay(self, address: int) -> None:
+        """A worker that keeps to the pool's cores."""
+        with self._on_cores():
+            self._worker(address)
+
+    @contextmanager
+    def _on_cores(self) -> Iterator[None]:
+        """This thread runs on the pool's cores inside; where the system has no say in that, anywhere."""
+        if not self.cores or not hasattr(os, "sched_setaffinity"):
+            yield
+            return
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self.cores)
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, before)
+
     def launch(self, entry: int, slots: int, blocks: int, work: int) -> None:
         """Run `entry` over the blocks, `work` elements each, with the GIL released."""
         if not self._field(abi.POOL_STARTED).value:
             self.start()
-        self._launch(self.address, entry, slots, blocks, work)
+        if not self.cores:
+            self._launch(self.address, entry, slots, blocks, work)
+            return
+        with self._on_cores():
+            self._launch(self.address, entry, slots, blocks, work)
 
     def launch_all(self, jobs: int, count: int) -> None:
         """One launch after another, with the GIL released: `jobs` is the address of a table of entry, slots, blocks and work."""
@@ -177,6 +214,26 @@ def pool() -> Pool:
                     raise CompilerBug.at("TW040", "no code for the CPU thread pool was provided before loading a program")
                 _pool = Pool(_code_source())
     return _pool
+
+
+_partitions: dict[tuple[int, int], Pool] = {}
+
+
+def partition_cores(index: int, count: int) -> tuple[int, ...]:
+    """The cores of part `index` of `count`: neighbours, as many in each part as can be. Empty where there are not enough."""
+    cores = usable_cores()
+    return cores[len(cores) * index // count : len(cores) * (index + 1) // count]
+
+
+def partition(index: int, count: int) -> Pool:
+    """The pool of part `index` of `count` of the cores; its threads start later."""
+    pool()
+    with _pool_lock:
+        found = _partitions.get((index, count))
+        if found is None:
+            assert _code_source is not None
+            found = _partitions[index, count] = Pool(_code_source(), partition_cores(index, count))
+        return found
 
 
 def set_num_threads(count: int) -> None:

@@ -63,6 +63,10 @@ class CudaDevice(CudaStreams, CudaMemory):
         major, minor = self.capability
         return f"CudaDevice({self.label}, compute capability {major}.{minor}, {self.memory >> 20} MiB)"
 
+    def attribute(self, name: str) -> int:
+        """What the driver says of `CU_DEVICE_ATTRIBUTE_<name>`."""
+        return self._attribute(name)
+
     def _attribute(self, name: str) -> int:
         attribute = self.driver.constant("CUdevice_attribute", f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(self.driver.call("cuDeviceGetAttribute", attribute, self._handle, where=self.label)[0])

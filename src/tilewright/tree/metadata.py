@@ -41,6 +41,7 @@ class CompileTarget(Enum):
     CPU = "cpu"
     GPU = "gpu"
     HETEROGENEOUS = "heterogeneous"
+    cpu, gpu, heterogeneous = CPU, GPU, HETEROGENEOUS
 
 
 @record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -338,6 +339,14 @@ def test_devices() -> None:
     result = tilewright("devices")
     assert "cpu" in result.output
     assert "emulator:thread" in result.output
+
+
+def test_devices_with_limits() -> None:
+    shown = tilewright("devices", "--limits").output
+    assert re.search(r"^cpu:$", shown, re.MULTILINE)
+    assert re.search(r"^  vector bytes +(8|16|32|64)$", shown, re.MULTILINE)
+    assert re.search(r"^  simd +\S+$", shown, re.MULTILINE)
+    assert re.search(r"^  threads per block +1024$", shown, re.MULTILINE)
 
 
 def test_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

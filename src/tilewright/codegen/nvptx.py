@@ -16,7 +16,7 @@ from tilewright.base.errors import CompilerBug, TargetLimit
 from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target
-from tilewright.codegen import nvptx_matrix
+from tilewright.codegen import nvptx_grid, nvptx_matrix
 from tilewright.codegen.llvm import FunctionWriter, intrinsic, llvm_type, memory_type
 from tilewright.codegen.nvptx_masked import masked_load
 from tilewright.codegen.watchdog import Watchdog
@@ -176,6 +176,11 @@ class _NvptxDialect:
             return [self._register(w, "ctaid", op)]
         if op.opcode == "thread_id":
             return [self._register(w, "tid", op)]
+        if op.opcode == "grid_size":
+            return [self._register(w, "nctaid", op)]
+        if op.opcode == "grid_barrier":
+            nvptx_grid.grid_barrier(w, op)
+            return []
         if op.opcode == "barrier":
             w.call("void", "llvm.nvvm.barrier.cta.sync.aligned.all", ("i32", "0"))
             return []
@@ -316,13 +321,16 @@ def nvptx_function(kernel: Kernel, entry: str, target: Target) -> tuple[str, set
     dialect = _NvptxDialect(kernel, entry, target)
     writer = FunctionWriter(kernel, dialect)
     params: list[str] = []
+    cooperative = nvptx_grid.is_cooperative(kernel)
     for position, param in enumerate(kernel.params):
         name = f"%p{position}"
         writer.names[param] = name
         if isinstance(param.type, Tensor):
             align = f" align {param.type.align}" if param.type.align else ""
             readonly = "" if param in dialect.written else " readonly"
-            params.append(f"ptr addrspace(1) noalias{readonly}{align} {name}")
+            # What other blocks write before a barrier of the grid is read after it: LLVM must not think it knows all accesses.
+            noalias = "" if cooperative and param in dialect.written else " noalias"
+            params.append(f"ptr addrspace(1){noalias}{readonly}{align} {name}")
         else:
             assert isinstance(param.type, Scalar)
             dtype = param.type.dtype

@@ -66,4 +66,4 @@ def test_the_watchdog_watches_the_wait() -> None:
 @pytest.mark.requires("ptxas")
 @pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_90a", "sm_100", "sm_120"])
 def test_it_assembles(target: str) -> None:
-    assemble(ptx(handing_on(), target), target, level=3)
+    assemble(ptx(handing_on(), target), target)

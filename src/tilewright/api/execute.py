@@ -36,7 +36,9 @@ __all__ = ["MOST_SPECIALISATIONS", "Runner", "device_of"]
 class Runner:
     """A kernel on its way through the devices: keeps what was compiled and loaded for it."""
 
-    def __init__(self, function: Function, precision: str = "ieee", schedule: str = "", watchdog: float | None = None, launches: int = 0) -> None:
+    def __init__(
+        self, function: Function, precision: str = "ieee", schedule: str = "", watchdog: float | None = None, launches: int = 0
+    ) -> None:
         self.function, self.launches = function, launches
         self.precision, self.schedule = precision, schedule
         self.watchdog = watchdog_nanoseconds(watchdog)

@@ -230,9 +230,8 @@ class _Prepared:
 
     def __init__(self, function: Function, signature: Signature, target: Target, sizes: Mapping[str, int] | None = None) -> None:
         from tilewright.passes.matrix_hints import check_kind
-        from tilewright.passes.pipeline import Trace, fuse_kernels, prepare
-
         from tilewright.passes.one_launch import lean
+        from tilewright.passes.pipeline import Trace, fuse_kernels, prepare
 
         self.function, self.target = function, target
         self.together = signature.launches == 1 and target.is_gpu

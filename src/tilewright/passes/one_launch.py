@@ -26,7 +26,7 @@ from tilewright.base.errors import UserError
 from tilewright.base.sizes import Size, ceildiv, maximum, product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
+from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.ops import OPS
 from tilewright.ir.program import KernelCall, Program
 from tilewright.ir.rewrite import clone_block, rewrite_block
@@ -118,12 +118,13 @@ class _Merger:
         named = {name for (name, _), value in self.params.items() if value in self.writers}
         coherent = tuple(i for i, value in enumerate(params) if args[i] in named and value not in self.writers)
         facts = {name: divisor for kernel in self.kernels for name, divisor in kernel.facts.items()}
-        attrs = MappingProxyType({"persistent": True, **({"coherent": coherent} if coherent else {})})
+        attrs: dict[str, Attr] = {"persistent": True}
+        if coherent:
+            attrs["coherent"] = coherent
         ops = (*self.head.ops, *self.body.ops)
         span = self.kernels[0].span
-        kernel = Kernel(
-            self.program.name, Stage.THREAD, params, Block((), ops), (rounds,), self.threads, MappingProxyType(facts), attrs, span
-        )
+        known, marks = MappingProxyType(facts), MappingProxyType(attrs)
+        kernel = Kernel(self.program.name, Stage.THREAD, params, Block((), ops), (rounds,), self.threads, known, marks, span)
         return KernelCall(kernel, args)
 
     def _one(self, call: KernelCall, number: int) -> Size:

@@ -69,7 +69,7 @@ def test_a_grid_without_blocks_does_nothing() -> None:
 
 
 def test_without_the_barrier_it_is_a_race() -> None:
-    with pytest.raises(UserError, match="race on global memory: store of 'x'.*another block") as caught:
+    with pytest.raises(UserError, match=r"race on global memory: store of 'x'.*another block") as caught:
         run_kernel(rotate(32, 1, barrier=False), [np.arange(128, dtype=np.float32)], {"n": 128, "blocks": 4})
     assert "k.zyn:5" in str(caught.value)
 

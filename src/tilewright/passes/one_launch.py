@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from types import MappingProxyType
 
 from tilewright.base.errors import UserError
@@ -97,7 +98,7 @@ class _Merger:
     def run(self) -> KernelCall:
         touched: set[str] = set()
         written: set[str] = set()
-        rounds = Size.of(0)
+        wanted: list[Size] = []
         for number, call in enumerate(self.program.calls):
             names = dict(zip(call.kernel.params, call.args, strict=True))
             own_touched, own_written = set(call.args), {names[p] for p in _written(call.kernel)}
@@ -107,12 +108,12 @@ class _Merger:
                     touched, written = set(), set()
                 elif number and _meets(call.kernel):
                     self.body.multi("barrier")  # others may still use the shared memory that becomes this kernel's
-                rounds = maximum(rounds, self._one(call, number))
+                wanted.append(self._one(call, number))
             touched |= own_touched
             written |= own_written
-        return self._call(rounds)
+        return self._call(reduce(maximum, wanted))
 
-    def _call(self, rounds: Size) -> KernelCall:
+    def _call(self, blocks: Size) -> KernelCall:
         args = tuple(name for name, _ in self.params)
         params = tuple(self.params.values())
         named = {name for (name, _), value in self.params.items() if value in self.writers}
@@ -124,7 +125,7 @@ class _Merger:
         ops = (*self.head.ops, *self.body.ops)
         span = self.kernels[0].span
         known, marks = MappingProxyType(facts), MappingProxyType(attrs)
-        kernel = Kernel(self.program.name, Stage.THREAD, params, Block((), ops), (rounds,), self.threads, known, marks, span)
+        kernel = Kernel(self.program.name, Stage.THREAD, params, Block((), ops), (blocks,), self.threads, known, marks, span)
         return KernelCall(kernel, args)
 
     def _one(self, call: KernelCall, number: int) -> Size:

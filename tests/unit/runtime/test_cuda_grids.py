@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -155,6 +157,18 @@ def test_in_a_graph(null: NullCuda) -> None:
     graph.replay()
     check(found, x)
     assert null.programs.launched[before:] == ["tw_turned_0"] * 2
+
+
+def test_exported_code_is_launched_so_too(null: NullCuda, tmp_path: Path) -> None:
+    """By the loader that comes with it; the null driver takes PTX alone."""
+    x = np.random.default_rng(5).standard_normal((330, 650)).astype(np.float32)
+    tw.export(make(), x, target="sm_90a", folder=tmp_path)
+    assert "cuLaunchCooperativeKernel" in (tmp_path / "turned.h").read_text()
+    loader = runpy.run_path(str(tmp_path / "turned.py"))
+    arrays = [tw.to_device(a, "cuda") for a in (x, np.zeros_like(x), np.zeros_like(x.T))]
+    loader["Program"]({**loader["DESCRIPTION"], "code": ("turned.ptx",)})(arrays[0], out=tuple(arrays[1:]))
+    check(arrays[1:], x)
+    assert null.programs.launched == ["tw_turned_0"]
 
 
 def test_on_a_cpu_it_changes_nothing() -> None:

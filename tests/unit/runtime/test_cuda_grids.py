@@ -159,6 +159,27 @@ def test_in_a_graph(null: NullCuda) -> None:
     assert null.programs.launched[before:] == ["tw_turned_0"] * 2
 
 
+def test_the_result_may_be_the_input(null: NullCuda) -> None:
+    """Kernels that depend on each other only through that are not ordered: a temporary is used."""
+
+    @tw.kernel(launches=1)
+    def crossed(x: tw.Array, y: tw.Array) -> tuple[tw.Array, tw.Array]:
+        (n,) = x.shape
+        a = tw.empty((n,), x.dtype)
+        for i in tw.grid(n):
+            a[i] = x[n - 1 - i] + y[i]
+        b = tw.empty((n,), x.dtype)
+        for i in tw.grid(n):
+            b[i] = x[i] * y[n - 1 - i]
+        return a, b
+
+    x, y = (np.random.default_rng(k).standard_normal(5000).astype(np.float32) for k in (6, 7))
+    given = [tw.to_device(a, "cuda") for a in (x, y)]
+    crossed(*given, out=tuple(given))
+    np.testing.assert_array_equal(np.asarray(given[0]), x[::-1] + y)
+    np.testing.assert_array_equal(np.asarray(given[1]), x * y[::-1])
+
+
 def test_exported_code_is_launched_so_too(null: NullCuda, tmp_path: Path) -> None:
     """By the loader that comes with it; the null driver takes PTX alone."""
     x = np.random.default_rng(5).standard_normal((330, 650)).astype(np.float32)

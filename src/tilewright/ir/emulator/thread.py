@@ -23,6 +23,7 @@ import numpy as np
 
 from tilewright.base.errors import UserError
 from tilewright.ir.emulator.barriers import Barriers
+from tilewright.ir.emulator.block_races import BlockRaces
 from tilewright.ir.emulator.copies import Copies
 from tilewright.ir.emulator.frames import BLOCK, EXISTS, LANE, SLOT, THREAD, Frame, align
 from tilewright.ir.emulator.machine import Barrier, Fork, GridBarrier, Machine, Pause, Results, Steps, advance
@@ -158,9 +159,7 @@ class ThreadMachine(Machine):
         self.barriers = np.zeros(blocks, np.int64)
         """How many barriers each block has passed."""
         self.races: dict[Memory, Races] = {}
-        self.grid_barriers = 0
-        """How many barriers of the grid were passed."""
-        self.block_races: dict[Memory, Races] = {}
+        self.block_races = BlockRaces(self)
         self.cluster = waits.cluster
         self.clocks = Clocks(blocks, self.warps) if waits.clocked and not waits.polling else None
         self.histories: dict[Memory, History] = {}
@@ -173,7 +172,7 @@ class ThreadMachine(Machine):
         super().bind(param, argument, frame)
         memory = self.memories.get(param)
         if self.waits.grid and memory is not None:
-            self.block_races[memory] = Races(memory.flat.size)
+            self.block_races.watch(memory)
 
     def start(self, apart: bool) -> Steps:
         """The kernel from its start to its end; `apart`: each warp on its own from the start."""
@@ -306,7 +305,7 @@ class ThreadMachine(Machine):
 
     def open_grid_barrier(self) -> None:
         """All blocks pass a barrier of the grid."""
-        self.grid_barriers += 1
+        self.block_races.passed += 1
         self.barriers += 1
         if self.clocks is not None:
             warps = np.arange(self.blocks * self.warps)
@@ -330,7 +329,7 @@ class ThreadMachine(Machine):
 
     # -- races ----------------------------------------------------------------------------------------------------
 
-    def _actors(self, frame: Frame, places: Array, active: Array | None) -> tuple[Array, Array, Array, Array]:
+    def actors(self, frame: Frame, places: Array, active: Array | None) -> tuple[Array, Array, Array, Array]:
         """Of the accesses that happen: which they are, and their places, warps and barriers passed, on one axis each."""
         shape = (frame.lanes, *places.shape[1:])
         wanted = np.broadcast_to(np.True_ if active is None else align(active, len(shape) - 1), shape)
@@ -351,29 +350,6 @@ class ThreadMachine(Machine):
             "put a barrier between the two accesses",
         )  # fmt: skip
 
-    def _blocks_access(
-        self, op: Op, frame: Frame, memory: Memory, places: Array, values: Array | None, active: Array | None
-    ) -> None:
-        """Check and note an access of global memory, which other blocks may access too, between barriers of the grid."""
-        races = self.block_races.get(memory)
-        if races is None:
-            return
-        wanted, there, warps, _ = self._actors(frame, places, active)
-        blocks, epochs = warps // self.warps, np.full(there.shape, self.grid_barriers)
-        if values is None:
-            bad = races.on_read(there, blocks, epochs)
-        else:
-            bad = races.on_write(there, blocks, epochs, memory.read(there), np.broadcast_to(values, wanted.shape)[wanted])
-        if bad.any():
-            where = np.zeros(wanted.shape, np.bool_)
-            where[wanted] = bad
-            raise self.fail_at(
-                op, frame, where,
-                lambda _: f"race on global memory: {op.opcode} of {memory.label} (element {int(there[np.argmax(bad)])} in memory), which "
-                "another block accesses between the same barriers of the grid",
-                "put a grid_barrier between the two accesses",
-            )  # fmt: skip
-
     def _clocked_access(
         self, op: Op, frame: Frame, memory: Memory, places: Array, values: Array | None, active: Array | None
     ) -> None:
@@ -381,7 +357,7 @@ class ThreadMachine(Machine):
         history, clocks = self.histories.get(memory), self.clocks
         if history is None or clocks is None:
             return
-        wanted, there, warps, _ = self._actors(frame, places, active)
+        wanted, there, warps, _ = self.actors(frame, places, active)
         bad = np.zeros(there.shape, np.bool_)
         for warp in np.unique(warps):
             own, known = warps == warp, clocks.now[KNOWN, warp]
@@ -433,10 +409,10 @@ class ThreadMachine(Machine):
 
     def on_read(self, op: Op, frame: Frame, memory: Memory, places: Array, active: Array | None) -> None:
         self._clocked_access(op, frame, memory, places, None, active)
-        self._blocks_access(op, frame, memory, places, None, active)
+        self.block_races.access(op, frame, memory, places, None, active)
         races = self.races.get(memory)
         if races is not None:
-            wanted, there, warps, epochs = self._actors(frame, places, active)
+            wanted, there, warps, epochs = self.actors(frame, places, active)
             bad = races.on_read(there, warps, epochs)
             if bad.any():
                 raise self._race(op, frame, memory, wanted, there, bad)
@@ -445,10 +421,10 @@ class ThreadMachine(Machine):
         self, op: Op, frame: Frame, memory: Memory, places: Array, values: Array, active: Array | None
     ) -> None:
         self._clocked_access(op, frame, memory, places, values, active)
-        self._blocks_access(op, frame, memory, places, values, active)
+        self.block_races.access(op, frame, memory, places, values, active)
         races = self.races.get(memory)
         if races is not None:
-            wanted, there, warps, epochs = self._actors(frame, places, active)
+            wanted, there, warps, epochs = self.actors(frame, places, active)
             new = np.broadcast_to(values, wanted.shape)[wanted]
             bad = races.on_write(there, warps, epochs, memory.read(there), new)
             if bad.any():

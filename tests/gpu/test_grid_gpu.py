@@ -176,6 +176,18 @@ def test_in_a_graph() -> None:
     np.testing.assert_array_equal(np.asarray(found), eager)
 
 
+def test_a_graph_with_another_input() -> None:
+    """The nodes stay cooperative when their parameters change."""
+    x, other = (np.random.default_rng(k).standard_normal((257, 777)).astype(np.float32) for k in (8, 9))
+    on_device = [tw.to_device(a, "cuda") for a in (x, other)]
+    wanted = [np.asarray(centred(a)) for a in on_device]
+    with tw.capture("cuda", x=on_device[0]) as graph:
+        found = centred(graph["x"])
+    for number in (0, 1, 0, 1):
+        graph.replay(x=on_device[number])
+        np.testing.assert_array_equal(np.asarray(found), wanted[number])
+
+
 def test_tensors_of_pytorch() -> None:
     torch = pytest.importorskip("torch")
     x = torch.randn(65, 300, device="cuda")

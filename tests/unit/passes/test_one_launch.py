@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from kernels_attention import plain
 from tilewright.base.errors import UserError
 from tilewright.base.target import parse_target
 from tilewright.compile.driver import compile_stages
@@ -81,6 +82,20 @@ def shifted(x: tw.Array) -> tuple[tw.Array, tw.Array, tw.Array, tw.Array]:
 def projected(x: tw.Array, w: tw.Array, v: tw.Array) -> tw.Array:
     """Two layers."""
     return tw.relu(x @ w) @ v
+
+
+@tw.kernel(launches=1)
+def attended(q: tw.Array, k: tw.Array, v: tw.Array, w: tw.Array, w2: tw.Array) -> tw.Array:
+    """Attention, the sum of its heads, and two layers."""
+    y = plain(q, k, v, 0.2)
+    batch, heads, n, d = y.shape
+    t = tw.empty((n, d), q.dtype)
+    for i, j in tw.grid(n, d):
+        total = 0.0
+        for h in range(heads):
+            total += y[0, h, i, j]
+        t[i, j] = total
+    return tw.relu(t @ w) @ w2
 
 
 def programs(kernel: tw.Kernel[..., object], *arrays: np.ndarray) -> tuple[Program, Program]:
@@ -157,6 +172,22 @@ def test_products() -> None:
     found = next(iter(same_bits(several, one, x=x, w=w, v=v).values())).astype(np.float64)
     wanted = np.maximum(x.astype(np.float64) @ w.astype(np.float64), 0) @ v.astype(np.float64)
     assert np.abs(found - wanted).max() < 0.02 * np.abs(wanted).max()
+
+
+def test_attention_and_what_follows() -> None:
+    """Copies in flight, rings in shared memory, and kernels of 64, 128 and 256 threads."""
+    half = np.dtype(np.float16)
+    q, k, v = (numbers(half, 1, 3, 37, 64) / half.type(4) for _ in range(3))
+    w, w2 = numbers(half, 64, 96) / half.type(8), numbers(half, 96, 64) / half.type(8)
+    several, one = programs(attended, q, k, v, w, w2)
+    assert len({c.kernel.threads for c in several.calls}) > 2
+    assert any(op.opcode == "copy_async" for op in walk(one.calls[0].kernel.body))
+    (found,) = same_bits(several, one, q=q, k=k, v=v, w=w, w2=w2).values()
+    wide = [x.astype(np.float64) for x in (q, k, v, w, w2)]
+    scores = wide[0] @ wide[1].swapaxes(2, 3) * 0.2
+    weights = np.exp(scores - scores.max(axis=3, keepdims=True))
+    mixed = (weights / weights.sum(axis=3, keepdims=True) @ wide[2])[0].sum(axis=0)
+    np.testing.assert_allclose(found, np.maximum(mixed @ wide[3], 0) @ wide[4], atol=5e-3)
 
 
 def test_shared_memory_is_that_of_the_largest() -> None:

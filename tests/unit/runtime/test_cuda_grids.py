@@ -159,6 +159,15 @@ def test_in_a_graph(null: NullCuda) -> None:
     assert null.programs.launched[before:] == ["tw_turned_0"] * 2
 
 
+def test_a_graph_with_another_input(null: NullCuda) -> None:
+    kernel = make()
+    x, other = (np.random.default_rng(k).standard_normal((33, 65)).astype(np.float32) for k in (3, 4))
+    with tw.capture("cuda", x=tw.to_device(x, "cuda")) as graph:
+        found = kernel(graph["x"])
+    graph.replay(x=tw.to_device(other, "cuda"))
+    check(found, other)
+
+
 def test_the_result_may_be_the_input(null: NullCuda) -> None:
     """Kernels that depend on each other only through that are not ordered: a temporary is used."""
 

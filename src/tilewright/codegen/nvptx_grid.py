@@ -28,13 +28,13 @@ def is_cooperative(kernel: Kernel) -> bool:
 
 
 def grid_barrier(w: FunctionWriter, op: Op) -> None:
+    # All that the arrival needs is there before the block has come together, and stays there where it meets often.
+    word, own = _word(w), _share(w)
+    first = w.let(f"icmp eq i32 {_register(w, 'tid.x')}, 0")
     _block_barrier(w)
     meet, again, done, met = (w.new_label(name) for name in ("meet", "wait", "waited", "met"))
-    first = w.let(f"icmp eq i32 {_register(w, 'tid.x')}, 0")
     w.line(f"br i1 {first}, label %{meet}, label %{met}")
     w.open_label(meet)
-    word = _word(w)
-    own = _share(w)
     # LLVM's own atomics have neither scope nor order on this target.
     before = w.let(f'call i32 asm sideeffect "atom.add.release.gpu.u32 $0, [$1], $2;", "=r,l,r,~{{memory}}"(i64 {word}, i32 {own})')
     w.line(f"br label %{again}")

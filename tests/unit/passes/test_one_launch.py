@@ -88,7 +88,7 @@ def projected(x: tw.Array, w: tw.Array, v: tw.Array) -> tw.Array:
 def attended(q: tw.Array, k: tw.Array, v: tw.Array, w: tw.Array, w2: tw.Array) -> tw.Array:
     """Attention, the sum of its heads, and two layers."""
     y = plain(q, k, v, 0.2)
-    batch, heads, n, d = y.shape
+    _, heads, n, d = y.shape
     t = tw.empty((n, d), q.dtype)
     for i, j in tw.grid(n, d):
         total = 0.0

@@ -84,10 +84,10 @@ def gpu_jobs(setting: Setting, quick: bool, wanted: Callable[[str], bool]) -> li
 
 
 def runtime_jobs(setting: Setting, quick: bool) -> list[Job]:
-    from bench import runtime, runtime_graphs, runtime_memory
+    from bench import runtime, runtime_graphs, runtime_grid, runtime_memory
 
     session = runtime.Session.open(setting, quick)
-    rows = (*runtime.ROWS, *runtime_graphs.ROWS, *runtime_memory.ROWS)
+    rows = (*runtime.ROWS, *runtime_graphs.ROWS, *runtime_grid.ROWS, *runtime_memory.ROWS)
     return [Job(row.__name__, (row.__name__,), lambda row=row: iter([row(session)])) for row in rows]  # type: ignore[misc]
 
 

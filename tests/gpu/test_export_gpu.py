@@ -53,6 +53,22 @@ def centred(x: tw.Array) -> tw.Array:
     return out
 
 
+@tw.kernel(launches=1)
+def together(x: tw.Array) -> tw.Array:
+    """Two kernels in one cooperative launch."""
+    n, m = x.shape
+    means = tw.empty((m,), tw.f32)
+    for j in tw.grid(m):
+        total = 0.0
+        for i in range(n):
+            total += x[i, j]
+        means[j] = total / n
+    out = tw.empty((n, m), tw.f32)
+    for i, j in tw.grid(n, m):
+        out[i, j] = x[i, j] - means[j]
+    return out
+
+
 TEXT = """
 import sys
 sys.modules['tilewright'] = None
@@ -60,6 +76,7 @@ import torch
 from scaled import scaled
 from product import product
 from centred import centred
+from together import together
 torch.manual_seed(0)
 x = torch.randn(1024, 512, device='cuda')
 out = torch.full_like(x, float('nan'))
@@ -75,6 +92,7 @@ a, b = (torch.randn(1024, 512, device='cuda').bfloat16(), torch.randn(512, 768, 
 error = (product(a, b).double() - a.double() @ b.double()).abs().max().item()
 assert error < 0.5, error
 assert (centred(x) - (x - x.double().mean(0))).abs().max() < 1e-5
+assert (together(x) - (x - x.double().mean(0))).abs().max() < 1e-5
 try:
     product(a, b[:256])
 except ValueError as problem:
@@ -89,6 +107,7 @@ def test_loaders(tmp_path: Path) -> None:
     tw.export(scaled, x, 2.5, target=target, folder=tmp_path)
     tw.export(product, half, np.zeros((512, 768), tw.bf16.numpy), target=target, folder=tmp_path)
     tw.export(centred, x, target=target, folder=tmp_path)
+    tw.export(together, x, target=target, folder=tmp_path)
     done = subprocess.run([sys.executable, "-c", TEXT], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "'b' has shape (256, 768), but (512, 768) is needed"

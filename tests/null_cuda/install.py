@@ -128,9 +128,13 @@ class Programs:
     ) -> None:
         rule = built.artifact.launches[position]
         grid = (*(extent.evaluate(sizes) for extent in rule.grid), 1, 1, 1)[:3]
+        if rule.persistent:
+            assert 0 < config.grid[0] <= grid[0], f"{rule.entry} was launched with {config.grid[0]} blocks, its rule allows {grid[0]}"
+            grid = (config.grid[0], *grid[1:])
         given, wanted = (config.grid, config.block, config.shared), (grid, (rule.threads, 1, 1), rule.shared_bytes)
         assert given == wanted, f"{rule.entry} was launched as {given}, its rule says {wanted}"
         assert config.dependent == rule.dependent, f"{rule.entry}: dependent launch"
+        assert config.cooperative == rule.cooperative, f"{rule.entry}: cooperative launch"
         first = len(parameters.sizes) - len(rule.maps)
         for index, map_ in enumerate(rule.maps, first):
             address = int.from_bytes(parameters.value(index)[:8], "little")

@@ -36,8 +36,10 @@ __all__ = ["MOST_SPECIALISATIONS", "Runner", "device_of"]
 class Runner:
     """A kernel on its way through the devices: keeps what was compiled and loaded for it."""
 
-    def __init__(self, function: Function, precision: str = "ieee", schedule: str = "", watchdog: float | None = None) -> None:
-        self.function = function
+    def __init__(
+        self, function: Function, precision: str = "ieee", schedule: str = "", watchdog: float | None = None, launches: int = 0
+    ) -> None:
+        self.function, self.launches = function, launches
         self.precision, self.schedule = precision, schedule
         self.watchdog = watchdog_nanoseconds(watchdog)
         self._cpu: dict[Signature, cpu.CpuProgram] = {}
@@ -65,9 +67,10 @@ class Runner:
         """What to compile for a call with these arguments."""
         found = signature(arguments, gpu)
         watchdog = self.watchdog if gpu else 0
-        if self.precision == "ieee" and not self.schedule and not watchdog:
+        launches = self.launches if gpu else 0
+        if self.precision == "ieee" and not self.schedule and not watchdog and not launches:
             return found
-        return replace(found, precision=self.precision, schedule=self.schedule, watchdog=watchdog)
+        return replace(found, precision=self.precision, schedule=self.schedule, watchdog=watchdog, launches=launches)
 
     def run(self, values: Mapping[str, object], device: Device, out: object = None) -> object:
         watcher = observe.observer

@@ -78,13 +78,17 @@ class Kernel(Entry, Generic[P, R]):
         reduce: str = "",
         axis: int | tuple[int, ...] | None = None,
         spread: tuple[str, ...] | None = None,
+        launches: int | None = None,
     ) -> None:
         self._general_function = self._general
         super().__init__(self._general_function)
         functools.update_wrapper(self, function)
         if precision not in PRECISIONS:
             raise UserError.at("TW005", f"precision is {precision!r}", help=f"choose one of {', '.join(PRECISIONS)}")
+        if launches is not None and (isinstance(launches, bool) or launches != 1):
+            raise UserError.at("TW016", f"launches is {launches!r}", help="choose 1, or leave it out: the compiler decides then")
         self._attributes = reduction(reduce, axis)
+        self.launches = launches or 0
         self.python = function
         self.device, self.precision, self.schedule = device, precision, schedule
         self.asynchronous = asynchronous
@@ -109,7 +113,7 @@ class Kernel(Entry, Generic[P, R]):
     def runner(self) -> Runner:
         if self._runner is None:
             tree = parse_function(self.python, self._attributes)
-            self._runner = Runner(tree, self.precision, self.schedule, self.watchdog)
+            self._runner = Runner(tree, self.precision, self.schedule, self.watchdog, self.launches)
         return self._runner
 
     @property
@@ -152,7 +156,7 @@ class Kernel(Entry, Generic[P, R]):
         values = self._bind(args, keywords)
         name = asked or self.device or device_of([*values.values(), out]) or default_device()
         device = find_device(name)
-        if tune and not self.schedule:
+        if tune and not self.schedule and not self.launches:
             from tilewright.api.tune import ensure_tuned
 
             if ensure_tuned(self.function, values, device, self.precision):
@@ -184,7 +188,7 @@ class Kernel(Entry, Generic[P, R]):
 
     def forget_programs(self) -> None:
         """Choose code anew at the next call, as after tuning."""
-        self._runner = Runner(self.function, self.precision, self.schedule, self.watchdog)
+        self._runner = Runner(self.function, self.precision, self.schedule, self.watchdog, self.launches)
         self._launch = None
         self.enter(self._general_function)
 
@@ -229,6 +233,7 @@ def kernel(
     axis: int | tuple[int, ...] | None = None,
     parallel: str = "",
     devices: Sequence[str] | None = None,
+    launches: int | None = None,
 ) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
 def kernel(
     function: Callable[P, R] | None = None,
@@ -242,6 +247,7 @@ def kernel(
     axis: int | tuple[int, ...] | None = None,
     parallel: str = "",
     devices: Sequence[str] | None = None,
+    launches: int | None = None,
 ) -> Kernel[P, R] | Callable[[Callable[P, R]], Kernel[P, R]]:
     """Mark a Python function as a kernel: `@tw.kernel`, or with options.
 
@@ -250,9 +256,9 @@ def kernel(
     `reduce="+"` (or `* min max and or argmin argmax`) combines what the kernel's loops yield, along `axis` or over all of them.
     With `asynchronous`, calls do not wait and give a future. `watchdog` is a number of seconds after which a GPU stops the kernel where
     loops that data decides turn, or threads wait for each other, for too long. `parallel="data"` with `devices` splits the batch of every
-    call over these devices.
+    call over these devices. `launches=1` makes all that the kernel does on a GPU one launch.
     """
     if function is not None:
         return Kernel(function)
     spread = checked_spread(parallel, devices, device)
-    return lambda wrapped: Kernel(wrapped, device, precision, schedule, asynchronous, watchdog, reduce, axis, spread)
+    return lambda wrapped: Kernel(wrapped, device, precision, schedule, asynchronous, watchdog, reduce, axis, spread, launches)

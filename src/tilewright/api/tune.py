@@ -118,6 +118,8 @@ def tune(
     place = find_device(device or kernel.device or device_of([*values.values(), out]) or default_device())
     if kernel.schedule:
         raise UserError.at("TW016", f"{kernel.__name__} has a fixed schedule: {kernel.schedule}", help="leave schedule= out to tune it")
+    if kernel.launches:
+        raise UserError.at("TW016", f"{kernel.__name__} is one launch, whose schedules are not measured", help="leave launches= out to tune it")
     found = tune_function(kernel.function, values, place, kernel.precision, budget, progress)
     kernel.forget_programs()
     if out is not None:

@@ -72,6 +72,10 @@ class Launch:
     """Where the kernel's source is: `file:line:column`, for errors that come later than the call."""
     watchdog: int = 0
     """Nanoseconds after which its open-ended loops stop it; 0 where they do not."""
+    cooperative: bool = False
+    """Its blocks wait for each other: they must all run at once."""
+    persistent: bool = False
+    """`grid` is the most blocks it has use for, along x; fewer, as many as run at once, share out the work."""
 
 
 @record

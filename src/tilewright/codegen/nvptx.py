@@ -16,11 +16,11 @@ from tilewright.base.errors import CompilerBug, TargetLimit
 from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target
-from tilewright.codegen import nvptx_matrix
+from tilewright.codegen import nvptx_grid, nvptx_matrix
 from tilewright.codegen.llvm import FunctionWriter, intrinsic, llvm_type, memory_type
 from tilewright.codegen.nvptx_masked import masked_load
 from tilewright.codegen.watchdog import Watchdog
-from tilewright.ir.nodes import Kernel, Op, Value, walk
+from tilewright.ir.nodes import Attr, Kernel, Op, Value, walk
 from tilewright.ir.types import CopyMap, Scalar, Tensor, dtype_of
 
 _SPACES = {"global": 1, "shared": 3, "constant": 4, "local": 5}
@@ -84,18 +84,20 @@ def _sizes(op: Op, name: str) -> tuple[Size, ...]:
 
 
 def _shared_places(kernel: Kernel, target: Target) -> tuple[dict[Value, int], int]:
-    """Where each shared tensor starts if they lie one after the other, and how long they are together."""
+    """Where each shared tensor starts if they lie one after the other, those of every `phase` from the start, and how long they are together."""
     places: dict[Value, int] = {}
-    end = 0
+    ends: dict[Attr, int] = {}
     for op in walk(kernel.body):
         if op.opcode != "alloc":
             continue
         memory = op.results[0].type
         assert isinstance(memory, Tensor)
         if memory.space == "shared":
-            start = -(-end // _alignment(memory)) * _alignment(memory)
+            phase = op.attrs.get("phase", 0)
+            start = -(-ends.get(phase, 0) // _alignment(memory)) * _alignment(memory)
             places[op.results[0]] = start
-            end = start + _count(memory) * memory.dtype.itemsize
+            ends[phase] = start + _count(memory) * memory.dtype.itemsize
+    end = max(ends.values(), default=0)
     if end > target.max_shared:
         problem = f"{kernel.name} needs {end} bytes of shared memory; a block of {target.name} has {target.max_shared}"
         raise TargetLimit.at("TW020", problem, kernel.span)
@@ -103,7 +105,7 @@ def _shared_places(kernel: Kernel, target: Target) -> tuple[dict[Value, int], in
 
 
 def _is_dynamic(kernel: Kernel, shared: int) -> bool:
-    return shared > STATIC_SHARED or any(op.opcode == "mbarrier_init" for op in walk(kernel.body))
+    return shared > STATIC_SHARED or any(op.opcode == "mbarrier_init" or "phase" in op.attrs for op in walk(kernel.body))
 
 
 def _alignment(memory: Tensor) -> int:
@@ -118,10 +120,13 @@ def _count(memory: Tensor) -> int:
 
 
 def _written(kernel: Kernel) -> set[Value]:
-    """The tensors the kernel writes, by itself or through the copy engine."""
+    """The tensors the kernel writes, by itself or through the copy engine, or as another parameter (`coherent`)."""
+    coherent = kernel.attrs.get("coherent", ())
+    assert isinstance(coherent, tuple)
+    others = {kernel.params[i] for i in coherent if isinstance(i, int)}
     mapped = {op.results[0]: op.operands[0] for op in walk(kernel.body) if op.opcode == "tensor_map"}
     stores = {mapped[op.operands[2]] for op in walk(kernel.body) if op.opcode == "tma_store"}
-    return stores | {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "raise_flag")}
+    return others | stores | {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "raise_flag")}
 
 
 class _NvptxDialect:
@@ -176,6 +181,11 @@ class _NvptxDialect:
             return [self._register(w, "ctaid", op)]
         if op.opcode == "thread_id":
             return [self._register(w, "tid", op)]
+        if op.opcode == "grid_size":
+            return [self._register(w, "nctaid", op)]
+        if op.opcode == "grid_barrier":
+            nvptx_grid.grid_barrier(w, op)
+            return []
         if op.opcode == "barrier":
             w.call("void", "llvm.nvvm.barrier.cta.sync.aligned.all", ("i32", "0"))
             return []
@@ -316,13 +326,16 @@ def nvptx_function(kernel: Kernel, entry: str, target: Target) -> tuple[str, set
     dialect = _NvptxDialect(kernel, entry, target)
     writer = FunctionWriter(kernel, dialect)
     params: list[str] = []
+    cooperative = nvptx_grid.is_cooperative(kernel)
     for position, param in enumerate(kernel.params):
         name = f"%p{position}"
         writer.names[param] = name
         if isinstance(param.type, Tensor):
             align = f" align {param.type.align}" if param.type.align else ""
             readonly = "" if param in dialect.written else " readonly"
-            params.append(f"ptr addrspace(1) noalias{readonly}{align} {name}")
+            # What other blocks write before a barrier of the grid is read after it: LLVM must not think it knows all accesses.
+            noalias = "" if cooperative and param in dialect.written else " noalias"
+            params.append(f"ptr addrspace(1){noalias}{readonly}{align} {name}")
         else:
             assert isinstance(param.type, Scalar)
             dtype = param.type.dtype

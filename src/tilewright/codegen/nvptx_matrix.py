@@ -204,11 +204,11 @@ def _mbarrier_wait(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequen
     w.line(f"br label %{again}")
     w.open_label(again)
     ended = w.call("i1", "llvm.nvvm.mbarrier.try.wait.parity.scope.cta.space.cta", (SHARED, barrier), ("i32", parity))
-    _turn_until(w, op, ended, done, again)
+    turn_until(w, op, ended, done, again)
     return []
 
 
-def _turn_until(w: FunctionWriter, op: Op, ended: str, done: str, again: str) -> None:
+def turn_until(w: FunctionWriter, op: Op, ended: str, done: str, again: str) -> None:
     """Go on at `done` when it has ended, else back to `again`."""
     if w.kernel.attrs.get("watchdog"):
         still = w.new_label("still")
@@ -255,7 +255,7 @@ def _await_flag(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[
     text = "ld.acquire.gpu.global.u32 $0, [$1];"
     found = w.let(f'call i32 asm sideeffect "{text}", "=r,l,~{{memory}}"(ptr addrspace(1) {where})')
     raised = w.let(f"icmp ne i32 {found}, 0")
-    _turn_until(w, op, raised, done, again)
+    turn_until(w, op, raised, done, again)
     return []
 
 

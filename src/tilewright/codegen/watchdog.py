@@ -11,7 +11,7 @@ from tilewright.base.abi import WATCHDOG_MARK, WATCHDOG_SYMBOL
 from tilewright.codegen.llvm import FunctionWriter
 from tilewright.ir.nodes import Block, Kernel, Op, Value
 
-WAITS = frozenset({"mbarrier_wait", "await_flag"})
+WAITS = frozenset({"mbarrier_wait", "await_flag", "grid_barrier"})
 _READS = frozenset({"load", "atomic", "load_remote"})
 
 

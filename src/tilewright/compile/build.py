@@ -19,6 +19,7 @@ from tilewright.codegen import native
 from tilewright.codegen.cpu import cpu_function
 from tilewright.codegen.host import host_object
 from tilewright.codegen.nvptx import cluster_of, kernel_needs, nvptx_function
+from tilewright.codegen.nvptx_grid import is_cooperative
 from tilewright.ir.nodes import Kernel, Stage, walk
 from tilewright.ir.program import Array, KernelCall, Program
 from tilewright.ir.types import Tensor
@@ -120,8 +121,10 @@ def _launch(entry: str, call: KernelCall, target: Target) -> Launch:
         )
         for m in needs.maps
     )
-    dependent = bool(kernel.attrs.get("dependent"))
-    return replace(plain, shared_bytes=needs.shared_bytes, maps=maps, cluster=cluster_of(kernel), dependent=dependent)
+    cooperative, persistent = is_cooperative(kernel), bool(kernel.attrs.get("persistent"))
+    dependent = bool(kernel.attrs.get("dependent")) and not cooperative
+    own = replace(plain, shared_bytes=needs.shared_bytes, maps=maps, cluster=cluster_of(kernel), dependent=dependent)
+    return replace(own, cooperative=cooperative, persistent=persistent)
 
 
 def build_artifact(

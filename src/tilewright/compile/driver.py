@@ -65,6 +65,8 @@ class Signature:
     """Nanoseconds after which open-ended loops of GPU code stop it; 0: they do not."""
     schedule: str = ""
     """The schedule to use for contractions, as `MatrixSchedule.describe` writes it; empty: the compiler chooses."""
+    launches: int = 0
+    """1: GPU code is one launch, whatever kernels there are; 0: one for each kernel."""
     extents: AxisNumbers = field(default=(), compare=False, repr=False)
     """The very extents of the call: they choose between schedules of contractions and are no part of what code is made for."""
 
@@ -228,9 +230,13 @@ class _Prepared:
 
     def __init__(self, function: Function, signature: Signature, target: Target, sizes: Mapping[str, int] | None = None) -> None:
         from tilewright.passes.matrix_hints import check_kind
+        from tilewright.passes.one_launch import lean
         from tilewright.passes.pipeline import Trace, fuse_kernels, prepare
 
         self.function, self.target = function, target
+        self.together = signature.launches == 1 and target.is_gpu
+        self.limits = lean(target) if self.together else target
+        """What the passes know of the target."""
         self.trace = Trace(dump=os.environ.get("TILEWRIGHT_DUMP", ""))
         start = time.perf_counter()
         self.typed, written = front_end(function, signature)
@@ -249,8 +255,8 @@ class _Prepared:
 
         extents = _by_name(self.program, signature.extents or signature.hints)
         metadata = self.typed.metadata
-        plan = plan_contractions(self.loop, self.target, extents, signature.schedule, metadata)
-        if signature.schedule or metadata.strict or not any(plan):
+        plan = plan_contractions(self.loop, self.limits, extents, signature.schedule, metadata)
+        if signature.schedule or metadata.strict or self.together or not any(plan):
             return plan
         tuned = self._tuned(signature)
         return plan_contractions(self.loop, self.target, extents, tuned) if tuned else plan
@@ -263,7 +269,7 @@ class _Prepared:
         from tilewright.passes.join_products import with_joins
 
         extents = _by_name(self.program, signature.extents or signature.hints)
-        return with_joins(self.fusion, self.loop, plan, choose_beside(self.loop, plan, self.target, extents)[1])
+        return with_joins(self.fusion, self.loop, plan, choose_beside(self.loop, plan, self.limits, extents)[1])
 
     def short_sums(self, signature: Signature) -> dict[str, int]:
         """Sizes that are made part of the code: those of a convolution's kernel, over which short loops run inside longer sums, and those of
@@ -275,7 +281,7 @@ class _Prepared:
         extents = _by_name(self.program, signature.extents)
         found: dict[str, int] = {}
         for call in self.loop.calls:
-            found |= {n: extents[n] for n in fixed_sizes(call.kernel, self.target) if extents.get(n, MOST + 1) <= MOST}
+            found |= {n: extents[n] for n in fixed_sizes(call.kernel, self.limits) if extents.get(n, MOST + 1) <= MOST}
             forms = None
             for op in walk(call.kernel.body):
                 if op.opcode == "reduce" and len(op.operands) > 1:
@@ -305,10 +311,12 @@ class _Prepared:
         return tuning.advise(table, signature.extents or signature.hints, signature.divisors, self.ranked, compiler_version())
 
     def finish(self, signature: Signature, plan: Plans | None = None) -> Compilation:
-        from tilewright.passes.pipeline import lower_planned
+        from tilewright.passes.pipeline import lower_planned, merge_launches
 
         hints: Mapping[str, int] = _by_name(self.program, signature.hints)
-        stages = lower_planned(self.loop, plan or self.plan(signature), self.target, hints, self.trace)
+        stages = lower_planned(self.loop, plan or self.plan(signature), self.limits, hints, self.trace)
+        if self.together:
+            stages = replace(stages, thread=merge_launches(stages.thread, self.trace))
         if signature.watchdog:
             stages = replace(stages, thread=_watched(stages.thread, signature.watchdog))
         return Compilation(self.typed, self.program, stages, self.trace, self.fusion)
@@ -382,9 +390,11 @@ def _compiled(
     middle = time.perf_counter()
     schedules = tuple(
         f"{call.kernel.name}: {schedule.describe()}"
-        for call, schedule in zip(done.stages.thread.calls, done.stages.schedules, strict=True)
+        for call, schedule in zip(done.stages.tile.calls, done.stages.schedules, strict=True)
     )
-    artifact = build_artifact(done.stages.thread, target, key, alias_safe(done.program), schedules)
+    # Kernels in one launch may run side by side where they depend on each other only through an output that is an input.
+    apart = len(done.stages.thread.calls) == len(done.stages.tile.calls)
+    artifact = build_artifact(done.stages.thread, target, key, apart and alias_safe(done.program), schedules)
     if log.isEnabledFor(logging.INFO):
         log.info(
             "compiled %s(%s) for %s: passes %.1f ms, code %.1f ms, %d kernel(s), %d bytes",

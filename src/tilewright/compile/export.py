@@ -137,7 +137,8 @@ def _describe_launch(launch: Launch, names: _Names) -> dict[str, object]:
     return {
         "entry": launch.entry, "args": launch.args, "sizes": tuple(names[name] for name in launch.sizes),
         "grid": tuple(map(names.text, launch.grid)), "threads": launch.threads, "shared": launch.shared_bytes,
-        "cluster": launch.cluster, "maps": tuple(_describe_map(m, names) for m in launch.maps),
+        "cluster": launch.cluster, "cooperative": launch.cooperative, "persistent": launch.persistent,
+        "maps": tuple(_describe_map(m, names) for m in launch.maps),
     }  # fmt: skip
 
 
@@ -274,13 +275,20 @@ def _gpu_header(artifact: Artifact, name: str, names: _Names) -> str:
         parameters = [*launch.args, *(f"(int64_t) {names[s]}" for s in launch.sizes), *(f"CUtensorMap of {m.array}" for m in launch.maps)]
         lines += [
             "", f"/* kernel {launch.entry}({', '.join(parameters)})", *(f"   {line}" for line in map(str, launch.maps)),
-            f"   {launch.cluster} block(s) in a cluster. */",
+            f"   {launch.cluster} block(s) in a cluster.{_together(launch)} */",
             f'#define {launch.entry.upper()} "{launch.entry}"', f"#define {launch.entry.upper()}_THREADS {launch.threads}",
             f"#define {launch.entry.upper()}_SHARED_BYTES {launch.shared_bytes}",
             f"static inline void {launch.entry}_grid({sizes}{', ' if sizes else ''}unsigned grid[3]) {{",
             f"    {ignored} grid[0] = (unsigned)({grid[0]}); grid[1] = (unsigned)({grid[1]}); grid[2] = (unsigned)({grid[2]});", "}",
         ]  # fmt: skip
     return "\n".join((*lines, "", "#endif", ""))
+
+
+def _together(launch: Launch) -> str:
+    """What a caller in C must know of a launch whose blocks run at once."""
+    how = " Launch it with cuLaunchCooperativeKernel: its blocks wait for each other." if launch.cooperative else ""
+    most = "cuOccupancyMaxActiveBlocksPerMultiprocessor times the multiprocessors"
+    return how + (f" The grid may have fewer blocks, and must not have more than {most}." if launch.persistent else "")
 
 
 def _c_size(size: Size, names: _Names) -> str:

@@ -93,7 +93,7 @@ def _param(param: ArrayParam | ScalarParam) -> Json:
 def _launch(x: Launch) -> Json:
     return [
         x.entry, list(x.args), list(x.sizes), _texts(x.grid), x.threads, x.shared_bytes, str(x.work), [_map(m) for m in x.maps],
-        x.cluster, x.dependent, x.place, x.watchdog,
+        x.cluster, x.dependent, x.place, x.watchdog, x.cooperative, x.persistent,
     ]  # fmt: skip
 
 
@@ -135,7 +135,8 @@ def _read_map(
 
 def _read_launch(
     entry: str, args: list[str], sizes: list[str], grid: list[str], threads: int, shared: int, work: str,
-    maps: list[list[Any]], cluster: int, dependent: bool, place: str, watchdog: int,
+    maps: list[list[Any]], cluster: int, dependent: bool, place: str, watchdog: int, *together: bool,
 ) -> Launch:  # fmt: skip
     read = tuple(_read_map(*m) for m in maps)
-    return Launch(entry, tuple(args), tuple(sizes), _sizes(grid), threads, shared, _size(work), read, cluster, dependent, place, watchdog)
+    plain = entry, tuple(args), tuple(sizes), _sizes(grid), threads, shared, _size(work)
+    return Launch(*plain, read, cluster, dependent, place, watchdog, *together)

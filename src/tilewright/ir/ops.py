@@ -508,6 +508,9 @@ _define("convert_layout", "The same tile in another layout.", _convert_layout, "
 # Threads.
 _define("thread_id", "This thread's index in its block.", _index_result, "thread", group="thread")
 _define("barrier", "Every thread of the block arrives before any leaves; memory is consistent after.", _nothing, "thread", "sync", "thread")
+_define("grid_size", "How many blocks the launch has along grid axis `axis`.", _index_result, "thread", group="thread")
+_define("grid_barrier", "Every thread of every block of the grid arrives before any leaves; memory is consistent across the device after. "
+        "The blocks must all run at once: the launch is cooperative.", _nothing, "thread", "sync", "thread")  # fmt: skip
 _define("warp_sync", "Every thread of the warp arrives before any leaves.", _nothing, "thread", "sync", "thread")
 _define("fence", "Order memory accesses at `scope` thread, block, device or system.", _nothing, "thread", "sync", "thread")
 _define("shuffle", "`shuffle %v, %lane {mode, width}`: the value of another lane of the warp: idx, up, down or xor.", _shuffle,

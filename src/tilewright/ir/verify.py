@@ -333,9 +333,9 @@ def _check_size(op: Op, kernel: Kernel) -> str:
 def _check_program_id(op: Op, kernel: Kernel) -> str:
     axis = op.attrs.get("axis")
     if op.operands:
-        return "program_id takes no operands"
+        return f"{op.opcode} takes no operands"
     if type(axis) is not int or not 0 <= axis < len(kernel.grid):
-        return f"program_id needs an axis of the grid, which has {len(kernel.grid)}, got {axis!r}"
+        return f"{op.opcode} needs an axis of the grid, which has {len(kernel.grid)}, got {axis!r}"
     return ""
 
 
@@ -357,6 +357,7 @@ _LEAF_CHECKS = {
     "const": _check_const,
     "size": _check_size,
     "program_id": _check_program_id,
+    "grid_size": _check_program_id,
     "thread_id": _check_thread_id,
     "fence": _check_scope,
     "atomic": _check_atomic,

@@ -6,6 +6,7 @@
     loop    choose (schedule) · lower_loops                        -> tile
     tile    simplify · assign_layouts · lower_tiles                -> thread (window_sums and lower_windows where windows overlap)
     thread  simplify · narrow_extremes · expand_math · expand_casts · divide_alike · simplify
+    program one_launch                                             kernels joined to one that stays, where the author asks for it
 
 Contractions are planned before programs are cut (`plan_contractions`) and have lowerings of their own: lower_contraction, then lower_wgmma or
 lower_mma; on a CPU lower_contraction_cpu or lower_contraction_amx. So have chains of a maximum, sums and products (attention): lower_attention,
@@ -60,6 +61,7 @@ from tilewright.passes.lower_windows import lower_windows
 from tilewright.passes.matrix_hints import preferred
 from tilewright.passes.narrow import narrow
 from tilewright.passes.narrow_extremes import narrow_extremes
+from tilewright.passes.one_launch import one_launch
 from tilewright.passes.one_pass_spread import one_pass_spread
 from tilewright.passes.pad_windows import pad_windows
 from tilewright.passes.part_products import part_products
@@ -300,6 +302,16 @@ def lower_planned(
 
     tile = _map_kernels(loop, to_tile)
     return Stages(loop, tile, _map_kernels(tile, to_thread), tuple(schedules))
+
+
+def merge_launches(program: Program, trace: Trace) -> Program:
+    """The thread stage's kernels as one."""
+    start = time.perf_counter()
+    merged = one_launch(program)
+    for call in merged.calls:
+        verify_kernel(call.kernel)
+    trace.record("one_launch", time.perf_counter() - start, lambda: print_program(merged))
+    return merged
 
 
 def _one_pass(program: Program, plan: Plans, target: Target, trace: Trace) -> Program:

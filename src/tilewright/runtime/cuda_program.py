@@ -26,6 +26,7 @@ from tilewright.base.errors import CompilerBug, TargetLimit, TilewrightError, Us
 from tilewright.base.sizes import product
 from tilewright.runtime import observe
 from tilewright.runtime.cuda_driver import UNSUPPORTED_PTX
+from tilewright.runtime.cuda_grids import attribute, fitting_grid, resident_blocks
 from tilewright.runtime.cuda_maps import MAP_ALIGN, MAP_BYTES, check_map, encode_map
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.device_memory import stream_handle
@@ -124,6 +125,7 @@ class CudaProgram:
         self._finalizer = weakref.finalize(self, device.retire, self._module)
         self._finalizer.atexit = False
         self._functions = {launch.entry: self._find(launch) for launch in artifact.launches}
+        self._resident = {rule.entry: resident_blocks(device, self._functions[rule.entry], rule) for rule in artifact.launches}
         device.faults.watchdogs.watch(device, self._module, artifact)
 
         self._arrays = tuple(p.name for p in (*artifact.inputs, *artifact.outputs) if isinstance(p, ArrayParam))
@@ -368,6 +370,8 @@ class CudaProgram:
         detail = f"kernel '{rule.entry}', grid {(x, y, z)}, {rule.threads} threads, {rule.shared_bytes} bytes shared"
         if rule.cluster > 1:
             detail += f", clusters of {rule.cluster}"
+        if rule.cooperative:
+            detail += ", cooperative"
         return self.device.error("cuLaunchKernel" if extended is None else "cuLaunchKernelEx", status, detail)
 
     def scalar_bits(self, index: int, value: Number) -> int:
@@ -428,7 +432,9 @@ class CudaProgram:
                     "TW020", f"kernel '{kernel.launch.entry}' has {x} blocks along x, which clusters of {kernel.launch.cluster} do not divide"
                 )
             if x > 0 and y > 0 and z > 0:
-                steps.append((kernel, x, y, z, self._extended(kernel.launch, x, y, z) if kernel.launch.dependent else None))
+                rule = kernel.launch
+                x, y, z = fitting_grid(rule, (x, y, z), self._resident[rule.entry], self.device.label)
+                steps.append((kernel, x, y, z, self._extended(rule, x, y, z) if attribute(rule) else None))
         offsets, total = [], 0
         for array in self._scratch:
             align = max(_SCRATCH_ALIGN, array.align)
@@ -442,17 +448,21 @@ class CudaProgram:
         return plan
 
     def _extended(self, rule: Launch, x: int, y: int, z: int) -> _Extended:
-        """A launch that may begin before the one before it on the stream has ended."""
+        """A launch that may begin before the one before it on the stream has ended, or one whose blocks all run at once."""
         driver = self.device.driver
-        attribute = driver.module.CUlaunchAttribute()
-        attribute.id = driver.constant("CUlaunchAttributeID", "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION")
-        attribute.value.programmaticStreamSerializationAllowed = 1
+        own = driver.module.CUlaunchAttribute()
+        if rule.cooperative:
+            own.id = driver.constant("CUlaunchAttributeID", "CU_LAUNCH_ATTRIBUTE_COOPERATIVE")
+            own.value.cooperative = 1
+        else:
+            own.id = driver.constant("CUlaunchAttributeID", "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION")
+            own.value.programmaticStreamSerializationAllowed = 1
         config = driver.module.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = x, y, z
         config.blockDimX, config.blockDimY, config.blockDimZ = rule.threads, 1, 1
         config.sharedMemBytes = rule.shared_bytes
         config.hStream = 0
-        config.attrs = [attribute]
+        config.attrs = [own]
         config.numAttrs = 1
         return _Extended(config)
 

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from tilewright.base import launch_abi as abi
 from tilewright.base.artifact import ScalarParam
 from tilewright.base.dtypes import DType
+from tilewright.runtime.cuda_grids import attribute
 from tilewright.runtime.cuda_maps import MAP_ALIGN, MAP_BYTES, encode_map
 from tilewright.runtime.cuda_program import CudaProgram, Workspace
 from tilewright.runtime.launch_log import SEVERAL
 
-_PROGRAMMATIC_SERIALIZATION = 6
-"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
 _MASK = (1 << 64) - 1
 
 Pair = tuple[int, int, int, int, int, int]
@@ -118,9 +117,9 @@ class Form:
             step.grid[:], step.block[:], step.shared = (x, y, z), (rule.threads, 1, 1), rule.shared_bytes
             step.function = self.program.function_address(rule.entry)
             if extended is not None:
-                attribute = _Attribute(_PROGRAMMATIC_SERIALIZATION, 0, 1)
-                self._kept.append(attribute)
-                step.attributes, step.attribute_count = ctypes.addressof(attribute), 1
+                own = _Attribute(attribute(rule), 0, 1)
+                self._kept.append(own)
+                step.attributes, step.attribute_count = ctypes.addressof(own), 1
             places: list[int] = []
             for name in rule.args:
                 places += _place(slots[name], first_scratch)

@@ -103,6 +103,9 @@ def thread_kernel(target: Target) -> Kernel:
     b.multi("store", shared, thread, total)
     b.multi("store", local, b.op("and", thread, b.index(7)), total)
     b.multi("barrier")
+    if target.is_gpu:
+        b.multi("grid_barrier")
+        total = b.add(total, b.cast(b.op("grid_size", axis=0), f32))
     b.multi("warp_sync")
     for scope in ("thread", "block", "device", "system"):
         b.multi("fence", scope=scope)

@@ -113,9 +113,13 @@ class Program:
             memory.append(room)
             places.append(place)
         table = (ctypes.c_void_p * max(1, len(places)))(*places)
-        _call(
-            driver.cuLaunchKernel, function, *grid, launch["threads"], 1, 1, launch["shared"], stream, ctypes.addressof(table), 0
-        )
+        if launch["persistent"]:
+            grid = (min(grid[0], _resident(driver, function, launch)), *grid[1:])
+        rest = (*grid, launch["threads"], 1, 1, launch["shared"], stream, ctypes.addressof(table))
+        if launch["cooperative"]:
+            _call(driver.cuLaunchCooperativeKernel, function, *rest)
+        else:
+            _call(driver.cuLaunchKernel, function, *rest, 0)
 
     def _map(self, driver: Any, parameter: Mapping[str, Any], address: int, sizes: Mapping[str, int]) -> bytes:
         """The copy engine's description of an array: axes innermost first, strides in bytes."""
@@ -193,6 +197,13 @@ def _driver() -> Any:
 
     driver.cuInit(0)
     return driver
+
+
+def _resident(driver: Any, function: Any, launch: Mapping[str, Any]) -> int:
+    """How many blocks of a kernel the device of the current context runs at once."""
+    blocks = _call(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor, function, launch["threads"], launch["shared"])
+    count = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+    return max(1, int(blocks) * int(_call(driver.cuDeviceGetAttribute, count, _call(driver.cuCtxGetDevice))))
 
 
 def _call(function: Any, *arguments: Any) -> Any:

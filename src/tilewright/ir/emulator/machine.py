@@ -28,11 +28,20 @@ from tilewright.ir.types import Scalar, Tensor, Tile, Type, Vec, dtype_of
 
 Array = np.ndarray
 Results = tuple[Array, ...]
+RESIDENT = 5
+"""Blocks of a persistent kernel that run at once here; a number that divides few grids."""
 
 
 @dataclass(frozen=True)
 class Barrier:
     """The frame's warps arrived at a barrier."""
+
+    span: Span
+
+
+@dataclass(frozen=True)
+class GridBarrier:
+    """The frame's warps arrived at a barrier of the whole grid."""
 
     span: Span
 
@@ -61,7 +70,7 @@ class Fork:
     children: tuple[tuple[Frame, Steps], ...]
 
 
-Event = Barrier | Wait | Pause | Fork
+Event = Barrier | GridBarrier | Wait | Pause | Fork
 Steps = Generator[Event, "Sequence[Results]", Results]
 
 
@@ -92,6 +101,12 @@ def advance(index: Array, step: Array, goes_on: Array) -> Array:
         return np.where(goes_on, index + step, index)
 
 
+def launched_grid(kernel: Kernel, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """How many blocks a launch has along each axis: of a persistent kernel no more than fit a small GPU."""
+    grid = tuple(max(0, s.evaluate(sizes)) for s in kernel.grid)
+    return (min(grid[0], RESIDENT), *grid[1:]) if kernel.attrs.get("persistent") else grid
+
+
 def tile_rank(type_: Type) -> int:
     return len(type_.shape) if isinstance(type_, Tile) else 0
 
@@ -102,7 +117,7 @@ class Machine(ABC):
     def __init__(self, kernel: Kernel, sizes: Mapping[str, int]) -> None:
         self.kernel = kernel
         self.sizes = sizes
-        self.grid = tuple(max(0, s.evaluate(sizes)) for s in kernel.grid)
+        self.grid = launched_grid(kernel, sizes)
         self.memories: dict[Value, Memory] = {}
         self.changes = 0
         """Counts writes that changed memory: whether waiting lanes have something new to see."""

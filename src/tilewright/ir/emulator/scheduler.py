@@ -3,7 +3,7 @@
 A `Team` is some blocks that run together: a tree of tasks, each one generator over a frame of warps. A task goes until it
 waits at a barrier or for something else, forks, pauses or ends. A barrier opens for a block when all its warps have arrived;
 copies by the engine arrive only when nobody can go on without. Teams of a kernel that watches memory are started one after
-another and take turns from then on, so that a block can wait for any other. Warps in one frame wait for each other where one of
+another and take turns from then on, so that a block can wait for any other. A kernel with barriers of the grid is one team. Warps in one frame wait for each other where one of
 them waits; if that is why nobody can go on, memory is put back and the blocks run again, more finely cut.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from tilewright.base.errors import UserError
 from tilewright.base.source import Span
 from tilewright.ir.emulator.frames import BLOCK, LANE, Frame
-from tilewright.ir.emulator.machine import Barrier, Event, Fork, Pause, Results, Steps, Wait
+from tilewright.ir.emulator.machine import Barrier, Event, Fork, GridBarrier, Pause, Results, Steps, Wait, launched_grid
 from tilewright.ir.emulator.memory import fault
 from tilewright.ir.emulator.thread import WARP, ThreadMachine, Waits, by_warp, warps_with
 from tilewright.ir.nodes import Kernel
@@ -73,6 +73,7 @@ class Team:
                 self._advance(task)
                 moved = moved or not isinstance(task.event, Pause)
             moved = self._open_barriers() or moved
+            moved = self._open_grid_barrier() or moved
             moved = self._end_waits() or moved
             if self.root.is_done():
                 break
@@ -98,7 +99,7 @@ class Team:
                 self.ready.append(parent)
             return
         task.event = event
-        if isinstance(event, Barrier | Wait):
+        if isinstance(event, Barrier | GridBarrier | Wait):
             self.waiting.append(task)
         elif isinstance(event, Fork):
             task.children = [Task(frame, steps, task) for frame, steps in event.children]
@@ -134,6 +135,22 @@ class Team:
         self.machine.open_barriers(opens)
         return bool(released)
 
+    def _at_grid_barrier(self) -> Array:
+        """Of each warp, whether it waits for all blocks."""
+        arrived = np.zeros(self.machine.blocks * self.machine.warps, np.bool_)
+        for task in self.waiting:
+            if isinstance(task.event, GridBarrier):
+                arrived[task.warps()] = True
+        return arrived
+
+    def _open_grid_barrier(self) -> bool:
+        here = [task for task in self.waiting if isinstance(task.event, GridBarrier)]
+        if not here or not self._at_grid_barrier().all():
+            return False
+        self._release(here)
+        self.machine.open_grid_barrier()
+        return True
+
     def _end_waits(self) -> bool:
         released = [task for task in self.waiting if isinstance(task.event, Wait) and task.event.ready()]
         self._release(released)
@@ -151,15 +168,18 @@ class Team:
             yield from self._tasks(child)
 
     @staticmethod
-    def _kind(event: Barrier | Wait | Pause) -> str:
+    def _kind(event: Barrier | GridBarrier | Wait | Pause) -> str:
         if isinstance(event, Wait):
             return event.text()
+        if isinstance(event, GridBarrier):
+            return "for all blocks at the grid_barrier"
         return "at the barrier" if isinstance(event, Barrier) else "for memory to change in the loop"
 
     def deadlock(self) -> UserError:
         """The error that says where each warp of the first stuck block waits."""
         where: dict[int, str] = {}
         span: Span | None = None
+        arrived = self._at_grid_barrier()
         for task in self._tasks(self.root):
             if task.results is not None or task.event is None:
                 continue
@@ -180,6 +200,9 @@ class Team:
                 break
         lines = [f"warp {w % per_block} waits {text}" for w, text in sorted(where.items()) if w // per_block == block]
         first_block = int(self.machine.root.values[BLOCK][0])
+        gone = [b for b in range(self.machine.blocks) if not any(w // per_block == b for w in where)]
+        if arrived.any() and gone:
+            lines.append(f"{self.machine.block_text(first_block + gone[0])} has ended and will never come")
         return fault(
             f"deadlock in {self.machine.block_text(first_block + block)}: " + "; ".join(lines),
             span or self.machine.kernel.span,
@@ -189,11 +212,11 @@ class Team:
 def launch(kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments) -> None:
     """Run a thread-stage kernel."""
     waits = Waits.of(kernel)
-    grid = [max(0, s.evaluate(sizes)) for s in kernel.grid]
+    grid = launched_grid(kernel, sizes)
     total = prod(grid)
     if grid and grid[0] % waits.cluster:
         raise fault(f"a grid of {grid[0]} blocks along x is not made of clusters of {waits.cluster}", kernel.span)
-    at_once = waits.blocks_at_once(-(-kernel.threads // WARP) * WARP)
+    at_once = waits.blocks_at_once(-(-kernel.threads // WARP) * WARP, total)
     pending = deque((first, min(at_once, total - first)) for first in range(0, total, at_once))
     active: list[tuple[Team, Iterator[None]]] = []
     idle = 0
@@ -205,17 +228,16 @@ def launch(kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments) -> No
             idle = 0
         elif pending:
             first, blocks = pending.popleft()
-            if not waits.polling and (waits.clocked or (blocks > 1 and waits.blocking)):
+            if not waits.polling and (waits.grid or waits.clocked or (blocks > 1 and waits.blocking)):
                 if not _together(kernel, sizes, arguments, waits, first, blocks):
                     finer = (kernel, sizes, arguments, waits)
-                    parts = (
-                        [(first, blocks)] if waits.clocked else [(block, 1) for block in range(first, first + blocks)]
-                    )
+                    whole = waits.clocked or waits.grid
+                    parts = [(first, blocks)] if whole else [(block, 1) for block in range(first, first + blocks)]
                     for part in parts:
-                        for _ in _alone(_team(*finer, *part, apart=waits.clocked)):
+                        for _ in _alone(_team(*finer, *part, apart=whole)):
                             pass
             else:
-                team = _team(kernel, sizes, arguments, waits, first, blocks, apart=waits.clocked)
+                team = _team(kernel, sizes, arguments, waits, first, blocks, apart=waits.clocked or waits.grid)
                 active.append((team, _alone(team)))
         elif sum(team.machine.changes for team, _ in active) == changes:
             idle += 1

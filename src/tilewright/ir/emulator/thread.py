@@ -4,7 +4,8 @@ Warps at one place of the kernel run together as one frame. Threads of a warp th
 part ways and one of them may have to wait for another (a barrier, or a loop that watches memory others write), the frame is
 split, the parts run on their own and come together at the end of the region. Waiting is handing an event to the scheduler.
 Blocks do not see one another's shared memory, so many blocks run in one frame, unless the kernel watches memory; then warps
-may order themselves by other means than barriers, and shared memory is not watched for races.
+may order themselves by other means than barriers, and shared memory is not watched for races. All blocks of a kernel with a
+`grid_barrier` run together, and global memory is watched for accesses of two blocks between the same two of these.
 
 A kernel with mbarriers, named barriers, the copy engine or warp-group matrix ops runs one cluster (or block) at a time. There
 accesses to shared memory are ordered by clocks (`order`) instead of by counting barriers (`races`): what is checked is that
@@ -22,15 +23,16 @@ import numpy as np
 
 from tilewright.base.errors import UserError
 from tilewright.ir.emulator.barriers import Barriers
+from tilewright.ir.emulator.block_races import BlockRaces
 from tilewright.ir.emulator.copies import Copies
 from tilewright.ir.emulator.frames import BLOCK, EXISTS, LANE, SLOT, THREAD, Frame, align
-from tilewright.ir.emulator.machine import Barrier, Fork, Machine, Pause, Results, Steps, advance
+from tilewright.ir.emulator.machine import Barrier, Fork, GridBarrier, Machine, Pause, Results, Steps, advance
 from tilewright.ir.emulator.matrix import Matrix
 from tilewright.ir.emulator.memory import Memory, fault
 from tilewright.ir.emulator.order import FENCED, KNOWN, Clocks, History
 from tilewright.ir.emulator.panels import Panels
 from tilewright.ir.emulator.races import Races, clashes
-from tilewright.ir.nodes import Kernel, Op, walk
+from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, dtype_of
 
 Array = np.ndarray
@@ -39,7 +41,7 @@ LANES = 1 << 18
 """Most threads run together."""
 ALLOCATED = 1 << 26
 """Most bytes of shared and local memory at one time."""
-_WAITING = frozenset({"barrier", "mbarrier_wait", "named_barrier", "cluster_sync", "wgmma_wait"})
+_WAITING = frozenset({"barrier", "grid_barrier", "mbarrier_wait", "named_barrier", "cluster_sync", "wgmma_wait"})
 """Ops at which a warp can have to wait for others."""
 _ORDERING = frozenset(
     {"mbarrier_init", "named_barrier", "cluster_sync", "tma_load", "tma_store", "wgmma", "wgmma_registers", "await_flag"}
@@ -61,6 +63,8 @@ class Waits:
     """Blocks of a cluster."""
     clocked: bool
     """Whether accesses are ordered otherwise than by the block's barrier."""
+    grid: bool
+    """Whether blocks wait for all others."""
 
     @staticmethod
     def of(kernel: Kernel) -> Waits:
@@ -86,9 +90,12 @@ class Waits:
         cluster = kernel.attrs.get("cluster", 1)
         assert isinstance(cluster, int)
         clocked = cluster > 1 or any(op.opcode in _ORDERING for op in ops)
-        return Waits(frozenset(polling), frozenset(blocking), allocated, cluster, clocked)
+        grid = any(op.opcode == "grid_barrier" for op in ops)
+        return Waits(frozenset(polling), frozenset(blocking), allocated, cluster, clocked, grid)
 
-    def blocks_at_once(self, threads: int) -> int:
+    def blocks_at_once(self, threads: int, total: int) -> int:
+        if self.grid:
+            return max(1, total)
         if self.polling or self.clocked:
             return self.cluster
         return max(1, min(LANES // threads, ALLOCATED // max(1, self.allocated)))
@@ -141,17 +148,18 @@ class ThreadMachine(Machine):
         slot = number // (self.warps * WARP)
         self.root.values |= {LANE: number, SLOT: slot, BLOCK: first + slot, THREAD: thread, EXISTS: exists}
         self.simple |= {
-            "thread_id": self._thread_id, "alloc": self._alloc, "shuffle": self._shuffle, "vote": self._vote,
+            "thread_id": self._thread_id, "grid_size": self._grid_size, "alloc": self._alloc, "shuffle": self._shuffle, "vote": self._vote,
             "warp_sync": self._nothing, "fence": self._nothing, "extract": self._extract, "pack": self._pack, "split": self._split,
             "every": self._every,
             "elect": self._elect, "cluster_rank": self._cluster_rank, "load_remote": self._load_remote, "to_bits": self._to_bits, "from_bits": self._from_bits,
             "prefetch_map": self._nothing, "cluster_arrive": self._nothing, "prefetch": self._nothing, "fence_init": self._nothing, "wait_previous": self._nothing,
             "release_next": self._nothing, "set_registers": self._nothing,
         }  # fmt: skip
-        self.control["barrier"] = self._barrier
+        self.control |= {"barrier": self._barrier, "grid_barrier": self._grid_barrier}
         self.barriers = np.zeros(blocks, np.int64)
         """How many barriers each block has passed."""
         self.races: dict[Memory, Races] = {}
+        self.block_races = BlockRaces(self)
         self.cluster = waits.cluster
         self.clocks = Clocks(blocks, self.warps) if waits.clocked and not waits.polling else None
         self.histories: dict[Memory, History] = {}
@@ -159,6 +167,12 @@ class ThreadMachine(Machine):
         self.copy_units = Copies(self)
         Matrix(self)
         Panels(self)
+
+    def bind(self, param: Value, argument: Array | int | float | bool, frame: Frame) -> None:
+        super().bind(param, argument, frame)
+        memory = self.memories.get(param)
+        if self.waits.grid and memory is not None:
+            self.block_races.watch(memory)
 
     def start(self, apart: bool) -> Steps:
         """The kernel from its start to its end; `apart`: each warp on its own from the start."""
@@ -275,7 +289,7 @@ class ThreadMachine(Machine):
             raise fault(
                 f"divergent {op.opcode}: only {int(here[warp].sum())} of {int(exists[warp].sum())} threads of warp "
                 f"{int(frame.full(THREAD)[lane]) // WARP} of {self.block_text(int(frame.full(BLOCK)[lane]))} arrive",
-                op.span, f"every thread of a {'block' if op.opcode == 'barrier' else 'warp'} must reach the {op.opcode}; "
+                op.span, f"every thread of a {'block' if op.opcode in ('barrier', 'grid_barrier') else 'warp'} must reach the {op.opcode}; "
                 "move it out of the condition",
             )  # fmt: skip
 
@@ -283,6 +297,19 @@ class ThreadMachine(Machine):
         self.require_whole_warps(op, frame)
         yield Barrier(op.span)
         return ()
+
+    def _grid_barrier(self, op: Op, frame: Frame) -> Steps:
+        self.require_whole_warps(op, frame)
+        yield GridBarrier(op.span)
+        return ()
+
+    def open_grid_barrier(self) -> None:
+        """All blocks pass a barrier of the grid."""
+        self.block_races.passed += 1
+        self.barriers += 1
+        if self.clocks is not None:
+            warps = np.arange(self.blocks * self.warps)
+            self.clocks.acquire(warps, self.clocks.release(warps))
 
     def open_barriers(self, opens: Array) -> None:
         """All warps of the blocks where `opens` holds pass a barrier."""
@@ -302,7 +329,7 @@ class ThreadMachine(Machine):
 
     # -- races ----------------------------------------------------------------------------------------------------
 
-    def _actors(self, frame: Frame, places: Array, active: Array | None) -> tuple[Array, Array, Array, Array]:
+    def actors(self, frame: Frame, places: Array, active: Array | None) -> tuple[Array, Array, Array, Array]:
         """Of the accesses that happen: which they are, and their places, warps and barriers passed, on one axis each."""
         shape = (frame.lanes, *places.shape[1:])
         wanted = np.broadcast_to(np.True_ if active is None else align(active, len(shape) - 1), shape)
@@ -330,7 +357,7 @@ class ThreadMachine(Machine):
         history, clocks = self.histories.get(memory), self.clocks
         if history is None or clocks is None:
             return
-        wanted, there, warps, _ = self._actors(frame, places, active)
+        wanted, there, warps, _ = self.actors(frame, places, active)
         bad = np.zeros(there.shape, np.bool_)
         for warp in np.unique(warps):
             own, known = warps == warp, clocks.now[KNOWN, warp]
@@ -382,9 +409,10 @@ class ThreadMachine(Machine):
 
     def on_read(self, op: Op, frame: Frame, memory: Memory, places: Array, active: Array | None) -> None:
         self._clocked_access(op, frame, memory, places, None, active)
+        self.block_races.access(op, frame, memory, places, None, active)
         races = self.races.get(memory)
         if races is not None:
-            wanted, there, warps, epochs = self._actors(frame, places, active)
+            wanted, there, warps, epochs = self.actors(frame, places, active)
             bad = races.on_read(there, warps, epochs)
             if bad.any():
                 raise self._race(op, frame, memory, wanted, there, bad)
@@ -393,9 +421,10 @@ class ThreadMachine(Machine):
         self, op: Op, frame: Frame, memory: Memory, places: Array, values: Array, active: Array | None
     ) -> None:
         self._clocked_access(op, frame, memory, places, values, active)
+        self.block_races.access(op, frame, memory, places, values, active)
         races = self.races.get(memory)
         if races is not None:
-            wanted, there, warps, epochs = self._actors(frame, places, active)
+            wanted, there, warps, epochs = self.actors(frame, places, active)
             new = np.broadcast_to(values, wanted.shape)[wanted]
             bad = races.on_write(there, warps, epochs, memory.read(there), new)
             if bad.any():
@@ -405,6 +434,11 @@ class ThreadMachine(Machine):
 
     def _thread_id(self, op: Op, frame: Frame) -> Results:
         return (frame.get(THREAD),)
+
+    def _grid_size(self, op: Op, frame: Frame) -> Results:
+        axis = op.attrs["axis"]
+        assert isinstance(axis, int)
+        return (np.full(1, self.grid[axis], np.int64),)
 
     def _nothing(self, op: Op, frame: Frame) -> Results:
         """Warps run in step and memory is consistent: there is nothing to order."""

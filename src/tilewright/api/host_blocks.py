@@ -28,7 +28,7 @@ from tilewright.tree.syntax import Argument, Expr, KernelAttribute
 RunCompute = Callable[[syntax.Function, dict[str, object], str], object]
 """`run_compute(function, arguments, device)`: run one compute block on a device and return its result."""
 
-PARTS = (str, list, tuple, dict, StandIn)
+PARTS = (str, list, tuple, dict, dtypes.DType, StandIn)
 """Values that are no numbers and no arrays."""
 
 

@@ -47,6 +47,8 @@ class ZynModule:
 
     def __init__(self, module: syntax.Module, run_compute: RunCompute) -> None:
         self.tree = linked(module)
+        self._hidden = tuple(f"{s.alias}__" for s in module.body if isinstance(s, syntax.Import) and s.alias)
+        """What names of imported files begin with."""
         self._run_compute = run_compute
         self._checks: dict[frozenset[str], Check] = {}
         """What was found right for inputs of these names."""
@@ -68,11 +70,12 @@ class ZynModule:
             check = Check(self.tree, given)
             check.report(inputs)
             self._checks[given] = check
-        return Run(check, self._run_compute, device, dict(inputs)).run(self.tree)
+        found = Run(check, self._run_compute, device, dict(inputs)).run(self.tree)
+        return {n: v for n, v in found.items() if not n.startswith(self._hidden)} if self._hidden else found
 
     def functions(self) -> tuple[str, ...]:
         """The names of its functions and pipelines, in the order of the text."""
-        return tuple(name for name in self._functions if "__" not in name)
+        return tuple(name for name in self._functions if not name.startswith(self._hidden))
 
     def call(self, name: str, args: tuple[object, ...], named: dict[str, Any], device: str | None = None) -> object:
         """What a function gives. `named` has arguments by name, and values for names of the program that the function uses."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -83,8 +82,6 @@ class Check:
                     "TW008", f"unexpected input '{name}': it {reason}", help=f"did you mean '{close[0]}'?" if close else f"the program takes {takes}"
                 )
         self.sink.raise_if_errors()
-        for item in self.sink.items:
-            warnings.warn(item.render(), UserWarning, stacklevel=3)
 
     def require_apart(self, function: syntax.Function, node: syntax.Call) -> None:
         """Have a function checked as one that runs block by block, if it was not."""
@@ -132,7 +129,7 @@ class Check:
         elif isinstance(node, syntax.Assign):
             self._assign(node)
         elif isinstance(node, syntax.ExprStmt):
-            self._alone(node.value)
+            self._expression(node.value, used=False)
         elif isinstance(node, syntax.Config):
             self._config(node)
         elif isinstance(node, syntax.If):
@@ -181,18 +178,6 @@ class Check:
             elif target.id not in self.mutable:
                 reason = "was declared with let" if target.id in self.defined else "is not declared"
                 self.sink.error("TW015", f"'{target.id}' {reason} and cannot be assigned", target.span, f"write 'var {target.id} = …' first")
-
-    def _alone(self, node: Expr) -> None:
-        """An expression that is a statement: what only has a value is of no use."""
-        call = node.call if isinstance(node, syntax.Pipe) else node
-        if isinstance(call, syntax.Call) and isinstance(call.function, syntax.Name) and call.function.id in self.functions:
-            self._expression(node, used=False)
-            return
-        self._expression(node)
-        acts = isinstance(call, syntax.Await) or (isinstance(call, syntax.Call) and not _is_value(call))
-        if not acts:
-            what = "this block" if isinstance(node, syntax.Compute) else "this expression"
-            self.sink.warn("TW008", f"the result of {what} is not used", node.span, "give it a name, or remove it")
 
     def _config(self, node: syntax.Config) -> None:
         for name, value in node.fields:
@@ -362,13 +347,6 @@ def is_host_call(call: syntax.Call) -> bool:
     if name in ("zeros", "ones", "full", "transpose"):
         return len(call.args) > 1 or any(isinstance(a.value, syntax.List) or a.keyword is not None for a in call.args)
     return name in host_functions.FUNCTIONS
-
-
-def _is_value(call: syntax.Call) -> bool:
-    """Whether a call does nothing but give a value."""
-    if isinstance(call.function, syntax.Attribute):
-        return call.function.name in ("reshape", "transpose", "to_device")
-    return not (isinstance(call.function, syntax.Name) and call.function.id == "print")
 
 
 def _returns(body: Sequence[Stmt]) -> bool:

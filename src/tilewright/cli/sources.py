@@ -8,7 +8,6 @@ checked, and gives results of the right type to what follows.
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -80,7 +79,6 @@ class Walk:
     typed: list[TypedKernel] = field(default_factory=list)
     """One for each entry; fewer when there are errors."""
     errors: list[Diagnostic] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
     records: list[str] = field(default_factory=list)
     """Inputs of a program that are records or lists."""
 
@@ -103,7 +101,7 @@ def read_source(path: str) -> File:
     except UnicodeDecodeError as error:
         raise UserError.at("TW007", f"file '{path}' is not UTF-8 text: {error.reason}", help="save it as UTF-8") from None
     if suffix == ".zyn":
-        return File(path, program=linked(parse_module(text, path)))
+        return File(path, program=parse_module(text, path))
     return File(path, kernels=tuple(parse_python_file(text, path)))
 
 
@@ -170,6 +168,7 @@ class _Looker:
 
 
 def _walk_program(program: Module, inputs: Mapping[str, Given]) -> Walk:
+    program = linked(program)
     result = Walk(records=[name for name in inputs if is_record(name, program)])
     values: dict[str, object] = {name: StandIn() if name in result.records else _stand_in(given) for name, given in inputs.items()}
     _look(program, values, inputs, result)
@@ -184,10 +183,7 @@ def _walk_program(program: Module, inputs: Mapping[str, Given]) -> Walk:
 
 def _look(program: Module, values: Mapping[str, object], inputs: Mapping[str, Given], result: Walk) -> None:
     try:
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            ZynModule(program, _Looker(result, values, inputs)).run(**values)  # type: ignore[arg-type]
-        result.warnings += [str(item.message) for item in told if issubclass(item.category, UserWarning)]
+        ZynModule(program, _Looker(result, values, inputs)).run(**values)  # type: ignore[arg-type]
     except UserError as error:
         # After a kernel with errors the host part may fail for want of its result.
         if not result.errors:

@@ -346,7 +346,7 @@ def _len(call: _Call) -> object:
 
 
 def _read(call: _Call) -> object:
-    from tilewright.api.weights import read_values
+    from tilewright.api.array_files import read_values
 
     return read_values(call.text("path", ""))
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import click
 import numpy as np
 
+from tilewright.api.array_files import read_values
 from tilewright.api.devices import find_device
 from tilewright.api.execute import Runner
 from tilewright.api.host_functions import settled, shown
 from tilewright.api.module import ZynModule
-from tilewright.api.weights import read_values
 from tilewright.base.errors import UserError
 from tilewright.cli.guess import Given, parse_arguments
 from tilewright.cli.sources import File, Walk, choose, inputs_of, read_source, walk

@@ -21,7 +21,7 @@ from tilewright.base.source import Span
 from tilewright.runtime import streams
 from tilewright.tree import syntax
 from tilewright.tree.compose import kernel_of
-from tilewright.tree.inline import has_calls
+from tilewright.tree.inline import has_calls, renamed
 from tilewright.tree.names import BodyNames, body_names, is_output
 from tilewright.tree.syntax import Argument, Expr, KernelAttribute
 
@@ -40,7 +40,8 @@ class Blocks:
         self._run_compute = run_compute
         self._device = device
         self._default_device = "auto"
-        self._values = values
+        self._values = self._program = values
+        """Names so far, and those of the program itself, which its functions see."""
         self._label = "compute"
         self._looks = bool(getattr(run_compute, "stands_in", False))
         """Nothing is computed: values only stand for others of their type."""
@@ -112,9 +113,21 @@ class Blocks:
                 first = Argument(node.value, span=node.value.span)
                 node = replace(node.call, args=(first, *node.call.args), span=node.span)
             if callee is not None:
-                node = replace(node, function=callee)
+                node = replace(node, function=self._with_program_values(callee, leaves))
             return replace(node, args=tuple(replace(a, value=self._formula(a.value, leaves)) for a in node.args))
         return self._leaf(node, self.evaluate(node), leaves)
+
+    def _with_program_values(self, callee: Expr, leaves: dict[str, object]) -> Expr:
+        """A called function whose names mean values of the program also where the caller has others of the same name."""
+        if self._values is self._program or not isinstance(callee, syntax.Callee):
+            return callee
+        function = callee.function
+        names = body_names(function.body).free
+        new: dict[str, Expr] = {}
+        for name in names:
+            if name in self._program and self._values.get(name) is not self._program[name] and all(p.name != name for p in function.params):
+                new[name] = self._leaf(syntax.Name(name, span=names[name]), self._program[name], leaves)
+        return replace(callee, function=replace(function, body=renamed(function.body, new))) if new else callee
 
     def _leaf(self, node: Expr, value: object, leaves: dict[str, object]) -> syntax.Name:
         name = next(n for number in itertools.count() if (n := f"_{number}") not in leaves and n not in self._values)
@@ -262,7 +275,10 @@ def called(node: syntax.Call | syntax.Pipe) -> syntax.Call:
 
 
 def _is_plain(attribute: KernelAttribute) -> bool:
-    return len(attribute.args) == 1 and isinstance(attribute.args[0].value, syntax.String)
+    """Whether a device is named in the text itself."""
+    value = attribute.args[0].value if len(attribute.args) == 1 else None
+    items = value.items if isinstance(value, syntax.List | syntax.Tuple) else (value,)
+    return all(isinstance(item, syntax.String) for item in items)
 
 
 def _is_asynchronous(function: syntax.Function, arguments: dict[str, object]) -> bool:

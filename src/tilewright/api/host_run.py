@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.api import host_functions, host_values
-from tilewright.api.host_blocks import PARTS, Blocks, RunCompute, called
+from tilewright.api.host_blocks import PARTS, Blocks, called
 from tilewright.api.host_dimensions import Sizes, StandIn
-from tilewright.api.module_check import Check
 from tilewright.base import dtypes
 from tilewright.base.errors import TilewrightError, UserError
 from tilewright.base.source import Span
@@ -32,11 +31,6 @@ class _Returned:
 
 class Run(Blocks):
     """The program, or one call of a function in it."""
-
-    def __init__(self, check: Check, run_compute: RunCompute, device: str | None, values: dict[str, object]) -> None:
-        super().__init__(check, run_compute, device, values)
-        self._program = self._values
-        """Those of the program itself, which its functions see."""
 
     def run(self, module: syntax.Module) -> dict[str, object]:
         names: dict[str, None] = {}
@@ -118,7 +112,7 @@ class Run(Blocks):
                 return
             if not isinstance(over, list | tuple) and not getattr(over, "shape", None):
                 raise UserError.at("TW009", f"a loop over a {type(over).__name__}", node.over.span, "loop over a list, an array or a range")
-            items: Iterable[object] = over
+            items: Iterable[object] = over if isinstance(over, list | tuple) else (over[row] for row in range(over.shape[0]))
             yield from items
             return
         yield from self._ranges(node.ranges)

@@ -67,6 +67,7 @@ class Check:
         """Functions being checked block by block."""
         self._apart_done: set[int] = set()
         self._statements(module.body)
+        self._uncalled(module)
 
     def report(self, inputs: dict[str, object]) -> None:
         needed = [n for n in self.missing if n not in inputs]
@@ -93,7 +94,11 @@ class Check:
         self.sink.error("TW005", f"{what} is not available in this version", span)
 
     def _need(self, name: str, span: Span) -> None:
-        if name in self.defined or (dtypes.is_name(name) and name not in self.given):
+        if name not in self.defined:
+            self._need_input(name, span)
+
+    def _need_input(self, name: str, span: Span) -> None:
+        if dtypes.is_name(name) and name not in self.given:
             return
         if name in self.given:
             self.used.add(name)
@@ -277,11 +282,23 @@ class Check:
             kernel = kernel_of("call", function.params, call_of(callee, function.params, node.span), self.sink)
             names = body_names(kernel.body)
             for name, span in names.free.items():
-                if name not in names.in_ranges and all(name != p.name for p in function.params):
-                    self._need(name, span)
+                if name not in names.in_ranges and name not in self._outer[0] and all(name != p.name for p in function.params):
+                    self._need_input(name, span)
             self.callees[id(node)] = callee
         except Apart:
             self._blocks(function, node, used)
+
+    def _uncalled(self, module: syntax.Module) -> None:
+        """Functions that the program does not call may be called from outside: they must be right too, but need no inputs yet."""
+        called = {n.id for n in nodes(module.body) if isinstance(n, syntax.Name)}
+        missing, used = dict(self.missing), set(self.used)
+        for function in self.functions.values():
+            if function.name not in called:
+                names = [p.name for p in function.params]
+                args = tuple(syntax.Argument(syntax.Name(name, span=function.span), span=function.span) for name in names)
+                call = syntax.Call(syntax.Name(function.name, span=function.span), args, span=function.span)
+                self._function(function, call, len(names), [], used=False)
+        self.missing, self.used = missing, used
 
     def _blocks(self, function: syntax.Function, node: syntax.Call, used: bool = True) -> None:
         if function.name in self._apart:

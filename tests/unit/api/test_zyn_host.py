@@ -128,6 +128,19 @@ def test_locals_do_not_leave_a_function() -> None:
     assert run(text) == {"z": 100, "a": 110}
 
 
+def test_names_of_a_function_are_those_of_the_program() -> None:
+    """Also in a function that is part of a kernel, and where its caller has another value of that name."""
+    text = "let z = 100.0\nfn f(x): return x + z\nfn g(x, z):\n    print(z)\n    return f(x) * z\nlet a = g(x, 2.0)\nlet b = g(1, 2)\n"
+    found = run(text, x=np.ones(2, np.float32))
+    np.testing.assert_array_equal(found["a"], [202, 202])
+    assert found["b"] == 202
+
+
+def test_functions_that_are_not_called_are_checked() -> None:
+    assert errors("fn f(x):\n    print(x)\n    let y = sqr(x)\n    return y * missing\nlet a = 1") == ["3:13: error[TW002]: unknown function 'sqr'"]
+    assert run("fn f(x):\n    return x * missing\nlet a = 1") == {"a": 1}
+
+
 X = np.ones((2, 3), np.float32)
 TYPED = 'fn f(a: tensor[n, k], b: tensor[k, m] = zeros(3, 1), c: int = 1) -> tensor[n, m]:\n    print("")\n    return a @ b\n'
 

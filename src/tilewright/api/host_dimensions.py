@@ -57,10 +57,10 @@ def count_mismatch(function: Function, positional: int, keywords: Sequence[str])
 class Sizes:
     """The named sizes of one call, each with what gave it."""
 
-    def __init__(self, function: Function, call: Span, exact: bool) -> None:
-        self._function, self._call, self._exact = function, call, exact
-        self.values: dict[str, int] = {}
-        self._from: dict[str, str] = {}
+    def __init__(self, name: str, call: Span, exact: bool, known: Mapping[str, int] | None = None) -> None:
+        self._name, self._call, self._exact = name, call, exact
+        self.values: dict[str, int] = dict(known or {})
+        self._from: dict[str, str] = dict.fromkeys(self.values, "the program")
 
     def take(self, what: str, type_: Expr | None, value: object, number: Callable[[Expr, Mapping[str, object]], object]) -> object:
         """Hold a value against its type; new names of the type become sizes. Gives the value, a future's result where it was one."""
@@ -136,6 +136,6 @@ class Sizes:
             raise self._fail("TW009", f"{what} is {host_functions.shown(value)}, its type says {name}")
 
     def _fail(self, code: str, message: str, help: str = "") -> UserError:
-        error = UserError.at(code, f"{self._function.name}: {message}", self._call, help)
+        error = UserError.at(code, f"{self._name}: {message}", self._call, help)
         assert isinstance(error, UserError)
         return error

@@ -51,7 +51,9 @@ class Run(Blocks):
         self._known.clear()
         if isinstance(node, syntax.Let) and node.value is not None:
             self._label = "_".join(node.targets)
-            self._values.update(self._bind(node.targets, self.evaluate(node.value), node.span, node.destructure))
+            value = self.evaluate(node.value)
+            value = value if node.type is None else self._typed(node, node.type, value)
+            self._values.update(self._bind(node.targets, value, node.span, node.destructure))
             names.update(dict.fromkeys(node.targets))
         elif isinstance(node, syntax.Assign):
             self._assign(node)
@@ -75,6 +77,14 @@ class Run(Blocks):
                 if name == "compute_device" and isinstance(found := self.evaluate(value), str):
                     self._default_device = found
         return None
+
+    def _typed(self, node: syntax.Let, type_: Expr, value: object) -> object:
+        """A value held against the type it is declared with; numbers take an element type."""
+        number = host_values.as_scalar(value)
+        if isinstance(type_, syntax.Name) and dtypes.is_name(type_.id) and number is not None and type_.id not in ("int", "float", "bool"):
+            return dtypes.by_name(type_.id).numpy.type(number)
+        sizes = Sizes("let", node.span, not self._looks, {n: v for n, v in self._values.items() if isinstance(v, int) and not isinstance(v, bool)})
+        return sizes.take(f"'{node.targets[0]}'", type_, value, lambda part, _: self.evaluate(part))
 
     def _block(self, body: Sequence[Stmt], bound: Mapping[str, object] | None = None) -> _Returned | None:
         """A block: what it declares, and what `bound` gives it, is gone when it ends."""
@@ -191,7 +201,7 @@ class Run(Blocks):
         if isinstance(node, syntax.Number | syntax.Bool | syntax.String):
             return node.value
         if isinstance(node, syntax.Name):
-            return self._values[node.id] if node.id in self._values else dtypes.by_name(node.id)
+            return self._named(node)
         if isinstance(node, syntax.Compute):
             return self._compute(node)
         if isinstance(node, syntax.Call | syntax.Pipe) and self._is_apart(called(node)):
@@ -213,6 +223,13 @@ class Run(Blocks):
         if isinstance(node, syntax.IfExpr):
             return self._choice(node)
         return self._elementwise(node)
+
+    def _named(self, node: syntax.Name) -> object:
+        if node.id in self._values:
+            return self._values[node.id]
+        if not dtypes.is_name(node.id):
+            raise UserError.at("TW002", f"'{node.id}' has no value here", node.span)
+        return dtypes.by_name(node.id)
 
     def _logical(self, node: syntax.Binary) -> object:
         """`and` and `or` of numbers leave out the right side where the left one decides."""
@@ -367,7 +384,7 @@ class Run(Blocks):
             if param.name not in values:
                 assert param.default is not None
                 values[param.name] = outside.evaluate(param.default)
-        sizes = Sizes(function, span, not self._looks)
+        sizes = Sizes(function.name, span, not self._looks)
         inner = self._inner({**self._program})
 
         def number(node: Expr, known: Mapping[str, object]) -> object:

@@ -164,6 +164,7 @@ class Check:
             self.sink.error("TW005", "a shared variable outside a kernel", node.span, "declare it in a compute block")
             return
         self._expression(node.value)
+        self._extents(node.type)
         self.defined.update(node.targets)
         self.mutable -= set(node.targets)
         if node.mutable:
@@ -173,6 +174,13 @@ class Check:
         if isinstance(node.value, syntax.Compute) and not node.mutable:
             kind = "future" if any(a.name == "async" for a in node.value.attributes) else "result"
             self._kinds.update(dict.fromkeys(node.targets, kind))
+
+    def _extents(self, type_: Expr | None) -> None:
+        """Extents of a type that are computed: what they are computed from must be there."""
+        for item in type_.items if isinstance(type_, syntax.Tuple) else (type_,):
+            for index in item.indices if isinstance(item, syntax.Index) else ():
+                if not isinstance(index, syntax.Name):
+                    self._expression(index)
 
     def _assign(self, node: syntax.Assign) -> None:
         self._expression(node.value)
@@ -304,6 +312,10 @@ class Check:
         if function.name in self._apart:
             self.sink.error("TW005", f"'{function.name}' calls itself", node.span, "use a loop")
             return
+        if used and not _returns(function.body):
+            self.sink.error("TW017", f"'{function.name}' returns nothing", function.span, "return what it computes")
+        if id(function) in self._apart_done:
+            return
         self._apart.append(function.name)
         self._apart_done.add(id(function))
         around = self.defined, self.mutable, self._kinds
@@ -313,14 +325,14 @@ class Check:
             if param.default is not None:
                 self._expression(param.default)
         self.defined |= {p.name for p in function.params} | set(parameter_sizes(function))
+        for type_ in (*(p.type for p in function.params), function.result):
+            self._extents(type_)
         for name in shape_names(function.result):
             if name not in self.defined:
                 self._need(name, function.result.span if function.result is not None else function.span)
         self._in_function += 1
         self._statements(function.body)
         self._in_function -= 1
-        if used and not _returns(function.body):
-            self.sink.error("TW017", f"'{function.name}' returns nothing", function.span, "return what it computes")
         (self.defined, self.mutable, self._kinds), self._outer = around, outer
         self._apart.pop()
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from copy_kernels import register_copies
+from null_cuda.install import installed
 
 
 def run(text: str, **inputs: Any) -> dict[str, Any]:
@@ -162,9 +164,26 @@ def test_calls_are_checked(call: str, line: str) -> None:
     assert errors(f"{TYPED}let y = {call}\nlet used = x", x=X) == [line]
 
 
+def test_computed_extents() -> None:
+    text = 'fn f(a: tensor[n, n + k]) -> tensor[2 * n]:\n    print("")\n    return a[0]\nlet y = f(x)'
+    assert run(text.replace("2 * n", "n + k"), x=X, k=1)["y"].shape == (3,)
+    assert errors(text, x=X, k=1) == ["4:9: error[TW004]: f: axis 0 of the result has 3 element(s), its type says 4"]
+    assert errors(text, x=X, k=2) == ["4:9: error[TW004]: f: axis 1 of 'a' has 3 element(s), its type says 4"]
+    assert errors(text, x=X) == ["1:23: error[TW008]: missing input 'k'"]
+    assert errors("let c: tensor[2 * q] = x", x=X) == ["1:19: error[TW008]: missing input 'q'"]
+
+
 def test_results_are_checked() -> None:
     text = 'fn f(a: tensor[n, k]) -> tensor[k, n]:\n    print("")\n    return a\nlet y = f(x)'
     assert errors(text, x=X) == ["4:9: error[TW004]: f: 'k' is 3 by axis 1 of 'a', but 2 by axis 0 of the result"]
+
+
+def test_declared_types() -> None:
+    found = run("let a: f16 = 1.5\nlet b: int = 3\nlet c: tensor[b, m] = x.T\nvar d: i32 = 2.0\n", x=X)
+    assert type(found["a"]) is np.float16 and found["b"] == 3 and found["c"].shape == (3, 2) and type(found["d"]) is np.int32
+    assert errors("let n = 5\nlet c: tensor[n, m] = x", x=X) == ["2:1: error[TW004]: let: 'n' is 5 by the program, but 2 by axis 0 of 'c'"]
+    assert errors("let c: int = 1.5") == ["1:1: error[TW009]: let: 'c' is 1.5, its type says int"]
+    assert errors("let c: f16[n] = x[0]", x=X) == ["1:1: error[TW009]: let: 'c' is an array of f32, its type says f16"]
 
 
 def test_functions_are_called_from_python() -> None:
@@ -292,6 +311,37 @@ def test_a_device_is_any_string_or_the_first_of_a_list() -> None:
     np.testing.assert_array_equal(found["b"], X + 2)
     with pytest.raises(tw.DeviceError, match="'cuda:7' is not present"):
         run('let b = compute(x) @device(["cuda:6", "cuda:7"]) { out = x + 2 }', x=X)
+
+
+GPU = """
+let (a, b) = split(x, 2, axis=1)
+let c = concat([b, a], axis=1)
+let d = reshape(transpose(c), [-1])
+let e = zeros(2, 2, device="cuda") + 1
+let f = full([2], 2.5, dtype=f64, device="cuda")
+var n = 0
+if reduce(max, x) > 0: n = 1
+for row in x: n += 1
+let s = x[0, 1:3]
+let home = x.to_device("cpu")
+let again = copy(x)
+"""
+
+
+@pytest.mark.parametrize("mode", ["eager", "lazy", "random"])
+def test_arrays_on_a_gpu(mode: str) -> None:
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    with installed(mode=mode) as driver:
+        register_copies(driver)
+        found = tw.load(GPU).run(x=tw.to_device(x, "cuda"))
+        turned = np.concatenate([x[:, 2:], x[:, :2]], 1)
+        for name, wanted in {
+            "a": x[:, :2], "b": x[:, 2:], "c": turned, "d": turned.T.reshape(-1), "e": np.ones((2, 2)), "f": np.full(2, 2.5), "s": x[0, 1:3],
+            "home": x, "again": x,
+        }.items():  # fmt: skip
+            assert isinstance(found[name], np.ndarray) is (name == "home"), name
+            np.testing.assert_array_equal(np.asarray(found[name]), wanted, err_msg=name)
+        assert found["n"] == 4
 
 
 # -- imports ----------------------------------------------------------------------------------------------------------

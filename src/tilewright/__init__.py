@@ -104,6 +104,7 @@ from tilewright.base.errors import CompilerBug, DeviceError, TargetLimit, Tilewr
 from tilewright.runtime.cpu_pool import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
+    from tilewright.api.array_files import read_values
     from tilewright.api.arrays import allocate, array, asarray, copy, from_dlpack, pinned, to_device
     from tilewright.api.export import export
     from tilewright.api.graphs import Graph, capture, graph
@@ -214,6 +215,7 @@ __all__ = [
     "q5_k",
     "q6_k",
     "q8_0",
+    "read_values",
     "reduce",
     "relu",
     "round",
@@ -255,12 +257,14 @@ __all__ = [
 
 
 _LATER = {
+    "tilewright.api.array_files": ("read_values",),
     "tilewright.api.arrays": ("allocate", "array", "asarray", "copy", "from_dlpack", "pinned", "to_device"),
     "tilewright.api.export": ("export",),
     "tilewright.api.graphs": ("Graph", "capture", "graph"),
     "tilewright.api.heterogeneous": ("heterogeneous", "schedule", "task"),
     "tilewright.api.jax_ops": ("jax_function",),
     "tilewright.api.memory": ("Pool", "default_pool", "memory_pool"),
+    "tilewright.api.notebook": ("load_ipython_extension", "unload_ipython_extension"),
     "tilewright.api.pipeline": ("Pipeline", "parallel", "stage"),
     "tilewright.api.profile": ("Profile", "profile"),
     "tilewright.api.streams": ("Event", "Stream", "current_stream", "stream", "timed"),

@@ -11,6 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tilewright.base import dtypes
+from tilewright.base.dtypes import DType
+
 Scalar = bool | int | float | np.generic
 
 _FUNCTIONS: dict[str, Callable[..., object]] = {
@@ -24,6 +27,14 @@ _FUNCTIONS: dict[str, Callable[..., object]] = {
 }  # fmt: skip
 ELEMENTWISE = frozenset(_FUNCTIONS)
 """Functions that can be applied to a result outside a kernel."""
+
+ARRAY_FUNCTIONS = frozenset({"row_max", "row_min", "row_sum", "dot", "matmul"})
+"""Functions of whole arrays, which only kernels compute."""
+
+
+class NoNumber(TypeError):
+    """Arithmetic with something that is no number."""
+
 
 _ARITY = {"min": 2, "max": 2, "pow": 2, "clamp": 3}
 
@@ -58,6 +69,27 @@ def binary(op: str, left: Scalar, right: Scalar) -> Scalar:
         return _plain(_OPERATORS[op](left, right), left, right)
 
 
+def number(value: object) -> Scalar:
+    """A value that must be a number; an element type passes, for `cast`."""
+    if isinstance(value, bool | int | float | np.generic | DType):
+        return value  # type: ignore[return-value]
+    raise NoNumber(f"arithmetic with a {type(value).__name__}")
+
+
+def combine(op: str, left: object, right: object) -> object:
+    """`left op right` of any values: beside numbers, `==` and `!=` of everything, `+` of two strings, two lists, or two tuples."""
+    first, second = as_scalar(left), as_scalar(right)
+    if first is not None and second is not None:
+        return binary(op, first, second)
+    if op in ("==", "!="):
+        return (left == right) is (op == "==")
+    for kind in (str, list, tuple):
+        if op == "+" and isinstance(left, kind) and isinstance(right, kind):
+            return left + right  # type: ignore[operator]
+    culprit = left if first is None else right
+    raise NoNumber(f"arithmetic with a {type(culprit).__name__}")
+
+
 def unary(op: str, operand: Scalar) -> Scalar:
     if op == "not":
         return not operand
@@ -66,6 +98,8 @@ def unary(op: str, operand: Scalar) -> Scalar:
 
 
 def call(name: str, arguments: list[Scalar]) -> Scalar:
+    if name == "cast" or dtypes.is_name(name):
+        return _cast(name, arguments)
     wanted = _ARITY.get(name, 1)
     if len(arguments) != wanted and not (name in ("min", "max") and len(arguments) > wanted):
         raise ValueError(f"{name} takes {wanted} argument(s), got {len(arguments)}")
@@ -75,6 +109,14 @@ def call(name: str, arguments: list[Scalar]) -> Scalar:
         for argument in arguments[wanted:]:
             result = function(result, argument)
     return _plain(result, *arguments)
+
+
+def _cast(name: str, arguments: list[Scalar]) -> Scalar:
+    """`cast(x, f16)` or `f16(x)`."""
+    value, *rest = arguments if name == "cast" else (*arguments[:1], dtypes.by_name(name), *arguments[1:])
+    if len(rest) != 1 or not isinstance(rest[0], DType) or isinstance(value, DType):
+        raise ValueError("cast takes a number and an element type")
+    return rest[0].numpy.type(value)  # type: ignore[no-any-return]
 
 
 def _is_integer(value: Scalar) -> bool:

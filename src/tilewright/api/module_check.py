@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.api import host_values
+from tilewright.api import host_functions, host_values
+from tilewright.api.host_dimensions import count_mismatch, parameter_sizes, shape_names
+from tilewright.api.host_sizes import KnownSizes
 from tilewright.api.zyn_parallel import is_spread
+from tilewright.base import dtypes
 from tilewright.base.errors import Diagnostics
 from tilewright.base.source import Span
 from tilewright.tree import syntax
 from tilewright.tree.compose import Apart, Composer, call_of, kernel_of
-from tilewright.tree.inline import inline
+from tilewright.tree.inline import inline, nodes
 from tilewright.tree.names import BodyNames, body_names, substitute
 from tilewright.tree.syntax import Expr, KernelAttribute, Stmt
-
-HOST_FUNCTIONS = frozenset(
-    {"compute_devices", "allocate", "memory_pool", "reshape", "split", "zeros", "ones", "transpose", "concat", "row_max", "row_sum", "dot", "matmul"}
-)
-"""Functions of the host language that this version knows by name only."""
 
 _SETTINGS = ("compute_device",)
 _KINDS_WITH_SIZES = frozenset({"conv2d", "conv2d_depthwise", "depthwise_conv2d", "attention", "flash_attention"})
@@ -48,6 +47,11 @@ class Check:
         self.used: set[str] = set()
         self.defined: set[str] = set()
         self.mutable: set[str] = set()
+        self._outer = (self.defined, self.mutable)
+        """What the program itself has defined, for the functions it calls."""
+        self._kinds: dict[str, str] = {}
+        """What is known of a name: that it is a 'future', or the 'result' of a block that is not asynchronous."""
+        self._in_function = 0
         self.functions = {s.name: s for s in module.body if isinstance(s, syntax.Function)}
         self.bodies: dict[int, Body] = {}
         """By identity of the compute."""
@@ -57,11 +61,14 @@ class Check:
         """By identity of an expression or block, the name of its result and those of its arguments: the kernel it is."""
         self.captured: dict[tuple[int, str, tuple[str, ...]], tuple[syntax.Function, syntax.Function]] = {}
         """By identity of a kernel: itself, and it with values of the program as further arguments."""
-        self._composer = Composer(self.functions, lambda name: name in self.defined or name in self.given, self.sink)
+        self._composer = Composer(self.functions, lambda name: name in self._outer[0] or name in self.given, self.sink, is_host_call)
+        self.sizes = KnownSizes()
+        """Which numbers of the program are sizes in its blocks."""
         self._apart: list[str] = []
         """Functions being checked block by block."""
-        for statement in module.body:
-            self._statement(statement)
+        self._apart_done: set[int] = set()
+        self._statements(module.body)
+        self._uncalled(module)
 
     def report(self, inputs: dict[str, object]) -> None:
         needed = [n for n in self.missing if n not in inputs]
@@ -78,41 +85,113 @@ class Check:
                 )
         self.sink.raise_if_errors()
 
+    def require_apart(self, function: syntax.Function, node: syntax.Call) -> None:
+        """Have a function checked as one that runs block by block, if it was not."""
+        if id(function) not in self._apart_done:
+            self._blocks(function, node)
+            self.sink.raise_if_errors()
+
     def _unavailable(self, what: str, span: Span) -> None:
         self.sink.error("TW005", f"{what} is not available in this version", span)
 
     def _need(self, name: str, span: Span) -> None:
-        if name in self.defined:
+        if name not in self.defined:
+            self._need_input(name, span)
+
+    def _need_input(self, name: str, span: Span) -> None:
+        if dtypes.is_name(name) and name not in self.given:
             return
         if name in self.given:
             self.used.add(name)
         else:
             self.missing.setdefault(name, span)
 
+    # -- statements -------------------------------------------------------------------------------------------------
+
+    def _statements(self, body: Sequence[Stmt]) -> None:
+        left: Span | None = None
+        for statement in body:
+            if left is not None:
+                what = "this await" if _has_await(statement) else "this"
+                self.sink.error("TW005", f"{what} is never reached: line {left.line} has returned", statement.span, "remove it")
+            self._statement(statement)
+            if isinstance(statement, syntax.Return):
+                left = statement.span
+
+    def _block(self, body: Sequence[Stmt], names: Sequence[str] = ()) -> None:
+        """Statements with a scope of their own, in which `names` are defined."""
+        defined, mutable = set(self.defined), set(self.mutable)
+        is_program = self._outer[0] is self.defined
+        self.defined |= set(names)
+        self.mutable -= set(names)
+        self._statements(body)
+        self.defined, self.mutable = defined, mutable
+        if is_program:
+            self._outer = (self.defined, self.mutable)
+
     def _statement(self, node: Stmt) -> None:
         if isinstance(node, syntax.Let):
-            if node.shared or node.value is None:
-                self._unavailable("a shared variable outside a kernel", node.span)
-                return
-            self._expression(node.value)
-            self.defined.update(node.targets)
-            self.mutable -= set(node.targets)
-            if node.mutable:
-                self.mutable.update(node.targets)
+            self._let(node)
         elif isinstance(node, syntax.Assign):
-            self._expression(node.value)
-            if not isinstance(node.target, syntax.Name):
-                self._unavailable("assigning to a part of a value outside a kernel", node.target.span)
-            elif node.target.id not in self.mutable:
-                reason = "was declared with let" if node.target.id in self.defined else "is not declared"
-                self.sink.error("TW015", f"'{node.target.id}' {reason} and cannot be assigned", node.target.span, f"write 'var {node.target.id} = …' first")
+            self._assign(node)
         elif isinstance(node, syntax.ExprStmt):
-            self._expression(node.value)
+            self._expression(node.value, used=False)
         elif isinstance(node, syntax.Config):
             self._config(node)
-        elif not isinstance(node, syntax.Function):
-            words = {syntax.For: "a loop", syntax.While: "a loop", syntax.If: "if", syntax.Import: "import", syntax.Return: "return", syntax.Yield: "yield"}
-            self._unavailable(f"{words[type(node)]} outside a kernel", node.span)
+        elif isinstance(node, syntax.If):
+            self._expression(node.cond)
+            self._block(node.then)
+            self._block(node.otherwise)
+        elif isinstance(node, syntax.While):
+            self._expression(node.cond)
+            self._block(node.body)
+        elif isinstance(node, syntax.For):
+            for item in (*(e for r in node.ranges for e in (r.lo, r.hi, r.step)), node.over):
+                if item is not None:
+                    self._expression(item)
+            self._block(node.body, node.vars)
+        elif isinstance(node, syntax.Return):
+            if not self._in_function:
+                self.sink.error("TW005", "return outside a function", node.span, "names of the top level are results by themselves")
+            if node.value is not None:
+                self._expression(node.value)
+        elif isinstance(node, syntax.Yield):
+            self.sink.error("TW005", "yield outside a kernel", node.span, "yield stands in the loops of a compute block")
+        elif isinstance(node, syntax.Function) and self._in_function:
+            self.sink.error("TW005", f"function '{node.name}' inside another", node.span, "declare it at the top level")
+
+    def _let(self, node: syntax.Let) -> None:
+        if node.shared or node.value is None:
+            self.sink.error("TW005", "a shared variable outside a kernel", node.span, "declare it in a compute block")
+            return
+        self._expression(node.value)
+        self._extents(node.type)
+        self.defined.update(node.targets)
+        self.mutable -= set(node.targets)
+        if node.mutable:
+            self.mutable.update(node.targets)
+        for name in node.targets:
+            self._kinds.pop(name, None)
+        if isinstance(node.value, syntax.Compute) and not node.mutable:
+            kind = "future" if any(a.name == "async" for a in node.value.attributes) else "result"
+            self._kinds.update(dict.fromkeys(node.targets, kind))
+
+    def _extents(self, type_: Expr | None) -> None:
+        """Extents of a type that are computed: what they are computed from must be there."""
+        for item in type_.items if isinstance(type_, syntax.Tuple) else (type_,):
+            for index in item.indices if isinstance(item, syntax.Index) else ():
+                if not isinstance(index, syntax.Name):
+                    self._expression(index)
+
+    def _assign(self, node: syntax.Assign) -> None:
+        self._expression(node.value)
+        targets = node.target.items if isinstance(node.target, syntax.Tuple) else (node.target,)
+        for target in targets:
+            if not isinstance(target, syntax.Name):
+                self._unavailable("assigning to a part of a value outside a kernel", target.span)
+            elif target.id not in self.mutable:
+                reason = "was declared with let" if target.id in self.defined else "is not declared"
+                self.sink.error("TW015", f"'{target.id}' {reason} and cannot be assigned", target.span, f"write 'var {target.id} = …' first")
 
     def _config(self, node: syntax.Config) -> None:
         for name, value in node.fields:
@@ -122,23 +201,25 @@ class Check:
             elif not isinstance(value, syntax.String):
                 self.sink.error("TW009", "compute_device must be a string", value.span, 'write for example "cpu" or "cuda:0"')
 
-    def _expression(self, node: Expr) -> None:
+    # -- expressions ------------------------------------------------------------------------------------------------
+
+    def _expression(self, node: Expr, used: bool = True) -> None:
         if isinstance(node, syntax.Compute):
             self._compute(node)
         elif isinstance(node, syntax.Name):
             self._need(node.id, node.span)
         elif isinstance(node, syntax.Pipe):
             self._expression(node.value)
-            self._call(node.call, piped=True)
+            self._call(node.call, piped=True, used=used)
         elif isinstance(node, syntax.Call):
-            self._call(node)
+            self._call(node, used=used)
         elif isinstance(node, syntax.Await):
+            if node.mode == "one" and isinstance(node.value, syntax.Name) and self._kinds.get(node.value.id) == "result":
+                self.sink.error("TW009", f"await of '{node.value.id}', which is no future", node.span, "mark the block that makes it @async")
             for child in (node.value, node.timeout, node.otherwise):
                 if child is not None:
                     self._expression(child)
         elif isinstance(node, syntax.Binary | syntax.Unary | syntax.IfExpr):
-            if isinstance(node, syntax.Binary) and node.op == "@":
-                self._unavailable("'@' outside a kernel", node.span)
             for child in operands(node):
                 self._expression(child)
         elif isinstance(node, syntax.ReduceExpr):
@@ -158,63 +239,102 @@ class Check:
             for index in node.indices:
                 self._expression(index)
         elif isinstance(node, syntax.Slice):
-            self._unavailable("a slice outside a kernel", node.span)
+            for bound in (node.lo, node.hi):
+                if bound is not None:
+                    self._expression(bound)
 
-    def _call(self, node: syntax.Call, piped: bool = False) -> None:
+    def _call(self, node: syntax.Call, piped: bool = False, used: bool = True) -> None:
         for argument in node.args:
             self._expression(argument.value)
         function = node.function
-        if not isinstance(function, syntax.Name):
-            shown = f"'.{function.name}()'" if isinstance(function, syntax.Attribute) else "this call"
-            self._unavailable(f"{shown} outside a kernel", node.span)
+        keywords = [a.keyword for a in node.args if a.keyword is not None]
+        positional = len(node.args) - len(keywords) + piped
+        if isinstance(function, syntax.Attribute):
+            self._expression(function.value)
+            self._known_call(f".{function.name}", function.name, host_functions.METHODS, node, positional, keywords)
+        elif not isinstance(function, syntax.Name):
+            self.sink.error("TW005", "this is no function", node.span, "call a function by its name")
         elif function.id in self.functions:
-            self._function(self.functions[function.id], node, len(node.args) + piped)
-        elif function.id in HOST_FUNCTIONS:
-            self._unavailable(f"'{function.id}' outside a kernel", node.span)
-        elif function.id not in host_values.ELEMENTWISE:
-            known = sorted(host_values.ELEMENTWISE | set(self.functions))
+            self._function(self.functions[function.id], node, positional, keywords, used)
+        elif function.id in host_functions.FUNCTIONS:
+            self._known_call(function.id, function.id, host_functions.FUNCTIONS, node, positional, keywords)
+        elif function.id in host_values.ELEMENTWISE | host_values.ARRAY_FUNCTIONS or function.id == "cast" or dtypes.is_name(function.id):
+            if keywords:
+                self.sink.error("TW016", f"'{function.id}' takes no keywords", node.span, "give the arguments in order")
+        else:
+            known = sorted(host_values.ELEMENTWISE | host_values.ARRAY_FUNCTIONS | set(self.functions) | set(host_functions.FUNCTIONS))
             close = difflib.get_close_matches(function.id, known, 1)
             self.sink.error("TW002", f"unknown function '{function.id}'", function.span, f"did you mean '{close[0]}'?" if close else "")
-        elif any(a.keyword is not None for a in node.args):
-            self.sink.error("TW016", f"'{function.id}' takes no keywords", node.span, "give the arguments in order")
 
-    def _function(self, function: syntax.Function, node: syntax.Call, given: int) -> None:
+    def _known_call(
+        self, shown: str, name: str, table: Mapping[str, host_functions.Signature], node: syntax.Call, positional: int, keywords: list[str]
+    ) -> None:
+        signature = table.get(name)
+        if signature is None:
+            close = difflib.get_close_matches(name, table, 1)
+            self.sink.error("TW002", f"unknown method '{shown}'", node.span, f"did you mean '.{close[0]}'?" if close else f"there are {', '.join(sorted(table))}")
+            return
+        wrong = host_functions.mismatch(shown, signature, positional, keywords)
+        if wrong:
+            self.sink.error("TW016", wrong, node.span, f"write {signature.shown(shown)}")
+
+    def _function(self, function: syntax.Function, node: syntax.Call, given: int, keywords: list[str], used: bool) -> None:
         """A call of a function: as part of the kernel it is called in where that goes, else block by block."""
+        wrong = count_mismatch(function, given, keywords)
+        if wrong:
+            self.sink.error("TW016", wrong, node.span)
+            return
         try:
             callee = self._composer.callee(function.name, node.span)
             if not isinstance(callee, syntax.Callee):
                 return
-            least = sum(p.default is None for p in function.params)
-            if not any(a.keyword for a in node.args) and not least <= given <= len(function.params):
-                shown = f"{function.name}({', '.join(p.name for p in function.params)})"
-                self.sink.error("TW016", f"{shown} takes {len(function.params)} argument(s), got {given}", node.span)
-                return
             kernel = kernel_of("call", function.params, call_of(callee, function.params, node.span), self.sink)
             names = body_names(kernel.body)
             for name, span in names.free.items():
-                if name not in names.in_ranges and all(name != p.name for p in function.params):
-                    self._need(name, span)
+                if name not in names.in_ranges and name not in self._outer[0] and all(name != p.name for p in function.params):
+                    self._need_input(name, span)
             self.callees[id(node)] = callee
         except Apart:
-            self._blocks(function, node)
+            self._blocks(function, node, used)
 
-    def _blocks(self, function: syntax.Function, node: syntax.Call) -> None:
+    def _uncalled(self, module: syntax.Module) -> None:
+        """Functions that the program does not call may be called from outside: they must be right too, but need no inputs yet."""
+        called = {n.id for n in nodes(module.body) if isinstance(n, syntax.Name)}
+        missing, used = dict(self.missing), set(self.used)
+        for function in self.functions.values():
+            if function.name not in called:
+                names = [p.name for p in function.params]
+                args = tuple(syntax.Argument(syntax.Name(name, span=function.span), span=function.span) for name in names)
+                call = syntax.Call(syntax.Name(function.name, span=function.span), args, span=function.span)
+                self._function(function, call, len(names), [], used=False)
+        self.missing, self.used = missing, used
+
+    def _blocks(self, function: syntax.Function, node: syntax.Call, used: bool = True) -> None:
         if function.name in self._apart:
-            self.sink.error("TW005", f"'{function.name}' calls itself", node.span, "use a loop in a compute block")
+            self.sink.error("TW005", f"'{function.name}' calls itself", node.span, "use a loop")
             return
-        if any(a.keyword is not None for a in node.args):
-            self._unavailable(f"a keyword in a call of '{function.name}'", node.span)
+        if used and not _returns(function.body):
+            self.sink.error("TW017", f"'{function.name}' returns nothing", function.span, "return what it computes")
+        if id(function) in self._apart_done:
+            return
         self._apart.append(function.name)
-        defined, mutable = set(self.defined), set(self.mutable)
-        self.defined |= {p.name for p in function.params}
-        for position, statement in enumerate(function.body):
-            if isinstance(statement, syntax.Return) and position == len(function.body) - 1 and statement.value is not None:
-                self._expression(statement.value)
-            else:
-                self._statement(statement)
-        if not function.body or not isinstance(function.body[-1], syntax.Return):
-            self.sink.error("TW017", f"'{function.name}' returns nothing", function.span, "return what it computes, as its last statement")
-        self.defined, self.mutable = defined, mutable
+        self._apart_done.add(id(function))
+        around = self.defined, self.mutable, self._kinds
+        outer = self._outer
+        self.defined, self.mutable, self._kinds = set(outer[0]), set(), {}
+        for param in function.params:
+            if param.default is not None:
+                self._expression(param.default)
+        self.defined |= {p.name for p in function.params} | set(parameter_sizes(function))
+        for type_ in (*(p.type for p in function.params), function.result):
+            self._extents(type_)
+        for name in shape_names(function.result):
+            if name not in self.defined:
+                self._need(name, function.result.span if function.result is not None else function.span)
+        self._in_function += 1
+        self._statements(function.body)
+        self._in_function -= 1
+        (self.defined, self.mutable, self._kinds), self._outer = around, outer
         self._apart.pop()
 
     def _linked(self, node: syntax.Compute, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
@@ -231,10 +351,11 @@ class Check:
         for attribute in node.attributes:
             if attribute.name == "parallel" and not several:
                 self._unavailable("@parallel without (data) and a list of devices", attribute.span)
-            elif several or attribute.name != "device":
-                continue
-            elif not (len(attribute.args) == 1 and isinstance(attribute.args[0].value, syntax.String)):
-                self._unavailable("@device with anything but one name", attribute.span)
+            elif attribute.name == "device" and not several:
+                if len(attribute.args) != 1 or attribute.args[0].keyword is not None:
+                    self.sink.error("TW016", "@device takes a name or a list of names", attribute.span, 'write @device("auto")')
+                for argument in attribute.args:
+                    self._expression(argument.value)
         for item in node.inputs:
             self._expression(item)
         body = self._linked(node, substitute(node.body, replacements(node)))
@@ -249,6 +370,29 @@ class Check:
                 self.used.add(name)
             elif name not in names.in_ranges and not own_sizes and not re.fullmatch(r"_\d+", name):
                 self.missing.setdefault(name, span)
+
+
+def is_host_call(call: syntax.Call) -> bool:
+    """Whether a call can only be made outside kernels: so that the function it is in runs block by block."""
+    name = call.function.id if isinstance(call.function, syntax.Name) else ""
+    if name in ("zeros", "ones", "full", "transpose"):
+        return len(call.args) > 1 or any(isinstance(a.value, syntax.List) or a.keyword is not None for a in call.args)
+    return name in host_functions.FUNCTIONS
+
+
+def _returns(body: Sequence[Stmt]) -> bool:
+    """Whether a value is returned on some way through."""
+    for node in body:
+        if isinstance(node, syntax.Return) and node.value is not None:
+            return True
+        inside = (*node.then, *node.otherwise) if isinstance(node, syntax.If) else node.body if isinstance(node, syntax.For | syntax.While) else ()
+        if _returns(inside):
+            return True
+    return False
+
+
+def _has_await(node: Stmt) -> bool:
+    return any(isinstance(part, syntax.Await) for part in nodes((node,)))
 
 
 def _kernel_kind(attribute: KernelAttribute) -> str:

@@ -47,7 +47,7 @@ _ARGS = click.option(
     "--args", "arguments", default="", metavar="SPEC", help='What arguments are: "x=f32[1024,*] v=f32[*] eps=float"; * is any size.'
 )
 _KERNEL = click.option("--kernel", metavar="NAME", help="The kernel, where the file has several.")
-_INPUT = click.option("--in", "given", multiple=True, metavar="NAME=VALUE", help="An input: a .npy file or a number. Repeatable.")
+_INPUT = click.option("--in", "given", multiple=True, metavar="NAME=VALUE", help="An input: a .npy, .npz or .safetensors file, or a number. Repeatable.")
 _RESULT = click.option("--out", "wanted", multiple=True, metavar="NAME=FILE", help="Save a result as .npy. Repeatable.")
 
 _PRECISION = click.option(

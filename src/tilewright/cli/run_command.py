@@ -13,8 +13,10 @@ from pathlib import Path
 import click
 import numpy as np
 
+from tilewright.api.array_files import read_values
 from tilewright.api.devices import find_device
 from tilewright.api.execute import Runner
+from tilewright.api.host_functions import settled, shown
 from tilewright.api.module import ZynModule
 from tilewright.base.errors import UserError
 from tilewright.cli.guess import Given, parse_arguments
@@ -55,6 +57,8 @@ def emulate(path: str, kernel: str | None, given: Sequence[str], wanted: Sequenc
     file = read_source(path)
     known = parse_arguments(arguments)
     found = walk(file, known, kernel).raise_if_errors()
+    if file.program is not None and found.records:
+        raise UserError.at("TW008", f"'{found.records[0]}' is a record, which is not made at random", help=f"add --in {found.records[0]}=FILE.safetensors")
     names = [e.name for e in choose(found.entries, kernel, path)] if file.program is None else [""]
     for name in names:
         results, inputs = _execute_random(file, name or None, found, known, device)
@@ -76,7 +80,16 @@ def execute(file: File, kernel: str | None, inputs: Mapping[str, object], device
             used.append(f"{place.id} ({place.name})")
             return Runner(function).run(arguments, place)
 
-        return ZynModule(file.program, compute).run(device=device, **inputs)
+        module = ZynModule(file.program, compute)
+        if kernel is None:
+            return {name: settled(value) for name, value in module.run(device=device, **inputs).items()}
+        if kernel not in module.functions():
+            known = ", ".join(module.functions()) or "none"
+            raise UserError.at("TW016", f"{file.path} has no function '{kernel}'", help=f"its functions are {known}")
+        found = module.call(kernel, (), dict(inputs), device)
+        several = found if isinstance(found, tuple) else (found,)
+        names = [kernel] if len(several) == 1 else [f"{kernel}_{n}" for n in range(len(several))]
+        return {name: settled(value) for name, value in zip(names, several, strict=True)}
     names = [f.name for f in file.kernels]
     if kernel is None and len(names) != 1:
         raise UserError.at("TW016", f"{file.path} has {len(names)} kernels: {', '.join(names)}", help="choose one with --kernel NAME")
@@ -159,7 +172,7 @@ def _pair(item: str, option: str, example: str) -> tuple[str, str]:
 
 
 def _read_input(item: str) -> tuple[str, object]:
-    """`x=x.npy` is an array, `eps=1e-5` and `flag=true` are numbers."""
+    """`x=x.npy` is an array, `w=w.safetensors` a record of arrays, `eps=1e-5` and `flag=true` are numbers."""
     name, text = _pair(item, "--in", "x=x.npy")
     if text.lower() in ("true", "false"):
         return name, text.lower() == "true"
@@ -169,10 +182,16 @@ def _read_input(item: str) -> tuple[str, object]:
         literal = float(text) if text.lower().lstrip("+-") in ("inf", "nan") else None
     if isinstance(literal, int | float):
         return name, literal
+    if Path(text).suffix.lower() in (".npz", ".safetensors"):
+        try:
+            return name, read_values(text)
+        except UserError as error:
+            found = error.diagnostics[0]
+            raise UserError.at(found.code, f"--in {name}: {found.message}", help=found.help) from None
     try:
         return name, np.load(text, allow_pickle=False)
     except FileNotFoundError:
-        raise UserError.at("TW007", f"--in {name}: file '{text}' does not exist", help="give a .npy file or a number") from None
+        raise UserError.at("TW007", f"--in {name}: file '{text}' does not exist", help="give a .npy, .npz or .safetensors file, or a number") from None
     except (OSError, ValueError, EOFError) as error:
         raise UserError.at("TW007", f"--in {name}: file '{text}' cannot be read as .npy: {error}", help="save it with numpy.save") from None
 
@@ -197,4 +216,4 @@ def _describe(value: object) -> str:
 
 
 def _values(value: object) -> str:
-    return np.array2string(np.asarray(value), threshold=20, edgeitems=3, prefix="  ") if isinstance(value, np.ndarray) else f"  {value}"
+    return np.array2string(np.asarray(value), threshold=20, edgeitems=3, prefix="  ") if isinstance(value, np.ndarray) else f"  {shown(value)}"

@@ -15,16 +15,21 @@ from pathlib import Path
 import numpy as np
 
 from tilewright.api.arguments import DIVISORS, read_argument, size_class
+from tilewright.api.host_dimensions import StandIn
+from tilewright.api.host_functions import METHODS
 from tilewright.api.module import ZynModule
+from tilewright.api.module_links import call_module, linked
 from tilewright.base.dtypes import from_numpy
 from tilewright.base.errors import Diagnostic, UserError
-from tilewright.cli.guess import Given, guess
+from tilewright.cli.guess import Given, guess, nodes
 from tilewright.compile.driver import Signature, front_end
 from tilewright.frontend.python import parse_python_file
 from tilewright.frontend.zyn import parse_module
+from tilewright.tree import syntax
 from tilewright.tree.syntax import Function, Module
 from tilewright.tree.typed import TypedKernel
 
+_ARRAY_PARTS = frozenset({"shape", "size", "ndim", "dtype", "T", *METHODS})
 _EXTENT = 4
 """Extent of every axis of a stand-in array; kernels do not depend on it."""
 
@@ -74,6 +79,8 @@ class Walk:
     typed: list[TypedKernel] = field(default_factory=list)
     """One for each entry; fewer when there are errors."""
     errors: list[Diagnostic] = field(default_factory=list)
+    records: list[str] = field(default_factory=list)
+    """Inputs of a program that are records or lists."""
 
     def raise_if_errors(self) -> Walk:
         if self.errors:
@@ -132,34 +139,78 @@ def _check(entry: Entry, result: Walk) -> TypedKernel | None:
     return typed
 
 
-class _Unknown:
-    """The result of a kernel that has errors. What is computed from it is not checked."""
+class _Looker:
+    """Runs no block: checks it, and gives results of the right type. `stand_in` is an array for what nobody knows anything of."""
 
-    shape = ()
-    dtype = None
+    stands_in = True
+
+    def __init__(self, result: Walk, values: Mapping[str, object], inputs: Mapping[str, Given]) -> None:
+        self._result, self._values, self._inputs = result, values, inputs
+        self._seen: dict[tuple[object, ...], object] = {}
+
+    def stand_in(self, name: str, function: Function) -> object:
+        given = guess(name, None, function)
+        return StandIn() if given.extents is None else np.ones((_EXTENT,) * len(given.extents), given.dtype.numpy)
+
+    def __call__(self, function: Function, arguments: dict[str, object], device: str) -> object:
+        if any(isinstance(value, StandIn) for value in arguments.values()):
+            return StandIn()
+        args = tuple((name, _given(name, value, self._values, self._inputs)) for name, value in arguments.items())
+        seen = id(function), args
+        if seen in self._seen:
+            return self._seen[seen]
+        typed = _check(Entry(_unique(function.name, self._result.entries), function, args), self._result)
+        if typed is None:
+            return StandIn()
+        made = [np.ones((_EXTENT,) * output.rank, output.dtype.numpy)[()] for output in typed.outputs]
+        self._seen[seen] = made[0] if len(made) == 1 else tuple(made)
+        return self._seen[seen]
 
 
 def _walk_program(program: Module, inputs: Mapping[str, Given]) -> Walk:
-    result = Walk()
-    values: dict[str, object] = {name: _stand_in(given) for name, given in inputs.items()}
+    program = linked(program)
+    result = Walk(records=[name for name in inputs if is_record(name, program)])
+    values: dict[str, object] = {name: StandIn() if name in result.records else _stand_in(given) for name, given in inputs.items()}
+    _look(program, values, inputs, result)
+    called = {n.id for n in nodes(program) if isinstance(n, syntax.Name)} | {
+        n.id for s in program.body if isinstance(s, Function) for n in nodes(s) if isinstance(n, syntax.Name)
+    }
+    for function in program.body:
+        if isinstance(function, Function) and function.name not in called and "__" not in function.name:
+            _look_at_function(program, function, result)
+    return result
 
-    def compute(function: Function, arguments: dict[str, object], device: str) -> object:
-        if any(isinstance(value, _Unknown) for value in arguments.values()):
-            return _Unknown()
-        args = tuple((name, _given(name, value, values, inputs)) for name, value in arguments.items())
-        typed = _check(Entry(_unique(function.name, result.entries), function, args), result)
-        if typed is None:
-            return _Unknown()
-        made = [np.ones((_EXTENT,) * output.rank, output.dtype.numpy)[()] for output in typed.outputs]
-        return made[0] if len(made) == 1 else tuple(made)
 
+def _look(program: Module, values: Mapping[str, object], inputs: Mapping[str, Given], result: Walk) -> None:
     try:
-        ZynModule(program, compute).run(**values)  # type: ignore[arg-type]
+        ZynModule(program, _Looker(result, values, inputs)).run(**values)  # type: ignore[arg-type]
     except UserError as error:
         # After a kernel with errors the host part may fail for want of its result.
         if not result.errors:
             result.errors += error.diagnostics
-    return result
+
+
+def _look_at_function(program: Module, function: Function, result: Walk) -> None:
+    """A function that the program does not call: with stand-ins for its parameters and for names of the program."""
+    params = {p.name: p for p in function.params}
+    module = call_module(program, function, tuple(params))
+    names = ZynModule(module, _no_compute).inputs()
+    inputs = {n: guess(n, params[n].type if n in params else None, function) for n in names}
+    values = {
+        n: StandIn() if is_record(n, function) or (inputs[n].guessed and inputs[n].extents is None) else _stand_in(inputs[n]) for n in names
+    }  # fmt: skip
+    _look(module, values, inputs, result)
+
+
+def is_record(name: str, root: syntax.Node) -> bool:
+    """Whether the uses of a name show a record: a field is taken that arrays do not have."""
+    inner = [s for s in (root.body if isinstance(root, Module) else ()) if isinstance(s, Function)]
+    owners: list[syntax.Node] = [root, *(s for s in inner if all(p.name != name for p in s.params))]
+    return any(
+        isinstance(n, syntax.Attribute) and isinstance(n.value, syntax.Name) and n.value.id == name and n.name not in _ARRAY_PARTS
+        for owner in owners
+        for n in nodes(owner)
+    )
 
 
 def _stand_in(given: Given) -> object:

@@ -45,8 +45,12 @@ class Apart(Exception):
 class Composer:
     """Makes functions callable, each once. `is_known` says whether the program gives a name a value."""
 
-    def __init__(self, functions: Mapping[str, Function], is_known: Callable[[str], bool], sink: Diagnostics) -> None:
+    def __init__(
+        self, functions: Mapping[str, Function], is_known: Callable[[str], bool], sink: Diagnostics,
+        is_host_call: Callable[[syntax.Call], bool] = lambda call: False,
+    ) -> None:  # fmt: skip
         self._functions = functions
+        self.is_host_call = is_host_call
         self._is_known = is_known
         self._sink = sink
         self._open: list[str] = []
@@ -147,6 +151,10 @@ class _Flattener(_Linker):
     def any(self, item: object) -> object:
         if isinstance(item, syntax.Attribute) and item.name not in _ARRAY_PARTS:
             raise Apart(f"'.{item.name}' is no part of an array", item.span)
+        if isinstance(item, syntax.Await | syntax.Record | syntax.String):
+            raise Apart("it has values that kernels do not have", item.span)
+        if isinstance(item, syntax.Call) and self.composer.is_host_call(item):
+            raise Apart("it calls a function of the host", item.span)
         return super().any(item)
 
     def compute(self, node: syntax.Compute) -> object:

@@ -1,0 +1,304 @@
+"""Compute blocks and arithmetic of a ZynML program as kernels.
+
+In: expressions of the host language, and through `evaluate` the values of what in them is no arithmetic. Out: their values. Arithmetic on
+numbers is done on the host; arithmetic with arrays, and each `compute`, becomes a function of kind "compute" for `run_compute`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tilewright.api import host_values
+from tilewright.api.host_dimensions import StandIn
+from tilewright.api.module_check import Check, operands, replacements
+from tilewright.base import dtypes
+from tilewright.base.errors import Diagnostics, UserError
+from tilewright.base.source import Span
+from tilewright.runtime import streams
+from tilewright.tree import syntax
+from tilewright.tree.compose import kernel_of
+from tilewright.tree.inline import has_calls, renamed
+from tilewright.tree.names import BodyNames, body_names, is_output
+from tilewright.tree.syntax import Argument, Expr, KernelAttribute
+
+RunCompute = Callable[[syntax.Function, dict[str, object], str], object]
+"""`run_compute(function, arguments, device)`: run one compute block on a device and return its result."""
+
+PARTS = (str, list, tuple, dict, dtypes.DType, StandIn)
+"""Values that are no numbers and no arrays."""
+
+
+class Blocks:
+    """The values of names so far, and what is computed from them."""
+
+    def __init__(self, check: Check, run_compute: RunCompute, device: str | None, values: dict[str, object]) -> None:
+        self._check = check
+        self._run_compute = run_compute
+        self._device = device
+        self._default_device = "auto"
+        self._values = self._program = values
+        """Names so far, and those of the program itself, which its functions see."""
+        self._label = "compute"
+        self._looks = bool(getattr(run_compute, "stands_in", False))
+        """Nothing is computed: values only stand for others of their type."""
+        self._known: dict[int, object] = {}
+        """By identity of an expression, its value, where that is known before what it is part of is evaluated."""
+
+    def evaluate(self, node: Expr) -> object:
+        raise NotImplementedError
+
+    def _is_apart(self, call: syntax.Call) -> bool:
+        raise NotImplementedError
+
+    def _chosen(self) -> str:
+        return self._device or self._default_device
+
+    # -- arithmetic -------------------------------------------------------------------------------------------------
+
+    def _elementwise(self, node: Expr) -> object:
+        """Arithmetic: on the host when all values are scalars, else as a kernel of its own."""
+        leaves: dict[str, object] = {}
+        formula = self._formula(node, leaves)
+        if any(isinstance(value, StandIn) for value in leaves.values()):
+            return StandIn()
+        scalars = {name: host_values.as_scalar(value) for name, value in leaves.items()}
+        on_host = all(s is not None or isinstance(leaves[n], PARTS) for n, s in scalars.items())
+        if on_host and not _has_reduce(formula) and not has_calls(formula) and not _is_product(formula):
+            return self._scalar(formula, {n: leaves[n] if s is None else s for n, s in scalars.items()})
+        for name, value in leaves.items():
+            if scalars[name] is None and not hasattr(value, "shape"):
+                raise UserError.at("TW009", f"arithmetic with a {type(value).__name__}", node.span, "use numbers and arrays")
+        made = id(node), self._label, tuple(leaves)
+        found = self._check.kernels.get(made)
+        if found is None:
+            sink = Diagnostics()
+            function = kernel_of(self._label, tuple(syntax.Param(name, span=node.span) for name in leaves), formula, sink)
+            sink.raise_if_errors()
+            found = self._check.kernels[made] = function, body_names(function.body)
+        function, names = found
+        result = function.body[0]
+        if len(function.body) == 1 and isinstance(result, syntax.Assign) and all(n in scalars for n in names.free) and not _has_reduce(result.value):
+            known: dict[str, object] = {n: s for n, s in scalars.items() if s is not None}
+            if len(known) == len(scalars):
+                return self._scalar(result.value, known)
+        return self._launch(function, names, leaves, self._chosen())
+
+    def _formula(self, node: Expr, leaves: dict[str, object]) -> Expr:
+        """`node` over names and literals alone; what is no arithmetic is evaluated and gets a name."""
+        if id(node) in self._known:
+            return self._leaf(node, self._known[id(node)], leaves)
+        if isinstance(node, syntax.Number | syntax.Bool):
+            return node
+        if isinstance(node, syntax.Name) and not is_output(node.id):
+            if node.id not in self._values and dtypes.is_name(node.id):
+                return node
+            leaves[node.id] = self._values[node.id]
+            return node
+        if isinstance(node, syntax.Binary):
+            return replace(node, left=self._formula(node.left, leaves), right=self._formula(node.right, leaves))
+        if isinstance(node, syntax.Unary):
+            return replace(node, operand=self._formula(node.operand, leaves))
+        if isinstance(node, syntax.IfExpr):
+            parts = [self._formula(p, leaves) for p in (node.cond, node.then, node.otherwise)]
+            return replace(node, cond=parts[0], then=parts[1], otherwise=parts[2])
+        if isinstance(node, syntax.ReduceExpr):
+            return replace(node, value=self._formula(node.value, leaves))
+        if isinstance(node, syntax.Call | syntax.Pipe) and not self._is_apart(called(node)):
+            callee = self._check.callees.get(id(called(node)))
+            if isinstance(node, syntax.Pipe):
+                first = Argument(node.value, span=node.value.span)
+                node = replace(node.call, args=(first, *node.call.args), span=node.span)
+            if callee is not None:
+                node = replace(node, function=self._with_program_values(callee, leaves))
+            return replace(node, args=tuple(replace(a, value=self._formula(a.value, leaves)) for a in node.args))
+        return self._leaf(node, self.evaluate(node), leaves)
+
+    def _with_program_values(self, callee: Expr, leaves: dict[str, object]) -> Expr:
+        """A called function whose names mean values of the program also where the caller has others of the same name."""
+        if self._values is self._program or not isinstance(callee, syntax.Callee):
+            return callee
+        function = callee.function
+        names = body_names(function.body).free
+        new: dict[str, Expr] = {}
+        for name in names:
+            if name in self._program and self._values.get(name) is not self._program[name] and all(p.name != name for p in function.params):
+                new[name] = self._leaf(syntax.Name(name, span=names[name]), self._program[name], leaves)
+        return replace(callee, function=replace(function, body=renamed(function.body, new))) if new else callee
+
+    def _leaf(self, node: Expr, value: object, leaves: dict[str, object]) -> syntax.Name:
+        name = next(n for number in itertools.count() if (n := f"_{number}") not in leaves and n not in self._values)
+        leaves[name] = value
+        return syntax.Name(name, span=node.span)
+
+    def _scalar(self, node: Expr, values: Mapping[str, object]) -> object:
+        if isinstance(node, syntax.Number | syntax.Bool):
+            return node.value
+        if isinstance(node, syntax.Name):
+            return values[node.id] if node.id in values else dtypes.by_name(node.id)
+        if isinstance(node, syntax.IfExpr):
+            return self._scalar(node.then if self._scalar(node.cond, values) else node.otherwise, values)
+        if isinstance(node, syntax.Binary) and node.op == "@":
+            raise UserError.at("TW003", "'@' takes vectors and matrices, got a number", node.span)
+        try:
+            if isinstance(node, syntax.Binary):
+                return host_values.combine(node.op, self._scalar(node.left, values), self._scalar(node.right, values))
+            if isinstance(node, syntax.Unary):
+                return host_values.unary(node.op, host_values.number(self._scalar(node.operand, values)))
+            assert isinstance(node, syntax.Call)
+            assert isinstance(node.function, syntax.Name)
+            return host_values.call(node.function.id, [host_values.number(self._scalar(a.value, values)) for a in node.args])
+        except host_values.NoNumber as error:
+            raise UserError.at("TW009", str(error), node.span, "use numbers and arrays") from None
+        except (ArithmeticError, TypeError, ValueError) as error:
+            raise UserError.at("TW016", f"this has no value: {error}", node.span) from None
+
+    # -- compute ----------------------------------------------------------------------------------------------------
+
+    def _compute(self, node: syntax.Compute) -> object:
+        body = self._check.bodies[id(node)]
+        arguments: dict[str, object] = {}
+        params: list[syntax.Param] = []
+        fresh = iter(replacements(node))
+        label = self._label
+        for item in node.inputs:
+            name = item.id if isinstance(item, syntax.Name) else next(fresh)[1].id
+            if name not in arguments:
+                arguments[name] = self.evaluate(item)
+                params.append(syntax.Param(name, span=item.span))
+        made = id(node), label, tuple(arguments)
+        found = self._check.kernels.get(made)
+        if found is None:
+            attributes = tuple(a for a in node.attributes if a.name != "device" or _is_plain(a))
+            function = syntax.Function(label, tuple(params), None, body.statements, "compute", attributes, span=node.span)
+            found = self._check.kernels[made] = function, body.names
+        function = found[0]
+        return self._launch(function, body.names, arguments, self._device_of(node.attributes))
+
+    def _launch(self, function: syntax.Function, names: BodyNames, arguments: dict[str, object], device: str) -> object:
+        """Run a kernel, with values of the program that its body names as further arguments."""
+        if self._looks:
+            stand_in = self._run_compute.stand_in  # type: ignore[attr-defined]
+            arguments = {n: stand_in(n, function) if isinstance(v, StandIn) else v for n, v in arguments.items()}
+        listed = len(arguments)
+        params = list(function.params)
+        values = {n: self._values[n] for n in names.free if n not in arguments and n in self._values}
+        values = {n: v for n, v in values.items() if not self._is_size(n, names, arguments, names.free[n])}
+        self._leave_out_sizes(function, names, arguments, values)
+        for name, value in values.items():
+            arguments[name] = value
+            params.append(syntax.Param(name, span=names.free[name]))
+        for param in params:
+            if isinstance(arguments[param.name], list | tuple | dict):
+                kind = type(arguments[param.name]).__name__
+                raise UserError.at("TW009", f"'{param.name}' is a {kind}, a kernel takes numbers and arrays", param.span)
+        if len(arguments) > listed:
+            made = id(function), function.name, tuple(arguments)
+            known = self._check.captured.get(made)
+            if known is None:
+                known = self._check.captured[made] = function, replace(function, params=tuple(params))
+            function = known[1]
+        if getattr(self._run_compute, "takes_futures", False) or not _is_asynchronous(function, arguments):
+            return self._run_compute(function, arguments, device)
+        from tilewright.api import async_blocks
+
+        return async_blocks.run_at_once(self._run_compute, function, arguments, device)
+
+    def _is_size(self, name: str, names: BodyNames, arguments: dict[str, object], span: Span) -> bool:
+        """Whether `name` in a body means the extent of an input, although the program also has a value of that name."""
+        value = host_values.as_scalar(self._values[name])
+        if name in names.in_ranges and value is None:
+            return True
+        for size, array, axis in names.axes:
+            shape = getattr(arguments.get(array), "shape", None)
+            if size == name and isinstance(shape, tuple) and axis < len(shape):
+                if value is not None and value != shape[axis] and not self._looks:
+                    raise UserError.at(
+                        "TW004", f"'{name}' is {value}, but axis {axis} of '{array}' has {shape[axis]} element(s)", span,
+                        f"leave out '{name}': it is taken from '{array}'",
+                    )  # fmt: skip
+                return True
+        return False
+
+    def _leave_out_sizes(
+        self, function: syntax.Function, names: BodyNames, arguments: dict[str, object], values: dict[str, object]
+    ) -> None:  # fmt: skip
+        """Take numbers out of `values` that are extents of inputs, by how the body's tiles and steps use them."""
+        numbers = {n: int(v) for n, v in values.items() if n in names.in_ranges and isinstance(v, int | np.integer) and not isinstance(v, bool)}
+        if not numbers:
+            return
+        others = {n: v for n, v in values.items() if n not in numbers}
+        made = id(function), function.name, tuple({**arguments, **others})
+        known = self._check.captured.get(made)
+        if known is None:
+            params = (*function.params, *(syntax.Param(n, span=names.free[n]) for n in others))
+            known = self._check.captured[made] = function, replace(function, params=params)
+        for name, (array, axis) in self._check.sizes.of(known[1], {**arguments, **others}, numbers).items():
+            extent = {**arguments, **others}[array].shape[axis]  # type: ignore[attr-defined]
+            if extent != numbers[name] and not self._looks:
+                raise UserError.at(
+                    "TW004", f"'{name}' is {numbers[name]}, but axis {axis} of '{array}' has {extent} element(s)", names.free[name],
+                    f"leave out '{name}': it is taken from '{array}'",
+                )  # fmt: skip
+            del values[name]
+
+    def _device_of(self, attributes: Sequence[KernelAttribute]) -> str:
+        for attribute in attributes:
+            if attribute.name == "device":
+                name = self.evaluate(attribute.args[0].value)
+                if isinstance(name, list | tuple) and name and all(isinstance(n, str) for n in name):
+                    name = self._first_present([str(n) for n in name])
+                if isinstance(name, StandIn):
+                    continue
+                if not isinstance(name, str):
+                    raise UserError.at("TW009", f"@device takes a name or a list of names, got a {type(name).__name__}", attribute.span)
+                if name != "auto":
+                    return name
+        return self._chosen()
+
+    def _first_present(self, names: Sequence[str]) -> str:
+        """The first device of a list that is there; the last one is asked for by name, so that what is missing is told."""
+        if self._looks or len(names) == 1:
+            return names[0]
+        from tilewright.api.devices import devices
+
+        present = {device.id for device in devices()} | {"cpu", "auto", "emulator", "emulator:loop", "emulator:tile", "emulator:thread"}
+        present |= {"cuda"} if any(name.startswith("cuda") for name in present) else set()
+        return next((name for name in names if name in present), names[-1])
+
+
+def called(node: syntax.Call | syntax.Pipe) -> syntax.Call:
+    return node.call if isinstance(node, syntax.Pipe) else node
+
+
+def _is_plain(attribute: KernelAttribute) -> bool:
+    """Whether a device is named in the text itself."""
+    value = attribute.args[0].value if len(attribute.args) == 1 else None
+    items = value.items if isinstance(value, syntax.List | syntax.Tuple) else (value,)
+    return all(isinstance(item, syntax.String) for item in items)
+
+
+def _is_asynchronous(function: syntax.Function, arguments: dict[str, object]) -> bool:
+    marked = any(attribute.name == "async" for attribute in function.attributes)
+    return marked or any(isinstance(value, streams.FUTURES) for value in arguments.values())
+
+
+def _has_reduce(node: Expr) -> bool:
+    if isinstance(node, syntax.ReduceExpr):
+        return True
+    if isinstance(node, syntax.Call):
+        return any(_has_reduce(a.value) for a in node.args)
+    return isinstance(node, syntax.Binary | syntax.Unary | syntax.IfExpr) and any(_has_reduce(o) for o in operands(node))
+
+
+def _is_product(node: Expr) -> bool:
+    """Whether it has a function that only kernels know."""
+    if isinstance(node, syntax.Call):
+        name = node.function.id if isinstance(node.function, syntax.Name) else ""
+        return name in host_values.ARRAY_FUNCTIONS or any(_is_product(a.value) for a in node.args)
+    if isinstance(node, syntax.Binary) and node.op == "@":
+        return True
+    return isinstance(node, syntax.Binary | syntax.Unary | syntax.IfExpr) and any(_is_product(o) for o in operands(node))

@@ -6,7 +6,6 @@ one; else the uses do: `x[i, j]` and `rows, cols = x.shape` mean rank 2. Element
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from tilewright.base import dtypes
 from tilewright.base.dtypes import DType, bool_, f32, f64, i64
 from tilewright.base.errors import UserError
 from tilewright.tree import syntax
+from tilewright.tree.inline import parts_backwards
 from tilewright.tree.syntax import Node
 from tilewright.tree.typed import ArgSpec, ArrayArg, ScalarArg
 
@@ -164,18 +164,15 @@ def _parts(root: Node) -> Iterator[tuple[syntax.Expr, int]]:
 
 def nodes(root: Node) -> Iterator[Node]:
     """The node and everything inside it, but for functions: their names are their own."""
-    yield root
-    for field in dataclasses.fields(root):
-        if field.name != "span":
-            yield from _inside(getattr(root, field.name))
-
-
-def _inside(value: object) -> Iterator[Node]:
-    if isinstance(value, Node):
-        yield from () if isinstance(value, syntax.Function) else nodes(value)
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _inside(item)
+    waiting: list[object] = [root]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, tuple):
+            waiting.extend(reversed(item))
+        elif isinstance(item, Node) and (item is root or not isinstance(item, syntax.Function)):
+            yield item
+            values = item.__dict__
+            waiting.extend([values[name] for name in parts_backwards(type(item))])
 
 
 def _is(node: syntax.Expr, name: str) -> bool:

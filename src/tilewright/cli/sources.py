@@ -20,8 +20,8 @@ from tilewright.base.dtypes import from_numpy
 from tilewright.base.errors import Diagnostic, UserError
 from tilewright.cli.guess import Given, guess
 from tilewright.compile.driver import Signature, front_end
-from tilewright.frontend.python import parse_python_file
 from tilewright.frontend.zyn import parse_module
+from tilewright.tree.metadata import CONTRACTIONS
 from tilewright.tree.syntax import Function, Module
 from tilewright.tree.typed import TypedKernel
 
@@ -93,8 +93,15 @@ def read_source(path: str) -> File:
         raise UserError.at("TW007", f"file '{path}' {reason}") from None
     except UnicodeDecodeError as error:
         raise UserError.at("TW007", f"file '{path}' is not UTF-8 text: {error.reason}", help="save it as UTF-8") from None
-    if suffix == ".zyn":
+    return parse_source(text, path)
+
+
+def parse_source(text: str, path: str) -> File:
+    """The same for a text; the path's ending says which language it is."""
+    if Path(path).suffix.lower() == ".zyn":
         return File(path, program=parse_module(text, path))
+    from tilewright.frontend.python import parse_python_file
+
     return File(path, kernels=tuple(parse_python_file(text, path)))
 
 
@@ -124,7 +131,11 @@ def walk(file: File, known: Mapping[str, Given], only: str | None = None) -> Wal
 def _check(entry: Entry, result: Walk) -> TypedKernel | None:
     result.entries.append(entry)
     try:
-        typed, _ = front_end(entry.function, entry.signature(gpu=False))
+        typed, program = front_end(entry.function, entry.signature(gpu=False))
+        if typed.metadata.kind in CONTRACTIONS:
+            from tilewright.passes.matrix_hints import check_kind
+
+            check_kind(typed.metadata, program)
     except UserError as error:
         result.errors += error.diagnostics
         return None

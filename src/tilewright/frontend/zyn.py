@@ -14,6 +14,7 @@ import lark
 
 from tilewright.base.errors import UserError
 from tilewright.base.source import Source, Span
+from tilewright.frontend.grammar_tables import make_parser
 from tilewright.frontend.layout import Layout, LayoutError
 from tilewright.frontend.syntax_messages import expectation, found
 from tilewright.frontend.zyn_tree import TreeBuilder, syntax_error, token_span
@@ -41,10 +42,7 @@ class _Parser:
         self._layout = Layout()
         self._builder = TreeBuilder()
         grammar = resources.files("tilewright.frontend").joinpath("zyn.lark").read_text(encoding="utf-8")
-        self._lark = lark.Lark(
-            grammar, parser="lalr", lexer="basic", postlex=self._layout, transformer=self._builder,
-            keep_all_tokens=True, maybe_placeholders=False,
-        )  # fmt: skip
+        self._lark = make_parser(grammar, self._layout, self._builder)
 
     def parse(self, source: Source) -> syntax.Module:
         self._builder.source = source

@@ -35,6 +35,10 @@ class KernelKind(Enum):
     CUSTOM = "custom"
 
 
+CONTRACTIONS = (KernelKind.MATMUL, KernelKind.BATCHED_MATMUL, KernelKind.CONV2D)
+"""Kinds that promise sums of products."""
+
+
 class CompileTarget(Enum):
     """Which kinds of device code is made for."""
 

@@ -96,6 +96,19 @@ def fmt(files: tuple[str, ...], check: bool, diff: bool) -> None:
         sys.exit(1)
 
 
+@cli.command()
+def lsp() -> None:
+    """Serve an editor over stdin and stdout with messages, types, declarations, formatting and completion of ZynML.
+
+    \b
+    Example:
+      tilewright lsp
+    """
+    from tilewright.cli.lsp_command import lsp as command
+
+    command()
+
+
 @cli.command(name="compile")
 @click.argument("file")
 @_KERNEL

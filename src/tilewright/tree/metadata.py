@@ -376,3 +376,8 @@ def read_attributes(attributes: Sequence[syntax.KernelAttribute], sink: Diagnost
     values["hints"] = KernelHints(**reader.hints)  # type: ignore[arg-type]  # collected by name above
     values["constraints"] = ExecutionConstraints(**reader.constraints)  # type: ignore[arg-type]
     return KernelMetadata(**values)  # type: ignore[arg-type]
+
+
+def attribute_names() -> tuple[str, ...]:
+    """All attributes there are."""
+    return tuple(_Reader(Diagnostics()).table())

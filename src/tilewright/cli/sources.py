@@ -21,6 +21,7 @@ from tilewright.base.errors import Diagnostic, UserError
 from tilewright.cli.guess import Given, guess
 from tilewright.compile.driver import Signature, front_end
 from tilewright.frontend.zyn import parse_module
+from tilewright.tree.check import check_kernel
 from tilewright.tree.metadata import CONTRACTIONS
 from tilewright.tree.syntax import Function, Module
 from tilewright.tree.typed import TypedKernel
@@ -131,11 +132,12 @@ def walk(file: File, known: Mapping[str, Given], only: str | None = None) -> Wal
 def _check(entry: Entry, result: Walk) -> TypedKernel | None:
     result.entries.append(entry)
     try:
-        typed, program = front_end(entry.function, entry.signature(gpu=False))
+        typed = check_kernel(entry.function, entry.signature(gpu=False).args)
         if typed.metadata.kind in CONTRACTIONS:
+            # Whether they are contractions is seen in the loops they become.
             from tilewright.passes.matrix_hints import check_kind
 
-            check_kind(typed.metadata, program)
+            check_kind(typed.metadata, front_end(entry.function, entry.signature(gpu=False))[1])
     except UserError as error:
         result.errors += error.diagnostics
         return None
@@ -152,13 +154,14 @@ class _Unknown:
 
 def _walk_program(program: Module, inputs: Mapping[str, Given]) -> Walk:
     result = Walk()
+    taken: set[str] = set()
     values: dict[str, object] = {name: _stand_in(given) for name, given in inputs.items()}
 
     def compute(function: Function, arguments: dict[str, object], device: str) -> object:
         if any(isinstance(value, _Unknown) for value in arguments.values()):
             return _Unknown()
         args = tuple((name, _given(name, value, values, inputs)) for name, value in arguments.items())
-        typed = _check(Entry(_unique(function.name, result.entries), function, args), result)
+        typed = _check(Entry(_unique(function.name, taken), function, args), result)
         if typed is None:
             return _Unknown()
         made = [np.ones((_EXTENT,) * output.rank, output.dtype.numpy)[()] for output in typed.outputs]
@@ -193,11 +196,11 @@ def _given(name: str, value: object, values: Mapping[str, object], inputs: Mappi
     return Given(argument.spec.dtype, plain=plain)
 
 
-def _unique(name: str, entries: list[Entry]) -> str:
-    taken = {e.name for e in entries}
+def _unique(name: str, taken: set[str]) -> str:
     count = 1
     while (label := name if count == 1 else f"{name}_{count}") in taken:
         count += 1
+    taken.add(label)
     return label
 
 

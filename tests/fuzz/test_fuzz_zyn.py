@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from tilewright.base.errors import UserError
 from tilewright.cli.check_command import check
+from tilewright.cli.sources import parse_source, walk
 from tilewright.frontend.format import format_text
 from tilewright.frontend.zyn import parse_module
 
@@ -34,8 +35,9 @@ SECONDS = float(os.environ.get("TILEWRIGHT_FUZZ_SECONDS", "20"))
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_a_hundred_mutants_are_refused_clearly_or_run_right(path: Path, tmp_path: Path) -> None:
     script = Path(__file__).with_name("zyn_mutants.py")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, str(script), str(path), str(SEED), "100", RUNS]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=1200, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=1200, check=False)
     mutant = (tmp_path / "mutant.zyn").read_text(encoding="utf-8")
     assert done.returncode == 0, f"{done.stderr[-3000:]}\nthe mutant:\n{mutant}"
     found = json.loads(done.stdout.splitlines()[-1])
@@ -91,10 +93,20 @@ def test_the_parser_is_never_at_a_loss() -> None:
 
 @pytest.mark.parametrize("text", ["(" * 5000, "[" * 5000 + "]" * 5000, "-" * 20000 + "1", "let x = " + "1 + " * 20000 + "1\n", "if a:\n" * 300, "a." * 20000 + "b\n"])
 def test_deep_texts_do_not_overflow(text: str) -> None:
-    try:
-        parse_module(text)
-    except UserError as error:
-        assert error.code == "TW001"
+    survives(text)
+
+
+@pytest.mark.parametrize("text", ["let y = " + "x + " * 100 + "1\n", "let y = " + "-" * 100 + "x\n", "let y = " + "(" * 60 + "x" + " * 2)" * 60 + "\n"])
+def test_what_is_just_not_too_deep_goes_all_the_way(text: str) -> None:
+    survives(text)
+    walk(parse_source(text, "deep.zyn"), {}).raise_if_errors()
+
+
+def test_too_deep_an_expression_is_refused_at_its_place() -> None:
+    with pytest.raises(UserError) as caught:
+        parse_module("let y = " + "x + " * 101 + "1\n", "deep.zyn")
+    assert caught.value.diagnostics[0].message == "more than 100 operators or conditions are nested here"
+    assert (caught.value.span.line, caught.value.span.column) == (1, 9)
 
 
 # -- long files -----------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from tilewright.frontend.layout import Layout, LayoutError
 from tilewright.frontend.syntax_messages import expectation, found
 from tilewright.frontend.zyn_tree import TreeBuilder, syntax_error, token_span
 from tilewright.tree import syntax
+from tilewright.tree.inline import parts_backwards
 
 
 def parse_module(text: str, path: str = "<string>") -> syntax.Module:
@@ -58,6 +59,7 @@ class _Parser:
         except lark.exceptions.LarkError as error:
             raise UserError.at("TW001", f"the text is not ZynML: {error}", Span(source)) from None
         assert isinstance(module, syntax.Module)
+        _check_depth(module)
         return module
 
     def tokens(self, source: Source) -> list[lark.Token]:
@@ -86,6 +88,31 @@ class _Parser:
         if opener is not None and (opener.line or 0) < (token.line or 0):
             help = f"the '{opener}' of line {opener.line} is still open"
         return syntax_error(message, span, help)
+
+
+MAX_DEPTH = 100
+"""How deep operators and members may be nested in one expression: `a + b + c` is two deep. Later stages go down by recursion."""
+
+
+def _check_depth(module: syntax.Module) -> None:
+    """Refuse expressions too deep for the stages that follow."""
+    waiting: list[tuple[object, int]] = [(module, 0)]
+    while waiting:
+        item, depth = waiting.pop()
+        if isinstance(item, tuple):
+            waiting.extend([(part, depth) for part in item])
+        elif isinstance(item, syntax.Node):
+            depth = depth + 1 if isinstance(item, _OPERATORS) else 0 if isinstance(item, syntax.Compute) else depth
+            if depth > MAX_DEPTH:
+                raise syntax_error(f"more than {MAX_DEPTH} operators or conditions are nested here", item.span, "compute parts in let statements")
+            values = item.__dict__
+            waiting.extend([(values[name], depth) for name in parts_backwards(type(item))])
+
+
+_OPERATORS = (
+    syntax.Binary, syntax.Unary, syntax.IfExpr, syntax.Attribute, syntax.Index, syntax.Call, syntax.Pipe, syntax.Tuple, syntax.List,
+    syntax.Record, syntax.Await, syntax.ReduceExpr, syntax.If,
+)  # fmt: skip
 
 
 @functools.cache

@@ -255,11 +255,11 @@ ZYNML = {
         for i in 0..r:
             x[i, 0:3] = 0.0
             out[i] = 1.0""", [a(2)], """
-        k.zyn:3:9: error[TW015]: 'x' is an input and cannot be written
+        k.zyn:3:9: error[TW015]: 'x' is not an output and cannot be written
            |
          3 |         x[i, 0:3] = 0.0
            |         ^^^^^^^^^^^^^^^
-        help: make an output and write to that"""),
+        help: write to out[…], or to an out_… of its own"""),
     "slice stored outside loops": ("x", """
         out[0:3] = x[0:3]""", [a(2)], """
         k.zyn:2:5: error[TW005]: a slice is assigned to inside a loop only

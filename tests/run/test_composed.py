@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright.api.devices import find_device
 from tilewright.api.module import ZynModule
 from tilewright.compile.driver import compile_stages
 from tilewright.frontend.zyn import parse_module
@@ -154,7 +155,7 @@ def zyn_report(text: str, **inputs: np.ndarray) -> list[FusionReport]:
         target = parse_target("sm_90a")
         signature = runner.signature(runner.arguments(arguments, True), True)
         found.append(compile_stages(runner.function, signature, target).fusion)
-        return runner.run(arguments, tw.api.devices.find_device("cpu"))  # type: ignore[attr-defined]
+        return runner.run(arguments, find_device("cpu"))
 
     ZynModule(parse_module(text), run).run(**inputs)
     return found

@@ -36,6 +36,7 @@ CODES: dict[str, str] = {
     "TW016": "wrong number or form of arguments",
     "TW017": "output not written or read before written",
     "TW018": "output array not usable",
+    "TW019": "result not used",
     "TW020": "target cannot do this",
     "TW021": "unknown target",
     "TW030": "device not present",

@@ -1,8 +1,7 @@
-"""`tilewright check` and `tilewright compile`: what is wrong with a file, and any stage of its kernels as text."""
+"""`tilewright compile`: any stage of a file's kernels as text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -10,7 +9,7 @@ import click
 from tilewright.base.errors import UserError
 from tilewright.base.target import Target, parse_target
 from tilewright.cli.guess import parse_arguments
-from tilewright.cli.sources import Entry, File, Walk, choose, read_source, walk
+from tilewright.cli.sources import Entry, File, choose, read_source, walk
 from tilewright.codegen import native
 from tilewright.compile.build import is_proven, llvm_text
 from tilewright.compile.driver import compile_kernel, compile_stages
@@ -25,28 +24,6 @@ _JOINED = STAGES[:5]
 """Stages whose texts can stand one after another; a file of the others holds one module."""
 _SUFFIX = {"llvm": "ll", "ptx": "ptx", "asm": "s", "syntax": "txt", "typed": "txt"}
 _COMMENT = {"llvm": ";", "asm": "#"}
-
-
-def check(paths: Sequence[str], arguments: str, verbose: bool) -> bool:
-    """Report on every file; whether all are right."""
-    errors = 0
-    for path in paths:
-        result = Walk()
-        try:
-            result = walk(read_source(path), parse_arguments(arguments)).raise_if_errors()
-        except UserError as error:
-            errors += len(error.diagnostics)
-            click.echo(str(error), err=True)
-        else:
-            names = ", ".join(e.name for e in result.entries) or "no kernels"
-            click.echo(f"{path}: ok ({names})")
-        if verbose:
-            for entry in result.entries:
-                assumed = " (assumed)" if any(given.guessed for _, given in entry.args) else ""
-                click.echo(f"  {entry.assumptions()}{assumed}")
-    if errors:
-        click.echo(f"{errors} error{'s' if errors != 1 else ''}", err=True)
-    return not errors
 
 
 def compile_file(path: str, kernel: str | None, arguments: str, target_name: str, stage: str | None, output: str | None) -> None:

@@ -6,15 +6,15 @@ one; else the uses do: `x[i, j]` and `rows, cols = x.shape` mean rank 2. Element
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType, bool_, f32, f64, i64
 from tilewright.base.errors import UserError
 from tilewright.tree import syntax
+from tilewright.tree.inline import parts_backwards
 from tilewright.tree.syntax import Node
 from tilewright.tree.typed import ArgSpec, ArrayArg, ScalarArg
 
@@ -104,10 +104,12 @@ def rank_in(name: str, root: Node) -> int | None:
     """The rank of the array `name` as its uses show it; None when nothing shows an array."""
     exact: list[int] = []
     at_least: list[int] = []
-    parts = list(_parts(root))
+    parts: dict[int, list[int]] = {}
+    for part, axes in _parts(root):
+        parts.setdefault(id(part), []).append(axes)
     for node in nodes(root):
-        for part, axes in parts:
-            if part is node and isinstance(node, syntax.Index) and _is(node.value, name):
+        if isinstance(node, syntax.Index) and _is(node.value, name):
+            for axes in parts.get(id(node), ()):
                 slices = sum(isinstance(i, syntax.Slice) for i in node.indices)
                 exact.append(len(node.indices) + max(0, (axes if slices else 1) - slices))
         if isinstance(node, syntax.Index):
@@ -162,20 +164,31 @@ def _parts(root: Node) -> Iterator[tuple[syntax.Expr, int]]:
             yield value or operand, axes
 
 
-def nodes(root: Node) -> Iterator[Node]:
+_walked: list[tuple[Node, tuple[Node, ...]]] = []
+"""The last tree that was asked about, and its nodes: each input of a program looks at all of them."""
+
+
+def nodes(root: Node) -> Sequence[Node]:
     """The node and everything inside it, but for functions: their names are their own."""
-    yield root
-    for field in dataclasses.fields(root):
-        if field.name != "span":
-            yield from _inside(getattr(root, field.name))
+    for known, found in _walked:
+        if known is root:
+            return found
+    found = tuple(_nodes(root))
+    if isinstance(root, syntax.Module):
+        _walked[:] = [(root, found)]
+    return found
 
 
-def _inside(value: object) -> Iterator[Node]:
-    if isinstance(value, Node):
-        yield from () if isinstance(value, syntax.Function) else nodes(value)
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _inside(item)
+def _nodes(root: Node) -> Iterator[Node]:
+    waiting: list[object] = [root]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, tuple):
+            waiting.extend(reversed(item))
+        elif isinstance(item, Node) and (item is root or not isinstance(item, syntax.Function)):
+            yield item
+            values = item.__dict__
+            waiting.extend([values[name] for name in parts_backwards(type(item))])
 
 
 def _is(node: syntax.Expr, name: str) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import metadata
 
 import click
 
@@ -27,6 +26,8 @@ class _Group(click.Group):
 
 def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
+        from importlib import metadata
+
         click.echo(f"tilewright {metadata.version('tilewright')}")
         ctx.exit()
 
@@ -60,7 +61,8 @@ _PLOT = click.option("--plot", metavar="FILE", help="Also draw it, with Matplotl
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @_ARGS
 @click.option("-v", "--verbose", is_flag=True, help="Also say what was assumed of each kernel's arguments.")
-def check(files: tuple[str, ...], arguments: str, verbose: bool) -> None:
+@click.option("--json", is_flag=True, help="Print one list of objects with path, line, column, code, severity, message and help.")
+def check(files: tuple[str, ...], arguments: str, verbose: bool, json: bool) -> None:
     """Report everything that is wrong in .zyn and .py files; nothing is executed.
 
     Element types that are not written are taken to be f32, ranks come from how arguments are used.
@@ -68,10 +70,11 @@ def check(files: tuple[str, ...], arguments: str, verbose: bool) -> None:
     \b
     Example:
       tilewright check -v examples/gallery.py examples/zyn/*.zyn
+      tilewright check --json examples/zyn/softmax.zyn
     """
-    from tilewright.cli.compile_command import check as command
+    from tilewright.cli.check_command import check as command
 
-    if not command(files, arguments, verbose):
+    if not command(files, arguments, verbose, json):
         sys.exit(1)
 
 
@@ -91,6 +94,19 @@ def fmt(files: tuple[str, ...], check: bool, diff: bool) -> None:
 
     if not command(files, check, diff):
         sys.exit(1)
+
+
+@cli.command()
+def lsp() -> None:
+    """Serve an editor over stdin and stdout with messages, types, declarations, formatting and completion of ZynML.
+
+    \b
+    Example:
+      tilewright lsp
+    """
+    from tilewright.cli.lsp_command import lsp as command
+
+    command()
 
 
 @cli.command(name="compile")

@@ -23,9 +23,10 @@ from tilewright.base.dtypes import from_numpy
 from tilewright.base.errors import Diagnostic, UserError
 from tilewright.cli.guess import Given, guess, nodes
 from tilewright.compile.driver import Signature, front_end
-from tilewright.frontend.python import parse_python_file
 from tilewright.frontend.zyn import parse_module
 from tilewright.tree import syntax
+from tilewright.tree.check import check_kernel
+from tilewright.tree.metadata import CONTRACTIONS
 from tilewright.tree.syntax import Function, Module
 from tilewright.tree.typed import TypedKernel
 
@@ -100,8 +101,15 @@ def read_source(path: str) -> File:
         raise UserError.at("TW007", f"file '{path}' {reason}") from None
     except UnicodeDecodeError as error:
         raise UserError.at("TW007", f"file '{path}' is not UTF-8 text: {error.reason}", help="save it as UTF-8") from None
-    if suffix == ".zyn":
+    return parse_source(text, path)
+
+
+def parse_source(text: str, path: str) -> File:
+    """The same for a text; the path's ending says which language it is."""
+    if Path(path).suffix.lower() == ".zyn":
         return File(path, program=parse_module(text, path))
+    from tilewright.frontend.python import parse_python_file
+
     return File(path, kernels=tuple(parse_python_file(text, path)))
 
 
@@ -131,7 +139,12 @@ def walk(file: File, known: Mapping[str, Given], only: str | None = None) -> Wal
 def _check(entry: Entry, result: Walk) -> TypedKernel | None:
     result.entries.append(entry)
     try:
-        typed, _ = front_end(entry.function, entry.signature(gpu=False))
+        typed = check_kernel(entry.function, entry.signature(gpu=False).args)
+        if typed.metadata.kind in CONTRACTIONS:
+            # Whether they are contractions is seen in the loops they become.
+            from tilewright.passes.matrix_hints import check_kind
+
+            check_kind(typed.metadata, front_end(entry.function, entry.signature(gpu=False))[1])
     except UserError as error:
         result.errors += error.diagnostics
         return None
@@ -147,6 +160,7 @@ class _Looker:
     def __init__(self, result: Walk, values: Mapping[str, object], inputs: Mapping[str, Given]) -> None:
         self._result, self._values, self._inputs = result, values, inputs
         self._seen: dict[tuple[object, ...], object] = {}
+        self._taken: set[str] = {entry.name for entry in result.entries}
 
     def stand_in(self, name: str, function: Function) -> object:
         given = guess(name, None, function)
@@ -159,7 +173,7 @@ class _Looker:
         seen = id(function), args
         if seen in self._seen:
             return self._seen[seen]
-        typed = _check(Entry(_unique(function.name, self._result.entries), function, args), self._result)
+        typed = _check(Entry(_unique(function.name, self._taken), function, args), self._result)
         if typed is None:
             return StandIn()
         made = [np.ones((_EXTENT,) * output.rank, output.dtype.numpy)[()] for output in typed.outputs]
@@ -233,11 +247,11 @@ def _given(name: str, value: object, values: Mapping[str, object], inputs: Mappi
     return Given(argument.spec.dtype, plain=plain)
 
 
-def _unique(name: str, entries: list[Entry]) -> str:
-    taken = {e.name for e in entries}
+def _unique(name: str, taken: set[str]) -> str:
     count = 1
     while (label := name if count == 1 else f"{name}_{count}") in taken:
         count += 1
+    taken.add(label)
     return label
 
 

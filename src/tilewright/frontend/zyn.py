@@ -14,10 +14,12 @@ import lark
 
 from tilewright.base.errors import UserError
 from tilewright.base.source import Source, Span
+from tilewright.frontend.grammar_tables import make_parser
 from tilewright.frontend.layout import Layout, LayoutError
 from tilewright.frontend.syntax_messages import expectation, found
 from tilewright.frontend.zyn_tree import TreeBuilder, syntax_error, token_span
 from tilewright.tree import syntax
+from tilewright.tree.inline import parts_backwards
 
 
 def parse_module(text: str, path: str = "<string>") -> syntax.Module:
@@ -41,10 +43,7 @@ class _Parser:
         self._layout = Layout()
         self._builder = TreeBuilder()
         grammar = resources.files("tilewright.frontend").joinpath("zyn.lark").read_text(encoding="utf-8")
-        self._lark = lark.Lark(
-            grammar, parser="lalr", lexer="basic", postlex=self._layout, transformer=self._builder,
-            keep_all_tokens=True, maybe_placeholders=False,
-        )  # fmt: skip
+        self._lark = make_parser(grammar, self._layout, self._builder)
 
     def parse(self, source: Source) -> syntax.Module:
         self._builder.source = source
@@ -60,6 +59,7 @@ class _Parser:
         except lark.exceptions.LarkError as error:
             raise UserError.at("TW001", f"the text is not ZynML: {error}", Span(source)) from None
         assert isinstance(module, syntax.Module)
+        _check_depth(module)
         return module
 
     def tokens(self, source: Source) -> list[lark.Token]:
@@ -88,6 +88,31 @@ class _Parser:
         if opener is not None and (opener.line or 0) < (token.line or 0):
             help = f"the '{opener}' of line {opener.line} is still open"
         return syntax_error(message, span, help)
+
+
+MAX_DEPTH = 100
+"""How deep operators and members may be nested in one expression: `a + b + c` is two deep. Later stages go down by recursion."""
+
+
+def _check_depth(module: syntax.Module) -> None:
+    """Refuse expressions too deep for the stages that follow."""
+    waiting: list[tuple[object, int]] = [(module, 0)]
+    while waiting:
+        item, depth = waiting.pop()
+        if isinstance(item, tuple):
+            waiting.extend([(part, depth) for part in item])
+        elif isinstance(item, syntax.Node):
+            depth = depth + 1 if isinstance(item, _OPERATORS) else 0 if isinstance(item, syntax.Compute) else depth
+            if depth > MAX_DEPTH:
+                raise syntax_error(f"more than {MAX_DEPTH} operators or conditions are nested here", item.span, "compute parts in let statements")
+            values = item.__dict__
+            waiting.extend([(values[name], depth) for name in parts_backwards(type(item))])
+
+
+_OPERATORS = (
+    syntax.Binary, syntax.Unary, syntax.IfExpr, syntax.Attribute, syntax.Index, syntax.Call, syntax.Pipe, syntax.Tuple, syntax.List,
+    syntax.Record, syntax.Await, syntax.ReduceExpr, syntax.If,
+)  # fmt: skip
 
 
 @functools.cache

@@ -15,14 +15,12 @@ from tilewright.base.source import Span
 from tilewright.base.target import Target
 from tilewright.ir.program import Program
 from tilewright.passes.schedule_matrix import MatrixSchedule
-from tilewright.tree.metadata import KernelKind, KernelMetadata
-
-_CONTRACTIONS = (KernelKind.MATMUL, KernelKind.BATCHED_MATMUL, KernelKind.CONV2D)
+from tilewright.tree.metadata import CONTRACTIONS, KernelMetadata
 
 
 def check_kind(metadata: KernelMetadata, program: Program) -> None:
     """A kernel called a contraction must be one."""
-    if metadata.kind not in _CONTRACTIONS or any(find_contraction(call.kernel) is not None for call in program.calls):
+    if metadata.kind not in CONTRACTIONS or any(find_contraction(call.kernel) is not None for call in program.calls):
         return
     raise UserError.at(
         "TW012", f"@kernel {metadata.kind.value}, but the loops are no such thing: nothing adds up products of two factors, one that varies along "

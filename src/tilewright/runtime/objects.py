@@ -9,22 +9,29 @@ from __future__ import annotations
 
 import functools
 import threading
-
-import llvmlite.binding as llvm
+from typing import Any
 
 # Serialises engine creation; LLVM's own lock covers single calls only.
 _loading = threading.Lock()
 
 
 @functools.cache
+def _llvm() -> Any:
+    """LLVM, loaded when there is something to run."""
+    import llvmlite.binding as llvm
+
+    return llvm
+
+
+@functools.cache
 def _initialise() -> None:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
+    _llvm().initialize_native_target()
+    _llvm().initialize_native_asmprinter()
 
 
 def bind_symbol(name: str, address: int) -> None:
     """Make `name` mean `address` for objects loaded from now on. The caller keeps what is there alive."""
-    llvm.add_symbol(name, address)
+    _llvm().add_symbol(name, address)
 
 
 class ObjectCode:
@@ -33,6 +40,7 @@ class ObjectCode:
     def __init__(self, *objects: bytes) -> None:
         with _loading:
             _initialise()
+            llvm = _llvm()
             machine = llvm.Target.from_default_triple().create_target_machine(reloc="pic", codemodel="small")
             # llvmlite's memory manager keeps the sections of an object within reach of each other.
             self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine, use_lmm=True)

@@ -17,6 +17,7 @@ from tilewright.base.sizes import Size, floordiv
 from tilewright.tree import syntax
 from tilewright.tree.check_body import BodyChecker
 from tilewright.tree.check_state import State, assigned_names
+from tilewright.tree.kind_claims import check_claim
 from tilewright.tree.loops import classify
 from tilewright.tree.metadata import KernelKind, KernelMetadata, read_attributes, suggest
 from tilewright.tree.solve import Equations, Solution, solve
@@ -38,6 +39,8 @@ def check_kernel(function: syntax.Function, args: Sequence[ArgSpec], sink: Diagn
     own = Diagnostics()
     function = split_assignments(function)
     metadata = read_attributes(function.attributes, own)
+    if function.kind == "compute":
+        check_claim(metadata.kind, function.attributes, function.body, own)
     _check_count(function, args, own)
     state = State(Equations(_axis_names(function, args)), assigned=assigned_names(function))
     walk = None

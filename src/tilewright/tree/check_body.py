@@ -141,6 +141,12 @@ class BodyChecker(YieldChecker):
             raise self.fail("TW016", f"barrier() takes 0 arguments, got {len(node.args)}", node.span)
         if self.guarded:
             raise self.fail("TW012", "barrier() under a condition: not every iteration would reach it", node.span, "put it after the if")
+        uneven = next((loop for loop in self.loops if loop.count is None), None)
+        if uneven is not None:
+            raise self.fail(
+                "TW012", f"barrier() in the loop over '{uneven.name}', whose range is not the same for all iterations around it: not all would reach it",
+                node.span, "let the loop run over sizes",
+            )  # fmt: skip
         if not self.loops:
             raise self.fail("TW005", "barrier() outside loops", node.span, "leave it out: nests run one after the other")
         self.out.append(Barrier(span=node.span))
@@ -345,6 +351,8 @@ class BodyChecker(YieldChecker):
     def store(self, stmt: syntax.Assign, target: syntax.Index) -> None:
         base, nodes = flatten_index(target)
         array = self.array(base)
+        if isinstance(array, ArrayInfo) and array.role == "input" and not self.is_python:
+            raise self.fail("TW015", f"'{array.name}' is not an output and cannot be written", stmt.span, "write to out[…], or to an out_… of its own")
         if isinstance(array, ArrayInfo) and array.role == "input":
             raise self.fail("TW015", f"'{array.name}' is an input and cannot be written", stmt.span, "make an output and write to that")
         implicit = array is None and isinstance(base, syntax.Name) and self.is_place(base.id)

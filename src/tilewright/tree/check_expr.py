@@ -25,6 +25,7 @@ from tilewright.tree.infer import (
     sum_dtype,
 )
 from tilewright.tree.metadata import suggest
+from tilewright.tree.names import is_output
 from tilewright.tree.typed import (
     FALSE,
     TRUE,
@@ -233,6 +234,8 @@ class ExprChecker(SizeChecker):
         if array is None:
             name = _dotted(base)
             if name is not None and self.scope.find(name) is None:
+                if not self.is_python and is_output(name):
+                    raise self.fail("TW017", f"'{name}' is read before anything is written to it", node.span, f"store to {name}[…] first")
                 arrays = [n for n in self.scope.visible() if isinstance(self.scope.find(n), ArrayInfo)]
                 raise self.fail("TW002", f"unknown name '{name}'", base.span, suggest(name, arrays) or f"known arrays: {', '.join(arrays)}")
             raise self.fail("TW003", f"'{_text(base)}' is not an array and cannot be indexed", node.span)

@@ -21,6 +21,7 @@ from tilewright.base.errors import Diagnostics
 from tilewright.base.source import Span
 from tilewright.tree import syntax
 from tilewright.tree.inline import declared, inline, nodes, reduced_into, renamed
+from tilewright.tree.kind_claims import check_claim
 from tilewright.tree.metadata import KernelKind, read_attributes
 from tilewright.tree.names import BodyNames, body_names, is_output, substitute
 from tilewright.tree.syntax import Argument, Expr, Function, KernelAttribute, Stmt
@@ -78,6 +79,10 @@ class Composer:
 
     def is_known(self, name: str) -> bool:
         return self._is_known(name)
+
+    def check_claim(self, kind: KernelKind, node: syntax.Compute) -> None:
+        if not any(self.is_function(n.function) for n in nodes(node.body) if isinstance(n, syntax.Call)):
+            check_claim(kind, node.attributes, node.body, self._sink)
 
     def flat(self, function: Function) -> Function:
         return _Flattener(self, function).run()
@@ -174,6 +179,7 @@ class _Flattener(_Linker):
     def _block(self, node: syntax.Compute, targets: tuple[str, ...]) -> None:
         """The statements of a block that fills the arrays called `targets`."""
         metadata = read_attributes(node.attributes, Diagnostics())
+        self.composer.check_claim(metadata.kind, node)
         own = next((a for a in node.attributes if a.name in _OWN_PROGRAM), None)
         if own is not None:
             raise Apart(f"a block has @{own.name} of its own", own.span)

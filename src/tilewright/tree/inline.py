@@ -43,15 +43,27 @@ def has_calls(item: object) -> bool:
 
 def nodes(item: object) -> Iterator[Node]:
     """Every node in an item, a node or tuple of them, from the outside in; not those inside a called kernel."""
-    if isinstance(item, tuple):
-        for part in item:
-            yield from nodes(part)
-    elif isinstance(item, Node):
-        yield item
-        if not isinstance(item, syntax.Callee):
-            for field in dataclasses.fields(item):
-                if field.name != "span":
-                    yield from nodes(getattr(item, field.name))
+    waiting = [item]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, tuple):
+            waiting.extend(reversed(item))
+        elif isinstance(item, Node):
+            yield item
+            if not isinstance(item, syntax.Callee):
+                values = item.__dict__
+                waiting.extend([values[name] for name in parts_backwards(type(item))])
+
+
+_PARTS: dict[type, tuple[str, ...]] = {}
+
+
+def parts_backwards(kind: type[Node]) -> tuple[str, ...]:
+    """The names of a node's parts, the last first: as a stack wants them."""
+    found = _PARTS.get(kind)
+    if found is None:
+        found = _PARTS[kind] = tuple(field.name for field in reversed(dataclasses.fields(kind)) if field.name != "span")
+    return found
 
 
 def declared(body: tuple[Stmt, ...]) -> dict[str, None]:

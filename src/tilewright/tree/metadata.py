@@ -10,9 +10,11 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from enum import Enum
+from math import prod
 
 from tilewright.base.errors import Diagnostics
 from tilewright.base.record import record
+from tilewright.base.target import NVPTX
 from tilewright.tree import syntax
 
 
@@ -33,6 +35,10 @@ class KernelKind(Enum):
     FLASH_ATTENTION = "flash_attention"
     FUSED = "fused"
     CUSTOM = "custom"
+
+
+CONTRACTIONS = (KernelKind.MATMUL, KernelKind.BATCHED_MATMUL, KernelKind.CONV2D)
+"""Kinds that promise sums of products."""
 
 
 class CompileTarget(Enum):
@@ -141,6 +147,9 @@ class KernelMetadata:
         return found
 
 
+MOST_SHARED = max(target.max_shared for target in NVPTX.values())
+"""Bytes of shared memory of one block, where it has most."""
+MOST_THREADS = max(target.max_threads for target in NVPTX.values())
 PRECISIONS = ("ieee", "tf32", "3xtf32")
 """How contractions of f32 may be multiplied: as f32, or on matrix units with 10 bits, or with three products of 10 bits each."""
 REDUCTION_NAMES = {
@@ -249,11 +258,21 @@ class _Reader:
         sizes = [n for a in attribute.args for n in self.integers(a.value, "@workgroup")]
         if not 1 <= len(sizes) <= 3 or min(sizes) < 1:
             raise self.bad(attribute, f"@workgroup takes one to three positive integers, got {sizes}")
+        if prod(sizes) > MOST_THREADS:
+            self.sink.error(
+                "TW020", f"@workgroup asks for {prod(sizes)} threads, and a block has at most {MOST_THREADS}", attribute.span, "ask for fewer"
+            )
+            raise _Bad
         x, y, z = (*sizes, 1, 1)[:3]
         self.fields["workgroup_size"] = (x, y, z)
 
     def shared(self, attribute: syntax.KernelAttribute) -> None:
         value = constant(self.one(attribute))
+        if isinstance(value, int) and value > MOST_SHARED:
+            self.sink.error(
+                "TW020", f"@shared asks for {value} bytes, and a block has at most {MOST_SHARED} on any target", attribute.span, "ask for less"
+            )
+            raise _Bad
         # A demand in terms of sizes (`batch * seq * 4`) is known only at a call; as a hint it says nothing before that.
         self.fields["shared_memory_bytes"] = value if isinstance(value, int) else 0
 
@@ -373,3 +392,8 @@ def read_attributes(attributes: Sequence[syntax.KernelAttribute], sink: Diagnost
     values["hints"] = KernelHints(**reader.hints)  # type: ignore[arg-type]  # collected by name above
     values["constraints"] = ExecutionConstraints(**reader.constraints)  # type: ignore[arg-type]
     return KernelMetadata(**values)  # type: ignore[arg-type]
+
+
+def attribute_names() -> tuple[str, ...]:
+    """All attributes there are."""
+    return tuple(_Reader(Diagnostics()).table())

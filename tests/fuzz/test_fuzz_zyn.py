@@ -1,0 +1,140 @@
+"""ZynML under rough treatment: mutated example programs, random texts for the parser, and very long files.
+
+TILEWRIGHT_FUZZ_SEED picks other mutants and texts, TILEWRIGHT_MUTANT_RUNS how many of a program's mutants are executed, and
+TILEWRIGHT_FUZZ_SECONDS how long the parser is fuzzed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from tilewright.base.errors import UserError
+from tilewright.cli.check_command import check
+from tilewright.cli.sources import parse_source, walk
+from tilewright.frontend.format import format_text
+from tilewright.frontend.zyn import parse_module
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples/zyn").glob("*.zyn"))
+SEED = int(os.environ.get("TILEWRIGHT_FUZZ_SEED", "0"))
+RUNS = os.environ.get("TILEWRIGHT_MUTANT_RUNS", "1")
+SECONDS = float(os.environ.get("TILEWRIGHT_FUZZ_SECONDS", "20"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_a_hundred_mutants_are_refused_clearly_or_run_right(path: Path, tmp_path: Path) -> None:
+    script = Path(__file__).with_name("zyn_mutants.py")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, str(script), str(path), str(SEED), "100", RUNS]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=1200, check=False)
+    mutant = (tmp_path / "mutant.zyn").read_text(encoding="utf-8")
+    assert done.returncode == 0, f"{done.stderr[-3000:]}\nthe mutant:\n{mutant}"
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["wrong"] == [], "\n\n".join(found["wrong"][:3])
+    assert found["refused"] + found["right"] == 100
+    assert found["refused"] >= 40
+
+
+# -- the parser -----------------------------------------------------------------------------------------------------
+
+PIECES = ["let", "var", "for", "in", "if", "elif", "else", "while", "and", "or", "not", "yield", "return", "await", "true", "false", "inf", "step", "compute", "pipeline", "fn", "config", "import", "as", "shared", "timeout", "kernel", "all", "any", "out", "x", "y", "n", "i", "@", "@kernel", "@tile", "(", ")", "[", "]", "{", "}", ":", ",", ";", ".", "..", "..=", "=", "+=", "==", "!=", "<", "<=", "<<", "|>", "->", "+", "-", "*", "/", "%", "**", "~", "&", "|", "^", "0", "1", "2.5", "1e-6", "64KB", "5ms", "0xff", "0b1", '"s"', "'s'", '"', "'", "//", "#", "\\", "$", "é", "𝄞", "\t", "\x00"]  # fmt: skip
+TEXTS = st.lists(st.sampled_from([*PIECES, "\n", "\n    ", "\n        ", " "]), max_size=60).map(" ".join)
+SNIPPETS = st.lists(st.sampled_from([line for path in EXAMPLES for line in path.read_text(encoding="utf-8").split("\n")]), max_size=25).map("\n".join)
+
+
+def survives(text: str) -> None:
+    """The text parses, and then its formatted form means the same; or it is refused at a place inside it."""
+    try:
+        module = parse_module(text, "fuzz.zyn")
+    except UserError as error:
+        (found,) = error.diagnostics
+        assert found.code == "TW001"
+        assert 1 <= found.span.line <= text.count("\n") + 1
+        assert 1 <= found.span.column <= len(found.span.source.line(found.span.line) if found.span.source else "") + 1
+        assert found.message
+        return
+    assert parse_module(format_text(text, "fuzz.zyn"), "fuzz.zyn") == module
+
+
+def test_the_parser_is_never_at_a_loss() -> None:
+    end = 0.0
+    tried = 0
+
+    @seed(SEED)
+    @settings(
+        max_examples=1_000_000, deadline=None, database=None, print_blob=False, report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck), phases=(Phase.generate, Phase.shrink),
+    )  # fmt: skip
+    @given(st.one_of(TEXTS, SNIPPETS, st.text(max_size=80)))
+    def attempt(text: str) -> None:
+        nonlocal end, tried
+        end = end or time.monotonic() + SECONDS  # Hypothesis takes its time before the first
+        if time.monotonic() > end:
+            raise KeyboardInterrupt
+        tried += 1
+        survives(text)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        attempt()
+    print(f"{tried} texts in {SECONDS:g} s")
+    assert tried > SECONDS * 5
+
+
+@pytest.mark.parametrize("text", ["(" * 5000, "[" * 5000 + "]" * 5000, "-" * 20000 + "1", "let x = " + "1 + " * 20000 + "1\n", "if a:\n" * 300, "a." * 20000 + "b\n"])
+def test_deep_texts_do_not_overflow(text: str) -> None:
+    survives(text)
+
+
+@pytest.mark.parametrize("text", ["let y = " + "x + " * 100 + "1\n", "let y = " + "-" * 100 + "x\n", "let y = " + "(" * 60 + "x" + " * 2)" * 60 + "\n"])
+def test_what_is_just_not_too_deep_goes_all_the_way(text: str) -> None:
+    survives(text)
+    walk(parse_source(text, "deep.zyn"), {}).raise_if_errors()
+
+
+def test_too_deep_an_expression_is_refused_at_its_place() -> None:
+    with pytest.raises(UserError) as caught:
+        parse_module("let y = " + "x + " * 101 + "1\n", "deep.zyn")
+    assert caught.value.diagnostics[0].message == "more than 100 operators or conditions are nested here"
+    assert (caught.value.span.line, caught.value.span.column) == (1, 9)
+
+
+# -- long files -----------------------------------------------------------------------------------------------------
+
+BLOCK = """\
+let y{0} = compute(x{1}) {{
+    @kernel elementwise
+    for i in 0..rows, j in 0..cols:
+        let t = x{1}[i, j] * {0}.0 + 1.0
+        let u = t if t > 0 else exp(t)
+        out[i, j] = u * u
+}}
+let z{0} = y{0} + 1
+fn f{0}(a, b): return a * b + {0}
+let w{0} = f{0}(z{0}, y{0})
+"""
+
+
+def test_ten_thousand_lines_are_checked_in_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "long.zyn"
+    path.write_text("".join(BLOCK.format(number, number % 7) for number in range(1000)), encoding="utf-8")
+    assert path.read_text(encoding="utf-8").count("\n") == 10_000
+    start = time.process_time()
+    try:
+        assert check([str(path)], "", False)
+    finally:
+        gc.enable()
+    took = time.process_time() - start
+    assert f"{path}: ok" in capsys.readouterr().out
+    print(f"checked in {took:.2f} s")
+    assert took < 6.0 * (4 if os.environ.get("CI") else 2)

@@ -30,7 +30,9 @@ def test_split(case: Case) -> None:
     case.check(HALVES, case.shapes[-1])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["softmax", "matrix_product", "row_range", "variance", "nested", "dot_product", "conditional_sum"])
+@pytest.mark.parametrize(
+    "name", ["softmax", "matrix_product", "row_range", "variance", "nested", "dot_product", "conditional_sum"]
+)
 def test_split_at_every_size(name: str) -> None:
     case = BY_NAME[name]
     for shape in (*case.shapes, *case.long_shapes):

@@ -142,7 +142,9 @@ class HeterogeneousKernel:
             from tilewright.runtime.host_queue import HostQueue
 
             after: list[Any] = [v for v in (*args, *keywords.values()) if isinstance(v, streams.FUTURES)]
-            return HostQueue(f"{self.__name__} on several devices").submit(lambda: self(*args, asynchronous=False, **keywords), after)
+            return HostQueue(f"{self.__name__} on several devices").submit(
+                lambda: self(*args, asynchronous=False, **keywords), after
+            )
         out = keywords.pop("out", None)
         call = _KernelCall(self, self.kernel.bound(*args, **keywords), out)
         result = call.run()
@@ -196,7 +198,15 @@ class _KernelCall:
 
     def plan(self) -> list[Placed]:
         jobs = [
-            Job(p.name, p.operations.evaluate(self.sizes), p.bytes.evaluate(self.sizes), p.reads, p.writes, p.after, len(p.program.calls))
+            Job(
+                p.name,
+                p.operations.evaluate(self.sizes),
+                p.bytes.evaluate(self.sizes),
+                p.reads,
+                p.writes,
+                p.after,
+                len(p.program.calls),
+            )
             for p in self.some.parts
         ]
         nbytes = {a.name: self._shape_bytes(a) for a in (*self.artifact.outputs, *self.artifact.scratch)}
@@ -243,7 +253,9 @@ class _KernelCall:
             own = param.dtype if kind is DeviceArray else param.dtype.numpy
             if not isinstance(target, kind) or target.shape != shape or target.dtype != own:
                 extents = ", ".join(map(str, shape))
-                raise UserError.at("TW018", f"out= for '{param.name}' is no {param.dtype}[{extents}] on {self.home.id}", self.span)
+                raise UserError.at(
+                    "TW018", f"out= for '{param.name}' is no {param.dtype}[{extents}] on {self.home.id}", self.span
+                )
 
     def _run_part(self, number: int, device: Device) -> None:
         cut = self.cuts[device.kind == "cuda"]
@@ -253,7 +265,9 @@ class _KernelCall:
         arrays = {name: self.arrays.on(name, device) for name in part.reads}
         for param in artifact.outputs:
             shape = tuple(extent.evaluate(self.sizes) for extent in param.shape)
-            arrays[param.name] = gpu_of(device).empty(shape, param.dtype) if device.kind == "cuda" else np.empty(shape, param.dtype.numpy)
+            arrays[param.name] = (
+                gpu_of(device).empty(shape, param.dtype) if device.kind == "cuda" else np.empty(shape, param.dtype.numpy)
+            )
         numbers = converted(artifact, {**self.sizes, **self.numbers})
         if isinstance(program, cpu.CpuProgram):
             program.run(arrays, numbers, cpu_pool.partition(*device.partition) if device.partition else None)
@@ -291,7 +305,9 @@ def heterogeneous(
 ) -> HeterogeneousKernel:
     """The kernel with its independent parts on these devices (None: all of them), placed by the cost model or by name."""
     if not is_kernel(kernel):
-        raise UserError.at("TW009", f"{kernel!r} is no kernel", help="mark the function with @tw.kernel; schedule() runs several kernels")
+        raise UserError.at(
+            "TW009", f"{kernel!r} is no kernel", help="mark the function with @tw.kernel; schedule() runs several kernels"
+        )
     return HeterogeneousKernel(kernel, devices, placement)
 
 
@@ -301,7 +317,9 @@ def heterogeneous(
 class Task:
     """A call of a kernel that `schedule` makes. Its arguments may be other tasks: their results."""
 
-    def __init__(self, kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict[str, object], name: str, device: str | None) -> None:
+    def __init__(
+        self, kernel: Kernel[Any, Any], args: tuple[object, ...], keywords: dict[str, object], name: str, device: str | None
+    ) -> None:
         self.kernel, self.name = kernel, name or kernel.__name__
         self.device = find_device(device).id if device is not None else None
         self.bound = kernel.bound(*args, **keywords)
@@ -348,7 +366,10 @@ def schedule(
     streams.refuse_in_capture("schedule()")
     ordered = _closure(asked)
     names = [item.name for item in ordered]
-    named = {item: f"{item.name}.{names[:n].count(item.name)}" if names.count(item.name) > 1 else item.name for n, item in enumerate(ordered)}
+    named = {
+        item: f"{item.name}.{names[:n].count(item.name)}" if names.count(item.name) > 1 else item.name
+        for n, item in enumerate(ordered)
+    }
     fixed = {named[item]: item.device for item in ordered if item.device is not None} | dict(placement or {})
     chosen = usable_devices(devices)
     numbers = {item: number for number, item in enumerate(ordered)}
@@ -386,7 +407,11 @@ def schedule(
             for name, value in given.items()
         }  # fmt: skip
         made: Any = item.kernel.runner.run(moved_in, device)
-        arrays.add(f"={number}", device if isinstance(made, DeviceArray) else None, np.asarray(made) if isinstance(made, np.generic) else made)
+        arrays.add(
+            f"={number}",
+            device if isinstance(made, DeviceArray) else None,
+            np.asarray(made) if isinstance(made, np.generic) else made,
+        )
 
     ran = _execute(placed, [job.after for job in jobs], run)
     results = tuple(arrays.on(f"={numbers[item]}", home) for item in asked)
@@ -407,7 +432,9 @@ def _closure(tasks: Sequence[Task]) -> list[Task]:
     return list(found)
 
 
-def _job(item: Task, name: str, number: int, values: Mapping[str, Any], forms: dict[Task, _Form], numbers: Mapping[Task, int]) -> Job:
+def _job(
+    item: Task, name: str, number: int, values: Mapping[str, Any], forms: dict[Task, _Form], numbers: Mapping[Task, int]
+) -> Job:
     """What a task costs, and (in `forms`) what it will give."""
     specs: list[ArgSpec] = []
     extents: dict[str, tuple[int, ...]] = {}
@@ -425,7 +452,9 @@ def _job(item: Task, name: str, number: int, values: Mapping[str, Any], forms: d
     strides = {k: tuple(int(np.prod(s[axis + 1 :], dtype=np.int64)) for axis in range(len(s))) for k, s in shapes.items()}
     sizes = bind_sizes(describe_program(cut.program, host_cpu()), shapes, strides, item.span)
     if len(cut.typed.outputs) != 1:
-        raise UserError.at("TW009", f"{item.kernel.__name__} returns {len(cut.typed.outputs)} arrays; a task has one result", item.span)
+        raise UserError.at(
+            "TW009", f"{item.kernel.__name__} returns {len(cut.typed.outputs)} arrays; a task has one result", item.span
+        )
     output = cut.typed.outputs[0]
     forms[item] = _Form(tuple(extent.evaluate(sizes) for extent in output.shape), output)
     reads = tuple(f"={numbers[v]}" if isinstance(v, Task) else f"{number}.{k}" for k, v in values.items() if k in shapes)

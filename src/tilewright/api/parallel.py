@@ -92,7 +92,9 @@ def checked_shares(shares: Sequence[float] | None, devices: Sequence[Device]) ->
     numbers = list(shares)
     fine = all(isinstance(s, int | float) and not isinstance(s, bool) and 0 <= s < float("inf") for s in numbers)
     if len(numbers) != len(devices) or not fine or not sum(numbers) > 0:
-        raise UserError.at("TW016", f"shares={shares!r} for {len(devices)} device(s)", help="give a number for each device, not all 0")
+        raise UserError.at(
+            "TW016", f"shares={shares!r} for {len(devices)} device(s)", help="give a number for each device, not all 0"
+        )
     return [float(s) for s in numbers]
 
 
@@ -100,7 +102,11 @@ class DataParallel:
     """A kernel whose calls are spread over devices. `last` says what ran where in the latest call."""
 
     def __init__(
-        self, kernel: Kernel[Any, Any], devices: object, shares: Sequence[float] | None = None, along: tuple[str, int] | None = None
+        self,
+        kernel: Kernel[Any, Any],
+        devices: object,
+        shares: Sequence[float] | None = None,
+        along: tuple[str, int] | None = None,
     ) -> None:
         self.kernel, self.along = kernel, along
         self.devices = named_devices(devices)
@@ -194,8 +200,12 @@ class DataParallel:
                     extents = ", ".join(map(str, shape))
                     raise UserError.at("TW018", f"out= for '{array.name}' is no {array.dtype}[{extents}]", span)
                 others = [v for v in given.values() if isinstance(v, np.ndarray)]
-                if isinstance(whole, np.ndarray) and (not whole.flags.writeable or any(np.may_share_memory(whole, v) for v in others)):
-                    raise UserError.at("TW018", f"out= for '{array.name}' cannot be written, or shares memory with an input", span)
+                if isinstance(whole, np.ndarray) and (
+                    not whole.flags.writeable or any(np.may_share_memory(whole, v) for v in others)
+                ):
+                    raise UserError.at(
+                        "TW018", f"out= for '{array.name}' cannot be written, or shares memory with an input", span
+                    )
                 found.append(_Result(whole, target))
                 continue
             if gpu is None:
@@ -399,7 +409,9 @@ def _check_cut(typed: TypedKernel, values: Mapping[str, Any], split: Split, size
         if axis is None or not isinstance(array, ArrayInfo):
             continue
         if _packed(array, axis) > 1:
-            raise UserError.at("TW012", f"axis {axis} of '{array.name}' is packed ({array.dtype}) and cannot be split", typed.span)
+            raise UserError.at(
+                "TW012", f"axis {axis} of '{array.name}' is packed ({array.dtype}) and cannot be split", typed.span
+            )
         extent = values[array.name].shape[axis]
         if extent != sizes[split.size]:
             raise UserError.at(

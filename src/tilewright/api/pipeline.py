@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 class Stage:
     """A kernel, with all its arguments but the first, which is the batch."""
 
-    def __init__(self, kernel: Kernel[Any, Any], args: tuple[object, ...] = (), keywords: dict[str, object] | None = None) -> None:
+    def __init__(
+        self, kernel: Kernel[Any, Any], args: tuple[object, ...] = (), keywords: dict[str, object] | None = None
+    ) -> None:
         names = kernel.parameter_names
         if not names:
             raise UserError.at("TW016", f"{kernel.__name__} takes no batch", kernel.function.span)
@@ -50,7 +52,9 @@ class Stage:
         """The same with its constants there."""
         found = Stage.__new__(Stage)
         found.kernel, found.batch = self.kernel, self.batch
-        found.constants = {n: moved(v, device) if isinstance(v, np.ndarray | DeviceArray) else v for n, v in self.constants.items()}
+        found.constants = {
+            n: moved(v, device) if isinstance(v, np.ndarray | DeviceArray) else v for n, v in self.constants.items()
+        }
         return found
 
     def specs(self, batch: ArgSpec) -> tuple[ArgSpec, ...]:
@@ -86,7 +90,9 @@ class Pipeline:
         made = [_stage(item) for item in stages]
         self.devices = named_devices(devices)
         if not made or len(made) != len(self.devices):
-            raise UserError.at("TW016", f"a pipeline has {len(made)} stage(s) and {len(self.devices)} device(s)", help="give one for each stage")
+            raise UserError.at(
+                "TW016", f"a pipeline has {len(made)} stage(s) and {len(self.devices)} device(s)", help="give one for each stage"
+            )
         wanted = microbatches if microbatches is not None else 2 * len(made) if len(made) > 1 else 1
         if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
             raise UserError.at("TW016", f"microbatches is {microbatches!r}", help="give a whole number from 1 on")
@@ -110,7 +116,9 @@ class Pipeline:
         span = first.kernel.function.span
         values = read_value(first.batch, batch, span)
         if not isinstance(values, np.ndarray | DeviceArray) or not values.ndim:
-            raise UserError.at("TW009", f"the batch of a pipeline is {batch!r}", span, "give an array whose first axis is that of the batch")
+            raise UserError.at(
+                "TW009", f"the batch of a pipeline is {batch!r}", span, "give an array whose first axis is that of the batch"
+            )
         count = max(1, min(self.microbatches, values.shape[0]))
         if count > 1:
             self._check(read_argument(first.batch, values, span).spec)
@@ -147,7 +155,9 @@ class Pipeline:
         out = result.place(number, device) if is_last else None
         made = item.kernel.runner.run({name: values[name] for name in item.kernel.parameter_names}, device, out)
         if isinstance(made, tuple):
-            raise UserError.at("TW009", f"{item.kernel.__name__} gives {len(made)} results; a stage has one", item.kernel.function.span)
+            raise UserError.at(
+                "TW009", f"{item.kernel.__name__} gives {len(made)} results; a stage has one", item.kernel.function.span
+            )
         if device.kind == "cuda":
             gpu_of(device).synchronize()
         state[number] = None if is_last else made
@@ -167,10 +177,18 @@ class Pipeline:
             span = item.kernel.function.span
             shared = [name for name, _ in split.axes if name in item.constants]
             if shared:
-                raise UserError.at("TW012", f"'{shared[0]}' of {item.kernel.__name__} has the axis of the batch, which is cut", span, "use microbatches=1")
+                raise UserError.at(
+                    "TW012",
+                    f"'{shared[0]}' of {item.kernel.__name__} has the axis of the batch, which is cut",
+                    span,
+                    "use microbatches=1",
+                )
             if len(typed.outputs) != 1 or split.axis(typed.outputs[0].name) != 0:
                 raise UserError.at(
-                    "TW012", f"the result of {item.kernel.__name__} does not have the batch as its first axis", span, "use microbatches=1"
+                    "TW012",
+                    f"the result of {item.kernel.__name__} does not have the batch as its first axis",
+                    span,
+                    "use microbatches=1",
                 )
             spec = ArrayArg(typed.outputs[0].dtype, typed.outputs[0].rank)
         self._checked.add(batch)
@@ -181,7 +199,9 @@ def _stage(item: object) -> Stage:
         return item
     if is_kernel(item):
         return Stage(cast("Kernel[Any, Any]", item))
-    raise UserError.at("TW009", f"{item!r} is no stage of a pipeline", help="give kernels, or tw.stage(kernel, …) with its other arguments")
+    raise UserError.at(
+        "TW009", f"{item!r} is no stage of a pipeline", help="give kernels, or tw.stage(kernel, …) with its other arguments"
+    )
 
 
 class _Result:
@@ -227,8 +247,14 @@ class _Result:
 
 
 def parallel(
-    what: Any, devices: Sequence[str | Device], *, data: bool = False, model: bool = False, shares: Sequence[float] | None = None,
-    along: tuple[str, int] | None = None, microbatches: int | None = None,
+    what: Any,
+    devices: Sequence[str | Device],
+    *,
+    data: bool = False,
+    model: bool = False,
+    shares: Sequence[float] | None = None,
+    along: tuple[str, int] | None = None,
+    microbatches: int | None = None,
 ) -> Any:
     """A kernel whose batch is split over devices (`data`), or stages that are placed on them one by one (`model`).
 

@@ -85,7 +85,11 @@ class Placed:
 
 
 def place(
-    jobs: Sequence[Job], devices: Sequence[Device], nbytes: Mapping[str, int], home: Device, wanted: frozenset[str] = frozenset(),
+    jobs: Sequence[Job],
+    devices: Sequence[Device],
+    nbytes: Mapping[str, int],
+    home: Device,
+    wanted: frozenset[str] = frozenset(),
     fixed: Mapping[str, str] | None = None,
 ) -> list[Placed]:
     """A device for every job, so that the last one ends early. Jobs come in an order in which none needs a later one.
@@ -126,9 +130,13 @@ def check_fixed(jobs: Sequence[Job], devices: Sequence[Device], fixed: Mapping[s
     names, ids = {job.name for job in jobs}, [device.id for device in devices]
     for name, device in fixed.items():
         if name not in names:
-            raise UserError.at("TW016", f"placement names '{name}', which is not there", help=f"the parts are {', '.join(sorted(names))}")
+            raise UserError.at(
+                "TW016", f"placement names '{name}', which is not there", help=f"the parts are {', '.join(sorted(names))}"
+            )
         if device not in ids:
-            raise UserError.at("TW016", f"placement puts '{name}' on '{device}'", help=f"the devices of this call are {', '.join(ids)}")
+            raise UserError.at(
+                "TW016", f"placement puts '{name}' on '{device}'", help=f"the devices of this call are {', '.join(ids)}"
+            )
     return fixed
 
 

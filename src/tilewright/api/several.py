@@ -45,7 +45,9 @@ def checked_spread(parallel: str, devices: Sequence[str] | None, device: str | N
         return None
     if parallel not in ("", "data"):
         raise UserError.at(
-            "TW005", f"parallel is {parallel!r}", help="a kernel is parallel='data'; tw.parallel([…], model=True) places several kernels"
+            "TW005",
+            f"parallel is {parallel!r}",
+            help="a kernel is parallel='data'; tw.parallel([…], model=True) places several kernels",
         )
     if device is not None:
         raise UserError.at("TW016", f"a kernel has device={device!r} and devices={devices!r}", help="give one of them")

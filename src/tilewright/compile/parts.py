@@ -101,7 +101,9 @@ def _parts(program: Program) -> tuple[ProgramPart, ...]:
     found: list[ProgramPart] = []
     for position, group in enumerate(groups):
         used = {name for number in group for side in touched[number] for name in side}
-        needed = {name for other, numbers in enumerate(groups) if other != position for number in numbers for name in touched[number][0]}
+        needed = {
+            name for other, numbers in enumerate(groups) if other != position for number in numbers for name in touched[number][0]
+        }
         reads = sorted(name for name in used if author.get(name) != position)
         own = sorted(name for name in used if author.get(name) == position)
         writes = tuple(name for name in own if name in kept or name in needed)
@@ -131,7 +133,12 @@ def _sub_program(
         tuple(as_role(n, "scratch") for n in inner), calls, (), program.span,
     )  # fmt: skip
     bound = {binding.name for binding in part.bindings()} | {scalar.name for scalar in scalars}
-    used = {n for array in (*part.input_arrays, *part.outputs, *part.scratch) for size in (*array.type.shape, *array.type.strides) for n in size.names}
+    used = {
+        n
+        for array in (*part.input_arrays, *part.outputs, *part.scratch)
+        for size in (*array.type.shape, *array.type.strides)
+        for n in size.names
+    }
     used |= {n for call in calls for n in call.kernel.size_names}
     missing = tuple(ScalarInput(n, i64) for n in sorted(used - bound))
     return replace(part, inputs=(*part.inputs, *missing))
@@ -172,7 +179,9 @@ def compile_part(cut: CutProgram, number: int, target: Target, sizes: Mapping[st
             prepared = _PreparedPart(cut, part, target, short)
         plan = prepared.plan(signature)
         described = (str(sorted(short.items())), *(p.describe() if p else "" for p in plan))
-        key = hashlib.sha256("\0".join((cache_key(cut.function, signature, target), str(number), *described)).encode()).hexdigest()
+        key = hashlib.sha256(
+            "\0".join((cache_key(cut.function, signature, target), str(number), *described)).encode()
+        ).hexdigest()
         found = driver._memory.get(key) or driver.disk_cache().get(key)
         if found is None:
             stages = prepared.finish(signature, plan).stages

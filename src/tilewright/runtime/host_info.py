@@ -47,7 +47,9 @@ def caches(core: int) -> tuple[Cache, ...]:
     found: list[Cache] = []
     for folder in sorted((_CPUS / f"cpu{core}" / "cache").glob("index*")):
         try:
-            size, level, kind, shared = ((folder / name).read_text().strip() for name in ("size", "level", "type", "shared_cpu_list"))
+            size, level, kind, shared = (
+                (folder / name).read_text().strip() for name in ("size", "level", "type", "shared_cpu_list")
+            )
         except OSError:
             continue
         number = int(size.rstrip("KMG")) * _UNITS.get(size[-1], 1)

@@ -91,7 +91,9 @@ def find_splits(kernel: TypedKernel, along: tuple[str, int] | None = None) -> li
     if found:
         return sorted(found, key=lambda split: bool(split.combined))
     if first is None:
-        raise UserError.at("TW012", f"{kernel.name} has no axis along which it could be split: all extents are constants", kernel.span)
+        raise UserError.at(
+            "TW012", f"{kernel.name} has no axis along which it could be split: all extents are constants", kernel.span
+        )
     first.raise_if_errors()
     raise AssertionError("unreachable")
 
@@ -113,7 +115,9 @@ def _asked(kernel: TypedKernel, array: str, axis: int) -> str:
     arrays = {a.name: a for a in kernel.inputs if isinstance(a, ArrayInfo)}
     if array not in arrays or not 0 <= axis < arrays[array].rank:
         known = ", ".join(f"{a.name} of rank {a.rank}" for a in arrays.values())
-        raise UserError.at("TW016", f"{kernel.name} has no axis {axis} of '{array}' to split", kernel.span, f"its arrays are {known}")
+        raise UserError.at(
+            "TW016", f"{kernel.name} has no axis {axis} of '{array}' to split", kernel.span, f"its arrays are {known}"
+        )
     name = arrays[array].shape[axis].name
     if name is None:
         raise UserError.at("TW012", f"axis {axis} of '{array}' is always {arrays[array].shape[axis]} long", kernel.span)

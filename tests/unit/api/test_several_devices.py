@@ -430,7 +430,8 @@ def test_the_scheduler_uses_what_is_free_and_keeps_what_belongs_together() -> No
 
 def test_forks_and_exits(tmp_path: Any) -> None:
     script = tmp_path / "several_forks.py"
-    script.write_text(textwrap.dedent("""
+    script.write_text(
+        textwrap.dedent("""
         import os
         import numpy as np
         import tilewright as tw
@@ -452,6 +453,7 @@ def test_forks_and_exits(tmp_path: Any) -> None:
             assert os.waitpid(child, 0)[1] == 0
             doubled(x, device=devices, asynchronous=True)
             print("done")
-    """))
+    """)
+    )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

@@ -17,7 +17,9 @@ from tilewright.tree.check import check_kernel
 
 def split(kernel: Any, *args: object, along: tuple[str, int] | None = None) -> Split:
     runner = kernel.runner
-    return find_split(check_kernel(runner.function, runner.signature(runner.arguments(kernel.bound(*args), False), False).args), along)
+    return find_split(
+        check_kernel(runner.function, runner.signature(runner.arguments(kernel.bound(*args), False), False).args), along
+    )
 
 
 MATRIX = np.ones((6, 4), np.float32)

@@ -158,6 +158,21 @@ class Programs:
 
 
 @contextmanager
+def _modules(named: dict[str, Any]) -> Iterator[None]:
+    """These modules, for a while. Others that are imported meanwhile stay: a second copy of them would have classes of its own."""
+    before = {name: sys.modules.get(name) for name in named}
+    sys.modules.update(named)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = module
+
+
+@contextmanager
 def installed(driver: NullCuda | None = None, stage: str = "loop", **options: Any) -> Iterator[NullCuda]:
     """`with installed(count=2, mode="random") as driver:` the process has null GPUs; options as `NullCuda` takes them."""
     made = driver or NullCuda(**options)
@@ -168,7 +183,7 @@ def installed(driver: NullCuda | None = None, stage: str = "loop", **options: An
     bindings.driver = made  # type: ignore[attr-defined]
     package.bindings = bindings  # type: ignore[attr-defined]
     names = {"cuda": package, "cuda.bindings": bindings, "cuda.bindings.driver": made}
-    with mock.patch.dict(sys.modules, names), programs.watching():  # type: ignore[arg-type]
+    with _modules(names), programs.watching():
         cuda._forget()
         try:
             yield made

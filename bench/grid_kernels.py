@@ -1,4 +1,5 @@
-"""Kernels for the rows about grids that stay: ten small products in a row, as one launch and as ten, and barriers with nothing between.
+"""Kernels for the rows about grids that stay: ten small products in a row, as one launch and as ten, and barriers with nothing
+between.
 
 `barriers` is a program at the thread stage, made by hand: as many barriers of the grid as its input has elements.
 """

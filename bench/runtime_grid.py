@@ -1,5 +1,5 @@
-"""Grids that stay: a barrier of all blocks, and small kernels in one launch. In: the `Session` of `bench.runtime`; out: one `Record` per
-row of `ROWS`."""
+"""Grids that stay: a barrier of all blocks, and small kernels in one launch. In: the `Session` of `bench.runtime`; out: one
+`Record` per row of `ROWS`."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
 """Barriers of a whole grid -> LLVM text for NVIDIA GPUs.
 
-In: a kernel with `grid_barrier`; out: code that meets all blocks of a cooperative launch at one word of memory. The driver gives every
-such launch a workspace of its own and its address in two environment registers; the second word of it is for this (`driver_abi.h` of
-CUDA says so, and code compiled against it is bound to that). So launches on several streams and in graphs never share a word.
+In: a kernel with `grid_barrier`; out: code that meets all blocks of a cooperative launch at one word of memory. The driver
+gives every such launch a workspace of its own and its address in two environment registers; the second word of it is for
+this (`driver_abi.h` of CUDA says so, and code compiled against it is bound to that). So launches on several streams and in
+graphs never share a word.
 
-One thread of each block adds its share to the word: block 0 so much that all shares together are 2^31. Once all have arrived the
-word's highest bit has changed, and the others are what they were: the word is ready for the next barrier and never has to be reset.
-The addition releases what the block wrote, the reads that wait for the bit acquire what other blocks wrote, and barriers of the block
-before and after hand both on to its other threads.
+One thread of each block adds its share to the word: block 0 so much that all shares together are 2^31. Once all have arrived
+the word's highest bit has changed, and the others are what they were: the word is ready for the next barrier and never has
+to be reset. The addition releases what the block wrote, the reads that wait for the bit acquire what other blocks wrote, and
+barriers of the block before and after hand both on to its other threads.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def grid_barrier(w: FunctionWriter, op: Op) -> None:
     w.line(f"br i1 {first}, label %{meet}, label %{met}")
     w.open_label(meet)
     # LLVM's own atomics have neither scope nor order on this target.
-    before = w.let(f'call i32 asm sideeffect "atom.add.release.gpu.u32 $0, [$1], $2;", "=r,l,r,~{{memory}}"(i64 {word}, i32 {own})')
+    text = "atom.add.release.gpu.u32 $0, [$1], $2;"
+    before = w.let(f'call i32 asm sideeffect "{text}", "=r,l,r,~{{memory}}"(i64 {word}, i32 {own})')
     w.line(f"br label %{again}")
     w.open_label(again)
     now = w.let(f'call i32 asm sideeffect "ld.acquire.gpu.u32 $0, [$1];", "=r,l,~{{memory}}"(i64 {word})')

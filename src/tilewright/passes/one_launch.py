@@ -1,19 +1,21 @@
 """All kernels of a program as one, whose blocks stay and share out the work of each in turn. `Program -> Program`.
 
-In: a program at the thread stage. Out: the same with a single call. Each kernel becomes a loop over its blocks, from this block's number
-on in steps of the number of blocks there are; a `grid_barrier` stands before a kernel that depends on one since the last. Before and
-after, for kernels of 1000 and 10 blocks of which the second reads what the first writes:
+In: a program at the thread stage. Out: the same with a single call. Each kernel becomes a loop over its blocks, from this
+block's number on in steps of the number of blocks there are; a `grid_barrier` stands before a kernel that depends on one
+since the last. Before and after, for kernels of 1000 and 10 blocks of which the second reads what the first writes:
 
     kernel @a grid=[1000] { … program_id … }        kernel @p grid=[1000] persistent {
     kernel @b grid=[10] { … program_id … }              for %i = program_id, 1000, grid_size { … }
                                                         grid_barrier
                                                         for %i = program_id, 10, grid_size { … } }
 
-A block has the threads of the largest kernel. Those that a smaller kernel has no use for run further blocks of it where its threads
-need not meet; else they wait, and its barriers are named ones. Shared memory of one kernel lies where that of another does (`phase`).
-An array that kernels see with several shapes stays several parameters; `coherent` lists those that another one writes.
+A block has the threads of the largest kernel. Those that a smaller kernel has no use for run further blocks of it where its
+threads need not meet; else they wait, and its barriers are named ones. Shared memory of one kernel lies where that of
+another does (`phase`). An array that kernels see with several shapes stays several parameters; `coherent` lists those that
+another one writes.
 
-Clusters, the copy engine and warp groups divide a block's work in ways that do not survive this: `lean` is a target without them.
+Clusters, the copy engine and warp groups divide a block's work in ways that do not survive this: `lean` is a target without
+them.
 """
 
 from __future__ import annotations
@@ -91,7 +93,8 @@ class _Merger:
         """By name and type: an array may be seen with several shapes."""
         self.writers: set[Value] = set()
         self.head = Builder(program.span)
-        self.block, self.blocks = self.head.op("program_id", axis=0, name="block"), self.head.op("grid_size", axis=0, name="blocks")
+        self.block = self.head.op("program_id", axis=0, name="block")
+        self.blocks = self.head.op("grid_size", axis=0, name="blocks")
         self.thread = self.head.op("thread_id", name="thread")
         self.body = Builder(program.span)
 

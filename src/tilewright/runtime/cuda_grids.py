@@ -1,9 +1,9 @@
-"""Launches whose blocks must all run at once. In: a kernel of the driver and its launch rule; out: how many blocks fit, and how many a
-launch gets.
+"""Launches whose blocks must all run at once. In: a kernel of the driver and its launch rule; out: how many blocks fit, and how
+many a launch gets.
 
-Blocks of a cooperative launch wait for each other, so one that does not fit beside the others would keep them waiting forever. The
-driver refuses such a launch, with a bare number; here it is refused before anything is launched, with the sizes. A persistent kernel's
-blocks share out its work among as many as there are: it gets what fits.
+Blocks of a cooperative launch wait for each other, so one that does not fit beside the others would keep them waiting
+forever. The driver refuses such a launch, with a bare number; here it is refused before anything is launched, with the
+sizes. A persistent kernel's blocks share out its work among as many as there are: it gets what fits.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def fitting_grid(launch: Launch, grid: tuple[int, int, int], resident: int, labe
     if launch.cooperative and x * y * z > resident:
         raise TargetLimit.at(
             "TW020",
-            f"kernel '{launch.entry}' waits for all its {x * y * z} blocks of {launch.threads} threads and {launch.shared_bytes} bytes of "
-            f"dynamic shared memory, but {label} runs {resident} of them at once",
+            f"kernel '{launch.entry}' waits for all its {x * y * z} blocks of {launch.threads} threads and "
+            f"{launch.shared_bytes} bytes of dynamic shared memory, but {label} runs {resident} of them at once",
             help="give it a grid that fits, or let its blocks share out the work",
         )
     return grid

@@ -1,7 +1,7 @@
 """Finds races on global memory: two blocks that touch one element between the same two barriers of the grid, one writing.
 
-In: every access of a kernel that has such barriers; its blocks run together. Other kernels are not watched: what their blocks do to
-one another is not ordered by anything the emulator could count.
+In: every access of a kernel that has such barriers; its blocks run together. Other kernels are not watched: what their
+blocks do to one another is not ordered by anything the emulator could count.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BlockRaces:
         where[wanted] = bad
         raise self.machine.fail_at(
             op, frame, where,
-            lambda _: f"race on global memory: {op.opcode} of {memory.label} (element {int(there[np.argmax(bad)])} in memory), which "
-            "another block accesses between the same barriers of the grid",
+            lambda _: f"race on global memory: {op.opcode} of {memory.label} (element {int(there[np.argmax(bad)])} in memory), "
+            "which another block accesses between the same barriers of the grid",
             "put a grid_barrier between the two accesses",
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The programs in examples/zyn against float64 references, on the CPU and in the emulator."""
+"""The programs in examples/zyn against float64 references, on the CPU, in the emulator, and on a GPU where there is one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from copy_kernels import register_copies
 from null_cuda.install import installed
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "zyn"
-DEVICES = ("cpu", "emulator")
+DEVICES = ("cpu", "emulator", pytest.param("cuda", marks=pytest.mark.requires("cuda")))
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray:
@@ -181,6 +182,18 @@ def test_transformer_block(device: str, batch: int, seq: int, heads: int, width:
     for layer in range(2):
         found = module.transformer_block(x, layer, model=model, num_heads=heads, head_dim=width, device=device)
         close(found, block_reference(x, model["layers"][layer], heads), 2e-5)
+
+
+def test_transformer_block_with_everything_on_a_gpu() -> None:
+    """The views and copies between its blocks are of arrays on the GPU."""
+    weights, x = block_weights(16, 24, 0), numbers(2, 12, 16)
+    with installed(mode="random") as driver:
+        register_copies(driver)
+        model = {"layers": [{name: tw.to_device(array, "cuda") for name, array in weights.items()}]}
+        module = tw.load(EXAMPLES / "transformer_block.zyn")
+        found = module.transformer_block(tw.to_device(x, "cuda"), 0, model=model, num_heads=2, head_dim=8)
+        assert not isinstance(found, np.ndarray)
+        close(found.numpy(), block_reference(x, weights, 2), 2e-5)
 
 
 def test_transformer_block_names_sizes_that_disagree() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tilewright.api import host_values
 from tilewright.api.host_dimensions import StandIn
-from tilewright.api.module_check import Check, operands, replacements
+from tilewright.api.module_check import Check, operands
 from tilewright.base import dtypes
 from tilewright.base.errors import Diagnostics, UserError
 from tilewright.base.source import Span
@@ -161,19 +161,15 @@ class Blocks:
     def _compute(self, node: syntax.Compute) -> object:
         body = self._check.bodies[id(node)]
         arguments: dict[str, object] = {}
-        params: list[syntax.Param] = []
-        fresh = iter(replacements(node))
         label = self._label
-        for item in node.inputs:
-            name = item.id if isinstance(item, syntax.Name) else next(fresh)[1].id
-            if name not in arguments:
-                arguments[name] = self.evaluate(item)
-                params.append(syntax.Param(name, span=item.span))
+        for name, item in body.inputs.items():
+            arguments[name] = self.evaluate(item)
         made = id(node), label, tuple(arguments)
         found = self._check.kernels.get(made)
         if found is None:
             attributes = tuple(a for a in node.attributes if a.name != "device" or _is_plain(a))
-            function = syntax.Function(label, tuple(params), None, body.statements, "compute", attributes, span=node.span)
+            params = tuple(syntax.Param(name, span=item.span) for name, item in body.inputs.items())
+            function = syntax.Function(label, params, None, body.statements, "compute", attributes, span=node.span)
             found = self._check.kernels[made] = function, body.names
         function = found[0]
         return self._launch(function, body.names, arguments, self._device_of(node.attributes))
@@ -183,23 +179,20 @@ class Blocks:
         if self._looks:
             stand_in = self._run_compute.stand_in  # type: ignore[attr-defined]
             arguments = {n: stand_in(n, function) if isinstance(v, StandIn) else v for n, v in arguments.items()}
-        listed = len(arguments)
-        params = list(function.params)
         values = {n: self._values[n] for n in names.free if n not in arguments and n in self._values}
         values = {n: v for n, v in values.items() if not self._is_size(n, names, arguments, names.free[n])}
         self._leave_out_sizes(function, names, arguments, values)
-        for name, value in values.items():
-            arguments[name] = value
-            params.append(syntax.Param(name, span=names.free[name]))
-        for param in params:
-            if isinstance(arguments[param.name], list | tuple | dict):
-                kind = type(arguments[param.name]).__name__
-                raise UserError.at("TW009", f"'{param.name}' is a {kind}, a kernel takes numbers and arrays", param.span)
-        if len(arguments) > listed:
+        for name, value in (*arguments.items(), *values.items()):
+            if isinstance(value, list | tuple | dict):
+                span = next((p.span for p in function.params if p.name == name), None) or names.free[name]
+                raise UserError.at("TW009", f"'{name}' is a {type(value).__name__}, a kernel takes numbers and arrays", span)
+        if values:
+            arguments = {**arguments, **values}
             made = id(function), function.name, tuple(arguments)
             known = self._check.captured.get(made)
             if known is None:
-                known = self._check.captured[made] = function, replace(function, params=tuple(params))
+                params = (*function.params, *(syntax.Param(name, span=names.free[name]) for name in values))
+                known = self._check.captured[made] = function, replace(function, params=params)
             function = known[1]
         if getattr(self._run_compute, "takes_futures", False) or not _is_asynchronous(function, arguments):
             return self._run_compute(function, arguments, device)

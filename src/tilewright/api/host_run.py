@@ -17,6 +17,7 @@ from tilewright.api.host_dimensions import Sizes, StandIn
 from tilewright.base import dtypes
 from tilewright.base.errors import TilewrightError, UserError
 from tilewright.base.source import Span
+from tilewright.runtime import streams
 from tilewright.tree import syntax
 from tilewright.tree.syntax import Expr, Stmt
 
@@ -204,8 +205,11 @@ class Run(Blocks):
             return self._named(node)
         if isinstance(node, syntax.Compute):
             return self._compute(node)
-        if isinstance(node, syntax.Call | syntax.Pipe) and self._is_apart(called(node)):
-            return self._call(node)
+        if isinstance(node, syntax.Call | syntax.Pipe):
+            if self._is_apart(called(node)):
+                return self._call(node)
+            if id(called(node)) in self._check.callees:
+                return self._composed(node)
         if isinstance(node, syntax.Tuple):
             return tuple(self.evaluate(i) for i in node.items)
         if isinstance(node, syntax.List):
@@ -399,7 +403,39 @@ class Run(Blocks):
         inner._label = function.name
         returned = inner._statements(function.body, {})
         result = None if returned is None else returned.value
-        return sizes.take("the result", function.result, result, number) if function.result is not None else result
+        if function.result is None or isinstance(result, streams.FUTURES):
+            return result
+        return sizes.take("the result", function.result, result, number)
+
+    def _composed(self, node: syntax.Call | syntax.Pipe) -> object:
+        """A call of a function that is part of a kernel. Kernels check arrays they are given; numbers and the result are checked here."""
+        call = called(node)
+        assert isinstance(call.function, syntax.Name)
+        function = self._check.functions[call.function.id]
+        plain = [p for p in function.params if isinstance(p.type, syntax.Name)]
+        if function.result is None and not plain:
+            return self._elementwise(node)
+        given = [*([node.value] if isinstance(node, syntax.Pipe) else []), *(a.value for a in call.args if a.keyword is None)]
+        nodes = {p.name: value for p, value in zip(function.params, given)} | {a.keyword: a.value for a in call.args if a.keyword is not None}
+        known = {n: self.evaluate(v) for n, v in nodes.items() if isinstance(v, syntax.Name | syntax.Number | syntax.Bool)}
+        sizes = Sizes(function.name, node.span, not self._looks)
+        inner = self._inner({**self._program, **known})
+
+        def number(part: Expr, found: Mapping[str, object]) -> object:
+            inner._values.update(found)
+            return inner.evaluate(part)
+
+        for param in plain:
+            if param.name in known:
+                sizes.take(f"'{param.name}'", param.type, known[param.name], number)
+        result = self._elementwise(node)
+        computed = any(not isinstance(i, syntax.Name) for i in getattr(function.result, "indices", ()))
+        if function.result is not None and not (computed and len(known) < len(function.params)):
+            for param in function.params:
+                if param.name in known and isinstance(param.type, syntax.Index):
+                    sizes.take(f"'{param.name}'", param.type, known[param.name], number)
+            return sizes.take("the result", function.result, result, number)
+        return result
 
     def _inner(self, values: dict[str, object]) -> Run:
         inner = Run(self._check, self._run_compute, self._device, values)

@@ -22,7 +22,7 @@ from tilewright.tree import syntax
 
 def load(path_or_source: str | os.PathLike[str], run_compute: RunCompute) -> ZynModule:
     """A program from a `.zyn` file, or from its text: a string is text when it has a line break or a brace, or when it names no
-    file, does not end in `.zyn` and has one of the words let, var, compute in it."""
+    file, does not end in `.zyn` and has one of the words let, var, fn, pipeline, compute, print in it."""
     if isinstance(path_or_source, str) and _is_source(path_or_source):
         return ZynModule(parse_module(path_or_source), run_compute)
     path = Path(path_or_source)
@@ -39,7 +39,7 @@ def load(path_or_source: str | os.PathLike[str], run_compute: RunCompute) -> Zyn
 def _is_source(text: str) -> bool:
     if "\n" in text or "{" in text:
         return True
-    return not text.endswith(".zyn") and re.search(r"\b(let|var|compute)\b", text) is not None and not os.path.exists(text)
+    return not text.endswith(".zyn") and re.search(r"\b(let|var|fn|pipeline|compute|print)\b", text) is not None and not os.path.exists(text)
 
 
 class ZynModule:

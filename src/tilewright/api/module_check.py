@@ -35,6 +35,8 @@ class Body:
 
     statements: tuple[Stmt, ...]
     names: BodyNames
+    inputs: dict[str, Expr]
+    """What the kernel is given, by the names it has in the body."""
 
 
 class Check:
@@ -358,9 +360,14 @@ class Check:
                     self._expression(argument.value)
         for item in node.inputs:
             self._expression(item)
-        body = self._linked(node, substitute(node.body, replacements(node)))
+        replaced = replacements(node)
+        body = self._linked(node, substitute(node.body, replaced))
         names = body_names(body)
-        self.bodies[id(node)] = Body(body, names)
+        fresh = iter(replaced)
+        inputs: dict[str, Expr] = {}
+        for item in node.inputs:
+            inputs.setdefault(item.id if isinstance(item, syntax.Name) else next(fresh)[1].id, item)
+        self.bodies[id(node)] = Body(body, names, inputs)
         own_sizes = any(_kernel_kind(a) in _KINDS_WITH_SIZES for a in node.attributes)
         listed = {i.id for i in node.inputs if isinstance(i, syntax.Name)}
         for name, span in names.free.items():

@@ -26,17 +26,19 @@ def linked(module: Module, around: tuple[Path, ...] = ()) -> Module:
     if not any(isinstance(s, syntax.Import) for s in module.body):
         return module
     sink = Diagnostics()
-    body: list[Stmt] = []
     aliases: dict[str, dict[str, str]] = {}
-    for statement in module.body:
+    found: dict[int, list[Stmt]] = {}
+    for position, statement in enumerate(module.body):
         if isinstance(statement, syntax.Import):
             try:
-                body += _imported(statement, around, aliases)
+                found[position] = _imported(statement, around, aliases)
             except UserError as error:
                 for item in error.diagnostics:
                     sink.error(item.code, item.message, item.span, item.help)
-        else:
-            body.append(_Names({}, aliases, sink).of(statement))
+    sink.raise_if_errors()
+    body: list[Stmt] = []
+    for position, statement in enumerate(module.body):
+        body += found[position] if position in found else [_Names({}, aliases, sink).of(statement)]
     sink.raise_if_errors()
     return replace(module, body=tuple(body))
 

@@ -32,6 +32,8 @@ class ZynCells:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._functions: dict[str, syntax.Function] = {}
+        self._imports: dict[str, syntax.Import] = {}
+        """By what they are called, or by their paths."""
         self._count = 0
         self._options = _Options("%%zyn", add_help=False, exit_on_error=False)
         self._options.add_argument("-d", "--device")
@@ -42,8 +44,10 @@ class ZynCells:
         options = self._options.parse_args(shlex.split(line))
         self._count += 1
         tree = parse_module(cell, f"<zyn cell {self._count}>")
-        own = {s.name for s in tree.body if isinstance(s, syntax.Function)}
-        kept = tuple(f for name, f in self._functions.items() if name not in own)
+        own = {s.name: s for s in tree.body if isinstance(s, syntax.Function)}
+        imports = {s.alias or s.path: s for s in tree.body if isinstance(s, syntax.Import)}
+        kept: list[syntax.Stmt] = [i for name, i in self._imports.items() if name not in imports]
+        kept += [f for name, f in self._functions.items() if name not in own]
         module = ZynModule(replace(tree, body=(*kept, *tree.body)), _Runners())
         names = module.inputs()
         known: dict[str, Any] = self._shell.user_ns
@@ -52,7 +56,8 @@ class ZynCells:
             raise UserError.at("TW008", f"the notebook has no {', '.join(map(repr, missing))}", help=f"set {missing[0]} in a cell before this one")
         found = module.run(options.device, **{name: known[name] for name in names})
         # Only a cell that ran leaves something behind.
-        self._functions |= {s.name: s for s in module.tree.body if isinstance(s, syntax.Function)}
+        self._functions |= own
+        self._imports |= imports
         known.update({name: getattr(module, name) for name in own})
         known.update(found)
         if not options.quiet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,18 @@ def test_functions_stay(shell: Shell) -> None:
     shell.cell("fn double(x): return x * 20\nlet y = double(4)\n")
     assert shell.user_ns["y"] == 80
     assert shell.user_ns["double"](1) == 20
+
+
+def test_imports_stay(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "layers.zyn").write_text("let eps = 0.5\nfn shift(x): return x + eps\n")
+    shell.cell('import "layers.zyn" as layers\nfn twice(x): return layers.shift(x) * 2\n')
+    shell.cell("let y = layers.shift(1) + twice(0.0)\n")
+    assert shell.user_ns["y"] == 2.5
+    assert "layers__eps" not in shell.user_ns
+    (tmp_path / "layers.zyn").write_text("fn shift(x): return x + 10\n")
+    shell.cell('import "layers.zyn" as layers\nlet y = layers.shift(1)\n')
+    assert shell.user_ns["y"] == 11
 
 
 def test_errors_leave_nothing_behind(shell: Shell) -> None:

@@ -173,6 +173,23 @@ def test_computed_extents() -> None:
     assert errors("let c: tensor[2 * q] = x", x=X) == ["1:19: error[TW008]: missing input 'q'"]
 
 
+def test_calls_of_functions_in_kernels_are_checked_too() -> None:
+    text = "fn f(a: tensor[n, k], c: int = 1) -> tensor[k, n]:\n    return a * c\nlet y = "
+    assert errors(text + "f(x)", x=X) == ["3:9: error[TW004]: f: 'k' is 3 by axis 1 of 'a', but 2 by axis 0 of the result"]
+    assert errors(text + "f(x, 1.5)", x=X) == ["3:9: error[TW009]: f: 'c' is 1.5, its type says int"]
+    assert errors(text + "x |> f(c=z)", x=X, z=0.5) == ["3:9: error[TW009]: f: 'c' is 0.5, its type says int"]
+    np.testing.assert_array_equal(run(text.replace("[k, n]", "[n, k]") + "f(x, c=3)", x=X)["y"], X * 3)
+    np.testing.assert_array_equal(run(text.replace("[k, n]", "[n, n + 1]") + "f(x + 1)", x=X)["y"], X + 1)
+
+
+def test_functions_may_return_futures() -> None:
+    text = "fn f(a: tensor[n, k]) -> tensor[n, k]:\n    return compute(a) @async { out = a + 1 }\nlet y = f(x)\nlet z = await y\nlet w = f(y)"
+    found = run(text, x=X)
+    assert isinstance(found["y"], tw.Future)
+    np.testing.assert_array_equal(found["z"], X + 1)
+    np.testing.assert_array_equal(found["w"].result(), X + 2)
+
+
 def test_results_are_checked() -> None:
     text = 'fn f(a: tensor[n, k]) -> tensor[k, n]:\n    print("")\n    return a\nlet y = f(x)'
     assert errors(text, x=X) == ["4:9: error[TW004]: f: 'k' is 3 by axis 1 of 'a', but 2 by axis 0 of the result"]

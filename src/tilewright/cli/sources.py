@@ -154,14 +154,13 @@ class _Unknown:
 
 def _walk_program(program: Module, inputs: Mapping[str, Given]) -> Walk:
     result = Walk()
-    taken: set[str] = set()
     values: dict[str, object] = {name: _stand_in(given) for name, given in inputs.items()}
 
     def compute(function: Function, arguments: dict[str, object], device: str) -> object:
         if any(isinstance(value, _Unknown) for value in arguments.values()):
             return _Unknown()
         args = tuple((name, _given(name, value, values, inputs)) for name, value in arguments.items())
-        typed = _check(Entry(_unique(function.name, taken), function, args), result)
+        typed = _check(Entry(_unique(function.name, result.entries), function, args), result)
         if typed is None:
             return _Unknown()
         made = [np.ones((_EXTENT,) * output.rank, output.dtype.numpy)[()] for output in typed.outputs]
@@ -196,11 +195,11 @@ def _given(name: str, value: object, values: Mapping[str, object], inputs: Mappi
     return Given(argument.spec.dtype, plain=plain)
 
 
-def _unique(name: str, taken: set[str]) -> str:
+def _unique(name: str, entries: list[Entry]) -> str:
+    taken = {e.name for e in entries}
     count = 1
     while (label := name if count == 1 else f"{name}_{count}") in taken:
         count += 1
-    taken.add(label)
     return label
 
 

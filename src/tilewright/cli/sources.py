@@ -21,8 +21,6 @@ from tilewright.base.errors import Diagnostic, UserError
 from tilewright.cli.guess import Given, guess
 from tilewright.compile.driver import Signature, front_end
 from tilewright.frontend.zyn import parse_module
-from tilewright.tree.check import check_kernel
-from tilewright.tree.metadata import CONTRACTIONS
 from tilewright.tree.syntax import Function, Module
 from tilewright.tree.typed import TypedKernel
 
@@ -130,6 +128,9 @@ def walk(file: File, known: Mapping[str, Given], only: str | None = None) -> Wal
 
 
 def _check(entry: Entry, result: Walk) -> TypedKernel | None:
+    from tilewright.tree.check import check_kernel
+    from tilewright.tree.metadata import CONTRACTIONS
+
     result.entries.append(entry)
     try:
         typed = check_kernel(entry.function, entry.signature(gpu=False).args)

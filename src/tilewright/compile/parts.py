@@ -149,6 +149,7 @@ class _PreparedPart(driver._Prepared):
 
     def __init__(self, cut: CutProgram, part: ProgramPart, target: Target, sizes: Mapping[str, int] | None = None) -> None:
         self.function, self.target, self.typed = cut.function, target, cut.typed
+        self.together, self.limits = False, target
         self.trace = Trace(dump=os.environ.get("TILEWRIGHT_DUMP", ""))
         self.program = part.program
         self.fusion = FusionReport((), (), len(part.program.calls), len(part.program.calls))

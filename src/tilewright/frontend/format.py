@@ -83,10 +83,6 @@ class _Open:
     kind: str
     typed: bool = False
     """In `( )`: a type was written since the last comma."""
-    further: int = 0
-    """A block inside brackets that were open where its line begins: how many."""
-    statement: int = 0
-    """The indentation of the statement a block is in."""
 
 
 class _Reader:
@@ -100,11 +96,6 @@ class _Reader:
         self.statement_indent = 0
         self.header = False
         """Behind `compute(…)` or an attribute, where `@` begins attributes."""
-        self.header_depth = 0
-        """How many brackets are open there."""
-        self.line = 0
-        self.line_brackets = 0
-        """Brackets of the innermost block that are open where the line begins."""
         self.in_range = False
         self.previous: Token | None = None
 
@@ -127,24 +118,19 @@ class _Reader:
 
     def _piece(self, token: Token, starts: bool) -> _Piece:
         inner = self.open[-1].kind if self.open else ""
-        if token.line != self.line:
-            self.line, self.line_brackets = token.line or 0, self._brackets()
         closes = _is(token, "}") and inner == "block"
-        blocks = sum((bracket.kind == "block") + bracket.further for bracket in self.open)
+        blocks = sum(bracket.kind == "block" for bracket in self.open)
         piece = _Piece(token, starts or closes, self.depth + blocks - closes, inner, tight=self._tight(inner))
         piece.role = self._role(token, starts, inner)
         if not piece.starts:
-            brackets = self._brackets()
+            brackets = 0
+            for bracket in reversed(self.open):
+                if bracket.kind == "block":
+                    break
+                brackets += 1
             closing = token.value in (")", "]", "}") and bool(brackets)
             piece.indent = self.statement_indent + (0 if _is(token, "{") and piece.role == "block" else brackets - closing if brackets else 1)
         return piece
-
-    def _brackets(self) -> int:
-        """How many brackets are open in the innermost block."""
-        for position, bracket in enumerate(reversed(self.open)):
-            if bracket.kind == "block":
-                return position
-        return len(self.open)
 
     def _tight(self, inner: str) -> bool:
         return inner == "slice" or (self.in_range and inner in ("", "block"))
@@ -153,7 +139,7 @@ class _Reader:
         if token.type == "STRING":
             return ""
         value, before = token.value, self.previous
-        if value == "@" and (starts or (self.header and len(self.open) == self.header_depth)):
+        if value == "@" and (starts or (self.header and inner in ("", "block"))):
             return "attribute"
         if value in ("{", "}"):
             spaced = inner in ("block", "config") if value == "}" else token.type == "LBRACE" or (before is not None and before.type == "CONFIG")
@@ -175,17 +161,12 @@ class _Reader:
             self.open.append(_Open("slice" if token.start_pos in self.slices else "["))
         elif value == "{":
             config = self.previous is not None and self.previous.type == "CONFIG"
-            kind = "config" if config else "record" if token.type == "LRECORD" else "block"
-            further = self.line_brackets if kind == "block" and self._brackets() else 0
-            self.open.append(_Open(kind, further=further, statement=self.statement_indent))
-            self.line_brackets = 0
+            self.open.append(_Open("config" if config else "record" if token.type == "LRECORD" else "block"))
             self.header = self.in_range = False
         elif value in (")", "]", "}"):
-            closed = self.open.pop()
-            if closed.further:
-                self.statement_indent = closed.statement
+            self.open.pop()
         elif token.type == "COMPUTE" or piece.role == "attribute":
-            self.header, self.header_depth = True, len(self.open)
+            self.header = True
         elif token.type == "IN":
             self.in_range = True
         elif piece.inner == "(" and value in (":", ","):

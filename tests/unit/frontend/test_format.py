@@ -138,34 +138,3 @@ def test_command(tmp_path: Path) -> None:
     assert found.exit_code == 1 and "error[TW001]" in found.stderr
     assert run.invoke(cli, ["fmt", str(tmp_path / "none.zyn")]).exit_code == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.zyn", "bad.zyn"]
-
-
-def test_blocks_in_brackets() -> None:
-    text = """let fs = [
-  compute(a)   @async @device("cpu") {
- @kernel elementwise
- for i in 0..n {
-   out[i]=a[i]*2
- }
-  },
-    compute(b) @ async { out = b@c },
-]
-let y = f(compute(x) {
-        out = x
-})
-"""
-    wanted = """let fs = [
-    compute(a) @async @device("cpu") {
-        @kernel elementwise
-        for i in 0..n {
-            out[i] = a[i] * 2
-        }
-    },
-    compute(b) @async { out = b @ c },
-]
-let y = f(compute(x) {
-    out = x
-})
-"""
-    assert format_text(text) == wanted
-    assert format_text(wanted) == wanted

@@ -7,6 +7,7 @@ so a mistake of the formatter is an error and never a changed program.
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -83,6 +84,9 @@ class _Open:
     kind: str
     typed: bool = False
     """In `( )`: a type was written since the last comma."""
+    line: int = 0
+    statement_indent: int = 0
+    """That of the statement it stands in."""
 
 
 class _Reader:
@@ -96,6 +100,8 @@ class _Reader:
         self.statement_indent = 0
         self.header = False
         """Behind `compute(…)` or an attribute, where `@` begins attributes."""
+        self.header_level = 0
+        """How many brackets were open there."""
         self.in_range = False
         self.previous: Token | None = None
 
@@ -120,7 +126,7 @@ class _Reader:
         inner = self.open[-1].kind if self.open else ""
         closes = _is(token, "}") and inner == "block"
         blocks = sum(bracket.kind == "block" for bracket in self.open)
-        piece = _Piece(token, starts or closes, self.depth + blocks - closes, inner, tight=self._tight(inner))
+        piece = _Piece(token, starts or closes, self.depth + blocks - closes + self._lines_before_blocks(), inner, tight=self._tight(inner))
         piece.role = self._role(token, starts, inner)
         if not piece.starts:
             brackets = 0
@@ -132,6 +138,10 @@ class _Reader:
             piece.indent = self.statement_indent + (0 if _is(token, "{") and piece.role == "block" else brackets - closing if brackets else 1)
         return piece
 
+    def _lines_before_blocks(self) -> int:
+        """How many brackets hold a block that begins on a line of its own: `[` and, below it, `compute(x) {`."""
+        return sum(a.kind != "block" and b.kind == "block" and a.line < b.line for a, b in itertools.pairwise(self.open))
+
     def _tight(self, inner: str) -> bool:
         return inner == "slice" or (self.in_range and inner in ("", "block"))
 
@@ -139,7 +149,7 @@ class _Reader:
         if token.type == "STRING":
             return ""
         value, before = token.value, self.previous
-        if value == "@" and (starts or (self.header and inner in ("", "block"))):
+        if value == "@" and (starts or (self.header and len(self.open) == self.header_level)):
             return "attribute"
         if value in ("{", "}"):
             spaced = inner in ("block", "config") if value == "}" else token.type == "LBRACE" or (before is not None and before.type == "CONFIG")
@@ -155,18 +165,22 @@ class _Reader:
         token, value = piece.token, piece.token.value
         if token.type == "STRING":
             return
+        line = token.line or 0
         if value == "(":
-            self.open.append(_Open("("))
+            self.open.append(_Open("(", line=line))
         elif value == "[":
-            self.open.append(_Open("slice" if token.start_pos in self.slices else "["))
+            self.open.append(_Open("slice" if token.start_pos in self.slices else "[", line=line))
         elif value == "{":
             config = self.previous is not None and self.previous.type == "CONFIG"
-            self.open.append(_Open("config" if config else "record" if token.type == "LRECORD" else "block"))
+            kind = "config" if config else "record" if token.type == "LRECORD" else "block"
+            self.open.append(_Open(kind, line=line, statement_indent=self.statement_indent))
             self.header = self.in_range = False
         elif value in (")", "]", "}"):
-            self.open.pop()
+            closed = self.open.pop()
+            if closed.kind == "block":
+                self.statement_indent = closed.statement_indent
         elif token.type == "COMPUTE" or piece.role == "attribute":
-            self.header = True
+            self.header, self.header_level = True, len(self.open)
         elif token.type == "IN":
             self.in_range = True
         elif piece.inner == "(" and value in (":", ","):

@@ -138,3 +138,23 @@ def test_command(tmp_path: Path) -> None:
     assert found.exit_code == 1 and "error[TW001]" in found.stderr
     assert run.invoke(cli, ["fmt", str(tmp_path / "none.zyn")]).exit_code == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.zyn", "bad.zyn"]
+
+
+def test_blocks_in_lists_keep_their_attributes_and_depth() -> None:
+    text = """\
+let both = [
+    compute(x) @async {
+        @kernel elementwise
+        for i in 0..n:
+            out[i] = x[i]
+    },
+    compute(y) @async @tile(4) {
+        for i in 0..n: out[i] = y[i]
+    },
+]
+let y = f(compute(x) @async {
+    for i in 0..n: out[i] = x[i]
+}, 3) @ w
+"""
+    assert format_text(text) == text
+    assert format_text(text.replace(" @async", "  @  async").replace("    ", "  ")) == text

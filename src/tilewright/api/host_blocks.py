@@ -16,7 +16,7 @@ from tilewright.api import host_values
 from tilewright.api.host_dimensions import StandIn
 from tilewright.api.module_check import Check, operands
 from tilewright.base import dtypes
-from tilewright.base.errors import Diagnostics, DeviceError, UserError
+from tilewright.base.errors import DeviceError, Diagnostics, UserError
 from tilewright.base.source import Span
 from tilewright.runtime import streams
 from tilewright.tree import syntax

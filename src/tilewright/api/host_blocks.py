@@ -16,7 +16,7 @@ from tilewright.api import host_values
 from tilewright.api.host_dimensions import StandIn
 from tilewright.api.module_check import Check, operands
 from tilewright.base import dtypes
-from tilewright.base.errors import Diagnostics, UserError
+from tilewright.base.errors import DeviceError, Diagnostics, UserError
 from tilewright.base.source import Span
 from tilewright.runtime import streams
 from tilewright.tree import syntax
@@ -256,11 +256,15 @@ class Blocks:
         """The first device of a list that is there; the last one is asked for by name, so that what is missing is told."""
         if self._looks or len(names) == 1:
             return names[0]
-        from tilewright.api.devices import devices
+        from tilewright.api.devices import find_device
 
-        present = {device.id for device in devices()} | {"cpu", "auto", "emulator", "emulator:loop", "emulator:tile", "emulator:thread"}
-        present |= {"cuda"} if any(name.startswith("cuda") for name in present) else set()
-        return next((name for name in names if name in present), names[-1])
+        for name in names[:-1]:
+            try:
+                find_device(name)
+            except DeviceError:
+                continue
+            return name
+        return names[-1]
 
 
 def called(node: syntax.Call | syntax.Pipe) -> syntax.Call:

@@ -326,6 +326,8 @@ def test_a_device_is_any_string_or_the_first_of_a_list() -> None:
     found = run(text, x=X)
     np.testing.assert_array_equal(found["a"], X + 1)
     np.testing.assert_array_equal(found["b"], X + 2)
+    with pytest.raises(tw.UserError, match="unknown device 'gpu'"):
+        run('let b = compute(x) @device(["gpu", "cpu"]) { out = x + 2 }', x=X)
     with pytest.raises(tw.DeviceError, match="'cuda:7' is not present"):
         run('let b = compute(x) @device(["cuda:6", "cuda:7"]) { out = x + 2 }', x=X)
 

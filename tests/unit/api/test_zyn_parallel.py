@@ -49,7 +49,6 @@ def test_with_a_future() -> None:
         ('@parallel(data) @device("cpu:0/2")', None),
         ("@parallel(data)", "@parallel without (data) and a list of devices"),
         ('@parallel(model) @device(["cpu:0/2", "cpu:1/2"])', "@parallel without (data) and a list of devices"),
-        ('@device(["cpu:0/2", "cpu:1/2"])', "@device with anything but one name"),
     ],
 )
 def test_what_is_missing_is_said(attributes: str, what: str | None) -> None:

@@ -20,7 +20,16 @@ from tilewright.tree.unused import unused
 
 def check(paths: Sequence[str], arguments: str, verbose: bool, as_list: bool = False) -> bool:
     """Report on every file; whether all are right."""
-    gc.disable()  # a short life that makes many nodes and lets go of few
+    collects = gc.isenabled()
+    gc.disable()  # checking makes many nodes and lets go of few
+    try:
+        return _check(paths, arguments, verbose, as_list)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _check(paths: Sequence[str], arguments: str, verbose: bool, as_list: bool) -> bool:
     found: list[tuple[str, Diagnostic]] = []
     known = parse_arguments(arguments)
     for path in paths:

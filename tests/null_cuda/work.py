@@ -81,7 +81,8 @@ class Queue:
     def step(self, op: Op) -> None:
         """Progress by one op on the way to `op`: what time going by does, for a caller that polls."""
         for first in self._order([op]):
-            if first.state == "queued":
+            # Another thread may be running what it comes after.
+            if first.state == "queued" and all(before.state == "done" for before in first.after):
                 self._run(first)
                 return
 

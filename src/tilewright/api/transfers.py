@@ -49,6 +49,7 @@ def _after(source: Future[Any], device: Device, out: Any) -> Future[Any]:
     if device.kind != "cuda":
         return host_queue(device).submit(lambda: _copied(source.result(), out), (source,))
     gpu, stream = gpu_of(device), _stream(gpu_of(device))
+    _check_target(gpu, out)
     if source.done() and not held_calls.is_holding(gpu.ordinal, stream):
         return _with_array(source.result(), device, out)
     return held_calls.hold(gpu.ordinal, stream, lambda: _in(gpu, source.result(), out, stream), (source,))
@@ -66,10 +67,17 @@ def _with_array(source: Any, device: Device, out: Any, producer: GpuFuture[Any] 
     if device.kind != "cuda":
         return host_queue(device).submit(lambda: _copied(source, out))
     gpu = gpu_of(device)
+    _check_target(gpu, out)
     stream = _stream(gpu)
     if held_calls.is_holding(gpu.ordinal, stream):
         return held_calls.hold(gpu.ordinal, stream, lambda: _in(gpu, source, out, stream), ())
     return _in(gpu, source, out, stream)
+
+
+def _check_target(gpu: CudaDevice, out: Any) -> None:
+    """What is wrong with `out=` is said at the call, also where the copy has to wait."""
+    if out is not None and (not isinstance(out, DeviceArray) or out.device is not gpu):
+        raise UserError.at("TW018", f"out= is {out!r}, not an array on {gpu.label}")
 
 
 def _in(gpu: CudaDevice, source: np.ndarray, out: Any, stream: int) -> GpuFuture[Any]:
@@ -77,8 +85,6 @@ def _in(gpu: CudaDevice, source: np.ndarray, out: Any, stream: int) -> GpuFuture
     if dtype is None:
         raise UserError.at("TW009", f"arrays of {source.dtype} are not supported on a device")
     target = out if out is not None else gpu.empty(source.shape, dtype, stream)
-    if not isinstance(target, DeviceArray) or target.device is not gpu:
-        raise UserError.at("TW018", f"out= is {target!r}, not an array on {gpu.label}")
     ticket = gpu.copy_in_async(target, source, stream)
     return GpuFuture(target, gpu.event().record(stream), stream, _finish(ticket, target))
 

@@ -7,6 +7,7 @@ numbers is done on the host; arithmetic with arrays, and each `compute`, becomes
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -32,7 +33,7 @@ PARTS = (str, list, tuple, dict, dtypes.DType, StandIn)
 """Values that are no numbers and no arrays."""
 
 
-class Blocks:
+class Blocks(ABC):
     """The values of names so far, and what is computed from them."""
 
     def __init__(self, check: Check, run_compute: RunCompute, device: str | None, values: dict[str, object]) -> None:
@@ -48,11 +49,13 @@ class Blocks:
         self._known: dict[int, object] = {}
         """By identity of an expression, its value, where that is known before what it is part of is evaluated."""
 
+    @abstractmethod
     def evaluate(self, node: Expr) -> object:
-        raise NotImplementedError
+        """The value of an expression."""
 
+    @abstractmethod
     def _is_apart(self, call: syntax.Call) -> bool:
-        raise NotImplementedError
+        """Whether it calls a function that runs block by block."""
 
     def _chosen(self) -> str:
         return self._device or self._default_device

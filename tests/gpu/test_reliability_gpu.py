@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import resource
 import subprocess
 import sys
@@ -187,15 +188,19 @@ def make_add() -> Callable[..., object]:
     return add
 
 
+ALONE = os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") == "1"
+"""Whether the device's free memory is this process's doing."""
+
+
 def memory() -> tuple[int, int]:
-    """Bytes the device has free, and the process's resident KiB."""
+    """Bytes the device has free (beside other test processes: that the pool has not), and the process's resident KiB."""
     device = cuda.devices()[0]
     device.synchronize()
     gc.collect()
     device.pool.flush()
     with open("/proc/self/statm") as file:
         resident = int(file.read().split()[1]) * resource.getpagesize() >> 10
-    return device.free_memory()[0], resident
+    return (device.free_memory()[0] if ALONE else -sum(device.pool.usage())), resident
 
 
 def test_a_million_launches_leave_memory_where_it_was() -> None:

@@ -238,7 +238,7 @@ def test_streams_of_other_libraries() -> None:
         with tw.stream(theirs):
             y = scaled(x, 2.0)
         z = y + 1
-    assert float(z[0].item()) == 103.0
+        assert float(z[0].item()) == 103.0
     assert tw.Stream.of(theirs).handle == theirs.cuda_stream
     ours = tw.Stream("cuda")
     with torch.cuda.stream(torch.cuda.ExternalStream(ours.handle)), ours:

@@ -170,6 +170,8 @@ class Graph:
             numbers = {n: v for n, v in changed.items() if isinstance(v, int | float)}
             graph: Any = self._cuda or self._host
             graph.exchange(pairs, numbers)
+            exchanged = {id(self._inputs[name]): value for name, value in changed.items()}
+            self.result = _mapped(self.result, lambda leaf: exchanged.get(id(leaf), leaf))
             self._inputs.update(changed)
         elif self._function is None:
             raise UserError.at("TW016", obstacle, help="use tw.graph(function, ...), which can record it again")
@@ -194,6 +196,10 @@ class Graph:
             return "the graph has work of other libraries or copies in it, whose arguments are not known"
         if pairs and graph.conflict(pairs):
             return f"{', '.join(changed)} would share memory with something the graph writes"
+        inputs = [self._inputs[name] for name in changed]
+        views = [leaf for leaf in _leaves(self.result) if _is_array(leaf) and not any(leaf is value for value in inputs)]
+        if any(graph.overlap(self._array(view), old) for view in views for old, _ in pairs):
+            return f"the result is a view of {', '.join(changed)}"
         return ""
 
     def _array(self, value: Any) -> Any:
@@ -318,6 +324,21 @@ def graph(function: Callable[..., Any], *args: Any, device: str | None = None, *
             "TW016", f"the function did nothing on '{made.device}'", help="name the device with graph(function, ..., device=)"
         )
     return made
+
+
+def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """What a function returned, with each thing in its tuples, lists and dictionaries mapped."""
+    if type(value) in (tuple, list):
+        return type(value)(_mapped(item, function) for item in value)
+    if type(value) is dict:
+        return {key: _mapped(item, function) for key, item in value.items()}
+    return function(value)
+
+
+def _leaves(value: Any) -> list[Any]:
+    found: list[Any] = []
+    _mapped(value, found.append)
+    return found
 
 
 def _is_array(value: object) -> bool:

@@ -409,6 +409,11 @@ class CudaGraph:
         extents = self._handles.recording.index().extents
         return conflicts([(low, high, written) for (low, high), written in extents.items()], _spans(arrays))
 
+    @staticmethod
+    def overlap(one: DeviceArray, other: DeviceArray) -> bool:
+        (low, high), (start, stop) = _bounds(one), _bounds(other)
+        return low < stop and start < high
+
     def exchange(self, arrays: Sequence[tuple[DeviceArray, DeviceArray]], numbers: Mapping[str, Number]) -> int:
         """Let nodes use the second array of a pair, of the same form, for the first, and other named numbers; how many nodes."""
         recording = self._handles.recording

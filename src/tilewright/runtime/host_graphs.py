@@ -175,6 +175,10 @@ class HostGraph:
                     extents[bounds] = name in step.written or extents.get(bounds, False)
         return conflicts([(low, high, written) for (low, high), written in extents.items()], spans)
 
+    @staticmethod
+    def overlap(one: np.ndarray, other: np.ndarray) -> bool:
+        return np.may_share_memory(one, other)
+
     def exchange(self, arrays: Sequence[tuple[np.ndarray, np.ndarray]], numbers: Mapping[str, Number]) -> int:
         """Use the second array of a pair, of the same form, in place of the first, and other named numbers; how many launches.
 

@@ -174,6 +174,30 @@ def test_a_function_is_recorded(device: str) -> None:
     np.testing.assert_array_equal(np.asarray(graph(x=on(device, X), factor=2.0)), X * 8)
 
 
+def test_a_result_that_is_an_input_moves_with_it(device: str) -> None:
+    scaled = make()
+
+    def in_place(x: Any, y: Any) -> Any:
+        return {"both": (call(scaled, device, x, 2.0, out=x), y), "y": call(scaled, device, x, 1.0, out=y)}
+
+    def slice_of(x: Any) -> Any:
+        call(scaled, device, x, 2.0, out=x)
+        return x[1:]
+
+    first, second, y = on(device, X.copy()), on(device, X + 1), on(device, X.copy())
+    graph = tw.graph(in_place, first, y, device=device)
+    graph.replay()
+    result = graph.replay(x=second)
+    assert result["both"][0] is second and result["both"][1] is y and result["y"] is y
+    np.testing.assert_array_equal(np.asarray(result["both"][0]), (X + 1) * 2)
+    np.testing.assert_array_equal(np.asarray(y), (X + 1) * 2)
+    np.testing.assert_array_equal(np.asarray(first), X * 2)
+    graph = tw.graph(slice_of, first, device=device)
+    graph.replay()
+    np.testing.assert_array_equal(np.asarray(graph.replay(x=second)), (X[1:] + 1) * 4)
+    np.testing.assert_array_equal(np.asarray(first), X * 4)
+
+
 def test_a_kernel_is_a_function() -> None:
     graph = tw.graph(make(), X, 2.0, device="cpu")
     np.testing.assert_array_equal(graph.replay(), X * 2)

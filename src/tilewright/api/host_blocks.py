@@ -10,10 +10,11 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from tilewright.api import host_values
+from tilewright.api import host_functions, host_values
 from tilewright.api.host_dimensions import StandIn
 from tilewright.api.module_check import Check, operands
 from tilewright.base import dtypes
@@ -68,7 +69,7 @@ class Blocks(ABC):
         formula = self._formula(node, leaves)
         if any(isinstance(value, StandIn) for value in leaves.values()):
             return StandIn()
-        scalars = {name: host_values.as_scalar(value) for name, value in leaves.items()}
+        scalars = {name: host_values.scalar_leaf(value) for name, value in leaves.items()}
         on_host = all(s is not None or isinstance(leaves[n], PARTS) for n, s in scalars.items())
         if on_host and not _has_reduce(formula) and not has_calls(formula) and not _is_product(formula):
             return self._scalar(formula, {n: leaves[n] if s is None else s for n, s in scalars.items()})
@@ -268,6 +269,27 @@ class Blocks(ABC):
                 continue
             return name
         return names[-1]
+
+    # -- what is done with arrays; somebody who records a run looks here -------------------------------------------
+
+    def _host_call(self, name: str, given: dict[str, object]) -> object:
+        return host_functions.call(name, given, self._chosen())
+
+    def _host_method(self, name: str, receiver: object, given: dict[str, object]) -> object:
+        return host_functions.method(name, receiver, given)
+
+    def _array_part(self, array: object, name: str) -> object:
+        part: object = getattr(array, name)
+        return part
+
+    def _element(self, array: Any, indices: tuple[object, ...]) -> object:
+        return array[indices]
+
+    def _item(self, value: object) -> object:
+        """The number of a device array without axes, and what else there is as it is."""
+        if getattr(value, "shape", None) == () and not isinstance(value, np.ndarray | np.generic) and hasattr(value, "item"):
+            return value.item()
+        return value
 
 
 def called(node: syntax.Call | syntax.Pipe) -> syntax.Call:

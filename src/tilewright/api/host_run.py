@@ -123,7 +123,7 @@ class Run(Blocks):
                 return
             if not isinstance(over, list | tuple) and not getattr(over, "shape", None):
                 raise UserError.at("TW009", f"a loop over a {type(over).__name__}", node.over.span, "loop over a list, an array or a range")
-            items: Iterable[object] = over if isinstance(over, list | tuple) else (over[row] for row in range(over.shape[0]))
+            items: Iterable[object] = over if isinstance(over, list | tuple) else (self._element(over, (row,)) for row in range(over.shape[0]))
             yield from items
             return
         yield from self._ranges(node.ranges)
@@ -156,13 +156,13 @@ class Run(Blocks):
         value = self.evaluate(node)
         if isinstance(value, StandIn):
             return 1
-        number = host_values.as_scalar(_item(value))
+        number = host_values.as_scalar(self._item(value))
         if number is None or isinstance(number, bool) or int(number) != number:
             raise UserError.at("TW009", f"the bound of a loop is {host_functions.shown(value)}, no whole number", node.span)
         return int(number)
 
     def _truth(self, node: Expr, word: str) -> bool:
-        value = _item(host_functions.settled(self.evaluate(node)))
+        value = self._item(host_functions.settled(self.evaluate(node)))
         if isinstance(value, StandIn):
             return True
         number = host_values.as_scalar(value)
@@ -243,7 +243,7 @@ class Run(Blocks):
             return bool(number)
         self._known[id(node.left)] = left
         if number is not None:
-            right = self._known[id(node.right)] = _item(self.evaluate(node.right))
+            right = self._known[id(node.right)] = self._item(self.evaluate(node.right))
             decided = host_values.as_scalar(right)
             if decided is not None:
                 return bool(decided)
@@ -284,7 +284,7 @@ class Run(Blocks):
         value = host_functions.settled(value)
         if isinstance(getattr(value, "shape", None), tuple):
             if node.name in _ARRAY_PARTS:
-                result: object = getattr(value, node.name)
+                result = self._array_part(value, node.name)
                 return host_functions.dtype_of(result) if node.name == "dtype" else result
             raise UserError.at("TW002", f"an array has no '{node.name}'", node.span, f"it has {', '.join(_ARRAY_PARTS)}")
         if isinstance(value, str | list | tuple | bool | int | float) or node.name.startswith("_") or not hasattr(value, node.name):
@@ -308,7 +308,7 @@ class Run(Blocks):
         if any(isinstance(i, str) for i in indices) or len(indices) > rank or not hasattr(value, "__getitem__"):
             raise UserError.at("TW003", f"{len(indices)} index(es) into a {type(value).__name__} of rank {rank}", node.span)
         try:
-            result: object = value[tuple(indices)] if isinstance(shape, tuple) else value[indices[0]]
+            result = self._element(value, tuple(indices)) if isinstance(shape, tuple) else value[indices[0]]
         except (IndexError, KeyError) as error:
             if self._looks:
                 return StandIn()
@@ -320,7 +320,7 @@ class Run(Blocks):
     def _place(self, node: Expr) -> int | str | slice:
         if isinstance(node, syntax.Slice):
             return slice(*(None if bound is None else self._whole(bound) for bound in (node.lo, node.hi)))
-        value = _item(self.evaluate(node))
+        value = self._item(self.evaluate(node))
         if isinstance(value, str):
             return value
         number = host_values.as_scalar(value)
@@ -365,7 +365,7 @@ class Run(Blocks):
         if self._looks:
             return looked_at(function.id, arguments)
         try:
-            return host_functions.call(function.id, arguments, self._chosen())
+            return self._host_call(function.id, arguments)
         except TilewrightError as error:
             raise _placed(error, node.span) from None
 
@@ -375,7 +375,7 @@ class Run(Blocks):
         if self._looks:
             return looked_at(function.name, {"x": receiver, **arguments})
         try:
-            return host_functions.method(function.name, receiver, arguments)
+            return self._host_method(function.name, receiver, arguments)
         except TilewrightError as error:
             raise _placed(error, span) from None
 
@@ -438,7 +438,7 @@ class Run(Blocks):
         return result
 
     def _inner(self, values: dict[str, object]) -> Run:
-        inner = Run(self._check, self._run_compute, self._device, values)
+        inner = type(self)(self._check, self._run_compute, self._device, values)
         inner._default_device, inner._program = self._default_device, self._program
         return inner
 
@@ -466,12 +466,6 @@ def looked_at(name: str, given: Mapping[str, object]) -> object:
     dtype = getattr(first, "dtype", None) if name == "reshape" else host_functions.dtype_of(given.get("dtype", dtypes.f32)).numpy
     return np.ones((4,) * rank, dtype)
 
-
-def _item(value: object) -> object:
-    """The number of a device array without axes, and what else there is as it is."""
-    if getattr(value, "shape", None) == () and not isinstance(value, np.ndarray | np.generic) and hasattr(value, "item"):
-        return value.item()
-    return value
 
 
 def _fields(value: Mapping[str, object]) -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.api.host_blocks import RunCompute
-from tilewright.api.host_run import Run
 from tilewright.api.module_check import Check
-from tilewright.api.module_links import call_module, linked
+from tilewright.api.module_links import RESULT, call_module, linked
+from tilewright.api.repeated_calls import RepeatedCalls
 from tilewright.base.errors import UserError
 from tilewright.frontend.zyn import parse_module
 from tilewright.tree import syntax
@@ -49,11 +49,13 @@ class ZynModule:
         self.tree = linked(module)
         self._hidden = tuple(f"{s.alias}__" for s in module.body if isinstance(s, syntax.Import) and s.alias)
         """What names of imported files begin with."""
-        self._run_compute = run_compute
+        self.run_compute = run_compute
         self._checks: dict[frozenset[str], Check] = {}
         """What was found right for inputs of these names."""
         self._functions = {s.name: s for s in self.tree.body if isinstance(s, syntax.Function)}
         self._calls: dict[tuple[str, tuple[str, ...]], ZynModule] = {}
+        self._repeated: dict[tuple[str, ...], RepeatedCalls] = {}
+        """What was recorded of runs, by the names of their inputs."""
 
     def inputs(self) -> tuple[str, ...]:
         """The names `run` needs, in order of first use."""
@@ -64,14 +66,29 @@ class ZynModule:
 
         A block's own `@device` comes first, then `device`, then the program's `config`, then "auto".
         """
+        found: dict[str, object] = self.repeated(tuple(inputs))(device, *inputs.values())
+        return found
+
+    def repeated(self, names: tuple[str, ...], only: str | None = None) -> RepeatedCalls:
+        """Runs with inputs of these names: `calls(device, *values)` gives all results, or the one named `only`."""
+        found = self._repeated.get(names)
+        if found is None:
+            found = self._repeated.setdefault(names, RepeatedCalls(self, names, only))
+        return found
+
+    def checked(self, inputs: dict[str, object]) -> Check:
+        """What was found out about the program, which has all it needs with these inputs and is right."""
         given = frozenset(inputs)
         check = self._checks.get(given)
         if check is None:
             check = Check(self.tree, given)
             check.report(inputs)
             self._checks[given] = check
-        found = Run(check, self._run_compute, device, dict(inputs)).run(self.tree)
-        return {n: v for n, v in found.items() if not n.startswith(self._hidden)} if self._hidden else found
+        return check
+
+    def is_shown(self, name: str) -> bool:
+        """Whether a name belongs to the program itself, not to a file it imports."""
+        return not (self._hidden and name.startswith(self._hidden))
 
     def functions(self) -> tuple[str, ...]:
         """The names of its functions and pipelines, in the order of the text."""
@@ -91,10 +108,15 @@ class ZynModule:
         if missing:
             raise UserError.at("TW016", f"{name}({', '.join(params)}) lacks '{missing[0]}'", function.span)
         passed = tuple(p for p in params if p in values)
+        return self._called(name, passed).repeated(tuple(values), RESULT)(device, *values.values())
+
+    def _called(self, name: str, passed: tuple[str, ...]) -> ZynModule:
+        """The program that is a call of a function with these of its parameters."""
         made = self._calls.get((name, passed))
         if made is None:
-            made = self._calls[name, passed] = ZynModule(call_module(self.tree, function, passed), self._run_compute)
-        return made.run(device, **values)["result_"]
+            made = ZynModule(call_module(self.tree, self._functions[name], passed), self.run_compute)
+            made = self._calls.setdefault((name, passed), made)
+        return made
 
     def __getattr__(self, name: str) -> Any:
         functions: dict[str, syntax.Function] = self.__dict__.get("_functions", {})
@@ -102,8 +124,15 @@ class ZynModule:
             known = ", ".join(functions) or "none"
             raise AttributeError(f"the program has no function '{name}'; it has {known}")
 
+        params = tuple(p.name for p in functions[name].params)
+        repeated = self._called(name, params).repeated(params, RESULT)
+        count = len(params)
+
         def call(*args: object, device: str | None = None, **named: object) -> object:
+            if not named and len(args) == count:
+                return repeated(device, *args)
             return self.call(name, args, named, device)
 
         call.__name__ = call.__qualname__ = name
+        self.__dict__[name] = call
         return call

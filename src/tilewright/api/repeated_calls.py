@@ -1,0 +1,113 @@
+"""Runs of a ZynML program with inputs of the same names, the second of a kind recorded and the next ones replayed.
+
+In: inputs in order; out: what the program gives. The first run with inputs of some shapes and element types goes statement by statement, the
+second is recorded on the way (`recorded_run.py`), and from then on calls like it are straight calls of machine code (`replays.py`). A program
+that cannot be recorded runs statement by statement each time.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.api.host_run import Run
+from tilewright.api.recorded_run import CONSTANTS, NotRecorded, is_array, record
+from tilewright.api.replays import MISS, Replay, linked
+from tilewright.runtime.streams import SPECIAL
+
+if TYPE_CHECKING:
+    from tilewright.api.module import ZynModule
+
+MOST_REPLAYS = 32
+"""Forms of inputs that are kept for one program, the latest."""
+_MOST_SEEN = 1024
+
+
+class RepeatedCalls:
+    """Calls `(device, *values)` of one program; any thread may make them."""
+
+    def __init__(self, module: ZynModule, names: tuple[str, ...], only: str | None = None) -> None:
+        self._module, self._names, self._only = module, names, only
+        self.replays: list[Replay] = []
+        """The one that was used last comes first."""
+        self._seen: dict[object, bool] = {}
+        """Forms of inputs of earlier runs, and whether a run is to be recorded when they come again."""
+        self._lock = threading.Lock()
+        self.obstacle = ""
+        """Why the latest run that could not be recorded was not."""
+
+    def __call__(self, device: str | None, *values: object) -> Any:
+        for replay in self.replays:
+            found = replay(device, *values)
+            if found is not MISS:
+                if replay is not self.replays[0]:
+                    self._prefer(replay)
+                return found
+        return self._run(device, dict(zip(self._names, values, strict=True)))
+
+    def _prefer(self, replay: Replay) -> None:
+        with self._lock:
+            self.replays = [replay, *(other for other in self.replays if other is not replay)]
+
+    def _run(self, device: str | None, inputs: dict[str, object]) -> object:
+        module = self._module
+        check = module.checked(inputs)
+        if self._is_repeated(device, inputs):
+            try:
+                found, recorder = record(check, module.run_compute, device, module.tree, inputs)
+                recording = recorder.recording
+                recording.result = {name: part for name, part in recording.result.items() if module.is_shown(name)}
+                made = linked(recording, device, self._only)
+            except NotRecorded as error:
+                self.obstacle = str(error)
+            else:
+                with self._lock:
+                    self.replays = [made, *self.replays[: MOST_REPLAYS - 1]]
+                return self._wanted(found)
+            with self._lock:
+                self._seen[_key(device, inputs)] = False
+        return self._wanted(Run(check, module.run_compute, device, dict(inputs)).run(module.tree))
+
+    def _wanted(self, found: dict[str, object]) -> object:
+        if self._only is not None:
+            return found[self._only]
+        return {name: value for name, value in found.items() if self._module.is_shown(name)}
+
+    def _is_repeated(self, device: str | None, inputs: dict[str, object]) -> bool:
+        """Whether inputs of these forms came before and nothing is known to be in the way."""
+        if SPECIAL.value or not hasattr(self._module.run_compute, "resolve"):
+            return False
+        key = _key(device, inputs)
+        if key is None:
+            return False
+        with self._lock:
+            known = self._seen.get(key)
+            if known is None:
+                if len(self._seen) >= _MOST_SEEN:
+                    self._seen.clear()
+                self._seen[key] = True
+            return bool(known)
+
+
+def _key(device: str | None, inputs: dict[str, object]) -> object:
+    """The forms of inputs; None where something among them is no array, number, string, list or record."""
+    try:
+        key = device, tuple(map(_form, inputs.values()))
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _form(value: Any) -> object:
+    if isinstance(value, dict):
+        return tuple((name, _form(item)) for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return type(value), tuple(map(_form, value))
+    if isinstance(value, CONSTANTS):
+        return type(value), str(value) if isinstance(value, float | np.floating) else value
+    if not is_array(value):
+        raise TypeError
+    return type(value), tuple(value.shape), value.dtype, str(getattr(value, "device", ""))

@@ -15,6 +15,7 @@ from tilewright.api.host_blocks import RunCompute
 from tilewright.api.module_check import Check
 from tilewright.api.module_links import RESULT, call_module, linked
 from tilewright.api.repeated_calls import RepeatedCalls
+from tilewright.api.replays import MISS
 from tilewright.base.errors import UserError
 from tilewright.frontend.zyn import parse_module
 from tilewright.tree import syntax
@@ -130,6 +131,11 @@ class ZynModule:
 
         def call(*args: object, device: str | None = None, **named: object) -> object:
             if not named and len(args) == count:
+                for replay in repeated.replays:
+                    found = replay(device, *args)
+                    if found is not MISS:
+                        return found
+                    break
                 return repeated(device, *args)
             return self.call(name, args, named, device)
 

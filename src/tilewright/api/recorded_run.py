@@ -16,7 +16,7 @@ import numpy as np
 
 from tilewright.api import host_functions
 from tilewright.api.host_run import Run
-from tilewright.api.host_values import Unread
+from tilewright.api.host_values import Unread, ValueNeeded
 from tilewright.base import dtypes
 from tilewright.runtime import streams
 from tilewright.tree import syntax
@@ -260,6 +260,8 @@ def record(check: Check, runners: Any, device: str | None, tree: syntax.Module, 
         recorder.recording.result = {name: recorder.part(value) for name, value in found.items()}
     except NotRecorded:
         raise
+    except ValueNeeded:
+        raise NotRecorded("a number that a kernel computes decides what is done") from None
     except Exception as error:
         raise NotRecorded(f"{type(error).__name__}: {error}") from error
     return {name: _plain(value) for name, value in found.items()}, recorder

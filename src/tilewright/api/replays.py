@@ -19,9 +19,10 @@ import numpy as np
 
 from tilewright.api.host_values import Unread
 from tilewright.api.recorded_run import Call, NotRecorded, Part, Path, Recording, Value, values_in
+from tilewright.api.replay_graphs import captured
 from tilewright.runtime.device_array import DeviceArray, array_form
 from tilewright.runtime.libraries import is_tensor
-from tilewright.runtime.streams import SPECIAL
+from tilewright.runtime.streams import OPEN, SPECIAL, current
 
 MISS = object()
 """What a replay gives for inputs it is not for."""
@@ -55,6 +56,7 @@ def linked(recording: Recording, device: str | None, only: str | None) -> Replay
     text = Text()
     parameters = add_guards(text, recording, device)
     calls = recording.needed()
+    add_graph(text, recording, calls)
     last_use = _last_uses(calls, recording)
     for index, call in enumerate(calls):
         add_call(text, call)
@@ -133,6 +135,41 @@ def _mismatch(text: Text, place: str, sample: Any) -> str:
     raise NotRecorded(f"an input is a {type(sample).__name__}")
 
 
+# -- a graph ----------------------------------------------------------------------------------------------------------
+
+
+def add_graph(text: Text, recording: Recording, calls: Sequence[Call]) -> None:
+    """Where all calls could be captured as one CUDA graph: lines that replay it for inputs with the strides it was captured with. A result
+    is new each time, as those of single calls are: it is taken before, and the graph told its address."""
+    graph = captured(recording, calls)
+    if graph is None:
+        return
+    forms = [_fits(text, variable(v), v.sample) for v in graph.inputs]
+    text.names |= {"array_form": array_form, "OPEN": OPEN, "current": current, "replay_graph": graph.ported.replay}
+    text.lines.append(f"if {' and '.join(forms) or 'True'}:")
+    lines = [f"s = (current({graph.ported.device.ordinal}) or 0) if OPEN.value else 0"]
+    pointers: list[str] = []
+    for value in graph.inputs:
+        name = variable(value)
+        lines.append(f"o = {name}.owner")
+        lines.append(f"p{name} = {name}.launch_pointer(s) if o.freed or o.recent != s else {name}._pointer")
+        pointers.append(f"p{name}")
+    for value, make in zip(graph.outputs, graph.makers, strict=True):
+        lines.append(f"{variable(value)} = {text.name('m', make)}(s)")
+        pointers.append(f"{variable(value)}._pointer")
+    lines.append(f"replay_graph(({', '.join(pointers)},), s)")
+    views = Text()
+    views.names = text.names
+    for call in graph.views:
+        add_call(views, call)
+    lines += [*views.lines, f"return {expression(text, recording.result)}"]
+    text.lines += ["    " + line for line in lines]
+
+
+def _fits(text: Text, name: str, sample: Any) -> str:
+    return f"({name}.form or array_form({name})) is {text.name('F', array_form(sample))} and not {name}._pointer & 15"
+
+
 # -- calls ------------------------------------------------------------------------------------------------------------
 
 
@@ -154,7 +191,12 @@ def _view(text: Text, call: Call) -> str:
     if not isinstance(array, Value) or type(array.sample) not in (np.ndarray, DeviceArray):
         return ""
     source, made = variable(array), [value.sample for value in call.results]
-    if call.label == "reshape" and type(array.sample) is np.ndarray:
+    if isinstance(array.sample, DeviceArray):
+        if not all(isinstance(view, DeviceArray) and view.owner is array.sample.owner for view in made):
+            return ""
+        rest = "".join(f", {expression(text, part)}" for name, part in call.arguments.items() if name != "x")
+        return f"{text.name('h', _device_views(array.sample, made, call.several, call.function))}({source}{rest})"  # type: ignore[arg-type]
+    if call.label == "reshape":
         return f"{source}.reshape({text.name('S', made[0].shape)})"  # type: ignore[attr-defined]
     if call.label == "T" or (call.label == "transpose" and "axes" not in call.arguments):
         return f"{source}.transpose()"
@@ -170,6 +212,25 @@ def _view(text: Text, call: Call) -> str:
             first += size
         return f"({', '.join(pieces)},)"
     return ""
+
+
+def _device_views(source: DeviceArray, views: list[DeviceArray], several: bool, general: Callable[..., object]) -> Callable[..., object]:
+    """What takes the same views of other arrays of a form, without finding out about shapes and strides again."""
+    known = array_form(source)
+    made = [(view._pointer - source._pointer, array_form(view)) for view in views]
+
+    def take(array: DeviceArray, *rest: object) -> object:
+        if (array.form or array_form(array)) is not known:
+            return general(array, *rest)
+        found = []
+        for offset, form in made:
+            view = DeviceArray.__new__(DeviceArray)
+            view.device, view.dtype, view.shape, view.strides, view.form = array.device, form.dtype, form.shape, form.strides, form
+            view._pointer, view.owner, view.base, view.readonly = array._pointer + offset, array.owner, array.base, array.readonly
+            found.append(view)
+        return tuple(found) if several else found[0]
+
+    return take
 
 
 class _Entry:

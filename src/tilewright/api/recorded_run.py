@@ -271,6 +271,19 @@ def is_array(value: object) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, np.generic | Unread)
 
 
+def form_of(value: Any) -> object:
+    """All of an input that decides what a run does; TypeError for what is no array, number, string, list or record."""
+    if isinstance(value, dict):
+        return tuple((name, form_of(item)) for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return type(value), tuple(map(form_of, value))
+    if isinstance(value, CONSTANTS):
+        return type(value), str(value) if isinstance(value, float | np.floating) else value
+    if not is_array(value):
+        raise TypeError
+    return type(value), tuple(value.shape), value.dtype, str(getattr(value, "device", ""))
+
+
 def _is_constant(value: object) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_constant, value))

@@ -8,18 +8,18 @@ that cannot be recorded runs statement by statement each time.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tilewright.api.host_run import Run
-from tilewright.api.recorded_run import CONSTANTS, NotRecorded, is_array, record
-from tilewright.api.replays import MISS, Replay, linked
 from tilewright.runtime.streams import SPECIAL
 
 if TYPE_CHECKING:
     from tilewright.api.module import ZynModule
 
+Replay = Callable[..., object]
+MISS = object()
+"""What a replay gives for inputs it is not for."""
 MOST_REPLAYS = 32
 """Forms of inputs that are kept for one program, the latest."""
 _MOST_SEEN = 1024
@@ -55,6 +55,9 @@ class RepeatedCalls:
         module = self._module
         check = module.checked(inputs)
         if self._is_repeated(device, inputs):
+            from tilewright.api.recorded_run import NotRecorded, record
+            from tilewright.api.replays import linked
+
             try:
                 found, recorder = record(check, module.run_compute, device, module.tree, inputs)
                 recording = recorder.recording
@@ -93,21 +96,11 @@ class RepeatedCalls:
 
 def _key(device: str | None, inputs: dict[str, object]) -> object:
     """The forms of inputs; None where something among them is no array, number, string, list or record."""
+    from tilewright.api.recorded_run import form_of
+
     try:
-        key = device, tuple(map(_form, inputs.values()))
+        key = device, tuple(map(form_of, inputs.values()))
         hash(key)
     except TypeError:
         return None
     return key
-
-
-def _form(value: Any) -> object:
-    if isinstance(value, dict):
-        return tuple((name, _form(item)) for name, item in value.items())
-    if isinstance(value, list | tuple):
-        return type(value), tuple(map(_form, value))
-    if isinstance(value, CONSTANTS):
-        return type(value), str(value) if isinstance(value, float | np.floating) else value
-    if not is_array(value):
-        raise TypeError
-    return type(value), tuple(value.shape), value.dtype, str(getattr(value, "device", ""))

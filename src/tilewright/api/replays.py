@@ -19,14 +19,11 @@ import numpy as np
 
 from tilewright.api.host_values import Unread
 from tilewright.api.recorded_run import Call, NotRecorded, Part, Path, Recording, Value, values_in
+from tilewright.api.repeated_calls import MISS, Replay
 from tilewright.api.replay_graphs import captured
 from tilewright.runtime.device_array import DeviceArray, array_form
 from tilewright.runtime.libraries import is_tensor
 from tilewright.runtime.streams import OPEN, SPECIAL, current
-
-MISS = object()
-"""What a replay gives for inputs it is not for."""
-Replay = Callable[..., object]
 
 
 class Text:

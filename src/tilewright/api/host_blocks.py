@@ -285,6 +285,11 @@ class Blocks(ABC):
     def _element(self, array: Any, indices: tuple[object, ...]) -> object:
         return array[indices]
 
+    def _field(self, container: Any, key: object) -> object:
+        """A part of a record, list, tuple or string."""
+        found: object = container[key]
+        return found
+
     def _item(self, value: object) -> object:
         """The number of a device array without axes, and what else there is as it is."""
         if getattr(value, "shape", None) == () and not isinstance(value, np.ndarray | np.generic) and hasattr(value, "item"):

@@ -6,7 +6,7 @@ kernel runs here too, with names of its own and those of the program; blocks (`i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,8 +123,10 @@ class Run(Blocks):
                 return
             if not isinstance(over, list | tuple) and not getattr(over, "shape", None):
                 raise UserError.at("TW009", f"a loop over a {type(over).__name__}", node.over.span, "loop over a list, an array or a range")
-            items: Iterable[object] = over if isinstance(over, list | tuple) else (self._element(over, (row,)) for row in range(over.shape[0]))
-            yield from items
+            if isinstance(over, list | tuple):
+                yield from (self._field(over, index) for index in range(len(over)))
+            else:
+                yield from (self._element(over, (row,)) for row in range(over.shape[0]))
             return
         yield from self._ranges(node.ranges)
 
@@ -192,7 +194,7 @@ class Run(Blocks):
         if not isinstance(value, tuple | list) or len(value) != count:
             got = f"{len(value)} value(s)" if isinstance(value, tuple | list) else f"a {type(value).__name__}"
             raise UserError.at("TW016", f"{count} name(s) on the left, {got} on the right", span, "give one name for each value")
-        return dict(zip(names, value))
+        return {name: self._field(value, index) for index, name in enumerate(names)}
 
     # -- expressions ------------------------------------------------------------------------------------------------
 
@@ -278,8 +280,7 @@ class Run(Blocks):
             return StandIn()
         if isinstance(value, Mapping):
             if node.name in value:
-                found: object = value[node.name]
-                return found
+                return self._field(value, node.name)
             raise UserError.at("TW002", f"there is no '{node.name}' in this record", node.span, _fields(value))
         value = host_functions.settled(value)
         if isinstance(getattr(value, "shape", None), tuple):
@@ -302,13 +303,12 @@ class Run(Blocks):
             key = indices[0]
             if len(indices) != 1 or not isinstance(key, str) or key not in value:
                 raise UserError.at("TW002", f"there is no {host_functions.shown(key)} in this record", node.span, _fields(value))
-            field: object = value[key]
-            return field
+            return self._field(value, key)
         rank = len(shape) if isinstance(shape, tuple) else 1
         if any(isinstance(i, str) for i in indices) or len(indices) > rank or not hasattr(value, "__getitem__"):
             raise UserError.at("TW003", f"{len(indices)} index(es) into a {type(value).__name__} of rank {rank}", node.span)
         try:
-            result = self._element(value, tuple(indices)) if isinstance(shape, tuple) else value[indices[0]]
+            result = self._element(value, tuple(indices)) if isinstance(shape, tuple) else self._field(value, indices[0])
         except (IndexError, KeyError) as error:
             if self._looks:
                 return StandIn()

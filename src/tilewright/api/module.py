@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ class ZynModule:
         """What was found right for inputs of these names."""
         self._functions = {s.name: s for s in self.tree.body if isinstance(s, syntax.Function)}
         self._calls: dict[tuple[str, tuple[str, ...]], ZynModule] = {}
+        self._made: dict[str, Callable[..., object]] = {}
+        """Its functions as Python functions."""
         self._repeated: dict[tuple[str, ...], RepeatedCalls] = {}
         """What was recorded of runs, by the names of their inputs."""
 
@@ -96,6 +99,10 @@ class ZynModule:
 
     def call(self, name: str, args: tuple[object, ...], named: dict[str, Any], device: str | None = None) -> object:
         """What a function gives. `named` has arguments by name, and values for names of the program that the function uses."""
+        return self._function_of(name)(*args, device=device, **named)
+
+    def _bound(self, name: str, args: tuple[object, ...], named: dict[str, Any]) -> dict[str, object]:
+        """The values of a call by name: those given by place, then those given by name."""
         function = self._functions[name]
         params = [p.name for p in function.params]
         if len(args) > len(params):
@@ -107,8 +114,7 @@ class ZynModule:
         missing = [p.name for p in function.params if p.default is None and p.name not in values]
         if missing:
             raise UserError.at("TW016", f"{name}({', '.join(params)}) lacks '{missing[0]}'", function.span)
-        passed = tuple(p for p in params if p in values)
-        return self._called(name, passed).repeated(tuple(values), RESULT)(device, *values.values())
+        return values
 
     def _called(self, name: str, passed: tuple[str, ...]) -> ZynModule:
         """The program that is a call of a function with these of its parameters."""
@@ -123,21 +129,32 @@ class ZynModule:
         if name not in functions:
             known = ", ".join(functions) or "none"
             raise AttributeError(f"the program has no function '{name}'; it has {known}")
+        # Python asks here only for what it does not find: from now on it finds it.
+        made = self.__dict__[name] = self._function_of(name)
+        return made
 
-        params = tuple(p.name for p in functions[name].params)
-        repeated = self._called(name, params).repeated(params, RESULT)
-        count = len(params)
+    def _function_of(self, name: str) -> Callable[..., object]:
+        """A function of the program as one of Python's, which knows what calls it has had."""
+        made = self._made.get(name)
+        return made if made is not None else self._made.setdefault(name, self._new_function(name))
+
+    def _new_function(self, name: str) -> Callable[..., object]:
+        known: dict[tuple[object, ...], RepeatedCalls] = {}
+        params = [p.name for p in self._functions[name].params]
 
         def call(*args: object, device: str | None = None, **named: object) -> object:
-            if not named and len(args) == count:
-                for replay in repeated.replays:
-                    found = replay(device, *args)
-                    if found is not MISS:
-                        return found
-                    break
-                return repeated(device, *args)
-            return self.call(name, args, named, device)
+            form = len(args), *named
+            repeated = known.get(form)
+            if repeated is None:
+                values = self._bound(name, args, named)
+                made = self._called(name, tuple(p for p in params if p in values))
+                repeated = known[form] = made.repeated(tuple(values), RESULT)
+            for replay in repeated.replays:
+                found = replay(device, *args, *named.values())
+                if found is not MISS:
+                    return found
+                break
+            return repeated(device, *args, *named.values())
 
         call.__name__ = call.__qualname__ = name
-        self.__dict__[name] = call
         return call

@@ -113,6 +113,10 @@ class Recorder:
         self.recording = Recording(tuple(names))
         self._known: dict[int, Value] = {}
         """By identity; the samples keep the objects."""
+        self._paths: dict[int, Path] = {}
+        """Where records and lists among the inputs are, by identity; whoever records has the inputs."""
+        self._others: set[Path] = set()
+        """Inputs that are the same object as another one."""
         self._count = 0
 
     # -- values -----------------------------------------------------------------------------------------------------
@@ -122,12 +126,16 @@ class Recorder:
             self._input((name,), value)
 
     def _input(self, path: Path, value: object) -> None:
+        """An input, or a part of one that the run looks at: what is in records and lists counts only when it is taken out of them."""
         recording = self.recording
+        if path in recording.containers or path in recording.constants or path in recording.inputs or path in self._others:
+            return
         if type(value) in (dict, list, tuple):
             recording.containers[path] = type(value), len(value)  # type: ignore[arg-type]
-            items = value.items() if isinstance(value, dict) else enumerate(value)  # type: ignore[arg-type]
-            for key, item in items:
-                self._input((*path, key), item)
+            if id(value) in self._paths:
+                recording.same.append((self._paths[id(value)], path))
+            else:
+                self._paths[id(value)] = path
         elif isinstance(value, CONSTANTS):
             if isinstance(value, float | np.floating) and value != value:
                 raise NotRecorded("an input is NaN")
@@ -136,10 +144,28 @@ class Recorder:
             known = self._known.get(id(value))
             if known is not None:
                 recording.same.append((next(p for p, v in recording.inputs.items() if v is known), path))
+                self._others.add(path)
                 return
             recording.inputs[path] = self._new(value)
         else:
             raise NotRecorded(f"an input is a {type(value).__name__}")
+
+    def field(self, container: Any, key: object) -> object:
+        """A part of a record or list; one of an input is an input from now on."""
+        found: object = container[key]
+        path = self._paths.get(id(container))
+        if path is not None and isinstance(key, slice):
+            self._all(container, path)
+        elif path is not None and isinstance(key, int | str):
+            self._input((*path, key), found)
+        return found
+
+    def _all(self, container: Any, path: Path) -> None:
+        """All of a record or list is used."""
+        for key, item in container.items() if isinstance(container, dict) else enumerate(container):
+            self._input((*path, key), item)
+            if type(item) in (dict, list, tuple):
+                self._all(item, (*path, key))
 
     def _new(self, value: object) -> Value:
         made = Value(self._count, value)
@@ -154,6 +180,9 @@ class Recorder:
             return known
         if isinstance(value, CONSTANTS):
             return value
+        path = self._paths.get(id(value))
+        if path is not None:
+            self._all(value, path)
         if type(value) in (list, tuple):
             return type(value)(self.part(item) for item in value)  # type: ignore[call-arg, attr-defined]
         if type(value) is dict:
@@ -241,6 +270,9 @@ class RecordedRun(Run):
         if not any(isinstance(i, slice) for i in indices) and len(indices) == len(array.shape):
             raise NotRecorded("an element of an array becomes a number")
         return self._run_compute.add("index", lambda x: x[indices], {"x": array})
+
+    def _field(self, container: Any, key: object) -> object:
+        return self._run_compute.field(container, key)
 
     def _item(self, value: object) -> object:
         if getattr(value, "shape", None) == () and is_array(value):

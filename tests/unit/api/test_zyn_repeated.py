@@ -198,6 +198,29 @@ def test_lists_of_layers_and_top_level_runs() -> None:
         close(module.run(x=numbers(4, 6, seed=seed), layers=layers)["y"], wanted(numbers(4, 6, seed=seed)))
 
 
+def test_one_record_in_two_places_is_no_rule_and_others_do_not_count() -> None:
+    module = tw.load("fn f(x, a: record, b: record, other: list):\n    return (compute(x) { for i in 0..n: out[i] = x[i] }, a.w, b.w)\n")
+    x, one, two = numbers(3), {"w": numbers(3)}, {"w": numbers(3, seed=2), "unused": numbers(4)}
+    for _ in range(3):
+        _, first, second = module.f(x, one, one, [])
+        assert first is one["w"]
+        assert second is one["w"]
+    for _ in range(3):
+        _, first, second = module.f(x, one, two, [])
+        assert first is one["w"]
+        assert second is two["w"]
+    two["unused"] = numbers(7)
+    with replays_only():
+        assert module.f(x, one, two, [])[2] is two["w"]
+
+
+def test_a_function_may_have_the_name_of_a_method() -> None:
+    module = tw.load("fn run(x): return compute(x) { for i in 0..n: out[i] = x[i] + 1.0 }\nlet y = 2\n")
+    for _ in range(3):
+        close(module.call("run", (numbers(3),), {}), numbers(3) + 1)
+    assert module.run() == {"y": 2}
+
+
 def test_the_device_is_part_of_the_form() -> None:
     module, x = tw.load(BLOCK), numbers(4, 6)
     weights = {"gain": numbers(6), "name": ""}

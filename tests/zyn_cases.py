@@ -89,7 +89,7 @@ def filtered(image: np.ndarray, windows: np.ndarray) -> np.ndarray:
 def block(x: np.ndarray, w: dict[str, np.ndarray], heads: int) -> np.ndarray:
     """The block of transformer_block.zyn."""
     x, w = widened(x), {name: widened(array) for name, array in w.items()}
-    batch, seq, hidden = x.shape
+    batch, seq, _ = x.shape
     q, k, v = (p.reshape(batch, seq, heads, -1).swapaxes(1, 2) for p in np.split(x @ w["qkv_proj"], 3, -1))
     mixed = attention(q, k, v).swapaxes(1, 2).reshape(x.shape)
     seen = norm(x + mixed @ w["out_proj"], w["ln1_weight"], w["ln1_bias"], 1e-6)

@@ -18,6 +18,7 @@ from tilewright.api import host_values
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType, f32
 from tilewright.base.errors import UserError
+from tilewright.runtime.libraries import is_tensor
 
 Shape = tuple[int, ...]
 
@@ -151,6 +152,8 @@ def dtype_of(value: object) -> DType:
         return value
     if isinstance(value, str) and dtypes.is_name(value):
         return dtypes.by_name(value)
+    if str(value).startswith("torch.") and dtypes.is_name(str(value)[6:]):
+        return dtypes.by_name(str(value)[6:])
     found = dtypes.from_numpy(value) if isinstance(value, np.dtype) else None
     if found is None:
         raise fail("TW009", f"{shown(value)} is no element type", f"choose one of {', '.join(d.name for d in dtypes.SCALARS)}")
@@ -201,6 +204,8 @@ def _reshape(call: _Call) -> object:
     holes = sum(e == -1 for e in shape)
     if holes > 1 or (holes == 0 and known != size) or (holes and (known == 0 or size % known)):
         raise fail("TW004", f"an array of shape {list(array.shape)} ({size} elements) cannot have shape {list(shape)}", "the sizes must agree")
+    if is_tensor(array):
+        return array.reshape(shape)
     if not _is_on_gpu(array):
         return np.asarray(array).reshape(shape)
     try:
@@ -232,11 +237,11 @@ def _split(call: _Call) -> object:
 def _transpose(call: _Call) -> object:
     array = as_array(call.get("x"), "transpose")
     if "axes" not in call.values:
-        return array.transpose()
+        return array.permute(*reversed(range(len(array.shape)))) if is_tensor(array) else array.transpose()
     axes = tuple(_axis(axis, len(array.shape)) for axis in extents(call.get("axes")))
     if sorted(axes) != list(range(len(array.shape))):
         raise fail("TW003", f"axes {list(axes)} are not an order of the {len(array.shape)} axes of the array")
-    return array.transpose(*axes)
+    return array.permute(*axes) if is_tensor(array) else array.transpose(*axes)
 
 
 def _concat(call: _Call) -> object:
@@ -270,7 +275,8 @@ def _concat(call: _Call) -> object:
 
 
 def _copy(call: _Call) -> object:
-    return as_array(call.get("x"), "copy").copy()
+    array = as_array(call.get("x"), "copy")
+    return array.clone() if is_tensor(array) else array.copy()
 
 
 # -- new arrays -------------------------------------------------------------------------------------------------------

@@ -282,6 +282,9 @@ class RecordedRun(Run):
     def _await(self, node: syntax.Await) -> object:
         raise NotRecorded("it waits")
 
+    def _assign_part(self, target: syntax.Expr, value: object) -> None:
+        raise NotRecorded("it assigns to parts of arrays or records")
+
 
 def record(check: Check, runners: Any, device: str | None, tree: syntax.Module, values: dict[str, object]) -> tuple[dict[str, object], Recorder]:
     """Run a program and note what it does. Whatever goes wrong is `NotRecorded`: nothing of it stays, and it can be run anew."""

@@ -21,7 +21,7 @@ from tilewright.api.module import ZynModule
 from tilewright.api.module_links import call_module, linked
 from tilewright.base.dtypes import from_numpy
 from tilewright.base.errors import Diagnostic, UserError
-from tilewright.cli.guess import Given, guess, nodes
+from tilewright.cli.guess import Given, guess, nodes, uses_in
 from tilewright.compile.driver import Signature, front_end
 from tilewright.frontend.zyn import parse_module
 from tilewright.tree import syntax
@@ -220,11 +220,7 @@ def is_record(name: str, root: syntax.Node) -> bool:
     """Whether the uses of a name show a record: a field is taken that arrays do not have."""
     inner = [s for s in (root.body if isinstance(root, Module) else ()) if isinstance(s, Function)]
     owners: list[syntax.Node] = [root, *(s for s in inner if all(p.name != name for p in s.params))]
-    return any(
-        isinstance(n, syntax.Attribute) and isinstance(n.value, syntax.Name) and n.value.id == name and n.name not in _ARRAY_PARTS
-        for owner in owners
-        for n in nodes(owner)
-    )
+    return any(uses_in(owner).fields.get(name, _ARRAY_PARTS) - _ARRAY_PARTS for owner in owners)
 
 
 def _stand_in(given: Given) -> object:

@@ -110,6 +110,8 @@ class Recorder:
 
     def __init__(self, runners: Any, names: Sequence[str]) -> None:
         self._runners = runners
+        self.joins: Any = getattr(runners, "joins", None)
+        """What is known of blocks that run together, where blocks do."""
         self.recording = Recording(tuple(names))
         self._known: dict[int, Value] = {}
         """By identity; the samples keep the objects."""

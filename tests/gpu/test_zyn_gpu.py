@@ -105,7 +105,7 @@ def test_a_graph_sees_other_arrays_and_gives_new_results() -> None:
             for part, wanted in zip(found, chain(first, second)):
                 close(part, wanted, 2e-5)
     calls = module._called("chain", ("x", "w")).repeated(("x", "w"), "result_")
-    assert calls.replays[0].__globals__["replay_graph"].__self__.nodes == 3
+    assert calls.replays[0].__globals__["replay_graph"].__self__.nodes >= 2
 
 
 def test_a_graph_keeps_the_order_of_streams() -> None:

@@ -326,12 +326,13 @@ def test_a_pipeline_becomes_a_graph_with_new_results_each_time() -> None:
             before = len(driver.programs.launched)
             found = module.chain(*on_gpu)
             held.append((found, x, gain, on_gpu))
-            assert len(driver.programs.launched) - before <= 3
+            launches = len(driver.programs.launched) - before
+            assert launches <= 3
             assert found[2] is on_gpu[0]
         for found, x, gain, _ in held:
             check_chain(found, x, gain)
         ported = graph_of(calls_of(module, "chain"))
-        assert ported.nodes == 3
+        assert ported.nodes == launches >= 2
         assert len(ported._ready) == MOST_EXECUTABLES
 
 

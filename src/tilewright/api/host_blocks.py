@@ -72,7 +72,7 @@ class Blocks(ABC):
         scalars = {name: host_values.scalar_leaf(value) for name, value in leaves.items()}
         on_host = all(s is not None or isinstance(leaves[n], PARTS) for n, s in scalars.items())
         if on_host and not _has_reduce(formula) and not has_calls(formula) and not _is_product(formula):
-            return self._scalar(formula, {n: leaves[n] if s is None else s for n, s in scalars.items()})
+            return self._arithmetic(formula, {n: leaves[n] if s is None else s for n, s in scalars.items()})
         for name, value in leaves.items():
             if scalars[name] is None and not hasattr(value, "shape"):
                 raise UserError.at("TW009", f"arithmetic with a {type(value).__name__}", node.span, "use numbers and arrays")
@@ -88,7 +88,7 @@ class Blocks(ABC):
         if len(function.body) == 1 and isinstance(result, syntax.Assign) and all(n in scalars for n in names.free) and not _has_reduce(result.value):
             known: dict[str, object] = {n: s for n, s in scalars.items() if s is not None}
             if len(known) == len(scalars):
-                return self._scalar(result.value, known)
+                return self._arithmetic(result.value, known)
         return self._launch(function, names, leaves, self._chosen())
 
     def _formula(self, node: Expr, leaves: dict[str, object]) -> Expr:
@@ -137,28 +137,6 @@ class Blocks(ABC):
         name = next(n for number in itertools.count() if (n := f"_{number}") not in leaves and n not in self._values)
         leaves[name] = value
         return syntax.Name(name, span=node.span)
-
-    def _scalar(self, node: Expr, values: Mapping[str, object]) -> object:
-        if isinstance(node, syntax.Number | syntax.Bool):
-            return node.value
-        if isinstance(node, syntax.Name):
-            return values[node.id] if node.id in values else dtypes.by_name(node.id)
-        if isinstance(node, syntax.IfExpr):
-            return self._scalar(node.then if self._scalar(node.cond, values) else node.otherwise, values)
-        if isinstance(node, syntax.Binary) and node.op == "@":
-            raise UserError.at("TW003", "'@' takes vectors and matrices, got a number", node.span)
-        try:
-            if isinstance(node, syntax.Binary):
-                return host_values.combine(node.op, self._scalar(node.left, values), self._scalar(node.right, values))
-            if isinstance(node, syntax.Unary):
-                return host_values.unary(node.op, host_values.number(self._scalar(node.operand, values)))
-            assert isinstance(node, syntax.Call)
-            assert isinstance(node.function, syntax.Name)
-            return host_values.call(node.function.id, [host_values.number(self._scalar(a.value, values)) for a in node.args])
-        except host_values.NoNumber as error:
-            raise UserError.at("TW009", str(error), node.span, "use numbers and arrays") from None
-        except (ArithmeticError, TypeError, ValueError) as error:
-            raise UserError.at("TW016", f"this has no value: {error}", node.span) from None
 
     # -- compute ----------------------------------------------------------------------------------------------------
 
@@ -272,6 +250,9 @@ class Blocks(ABC):
 
     # -- what is done with arrays; somebody who records a run looks here -------------------------------------------
 
+    def _arithmetic(self, formula: Expr, values: dict[str, object]) -> object:
+        return scalar(formula, values)
+
     def _host_call(self, name: str, given: dict[str, object]) -> object:
         return host_functions.call(name, given, self._chosen())
 
@@ -295,6 +276,30 @@ class Blocks(ABC):
         if getattr(value, "shape", None) == () and not isinstance(value, np.ndarray | np.generic) and hasattr(value, "item"):
             return value.item()
         return value
+
+
+def scalar(node: Expr, values: Mapping[str, object]) -> object:
+    """The value of arithmetic on numbers, strings and lists."""
+    if isinstance(node, syntax.Number | syntax.Bool):
+        return node.value
+    if isinstance(node, syntax.Name):
+        return values[node.id] if node.id in values else dtypes.by_name(node.id)
+    if isinstance(node, syntax.IfExpr):
+        return scalar(node.then if scalar(node.cond, values) else node.otherwise, values)
+    if isinstance(node, syntax.Binary) and node.op == "@":
+        raise UserError.at("TW003", "'@' takes vectors and matrices, got a number", node.span)
+    try:
+        if isinstance(node, syntax.Binary):
+            return host_values.combine(node.op, scalar(node.left, values), scalar(node.right, values))
+        if isinstance(node, syntax.Unary):
+            return host_values.unary(node.op, host_values.number(scalar(node.operand, values)))
+        assert isinstance(node, syntax.Call)
+        assert isinstance(node.function, syntax.Name)
+        return host_values.call(node.function.id, [host_values.number(scalar(a.value, values)) for a in node.args])
+    except host_values.NoNumber as error:
+        raise UserError.at("TW009", str(error), node.span, "use numbers and arrays") from None
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise UserError.at("TW016", f"this has no value: {error}", node.span) from None
 
 
 def called(node: syntax.Call | syntax.Pipe) -> syntax.Call:

@@ -50,7 +50,7 @@ _OPERATORS: dict[str, Callable[[Scalar, Scalar], object]] = {
 
 
 class Unread:
-    """A number that a kernel computed, while a run is recorded: kernels take it, but nothing may depend on its value."""
+    """A number that a kernel computed, while a run is recorded: it is computed with, but nothing may depend on its value."""
 
     shape = ()
 
@@ -64,13 +64,16 @@ class ValueNeeded(Exception):
 
 def as_scalar(value: object) -> Scalar | None:
     """A value as a scalar, or None where it is none; a NumPy array without axes is one."""
-    if isinstance(value, Unread):
+    found = scalar_leaf(value)
+    if isinstance(found, Unread):
         raise ValueNeeded
-    return scalar_leaf(value)
+    return found
 
 
-def scalar_leaf(value: object) -> Scalar | None:
-    """The same for somebody who hands values on to kernels."""
+def scalar_leaf(value: object) -> Scalar | Unread | None:
+    """The same for somebody who only hands values on, who gets an `Unread` as it is."""
+    if isinstance(value, Unread):
+        return value
     if isinstance(value, bool | int | float | np.generic):
         return value
     if isinstance(value, np.ndarray) and value.ndim == 0:

@@ -153,8 +153,7 @@ class ZynModule:
                 found = replay(device, *args, *named.values())
                 if found is not MISS:
                     return found
-                break
-            return repeated(device, *args, *named.values())
+            return repeated.run(device, *args, *named.values())
 
         call.__name__ = call.__qualname__ = name
         return call

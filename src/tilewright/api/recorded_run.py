@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.api import host_functions
+from tilewright.api.host_blocks import scalar
 from tilewright.api.host_run import Run
 from tilewright.api.host_values import Unread, ValueNeeded
 from tilewright.base import dtypes
@@ -194,9 +195,10 @@ class Recorder:
     def _result(self, value: object, from_kernel: bool) -> tuple[object, Value]:
         """What the program goes on with, and how it is known from now on."""
         if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
-            if not from_kernel or not isinstance(value, np.floating):
+            if not from_kernel:
                 raise NotRecorded("an element of an array becomes a number")
-            value = Unread(value)
+            number: Any = value
+            value = Unread(number[()])
         elif not is_array(value):
             raise NotRecorded(f"a call gives a {type(value).__name__}")
         return value, self._new(value)
@@ -209,8 +211,11 @@ class Recorder:
         """Make a call, and note it."""
         parts = {name: self.part(value) for name, value in given.items()}
         numbers = [v for v in values_in(list(parts.values())) if isinstance(v.sample, Unread)]
-        if numbers and (runner is None or not any(isinstance(p, Value) and not isinstance(p.sample, Unread) for p in parts.values())):
+        if numbers and runner is None:
             raise NotRecorded("a number that a kernel computes is used on the host")
+        if any(not isinstance(v.sample.value, np.floating) for v in numbers if isinstance(v.sample, Unread)):
+            # It may say how often a loop runs.
+            raise NotRecorded("a whole number that a kernel computes goes to another")
         values = [v.value if isinstance(v, Unread) else v for v in given.values()]
         result = function(*values)
         if isinstance(result, streams.FUTURES):
@@ -225,6 +230,19 @@ class Recorder:
             return result
         item, value = self._result(result, runner is not None)
         self.recording.calls.append(Call(label, function, parts, (value,), False, runner, device))
+        return item
+
+    def add_arithmetic(self, formula: syntax.Expr, given: Mapping[str, object]) -> object:
+        """Arithmetic on the host with numbers that kernels compute."""
+        names = tuple(given)
+        parts = {name: self.part(value) for name, value in given.items()}
+
+        def compute(*values: object) -> object:
+            return scalar(formula, dict(zip(names, values)))
+
+        result = compute(*(v.value if isinstance(v, Unread) else v for v in given.values()))
+        item, value = self._result(result, True)
+        self.recording.calls.append(Call("arithmetic", compute, parts, (value,), False))
         return item
 
     def __call__(self, function: syntax.Function, arguments: Mapping[str, object], device: str) -> object:
@@ -242,6 +260,11 @@ class RecordedRun(Run):
     """A run whose compute blocks a `Recorder` runs; what else is done with arrays is told to it too."""
 
     _run_compute: Recorder
+
+    def _arithmetic(self, formula: syntax.Expr, values: dict[str, object]) -> object:
+        if any(isinstance(value, Unread) for value in values.values()):
+            return self._run_compute.add_arithmetic(formula, values)
+        return super()._arithmetic(formula, values)
 
     def _host_call(self, name: str, given: dict[str, object]) -> object:
         if name not in _PURE:

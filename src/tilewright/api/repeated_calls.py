@@ -31,7 +31,7 @@ class RepeatedCalls:
     def __init__(self, module: ZynModule, names: tuple[str, ...], only: str | None = None) -> None:
         self._module, self._names, self._only = module, names, only
         self.replays: list[Replay] = []
-        """The one that was used last comes first."""
+        """The newest first."""
         self._seen: dict[object, bool] = {}
         """Forms of inputs of earlier runs, and whether a run is to be recorded when they come again."""
         self._lock = threading.Lock()
@@ -42,14 +42,12 @@ class RepeatedCalls:
         for replay in self.replays:
             found = replay(device, *values)
             if found is not MISS:
-                if replay is not self.replays[0]:
-                    self._prefer(replay)
                 return found
-        return self._run(device, dict(zip(self._names, values, strict=True)))
+        return self.run(device, *values)
 
-    def _prefer(self, replay: Replay) -> None:
-        with self._lock:
-            self.replays = [replay, *(other for other in self.replays if other is not replay)]
+    def run(self, device: str | None, *values: object) -> Any:
+        """The same where no replay is for these inputs."""
+        return self._run(device, dict(zip(self._names, values, strict=True)))
 
     def _run(self, device: str | None, inputs: dict[str, object]) -> object:
         module = self._module

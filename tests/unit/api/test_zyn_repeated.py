@@ -150,19 +150,32 @@ def test_numbers_that_kernels_compute_go_to_kernels() -> None:
     assert len(calls_of(module, "shares").replays) == 1
 
 
+def test_numbers_that_kernels_compute_are_computed_with() -> None:
+    text = "let t = reduce(+, x)\nlet u = sqrt(t) * 2.0 + 1.0\nlet y = x * u\nlet where = compute(x) { @kernel reduce(argmax)\n for i in 0..n: yield (x[i], i) }\n"
+    module = tw.load(text)
+    for seed in range(5):
+        x = np.abs(numbers(9, seed=seed))
+        found = module.run(x=x)
+        close(found["u"], np.sqrt(x.sum()) * 2 + 1)
+        close(found["y"], x * (np.sqrt(x.sum()) * 2 + 1))
+        assert found["where"] == x.argmax()
+        assert [type(found[name]) for name in ("t", "u", "where")] == [type(tw.load(text).run(x=x)[name]) for name in ("t", "u", "where")]
+    assert len(module.repeated(("x",)).replays) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("var y = x\nif reduce(+, x) > 0.0:\n    y = x + 1.0\n", "an element of an array becomes a number"),
+        ("var y = x\nif reduce(+, x) > 0.0:\n    y = x + 1.0\n", "decides what is done"),
         ("let t = max(reduce(max, x), 0.0)\nlet y = x * 2.0 if t else x\n", "decides what is done"),
-        ("let t = reduce(max, x)\nlet u = t + 1.0\nlet y = x * u\n", "used on the host"),
+        ("let t = compute(x) { @kernel reduce(argmax)\n for i in 0..n: yield (x[i], i) }\nlet y = compute(x, t) { for i in 0..n: out[i] = x[i] * cast(t, f32) }\n", "goes to another"),
         ("let t = x[0]\nlet y = x + t\n", "an element of an array becomes a number"),
         ("var y = x\nwhile y[0] < 10.0:\n    y = y * 2.0\n", "an element of an array becomes a number"),
         ("let s = zeros([2])\nlet y = concat([x, full([1], reduce(max, x))])\n", "used on the host"),
         ('print("here")\nlet y = x + 1.0\n', "print"),
         ("let f = compute(x) @async { for i in 0..n: out[i] = x[i] + 1.0 }\nlet y = await f\n", "asynchronous"),
     ],
-    ids=["condition", "choice", "host number", "element", "loop", "filled", "print", "async"],
+    ids=["condition", "choice", "whole number", "element", "loop", "filled", "print", "async"],
 )
 def test_what_depends_on_values_or_does_more_runs_as_before(text: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     module = tw.load(text)

@@ -211,7 +211,8 @@ class Blocks(ABC):
         if known is None:
             params = (*function.params, *(syntax.Param(n, span=names.free[n]) for n in others))
             known = self._check.captured[made] = function, replace(function, params=params)
-        for name, (array, axis) in self._check.sizes.of(known[1], {**arguments, **others}, numbers).items():
+        given = known[1] if others else function
+        for name, (array, axis) in self._check.sizes.of(given, {**arguments, **others}, numbers).items():
             extent = {**arguments, **others}[array].shape[axis]  # type: ignore[attr-defined]
             if extent != numbers[name] and not self._looks:
                 raise UserError.at(

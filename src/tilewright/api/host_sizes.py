@@ -54,7 +54,7 @@ def _with_sizes(function: syntax.Function, specs: Sequence[ArgSpec], sizes: Sequ
     """Where the sizes are extents of inputs, with the other numbers as arguments; None where the block is wrong so."""
     from tilewright.base.dtypes import i64
 
-    given = replace(function, params=(*function.params, *(syntax.Param(name, span=function.span) for name in others)))
+    given = replace(function, params=(*function.params, *(syntax.Param(name, span=function.span) for name in others))) if others else function
     try:
         typed = check_kernel(given, (*specs, *(ScalarArg(i64, weak=True) for _ in others)), Diagnostics())
     except UserError:

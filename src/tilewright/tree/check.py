@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.base.errors import CompilerBug, Diagnostics
+from tilewright.base.errors import CompilerBug, Diagnostic, Diagnostics
 from tilewright.base.sizes import Size, floordiv
 from tilewright.tree import syntax
 from tilewright.tree.check_body import BodyChecker
@@ -31,11 +31,19 @@ from tilewright.tree.typed import (
 )
 
 _MOST_WALKS = 24
+_RECENT = 8
+_recent: dict[tuple[int, tuple[ArgSpec, ...]], tuple[syntax.Function, TypedKernel, tuple[Diagnostic, ...]]] = {}
+"""The latest kernels that were right, by identity and types: several questions about one follow each other."""
 
 
 def check_kernel(function: syntax.Function, args: Sequence[ArgSpec], sink: Diagnostics | None = None) -> TypedKernel:
     """Check a kernel for arguments of these types. Raises UserError with all errors, which also go to `sink`."""
     sink = sink if sink is not None else Diagnostics()
+    asked, key = function, (id(function), tuple(args))
+    known = _recent.get(key)
+    if known is not None and known[0] is function:
+        sink.items.extend(known[2])
+        return known[1]
     own = Diagnostics()
     function = split_assignments(function)
     metadata = read_attributes(function.attributes, own)
@@ -61,6 +69,9 @@ def check_kernel(function: syntax.Function, args: Sequence[ArgSpec], sink: Diagn
     sink.items.extend(own.items)
     own.raise_if_errors()
     assert kernel is not None
+    while len(_recent) >= _RECENT:
+        _recent.pop(next(iter(_recent), key), None)
+    _recent[key] = asked, kernel, tuple(own.items)
     return kernel
 
 

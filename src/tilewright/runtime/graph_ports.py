@@ -60,8 +60,10 @@ class PortedGraph:
         """Parameter objects by call, step and the address of the table they point to."""
         self._entries = tuple(recording.entries)
         self._launch = self.device.driver.module.cuGraphLaunch
-        self._stream = graph.origin
+        self._stream: int | None = None
         """The stream of the latest replay."""
+        self._epoch, self._noted = -1, -1
+        """When its kernels were last noted as running, and on which stream."""
         self._lock = threading.Lock()
         self._executables = _Executables(self.device)
         self._finalizer = weakref.finalize(self, self._executables.end)
@@ -86,30 +88,39 @@ class PortedGraph:
 
     def replay(self, addresses: Addresses, stream: int) -> None:
         """Queue it on `stream`, with its ports at these addresses; the caller has the arrays noted as used there."""
-        device, recording = self.device, self.graph._handles.recording
+        device = self.device
         entered = device.enter()
         try:
             with self._lock:
                 executable = self._ready.get(addresses)
-                if executable is None:
-                    executable = self._told(addresses)
-                elif executable is not self._latest:
-                    self._ready[addresses] = self._ready.pop(addresses)
-                self._latest = executable
-                if stream not in recording.known_streams:
-                    self.graph._first_on(stream, recording)
-                if stream != self._stream:
-                    # All executables use the same memory in between.
-                    device.order(stream, self._stream)
-                    self._stream = stream
-                status = int(self._launch(executable, stream)[0])
-            if status:
-                raise device.error("cuGraphLaunch", status, f"graph of {self.nodes} nodes")
-            note = device.log.note
-            for entry in self._entries:
-                note(stream, entry)
+                if executable is not self._latest or executable is None or stream != self._stream:
+                    executable = self._prepared(executable, addresses, stream)
+                status = self._launch(executable, stream)[0]
+            if status != 0:
+                raise device.error("cuGraphLaunch", int(status), f"graph of {self.nodes} nodes")
+            epoch = device.log.words[0]
+            if epoch != self._epoch or stream != self._noted:
+                # Until somebody waits, all replays on a stream are one to those who look for a fault.
+                self._epoch, self._noted = epoch, stream
+                for entry in self._entries:
+                    device.log.note(stream, entry)
         finally:
             device.leave(entered)
+
+    def _prepared(self, executable: Any, addresses: Addresses, stream: int) -> Any:
+        """The executable for these addresses, made where there is none; work on another stream than before comes after what was there."""
+        recording = self.graph._handles.recording
+        if executable is None:
+            executable = self._told(addresses)
+        else:
+            self._ready[addresses] = self._ready.pop(addresses)
+        if stream not in recording.known_streams:
+            self.graph._first_on(stream, recording)
+        if self._stream is not None and stream != self._stream:
+            # All executables use the same memory in between.
+            self.device.order(stream, self._stream)
+        self._latest, self._stream = executable, stream
+        return executable
 
     def _told(self, addresses: Addresses) -> Any:
         """An executable that has these addresses."""

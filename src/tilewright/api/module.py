@@ -15,7 +15,8 @@ from typing import Any
 from tilewright.api.host_blocks import RunCompute
 from tilewright.api.module_check import Check
 from tilewright.api.module_links import RESULT, call_module, linked
-from tilewright.api.repeated_calls import MISS, RepeatedCalls
+from tilewright.api.repeated_calls import RepeatedCalls
+from tilewright.api.replay_types import MISS
 from tilewright.base.errors import UserError
 from tilewright.frontend.zyn import parse_module
 from tilewright.tree import syntax

@@ -8,18 +8,15 @@ that cannot be recorded runs statement by statement each time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tilewright.api.host_run import Run
+from tilewright.api.replay_types import MISS, Replay
 from tilewright.runtime.streams import SPECIAL
 
 if TYPE_CHECKING:
     from tilewright.api.module import ZynModule
 
-Replay = Callable[..., object]
-MISS = object()
-"""What a replay gives for inputs it is not for."""
 MOST_REPLAYS = 32
 """Forms of inputs that are kept for one program, the latest."""
 _MOST_SEEN = 1024

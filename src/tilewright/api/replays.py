@@ -19,8 +19,8 @@ import numpy as np
 
 from tilewright.api.host_values import Unread
 from tilewright.api.recorded_run import Call, NotRecorded, Part, Path, Recording, Value, values_in
-from tilewright.api.repeated_calls import MISS, Replay
 from tilewright.api.replay_graphs import captured
+from tilewright.api.replay_types import MISS, Replay
 from tilewright.runtime.device_array import DeviceArray, array_form
 from tilewright.runtime.libraries import is_tensor
 from tilewright.runtime.streams import OPEN, SPECIAL, current

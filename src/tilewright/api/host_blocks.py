@@ -10,10 +10,12 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tilewright.api import host_values
+from tilewright.api.deferred import settled
 from tilewright.api.host_dimensions import StandIn
 from tilewright.api.module_check import Check, operands
 from tilewright.base import dtypes
@@ -25,6 +27,9 @@ from tilewright.tree.compose import kernel_of
 from tilewright.tree.inline import has_calls, renamed
 from tilewright.tree.names import BodyNames, body_names, is_output
 from tilewright.tree.syntax import Argument, Expr, KernelAttribute
+
+if TYPE_CHECKING:
+    from tilewright.api.waiting import Waiting
 
 RunCompute = Callable[[syntax.Function, dict[str, object], str], object]
 """`run_compute(function, arguments, device)`: run one compute block on a device and return its result."""
@@ -46,6 +51,8 @@ class Blocks(ABC):
         self._label = "compute"
         self._looks = bool(getattr(run_compute, "stands_in", False))
         """Nothing is computed: values only stand for others of their type."""
+        self._waiting: Waiting | None = None
+        """Blocks of a pipeline that run together; None where each runs when its turn comes."""
         self._known: dict[int, object] = {}
         """By identity of an expression, its value, where that is known before what it is part of is evaluated."""
 
@@ -197,6 +204,11 @@ class Blocks(ABC):
                 params = (*function.params, *(syntax.Param(name, span=names.free[name]) for name in values))
                 known = self._check.captured[made] = function, replace(function, params=params)
             function = known[1]
+        if self._waiting is not None:
+            found = self._waiting.block(function, arguments, device)
+            if found is not NotImplemented:
+                return found
+            arguments = {n: settled(v) for n, v in arguments.items()}
         if getattr(self._run_compute, "takes_futures", False) or not _is_asynchronous(function, arguments):
             return self._run_compute(function, arguments, device)
         from tilewright.api import async_blocks

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tilewright.api import host_functions, host_values
+from tilewright.api.deferred import Deferred, settled
 from tilewright.api.host_blocks import PARTS, Blocks, called
 from tilewright.api.host_dimensions import Sizes, StandIn
 from tilewright.base import dtypes
@@ -20,6 +22,9 @@ from tilewright.base.source import Span
 from tilewright.runtime import streams
 from tilewright.tree import syntax
 from tilewright.tree.syntax import Expr, Stmt
+
+if TYPE_CHECKING:
+    from tilewright.api.waiting import Waiting
 
 _ARRAY_PARTS = ("shape", "size", "ndim", "dtype", "T")
 _MISSING = object()
@@ -281,7 +286,7 @@ class Run(Blocks):
                 found: object = value[node.name]
                 return found
             raise UserError.at("TW002", f"there is no '{node.name}' in this record", node.span, _fields(value))
-        value = host_functions.settled(value)
+        value = value if isinstance(value, Deferred) else host_functions.settled(value)
         if isinstance(getattr(value, "shape", None), tuple):
             if node.name in _ARRAY_PARTS:
                 result: object = getattr(value, node.name)
@@ -372,6 +377,8 @@ class Run(Blocks):
     def _method(self, function: syntax.Attribute, given: Sequence[object], named: Mapping[str, object], span: Span) -> object:
         receiver = self.evaluate(function.value)
         arguments = host_functions.bound(host_functions.METHODS[function.name], given, named)
+        if self._waiting is not None and function.name in ("free", "reset"):
+            self._waiting.run_all()  # what waits may read the memory that goes back
         if self._looks:
             return looked_at(function.name, {"x": receiver, **arguments})
         try:
@@ -383,6 +390,7 @@ class Run(Blocks):
         """A call of a function that runs block by block."""
         self._check.require_apart(function, call)
         values: dict[str, object] = {p.name: value for p, value in zip(function.params, given)} | dict(named)
+        values = {name: settled(value) for name, value in values.items()}
         outside = self._inner({**self._program})
         for param in function.params:
             if param.name not in values:
@@ -401,11 +409,25 @@ class Run(Blocks):
             inner._values[param.name] = sizes.take(f"'{param.name}'", param.type, values[param.name], number)
         inner._values.update({name: size for name, size in sizes.values.items() if name not in values})
         inner._label = function.name
+        inner._waiting = self._new_waiting(function.name)
         returned = inner._statements(function.body, {})
         result = None if returned is None else returned.value
+        if inner._waiting is not None:
+            result = inner._waiting.finish(result)
         if function.result is None or isinstance(result, streams.FUTURES):
             return result
         return sizes.take("the result", function.result, result, number)
+
+    def _new_waiting(self, name: str) -> Waiting | None:
+        """For a call of a function: its blocks wait for each other, where that is known to `run_compute`."""
+        joins: dict[str, object] | None = getattr(self._run_compute, "joins", None)
+        if joins is None or self._looks:
+            return None
+        from tilewright.api.waiting import Joiner, Waiting
+
+        joiner = joins.setdefault("joiner", Joiner())
+        assert isinstance(joiner, Joiner)
+        return Waiting(name, joiner, self._run_compute)
 
     def _composed(self, node: syntax.Call | syntax.Pipe) -> object:
         """A call of a function that is part of a kernel. Kernels check arrays they are given; numbers and the result are checked here."""

@@ -64,6 +64,7 @@ from tilewright.passes.narrow_extremes import narrow_extremes
 from tilewright.passes.one_launch import one_launch
 from tilewright.passes.one_pass_spread import one_pass_spread
 from tilewright.passes.pad_windows import pad_windows
+from tilewright.passes.part_axes import part_axes
 from tilewright.passes.part_products import part_products
 from tilewright.passes.plans import Plan, Plans
 from tilewright.passes.repack import repack
@@ -158,6 +159,7 @@ def prepare(program: Program, trace: Trace) -> Program:
         kernel = run_pass("hoist", kernel, hoist, trace)
         kernel = run_pass("uncarry", kernel, uncarry, trace)
         kernel = run_pass("empty_rows", kernel, empty_rows, trace)
+        kernel = run_pass("part_axes", kernel, part_axes, trace)
         kernel = run_pass("collapse", kernel, collapse, trace)
         kernel = run_pass("stabilise", kernel, stabilise, trace)
         kernel = run_pass("contract", kernel, contract, trace)

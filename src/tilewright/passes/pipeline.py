@@ -32,6 +32,7 @@ from tilewright.ir.program import Program
 from tilewright.ir.text import print_kernel, print_program
 from tilewright.ir.verify import verify_kernel
 from tilewright.passes.assign_layouts import assign_layouts
+from tilewright.passes.centre_squares import centre_squares
 from tilewright.passes.choose_attention import attention_schedules, forced_attention
 from tilewright.passes.choose_beside import choose_beside, forced_beside, is_small_part, nest_schedules
 from tilewright.passes.choose_matrix import forced, matrix_schedules
@@ -161,6 +162,7 @@ def prepare(program: Program, trace: Trace) -> Program:
         kernel = run_pass("empty_rows", kernel, empty_rows, trace)
         kernel = run_pass("part_axes", kernel, part_axes, trace)
         kernel = run_pass("collapse", kernel, collapse, trace)
+        kernel = run_pass("centre_squares", kernel, centre_squares, trace)
         kernel = run_pass("stabilise", kernel, stabilise, trace)
         kernel = run_pass("contract", kernel, contract, trace)
         return run_pass("narrow", kernel, narrow, trace)

@@ -52,7 +52,10 @@ def weights(hidden: int, inner: int, dtype: np.dtype) -> dict[str, np.ndarray]:
         "qkv_proj": (hidden, 3 * hidden), "out_proj": (hidden, hidden), "ln1_weight": (hidden,), "ln1_bias": (hidden,),
         "ffn_up": (hidden, inner), "ffn_down": (inner, hidden), "ln2_weight": (hidden,), "ln2_bias": (hidden,),
     }  # fmt: skip
-    made = {n: numbers(*s, seed=seed) / np.float32(s[0] ** 0.5 if len(s) > 1 else 1) for seed, (n, s) in enumerate(shapes.items(), 1)}
+    made = {
+        n: numbers(*s, seed=seed) / np.float32(s[0] ** 0.5 if len(s) > 1 else 1)
+        for seed, (n, s) in enumerate(shapes.items(), 1)
+    }
     return {name: array.astype(dtype) for name, array in made.items()}
 
 
@@ -65,7 +68,9 @@ def reference(x: np.ndarray, given: Mapping[str, np.ndarray], heads: int) -> np.
     mixed = (shares / shares.sum(-1, keepdims=True) @ v).swapaxes(1, 2).reshape(x.shape)
 
     def norm(rows: np.ndarray, name: str) -> np.ndarray:
-        return (rows - rows.mean(-1, keepdims=True)) / np.sqrt(rows.var(-1, keepdims=True) + 1e-6) * w[f"{name}_weight"] + w[f"{name}_bias"]
+        return (rows - rows.mean(-1, keepdims=True)) / np.sqrt(rows.var(-1, keepdims=True) + 1e-6) * w[
+            f"{name}_weight"
+        ] + w[f"{name}_bias"]
 
     seen = norm(x + mixed @ w["out_proj"], "ln1")
     u = seen @ w["ffn_up"]
@@ -75,12 +80,16 @@ def reference(x: np.ndarray, given: Mapping[str, np.ndarray], heads: int) -> np.
 @pytest.mark.parametrize(("dtype", "bound"), [(np.dtype(np.float32), 2e-5), (bf16.numpy, 0.06)])
 @pytest.mark.parametrize(("batch", "seq", "heads", "width"), [(2, 33, 2, 64), (1, 77, 3, 16)])
 @pytest.mark.parametrize("target", ["", "sm_80", "sm_90a"])
-def test_the_transformer_block_is_one_program(target: str, batch: int, seq: int, heads: int, width: int, dtype: np.dtype, bound: float) -> None:
+def test_the_transformer_block_is_one_program(
+    target: str, batch: int, seq: int, heads: int, width: int, dtype: np.dtype, bound: float
+) -> None:
     hidden = heads * width
     given = weights(hidden, 96, dtype)
     x = numbers(batch, seq, hidden).astype(dtype)
     noting = Noting(target)
-    found = module.load(BLOCK, noting).transformer_block(x, 0, model={"layers": [given]}, num_heads=heads, head_dim=width)
+    found = module.load(BLOCK, noting).transformer_block(
+        x, 0, model={"layers": [given]}, num_heads=heads, head_dim=width
+    )
     assert [type(function) for function in noting.ran] == [Joined]
     assert found.dtype == dtype
     np.testing.assert_allclose(found.astype(np.float64), reference(x, given, heads), rtol=0, atol=bound)
@@ -98,7 +107,9 @@ def run(text: str, name: str, *args: object) -> tuple[object, list[str]]:
     """What a pipeline gives, and the functions that ran."""
     noting = Noting()
     found = getattr(module.load(text, noting), name)(*args)
-    return found, [" + ".join(p.function.name for p in f.parts) if isinstance(f, Joined) else f.name for f in noting.ran]
+    return found, [
+        " + ".join(p.function.name for p in f.parts) if isinstance(f, Joined) else f.name for f in noting.ran
+    ]
 
 
 TWO = """
@@ -217,17 +228,20 @@ pipeline twice(x: tensor[n], y: tensor[m]) -> tensor[n]:
     loaded = module.load(text, noting)
     np.testing.assert_allclose(loaded.twice(x, y), x * 2 + x * y, rtol=1e-6)
     assert isinstance(noting.ran[0], Joined) and [p.name for p in noting.ran[0].params] == ["x", "y"]
-    with pytest.raises(tw.UserError, match="axis 0 of 'y' is 5, but .* is 6"):
+    with pytest.raises(tw.UserError, match=r"axis 0 of 'y' is 5, but .* is 6"):
         loaded.twice(x, y[:5])
 
 
 def test_a_pipeline_that_calls_another_one_gives_it_arrays() -> None:
-    text = TWO + """
+    text = (
+        TWO
+        + """
 pipeline outer(x: tensor[n, m]) -> tensor[m, n]:
     let first = compute(x) { for i in 0..n, j in 0..m: out[i, j] = x[i, j] + 1.0 }
     let second = turned(first)
     return second * 2.0
 """
+    )
     x = numbers(3, 4)
     found, ran = run(text, "outer", x)
     np.testing.assert_allclose(found, ((x + 1) * 2 + 1).T * 2, rtol=1e-6)

@@ -67,7 +67,9 @@ def test_seven_launches(done: Compilation) -> None:
 
 def test_schedules_are_those_of_products_of_plain_matrices(done: Compilation) -> None:
     product = "family=wgmma m=128 n=192 k=64 stages=4 groups=2 turns=1 wait=1 buffers=3 early=1"
-    assert [s.describe() for s in done.stages.schedules if isinstance(s, MatrixSchedule) and s.family == "wgmma"] == [product] * 4
+    assert [s.describe() for s in done.stages.schedules if isinstance(s, MatrixSchedule) and s.family == "wgmma"] == [
+        product
+    ] * 4
     rows = [s.describe() for s in done.stages.schedules if not isinstance(s, MatrixSchedule)]
     assert all("whole=True" in text for text in rows) and len(set(rows)) == 1  # a row stays in registers
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -79,9 +80,8 @@ class Deferred:
         found = self._groups(shape)
         if found is None:
             return None
-        if any(self._merged(old) is None for old, _ in found):
-            if not self._lie_anew(found):
-                return None
+        if any(self._merged(old) is None for old, _ in found) and not self._lie_anew(found):
+            return None
         extents: list[int | None] = []
         places = [Place(p.offset, ()) for p in self._places]
         for old, new in found:
@@ -123,7 +123,7 @@ class Deferred:
         real = [a for a in axes if self.shape[a] != 1] or list(axes[-1:])
         found: list[int] = []
         for place in self._places:
-            for first, second in zip(real, real[1:]):
+            for first, second in pairwise(real):
                 if place.steps[first] != place.steps[second] * self.shape[second]:
                     return None
             found.append(place.steps[real[-1]])
@@ -133,7 +133,12 @@ class Deferred:
         """Give the value another order in memory, in which these groups of axes are one axis each."""
         value = self.value
         axes = [p.axis for p in self._places]
-        if value.is_read or value.array is not None or value.kept.places != straight(len(axes)) or {*axes} != {*range(self.ndim)}:
+        if (
+            value.is_read
+            or value.array is not None
+            or value.kept.places != straight(len(axes))
+            or {*axes} != {*range(self.ndim)}
+        ):
             return False
         own = [axes.index(axis) for axis in range(self.ndim)]  # the axis of the value that each axis of this view is
         extents: list[int | None] = []
@@ -178,7 +183,10 @@ class Value:
         for view in self.views:
             view._places = composed(kept.places, view._places)
             whole = {place.axis for place in view._places}
-            view._extents = tuple(n if e is None and a not in whole else e for a, (e, n) in enumerate(zip(view._extents, view.shape, strict=True)))
+            view._extents = tuple(
+                n if e is None and a not in whole else e
+                for a, (e, n) in enumerate(zip(view._extents, view.shape, strict=True))
+            )
         self.kept = kept
 
 
@@ -218,5 +226,3 @@ def _viewed(array: Any, shape: Shape, places: Sequence[Place]) -> Any:
         return array.strided(offset, shape, strides)
     flat = array.reshape(-1)[offset:] if offset else array.reshape(-1)
     return np.lib.stride_tricks.as_strided(flat, shape, tuple(s * array.itemsize for s in strides))
-
-

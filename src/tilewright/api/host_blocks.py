@@ -215,6 +215,17 @@ class Blocks(ABC):
 
         return async_blocks.run_at_once(self._run_compute, function, arguments, device)
 
+    def _new_waiting(self, name: str) -> Waiting | None:
+        """For a call of a function: its blocks wait for each other, where that is known to `run_compute`."""
+        joins: dict[str, object] | None = getattr(self._run_compute, "joins", None)
+        if joins is None or self._looks:
+            return None
+        from tilewright.api.waiting import Joiner, Waiting
+
+        joiner = joins.setdefault("joiner", Joiner())
+        assert isinstance(joiner, Joiner)
+        return Waiting(name, joiner, self._run_compute)
+
     def _is_size(self, name: str, names: BodyNames, arguments: dict[str, object], span: Span) -> bool:
         """Whether `name` in a body means the extent of an input, although the program also has a value of that name."""
         value = host_values.as_scalar(self._values[name])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,9 +21,6 @@ from tilewright.base.source import Span
 from tilewright.runtime import streams
 from tilewright.tree import syntax
 from tilewright.tree.syntax import Expr, Stmt
-
-if TYPE_CHECKING:
-    from tilewright.api.waiting import Waiting
 
 _ARRAY_PARTS = ("shape", "size", "ndim", "dtype", "T")
 _MISSING = object()
@@ -417,17 +413,6 @@ class Run(Blocks):
         if function.result is None or isinstance(result, streams.FUTURES):
             return result
         return sizes.take("the result", function.result, result, number)
-
-    def _new_waiting(self, name: str) -> Waiting | None:
-        """For a call of a function: its blocks wait for each other, where that is known to `run_compute`."""
-        joins: dict[str, object] | None = getattr(self._run_compute, "joins", None)
-        if joins is None or self._looks:
-            return None
-        from tilewright.api.waiting import Joiner, Waiting
-
-        joiner = joins.setdefault("joiner", Joiner())
-        assert isinstance(joiner, Joiner)
-        return Waiting(name, joiner, self._run_compute)
 
     def _composed(self, node: syntax.Call | syntax.Pipe) -> object:
         """A call of a function that is part of a kernel. Kernels check arrays they are given; numbers and the result are checked here."""

@@ -84,7 +84,9 @@ class Waiting:
         rule = self._joiner.rule(function, specs)  # type: ignore[arg-type]
         if rule is None:
             return NotImplemented
-        shapes = {n: tuple(map(int, v.shape)) for n, v in given.items() if isinstance(v, np.ndarray | DeviceArray | Deferred)}
+        shapes = {
+            n: tuple(map(int, v.shape)) for n, v in given.items() if isinstance(v, np.ndarray | DeviceArray | Deferred)
+        }
         sizes = bind_sizes(rule, shapes, {}, function.span)
         values: list[Value] = []
         found: list[Deferred] = []
@@ -133,7 +135,11 @@ class Waiting:
                 needed.insert(0, block)
                 open_ |= {a.value for a in block.arguments.values() if isinstance(a, View)}
         first = needed[0]
-        if len(needed) == 1 and len(first.values) == len(results) and all(v.kept.places == straight(len(v.kept.places)) for v in results):
+        if (
+            len(needed) == 1
+            and len(first.values) == len(results)
+            and all(v.kept.places == straight(len(v.kept.places)) for v in results)
+        ):
             made: object = self._run(first.function, dict(first.arguments), self._device)
             results = list(first.values)
         else:
@@ -168,7 +174,9 @@ class Waiting:
         if found is None:
             parts = tuple(Part(b.function, args, own) for b, args, own in zip(blocks, wired, kept, strict=True))
             params = tuple(Param(name, span=blocks[0].function.span) for name in arguments)
-            found = Joined(self._name, params, None, (), "compute", (), (), parts, leaving, span=blocks[0].function.span)
+            found = Joined(
+                self._name, params, None, (), "compute", (), (), parts, leaving, span=blocks[0].function.span
+            )
             self._joiner.joined[key] = found
         return found, arguments
 
@@ -196,5 +204,3 @@ def _spec(value: object) -> ArgSpec | None:
         return ScalarArg(dtypes.i64 if isinstance(value, int) else dtypes.f64, weak=True)
     found = dtypes.from_numpy(value.dtype) if isinstance(value, np.generic) else None
     return ScalarArg(found) if found is not None else None
-
-

@@ -22,14 +22,18 @@ from tilewright.tree.metadata import CONTRACTIONS, KernelMetadata
 from tilewright.tree.typed import ArgSpec, ArrayArg, ArrayInfo, ScalarInfo, TypedKernel
 
 
-def check_joined(joined: Joined, args: tuple[ArgSpec, ...], prepared: Callable[[Program], Program]) -> tuple[TypedKernel, Program]:
+def check_joined(
+    joined: Joined, args: tuple[ArgSpec, ...], prepared: Callable[[Program], Program]
+) -> tuple[TypedKernel, Program]:
     """Check and lower all parts; `prepared` is what a block's loops become before they are held against its `@kernel`."""
     given = {param.name: spec for param, spec in zip(joined.params, args, strict=True)}
     align = max((spec.align for spec in args if isinstance(spec, ArrayArg)), default=0)
     made: list[DType] = []
     programs: list[Program] = []
     for part in joined.parts:
-        specs = [given[a] if isinstance(a, str) else ArrayArg(made[a.value], len(a.extents), None, align) for a in part.args]
+        specs = [
+            given[a] if isinstance(a, str) else ArrayArg(made[a.value], len(a.extents), None, align) for a in part.args
+        ]
         typed = check_kernel(part.function, specs)
         program = lower_kernel(typed)
         if typed.metadata.kind in CONTRACTIONS:
@@ -43,7 +47,10 @@ def check_joined(joined: Joined, args: tuple[ArgSpec, ...], prepared: Callable[[
 def _with_precision(program: Program, precision: str) -> Program:
     if not precision or precision == "ieee":
         return program
-    calls = (replace(c, kernel=replace(c.kernel, attrs=MappingProxyType({**c.kernel.attrs, "precision": precision}))) for c in program.calls)
+    calls = (
+        replace(c, kernel=replace(c.kernel, attrs=MappingProxyType({**c.kernel.attrs, "precision": precision})))
+        for c in program.calls
+    )
     return replace(program, calls=tuple(calls))
 
 

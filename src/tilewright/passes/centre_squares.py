@@ -23,7 +23,9 @@ from tilewright.ir.types import dtype_of
 
 def centre_squares(kernel: Kernel) -> Kernel:
     """The kernel with its variances about their means."""
-    if sum(op.opcode == "reduce" for op in walk(kernel.body)) < 2 or not any(op.opcode == "sub" for op in walk(kernel.body)):
+    if sum(op.opcode == "reduce" for op in walk(kernel.body)) < 2 or not any(
+        op.opcode == "sub" for op in walk(kernel.body)
+    ):
         return kernel
     changed = _Centring(kernel).block(kernel.body)
     return eliminate_dead(replace(kernel, body=changed)) if changed is not kernel.body else kernel
@@ -103,7 +105,9 @@ class _Centring:
         if square is None or square.opcode != "mul" or square.operands[0] is not square.operands[1]:
             return False
         term = Keys(total.regions[0].args[0], total, self.written).of(total.regions[0].yields[0])
-        return term is not None and term == Keys(squares.regions[0].args[0], squares, self.written).of(square.operands[0])
+        return term is not None and term == Keys(squares.regions[0].args[0], squares, self.written).of(
+            square.operands[0]
+        )
 
     def centred(self, b: Builder, squares: Op, mean: Value, op: Op) -> Value:
         region = squares.regions[0]
@@ -117,7 +121,9 @@ class _Centring:
 
         (spread,) = b.reduce("add", squares.operands, term, names=[region.args[0].name])
         scaled = self.made[op.operands[0]]
-        (result,) = b.emit(scaled.opcode, [spread if v is squares.results[0] else v for v in scaled.operands], scaled.attrs)
+        (result,) = b.emit(
+            scaled.opcode, [spread if v is squares.results[0] else v for v in scaled.operands], scaled.attrs
+        )
         return result
 
 

@@ -95,7 +95,9 @@ class _Linking:
             assert isinstance(given, Array)
             name, memory = self.memory[argument.value]
             for axis, (extent, fixed) in enumerate(zip(given.type.shape, argument.extents, strict=True)):
-                self.equal.add(extent, Size.of(fixed) if fixed is not None else _extent(memory, argument.places, axis), span)
+                self.equal.add(
+                    extent, Size.of(fixed) if fixed is not None else _extent(memory, argument.places, axis), span
+                )
             local[given.name] = name, argument.places
             return
         local[given.name] = argument, None
@@ -112,10 +114,12 @@ class _Linking:
             if fixed is not None:
                 self.equal.add(extent, Size.of(fixed), self.programs[number].span)
         shape: list[Size] = []
-        for extent, place in zip(kept.extents, kept.places, strict=True):
-            axis = place.axis
-            assert extent is not None or axis is not None
-            shape.append(Size.of(extent) if extent is not None else output.type.shape[axis or 0])
+        for known, place in zip(kept.extents, kept.places, strict=True):
+            if known is None:
+                assert place.axis is not None
+                shape.append(output.type.shape[place.axis])
+            else:
+                shape.append(Size.of(known))
         memory = replace(output.type, shape=tuple(shape), strides=contiguous_strides(tuple(shape)))
         self.memory.append((name, memory))
         self.local[number][output.name] = name, kept.places
@@ -128,7 +132,11 @@ class _Linking:
         types = {name: self.settled(memory) for name, memory in self.memory}
         types |= {name: self.settled(a.type) for name, a in self.inputs.items() if isinstance(a, Array)}
         types |= {a.name: self.settled(a.type) for a in self.scratch}
-        calls = [_rewired(call, names, types) for program, names in zip(parts, self.local, strict=True) for call in program.calls]
+        calls = [
+            _rewired(call, names, types)
+            for program, names in zip(parts, self.local, strict=True)
+            for call in program.calls
+        ]
         inputs = tuple(self.inputs[p.name] for p in joined.params)
         results = [self.memory[value][0] for value in joined.results]
         between = [Array(name, types[name], "scratch") for name, _ in self.memory if name not in results]
@@ -165,13 +173,15 @@ class _Equalities:
             if value is not None and len(one.terms) == 1 and len(one.terms[0][0]) == 1:
                 (atom,), factor = one.terms[0]
                 if isinstance(atom, str) and factor and value % factor == 0:
-                    return self.learn(atom, Size.of(value // factor))
-        named = [(s.name, o) for s, o in ((first, second), (second, first)) if s.name is not None and s.name not in o.names]
+                    self.learn(atom, Size.of(value // factor))
+                    return
+        named = [
+            (s.name, o) for s, o in ((first, second), (second, first)) if s.name is not None and s.name not in o.names
+        ]
         if named:
-            name, value_ = max(named, key=lambda pair: self.rank.get(pair[0], -1))
-            return self.learn(name, value_)
+            self.learn(*max(named, key=lambda pair: self.rank.get(pair[0], -1)))
+            return
         self.left.append((first, second, span))
-        return None
 
     def learn(self, name: str, value: Size) -> None:
         new = {name: value}
@@ -181,7 +191,9 @@ class _Equalities:
             self.add(first, second, span)
 
     def checks(self) -> list[Check]:
-        return [Check(a.substitute(self.known), "eq", b.substitute(self.known), _MESSAGE, span) for a, b, span in self.left]
+        return [
+            Check(a.substitute(self.known), "eq", b.substitute(self.known), _MESSAGE, span) for a, b, span in self.left
+        ]
 
 
 def _extent(memory: Tensor, places: Sequence[Place], axis: int) -> Size:
@@ -199,7 +211,9 @@ def _size_names(program: Program) -> set[str]:
 # -- kernels ----------------------------------------------------------------------------------------------------------
 
 
-def _rewired(call: KernelCall, names: Mapping[str, tuple[str, tuple[Place, ...] | None]], types: Mapping[str, Tensor]) -> KernelCall:
+def _rewired(
+    call: KernelCall, names: Mapping[str, tuple[str, tuple[Place, ...] | None]], types: Mapping[str, Tensor]
+) -> KernelCall:
     """The call on arrays of the whole program, each of them one parameter."""
     params: dict[tuple[str, Tensor | None], Value] = {}
     plain: dict[Value, Value] = {}
@@ -241,5 +255,3 @@ def _index(builder: Builder, place: Place, indices: Sequence[Value]) -> Value:
     if total is None:
         return builder.index(place.offset)
     return builder.add(total, builder.index(place.offset)) if place.offset else total
-
-

@@ -93,7 +93,9 @@ def test_no_digits_are_lost_where_the_mean_is_large(kernel: object, device: str)
 
 def test_what_is_no_variance_stays() -> None:
     x = np.random.default_rng(0).standard_normal((3, 16)).astype(np.float32)
-    assert subtractions_in_sums(spread, x) == 1 and subtractions_in_sums(known_length, np.zeros((3, 64), np.float32)) == 1
+    assert (
+        subtractions_in_sums(spread, x) == 1 and subtractions_in_sums(known_length, np.zeros((3, 64), np.float32)) == 1
+    )
     assert subtractions_in_sums(unbiased, x) == 0 and subtractions_in_sums(of_two, x, x) == 0
     total = x.astype(np.float64).sum(1) / 15
     np.testing.assert_allclose(unbiased(x, device="cpu"), (x.astype(np.float64) ** 2).sum(1) / 15 - total**2, rtol=1e-4)

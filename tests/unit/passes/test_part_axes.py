@@ -33,7 +33,9 @@ def run(kernel: Kernel, x: np.ndarray) -> np.ndarray:
     assert isinstance(made, Tensor)
     given = array("x", f32, "n", x.shape[1]).type
     assert isinstance(given, Tensor)
-    program = Program("heads", (Array("x", given, "input"),), (Array("out", made, "output"),), (), (KernelCall(kernel, ("x", "out")),))
+    program = Program(
+        "heads", (Array("x", given, "input"),), (Array("out", made, "output"),), (), (KernelCall(kernel, ("x", "out")),)
+    )
     return run_program(program, {"x": x})["out"]
 
 

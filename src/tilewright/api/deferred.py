@@ -7,9 +7,10 @@ order to begin with, unless somebody reads it already.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -67,69 +68,28 @@ class Deferred:
 
     def part(self, axis: int, first: int, size: int) -> Deferred:
         """`size` elements along an axis, from `first` on."""
-        places = tuple(replace(p, offset=p.offset + p.steps[axis] * first) for p in self._places)
+        places = tuple(Place(p.offset + p.steps[axis] * first, p.steps) for p in self._places)
         return Deferred(self.value, _with(self.shape, axis, size), _with(self._extents, axis, size), places)
 
     def transpose(self, *axes: int) -> Deferred:
         axes = axes or tuple(reversed(range(self.ndim)))
-        places = tuple(replace(p, steps=tuple(p.steps[a] for a in axes)) for p in self._places)
+        places = tuple(Place(p.offset, tuple(p.steps[a] for a in axes)) for p in self._places)
         return Deferred(self.value, tuple(self.shape[a] for a in axes), tuple(self._extents[a] for a in axes), places)
 
     def reshape(self, shape: Shape) -> Deferred | None:
         """Another shape of the same elements (whose number is right); None where they do not lie so and cannot be made to."""
-        found = self._groups(shape)
+        groups = _groups(self.shape, shape)
+        if groups is None:
+            return None
+        found = _reshaped(self.shape, shape, self._extents, self._places)
         if found is None:
-            return None
-        if any(self._merged(old) is None for old, _ in found) and not self._lie_anew(found):
-            return None
-        extents: list[int | None] = []
-        places = [Place(p.offset, ()) for p in self._places]
-        for old, new in found:
-            steps = self._merged(old)
-            assert steps is not None
-            extents += [self._kept_extent(old, new, shape)] if len(new) == 1 else [shape[n] for n in new]
-            for n in new:
-                apart = prod(shape[m] for m in new if m > n)
-                places = [replace(p, steps=(*p.steps, s * apart)) for p, s in zip(places, steps, strict=True)]
-        return Deferred(self.value, shape, tuple(extents), tuple(places))
+            if not self._lie_anew(groups):
+                return None
+            found = _reshaped(self.shape, shape, self._extents, self._places)
+            assert found is not None
+        return Deferred(self.value, shape, *found)
 
-    def _kept_extent(self, old: Sequence[int], new: Sequence[int], shape: Shape) -> int | None:
-        real = [o for o in old if self.shape[o] != 1]
-        return self._extents[old[0]] if len(old) == 1 else self._extents[real[0]] if len(real) == 1 else shape[new[0]]
-
-    def _groups(self, shape: Shape) -> list[tuple[list[int], list[int]]] | None:
-        """Axes of this array and of one of another shape, in groups of as many elements."""
-        if 0 in shape or not self.shape:
-            return None
-        found: list[tuple[list[int], list[int]]] = []
-        i = j = 0
-        while i < len(self.shape) and j < len(shape):
-            old, new = [i], [j]
-            here, there = self.shape[i], shape[j]
-            i, j = i + 1, j + 1
-            while here != there:
-                if here < there:
-                    here, old, i = here * self.shape[i], [*old, i], i + 1
-                else:
-                    there, new, j = there * shape[j], [*new, j], j + 1
-            found.append((old, new))
-        if not found:
-            return None
-        found[-1] = [*found[-1][0], *range(i, len(self.shape))], [*found[-1][1], *range(j, len(shape))]
-        return found
-
-    def _merged(self, axes: Sequence[int]) -> list[int] | None:
-        """The step along each axis of memory of these axes as one; None where they are none."""
-        real = [a for a in axes if self.shape[a] != 1] or list(axes[-1:])
-        found: list[int] = []
-        for place in self._places:
-            for first, second in pairwise(real):
-                if place.steps[first] != place.steps[second] * self.shape[second]:
-                    return None
-            found.append(place.steps[real[-1]])
-        return found
-
-    def _lie_anew(self, groups: Sequence[tuple[list[int], list[int]]]) -> bool:
+    def _lie_anew(self, groups: Groups) -> bool:
         """Give the value another order in memory, in which these groups of axes are one axis each."""
         value = self.value
         axes = [p.axis for p in self._places]
@@ -141,12 +101,12 @@ class Deferred:
         ):
             return False
         own = [axes.index(axis) for axis in range(self.ndim)]  # the axis of the value that each axis of this view is
+        if self.shape != tuple(value.shape[axis] for axis in own):
+            return False  # only a part of it
         extents: list[int | None] = []
         stored: list[int | None] = list(value.kept.stored)
         places: list[Place] = []
-        for old, new in groups:
-            if len(new) != 1:
-                return False
+        for old, _ in groups:
             mine = [own[o] for o in old]
             steps = [0] * self.ndim
             apart = 1
@@ -170,6 +130,7 @@ class Value:
 
     number: int
     dtype: DType
+    shape: Shape
     kept: Kept
     compute: Callable[[], None]
     """Runs all that waits, so that there is an array."""
@@ -188,6 +149,60 @@ class Value:
                 for a, (e, n) in enumerate(zip(view._extents, view.shape, strict=True))
             )
         self.kept = kept
+
+
+Groups = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+
+
+@functools.lru_cache
+def _groups(shape: Shape, other: Shape) -> Groups | None:
+    """Axes of an array and of one of another shape, in groups of as many elements."""
+    if 0 in other or not shape or not other:
+        return None
+    found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    i = j = 0
+    while i < len(shape) and j < len(other):
+        first, second = i, j
+        here, there = shape[i], other[j]
+        i, j = i + 1, j + 1
+        while here != there:
+            if here < there:
+                here, i = here * shape[i], i + 1
+            else:
+                there, j = there * other[j], j + 1
+        found.append((tuple(range(first, i)), tuple(range(second, j))))
+    # What is left are axes of one element.
+    last = found[-1]
+    found[-1] = (*last[0], *range(i, len(shape))), (*last[1], *range(j, len(other)))
+    return tuple(found)
+
+
+@functools.lru_cache
+def _reshaped(
+    shape: Shape, other: Shape, extents: tuple[int | None, ...], places: tuple[Place, ...]
+) -> tuple[tuple[int | None, ...], tuple[Place, ...]] | None:
+    """Extents and places of another shape; None where the elements do not lie so."""
+    new: list[int | None] = []
+    found = [Place(p.offset, ()) for p in places]
+    for before, after in _groups(shape, other) or ():
+        steps = _merged(before, shape, places)
+        if steps is None:
+            return None
+        real = [axis for axis in before if shape[axis] != 1] or [before[0]]
+        new += [extents[real[0]] if len(real) == 1 else other[after[0]]] if len(after) == 1 else [other[n] for n in after]
+        for n in after:
+            apart = prod(other[m] for m in after if m > n)
+            found = [Place(p.offset, (*p.steps, s * apart)) for p, s in zip(found, steps, strict=True)]
+    return tuple(new), tuple(found)
+
+
+def _merged(axes: Sequence[int], shape: Shape, places: Sequence[Place]) -> list[int] | None:
+    """The step along each axis of memory of these axes as one; None where they are none."""
+    real = [a for a in axes if shape[a] != 1] or list(axes[-1:])
+    for first, second in pairwise(real):
+        if any(place.steps[first] != place.steps[second] * shape[second] for place in places):
+            return None
+    return [place.steps[real[-1]] for place in places]
 
 
 def settled(value: object) -> object:

@@ -220,11 +220,11 @@ class Blocks(ABC):
         joins: dict[str, object] | None = getattr(self._run_compute, "joins", None)
         if joins is None or self._looks:
             return None
-        from tilewright.api.waiting import Joiner, Waiting
+        from tilewright.api.waiting import Joiner
 
         joiner = joins.setdefault("joiner", Joiner())
         assert isinstance(joiner, Joiner)
-        return Waiting(name, joiner, self._run_compute)
+        return joiner.waiting(name, self._run_compute)
 
     def _is_size(self, name: str, names: BodyNames, arguments: dict[str, object], span: Span) -> bool:
         """Whether `name` in a body means the extent of an input, although the program also has a value of that name."""

@@ -7,15 +7,17 @@ needs numbers. Then all blocks that wait become one `Joined` function, which is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from tilewright.api.checks import bind_sizes
 from tilewright.api.deferred import Deferred, Value, exchanged, spec_of
 from tilewright.api.execute import device_of
+from tilewright.api.outputs import keep
 from tilewright.base import dtypes
 from tilewright.base.artifact import Artifact
+from tilewright.base.dtypes import DType
 from tilewright.base.target import host_cpu
 from tilewright.compile.build import describe_program
 from tilewright.compile.driver import Signature, front_end
@@ -24,11 +26,14 @@ from tilewright.tree.joined import Joined, Kept, Part, View, straight
 from tilewright.tree.syntax import Function, Param
 from tilewright.tree.typed import ArgSpec, ArrayArg, ScalarArg
 
+Shape = tuple[int, ...]
 RunBlock = Callable[[Function, dict[str, object], str], object]
 _APART = frozenset({"async", "parallel", "tile", "strict", "schedule", "critical_path"})
 """Attributes of blocks that run by themselves: they say when, where or how exactly."""
 _MOST_PARTS = 32
 """Blocks that are compiled together."""
+_MOST_VARIANTS = 16
+"""Programs of one pipeline, for different sizes that its views depend on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +50,37 @@ class Joiner:
 
     def __init__(self) -> None:
         self.rules: dict[tuple[int, tuple[ArgSpec, ...]], tuple[Function, Artifact | None]] = {}
+        self.made: dict[tuple[int, tuple[object, ...]], tuple[Function, list[tuple[DType, Shape]] | None]] = {}
         self.joined: dict[tuple[object, ...], Joined] = {}
+        self.variants: dict[str, int] = {}
+        """How many programs were made of a pipeline's blocks."""
 
-    def rule(self, function: Function, specs: tuple[ArgSpec, ...]) -> Artifact | None:
+    def waiting(self, name: str, run: RunBlock) -> Waiting | None:
+        """For a call of a pipeline. None for one whose views differ from call to call: each needs a program of its own."""
+        return Waiting(name, self, run) if self.variants.get(name, 0) <= _MOST_VARIANTS else None
+
+    def results(self, function: Function, given: Mapping[str, object]) -> list[tuple[DType, Shape]] | None:
+        """Types and shapes of what a block makes; None for one that runs by itself. Sizes that disagree are errors."""
+        key = id(function), tuple(map(_form, given.values()))
+        found = self.made.get(key)
+        if found is None:
+            keep(self.made, key, (function, self._results(function, given)))
+            found = self.made[key]
+        return found[1]
+
+    def _results(self, function: Function, given: Mapping[str, object]) -> list[tuple[DType, Shape]] | None:
+        specs = [_spec(value) for value in given.values()]
+        if any(attribute.name in _APART for attribute in function.attributes) or None in specs:
+            return None
+        rule = self._rule(function, tuple(spec for spec in specs if spec is not None))
+        if rule is None:
+            return None
+        arrays = (np.ndarray, DeviceArray, Deferred)
+        shapes = {n: tuple(map(int, v.shape)) for n, v in given.items() if isinstance(v, arrays)}
+        sizes = bind_sizes(rule, shapes, {}, function.span)
+        return [(output.dtype, tuple(s.evaluate(sizes) for s in output.shape)) for output in rule.outputs]
+
+    def _rule(self, function: Function, specs: tuple[ArgSpec, ...]) -> Artifact | None:
         """What a block makes of arguments of these types; None where its results are no arrays, or as long as a number says."""
         found = self.rules.get((id(function), specs))
         if found is None:
@@ -71,32 +104,21 @@ class Waiting:
 
     def block(self, function: Function, arguments: Mapping[str, object], device: str) -> object:
         """What a block will have made: an array, or a tuple of them. `NotImplemented` where it has to run by itself."""
-        if any(attribute.name in _APART for attribute in function.attributes):
-            return NotImplemented
         given = {n: v.force() if isinstance(v, Deferred) and v.is_computed else v for n, v in arguments.items()}
-        specs = tuple(_spec(value) for value in given.values())
-        if None in specs:
+        results = self._joiner.results(function, given)
+        if results is None:
             return NotImplemented
         name = self._place(given.values(), device)
         if self._blocks and (name != self._device or len(self._blocks) >= _MOST_PARTS):
             self.run_all()
             return self.block(function, arguments, device)
-        rule = self._joiner.rule(function, specs)  # type: ignore[arg-type]
-        if rule is None:
-            return NotImplemented
-        shapes = {
-            n: tuple(map(int, v.shape)) for n, v in given.items() if isinstance(v, np.ndarray | DeviceArray | Deferred)
-        }
-        sizes = bind_sizes(rule, shapes, {}, function.span)
         values: list[Value] = []
         found: list[Deferred] = []
-        for output in rule.outputs:
-            shape = tuple(s.evaluate(sizes) for s in output.shape)
-            rank = len(shape)
-            kept = Kept((None,) * rank, (None,) * rank, straight(rank))
-            values.append(Value(len(self._values), output.dtype, kept, self.run_all))
+        for dtype, shape in results:
+            places, extents = straight(len(shape)), (None,) * len(shape)
+            values.append(Value(len(self._values), dtype, shape, Kept(extents, extents, places), self.run_all))
             self._values.append(values[-1])
-            found.append(Deferred(values[-1], shape, (None,) * rank, straight(rank)))
+            found.append(Deferred(values[-1], shape, extents, places))
         read = {n: v.view() if isinstance(v, Deferred) else v for n, v in given.items()}
         self._blocks.append(_Block(function, read, tuple(values)))
         self._device = name
@@ -159,7 +181,7 @@ class Waiting:
             args: list[str | View] = []
             for name, value in block.arguments.items():
                 if isinstance(value, View):
-                    args.append(replace(value, value=numbers[value.value]))
+                    args.append(value._replace(value=numbers[value.value]))
                     continue
                 own = names.get(id(value)) if not isinstance(value, int | float | np.generic) else None
                 if own is None:
@@ -177,7 +199,8 @@ class Waiting:
             found = Joined(
                 self._name, params, None, (), "compute", (), (), parts, leaving, span=blocks[0].function.span
             )
-            self._joiner.joined[key] = found
+            keep(self._joiner.joined, key, found)
+            self._joiner.variants[self._name] = self._joiner.variants.get(self._name, 0) + 1
         return found, arguments
 
 
@@ -187,6 +210,13 @@ def _fresh(name: str, taken: Mapping[str, object]) -> str:
         number += 1
         found = f"{name}_{number}"
     return found
+
+
+def _form(value: object) -> object:
+    """All of an argument that decides about the shapes of results."""
+    if isinstance(value, Deferred | np.ndarray | DeviceArray):
+        return type(value), value.dtype, value.shape
+    return value.dtype if isinstance(value, np.generic) else type(value)
 
 
 def _spec(value: object) -> ArgSpec | None:

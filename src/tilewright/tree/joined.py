@@ -8,12 +8,14 @@ the memory, whatever its extent.
 
 from __future__ import annotations
 
+import functools
+from typing import NamedTuple
+
 from tilewright.base.record import record
 from tilewright.tree.syntax import Function
 
 
-@record
-class Place:
+class Place(NamedTuple):
     """The index along one axis of memory: `offset + sum(step * index)`."""
 
     offset: int
@@ -22,13 +24,12 @@ class Place:
     @property
     def axis(self) -> int | None:
         """The index that it is, where it is just one."""
-        if self.offset or sorted(self.steps) != [*[0] * (len(self.steps) - 1), 1]:
+        if self.offset or self.steps.count(0) != len(self.steps) - 1 or 1 not in self.steps:
             return None
         return self.steps.index(1)
 
 
-@record
-class View:
+class View(NamedTuple):
     """An array whose elements are those of a value. `extents` has its axes, None where one is just an axis of the memory."""
 
     value: int
@@ -36,8 +37,7 @@ class View:
     places: tuple[Place, ...]
 
 
-@record
-class Kept:
+class Kept(NamedTuple):
     """How a value lies in memory: the extents there, and the places of what is stored (`stored` has the extents of that)."""
 
     extents: tuple[int | None, ...]
@@ -62,6 +62,7 @@ class Joined(Function):
     results: tuple[int, ...] = ()
 
 
+@functools.cache
 def straight(rank: int) -> tuple[Place, ...]:
     """Every index along its own axis."""
     return tuple(Place(0, tuple(int(i == axis) for i in range(rank))) for axis in range(rank))

@@ -24,6 +24,17 @@ from tilewright.tree.typed import ArrayArg
 Shape = tuple[int, ...]
 
 
+def viewed(array: Any, shape: Shape, places: Sequence[Place]) -> Any:
+    """A view of what lies in memory."""
+    apart = tuple(s // array.itemsize for s in array.strides) if isinstance(array, np.ndarray) else array.strides
+    offset = sum(p.offset * s for p, s in zip(places, apart, strict=True))
+    strides = tuple(sum(p.steps[axis] * s for p, s in zip(places, apart, strict=True)) for axis in range(len(shape)))
+    if not isinstance(array, np.ndarray):
+        return array.strided(offset, shape, strides)
+    flat = array.reshape(-1)[offset:] if offset else array.reshape(-1)
+    return np.lib.stride_tricks.as_strided(flat, shape, tuple(s * array.itemsize for s in strides))
+
+
 class Deferred:
     """An array that has not been computed. `places` says where its elements are in the memory of a value."""
 
@@ -53,7 +64,9 @@ class Deferred:
         value = self.value
         if value.array is None:
             value.compute()
-        return _viewed(value.array, self.shape, self._places)
+        if self.shape == tuple(value.array.shape) and self._places == straight(self.ndim):
+            return value.array
+        return value.look(value.array, self.shape, self._places)
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
         found = self.force()
@@ -134,6 +147,8 @@ class Value:
     kept: Kept
     compute: Callable[[], None]
     """Runs all that waits, so that there is an array."""
+    look: Callable[[Any, Shape, tuple[Place, ...]], Any] = viewed
+    """Makes a view of the array."""
     views: weakref.WeakSet[Deferred] = field(default_factory=weakref.WeakSet)
     is_read: bool = False
     """A block reads it: it stays where it is."""
@@ -219,25 +234,15 @@ def _with(items: tuple[Any, ...], axis: int, item: object) -> tuple[Any, ...]:
 
 
 def exchanged(value: object, change: Callable[[Deferred], object]) -> object:
-    """A value with the arrays in it exchanged."""
+    """A value with the arrays in it exchanged; the very same one where it has none."""
     if isinstance(value, Deferred):
         return change(value)
-    if isinstance(value, tuple | list):
-        items = [exchanged(item, change) for item in value]
+    if type(value) in (tuple, list):
+        items = [exchanged(item, change) for item in value]  # type: ignore[attr-defined]
+        if all(new is old for new, old in zip(items, value, strict=True)):  # type: ignore[call-overload]
+            return value
         return tuple(items) if isinstance(value, tuple) else items
-    if isinstance(value, dict):
-        return {key: exchanged(item, change) for key, item in value.items()}
+    if type(value) is dict:
+        found = {key: exchanged(item, change) for key, item in value.items()}
+        return found if any(found[key] is not item for key, item in value.items()) else value
     return value
-
-
-def _viewed(array: Any, shape: Shape, places: Sequence[Place]) -> Any:
-    """A view of what lies in memory."""
-    if shape == tuple(array.shape) and tuple(places) == straight(len(shape)):
-        return array
-    apart = tuple(s // array.itemsize for s in array.strides) if isinstance(array, np.ndarray) else array.strides
-    offset = sum(p.offset * s for p, s in zip(places, apart, strict=True))
-    strides = tuple(sum(p.steps[axis] * s for p, s in zip(places, apart, strict=True)) for axis in range(len(shape)))
-    if not isinstance(array, np.ndarray):
-        return array.strided(offset, shape, strides)
-    flat = array.reshape(-1)[offset:] if offset else array.reshape(-1)
-    return np.lib.stride_tricks.as_strided(flat, shape, tuple(s * array.itemsize for s in strides))

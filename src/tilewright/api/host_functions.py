@@ -78,7 +78,10 @@ def fail(code: str, message: str, help: str = "") -> UserError:
 
 def call(name: str, given: Mapping[str, object], device: str) -> object:
     """The value of a host function; `given` has its arguments by parameter, `device` is where new arrays are."""
-    values = {key: value if key == "x" and _is_view(name, value) else settled(value) for key, value in given.items()}
+    found = view_of(name, given)
+    if found is not None:
+        return found
+    values = {key: settled(value) for key, value in given.items()}
     return _IMPLEMENTED[name](_Call(device, values))
 
 
@@ -86,15 +89,20 @@ def method(name: str, receiver: object, given: Mapping[str, object]) -> object:
     """The value of `receiver.name(…)`."""
     if name in _OF_FUTURES or name in _OF_POOLS:
         return _object_method(name, receiver, given)
+    found = view_of(name, {**given, "x": receiver})
+    if found is not None:
+        return found
     values = {key: settled(value) for key, value in given.items()}
-    array = as_array(receiver if _is_view(name, receiver) else settled(receiver), f".{name}()")
+    array = as_array(settled(receiver), f".{name}()")
     call = _Call("cpu", {**values, "x": array})
     return _to_device(call) if name == "to_device" else _IMPLEMENTED[name](call)
 
 
-def _is_view(name: str, value: object) -> bool:
-    """Whether it makes a view of an array that need not be there for it."""
-    return name in ("reshape", "split", "transpose", "len") and isinstance(value, Deferred)
+def view_of(name: str, given: Mapping[str, object]) -> object:
+    """What a function or method gives for an array that waits and need not be there for it; None where that is not so."""
+    if name not in ("reshape", "split", "transpose", "len") or not isinstance(given.get("x"), Deferred):
+        return None
+    return _IMPLEMENTED[name](_Call("cpu", {key: value if key == "x" else settled(value) for key, value in given.items()}))
 
 
 def _object_method(name: str, receiver: object, given: Mapping[str, object]) -> object:
@@ -211,10 +219,7 @@ def _reshape(call: _Call) -> object:
     if holes > 1 or (holes == 0 and known != size) or (holes and (known == 0 or size % known)):
         raise fail("TW004", f"an array of shape {list(array.shape)} ({size} elements) cannot have shape {list(shape)}", "the sizes must agree")
     if isinstance(array, Deferred):
-        found = array.reshape(tuple(size // max(1, known) if e == -1 else e for e in shape))
-        if found is not None:
-            return found
-        array = array.force()
+        return array.reshape(tuple(size // max(1, known) if e == -1 else e for e in shape))
     if not _is_on_gpu(array):
         return np.asarray(array).reshape(shape)
     try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.api.checks import bind_sizes
-from tilewright.api.deferred import Deferred, Value, exchanged, spec_of
+from tilewright.api.deferred import Deferred, Value, exchanged, spec_of, viewed
 from tilewright.api.execute import device_of
 from tilewright.api.outputs import keep
 from tilewright.base import dtypes
@@ -98,6 +98,7 @@ class Waiting:
 
     def __init__(self, name: str, joiner: Joiner, run: RunBlock) -> None:
         self._name, self._joiner, self._run = name, joiner, run
+        self._look: Callable[..., object] = getattr(run, "look", viewed)
         self._blocks: list[_Block] = []
         self._values: list[Value] = []
         self._device = ""
@@ -116,7 +117,7 @@ class Waiting:
         found: list[Deferred] = []
         for dtype, shape in results:
             places, extents = straight(len(shape)), (None,) * len(shape)
-            values.append(Value(len(self._values), dtype, shape, Kept(extents, extents, places), self.run_all))
+            values.append(Value(len(self._values), dtype, shape, Kept(extents, extents, places), self.run_all, self._look))
             self._values.append(values[-1])
             found.append(Deferred(values[-1], shape, extents, places))
         read = {n: v.view() if isinstance(v, Deferred) else v for n, v in given.items()}

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.base.dtypes import DType
+from tilewright.runtime.libraries import is_tensor
 from tilewright.tree.joined import Kept, Place, View, composed, straight
 from tilewright.tree.typed import ArrayArg
 
@@ -25,10 +26,15 @@ Shape = tuple[int, ...]
 
 
 def viewed(array: Any, shape: Shape, places: Sequence[Place]) -> Any:
-    """A view of what lies in memory."""
-    apart = tuple(s // array.itemsize for s in array.strides) if isinstance(array, np.ndarray) else array.strides
+    """A view of what lies in memory: an array of NumPy, of ours, or a tensor of PyTorch."""
+    if isinstance(array, np.ndarray):
+        apart = tuple(s // array.itemsize for s in array.strides)
+    else:
+        apart = array.stride() if is_tensor(array) else array.strides
     offset = sum(p.offset * s for p, s in zip(places, apart, strict=True))
     strides = tuple(sum(p.steps[axis] * s for p, s in zip(places, apart, strict=True)) for axis in range(len(shape)))
+    if is_tensor(array):
+        return array.as_strided(shape, strides, array.storage_offset() + offset)
     if not isinstance(array, np.ndarray):
         return array.strided(offset, shape, strides)
     flat = array.reshape(-1)[offset:] if offset else array.reshape(-1)
@@ -70,7 +76,7 @@ class Deferred:
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
         found = self.force()
-        return np.asarray(found if isinstance(found, np.ndarray) else found.numpy(), dtype)  # type: ignore[call-overload, no-any-return]
+        return np.asarray(found.numpy() if hasattr(found, "numpy") else found, dtype)  # type: ignore[call-overload, no-any-return]
 
     def view(self) -> View:
         """How a block that reads it finds its elements. From then on they stay where they are."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from tilewright.base.target import host_cpu
 from tilewright.compile.build import describe_program
 from tilewright.compile.driver import Signature, front_end
 from tilewright.runtime.device_array import DeviceArray
+from tilewright.runtime.libraries import is_tensor
 from tilewright.tree.joined import Joined, Kept, Part, View, straight
 from tilewright.tree.syntax import Function, Param
 from tilewright.tree.typed import ArgSpec, ArrayArg, ScalarArg
@@ -75,8 +77,7 @@ class Joiner:
         rule = self._rule(function, tuple(spec for spec in specs if spec is not None))
         if rule is None:
             return None
-        arrays = (np.ndarray, DeviceArray, Deferred)
-        shapes = {n: tuple(map(int, v.shape)) for n, v in given.items() if isinstance(v, arrays)}
+        shapes = {n: tuple(map(int, getattr(v, "shape", ()))) for n, v in given.items() if _is_array(v)}
         sizes = bind_sizes(rule, shapes, {}, function.span)
         return [(output.dtype, tuple(s.evaluate(sizes) for s in output.shape)) for output in rule.outputs]
 
@@ -213,9 +214,13 @@ def _fresh(name: str, taken: Mapping[str, object]) -> str:
     return found
 
 
-def _form(value: object) -> object:
+def _is_array(value: object) -> bool:
+    return isinstance(value, Deferred | np.ndarray | DeviceArray) or is_tensor(value)
+
+
+def _form(value: Any) -> object:
     """All of an argument that decides about the shapes of results."""
-    if isinstance(value, Deferred | np.ndarray | DeviceArray):
+    if _is_array(value):
         return type(value), value.dtype, value.shape
     return value.dtype if isinstance(value, np.generic) else type(value)
 
@@ -226,6 +231,9 @@ def _spec(value: object) -> ArgSpec | None:
         return spec_of(value)
     if isinstance(value, DeviceArray):
         return ArrayArg(value.dtype, value.ndim)
+    if is_tensor(value):
+        name = str(value.dtype).rpartition(".")[2]  # type: ignore[attr-defined]
+        return ArrayArg(dtypes.by_name(name), value.ndim) if dtypes.is_name(name) else None  # type: ignore[attr-defined]
     if isinstance(value, np.ndarray):
         dtype = dtypes.from_numpy(value.dtype)
         return ArrayArg(dtype, value.ndim) if dtype is not None and value.ndim else None

@@ -246,3 +246,61 @@ pipeline outer(x: tensor[n, m]) -> tensor[m, n]:
     found, ran = run(text, "outer", x)
     np.testing.assert_allclose(found, ((x + 1) * 2 + 1).T * 2, rtol=1e-6)
     assert ran[:2] == ["first", "a + c"]
+
+
+def test_attributes_are_held_against_each_block() -> None:
+    text = """
+pipeline wrong(x: tensor[n, m]) -> tensor[n, m]:
+    let a = compute(x) { for i in 0..n, j in 0..m: out[i, j] = x[i, j] * 2.0 }
+    let b = reshape(a, [n, m])
+    let c = compute(b) {
+        @kernel matmul
+        for i in 0..n, j in 0..m:
+            var sum = 0.0
+            for k in 0..m:
+                sum += b[i, k] * b[i, k]
+            out[i, j] = sum
+    }
+    return c
+"""
+    with pytest.raises(tw.UserError, match=r"<string>:[57]:.*@kernel matmul, but the loops are no such thing"):
+        run(text, "wrong", numbers(3, 4))
+
+
+def test_blocks_that_say_how_they_run_run_by_themselves() -> None:
+    text = """
+pipeline apart(x: tensor[n]) -> tensor[n]:
+    let a = compute(x) { for i in 0..n: out[i] = x[i] * 2.0 }
+    let b = compute(a) @tile(64, 64) { for i in 0..n: out[i] = a[i] + 1.0 }
+    let c = compute(b) { for i in 0..n: out[i] = b[i] * 2.0 }
+    let d = compute(c) { for i in 0..n: out[i] = c[i] - 1.0 }
+    return reshape(d, [n])
+"""
+    x = numbers(9)
+    found, ran = run(text, "apart", x)
+    np.testing.assert_allclose(found, (x * 2 + 1) * 2 - 1, rtol=1e-6)
+    assert ran == ["a", "b", "c + d"]
+
+
+def test_views_that_differ_too_often_are_made_of_arrays_again() -> None:
+    text = """
+pipeline flat(x: tensor[n, m]):
+    let a = compute(x) { for i in 0..n, j in 0..m: out[i, j] = x[i, j] * 2.0 }
+    let b = reshape(a, [n * m])
+    let c = compute(b) { for i in 0..k: out[i] = b[i] + 1.0 }
+    return c
+"""
+    noting = Noting()
+    loaded = module.load(text, noting)
+    for columns in range(1, 24):
+        x = numbers(3, columns)
+        np.testing.assert_allclose(loaded.flat(x), (x * 2 + 1).reshape(-1), rtol=1e-6)
+    assert isinstance(noting.ran[0], Joined) and not isinstance(noting.ran[-1], Joined)
+
+
+def test_tensors_of_pytorch() -> None:
+    torch = pytest.importorskip("torch")
+    x = numbers(5, 7)
+    found, ran = run(TWO, "turned", torch.from_numpy(x))
+    np.testing.assert_array_equal(np.asarray(found), (x * 2 + 1).T)
+    assert ran == ["a + c"]

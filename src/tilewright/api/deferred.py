@@ -210,7 +210,9 @@ def _reshaped(
         if steps is None:
             return None
         real = [axis for axis in before if shape[axis] != 1] or [before[0]]
-        new += [extents[real[0]] if len(real) == 1 else other[after[0]]] if len(after) == 1 else [other[n] for n in after]
+        new += (
+            [extents[real[0]] if len(real) == 1 else other[after[0]]] if len(after) == 1 else [other[n] for n in after]
+        )
         for n in after:
             apart = prod(other[m] for m in after if m > n)
             found = [Place(p.offset, (*p.steps, s * apart)) for p, s in zip(found, steps, strict=True)]

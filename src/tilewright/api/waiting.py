@@ -118,7 +118,9 @@ class Waiting:
         found: list[Deferred] = []
         for dtype, shape in results:
             places, extents = straight(len(shape)), (None,) * len(shape)
-            values.append(Value(len(self._values), dtype, shape, Kept(extents, extents, places), self.run_all, self._look))
+            values.append(
+                Value(len(self._values), dtype, shape, Kept(extents, extents, places), self.run_all, self._look)
+            )
             self._values.append(values[-1])
             found.append(Deferred(values[-1], shape, extents, places))
         read = {n: v.view() if isinstance(v, Deferred) else v for n, v in given.items()}

@@ -31,7 +31,9 @@ def store(array: np.ndarray, value: Value) -> np.ndarray:
     extents = [e if e is not None else array.shape[p.axis or 0] for e, p in zip(kept.extents, kept.places, strict=True)]
     memory = np.full(extents, np.nan, np.float32)
     for index in itertools.product(*map(range, array.shape)):
-        memory[tuple(p.offset + sum(s * i for s, i in zip(p.steps, index, strict=True)) for p in kept.places)] = array[index]
+        memory[tuple(p.offset + sum(s * i for s, i in zip(p.steps, index, strict=True)) for p in kept.places)] = array[
+            index
+        ]
     return memory
 
 
@@ -75,7 +77,13 @@ def test_views_are_those_of_numpy(data: st.DataObject) -> None:
 
 
 def test_any_shape_of_a_new_array() -> None:
-    for shape, other in (((3, 4), (12,)), ((3, 4), (4, 3)), ((2, 3, 4), (2, 12)), ((2, 1, 6), (2, 2, 3)), ((6,), (2, 3, 1))):
+    for shape, other in (
+        ((3, 4), (12,)),
+        ((3, 4), (4, 3)),
+        ((2, 3, 4), (2, 12)),
+        ((2, 1, 6), (2, 2, 3)),
+        ((6,), (2, 3, 1)),
+    ):
         found = deferred(shape).reshape(other)
         assert found is not None and found.shape == other
 

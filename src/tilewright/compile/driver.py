@@ -399,6 +399,7 @@ def _compiled(
 ) -> Artifact:
     from tilewright.analysis.alias import alias_safe
     from tilewright.compile.build import build_artifact
+    from tilewright.passes.share_scratch import share_scratch
 
     target = prepared.target
     done = prepared.finish(signature, plan)
@@ -409,7 +410,8 @@ def _compiled(
     )
     # Kernels in one launch may run side by side where they depend on each other only through an output that is an input.
     apart = len(done.stages.thread.calls) == len(done.stages.tile.calls)
-    artifact = build_artifact(done.stages.thread, target, key, apart and alias_safe(done.program), schedules)
+    final = share_scratch(done.stages.thread, done.stages.loop) if apart else done.stages.thread
+    artifact = build_artifact(final, target, key, apart and alias_safe(done.program), schedules)
     if log.isEnabledFor(logging.INFO):
         log.info(
             "compiled %s(%s) for %s: passes %.1f ms, code %.1f ms, %d kernel(s), %d bytes",

@@ -120,8 +120,9 @@ class Deferred:
         ):
             return False
         own = [axes.index(axis) for axis in range(self.ndim)]  # the axis of the value that each axis of this view is
-        if self.shape != tuple(value.shape[axis] for axis in own):
-            return False  # only a part of it
+        if own == sorted(own) or self.shape != tuple(value.shape[axis] for axis in own):
+            # Once computed, it lies so anyway: that is no reason to make code for its very extents. Or this is only a part of it.
+            return False
         extents: list[int | None] = []
         stored: list[int | None] = list(value.kept.stored)
         places: list[Place] = []

@@ -76,16 +76,13 @@ def test_views_are_those_of_numpy(data: st.DataObject) -> None:
         np.testing.assert_array_equal(view.force(), same)
 
 
-def test_any_shape_of_a_new_array() -> None:
-    for shape, other in (
-        ((3, 4), (12,)),
-        ((3, 4), (4, 3)),
-        ((2, 3, 4), (2, 12)),
-        ((2, 1, 6), (2, 2, 3)),
-        ((6,), (2, 3, 1)),
-    ):
+def test_shapes_of_a_new_array() -> None:
+    for shape, other in (((2, 1, 6), (2, 2, 3)), ((6,), (2, 3, 1)), ((4, 1, 3), (4, 3))):
         found = deferred(shape).reshape(other)
         assert found is not None and found.shape == other
+    for shape, other in (((3, 4), (12,)), ((3, 4), (4, 3)), ((2, 3, 4), (2, 12))):
+        assert deferred(shape).reshape(other) is None  # a view of the array, once it is there
+        assert deferred(shape[::-1]).T.reshape(other) is not None
 
 
 def test_heads_beside_each_other() -> None:

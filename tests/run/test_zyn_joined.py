@@ -304,3 +304,19 @@ def test_tensors_of_pytorch() -> None:
     found, ran = run(TWO, "turned", torch.from_numpy(x))
     np.testing.assert_array_equal(np.asarray(found), (x * 2 + 1).T)
     assert ran == ["a + c"]
+
+
+def test_indices_make_views_too() -> None:
+    text = """
+pipeline first(x: tensor[b, s, h]) -> tensor[b, h]:
+    let a = compute(x) { for i in 0..b, j in 0..s, k in 0..h: out[i, j, k] = x[i, j, k] * 2.0 }
+    let token = a[:, 0]
+    let c = compute(token) { for i in 0..b, k in 0..h: out[i, k] = token[i, k] + 1.0 }
+    return reshape(c, [b, h])
+"""
+    x = numbers(3, 4, 5)
+    found, ran = run(text, "first", x)
+    np.testing.assert_allclose(found, x[:, 0] * 2 + 1, rtol=1e-6)
+    assert ran == ["a + c"]
+    with pytest.raises(tw.UserError, match="index out of range"):
+        run(text.replace("a[:, 0]", "a[:, 4]"), "first", x)

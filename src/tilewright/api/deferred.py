@@ -90,6 +90,30 @@ class Deferred:
         places = tuple(Place(p.offset + p.steps[axis] * first, p.steps) for p in self._places)
         return Deferred(self.value, _with(self.shape, axis, size), _with(self._extents, axis, size), places)
 
+    def __getitem__(self, indices: tuple[int | slice, ...]) -> Any:
+        """A view, where an axis is left; else the element, computed."""
+        if len(indices) == self.ndim and not any(isinstance(index, slice) for index in indices):
+            return self.force()[indices]
+        found, axis = self, 0
+        for index in indices:
+            extent = found.shape[axis]
+            if isinstance(index, slice):
+                start, stop, _ = index.indices(extent)
+                if stop <= start:
+                    return self.force()[indices]
+                found, axis = found.part(axis, start, stop - start), axis + 1
+            elif -extent <= index < extent:
+                found = found.part(axis, index % extent, 1)._without(axis)
+            else:
+                raise IndexError(f"index {index} is out of range for axis of extent {extent}")
+        return found
+
+    def _without(self, axis: int) -> Deferred:
+        """One axis less, of which there is one element."""
+        places = tuple(Place(p.offset, (*p.steps[:axis], *p.steps[axis + 1 :])) for p in self._places)
+        shape, extents = ((*s[:axis], *s[axis + 1 :]) for s in (self.shape, self._extents))
+        return Deferred(self.value, shape, extents, places)
+
     def transpose(self, *axes: int) -> Deferred:
         axes = axes or tuple(reversed(range(self.ndim)))
         places = tuple(Place(p.offset, tuple(p.steps[a] for a in axes)) for p in self._places)

@@ -294,7 +294,8 @@ class Run(Blocks):
         return member
 
     def _index(self, node: syntax.Index) -> object:
-        value = host_functions.settled(self.evaluate(node.value))
+        value = self.evaluate(node.value)
+        value = value if isinstance(value, Deferred) else host_functions.settled(value)
         indices = [self._place(i) for i in node.indices]
         if isinstance(value, StandIn):
             return StandIn()

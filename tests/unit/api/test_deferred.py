@@ -55,8 +55,11 @@ def test_views_are_those_of_numpy(data: st.DataObject) -> None:
     pairs: list[tuple[Deferred, np.ndarray]] = [(first, array)]
     for _ in range(data.draw(st.integers(1, 5))):
         view, same = pairs[data.draw(st.integers(0, len(pairs) - 1))]
-        kind = data.draw(st.sampled_from(["part", "transpose", "reshape"]))
-        if kind == "part":
+        kind = data.draw(st.sampled_from(["part", "index", "transpose", "reshape"]))
+        if kind == "index" and view.ndim > 1:
+            index = data.draw(st.integers(-view.shape[0], view.shape[0] - 1)), slice(None, data.draw(st.integers(1, 3)))
+            pairs.append((view[index], same[index]))
+        elif kind in ("part", "index"):
             axis = data.draw(st.integers(0, view.ndim - 1))
             start = data.draw(st.integers(0, view.shape[axis] - 1))
             count = data.draw(st.integers(1, view.shape[axis] - start))

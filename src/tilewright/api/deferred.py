@@ -90,8 +90,8 @@ class Deferred:
         places = tuple(Place(p.offset + p.steps[axis] * first, p.steps) for p in self._places)
         return Deferred(self.value, _with(self.shape, axis, size), _with(self._extents, axis, size), places)
 
-    def __getitem__(self, indices: tuple[int | slice, ...]) -> Any:
-        """A view, where an axis is left; else the element, computed."""
+    def __getitem__(self, indices: Any) -> Any:
+        """`x[i, a:b]`: a view, where an axis is left; else the element, computed. `indices` is a tuple of whole numbers and slices."""
         if len(indices) == self.ndim and not any(isinstance(index, slice) for index in indices):
             return self.force()[indices]
         found, axis = self, 0
@@ -111,8 +111,8 @@ class Deferred:
     def _without(self, axis: int) -> Deferred:
         """One axis less, of which there is one element."""
         places = tuple(Place(p.offset, (*p.steps[:axis], *p.steps[axis + 1 :])) for p in self._places)
-        shape, extents = ((*s[:axis], *s[axis + 1 :]) for s in (self.shape, self._extents))
-        return Deferred(self.value, shape, extents, places)
+        shape = (*self.shape[:axis], *self.shape[axis + 1 :])
+        return Deferred(self.value, shape, (*self._extents[:axis], *self._extents[axis + 1 :]), places)
 
     def transpose(self, *axes: int) -> Deferred:
         axes = axes or tuple(reversed(range(self.ndim)))

@@ -66,8 +66,8 @@ class Joiner:
         key = id(function), tuple(map(_form, given.values()))
         found = self.made.get(key)
         if found is None:
-            keep(self.made, key, (function, self._results(function, given)))
-            found = self.made[key]
+            found = function, self._results(function, given)
+            keep(self.made, key, found)
         return found[1]
 
     def _results(self, function: Function, given: Mapping[str, object]) -> list[tuple[DType, Shape]] | None:

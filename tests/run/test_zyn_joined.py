@@ -320,3 +320,37 @@ pipeline first(x: tensor[b, s, h]) -> tensor[b, h]:
     assert ran == ["a + c"]
     with pytest.raises(tw.UserError, match="index out of range"):
         run(text.replace("a[:, 0]", "a[:, 4]"), "first", x)
+
+
+def test_wishes_of_a_block_are_those_of_its_kernels() -> None:
+    text = """
+pipeline pair(x: tensor[n, m], w: tensor[m, k]) -> tensor[k, n]:
+    let a = compute(x, w) {
+        for i in 0..n, j in 0..k:
+            var sum = 0.0
+            for c in 0..m:
+                sum += x[i, c] * w[c, j]
+            out[i, j] = sum
+    }
+    let turned = transpose(a, [1, 0])
+    let b = compute(turned, x) {
+        @workgroup(64)
+        for i in 0..k, j in 0..n:
+            var sum = 0.0
+            for c in 0..n:
+                sum += turned[i, c] * x[c, 0]
+            out[i, j] = sum * x[j, 0]
+    }
+    return b
+"""
+    noting = Noting("sm_80")
+    x, w = numbers(40, 24), numbers(24, 33, seed=1)
+    found = module.load(text, noting).pair(x, w)
+    wanted = (x.astype(np.float64) @ w).T @ x[:, :1] @ x[:, :1].T
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    (function,) = noting.ran
+    assert isinstance(function, Joined)
+    runner = Runner(function)
+    read = runner.arguments({"x": x, "w": w}, True)
+    metadata = compile_stages(function, runner.signature(read, True), parse_target("sm_80")).typed.metadata
+    assert metadata.of("a").workgroup_size is None and metadata.of("b").workgroup_size == (64, 1, 1)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.base.dtypes import DType
-from tilewright.ir.program import Array, Program
+from tilewright.ir.program import Array, KernelCall, Program
 from tilewright.passes.link_parts import link_parts
 from tilewright.passes.lower_tree import lower_kernel
 from tilewright.passes.matrix_hints import check_kind
@@ -30,6 +30,7 @@ def check_joined(
     align = max((spec.align for spec in args if isinstance(spec, ArrayArg)), default=0)
     made: list[DType] = []
     programs: list[Program] = []
+    said: dict[str, KernelMetadata] = {}
     for part in joined.parts:
         specs = [
             given[a] if isinstance(a, str) else ArrayArg(made[a.value], len(a.extents), None, align) for a in part.args
@@ -38,10 +39,23 @@ def check_joined(
         program = lower_kernel(typed)
         if typed.metadata.kind in CONTRACTIONS:
             check_kind(typed.metadata, prepared(program))
-        programs.append(_with_precision(program, typed.metadata.precision))
+        programs.append(_with_precision(_named(program, said, typed.metadata), typed.metadata.precision))
         made += [array.dtype for array in typed.outputs]
     program = link_parts(joined, programs)
-    return _whole(joined, program), program
+    return _whole(joined, program, tuple(said.items())), program
+
+
+def _named(program: Program, said: dict[str, KernelMetadata], metadata: KernelMetadata) -> Program:
+    """The program with kernels whose names no other part has; `said` gets what is said about each."""
+    calls: list[KernelCall] = []
+    for call in program.calls:
+        name, number = call.kernel.name, 0
+        while name in said:
+            number += 1
+            name = f"{call.kernel.name}_{number}"
+        said[name] = metadata
+        calls.append(replace(call, kernel=replace(call.kernel, name=name)))
+    return replace(program, calls=tuple(calls))
 
 
 def _with_precision(program: Program, precision: str) -> Program:
@@ -54,11 +68,11 @@ def _with_precision(program: Program, precision: str) -> Program:
     return replace(program, calls=tuple(calls))
 
 
-def _whole(joined: Joined, program: Program) -> TypedKernel:
+def _whole(joined: Joined, program: Program, said: tuple[tuple[str, KernelMetadata], ...]) -> TypedKernel:
     inputs = tuple(_info(a) if isinstance(a, Array) else ScalarInfo(a.name, a.dtype) for a in program.inputs)
     arrays = (tuple(map(_info, some)) for some in (program.outputs, program.scratch))
     outputs, scratch = arrays
-    return TypedKernel(joined.name, inputs, outputs, scratch, (), (), KernelMetadata(), span=joined.span)
+    return TypedKernel(joined.name, inputs, outputs, scratch, (), (), KernelMetadata(kernels=said), span=joined.span)
 
 
 def _info(array: Array) -> ArrayInfo:

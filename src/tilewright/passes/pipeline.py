@@ -200,7 +200,7 @@ def plan_contractions(
         elif given:
             plans.append(forced(given, found, call.kernel))
         elif metadata is not None:
-            plans.append(preferred(found, metadata, target, call.kernel.span))
+            plans.append(preferred(found, metadata.of(call.kernel.name), target, call.kernel.span))
             if plans[-1] is not found[0]:
                 wished.add(number)
         else:

@@ -354,3 +354,18 @@ pipeline pair(x: tensor[n, m], w: tensor[m, k]) -> tensor[k, n]:
     read = runner.arguments({"x": x, "w": w}, True)
     metadata = compile_stages(function, runner.signature(read, True), parse_target("sm_80")).typed.metadata
     assert metadata.of("a").workgroup_size is None and metadata.of("b").workgroup_size == (64, 1, 1)
+
+
+def test_a_number_may_have_the_name_of_a_size_of_another_block() -> None:
+    text = """
+pipeline scaled(x: tensor[rows, cols], n) -> tensor[rows, cols]:
+    let a = compute(x) { for i in 0..m, j in 0..k: out[i, j] = x[i, j] * 2.0 }
+    let turned = transpose(a, [1, 0])
+    let m = n + 1.0
+    let b = compute(turned, m) { for i in 0..c, j in 0..r: out[j, i] = turned[i, j] * m + n }
+    return b
+"""
+    x = numbers(3, 5)
+    found, ran = run(text, "scaled", x, 4.0)
+    np.testing.assert_allclose(found, x * 2 * 5 + 4, rtol=1e-6)
+    assert ran == ["a + b"]

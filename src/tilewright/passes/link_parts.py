@@ -66,7 +66,7 @@ class _Linking:
     def fresh(self, name: str) -> str:
         """A name for an array that nobody has."""
         found, number = name, 0
-        while found in self.taken:
+        while found in self.taken or found in self.sizes:
             number += 1
             found = f"{name}${number}"
         self.taken.add(found)
@@ -78,7 +78,7 @@ class _Linking:
         new: dict[str, Size] = {}
         for name in own:
             found, number = name, 0
-            while found in self.sizes or found in new:
+            while found in self.sizes or found in new or found in self.taken:
                 number += 1
                 found = f"{name}${number}"
             new[name] = Size.of(found)

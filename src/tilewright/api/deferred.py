@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from tilewright.base.dtypes import DType
-from tilewright.runtime.libraries import is_tensor
 from tilewright.tree.joined import Kept, Place, View, composed, straight
 from tilewright.tree.typed import ArrayArg
 
@@ -28,17 +27,20 @@ Shape = tuple[int, ...]
 def viewed(array: Any, shape: Shape, places: Sequence[Place]) -> Any:
     """A view of what lies in memory: an array of NumPy, of ours, or a tensor of PyTorch."""
     if isinstance(array, np.ndarray):
-        apart = tuple(s // array.itemsize for s in array.strides)
-    else:
-        apart = array.stride() if is_tensor(array) else array.strides
-    offset = sum(p.offset * s for p, s in zip(places, apart, strict=True))
-    strides = tuple(sum(p.steps[axis] * s for p, s in zip(places, apart, strict=True)) for axis in range(len(shape)))
-    if is_tensor(array):
+        offset, strides = _steps(tuple(s // array.itemsize for s in array.strides), len(shape), places)
+        flat = array.reshape(-1)[offset:] if offset else array.reshape(-1)
+        return np.lib.stride_tricks.as_strided(flat, shape, tuple(s * array.itemsize for s in strides))
+    if hasattr(array, "as_strided"):
+        offset, strides = _steps(array.stride(), len(shape), places)
         return array.as_strided(shape, strides, array.storage_offset() + offset)
-    if not isinstance(array, np.ndarray):
-        return array.strided(offset, shape, strides)
-    flat = array.reshape(-1)[offset:] if offset else array.reshape(-1)
-    return np.lib.stride_tricks.as_strided(flat, shape, tuple(s * array.itemsize for s in strides))
+    offset, strides = _steps(array.strides, len(shape), places)
+    return array.strided(offset, shape, strides)
+
+
+def _steps(apart: Shape, rank: int, places: Sequence[Place]) -> tuple[int, Shape]:
+    """Where the first element of a view is, and how far its others are apart, in elements."""
+    offset = sum(p.offset * s for p, s in zip(places, apart, strict=True))
+    return offset, tuple(sum(p.steps[axis] * s for p, s in zip(places, apart, strict=True)) for axis in range(rank))
 
 
 class Deferred:

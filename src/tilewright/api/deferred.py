@@ -92,22 +92,22 @@ class Deferred:
         places = tuple(Place(p.offset + p.steps[axis] * first, p.steps) for p in self._places)
         return Deferred(self.value, _with(self.shape, axis, size), _with(self._extents, axis, size), places)
 
-    def __getitem__(self, indices: Any) -> Any:
-        """`x[i, a:b]`: a view, where an axis is left; else the element, computed. `indices` is a tuple of whole numbers and slices."""
-        if len(indices) == self.ndim and not any(isinstance(index, slice) for index in indices):
-            return self.force()[indices]
+    def sliced(self, indices: Sequence[int | str | slice]) -> Deferred | None:
+        """`x[i, a:b]` as a view; None where it is none: an element, nothing at all, or wrong."""
+        if len(indices) > self.ndim or (len(indices) == self.ndim and not any(isinstance(i, slice) for i in indices)):
+            return None
         found, axis = self, 0
         for index in indices:
             extent = found.shape[axis]
             if isinstance(index, slice):
                 start, stop, _ = index.indices(extent)
                 if stop <= start:
-                    return self.force()[indices]
+                    return None
                 found, axis = found.part(axis, start, stop - start), axis + 1
-            elif -extent <= index < extent:
-                found = found.part(axis, index % extent, 1)._without(axis)
+            elif isinstance(index, str) or not -extent <= index < extent:
+                return None
             else:
-                raise IndexError(f"index {index} is out of range for axis of extent {extent}")
+                found = found.part(axis, index % extent, 1)._without(axis)
         return found
 
     def _without(self, axis: int) -> Deferred:

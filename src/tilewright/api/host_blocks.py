@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tilewright.api import host_values
+from tilewright.api import host_functions, host_values
 from tilewright.api.deferred import settled
 from tilewright.api.host_dimensions import StandIn
 from tilewright.api.module_check import Check, operands
 from tilewright.base import dtypes
-from tilewright.base.errors import DeviceError, Diagnostics, UserError
+from tilewright.base.errors import DeviceError, Diagnostics, TilewrightError, UserError
 from tilewright.base.source import Span
 from tilewright.runtime import streams
 from tilewright.tree import syntax
@@ -215,6 +215,18 @@ class Blocks(ABC):
 
         return async_blocks.run_at_once(self._run_compute, function, arguments, device)
 
+    def _view(self, name: str, given: dict[str, object], span: Span) -> tuple[object, dict[str, object]]:
+        """A view of what waits, which need not run for it; or None, and what is given, computed."""
+        if self._waiting is None:
+            return None, given
+        try:
+            view = host_functions.view_of(name, given)
+        except TilewrightError as error:
+            raise placed(error, span) from None
+        if view is None and name in ("free", "reset"):
+            self._waiting.run_all()  # what waits may read the memory that goes back
+        return view, given if view is not None else {key: settled(value) for key, value in given.items()}
+
     def _new_waiting(self, name: str) -> Waiting | None:
         """For a call of a function: its blocks wait for each other, where that is known to `run_compute`."""
         joins: dict[str, object] | None = getattr(self._run_compute, "joins", None)
@@ -325,3 +337,11 @@ def _is_product(node: Expr) -> bool:
     if isinstance(node, syntax.Binary) and node.op == "@":
         return True
     return isinstance(node, syntax.Binary | syntax.Unary | syntax.IfExpr) and any(_is_product(o) for o in operands(node))
+
+
+def placed(error: TilewrightError, span: Span) -> TilewrightError:
+    """The same error with the place of the call, where it has none."""
+    found = error.diagnostics[0]
+    if found.span.line:
+        return error
+    return type(error).at(found.code, found.message, span, found.help)

@@ -14,6 +14,7 @@ import numpy as np
 from tilewright.api import host_functions, host_values
 from tilewright.api.deferred import Deferred, settled
 from tilewright.api.host_blocks import PARTS, Blocks, called
+from tilewright.api.host_blocks import placed as _placed
 from tilewright.api.host_dimensions import Sizes, StandIn
 from tilewright.base import dtypes
 from tilewright.base.errors import TilewrightError, UserError
@@ -282,7 +283,10 @@ class Run(Blocks):
                 found: object = value[node.name]
                 return found
             raise UserError.at("TW002", f"there is no '{node.name}' in this record", node.span, _fields(value))
-        value = value if isinstance(value, Deferred) else host_functions.settled(value)
+        if isinstance(value, Deferred) and node.name in _ARRAY_PARTS:
+            known: object = getattr(value, node.name)
+            return known
+        value = host_functions.settled(value)
         if isinstance(getattr(value, "shape", None), tuple):
             if node.name in _ARRAY_PARTS:
                 result: object = getattr(value, node.name)
@@ -295,8 +299,11 @@ class Run(Blocks):
 
     def _index(self, node: syntax.Index) -> object:
         value = self.evaluate(node.value)
-        value = value if isinstance(value, Deferred) else host_functions.settled(value)
         indices = [self._place(i) for i in node.indices]
+        view = value.sliced(indices) if isinstance(value, Deferred) else None
+        if view is not None:
+            return view
+        value = host_functions.settled(value)
         if isinstance(value, StandIn):
             return StandIn()
         shape = getattr(value, "shape", None)
@@ -364,6 +371,9 @@ class Run(Blocks):
         if function.id in self._check.functions:
             return self._function(self._check.functions[function.id], call, given, named, node.span)
         arguments = host_functions.bound(host_functions.FUNCTIONS[function.id], given, named)
+        view, arguments = self._view(function.id, arguments, node.span)
+        if view is not None:
+            return view
         if self._looks:
             return looked_at(function.id, arguments)
         try:
@@ -374,8 +384,10 @@ class Run(Blocks):
     def _method(self, function: syntax.Attribute, given: Sequence[object], named: Mapping[str, object], span: Span) -> object:
         receiver = self.evaluate(function.value)
         arguments = host_functions.bound(host_functions.METHODS[function.name], given, named)
-        if self._waiting is not None and function.name in ("free", "reset"):
-            self._waiting.run_all()  # what waits may read the memory that goes back
+        view, arguments = self._view(function.name, {"x": receiver, **arguments}, span)
+        if view is not None:
+            return view
+        receiver = arguments.pop("x")
         if self._looks:
             return looked_at(function.name, {"x": receiver, **arguments})
         try:
@@ -485,11 +497,3 @@ def _item(value: object) -> object:
 def _fields(value: Mapping[str, object]) -> str:
     names = [str(name) for name in value]
     return f"it has {', '.join(names[:12])}{', …' if len(names) > 12 else ''}" if names else "it is empty"
-
-
-def _placed(error: TilewrightError, span: Span) -> TilewrightError:
-    """The same error with the place of the call, where it has none."""
-    found = error.diagnostics[0]
-    if found.span.line:
-        return error
-    return type(error).at(found.code, found.message, span, found.help)

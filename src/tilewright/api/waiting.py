@@ -24,7 +24,7 @@ from tilewright.compile.build import describe_program
 from tilewright.compile.driver import Signature, front_end
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.libraries import is_tensor
-from tilewright.tree.joined import Joined, Kept, Part, View, straight
+from tilewright.tree.joined import Joined, Kept, Part, Place, View, straight
 from tilewright.tree.syntax import Function, Param
 from tilewright.tree.typed import ArgSpec, ArrayArg, ScalarArg
 
@@ -99,7 +99,9 @@ class Waiting:
 
     def __init__(self, name: str, joiner: Joiner, run: RunBlock) -> None:
         self._name, self._joiner, self._run = name, joiner, run
-        self._look: Callable[..., object] = getattr(run, "look", viewed)
+        # Somebody who notes what is done has to know of views of what was computed, too.
+        note: Callable[..., object] | None = getattr(run, "add", None)
+        self._look = viewed if note is None else _noted(note)
         self._blocks: list[_Block] = []
         self._values: list[Value] = []
         self._device = ""
@@ -206,6 +208,13 @@ class Waiting:
             keep(self._joiner.joined, key, found)
             self._joiner.variants[self._name] = self._joiner.variants.get(self._name, 0) + 1
         return found, arguments
+
+
+def _noted(note: Callable[..., object]) -> Callable[..., object]:
+    def look(array: object, shape: Shape, places: tuple[Place, ...]) -> object:
+        return note("index", lambda x: viewed(x, shape, places), {"x": array})
+
+    return look
 
 
 def _fresh(name: str, taken: Mapping[str, object]) -> str:

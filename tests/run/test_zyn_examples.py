@@ -191,9 +191,11 @@ def test_transformer_block_with_everything_on_a_gpu() -> None:
         register_copies(driver)
         model = {"layers": [{name: tw.to_device(array, "cuda") for name, array in weights.items()}]}
         module = tw.load(EXAMPLES / "transformer_block.zyn")
-        found = module.transformer_block(tw.to_device(x, "cuda"), 0, model=model, num_heads=2, head_dim=8)
+        given, before = tw.to_device(x, "cuda"), len(driver.programs.launched)
+        found = module.transformer_block(given, 0, model=model, num_heads=2, head_dim=8)
         assert not isinstance(found, np.ndarray)
         close(found.numpy(), block_reference(x, weights, 2), 2e-5)
+        assert len(driver.programs.launched) - before == 7  # nothing is copied between them
 
 
 def test_transformer_block_names_sizes_that_disagree() -> None:

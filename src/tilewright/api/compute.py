@@ -22,6 +22,8 @@ class _Runners:
     takes_futures = True
 
     def __init__(self) -> None:
+        self.joins: dict[str, object] = {}
+        """What is known of blocks that run together; see `waiting.py`."""
         self._known: dict[Function, Runner] = {}
         self._seen: dict[int, tuple[Function, Runner]] = {}
         """By identity: trees are long, and comparing them takes its time."""

@@ -10,15 +10,16 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilewright.api import host_functions, host_values
+from tilewright.api.deferred import settled
 from tilewright.api.host_dimensions import StandIn
 from tilewright.api.module_check import Check, operands
 from tilewright.base import dtypes
-from tilewright.base.errors import DeviceError, Diagnostics, UserError
+from tilewright.base.errors import DeviceError, Diagnostics, TilewrightError, UserError
 from tilewright.base.source import Span
 from tilewright.runtime import streams
 from tilewright.tree import syntax
@@ -26,6 +27,9 @@ from tilewright.tree.compose import kernel_of
 from tilewright.tree.inline import has_calls, renamed
 from tilewright.tree.names import BodyNames, body_names, is_output
 from tilewright.tree.syntax import Argument, Expr, KernelAttribute
+
+if TYPE_CHECKING:
+    from tilewright.api.waiting import Waiting
 
 RunCompute = Callable[[syntax.Function, dict[str, object], str], object]
 """`run_compute(function, arguments, device)`: run one compute block on a device and return its result."""
@@ -47,6 +51,8 @@ class Blocks(ABC):
         self._label = "compute"
         self._looks = bool(getattr(run_compute, "stands_in", False))
         """Nothing is computed: values only stand for others of their type."""
+        self._waiting: Waiting | None = None
+        """Blocks of a pipeline that run together; None where each runs when its turn comes."""
         self._known: dict[int, object] = {}
         """By identity of an expression, its value, where that is known before what it is part of is evaluated."""
 
@@ -176,11 +182,39 @@ class Blocks(ABC):
                 params = (*function.params, *(syntax.Param(name, span=names.free[name]) for name in values))
                 known = self._check.captured[made] = function, replace(function, params=params)
             function = known[1]
+        if self._waiting is not None:
+            found = self._waiting.block(function, arguments, device)
+            if found is not NotImplemented:
+                return found
+            arguments = {n: settled(v) for n, v in arguments.items()}
         if getattr(self._run_compute, "takes_futures", False) or not _is_asynchronous(function, arguments):
             return self._run_compute(function, arguments, device)
         from tilewright.api import async_blocks
 
         return async_blocks.run_at_once(self._run_compute, function, arguments, device)
+
+    def _view(self, name: str, given: dict[str, object], span: Span) -> tuple[object, dict[str, object]]:
+        """A view of what waits, which need not run for it; or None, and what is given, computed."""
+        if self._waiting is None:
+            return None, given
+        try:
+            view = host_functions.view_of(name, given)
+        except TilewrightError as error:
+            raise placed(error, span) from None
+        if view is None and name in ("free", "reset"):
+            self._waiting.run_all()  # what waits may read the memory that goes back
+        return view, given if view is not None else {key: settled(value) for key, value in given.items()}
+
+    def _new_waiting(self, name: str) -> Waiting | None:
+        """For a call of a function: its blocks wait for each other, where that is known to `run_compute`."""
+        joins: dict[str, object] | None = getattr(self._run_compute, "joins", None)
+        if joins is None or self._looks:
+            return None
+        from tilewright.api.waiting import Joiner
+
+        joiner = joins.setdefault("joiner", Joiner())
+        assert isinstance(joiner, Joiner)
+        return joiner.waiting(name, self._run_compute)
 
     def _is_size(self, name: str, names: BodyNames, arguments: dict[str, object], span: Span) -> bool:
         """Whether `name` in a body means the extent of an input, although the program also has a value of that name."""
@@ -335,3 +369,11 @@ def _is_product(node: Expr) -> bool:
     if isinstance(node, syntax.Binary) and node.op == "@":
         return True
     return isinstance(node, syntax.Binary | syntax.Unary | syntax.IfExpr) and any(_is_product(o) for o in operands(node))
+
+
+def placed(error: TilewrightError, span: Span) -> TilewrightError:
+    """The same error with the place of the call, where it has none."""
+    found = error.diagnostics[0]
+    if found.span.line:
+        return error
+    return type(error).at(found.code, found.message, span, found.help)

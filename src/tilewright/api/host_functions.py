@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.api import host_values
+from tilewright.api.deferred import Deferred
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType, f32
 from tilewright.base.errors import UserError
@@ -78,6 +79,9 @@ def fail(code: str, message: str, help: str = "") -> UserError:
 
 def call(name: str, given: Mapping[str, object], device: str) -> object:
     """The value of a host function; `given` has its arguments by parameter, `device` is where new arrays are."""
+    found = view_of(name, given)
+    if found is not None:
+        return found
     values = {key: settled(value) for key, value in given.items()}
     return _IMPLEMENTED[name](_Call(device, values))
 
@@ -86,10 +90,20 @@ def method(name: str, receiver: object, given: Mapping[str, object]) -> object:
     """The value of `receiver.name(…)`."""
     if name in _OF_FUTURES or name in _OF_POOLS:
         return _object_method(name, receiver, given)
+    found = view_of(name, {**given, "x": receiver})
+    if found is not None:
+        return found
     values = {key: settled(value) for key, value in given.items()}
     array = as_array(settled(receiver), f".{name}()")
     call = _Call("cpu", {**values, "x": array})
     return _to_device(call) if name == "to_device" else _IMPLEMENTED[name](call)
+
+
+def view_of(name: str, given: Mapping[str, object]) -> object:
+    """What a function or method gives for an array that waits and need not be there for it; None where that is not so."""
+    if name not in ("reshape", "split", "transpose", "len") or not isinstance(given.get("x"), Deferred):
+        return None
+    return _IMPLEMENTED[name](_Call("cpu", {key: value if key == "x" else settled(value) for key, value in given.items()}))
 
 
 def _object_method(name: str, receiver: object, given: Mapping[str, object]) -> object:
@@ -116,8 +130,11 @@ def _object_method(name: str, receiver: object, given: Mapping[str, object]) -> 
 
 
 def settled(value: object) -> Any:
-    """A future's result, and what else there is as it is."""
+    """A future's result, an array that waits to be computed, and what else there is as it is."""
     from tilewright.runtime import streams
+
+    if isinstance(value, Deferred):
+        return value.force()
 
     return value.result() if isinstance(value, streams.FUTURES) else value  # type: ignore[attr-defined]
 
@@ -204,6 +221,8 @@ def _reshape(call: _Call) -> object:
     holes = sum(e == -1 for e in shape)
     if holes > 1 or (holes == 0 and known != size) or (holes and (known == 0 or size % known)):
         raise fail("TW004", f"an array of shape {list(array.shape)} ({size} elements) cannot have shape {list(shape)}", "the sizes must agree")
+    if isinstance(array, Deferred):
+        return array.reshape(tuple(size // max(1, known) if e == -1 else e for e in shape))
     if is_tensor(array):
         return array.reshape(shape)
     if not _is_on_gpu(array):
@@ -229,7 +248,8 @@ def _split(call: _Call) -> object:
         sizes = [extent // count] * count
     found, first = [], 0
     for size in sizes:
-        found.append(array[(*(slice(None),) * axis, slice(first, first + size))])
+        place = (*(slice(None),) * axis, slice(first, first + size))
+        found.append(array.part(axis, first, size) if isinstance(array, Deferred) else array[place])
         first += size
     return tuple(found)
 

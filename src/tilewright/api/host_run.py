@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.api import host_functions, host_values
+from tilewright.api.deferred import Deferred, settled
 from tilewright.api.host_blocks import PARTS, Blocks, called
+from tilewright.api.host_blocks import placed as _placed
 from tilewright.api.host_dimensions import Sizes, StandIn
 from tilewright.base import dtypes
 from tilewright.base.errors import TilewrightError, UserError
@@ -282,6 +284,9 @@ class Run(Blocks):
             if node.name in value:
                 return self._field(value, node.name)
             raise UserError.at("TW002", f"there is no '{node.name}' in this record", node.span, _fields(value))
+        if isinstance(value, Deferred) and node.name in _ARRAY_PARTS:
+            known: object = getattr(value, node.name)
+            return known
         value = host_functions.settled(value)
         if isinstance(getattr(value, "shape", None), tuple):
             if node.name in _ARRAY_PARTS:
@@ -294,8 +299,12 @@ class Run(Blocks):
         return member
 
     def _index(self, node: syntax.Index) -> object:
-        value = host_functions.settled(self.evaluate(node.value))
+        value = self.evaluate(node.value)
         indices = [self._place(i) for i in node.indices]
+        view = value.sliced(indices) if isinstance(value, Deferred) else None
+        if view is not None:
+            return view
+        value = host_functions.settled(value)
         if isinstance(value, StandIn):
             return StandIn()
         shape = getattr(value, "shape", None)
@@ -362,6 +371,9 @@ class Run(Blocks):
         if function.id in self._check.functions:
             return self._function(self._check.functions[function.id], call, given, named, node.span)
         arguments = host_functions.bound(host_functions.FUNCTIONS[function.id], given, named)
+        view, arguments = self._view(function.id, arguments, node.span)
+        if view is not None:
+            return view
         if self._looks:
             return looked_at(function.id, arguments)
         try:
@@ -372,6 +384,10 @@ class Run(Blocks):
     def _method(self, function: syntax.Attribute, given: Sequence[object], named: Mapping[str, object], span: Span) -> object:
         receiver = self.evaluate(function.value)
         arguments = host_functions.bound(host_functions.METHODS[function.name], given, named)
+        view, arguments = self._view(function.name, {"x": receiver, **arguments}, span)
+        if view is not None:
+            return view
+        receiver = arguments.pop("x")
         if self._looks:
             return looked_at(function.name, {"x": receiver, **arguments})
         try:
@@ -383,6 +399,7 @@ class Run(Blocks):
         """A call of a function that runs block by block."""
         self._check.require_apart(function, call)
         values: dict[str, object] = {p.name: value for p, value in zip(function.params, given)} | dict(named)
+        values = {name: settled(value) for name, value in values.items()}
         outside = self._inner({**self._program})
         for param in function.params:
             if param.name not in values:
@@ -401,8 +418,11 @@ class Run(Blocks):
             inner._values[param.name] = sizes.take(f"'{param.name}'", param.type, values[param.name], number)
         inner._values.update({name: size for name, size in sizes.values.items() if name not in values})
         inner._label = function.name
+        inner._waiting = self._new_waiting(function.name)
         returned = inner._statements(function.body, {})
         result = None if returned is None else returned.value
+        if inner._waiting is not None:
+            result = inner._waiting.finish(result)
         if function.result is None or isinstance(result, streams.FUTURES):
             return result
         return sizes.take("the result", function.result, result, number)
@@ -471,11 +491,3 @@ def looked_at(name: str, given: Mapping[str, object]) -> object:
 def _fields(value: Mapping[str, object]) -> str:
     names = [str(name) for name in value]
     return f"it has {', '.join(names[:12])}{', …' if len(names) > 12 else ''}" if names else "it is empty"
-
-
-def _placed(error: TilewrightError, span: Span) -> TilewrightError:
-    """The same error with the place of the call, where it has none."""
-    found = error.diagnostics[0]
-    if found.span.line:
-        return error
-    return type(error).at(found.code, found.message, span, found.help)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.api.arguments import read_argument
+from tilewright.api.deferred import Deferred, spec_of
 from tilewright.api.host_functions import settled
 from tilewright.base.errors import Diagnostics, UserError
 from tilewright.tree import syntax
@@ -31,7 +32,7 @@ class KnownSizes:
 
     def of(self, function: syntax.Function, arguments: Mapping[str, object], numbers: Mapping[str, int]) -> Found:
         try:
-            specs = [read_argument(name, settled(value)).spec for name, value in arguments.items()]
+            specs = [spec_of(v) if isinstance(v, Deferred) else read_argument(n, settled(v)).spec for n, v in arguments.items()]
         except UserError:
             return {}
         key = id(function), tuple(map(repr, specs)), tuple(numbers)

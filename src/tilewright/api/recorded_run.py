@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.api import host_functions
+from tilewright.api.deferred import Deferred, viewed
 from tilewright.api.host_blocks import scalar
 from tilewright.api.host_run import Run
 from tilewright.api.host_values import Unread, ValueNeeded
 from tilewright.base import dtypes
 from tilewright.runtime import streams
 from tilewright.tree import syntax
+from tilewright.tree.joined import Place
 
 if TYPE_CHECKING:
     from tilewright.api.devices import Device
@@ -68,7 +70,7 @@ class Call:
 
     @property
     def is_view(self) -> bool:
-        return self.label in _VIEWS or self.label in ("index", "T")
+        return self.label in _VIEWS or self.label in ("index", "T", "look")
 
 
 @dataclass
@@ -232,6 +234,10 @@ class Recorder:
         self.recording.calls.append(Call(label, function, parts, (value,), False, runner, device))
         return item
 
+    def look(self, array: object, shape: tuple[int, ...], places: tuple[Place, ...]) -> object:
+        """A view of an array that blocks made together."""
+        return self.add("look", lambda x: viewed(x, shape, places), {"x": array})
+
     def add_arithmetic(self, formula: syntax.Expr, given: Mapping[str, object]) -> object:
         """Arithmetic on the host with numbers that kernels compute."""
         names = tuple(given)
@@ -287,11 +293,13 @@ class RecordedRun(Run):
         )
 
     def _array_part(self, array: object, name: str) -> object:
-        if name != "T":
+        if name != "T" or isinstance(array, Deferred):
             return super()._array_part(array, name)
         return self._run_compute.add("T", lambda x: x.T, {"x": array})
 
     def _element(self, array: Any, indices: tuple[object, ...]) -> object:
+        if isinstance(array, Deferred):
+            return super()._element(array, indices)
         if not any(isinstance(i, slice) for i in indices) and len(indices) == len(array.shape):
             raise NotRecorded("an element of an array becomes a number")
         return self._run_compute.add("index", lambda x: x[indices], {"x": array})

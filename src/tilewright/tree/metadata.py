@@ -120,6 +120,12 @@ class KernelMetadata:
     """`@broadcast(vector, axis=1)`: an input and the axis of the output it runs along."""
     hints: KernelHints = field(default_factory=KernelHints)
     constraints: ExecutionConstraints = field(default_factory=ExecutionConstraints)
+    kernels: tuple[tuple[str, KernelMetadata], ...] = ()
+    """Of several blocks that are one program: what each says about its kernels, by their names."""
+
+    def of(self, kernel: str) -> KernelMetadata:
+        """What is said about one kernel."""
+        return next((own for name, own in self.kernels if name == kernel), self)
 
     @property
     def compile_target(self) -> CompileTarget:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.api import host_functions, host_values
+from tilewright.api import host_assign, host_functions, host_values
 from tilewright.api.host_blocks import PARTS, Blocks, called
 from tilewright.api.host_dimensions import Sizes, StandIn
 from tilewright.base import dtypes
@@ -176,12 +176,46 @@ class Run(Blocks):
 
     def _assign(self, node: syntax.Assign) -> None:
         targets = node.target.items if isinstance(node.target, syntax.Tuple) else (node.target,)
-        names = [t.id for t in targets if isinstance(t, syntax.Name)]
-        self._label = "_".join(names)
+        self._label = "_".join(_owner(t) for t in targets)
         source = node.value
         if node.op:
             source = syntax.Binary(node.op, node.target, source, span=node.span)
-        self._values.update(self._bind(names, self.evaluate(source), node.span, isinstance(node.target, syntax.Tuple)))
+        value = self.evaluate(source)
+        parts = [t for t in targets if not isinstance(t, syntax.Name)]
+        places = [f"{number}" for number in range(len(targets))]
+        found = self._bind(places, value, node.span, isinstance(node.target, syntax.Tuple))
+        self._values.update({t.id: found[p] for t, p in zip(targets, places, strict=True) if isinstance(t, syntax.Name)})
+        if parts:
+            del value
+            self._known.clear()
+            for target, place in zip(targets, places, strict=True):
+                if not isinstance(target, syntax.Name):
+                    self._assign_part(target, found[place])
+
+    def _assign_part(self, target: Expr, value: object) -> None:
+        """`name[…] = value` and `name.field = value`, to any depth: the name has a changed value afterwards."""
+        if isinstance(target, syntax.Name):
+            self._values[target.id] = value
+            return
+        assert isinstance(target, syntax.Index | syntax.Attribute)
+        whole = target.value
+        if isinstance(target, syntax.Attribute):
+            record = self.evaluate(whole)
+            new: object = StandIn() if isinstance(record, StandIn) else host_assign.with_field(record, target.name, value, target.span)
+            self._assign_part(whole, new)
+            return
+        places = [self._place(i) for i in target.indices]
+        held = self._values[whole.id] if isinstance(whole, syntax.Name) else self.evaluate(whole)
+        if isinstance(held, StandIn) or isinstance(value, StandIn) or self._looks:
+            return
+        try:
+            if isinstance(whole, syntax.Name):
+                del held
+                self._values[whole.id] = host_assign.with_part(self._values, whole.id, places, value, target.span)
+            else:
+                self._assign_part(whole, host_assign.changed(held, places, value, target.span))
+        except TilewrightError as error:
+            raise _placed(error, target.span) from None
 
     def _bind(self, names: Sequence[str], value: object, span: Span, apart: bool) -> dict[str, object]:
         if not apart:
@@ -465,6 +499,13 @@ def looked_at(name: str, given: Mapping[str, object]) -> object:
     rank = len(shape) if isinstance(shape, list | tuple) else 1
     dtype = getattr(first, "dtype", None) if name == "reshape" else host_functions.dtype_of(given.get("dtype", dtypes.f32)).numpy
     return np.ones((4,) * rank, dtype)
+
+
+def _owner(target: Expr) -> str:
+    """The name that an assignment changes."""
+    while isinstance(target, syntax.Index | syntax.Attribute):
+        target = target.value
+    return target.id if isinstance(target, syntax.Name) else ""
 
 
 def _item(value: object) -> object:

@@ -189,11 +189,19 @@ class Check:
         self._expression(node.value)
         targets = node.target.items if isinstance(node.target, syntax.Tuple) else (node.target,)
         for target in targets:
-            if not isinstance(target, syntax.Name):
-                self._unavailable("assigning to a part of a value outside a kernel", target.span)
-            elif target.id not in self.mutable:
-                reason = "was declared with let" if target.id in self.defined else "is not declared"
-                self.sink.error("TW015", f"'{target.id}' {reason} and cannot be assigned", target.span, f"write 'var {target.id} = …' first")
+            owner = target
+            while isinstance(owner, syntax.Index | syntax.Attribute):
+                for index in owner.indices if isinstance(owner, syntax.Index) else ():
+                    self._expression(index)
+                owner = owner.value
+            if not isinstance(owner, syntax.Name):
+                self.sink.error("TW015", "this is no place that can be assigned", target.span, "assign to a variable, or to a part of one")
+            elif owner.id not in self.mutable:
+                reason = "was declared with let" if owner.id in self.defined else "is an input" if owner.id in self.given else "is not declared"
+                self.used |= {owner.id} & self.given
+                name = f"{owner.id}_" if reason == "is an input" else owner.id
+                value = owner.id if reason == "is an input" else "…"
+                self.sink.error("TW015", f"'{owner.id}' {reason} and cannot be assigned", target.span, f"write 'var {name} = {value}' first")
 
     def _config(self, node: syntax.Config) -> None:
         for name, value in node.fields:

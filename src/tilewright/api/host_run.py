@@ -26,7 +26,7 @@ _MISSING = object()
 
 
 @dataclass(frozen=True)
-class _Returned:
+class Returned:
     value: object
 
 
@@ -40,7 +40,7 @@ class Run(Blocks):
 
     # -- statements -------------------------------------------------------------------------------------------------
 
-    def _statements(self, body: Sequence[Stmt], names: dict[str, None]) -> _Returned | None:
+    def _statements(self, body: Sequence[Stmt], names: dict[str, None]) -> Returned | None:
         """Runs statements; `names` gets what they declare."""
         for statement in body:
             returned = self._statement(statement, names)
@@ -48,7 +48,7 @@ class Run(Blocks):
                 return returned
         return None
 
-    def _statement(self, node: Stmt, names: dict[str, None]) -> _Returned | None:
+    def _statement(self, node: Stmt, names: dict[str, None]) -> Returned | None:
         self._known.clear()
         if isinstance(node, syntax.Let) and node.value is not None:
             self._label = "_".join(node.targets)
@@ -63,7 +63,7 @@ class Run(Blocks):
             self.evaluate(node.value)
         elif isinstance(node, syntax.Return):
             self._label = "result"
-            return _Returned(None if node.value is None else self.evaluate(node.value))
+            return Returned(None if node.value is None else self.evaluate(node.value))
         elif isinstance(node, syntax.If):
             return self._if(node)
         elif isinstance(node, syntax.For):
@@ -87,7 +87,7 @@ class Run(Blocks):
         sizes = Sizes("let", node.span, not self._looks, {n: v for n, v in self._values.items() if isinstance(v, int) and not isinstance(v, bool)})
         return sizes.take(f"'{node.targets[0]}'", type_, value, lambda part, _: self.evaluate(part))
 
-    def _block(self, body: Sequence[Stmt], bound: Mapping[str, object] | None = None) -> _Returned | None:
+    def _block(self, body: Sequence[Stmt], bound: Mapping[str, object] | None = None) -> Returned | None:
         """A block: what it declares, and what `bound` gives it, is gone when it ends."""
         declared = {name for s in body if isinstance(s, syntax.Let) for name in s.targets} | set(bound or ())
         before = {name: self._values.get(name, _MISSING) for name in declared}
@@ -101,14 +101,14 @@ class Run(Blocks):
                 else:
                     self._values[name] = value
 
-    def _if(self, node: syntax.If) -> _Returned | None:
+    def _if(self, node: syntax.If) -> Returned | None:
         holds = self._truth(node.cond, "if")
         if not self._looks:
             return self._block(node.then if holds else node.otherwise)
         first, second = self._block(node.then), self._block(node.otherwise)
         return first if first is not None and second is not None else None
 
-    def _for(self, node: syntax.For) -> _Returned | None:
+    def _for(self, node: syntax.For) -> Returned | None:
         for values in self._turns(node):
             returned = self._block(node.body, self._bind(node.vars, values, node.span, len(node.vars) > 1))
             if returned is not None or self._looks:
@@ -176,7 +176,7 @@ class Run(Blocks):
 
     def _assign(self, node: syntax.Assign) -> None:
         targets = node.target.items if isinstance(node.target, syntax.Tuple) else (node.target,)
-        self._label = "_".join(_owner(t) for t in targets)
+        self._label = "_".join(owner(t) for t in targets)
         source = node.value
         if node.op:
             source = syntax.Binary(node.op, node.target, source, span=node.span)
@@ -396,9 +396,9 @@ class Run(Blocks):
         if function.id in self._check.functions:
             return self._function(self._check.functions[function.id], call, given, named, node.span)
         arguments = host_functions.bound(host_functions.FUNCTIONS[function.id], given, named)
-        if self._looks:
-            return looked_at(function.id, arguments)
         try:
+            if self._looks:
+                return self._run_compute.looked_at(function.id, arguments)  # type: ignore[attr-defined]
             return host_functions.call(function.id, arguments, self._chosen())
         except TilewrightError as error:
             raise _placed(error, node.span) from None
@@ -406,9 +406,9 @@ class Run(Blocks):
     def _method(self, function: syntax.Attribute, given: Sequence[object], named: Mapping[str, object], span: Span) -> object:
         receiver = self.evaluate(function.value)
         arguments = host_functions.bound(host_functions.METHODS[function.name], given, named)
-        if self._looks:
-            return looked_at(function.name, {"x": receiver, **arguments})
         try:
+            if self._looks:
+                return self._run_compute.looked_at(function.name, {"x": receiver, **arguments})  # type: ignore[attr-defined]
             return host_functions.method(function.name, receiver, arguments)
         except TilewrightError as error:
             raise _placed(error, span) from None
@@ -477,31 +477,7 @@ class Run(Blocks):
         return inner
 
 
-def looked_at(name: str, given: Mapping[str, object]) -> object:
-    """What a host function gives where nothing is computed: a value of the right rank and type, or one nobody knows."""
-    first = given.get("x")
-    if name in ("print", "free", "reset"):
-        return None
-    if name in ("compute_devices", "str", "len", "done", "cancel", "flush"):
-        return {"str": "", "done": True, "compute_devices": [{"id": "cpu", "type": "cpu", "name": "", "memory": 1, "cores": 1}]}.get(name, 1)
-    if name == "concat":
-        parts = given.get("arrays")
-        return parts[0] if isinstance(parts, list | tuple) and parts else StandIn()
-    if isinstance(first, StandIn) or name in ("memory_pool", "read"):
-        return StandIn()
-    if name == "split":
-        parts = given.get("parts")
-        count = len(parts) if isinstance(parts, list | tuple) else parts if isinstance(parts, int) else 0
-        return tuple(first for _ in range(count)) if count else StandIn()
-    if name == "to_device" or name == "transpose" or name == "copy":
-        return first
-    shape = given.get("shape")
-    rank = len(shape) if isinstance(shape, list | tuple) else 1
-    dtype = getattr(first, "dtype", None) if name == "reshape" else host_functions.dtype_of(given.get("dtype", dtypes.f32)).numpy
-    return np.ones((4,) * rank, dtype)
-
-
-def _owner(target: Expr) -> str:
+def owner(target: Expr) -> str:
     """The name that an assignment changes."""
     while isinstance(target, syntax.Index | syntax.Attribute):
         target = target.value

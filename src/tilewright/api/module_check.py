@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tilewright.api import host_functions, host_values
 from tilewright.api.host_dimensions import count_mismatch, parameter_sizes, shape_names
 from tilewright.api.host_sizes import KnownSizes
+from tilewright.api.unreached import leaves
 from tilewright.api.zyn_parallel import is_spread
 from tilewright.base import dtypes
 from tilewright.base.errors import Diagnostics
@@ -111,14 +112,22 @@ class Check:
     # -- statements -------------------------------------------------------------------------------------------------
 
     def _statements(self, body: Sequence[Stmt]) -> None:
-        left: Span | None = None
+        left = ""
         for statement in body:
-            if left is not None:
-                what = "this await" if _has_await(statement) else "this"
-                self.sink.error("TW005", f"{what} is never reached: line {left.line} has returned", statement.span, "remove it")
+            if left:
+                self._unreached(statement, left)
             self._statement(statement)
-            if isinstance(statement, syntax.Return):
-                left = statement.span
+            left = left or leaves(statement)
+
+    def _unreached(self, statement: Stmt, why: str) -> None:
+        what = "this await" if any(isinstance(part, syntax.Await) for part in nodes((statement,))) else "this"
+        self.sink.error("TW005", f"{what} is never reached: {why}", statement.span, "remove it")
+
+    def _never(self, cond: Expr, holds: bool, body: Sequence[Stmt]) -> None:
+        """An await under a condition that is written as a constant, if it is the wrong one. Other statements may be left out so."""
+        waits = [s for s in body if any(isinstance(part, syntax.Await) for part in nodes((s,)))]
+        if waits and isinstance(cond, syntax.Bool) and cond.value is not holds:
+            self._unreached(waits[0], f"the condition of line {cond.span.line} is always {'true' if cond.value else 'false'}")
 
     def _block(self, body: Sequence[Stmt], names: Sequence[str] = ()) -> None:
         """Statements with a scope of their own, in which `names` are defined."""
@@ -142,10 +151,13 @@ class Check:
             self._config(node)
         elif isinstance(node, syntax.If):
             self._expression(node.cond)
+            self._never(node.cond, True, node.then)
+            self._never(node.cond, False, node.otherwise)
             self._block(node.then)
             self._block(node.otherwise)
         elif isinstance(node, syntax.While):
             self._expression(node.cond)
+            self._never(node.cond, True, node.body)
             self._block(node.body)
         elif isinstance(node, syntax.For):
             for item in (*(e for r in node.ranges for e in (r.lo, r.hi, r.step)), node.over):
@@ -404,10 +416,6 @@ def _returns(body: Sequence[Stmt]) -> bool:
         if _returns(inside):
             return True
     return False
-
-
-def _has_await(node: Stmt) -> bool:
-    return any(isinstance(part, syntax.Await) for part in nodes((node,)))
 
 
 def _kernel_kind(attribute: KernelAttribute) -> str:

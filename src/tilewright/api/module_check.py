@@ -94,9 +94,6 @@ class Check:
             self._blocks(function, node)
             self.sink.raise_if_errors()
 
-    def _unavailable(self, what: str, span: Span) -> None:
-        self.sink.error("TW005", f"{what} is not available in this version", span)
-
     def _need(self, name: str, span: Span) -> None:
         if name not in self.defined:
             self._need_input(name, span)
@@ -371,8 +368,8 @@ class Check:
     def _compute(self, node: syntax.Compute) -> None:
         several = is_spread(node.attributes)
         for attribute in node.attributes:
-            if attribute.name == "parallel" and not several:
-                self._unavailable("@parallel without (data) and a list of devices", attribute.span)
+            if attribute.name == "parallel" and not any(a.name == "device" for a in node.attributes):
+                self.sink.error("TW016", "@parallel without a list of devices", attribute.span, 'write @device(["cuda:0", "cuda:1"]) @parallel(data)')
             elif attribute.name == "device" and not several:
                 if len(attribute.args) != 1 or attribute.args[0].keyword is not None:
                     self.sink.error("TW016", "@device takes a name or a list of names", attribute.span, 'write @device("auto")')

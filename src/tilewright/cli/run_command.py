@@ -18,6 +18,7 @@ from tilewright.api.devices import find_device
 from tilewright.api.execute import Runner
 from tilewright.api.host_functions import settled, shown
 from tilewright.api.module import ZynModule
+from tilewright.api.zyn_parallel import run_spread, spread_over
 from tilewright.base.errors import UserError
 from tilewright.cli.guess import Given, parse_arguments
 from tilewright.cli.sources import File, Walk, choose, inputs_of, read_source, walk
@@ -76,9 +77,11 @@ def execute(file: File, kernel: str | None, inputs: Mapping[str, object], device
     if file.program is not None:
 
         def compute(function: Function, arguments: dict[str, object], chosen: str) -> object:
-            place = find_device(chosen)
-            used.append(f"{place.id} ({place.name})")
-            return Runner(function).run(arguments, place)
+            several = spread_over(function.attributes)
+            places = [find_device(name) for name in several or (chosen,)]
+            used.extend(f"{place.id} ({place.name})" for place in places)
+            runner = Runner(function)
+            return run_spread(runner, function, arguments) if several else runner.run(arguments, places[0])
 
         module = ZynModule(file.program, compute)
         if kernel is None:

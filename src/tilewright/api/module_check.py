@@ -15,7 +15,7 @@ from tilewright.api import host_functions, host_values
 from tilewright.api.host_dimensions import count_mismatch, parameter_sizes, shape_names
 from tilewright.api.host_sizes import KnownSizes
 from tilewright.api.unreached import leaves
-from tilewright.api.zyn_parallel import is_spread
+from tilewright.api.zyn_parallel import is_mode, is_spread
 from tilewright.base import dtypes
 from tilewright.base.errors import Diagnostics
 from tilewright.base.source import Span
@@ -368,8 +368,9 @@ class Check:
     def _compute(self, node: syntax.Compute) -> None:
         several = is_spread(node.attributes)
         for attribute in node.attributes:
-            if attribute.name == "parallel" and not any(a.name == "device" for a in node.attributes):
-                self.sink.error("TW016", "@parallel without a list of devices", attribute.span, 'write @device(["cuda:0", "cuda:1"]) @parallel(data)')
+            if attribute.name == "parallel" and not several:
+                if is_mode(attribute):  # what is wrong with another word, the kernel's check says
+                    self.sink.error("TW016", "@parallel without a list of devices", attribute.span, 'write @device(["cuda:0", "cuda:1"]) @parallel(data)')
             elif attribute.name == "device" and not several:
                 if len(attribute.args) != 1 or attribute.args[0].keyword is not None:
                     self.sink.error("TW016", "@device takes a name or a list of names", attribute.span, 'write @device("auto")')

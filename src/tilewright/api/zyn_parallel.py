@@ -22,6 +22,12 @@ def is_spread(attributes: Sequence[KernelAttribute]) -> bool:
     return bool(spread_over(attributes))
 
 
+def is_mode(attribute: KernelAttribute) -> bool:
+    """Whether it is `@parallel(data)` or `@parallel(model)`, by itself."""
+    sink = Diagnostics()
+    return bool(read_attributes((attribute,), sink).parallel) and not sink.errors
+
+
 def spread_over(attributes: Sequence[KernelAttribute]) -> tuple[str, ...]:
     """The devices a block asks for at once; none if it runs on one."""
     return _spread(attributes)[1] if any(attribute.name == "parallel" for attribute in attributes) else ()

@@ -58,8 +58,10 @@ def test_with_a_future() -> None:
     [
         ('@parallel(data) @device("cpu:0/2")', None),
         ("@parallel(data)", "<string>:2:23: error[TW016]: @parallel without a list of devices"),
+        ('@parallel(data) @device("auto")', "<string>:2:23: error[TW016]: @parallel without a list of devices"),
+        ('@device(["cpu", "cpu"][0]) @parallel(data)', "<string>:2:50: error[TW016]: @parallel without a list of devices"),
         ("@parallel(model)", "<string>:2:23: error[TW016]: @parallel without a list of devices"),
-        ('@parallel(batch) @device(["cpu:0/2", "cpu:1/2"])', "<string>:2:23: error[TW012]: @parallel takes data or model"),
+        ('@parallel(batch) @device(["cpu:0/2", "cpu:1/2"])', "<string>:2:23: error[TW016]: @parallel takes data or model"),
         (
             '@parallel(model) @device(["cpu:0/2", "cpu:1/2"])',
             "<string>:2:9: error[TW012]: @parallel(model) over 2 devices, but the block is 1 step after fusion",

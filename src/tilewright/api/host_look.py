@@ -165,9 +165,9 @@ def _names_alone(type_: syntax.Index) -> Expr:
     return replace(type_, indices=tuple(i if isinstance(i, syntax.Name) else syntax.Slice(None, None, span=i.span) for i in type_.indices))
 
 
-def look(module: syntax.Module, run_compute: RunCompute, values: Mapping[str, object]) -> list[Diagnostic]:
-    """Everything that is wrong with a program without imports."""
-    check = Check(module, frozenset(values))
+def look(module: syntax.Module, run_compute: RunCompute, values: Mapping[str, object], check: Check | None = None) -> list[Diagnostic]:
+    """Everything that is wrong with a program without imports; `check` is its own with inputs of these names, if there is one."""
+    check = check or Check(module, frozenset(values))
     try:
         check.report(dict(values))
     except UserError:

@@ -64,7 +64,16 @@ class ZynModule:
 
     def inputs(self) -> tuple[str, ...]:
         """The names `run` needs, in order of first use."""
-        return tuple(Check(self.tree, frozenset()).missing)
+        return self.with_inputs()[0]
+
+    def with_inputs(self) -> tuple[tuple[str, ...], Check]:
+        """The names `run` needs, and what is found when they are given: a name with a value is no size of the functions that use it."""
+        names = tuple(Check(self.tree, frozenset()).missing)
+        check = Check(self.tree, frozenset(names))
+        if not check.missing and check.used == set(names):
+            return names, check
+        names = tuple(n for n in dict.fromkeys((*names, *check.missing)) if n in check.used or n in check.missing)
+        return names, Check(self.tree, frozenset(names))
 
     def run(self, device: str | None = None, **inputs: object) -> dict[str, object]:
         """Run the program from top to bottom; the result holds every name it defines at its top level.

@@ -20,6 +20,7 @@ from tilewright.api.host_functions import METHODS
 from tilewright.api.host_look import Looker, look, stand_in
 from tilewright.api.known_extents import KnownExtents
 from tilewright.api.module import ZynModule
+from tilewright.api.module_check import Check
 from tilewright.api.module_links import call_module, linked
 from tilewright.base.dtypes import from_numpy
 from tilewright.base.errors import Diagnostic, UserError
@@ -115,17 +116,23 @@ def parse_source(text: str, path: str) -> File:
 
 def inputs_of(file: File, known: Mapping[str, Given]) -> dict[str, Given]:
     """What a ZynML program takes: as told, or as its uses show."""
+    return _inputs(file, known)[0]
+
+
+def _inputs(file: File, known: Mapping[str, Given]) -> tuple[dict[str, Given], Check | None]:
+    """The same, and the check of the program with them, where that is of this very tree."""
     assert file.program is not None
-    names = ZynModule(file.program, _no_compute).inputs()
+    module = ZynModule(file.program, _no_compute)
+    names, check = module.with_inputs()
     _check_names(known, names, file.path)
-    return {name: known.get(name) or guess(name, None, file.program) for name in names}
+    return {name: known.get(name) or guess(name, None, file.program) for name in names}, check if module.tree is file.program else None
 
 
 def walk(file: File, known: Mapping[str, Given], only: str | None = None) -> Walk:
     """Check every kernel of the file, or in a Python file the one called `only`. Errors are collected, not raised, but for names in
     `known` that nothing has."""
     if file.program is not None:
-        return _walk_program(file.program, inputs_of(file, known))
+        return _walk_program(file.program, *_inputs(file, known))
     if any(function.name == only for function in file.kernels):
         file = replace(file, kernels=tuple(function for function in file.kernels if function.name == only))
     result = Walk()
@@ -201,11 +208,11 @@ class _Looker(Looker):
         return Given(argument.spec.dtype, plain=plain)
 
 
-def _walk_program(program: Module, inputs: Mapping[str, Given]) -> Walk:
+def _walk_program(program: Module, inputs: Mapping[str, Given], check: Check | None = None) -> Walk:
     program = linked(program)
     result = Walk(records=[name for name in inputs if is_record(name, program)])
     values: dict[str, object] = {name: StandIn() if name in result.records else _stand_in(given) for name, given in inputs.items()}
-    _look(program, values, inputs, result)
+    _look(program, values, inputs, result, check)
     called = {n.id for n in nodes(program) if isinstance(n, syntax.Name)} | {
         n.id for s in program.body if isinstance(s, Function) for n in nodes(s) if isinstance(n, syntax.Name)
     }
@@ -215,8 +222,8 @@ def _walk_program(program: Module, inputs: Mapping[str, Given]) -> Walk:
     return result
 
 
-def _look(program: Module, values: Mapping[str, object], inputs: Mapping[str, Given], result: Walk) -> None:
-    found = look(program, _Looker(result, values, inputs), values)
+def _look(program: Module, values: Mapping[str, object], inputs: Mapping[str, Given], result: Walk, check: Check | None = None) -> None:
+    found = look(program, _Looker(result, values, inputs), values, check)
     result.errors += [error for error in found if error not in result.errors]
 
 
@@ -224,12 +231,12 @@ def _look_at_function(program: Module, function: Function, result: Walk) -> None
     """A function that the program does not call: with stand-ins for its parameters and for names of the program."""
     params = {p.name: p for p in function.params}
     module = call_module(program, function, tuple(params))
-    names = ZynModule(module, _no_compute).inputs()
+    names, check = ZynModule(module, _no_compute).with_inputs()
     inputs = {n: guess(n, params[n].type if n in params else None, function) for n in names}
     values = {
         n: StandIn() if is_record(n, function) or (inputs[n].guessed and inputs[n].extents is None) else _stand_in(inputs[n]) for n in names
     }  # fmt: skip
-    _look(module, values, inputs, result)
+    _look(module, values, inputs, result, check)
 
 
 def is_record(name: str, root: syntax.Node) -> bool:

@@ -6,18 +6,18 @@ those of the program around its blocks and those of the blocks. A statement with
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from tilewright.api import host_functions
-
 from tilewright.api.host_blocks import RunCompute
 from tilewright.api.host_dimensions import Sizes, StandIn
 from tilewright.api.host_run import Returned, Run, owner
-from tilewright.api.module_check import Check
 from tilewright.api.known_extents import Extents
+from tilewright.api.module_check import Check
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType
 from tilewright.base.errors import Diagnostic, UserError
@@ -168,10 +168,8 @@ def _names_alone(type_: syntax.Index) -> Expr:
 def look(module: syntax.Module, run_compute: RunCompute, values: Mapping[str, object], check: Check | None = None) -> list[Diagnostic]:
     """Everything that is wrong with a program without imports; `check` is its own with inputs of these names, if there is one."""
     check = check or Check(module, frozenset(values))
-    try:
+    with contextlib.suppress(UserError):  # they are in its sink
         check.report(dict(values))
-    except UserError:
-        pass  # they are in its sink
     looking = Looking(check, run_compute, None, dict(values))
     looking.run(module)
     return list(dict.fromkeys((*check.sink.errors, *looking.errors)))

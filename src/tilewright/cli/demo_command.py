@@ -1,6 +1,6 @@
-"""`tilewright demo`: the gallery on every device found, checked against float64, in one table.
+"""`tilewright demo`: the gallery and the ZynML programs on every device found, checked against float64, in two tables.
 
-In: `examples/gallery.py`, `layers.py` and `blocks.py` of the repository. Out: a table, and the PTX of every kernel in a folder, made with or without a GPU. Times are
+In: `examples/gallery.py`, `layers.py`, `blocks.py` and `tours.py` of the repository. Out: the tables, and the PTX of every kernel in a folder, made with or without a GPU. Times are
 the best of a few calls after the first; the emulator runs small inputs and is there to be right, not fast. Contractions have a rate of
 arithmetic, the others one of memory.
 """
@@ -83,23 +83,33 @@ class Row:
 
 def demo(ptx_folder: str) -> bool:
     """Run everything, print the table; whether every result was right."""
+    from tilewright.cli import demo_tours
+
     gallery = read_gallery()
+    tours = demo_tours.read_tours()
     places = devices()
     console = Console()
     rows: list[Row] = []
+    shown: list[Row] = []
     columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(gallery) * (len(places) + 1))
+        task = progress.add_task("", total=len(gallery) * (len(places) + 1) + len(tours) * len(places))
         for item in gallery:
             for place, row in zip(places, run_item(item, places), strict=True):
                 rows.append(row)
                 progress.update(task, description=f"{item.name} on {place.id}", advance=1)
+        for tour in tours:
+            for place, row in zip(places, demo_tours.run_tour(tour, places), strict=True):
+                shown.append(row)
+                progress.update(task, description=f"{tour.name} on {place.id}", advance=1)
         written: list[Path] = []
         for item in gallery:
             progress.update(task, description=f"{item.name} to PTX")
             written += write_ptx(item, Path(ptx_folder))
             progress.advance(task)
     console.print(_table(rows))
+    console.print(demo_tours.table(shown))
+    rows += shown
     for row in rows:
         if row.failure:
             console.print(f"{row.name} on {row.device}: {row.failure}", markup=False, highlight=False)
@@ -248,7 +258,7 @@ def _table(rows: list[Row]) -> Table:
     for row in rows:
         real = not row.device.startswith("emulator") and not row.failure
         table.add_row(
-            row.name, row.device.removesuffix(":thread"), "" if row.failure else _duration(row.seconds),
+            row.name, row.device.removesuffix(":thread"), "" if row.failure else duration(row.seconds),
             row.rate if real else "",
             f"{row.numpy_seconds / row.seconds:.1f}" if real else "",
             "" if row.failure else f"{row.error:.0e}" if row.error else "0", "[green]ok[/]" if row.ok else "[red]WRONG[/]",
@@ -256,5 +266,5 @@ def _table(rows: list[Row]) -> Table:
     return table
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -98,7 +98,7 @@ def _stored(array: Any, places: Sequence[Place], value: object, span: Span) -> o
     given = tuple(getattr(value, "shape", ()))
     if given and (len(given) > len(wanted) or any(g not in (1, w) for g, w in zip(reversed(given), reversed(wanted)))):
         raise UserError.at("TW004", f"a part of shape {list(wanted)} is assigned an array of shape {list(given)}", span, "the sizes must agree")
-    array[tuple(places)] = np.asarray(value) if isinstance(array, np.ndarray) else _on_device(value, wanted)  # type: ignore[index]
+    array[tuple(places)] = np.asarray(value) if isinstance(array, np.ndarray) else _on_device(value, wanted)
     return array
 
 

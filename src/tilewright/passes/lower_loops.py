@@ -32,6 +32,7 @@ from tilewright.ir.rewrite import clone_ops
 from tilewright.ir.types import INDEX, Tensor, Tile, dtype_of
 from tilewright.passes.combine import combine, combine_later, identities
 from tilewright.passes.extreme_on_cpu import ExtremeOnCpu
+from tilewright.passes.lower_while import WhileLowering
 from tilewright.passes.schedule import Schedule, is_sweep, nest_of
 from tilewright.passes.shift_rows import aligned_accesses, row_start, shift_of
 
@@ -353,10 +354,12 @@ class LoopLowering:
             return self._for(b, op, operands, env, masks)
         if op.opcode == "reduce":
             return self._reduce(b, op, operands, env, masks)
-        if op.opcode in ("parallel", "while"):
+        if op.opcode == "while":
+            return WhileLowering(self, op, env, masks).run(b, operands)
+        if op.opcode == "parallel":
             from tilewright.base.errors import UserError
 
-            what = "while" if op.opcode == "while" else "a parallel loop inside a parallel loop"
+            what = "a parallel loop inside a parallel loop"
             raise UserError.at("TW005", f"{what} is not available in kernels yet", op.span, "use for with a fixed number of turns")
         shape = join(*(shape_of(v) for v in operands))
         return b.emit(op.opcode, [self.widen(b, v, shape) for v in operands], op.attrs)

@@ -113,6 +113,33 @@ let r = compute(x) {
         while k < x.shape[1] - 1 and x[i, k] < 0.5: k += 1
         out[i] = x[i, k]
 }""", lambda x: np.array([row[k] if (k := next((k for k in range(len(row) - 1) if row[k] >= 0.5), len(row) - 1)) is not None else 0 for row in x])),
+    "of a product's factor": ("""
+let r = compute(x) {
+    for i in 0..n, j in 0..n:
+        var total = 0.0
+        for k in 0..m:
+            var v = abs(x[i, k])
+            while v > 0.25: v = v * 0.5
+            total += v * x[j, k]
+        out[i, j] = total
+}""", lambda x: shrunk(np.abs(x)) @ x.T),
+    "of a product's result": ("""
+let r = compute(x) {
+    for i in 0..n, j in 0..n:
+        var total = 0.0
+        for k in 0..m: total += x[i, k] * x[j, k]
+        while total > 0.25: total = total * 0.5
+        out[i, j] = total
+}""", lambda x: shrunk(x @ x.T)),
+    "that stores": ("""
+let r = compute(x) {
+    for i in 0..n, j in 0..m:
+        var v = x[i, j]
+        out[i, j] = v
+        while v > 0.25:
+            v = v * 0.5
+            out[i, j] = v
+}""", lambda x: shrunk(x)),
     "never": ("""
 let r = compute(x) {
     for i in 0..n:

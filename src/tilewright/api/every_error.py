@@ -23,9 +23,15 @@ from tilewright.tree.check import check_kernel
 
 def every_error(error: UserError, module: syntax.Module, inputs: Mapping[str, object]) -> list[Diagnostic]:
     """The messages of an error and all others there are for inputs like these, in order; none if there are no others."""
-    places = {(d.code, d.span.line, d.span.column) for d in error.diagnostics}
-    more = [d for d in _others(module, inputs) if d.code != "TW008" and (d.code, d.span.line, d.span.column) not in places]
+    more = [d for d in _others(module, inputs) if d.code != "TW008" and not any(_is_same(d, known) for known in error.diagnostics)]
     return sorted((*error.diagnostics, *more), key=lambda d: (d.span.path, d.span.line, d.span.column)) if more else []
+
+
+def _is_same(found: Diagnostic, known: Diagnostic) -> bool:
+    """Whether a message is one the run had, at the same place or with the place in its text."""
+    if found.code != known.code:
+        return False
+    return (found.span.line, found.span.column) == (known.span.line, known.span.column) or known.message.startswith(found.message)
 
 
 def _others(module: syntax.Module, inputs: Mapping[str, object]) -> list[Diagnostic]:

@@ -107,6 +107,8 @@ def rank_in(name: str, root: Node) -> int | None:
     parts: dict[int, list[int]] = {}
     for part, axes in _parts(root):
         parts.setdefault(id(part), []).append(axes)
+        if _is(part, name):
+            at_least.append(axes)
     for node in nodes(root):
         if isinstance(node, syntax.Index) and _is(node.value, name):
             for axes in parts.get(id(node), ()):

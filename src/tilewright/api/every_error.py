@@ -15,16 +15,18 @@ from tilewright.api.host_dimensions import StandIn
 from tilewright.api.host_look import Looker, look, stand_in
 from tilewright.api.known_extents import KnownExtents
 from tilewright.base.dtypes import from_numpy
-from tilewright.base.errors import Diagnostic, UserError
+from tilewright.base.errors import Diagnostic, UserError, in_order
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.tree import syntax
 from tilewright.tree.check import check_kernel
 
 
-def every_error(error: UserError, module: syntax.Module, inputs: Mapping[str, object]) -> list[Diagnostic]:
-    """The messages of an error and all others there are for inputs like these, in order; none if there are no others."""
+def every_error(error: UserError, module: syntax.Module, inputs: Mapping[str, object]) -> UserError:
+    """The error, with all others there are for inputs like these."""
+    if type(error) is not UserError:
+        return error
     more = [d for d in _others(module, inputs) if d.code != "TW008" and not any(_is_same(d, known) for known in error.diagnostics)]
-    return sorted((*error.diagnostics, *more), key=lambda d: (d.span.path, d.span.line, d.span.column)) if more else []
+    return UserError(*in_order((*error.diagnostics, *more))) if more else error
 
 
 def _is_same(found: Diagnostic, known: Diagnostic) -> bool:

@@ -15,7 +15,7 @@ from tilewright.api.host_blocks import RunCompute
 from tilewright.api.host_run import Run
 from tilewright.api.module_check import Check
 from tilewright.api.module_links import call_module, linked
-from tilewright.base.errors import Diagnostic, UserError
+from tilewright.base.errors import UserError
 from tilewright.frontend.zyn import parse_module
 from tilewright.tree import syntax
 
@@ -34,13 +34,6 @@ def load(path_or_source: str | os.PathLike[str], run_compute: RunCompute) -> Zyn
     except UnicodeDecodeError as error:
         raise UserError.at("TW007", f"file '{path}' is not UTF-8 text: {error.reason}", help="save it as UTF-8") from None
     return ZynModule(parse_module(text, str(path)), run_compute)
-
-
-def _other_errors(error: UserError, tree: syntax.Module, inputs: dict[str, object]) -> list[Diagnostic]:
-    """Everything that is wrong where a run met one error; nothing if that is all."""
-    from tilewright.api.every_error import every_error
-
-    return every_error(error, tree, inputs)
 
 
 def _is_source(text: str) -> bool:
@@ -84,16 +77,9 @@ class ZynModule:
         check = self._checks.get(given)
         if check is None:
             check = Check(self.tree, given)
-        try:
-            if given not in self._checks:
-                check.report(inputs)
-                self._checks[given] = check
-            found = Run(check, self._run_compute, device, dict(inputs)).run(self.tree)
-        except UserError as error:
-            more = _other_errors(error, self.tree, inputs)
-            if not more:
-                raise
-            raise UserError(*more) from None
+            check.report(inputs)
+            self._checks[given] = check
+        found = Run(check, self._run_compute, device, dict(inputs)).run(self.tree)
         return {n: v for n, v in found.items() if not n.startswith(self._hidden)} if self._hidden else found
 
     def functions(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from tilewright.api.host_sizes import KnownSizes
 from tilewright.api.unreached import leaves
 from tilewright.api.zyn_parallel import is_mode, is_spread
 from tilewright.base import dtypes
-from tilewright.base.errors import Diagnostics
+from tilewright.base.errors import Diagnostics, UserError, in_order
 from tilewright.base.source import Span
 from tilewright.tree import syntax
 from tilewright.tree.compose import Apart, Composer, call_of, kernel_of
@@ -45,6 +45,7 @@ class Check:
 
     def __init__(self, module: syntax.Module, given: frozenset[str]) -> None:
         self.sink = Diagnostics()
+        self._module = module
         self.given = given
         self.missing: dict[str, Span] = {}
         self.used: set[str] = set()
@@ -74,6 +75,15 @@ class Check:
         self._uncalled(module)
 
     def report(self, inputs: dict[str, object]) -> None:
+        """Raise everything that is wrong."""
+        self.note_inputs(inputs)
+        if self.sink.errors:
+            from tilewright.api.every_error import every_error
+
+            raise every_error(UserError(*in_order(self.sink.errors)), self._module, inputs)
+
+    def note_inputs(self, inputs: dict[str, object]) -> None:
+        """Put inputs that are missing, or that nobody wants, with the errors."""
         needed = [n for n in self.missing if n not in inputs]
         call = f"call run({', '.join(f'{n}=…' for n in [*sorted(self.used & set(inputs)), *needed])})"
         for name in needed:
@@ -86,7 +96,6 @@ class Check:
                 self.sink.error(
                     "TW008", f"unexpected input '{name}': it {reason}", help=f"did you mean '{close[0]}'?" if close else f"the program takes {takes}"
                 )
-        self.sink.raise_if_errors()
 
     def require_apart(self, function: syntax.Function, node: syntax.Call) -> None:
         """Have a function checked as one that runs block by block, if it was not."""

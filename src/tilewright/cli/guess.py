@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.api.host_values import ELEMENTWISE
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType, bool_, f32, f64, i64
 from tilewright.base.errors import UserError
+from tilewright.cli.guess_uses import rank_of_use
 from tilewright.tree import syntax
 from tilewright.tree.inline import parts_backwards
 from tilewright.tree.syntax import Node
@@ -88,12 +88,12 @@ def guess(name: str, type_: syntax.Expr | None, root: Node) -> Given:
         if dtypes.is_name(type_.id):
             return Given(dtypes.by_name(type_.id))
     rank = rank_in(name, root)
-    if rank is None and type_ is None:
-        rank = _rank_of_use(name, root, frozenset({name}))
     if rank is not None and _is_places(name, root):
         return Given(i64, (None,) * rank, guessed=True)
     if rank is None and type_ is None:
-        return Given(f64, plain="float", guessed=True)
+        rank = rank_of_use(name, root)
+        if rank is None:
+            return Given(f64, plain="float", guessed=True)
     return Given(f32, (None,) * (1 if rank is None else rank), guessed=True)
 
 
@@ -110,8 +110,6 @@ def rank_in(name: str, root: Node) -> int | None:
     parts: dict[int, list[int]] = {}
     for part, axes in _parts(root):
         parts.setdefault(id(part), []).append(axes)
-        if _is(part, name):
-            at_least.append(axes)
     for node in nodes(root):
         if isinstance(node, syntax.Index) and _is(node.value, name):
             for axes in parts.get(id(node), ()):
@@ -134,45 +132,6 @@ def rank_in(name: str, root: Node) -> int | None:
     if exact:
         return max(exact)
     return max(at_least) if at_least else None
-
-
-def _rank_of_use(name: str, root: Node, seen: frozenset[str]) -> int | None:
-    """The rank an array must have because what is computed from it element by element is one; None where an array beside it may be the reason."""
-    for node in nodes(root):
-        if isinstance(node, syntax.ReduceExpr):
-            target, value = "", node.value
-        elif isinstance(node, syntax.Let) and node.value is not None and len(node.targets) == 1:
-            target, value = node.targets[0], node.value
-        elif isinstance(node, syntax.Assign) and isinstance(node.target, syntax.Name):
-            target, value = node.target.id, node.value
-        else:
-            continue
-        leaves = set(_leaves(value))
-        if name not in leaves or "" in leaves or target in seen or any(rank_in(leaf, root) is not None for leaf in leaves - {name, target}):
-            continue
-        if not target:
-            return 1
-        found = rank_in(target, root) or _rank_of_use(target, root, seen | {target})
-        if found is not None:
-            return found
-    return None
-
-
-def _leaves(node: syntax.Expr) -> Iterator[str]:
-    """Names of which an expression has elements: those in arithmetic and in functions of elements; '' for anything else that may be an array."""
-    if isinstance(node, syntax.Name):
-        yield node.id
-    elif isinstance(node, syntax.Binary) and node.op != "@":
-        yield from (*_leaves(node.left), *_leaves(node.right))
-    elif isinstance(node, syntax.Unary):
-        yield from _leaves(node.operand)
-    elif isinstance(node, syntax.IfExpr):
-        yield from (*_leaves(node.cond), *_leaves(node.then), *_leaves(node.otherwise))
-    elif isinstance(node, syntax.Call) and isinstance(node.function, syntax.Name) and node.function.id in ELEMENTWISE:
-        for argument in node.args:
-            yield from _leaves(argument.value)
-    elif not isinstance(node, syntax.Number | syntax.Bool):
-        yield ""
 
 
 def _passed(name: str, root: Node, functions: Mapping[str, syntax.Function], around: tuple[str, ...]) -> Iterator[int]:
@@ -205,9 +164,7 @@ def _parts(root: Node) -> Iterator[tuple[syntax.Expr, int]]:
             operands = [(a.value, _TILE_FUNCTIONS[node.function.id]) for a in node.args]
         for operand, axes in operands:
             value = declared.get(operand.id) if isinstance(operand, syntax.Name) else None
-            yield operand, axes
-            if value is not None:
-                yield value, axes
+            yield value or operand, axes
 
 
 _walked: list[tuple[Node, tuple[Node, ...]]] = []

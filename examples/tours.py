@@ -1,7 +1,8 @@
-"""The programs `zyn/tour_*.zyn` and `zyn/transformer_block.zyn`: each shows one side of ZynML, with inputs of any size and what must come out.
+"""The programs `zyn/tour_*.zyn` and `zyn/transformer_block.zyn`: each shows one side of ZynML, with inputs of any size and what
+must come out.
 
-`TOURS` lists them; `tilewright demo` runs them on every device and compares each result with its reference in float64. `same` says what PyTorch
-calls an operation, where it has it: a function of the inputs as tensors.
+`TOURS` lists them; `tilewright demo` runs them on every device and compares each result with its reference in float64. `same`
+says what PyTorch calls an operation, where it has it: a function of the inputs as tensors.
 """
 
 from __future__ import annotations
@@ -92,7 +93,13 @@ def _reductions(rng: np.random.Generator, size: int) -> Inputs:
 
 def _reductions_results(inputs: Inputs) -> Results:
     data, matrix = _wide(inputs, "data", "matrix")
-    return {"sum": data.sum(), "max_val": data.max(), "norm": np.sqrt((data * data).sum()), "row_sums": matrix.sum(1), "max_idx": data.argmax()}
+    return {
+        "sum": data.sum(),
+        "max_val": data.max(),
+        "norm": np.sqrt((data * data).sum()),
+        "row_sums": matrix.sum(1),
+        "max_idx": data.argmax(),
+    }
 
 
 # -- matrices -------------------------------------------------------------------------------------------------------
@@ -103,7 +110,8 @@ def _matrices(rng: np.random.Generator, size: int) -> Inputs:
     side = max(5, int((size / 6) ** 0.5))
     return {
         "A": _numbers(rng, n, n + 6), "B": _numbers(rng, n + 6, n + 2), "P": _numbers(rng, 2, 9, n), "Q": _numbers(rng, 2, n, 6),
-        "input": _numbers(rng, 2, 3, side + 1, side), "kernel": _numbers(rng, 4, 3, 3, 3), "bias": _numbers(rng, 4), "windows": _numbers(rng, 3, 3, 3),
+        "input": _numbers(rng, 2, 3, side + 1, side), "kernel": _numbers(rng, 4, 3, 3, 3), "bias": _numbers(rng, 4),
+        "windows": _numbers(rng, 3, 3, 3),
     }  # fmt: skip
 
 
@@ -139,7 +147,8 @@ def _attention_results(inputs: Inputs) -> Results:
 def _fused(rng: np.random.Generator, size: int) -> Inputs:
     rows = max(1, size // 96)
     return {
-        "logits": _numbers(rng, rows, 50), "x": _numbers(rng, rows, 96), "gamma": _numbers(rng, 96), "beta": _numbers(rng, 96), "eps": 1e-5,
+        "logits": _numbers(rng, rows, 50), "x": _numbers(rng, rows, 96), "gamma": _numbers(rng, 96),
+        "beta": _numbers(rng, 96), "eps": 1e-5,
     }  # fmt: skip
 
 
@@ -181,7 +190,9 @@ def _async(rng: np.random.Generator, size: int) -> Inputs:
 
 def _async_results(inputs: Inputs) -> Results:
     data, *batches = _wide(inputs, "data", "batch1", "batch2", "batch3")
-    return dict.fromkeys(("result_now", "result", "in_time"), np.exp(data) * 2) | {"results": [b + n + 1 for n, b in enumerate(batches)]}
+    return dict.fromkeys(("result_now", "result", "in_time"), np.exp(data) * 2) | {
+        "results": [b + n + 1 for n, b in enumerate(batches)]
+    }
 
 
 def _memory(rng: np.random.Generator, size: int) -> Inputs:
@@ -201,14 +212,22 @@ def weights_of_a_block(rng: np.random.Generator, hidden: int, inner: int) -> dic
         "qkv_proj": (hidden, 3 * hidden), "out_proj": (hidden, hidden), "ln1_weight": (hidden,), "ln1_bias": (hidden,),
         "ffn_up": (hidden, inner), "ffn_down": (inner, hidden), "ln2_weight": (hidden,), "ln2_bias": (hidden,),
     }  # fmt: skip
-    return {name: _numbers(rng, *shape) / np.float32(shape[0] ** 0.5 if len(shape) > 1 else 1) for name, shape in shapes.items()}
+    return {
+        name: _numbers(rng, *shape) / np.float32(shape[0] ** 0.5 if len(shape) > 1 else 1) for name, shape in shapes.items()
+    }
 
 
 def _block(rng: np.random.Generator, size: int) -> Inputs:
     heads, width = 4, 8
     seq = max(3, min(200, size // 64))
     layers = [weights_of_a_block(rng, heads * width, 48) for _ in range(2)]
-    return {"x": _numbers(rng, 2, seq, heads * width), "layer": 1, "model": {"layers": layers}, "num_heads": heads, "head_dim": width}
+    return {
+        "x": _numbers(rng, 2, seq, heads * width),
+        "layer": 1,
+        "model": {"layers": layers},
+        "num_heads": heads,
+        "head_dim": width,
+    }
 
 
 def _block_results(inputs: Inputs) -> Results:
@@ -236,11 +255,13 @@ def _torch_block(torch: Any, i: Inputs) -> Any:
 
 TOURS = (
     Tour("tour_elementwise", _elementwise, _elementwise_results, {
-        "y": lambda torch, i: torch.relu(i["x"]), "z": lambda torch, i: i["x"] * torch.relu(i["x"]) + 1, "scaled": lambda torch, i: i["matrix"] * i["vector"],
+        "y": lambda torch, i: torch.relu(i["x"]), "z": lambda torch, i: i["x"] * torch.relu(i["x"]) + 1,
+        "scaled": lambda torch, i: i["matrix"] * i["vector"],
         "activated": lambda torch, i: torch.nn.functional.gelu(i["x"], approximate="tanh"),
     }),
     Tour("tour_reductions", _reductions, _reductions_results, {
-        "sum": lambda torch, i: i["data"].sum(), "max_val": lambda torch, i: i["data"].max(), "norm": lambda torch, i: torch.linalg.vector_norm(i["data"]),
+        "sum": lambda torch, i: i["data"].sum(), "max_val": lambda torch, i: i["data"].max(),
+        "norm": lambda torch, i: torch.linalg.vector_norm(i["data"]),
         "row_sums": lambda torch, i: i["matrix"].sum(1), "max_idx": lambda torch, i: i["data"].argmax(),
     }, 1e-4),
     Tour("tour_matrices", _matrices, _matrices_results, {

@@ -1,5 +1,6 @@
-"""Exact texts of what `tilewright check` says about whole ZynML programs: sizes that are told, attributes, what is never reached, warnings; and
-that all errors of a program come at once, from a check and from a run."""
+"""Exact texts of what `tilewright check` says about whole ZynML programs: sizes that are told, attributes, what is never reached,
+warnings; and that all errors of a program come at once, from a check and from a run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every program text of the language's design document stands in an example, line by line, but for what is listed here with its reason."""
+"""Every program text of the language's design document stands in an example, line by line, but for what is listed here with its
+reason.
+"""
 
 from __future__ import annotations
 

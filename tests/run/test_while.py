@@ -112,7 +112,7 @@ let r = compute(x) {
         var k = 0
         while k < x.shape[1] - 1 and x[i, k] < 0.5: k += 1
         out[i] = x[i, k]
-}""", lambda x: np.array([row[k] if (k := next((k for k in range(len(row) - 1) if row[k] >= 0.5), len(row) - 1)) is not None else 0 for row in x])),
+}""", lambda x: np.array([row[next((k for k in range(len(row) - 1) if row[k] >= 0.5), -1)] for row in x])),
     "of a product's factor": ("""
 let r = compute(x) {
     for i in 0..n, j in 0..n:

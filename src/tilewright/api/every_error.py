@@ -1,7 +1,7 @@
 """A run of a ZynML program that fails says everything that is wrong with the program, not only what it met first.
 
-In: the program, the inputs of the run, and the error it ended with. Out: that error with those that looking at the rest of the program finds for
-inputs of these types and sizes. Nothing is looked at while runs go well.
+In: the program, the inputs of the run, and the error it ended with. Out: that error with those that looking at the rest of the
+program finds for inputs of these types and sizes. Nothing is looked at while runs go well.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def every_error(error: UserError, module: syntax.Module, inputs: Mapping[str, ob
     """The error, with all others there are for inputs like these."""
     if type(error) is not UserError:
         return error
-    more = [d for d in _others(module, inputs) if d.code != "TW008" and not any(_is_same(d, known) for known in error.diagnostics)]
+    more = [
+        d for d in _others(module, inputs) if d.code != "TW008" and not any(_is_same(d, known) for known in error.diagnostics)
+    ]
     return UserError(*in_order((*error.diagnostics, *more))) if more else error
 
 
@@ -33,7 +35,9 @@ def _is_same(found: Diagnostic, known: Diagnostic) -> bool:
     """Whether a message is one the run had, at the same place or with the place in its text."""
     if found.code != known.code:
         return False
-    return (found.span.line, found.span.column) == (known.span.line, known.span.column) or known.message.startswith(found.message)
+    return (found.span.line, found.span.column) == (known.span.line, known.span.column) or known.message.startswith(
+        found.message
+    )
 
 
 def _others(module: syntax.Module, inputs: Mapping[str, object]) -> list[Diagnostic]:
@@ -70,7 +74,9 @@ class _Looker(Looker):
         if any(isinstance(value, StandIn) for value in arguments.values()):
             return StandIn()
         typed = check_kernel(function, tuple(read_argument(name, value).spec for name, value in arguments.items()))
-        known = KnownExtents(typed, {name: self.extents(value) for name, value in arguments.items() if isinstance(value, np.ndarray)})
+        known = KnownExtents(
+            typed, {name: self.extents(value) for name, value in arguments.items() if isinstance(value, np.ndarray)}
+        )
         conflicts = known.conflicts()
         if conflicts:
             raise UserError(*conflicts)

@@ -1,8 +1,9 @@
-"""Assignments to parts of values in the ZynML host language: `x[0] = 1.0`, `x[1:3, :] = row`, `parts[2] = y`, `settings.scale = 0.5`.
+"""Assignments to parts of values in the ZynML host language: `x[0] = 1.0`, `x[1:3, :] = row`, `parts[2] = y`, `settings.scale =
+0.5`.
 
-In: a value, the places inside it, and what goes there. Out: the value as it is afterwards. Only the variable that is assigned to changes: other
-names for the same array, record or list, those of the caller among them, keep what they had. An array that nobody else refers to is
-changed where it is; else a copy is.
+In: a value, the places inside it, and what goes there. Out: the value as it is afterwards. Only the variable that is assigned
+to changes: other names for the same array, record or list, those of the caller among them, keep what they had. An array that
+nobody else refers to is changed where it is; else a copy is.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _OWN = _references({"only": np.empty(0)}, "only")
 def with_field(record: object, name: str, value: object, span: Span) -> dict[str, object]:
     """The record with one field that is new, or has another value."""
     if not isinstance(record, Mapping):
-        raise UserError.at("TW009", f"'.{name}' of {_kind(record)} cannot be assigned", span, "only records have fields that can")
+        raise UserError.at(
+            "TW009", f"'.{name}' of {_kind(record)} cannot be assigned", span, "only records have fields that can"
+        )
     return {**record, name: value}
 
 
@@ -97,7 +100,9 @@ def _stored(array: Any, places: Sequence[Place], value: object, span: Span) -> o
     wanted = _part_shape(shape, places)
     given = tuple(getattr(value, "shape", ()))
     if given and (len(given) > len(wanted) or any(g not in (1, w) for g, w in zip(reversed(given), reversed(wanted)))):
-        raise UserError.at("TW004", f"a part of shape {list(wanted)} is assigned an array of shape {list(given)}", span, "the sizes must agree")
+        raise UserError.at(
+            "TW004", f"a part of shape {list(wanted)} is assigned an array of shape {list(given)}", span, "the sizes must agree"
+        )
     array[tuple(places)] = np.asarray(value) if isinstance(array, np.ndarray) else _on_device(value, wanted)
     return array
 
@@ -134,7 +139,9 @@ def _check_type(dtype: DType, value: object, span: Span) -> None:
         lost = f"a value of type {found} is assigned to an array of {dtype}, which would lose data"
         raise UserError.at("TW006", lost, span, f"convert it with cast(…, {dtype})")
     if not fits:
-        raise UserError.at("TW006", f"{host_functions.shown(value)} is assigned to an array of {dtype}, which cannot hold it", span)
+        raise UserError.at(
+            "TW006", f"{host_functions.shown(value)} is assigned to an array of {dtype}, which cannot hold it", span
+        )
 
 
 def _kind(value: object) -> str:

@@ -1,7 +1,8 @@
 """A ZynML program looked at instead of run: everything that is wrong with it, at once.
 
-In: a checked program, stand-ins for its inputs, and a `run_compute` that checks blocks and gives stand-ins for their results. Out: all errors,
-those of the program around its blocks and those of the blocks. A statement with an error leaves names behind of which nobody knows anything.
+In: a checked program, stand-ins for its inputs, and a `run_compute` that checks blocks and gives stand-ins for their results.
+Out: all errors, those of the program around its blocks and those of the blocks. A statement with an error leaves names behind
+of which nobody knows anything.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def stand_in(dtype: DType, extents: Extents) -> np.ndarray:
 
 
 class Looker:
-    """What a program that is looked at has in place of what would run: arrays of the right rank and type, some of them with known extents."""
+    """What there is in place of what would run: arrays of the right rank and type, some of them with known extents."""
 
     stands_in = True
 
@@ -145,10 +146,14 @@ class Looking(Run):
 
 def _names_alone(type_: syntax.Index) -> Expr:
     """A type without extents that are computed: the numbers they are computed from may be stand-ins."""
-    return replace(type_, indices=tuple(i if isinstance(i, syntax.Name) else syntax.Slice(None, None, span=i.span) for i in type_.indices))
+    return replace(
+        type_, indices=tuple(i if isinstance(i, syntax.Name) else syntax.Slice(None, None, span=i.span) for i in type_.indices)
+    )
 
 
-def look(module: syntax.Module, run_compute: RunCompute, values: Mapping[str, object], check: Check | None = None) -> list[Diagnostic]:
+def look(
+    module: syntax.Module, run_compute: RunCompute, values: Mapping[str, object], check: Check | None = None
+) -> list[Diagnostic]:
     """Everything that is wrong with a program without imports; `check` is its own with inputs of these names, if there is one."""
     check = check or Check(module, frozenset(values))
     check.note_inputs(dict(values))

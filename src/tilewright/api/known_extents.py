@@ -1,7 +1,7 @@
 """Dimension conflicts of a kernel found without a call: from the extents its arrays are known to have.
 
-In: a checked kernel and for each array its extents, None where nobody knows. Out: what does not fit, in the words of a call, and the extents of
-the results as far as they follow.
+In: a checked kernel and for each array its extents, None where nobody knows. Out: what does not fit, in the words of a call,
+and the extents of the results as far as they follow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`tilewright demo`, the programs of `examples/tours.py`: every ZynML program that shows the language, on every device found.
 
-In: the tours of the repository and the devices. Out: a row for each program and device: the time of a call of the loaded program, with copies to
-and from a GPU, and the largest error of its results against float64. What programs print is left out.
+In: the tours of the repository and the devices. Out: a row for each program and device: the time of a call of the loaded
+program, with copies to and from a GPU, and the largest error of its results against float64. What programs print is left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The rank of an input that nothing indexes: from what is computed from it.
 
-In: an untyped tree and a name. Out: the rank, where an operand of `@` or an array that is reduced or indexed can have come from this name alone; None
-where it may be a number.
+In: an untyped tree and a name. Out: the rank, where an operand of `@` or an array that is reduced or indexed can have come from
+this name alone; None where it may be a number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _operand(name: str, root: Node) -> int | None:
 
 
 def _computed(name: str, root: Node, seen: frozenset[str]) -> int | None:
-    """The rank an array must have because what is computed from it element by element is one; None where an array beside it may be the reason."""
+    """The rank it must have because what is computed from it by elements is an array; None where another may be the reason."""
     for node in guess.nodes(root):
         if isinstance(node, syntax.ReduceExpr):
             target, value = "", node.value
@@ -40,7 +40,12 @@ def _computed(name: str, root: Node, seen: frozenset[str]) -> int | None:
         else:
             continue
         leaves = set(_leaves(value))
-        if name not in leaves or "" in leaves or target in seen or any(_rank(leaf, root) is not None for leaf in leaves - {name, target}):
+        if (
+            name not in leaves
+            or "" in leaves
+            or target in seen
+            or any(_rank(leaf, root) is not None for leaf in leaves - {name, target})
+        ):
             continue
         if not target:
             return 1
@@ -51,7 +56,7 @@ def _computed(name: str, root: Node, seen: frozenset[str]) -> int | None:
 
 
 def _leaves(node: syntax.Expr) -> Iterator[str]:
-    """Names of which an expression has elements: those in arithmetic and in functions of elements; '' for anything else that may be an array."""
+    """Names in arithmetic and in functions of elements; '' for anything else that may be an array."""
     if isinstance(node, syntax.Name):
         yield node.id
     elif isinstance(node, syntax.Binary) and node.op != "@":

@@ -1,7 +1,8 @@
 """Results of a run as text and as files.
 
-In: values of a ZynML program or kernel. Out: lines for the terminal; `.npy` files of arrays and numbers, `.npz` files of records, lists and tuples,
-which `--in` and `read` take back: records in records have names with dots, and so have lists, with numbers.
+In: values of a ZynML program or kernel. Out: lines for the terminal; `.npy` files of arrays and numbers, `.npz` files of
+records, lists and tuples, which `--in` and `read` take back: records in records have names with dots, and so have lists, with
+numbers.
 """
 
 from __future__ import annotations
@@ -34,11 +35,17 @@ def save(name: str, value: object, path: str) -> None:
     arrays = dict(_arrays(name, value, ""))
     suffix = Path(path).suffix.lower()
     if suffix != ".npz" and list(arrays) != [""]:
-        raise UserError.at("TW009", f"--out {name}: a {_kind(value)} cannot be saved as .npy", help=f"write --out {name}={Path(path).stem}.npz")
+        raise UserError.at(
+            "TW009", f"--out {name}: a {_kind(value)} cannot be saved as .npy", help=f"write --out {name}={Path(path).stem}.npz"
+        )
     for part, array in arrays.items():
         if array.dtype.kind == "V":
             which = f"'{part}' of {name}" if part else name
-            raise UserError.at("TW009", f"--out {name}: {suffix} files have no type for {which}, {array.dtype}", help="cast it to f32 in the program")
+            raise UserError.at(
+                "TW009",
+                f"--out {name}: {suffix} files have no type for {which}, {array.dtype}",
+                help="cast it to f32 in the program",
+            )
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         if suffix == ".npz":
@@ -65,7 +72,9 @@ def _arrays(name: str, value: object, place: str) -> Iterator[tuple[str, np.ndar
         parts = [(str(number), part) for number, part in enumerate(value)]
     else:
         where = f"'{place}', a {_kind(value)}," if place else f"a {_kind(value)}"
-        raise UserError.at("TW009", f"--out {name}: {where} cannot be saved", help="arrays, numbers, and records and lists of them can")
+        raise UserError.at(
+            "TW009", f"--out {name}: {where} cannot be saved", help="arrays, numbers, and records and lists of them can"
+        )
     for key, part in parts:
         yield from _arrays(name, part, f"{place}.{key}" if place else key)
 
@@ -83,4 +92,8 @@ def _kind(value: object) -> str:
 
 def text(value: object) -> str:
     """The value itself, shortened where it is long."""
-    return f"  {np.array2string(value, threshold=20, edgeitems=3, prefix='  ')}" if isinstance(value, np.ndarray) else f"  {shown(value)}"
+    return (
+        f"  {np.array2string(value, threshold=20, edgeitems=3, prefix='  ')}"
+        if isinstance(value, np.ndarray)
+        else f"  {shown(value)}"
+    )

@@ -1,7 +1,7 @@
 """A `while` of the loop stage over tiles: elements leave it one by one, and it ends when the last one has.
 
-In: the op, and the lowering of the loops around it. Out: a `while` of the tile stage. Where the condition is the same for a whole block it
-stays as it is; else the tile carries which elements go on, and what the body changes is kept for the others:
+In: the op, and the lowering of the loops around it. Out: a `while` of the tile stage. Where the condition is the same for a
+whole block it stays as it is; else the tile carries which elements go on, and what the body changes is kept for the others:
 
     while %v (%c) { yield %c > 1, %c } { yield %c / 2 }
     -> %on = mask & (%v > 1)
@@ -65,7 +65,7 @@ class WhileLowering:
         return self._append(b, start, test, body)
 
     def _settled(self, b: Builder, current: list[Value]) -> tuple[list[Value], Shape]:
-        """What is carried, widened until its shapes hold still, and the shape of the condition: () where it is one for a block."""
+        """What is carried, widened until its shapes hold still, and the shape of the condition: () where a block has one."""
         from tilewright.passes.lower_loops import join
 
         while True:

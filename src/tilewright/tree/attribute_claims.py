@@ -1,7 +1,7 @@
 """Attributes of a compute block that contradict each other, its loops, or the sizes of a call.
 
-In: the attributes, the untyped body and what the checker found out about sizes. Out: errors at the attributes, and for `@shared(rows * 4)` a
-check for every call, for what it asks for is known only there.
+In: the attributes, the untyped body and what the checker found out about sizes. Out: errors at the attributes, and for
+`@shared(rows * 4)` a check for every call, for what it asks for is known only there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def check_attributes(function: Function, sink: Diagnostics) -> None:
     for attribute in function.attributes:
         first = seen.setdefault(attribute.name, attribute)
         if first is not attribute and attribute.name not in _SEVERAL:
-            sink.error("TW012", f"@{attribute.name} is given twice: line {first.span.line} has one", attribute.span, "keep one of them")
+            sink.error(
+                "TW012", f"@{attribute.name} is given twice: line {first.span.line} has one", attribute.span, "keep one of them"
+            )
         if attribute.name == "broadcast":
             _check_broadcast(attribute, function, sink)
 
@@ -47,10 +49,9 @@ def _check_broadcast(attribute: KernelAttribute, function: Function, sink: Diagn
             if index in store.indices and axis not in (places := [p for p, i in enumerate(store.indices) if i == index]):
                 assert isinstance(store.value, syntax.Name)
                 shown = index.id if isinstance(index, syntax.Name) else "its index"
-                sink.error(
-                    "TW012", f"@broadcast({name.id}, axis={axis}), but '{name.id}' is read with '{shown}', which is axis {places[0]} of '{store.value.id}'",
-                    attribute.span, f"write @broadcast({name.id}, axis={places[0]})",
-                )  # fmt: skip
+                where = f"'{name.id}' is read with '{shown}', which is axis {places[0]} of '{store.value.id}'"
+                help = f"write @broadcast({name.id}, axis={places[0]})"
+                sink.error("TW012", f"@broadcast({name.id}, axis={axis}), but {where}", attribute.span, help)
                 return
 
 
@@ -58,9 +59,11 @@ def _is_result(target: Expr) -> bool:
     return isinstance(target, syntax.Index) and isinstance(target.value, syntax.Name) and is_output(target.value.id)
 
 
-def shared_demand(attributes: Sequence[KernelAttribute], sizes: Mapping[str, Size], bound: Iterable[str], sink: Diagnostics) -> list[SizeCheck]:
-    """A check that what `@shared` asks for is not too much; none where it asks for a number. `sizes` are the kernel's by name, of which
-    those in `bound` have a value in every call."""
+def shared_demand(
+    attributes: Sequence[KernelAttribute], sizes: Mapping[str, Size], bound: Iterable[str], sink: Diagnostics
+) -> list[SizeCheck]:
+    """A check that what `@shared` asks for is not too much; none where it asks for a number. `sizes` are the kernel's by name,
+    of which those in `bound` have a value in every call."""
     found: list[SizeCheck] = []
     known = set(bound)
     for attribute in attributes:
@@ -69,7 +72,12 @@ def shared_demand(attributes: Sequence[KernelAttribute], sizes: Mapping[str, Siz
         size = _size(attribute.args[0].value, sizes)
         missing = sorted(size.names - known) if size is not None else []
         if size is None:
-            sink.error("TW016", "@shared takes a number of bytes, or an expression of sizes", attribute.span, "write for example @shared(16 * 16 * 4)")
+            sink.error(
+                "TW016",
+                "@shared takes a number of bytes, or an expression of sizes",
+                attribute.span,
+                "write for example @shared(16 * 16 * 4)",
+            )
         elif missing:
             names = sorted(known)
             help = suggest(missing[0], names) or f"known sizes: {', '.join(names) or 'none'}"

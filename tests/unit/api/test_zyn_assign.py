@@ -50,7 +50,18 @@ def test_parts(text: str, wanted: object) -> None:
     assert X.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("before", ["let b = a", "let b = a[0:6]", "let b = [a]", "let b = {of: a}", "let b = reshape(a, [2, 3])", "let b = a.T", "var b = 0\nb = a"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        "let b = a",
+        "let b = a[0:6]",
+        "let b = [a]",
+        "let b = {of: a}",
+        "let b = reshape(a, [2, 3])",
+        "let b = a.T",
+        "var b = 0\nb = a",
+    ],
+)
 def test_other_names_keep_what_they_had(before: str) -> None:
     found = run(f"var a = x * 1\na[1] = 7\n{before}\na[0] = 5\na[0] = 6\n", x=X)
     kept = found["b"]
@@ -87,7 +98,7 @@ def test_an_array_of_its_own_is_changed_in_place() -> None:
 def test_arrays_on_a_gpu() -> None:
     with installed(mode="random") as driver:
         register_copies(driver)
-        found = run("var a = x.to_device(\"cuda\")\nlet b = a\na[0] = 5\na[1:3] = a[4:6]\na[5] = x[3]\n", x=X)
+        found = run('var a = x.to_device("cuda")\nlet b = a\na[0] = 5\na[1:3] = a[4:6]\na[5] = x[3]\n', x=X)
         assert found["a"].numpy().tolist() == [5, 4, 5, 3, 4, 3]  # type: ignore[attr-defined]
         assert found["b"].numpy().tolist() == X.tolist()  # type: ignore[attr-defined]
 

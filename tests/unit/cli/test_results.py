@@ -37,7 +37,9 @@ def test_arrays_and_futures(tmp_path: Path) -> None:
 
 
 def test_records_and_tuples_come_back(tmp_path: Path) -> None:
-    done = run(tmp_path, "--out", f"model={tmp_path}/m.npz", "--out", f"parts={tmp_path}/parts.npz", "--out", f"y={tmp_path}/y.npz")
+    done = run(
+        tmp_path, "--out", f"model={tmp_path}/m.npz", "--out", f"parts={tmp_path}/parts.npz", "--out", f"y={tmp_path}/y.npz"
+    )
     assert done.exit_code == 0, done.output
     with np.load(tmp_path / "m.npz") as found:
         assert {name: found[name].tolist() for name in found.files} == {

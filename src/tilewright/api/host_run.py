@@ -39,11 +39,7 @@ class Run(Blocks):
         try:
             self._statements(module.body, names)
         except UserError as error:
-            if self._looks:
-                raise
-            from tilewright.api.every_error import every_error
-
-            raise every_error(error, module, inputs) from None
+            raise self._check.complete(error, module, inputs) from None
         return {name: self._values[name] for name in names}
 
     # -- statements -------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.api import host_functions, host_values
@@ -30,6 +30,10 @@ _KINDS_WITH_SIZES = frozenset({"conv2d", "conv2d_depthwise", "depthwise_conv2d",
 """Kernel kinds that bind size names which no access in the body binds."""
 
 
+Complete = Callable[[UserError, syntax.Module, Mapping[str, object]], UserError]
+"""An error with all others that a program has for some inputs."""
+
+
 @dataclass(frozen=True)
 class Body:
     """The statements of a compute block, and what they say of names they do not declare."""
@@ -43,8 +47,9 @@ class Body:
 class Check:
     """What a program needs and cannot do, found before it runs."""
 
-    def __init__(self, module: syntax.Module, given: frozenset[str]) -> None:
+    def __init__(self, module: syntax.Module, given: frozenset[str], complete: Complete = lambda error, module, inputs: error) -> None:
         self.sink = Diagnostics()
+        self.complete = complete
         self._module = module
         self.given = given
         self.missing: dict[str, Span] = {}
@@ -78,9 +83,7 @@ class Check:
         """Raise everything that is wrong."""
         self.note_inputs(inputs)
         if self.sink.errors:
-            from tilewright.api.every_error import every_error
-
-            raise every_error(UserError(*in_order(self.sink.errors)), self._module, inputs)
+            raise self.complete(UserError(*in_order(self.sink.errors)), self._module, inputs)
 
     def note_inputs(self, inputs: dict[str, object]) -> None:
         """Put inputs that are missing, or that nobody wants, with the errors."""

@@ -24,7 +24,8 @@ from tilewright.api.kernel import Kernel
 from tilewright.base.dtypes import f64, from_numpy
 from tilewright.base.errors import TilewrightError, UserError
 from tilewright.base.target import DEFAULT_NVPTX, NVPTX
-from tilewright.cli import repository
+from tilewright.cli import demo_tours, repository
+from tilewright.cli.demo_rows import Row, as_list, duration, max_error
 from tilewright.cli.guess import Given
 from tilewright.cli.sources import read_source, walk
 from tilewright.compile.driver import compile_kernel
@@ -55,36 +56,8 @@ class Item:
     """Largest error accepted, in units of the largest magnitude in the result (at least 1)."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """What running one example on one device gave."""
-
-    name: str
-    device: str
-    seconds: float = 0.0
-    nbytes: int = 0
-    operations: float = 0.0
-    numpy_seconds: float = 0.0
-    error: float = 0.0
-    tolerance: float = 0.0
-    failure: str = ""
-
-    @property
-    def ok(self) -> bool:
-        return not self.failure and self.error <= self.tolerance
-
-    @property
-    def rate(self) -> str:
-        """Arithmetic in a second for contractions, bytes for the others."""
-        amount, unit = (self.operations, "op/s") if self.operations else (self.nbytes, "B/s")
-        giga = amount / self.seconds / 1e9
-        return f"{giga:.1f} G{unit}" if giga < 1e3 else f"{giga / 1e3:.2f} T{unit}"
-
-
 def demo(ptx_folder: str) -> bool:
     """Run everything, print the table; whether every result was right."""
-    from tilewright.cli import demo_tours
-
     gallery = read_gallery()
     tours = demo_tours.read_tours()
     places = devices()
@@ -99,7 +72,7 @@ def demo(ptx_folder: str) -> bool:
                 rows.append(row)
                 progress.update(task, description=f"{item.name} on {place.id}", advance=1)
         for tour in tours:
-            for place, row in zip(places, demo_tours.run_tour(tour, places), strict=True):
+            for place, row in zip(places, demo_tours.run_tour(tour, places, best_seconds), strict=True):
                 shown.append(row)
                 progress.update(task, description=f"{tour.name} on {place.id}", advance=1)
         written: list[Path] = []
@@ -164,14 +137,14 @@ def _run(item: Item, inputs: Inputs, place: Device) -> tuple[list[object], float
     if place.kind == "emulator":
         start = time.perf_counter()
         result = _caller(item, inputs, place.id)()
-        return _list(result), time.perf_counter() - start
+        return as_list(result), time.perf_counter() - start
     if place.kind == "cpu":
         call = _caller(item, inputs, place.id)
-        return _list(call()), best_seconds(call)
+        return as_list(call()), best_seconds(call)
     gpu = cuda.devices()[int(place.id.split(":")[1])]
     moved = {name: gpu.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
     call = _caller(item, moved, place.id)
-    result = _list(call())
+    result = as_list(call())
     gpu.synchronize()
     # Several calls between two events: the host runs ahead and its own time is hidden.
     milliseconds = min(gpu.time(lambda: [call() for _ in range(_BATCH)], repeats=5)) / _BATCH
@@ -190,24 +163,6 @@ def best_seconds(call: Callable[[], object]) -> float:
         if now > end:
             break
     return best
-
-
-def max_error(result: list[object], exact: object) -> float:
-    """The largest difference over the largest magnitude (at least 1); infinite where shapes, counts or NaNs differ."""
-    expected = _list(exact)
-    if len(result) != len(expected):
-        return float("inf")
-    worst = 0.0
-    for got, want in zip(result, expected):
-        a, b = np.asarray(got), np.asarray(want)
-        if a.shape != b.shape:
-            return float("inf")
-        a, b = a.astype(np.float64), b.astype(np.float64)
-        if not np.array_equal(np.isnan(a), np.isnan(b)):
-            return float("inf")
-        if b.size:
-            worst = max(worst, float(np.nanmax(np.abs(a - b)) / max(1.0, float(np.nanmax(np.abs(b))))))
-    return worst
 
 
 def write_ptx(item: Item, folder: Path) -> list[Path]:
@@ -239,10 +194,6 @@ def _given(value: object) -> Given:
     return Given(f64, plain="float")
 
 
-def _list(value: object) -> list[object]:
-    return list(value) if isinstance(value, tuple) else [value]
-
-
 def _exact(value: object) -> object:
     return value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value
 
@@ -264,7 +215,3 @@ def _table(rows: list[Row]) -> Table:
             "" if row.failure else f"{row.error:.0e}" if row.error else "0", "[green]ok[/]" if row.ok else "[red]WRONG[/]",
         )  # fmt: skip
     return table
-
-
-def duration(seconds: float) -> str:
-    return f"{seconds * 1e6:.1f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -17,7 +17,8 @@ from rich.table import Table
 from tilewright.api.compute import load
 from tilewright.api.devices import Device
 from tilewright.base.errors import TilewrightError
-from tilewright.cli import demo_command, repository
+from tilewright.cli import repository
+from tilewright.cli.demo_rows import Row, duration, max_error
 from tilewright.runtime import cpu_pool
 
 _ELEMENTS = {"cpu": 1 << 14, "cuda": 1 << 14, "emulator": 1 << 9}
@@ -29,8 +30,8 @@ def read_tours() -> list[Any]:
     return [tour for tour in tours if tour.name != "tour_parallel" or len(cpu_pool.usable_cores()) > 1]
 
 
-def run_tour(tour: Any, places: list[Device]) -> Iterator[demo_command.Row]:
-    """One row for each device."""
+def run_tour(tour: Any, places: list[Device], best_seconds: Callable[[Callable[[], object]], float]) -> Iterator[Row]:
+    """One row for each device; `best_seconds(call)` is the time of a call."""
     import numpy as np
 
     for place in places:
@@ -43,13 +44,13 @@ def run_tour(tour: Any, places: list[Device]) -> Iterator[demo_command.Row]:
                 found = call()
                 seconds = time.perf_counter() - start
                 if place.kind != "emulator":
-                    seconds = demo_command.best_seconds(call)
+                    seconds = best_seconds(call)
         except TilewrightError as error:
-            yield demo_command.Row(name, place.id, failure=str(error))
+            yield Row(name, place.id, failure=str(error))
             continue
         wanted = tour.reference(inputs)
-        errors = [demo_command.max_error(_list(found[result]), _tuple(exact)) for result, exact in wanted.items()]
-        yield demo_command.Row(name, place.id, seconds, error=max(errors), tolerance=tour.tolerance)
+        errors = [max_error(_list(found[result]), _tuple(exact)) for result, exact in wanted.items()]
+        yield Row(name, place.id, seconds, error=max(errors), tolerance=tour.tolerance)
 
 
 def _caller(tour: Any, inputs: Mapping[str, Any], device: str) -> Callable[[], dict[str, Any]]:
@@ -70,13 +71,13 @@ def _tuple(value: Any) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-def table(rows: list[demo_command.Row]) -> Table:
+def table(rows: list[Row]) -> Table:
     made = Table("program", "device", "time", "error", "ok", pad_edge=False)
     for column in made.columns[2:4]:
         column.justify = "right"
     for row in rows:
         made.add_row(
-            row.name, row.device.removesuffix(":thread"), "" if row.failure else demo_command.duration(row.seconds),
+            row.name, row.device.removesuffix(":thread"), "" if row.failure else duration(row.seconds),
             "" if row.failure else f"{row.error:.0e}" if row.error else "0", "[green]ok[/]" if row.ok else "[red]WRONG[/]",
         )  # fmt: skip
     return made

@@ -91,7 +91,7 @@ def guess(name: str, type_: syntax.Expr | None, root: Node) -> Given:
     if rank is not None and _is_places(name, root):
         return Given(i64, (None,) * rank, guessed=True)
     if rank is None and type_ is None:
-        rank = rank_of_use(name, root)
+        rank = rank_of_use(name, root, nodes(root), rank_in)
         if rank is None:
             return Given(f64, plain="float", guessed=True)
     return Given(f32, (None,) * (1 if rank is None else rank), guessed=True)

@@ -6,31 +6,31 @@ this name alone; None where it may be a number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from tilewright.api.host_values import ELEMENTWISE
-from tilewright.cli import guess
 from tilewright.tree import syntax
 from tilewright.tree.syntax import Node
 
 
-def rank_of_use(name: str, root: Node) -> int | None:
-    return _operand(name, root) or _computed(name, root, frozenset({name}))
+def rank_of_use(name: str, root: Node, nodes: Sequence[Node], rank_in: Callable[[str, Node], int | None]) -> int | None:
+    """`nodes` are those of the tree, `rank_in(name, root)` the rank that indices and other plain uses show."""
+
+    def shown(other: str) -> int | None:
+        return rank_in(other, root) or _operand(other, nodes)
+
+    return _operand(name, nodes) or _computed(name, nodes, frozenset({name}), shown)
 
 
-def _rank(name: str, root: Node) -> int | None:
-    return guess.rank_in(name, root) or _operand(name, root)
-
-
-def _operand(name: str, root: Node) -> int | None:
+def _operand(name: str, nodes: Sequence[Node]) -> int | None:
     """2 for what a matrix product takes."""
-    products = [node for node in guess.nodes(root) if isinstance(node, syntax.Binary) and node.op == "@"]
+    products = [node for node in nodes if isinstance(node, syntax.Binary) and node.op == "@"]
     return 2 if any(isinstance(o, syntax.Name) and o.id == name for node in products for o in (node.left, node.right)) else None
 
 
-def _computed(name: str, root: Node, seen: frozenset[str]) -> int | None:
+def _computed(name: str, nodes: Sequence[Node], seen: frozenset[str], shown: Callable[[str], int | None]) -> int | None:
     """The rank it must have because what is computed from it by elements is an array; None where another may be the reason."""
-    for node in guess.nodes(root):
+    for node in nodes:
         if isinstance(node, syntax.ReduceExpr):
             target, value = "", node.value
         elif isinstance(node, syntax.Let) and node.value is not None and len(node.targets) == 1:
@@ -40,16 +40,13 @@ def _computed(name: str, root: Node, seen: frozenset[str]) -> int | None:
         else:
             continue
         leaves = set(_leaves(value))
-        if (
-            name not in leaves
-            or "" in leaves
-            or target in seen
-            or any(_rank(leaf, root) is not None for leaf in leaves - {name, target})
-        ):
+        if name not in leaves or "" in leaves or target in seen:
+            continue
+        if any(shown(leaf) is not None for leaf in leaves - {name, target}):
             continue
         if not target:
             return 1
-        found = _rank(target, root) or _computed(target, root, seen | {target})
+        found = shown(target) or _computed(target, nodes, seen | {target}, shown)
         if found is not None:
             return found
     return None

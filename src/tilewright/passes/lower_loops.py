@@ -16,7 +16,7 @@ finishes element by element, so that no masked access exists there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.analysis.affine import address, analyse
@@ -33,10 +33,10 @@ from tilewright.ir.types import INDEX, Tensor, Tile, dtype_of
 from tilewright.passes.combine import combine, combine_later, identities
 from tilewright.passes.extreme_on_cpu import ExtremeOnCpu
 from tilewright.passes.lower_while import WhileLowering
+from tilewright.passes.nest_shapes import Condition, Shape, join, shape_of
 from tilewright.passes.schedule import Schedule, is_sweep, nest_of
 from tilewright.passes.shift_rows import aligned_accesses, row_start, shift_of
 
-Shape = tuple[int, ...]
 LINE = 64
 """Bytes that a CPU fetches together."""
 FETCHED = 4096
@@ -45,30 +45,9 @@ SHORT_LOOP = 8
 """Turns of a short loop inside a reduction that are written out."""
 
 
-@dataclass(frozen=True)
-class Condition:
-    """A condition under which code runs. `edge` conditions guard an axis: accesses that do not use the axis ignore them."""
-
-    value: Value
-    edge: bool
-
-
 def lower_loops(kernel: Kernel, schedule: Schedule, target: Target) -> Kernel:
     """The tile-stage kernel."""
     return LoopLowering(kernel, schedule, target).run()
-
-
-def shape_of(value: Value) -> Shape:
-    return value.type.shape if isinstance(value.type, Tile) else ()
-
-
-def join(*shapes: Shape) -> Shape:
-    """The shape that holds all of them; () is a scalar."""
-    result: Shape = ()
-    for shape in shapes:
-        if shape:
-            result = tuple(max(a, b) for a, b in zip(result, shape, strict=True)) if result else shape
-    return result
 
 
 class LoopLowering:

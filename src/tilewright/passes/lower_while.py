@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING
 from tilewright.base.dtypes import i32
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Op, Value
-from tilewright.ir.types import Tile
+from tilewright.passes.nest_shapes import Condition, Shape, join, shape_of
 
 if TYPE_CHECKING:
-    from tilewright.passes.lower_loops import Condition, LoopLowering
-
-Shape = tuple[int, ...]
+    from tilewright.passes.lower_loops import LoopLowering
 
 
 class WhileLowering:
@@ -60,22 +58,20 @@ class WhileLowering:
 
         def body(inner: Builder, *carried: Value) -> list[Value]:
             values = self._values(inner, carried, self.masks)
-            return [self.lowering.widen(inner, v, _shape(c)) for v, c in zip(values, carried, strict=True)]
+            return [self.lowering.widen(inner, v, shape_of(c)) for v, c in zip(values, carried, strict=True)]
 
         return self._append(b, start, test, body)
 
     def _settled(self, b: Builder, current: list[Value]) -> tuple[list[Value], Shape]:
         """What is carried, widened until its shapes hold still, and the shape of the condition: () where a block has one."""
-        from tilewright.passes.lower_loops import join
-
         while True:
             trial = Builder(b.span)
             carried = [Value(v.type, v.name) for v in current]
-            condition = _shape(self._condition(trial, carried, self.masks))
-            varying = join(condition, *(_shape(m.value) for m in self.masks)) if condition else ()
+            condition = shape_of(self._condition(trial, carried, self.masks))
+            varying = join(condition, *(shape_of(m.value) for m in self.masks)) if condition else ()
             values = self._values(trial, carried, self.masks)
-            grown = [join(varying, _shape(c), _shape(v)) for c, v in zip(current, values, strict=True)]
-            if grown == [_shape(v) for v in current]:
+            grown = [join(varying, shape_of(c), shape_of(v)) for c, v in zip(current, values, strict=True)]
+            if grown == [shape_of(v) for v in current]:
                 return current, varying
             current = [self.lowering.widen(b, v, s) for v, s in zip(current, grown, strict=True)]
 
@@ -96,28 +92,22 @@ class WhileLowering:
         return total
 
     def _masks(self, on: Value | None) -> list[Condition]:
-        from tilewright.passes.lower_loops import Condition
-
         return self.masks if on is None else [*self.masks, Condition(on, edge=False)]
 
     def _holds(self, b: Builder, carried: Sequence[Value], on: Value | None) -> Value:
         found = self._condition(b, carried, self._masks(on))
-        return found if on is None else self.lowering.widen(b, found, _shape(on))
+        return found if on is None else self.lowering.widen(b, found, shape_of(on))
 
     def _kept(self, b: Builder, carried: Sequence[Value], on: Value) -> list[Value]:
         kept = []
         for new, old in zip(self._values(b, carried, self._masks(on)), carried, strict=True):
-            shape = _shape(old)
+            shape = shape_of(old)
             kept.append(b.select(*(self.lowering.widen(b, v, shape) for v in (on, new, old))))
         return kept
 
     def _any(self, b: Builder, on: Value) -> Value:
         """Whether an element of the tile goes on: the same answer for all threads of a block."""
         found = b.cast(on, i32)
-        for axis in range(len(_shape(on))):
+        for axis in range(len(shape_of(on))):
             found = b.op("reduce_tile", found, kind="max", axis=axis)
         return b.op("gt", b.op("item", found), b.const(0, i32))
-
-
-def _shape(value: Value) -> Shape:
-    return value.type.shape if isinstance(value.type, Tile) else ()

@@ -28,7 +28,7 @@ _MISSING = object()
 
 
 @dataclass(frozen=True)
-class _Returned:
+class Returned:
     value: object
 
 
@@ -37,12 +37,16 @@ class Run(Blocks):
 
     def run(self, module: syntax.Module) -> dict[str, object]:
         names: dict[str, None] = {}
-        self._statements(module.body, names)
+        inputs = dict(self._values)
+        try:
+            self._statements(module.body, names)
+        except UserError as error:
+            raise self._check.complete(error, module, inputs) from None
         return {name: self._values[name] for name in names}
 
     # -- statements -------------------------------------------------------------------------------------------------
 
-    def _statements(self, body: Sequence[Stmt], names: dict[str, None]) -> _Returned | None:
+    def _statements(self, body: Sequence[Stmt], names: dict[str, None]) -> Returned | None:
         """Runs statements; `names` gets what they declare."""
         for statement in body:
             returned = self._statement(statement, names)
@@ -50,7 +54,7 @@ class Run(Blocks):
                 return returned
         return None
 
-    def _statement(self, node: Stmt, names: dict[str, None]) -> _Returned | None:
+    def _statement(self, node: Stmt, names: dict[str, None]) -> Returned | None:
         self._known.clear()
         if isinstance(node, syntax.Let) and node.value is not None:
             self._label = "_".join(node.targets)
@@ -65,7 +69,7 @@ class Run(Blocks):
             self.evaluate(node.value)
         elif isinstance(node, syntax.Return):
             self._label = "result"
-            return _Returned(None if node.value is None else self.evaluate(node.value))
+            return Returned(None if node.value is None else self.evaluate(node.value))
         elif isinstance(node, syntax.If):
             return self._if(node)
         elif isinstance(node, syntax.For):
@@ -89,7 +93,7 @@ class Run(Blocks):
         sizes = Sizes("let", node.span, not self._looks, {n: v for n, v in self._values.items() if isinstance(v, int) and not isinstance(v, bool)})
         return sizes.take(f"'{node.targets[0]}'", type_, value, lambda part, _: self.evaluate(part))
 
-    def _block(self, body: Sequence[Stmt], bound: Mapping[str, object] | None = None) -> _Returned | None:
+    def _block(self, body: Sequence[Stmt], bound: Mapping[str, object] | None = None) -> Returned | None:
         """A block: what it declares, and what `bound` gives it, is gone when it ends."""
         declared = {name for s in body if isinstance(s, syntax.Let) for name in s.targets} | set(bound or ())
         before = {name: self._values.get(name, _MISSING) for name in declared}
@@ -103,14 +107,14 @@ class Run(Blocks):
                 else:
                     self._values[name] = value
 
-    def _if(self, node: syntax.If) -> _Returned | None:
+    def _if(self, node: syntax.If) -> Returned | None:
         holds = self._truth(node.cond, "if")
         if not self._looks:
             return self._block(node.then if holds else node.otherwise)
         first, second = self._block(node.then), self._block(node.otherwise)
         return first if first is not None and second is not None else None
 
-    def _for(self, node: syntax.For) -> _Returned | None:
+    def _for(self, node: syntax.For) -> Returned | None:
         for values in self._turns(node):
             returned = self._block(node.body, self._bind(node.vars, values, node.span, len(node.vars) > 1))
             if returned is not None or self._looks:
@@ -180,12 +184,48 @@ class Run(Blocks):
 
     def _assign(self, node: syntax.Assign) -> None:
         targets = node.target.items if isinstance(node.target, syntax.Tuple) else (node.target,)
-        names = [t.id for t in targets if isinstance(t, syntax.Name)]
-        self._label = "_".join(names)
+        self._label = "_".join(owner(t) for t in targets)
         source = node.value
         if node.op:
             source = syntax.Binary(node.op, node.target, source, span=node.span)
-        self._values.update(self._bind(names, self.evaluate(source), node.span, isinstance(node.target, syntax.Tuple)))
+        value = self.evaluate(source)
+        parts = [t for t in targets if not isinstance(t, syntax.Name)]
+        places = [f"{number}" for number in range(len(targets))]
+        found = self._bind(places, value, node.span, isinstance(node.target, syntax.Tuple))
+        self._values.update({t.id: found[p] for t, p in zip(targets, places, strict=True) if isinstance(t, syntax.Name)})
+        if parts:
+            del value
+            self._known.clear()
+            for target, place in zip(targets, places, strict=True):
+                if not isinstance(target, syntax.Name):
+                    self._assign_part(target, found[place])
+
+    def _assign_part(self, target: Expr, value: object) -> None:
+        """`name[…] = value` and `name.field = value`, to any depth: the name has a changed value afterwards."""
+        from tilewright.api import host_assign
+
+        if isinstance(target, syntax.Name):
+            self._values[target.id] = value
+            return
+        assert isinstance(target, syntax.Index | syntax.Attribute)
+        whole = target.value
+        if isinstance(target, syntax.Attribute):
+            record = self.evaluate(whole)
+            new: object = StandIn() if isinstance(record, StandIn) else host_assign.with_field(record, target.name, value, target.span)
+            self._assign_part(whole, new)
+            return
+        places = [self._place(i) for i in target.indices]
+        held = self._values[whole.id] if isinstance(whole, syntax.Name) else self.evaluate(whole)
+        if isinstance(held, StandIn) or isinstance(value, StandIn) or self._looks:
+            return
+        try:
+            if isinstance(whole, syntax.Name):
+                del held
+                self._values[whole.id] = host_assign.with_part(self._values, whole.id, places, value, target.span)
+            else:
+                self._assign_part(whole, host_assign.changed(held, places, value, target.span))
+        except TilewrightError as error:
+            raise _placed(error, target.span) from None
 
     def _bind(self, names: Sequence[str], value: object, span: Span, apart: bool) -> dict[str, object]:
         if not apart:
@@ -339,6 +379,13 @@ class Run(Blocks):
             raise UserError.at("TW003", f"an index is {host_functions.shown(value)}, no whole number", node.span)
         return int(number)
 
+    def _looked_at(self, name: str, arguments: Mapping[str, object], span: Span) -> object:
+        """What a function gives where nothing is computed."""
+        try:
+            return self._run_compute.looked_at(name, arguments)  # type: ignore[attr-defined]
+        except TilewrightError as error:
+            raise _placed(error, span) from None
+
     # -- calls ------------------------------------------------------------------------------------------------------
 
     def _is_apart(self, call: syntax.Call) -> bool:
@@ -375,7 +422,7 @@ class Run(Blocks):
         if view is not None:
             return view
         if self._looks:
-            return looked_at(function.id, arguments)
+            return self._looked_at(function.id, arguments, node.span)
         try:
             return self._host_call(function.id, arguments)
         except TilewrightError as error:
@@ -389,7 +436,7 @@ class Run(Blocks):
             return view
         receiver = arguments.pop("x")
         if self._looks:
-            return looked_at(function.name, {"x": receiver, **arguments})
+            return self._looked_at(function.name, {"x": receiver, **arguments}, span)
         try:
             return self._host_method(function.name, receiver, arguments)
         except TilewrightError as error:
@@ -491,3 +538,10 @@ def looked_at(name: str, given: Mapping[str, object]) -> object:
 def _fields(value: Mapping[str, object]) -> str:
     names = [str(name) for name in value]
     return f"it has {', '.join(names[:12])}{', …' if len(names) > 12 else ''}" if names else "it is empty"
+
+
+def owner(target: Expr) -> str:
+    """The name that an assignment changes."""
+    while isinstance(target, syntax.Index | syntax.Attribute):
+        target = target.value
+    return target.id if isinstance(target, syntax.Name) else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,13 @@ def load(path_or_source: str | os.PathLike[str], run_compute: RunCompute) -> Zyn
     return ZynModule(parse_module(text, str(path)), run_compute)
 
 
+def _every_error(error: UserError, tree: syntax.Module, inputs: Mapping[str, object]) -> UserError:
+    """A run that fails tells all that is wrong; looking for it takes nothing while runs go well."""
+    from tilewright.api.every_error import every_error
+
+    return every_error(error, tree, inputs)
+
+
 def _is_source(text: str) -> bool:
     if "\n" in text or "{" in text:
         return True
@@ -63,7 +70,16 @@ class ZynModule:
 
     def inputs(self) -> tuple[str, ...]:
         """The names `run` needs, in order of first use."""
-        return tuple(Check(self.tree, frozenset()).missing)
+        return self.with_inputs()[0]
+
+    def with_inputs(self) -> tuple[tuple[str, ...], Check]:
+        """The names `run` needs, and what is found when they are given: a name with a value is no size of the functions that use it."""
+        names = tuple(Check(self.tree, frozenset()).missing)
+        check = Check(self.tree, frozenset(names))
+        if not check.missing and check.used == set(names):
+            return names, check
+        names = tuple(n for n in dict.fromkeys((*names, *check.missing)) if n in check.used or n in check.missing)
+        return names, Check(self.tree, frozenset(names))
 
     def run(self, device: str | None = None, **inputs: object) -> dict[str, object]:
         """Run the program from top to bottom; the result holds every name it defines at its top level.
@@ -85,7 +101,7 @@ class ZynModule:
         given = frozenset(inputs)
         check = self._checks.get(given)
         if check is None:
-            check = Check(self.tree, given)
+            check = Check(self.tree, given, _every_error)
             check.report(inputs)
             self._checks[given] = check
         return check

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType, bool_, f32, f64, i64
 from tilewright.base.errors import UserError
+from tilewright.cli.guess_uses import rank_of_use
 from tilewright.tree import syntax
 from tilewright.tree.inline import parts_backwards
 from tilewright.tree.syntax import Node
@@ -90,7 +91,9 @@ def guess(name: str, type_: syntax.Expr | None, root: Node) -> Given:
     if rank is not None and name in uses_in(root).places:
         return Given(i64, (None,) * rank, guessed=True)
     if rank is None and type_ is None:
-        return Given(f64, plain="float", guessed=True)
+        rank = rank_of_use(name, root, nodes(root), rank_in)
+        if rank is None:
+            return Given(f64, plain="float", guessed=True)
     return Given(f32, (None,) * (1 if rank is None else rank), guessed=True)
 
 

@@ -29,7 +29,7 @@ $(INSTALLED): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
 	@touch $@
 
-demo: setup ## run the kernel gallery on every device found and check the results
+demo: setup ## run the kernel gallery and the ZynML programs on every device found and check the results
 	$(BIN)/tilewright demo
 
 test: setup ## run all tests

@@ -23,7 +23,7 @@ from bench.peers import PeerMissing, require
 from tilewright.base.errors import TilewrightError
 
 RESULTS = Path(__file__).resolve().parent / "results"
-KINDS = ("cpu", "gpu", "runtime", *contraction_run.KINDS)
+KINDS = ("cpu", "gpu", "runtime", "zyn", "zyn-cpu", *contraction_run.KINDS)
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,13 @@ def contraction_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
     ]
 
 
+def zyn_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
+    from bench import zyn
+
+    place = zyn.Place(setting, quick, kind == "zyn")
+    return [Job(name, (name,), lambda row=row: iter([row()])) for name, row in zyn.rows(place)]  # type: ignore[misc]
+
+
 def gpu_name() -> str:
     import torch
 
@@ -131,6 +138,8 @@ def main(
     try:
         if kind in contraction_run.KINDS:
             jobs = contraction_jobs(kind, setting, quick)
+        elif kind in ("zyn", "zyn-cpu"):
+            jobs = zyn_jobs(kind, setting, quick)
         elif kind == "runtime":
             jobs = runtime_jobs(setting, quick)
         else:

@@ -4,7 +4,8 @@
 
 Every mutant must be refused with a clear error at a place, or run with the same results in the emulator (loop stage) and on the CPU.
 `RUNS` of those that pass the checks are run. One JSON object comes out: how many were refused, checked and run, and what was wrong.
-A mutant that takes longer than `LIMIT_S` ends the process; its text is in `mutant.zyn` in the current directory.
+A mutant that takes more of the processor's time than `LIMIT_S`, or ten times as long, ends the process; its text is in `mutant.zyn` in the
+current directory.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import random
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -119,10 +121,12 @@ def main(path: str, seed: int, count: int, runs: int) -> None:
     result: dict[str, object] = {}
     tally = {"refused": 0, "right": 0, "run": 0}
     wrong: list[str] = []
+    faulthandler.register(signal.SIGPROF, chain=True)  # where it is, and the end
     for _ in range(count):
         changed, what = mutant(text, choice)
         Path("mutant.zyn").write_text(changed, encoding="utf-8")
-        faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+        signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
+        faulthandler.dump_traceback_later(10 * LIMIT_S, exit=True)
         try:
             file, found, problem = checked(changed)
             tally["refused" if file is None else "right"] += 1
@@ -133,6 +137,7 @@ def main(path: str, seed: int, count: int, runs: int) -> None:
             problem = f"crash: {traceback.format_exc(limit=-4)}"
         if problem:
             wrong.append(f"{what}: {problem}\n{changed}")
+    signal.setitimer(signal.ITIMER_PROF, 0)
     faulthandler.cancel_dump_traceback_later()
     result |= tally
     print(json.dumps({**result, "wrong": wrong}))

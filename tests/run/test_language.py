@@ -478,6 +478,14 @@ def test_shared_arrays(device: str) -> None:
     np.testing.assert_allclose(found, inner @ down, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_what_is_computed_from_shared_arrays_has_the_type_of_what_is_stored_to_them(dtype: type) -> None:
+    x, up, down = (a.astype(dtype) for a in numbers((5, 6), (6, 9), (9, 6)))
+    assert run_zyn(MLP, "cpu", normed=x, ffn_up=up, ffn_down=down).dtype == dtype
+    turned = MLP.replace("            up[f] = ", "            up[f] = 0.0\n            up[f] += ")
+    assert run_zyn(turned, "cpu", normed=x, ffn_up=up, ffn_down=down).dtype == dtype
+
+
 def test_a_barrier_between_independent_parts_makes_two_nests() -> None:
     x, up, down = numbers((5, 6), (6, 9), (9, 6))
     mlp(x, up, down)

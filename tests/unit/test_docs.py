@@ -22,6 +22,7 @@ import click
 import pytest
 
 import tilewright as tw
+from tilewright.api import host_functions
 from tilewright.base.errors import CODES
 from tilewright.base.target import parse_target
 from tilewright.cli.compile_command import stage_text
@@ -97,6 +98,13 @@ def test_what_is_said_not_to_run_parses_and_is_refused(name: str, fence: Fence, 
     path = tmp_path / "block.zyn"
     path.write_text(fence.text, encoding="utf-8")
     assert "TW005" in {error.code for error in walk(read_source(str(path)), {}).errors}
+
+
+def test_the_reference_has_every_function_around_kernels() -> None:
+    text = (ROOT / "docs/language.md").read_text(encoding="utf-8")
+    part = text[text.index("## The program around kernels") : text.index("## Futures")]
+    assert [name for name in host_functions.FUNCTIONS if f"`{name}(" not in part] == []
+    assert [name for name in host_functions.METHODS if f".{name}(" not in part] == []
 
 
 # -- commands -------------------------------------------------------------------------------------------------------

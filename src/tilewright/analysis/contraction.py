@@ -139,6 +139,8 @@ class _Finder:
         self.leaves = frozenset((*self.indices, *reduction.regions[0].args))
 
     def find(self) -> Contraction | None:
+        if any(op.opcode == "while" for op in self.made.values()):
+            return None  # how often it runs differs from element to element
         extents = self._sizes(self.parallel)
         reduce_extents = self._sizes(self.reduction)
         if extents is None or reduce_extents is None or len(self.indices) < 2:

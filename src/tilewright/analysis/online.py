@@ -108,7 +108,7 @@ def find_online(kernel: Kernel) -> Online | None:
     if len(parallels) != 1:
         return None
     region = parallels[0].regions[0]
-    if sum(1 for op in region.ops if op.opcode == "reduce") < 2:
+    if sum(1 for op in region.ops if op.opcode == "reduce") < 2 or any(op.opcode == "while" for op in walk(region)):
         return None
     return _Finder(kernel, parallels[0]).find()
 

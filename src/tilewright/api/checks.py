@@ -15,7 +15,7 @@ from tilewright.base.errors import Diagnostic, UserError
 from tilewright.base.sizes import Size
 from tilewright.base.source import NOWHERE, Span
 
-_RELATIONS = {"eq": lambda a, b: a == b, "le": lambda a, b: a <= b, "lt": lambda a, b: a < b}
+RELATIONS = {"eq": lambda a, b: a == b, "le": lambda a, b: a <= b, "lt": lambda a, b: a < b}
 
 
 def bind_sizes(
@@ -36,7 +36,7 @@ def bind_sizes(
                 continue
             wanted, found = extent.evaluate(values), shapes[param.name][axis]
             if wanted != found:
-                wrong.append(Diagnostic("TW004", _mismatch(param.name, axis, found, extent, wanted, origin), span))
+                wrong.append(Diagnostic("TW004", mismatch(param.name, axis, found, extent, wanted, origin), span))
     if wrong:
         raise UserError(*wrong)
     for output in artifact.outputs:
@@ -48,7 +48,7 @@ def bind_sizes(
         if not (check.left.names | check.right.names) <= values.keys():
             continue
         left, right = check.left.evaluate(values), check.right.evaluate(values)
-        if not _RELATIONS[check.relation](left, right):
+        if not RELATIONS[check.relation](left, right):
             message = check.message.replace("{left}", str(left)).replace("{right}", str(right))
             if check.place:
                 message = f"{message} (at {check.place})\n{check.excerpt}" if check.excerpt else f"{message} (at {check.place})"
@@ -58,7 +58,7 @@ def bind_sizes(
     return values
 
 
-def _mismatch(
+def mismatch(
     name: str, axis: int, found: int, extent: Size, wanted: int, origin: Mapping[str, tuple[str, int]]
 ) -> str:
     """`size mismatch: axis 0 of 'v' is 5, but 'cols' is 4 (axis 1 of 'm')`"""

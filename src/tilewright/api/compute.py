@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tilewright.api.devices import find_device
+from tilewright.api.devices import Device, find_device
 from tilewright.api.execute import Runner, device_of
 from tilewright.api.zyn_parallel import is_spread, run_spread
 from tilewright.runtime import streams
@@ -22,18 +22,30 @@ class _Runners:
     takes_futures = True
 
     def __init__(self) -> None:
+        self.joins: dict[str, object] = {}
+        """What is known of blocks that run together; see `waiting.py`."""
         self._known: dict[Function, Runner] = {}
         self._seen: dict[int, tuple[Function, Runner]] = {}
         """By identity: trees are long, and comparing them takes its time."""
 
-    def __call__(self, function: Function, arguments: Mapping[str, object], device: str) -> object:
+    def _runner(self, function: Function) -> Runner:
         seen = self._seen.get(id(function))
         if seen is None:
             runner = self._known.get(function)
             if runner is None:
                 runner = self._known[function] = Runner(function)
             seen = self._seen[id(function)] = function, runner
-        runner = seen[1]
+        return seen[1]
+
+    def resolve(self, function: Function, arguments: Mapping[str, object], device: str) -> tuple[Runner, Device] | None:
+        """What runs a block, and where; None for one that is asynchronous or for several devices."""
+        if is_spread(function.attributes) or any(attribute.name == "async" for attribute in function.attributes):
+            return None
+        name = device_of(list(arguments.values())) or "auto" if device == "auto" else device
+        return self._runner(function), find_device(name)
+
+    def __call__(self, function: Function, arguments: Mapping[str, object], device: str) -> object:
+        runner = self._runner(function)
         if is_spread(function.attributes):
             return run_spread(runner, function, arguments)
         has_futures = any(isinstance(value, streams.FUTURES) for value in arguments.values())

@@ -155,6 +155,10 @@ class HeterogeneousKernel:
         """Where the parts of such a call would run and when, by the cost model."""
         return _KernelCall(self, self.kernel.bound(*args, **keywords), None).plan()
 
+    def placement_of(self, jobs: Sequence[Job]) -> Mapping[str, str]:
+        """Parts whose device is not for the cost model to choose."""
+        return self.placement
+
     def cut(self, values: Mapping[str, object], gpu: bool) -> CutProgram:
         """The kernel in parts. Both kinds of device get the same parts; what is known of arrays in memory differs."""
         runner = self.kernel.runner
@@ -212,7 +216,7 @@ class _KernelCall:
         nbytes = {a.name: self._shape_bytes(a) for a in (*self.artifact.outputs, *self.artifact.scratch)}
         nbytes |= {name: v.nbytes for name, v in self.values.items() if isinstance(v, np.ndarray | DeviceArray)}
         wanted = frozenset(param.name for param in self.artifact.outputs)
-        return place(jobs, self.owner.devices, nbytes, self.home, wanted, self.owner.placement)
+        return place(jobs, self.owner.devices, nbytes, self.home, wanted, self.owner.placement_of(jobs))
 
     def _shape_bytes(self, param: ArrayParam) -> int:
         count = 1

@@ -10,14 +10,16 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.api import host_values
+from tilewright.api import host_functions, host_values
+from tilewright.api.deferred import settled
 from tilewright.api.host_dimensions import StandIn
 from tilewright.api.module_check import Check, operands
 from tilewright.base import dtypes
-from tilewright.base.errors import DeviceError, Diagnostics, UserError
+from tilewright.base.errors import DeviceError, Diagnostics, TilewrightError, UserError
 from tilewright.base.source import Span
 from tilewright.runtime import streams
 from tilewright.tree import syntax
@@ -25,6 +27,9 @@ from tilewright.tree.compose import kernel_of
 from tilewright.tree.inline import has_calls, renamed
 from tilewright.tree.names import BodyNames, body_names, is_output
 from tilewright.tree.syntax import Argument, Expr, KernelAttribute
+
+if TYPE_CHECKING:
+    from tilewright.api.waiting import Waiting
 
 RunCompute = Callable[[syntax.Function, dict[str, object], str], object]
 """`run_compute(function, arguments, device)`: run one compute block on a device and return its result."""
@@ -46,6 +51,8 @@ class Blocks(ABC):
         self._label = "compute"
         self._looks = bool(getattr(run_compute, "stands_in", False))
         """Nothing is computed: values only stand for others of their type."""
+        self._waiting: Waiting | None = None
+        """Blocks of a pipeline that run together; None where each runs when its turn comes."""
         self._known: dict[int, object] = {}
         """By identity of an expression, its value, where that is known before what it is part of is evaluated."""
 
@@ -68,10 +75,10 @@ class Blocks(ABC):
         formula = self._formula(node, leaves)
         if any(isinstance(value, StandIn) for value in leaves.values()):
             return StandIn()
-        scalars = {name: host_values.as_scalar(value) for name, value in leaves.items()}
+        scalars = {name: host_values.scalar_leaf(value) for name, value in leaves.items()}
         on_host = all(s is not None or isinstance(leaves[n], PARTS) for n, s in scalars.items())
         if on_host and not _has_reduce(formula) and not has_calls(formula) and not _is_product(formula):
-            return self._scalar(formula, {n: leaves[n] if s is None else s for n, s in scalars.items()})
+            return self._arithmetic(formula, {n: leaves[n] if s is None else s for n, s in scalars.items()})
         for name, value in leaves.items():
             if scalars[name] is None and not hasattr(value, "shape"):
                 raise UserError.at("TW009", f"arithmetic with a {type(value).__name__}", node.span, "use numbers and arrays")
@@ -87,7 +94,7 @@ class Blocks(ABC):
         if len(function.body) == 1 and isinstance(result, syntax.Assign) and all(n in scalars for n in names.free) and not _has_reduce(result.value):
             known: dict[str, object] = {n: s for n, s in scalars.items() if s is not None}
             if len(known) == len(scalars):
-                return self._scalar(result.value, known)
+                return self._arithmetic(result.value, known)
         return self._launch(function, names, leaves, self._chosen())
 
     def _formula(self, node: Expr, leaves: dict[str, object]) -> Expr:
@@ -137,28 +144,6 @@ class Blocks(ABC):
         leaves[name] = value
         return syntax.Name(name, span=node.span)
 
-    def _scalar(self, node: Expr, values: Mapping[str, object]) -> object:
-        if isinstance(node, syntax.Number | syntax.Bool):
-            return node.value
-        if isinstance(node, syntax.Name):
-            return values[node.id] if node.id in values else dtypes.by_name(node.id)
-        if isinstance(node, syntax.IfExpr):
-            return self._scalar(node.then if self._scalar(node.cond, values) else node.otherwise, values)
-        if isinstance(node, syntax.Binary) and node.op == "@":
-            raise UserError.at("TW003", "'@' takes vectors and matrices, got a number", node.span)
-        try:
-            if isinstance(node, syntax.Binary):
-                return host_values.combine(node.op, self._scalar(node.left, values), self._scalar(node.right, values))
-            if isinstance(node, syntax.Unary):
-                return host_values.unary(node.op, host_values.number(self._scalar(node.operand, values)))
-            assert isinstance(node, syntax.Call)
-            assert isinstance(node.function, syntax.Name)
-            return host_values.call(node.function.id, [host_values.number(self._scalar(a.value, values)) for a in node.args])
-        except host_values.NoNumber as error:
-            raise UserError.at("TW009", str(error), node.span, "use numbers and arrays") from None
-        except (ArithmeticError, TypeError, ValueError) as error:
-            raise UserError.at("TW016", f"this has no value: {error}", node.span) from None
-
     # -- compute ----------------------------------------------------------------------------------------------------
 
     def _compute(self, node: syntax.Compute) -> object:
@@ -197,11 +182,39 @@ class Blocks(ABC):
                 params = (*function.params, *(syntax.Param(name, span=names.free[name]) for name in values))
                 known = self._check.captured[made] = function, replace(function, params=params)
             function = known[1]
+        if self._waiting is not None:
+            found = self._waiting.block(function, arguments, device)
+            if found is not NotImplemented:
+                return found
+            arguments = {n: settled(v) for n, v in arguments.items()}
         if getattr(self._run_compute, "takes_futures", False) or not _is_asynchronous(function, arguments):
             return self._run_compute(function, arguments, device)
         from tilewright.api import async_blocks
 
         return async_blocks.run_at_once(self._run_compute, function, arguments, device)
+
+    def _view(self, name: str, given: dict[str, object], span: Span) -> tuple[object, dict[str, object]]:
+        """A view of what waits, which need not run for it; or None, and what is given, computed."""
+        if self._waiting is None:
+            return None, given
+        try:
+            view = host_functions.view_of(name, given)
+        except TilewrightError as error:
+            raise placed(error, span) from None
+        if view is None and name in ("free", "reset"):
+            self._waiting.run_all()  # what waits may read the memory that goes back
+        return view, given if view is not None else {key: settled(value) for key, value in given.items()}
+
+    def _new_waiting(self, name: str) -> Waiting | None:
+        """For a call of a function: its blocks wait for each other, where that is known to `run_compute`."""
+        joins: dict[str, object] | None = getattr(self._run_compute, "joins", None)
+        if joins is None or self._looks:
+            return None
+        from tilewright.api.waiting import Joiner
+
+        joiner = joins.setdefault("joiner", Joiner())
+        assert isinstance(joiner, Joiner)
+        return joiner.waiting(name, self._run_compute)
 
     def _is_size(self, name: str, names: BodyNames, arguments: dict[str, object], span: Span) -> bool:
         """Whether `name` in a body means the extent of an input, although the program also has a value of that name."""
@@ -232,7 +245,8 @@ class Blocks(ABC):
         if known is None:
             params = (*function.params, *(syntax.Param(n, span=names.free[n]) for n in others))
             known = self._check.captured[made] = function, replace(function, params=params)
-        for name, (array, axis) in self._check.sizes.of(known[1], {**arguments, **others}, numbers).items():
+        given = known[1] if others else function
+        for name, (array, axis) in self._check.sizes.of(given, {**arguments, **others}, numbers).items():
             extent = {**arguments, **others}[array].shape[axis]  # type: ignore[attr-defined]
             if extent != numbers[name] and not self._looks:
                 raise UserError.at(
@@ -269,6 +283,59 @@ class Blocks(ABC):
             return name
         return names[-1]
 
+    # -- what is done with arrays; somebody who records a run looks here -------------------------------------------
+
+    def _arithmetic(self, formula: Expr, values: dict[str, object]) -> object:
+        return scalar(formula, values)
+
+    def _host_call(self, name: str, given: dict[str, object]) -> object:
+        return host_functions.call(name, given, self._chosen())
+
+    def _host_method(self, name: str, receiver: object, given: dict[str, object]) -> object:
+        return host_functions.method(name, receiver, given)
+
+    def _array_part(self, array: object, name: str) -> object:
+        part: object = getattr(array, name)
+        return part
+
+    def _element(self, array: Any, indices: tuple[object, ...]) -> object:
+        return array[indices]
+
+    def _field(self, container: Any, key: object) -> object:
+        """A part of a record, list, tuple or string."""
+        found: object = container[key]
+        return found
+
+    def _item(self, value: object) -> object:
+        """The number of a device array without axes, and what else there is as it is."""
+        if getattr(value, "shape", None) == () and not isinstance(value, np.ndarray | np.generic) and hasattr(value, "item"):
+            return value.item()
+        return value
+
+
+def scalar(node: Expr, values: Mapping[str, object]) -> object:
+    """The value of arithmetic on numbers, strings and lists."""
+    if isinstance(node, syntax.Number | syntax.Bool):
+        return node.value
+    if isinstance(node, syntax.Name):
+        return values[node.id] if node.id in values else dtypes.by_name(node.id)
+    if isinstance(node, syntax.IfExpr):
+        return scalar(node.then if scalar(node.cond, values) else node.otherwise, values)
+    if isinstance(node, syntax.Binary) and node.op == "@":
+        raise UserError.at("TW003", "'@' takes vectors and matrices, got a number", node.span)
+    try:
+        if isinstance(node, syntax.Binary):
+            return host_values.combine(node.op, scalar(node.left, values), scalar(node.right, values))
+        if isinstance(node, syntax.Unary):
+            return host_values.unary(node.op, host_values.number(scalar(node.operand, values)))
+        assert isinstance(node, syntax.Call)
+        assert isinstance(node.function, syntax.Name)
+        return host_values.call(node.function.id, [host_values.number(scalar(a.value, values)) for a in node.args])
+    except host_values.NoNumber as error:
+        raise UserError.at("TW009", str(error), node.span, "use numbers and arrays") from None
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise UserError.at("TW016", f"this has no value: {error}", node.span) from None
+
 
 def called(node: syntax.Call | syntax.Pipe) -> syntax.Call:
     return node.call if isinstance(node, syntax.Pipe) else node
@@ -302,3 +369,11 @@ def _is_product(node: Expr) -> bool:
     if isinstance(node, syntax.Binary) and node.op == "@":
         return True
     return isinstance(node, syntax.Binary | syntax.Unary | syntax.IfExpr) and any(_is_product(o) for o in operands(node))
+
+
+def placed(error: TilewrightError, span: Span) -> TilewrightError:
+    """The same error with the place of the call, where it has none."""
+    found = error.diagnostics[0]
+    if found.span.line:
+        return error
+    return type(error).at(found.code, found.message, span, found.help)

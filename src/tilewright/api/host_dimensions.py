@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from tilewright.api import host_functions, host_values
+from tilewright.api.deferred import Deferred
 from tilewright.base import dtypes
 from tilewright.base.errors import UserError
 from tilewright.base.source import Span
@@ -75,7 +76,7 @@ class Sizes:
         if not isinstance(type_, syntax.Index):
             self._plain(what, type_, value)
             return value
-        value = host_functions.settled(value)
+        value = value if isinstance(value, Deferred) else host_functions.settled(value)
         shape = getattr(value, "shape", None)
         if not isinstance(shape, tuple):
             raise self._fail("TW009", f"{what} is a {type(value).__name__}, its type is an array of rank {len(type_.indices)}")
@@ -120,7 +121,7 @@ class Sizes:
     def _plain(self, what: str, type_: Expr, value: object) -> None:
         name = type_.id if isinstance(type_, syntax.Name) else ""
         if name in _ANY:
-            if not hasattr(host_functions.settled(value), "shape"):
+            if not hasattr(value if isinstance(value, Deferred) else host_functions.settled(value), "shape"):
                 raise self._fail("TW009", f"{what} is a {type(value).__name__}, no array")
             return
         number = host_values.as_scalar(value)

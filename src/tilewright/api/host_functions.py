@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from tilewright.api import host_values
+from tilewright.api.deferred import Deferred
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType, f32
 from tilewright.base.errors import UserError
+from tilewright.runtime.libraries import is_tensor
 
 Shape = tuple[int, ...]
 
@@ -77,6 +79,9 @@ def fail(code: str, message: str, help: str = "") -> UserError:
 
 def call(name: str, given: Mapping[str, object], device: str) -> object:
     """The value of a host function; `given` has its arguments by parameter, `device` is where new arrays are."""
+    found = view_of(name, given)
+    if found is not None:
+        return found
     values = {key: settled(value) for key, value in given.items()}
     return _IMPLEMENTED[name](_Call(device, values))
 
@@ -85,10 +90,20 @@ def method(name: str, receiver: object, given: Mapping[str, object]) -> object:
     """The value of `receiver.name(…)`."""
     if name in _OF_FUTURES or name in _OF_POOLS:
         return _object_method(name, receiver, given)
+    found = view_of(name, {**given, "x": receiver})
+    if found is not None:
+        return found
     values = {key: settled(value) for key, value in given.items()}
     array = as_array(settled(receiver), f".{name}()")
     call = _Call("cpu", {**values, "x": array})
     return _to_device(call) if name == "to_device" else _IMPLEMENTED[name](call)
+
+
+def view_of(name: str, given: Mapping[str, object]) -> object:
+    """What a function or method gives for an array that waits and need not be there for it; None where that is not so."""
+    if name not in ("reshape", "split", "transpose", "len") or not isinstance(given.get("x"), Deferred):
+        return None
+    return _IMPLEMENTED[name](_Call("cpu", {key: value if key == "x" else settled(value) for key, value in given.items()}))
 
 
 def _object_method(name: str, receiver: object, given: Mapping[str, object]) -> object:
@@ -115,8 +130,11 @@ def _object_method(name: str, receiver: object, given: Mapping[str, object]) -> 
 
 
 def settled(value: object) -> Any:
-    """A future's result, and what else there is as it is."""
+    """A future's result, an array that waits to be computed, and what else there is as it is."""
     from tilewright.runtime import streams
+
+    if isinstance(value, Deferred):
+        return value.force()
 
     return value.result() if isinstance(value, streams.FUTURES) else value  # type: ignore[attr-defined]
 
@@ -151,6 +169,8 @@ def dtype_of(value: object) -> DType:
         return value
     if isinstance(value, str) and dtypes.is_name(value):
         return dtypes.by_name(value)
+    if str(value).startswith("torch.") and dtypes.is_name(str(value)[6:]):
+        return dtypes.by_name(str(value)[6:])
     found = dtypes.from_numpy(value) if isinstance(value, np.dtype) else None
     if found is None:
         raise fail("TW009", f"{shown(value)} is no element type", f"choose one of {', '.join(d.name for d in dtypes.SCALARS)}")
@@ -201,6 +221,10 @@ def _reshape(call: _Call) -> object:
     holes = sum(e == -1 for e in shape)
     if holes > 1 or (holes == 0 and known != size) or (holes and (known == 0 or size % known)):
         raise fail("TW004", f"an array of shape {list(array.shape)} ({size} elements) cannot have shape {list(shape)}", "the sizes must agree")
+    if isinstance(array, Deferred):
+        return array.reshape(tuple(size // max(1, known) if e == -1 else e for e in shape))
+    if is_tensor(array):
+        return array.reshape(shape)
     if not _is_on_gpu(array):
         return np.asarray(array).reshape(shape)
     try:
@@ -224,7 +248,8 @@ def _split(call: _Call) -> object:
         sizes = [extent // count] * count
     found, first = [], 0
     for size in sizes:
-        found.append(array[(*(slice(None),) * axis, slice(first, first + size))])
+        place = (*(slice(None),) * axis, slice(first, first + size))
+        found.append(array.part(axis, first, size) if isinstance(array, Deferred) else array[place])
         first += size
     return tuple(found)
 
@@ -232,11 +257,11 @@ def _split(call: _Call) -> object:
 def _transpose(call: _Call) -> object:
     array = as_array(call.get("x"), "transpose")
     if "axes" not in call.values:
-        return array.transpose()
+        return array.permute(*reversed(range(len(array.shape)))) if is_tensor(array) else array.transpose()
     axes = tuple(_axis(axis, len(array.shape)) for axis in extents(call.get("axes")))
     if sorted(axes) != list(range(len(array.shape))):
         raise fail("TW003", f"axes {list(axes)} are not an order of the {len(array.shape)} axes of the array")
-    return array.transpose(*axes)
+    return array.permute(*axes) if is_tensor(array) else array.transpose(*axes)
 
 
 def _concat(call: _Call) -> object:
@@ -270,7 +295,8 @@ def _concat(call: _Call) -> object:
 
 
 def _copy(call: _Call) -> object:
-    return as_array(call.get("x"), "copy").copy()
+    array = as_array(call.get("x"), "copy")
+    return array.clone() if is_tensor(array) else array.copy()
 
 
 # -- new arrays -------------------------------------------------------------------------------------------------------

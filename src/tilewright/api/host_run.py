@@ -6,13 +6,15 @@ kernel runs here too, with names of its own and those of the program; blocks (`i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tilewright.api import host_functions, host_values
+from tilewright.api.deferred import Deferred, settled
 from tilewright.api.host_blocks import PARTS, Blocks, called
+from tilewright.api.host_blocks import placed as _placed
 from tilewright.api.host_dimensions import Sizes, StandIn
 from tilewright.base import dtypes
 from tilewright.base.errors import TilewrightError, UserError
@@ -26,7 +28,7 @@ _MISSING = object()
 
 
 @dataclass(frozen=True)
-class _Returned:
+class Returned:
     value: object
 
 
@@ -35,12 +37,16 @@ class Run(Blocks):
 
     def run(self, module: syntax.Module) -> dict[str, object]:
         names: dict[str, None] = {}
-        self._statements(module.body, names)
+        inputs = dict(self._values)
+        try:
+            self._statements(module.body, names)
+        except UserError as error:
+            raise self._check.complete(error, module, inputs) from None
         return {name: self._values[name] for name in names}
 
     # -- statements -------------------------------------------------------------------------------------------------
 
-    def _statements(self, body: Sequence[Stmt], names: dict[str, None]) -> _Returned | None:
+    def _statements(self, body: Sequence[Stmt], names: dict[str, None]) -> Returned | None:
         """Runs statements; `names` gets what they declare."""
         for statement in body:
             returned = self._statement(statement, names)
@@ -48,7 +54,7 @@ class Run(Blocks):
                 return returned
         return None
 
-    def _statement(self, node: Stmt, names: dict[str, None]) -> _Returned | None:
+    def _statement(self, node: Stmt, names: dict[str, None]) -> Returned | None:
         self._known.clear()
         if isinstance(node, syntax.Let) and node.value is not None:
             self._label = "_".join(node.targets)
@@ -63,7 +69,7 @@ class Run(Blocks):
             self.evaluate(node.value)
         elif isinstance(node, syntax.Return):
             self._label = "result"
-            return _Returned(None if node.value is None else self.evaluate(node.value))
+            return Returned(None if node.value is None else self.evaluate(node.value))
         elif isinstance(node, syntax.If):
             return self._if(node)
         elif isinstance(node, syntax.For):
@@ -87,7 +93,7 @@ class Run(Blocks):
         sizes = Sizes("let", node.span, not self._looks, {n: v for n, v in self._values.items() if isinstance(v, int) and not isinstance(v, bool)})
         return sizes.take(f"'{node.targets[0]}'", type_, value, lambda part, _: self.evaluate(part))
 
-    def _block(self, body: Sequence[Stmt], bound: Mapping[str, object] | None = None) -> _Returned | None:
+    def _block(self, body: Sequence[Stmt], bound: Mapping[str, object] | None = None) -> Returned | None:
         """A block: what it declares, and what `bound` gives it, is gone when it ends."""
         declared = {name for s in body if isinstance(s, syntax.Let) for name in s.targets} | set(bound or ())
         before = {name: self._values.get(name, _MISSING) for name in declared}
@@ -101,14 +107,14 @@ class Run(Blocks):
                 else:
                     self._values[name] = value
 
-    def _if(self, node: syntax.If) -> _Returned | None:
+    def _if(self, node: syntax.If) -> Returned | None:
         holds = self._truth(node.cond, "if")
         if not self._looks:
             return self._block(node.then if holds else node.otherwise)
         first, second = self._block(node.then), self._block(node.otherwise)
         return first if first is not None and second is not None else None
 
-    def _for(self, node: syntax.For) -> _Returned | None:
+    def _for(self, node: syntax.For) -> Returned | None:
         for values in self._turns(node):
             returned = self._block(node.body, self._bind(node.vars, values, node.span, len(node.vars) > 1))
             if returned is not None or self._looks:
@@ -123,8 +129,10 @@ class Run(Blocks):
                 return
             if not isinstance(over, list | tuple) and not getattr(over, "shape", None):
                 raise UserError.at("TW009", f"a loop over a {type(over).__name__}", node.over.span, "loop over a list, an array or a range")
-            items: Iterable[object] = over if isinstance(over, list | tuple) else (over[row] for row in range(over.shape[0]))
-            yield from items
+            if isinstance(over, list | tuple):
+                yield from (self._field(over, index) for index in range(len(over)))
+            else:
+                yield from (self._element(over, (row,)) for row in range(over.shape[0]))
             return
         yield from self._ranges(node.ranges)
 
@@ -156,13 +164,13 @@ class Run(Blocks):
         value = self.evaluate(node)
         if isinstance(value, StandIn):
             return 1
-        number = host_values.as_scalar(_item(value))
+        number = host_values.as_scalar(self._item(value))
         if number is None or isinstance(number, bool) or int(number) != number:
             raise UserError.at("TW009", f"the bound of a loop is {host_functions.shown(value)}, no whole number", node.span)
         return int(number)
 
     def _truth(self, node: Expr, word: str) -> bool:
-        value = _item(host_functions.settled(self.evaluate(node)))
+        value = self._item(host_functions.settled(self.evaluate(node)))
         if isinstance(value, StandIn):
             return True
         number = host_values.as_scalar(value)
@@ -176,12 +184,48 @@ class Run(Blocks):
 
     def _assign(self, node: syntax.Assign) -> None:
         targets = node.target.items if isinstance(node.target, syntax.Tuple) else (node.target,)
-        names = [t.id for t in targets if isinstance(t, syntax.Name)]
-        self._label = "_".join(names)
+        self._label = "_".join(owner(t) for t in targets)
         source = node.value
         if node.op:
             source = syntax.Binary(node.op, node.target, source, span=node.span)
-        self._values.update(self._bind(names, self.evaluate(source), node.span, isinstance(node.target, syntax.Tuple)))
+        value = self.evaluate(source)
+        parts = [t for t in targets if not isinstance(t, syntax.Name)]
+        places = [f"{number}" for number in range(len(targets))]
+        found = self._bind(places, value, node.span, isinstance(node.target, syntax.Tuple))
+        self._values.update({t.id: found[p] for t, p in zip(targets, places, strict=True) if isinstance(t, syntax.Name)})
+        if parts:
+            del value
+            self._known.clear()
+            for target, place in zip(targets, places, strict=True):
+                if not isinstance(target, syntax.Name):
+                    self._assign_part(target, found[place])
+
+    def _assign_part(self, target: Expr, value: object) -> None:
+        """`name[…] = value` and `name.field = value`, to any depth: the name has a changed value afterwards."""
+        from tilewright.api import host_assign
+
+        if isinstance(target, syntax.Name):
+            self._values[target.id] = value
+            return
+        assert isinstance(target, syntax.Index | syntax.Attribute)
+        whole = target.value
+        if isinstance(target, syntax.Attribute):
+            record = self.evaluate(whole)
+            new: object = StandIn() if isinstance(record, StandIn) else host_assign.with_field(record, target.name, value, target.span)
+            self._assign_part(whole, new)
+            return
+        places = [self._place(i) for i in target.indices]
+        held = self._values[whole.id] if isinstance(whole, syntax.Name) else self.evaluate(whole)
+        if isinstance(held, StandIn) or isinstance(value, StandIn) or self._looks:
+            return
+        try:
+            if isinstance(whole, syntax.Name):
+                del held
+                self._values[whole.id] = host_assign.with_part(self._values, whole.id, places, value, target.span)
+            else:
+                self._assign_part(whole, host_assign.changed(held, places, value, target.span))
+        except TilewrightError as error:
+            raise _placed(error, target.span) from None
 
     def _bind(self, names: Sequence[str], value: object, span: Span, apart: bool) -> dict[str, object]:
         if not apart:
@@ -192,7 +236,7 @@ class Run(Blocks):
         if not isinstance(value, tuple | list) or len(value) != count:
             got = f"{len(value)} value(s)" if isinstance(value, tuple | list) else f"a {type(value).__name__}"
             raise UserError.at("TW016", f"{count} name(s) on the left, {got} on the right", span, "give one name for each value")
-        return dict(zip(names, value))
+        return {name: self._field(value, index) for index, name in enumerate(names)}
 
     # -- expressions ------------------------------------------------------------------------------------------------
 
@@ -243,7 +287,7 @@ class Run(Blocks):
             return bool(number)
         self._known[id(node.left)] = left
         if number is not None:
-            right = self._known[id(node.right)] = _item(self.evaluate(node.right))
+            right = self._known[id(node.right)] = self._item(self.evaluate(node.right))
             decided = host_values.as_scalar(right)
             if decided is not None:
                 return bool(decided)
@@ -278,13 +322,15 @@ class Run(Blocks):
             return StandIn()
         if isinstance(value, Mapping):
             if node.name in value:
-                found: object = value[node.name]
-                return found
+                return self._field(value, node.name)
             raise UserError.at("TW002", f"there is no '{node.name}' in this record", node.span, _fields(value))
+        if isinstance(value, Deferred) and node.name in _ARRAY_PARTS:
+            known: object = getattr(value, node.name)
+            return known
         value = host_functions.settled(value)
         if isinstance(getattr(value, "shape", None), tuple):
             if node.name in _ARRAY_PARTS:
-                result: object = getattr(value, node.name)
+                result = self._array_part(value, node.name)
                 return host_functions.dtype_of(result) if node.name == "dtype" else result
             raise UserError.at("TW002", f"an array has no '{node.name}'", node.span, f"it has {', '.join(_ARRAY_PARTS)}")
         if isinstance(value, str | list | tuple | bool | int | float) or node.name.startswith("_") or not hasattr(value, node.name):
@@ -293,8 +339,12 @@ class Run(Blocks):
         return member
 
     def _index(self, node: syntax.Index) -> object:
-        value = host_functions.settled(self.evaluate(node.value))
+        value = self.evaluate(node.value)
         indices = [self._place(i) for i in node.indices]
+        view = value.sliced(indices) if isinstance(value, Deferred) else None
+        if view is not None:
+            return view
+        value = host_functions.settled(value)
         if isinstance(value, StandIn):
             return StandIn()
         shape = getattr(value, "shape", None)
@@ -302,13 +352,12 @@ class Run(Blocks):
             key = indices[0]
             if len(indices) != 1 or not isinstance(key, str) or key not in value:
                 raise UserError.at("TW002", f"there is no {host_functions.shown(key)} in this record", node.span, _fields(value))
-            field: object = value[key]
-            return field
+            return self._field(value, key)
         rank = len(shape) if isinstance(shape, tuple) else 1
         if any(isinstance(i, str) for i in indices) or len(indices) > rank or not hasattr(value, "__getitem__"):
             raise UserError.at("TW003", f"{len(indices)} index(es) into a {type(value).__name__} of rank {rank}", node.span)
         try:
-            result: object = value[tuple(indices)] if isinstance(shape, tuple) else value[indices[0]]
+            result = self._element(value, tuple(indices)) if isinstance(shape, tuple) else self._field(value, indices[0])
         except (IndexError, KeyError) as error:
             if self._looks:
                 return StandIn()
@@ -320,7 +369,7 @@ class Run(Blocks):
     def _place(self, node: Expr) -> int | str | slice:
         if isinstance(node, syntax.Slice):
             return slice(*(None if bound is None else self._whole(bound) for bound in (node.lo, node.hi)))
-        value = _item(self.evaluate(node))
+        value = self._item(self.evaluate(node))
         if isinstance(value, str):
             return value
         number = host_values.as_scalar(value)
@@ -329,6 +378,13 @@ class Run(Blocks):
         if number is None or isinstance(number, bool) or int(number) != number:
             raise UserError.at("TW003", f"an index is {host_functions.shown(value)}, no whole number", node.span)
         return int(number)
+
+    def _looked_at(self, name: str, arguments: Mapping[str, object], span: Span) -> object:
+        """What a function gives where nothing is computed."""
+        try:
+            return self._run_compute.looked_at(name, arguments)  # type: ignore[attr-defined]
+        except TilewrightError as error:
+            raise _placed(error, span) from None
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
@@ -362,20 +418,27 @@ class Run(Blocks):
         if function.id in self._check.functions:
             return self._function(self._check.functions[function.id], call, given, named, node.span)
         arguments = host_functions.bound(host_functions.FUNCTIONS[function.id], given, named)
+        view, arguments = self._view(function.id, arguments, node.span)
+        if view is not None:
+            return view
         if self._looks:
-            return looked_at(function.id, arguments)
+            return self._looked_at(function.id, arguments, node.span)
         try:
-            return host_functions.call(function.id, arguments, self._chosen())
+            return self._host_call(function.id, arguments)
         except TilewrightError as error:
             raise _placed(error, node.span) from None
 
     def _method(self, function: syntax.Attribute, given: Sequence[object], named: Mapping[str, object], span: Span) -> object:
         receiver = self.evaluate(function.value)
         arguments = host_functions.bound(host_functions.METHODS[function.name], given, named)
+        view, arguments = self._view(function.name, {"x": receiver, **arguments}, span)
+        if view is not None:
+            return view
+        receiver = arguments.pop("x")
         if self._looks:
-            return looked_at(function.name, {"x": receiver, **arguments})
+            return self._looked_at(function.name, {"x": receiver, **arguments}, span)
         try:
-            return host_functions.method(function.name, receiver, arguments)
+            return self._host_method(function.name, receiver, arguments)
         except TilewrightError as error:
             raise _placed(error, span) from None
 
@@ -383,6 +446,7 @@ class Run(Blocks):
         """A call of a function that runs block by block."""
         self._check.require_apart(function, call)
         values: dict[str, object] = {p.name: value for p, value in zip(function.params, given)} | dict(named)
+        values = {name: settled(value) for name, value in values.items()}
         outside = self._inner({**self._program})
         for param in function.params:
             if param.name not in values:
@@ -401,8 +465,11 @@ class Run(Blocks):
             inner._values[param.name] = sizes.take(f"'{param.name}'", param.type, values[param.name], number)
         inner._values.update({name: size for name, size in sizes.values.items() if name not in values})
         inner._label = function.name
+        inner._waiting = self._new_waiting(function.name)
         returned = inner._statements(function.body, {})
         result = None if returned is None else returned.value
+        if inner._waiting is not None:
+            result = inner._waiting.finish(result)
         if function.result is None or isinstance(result, streams.FUTURES):
             return result
         return sizes.take("the result", function.result, result, number)
@@ -438,7 +505,7 @@ class Run(Blocks):
         return result
 
     def _inner(self, values: dict[str, object]) -> Run:
-        inner = Run(self._check, self._run_compute, self._device, values)
+        inner = type(self)(self._check, self._run_compute, self._device, values)
         inner._default_device, inner._program = self._default_device, self._program
         return inner
 
@@ -467,21 +534,14 @@ def looked_at(name: str, given: Mapping[str, object]) -> object:
     return np.ones((4,) * rank, dtype)
 
 
-def _item(value: object) -> object:
-    """The number of a device array without axes, and what else there is as it is."""
-    if getattr(value, "shape", None) == () and not isinstance(value, np.ndarray | np.generic) and hasattr(value, "item"):
-        return value.item()
-    return value
-
 
 def _fields(value: Mapping[str, object]) -> str:
     names = [str(name) for name in value]
     return f"it has {', '.join(names[:12])}{', …' if len(names) > 12 else ''}" if names else "it is empty"
 
 
-def _placed(error: TilewrightError, span: Span) -> TilewrightError:
-    """The same error with the place of the call, where it has none."""
-    found = error.diagnostics[0]
-    if found.span.line:
-        return error
-    return type(error).at(found.code, found.message, span, found.help)
+def owner(target: Expr) -> str:
+    """The name that an assignment changes."""
+    while isinstance(target, syntax.Index | syntax.Attribute):
+        target = target.value
+    return target.id if isinstance(target, syntax.Name) else ""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.api.arguments import read_argument
+from tilewright.api.deferred import Deferred, spec_of
 from tilewright.api.host_functions import settled
 from tilewright.base.errors import Diagnostics, UserError
 from tilewright.tree import syntax
@@ -31,7 +32,7 @@ class KnownSizes:
 
     def of(self, function: syntax.Function, arguments: Mapping[str, object], numbers: Mapping[str, int]) -> Found:
         try:
-            specs = [read_argument(name, settled(value)).spec for name, value in arguments.items()]
+            specs = [spec_of(v) if isinstance(v, Deferred) else read_argument(n, settled(v)).spec for n, v in arguments.items()]
         except UserError:
             return {}
         key = id(function), tuple(map(repr, specs)), tuple(numbers)
@@ -54,7 +55,7 @@ def _with_sizes(function: syntax.Function, specs: Sequence[ArgSpec], sizes: Sequ
     """Where the sizes are extents of inputs, with the other numbers as arguments; None where the block is wrong so."""
     from tilewright.base.dtypes import i64
 
-    given = replace(function, params=(*function.params, *(syntax.Param(name, span=function.span) for name in others)))
+    given = replace(function, params=(*function.params, *(syntax.Param(name, span=function.span) for name in others))) if others else function
     try:
         typed = check_kernel(given, (*specs, *(ScalarArg(i64, weak=True) for _ in others)), Diagnostics())
     except UserError:

@@ -49,8 +49,31 @@ _OPERATORS: dict[str, Callable[[Scalar, Scalar], object]] = {
 }  # fmt: skip
 
 
+class Unread:
+    """A number that a kernel computed, while a run is recorded: it is computed with, but nothing may depend on its value."""
+
+    shape = ()
+
+    def __init__(self, value: np.generic) -> None:
+        self.value, self.dtype = value, value.dtype
+
+
+class ValueNeeded(Exception):
+    """The value of an `Unread` is asked for."""
+
+
 def as_scalar(value: object) -> Scalar | None:
     """A value as a scalar, or None where it is none; a NumPy array without axes is one."""
+    found = scalar_leaf(value)
+    if isinstance(found, Unread):
+        raise ValueNeeded
+    return found
+
+
+def scalar_leaf(value: object) -> Scalar | Unread | None:
+    """The same for somebody who only hands values on, who gets an `Unread` as it is."""
+    if isinstance(value, Unread):
+        return value
     if isinstance(value, bool | int | float | np.generic):
         return value
     if isinstance(value, np.ndarray) and value.ndim == 0:

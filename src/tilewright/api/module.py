@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tilewright.api.host_blocks import RunCompute
-from tilewright.api.host_run import Run
 from tilewright.api.module_check import Check
-from tilewright.api.module_links import call_module, linked
+from tilewright.api.module_links import RESULT, call_module, linked
+from tilewright.api.repeated_calls import RepeatedCalls
+from tilewright.api.replay_types import MISS
 from tilewright.base.errors import UserError
 from tilewright.frontend.zyn import parse_module
 from tilewright.tree import syntax
@@ -36,6 +38,13 @@ def load(path_or_source: str | os.PathLike[str], run_compute: RunCompute) -> Zyn
     return ZynModule(parse_module(text, str(path)), run_compute)
 
 
+def _every_error(error: UserError, tree: syntax.Module, inputs: Mapping[str, object]) -> UserError:
+    """A run that fails tells all that is wrong; looking for it takes nothing while runs go well."""
+    from tilewright.api.every_error import every_error
+
+    return every_error(error, tree, inputs)
+
+
 def _is_source(text: str) -> bool:
     if "\n" in text or "{" in text:
         return True
@@ -49,29 +58,57 @@ class ZynModule:
         self.tree = linked(module)
         self._hidden = tuple(f"{s.alias}__" for s in module.body if isinstance(s, syntax.Import) and s.alias)
         """What names of imported files begin with."""
-        self._run_compute = run_compute
+        self.run_compute = run_compute
         self._checks: dict[frozenset[str], Check] = {}
         """What was found right for inputs of these names."""
         self._functions = {s.name: s for s in self.tree.body if isinstance(s, syntax.Function)}
         self._calls: dict[tuple[str, tuple[str, ...]], ZynModule] = {}
+        self._made: dict[str, Callable[..., object]] = {}
+        """Its functions as Python functions."""
+        self._repeated: dict[tuple[str, ...], RepeatedCalls] = {}
+        """What was recorded of runs, by the names of their inputs."""
 
     def inputs(self) -> tuple[str, ...]:
         """The names `run` needs, in order of first use."""
-        return tuple(Check(self.tree, frozenset()).missing)
+        return self.with_inputs()[0]
+
+    def with_inputs(self) -> tuple[tuple[str, ...], Check]:
+        """The names `run` needs, and what is found when they are given: a name with a value is no size of the functions that use it."""
+        names = tuple(Check(self.tree, frozenset()).missing)
+        check = Check(self.tree, frozenset(names))
+        if not check.missing and check.used == set(names):
+            return names, check
+        names = tuple(n for n in dict.fromkeys((*names, *check.missing)) if n in check.used or n in check.missing)
+        return names, Check(self.tree, frozenset(names))
 
     def run(self, device: str | None = None, **inputs: object) -> dict[str, object]:
         """Run the program from top to bottom; the result holds every name it defines at its top level.
 
         A block's own `@device` comes first, then `device`, then the program's `config`, then "auto".
         """
+        found: dict[str, object] = self.repeated(tuple(inputs))(device, *inputs.values())
+        return found
+
+    def repeated(self, names: tuple[str, ...], only: str | None = None) -> RepeatedCalls:
+        """Runs with inputs of these names: `calls(device, *values)` gives all results, or the one named `only`."""
+        found = self._repeated.get(names)
+        if found is None:
+            found = self._repeated.setdefault(names, RepeatedCalls(self, names, only))
+        return found
+
+    def checked(self, inputs: dict[str, object]) -> Check:
+        """What was found out about the program, which has all it needs with these inputs and is right."""
         given = frozenset(inputs)
         check = self._checks.get(given)
         if check is None:
-            check = Check(self.tree, given)
+            check = Check(self.tree, given, _every_error)
             check.report(inputs)
             self._checks[given] = check
-        found = Run(check, self._run_compute, device, dict(inputs)).run(self.tree)
-        return {n: v for n, v in found.items() if not n.startswith(self._hidden)} if self._hidden else found
+        return check
+
+    def is_shown(self, name: str) -> bool:
+        """Whether a name belongs to the program itself, not to a file it imports."""
+        return not (self._hidden and name.startswith(self._hidden))
 
     def functions(self) -> tuple[str, ...]:
         """The names of its functions and pipelines, in the order of the text."""
@@ -79,6 +116,10 @@ class ZynModule:
 
     def call(self, name: str, args: tuple[object, ...], named: dict[str, Any], device: str | None = None) -> object:
         """What a function gives. `named` has arguments by name, and values for names of the program that the function uses."""
+        return self._function_of(name)(*args, device=device, **named)
+
+    def _bound(self, name: str, args: tuple[object, ...], named: dict[str, Any]) -> dict[str, object]:
+        """The values of a call by name: those given by place, then those given by name."""
         function = self._functions[name]
         params = [p.name for p in function.params]
         if len(args) > len(params):
@@ -90,20 +131,46 @@ class ZynModule:
         missing = [p.name for p in function.params if p.default is None and p.name not in values]
         if missing:
             raise UserError.at("TW016", f"{name}({', '.join(params)}) lacks '{missing[0]}'", function.span)
-        passed = tuple(p for p in params if p in values)
+        return values
+
+    def _called(self, name: str, passed: tuple[str, ...]) -> ZynModule:
+        """The program that is a call of a function with these of its parameters."""
         made = self._calls.get((name, passed))
         if made is None:
-            made = self._calls[name, passed] = ZynModule(call_module(self.tree, function, passed), self._run_compute)
-        return made.run(device, **values)["result_"]
+            made = ZynModule(call_module(self.tree, self._functions[name], passed), self.run_compute)
+            made = self._calls.setdefault((name, passed), made)
+        return made
 
     def __getattr__(self, name: str) -> Any:
         functions: dict[str, syntax.Function] = self.__dict__.get("_functions", {})
         if name not in functions:
             known = ", ".join(functions) or "none"
             raise AttributeError(f"the program has no function '{name}'; it has {known}")
+        # Python asks here only for what it does not find: from now on it finds it.
+        made = self.__dict__[name] = self._function_of(name)
+        return made
+
+    def _function_of(self, name: str) -> Callable[..., object]:
+        """A function of the program as one of Python's, which knows what calls it has had."""
+        made = self._made.get(name)
+        return made if made is not None else self._made.setdefault(name, self._new_function(name))
+
+    def _new_function(self, name: str) -> Callable[..., object]:
+        known: dict[tuple[object, ...], RepeatedCalls] = {}
+        params = [p.name for p in self._functions[name].params]
 
         def call(*args: object, device: str | None = None, **named: object) -> object:
-            return self.call(name, args, named, device)
+            form = len(args), *named
+            repeated = known.get(form)
+            if repeated is None:
+                values = self._bound(name, args, named)
+                made = self._called(name, tuple(p for p in params if p in values))
+                repeated = known[form] = made.repeated(tuple(values), RESULT)
+            for replay in repeated.replays:
+                found = replay(device, *args, *named.values())
+                if found is not MISS:
+                    return found
+            return repeated.run(device, *args, *named.values())
 
         call.__name__ = call.__qualname__ = name
         return call

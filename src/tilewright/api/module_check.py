@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.api import host_functions, host_values
 from tilewright.api.host_dimensions import count_mismatch, parameter_sizes, shape_names
 from tilewright.api.host_sizes import KnownSizes
-from tilewright.api.zyn_parallel import is_spread
+from tilewright.api.unreached import leaves
+from tilewright.api.zyn_parallel import is_mode, is_spread
 from tilewright.base import dtypes
-from tilewright.base.errors import Diagnostics
+from tilewright.base.errors import Diagnostics, UserError, in_order
 from tilewright.base.source import Span
 from tilewright.tree import syntax
 from tilewright.tree.compose import Apart, Composer, call_of, kernel_of
@@ -27,6 +28,10 @@ from tilewright.tree.syntax import Expr, KernelAttribute, Stmt
 _SETTINGS = ("compute_device",)
 _KINDS_WITH_SIZES = frozenset({"conv2d", "conv2d_depthwise", "depthwise_conv2d", "attention", "flash_attention"})
 """Kernel kinds that bind size names which no access in the body binds."""
+
+
+Complete = Callable[[UserError, syntax.Module, Mapping[str, object]], UserError]
+"""An error with all others that a program has for some inputs."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,10 @@ class Body:
 class Check:
     """What a program needs and cannot do, found before it runs."""
 
-    def __init__(self, module: syntax.Module, given: frozenset[str]) -> None:
+    def __init__(self, module: syntax.Module, given: frozenset[str], complete: Complete = lambda error, module, inputs: error) -> None:
         self.sink = Diagnostics()
+        self.complete = complete
+        self._module = module
         self.given = given
         self.missing: dict[str, Span] = {}
         self.used: set[str] = set()
@@ -73,6 +80,13 @@ class Check:
         self._uncalled(module)
 
     def report(self, inputs: dict[str, object]) -> None:
+        """Raise everything that is wrong."""
+        self.note_inputs(inputs)
+        if self.sink.errors:
+            raise self.complete(UserError(*in_order(self.sink.errors)), self._module, inputs)
+
+    def note_inputs(self, inputs: dict[str, object]) -> None:
+        """Put inputs that are missing, or that nobody wants, with the errors."""
         needed = [n for n in self.missing if n not in inputs]
         call = f"call run({', '.join(f'{n}=…' for n in [*sorted(self.used & set(inputs)), *needed])})"
         for name in needed:
@@ -85,16 +99,12 @@ class Check:
                 self.sink.error(
                     "TW008", f"unexpected input '{name}': it {reason}", help=f"did you mean '{close[0]}'?" if close else f"the program takes {takes}"
                 )
-        self.sink.raise_if_errors()
 
     def require_apart(self, function: syntax.Function, node: syntax.Call) -> None:
         """Have a function checked as one that runs block by block, if it was not."""
         if id(function) not in self._apart_done:
             self._blocks(function, node)
             self.sink.raise_if_errors()
-
-    def _unavailable(self, what: str, span: Span) -> None:
-        self.sink.error("TW005", f"{what} is not available in this version", span)
 
     def _need(self, name: str, span: Span) -> None:
         if name not in self.defined:
@@ -111,14 +121,22 @@ class Check:
     # -- statements -------------------------------------------------------------------------------------------------
 
     def _statements(self, body: Sequence[Stmt]) -> None:
-        left: Span | None = None
+        left = ""
         for statement in body:
-            if left is not None:
-                what = "this await" if _has_await(statement) else "this"
-                self.sink.error("TW005", f"{what} is never reached: line {left.line} has returned", statement.span, "remove it")
+            if left:
+                self._unreached(statement, left)
             self._statement(statement)
-            if isinstance(statement, syntax.Return):
-                left = statement.span
+            left = left or leaves(statement)
+
+    def _unreached(self, statement: Stmt, why: str) -> None:
+        what = "this await" if any(isinstance(part, syntax.Await) for part in nodes((statement,))) else "this"
+        self.sink.error("TW005", f"{what} is never reached: {why}", statement.span, "remove it")
+
+    def _never(self, cond: Expr, holds: bool, body: Sequence[Stmt]) -> None:
+        """An await under a condition that is written as a constant, if it is the wrong one. Other statements may be left out so."""
+        waits = [s for s in body if any(isinstance(part, syntax.Await) for part in nodes((s,)))]
+        if waits and isinstance(cond, syntax.Bool) and cond.value is not holds:
+            self._unreached(waits[0], f"the condition of line {cond.span.line} is always {'true' if cond.value else 'false'}")
 
     def _block(self, body: Sequence[Stmt], names: Sequence[str] = ()) -> None:
         """Statements with a scope of their own, in which `names` are defined."""
@@ -142,10 +160,13 @@ class Check:
             self._config(node)
         elif isinstance(node, syntax.If):
             self._expression(node.cond)
+            self._never(node.cond, True, node.then)
+            self._never(node.cond, False, node.otherwise)
             self._block(node.then)
             self._block(node.otherwise)
         elif isinstance(node, syntax.While):
             self._expression(node.cond)
+            self._never(node.cond, True, node.body)
             self._block(node.body)
         elif isinstance(node, syntax.For):
             for item in (*(e for r in node.ranges for e in (r.lo, r.hi, r.step)), node.over):
@@ -189,11 +210,19 @@ class Check:
         self._expression(node.value)
         targets = node.target.items if isinstance(node.target, syntax.Tuple) else (node.target,)
         for target in targets:
-            if not isinstance(target, syntax.Name):
-                self._unavailable("assigning to a part of a value outside a kernel", target.span)
-            elif target.id not in self.mutable:
-                reason = "was declared with let" if target.id in self.defined else "is not declared"
-                self.sink.error("TW015", f"'{target.id}' {reason} and cannot be assigned", target.span, f"write 'var {target.id} = …' first")
+            owner = target
+            while isinstance(owner, syntax.Index | syntax.Attribute):
+                for index in owner.indices if isinstance(owner, syntax.Index) else ():
+                    self._expression(index)
+                owner = owner.value
+            if not isinstance(owner, syntax.Name):
+                self.sink.error("TW015", "this is no place that can be assigned", target.span, "assign to a variable, or to a part of one")
+            elif owner.id not in self.mutable:
+                reason = "was declared with let" if owner.id in self.defined else "is an input" if owner.id in self.given else "is not declared"
+                self.used |= {owner.id} & self.given
+                name = f"{owner.id}_" if reason == "is an input" else owner.id
+                value = owner.id if reason == "is an input" else "…"
+                self.sink.error("TW015", f"'{owner.id}' {reason} and cannot be assigned", target.span, f"write 'var {name} = {value}' first")
 
     def _config(self, node: syntax.Config) -> None:
         for name, value in node.fields:
@@ -352,7 +381,8 @@ class Check:
         several = is_spread(node.attributes)
         for attribute in node.attributes:
             if attribute.name == "parallel" and not several:
-                self._unavailable("@parallel without (data) and a list of devices", attribute.span)
+                if is_mode(attribute):  # what is wrong with another word, the kernel's check says
+                    self.sink.error("TW016", "@parallel without a list of devices", attribute.span, 'write @device(["cuda:0", "cuda:1"]) @parallel(data)')
             elif attribute.name == "device" and not several:
                 if len(attribute.args) != 1 or attribute.args[0].keyword is not None:
                     self.sink.error("TW016", "@device takes a name or a list of names", attribute.span, 'write @device("auto")')
@@ -396,10 +426,6 @@ def _returns(body: Sequence[Stmt]) -> bool:
         if _returns(inside):
             return True
     return False
-
-
-def _has_await(node: Stmt) -> bool:
-    return any(isinstance(part, syntax.Await) for part in nodes((node,)))
 
 
 def _kernel_kind(attribute: KernelAttribute) -> str:

@@ -1,6 +1,7 @@
-"""`@device(["cuda:0", "cuda:1"]) @parallel(data)` of ZynML: a compute block whose batch is split over devices.
+"""`@device(["cuda:0", "cuda:1"]) @parallel(data)` of ZynML: a compute block whose batch is split over devices. With `@parallel(model)` it
+is its loops that are: each device has a stretch of them, with the weights that stretch reads.
 
-In: the attributes of a block, and its arguments; out: its results, as `api/parallel.py` gives them.
+In: the attributes of a block, and its arguments; out: its results, as `api/parallel.py` or `api/model_parallel.py` gives them.
 """
 
 from __future__ import annotations
@@ -17,16 +18,27 @@ if TYPE_CHECKING:
 
 
 def is_spread(attributes: Sequence[KernelAttribute]) -> bool:
-    """Whether a block asks for its batch to be split."""
-    return any(attribute.name == "parallel" for attribute in attributes) and bool(_devices(attributes))
+    """Whether a block asks for several devices at once."""
+    return bool(spread_over(attributes))
 
 
-def _devices(attributes: Sequence[KernelAttribute]) -> tuple[str, ...]:
-    """The devices of a block that is data parallel; none where it is not, or where its attributes are wrong, which the checker says."""
+def is_mode(attribute: KernelAttribute) -> bool:
+    """Whether it is `@parallel(data)` or `@parallel(model)`, by itself."""
+    sink = Diagnostics()
+    return bool(read_attributes((attribute,), sink).parallel) and not sink.errors
+
+
+def spread_over(attributes: Sequence[KernelAttribute]) -> tuple[str, ...]:
+    """The devices a block asks for at once; none if it runs on one."""
+    return _spread(attributes)[1] if any(attribute.name == "parallel" for attribute in attributes) else ()
+
+
+def _spread(attributes: Sequence[KernelAttribute]) -> tuple[str, tuple[str, ...]]:
+    """`data` or `model`, and the devices; none where nothing is spread, or where attributes are wrong, which the checker says."""
     sink = Diagnostics()
     metadata = read_attributes(attributes, sink)
     names = metadata.device.names
-    return names if not sink.errors and metadata.parallel == "data" and names != ("auto",) else ()
+    return metadata.parallel, names if not sink.errors and metadata.parallel and names != ("auto",) else ()
 
 
 class _Block:
@@ -43,13 +55,19 @@ class _Block:
 
 
 def run_spread(runner: Runner, function: Function, arguments: Mapping[str, object]) -> object:
-    """Run a block on the devices it names. How its batch is cut is kept with its runner."""
+    """Run a block on the devices it names. How it is cut is kept with its runner."""
+    names = tuple(arguments)
+    found: Any = runner.spreads.get(names)
+    if found is None:
+        found = runner.spreads[names] = _made(_Block(runner, function, names), *_spread(function.attributes))
+    return found(*arguments.values())
+
+
+def _made(block: Any, mode: str, devices: tuple[str, ...]) -> object:
+    if mode == "model":
+        from tilewright.api.model_parallel import ModelParallel
+
+        return ModelParallel(block, list(devices))
     from tilewright.api.parallel import DataParallel
 
-    names = tuple(arguments)
-    found = runner.spreads.get(names)
-    if found is None:
-        block: Any = _Block(runner, function, names)
-        found = runner.spreads[names] = DataParallel(block, list(_devices(function.attributes)))
-    assert isinstance(found, DataParallel)
-    return found(*arguments.values())
+    return DataParallel(block, list(devices))

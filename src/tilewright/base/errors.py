@@ -11,7 +11,7 @@ A message reads `file:line:col: error[TW012]: what is wrong, with the values`, t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from tilewright.base.record import record
@@ -114,6 +114,11 @@ class CompilerBug(TilewrightError):
     """Tilewright itself is wrong. The message names the pass and the file that holds the IR."""
 
 
+def in_order(found: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Messages by place."""
+    return sorted(found, key=lambda d: (d.span.path, d.span.line, d.span.column))
+
+
 class Diagnostics:
     """A sink: report many, raise once, so that all errors of a stage come together."""
 
@@ -135,7 +140,7 @@ class Diagnostics:
         return [d for d in self.items if d.severity == "error"]
 
     def raise_if_errors(self) -> None:
-        errors = sorted(self.errors, key=lambda d: (d.span.path, d.span.line, d.span.column))
+        errors = in_order(self.errors)
         if errors:
             raise UserError(*errors)
 

@@ -48,21 +48,28 @@ class Size:
     @staticmethod
     def _from(terms: Mapping[Monomial, int]) -> Size:
         items = [(m, f) for m, f in terms.items() if f]
+        if len(items) < 2:
+            return Size(tuple(items)) if items else ZERO
         items.sort(key=lambda item: (len(item[0]), [str(a) for a in item[0]]))
         return Size(tuple(items))
 
     def __add__(self, other: Size | int) -> Size:
+        added = Size.of(other).terms
+        if not added:
+            return self
         result = dict(self.terms)
-        for monomial, factor in Size.of(other).terms:
+        for monomial, factor in added:
             result[monomial] = result.get(monomial, 0) + factor
         return Size._from(result)
 
     __radd__ = __add__
 
     def __mul__(self, other: Size | int) -> Size:
+        if isinstance(other, int):
+            return Size(tuple([(m, f * other) for m, f in self.terms])) if other else ZERO
         result: dict[Monomial, int] = {}
         for left, left_factor in self.terms:
-            for right, right_factor in Size.of(other).terms:
+            for right, right_factor in other.terms:
                 key = tuple(sorted(left + right, key=str))
                 result[key] = result.get(key, 0) + left_factor * right_factor
         return Size._from(result)
@@ -73,7 +80,13 @@ class Size:
         return self * -1
 
     def __sub__(self, other: Size | int) -> Size:
-        return self + Size.of(other) * -1
+        taken = Size.of(other).terms
+        if not taken:
+            return self
+        result = dict(self.terms)
+        for monomial, factor in taken:
+            result[monomial] = result.get(monomial, 0) - factor
+        return Size._from(result)
 
     def __rsub__(self, other: Size | int) -> Size:
         return Size.of(other) - self

@@ -1,6 +1,6 @@
-"""`tilewright demo`: the gallery on every device found, checked against float64, in one table.
+"""`tilewright demo`: the gallery and the ZynML programs on every device found, checked against float64, in two tables.
 
-In: `examples/gallery.py`, `layers.py` and `blocks.py` of the repository. Out: a table, and the PTX of every kernel in a folder, made with or without a GPU. Times are
+In: `examples/gallery.py`, `layers.py`, `blocks.py` and `tours.py` of the repository. Out: the tables, and the PTX of every kernel in a folder, made with or without a GPU. Times are
 the best of a few calls after the first; the emulator runs small inputs and is there to be right, not fast. Contractions have a rate of
 arithmetic, the others one of memory.
 """
@@ -24,7 +24,8 @@ from tilewright.api.kernel import Kernel
 from tilewright.base.dtypes import f64, from_numpy
 from tilewright.base.errors import TilewrightError, UserError
 from tilewright.base.target import DEFAULT_NVPTX, NVPTX
-from tilewright.cli import repository
+from tilewright.cli import demo_tours, repository
+from tilewright.cli.demo_rows import Row, as_list, duration, max_error
 from tilewright.cli.guess import Given
 from tilewright.cli.sources import read_source, walk
 from tilewright.compile.driver import compile_kernel
@@ -55,51 +56,33 @@ class Item:
     """Largest error accepted, in units of the largest magnitude in the result (at least 1)."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """What running one example on one device gave."""
-
-    name: str
-    device: str
-    seconds: float = 0.0
-    nbytes: int = 0
-    operations: float = 0.0
-    numpy_seconds: float = 0.0
-    error: float = 0.0
-    tolerance: float = 0.0
-    failure: str = ""
-
-    @property
-    def ok(self) -> bool:
-        return not self.failure and self.error <= self.tolerance
-
-    @property
-    def rate(self) -> str:
-        """Arithmetic in a second for contractions, bytes for the others."""
-        amount, unit = (self.operations, "op/s") if self.operations else (self.nbytes, "B/s")
-        giga = amount / self.seconds / 1e9
-        return f"{giga:.1f} G{unit}" if giga < 1e3 else f"{giga / 1e3:.2f} T{unit}"
-
-
 def demo(ptx_folder: str) -> bool:
     """Run everything, print the table; whether every result was right."""
     gallery = read_gallery()
+    tours = demo_tours.read_tours()
     places = devices()
     console = Console()
     rows: list[Row] = []
+    shown: list[Row] = []
     columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(gallery) * (len(places) + 1))
+        task = progress.add_task("", total=len(gallery) * (len(places) + 1) + len(tours) * len(places))
         for item in gallery:
             for place, row in zip(places, run_item(item, places), strict=True):
                 rows.append(row)
                 progress.update(task, description=f"{item.name} on {place.id}", advance=1)
+        for tour in tours:
+            for place, row in zip(places, demo_tours.run_tour(tour, places, best_seconds), strict=True):
+                shown.append(row)
+                progress.update(task, description=f"{tour.name} on {place.id}", advance=1)
         written: list[Path] = []
         for item in gallery:
             progress.update(task, description=f"{item.name} to PTX")
             written += write_ptx(item, Path(ptx_folder))
             progress.advance(task)
     console.print(_table(rows))
+    console.print(demo_tours.table(shown))
+    rows += shown
     for row in rows:
         if row.failure:
             console.print(f"{row.name} on {row.device}: {row.failure}", markup=False, highlight=False)
@@ -154,14 +137,14 @@ def _run(item: Item, inputs: Inputs, place: Device) -> tuple[list[object], float
     if place.kind == "emulator":
         start = time.perf_counter()
         result = _caller(item, inputs, place.id)()
-        return _list(result), time.perf_counter() - start
+        return as_list(result), time.perf_counter() - start
     if place.kind == "cpu":
         call = _caller(item, inputs, place.id)
-        return _list(call()), best_seconds(call)
+        return as_list(call()), best_seconds(call)
     gpu = cuda.devices()[int(place.id.split(":")[1])]
     moved = {name: gpu.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
     call = _caller(item, moved, place.id)
-    result = _list(call())
+    result = as_list(call())
     gpu.synchronize()
     # Several calls between two events: the host runs ahead and its own time is hidden.
     milliseconds = min(gpu.time(lambda: [call() for _ in range(_BATCH)], repeats=5)) / _BATCH
@@ -180,24 +163,6 @@ def best_seconds(call: Callable[[], object]) -> float:
         if now > end:
             break
     return best
-
-
-def max_error(result: list[object], exact: object) -> float:
-    """The largest difference over the largest magnitude (at least 1); infinite where shapes, counts or NaNs differ."""
-    expected = _list(exact)
-    if len(result) != len(expected):
-        return float("inf")
-    worst = 0.0
-    for got, want in zip(result, expected):
-        a, b = np.asarray(got), np.asarray(want)
-        if a.shape != b.shape:
-            return float("inf")
-        a, b = a.astype(np.float64), b.astype(np.float64)
-        if not np.array_equal(np.isnan(a), np.isnan(b)):
-            return float("inf")
-        if b.size:
-            worst = max(worst, float(np.nanmax(np.abs(a - b)) / max(1.0, float(np.nanmax(np.abs(b))))))
-    return worst
 
 
 def write_ptx(item: Item, folder: Path) -> list[Path]:
@@ -229,10 +194,6 @@ def _given(value: object) -> Given:
     return Given(f64, plain="float")
 
 
-def _list(value: object) -> list[object]:
-    return list(value) if isinstance(value, tuple) else [value]
-
-
 def _exact(value: object) -> object:
     return value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value
 
@@ -248,13 +209,9 @@ def _table(rows: list[Row]) -> Table:
     for row in rows:
         real = not row.device.startswith("emulator") and not row.failure
         table.add_row(
-            row.name, row.device.removesuffix(":thread"), "" if row.failure else _duration(row.seconds),
+            row.name, row.device.removesuffix(":thread"), "" if row.failure else duration(row.seconds),
             row.rate if real else "",
             f"{row.numpy_seconds / row.seconds:.1f}" if real else "",
             "" if row.failure else f"{row.error:.0e}" if row.error else "0", "[green]ok[/]" if row.ok else "[red]WRONG[/]",
         )  # fmt: skip
     return table
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds * 1e6:.1f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType, bool_, f32, f64, i64
 from tilewright.base.errors import UserError
+from tilewright.cli.guess_uses import rank_of_use
 from tilewright.tree import syntax
 from tilewright.tree.inline import parts_backwards
 from tilewright.tree.syntax import Node
@@ -87,64 +88,96 @@ def guess(name: str, type_: syntax.Expr | None, root: Node) -> Given:
         if dtypes.is_name(type_.id):
             return Given(dtypes.by_name(type_.id))
     rank = rank_in(name, root)
-    if rank is not None and _is_places(name, root):
+    if rank is not None and name in uses_in(root).places:
         return Given(i64, (None,) * rank, guessed=True)
     if rank is None and type_ is None:
-        return Given(f64, plain="float", guessed=True)
+        rank = rank_of_use(name, root, nodes(root), rank_in)
+        if rank is None:
+            return Given(f64, plain="float", guessed=True)
     return Given(f32, (None,) * (1 if rank is None else rank), guessed=True)
-
-
-def _is_places(name: str, root: Node) -> bool:
-    """Whether elements of the array are indices of others: `x[places[i]]`."""
-    indices = [i for node in nodes(root) if isinstance(node, syntax.Index) for i in node.indices]
-    return any(isinstance(i, syntax.Index) and _is(i.value, name) for i in indices)
 
 
 def rank_in(name: str, root: Node) -> int | None:
     """The rank of the array `name` as its uses show it; None when nothing shows an array."""
-    exact: list[int] = []
-    at_least: list[int] = []
-    parts: dict[int, list[int]] = {}
-    for part, axes in _parts(root):
-        parts.setdefault(id(part), []).append(axes)
-    for node in nodes(root):
-        if isinstance(node, syntax.Index) and _is(node.value, name):
-            for axes in parts.get(id(node), ()):
-                slices = sum(isinstance(i, syntax.Slice) for i in node.indices)
-                exact.append(len(node.indices) + max(0, (axes if slices else 1) - slices))
-        if isinstance(node, syntax.Index):
-            if _is(node.value, name):
-                exact.append(len(node.indices))
-            elif _is_shape(node.value, name) and isinstance(node.indices[0], syntax.Number):
-                at_least.append(int(node.indices[0].value) + 1)
-        elif isinstance(node, syntax.Let) and node.destructure and node.value is not None and _is_shape(node.value, name):
-            exact.append(len(node.targets))
-        elif isinstance(node, syntax.ReduceExpr) and _is(node.value, name):
-            # A reduction along an axis leaves something: nobody writes one for a vector.
-            at_least.append(1 if node.axis is None else max(2, *(axis + 1 for axis in _axes(node.axis))))
-        elif isinstance(node, syntax.Attribute) and _is(node.value, name):
-            at_least.append(1)
+    uses = uses_in(root)
+    exact = list(uses.exact.get(name, ()))
     if not exact and isinstance(root, syntax.Module):
         exact += _passed(name, root, {s.name: s for s in root.body if isinstance(s, syntax.Function)}, ())
     if exact:
         return max(exact)
-    return max(at_least) if at_least else None
+    return max(uses.at_least[name]) if name in uses.at_least else None
 
 
 def _passed(name: str, root: Node, functions: Mapping[str, syntax.Function], around: tuple[str, ...]) -> Iterator[int]:
     """The ranks that functions of the program take `name` to have, where it is given to them."""
-    for node in nodes(root):
-        piped = node.call if isinstance(node, syntax.Pipe) else node
-        if not isinstance(piped, syntax.Call) or not isinstance(piped.function, syntax.Name) or piped.function.id in around:
+    for called, position in uses_in(root).given.get(name, ()):
+        function = functions.get(called)
+        if function is None or called in around or position >= len(function.params):
             continue
-        function = functions.get(piped.function.id)
-        given = [*([node.value] if isinstance(node, syntax.Pipe) else []), *(a.value for a in piped.args)]
-        for param, value in zip(function.params if function is not None else (), given):
-            if function is not None and _is(value, name):
-                if isinstance(param.type, syntax.Index):
-                    yield len(param.type.indices)
-                rank = rank_in(param.name, function)
-                yield from [rank] if rank is not None else _passed(param.name, function, functions, (*around, function.name))
+        param = function.params[position]
+        if isinstance(param.type, syntax.Index):
+            yield len(param.type.indices)
+        rank = rank_in(param.name, function)
+        yield from [rank] if rank is not None else _passed(param.name, function, functions, (*around, function.name))
+
+
+class Uses:
+    """How a tree uses names; its nodes are looked at once, since each input of a program asks about all of them."""
+
+    def __init__(self, root: Node) -> None:
+        self.exact: dict[str, list[int]] = {}
+        """Ranks that uses show."""
+        self.at_least: dict[str, list[int]] = {}
+        """Ranks below which uses would be wrong."""
+        self.places: set[str] = set()
+        """Arrays whose elements are indices of others: `x[places[i]]`."""
+        self.given: dict[str, list[tuple[str, int]]] = {}
+        """Functions that are called with a name, and where among the arguments it is."""
+        self.fields: dict[str, set[str]] = {}
+        """What stands behind the point of a name."""
+        self._parts: dict[int, list[int]] = {}
+        for part, axes in _parts(root):
+            self._parts.setdefault(id(part), []).append(axes)
+        for node in nodes(root):
+            self._add(node)
+
+    def _add(self, node: Node) -> None:
+        if isinstance(node, syntax.Index):
+            self._index(node)
+        elif isinstance(node, syntax.Let):
+            if node.destructure and node.value is not None and (array := _shape_of(node.value)):
+                self.exact.setdefault(array, []).append(len(node.targets))
+        elif isinstance(node, syntax.ReduceExpr):
+            if isinstance(node.value, syntax.Name):
+                # A reduction along an axis leaves something: nobody writes one for a vector.
+                least = 1 if node.axis is None else max(2, *(axis + 1 for axis in _axes(node.axis)))
+                self.at_least.setdefault(node.value.id, []).append(least)
+        elif isinstance(node, syntax.Attribute):
+            if isinstance(node.value, syntax.Name):
+                self.at_least.setdefault(node.value.id, []).append(1)
+                self.fields.setdefault(node.value.id, set()).add(node.name)
+        elif isinstance(node, syntax.Pipe):
+            self._call(node.call, node.value)
+        elif isinstance(node, syntax.Call):
+            self._call(node, None)
+
+    def _index(self, node: syntax.Index) -> None:
+        if isinstance(node.value, syntax.Name):
+            found = self.exact.setdefault(node.value.id, [])
+            slices = sum(isinstance(i, syntax.Slice) for i in node.indices)
+            found += [len(node.indices) + max(0, (axes if slices else 1) - slices) for axes in self._parts.get(id(node), ())]
+            found.append(len(node.indices))
+        elif (array := _shape_of(node.value)) and isinstance(node.indices[0], syntax.Number):
+            self.at_least.setdefault(array, []).append(int(node.indices[0].value) + 1)
+        for index in node.indices:
+            if isinstance(index, syntax.Index) and isinstance(index.value, syntax.Name):
+                self.places.add(index.value.id)
+
+    def _call(self, call: syntax.Call, piped: syntax.Expr | None) -> None:
+        if isinstance(call.function, syntax.Name):
+            for position, value in enumerate([*([] if piped is None else [piped]), *(a.value for a in call.args)]):
+                if isinstance(value, syntax.Name):
+                    self.given.setdefault(value.id, []).append((call.function.id, position))
 
 
 _TILE_FUNCTIONS = {"dot": 1, "transpose": 2, "matmul": 2, "row_max": 2, "row_min": 2, "row_sum": 2}
@@ -165,7 +198,9 @@ def _parts(root: Node) -> Iterator[tuple[syntax.Expr, int]]:
 
 
 _walked: list[tuple[Node, tuple[Node, ...]]] = []
-"""The last tree that was asked about, and its nodes: each input of a program looks at all of them."""
+"""The last program that was asked about, and its nodes."""
+_uses: dict[int, tuple[Node, Uses]] = {}
+"""Of that program and its functions, by identity."""
 
 
 def nodes(root: Node) -> Sequence[Node]:
@@ -176,7 +211,16 @@ def nodes(root: Node) -> Sequence[Node]:
     found = tuple(_nodes(root))
     if isinstance(root, syntax.Module):
         _walked[:] = [(root, found)]
+        _uses.clear()
     return found
+
+
+def uses_in(root: Node) -> Uses:
+    known = _uses.get(id(root))
+    if known is None:
+        nodes(root)  # a new program lets go of the one before
+        known = _uses[id(root)] = root, Uses(root)
+    return known[1]
 
 
 def _nodes(root: Node) -> Iterator[Node]:
@@ -191,12 +235,10 @@ def _nodes(root: Node) -> Iterator[Node]:
             waiting.extend([values[name] for name in parts_backwards(type(item))])
 
 
-def _is(node: syntax.Expr, name: str) -> bool:
-    return isinstance(node, syntax.Name) and node.id == name
+def _shape_of(node: syntax.Expr) -> str:
+    """The array whose shape it is; empty where it is none."""
+    return node.value.id if isinstance(node, syntax.Attribute) and node.name == "shape" and isinstance(node.value, syntax.Name) else ""
 
-
-def _is_shape(node: syntax.Expr, name: str) -> bool:
-    return isinstance(node, syntax.Attribute) and node.name == "shape" and _is(node.value, name)
 
 
 def _axes(node: syntax.Expr | None) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import click
 import numpy as np
@@ -16,14 +17,16 @@ import numpy as np
 from tilewright.api.array_files import read_values
 from tilewright.api.devices import find_device
 from tilewright.api.execute import Runner
-from tilewright.api.host_functions import settled, shown
 from tilewright.api.module import ZynModule
+from tilewright.api.zyn_parallel import run_spread, spread_over
 from tilewright.base.errors import UserError
 from tilewright.cli.guess import Given, parse_arguments
+from tilewright.cli.results import describe, on_host, save, text
 from tilewright.cli.sources import File, Walk, choose, inputs_of, read_source, walk
 from tilewright.tree.syntax import Function
 from tilewright.tree.typed import ArrayInfo
 
+T = TypeVar("T")
 _DISTINCT = (37, 11, 5, 3)
 """Extents of random inputs, in turn: no two axes alike, none a round number."""
 _UNIFORM = 8
@@ -31,8 +34,8 @@ _UNIFORM = 8
 
 def run(path: str, kernel: str | None, given: Sequence[str], wanted: Sequence[str], device: str | None) -> None:
     """Run with the inputs given; print or save the results."""
-    inputs = dict(_read_input(item) for item in given)
-    outputs = dict(_pair(item, "--out", "y=y.npy") for item in wanted)
+    inputs = _once("--in", [_read_input(item) for item in given])
+    outputs = _once("--out", [_pair(item, "--out", "y=y.npy") for item in wanted])
     used: list[str] = []
     results = execute(read_source(path), kernel, inputs, device, used)
     for name in outputs:
@@ -40,10 +43,10 @@ def run(path: str, kernel: str | None, given: Sequence[str], wanted: Sequence[st
             raise UserError.at("TW008", f"there is no result '{name}' to save", help=f"the results are {', '.join(results)}")
     for name, value in results.items():
         if name in outputs:
-            _save(name, value, outputs[name])
-            click.echo(f"{name}: {_describe(value)} -> {outputs[name]}")
+            save(name, value, outputs[name])
+            click.echo(f"{name}: {describe(value)} -> {outputs[name]}")
         elif not outputs:
-            click.echo(f"{name}: {_describe(value)}\n{_values(value)}")
+            click.echo(f"{name}: {describe(value)}\n{text(value)}")
     click.echo(f"ran on {', '.join(dict.fromkeys(used)) or 'the host alone'}", err=True)
 
 
@@ -62,12 +65,12 @@ def emulate(path: str, kernel: str | None, given: Sequence[str], wanted: Sequenc
     names = [e.name for e in choose(found.entries, kernel, path)] if file.program is None else [""]
     for name in names:
         results, inputs = _execute_random(file, name or None, found, known, device)
-        shown = ", ".join(f"{n}: {_describe(v)}" for n, v in inputs.items())
-        made = ", ".join(f"{n}: {_describe(v)}" for n, v in results.items())
-        click.echo(f"{name or path}({shown}) -> {made}")
+        taken = ", ".join(f"{n}: {describe(v)}" for n, v in inputs.items())
+        made = ", ".join(f"{n}: {describe(v)}" for n, v in results.items())
+        click.echo(f"{name or path}({taken}) -> {made}")
         for result, target in (_pair(item, "--out", "y=y.npy") for item in wanted):
             if result in results:
-                _save(result, results[result], target)
+                save(result, results[result], target)
     click.echo(f"OK: no fault at the {stage} stage on random inputs")
 
 
@@ -76,20 +79,22 @@ def execute(file: File, kernel: str | None, inputs: Mapping[str, object], device
     if file.program is not None:
 
         def compute(function: Function, arguments: dict[str, object], chosen: str) -> object:
-            place = find_device(chosen)
-            used.append(f"{place.id} ({place.name})")
-            return Runner(function).run(arguments, place)
+            several = spread_over(function.attributes)
+            places = [find_device(name) for name in several or (chosen,)]
+            used.extend(f"{place.id} ({place.name})" for place in places)
+            runner = Runner(function)
+            return run_spread(runner, function, arguments) if several else runner.run(arguments, places[0])
 
         module = ZynModule(file.program, compute)
         if kernel is None:
-            return {name: settled(value) for name, value in module.run(device=device, **inputs).items()}
+            return {name: on_host(value) for name, value in module.run(device=device, **inputs).items()}
         if kernel not in module.functions():
             known = ", ".join(module.functions()) or "none"
             raise UserError.at("TW016", f"{file.path} has no function '{kernel}'", help=f"its functions are {known}")
         found = module.call(kernel, (), dict(inputs), device)
         several = found if isinstance(found, tuple) else (found,)
         names = [kernel] if len(several) == 1 else [f"{kernel}_{n}" for n in range(len(several))]
-        return {name: settled(value) for name, value in zip(names, several, strict=True)}
+        return {name: on_host(value) for name, value in zip(names, several, strict=True)}
     names = [f.name for f in file.kernels]
     if kernel is None and len(names) != 1:
         raise UserError.at("TW016", f"{file.path} has {len(names)} kernels: {', '.join(names)}", help="choose one with --kernel NAME")
@@ -164,6 +169,15 @@ def _random(given: Given, shape: tuple[int, ...] | None, generator: np.random.Ge
 # -- files and values -----------------------------------------------------------------------------------------------
 
 
+def _once(option: str, pairs: Sequence[tuple[str, T]]) -> dict[str, T]:
+    found: dict[str, T] = {}
+    for name, value in pairs:
+        if name in found:
+            raise UserError.at("TW016", f"{option} {name} is given twice", help="keep one of them")
+        found[name] = value
+    return found
+
+
 def _pair(item: str, option: str, example: str) -> tuple[str, str]:
     name, equals, value = item.partition("=")
     if not equals or not name.isidentifier() or not value:
@@ -194,26 +208,3 @@ def _read_input(item: str) -> tuple[str, object]:
         raise UserError.at("TW007", f"--in {name}: file '{text}' does not exist", help="give a .npy, .npz or .safetensors file, or a number") from None
     except (OSError, ValueError, EOFError) as error:
         raise UserError.at("TW007", f"--in {name}: file '{text}' cannot be read as .npy: {error}", help="save it with numpy.save") from None
-
-
-def _save(name: str, value: object, path: str) -> None:
-    if not isinstance(value, np.ndarray | np.generic | int | float):
-        raise UserError.at("TW009", f"--out {name}: a {type(value).__name__} cannot be saved as .npy")
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "wb") as file:
-            np.save(file, np.asarray(value))
-    except OSError as error:
-        raise UserError.at("TW007", f"--out {name}: '{path}' cannot be written: {error.strerror or error}") from None
-
-
-def _describe(value: object) -> str:
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
-    if isinstance(value, np.generic):
-        return str(value.dtype)
-    return type(value).__name__
-
-
-def _values(value: object) -> str:
-    return np.array2string(np.asarray(value), threshold=20, edgeitems=3, prefix="  ") if isinstance(value, np.ndarray) else f"  {shown(value)}"

@@ -8,7 +8,7 @@ checked, and gives results of the right type to what follows.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,11 +17,14 @@ import numpy as np
 from tilewright.api.arguments import DIVISORS, read_argument, size_class
 from tilewright.api.host_dimensions import StandIn
 from tilewright.api.host_functions import METHODS
+from tilewright.api.host_look import Looker, look, stand_in
+from tilewright.api.known_extents import KnownExtents
 from tilewright.api.module import ZynModule
+from tilewright.api.module_check import Check
 from tilewright.api.module_links import call_module, linked
 from tilewright.base.dtypes import from_numpy
 from tilewright.base.errors import Diagnostic, UserError
-from tilewright.cli.guess import Given, guess, nodes
+from tilewright.cli.guess import Given, guess, nodes, uses_in
 from tilewright.compile.driver import Signature, front_end
 from tilewright.frontend.zyn import parse_module
 from tilewright.tree import syntax
@@ -31,8 +34,6 @@ from tilewright.tree.syntax import Function, Module
 from tilewright.tree.typed import TypedKernel
 
 _ARRAY_PARTS = frozenset({"shape", "size", "ndim", "dtype", "T", *METHODS})
-_EXTENT = 4
-"""Extent of every axis of a stand-in array; kernels do not depend on it."""
 
 
 @dataclass(frozen=True)
@@ -115,17 +116,23 @@ def parse_source(text: str, path: str) -> File:
 
 def inputs_of(file: File, known: Mapping[str, Given]) -> dict[str, Given]:
     """What a ZynML program takes: as told, or as its uses show."""
+    return _inputs(file, known)[0]
+
+
+def _inputs(file: File, known: Mapping[str, Given]) -> tuple[dict[str, Given], Check | None]:
+    """The same, and the check of the program with them, where that is of this very tree."""
     assert file.program is not None
-    names = ZynModule(file.program, _no_compute).inputs()
+    module = ZynModule(file.program, _no_compute)
+    names, check = module.with_inputs()
     _check_names(known, names, file.path)
-    return {name: known.get(name) or guess(name, None, file.program) for name in names}
+    return {name: known.get(name) or guess(name, None, file.program) for name in names}, check if module.tree is file.program else None
 
 
 def walk(file: File, known: Mapping[str, Given], only: str | None = None) -> Walk:
     """Check every kernel of the file, or in a Python file the one called `only`. Errors are collected, not raised, but for names in
     `known` that nothing has."""
     if file.program is not None:
-        return _walk_program(file.program, inputs_of(file, known))
+        return _walk_program(file.program, *_inputs(file, known))
     if any(function.name == only for function in file.kernels):
         file = replace(file, kernels=tuple(function for function in file.kernels if function.name == only))
     result = Walk()
@@ -145,6 +152,9 @@ def _check(entry: Entry, result: Walk) -> TypedKernel | None:
             from tilewright.passes.matrix_hints import check_kind
 
             check_kind(typed.metadata, front_end(entry.function, entry.signature(gpu=False))[1])
+        conflicts = _sizes(typed, entry.args).conflicts()
+        if conflicts:
+            raise UserError(*conflicts)
     except UserError as error:
         result.errors += error.diagnostics
         return None
@@ -152,40 +162,57 @@ def _check(entry: Entry, result: Walk) -> TypedKernel | None:
     return typed
 
 
-class _Looker:
+def _sizes(typed: TypedKernel, args: Sequence[tuple[str, Given]]) -> KnownExtents:
+    return KnownExtents(typed, {name: given.extents for name, given in args if given.extents is not None})
+
+
+class _Looker(Looker):
     """Runs no block: checks it, and gives results of the right type. `stand_in` is an array for what nobody knows anything of."""
 
-    stands_in = True
-
     def __init__(self, result: Walk, values: Mapping[str, object], inputs: Mapping[str, Given]) -> None:
+        super().__init__()
         self._result, self._values, self._inputs = result, values, inputs
         self._seen: dict[tuple[object, ...], object] = {}
         self._taken: set[str] = {entry.name for entry in result.entries}
+        for name, value in values.items():
+            if isinstance(value, np.ndarray) and (extents := inputs[name].extents) is not None:
+                self.knows(value, extents)
 
     def stand_in(self, name: str, function: Function) -> object:
         given = guess(name, None, function)
-        return StandIn() if given.extents is None else np.ones((_EXTENT,) * len(given.extents), given.dtype.numpy)
+        return StandIn() if given.extents is None else stand_in(given.dtype, (None,) * len(given.extents))
 
     def __call__(self, function: Function, arguments: dict[str, object], device: str) -> object:
         if any(isinstance(value, StandIn) for value in arguments.values()):
             return StandIn()
-        args = tuple((name, _given(name, value, self._values, self._inputs)) for name, value in arguments.items())
+        args = tuple((name, self._given(name, value)) for name, value in arguments.items())
         seen = id(function), args
         if seen in self._seen:
             return self._seen[seen]
         typed = _check(Entry(_unique(function.name, self._taken), function, args), self._result)
         if typed is None:
             return StandIn()
-        made = [np.ones((_EXTENT,) * output.rank, output.dtype.numpy)[()] for output in typed.outputs]
+        made = [self.array(output.dtype, extents) for output, extents in zip(typed.outputs, _sizes(typed, args).results(), strict=True)]
         self._seen[seen] = made[0] if len(made) == 1 else tuple(made)
         return self._seen[seen]
 
+    def _given(self, name: str, value: object) -> Given:
+        if name in self._inputs and self._values[name] is value:
+            return self._inputs[name]
+        argument = read_argument(name, value)
+        if isinstance(argument.value, np.ndarray):
+            dtype = from_numpy(argument.value.dtype)
+            assert dtype is not None
+            return Given(dtype, self.extents(value))
+        plain = "" if isinstance(value, bool | np.generic) else "float" if isinstance(value, float) else "int"
+        return Given(argument.spec.dtype, plain=plain)
 
-def _walk_program(program: Module, inputs: Mapping[str, Given]) -> Walk:
+
+def _walk_program(program: Module, inputs: Mapping[str, Given], check: Check | None = None) -> Walk:
     program = linked(program)
     result = Walk(records=[name for name in inputs if is_record(name, program)])
     values: dict[str, object] = {name: StandIn() if name in result.records else _stand_in(given) for name, given in inputs.items()}
-    _look(program, values, inputs, result)
+    _look(program, values, inputs, result, check)
     called = {n.id for n in nodes(program) if isinstance(n, syntax.Name)} | {
         n.id for s in program.body if isinstance(s, Function) for n in nodes(s) if isinstance(n, syntax.Name)
     }
@@ -195,56 +222,36 @@ def _walk_program(program: Module, inputs: Mapping[str, Given]) -> Walk:
     return result
 
 
-def _look(program: Module, values: Mapping[str, object], inputs: Mapping[str, Given], result: Walk) -> None:
-    try:
-        ZynModule(program, _Looker(result, values, inputs)).run(**values)  # type: ignore[arg-type]
-    except UserError as error:
-        # After a kernel with errors the host part may fail for want of its result.
-        if not result.errors:
-            result.errors += error.diagnostics
+def _look(program: Module, values: Mapping[str, object], inputs: Mapping[str, Given], result: Walk, check: Check | None = None) -> None:
+    found = look(program, _Looker(result, values, inputs), values, check)
+    result.errors += [error for error in found if error not in result.errors]
 
 
 def _look_at_function(program: Module, function: Function, result: Walk) -> None:
     """A function that the program does not call: with stand-ins for its parameters and for names of the program."""
     params = {p.name: p for p in function.params}
     module = call_module(program, function, tuple(params))
-    names = ZynModule(module, _no_compute).inputs()
+    names, check = ZynModule(module, _no_compute).with_inputs()
     inputs = {n: guess(n, params[n].type if n in params else None, function) for n in names}
     values = {
         n: StandIn() if is_record(n, function) or (inputs[n].guessed and inputs[n].extents is None) else _stand_in(inputs[n]) for n in names
     }  # fmt: skip
-    _look(module, values, inputs, result)
+    _look(module, values, inputs, result, check)
 
 
 def is_record(name: str, root: syntax.Node) -> bool:
     """Whether the uses of a name show a record: a field is taken that arrays do not have."""
     inner = [s for s in (root.body if isinstance(root, Module) else ()) if isinstance(s, Function)]
     owners: list[syntax.Node] = [root, *(s for s in inner if all(p.name != name for p in s.params))]
-    return any(
-        isinstance(n, syntax.Attribute) and isinstance(n.value, syntax.Name) and n.value.id == name and n.name not in _ARRAY_PARTS
-        for owner in owners
-        for n in nodes(owner)
-    )
+    return any(uses_in(owner).fields.get(name, _ARRAY_PARTS) - _ARRAY_PARTS for owner in owners)
 
 
 def _stand_in(given: Given) -> object:
     if given.extents is not None:
-        return np.ones((_EXTENT,) * len(given.extents), given.dtype.numpy)
+        return stand_in(given.dtype, given.extents)
     if given.plain:
         return 1.0 if given.plain == "float" else 1
     return given.dtype.numpy.type(1)
-
-
-def _given(name: str, value: object, values: Mapping[str, object], inputs: Mapping[str, Given]) -> Given:
-    if name in inputs and values[name] is value:
-        return inputs[name]
-    argument = read_argument(name, value)
-    if isinstance(argument.value, np.ndarray):
-        dtype = from_numpy(argument.value.dtype)
-        assert dtype is not None
-        return Given(dtype, (None,) * argument.value.ndim)
-    plain = "" if isinstance(value, bool | np.generic) else "float" if isinstance(value, float) else "int"
-    return Given(argument.spec.dtype, plain=plain)
 
 
 def _unique(name: str, taken: set[str]) -> str:

@@ -28,6 +28,7 @@ from tilewright.codegen.interpreter import abi_key
 from tilewright.compile.cache import DiskCache
 from tilewright.runtime import cpu_pool, machine_code
 from tilewright.tree.check import check_kernel
+from tilewright.tree.joined import Joined
 from tilewright.tree.syntax import Function
 from tilewright.tree.typed import ArgSpec, TypedKernel
 
@@ -158,14 +159,28 @@ def front_end(function: Function, signature: Signature) -> tuple[TypedKernel, Pr
     from tilewright.ir.verify import verify_program
     from tilewright.passes.lower_tree import lower_kernel
 
-    typed = check_kernel(function, signature.args)
-    program = _with_guard_checks(lower_kernel(typed))
+    if isinstance(function, Joined):
+        from tilewright.compile.joined import check_joined
+
+        typed, program = check_joined(function, signature.args, _prepared_loops)
+    else:
+        typed = check_kernel(function, signature.args)
+        program = lower_kernel(typed)
+    program = _with_guard_checks(program)
     verify_program(program)
     facts = _by_name(program, signature.divisors) | _by_name(program, signature.spacing, stride=True)
     precision = signature.precision if signature.precision != "ieee" else typed.metadata.precision or "ieee"
     if facts or precision != "ieee":
         program = replace(program, calls=tuple(replace(c, kernel=_promised(c.kernel, facts, precision)) for c in program.calls))
     return typed, program
+
+
+def _prepared_loops(program: Program) -> Program:
+    """A program after the passes that know no sizes."""
+    from tilewright.passes.pipeline import Trace, fuse_kernels, prepare
+
+    trace = Trace()
+    return prepare(fuse_kernels(program, trace)[0], trace)
 
 
 def _with_guard_checks(program: Program) -> Program:
@@ -384,6 +399,7 @@ def _compiled(
 ) -> Artifact:
     from tilewright.analysis.alias import alias_safe
     from tilewright.compile.build import build_artifact
+    from tilewright.passes.share_scratch import share_scratch
 
     target = prepared.target
     done = prepared.finish(signature, plan)
@@ -394,7 +410,8 @@ def _compiled(
     )
     # Kernels in one launch may run side by side where they depend on each other only through an output that is an input.
     apart = len(done.stages.thread.calls) == len(done.stages.tile.calls)
-    artifact = build_artifact(done.stages.thread, target, key, apart and alias_safe(done.program), schedules)
+    final = share_scratch(done.stages.thread, done.stages.loop) if apart else done.stages.thread
+    artifact = build_artifact(final, target, key, apart and alias_safe(done.program), schedules)
     if log.isEnabledFor(logging.INFO):
         log.info(
             "compiled %s(%s) for %s: passes %.1f ms, code %.1f ms, %d kernel(s), %d bytes",

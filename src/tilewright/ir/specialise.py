@@ -16,8 +16,12 @@ from tilewright.ir.types import Tensor, Type
 
 
 def with_sizes(program: Program, values: Mapping[str, int]) -> Program:
-    """The program with these names replaced."""
-    known = {name: Size.of(number) for name, number in values.items()}
+    """The program with these names as numbers."""
+    return substituted(program, {name: Size.of(number) for name, number in values.items()})
+
+
+def substituted(program: Program, known: Mapping[str, Size]) -> Program:
+    """The program with these names replaced by other sizes. What is known of what divides them goes with them."""
 
     def size(old: Size) -> Size:
         return old.substitute(known) if old.names & known.keys() else old

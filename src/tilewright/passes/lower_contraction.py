@@ -29,7 +29,8 @@ from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.rewrite import clone_ops
-from tilewright.passes.lower_loops import Condition, LoopLowering, join, shape_of
+from tilewright.passes.lower_loops import LoopLowering
+from tilewright.passes.nest_shapes import Condition, join, shape_of
 from tilewright.passes.schedule import Schedule
 from tilewright.passes.schedule_matrix import MatrixSchedule
 

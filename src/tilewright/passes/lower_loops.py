@@ -16,7 +16,7 @@ finishes element by element, so that no masked access exists there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.analysis.affine import address, analyse
@@ -32,10 +32,11 @@ from tilewright.ir.rewrite import clone_ops
 from tilewright.ir.types import INDEX, Tensor, Tile, dtype_of
 from tilewright.passes.combine import combine, combine_later, identities
 from tilewright.passes.extreme_on_cpu import ExtremeOnCpu
+from tilewright.passes.lower_while import WhileLowering
+from tilewright.passes.nest_shapes import Condition, Shape, join, shape_of
 from tilewright.passes.schedule import Schedule, is_sweep, nest_of
 from tilewright.passes.shift_rows import aligned_accesses, row_start, shift_of
 
-Shape = tuple[int, ...]
 LINE = 64
 """Bytes that a CPU fetches together."""
 FETCHED = 4096
@@ -44,30 +45,9 @@ SHORT_LOOP = 8
 """Turns of a short loop inside a reduction that are written out."""
 
 
-@dataclass(frozen=True)
-class Condition:
-    """A condition under which code runs. `edge` conditions guard an axis: accesses that do not use the axis ignore them."""
-
-    value: Value
-    edge: bool
-
-
 def lower_loops(kernel: Kernel, schedule: Schedule, target: Target) -> Kernel:
     """The tile-stage kernel."""
     return LoopLowering(kernel, schedule, target).run()
-
-
-def shape_of(value: Value) -> Shape:
-    return value.type.shape if isinstance(value.type, Tile) else ()
-
-
-def join(*shapes: Shape) -> Shape:
-    """The shape that holds all of them; () is a scalar."""
-    result: Shape = ()
-    for shape in shapes:
-        if shape:
-            result = tuple(max(a, b) for a, b in zip(result, shape, strict=True)) if result else shape
-    return result
 
 
 class LoopLowering:
@@ -353,10 +333,12 @@ class LoopLowering:
             return self._for(b, op, operands, env, masks)
         if op.opcode == "reduce":
             return self._reduce(b, op, operands, env, masks)
-        if op.opcode in ("parallel", "while"):
+        if op.opcode == "while":
+            return WhileLowering(self, op, env, masks).run(b, operands)
+        if op.opcode == "parallel":
             from tilewright.base.errors import UserError
 
-            what = "while" if op.opcode == "while" else "a parallel loop inside a parallel loop"
+            what = "a parallel loop inside a parallel loop"
             raise UserError.at("TW005", f"{what} is not available in kernels yet", op.span, "use for with a fixed number of turns")
         shape = join(*(shape_of(v) for v in operands))
         return b.emit(op.opcode, [self.widen(b, v, shape) for v in operands], op.attrs)

@@ -91,7 +91,7 @@ class TileLowering(TileSymbols, TileReductions):
         if self.meeting is not None and self.meeting.lower(b, op):
             return
         special: dict[str, Callable[[Builder, Op], None]] = {
-            "load": self.load, "store": self.store, "reduce_tile": self._reduce_tile, "for": self.for_, "if": self._if,
+            "load": self.load, "store": self.store, "reduce_tile": self._reduce_tile, "for": self.for_, "if": self._if, "while": self._while,
             "iota": self._iota, "broadcast": self._broadcast, "item": self._item, "alloc": self._alloc,
             "program_id": self._program_id, "reshape": self._unsupported,
             "transpose": self._unsupported, "slice": self._unsupported, "dot": self.dot, "scan_tile": self._unsupported,
@@ -568,6 +568,24 @@ class TileLowering(TileSymbols, TileReductions):
 
         attrs: Attrs = {k: v for k, v in op.attrs.items() if k in ("unroll", "stages")}
         self.bind(op.results, b.for_(low, high, step, initial, body, name=region.args[0].name, **attrs))
+
+    def _while(self, b: Builder, op: Op) -> None:
+        initial = self.flat(b, op.operands, [self.env[v] for v in op.operands])
+        types, names = [v.type for v in initial], [v.name for v in initial]
+
+        def part(region: Block) -> Callable[..., list[Value]]:
+            def build(inner: Builder, *carried: Value) -> list[Value]:
+                self.bind(region.args, carried)
+                self.depth += 1
+                yielded = self.ops(inner, region.ops)
+                self.depth -= 1
+                return self.flat(inner, region.yields, yielded)
+
+            return build
+
+        regions = tuple(b.region(types, names, part(region)) for region in op.regions)
+        results = tuple(Value(t, n) for t, n in zip(types, names, strict=True))
+        self.bind(op.results, b.append(Op("while", tuple(initial), results, regions=regions, span=op.span)))
 
     def _if(self, b: Builder, op: Op) -> None:
         cond = self.env[op.operands[0]]

@@ -14,7 +14,8 @@ from tilewright.base.sizes import ONE, Size
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import dtype_of
-from tilewright.passes.lower_loops import Condition, LoopLowering, join, shape_of
+from tilewright.passes.lower_loops import LoopLowering
+from tilewright.passes.nest_shapes import Condition, join, shape_of
 from tilewright.passes.panel_sides import Side, needed_ops
 from tilewright.passes.schedule_matrix import MatrixSchedule
 

@@ -32,6 +32,7 @@ from tilewright.ir.program import Program
 from tilewright.ir.text import print_kernel, print_program
 from tilewright.ir.verify import verify_kernel
 from tilewright.passes.assign_layouts import assign_layouts
+from tilewright.passes.centre_squares import centre_squares
 from tilewright.passes.choose_attention import attention_schedules, forced_attention
 from tilewright.passes.choose_beside import choose_beside, forced_beside, is_small_part, nest_schedules
 from tilewright.passes.choose_matrix import forced, matrix_schedules
@@ -64,6 +65,7 @@ from tilewright.passes.narrow_extremes import narrow_extremes
 from tilewright.passes.one_launch import one_launch
 from tilewright.passes.one_pass_spread import one_pass_spread
 from tilewright.passes.pad_windows import pad_windows
+from tilewright.passes.part_axes import part_axes
 from tilewright.passes.part_products import part_products
 from tilewright.passes.plans import Plan, Plans
 from tilewright.passes.repack import repack
@@ -158,7 +160,9 @@ def prepare(program: Program, trace: Trace) -> Program:
         kernel = run_pass("hoist", kernel, hoist, trace)
         kernel = run_pass("uncarry", kernel, uncarry, trace)
         kernel = run_pass("empty_rows", kernel, empty_rows, trace)
+        kernel = run_pass("part_axes", kernel, part_axes, trace)
         kernel = run_pass("collapse", kernel, collapse, trace)
+        kernel = run_pass("centre_squares", kernel, centre_squares, trace)
         kernel = run_pass("stabilise", kernel, stabilise, trace)
         kernel = run_pass("contract", kernel, contract, trace)
         return run_pass("narrow", kernel, narrow, trace)
@@ -196,7 +200,7 @@ def plan_contractions(
         elif given:
             plans.append(forced(given, found, call.kernel))
         elif metadata is not None:
-            plans.append(preferred(found, metadata, target, call.kernel.span))
+            plans.append(preferred(found, metadata.of(call.kernel.name), target, call.kernel.span))
             if plans[-1] is not found[0]:
                 wished.add(number)
         else:

@@ -386,6 +386,10 @@ class DeviceArray:
         pointer = self.pointer + offset * self.dtype.itemsize
         return DeviceArray(self.device, pointer, shape, self.dtype, strides, self.owner, self.base, self.readonly)
 
+    def strided(self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> DeviceArray:
+        """Elements of the same memory: the first one and steps in elements, which must stay inside."""
+        return self._view(offset, shape, strides)
+
     def __getitem__(self, index: Index | tuple[Index, ...]) -> DeviceArray:
         return self._view(*array_views.index(self.shape, self.strides, index))
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.base.errors import CompilerBug, Diagnostics
+from tilewright.base.errors import CompilerBug, Diagnostic, Diagnostics
 from tilewright.base.sizes import Size, floordiv
 from tilewright.tree import syntax
+from tilewright.tree.attribute_claims import check_attributes, shared_demand
 from tilewright.tree.check_body import BodyChecker
 from tilewright.tree.check_state import State, assigned_names
+from tilewright.tree.inline import nodes
 from tilewright.tree.kind_claims import check_claim
 from tilewright.tree.loops import classify
 from tilewright.tree.metadata import KernelKind, KernelMetadata, read_attributes, suggest
@@ -25,43 +27,65 @@ from tilewright.tree.tuples import split_assignments
 from tilewright.tree.typed import (
     ArgSpec,
     ArrayArg,
+    ArrayInfo,
     Shape,
     SizeCheck,
     TypedKernel,
 )
 
 _MOST_WALKS = 24
+_RECENT = 8
+_recent: dict[tuple[int, tuple[ArgSpec, ...]], tuple[syntax.Function, TypedKernel, tuple[Diagnostic, ...]]] = {}
+"""The latest kernels that were right, by identity and types: several questions about one follow each other."""
 
 
 def check_kernel(function: syntax.Function, args: Sequence[ArgSpec], sink: Diagnostics | None = None) -> TypedKernel:
     """Check a kernel for arguments of these types. Raises UserError with all errors, which also go to `sink`."""
     sink = sink if sink is not None else Diagnostics()
+    asked, key = function, (id(function), tuple(args))
+    known = _recent.get(key)
+    if known is not None and known[0] is function:
+        sink.items.extend(known[2])
+        return known[1]
     own = Diagnostics()
     function = split_assignments(function)
     metadata = read_attributes(function.attributes, own)
     if function.kind == "compute":
         check_claim(metadata.kind, function.attributes, function.body, own)
+        check_attributes(function, own)
     _check_count(function, args, own)
     state = State(Equations(_axis_names(function, args)), assigned=assigned_names(function))
     walk = None
-    if not own.errors:
+    shared: list[SizeCheck] = []
+    said = len(own.errors)
+    if not said or _can_go_on(function, args, own):
         walk = _walk_until_settled(function, args, metadata, state)
         own.items.extend(walk.sink.items)
-        if not own.errors:
+        if len(own.errors) == said:
             # A statement given up for another error may be the one that binds a size.
             _report_sizes(walk, own)
+            shared = _shared(function, walk, own)
     kernel = None
     if walk is not None and not own.errors:
         body = classify(walk.body, metadata.kind is KernelKind.ELEMENTWISE, own)
         used = {s.name for s in walk.arrays.values() if s.role == "scratch"}
         kernel = TypedKernel(
             function.name or "compute", tuple(walk.params), tuple(walk.results),
-            tuple(a for a in walk.arrays.values() if a.name in used), body, _all_checks(walk), metadata, span=function.span,
+            tuple(a for a in walk.arrays.values() if a.name in used), body, (*_all_checks(walk), *shared), metadata, span=function.span,
         )  # fmt: skip
     sink.items.extend(own.items)
     own.raise_if_errors()
     assert kernel is not None
+    while len(_recent) >= _RECENT:
+        _recent.pop(next(iter(_recent), key), None)
+    _recent[key] = asked, kernel, tuple(own.items)
     return kernel
+
+
+def _can_go_on(function: syntax.Function, args: Sequence[ArgSpec], sink: Diagnostics) -> bool:
+    """Whether the body can be checked although attributes are wrong: what it means depends on its kind alone, if that is of the right form."""
+    kinds = {node.span for a in function.attributes if a.name == "kernel" for node in nodes(a)}
+    return len(function.params) == len(args) and not any(d.span in kinds and d.code != "TW012" for d in sink.errors)
 
 
 def _walk_until_settled(
@@ -164,6 +188,12 @@ def _report_sizes(walk: BodyChecker, sink: Diagnostics) -> None:
             sink.error("TW002", f"unknown name '{name}'", span, suggest(name, params + bound) or f"known names: {', '.join(params + bound)}")
     for conflict in solution.conflicts:
         sink.error("TW004", f"'{conflict.name}' would have to be both {conflict.first} and {conflict.second}", conflict.span)
+
+
+def _shared(function: syntax.Function, walk: BodyChecker, sink: Diagnostics) -> list[SizeCheck]:
+    arrays = [item for item in walk.params if isinstance(item, ArrayInfo)]
+    bound = {name for array in arrays for size in array.shape for name in size.names}
+    return shared_demand(function.attributes, walk.state.solution.sizes, bound, sink)
 
 
 def _all_checks(walk: BodyChecker) -> tuple[SizeCheck, ...]:

@@ -18,6 +18,7 @@ from tilewright.tree.check_expr import flatten_index
 from tilewright.tree.check_state import Alias, Key, Poison, Slot, State, Tile, VariableState
 from tilewright.tree.check_yields import YieldChecker
 from tilewright.tree.infer import Skip, TypePair, join, type_of
+from tilewright.tree.inline import nodes
 from tilewright.tree.metadata import KernelKind, KernelMetadata, suggest
 from tilewright.tree.typed import (
     Accumulate,
@@ -68,7 +69,8 @@ class BodyChecker(YieldChecker):
         for name, _ in self.metadata.broadcast:
             if name not in self.inputs:
                 help = suggest(name, list(self.inputs)) or f"inputs: {', '.join(self.inputs)}"
-                self.sink.error("TW002", f"@broadcast names '{name}', which is not an input", self.kernel.span, help)
+                span = next((a.span for a in self.kernel.attributes if a.name == "broadcast"), self.kernel.span)
+                self.sink.error("TW002", f"@broadcast names '{name}', which is not an input", span, help)
         last = len(self.kernel.body) - 1
         for position, stmt in enumerate(self.kernel.body):
             self.statement(stmt, last=position == last)
@@ -451,6 +453,9 @@ class BodyChecker(YieldChecker):
         if before:
             raise self.fail("TW005", "a reduction in the condition of a while", stmt.cond.span, "compute it into a variable, before and in the loop")
         cond = self.logical(found, stmt.span)
+        inside = next((n for n in nodes(stmt.body) if isinstance(n, syntax.Call) and getattr(n.function, "id", "") == "barrier"), None)
+        if inside is not None:
+            raise self.fail("TW012", "barrier() in a while: not every iteration would reach it as often", inside.span, "put it after the while")
         self.changes_in(stmt.body)
         self.guarded += 1
         try:

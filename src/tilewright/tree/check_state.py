@@ -116,6 +116,14 @@ class Scope:
             scope = scope.parent
         return None
 
+    def rebind(self, name: str, binding: Binding) -> None:
+        """A name that is known means something else from here on."""
+        scope: Scope | None = self
+        while scope is not None and name not in scope.names:
+            scope = scope.parent
+        assert scope is not None
+        scope.names[name] = binding
+
     def visible(self) -> list[str]:
         own = list(self.names)
         return own if self.parent is None else own + [n for n in self.parent.visible() if n not in self.names]

@@ -28,8 +28,8 @@ from tilewright.tree import syntax
 from tilewright.tree.bounds import Affine, affine, interval, surely_nonnegative
 from tilewright.tree.check_expr import flatten_index
 from tilewright.tree.check_parts import PartChecker, Spread
-from tilewright.tree.check_state import Alias, Key, Shared, Slot, Tile, VariableState
-from tilewright.tree.infer import Skip, TypePair, type_of
+from tilewright.tree.check_state import Alias, Key, Poison, Shared, Slot, Tile, VariableState
+from tilewright.tree.infer import Skip, TypePair, join, type_of
 from tilewright.tree.typed import (
     TRUE,
     Accumulate,
@@ -416,9 +416,13 @@ class TileChecker(PartChecker):
             lead.append(IndexRef(var, span=span))
             outer.append(var.high + 1)
         known = self.state.variables.setdefault(key, VariableState())
-        pair = known.strong or known.weak
-        array = self.new_array(name, fixed or (pair[0] if pair is not None else self.default_float), (*outer, *shape), "scratch")
+        array = self.new_array(name, fixed or self.learnt_dtype(known), (*outer, *shape), "scratch")
         self.scope.names[name] = Shared(array, tuple(lead), (0, "") if fixed is not None else key)
+
+    def learnt_dtype(self, known: VariableState) -> DType:
+        """What `learn_variable` gave last."""
+        pair = join(known.weak, known.strong) if known.weak is not None and known.strong is not None else known.weak or known.strong
+        return self.default_float if pair is None or pair[1] == "float" else pair[0]
 
     def learn_shared(self, base: syntax.Expr, value: Expr, span: Span) -> None:
         """A shared array without a dtype has that of what is stored to it."""
@@ -426,8 +430,9 @@ class TileChecker(PartChecker):
         if isinstance(found, Shared) and found.key[0] and isinstance(base, syntax.Name):
             known = self.state.variables[found.key]
             first = known.strong is None and known.weak is None
-            self.learn_variable(found.key, type_of(value), base.id, span)
-            if first:
+            dtype = self.learn_variable(found.key, type_of(value), base.id, span)[0]
+            if first or dtype is not found.array.dtype:
+                self.scope.rebind(base.id, Poison())  # what reads it learns nothing from a type that was only assumed
                 raise Skip  # the next walk knows
 
     # -- spread loops -----------------------------------------------------------------------------------------------

@@ -56,13 +56,16 @@ def nodes(item: object) -> Iterator[Node]:
 
 
 _PARTS: dict[type, tuple[str, ...]] = {}
+_PLAIN = frozenset({"str", "bool", "int", "str | None", "int | None", "tuple[str, ...]", "int | float", "Span"})
+"""Types of fields that hold no nodes."""
 
 
 def parts_backwards(kind: type[Node]) -> tuple[str, ...]:
-    """The names of a node's parts, the last first: as a stack wants them."""
+    """The names of a node's parts that may hold nodes, the last first: as a stack wants them."""
     found = _PARTS.get(kind)
     if found is None:
-        found = _PARTS[kind] = tuple(field.name for field in reversed(dataclasses.fields(kind)) if field.name != "span")
+        fields = [f for f in reversed(dataclasses.fields(kind)) if f.name != "span" and f.type not in _PLAIN]
+        found = _PARTS[kind] = tuple(field.name for field in fields)
     return found
 
 

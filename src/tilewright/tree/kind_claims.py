@@ -13,6 +13,7 @@ from tilewright.base.errors import Diagnostics
 from tilewright.tree import syntax
 from tilewright.tree.inline import nodes
 from tilewright.tree.metadata import CONTRACTIONS, KernelKind
+from tilewright.tree.names import is_output
 from tilewright.tree.syntax import Expr, KernelAttribute, Node, Stmt
 
 _ATTENTION = (KernelKind.ATTENTION, KernelKind.FLASH_ATTENTION)
@@ -34,6 +35,21 @@ def check_claim(kind: KernelKind, attributes: Sequence[KernelAttribute], body: S
         sink.error("TW012", f"@kernel {kind.value}, but the block adds up nothing", span, "accumulate with +=, or name another @kernel kind")
     elif kind in _ATTENTION and not called & _EXPONENTIALS:
         sink.error("TW012", f"@kernel {kind.value}, but the block weighs nothing: it has no exp", span, "name another @kernel kind")
+    elif kind is KernelKind.BATCHED_MATMUL and any(_adds_products(node) for node in inside):
+        for name in dict.fromkeys(_flat(node) for node in inside if _flat(node)):
+            sink.error("TW012", f"@kernel batched_matmul, but '{name}' has two axes and no batch", span, "name it @kernel matmul")
+
+
+def _flat(node: Node) -> str:
+    """The result of two axes of which it stores single elements; '' where it does something else."""
+    if not isinstance(node, syntax.Assign) or not isinstance(node.target, syntax.Index) or not isinstance(node.target.value, syntax.Name):
+        return ""
+    name, indices = node.target.value.id, node.target.indices
+    return name if is_output(name) and len(indices) == 2 and not any(isinstance(i, syntax.Slice) for i in indices) else ""
+
+
+def _adds_products(node: Node) -> bool:
+    return isinstance(node, syntax.Assign) and _adds_up(node) and any(isinstance(n, syntax.Binary) and n.op == "*" for n in nodes((node.value,)))
 
 
 def _called(node: syntax.Call) -> str:

@@ -120,6 +120,12 @@ class KernelMetadata:
     """`@broadcast(vector, axis=1)`: an input and the axis of the output it runs along."""
     hints: KernelHints = field(default_factory=KernelHints)
     constraints: ExecutionConstraints = field(default_factory=ExecutionConstraints)
+    kernels: tuple[tuple[str, KernelMetadata], ...] = ()
+    """Of several blocks that are one program: what each says about its kernels, by their names."""
+
+    def of(self, kernel: str) -> KernelMetadata:
+        """What is said about one kernel."""
+        return next((own for name, own in self.kernels if name == kernel), self)
 
     @property
     def compile_target(self) -> CompileTarget:
@@ -268,12 +274,14 @@ class _Reader:
 
     def shared(self, attribute: syntax.KernelAttribute) -> None:
         value = constant(self.one(attribute))
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+            raise self.bad(attribute, "@shared takes a number of bytes, or an expression of sizes", "write for example @shared(16 * 16 * 4)")
         if isinstance(value, int) and value > MOST_SHARED:
             self.sink.error(
                 "TW020", f"@shared asks for {value} bytes, and a block has at most {MOST_SHARED} on any target", attribute.span, "ask for less"
             )
             raise _Bad
-        # A demand in terms of sizes (`batch * seq * 4`) is known only at a call; as a hint it says nothing before that.
+        # A demand in terms of sizes (`batch * seq * 4`) is known, and checked, only at a call; as a hint it says nothing before that.
         self.fields["shared_memory_bytes"] = value if isinstance(value, int) else 0
 
     def tile(self, attribute: syntax.KernelAttribute) -> None:

@@ -180,21 +180,6 @@ def test_unexpected_inputs() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("let y = compute(x) @parallel(data) { out = x }", "1:20: error[TW005]: @parallel without (data) and a list of devices is not available in this version"),
-        ("var y = [1]\ny[0] = 2", "2:1: error[TW005]: assigning to a part of a value outside a kernel is not available in this version"),
-    ],
-)
-def test_unavailable(text: str, line: str) -> None:
-    compiler = FakeCompiler()
-    with pytest.raises(UserError) as caught:
-        load(text + "\nlet last = compute(q) { out = q }", compiler).run(q=1, x=1)
-    assert f"<string>:{line}" in message(caught)
-    assert compiler.calls == []
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
         ("let y = sqr(2)", "<string>:1:9: error[TW002]: unknown function 'sqr'"),
         ("let y = 1\ny = 2", "<string>:2:1: error[TW015]: 'y' was declared with let and cannot be assigned"),
         ("y = 2", "<string>:1:1: error[TW015]: 'y' is not declared and cannot be assigned"),

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from tilewright.cli import bench_command, demo_command, info_commands, repository
+from tilewright.api.devices import devices
+from tilewright.cli import bench_command, demo_command, demo_tours, info_commands, repository
 from tilewright.cli.guess import parse_arguments
 from tilewright.cli.main import cli
 from tilewright.compile import driver
@@ -388,18 +389,23 @@ def test_parts_of_the_repository_that_are_not_here(tmp_path: Path, monkeypatch: 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_command, "_ELEMENTS", {"cpu": 3000, "cuda": 3000, "emulator": 600})
     monkeypatch.setattr(demo_command, "_SECONDS", 0.0)
+    monkeypatch.setattr(demo_tours, "_ELEMENTS", {"cpu": 300, "cuda": 300, "emulator": 100})
 
 
 @pytest.mark.usefixtures("small")
 def test_demo(tmp_path: Path) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     result = tilewright("demo", "--ptx", tmp_path / "ptx")
     assert result.exit_code == 0, result.output
     names = [item.name for item in demo_command.read_gallery()]
-    assert f"{2 * len(names)} of {2 * len(names)} results right" in result.output or "cuda:0" in result.output
+    tours = [f"{tour.name}.zyn" for tour in demo_tours.read_tours()]
+    assert {"tour_async.zyn", "transformer_block.zyn"} < set(tours)
+    count = 2 * len(names) + 2 * len(tours)
+    assert f"{count} of {count} results right" in result.output or "cuda:0" in result.output
+    assert all(result.output.count(f"{tour} ") == len(devices()) for tour in tours)
     assert len(list((tmp_path / "ptx").glob("*.ptx"))) == len(names)
     assert all(".target sm_90a" in p.read_text() for p in (tmp_path / "ptx").iterdir())
-    assert time.perf_counter() - start < 60
+    assert time.process_time() - start < 60
 
 
 @pytest.mark.usefixtures("small")
@@ -407,6 +413,17 @@ def test_demo_finds_a_wrong_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     right = demo_command.read_gallery()[:2]
     wrong = demo_command.Item(right[0].name, right[0].program, right[0].make, lambda x: x + 1, "")
     monkeypatch.setattr(demo_command, "read_gallery", lambda: [wrong, right[1]])
+    monkeypatch.setattr(demo_tours, "read_tours", list)
+    result = tilewright("demo", "--ptx", tmp_path / "ptx")
+    assert result.exit_code == 1
+    assert "WRONG" in result.output
+
+
+@pytest.mark.usefixtures("small")
+def test_demo_finds_a_wrong_result_of_a_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tour = demo_tours.read_tours()[0]
+    monkeypatch.setattr(demo_command, "read_gallery", list)
+    monkeypatch.setattr(demo_tours, "read_tours", lambda: [tour._replace(reference=lambda inputs: {"y": inputs["x"] + 1})])
     result = tilewright("demo", "--ptx", tmp_path / "ptx")
     assert result.exit_code == 1
     assert "WRONG" in result.output

@@ -19,7 +19,7 @@ from tilewright.api.deferred import settled
 from tilewright.api.host_dimensions import StandIn
 from tilewright.api.module_check import Check, operands
 from tilewright.base import dtypes
-from tilewright.base.errors import DeviceError, Diagnostics, TilewrightError, UserError
+from tilewright.base.errors import DeviceError, Diagnostics, UserError
 from tilewright.base.source import Span
 from tilewright.runtime import streams
 from tilewright.tree import syntax
@@ -199,8 +199,8 @@ class Blocks(ABC):
             return None, given
         try:
             view = host_functions.view_of(name, given)
-        except TilewrightError as error:
-            raise placed(error, span) from None
+        except UserError:
+            view = None  # said again, with its place, where it is called
         if view is None and name in ("free", "reset"):
             self._waiting.run_all()  # what waits may read the memory that goes back
         return view, given if view is not None else {key: settled(value) for key, value in given.items()}
@@ -369,11 +369,3 @@ def _is_product(node: Expr) -> bool:
     if isinstance(node, syntax.Binary) and node.op == "@":
         return True
     return isinstance(node, syntax.Binary | syntax.Unary | syntax.IfExpr) and any(_is_product(o) for o in operands(node))
-
-
-def placed(error: TilewrightError, span: Span) -> TilewrightError:
-    """The same error with the place of the call, where it has none."""
-    found = error.diagnostics[0]
-    if found.span.line:
-        return error
-    return type(error).at(found.code, found.message, span, found.help)

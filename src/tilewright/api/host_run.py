@@ -14,7 +14,6 @@ import numpy as np
 from tilewright.api import host_functions, host_values
 from tilewright.api.deferred import Deferred, settled
 from tilewright.api.host_blocks import PARTS, Blocks, called
-from tilewright.api.host_blocks import placed as _placed
 from tilewright.api.host_dimensions import Sizes, StandIn
 from tilewright.base import dtypes
 from tilewright.base.errors import TilewrightError, UserError
@@ -545,3 +544,11 @@ def owner(target: Expr) -> str:
     while isinstance(target, syntax.Index | syntax.Attribute):
         target = target.value
     return target.id if isinstance(target, syntax.Name) else ""
+
+
+def _placed(error: TilewrightError, span: Span) -> TilewrightError:
+    """The same error with the place of the call, where it has none."""
+    found = error.diagnostics[0]
+    if found.span.line:
+        return error
+    return type(error).at(found.code, found.message, span, found.help)

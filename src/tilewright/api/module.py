@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def load(path_or_source: str | os.PathLike[str], run_compute: RunCompute) -> Zyn
     return ZynModule(parse_module(text, str(path)), run_compute)
 
 
-def _every_error(error: UserError, tree: syntax.Module, inputs: Mapping[str, object]) -> UserError:
+def _every_error(error: UserError, tree: syntax.Module, inputs: Any) -> UserError:
     """A run that fails tells all that is wrong; looking for it takes nothing while runs go well."""
     from tilewright.api.every_error import every_error
 

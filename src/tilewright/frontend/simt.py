@@ -249,7 +249,7 @@ def _finished(reader: Statements, source: FunctionSource, params: list[Value], a
     grid = tuple(Size.of(name) for name in GRID[: launch.rank])
     kernel = Kernel(
         source.name, Stage.THREAD, tuple(params), working, grid, launch.threads,
-        attrs=MappingProxyType({"block": launch.block, **attrs}), span=source.head(),
+        attrs=MappingProxyType({"block": launch.block, **({"noalias": False} if cooperative else {}), **attrs}), span=source.head(),
     )  # fmt: skip
     written = frozenset(
         op.operands[0].name for op in walk(working) if OPS[op.opcode].effect == "write" and op.operands and op.operands[0] in params

@@ -159,6 +159,11 @@ def ballot(predicate: object) -> int:
     _only_in_kernels("ballot")
 
 
+def rsqrt_approx(x: float) -> float:
+    """1 / sqrt(x) by the device's own instruction: f32 only, to two bits or so, denormals are zero."""
+    _only_in_kernels("rsqrt_approx")
+
+
 def bitcast(x: float, dtype: DType) -> float:
     """The same bits as another type of the same size."""
     _only_in_kernels("bitcast")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simt_constructs import CASES, check
 
 import tilewright as tw
+from simt_constructs import CASES, check
 from tilewright.runtime.device_array import DeviceArray
 
 pytestmark = pytest.mark.requires("cuda")

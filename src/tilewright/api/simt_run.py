@@ -15,6 +15,7 @@ from tilewright.api.arguments import Number, element_strides
 from tilewright.api.checks import bind_sizes
 from tilewright.api.cuda_calls import _is_foreign, _memory, _overlap, _place, gpu_of
 from tilewright.api.devices import Device
+from tilewright.api.native_calls import Given, NativeCalls
 from tilewright.api.outputs import converted, keep
 from tilewright.api.simt_arguments import Leaf, read_leaves
 from tilewright.base.artifact import Artifact
@@ -44,6 +45,7 @@ class _Loaded:
 
     built: BuiltKernel
     program: CudaProgram
+    aliased: bool
 
 
 class SimtRunner:
@@ -80,9 +82,10 @@ class SimtRunner:
 
     # -- running --------------------------------------------------------------------------------------------------
 
-    def run(self, values: Sequence[object], config: Config, device: Device) -> None:
+    def run(self, values: Sequence[object], config: Config, device: Device, native: NativeCalls | None = None) -> None:
+        """Launch. `native` learns from launches on a GPU that machine code can repeat."""
         if device.kind == "cuda":
-            self._run_cuda(values, config, device)
+            self._run_cuda(values, config, device, native)
         elif device.kind == "emulator":
             self._run_emulator(values, config, device)
         else:
@@ -90,7 +93,7 @@ class SimtRunner:
 
             run_cpu(self, values, config, device)
 
-    def _run_cuda(self, values: Sequence[object], config: Config, device: Device) -> None:
+    def _run_cuda(self, values: Sequence[object], config: Config, device: Device, native: NativeCalls | None) -> None:
         gpu = gpu_of(device)
         library = library_of(tuple(values))
         place = _place(gpu, library)
@@ -118,6 +121,10 @@ class SimtRunner:
         if place.split:
             gpu.order(place.outside or 0, place.stream)
         self.last = artifact
+        if native is not None and len(leaves) == len(values) and not back and not loaded.aliased and not streams.SPECIAL.value:
+            names = list(arrays)
+            apart = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if a in written or b in written]
+            native.learn(Given(tuple(values), None, loaded.program, sizes, (), library, arrays, {}, apart, written))
 
     def _load(self, args: Sequence[SimtArg], config: Config, leaves: list[Leaf], gpu: CudaDevice, device: Device) -> _Loaded:
         overlaps = _overlaps(leaves)
@@ -126,7 +133,7 @@ class SimtRunner:
         found = self._loaded.get(key)
         if found is None:
             built = self.built(args, config, aliased)
-            found = _Loaded(built, gpu.load(compile_simt(built.program, gpu.target)))
+            found = _Loaded(built, gpu.load(compile_simt(built.program, gpu.target)), aliased)
             keep(self._loaded, key, found)
         return found
 

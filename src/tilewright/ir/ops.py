@@ -19,6 +19,7 @@ from tilewright.ir.opdef import OpDef as OpDef
 from tilewright.ir.opdef import Rule
 from tilewright.ir.opdef import TypeRuleError as TypeRuleError
 from tilewright.ir.opdef import integer as _int_attr
+from tilewright.ir.ops_lanes import DEFINITIONS as LANE_DEFINITIONS
 from tilewright.ir.ops_matrix import DEFINITIONS
 from tilewright.ir.types import (
     BOOL,
@@ -524,6 +525,8 @@ _define("every", "Whether all elements of a vec of bools are true.", _every, "th
 
 # Matrix units, asynchronous copies and their barriers.
 OPS.update({row.name: row for row in DEFINITIONS})
+# Lanes of vecs on a CPU.
+OPS.update({row.name: row for row in LANE_DEFINITIONS})
 
 
 def result_types(opcode: str, operands: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import support
 
+import support
 from tilewright.base.dtypes import DType, bool_, f32, i32, i64, u32
 from tilewright.base.errors import TargetLimit
 from tilewright.base.sizes import Size

@@ -35,7 +35,9 @@ def waiting_ops(kernel: Kernel) -> set[Op]:
 
 
 def read_only(kernel: Kernel) -> set[Value]:
-    """The tensor parameters that the kernel only reads."""
+    """The tensor parameters that the kernel only reads, also through others that share their memory."""
+    if kernel.attrs.get("aliased"):
+        return set()
     written = {v for op in walk(kernel.body) if OPS[op.opcode].effect not in ("pure", "read") for v in op.operands}
     return {p for p in kernel.tensors if p not in written}
 

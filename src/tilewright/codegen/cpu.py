@@ -52,7 +52,11 @@ class _CpuDialect:
             return [self.local[op.results[0]]]
         if op.opcode == "thread_id":
             return ["0"]
-        if op.opcode in ("barrier", "fence", "warp_sync"):
+        if op.opcode == "fence":
+            if op.attrs.get("scope", "device") in ("device", "system"):
+                writer.line("fence seq_cst")
+            return []
+        if op.opcode in ("barrier", "warp_sync"):
             return []
         if op.opcode == "atomic":
             return [cpu_atomics.atomic(writer, op, operands)]

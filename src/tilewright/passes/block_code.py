@@ -66,7 +66,7 @@ class BlockCode(ABC):
         if self.kernel.threads % self.width:
             self.mask = self._threads_mask()
         self.ops(self.kernel.body.ops)
-        attrs = {k: v for k, v in self.kernel.attrs.items() if k not in ("cluster",)} | {"noalias": False}
+        attrs = {**self.kernel.attrs, "noalias": not self.kernel.attrs.get("aliased")}
         ops = (*self.head.ops, *self.b.ops)
         return replace(self.kernel, body=Block((), ops), threads=1, attrs=MappingProxyType(attrs))
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from simt_kernels import case, floats, ordered, wholes, zeros
 
 import tilewright as tw
+from simt_kernels import case, floats, ordered, wholes, zeros
 
 
 @case(2, 64, floats(128), zeros(128))
@@ -213,7 +213,7 @@ def unrolled(x, y):
 @case(2, 32, wholes(64, dtype=np.int32), zeros(64, dtype=np.int32))
 def short_circuit(x, y):
     i = tw.gpu_thread_id()
-    if i > 0 and x[i - 1] > 0 or i < 63 and x[i + 1] < 0:
+    if (i > 0 and x[i - 1] > 0) or (i < 63 and x[i + 1] < 0):
         y[i] = 1
     else:
         y[i] = 2

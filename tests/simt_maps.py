@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import FunctionType
 
 import numpy as np
-from simt_kernels import case, floats, permutation, wholes, zeros
 
 import tilewright as tw
+from simt_kernels import case, floats, permutation, wholes, zeros
 
 # -- forms of indices ---------------------------------------------------------------------------------------------
 

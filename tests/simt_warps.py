@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from simt_kernels import case, filled, floats, wholes, zeros
 
 import tilewright as tw
+from simt_kernels import case, filled, floats, wholes, zeros
 
 # -- shuffles and votes -------------------------------------------------------------------------------------------
 
@@ -272,13 +272,24 @@ def compared_and_swapped(x, y, z):
 
 
 @case(2, 32, wholes(64, low=1, high=5), zeros(3))
-def product_by_swapping(x, y):
-    """An update that no instruction does, by compare and swap."""
+def sums_of_squares(x, y):
     i = tw.gpu_thread_id()
     tw.atomic_add(y, i % 3, x[i] * x[i])
 
 
-@case(2, 64, wholes(128, dtype=np.int32), zeros(4, dtype=np.int32))
+@case(1, 64, wholes(64, dtype=np.int32, low=1, high=9), filled(1, 64, dtype=np.int32))
+def update_by_swapping(x, y):
+    """An update that no instruction does, by compare and swap."""
+    i = tw.gpu_thread_id()
+    old = y[i]
+    while True:
+        seen = tw.atomic_cas(y, i, old, old * 2 + x[i])
+        if seen == old:
+            break
+        old = seen
+
+
+@case(2, 64, wholes(128, dtype=np.int32), zeros(5, dtype=np.int32))
 def one_atomic_for_a_warp(x, y):
     i = tw.gpu_thread_id()
     v = x[i]
@@ -286,7 +297,7 @@ def one_atomic_for_a_warp(x, y):
         v += tw.shuffle_down(v, m)
     if tw.lane_id() == 0:
         tw.atomic_add(y, i // 32, v)
-        tw.atomic_max(y, 3, v)
+        tw.atomic_max(y, 4, v)
 
 
 @case(2, 64, wholes(128, dtype=np.int32), zeros(2, dtype=np.int32), zeros(2, dtype=np.int32))

@@ -17,6 +17,7 @@ from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target
 from tilewright.codegen import nvptx_grid, nvptx_matrix, nvptx_simt
+from tilewright.codegen.constants import initialiser
 from tilewright.codegen.llvm import FunctionWriter, intrinsic, llvm_type, memory_type
 from tilewright.codegen.nvptx_masked import masked_load
 from tilewright.codegen.watchdog import Watchdog
@@ -262,6 +263,9 @@ class _NvptxDialect:
                 self.globals.append(f"{block} = external addrspace(3) global [0 x i8], align 1024")
             return w.let(f"getelementptr i8, ptr addrspace(3) {block}, i64 {self.places[op.results[0]]}")
         name = f"@{self.entry}.{memory.space}{len(self.globals)}"
+        if memory.space == "constant":
+            self.globals.append(f"{name} = internal addrspace({_SPACES['constant']}) constant {initialiser(op)}, align {align}")
+            return name
         self.globals.append(f"{name} = internal addrspace({_SPACES[memory.space]}) global {array} poison, align {align}")
         return name
 

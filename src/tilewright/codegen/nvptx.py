@@ -17,6 +17,7 @@ from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target
 from tilewright.codegen import nvptx_cache, nvptx_grid, nvptx_matrix, nvptx_simt
+from tilewright.codegen.constants import initialiser
 from tilewright.codegen.llvm import FunctionWriter, intrinsic, llvm_type, memory_type
 from tilewright.codegen.nvptx_masked import masked_load
 from tilewright.codegen.watchdog import Watchdog
@@ -121,6 +122,8 @@ def _written(kernel: Kernel) -> set[Value]:
     """The tensors the kernel writes, by itself or through the copy engine, or as another parameter (`coherent`)."""
     coherent = kernel.attrs.get("coherent", ())
     assert isinstance(coherent, tuple)
+    if kernel.attrs.get("aliased"):
+        return set(kernel.params)
     others = {kernel.params[i] for i in coherent if isinstance(i, int)}
     mapped = {op.results[0]: op.operands[0] for op in walk(kernel.body) if op.opcode == "tensor_map"}
     stores = {mapped[op.operands[2]] for op in walk(kernel.body) if op.opcode == "tma_store"}
@@ -267,6 +270,9 @@ class _NvptxDialect:
                 self.globals.append(f"{block} = external addrspace(3) global [0 x i8], align 1024")
             return w.let(f"getelementptr i8, ptr addrspace(3) {block}, i64 {self.places[op.results[0]]}")
         name = f"@{self.entry}.{memory.space}{len(self.globals)}"
+        if memory.space == "constant":
+            self.globals.append(f"{name} = internal addrspace({_SPACES['constant']}) constant {initialiser(op)}, align {align}")
+            return name
         self.globals.append(f"{name} = internal addrspace({_SPACES[memory.space]}) global {array} poison, align {align}")
         return name
 
@@ -290,7 +296,7 @@ def nvptx_function(kernel: Kernel, entry: str, target: Target) -> tuple[str, set
             # What other threads write before a barrier is read after it: LLVM must not think it knows all accesses. Within a block the
             # passes make no such kernels; explicit ones say so.
             shares = cooperative or not kernel.attrs.get("noalias", True)
-            noalias = "" if shares and param in dialect.written else " noalias"
+            noalias = "" if kernel.attrs.get("aliased") or (shares and param in dialect.written) else " noalias"
             params.append(f"ptr addrspace(1){noalias}{readonly}{align} {name}")
         else:
             assert isinstance(param.type, Scalar)

@@ -10,6 +10,7 @@ broadcast: `broadcast` does. Signedness is in the dtype. Integers wrap. Floats a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from tilewright.base.dtypes import DType, bool_, i32, i64
 from tilewright.base.sizes import Size
@@ -20,6 +21,7 @@ from tilewright.ir.opdef import Rule
 from tilewright.ir.opdef import TypeRuleError as TypeRuleError
 from tilewright.ir.opdef import integer as _int_attr
 from tilewright.ir.opdef import memory_access as memory_access
+from tilewright.ir.ops_lanes import DEFINITIONS as LANE_DEFINITIONS
 from tilewright.ir.ops_matrix import DEFINITIONS
 from tilewright.ir.ops_simt import ATOMICS as ATOMICS
 from tilewright.ir.ops_simt import DEFINITIONS as SIMT
@@ -277,8 +279,6 @@ def _transpose(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
 
 
 def _reshape(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
-    from math import prod
-
     if len(types) != 1 or not isinstance(types[0], Tile):
         raise _fail("takes one tile")
     shape = _shape_attr(attrs)
@@ -317,6 +317,9 @@ def _alloc(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     space = attrs.get("space")
     if space not in SPACES or space == "global":
         raise _fail("space must be shared, local or constant")
+    values = attrs.get("values")
+    if (space == "constant") != isinstance(values, tuple) or (isinstance(values, tuple) and len(values) != prod(_shape_attr(attrs))):
+        raise _fail("constant memory, and no other, has an attribute values with a number for each element")
     align = attrs.get("align", 0)
     return (tensor(_dtype(attrs), *_shape_attr(attrs), space=str(space), align=align if isinstance(align, int) else 0),)
 
@@ -438,7 +441,8 @@ _define("head", "`head %t, %i, %j {bytes}`: how many elements from there on lie 
         "Only where things lie depends on it, never a result.", _head, "tile thread", group="memory")  # fmt: skip
 _define("prefetch", "`prefetch %t, %i, %j`: that element will be needed soon. Changes nothing but time, and may lie outside.", _prefetch,
         "tile thread", "sync", "memory")  # fmt: skip
-_define("alloc", "A tensor of static `shape` and `dtype` in `space` (shared, local or constant); contents undefined.", _alloc,
+_define("alloc", "A tensor of static `shape` and `dtype` in `space` (shared, local or constant); contents undefined, but for constant memory, which "
+        "holds the numbers `values`.", _alloc,
         "tile thread", "write", "memory")  # fmt: skip
 
 # Tiles.
@@ -470,6 +474,8 @@ _define("every", "Whether all elements of a vec of bools are true.", _every, "th
 
 # Matrix units, asynchronous copies and their barriers.
 OPS.update({row.name: row for row in DEFINITIONS})
+# Lanes of vecs on a CPU.
+OPS.update({row.name: row for row in LANE_DEFINITIONS})
 
 # What one thread, warp or block does in explicit kernels.
 OPS.update({row.name: row for row in SIMT})

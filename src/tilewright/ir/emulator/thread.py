@@ -455,6 +455,11 @@ class ThreadMachine(Machine):
             assert isinstance(type_, Tensor)
             shape = tuple(s.evaluate({}) for s in type_.shape)
             owners = self.root.lanes if type_.space == "local" else self.blocks
+            values = op.attrs.get("values")
+            if isinstance(values, tuple):
+                constant = np.array(values).astype(type_.dtype.numpy).reshape(shape)
+                self.memories[op.result] = Memory.of_array(op.result.name, type_, constant)
+                return ()
             memory = Memory.allocate(op.result.name, type_, shape, owners)
             self.memories[op.result] = memory
             if type_.space == "shared" and self.clocks is not None:

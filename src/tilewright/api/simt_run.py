@@ -71,8 +71,10 @@ class SimtRunner:
         key = self.key(args, config, aliased)
         found = self._built.get(key)
         if found is None:
-            launch = Launch(config.block, config.rank, config.shared_bytes, bool(config.count))
             attrs = dict(self.attrs)
+            cluster = attrs.get("cluster", 1)
+            assert isinstance(cluster, int)
+            launch = Launch(config.block, config.rank, config.shared_bytes, bool(config.count), cluster)
             if aliased:
                 attrs["aliased"] = True
             found = build_kernel(self.source, self.parameters, args, launch, attrs)

@@ -14,7 +14,7 @@ from typing import Generic, NoReturn, ParamSpec, overload
 from tilewright.api.cuda_calls import device_of
 from tilewright.api.devices import Device, default_device, find_device
 from tilewright.api.native_calls import NativeCalls
-from tilewright.api.simt_arguments import bind_parameters, read_leaves
+from tilewright.api.simt_arguments import bind_parameters, read_leaves, split_values
 from tilewright.api.simt_run import SimtRunner
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import UserError
@@ -75,14 +75,14 @@ class ConfiguredKernel(Entry):
         """The artifact for these arguments and this launch: PTX for GPU targets, an object for CPUs."""
         kernel, chosen = self.kernel, parse_target(target)
         values = bind_parameters(kernel.__name__, kernel.parameters, args, named, kernel.span)
-        _, found = read_leaves(kernel.parameters, values, chosen.is_gpu)
+        _, found = read_leaves(kernel.parameters, split_values(kernel.parameters, values), chosen.is_gpu)
         return kernel.runner.compile(found, self.config, chosen)
 
     def thread_stage(self, *args: object, target: str = "sm_90a", **named: object) -> Program:
         """The kernel for these arguments and this launch at the thread stage, after all passes."""
         kernel, chosen = self.kernel, parse_target(target)
         values = bind_parameters(kernel.__name__, kernel.parameters, args, named, kernel.span)
-        _, found = read_leaves(kernel.parameters, values, chosen.is_gpu)
+        _, found = read_leaves(kernel.parameters, split_values(kernel.parameters, values), chosen.is_gpu)
         return prepare_simt(kernel.runner.built(found, self.config).program, chosen)
 
     def __repr__(self) -> str:
@@ -199,7 +199,7 @@ class GpuKernel(Generic[P]):
         """One launch. `native` learns from it what machine code can repeat."""
         asked = named.pop("device", None) if all(p.name != "device" for p in self.parameters) else None
         values = bind_parameters(self.__name__, self.parameters, args, named, self.span)
-        device = self.choose_device(values, asked)
+        device = self.choose_device([part.value for part in split_values(self.parameters, values)], asked)
         if config.stream is None:
             self.runner.run(values, config, device, native)
             return

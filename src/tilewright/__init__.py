@@ -118,6 +118,7 @@ if TYPE_CHECKING:
         gpu_thread_id,
         lane_id,
         local,
+        rsqrt_approx,
         shared_dynamic,
         shuffle,
         shuffle_down,
@@ -131,7 +132,7 @@ if TYPE_CHECKING:
         warp_id,
         warp_sync,
     )
-    from tilewright.api.simt_memory import gpu_sync
+    from tilewright.api.simt_memory import gpu_alloc, gpu_check_leaks, gpu_copy_from, gpu_copy_to, gpu_free, gpu_sync
     from tilewright.api.streams import Event, Stream, current_stream, stream, timed
     from tilewright.api.torch_ops import torch_op
     from tilewright.api.transfers import transfer
@@ -246,6 +247,11 @@ __all__ = [
     "gelu",
     "get_num_threads",
     "gpu",
+    "gpu_alloc",
+    "gpu_check_leaks",
+    "gpu_copy_from",
+    "gpu_copy_to",
+    "gpu_free",
     "gpu_launch",
     "gpu_sync",
     "gpu_thread_id",
@@ -290,6 +296,7 @@ __all__ = [
     "row_min",
     "row_sum",
     "rsqrt",
+    "rsqrt_approx",
     "schedule",
     "set_default_device",
     "set_num_threads",
@@ -360,10 +367,12 @@ _LATER = {
     "tilewright.api.simt_language": (
         "GpuBuffer", "atomic_add", "atomic_and", "atomic_cas", "atomic_dec", "atomic_exchange", "atomic_inc", "atomic_max",
         "atomic_min", "atomic_or", "atomic_sub", "atomic_xor", "ballot", "bitcast", "block", "device", "fence", "gpu_thread_id",
-        "lane_id", "local", "shared_dynamic", "shuffle", "shuffle_down", "shuffle_up", "shuffle_xor", "thread", "unrolled",
+        "lane_id", "local", "rsqrt_approx", "shared_dynamic", "shuffle", "shuffle_down", "shuffle_up", "shuffle_xor", "thread", "unrolled",
         "vote_all", "vote_any", "warp", "warp_id", "warp_sync",
     ),
-    "tilewright.api.simt_memory": ("gpu_sync",),
+    "tilewright.api.simt_memory": (
+        "gpu_alloc", "gpu_check_leaks", "gpu_copy_from", "gpu_copy_to", "gpu_free", "gpu_sync",
+    ),
     "tilewright.api.streams": ("Event", "Stream", "current_stream", "stream", "timed"),
     "tilewright.api.torch_ops": ("torch_op",),
     "tilewright.api.transfers": ("transfer",),

@@ -13,7 +13,8 @@ from typing import Generic, NoReturn, ParamSpec, overload
 
 from tilewright.api.cuda_calls import device_of
 from tilewright.api.devices import Device, default_device, find_device
-from tilewright.api.simt_arguments import bind_parameters, read_leaves
+from tilewright.api.native_calls import NativeCalls
+from tilewright.api.simt_arguments import bind_parameters, read_leaves, split_values
 from tilewright.api.simt_run import SimtRunner
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import UserError
@@ -59,22 +60,29 @@ class ConfiguredKernel(Entry):
         self.kernel, self.config = kernel, config
         self._general_function = self._general
         super().__init__(self._general_function)
+        self._native = NativeCalls(kernel.__name__) if config.stream is None else None
+        self._launch: Callable[..., object] | None = None
+        """Machine code for launches like those made so far."""
 
     def _general(self, *args: object, **named: object) -> None:
-        self.kernel.launch(self.config, args, named)
+        self.kernel.launch(self.config, args, named, self._native)
+        launch = self._native.chain(self._general_function) if self._native is not None else None
+        if launch is not None and launch is not self._launch:
+            self._launch = launch
+            self.enter(launch)
 
     def compile(self, *args: object, target: str = "sm_90a", **named: object) -> Artifact:
         """The artifact for these arguments and this launch: PTX for GPU targets, an object for CPUs."""
         kernel, chosen = self.kernel, parse_target(target)
         values = bind_parameters(kernel.__name__, kernel.parameters, args, named, kernel.span)
-        _, found = read_leaves(kernel.parameters, values, chosen.is_gpu)
+        _, found = read_leaves(kernel.parameters, split_values(kernel.parameters, values), chosen.is_gpu)
         return kernel.runner.compile(found, self.config, chosen)
 
     def thread_stage(self, *args: object, target: str = "sm_90a", **named: object) -> Program:
         """The kernel for these arguments and this launch at the thread stage, after all passes."""
         kernel, chosen = self.kernel, parse_target(target)
         values = bind_parameters(kernel.__name__, kernel.parameters, args, named, kernel.span)
-        _, found = read_leaves(kernel.parameters, values, chosen.is_gpu)
+        _, found = read_leaves(kernel.parameters, split_values(kernel.parameters, values), chosen.is_gpu)
         return prepare_simt(kernel.runner.built(found, self.config).program, chosen)
 
     def __repr__(self) -> str:
@@ -187,12 +195,13 @@ class GpuKernel(Generic[P]):
         config = self._config((-(-n // (shape[0] * shape[1] * shape[2])), block, shared, stream))
         return self._configured(key, Config(config.grid, config.block, config.shared_bytes, config.stream, n if n % config.threads else 0))
 
-    def launch(self, config: Config, args: tuple[object, ...], named: dict[str, object]) -> None:
+    def launch(self, config: Config, args: tuple[object, ...], named: dict[str, object], native: NativeCalls | None = None) -> None:
+        """One launch. `native` learns from it what machine code can repeat."""
         asked = named.pop("device", None) if all(p.name != "device" for p in self.parameters) else None
         values = bind_parameters(self.__name__, self.parameters, args, named, self.span)
-        device = self.choose_device(values, asked)
+        device = self.choose_device([part.value for part in split_values(self.parameters, values)], asked)
         if config.stream is None:
-            self.runner.run(values, config, device)
+            self.runner.run(values, config, device, native)
             return
         from tilewright.api.streams import Stream
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
+from tilewright.api.language import Axes
 from tilewright.base.dtypes import DType
 from tilewright.base.errors import UserError
 
@@ -17,25 +18,6 @@ T = TypeVar("T")
 
 def _only_in_kernels(name: str) -> NoReturn:
     raise UserError.at("TW005", f"tilewright.{name} has a meaning only inside a GPU kernel", help="mark the function with @tilewright.gpu")
-
-
-class Axes:
-    """Three numbers of a thread, along x, y and z."""
-
-    def __init__(self, word: str) -> None:
-        self.__simt__ = word
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        _only_in_kernels(f"{self.__simt__}.{name}")
-
-    x: int
-    y: int
-    z: int
-
-    def __repr__(self) -> str:
-        return f"<tilewright.{self.__simt__} of explicit kernels>"
 
 
 class SizedAxes(Axes):
@@ -175,6 +157,11 @@ def vote_all(predicate: object) -> bool:
 def ballot(predicate: object) -> int:
     """A bit for each lane of the warp: whether the predicate holds there."""
     _only_in_kernels("ballot")
+
+
+def rsqrt_approx(x: float) -> float:
+    """1 / sqrt(x) by the device's own instruction: f32 only, to two bits or so, denormals are zero."""
+    _only_in_kernels("rsqrt_approx")
 
 
 def bitcast(x: float, dtype: DType) -> float:

@@ -7,16 +7,19 @@ the arguments, the block, the axes of the grid, the dynamic shared memory and wh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tilewright.api.arguments import Number, element_strides
 from tilewright.api.checks import bind_sizes
-from tilewright.api.cuda_calls import _is_foreign, _memory, _overlap, _place, gpu_of
+from tilewright.api.cuda_calls import _is_foreign, _memory, _overlap, _place, gpu_of, is_on_device
 from tilewright.api.devices import Device
+from tilewright.api.native_calls import Given, NativeCalls
 from tilewright.api.outputs import converted, keep
-from tilewright.api.simt_arguments import Leaf, read_leaves
+from tilewright.api.simt_arguments import Leaf, read_leaves, split_values
+from tilewright.api.simt_memory import check_alive
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import UserError
 from tilewright.base.record import record
@@ -45,6 +48,7 @@ class _Loaded:
 
     built: BuiltKernel
     program: CudaProgram
+    aliased: bool
 
 
 class SimtRunner:
@@ -72,7 +76,7 @@ class SimtRunner:
             launch = Launch(config.block, config.rank, config.shared_bytes, bool(config.count))
             attrs = dict(self.attrs)
             if aliased:
-                attrs["aliased"] = True
+                attrs |= {"aliased": True, "noalias": False}
             found = build_kernel(self.source, self.parameters, args, launch, attrs)
             keep(self._built, key, found)
         return found
@@ -82,9 +86,10 @@ class SimtRunner:
 
     # -- running --------------------------------------------------------------------------------------------------
 
-    def run(self, values: Sequence[object], config: Config, device: Device) -> None:
+    def run(self, values: Sequence[object], config: Config, device: Device, native: NativeCalls | None = None) -> None:
+        """Launch. `native` learns from launches on a GPU that machine code can repeat."""
         if device.kind == "cuda":
-            self._run_cuda(values, config, device)
+            self._run_cuda(values, config, device, native)
         elif device.kind == "emulator":
             self._run_emulator(values, config, device)
         else:
@@ -92,43 +97,64 @@ class SimtRunner:
 
             run_cpu(self, values, config, device)
 
-    def _run_cuda(self, values: Sequence[object], config: Config, device: Device) -> None:
+    def _run_cuda(self, values: Sequence[object], config: Config, device: Device, native: NativeCalls | None) -> None:
         gpu = gpu_of(device)
-        library = library_of(tuple(values))
+        parts = split_values(self.parameters, values)
+        library = library_of(tuple(part.value for part in parts))
         place = _place(gpu, library)
         if place.split:
             gpu.order(place.stream, place.outside or 0)
-        moved = [gpu.wrap(v, place.stream) if _is_foreign(v) else v for v in values]
+        for part in parts:
+            check_alive(part.value)
+        moved = [replace(part, value=gpu.wrap(part.value, place.stream)) if _is_foreign(part.value) else part for part in parts]
         leaves, args = read_leaves(self.parameters, moved, gpu=True)
         loaded = self._load(args, config, leaves, gpu, device)
         artifact, written = loaded.program.artifact, loaded.built.written
         self._check_written(leaves, written)
         arrays: dict[str, DeviceArray] = {}
         back: list[tuple[np.ndarray, DeviceArray]] = []
-        for leaf in leaves:
+        copies: dict[object, DeviceArray] = {}
+        for leaf, part in zip(leaves, parts, strict=True):
             if isinstance(leaf.value, np.ndarray):
-                arrays[leaf.name] = gpu.from_numpy(np.ascontiguousarray(leaf.value), stream=place.stream)
+                # An array that is given twice is one array on the GPU too.
+                key = _identity(leaf.value)
+                if key not in copies:
+                    copies[key] = gpu.from_numpy(np.ascontiguousarray(leaf.value), stream=place.stream)
+                arrays[leaf.name] = copies[key]
                 if leaf.name in written:
-                    back.append((leaf.value, arrays[leaf.name]))
+                    back.append((_original(part.value, leaf.value), copies[key]))
             elif isinstance(leaf.value, DeviceArray):
                 arrays[leaf.name] = leaf.value
         numbers = {leaf.name: leaf.value for leaf in leaves if not isinstance(leaf.value, np.ndarray | DeviceArray)}
         sizes = self._sizes(artifact, arrays, config)
         loaded.program.run(arrays, converted(artifact, numbers), sizes, place.stream, take=_memory(library, gpu.ordinal))
         for target, array in back:
-            target[...] = array.numpy()
+            target[...] = array.numpy().reshape(target.shape)
         if place.split:
             gpu.order(place.outside or 0, place.stream)
         self.last = artifact
+        if native is not None and len(leaves) == len(values) and not back and not loaded.aliased and not streams.SPECIAL.value:
+            names = list(arrays)
+            apart = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if a in written or b in written]
+            native.learn(Given(tuple(values), None, loaded.program, sizes, (), library, arrays, {}, apart, written))
 
     def _load(self, args: Sequence[SimtArg], config: Config, leaves: list[Leaf], gpu: CudaDevice, device: Device) -> _Loaded:
         overlaps = _overlaps(leaves)
-        aliased = bool(overlaps) and any(a in self.built(args, config).written or b in self.built(args, config).written for a, b in overlaps)
+        written = self.built(args, config).written if overlaps else frozenset()
+        aliased = any(a in written or b in written for a, b in overlaps)
+        values = {leaf.name: leaf.value for leaf in leaves}
+        for a, b in overlaps:
+            one, other = values[a], values[b]
+            if aliased and isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and _identity(one) != _identity(other):
+                raise UserError.at(
+                    "TW018", f"'{a}' and '{b}' overlap in part and {self.source.name} writes to them", self.source.head(),
+                    "give arrays that are the same or apart, or device arrays",
+                )  # fmt: skip
         key = (device.id, *self.key(args, config, aliased))
         found = self._loaded.get(key)
         if found is None:
             built = self.built(args, config, aliased)
-            found = _Loaded(built, gpu.load(compile_simt(built.program, gpu.target)))
+            found = _Loaded(built, gpu.load(compile_simt(built.program, gpu.target)), aliased)
             keep(self._loaded, key, found)
         return found
 
@@ -183,33 +209,38 @@ Back = list[tuple[str, "DeviceArray | np.ndarray"]]
 
 def host_leaves(parameters: Sequence[Parameter], values: Sequence[object]) -> tuple[list[Leaf], list[SimtArg], Back]:
     """Leaves in host memory, and the device arrays whose elements were copied there."""
-    originals: dict[int, object] = {}
-
-    def on_host(value: object) -> object:
-        if isinstance(value, DeviceArray):
-            made: object = value.numpy()
-        elif is_tensor(value):
-            made = value.detach().cpu().numpy()  # type: ignore[attr-defined]
-            if not value.is_cuda:  # type: ignore[attr-defined]
-                return made
-        else:
-            return value
-        originals[id(made)] = value
-        return made
-
-    moved = [on_host(value) for value in values]
-    leaves, args = read_leaves(parameters, moved, gpu=False)
+    given = split_values(parameters, values)
+    for part in given:
+        check_alive(part.value)
+    parts = [replace(part, value=_on_host(part.value)) for part in given]
+    leaves, args = read_leaves(parameters, parts, gpu=False)
     back: Back = []
-    for parameter, value in zip(parameters, moved, strict=True):
-        leaf = next((leaf for leaf in leaves if leaf.name == parameter.name), None)
-        if leaf is None or not isinstance(leaf.value, np.ndarray):
+    for leaf, part, before in zip(leaves, parts, given, strict=True):
+        if not isinstance(leaf.value, np.ndarray):
             continue
-        original = originals.get(id(value))
-        if original is not None:
-            back.append((leaf.name, original))  # type: ignore[arg-type]
-        elif isinstance(value, np.ndarray) and not np.may_share_memory(value, leaf.value):
-            back.append((leaf.name, value))
+        if part.value is not before.value and is_on_device(before.value):
+            back.append((leaf.name, before.value))  # type: ignore[arg-type]
+        elif isinstance(part.value, np.ndarray) and leaf.value.size and not np.may_share_memory(part.value, leaf.value):
+            back.append((leaf.name, part.value))
     return leaves, args, back
+
+
+def _on_host(value: object) -> object:
+    if isinstance(value, DeviceArray):
+        return value.numpy()
+    if is_tensor(value):
+        return value.detach().cpu().numpy()  # type: ignore[attr-defined]
+    return value.get() if is_on_device(value) and hasattr(value, "get") else value
+
+
+def _identity(array: np.ndarray) -> object:
+    return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype
+
+
+def _original(given: object, array: np.ndarray) -> np.ndarray:
+    """The caller's own array where reading it made a copy."""
+    own = isinstance(given, np.ndarray) and array.size and not np.may_share_memory(given, array)
+    return given if own else array  # type: ignore[return-value]
 
 
 def copy_back(back: Back, arrays: Mapping[str, np.ndarray], written: frozenset[str]) -> None:
@@ -235,9 +266,16 @@ def _as_tensor(values: np.ndarray) -> object:
 def _overlaps(leaves: Sequence[Leaf]) -> list[tuple[str, str]]:
     """Pairs of device arrays that share memory."""
     arrays = [leaf for leaf in leaves if isinstance(leaf.value, DeviceArray)]
-    return [
+    found = [
         (a.name, b.name)
         for i, a in enumerate(arrays)
         for b in arrays[i + 1 :]
         if _overlap(a.value, b.value)  # type: ignore[arg-type]
+    ]
+    hosted = [leaf for leaf in leaves if isinstance(leaf.value, np.ndarray)]
+    return found + [
+        (a.name, b.name)
+        for i, a in enumerate(hosted)
+        for b in hosted[i + 1 :]
+        if np.may_share_memory(a.value, b.value)
     ]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from tilewright.base.dtypes import DType, f32, f64, i64
+from tilewright.base.dtypes import DType, f32, f64
 from tilewright.base.errors import CompilerBug, UserError
 from tilewright.base.sizes import Size, contiguous_strides
 from tilewright.base.source import Span
@@ -107,7 +107,10 @@ def _annotation(reader: Statements, node: ast.expr, name: str) -> tuple[str, DTy
     if isinstance(node, ast.Subscript):
         owner = reader.read(node.value)
         if isinstance(owner, Word) and owner.name == "GpuBuffer":
-            return "buffer", reader.dtype(reader.read(node.slice), f"the elements of '{name}'"), None
+            element = reader.read(node.slice)
+            if isinstance(element, Word) and element.name in ("float", "int", "bool"):
+                return "buffer", None, None
+            return "buffer", reader.dtype(element, f"the elements of '{name}'"), None
         found: Val = owner
     else:
         found = reader.read(node)
@@ -118,8 +121,7 @@ def _meaning(reader: Statements, found: Val, node: ast.expr, name: str) -> tuple
     if isinstance(found, Word):
         if found.name == "GpuBuffer":
             return "buffer", None, None
-        plain = {"int": i64, "float": f32, "bool": None}
-        if found.name in plain:
+        if found.name in ("float", "int", "bool"):
             return "number", None, None
     dtype = as_dtype(found)
     if dtype is not None:
@@ -247,7 +249,7 @@ def _finished(reader: Statements, source: FunctionSource, params: list[Value], a
     grid = tuple(Size.of(name) for name in GRID[: launch.rank])
     kernel = Kernel(
         source.name, Stage.THREAD, tuple(params), working, grid, launch.threads,
-        attrs=MappingProxyType({"block": launch.block, **attrs}), span=source.head(),
+        attrs=MappingProxyType({"block": launch.block, **({"noalias": False} if cooperative else {}), **attrs}), span=source.head(),
     )  # fmt: skip
     written = frozenset(
         op.operands[0].name for op in walk(working) if OPS[op.opcode].effect == "write" and op.operands and op.operands[0] in params

@@ -235,6 +235,7 @@ def _function(name: str, opcode: str, count: int = 1) -> None:
 
 for _word in ("exp", "exp2", "log", "log2", "sin", "cos", "tan", "tanh", "sinh", "cosh", "erf", "sqrt", "rsqrt", "sigmoid"):
     _function(_word, _word)
+_function("rsqrt_approx", "rsqrt_approx")
 _function("pow", "pow", 2)
 _function("fma", "fma", 3)
 

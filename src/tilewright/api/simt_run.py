@@ -59,7 +59,8 @@ class SimtRunner:
         self._built: dict[Key, BuiltKernel] = {}
         self._loaded: dict[Key, _Loaded] = {}
         self._emulated: dict[Key, tuple[BuiltKernel, Kernel]] = {}
-        self.on_cpu: dict[Key, CpuProgram] = {}
+        self.on_cpu: dict[Key, tuple[CpuProgram, frozenset[str]]] = {}
+        """With the arrays that are written."""
         self.last: Artifact | None = None
 
     # -- building -------------------------------------------------------------------------------------------------
@@ -95,7 +96,9 @@ class SimtRunner:
         else:
             from tilewright.api.simt_cpu import run_cpu
 
-            run_cpu(self, values, config, device)
+            leaves, args, back = host_leaves(self.parameters, values)
+            arrays, written = run_cpu(self, leaves, args, config, launch_sizes(config), device)
+            copy_back(back, arrays, written)
 
     def _run_cuda(self, values: Sequence[object], config: Config, device: Device, native: NativeCalls | None) -> None:
         gpu = gpu_of(device)

@@ -14,7 +14,8 @@ from math import gcd
 from types import MappingProxyType
 
 from tilewright.analysis.uniform import block_values, waiting_ops
-from tilewright.base.dtypes import bool_
+from tilewright.base.dtypes import bool_, u32
+from tilewright.base.sizes import Size
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.ops import OPS
@@ -47,6 +48,9 @@ class Rows:
     first: Value
     last: Value
     count: int
+    across: Size
+    others: Value
+    """The grid's extent along x, and the block's number along the other axes."""
 
 
 Stores = Sequence[tuple[Value, Value]]
@@ -64,6 +68,8 @@ class BlockCode(ABC):
         self.uses = use_counts(kernel.body)
         self.origin = {r: op for op in walk(kernel.body) for r in op.results}
         self.head, self.b = Builder(kernel.span), Builder(kernel.span)
+        self.number = self.head.op("program_id", axis=0, name="block")
+        """The block's linear number, for reports."""
         self.scalars: dict[Value, Value] = {p: p for p in kernel.params}
         self.kept: dict[Value, Kept] = {}
         self.own: dict[Value, Own] = {}
@@ -103,6 +109,7 @@ class BlockCode(ABC):
         def block(b: Builder, number: Value) -> Sequence[Value]:
             self.scalars[rows.block] = number
             self.b = b
+            self.number = b.add(b.mul(self.scalars[rows.others], b.index(rows.across)), number)
             self.ops(ops[rows.start :])
             return []
 
@@ -195,9 +202,19 @@ class BlockCode(ABC):
         b = self.b
         return b.for_(b.index(0), b.index(self.groups), b.index(1), [b.const(False, bool_)], group, name="group")[0]
 
+    def count_groups(self, each: Callable[[LaneCode], Sequence[Value]]) -> tuple[Value, ...]:
+        """A loop over all groups; gives the sums of the two numbers that `each` gives."""
+
+        def group(b: Builder, number: Value, *before: Value) -> Sequence[Value]:
+            return [b.add(x, y) for x, y in zip(before, each(self._group(b, number)), strict=True)]
+
+        b = self.b
+        return b.for_(b.index(0), b.index(self.groups), b.index(1), [b.const(0, u32), b.const(0, u32)], group, name="group")
+
     def _group(self, b: Builder, number: Value) -> LaneCode:
         first = b.mul(number, b.index(self.width))
-        code = LaneCode(b, self.head, Group(number, first, self.width, self.kernel.threads), self.own, None)
+        place = Group(self.number, number, first, self.width, self.kernel.threads)
+        code = LaneCode(b, self.head, place, self.own, None)
         code.mask = None if self.mask is None else self.read(code, self.mask)
         return code
 

@@ -23,14 +23,15 @@ from tilewright.base.sizes import Size, ceildiv, product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
+from tilewright.ir.ops import OPS
 from tilewright.ir.rewrite import eliminate_dead, rewrite
 from tilewright.ir.types import INDEX
 from tilewright.passes.block_code import Rows
 from tilewright.passes.block_control import BlockControl
-from tilewright.passes.lane_memory import WARP
+from tilewright.passes.lane_warps import LANE_OPS, WARP
 from tilewright.passes.split_vectors import split_vectors
 
-_WARP_OPS = frozenset({"shuffle", "vote"})
+_APART = frozenset({"grid_size", "assert", "barrier_reduce", "nanosleep", "atomic_load", "atomic_store"})
 _BESIDE = 16
 """Blocks that walk their rows together."""
 
@@ -39,7 +40,7 @@ def threads_to_loops(kernel: Kernel, target: Target) -> Kernel:
     """The kernel for a CPU. One that already is for single threads stays as it is."""
     if kernel.stage is not Stage.THREAD or (kernel.threads == 1 and len(kernel.grid) == 1 and not _needs_lanes(kernel)):
         return kernel
-    plain = split_vectors(kernel)
+    plain = _exact(split_vectors(kernel))
     width = lane_count(plain, target)
     if _has_short_rows(plain, width):
         return eliminate_dead(_along_rows(plain, width))
@@ -47,12 +48,25 @@ def threads_to_loops(kernel: Kernel, target: Target) -> Kernel:
 
 
 def _needs_lanes(kernel: Kernel) -> bool:
-    return any(op.opcode in _WARP_OPS or op.opcode == "grid_size" for op in walk(kernel.body))
+    """Whether even a single thread has ops that a CPU's code generator does not take."""
+    return any(OPS[op.opcode].group == "warp" or op.opcode in _APART for op in walk(kernel.body))
+
+
+def _exact(kernel: Kernel) -> Kernel:
+    """The kernel with true functions for those that are instructions of GPUs."""
+
+    def exact(b: Builder, op: Op) -> Sequence[Value] | None:
+        if op.opcode == "rcp_approx":
+            return [b.op("div", b.splat(1.0, op.operands[0]), op.operands[0])]
+        name = op.opcode.removesuffix("_approx")
+        return None if name == op.opcode else [b.op(name, *op.operands)]
+
+    return rewrite(kernel, exact)
 
 
 def lane_count(kernel: Kernel, target: Target) -> int:
     """How many threads are the lanes of one vec: a warp where its lanes talk, else as many as have neighbouring indices."""
-    if any(op.opcode in _WARP_OPS for op in walk(kernel.body)):
+    if any(op.opcode in LANE_OPS for op in walk(kernel.body)):
         return WARP
     most = 1
     while most * 2 <= min(WARP, kernel.threads):
@@ -128,7 +142,8 @@ def _along_rows(kernel: Kernel, width: int) -> Kernel:
     """One CPU block for several neighbouring blocks of the kernel's own, which runs the first row of each, then the second, and so on."""
     head = Builder(kernel.span)
     across = ceildiv(kernel.grid[0], _BESIDE)
-    part, *ids = _coordinates(head, head.op("program_id", axis=0, name="block"), (across, *kernel.grid[1:]))
+    part, others = _coordinates(head, head.op("program_id", axis=0, name="block"), (across, product(kernel.grid[1:])))
+    ids = _coordinates(head, others, kernel.grid[1:])
     first = head.mul(part, head.index(_BESIDE))
     last = head.op("min", head.add(first, head.index(_BESIDE)), head.index(kernel.grid[0]))
     place = Value(INDEX, "block")
@@ -136,4 +151,4 @@ def _along_rows(kernel: Kernel, width: int) -> Kernel:
     whole = replace(kernel, grid=(product((across, *kernel.grid[1:])),), body=Block((), (*head.ops, *body.ops)))
     block = kernel.attrs["block"]
     assert isinstance(block, tuple) and isinstance(block[0], int)
-    return BlockControl(whole, width).run(Rows(len(head.ops), place, first, last, kernel.threads // block[0]))
+    return BlockControl(whole, width).run(Rows(len(head.ops), place, first, last, kernel.threads // block[0], kernel.grid[0], others))

@@ -6,7 +6,7 @@ the arguments, the block, the axes of the grid, the dynamic shared memory and wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,10 +25,11 @@ from tilewright.base.errors import UserError
 from tilewright.base.record import record
 from tilewright.base.target import Target
 from tilewright.compile.simt import compile_simt, prepare_simt
-from tilewright.frontend.simt import BuiltKernel, Parameter, SimtArg, build_kernel
+from tilewright.frontend.simt import BuiltKernel, Parameter, SimtArg, build_kernel, read_parameters
 from tilewright.frontend.simt_build import COUNT, GRID, Launch
-from tilewright.frontend.simt_source import FunctionSource
-from tilewright.ir.nodes import Attr, Kernel
+from tilewright.frontend.simt_source import FunctionSource, alternative, read_source
+from tilewright.ir.nodes import Attr, Kernel, walk
+from tilewright.ir.ops import OPS
 from tilewright.runtime import streams
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.libraries import is_tensor, library_of
@@ -54,8 +55,12 @@ class _Loaded:
 class SimtRunner:
     """One kernel on all devices."""
 
-    def __init__(self, source: FunctionSource, parameters: Sequence[Parameter], attrs: Mapping[str, Attr]) -> None:
-        self.source, self.parameters, self.attrs = source, parameters, dict(attrs)
+    def __init__(
+        self, function: Callable[..., object], source: FunctionSource, parameters: Sequence[Parameter], attrs: Mapping[str, Attr],
+        independent: bool = False,
+    ) -> None:  # fmt: skip
+        self.function, self.source, self.parameters, self.attrs = function, source, parameters, dict(attrs)
+        self.independent = independent
         self._built: dict[Key, BuiltKernel] = {}
         self._loaded: dict[Key, _Loaded] = {}
         self._emulated: dict[Key, tuple[BuiltKernel, Kernel]] = {}
@@ -64,25 +69,40 @@ class SimtRunner:
 
     # -- building -------------------------------------------------------------------------------------------------
 
-    def key(self, args: Sequence[SimtArg], config: Config, aliased: bool = False) -> Key:
+    def key(self, args: Sequence[SimtArg], config: Config, aliased: bool = False, vendor: str = "nvidia") -> Key:
         """All that code is made for."""
-        return (tuple(args), config.block, config.rank, config.shared_bytes, bool(config.count), aliased)
+        return (tuple(args), config.block, config.rank, config.shared_bytes, bool(config.count), aliased, vendor)
 
-    def built(self, args: Sequence[SimtArg], config: Config, aliased: bool = False) -> BuiltKernel:
-        """The thread-stage kernel for these arguments and this launch."""
-        key = self.key(args, config, aliased)
+    def built(self, args: Sequence[SimtArg], config: Config, aliased: bool = False, vendor: str = "nvidia") -> BuiltKernel:
+        """The thread-stage kernel for these arguments and this launch. `vendor` chooses between alternatives: nvidia, amd or cpu."""
+        key = self.key(args, config, aliased, vendor)
         found = self._built.get(key)
         if found is None:
-            launch = Launch(config.block, config.rank, config.shared_bytes, bool(config.count))
+            launch = Launch(config.block, config.rank, config.shared_bytes, bool(config.count), vendor)
             attrs = dict(self.attrs)
             if aliased:
                 attrs |= {"aliased": True, "noalias": False}
-            found = build_kernel(self.source, self.parameters, args, launch, attrs)
+            found = build_kernel(self._source_for(vendor), self.parameters, args, launch, attrs)
+            if self.independent:
+                _check_independent(found)
             keep(self._built, key, found)
         return found
 
+    def _source_for(self, vendor: str) -> FunctionSource:
+        """The definition for a target, where there are several."""
+        chosen = alternative(self.function, vendor)
+        if chosen is self.function:
+            return self.source
+        source = read_source(chosen)
+        names = [p.name for p in read_parameters(source)]
+        if names != [p.name for p in self.parameters]:
+            own = ", ".join(p.name for p in self.parameters)
+            raise UserError.at("TW016", f"{source.name} for {vendor} takes ({', '.join(names)}), but another definition ({own})", source.head())
+        return source
+
     def compile(self, args: Sequence[SimtArg], config: Config, target: Target) -> Artifact:
-        return compile_simt(self.built(args, config).program, target)
+        vendor = "nvidia" if target.is_gpu else "cpu"
+        return compile_simt(self.built(args, config, vendor=vendor).program, target)
 
     # -- running --------------------------------------------------------------------------------------------------
 
@@ -197,6 +217,17 @@ class SimtRunner:
         if 0 not in config.grid:
             run_kernel(kernel, [given[p.name] for p in kernel.params], sizes)
         copy_back(back, arrays, built.written)
+
+
+def _check_independent(built: BuiltKernel) -> None:
+    """Raise the error for a kernel that is marked as vectorizable and is not."""
+    for op in walk(built.kernel.body):
+        shared = op.opcode == "alloc" and op.attrs.get("space") == "shared"
+        if shared or op.opcode == "atomic" or OPS[op.opcode].effect == "sync":
+            what = "shared memory" if shared else f"'{op.opcode}'"
+            raise UserError.at(
+                "TW012", f"{built.kernel.name} is marked @tw.vectorizable, but its threads meet in {what}", op.span, "drop the mark"
+            )
 
 
 def launch_sizes(config: Config) -> dict[str, int]:

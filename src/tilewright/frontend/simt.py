@@ -148,6 +148,10 @@ def _struct_fields(reader: Statements, kind: type, argument: ast.arg) -> tuple[P
     fields = []
     for name in record_fields(kind):
         hint = hints.get(name)
+        if getattr(hint, "__simt__", None) == "GpuBuffer":
+            element = getattr(hint, "dtype", None)
+            fields.append(Parameter(name, "buffer", element if isinstance(element, DType) else None, None, NO_DEFAULT, span))
+            continue
         found = reader.captured(hint, name) if hint is not None else Host(None)
         form, dtype, inner = _meaning(reader, found, argument.annotation or ast.Constant(None), f"{argument.arg}.{name}")
         if inner is not None:

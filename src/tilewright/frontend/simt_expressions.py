@@ -134,7 +134,9 @@ class Expressions(Emitter):
             return Record(type(value), names, tuple(self.captured(getattr(value, n), f"{name}.{n}") for n in names))
         function = getattr(value, "__simt_function__", value)
         if isinstance(function, FunctionType):
-            source = read_source(alternative(function, self.launch.vendor))
+            source = self.types.sources.get(function)
+            if source is None:
+                source = self.types.sources[function] = read_source(alternative(function, self.launch.vendor))
             return Device(source, source.node, source.name)
         return Host(value)
 

@@ -24,7 +24,9 @@ from tilewright.codegen.watchdog import Watchdog
 from tilewright.ir.nodes import Attr, Kernel, Op, Value, walk
 from tilewright.ir.types import CopyMap, Scalar, Tensor, dtype_of
 
-_SPACES = {"global": 1, "shared": 3, "constant": 4, "local": 5}
+_SPACES = {"global": 1, "shared": 3, "constant": 4, "local": 0}
+"""LLVM's numbers. Local memory is generic here: LLVM makes it local itself, and converts an `alloca` in address space 5 twice, so that
+it faults."""
 STATIC_SHARED = 48 << 10
 """Bytes of shared memory a kernel may have without asking for them at the launch."""
 
@@ -255,7 +257,7 @@ class _NvptxDialect:
         assert isinstance(memory, Tensor)
         array, align = f"[{_count(memory)} x {memory_type(memory.dtype)}]", _alignment(memory)
         if memory.space == "local":
-            return w.let(f"alloca {array}, align {align}, addrspace(5)")
+            return w.let(f"alloca {array}, align {align}")
         if memory.space == "shared" and self.needs.shared_bytes:
             # Only local symbols may have dots in their names: LLVM rewrites those, and PTX has none.
             block = f"@{self.entry}_shared"

@@ -75,8 +75,8 @@ class ConfiguredKernel(Entry):
         """The artifact for these arguments and this launch: PTX for GPU targets, an object for CPUs."""
         kernel, chosen = self.kernel, parse_target(target)
         values = bind_parameters(kernel.__name__, kernel.parameters, args, named, kernel.span)
-        _, found = read_leaves(kernel.parameters, split_values(kernel.parameters, values), chosen.is_gpu)
-        return kernel.runner.compile(found, self.config, chosen)
+        leaves, found = read_leaves(kernel.parameters, split_values(kernel.parameters, values), chosen.is_gpu)
+        return kernel.runner.compile(leaves, found, self.config, chosen)
 
     def thread_stage(self, *args: object, target: str = "sm_90a", **named: object) -> Program:
         """The kernel for these arguments and this launch at the thread stage, after all passes."""

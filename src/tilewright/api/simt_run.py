@@ -52,6 +52,40 @@ class _Loaded:
     aliased: bool
 
 
+@record
+class Facts:
+    """What holds for the sizes of a launch, and makes its code shorter."""
+
+    small: bool
+    """Every extent, every offset in an array and every index of a thread in the grid is below 2^31."""
+    alike: tuple[tuple[str, str], ...] = ()
+    """Arrays that have the shape of another: (name, name of that one)."""
+
+    @staticmethod
+    def of(leaves: Sequence[Leaf], config: Config) -> Facts:
+        arrays = [(leaf.name, leaf.value) for leaf in leaves if isinstance(leaf.value, np.ndarray | DeviceArray)]
+        small = all(grid * block <= _SMALL for grid, block in zip(config.grid, config.block, strict=True))
+        small = small and all(_span(array) <= _SMALL for _, array in arrays)
+        first: dict[tuple[int, ...], str] = {}
+        alike: list[tuple[str, str]] = []
+        for name, array in arrays:
+            if array.ndim > 1:
+                other = first.setdefault(array.shape, name)
+                if other != name:
+                    alike.append((name, other))
+        return Facts(small, tuple(alike))
+
+
+_SMALL = (1 << 31) - 1
+
+
+def _span(array: np.ndarray | DeviceArray) -> int:
+    """The largest offset of an element, and the largest extent."""
+    strides = element_strides(array)
+    reach = sum((extent - 1) * abs(stride) for extent, stride in zip(array.shape, strides, strict=True) if extent)
+    return max(reach + 1, *array.shape, array.size) if array.ndim else 1
+
+
 class SimtRunner:
     """One kernel on all devices."""
 
@@ -69,20 +103,27 @@ class SimtRunner:
 
     # -- building -------------------------------------------------------------------------------------------------
 
-    def key(self, args: Sequence[SimtArg], config: Config, aliased: bool = False, vendor: str = "nvidia") -> Key:
+    def key(
+        self, args: Sequence[SimtArg], config: Config, aliased: bool = False, vendor: str = "nvidia", facts: Facts | None = None
+    ) -> Key:
         """All that code is made for."""
-        return (tuple(args), config.block, config.rank, config.shared_bytes, bool(config.count), aliased, vendor)
+        return (tuple(args), config.block, config.rank, config.shared_bytes, bool(config.count), aliased, vendor, facts)
 
-    def built(self, args: Sequence[SimtArg], config: Config, aliased: bool = False, vendor: str = "nvidia") -> BuiltKernel:
+    def built(
+        self, args: Sequence[SimtArg], config: Config, aliased: bool = False, vendor: str = "nvidia", facts: Facts | None = None
+    ) -> BuiltKernel:
         """The thread-stage kernel for these arguments and this launch. `vendor` chooses between alternatives: nvidia, amd or cpu."""
-        key = self.key(args, config, aliased, vendor)
+        key = self.key(args, config, aliased, vendor, facts)
         found = self._built.get(key)
         if found is None:
             launch = Launch(config.block, config.rank, config.shared_bytes, bool(config.count), vendor)
             attrs = dict(self.attrs)
             if aliased:
                 attrs |= {"aliased": True, "noalias": False}
-            found = build_kernel(self._source_for(vendor), self.parameters, args, launch, attrs)
+            if facts is not None and facts.small:
+                attrs["small"] = True
+            alike = dict(facts.alike) if facts is not None else {}
+            found = build_kernel(self._source_for(vendor), self.parameters, args, launch, attrs, alike)
             if self.independent:
                 _check_independent(found)
             keep(self._built, key, found)
@@ -100,9 +141,11 @@ class SimtRunner:
             raise UserError.at("TW016", f"{source.name} for {vendor} takes ({', '.join(names)}), but another definition ({own})", source.head())
         return source
 
-    def compile(self, args: Sequence[SimtArg], config: Config, target: Target) -> Artifact:
-        vendor = "nvidia" if target.is_gpu else "cpu"
-        return compile_simt(self.built(args, config, vendor=vendor).program, target)
+    def compile(self, leaves: Sequence[Leaf], args: Sequence[SimtArg], config: Config, target: Target) -> Artifact:
+        """The artifact of a launch with these arguments."""
+        if not target.is_gpu:
+            return compile_simt(self.built(args, config, vendor="cpu").program, target)
+        return compile_simt(self.built(args, config, facts=Facts.of(leaves, config)).program, target)
 
     # -- running --------------------------------------------------------------------------------------------------
 
@@ -170,10 +213,11 @@ class SimtRunner:
                     "TW018", f"'{a}' and '{b}' overlap in part and {self.source.name} writes to them", self.source.head(),
                     "give arrays that are the same or apart, or device arrays",
                 )  # fmt: skip
-        key = (device.id, *self.key(args, config, aliased))
+        facts = Facts.of(leaves, config)
+        key = (device.id, *self.key(args, config, aliased, facts=facts))
         found = self._loaded.get(key)
         if found is None:
-            built = self.built(args, config, aliased)
+            built = self.built(args, config, aliased, facts=facts)
             found = _Loaded(built, gpu.load(compile_simt(built.program, gpu.target)), aliased)
             keep(self._loaded, key, found)
         return found

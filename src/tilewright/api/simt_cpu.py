@@ -34,12 +34,12 @@ def run_cpu(
         raise UserError.at("TW016", f"{runner.source.name} runs on {device.id}, which takes no stream", runner.source.head())
     arrays = {leaf.name: leaf.value for leaf in leaves if isinstance(leaf.value, np.ndarray)}
     overlaps = _overlaps(arrays)
-    key = (device.id, overlaps, *runner.key(args, config))
+    key = (device.id, overlaps, *runner.key(args, config, False, "cpu"))
     found = runner.on_cpu.get(key)
     if found is None:
-        built = runner.built(args, config)
+        built = runner.built(args, config, vendor="cpu")
         aliased = any(a in built.written or b in built.written for a, b in overlaps)
-        program = cpu.load(compile_simt(runner.built(args, config, aliased).program, device.target))
+        program = cpu.load(compile_simt(runner.built(args, config, aliased, "cpu").program, device.target))
         found = program, built.written
         keep(runner.on_cpu, key, found)
     program, written = found

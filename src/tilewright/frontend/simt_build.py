@@ -19,10 +19,12 @@ from tilewright.ir.nodes import Attr, Value
 
 
 class Launch:
-    """What of a launch the code is made for. `rank`: axes of the grid; the others have one block."""
+    """What of a launch the code is made for. `rank`: axes of the grid; the others have one block. `vendor`: nvidia, amd or cpu."""
 
-    def __init__(self, block: tuple[int, int, int], rank: int = 3, shared_bytes: int = 0, guarded: bool = False) -> None:
-        self.block, self.rank, self.shared_bytes, self.guarded = block, rank, shared_bytes, guarded
+    def __init__(
+        self, block: tuple[int, int, int], rank: int = 3, shared_bytes: int = 0, guarded: bool = False, vendor: str = "nvidia"
+    ) -> None:
+        self.block, self.rank, self.shared_bytes, self.guarded, self.vendor = block, rank, shared_bytes, guarded, vendor
 
     @property
     def threads(self) -> int:

@@ -25,6 +25,7 @@ from tilewright.ir.ops_lanes import DEFINITIONS as LANE_DEFINITIONS
 from tilewright.ir.ops_matrix import DEFINITIONS
 from tilewright.ir.ops_simt import ATOMICS as ATOMICS
 from tilewright.ir.ops_simt import DEFINITIONS as SIMT
+from tilewright.ir.ops_simt import LOAD_CACHES, STORE_CACHES, check_cache
 from tilewright.ir.types import (
     BOOL,
     INDEX,
@@ -173,6 +174,7 @@ def _load(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     memory, access = memory_access(types, int(masked))
     if masked:
         _check_mask(types[-1], access)
+    check_cache(memory, attrs, LOAD_CACHES)
     if "width" in attrs:
         return (Vec(memory.dtype, _int_attr(attrs, "width")),)
     return (access,)
@@ -203,6 +205,7 @@ def _store(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     value = types[1 + memory.rank]
     if masked:
         _check_mask(types[-1], access)
+    check_cache(memory, attrs, STORE_CACHES)
     if isinstance(value, Vec) and isinstance(access, Scalar) and value.dtype is memory.dtype:
         return ()
     if value != access and not (isinstance(value, Tile) and isinstance(access, Tile) and value.shape == access.shape
@@ -428,12 +431,12 @@ _define("rcp_approx", "1 / a by the device's own instruction, f32 only, denormal
 _define("load", "`load %t, %i, %j`: the element (scalars) or elements (index tiles) there. `masked`: a last operand says where; "
         "elsewhere 0. Thread stage: `width` loads that many elements that follow one another in memory, aligned to their whole "
         "size unless `unaligned`. Tile stage: `aligned` says that every so many elements along the last axis a vector of them, "
-        "or 16 bytes, begins in memory.", _load, effect="read", group="memory")  # fmt: skip
+        "or 16 bytes, begins in memory. `cache`, thread stage: how caches treat it: " + " ".join(LOAD_CACHES) + ".", _load, effect="read", group="memory")  # fmt: skip
 _define("load_image", "`load_image %x, %row, %oh, %ow, %c {rows, columns, lower, steps, shape}`: a tile [m, k] of images "
         "[n, h, w, c] as a convolution's product reads them. Element [r, j] is channel c + j at h = p * `steps[0]` + `lower[0]` + oh, "
         "w = q * `steps[1]` + `lower[1]` + ow of image n, where row + r = (n * `rows` + p) * `columns` + q; 0 where there is none.",
         _load_image, "tile", "read", "memory")  # fmt: skip
-_define("store", "`store %t, %i, %j, %v`: like load, the other way round.", _store, effect="write", group="memory")
+_define("store", "`store %t, %i, %j, %v`: like load, the other way round. `cache`: " + " ".join(STORE_CACHES) + ".", _store, effect="write", group="memory")
 _define("head", "`head %t, %i, %j {bytes}`: how many elements from there on lie before the next address that is a multiple of `bytes`. "
         "Only where things lie depends on it, never a result.", _head, "tile thread", group="memory")  # fmt: skip
 _define("prefetch", "`prefetch %t, %i, %j`: that element will be needed soon. Changes nothing but time, and may lie outside.", _prefetch,

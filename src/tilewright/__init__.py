@@ -219,7 +219,9 @@ if TYPE_CHECKING:
         warp_id,
         warp_sync,
     )
-    from tilewright.api.simt_memory import gpu_sync
+    from tilewright.api.simt_marks import gpu_compute, inline_always, target, vectorizable
+    from tilewright.api.simt_memory import gpu_alloc, gpu_check_leaks, gpu_copy_from, gpu_copy_to, gpu_free, gpu_sync
+    from tilewright.api.simt_occupancy import best_block, occupancy
     from tilewright.api.streams import Event, Stream, current_stream, stream, timed
     from tilewright.api.torch_ops import torch_op
     from tilewright.api.transfers import transfer
@@ -302,6 +304,7 @@ __all__ = [
     "barrier_and",
     "barrier_count",
     "barrier_or",
+    "best_block",
     "bf16",
     "bitcast",
     "block",
@@ -380,6 +383,12 @@ __all__ = [
     "get_num_threads",
     "global_timer",
     "gpu",
+    "gpu_alloc",
+    "gpu_check_leaks",
+    "gpu_compute",
+    "gpu_copy_from",
+    "gpu_copy_to",
+    "gpu_free",
     "gpu_launch",
     "gpu_sync",
     "gpu_thread_id",
@@ -392,6 +401,7 @@ __all__ = [
     "i32",
     "i64",
     "inf",
+    "inline_always",
     "isnan",
     "jax_function",
     "kernel",
@@ -421,6 +431,7 @@ __all__ = [
     "named_arrive",
     "named_barrier",
     "nanosleep",
+    "occupancy",
     "ones",
     "pack_bits",
     "parallel",
@@ -474,6 +485,7 @@ __all__ = [
     "sum",
     "tan",
     "tanh",
+    "target",
     "task",
     "tensor_map",
     "thread",
@@ -492,6 +504,7 @@ __all__ = [
     "u64",
     "unpack_bits",
     "unrolled",
+    "vectorizable",
     "vload",
     "vote_all",
     "vote_any",
@@ -551,7 +564,11 @@ _LATER = {
         "lane_id", "local", "rsqrt_approx", "shared_dynamic", "shuffle", "shuffle_down", "shuffle_up", "shuffle_xor", "thread", "unrolled",
         "vote_all", "vote_any", "warp", "warp_id", "warp_sync",
     ),
-    "tilewright.api.simt_memory": ("gpu_sync",),
+    "tilewright.api.simt_marks": ("gpu_compute", "inline_always", "target", "vectorizable"),
+    "tilewright.api.simt_memory": (
+        "gpu_alloc", "gpu_check_leaks", "gpu_copy_from", "gpu_copy_to", "gpu_free", "gpu_sync",
+    ),
+    "tilewright.api.simt_occupancy": ("best_block", "occupancy"),
     "tilewright.api.streams": ("Event", "Stream", "current_stream", "stream", "timed"),
     "tilewright.api.torch_ops": ("torch_op",),
     "tilewright.api.transfers": ("transfer",),

@@ -14,10 +14,10 @@ from typing import Generic, NoReturn, ParamSpec, overload
 from tilewright.api.cuda_calls import device_of
 from tilewright.api.devices import Device, default_device, find_device
 from tilewright.api.native_calls import NativeCalls
-from tilewright.api.simt_arguments import bind_parameters, read_leaves
+from tilewright.api.simt_arguments import bind_parameters, read_leaves, split_values
 from tilewright.api.simt_run import SimtRunner
 from tilewright.base.artifact import Artifact
-from tilewright.base.errors import UserError
+from tilewright.base.errors import DeviceError, UserError
 from tilewright.base.record import record
 from tilewright.base.source import Span
 from tilewright.base.target import parse_target
@@ -75,15 +75,15 @@ class ConfiguredKernel(Entry):
         """The artifact for these arguments and this launch: PTX for GPU targets, an object for CPUs."""
         kernel, chosen = self.kernel, parse_target(target)
         values = bind_parameters(kernel.__name__, kernel.parameters, args, named, kernel.span)
-        _, found = read_leaves(kernel.parameters, values, chosen.is_gpu)
-        return kernel.runner.compile(found, self.config, chosen)
+        leaves, found = read_leaves(kernel.parameters, split_values(kernel.parameters, values), chosen.is_gpu)
+        return kernel.runner.compile(leaves, found, self.config, chosen)
 
     def thread_stage(self, *args: object, target: str = "sm_90a", **named: object) -> Program:
         """The kernel for these arguments and this launch at the thread stage, after all passes."""
         kernel, chosen = self.kernel, parse_target(target)
         values = bind_parameters(kernel.__name__, kernel.parameters, args, named, kernel.span)
-        _, found = read_leaves(kernel.parameters, values, chosen.is_gpu)
-        return prepare_simt(kernel.runner.built(found, self.config).program, chosen)
+        _, found = read_leaves(kernel.parameters, split_values(kernel.parameters, values), chosen.is_gpu)
+        return prepare_simt(kernel.runner.built(found, self.config, vendor="nvidia" if chosen.is_gpu else "cpu").program, chosen)
 
     def __repr__(self) -> str:
         return f"<{self.kernel!r} on a grid of {self.config.grid} blocks of {self.config.block} threads>"
@@ -104,6 +104,10 @@ class GpuKernel(Generic[P]):
         self.max_threads = _limit("max_threads", max_threads, 1024)
         self.min_blocks = _limit("min_blocks", min_blocks, 32)
         self.cluster = _limit("cluster", cluster, 8) or 1
+        self.only_gpu = False
+        """Whether launches on the CPU are refused."""
+        self.independent = False
+        """Whether its threads promise to have nothing to do with each other."""
         self._launches: dict[object, ConfiguredKernel] = {}
         self._runner: SimtRunner | None = None
 
@@ -126,7 +130,7 @@ class GpuKernel(Generic[P]):
         if self._runner is None:
             attrs = {} if self.min_blocks is None else {"min_blocks": self.min_blocks}
             attrs |= {"cluster": self.cluster} if self.cluster > 1 else {}
-            self._runner = SimtRunner(self.source, self.parameters, attrs)
+            self._runner = SimtRunner(self.python, self.source, self.parameters, attrs, self.independent)
         return self._runner
 
     @property
@@ -204,7 +208,7 @@ class GpuKernel(Generic[P]):
         """One launch. `native` learns from it what machine code can repeat."""
         asked = named.pop("device", None) if all(p.name != "device" for p in self.parameters) else None
         values = bind_parameters(self.__name__, self.parameters, args, named, self.span)
-        device = self.choose_device(values, asked)
+        device = self.choose_device([part.value for part in split_values(self.parameters, values)], asked)
         if config.stream is None:
             self.runner.run(values, config, device, native)
             return
@@ -218,7 +222,13 @@ class GpuKernel(Generic[P]):
         if asked is not None and not isinstance(asked, str):
             raise UserError.at("TW009", f"device= is a {type(asked).__name__}, not a name such as 'cpu' or 'cuda:0'", self.span)
         default = default_device()
-        return find_device(asked or self.device or device_of(values) or ("auto" if default == "cpu" else default))
+        found = find_device(asked or self.device or device_of(values) or ("auto" if default == "cpu" else default))
+        if self.only_gpu and found.kind == "cpu":
+            raise DeviceError.at(
+                "TW030", f"{self.__name__} is marked @tw.gpu_compute, and the launch would run on '{found.id}'", self.span,
+                "launch it where there is a GPU, or with device='emulator'",
+            )  # fmt: skip
+        return found
 
     def __reduce__(self) -> str:
         return self.__qualname__

@@ -50,6 +50,26 @@ def prepare_simt(program: Program, target: Target) -> Program:
     return replace(program, calls=tuple(replace(call, kernel=one(call.kernel)) for call in program.calls))
 
 
+def addressed(program: Program, target: Target) -> Program:
+    """The last step before code for a GPU: how addresses and indices are computed."""
+    if not target.is_gpu:
+        return program
+    from tilewright.passes.flat_accesses import flat_accesses
+    from tilewright.passes.narrow_indices import narrow_indices
+    from tilewright.passes.pipeline import Trace, run_pass
+    from tilewright.passes.simplify import simplify
+
+    trace = Trace()
+
+    def one(kernel: Kernel) -> Kernel:
+        kernel = run_pass("flat_accesses", kernel, flat_accesses, trace)
+        kernel = run_pass("simplify", kernel, simplify, trace)
+        kernel = run_pass("narrow_indices", kernel, narrow_indices, trace)
+        return run_pass("simplify", kernel, simplify, trace)
+
+    return replace(program, calls=tuple(replace(call, kernel=one(call.kernel)) for call in program.calls))
+
+
 def compile_simt(program: Program, target: Target) -> Artifact:
     """The artifact of an explicit kernel, from memory, from disk or freshly compiled."""
     key = simt_key(program, target)
@@ -63,7 +83,7 @@ def compile_simt(program: Program, target: Target) -> Artifact:
         if found is None:
             from tilewright.compile import build
 
-            ready = prepare_simt(program, target)
+            ready = addressed(prepare_simt(program, target), target)
             found = build.build_artifact(ready, target, key, entry=False)
             driver.disk_cache().put(key, found)
         driver._memory[key] = found

@@ -19,12 +19,13 @@ from tilewright.ir.nodes import Attr, Value
 
 
 class Launch:
-    """What of a launch the code is made for. `rank`: axes of the grid; the others have one block. `cluster`: blocks of a cluster."""
+    """What of a launch the code is made for. `rank`: axes of the grid; the others have one block. `vendor`: nvidia, amd or cpu. `cluster`: blocks
+    of a cluster."""
 
     def __init__(
-        self, block: tuple[int, int, int], rank: int = 3, shared_bytes: int = 0, guarded: bool = False, cluster: int = 1
+        self, block: tuple[int, int, int], rank: int = 3, shared_bytes: int = 0, guarded: bool = False, vendor: str = "nvidia", cluster: int = 1
     ) -> None:
-        self.block, self.rank, self.shared_bytes, self.guarded, self.cluster = block, rank, shared_bytes, guarded, cluster
+        self.block, self.rank, self.shared_bytes, self.guarded, self.vendor, self.cluster = block, rank, shared_bytes, guarded, vendor, cluster
 
     @property
     def threads(self) -> int:

@@ -24,7 +24,7 @@ from tilewright.frontend.simt_build import Emitter, Launch
 from tilewright.frontend.simt_numbers import as_dtype
 from tilewright.frontend.simt_ops import CALLS, CONSTANTS, NAMESPACES, VALUES, word_of
 from tilewright.frontend.simt_print import read_template
-from tilewright.frontend.simt_source import FunctionSource, read_source
+from tilewright.frontend.simt_source import FunctionSource, alternative, read_source
 from tilewright.frontend.simt_state import Scope, Types
 from tilewright.frontend.simt_tree import local_names
 from tilewright.frontend.simt_values import (
@@ -135,7 +135,9 @@ class Expressions(Emitter):
             return Record(type(value), names, tuple(self.captured(getattr(value, n), f"{name}.{n}") for n in names))
         function = getattr(value, "__simt_function__", value)
         if isinstance(function, FunctionType):
-            source = read_source(function)
+            source = self.types.sources.get(function)
+            if source is None:
+                source = self.types.sources[function] = read_source(alternative(function, self.launch.vendor))
             return Device(source, source.node, source.name)
         return Host(value)
 

@@ -15,6 +15,8 @@ from tilewright.runtime import cpu
 WIDE = frozenset({"atomic_wide_global", "atomic_wide_shared", "atomic_accesses_global", "atomic_accesses_shared", "message_2"})
 """Cases with atomic accesses of 128 bits."""
 TIMES = frozenset({"clocks"})
+GPU_ONLY = {"bulk_copies": "mbarrier_init", "clusters": "cluster_", "copies_with_hints": "copy_async", "mma_f8e4m3": "mma", "mma_f8e5m2": "mma"}
+"""Cases of what only GPUs have: what the error names."""
 
 
 def on_cpu(one: Case) -> dict[str, np.ndarray]:
@@ -25,7 +27,7 @@ def on_cpu(one: Case) -> dict[str, np.ndarray]:
     return arrays
 
 
-@pytest.mark.parametrize("one", [c for c in instruction_cases() if c.name not in WIDE | TIMES], ids=lambda c: c.name)
+@pytest.mark.parametrize("one", [c for c in instruction_cases() if c.name not in WIDE | TIMES | GPU_ONLY.keys()], ids=lambda c: c.name)
 def test_instructions(one: Case) -> None:
     found = on_cpu(one)
     for name, wanted in one.emulate().items():
@@ -42,6 +44,12 @@ def test_instructions(one: Case) -> None:
 @pytest.mark.parametrize("one", [c for c in instruction_cases() if c.name in WIDE], ids=lambda c: c.name)
 def test_wide_atomics_are_refused(one: Case) -> None:
     with pytest.raises(TargetLimit, match="of several numbers at once has no counterpart on a CPU"):
+        prepare_simt(one.program(), host_cpu())
+
+
+@pytest.mark.parametrize("one", [c for c in instruction_cases() if c.name in GPU_ONLY], ids=lambda c: c.name)
+def test_what_only_gpus_have_is_refused(one: Case) -> None:
+    with pytest.raises(TargetLimit, match=rf"{GPU_ONLY[one.name]}\w* is a construct of GPUs that the CPU has no counterpart for"):
         prepare_simt(one.program(), host_cpu())
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kernels_instructions import CASES
 
 import tilewright as tw
+from kernels_instructions import CASES
 from support import assemble
 from tilewright.api import simt_instructions, simt_language
 from tilewright.base.errors import TargetLimit, TilewrightError, UserError
@@ -35,7 +35,9 @@ def test_on_the_cpu(name: str) -> None:
         assert case.check is not None
         case.check(case.make(), case.run("cpu"))
     else:
-        with pytest.raises(TargetLimit, match=r"a construct of GPUs that the CPU has no counterpart for|has no counterpart on a CPU"):
+        with pytest.raises(
+            TargetLimit, match=r"a construct of GPUs that the CPU has no counterpart for|has no counterpart on a CPU"
+        ):
             case.run("cpu")
 
 
@@ -84,7 +86,9 @@ def test_every_word_is_used_by_a_kernel() -> None:
 def test_the_document_is_generated() -> None:
     from tilewright.frontend.simt_document import document
 
-    assert DOCUMENT.read_text() == document(), "python -m tilewright.frontend.simt_document > docs/explicit-kernels-instructions.md"
+    assert DOCUMENT.read_text() == document(), (
+        "python -m tilewright.frontend.simt_document > docs/explicit-kernels-instructions.md"
+    )
 
 
 # -- the rest of the words --------------------------------------------------------------------------------------------

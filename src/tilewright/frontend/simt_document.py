@@ -12,7 +12,15 @@ import re
 from tilewright.frontend import simt_expressions  # noqa: F401 - it fills the table of words
 from tilewright.frontend.simt_ops import CALLS, VALUES
 from tilewright.ir.ops import OPS
-from tilewright.ir.ops_simt import ACCESS_SCOPES, COPY_CACHES, LOAD_CACHES, LOAD_ORDERS, ORDERS, STORE_CACHES, STORE_ORDERS
+from tilewright.ir.ops_simt import (
+    ACCESS_SCOPES,
+    COPY_CACHES,
+    LOAD_CACHES,
+    LOAD_ORDERS,
+    ORDERS,
+    STORE_CACHES,
+    STORE_ORDERS,
+)
 
 _GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Indices", "", ("gpu_thread_id", "lane_id", "warp_id", "lane_mask", "active_mask")),
@@ -56,7 +64,7 @@ _GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 """Headings, what is said below them, and the words in order."""
 
 _SINCE = {
-    "redux": 80, "copy_async": 80, "copy_commit": 80, "copy_wait": 80, "mma": 80, "ldmatrix": 75, "elect": 90, "stmatrix": 90, 
+    "redux": 80, "copy_async": 80, "copy_commit": 80, "copy_wait": 80, "mma": 80, "ldmatrix": 75, "elect": 90, "stmatrix": 90,
     "bulk_load": 90, "bulk_store": 90, "tensor_map": 90, "tma_load": 90, "tma_store": 90, "tma_commit": 90,
     "tma_wait": 90, "fence_async": 90, "fence_init": 90, "mbarrier_init": 90, "mbarrier_arrive": 90, "mbarrier_expect": 90, "mbarrier_wait": 90,
     "cluster_sync": 90, "cluster_rank": 90, "load_remote": 90, "store_remote": 90, "wait_previous": 90, "release_next": 90,
@@ -77,6 +85,8 @@ def ops_of(name: str) -> list[str]:
     """The ops a word builds: those it is made with, or names where it is defined."""
     if name in _OPS:
         return list(_OPS[name])
+    if name.removeprefix("atomic_") in ATOMICS:
+        return ["atomic", "atomic_remote"]
     call = CALLS[name]
     given = [c.cell_contents for c in call.__closure__ or () if isinstance(c.cell_contents, str) and c.cell_contents in OPS]
     named = [t for t in re.findall(r'(?:op|multi|emit)\((?:e, )?"(\w+)"', inspect.getsource(call)) if t in OPS]
@@ -195,7 +205,7 @@ def document() -> str:
         "Generated from the tables of words and ops by `python -m tilewright.frontend.simt_document`. All names are `tw.` names; inside a function marked",
         "`@tw.gpu` they are instructions, elsewhere calling one is an error. The third column has the ops of the thread stage ([ops.md](ops.md)), the last",
         "one the first generation of NVIDIA GPUs that has them; for another target a kernel that uses one is refused with its line. The emulator runs all",
-        "of them, with the checks of [emulator.md](emulator.md); the CPU those that are not about matrix units, asynchronous copies, mbarriers, clusters, accesses of 128 bits or the timer of all multiprocessors.", "",
+        "of them, and checks how they are used; the CPU those that are not about matrix units, asynchronous copies, mbarriers, clusters, accesses of 128 bits or the timer of all multiprocessors.", "",
     ]  # fmt: skip
     for heading, said, names in _GROUPS:
         lines += [f"## {heading}", ""]
@@ -208,7 +218,10 @@ def document() -> str:
             ]  # fmt: skip
         lines += [said, ""] if said else []
         if heading == "Memory":
-            lines += [f"Caches of loads: {_words(LOAD_CACHES)}; of stores: {_words(STORE_CACHES)}; of `copy_async`: {_words(COPY_CACHES)}.", ""]
+            lines += [
+                f"Caches of loads: {_words(LOAD_CACHES)}; of stores: {_words(STORE_CACHES)}; of `copy_async`: {_words(COPY_CACHES)}.",
+                "",
+            ]
         if heading == "Atomics":
             lines += [
                 f"Scopes: {_words(ACCESS_SCOPES)}. Orders: {_words(ORDERS)}; of `atomic_load` {_words(LOAD_ORDERS)}, of `atomic_store` "

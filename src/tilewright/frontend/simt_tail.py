@@ -41,7 +41,7 @@ def _guarded(ops: Sequence[Op], inside: Value) -> list[Op]:
             found.append(_if(op, inside))
         elif op.opcode == "assert":
             b = Builder(op.span)
-            b.multi("assert", b.op("or", op.operands[0], b.op("not", inside)), **op.attrs)
+            b.emit("assert", (b.op("or", op.operands[0], b.op("not", inside)),), op.attrs)
             found += b.ops
         else:
             found.append(op)

@@ -14,6 +14,7 @@ from tilewright.frontend.simt_ops import CALLS, VALUES
 from tilewright.ir.ops import OPS
 from tilewright.ir.ops_simt import (
     ACCESS_SCOPES,
+    ATOMICS,
     COPY_CACHES,
     LOAD_CACHES,
     LOAD_ORDERS,

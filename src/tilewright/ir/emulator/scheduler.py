@@ -140,6 +140,8 @@ class Team:
 
     def _require_one_barrier(self, tasks: Sequence[Task]) -> None:
         """Warps of a block must meet at one and the same barrier of the text."""
+        if len({task.event.span for task in tasks if task.event is not None and not isinstance(task.event, Fork)}) <= 1:
+            return
         met: dict[int, tuple[Span, int]] = {}
         per_block = self.machine.warps
         for task in tasks:

@@ -23,7 +23,10 @@ import numpy as np
 from tilewright.ir.nodes import Op
 
 Array = np.ndarray
-WARP = 32
+THREADS = 10
+"""A thread of the launch is the number of its block, shifted by this, and its own in the block."""
+LANES = 5
+"""By how much it is shifted to give a warp of the launch."""
 EPOCH = 32
 """A moment is the barriers a block has passed, shifted by this, and the syncs its warp has."""
 _STRONG = frozenset({"release", "acq_rel", "seq_cst"})
@@ -90,9 +93,8 @@ class Race:
 
 @dataclass(eq=False)
 class Order:
-    """What the blocks of one launch know of one another. `threads` of a block; `apart`: warps of a block are somebody else's."""
+    """What the blocks of one launch know of one another. `apart`: what warps of a block do to each other is not looked at."""
 
-    threads: int
     blocks: int
     apart: bool = False
     ops: list[Op] = field(default_factory=list)
@@ -132,15 +134,11 @@ class Order:
         return stamps
 
     def _was_released(self, who: int, phase: int, acquired: int) -> bool:
-        known = self.releases.get(who // self.threads, [])
+        known = self.releases.get(who >> THREADS, [])
         after = bisect_right(known, (phase, 1 << 62))
         return after < len(known) and known[after][1] <= acquired
 
     # -- which accesses are ordered ---------------------------------------------------------------------------------
-
-    def warp(self, who: Array) -> Array:
-        number: Array = who // self.threads * (-(-self.threads // WARP)) + who % self.threads // WARP
-        return number
 
     def unordered(self, slot: Slot | None, places: Array, access: Access) -> Array:
         """Which accesses are of another thread than the slot's, with nothing that orders the two."""
@@ -153,9 +151,11 @@ class Order:
         at = np.flatnonzero(bad)
         before, now = who[at], access.who[at]
         then, moment = slot.moment[places[at]], access.moment[at]
-        same_block = before // self.threads == now // self.threads
-        same_warp = same_block & (self.warp(before) == self.warp(now))
-        ordered = np.where(same_warp, then < moment, same_block & ((then >> EPOCH < moment >> EPOCH) | self.apart))
+        apart = before ^ now
+        ordered = (then >> EPOCH < moment >> EPOCH) | ((apart >> LANES == 0) & (then < moment))
+        if self.apart:
+            ordered |= apart >> LANES != 0
+        ordered &= apart >> THREADS == 0
         if self.releases and not ordered.all():
             phase = slot.phase[places[at]]
             for each in np.flatnonzero(~ordered):
@@ -187,10 +187,10 @@ class Order:
         narrow = np.asarray([op.attrs.get("scope") == "block" for op in self.ops], np.bool_)
         if race is None and narrow.any():
             for slot in history.updated or ():
-                apart = self.unordered(slot, places, access) & (self._block(slot.who[places]) != self._block(access.who))
+                apart = self.unordered(slot, places, access) & (_block(slot.who[places]) != _block(access.who))
                 race = race or self._found(slot, places, apart & (narrow[slot.op[places]] | narrow[access.op]))
             if race is None and narrow[access.op]:
-                race = self._clash(places, access, self._block(access.who))
+                race = self._clash(places, access, _block(access.who))
         if race is None:
             self._note_two(history.pair("updated"), places, access)
         return race
@@ -218,7 +218,7 @@ class Order:
         there, who, what = places[order], access.who[order], bits(values)[order]
         bad = (there[1:] == there[:-1]) & (who[1:] != who[:-1]) & (what[1:] != what[:-1])
         if self.apart:
-            bad &= self.warp(who[1:]) == self.warp(who[:-1])
+            bad &= _warp(who[1:]) == _warp(who[:-1])
         if not bad.any():
             return None
         at = int(np.argmax(bad))
@@ -235,20 +235,23 @@ class Order:
         own = first.who[there]
         free = ~self.unordered(second, there, _part(access, others))
         held = second.who[there]
-        for group in (_same, self.warp, self._block):
+        for group in (_same, _warp, _block):
             nearer = (held >= 0) & (group(held) == group(own)) & (group(mine) != group(own))
             chosen = others[free | nearer]
             second.note(places, access, chosen)
             held = second.who[there]
             free = np.zeros(free.shape, np.bool_)
 
-    def _block(self, who: Array) -> Array:
-        number: Array = who // self.threads
-        return number
-
-
 def _same(who: Array) -> Array:
     return who
+
+
+def _warp(who: Array) -> Array:
+    return np.asarray(who >> LANES)
+
+
+def _block(who: Array) -> Array:
+    return np.asarray(who >> THREADS)
 
 
 def _part(access: Access, chosen: Array) -> Access:

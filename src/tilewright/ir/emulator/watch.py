@@ -16,14 +16,17 @@ import numpy as np
 
 from tilewright.ir.emulator.frames import BLOCK, LANE, SLOT, THREAD, Frame, align
 from tilewright.ir.emulator.memory import Memory, fault
-from tilewright.ir.emulator.thread_races import EPOCH, WARP, Access, History, Order, Race
-from tilewright.ir.nodes import Kernel, Op, walk
-from tilewright.ir.types import Tensor
+from tilewright.ir.emulator.thread_races import EPOCH, THREADS, Access, History, Order, Race
+from tilewright.ir.nodes import Kernel, Op, Value, walk
+from tilewright.ir.types import INDEX, Tensor
 
 if TYPE_CHECKING:
     from tilewright.ir.emulator.thread import ThreadMachine
 
 Array = np.ndarray
+WARP = 32
+WHO = Value(INDEX, "who")
+"""The lane's thread in the launch, as `thread_races` counts them."""
 _DONE = {"load": "loads", "store": "stores", "atomic": "updates"}
 _READS = frozenset({"load", "load_remote", "ldmatrix"})
 
@@ -62,7 +65,7 @@ class Watch:
 
     def __init__(self, kernel: Kernel, blocks: int, arguments: Sequence[object], apart: bool) -> None:
         self.kernel = kernel
-        self.order = Order(kernel.threads, blocks, apart)
+        self.order = Order(blocks, apart)
         self.arenas = self._arenas(kernel, arguments)
         self.syncs = any(op.opcode == "fence" or "order" in op.attrs for op in walk(kernel.body))
         """Whether an atomic can tell a thread of another's writes."""
@@ -112,8 +115,8 @@ class Watcher:
         self.machine = machine
         self.watch = watch
         self.order = watch.order
-        self.threads = machine.kernel.threads
-        lanes = machine.root.lanes
+        lanes, values = machine.root.lanes, machine.root.values
+        values[WHO] = (values[BLOCK] << THREADS) + values[THREAD]
         self.warp_syncs = np.zeros(lanes // WARP, np.int64)
         self.acquired = np.zeros(lanes, np.int64)
         """Up to which stamp of the order each lane knows what was released."""
@@ -160,9 +163,8 @@ class Watcher:
             return None
         shape = (frame.lanes, *places.shape[1:])
         lane, slot = frame.full(LANE), frame.full(SLOT)
-        who = frame.full(BLOCK) * self.threads + frame.full(THREAD)
-        moment = (self.machine.barriers[slot] << EPOCH) + self.warp_syncs[lane // WARP]
-        about = (who, moment, self.order.phase[frame.full(BLOCK)], self.acquired[lane])
+        moment = (self.machine.barriers << EPOCH)[slot] + self.warp_syncs[lane >> 5]
+        about = (frame.full(WHO), moment, self.order.phase[frame.full(BLOCK)], self.acquired[lane])
         there = np.broadcast_to(places, shape)
         if active is None:
             wanted = np.ones(shape, np.bool_)
@@ -218,15 +220,15 @@ class Watcher:
         position = tuple(int(p) for p in np.argwhere(wanted)[race.at // size])
         lane = position[0]
         place = int(np.broadcast_to(places, wanted.shape)[position])
-        me = int(frame.full(BLOCK)[lane]) * self.threads + int(frame.full(THREAD)[lane])
-        block, thread = divmod(race.who, self.threads)
-        near = block == me // self.threads
+        me = int(frame.full(WHO)[lane])
+        block, thread = divmod(race.who, 1 << THREADS)
+        near = block == me >> THREADS
         who = self.machine.thread_text(thread) if near else f"{self.machine.block_text(block)}, {self.machine.thread_text(thread)}"
         does = _DONE.get(race.op.opcode, f"accesses by {race.op.opcode}")
         where = "by the same statement" if race.op is op else f"at {race.op.span.place()}"
         if not near:
             help = "blocks run in any order: use an atomic, or let each block have its own elements"
-        elif thread // WARP == me % self.threads // WARP:
+        elif race.who // WARP == me // WARP:
             help = "put a sync of the warp, or a barrier, between the two accesses"
         else:
             help = "put a barrier between the two accesses"

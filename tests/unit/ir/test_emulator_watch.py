@@ -15,7 +15,7 @@ from tilewright.ir.verify import verify_kernel
 
 def run(body: str, threads: int = 64, grid: int = 1, x: np.ndarray | None = None, out: np.ndarray | None = None) -> np.ndarray:
     """Run a body with %t (thread), %b (block), %x and %out (i64), %s (shared, 128) and constants %c0, %c1 … %c64."""
-    head = f'kernel @k stage=thread grid=[{grid}] threads={threads} {{explicit = true}} {{\n'
+    head = f'kernel @k stage=thread grid=[{grid}] threads={threads} {{block = [{threads}, 1, 1]}} {{\n'
     numbers = sorted({int(word[2:].rstrip(",")) for word in body.split() if word.startswith("%c") and word[2:].rstrip(",").isdigit()})
     head += "param %x: tensor<i64, [n], [1]> param %out: tensor<i64, [m], [1]> "
     head += "%t = thread_id : i64 %b = program_id {axis = 0} : i64 "

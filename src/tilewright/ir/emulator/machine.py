@@ -18,6 +18,7 @@ from tilewright.base.dtypes import DType, f64
 from tilewright.base.errors import CompilerBug, UserError
 from tilewright.base.sizes import Size
 from tilewright.base.source import Span
+from tilewright.ir import places
 from tilewright.ir.emulator.atomics import update
 from tilewright.ir.emulator.frames import BLOCK, LANE, SLOT, Frame, align, choose
 from tilewright.ir.emulator.memory import Memory, fault
@@ -135,14 +136,7 @@ class Machine(ABC):
 
     def block_text(self, block: int) -> str:
         """A block of the grid, given its linear number (x fastest)."""
-        return "block (" + ", ".join(map(str, self.block_index(block))) + ")"
-
-    def block_index(self, block: int) -> tuple[int, ...]:
-        index: list[int] = []
-        for extent in self.grid:
-            index.append(block % extent)
-            block //= extent
-        return tuple(index)
+        return places.block_text(self.grid, block)
 
     # -- regions --------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.ir import places
 from tilewright.ir.emulator.barriers import Barriers
 from tilewright.ir.emulator.block_races import BlockRaces
 from tilewright.ir.emulator.copies import Copies
@@ -197,16 +198,7 @@ class ThreadMachine(RacingMachine):
         return f"{self.block_text(int(frame.full(BLOCK)[lane]))}, {self.thread_text(int(frame.full(THREAD)[lane]))}"
 
     def thread_text(self, thread: int) -> str:
-        """A thread of a block, given its linear number: by its indices where the block has several axes."""
-        shape = self.kernel.attrs.get("block", ())
-        if not isinstance(shape, tuple) or sum(1 for n in shape if n != 1) <= 1:
-            return f"thread {thread}"
-        index: list[str] = []
-        for extent in shape:
-            assert isinstance(extent, int)
-            index.append(str(thread % extent))
-            thread //= extent
-        return f"thread ({', '.join(index)})"
+        return places.thread_text(self.kernel, thread)
 
     # -- ways that part -------------------------------------------------------------------------------------------
 

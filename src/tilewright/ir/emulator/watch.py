@@ -32,8 +32,8 @@ _READS = frozenset({"load", "load_remote", "ldmatrix"})
 
 
 def is_explicit(kernel: Kernel) -> bool:
-    """Whether a person wrote what each thread does."""
-    return bool(kernel.attrs.get("explicit"))
+    """Whether a person wrote what each thread does: then the shape of the block is part of the code."""
+    return "block" in kernel.attrs
 
 
 @dataclass(eq=False)
@@ -122,13 +122,15 @@ class Watcher:
         """Up to which stamp of the order each lane knows what was released."""
         self.shared: dict[Memory, History] = {}
         self._arenas: dict[Memory, Arena | None] = {}
+        self._sync = machine.simple["warp_sync"]
         machine.simple |= {"warp_sync": self._warp_sync, "fence": self._fence}
 
     # -- syncs ------------------------------------------------------------------------------------------------------
 
     def _warp_sync(self, op: Op, frame: Frame) -> tuple[Array, ...]:
+        results = self._sync(op, frame)
         self.sync_warps(frame)
-        return ()
+        return results
 
     def sync_warps(self, frame: Frame) -> None:
         """Threads of the warps that are here know of one another's accesses."""

@@ -34,6 +34,7 @@ from tilewright.ir.emulator.order import Clocks, History
 from tilewright.ir.emulator.panels import Panels
 from tilewright.ir.emulator.races import Races
 from tilewright.ir.emulator.racing import RacingMachine
+from tilewright.ir.emulator.stepping import Stepping
 from tilewright.ir.emulator.watch import Watch, Watcher
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, dtype_of
@@ -172,6 +173,7 @@ class ThreadMachine(RacingMachine):
         self.copy_units = Copies(self)
         Matrix(self)
         Panels(self)
+        Stepping(self)
         self.watcher = None if watch is None else Watcher(self, watch)
 
     def bind(self, param: Value, argument: Array | int | float | bool, frame: Frame) -> None:

@@ -127,6 +127,6 @@ class _Prompt(pdb.Pdb):
         """q(uit): end the launch."""
         return self._go("quit")
 
-    do_n = do_s = do_step = do_next  # type: ignore[assignment]
-    do_c = do_cont = do_continue  # type: ignore[assignment]
-    do_q = do_exit = do_EOF = do_quit  # type: ignore[assignment]
+    do_n = do_s = do_step = do_next
+    do_c = do_cont = do_continue
+    do_q = do_exit = do_EOF = do_quit

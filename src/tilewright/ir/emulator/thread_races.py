@@ -29,7 +29,8 @@ LANES = 5
 """By how much it is shifted to give a warp of the launch."""
 EPOCH = 32
 """A moment is the barriers a block has passed, shifted by this, and the syncs its warp has."""
-_STRONG = frozenset({"release", "acq_rel", "seq_cst"})
+RELEASES = frozenset({"release", "acq_rel"})
+"""Orders of atomics that are a fence too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,12 +123,12 @@ class Order:
 
     def synchronise(self, op: Op, blocks: Array) -> Array:
         """Atomics of threads of these blocks, one after another; gives the stamp up to which each then knows."""
-        if op.attrs.get("order") in _STRONG:
+        if op.attrs.get("order") in RELEASES:
             self.fence(blocks)
         stamps = self.stamp + 1 + np.arange(len(blocks))
         self.stamp += len(blocks)
         found, first = np.unique(blocks, return_index=True)
-        for block, at in zip(found.tolist(), first.tolist(), strict=True):
+        for block, at in () if op.opcode == "atomic_load" else zip(found.tolist(), first.tolist(), strict=True):
             phase, known = int(self.phase[block]), self.releases.setdefault(block, [])
             if phase and (not known or known[-1][0] < phase):
                 known.append((phase, int(stamps[at])))

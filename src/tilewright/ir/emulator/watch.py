@@ -16,7 +16,7 @@ import numpy as np
 
 from tilewright.ir.emulator.frames import BLOCK, LANE, SLOT, THREAD, Frame, align
 from tilewright.ir.emulator.memory import Memory, fault
-from tilewright.ir.emulator.thread_races import EPOCH, THREADS, Access, History, Order, Race
+from tilewright.ir.emulator.thread_races import EPOCH, RELEASES, THREADS, Access, History, Order, Race
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import INDEX, Tensor
 
@@ -27,7 +27,7 @@ Array = np.ndarray
 WARP = 32
 WHO = Value(INDEX, "who")
 """The lane's thread in the launch, as `thread_races` counts them."""
-_DONE = {"load": "loads", "store": "stores", "atomic": "updates"}
+_DONE = {"load": "loads", "store": "stores", "atomic": "updates", "atomic_load": "loads", "atomic_store": "stores"}
 _READS = frozenset({"load", "load_remote", "ldmatrix"})
 
 
@@ -67,7 +67,7 @@ class Watch:
         self.kernel = kernel
         self.order = Order(blocks, apart)
         self.arenas = self._arenas(kernel, arguments)
-        self.syncs = any(op.opcode == "fence" or "order" in op.attrs for op in walk(kernel.body))
+        self.syncs = any(op.opcode == "fence" or op.attrs.get("order") in RELEASES for op in walk(kernel.body))
         """Whether an atomic can tell a thread of another's writes."""
 
     @staticmethod

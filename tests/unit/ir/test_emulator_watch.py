@@ -242,3 +242,53 @@ def test_a_warp_that_ended_is_named() -> None:
         "k.py:5:1: error[TW050]: deadlock in block (0): warp 0 waits at the barrier at k.py:5:1; warp 1 waits for other warps at "
         "the end of the `if` at k.py:4:1"
     )
+
+
+HANDED_ON = """
+    %z = eq %t, %c0 : bool
+    if %z {{
+    %first = eq %b, %c1 : bool
+    if %first {{
+    store %out, %c1, %c64
+    {store}
+    yield
+    }} {{
+    %one = while %c0 : i64 (%u: i64) {{
+    %f = {load} : i64
+    %w = eq %f, %c0 : bool
+    yield %w, %f
+    }} (%q: i64) {{
+    yield %q
+    }}
+    %v = load %out, %c1 : i64
+    store %out, %c2, %v
+    yield
+    }}
+    yield
+    }} {{
+    yield
+    }}
+"""
+PLAIN_LOAD = "load %out, %c0"
+ATOMIC_LOAD = 'atomic_load %out, %c0 {order = "acquire", scope = "device"}'
+
+
+@pytest.mark.parametrize("store", [
+    'atomic_store %out, %c0, %c1 {order = "release", scope = "device"}',
+    'fence {scope = "device"} atomic_store %out, %c0, %c1 {order = "volatile", scope = "device"}',
+    '%y = atomic %out, %c0, %c1 {kind = "exchange", scope = "device", order = "acq_rel"} : i64',
+])  # fmt: skip
+def test_a_block_waits_for_a_flag_of_another(store: str) -> None:
+    assert run(HANDED_ON.format(store=store, load=ATOMIC_LOAD), grid=2)[2] == 64
+
+
+def test_a_flag_without_a_fence_orders_nothing() -> None:
+    store = 'atomic_store %out, %c0, %c1 {order = "relaxed", scope = "device"}'
+    text = message(HANDED_ON.format(store=store, load=ATOMIC_LOAD), grid=2)
+    assert "load of 'out'[1], which block (1), thread 0 stores at k.py:7:1" in text
+
+
+def test_a_flag_must_not_be_an_ordinary_element() -> None:
+    store = 'fence {scope = "device"} atomic_store %out, %c0, %c1 {order = "relaxed", scope = "device"}'
+    text = message(HANDED_ON.format(store=store, load=PLAIN_LOAD), grid=2)
+    assert "race on global memory: atomic_store of 'out'[0], which block (0), thread 0 loads" in text

@@ -5,12 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from support import assemble
 from tilewright.base.errors import UserError
+from tilewright.base.target import parse_target
+from tilewright.codegen.native import emit_assembly
+from tilewright.compile.build import llvm_text
 from tilewright.ir.emulator import run_kernel
 from tilewright.ir.nodes import Kernel
+from tilewright.ir.program import Array, KernelCall, Program
 from tilewright.ir.text_parse import parse_kernel
+from tilewright.ir.types import Tensor
 from tilewright.ir.verify import verify_kernel
-from tilewright.passes.bounds_checks import FIELDS, check_kernel, failure_of
+from tilewright.passes.bounds_checks import FIELDS, check_bounds, check_kernel, failure_of
 
 HEAD = """kernel @k stage=thread grid=[g, 2] threads=64 {block = [32, 2, 1]} {
   param %x: tensor<f32, [n, m], [m, 1], align=16>
@@ -136,3 +142,17 @@ def test_a_thread_that_failed_leaves_its_loop() -> None:
   }
 """
     assert "load of 'x' at [0, 64]" in run(body)[0]
+
+
+@pytest.mark.requires("ptxas")
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_checks_become_code(target: str) -> None:
+    plain = kernel(COPY)
+    inputs = tuple(Array(p.name, p.type, "input") for p in plain.params if isinstance(p.type, Tensor))
+    program = Program("k", inputs, (), (), (KernelCall(plain, ("x", "out")),))
+    checked, sites = check_bounds(program)
+    assert [a.name for a in checked.inputs] == ["x", "out", "$failure"] and len(sites) == 2
+    text, _ = llvm_text(checked, parse_target(target))
+    ptx = emit_assembly(text, parse_target(target))
+    assert "atom" in ptx and "cas" in ptx
+    assemble(ptx, target)

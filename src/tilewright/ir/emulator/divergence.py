@@ -32,7 +32,7 @@ def elsewhere(frame: Frame, first: int, missing: Array, lane: int) -> str:
         if left is not None:
             places.setdefault(left, []).append(first + int(each))
     texts = [
-        f"{thread_ranges(threads)} {'went the other way at' if op.opcode == 'if' else 'are done with'} "
+        f"{thread_ranges(threads)} {'went the other way at' if op.opcode == 'if' else 'left'} "
         f"the `{op.opcode}` at {op.span.place()}"
         for op, threads in places.items()
     ]

@@ -22,10 +22,13 @@ from tilewright.ir.emulator.machine import Barrier, Event, Fork, GridBarrier, Pa
 from tilewright.ir.emulator.memory import fault
 from tilewright.ir.emulator.thread import WARP, ThreadMachine, Waits, by_warp, warps_with
 from tilewright.ir.emulator.watch import Watch, is_explicit
-from tilewright.ir.nodes import Kernel
+from tilewright.ir.nodes import Kernel, walk
+from tilewright.ir.ops import OPS
 
 Array = np.ndarray
 Arguments = Sequence[Array | int | float | bool]
+_ALONE = frozenset({"fence", "clock", "global_timer", "nanosleep", "prefetch"})
+"""Ops that count as syncs but are of one thread."""
 PATIENCE = 10_000
 """Rounds in which every warp only watches memory and nothing changes, before we call it a deadlock."""
 
@@ -58,9 +61,9 @@ class Task:
 class Team:
     """The tasks of one machine's blocks."""
 
-    def __init__(self, machine: ThreadMachine, apart: bool = False) -> None:
+    def __init__(self, machine: ThreadMachine, apart: bool = False, single: bool = False) -> None:
         self.machine = machine
-        self.root = Task(machine.root, machine.start(apart))
+        self.root = Task(machine.root, machine.start(apart, single))
         self.ready: deque[Task] = deque([self.root])
         self.waiting: list[Task] = []
 
@@ -236,6 +239,29 @@ class Team:
 def launch(kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments) -> None:
     """Run a thread-stage kernel."""
     waits = Waits.of(kernel)
+    if not (waits.polling and is_explicit(kernel) and _threads_are_alone(kernel)):
+        _launch(kernel, sizes, arguments, waits)
+        return
+    # Threads of a warp that wait for one another, as for a lock, need not run in step; on a GPU each of them gets its turn.
+    before = [(a, a.copy()) for a in arguments if isinstance(a, np.ndarray) and a.flags.writeable]
+    try:
+        _launch(kernel, sizes, arguments, waits)
+    except Deadlock:
+        for array, saved in before:
+            array[...] = saved
+        _launch(kernel, sizes, arguments, waits, single=True)
+
+
+class Deadlock(UserError):
+    """Nobody can go on, as each only watches memory."""
+
+
+def _threads_are_alone(kernel: Kernel) -> bool:
+    """Whether no op is one of a whole warp or block."""
+    return all(OPS[op.opcode].effect != "sync" or op.opcode in _ALONE for op in walk(kernel.body))
+
+
+def _launch(kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments, waits: Waits, single: bool = False) -> None:
     grid = launched_grid(kernel, sizes)
     total = prod(grid)
     if grid and grid[0] % waits.cluster:
@@ -262,12 +288,12 @@ def launch(kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments) -> No
                         for _ in _alone(_team(*finer, *part, watch, apart=whole)):
                             pass
             else:
-                team = _team(kernel, sizes, arguments, waits, first, blocks, watch, apart=waits.clocked or waits.grid)
+                team = _team(kernel, sizes, arguments, waits, first, blocks, watch, waits.clocked or waits.grid or single, single)
                 active.append((team, _alone(team)))
         elif sum(team.machine.changes for team, _ in active) == changes:
             idle += 1
             if idle > PATIENCE:
-                raise active[0][0].deadlock()
+                raise Deadlock(*active[0][0].deadlock().diagnostics)
         else:
             idle = 0
 
@@ -281,11 +307,12 @@ def _team(
     blocks: int,
     watch: Watch | None,
     apart: bool = False,
+    single: bool = False,
 ) -> Team:
     machine = ThreadMachine(kernel, sizes, waits, first, blocks, watch)
     for param, argument in zip(kernel.params, arguments, strict=True):
         machine.bind(param, argument, machine.root)
-    return Team(machine, apart)
+    return Team(machine, apart, single)
 
 
 def _alone(team: Team) -> Iterator[None]:

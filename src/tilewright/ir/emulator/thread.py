@@ -184,12 +184,16 @@ class ThreadMachine(RacingMachine):
         if self.waits.grid and memory is not None and self.watcher is None:
             self.block_races.watch(memory)
 
-    def start(self, apart: bool) -> Steps:
-        """The kernel from its start to its end; `apart`: each warp on its own from the start."""
+    def start(self, apart: bool, single: bool = False) -> Steps:
+        """The kernel from its start to its end; `apart`: each warp on its own from the start; `single`: each thread."""
         if not apart:
             return (yield from self.run(self.kernel.body, self.root))
-        warps = np.flatnonzero(warps_with(self.root.active))
-        children = [self._child(self.root, warp * WARP + np.arange(WARP), self.root.mask) for warp in warps]
+        if single:
+            lanes = np.flatnonzero(self.root.active)
+            children = [self._child(self.root, n // WARP * WARP + np.arange(WARP), np.arange(self.root.lanes) == n) for n in lanes]
+        else:
+            warps = np.flatnonzero(warps_with(self.root.active))
+            children = [self._child(self.root, warp * WARP + np.arange(WARP), self.root.mask) for warp in warps]
         yield Fork(None, tuple((child, self.run(self.kernel.body, child)) for child in children))
         return ()
 

@@ -15,6 +15,7 @@ NEEDED = {
     "cpu": {"torch": "torch", "numba": "numba"},
     "gpu": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
     "runtime": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
+    "simt": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
 }
 """Module and the package that has it, by kind of run."""
 
@@ -34,7 +35,7 @@ def require(kind: str) -> None:
             f"the {kind} benchmarks compare with {', '.join(NEEDED[kind])}, and this Python has no {', '.join(missing)}\n"
             f"help: run {how}"
         )
-    if kind in ("gpu", "runtime"):
+    if kind in ("gpu", "runtime", "simt"):
         torch = importlib.import_module("torch")
         if not torch.cuda.is_available():
             raise PeerMissing(

@@ -12,6 +12,7 @@ from math import prod
 from tilewright.base.abi import SLOT_BYTES
 from tilewright.base.errors import CompilerBug
 from tilewright.codegen import amx, avx512
+from tilewright.codegen.cpu_print import c_print
 from tilewright.codegen.llvm import FunctionWriter, memory_type
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Scalar, Tensor
@@ -52,6 +53,8 @@ class _CpuDialect:
             return [self.local[op.results[0]]]
         if op.opcode == "thread_id":
             return ["0"]
+        if op.opcode == "print":
+            return c_print(writer, op, operands)
         if op.opcode in ("barrier", "fence", "warp_sync"):
             return []
         return None

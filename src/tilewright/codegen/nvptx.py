@@ -121,6 +121,8 @@ def _written(kernel: Kernel) -> set[Value]:
     """The tensors the kernel writes, by itself or through the copy engine, or as another parameter (`coherent`)."""
     coherent = kernel.attrs.get("coherent", ())
     assert isinstance(coherent, tuple)
+    if kernel.attrs.get("aliased"):
+        return set(kernel.params)
     others = {kernel.params[i] for i in coherent if isinstance(i, int)}
     mapped = {op.results[0]: op.operands[0] for op in walk(kernel.body) if op.opcode == "tensor_map"}
     stores = {mapped[op.operands[2]] for op in walk(kernel.body) if op.opcode == "tma_store"}
@@ -283,7 +285,7 @@ def nvptx_function(kernel: Kernel, entry: str, target: Target) -> tuple[str, set
             # What other threads write before a barrier is read after it: LLVM must not think it knows all accesses. Within a block the
             # passes make no such kernels; explicit ones say so.
             shares = cooperative or not kernel.attrs.get("noalias", True)
-            noalias = "" if shares and param in dialect.written else " noalias"
+            noalias = "" if kernel.attrs.get("aliased") or (shares and param in dialect.written) else " noalias"
             params.append(f"ptr addrspace(1){noalias}{readonly}{align} {name}")
         else:
             assert isinstance(param.type, Scalar)

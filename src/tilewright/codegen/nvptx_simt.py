@@ -13,6 +13,7 @@ from tilewright.base.errors import TargetLimit
 from tilewright.base.target import Target
 from tilewright.codegen.llvm import FunctionWriter, llvm_type
 from tilewright.codegen.nvptx_atomic import as_integer, atomic, atomic_load, atomic_store, from_integer
+from tilewright.codegen.nvptx_report import assert_true, print_text
 from tilewright.ir.nodes import Op
 from tilewright.ir.types import dtype_of
 
@@ -157,5 +158,5 @@ HANDLERS: dict[str, Handler] = {
     "atomic": atomic, "atomic_load": atomic_load, "atomic_store": atomic_store,
     "warp_sync": _warp_sync, "shuffle": _shuffle, "vote": _vote, "match": _match, "redux": _redux, "barrier_reduce": _barrier_reduce,
     "active_mask": _register("llvm.nvvm.activemask"), "lane_id": _register("llvm.nvvm.read.ptx.sreg.laneid"), "warp_id": _warp_id,
-    "lane_mask": _lane_mask, "clock": _clock, "global_timer": _timer, "nanosleep": _nanosleep,
+    "print": print_text, "assert": assert_true, "lane_mask": _lane_mask, "clock": _clock, "global_timer": _timer, "nanosleep": _nanosleep,
 }  # fmt: skip

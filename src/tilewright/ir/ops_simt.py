@@ -175,6 +175,40 @@ def _barrier_reduce(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return (Scalar(i32) if _one_of(attrs, "kind", ("and", "or", "count")) == "count" else BOOL,)
 
 
+# -- telling the host --------------------------------------------------------------------------------------------------
+
+
+def _scalars(types: Sequence[Type]) -> list[DType]:
+    for t in types:
+        if not isinstance(t, Scalar) or (t.dtype.is_float and t.dtype.bits == 8):
+            raise _fail(f"takes numbers, got {t}")
+    return [t.dtype for t in types if isinstance(t, Scalar)]
+
+
+def _text(attrs: Attrs) -> str:
+    text = attrs.get("text")
+    if not isinstance(text, str) or "\0" in text:
+        raise _fail("needs an attribute text, without zero bytes")
+    return text
+
+
+def _print(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    from tilewright.ir.printing import FormatError, pieces
+
+    try:
+        pieces(_text(attrs), _scalars(types))
+    except FormatError as error:
+        raise _fail(str(error)) from error
+    return ()
+
+
+def _assert(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    _text(attrs)
+    if list(types) != [BOOL]:
+        raise _fail("takes one bool")
+    return ()
+
+
 # -- single threads ---------------------------------------------------------------------------------------------------
 
 
@@ -300,6 +334,11 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("lane_mask", "The lanes whose number is in that `relation` (" + " ".join(RELATIONS) + ") to this thread's: a u32.", _lane_mask),
     _row("clock", "A counter of the multiprocessor's cycles, of `bits` 32 or 64. The emulator counts its own steps.", _clock, "sync", "thread"),
     _row("global_timer", "Nanoseconds, the same clock on all multiprocessors.", _no_operands(Scalar(u64)), "sync", "thread"),
+    _row("print", "`print %v… {text}`: write the text, with the numbers in its places (`{}`, `{:08.3f}`), to the process's output. A GPU's output comes "
+         "when the host next waits for it; what threads write at once is in no certain order there, in the emulator in that of the threads.", _print,
+         "write", "thread"),
+    _row("assert", "`assert %b {text}`: where the bool is false the kernel ends with an error that says the text, where it is, and which thread it was.",
+         _assert, "write", "thread"),
     _row("nanosleep", "`nanosleep %ns`: do nothing for about that many nanoseconds.", _nanosleep, "sync", "thread"),
     _row("popcount", "How many bits are 1.", _bit_count, group="bits"),
     _row("clz", "How many bits above the highest 1 are 0; all of them for 0.", _bit_count, group="bits"),

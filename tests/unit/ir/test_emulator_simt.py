@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from simt_kernels import THREADS, Case, Maker, atomics, simt_cases, until, when
+from instruction_kernels import THREADS, Case, Maker, atomics, failing, instruction_cases, until, when
 from tilewright.base.dtypes import DType, bf16, f16, f32, f64, i16, i32, i64, u32, u64
 from tilewright.base.errors import CompilerBug, UserError
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 
-CASES = {case.name: case for case in simt_cases()}
+CASES = {case.name: case for case in instruction_cases()}
 RUNS: dict[str, dict[str, np.ndarray]] = {}
 
 
@@ -290,6 +291,40 @@ def test_atomics_that_do_not_exist(operands: list[DType], attrs: dict[str, str],
     memory = m.array("t", operands[0], np.zeros(8))
     with pytest.raises(CompilerBug, match=message):
         m.b.multi("atomic", memory, m.b.index(0), *(m.b.const(1, d) for d in operands), **attrs)
+
+
+# -- telling the host -------------------------------------------------------------------------------------------------
+
+
+def test_prints_come_in_the_order_of_threads(capsys: pytest.CaptureFixture[str]) -> None:
+    CASES["printing"].emulate()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["100% {}"] * 2
+    assert lines[2:6] == ["bool True of   0", "bool True of   1", "i8 0 of   0", "i8 1 of   1"]
+    assert lines[-6:-2] == ["f32 0.5 of   0", "f32 1.5 of   1", "f64 0.5 of   0", "f64 1.5 of   1"]
+    assert lines[-2:] == ["   0.500|+5.00e-01|fffffffb|0x00fa", "   1.500|+1.50e+00|fffffffb|0x00fa"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{} {}", "has more places than there are numbers"),
+        ("", "has 0 places for 1 numbers"),
+        ("{0}", "a place is {} or {:format}, got {0}"),
+        ("{!r}", "a place is {} or {:format}, got {!r}"),
+        ("{", "Single '{' encountered"),
+        ("{:f}", "i32 cannot be written as 'f': sign, width, precision and one of dxXo"),
+    ],
+)
+def test_prints_that_cannot_be(text: str, message: str) -> None:
+    m = Maker("wrong")
+    with pytest.raises(CompilerBug, match=re.escape(message)):
+        m.b.multi("print", m.b.const(1, i32), text=text)
+
+
+def test_a_failed_assertion_names_the_thread() -> None:
+    with pytest.raises(UserError, match=r'error\[TW050\]: assertion failed: number != "71", in block \(1\), thread 7'):
+        failing().emulate()
 
 
 def _bool() -> DType:

@@ -495,7 +495,35 @@ def clocks() -> Case:
     return m.case()
 
 
-def simt_cases() -> list[Case]:
+def printing() -> Case:
+    """Every dtype with and without a format, and an assertion that holds."""
+    m = Maker("printing", threads=32, blocks=1)
+    b = m.b
+    value = b.op("load", m.array("v", f32, np.arange(m.total) + 0.5), m.number)
+    m.result("o", value)
+    first = b.op("lt", m.thread, b.index(2))
+
+    def body(inner: Builder) -> None:
+        inner.multi("print", text="100% {{}}\n")
+        for dtype in (d for d in SCALARS if not (d.is_float and d.bits == 8)):
+            inner.multi("print", inner.cast(value, dtype), inner.cast(m.thread, i64), text=f"{dtype} {{}} of {{:>3d}}\n")
+        inner.multi("print", value, value, inner.const(-5, i32), inner.const(250, u64), text="{:8.3f}|{:<+9.2e}|{:x}|{:#06x}\n")
+
+    when(b, first, body)
+    b.multi("assert", b.op("lt", m.thread, b.index(32)), text="thread < 32")
+    return m.case()
+
+
+def failing() -> Case:
+    """The assertion fails in thread 7 of block 1, and holds elsewhere."""
+    m = Maker("failing")
+    m.result("o", m.b.cast(m.number, i32))
+    m.b.multi("assert", m.b.op("ge", m.number, m.b.index(0)), text="number >= 0")
+    m.b.multi("assert", m.b.op("ne", m.number, m.b.index(THREADS + 7)), text='number != "71"')
+    return m.case()
+
+
+def instruction_cases() -> list[Case]:
     """All of them."""
     floats = (f16, bf16, f32, f64)
     return [
@@ -503,5 +531,5 @@ def simt_cases() -> list[Case]:
         *(atomic_orders(space, dtype) for space in ("global", "shared") for dtype in (i32, u64, f32)),
         atomic_cluster_scope(), atomic_vectors(), atomic_wide("global"), atomic_wide("shared"),
         atomic_accesses("global"), atomic_accesses("shared"), message(1), message(2),
-        lanes(), masked(), whole_warps(), reductions(), shuffles(), counting_barriers(), bits(), fast_math(), clocks(),
+        lanes(), masked(), whole_warps(), reductions(), shuffles(), counting_barriers(), bits(), fast_math(), clocks(), printing(),
     ]  # fmt: skip

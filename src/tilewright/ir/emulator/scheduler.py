@@ -245,7 +245,7 @@ def launch(kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments) -> No
     # Threads of a warp that wait for one another, as for a lock, need not run in step; on a GPU each of them gets its turn.
     before = [(a, a.copy()) for a in arguments if isinstance(a, np.ndarray) and a.flags.writeable]
     try:
-        _launch(kernel, sizes, arguments, waits)
+        _launch(kernel, sizes, arguments, waits, patience=PATIENCE // 50)
     except Deadlock:
         for array, saved in before:
             array[...] = saved
@@ -261,7 +261,7 @@ def _threads_are_alone(kernel: Kernel) -> bool:
     return all(OPS[op.opcode].effect != "sync" or op.opcode in _ALONE for op in walk(kernel.body))
 
 
-def _launch(kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments, waits: Waits, single: bool = False) -> None:
+def _launch(kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments, waits: Waits, single: bool = False, patience: int = 0) -> None:
     grid = launched_grid(kernel, sizes)
     total = prod(grid)
     if grid and grid[0] % waits.cluster:
@@ -292,7 +292,7 @@ def _launch(kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments, wait
                 active.append((team, _alone(team)))
         elif sum(team.machine.changes for team, _ in active) == changes:
             idle += 1
-            if idle > PATIENCE:
+            if idle > (patience or PATIENCE):
                 raise Deadlock(*active[0][0].deadlock().diagnostics)
         else:
             idle = 0

@@ -1,0 +1,1 @@
+"""A gallery of explicit kernels with one bug each, and of the same kernels without it."""

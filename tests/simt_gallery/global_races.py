@@ -73,14 +73,14 @@ gallery.add(
 @tw.gpu
 def smooth_bad(x: tw.GpuBuffer[tw.f32], y: tw.GpuBuffer[tw.f32]):
     i = tw.gpu_thread_id()
-    if 0 < i and i < len(y) - 1:
+    if i > 0 and i < len(y) - 1:
         y[i] = (y[i - 1] + y[i] + y[i + 1]) / 3.0  # fault
 
 
 @tw.gpu
 def smooth_good(x: tw.GpuBuffer[tw.f32], y: tw.GpuBuffer[tw.f32]):
     i = tw.gpu_thread_id()
-    if 0 < i and i < len(y) - 1:
+    if i > 0 and i < len(y) - 1:
         y[i] = (x[i - 1] + x[i] + x[i + 1]) / 3.0
 
 

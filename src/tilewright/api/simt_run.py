@@ -32,6 +32,7 @@ from tilewright.runtime.libraries import is_tensor, library_of
 
 if TYPE_CHECKING:
     from tilewright.api.simt import Config
+    from tilewright.runtime.cpu import CpuProgram
     from tilewright.runtime.cuda import CudaDevice
     from tilewright.runtime.cuda_program import CudaProgram
 
@@ -54,6 +55,7 @@ class SimtRunner:
         self._built: dict[Key, BuiltKernel] = {}
         self._loaded: dict[Key, _Loaded] = {}
         self._emulated: dict[Key, tuple[BuiltKernel, Kernel]] = {}
+        self.on_cpu: dict[Key, CpuProgram] = {}
         self.last: Artifact | None = None
 
     # -- building -------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from math import prod
 
 from tilewright.base.abi import SLOT_BYTES
 from tilewright.base.errors import CompilerBug
-from tilewright.codegen import amx, avx512
+from tilewright.codegen import amx, avx512, cpu_atomics, cpu_lanes
 from tilewright.codegen.cpu_print import c_print
 from tilewright.codegen.llvm import FunctionWriter, memory_type
 from tilewright.ir.nodes import Kernel, Op, Value, walk
@@ -55,9 +55,15 @@ class _CpuDialect:
             return ["0"]
         if op.opcode == "print":
             return c_print(writer, op, operands)
-        if op.opcode in ("barrier", "fence", "warp_sync"):
+        if op.opcode == "fence":
+            if op.attrs.get("scope", "device") in ("device", "system"):
+                writer.line("fence seq_cst")
             return []
-        return None
+        if op.opcode in ("barrier", "warp_sync"):
+            return []
+        if op.opcode == "atomic":
+            return [cpu_atomics.atomic(writer, op, operands)]
+        return cpu_lanes.emit(writer, op, operands)
 
     def pointer(self, space: str) -> str:
         return "ptr"

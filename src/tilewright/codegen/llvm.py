@@ -185,6 +185,10 @@ class FunctionWriter:
             raise CompilerBug.at("TW040", f"no code generation for {op.opcode} on this target", op.span)
         return special
 
+    def elementwise(self, op: Op, operands: Sequence[str]) -> str:
+        """The result of an elementwise op whose operands have these names."""
+        return self.dialect.better(self, op, operands) or _HANDLERS[op.opcode](self, op, operands)
+
     # -- control flow -------------------------------------------------------------------------------------------
 
     def _for(self, op: Op) -> list[str]:

@@ -1,8 +1,8 @@
 """Explicit kernels: thread-stage IR to artifacts, with the caches of other kernels.
 
 In: what the front end of explicit kernels built, and a target. Out: an artifact. The passes are those that end the way of other
-kernels: simplification, contraction to `fma`, math functions and conversions as arithmetic. The key of an artifact is the IR's text,
-so whatever the kernel captured is in it.
+kernels: simplification, contraction to `fma`, math functions and conversions as arithmetic; for a CPU, threads become lanes and loops.
+The key of an artifact is the IR's text, so whatever the kernel captured is in it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def prepare_simt(program: Program, target: Target) -> Program:
     from tilewright.passes.expand_math import expand_math
     from tilewright.passes.pipeline import Trace, run_pass
     from tilewright.passes.simplify import simplify
+    from tilewright.passes.threads_to_loops import threads_to_loops
 
     trace = Trace()
     verify_program(program)
@@ -39,6 +40,9 @@ def prepare_simt(program: Program, target: Target) -> Program:
     def one(kernel: Kernel) -> Kernel:
         kernel = run_pass("simplify", kernel, simplify, trace)
         kernel = run_pass("contract", kernel, contract, trace)
+        if not target.is_gpu:
+            kernel = run_pass("threads_to_loops", kernel, lambda k: threads_to_loops(k, target), trace)
+            kernel = run_pass("simplify", kernel, simplify, trace)
         kernel = run_pass("expand_math", kernel, lambda k: expand_math(k, target), trace)
         kernel = run_pass("expand_casts", kernel, lambda k: expand_casts(k, target), trace)
         return run_pass("simplify", kernel, simplify, trace)

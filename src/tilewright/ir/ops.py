@@ -20,6 +20,7 @@ from tilewright.ir.opdef import Rule
 from tilewright.ir.opdef import TypeRuleError as TypeRuleError
 from tilewright.ir.opdef import integer as _int_attr
 from tilewright.ir.opdef import memory_access as memory_access
+from tilewright.ir.ops_lanes import DEFINITIONS as LANE_DEFINITIONS
 from tilewright.ir.ops_matrix import DEFINITIONS
 from tilewright.ir.ops_simt import ATOMICS as ATOMICS
 from tilewright.ir.ops_simt import DEFINITIONS as SIMT
@@ -470,6 +471,8 @@ _define("step", "`step %a, %x {names, function}`: before a statement of the sour
 
 # Matrix units, asynchronous copies and their barriers.
 OPS.update({row.name: row for row in DEFINITIONS})
+# Lanes of vecs on a CPU.
+OPS.update({row.name: row for row in LANE_DEFINITIONS})
 
 # What one thread, warp or block does in explicit kernels.
 OPS.update({row.name: row for row in SIMT})

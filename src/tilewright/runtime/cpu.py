@@ -131,15 +131,18 @@ class CpuProgram:
         return values
 
     def run(
-        self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool], pool: cpu_pool.Pool | None = None
-    ) -> None:
-        """Launch the kernels on these arrays: inputs and outputs by name, already checked; scratch is made here."""
-        for job in self.jobs(arrays, scalars):
+        self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool], pool: cpu_pool.Pool | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
+        """Launch the kernels on these arrays: inputs and outputs by name, already checked; scratch is made here. `sizes`: what no array binds."""
+        for job in self.jobs(arrays, scalars, sizes):
             (pool or self.pool).launch(job.entry, ctypes.addressof(job.slots), job.blocks, job.work)
 
-    def jobs(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool]) -> list[Job]:
+    def jobs(
+        self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool], sizes: Mapping[str, int] | None = None
+    ) -> list[Job]:
         """What a run launches."""
-        values = self.sizes(arrays, scalars)
+        values = {**self.sizes(arrays, scalars), **(sizes or {})}
         words = {name: _word(scalars[name], param) for name, param in self._scalars.items()}
         for name, param in self._arrays.items():
             assert arrays[name].dtype.itemsize == param.dtype.itemsize, name

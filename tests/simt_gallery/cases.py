@@ -62,8 +62,8 @@ def marked(kernel: tw.GpuKernel[...], text: str) -> tuple[str, str]:
     return head, message
 
 
-def launch(case: Case, kernel: tw.GpuKernel[...], arrays: Arrays, device: str | None) -> None:
-    kernel[case.grid, case.block, case.shared](*arrays, *case.numbers, device=device)
+def launch(case: Case, kernel: tw.GpuKernel[...], arrays: Arrays, device: str | None, check: bool = False) -> None:
+    kernel[case.grid, case.block, case.shared](*arrays, *case.numbers, device=device, check=check)
 
 
 def floats(*sizes: int) -> Callable[[], Arrays]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import pdb
 import sys
 from collections.abc import Callable, Iterable
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from tilewright.base.errors import UserError
 from tilewright.ir.emulator.stepping import Steps, Stop, stepping
@@ -89,7 +89,12 @@ def _index(what: str, given: Index) -> Index:
 def stop_text(stop: Stop) -> str:
     """One line: where it is, and the numbers among its variables."""
     numbers = ", ".join(f"{name} = {value!r}" for name, value in stop.variables.items() if isinstance(value, bool | int | float))
-    return f"{stop.span.path}:{stop.line} {stop.function} block {stop.block} thread {stop.thread}: {numbers or 'no variables yet'}"
+    who = f"block {_shown(stop.block)}, thread {_shown(stop.thread)}"
+    return f"{stop.span.path}:{stop.line} in {stop.function}, {who}: {numbers or 'no variables yet'}"
+
+
+def _shown(index: tuple[int, ...]) -> str:
+    return str(index[0]) if len(index) == 1 else str(index)
 
 
 def ask(stop: Stop) -> str:
@@ -98,7 +103,7 @@ def ask(stop: Stop) -> str:
     names = {**stop.variables, "everyone": stop.everyone}
     # A frame of its own, at the very line of the kernel's source: what pdb shows and looks names up in.
     code = compile("\n" * (stop.line - 1) + "__here__()", stop.span.path, "exec").replace(co_name=stop.function)
-    names["__here__"] = lambda: prompt.interaction(sys._getframe(1), None)
+    names["__here__"] = lambda: prompt.at(sys._getframe(1))
     exec(code, {"__builtins__": __builtins__, "__name__": stop.kernel}, names)
     return prompt.answer
 
@@ -110,6 +115,12 @@ class _Prompt(pdb.Pdb):
         super().__init__(nosigint=True, readrc=False)
         self.prompt = "(tw) "
         self.answer = "continue"
+
+    def at(self, frame: FrameType) -> None:
+        """Ask, with nothing but this frame to be seen."""
+        self.reset()
+        self.botframe = frame
+        self.interaction(frame, None)
 
     def _go(self, answer: str) -> bool:
         self.answer = answer

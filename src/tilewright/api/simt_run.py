@@ -7,6 +7,7 @@ the arguments, the block, the axes of the grid, the dynamic shared memory and wh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,7 @@ from tilewright.api.cuda_calls import _is_foreign, _memory, _overlap, _place, gp
 from tilewright.api.devices import Device
 from tilewright.api.outputs import converted, keep
 from tilewright.api.simt_arguments import Leaf, read_leaves
+from tilewright.api.simt_checks import FAILURE, new_failure, raise_failure, with_checks
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import UserError
 from tilewright.base.record import record
@@ -25,7 +27,9 @@ from tilewright.compile.simt import compile_simt, prepare_simt
 from tilewright.frontend.simt import BuiltKernel, Parameter, SimtArg, build_kernel
 from tilewright.frontend.simt_build import COUNT, GRID, Launch
 from tilewright.frontend.simt_source import FunctionSource
+from tilewright.ir.emulator.stepping import is_stepping
 from tilewright.ir.nodes import Attr, Kernel
+from tilewright.passes.bounds_checks import Site
 from tilewright.runtime import streams
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.libraries import is_tensor, library_of
@@ -45,6 +49,7 @@ class _Loaded:
 
     built: BuiltKernel
     program: CudaProgram
+    key: Key
 
 
 class SimtRunner:
@@ -56,13 +61,15 @@ class SimtRunner:
         self._loaded: dict[Key, _Loaded] = {}
         self._emulated: dict[Key, tuple[BuiltKernel, Kernel]] = {}
         self.on_cpu: dict[Key, CpuProgram] = {}
+        self.sites: dict[Key, tuple[Site, ...]] = {}
+        """Of kernels with checks: what a failure can name."""
         self.last: Artifact | None = None
 
     # -- building -------------------------------------------------------------------------------------------------
 
     def key(self, args: Sequence[SimtArg], config: Config, aliased: bool = False) -> Key:
         """All that code is made for."""
-        return (tuple(args), config.block, config.rank, config.shared_bytes, bool(config.count), aliased)
+        return (tuple(args), config.block, config.rank, config.shared_bytes, bool(config.count), config.check, aliased)
 
     def built(self, args: Sequence[SimtArg], config: Config, aliased: bool = False) -> BuiltKernel:
         """The thread-stage kernel for these arguments and this launch."""
@@ -74,8 +81,15 @@ class SimtRunner:
             if aliased:
                 attrs["aliased"] = True
             found = build_kernel(self.source, self.parameters, args, launch, attrs)
+            if config.check:
+                found, self.sites[key] = with_checks(found)
             keep(self._built, key, found)
         return found
+
+    def built_with_steps(self, args: Sequence[SimtArg], config: Config) -> BuiltKernel:
+        """The kernel with a `step` before each statement, for the debugger."""
+        launch = Launch(config.block, config.rank, config.shared_bytes, bool(config.count), steps=True)
+        return build_kernel(self.source, self.parameters, args, launch, dict(self.attrs))
 
     def compile(self, args: Sequence[SimtArg], config: Config, target: Target) -> Artifact:
         return compile_simt(self.built(args, config).program, target)
@@ -112,6 +126,9 @@ class SimtRunner:
                     back.append((leaf.value, arrays[leaf.name]))
             elif isinstance(leaf.value, DeviceArray):
                 arrays[leaf.name] = leaf.value
+        if config.check:
+            streams.refuse_in_capture(f"a launch of {self.source.name} with check=True")
+            arrays[FAILURE] = gpu.from_numpy(new_failure(), stream=place.stream)
         numbers = {leaf.name: leaf.value for leaf in leaves if not isinstance(leaf.value, np.ndarray | DeviceArray)}
         sizes = self._sizes(artifact, arrays, config)
         loaded.program.run(arrays, converted(artifact, numbers), sizes, place.stream, take=_memory(library, gpu.ordinal))
@@ -120,6 +137,8 @@ class SimtRunner:
         if place.split:
             gpu.order(place.outside or 0, place.stream)
         self.last = artifact
+        if config.check:
+            raise_failure(arrays[FAILURE].numpy(), self.sites[loaded.key], loaded.built.kernel, config.grid)
 
     def _load(self, args: Sequence[SimtArg], config: Config, leaves: list[Leaf], gpu: CudaDevice, device: Device) -> _Loaded:
         overlaps = _overlaps(leaves)
@@ -128,7 +147,7 @@ class SimtRunner:
         found = self._loaded.get(key)
         if found is None:
             built = self.built(args, config, aliased)
-            found = _Loaded(built, gpu.load(compile_simt(built.program, gpu.target)))
+            found = _Loaded(built, gpu.load(compile_simt(built.program, gpu.target)), self.key(args, config, aliased))
             keep(self._loaded, key, found)
         return found
 
@@ -155,9 +174,13 @@ class SimtRunner:
 
         streams.refuse_in_capture(f"a launch on {device.id}", help="graphs of explicit kernels are captured on a GPU")
         leaves, args, back = host_leaves(self.parameters, values)
+        config = replace(config, check=False)
         key = (device.id, *self.key(args, config))
         found = self._emulated.get(key)
-        if found is None:
+        if is_stepping(self.source.name):
+            stepped = self.built_with_steps(args, config)
+            found = stepped, stepped.kernel
+        elif found is None:
             built = self.built(args, config)
             found = built, prepare_simt(built.program, device.target).calls[0].kernel
             keep(self._emulated, key, found)

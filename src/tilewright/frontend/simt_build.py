@@ -21,8 +21,12 @@ from tilewright.ir.nodes import Attr, Value
 class Launch:
     """What of a launch the code is made for. `rank`: axes of the grid; the others have one block."""
 
-    def __init__(self, block: tuple[int, int, int], rank: int = 3, shared_bytes: int = 0, guarded: bool = False) -> None:
+    def __init__(
+        self, block: tuple[int, int, int], rank: int = 3, shared_bytes: int = 0, guarded: bool = False, steps: bool = False
+    ) -> None:
         self.block, self.rank, self.shared_bytes, self.guarded = block, rank, shared_bytes, guarded
+        self.steps = steps
+        """Whether each statement is preceded by a `step` for the debugger."""
 
     @property
     def threads(self) -> int:

@@ -1,4 +1,5 @@
 """Bounds checks in the code itself: every access by an index first compares it with the extent. Thread stage to thread stage.
+Assertions become checks of the same kind.
 
 In: a kernel. Out: the kernel with one parameter more, `$failure`, an i64 array that is zero at the start, and the sites it can
 name. An access that would leave its array is left out (a load gives 0); the first to do so leaves its site, its place and its
@@ -44,8 +45,9 @@ class Site:
     array: str
     rank: int
     width: int
-    shape: tuple[Size, ...]
     span: Span
+    text: str = ""
+    """Of an `assert`: what does not hold."""
 
 
 def check_bounds(program: Program) -> tuple[Program, tuple[Site, ...]]:
@@ -76,7 +78,9 @@ def failure_of(values: Sequence[int], sites: Sequence[Site], kernel: Kernel, gri
     axis, extent = int(values[_AXIS]), int(values[_EXTENT])
     where = f"in {block_text(grid, int(values[_BLOCK]))}, {thread_text(kernel, int(values[_THREAD]))}"
     label = f"'{site.array}'" if site.array else "an array of the kernel"
-    if axis < 0:
+    if site.opcode == "assert":
+        text = f"assertion failed: {site.text}"
+    elif axis < 0:
         text = f"{site.opcode} of {site.width} elements of {label} from {index} on is out of bounds: it has {extent} elements"
     else:
         which = f" (axis {axis})" if site.rank > 1 else ""
@@ -110,6 +114,8 @@ class _Checks:
     def one(self, b: Builder, op: Op) -> Sequence[Value] | None:
         if self._is_left(op):
             return self._leaving(b, op)
+        if op.opcode == "assert":
+            return self._assertion(b, op)
         if op.opcode not in _ACCESSES or not isinstance(op.operands[0].type, Tensor):
             return None
         return self._access(b, op, op.operands[0].type)
@@ -126,13 +132,23 @@ class _Checks:
         results = tuple(Value(v.type, v.name) for v in op.results)
         return b.append(replace(op, results=results, regions=(Block(test.args, tuple(inner.ops)), body)))
 
+    def _assertion(self, b: Builder, op: Op) -> Sequence[Value]:
+        """Without checks an assertion that fails ends the GPU's context; here it is left behind like any other failure."""
+        self.sites.append(Site(op.opcode, "", 0, 1, op.span, str(op.attrs.get("text", ""))))
+        number = len(self.sites)
+
+        def failing(inner: Builder) -> Sequence[Value]:
+            self._record(inner, number, inner.index(-1), inner.index(0), ())
+            return ()
+
+        return b.if_(op.operands[0], lambda inner: (), failing)
+
     # -- one access -------------------------------------------------------------------------------------------------
 
     def _access(self, b: Builder, op: Op, memory: Tensor) -> Sequence[Value]:
         indices = [b.cast(v, i64) for v in op.operands[1 : 1 + memory.rank]]
         width = self._width(op)
-        site = Site(op.opcode, op.operands[0].name, memory.rank, width, memory.shape, op.span)
-        self.sites.append(site)
+        self.sites.append(Site(op.opcode, op.operands[0].name, memory.rank, width, op.span))
         number = len(self.sites)
         zero = b.index(0)
         extents = [b.index(s) for s in memory.shape]

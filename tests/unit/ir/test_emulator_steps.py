@@ -43,7 +43,7 @@ def stops(**options: object) -> list[Stop]:
 def test_the_variables_of_a_thread() -> None:
     first, second = stops(block=(2, 1), thread=(0, 1))
     assert (first.kernel, first.function, first.span.path, first.line) == ("k", "k", "k.py", 3)
-    assert (first.block, first.thread) == ((2, 1), (0, 1, 0))
+    assert (first.block, first.thread) == ((2, 1), (0, 1))
     assert first.variables["t"] == 32 and first.variables["v"] == 64.0
     assert isinstance(first.variables["t"], int) and isinstance(first.variables["v"], float)
     np.testing.assert_array_equal(first.variables["x"], np.arange(64) * 2)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from tilewright.base.source import Span
 from tilewright.ir.emulator.frames import BLOCK, LANE, SLOT, THREAD, Frame
 from tilewright.ir.emulator.memory import Memory, restrided
 from tilewright.ir.nodes import Op, Value
-from tilewright.ir.places import split_index
+from tilewright.ir.places import block_extents, split_index
 from tilewright.ir.types import Tensor, dtype_of
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ class Stepping:
         self.machine = machine
         self.steps = _current.get()
         machine.simple["step"] = self._step
-        shape = machine.kernel.attrs.get("block", ())
-        self.block = tuple(n for n in shape if isinstance(n, int)) if isinstance(shape, tuple) else ()
+        self.block = block_extents(machine.kernel)
 
     def _step(self, op: Op, frame: Frame) -> tuple[Array, ...]:
         steps = self.steps
@@ -118,7 +117,7 @@ class Stepping:
         grid = self.machine.grid
         return Stop(
             self.machine.kernel.name, str(op.attrs.get("function", self.machine.kernel.name)), op.span,
-            split_index(int(frame.full(BLOCK)[lane]), grid), split_index(int(frame.full(THREAD)[lane]), self.block or (1 << 30,)),
+            split_index(int(frame.full(BLOCK)[lane]), grid), split_index(int(frame.full(THREAD)[lane]), self.block),
             {name: self._value(value, frame, lane) for name, value in values.items()}, everyone,
         )  # fmt: skip
 

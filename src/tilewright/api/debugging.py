@@ -43,6 +43,8 @@ class debug:
         """Whether to stop at the next statement, whatever its line."""
         self._record = record
         self._steps = Steps(self._told, name, self.block, self.thread)
+        self.left = False
+        """Whether a launch was ended at a stop."""
         self._entered: list[object] = []
 
     def __enter__(self) -> debug:
@@ -54,6 +56,7 @@ class debug:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         context = self._entered.pop()
         context.__exit__(None, None, None)  # type: ignore[attr-defined]
+        self.left = self.left or kind is Leave
         return kind is Leave
 
     # -- stops --------------------------------------------------------------------------------------------------------
@@ -112,7 +115,11 @@ class _Prompt(pdb.Pdb):
     """pdb, whose words for going on are ours."""
 
     def __init__(self) -> None:
-        super().__init__(nosigint=True, readrc=False)
+        # Streams that are named lose the line editor, so only those of no terminal are.
+        own = sys.stdin is not None and sys.stdin.isatty()
+        super().__init__(
+            stdin=None if own else sys.stdin, stdout=None if own else sys.stdout, nosigint=True, readrc=False
+        )
         self.prompt = "(tw) "
         self.answer = "continue"
 

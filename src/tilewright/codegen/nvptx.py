@@ -23,7 +23,8 @@ from tilewright.codegen.watchdog import Watchdog
 from tilewright.ir.nodes import Attr, Kernel, Op, Value, walk
 from tilewright.ir.types import CopyMap, Scalar, Tensor, dtype_of
 
-_SPACES = {"global": 1, "shared": 3, "constant": 4, "local": 5}
+# LLVM finds out by itself that an `alloca` is local; told so, it breaks off on loops that walk one (its pointers there have 32 bits).
+_SPACES = {"global": 1, "shared": 3, "constant": 4, "local": 0}
 STATIC_SHARED = 48 << 10
 """Bytes of shared memory a kernel may have without asking for them at the launch."""
 
@@ -254,7 +255,7 @@ class _NvptxDialect:
         assert isinstance(memory, Tensor)
         array, align = f"[{_count(memory)} x {memory_type(memory.dtype)}]", _alignment(memory)
         if memory.space == "local":
-            return w.let(f"alloca {array}, align {align}, addrspace(5)")
+            return w.let(f"alloca {array}, align {align}")
         if memory.space == "shared" and self.needs.shared_bytes:
             # Only local symbols may have dots in their names: LLVM rewrites those, and PTX has none.
             block = f"@{self.entry}_shared"

@@ -23,8 +23,9 @@ from tilewright.codegen.watchdog import Watchdog
 from tilewright.ir.nodes import Attr, Kernel, Op, Value, walk
 from tilewright.ir.types import CopyMap, Scalar, Tensor, dtype_of
 
-# LLVM finds out by itself that an `alloca` is local; told so, it breaks off on loops that walk one (its pointers there have 32 bits).
 _SPACES = {"global": 1, "shared": 3, "constant": 4, "local": 0}
+"""LLVM's numbers. Local memory is generic here: LLVM makes it local itself, and converts an `alloca` in address space 5 twice, so that
+it faults."""
 STATIC_SHARED = 48 << 10
 """Bytes of shared memory a kernel may have without asking for them at the launch."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tilewright.api.outputs import converted, keep
+from tilewright.api.simt_checks import FAILURE, new_failure, raise_failure
 from tilewright.base.errors import UserError
 from tilewright.compile.simt import compile_simt
 from tilewright.runtime import cpu, cpu_pool, streams
@@ -44,12 +45,16 @@ def run_cpu(runner: SimtRunner, values: Sequence[object], config: Config, device
         program = cpu.load(compile_simt(built.program, device.target))
         keep(runner.on_cpu, key, program)
     artifact = runner.last = program.artifact
+    if config.check:
+        arrays[FAILURE] = new_failure()
     numbers = {leaf.name: leaf.value for leaf in leaves if not isinstance(leaf.value, np.ndarray | DeviceArray)}
     sizes = runner._sizes(artifact, arrays, config)
     if 0 not in config.grid:
         pool = cpu_pool.partition(*device.partition) if device.partition is not None else None
         program.run(arrays, converted(artifact, numbers), pool, launch_sizes(config) | sizes)
     copy_back(back, arrays, built.written)
+    if config.check:
+        raise_failure(arrays[FAILURE], runner.sites[runner.key(args, config, aliased)], built.kernel, config.grid)
 
 
 def _overlap(array: np.ndarray, name: str, others: dict[str, np.ndarray]) -> bool:

@@ -54,7 +54,7 @@ def run_cpu(runner: SimtRunner, values: Sequence[object], config: Config, device
         program.run(arrays, converted(artifact, numbers), pool, launch_sizes(config) | sizes)
     copy_back(back, arrays, built.written)
     if config.check:
-        raise_failure(arrays[FAILURE], runner.sites[runner.key(args, config, aliased)], built.kernel, config.grid)
+        raise_failure(arrays[FAILURE], runner.sites[runner.key(args, config, aliased, "cpu")], built.kernel, config.grid)
 
 
 def _overlap(array: np.ndarray, name: str, others: dict[str, np.ndarray]) -> bool:

@@ -11,12 +11,40 @@ from types import MappingProxyType
 
 import numpy as np
 
-from tilewright.base.dtypes import SCALARS, DType, bf16, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
+from tilewright.base.dtypes import (
+    SCALARS,
+    DType,
+    bf16,
+    bool_,
+    f8e4m3,
+    f8e5m2,
+    f16,
+    f32,
+    f64,
+    i8,
+    i16,
+    i32,
+    i64,
+    u8,
+    u16,
+    u32,
+    u64,
+)
 from tilewright.base.sizes import Size
 from tilewright.ir.build import Builder
 from tilewright.ir.emulator import run_kernel
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value
-from tilewright.ir.ops_simt import ACCESS_SCOPES, ATOMICS, LOAD_ORDERS, ORDERS, REDUX, RELATIONS, STORE_ORDERS
+from tilewright.ir.ops_simt import (
+    ACCESS_SCOPES,
+    ATOMICS,
+    LOAD_CACHES,
+    LOAD_ORDERS,
+    ORDERS,
+    REDUX,
+    RELATIONS,
+    STORE_CACHES,
+    STORE_ORDERS,
+)
 from tilewright.ir.program import Array, KernelCall, Program
 from tilewright.ir.types import Tensor, tensor
 from tilewright.ir.verify import verify_kernel
@@ -495,6 +523,156 @@ def clocks() -> Case:
     return m.case()
 
 
+# -- copies, clusters, caches -----------------------------------------------------------------------------------------
+
+
+def bulk_copies() -> Case:
+    """Global memory to shared memory and on, by the copy engine, in pieces of different sizes."""
+    m = Maker("bulk_copies")
+    b = m.b
+    x, o = (m.array(n, f32, np.arange(2048) * (n == "x")) for n in "xo")
+    tile = b.op("alloc", dtype=f32, shape=(1024,), space="shared", align=128)
+    bars = b.op("alloc", dtype=u64, shape=(2,), space="shared", align=16)
+    first = b.op("eq", m.thread, b.index(0))
+    start = b.mul(b.op("program_id", axis=0), b.index(1024))
+
+    def setup(inner: Builder) -> None:
+        for k in (0, 1):
+            inner.multi("mbarrier_init", bars, inner.index(k), count=1)
+        inner.multi("fence_init")
+
+    def go(inner: Builder) -> None:
+        for k, count in ((0, 768), (1, 256)):
+            inner.multi("mbarrier_expect", bars, inner.index(k), bytes=4 * count)
+            inner.multi(
+                "bulk_load",
+                tile,
+                inner.index(768 * k),
+                x,
+                inner.add(start, inner.index(768 * k)),
+                inner.index(count),
+                bars,
+                inner.index(k),
+            )
+
+    when(b, first, setup)
+    b.multi("barrier")
+    when(b, first, go)
+    for k in (0, 1):
+        b.multi("mbarrier_wait", bars, b.index(k), b.const(0, u32))
+
+    def double(inner: Builder, i: Value) -> list[Value]:
+        inner.multi("store", tile, i, inner.mul(inner.op("load", tile, i), inner.const(2.0, f32)))
+        return []
+
+    b.for_(m.thread, b.index(1024), b.index(m.threads), [], double)
+    b.multi("fence_async")
+    b.multi("barrier")
+
+    def out(inner: Builder) -> None:
+        inner.multi("bulk_store", tile, inner.index(0), o, start, inner.const(1024, i32))
+        inner.multi("tma_commit")
+        inner.multi("tma_wait", pending=0)
+
+    when(b, first, out)
+    return m.case(sm=90)
+
+
+def clusters() -> Case:
+    """Each block writes to the next one's shared memory, adds to a counter of the first, and reads its neighbour's."""
+    m = Maker("clusters", threads=32, blocks=4)
+    b = m.b
+    inbox = b.op("alloc", dtype=i32, shape=(32,), space="shared")
+    flags = b.op("alloc", dtype=u32, shape=(4,), space="shared")
+    rank = b.op("cluster_rank")
+    b.multi("store", inbox, m.thread, b.const(0, i32))
+    when(b, b.op("lt", m.thread, b.index(4)), lambda inner: inner.multi("store", flags, m.thread, inner.const(0, u32)))
+    b.multi("cluster_sync")
+    following = b.op("mod", b.add(rank, b.const(1, i32)), b.const(2, i32))
+    b.multi("store_remote", inbox, m.thread, following, b.cast(m.number, i32))
+    for place, (kind, order) in enumerate((("add", "relaxed"), ("max", "acq_rel"), ("or", "release"))):
+        b.multi(
+            "atomic_remote",
+            flags,
+            b.index(place),
+            b.const(0, i32),
+            b.cast(b.add(m.thread, b.index(1)), u32),
+            kind=kind,
+            order=order,
+        )
+    b.multi("atomic_remote", flags, b.index(3), b.const(0, i32), b.const(0, u32), b.const(9, u32), kind="cas", scope="device")
+    b.multi("cluster_sync")
+    m.result("inbox", b.op("load", inbox, m.thread))
+    m.result("neighbour", b.op("load_remote", inbox, m.thread, following))
+    m.result("counters", b.op("load_remote", flags, b.op("and", m.thread, b.index(3)), b.const(0, i32)))
+    b.multi("cluster_sync")
+    return m.case(sm=90, cluster=2)
+
+
+def caches() -> Case:
+    """Loads and stores with every hint, of every size."""
+    m = Maker("caches")
+    b = m.b
+    for dtype, width in ((u8, 1), (u8, 16), (f16, 1), (bf16, 4), (f32, 1), (f32, 4), (i64, 1), (f64, 2)):
+        x = m.array(f"x_{dtype}_{width}", dtype, numbers(dtype, m.total * width))
+        place = b.mul(m.number, b.index(width))
+        wide = {"width": width} if width > 1 else {}
+        for cache in LOAD_CACHES:
+            if dtype in (u8, f32) or cache == "cs":
+                o = m.array(f"o_{dtype}_{width}_{cache}", dtype, np.zeros(m.total * width))
+                b.multi("store", o, place, b.op("load", x, place, cache=cache, **wide))
+        for cache in STORE_CACHES:
+            if dtype in (f16, f32) or cache == "wt":
+                o = m.array(f"s_{dtype}_{width}_{cache}", dtype, np.zeros(m.total * width))
+                b.multi("store", o, place, b.op("load", x, place, **wide), cache=cache)
+    flags = m.array("flags", bool_, np.arange(m.total) % 3 == 0)
+    seen = m.array("seen", bool_, np.zeros(m.total, np.bool_))
+    b.multi("store", seen, m.number, b.op("load", flags, m.number, cache="cs"), cache="cs")
+    return m.case(sm=80)
+
+
+def copies_with_hints() -> Case:
+    m = Maker("copies_with_hints")
+    b = m.b
+    x = m.array("x", f32, np.arange(m.total * 4))
+    number = 0
+    for bytes_ in (4, 16):
+        for cache in ("ca", "cg", "l2_evict_first", "l2_evict_last", None):
+            for prefetch in (0, 128):
+                if (cache == "cg" and bytes_ == 4) or (cache is None and not prefetch):
+                    continue
+                attrs: dict[str, Attr] = (
+                    {"bytes": bytes_} | ({"cache": cache} if cache else {}) | ({"prefetch": prefetch} if prefetch else {})
+                )
+                tile = b.op("alloc", dtype=f32, shape=(m.threads * 4,), space="shared", align=16)
+                place, there = b.mul(m.thread, b.index(4)), b.mul(m.number, b.index(4))
+                if number % 2:
+                    b.multi("copy_async", tile, place, x, there, b.op("lt", m.thread, b.index(20)), masked=True, **attrs)
+                else:
+                    b.multi("copy_async", tile, place, x, there, **attrs)
+                b.multi("copy_commit")
+                b.multi("copy_wait", pending=0)
+                m.result(f"o{number}", b.op("load", tile, place))
+                number += 1
+    return m.case(sm=80)
+
+
+def fp8(dtype: DType) -> Case:
+    """One matrix instruction of 8-bit floats: sums of few small whole numbers are exact."""
+    m = Maker(f"mma_{dtype}", threads=32, blocks=1)
+    b = m.b
+    rng = np.random.default_rng(5)
+    raw = rng.integers(-3, 4, (6, 32, 4)).astype(dtype.numpy).view(np.uint32).reshape(6, 32)
+    words = [b.op("load", m.array(f"w{k}", u32, raw[k]), m.thread) for k in range(6)]
+    sums = [b.const(float(k), f32) for k in range(4)]
+    for k, value in enumerate(b.multi("mma", *words, *sums, dtype=dtype)):
+        m.result(f"o{k}", value)
+    return m.case(sm=89)
+
+
+# -- telling the host -------------------------------------------------------------------------------------------------
+
+
 def printing() -> Case:
     """Every dtype with and without a format, and an assertion that holds."""
     m = Maker("printing", threads=32, blocks=1)
@@ -532,4 +710,5 @@ def instruction_cases() -> list[Case]:
         atomic_cluster_scope(), atomic_vectors(), atomic_wide("global"), atomic_wide("shared"),
         atomic_accesses("global"), atomic_accesses("shared"), message(1), message(2),
         lanes(), masked(), whole_warps(), reductions(), shuffles(), counting_barriers(), bits(), fast_math(), clocks(), printing(),
+        bulk_copies(), clusters(), caches(), copies_with_hints(), fp8(f8e4m3), fp8(f8e5m2),
     ]  # fmt: skip

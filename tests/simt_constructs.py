@@ -7,10 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 
 import tilewright as tw
-from support import assemble
 
 SCALE = 3
 TABLE = (1.0, 2.0, 4.0)

@@ -133,7 +133,9 @@ if TYPE_CHECKING:
         warp_id,
         warp_sync,
     )
-    from tilewright.api.simt_memory import gpu_sync
+    from tilewright.api.simt_marks import gpu_compute, inline_always, target, vectorizable
+    from tilewright.api.simt_memory import gpu_alloc, gpu_check_leaks, gpu_copy_from, gpu_copy_to, gpu_free, gpu_sync
+    from tilewright.api.simt_occupancy import best_block, occupancy
     from tilewright.api.streams import Event, Stream, current_stream, stream, timed
     from tilewright.api.torch_ops import torch_op
     from tilewright.api.transfers import transfer
@@ -210,6 +212,7 @@ __all__ = [
     "atomic_xor",
     "ballot",
     "barrier",
+    "best_block",
     "bf16",
     "bitcast",
     "block",
@@ -249,6 +252,12 @@ __all__ = [
     "gelu",
     "get_num_threads",
     "gpu",
+    "gpu_alloc",
+    "gpu_check_leaks",
+    "gpu_compute",
+    "gpu_copy_from",
+    "gpu_copy_to",
+    "gpu_free",
     "gpu_launch",
     "gpu_sync",
     "gpu_thread_id",
@@ -260,6 +269,7 @@ __all__ = [
     "i32",
     "i64",
     "inf",
+    "inline_always",
     "isnan",
     "jax_function",
     "kernel",
@@ -274,6 +284,7 @@ __all__ = [
     "memory_pool",
     "min",
     "minimum",
+    "occupancy",
     "ones",
     "parallel",
     "pinned",
@@ -314,6 +325,7 @@ __all__ = [
     "sum",
     "tan",
     "tanh",
+    "target",
     "task",
     "thread",
     "timed",
@@ -328,6 +340,7 @@ __all__ = [
     "u32",
     "u64",
     "unrolled",
+    "vectorizable",
     "vote_all",
     "vote_any",
     "warp",
@@ -368,7 +381,11 @@ _LATER = {
         "lane_id", "local", "rsqrt_approx", "shared_dynamic", "shuffle", "shuffle_down", "shuffle_up", "shuffle_xor", "thread", "unrolled",
         "vote_all", "vote_any", "warp", "warp_id", "warp_sync",
     ),
-    "tilewright.api.simt_memory": ("gpu_sync",),
+    "tilewright.api.simt_marks": ("gpu_compute", "inline_always", "target", "vectorizable"),
+    "tilewright.api.simt_memory": (
+        "gpu_alloc", "gpu_check_leaks", "gpu_copy_from", "gpu_copy_to", "gpu_free", "gpu_sync",
+    ),
+    "tilewright.api.simt_occupancy": ("best_block", "occupancy"),
     "tilewright.api.streams": ("Event", "Stream", "current_stream", "stream", "timed"),
     "tilewright.api.torch_ops": ("torch_op",),
     "tilewright.api.transfers": ("transfer",),

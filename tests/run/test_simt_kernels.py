@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simt_constructs import CASES, check
-from support import assemble
 
 import tilewright as tw
 from null_cuda.install import installed
+from simt_constructs import CASES, check
+from support import assemble
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -14,10 +14,11 @@ from typing import Generic, NoReturn, ParamSpec, overload
 
 from tilewright.api.cuda_calls import device_of
 from tilewright.api.devices import Device, default_device, find_device
-from tilewright.api.simt_arguments import bind_parameters, read_leaves
+from tilewright.api.native_calls import NativeCalls
+from tilewright.api.simt_arguments import bind_parameters, read_leaves, split_values
 from tilewright.api.simt_run import SimtRunner
 from tilewright.base.artifact import Artifact
-from tilewright.base.errors import UserError
+from tilewright.base.errors import DeviceError, UserError
 from tilewright.base.record import record
 from tilewright.base.source import Span
 from tilewright.base.target import parse_target
@@ -63,23 +64,30 @@ class ConfiguredKernel(Entry):
         self.kernel, self.config = kernel, config
         self._general_function = self._general
         super().__init__(self._general_function)
+        self._native = NativeCalls(kernel.__name__) if config.stream is None else None
+        self._launch: Callable[..., object] | None = None
+        """Machine code for launches like those made so far."""
 
     def _general(self, *args: object, **named: object) -> None:
-        self.kernel.launch(self.config, args, named)
+        self.kernel.launch(self.config, args, named, self._native)
+        launch = self._native.chain(self._general_function) if self._native is not None else None
+        if launch is not None and launch is not self._launch:
+            self._launch = launch
+            self.enter(launch)
 
     def compile(self, *args: object, target: str = "sm_90a", **named: object) -> Artifact:
         """The artifact for these arguments and this launch: PTX for GPU targets, an object for CPUs."""
         kernel, chosen = self.kernel, parse_target(target)
         values = bind_parameters(kernel.__name__, kernel.parameters, args, named, kernel.span)
-        _, found = read_leaves(kernel.parameters, values, chosen.is_gpu)
-        return kernel.runner.compile(found, self.config, chosen)
+        leaves, found = read_leaves(kernel.parameters, split_values(kernel.parameters, values), chosen.is_gpu)
+        return kernel.runner.compile(leaves, found, self.config, chosen)
 
     def thread_stage(self, *args: object, target: str = "sm_90a", **named: object) -> Program:
         """The kernel for these arguments and this launch at the thread stage, after all passes."""
         kernel, chosen = self.kernel, parse_target(target)
         values = bind_parameters(kernel.__name__, kernel.parameters, args, named, kernel.span)
-        _, found = read_leaves(kernel.parameters, values, chosen.is_gpu)
-        return prepare_simt(kernel.runner.built(found, self.config).program, chosen)
+        _, found = read_leaves(kernel.parameters, split_values(kernel.parameters, values), chosen.is_gpu)
+        return prepare_simt(kernel.runner.built(found, self.config, vendor="nvidia" if chosen.is_gpu else "cpu").program, chosen)
 
     def __repr__(self) -> str:
         return f"<{self.kernel!r} on a grid of {self.config.grid} blocks of {self.config.block} threads>"
@@ -99,6 +107,10 @@ class GpuKernel(Generic[P]):
         self.device = _device_name(device)
         self.max_threads = _limit("max_threads", max_threads, 1024)
         self.min_blocks = _limit("min_blocks", min_blocks, 32)
+        self.only_gpu = False
+        """Whether launches on the CPU are refused."""
+        self.independent = False
+        """Whether its threads promise to have nothing to do with each other."""
         self.check = _flag("check", check)
         self._launches: dict[object, ConfiguredKernel] = {}
         self._runner: SimtRunner | None = None
@@ -121,7 +133,7 @@ class GpuKernel(Generic[P]):
     def runner(self) -> SimtRunner:
         if self._runner is None:
             attrs = {} if self.min_blocks is None else {"min_blocks": self.min_blocks}
-            self._runner = SimtRunner(self.source, self.parameters, attrs)
+            self._runner = SimtRunner(self.python, self.source, self.parameters, attrs, self.independent)
         return self._runner
 
     @property
@@ -193,14 +205,15 @@ class GpuKernel(Generic[P]):
         config = self._config((-(-n // (shape[0] * shape[1] * shape[2])), block, shared, stream))
         return self._configured(key, replace(config, count=n if n % config.threads else 0))
 
-    def launch(self, config: Config, args: tuple[object, ...], named: dict[str, object]) -> None:
+    def launch(self, config: Config, args: tuple[object, ...], named: dict[str, object], native: NativeCalls | None = None) -> None:
+        """One launch. `native` learns from it what machine code can repeat."""
         asked = named.pop("device", None) if all(p.name != "device" for p in self.parameters) else None
         if "check" in named and all(p.name != "check" for p in self.parameters):
             config = replace(config, check=_flag("check", named.pop("check")))
         values = bind_parameters(self.__name__, self.parameters, args, named, self.span)
-        device = self.choose_device(values, asked)
+        device = self.choose_device([part.value for part in split_values(self.parameters, values)], asked)
         if config.stream is None:
-            self.runner.run(values, config, device)
+            self.runner.run(values, config, device, native)
             return
         from tilewright.api.streams import Stream
 
@@ -214,7 +227,13 @@ class GpuKernel(Generic[P]):
         default = default_device()
         if is_stepping(self.__name__):
             return find_device("emulator")
-        return find_device(asked or self.device or device_of(values) or ("auto" if default == "cpu" else default))
+        found = find_device(asked or self.device or device_of(values) or ("auto" if default == "cpu" else default))
+        if self.only_gpu and found.kind == "cpu":
+            raise DeviceError.at(
+                "TW030", f"{self.__name__} is marked @tw.gpu_compute, and the launch would run on '{found.id}'", self.span,
+                "launch it where there is a GPU, or with device='emulator'",
+            )  # fmt: skip
+        return found
 
     def __reduce__(self) -> str:
         return self.__qualname__

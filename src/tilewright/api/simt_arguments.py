@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tilewright.api.arguments import Number, read_argument
-from tilewright.base.dtypes import DType, f64, i64
+from tilewright.base.dtypes import DType
 from tilewright.base.errors import UserError
 from tilewright.base.record import record
 from tilewright.base.source import Span
@@ -49,16 +49,46 @@ def bind_parameters(name: str, parameters: Sequence[Parameter], args: tuple[obje
     return [values[n] for n in names]
 
 
-def read_leaves(parameters: Sequence[Parameter], values: Sequence[object], gpu: bool) -> tuple[list[Leaf], list[SimtArg]]:
+@record
+class Part:
+    """A number or an array that was given, with its parameter: one of the kernel's, or a field of one."""
+
+    name: str
+    parameter: Parameter
+    value: object
+
+
+def split_values(parameters: Sequence[Parameter], values: Sequence[object]) -> list[Part]:
+    """What was given, structs as their fields."""
+    parts: list[Part] = []
+    for parameter, value in zip(parameters, values, strict=True):
+        if parameter.form != "struct":
+            parts.append(Part(parameter.name, parameter, value))
+            continue
+        assert parameter.kind is not None
+        if not isinstance(value, parameter.kind):
+            raise UserError.at(
+                "TW009", f"'{parameter.name}' is a {parameter.kind.__name__}, got a {type(value).__name__}", parameter.span
+            )
+        parts += [Part(f"{parameter.name}.{field.name}", field, getattr(value, field.name)) for field in parameter.fields]
+    return parts
+
+
+def read_leaves(parameters: Sequence[Parameter], parts: Sequence[Part], gpu: bool) -> tuple[list[Leaf], list[SimtArg]]:
     """Every leaf, and the type of every parameter. Foreign device arrays must be wrapped before."""
     leaves: list[Leaf] = []
-    args = [_read(p, p.name, v, leaves, gpu) for p, v in zip(parameters, values, strict=True)]
+    found = iter([_read(part, leaves, gpu) for part in parts])
+    args: list[SimtArg] = []
+    for parameter in parameters:
+        if parameter.kind is not None:
+            args.append(StructArg(parameter.kind, tuple((field.name, next(found)) for field in parameter.fields)))
+        else:
+            args.append(next(found))
     return leaves, args
 
 
-def _read(parameter: Parameter, name: str, value: object, leaves: list[Leaf], gpu: bool) -> SimtArg:
-    if parameter.form == "struct":
-        return _read_struct(parameter, name, value, leaves, gpu)
+def _read(part: Part, leaves: list[Leaf], gpu: bool) -> ArrayArg | ScalarArg:
+    parameter, name, value = part.parameter, part.name, part.value
     if parameter.form == "number" and parameter.dtype is not None:
         leaves.append(Leaf(name, checked_number(name, value, parameter.dtype, parameter.span)))
         return ScalarArg(parameter.dtype)
@@ -78,10 +108,8 @@ def _read(parameter: Parameter, name: str, value: object, leaves: list[Leaf], gp
             "TW009", f"'{name}' holds {parameter.dtype}, got an array of {dtype}", parameter.span, "convert it with .astype(...) before the launch"
         )
     if parameter.form == "buffer":
-        array = _flat(array, name, parameter.span)
-        align = argument.spec.align
-        leaves.append(Leaf(name, array))
-        return ArrayArg(dtype, 1, None, align)
+        leaves.append(Leaf(name, _flat(array, name, parameter.span)))
+        return ArrayArg(dtype, 1, None, argument.spec.align)
     leaves.append(Leaf(name, array))
     return argument.spec
 
@@ -95,15 +123,6 @@ def _flat(array: np.ndarray | DeviceArray, name: str, span: Span) -> np.ndarray 
             "annotate it as tw.Array, which takes strides, or copy it first",
         )  # fmt: skip
     return array if array.ndim == 1 else array.reshape(-1)
-
-
-def _read_struct(parameter: Parameter, name: str, value: object, leaves: list[Leaf], gpu: bool) -> StructArg:
-    kind = parameter.kind
-    assert kind is not None
-    if not isinstance(value, kind):
-        raise UserError.at("TW009", f"'{name}' is a {kind.__name__}, got a {type(value).__name__}", parameter.span)
-    fields = tuple((f.name, _read(f, f"{name}.{f.name}", getattr(value, f.name), leaves, gpu)) for f in parameter.fields)
-    return StructArg(kind, fields)
 
 
 def checked_number(name: str, value: object, dtype: DType, span: Span) -> Number:
@@ -122,5 +141,3 @@ def checked_number(name: str, value: object, dtype: DType, span: Span) -> Number
         raise UserError.at("TW006", f"'{name}' is {dtype}, which cannot hold {value}", span)
     return int(value)
 
-
-WEAK = {int: ScalarArg(i64, weak=True), float: ScalarArg(f64, weak=True)}

@@ -34,12 +34,12 @@ def run_cpu(runner: SimtRunner, values: Sequence[object], config: Config, device
         raise UserError.at("TW016", f"{runner.source.name} runs on {device.id}, which takes no stream", runner.source.head())
     leaves, args, back = host_leaves(runner.parameters, values)
     arrays = {leaf.name: leaf.value for leaf in leaves if isinstance(leaf.value, np.ndarray)}
-    built = runner.built(args, config)
+    built = runner.built(args, config, vendor="cpu")
     runner._check_written(leaves, built.written)
     aliased = any(_overlap(array, name, arrays) for name, array in arrays.items() if name in built.written)
     if aliased:
-        built = runner.built(args, config, True)
-    key = (device.id, *runner.key(args, config, aliased))
+        built = runner.built(args, config, True, "cpu")
+    key = (device.id, *runner.key(args, config, aliased, "cpu"))
     program = runner.on_cpu.get(key)
     if program is None:
         program = cpu.load(compile_simt(built.program, device.target))
@@ -54,7 +54,7 @@ def run_cpu(runner: SimtRunner, values: Sequence[object], config: Config, device
         program.run(arrays, converted(artifact, numbers), pool, launch_sizes(config) | sizes)
     copy_back(back, arrays, built.written)
     if config.check:
-        raise_failure(arrays[FAILURE], runner.sites[runner.key(args, config, aliased)], built.kernel, config.grid)
+        raise_failure(arrays[FAILURE], runner.sites[runner.key(args, config, aliased, "cpu")], built.kernel, config.grid)
 
 
 def _overlap(array: np.ndarray, name: str, others: dict[str, np.ndarray]) -> bool:

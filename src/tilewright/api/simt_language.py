@@ -56,6 +56,8 @@ class GpuBuffer(Generic[T]):
 class _Buffer:
     """`GpuBuffer[f32]`, where Python evaluates annotations."""
 
+    __simt__ = "GpuBuffer"
+
     def __init__(self, dtype: object) -> None:
         self.dtype = dtype
 

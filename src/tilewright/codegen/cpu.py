@@ -12,6 +12,7 @@ from math import prod
 from tilewright.base.abi import SLOT_BYTES
 from tilewright.base.errors import CompilerBug
 from tilewright.codegen import amx, avx512, cpu_atomics, cpu_lanes
+from tilewright.codegen.constants import initialiser
 from tilewright.codegen.cpu_print import c_print
 from tilewright.codegen.llvm import FunctionWriter, memory_type
 from tilewright.ir.nodes import Kernel, Op, Value, walk
@@ -120,6 +121,8 @@ def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
         values[size] = f"%s{position}"
     body.prepare_sizes(values)
     dialect.local, owned = _local_arrays(kernel, body)
+    constants = [op for op in walk(kernel.body) if op.opcode == "alloc" and "values" in op.attrs]
+    dialect.local |= {op.results[0]: f"@{entry}.constant{number}" for number, op in enumerate(constants)}
     body.line("br label %blocks")
     before = body.label
     body.open_label("blocks")
@@ -137,8 +140,11 @@ def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
     if owned:
         body.call("void", "free", ("ptr", owned))
     body.line("ret void")
+    held = "".join(
+        f"{dialect.local[op.results[0]]} = internal unnamed_addr constant {initialiser(op)}, align {_LINE}\n" for op in constants
+    )
     text = (
-        f"define internal void @{entry}.body({', '.join([*params, 'i64 %begin', 'i64 %end'])}) nounwind {{\nentry:\n"
+        f"{held}define internal void @{entry}.body({', '.join([*params, 'i64 %begin', 'i64 %end'])}) nounwind {{\nentry:\n"
         + "\n".join(body.lines)
         + f"\n}}\n\ndefine void @{entry}(ptr %slots, i64 %begin, i64 %end) nounwind {{\nentry:\n{head}\n"
         + f"  call void @{entry}.body({', '.join([*arguments, 'i64 %begin', 'i64 %end'])})\n  ret void\n}}\n"
@@ -151,7 +157,7 @@ def _local_arrays(kernel: Kernel, writer: FunctionWriter) -> tuple[dict[Value, s
     places: dict[Value, int] = {}
     size = 0
     for op in walk(kernel.body):
-        if op.opcode == "alloc":
+        if op.opcode == "alloc" and "values" not in op.attrs:
             memory = op.results[0].type
             assert isinstance(memory, Tensor)
             size = -(-size // _LINE) * _LINE

@@ -176,7 +176,8 @@ class FunctionWriter:
         if handler is not None:
             return [self.dialect.better(self, op, operands) or handler(self, op, operands)]
         if op.opcode == "store":
-            self._store(op, operands)
+            if "cache" not in op.attrs or self.dialect.emit(self, op, operands) is None:
+                self._store(op, operands)
             return []
         if op.opcode == "split":
             return self._split(op, operands[0])

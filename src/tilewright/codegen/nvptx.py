@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.base.dtypes import DType, bf16, f16, f32, i64
+from tilewright.base.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, i64
 from tilewright.base.errors import CompilerBug, TargetLimit
 from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target
-from tilewright.codegen import nvptx_grid, nvptx_matrix, nvptx_simt
+from tilewright.codegen import nvptx_cache, nvptx_grid, nvptx_matrix, nvptx_simt
+from tilewright.codegen.constants import initialiser
 from tilewright.codegen.llvm import FunctionWriter, intrinsic, llvm_type, memory_type
 from tilewright.codegen.nvptx_masked import masked_load
 from tilewright.codegen.watchdog import Watchdog
@@ -128,6 +129,7 @@ def _written(kernel: Kernel) -> set[Value]:
     others = {kernel.params[i] for i in coherent if isinstance(i, int)}
     mapped = {op.results[0]: op.operands[0] for op in walk(kernel.body) if op.opcode == "tensor_map"}
     stores = {mapped[op.operands[2]] for op in walk(kernel.body) if op.opcode == "tma_store"}
+    stores |= {op.operands[2] for op in walk(kernel.body) if op.opcode == "bulk_store"}
     return others | stores | {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "atomic_store", "raise_flag")}
 
 
@@ -159,6 +161,8 @@ class _NvptxDialect:
         self.watchdog.turn(w, op)
 
     def better(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> str | None:
+        if op.opcode == "load" and "cache" in op.attrs:
+            return nvptx_cache.load(w, op, operands, self.target, op.operands[0] in self.written)
         if op.opcode in ("min", "max") and dtype_of(op.operands[0].type) in (bf16, f16) and self.target.sm >= 80:
             return intrinsic(w, f"{op.opcode}imum", op.operands[0].type, *operands)
         if op.opcode in nvptx_simt.BETTER:
@@ -172,7 +176,7 @@ class _NvptxDialect:
         return None
 
     def emit(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str] | None:
-        if op.opcode in nvptx_matrix.REQUIRED:
+        if op.opcode in nvptx_matrix.REQUIRED or op.opcode in nvptx_simt.REQUIRED:
             self._require(op)
         if op.opcode == "tensor_map":
             return [f"%map{self.needs.maps.index(_map_of(self.kernel, op))}"]
@@ -182,6 +186,8 @@ class _NvptxDialect:
         simt = nvptx_simt.HANDLERS.get(op.opcode)
         if simt is not None:
             return simt(w, op, operands, self.target)
+        if op.opcode == "store":
+            return nvptx_cache.store(w, op, operands, self.target)
         if op.opcode == "load" and op.attrs.get("masked"):
             return [masked_load(w, op, operands, read_only=bool(self.load_suffix(op.operands[0])))]
         if op.opcode == "program_id":
@@ -217,7 +223,9 @@ class _NvptxDialect:
         return None
 
     def _require(self, op: Op) -> None:
-        feature = nvptx_matrix.REQUIRED[op.opcode]
+        feature = nvptx_matrix.REQUIRED.get(op.opcode) or nvptx_simt.REQUIRED[op.opcode]
+        if op.opcode == "mma" and dtype_of(op.results[0].type) is f32 and op.attrs["dtype"] in (f8e4m3, f8e5m2):
+            feature = "fp8"
         if feature not in self.target.features or self.target.ptx < nvptx_matrix.PTX_REQUIRED.get(feature, 0):
             raise TargetLimit.at("TW020", f"{self.target.name} cannot do {op.opcode}: it has no {feature}", op.span)
 
@@ -264,6 +272,9 @@ class _NvptxDialect:
                 self.globals.append(f"{block} = external addrspace(3) global [0 x i8], align 1024")
             return w.let(f"getelementptr i8, ptr addrspace(3) {block}, i64 {self.places[op.results[0]]}")
         name = f"@{self.entry}.{memory.space}{len(self.globals)}"
+        if memory.space == "constant":
+            self.globals.append(f"{name} = internal addrspace({_SPACES['constant']}) constant {initialiser(op)}, align {align}")
+            return name
         self.globals.append(f"{name} = internal addrspace({_SPACES[memory.space]}) global {array} poison, align {align}")
         return name
 

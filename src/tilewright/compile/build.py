@@ -20,9 +20,9 @@ from tilewright.codegen import native
 from tilewright.codegen.cpu import cpu_function
 from tilewright.codegen.host import host_object
 from tilewright.codegen.nvptx import cluster_of, kernel_needs, nvptx_function
-from tilewright.codegen.nvptx_atomic import ptx_needed
 from tilewright.codegen.nvptx_grid import is_cooperative
 from tilewright.codegen.nvptx_report import assertions
+from tilewright.codegen.nvptx_simt import ptx_needed
 from tilewright.ir.nodes import Kernel, Stage, walk
 from tilewright.ir.program import Array, KernelCall, Program
 from tilewright.ir.types import Tensor

@@ -28,6 +28,7 @@ _guard = threading.Lock()
 def prepare_simt(program: Program, target: Target) -> Program:
     """The program as it becomes code for the target, and as the emulator runs it."""
     from tilewright.passes.contract import contract
+    from tilewright.passes.exact_functions import exact_functions
     from tilewright.passes.expand_casts import expand_casts
     from tilewright.passes.expand_math import expand_math
     from tilewright.passes.pipeline import Trace, run_pass
@@ -41,10 +42,31 @@ def prepare_simt(program: Program, target: Target) -> Program:
         kernel = run_pass("simplify", kernel, simplify, trace)
         kernel = run_pass("contract", kernel, contract, trace)
         if not target.is_gpu:
+            kernel = run_pass("exact_functions", kernel, exact_functions, trace)
             kernel = run_pass("threads_to_loops", kernel, lambda k: threads_to_loops(k, target), trace)
             kernel = run_pass("simplify", kernel, simplify, trace)
         kernel = run_pass("expand_math", kernel, lambda k: expand_math(k, target), trace)
         kernel = run_pass("expand_casts", kernel, lambda k: expand_casts(k, target), trace)
+        return run_pass("simplify", kernel, simplify, trace)
+
+    return replace(program, calls=tuple(replace(call, kernel=one(call.kernel)) for call in program.calls))
+
+
+def addressed(program: Program, target: Target) -> Program:
+    """The last step before code for a GPU: how addresses and indices are computed."""
+    if not target.is_gpu:
+        return program
+    from tilewright.passes.flat_accesses import flat_accesses
+    from tilewright.passes.narrow_indices import narrow_indices
+    from tilewright.passes.pipeline import Trace, run_pass
+    from tilewright.passes.simplify import simplify
+
+    trace = Trace()
+
+    def one(kernel: Kernel) -> Kernel:
+        kernel = run_pass("flat_accesses", kernel, flat_accesses, trace)
+        kernel = run_pass("simplify", kernel, simplify, trace)
+        kernel = run_pass("narrow_indices", kernel, narrow_indices, trace)
         return run_pass("simplify", kernel, simplify, trace)
 
     return replace(program, calls=tuple(replace(call, kernel=one(call.kernel)) for call in program.calls))
@@ -63,7 +85,7 @@ def compile_simt(program: Program, target: Target) -> Artifact:
         if found is None:
             from tilewright.compile import build
 
-            ready = prepare_simt(program, target)
+            ready = addressed(prepare_simt(program, target), target)
             found = build.build_artifact(ready, target, key, entry=False)
             driver.disk_cache().put(key, found)
         driver._memory[key] = found

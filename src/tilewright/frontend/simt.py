@@ -8,7 +8,7 @@ gives. Element accesses are loads and stores on tensors with their extents, so e
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -148,6 +148,10 @@ def _struct_fields(reader: Statements, kind: type, argument: ast.arg) -> tuple[P
     fields = []
     for name in record_fields(kind):
         hint = hints.get(name)
+        if getattr(hint, "__simt__", None) == "GpuBuffer":
+            element = getattr(hint, "dtype", None)
+            fields.append(Parameter(name, "buffer", element if isinstance(element, DType) else None, None, NO_DEFAULT, span))
+            continue
         found = reader.captured(hint, name) if hint is not None else Host(None)
         form, dtype, inner = _meaning(reader, found, argument.annotation or ast.Constant(None), f"{argument.arg}.{name}")
         if inner is not None:
@@ -165,9 +169,12 @@ def _default(reader: Statements, node: ast.expr, name: str) -> object:
 
 
 def build_kernel(
-    source: FunctionSource, parameters: Sequence[Parameter], args: Sequence[SimtArg], launch: Launch, attrs: dict[str, Attr] | None = None
-) -> BuiltKernel:
-    """The kernel for these arguments: read again and again until the types of all variables are known."""
+    source: FunctionSource, parameters: Sequence[Parameter], args: Sequence[SimtArg], launch: Launch, attrs: dict[str, Attr] | None = None,
+    alike: Mapping[str, str] = MappingProxyType({}),
+) -> BuiltKernel:  # fmt: skip
+    """The kernel for these arguments: read again and again until the types of all variables are known.
+
+    `alike` names arrays that have the shape of another, whose sizes then stand for theirs."""
     default_float = f64 if any(a.dtype is f64 and not _is_weak(a) for a in _plain(args)) else f32
     types = Types()
     for _ in range(_MOST_ROUNDS):
@@ -175,7 +182,7 @@ def build_kernel(
         known = len(types.pairs), len(types.flags)
         reader = Statements(launch, default_float, source, types)
         try:
-            params = _read_body(reader, source, parameters, args)
+            params = _read_body(reader, source, parameters, args, alike)
         except UserError:
             # It may come from types that are not known yet.
             if not types.changed and known == (len(types.pairs), len(types.flags)):
@@ -186,9 +193,11 @@ def build_kernel(
     raise CompilerBug.at("TW040", f"the types of the variables of '{source.name}' do not settle", source.head())
 
 
-def _read_body(reader: Statements, source: FunctionSource, parameters: Sequence[Parameter], args: Sequence[SimtArg]) -> list[Value]:
+def _read_body(
+    reader: Statements, source: FunctionSource, parameters: Sequence[Parameter], args: Sequence[SimtArg], alike: Mapping[str, str]
+) -> list[Value]:
     """One round; gives the IR's parameters."""
-    params = _declare(reader, parameters, args)
+    params = _declare(reader, parameters, args, alike)
     if (*reader.scope.key, RETURN) in reader.types.flags:
         reader.scope.variables[RETURN] = literal(False)
     assert isinstance(source.node, ast.FunctionDef)
@@ -207,7 +216,7 @@ def _is_weak(arg: ArrayArg | ScalarArg) -> bool:
     return isinstance(arg, ScalarArg) and arg.weak
 
 
-def _declare(reader: Statements, parameters: Sequence[Parameter], args: Sequence[SimtArg]) -> list[Value]:
+def _declare(reader: Statements, parameters: Sequence[Parameter], args: Sequence[SimtArg], alike: Mapping[str, str]) -> list[Value]:
     """Make the IR's parameters, and variables of the kernel that hold them."""
     made: list[Value] = []
 
@@ -215,7 +224,7 @@ def _declare(reader: Statements, parameters: Sequence[Parameter], args: Sequence
         if isinstance(arg, StructArg):
             return Record(arg.kind, tuple(n for n, _ in arg.fields), tuple(one(f"{name}.{n}", inner) for n, inner in arg.fields))
         if isinstance(arg, ArrayArg):
-            made.append(Value(array_type(name, arg), name))
+            made.append(Value(array_type(alike.get(name, name), arg), name))
             return Memory(name, made[-1])
         dtype = reader.default_float if arg.weak and arg.dtype.is_float else arg.dtype
         made.append(Value(Scalar(dtype), name))

@@ -19,12 +19,13 @@ from tilewright.ir.nodes import Attr, Value
 
 
 class Launch:
-    """What of a launch the code is made for. `rank`: axes of the grid; the others have one block."""
+    """What of a launch the code is made for. `rank`: axes of the grid; the others have one block. `vendor`: nvidia, amd or cpu."""
 
     def __init__(
-        self, block: tuple[int, int, int], rank: int = 3, shared_bytes: int = 0, guarded: bool = False, steps: bool = False
-    ) -> None:
-        self.block, self.rank, self.shared_bytes, self.guarded = block, rank, shared_bytes, guarded
+        self, block: tuple[int, int, int], rank: int = 3, shared_bytes: int = 0, guarded: bool = False, vendor: str = "nvidia",
+        steps: bool = False,
+    ) -> None:  # fmt: skip
+        self.block, self.rank, self.shared_bytes, self.guarded, self.vendor = block, rank, shared_bytes, guarded, vendor
         self.steps = steps
         """Whether each statement is preceded by a `step` for the debugger."""
 

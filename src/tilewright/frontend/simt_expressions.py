@@ -22,7 +22,7 @@ from tilewright.base.source import Span
 from tilewright.frontend.simt_build import Emitter, Launch
 from tilewright.frontend.simt_numbers import as_dtype
 from tilewright.frontend.simt_ops import CALLS, CONSTANTS, NAMESPACES, VALUES, word_of
-from tilewright.frontend.simt_source import FunctionSource, read_source
+from tilewright.frontend.simt_source import FunctionSource, alternative, read_source
 from tilewright.frontend.simt_state import Scope, Types
 from tilewright.frontend.simt_tree import local_names
 from tilewright.frontend.simt_values import (
@@ -60,6 +60,8 @@ _HELP: dict[type[ast.expr], tuple[str, str]] = {
     ast.YieldFrom: ("yield from", "write the values into an array"),
     ast.Await: ("await", "wait for the launch outside the kernel"),
 }
+_CONSTANT_BYTES = 64 << 10
+"""Constant memory of a module on NVIDIA's GPUs."""
 
 
 class Expressions(Emitter):
@@ -132,12 +134,29 @@ class Expressions(Emitter):
             return Record(type(value), names, tuple(self.captured(getattr(value, n), f"{name}.{n}") for n in names))
         function = getattr(value, "__simt_function__", value)
         if isinstance(function, FunctionType):
-            source = read_source(function)
+            source = self.types.sources.get(function)
+            if source is None:
+                source = self.types.sources[function] = read_source(alternative(function, self.launch.vendor))
             return Device(source, source.node, source.name)
         return Host(value)
 
     def _constant_array(self, value: np.ndarray, name: str) -> Memory:
-        raise self.fail(f"'{name}' is a NumPy array from outside the kernel", "pass it as an argument")
+        """A captured array becomes constant memory, with the values it has now."""
+        found = self._captured.get(id(value))
+        if found is not None:
+            return found
+        dtype = from_numpy(value.dtype)
+        if dtype is None or not value.ndim or not value.size:
+            shown = f"of {value.dtype}" if dtype is None else f"of shape {list(value.shape)}"
+            raise self.fail(f"'{name}' is an array {shown}, which cannot be constant memory", "pass it as an argument", "TW009")
+        if value.nbytes > _CONSTANT_BYTES:
+            raise self.fail(
+                f"'{name}' has {value.nbytes} bytes; a kernel's constant memory has {_CONSTANT_BYTES}", "pass it as an argument", "TW020"
+            )
+        wide = value if dtype.kind in "biu" else value.astype(np.float64)
+        made = self.array(name, value.shape, dtype, "constant", values=tuple(wide.reshape(-1).tolist()))
+        self._captured[id(value)] = made
+        return made
 
     # -- expressions ----------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from tilewright.ir.nodes import Value
 Call = Callable[[Emitter, Arguments], Val]
 VALUES: dict[str, Callable[[Emitter], Val]] = {}
 CALLS: dict[str, Call] = {}
-NAMESPACES = frozenset({"thread", "block", "grid", "thread.size", "block.size", "grid.size", "warp"})
+NAMESPACES = frozenset({"thread", "block", "grid", "block.size", "grid.size", "warp"})
 """Words that only stand before a dot."""
 SCOPES = ("block", "device", "system")
 

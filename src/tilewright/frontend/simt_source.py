@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tilewright.base.errors import UserError
+from tilewright.base.errors import TargetLimit, UserError
 from tilewright.base.source import Source, Span
 from tilewright.frontend.python import _parse, _source_lines
 from tilewright.frontend.python_expressions import Place
@@ -39,6 +39,20 @@ class FunctionSource:
         if name in self.names:
             return True, self.names[name]
         return (True, getattr(builtins, name)) if hasattr(builtins, name) else (False, None)
+
+
+def alternative(function: Callable[..., object], vendor: str) -> Callable[..., object]:
+    """The definition for a target, of a function that has several. Raises `TargetLimit` where there is none."""
+    known: dict[str, Callable[..., object]] | None = getattr(function, "__simt_alternatives__", None)
+    if known is None:
+        return function
+    if vendor not in known:
+        name = getattr(function, "__name__", repr(function))
+        raise TargetLimit.at(
+            "TW020", f"'{name}' is defined for {', '.join(known)}, but not for {vendor}", read_source(function).head(),
+            f"add a definition under @tw.target({'cpu=True' if vendor == 'cpu' else f'gpu={vendor!r}'})",
+        )  # fmt: skip
+    return known[vendor]
 
 
 def read_source(function: Callable[..., object]) -> FunctionSource:

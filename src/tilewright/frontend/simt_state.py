@@ -28,6 +28,8 @@ class Types:
     pairs: dict[Key, TypePair] = field(default_factory=dict)
     flags: set[Key] = field(default_factory=set)
     changed: bool = False
+    sources: dict[object, FunctionSource] = field(default_factory=dict)
+    """Functions that were called, already read."""
 
     def read_flag(self, key: Key) -> None:
         if key not in self.flags:

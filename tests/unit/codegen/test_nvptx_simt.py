@@ -21,11 +21,11 @@ from instruction_kernels import (
 )
 from support import assemble
 from tilewright.base.dtypes import bf16, f32, i32, u32, u64
-from tilewright.base.errors import TargetLimit
+from tilewright.base.errors import TargetLimit, UserError
 from tilewright.base.target import parse_target
 from tilewright.codegen.native import emit_assembly
 from tilewright.codegen.nvptx import nvptx_function
-from tilewright.codegen.nvptx_atomic import ptx_needed
+from tilewright.codegen.nvptx_simt import ptx_needed
 from tilewright.compile.build import build_artifact, llvm_text
 from tilewright.compile.serial import deserialise, serialise
 from tilewright.ir.nodes import Kernel, walk
@@ -177,3 +177,45 @@ def test_prints_of_two_kernels_share_their_texts() -> None:
         set(re.findall(r"^@(tilewright_text_\w+) = ", text, re.MULTILINE))
     )
     emit_assembly(text, parse_target("sm_90a"))
+
+
+def test_hints_reach_the_instructions() -> None:
+    ptx = ptx_of(CASES["caches"].kernel, "sm_80")
+    for word in (
+        "ld.global.cs.b32",
+        "ld.global.nc.v4.b32",
+        "ld.global.L1::no_allocate.v4.b32",
+        "st.global.wt.b32",
+        "st.global.L1::no_allocate.b16",
+    ):
+        assert word in ptx, word
+    assert re.search(r"createpolicy\.fractional\.L2::evict_first\.b64 (%rd\d+), 1\.0", ptx)
+    assert re.search(r"ld\.global\.L2::cache_hint\.v4\.b32 \{.*\}, \[%rd\d+\], %rd\d+;", ptx)
+    copies = ptx_of(CASES["copies_with_hints"].kernel, "sm_80")
+    assert re.search(
+        r"cp\.async\.cg\.shared\.global\.L2::cache_hint\.L2::128B \[%r\d+\], \[%rd\d+\], 16(, %r\d+)?, %rd\d+;", copies
+    )
+
+
+def test_old_values_are_refused() -> None:
+    m = Maker("stale")
+    o = m.array("o", f32, CASES["atomics_f32"].arrays["v"])
+    m.b.multi("store", o, m.number, m.b.op("load", o, m.number, cache="nc"))
+    with pytest.raises(UserError, match=r"error\[TW005\]: a load with cache='nc' of an array that the kernel writes"):
+        ptx_of(m.case().kernel)
+
+
+def test_other_blocks_are_reached_through_the_cluster() -> None:
+    ptx = ptx_of(CASES["clusters"].kernel)
+    for word in (
+        "mapa",
+        "st.shared::cluster",
+        "ld.shared::cluster",
+        "atom.relaxed.cluster.shared::cluster.add.u32",
+        "atom.acq_rel.cluster.shared::cluster.max.u32",
+    ):
+        assert word in ptx, word
+    assert "atom.relaxed.gpu.shared::cluster.cas.b32" in ptx
+    ptx = ptx_of(CASES["bulk_copies"].kernel)
+    assert "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes" in ptx
+    assert "cp.async.bulk.global.shared::cta.bulk_group" in ptx

@@ -31,8 +31,8 @@ def test_a_failed_assertion_is_told_with_its_text_and_thread() -> None:
             raise Fault(719)
 
         driver.kernels["tw_failing_0"] = fail
+        program.run({"o": out}, {}, {})
         with pytest.raises(DeviceError) as caught:
-            program.run({"o": out}, {}, {})
             out.numpy()
         assert caught.value.code == "TW037"
         text = 'assertion failed: number != "71", in kernel tw_failing_0, block 1, thread 7, on cuda:0 (Fake GPU)'

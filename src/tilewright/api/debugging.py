@@ -11,10 +11,12 @@ from __future__ import annotations
 import pdb
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from types import FrameType, TracebackType
 
 from tilewright.base.errors import UserError
 from tilewright.ir.emulator.stepping import Steps, Stop, stepping
+from tilewright.runtime import streams
 
 Index = int | tuple[int, ...]
 
@@ -45,17 +47,18 @@ class debug:
         self._steps = Steps(self._told, name, self.block, self.thread)
         self.left = False
         """Whether a launch was ended at a stop."""
-        self._entered: list[object] = []
+        self._entered: list[ExitStack] = []
 
     def __enter__(self) -> debug:
-        context = stepping(self._steps)
-        context.__enter__()
-        self._entered.append(context)
+        with ExitStack() as stack:
+            stack.enter_context(stepping(self._steps))
+            # Calls that were made before must not go straight to the device.
+            stack.enter_context(streams.special())
+            self._entered.append(stack.pop_all())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-        context = self._entered.pop()
-        context.__exit__(None, None, None)  # type: ignore[attr-defined]
+        self._entered.pop().close()
         self.left = self.left or kind is Leave
         return kind is Leave
 

@@ -19,7 +19,7 @@ from tilewright.api.devices import Device
 from tilewright.api.native_calls import Given, NativeCalls
 from tilewright.api.outputs import converted, keep
 from tilewright.api.simt_arguments import Leaf, Part, checked_number, read_leaves, split_values
-from tilewright.api.simt_checks import FAILURE, new_failure, raise_failure, with_checks
+from tilewright.api.simt_checks import FAILURE, failure, new_failure, with_checks
 from tilewright.api.simt_memory import check_alive
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import UserError
@@ -112,7 +112,7 @@ class SimtRunner:
         self._calls: dict[Key, _Call] = {}
         """Launches on device arrays, by all that decides which code runs and with which sizes."""
         self._emulated: dict[Key, tuple[BuiltKernel, Kernel]] = {}
-        self.on_cpu: dict[Key, CpuProgram] = {}
+        self.on_cpu: dict[Key, tuple[CpuProgram, BuiltKernel, tuple[Site, ...]]] = {}
         self.sites: dict[Key, tuple[Site, ...]] = {}
         """Of kernels with checks: what a failure can name."""
         self.last: Artifact | None = None
@@ -132,8 +132,10 @@ class SimtRunner:
         key = self.key(args, config, aliased, vendor, facts)
         found = self._built.get(key)
         if found is None:
-            launch = Launch(config.block, config.rank, config.shared_bytes, bool(config.count), vendor)
             attrs = dict(self.attrs)
+            cluster = attrs.get("cluster", 1)
+            assert isinstance(cluster, int)
+            launch = Launch(config.block, config.rank, config.shared_bytes, bool(config.count), vendor, cluster)
             if aliased:
                 attrs |= {"aliased": True, "noalias": False}
             if facts is not None and facts.small:
@@ -181,7 +183,11 @@ class SimtRunner:
         else:
             from tilewright.api.simt_cpu import run_cpu
 
-            run_cpu(self, values, config, device)
+            leaves, args, back = host_leaves(self.parameters, values)
+            arrays, written, error = run_cpu(self, leaves, args, config, launch_sizes(config), device)
+            copy_back(back, arrays, written)
+            if error is not None:
+                raise error
 
     def _run_cuda(self, values: Sequence[object], config: Config, device: Device, native: NativeCalls | None) -> None:
         gpu = gpu_of(device)
@@ -227,7 +233,9 @@ class SimtRunner:
             gpu.order(place.outside or 0, place.stream)
         self.last = artifact
         if config.check:
-            raise_failure(arrays[FAILURE].numpy(), self.sites[loaded.key], loaded.built.kernel, config.grid)
+            error = failure(arrays[FAILURE].numpy(), self.sites[loaded.key], loaded.built.kernel, config.grid)
+            if error is not None:
+                raise error
         if back or loaded.aliased or config.check:
             return
         if not copies:

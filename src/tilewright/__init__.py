@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tilewright.api.array_files import read_values
     from tilewright.api.arrays import allocate, array, asarray, copy, from_dlpack, pinned, to_device
     from tilewright.api.compute import load
+    from tilewright.api.debugging import debug
     from tilewright.api.devices import (
         Device,
         compute_devices,
@@ -226,6 +227,7 @@ __all__ = [
     "cosh",
     "cpu_partitions",
     "current_stream",
+    "debug",
     "default_device",
     "default_pool",
     "device",
@@ -355,6 +357,7 @@ _LATER = {
     "tilewright.api.arrays": ("allocate", "array", "asarray", "copy", "from_dlpack", "pinned", "to_device"),
     "tilewright.api.compute": ("load",),
     "tilewright.api.devices": ("Device", "compute_devices", "cpu_partitions", "default_device", "devices", "set_default_device"),
+    "tilewright.api.debugging": ("debug",),
     "tilewright.api.export": ("export",),
     "tilewright.api.graphs": ("Graph", "capture", "graph"),
     "tilewright.api.heterogeneous": ("heterogeneous", "schedule", "task"),

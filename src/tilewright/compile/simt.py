@@ -28,6 +28,7 @@ _guard = threading.Lock()
 def prepare_simt(program: Program, target: Target) -> Program:
     """The program as it becomes code for the target, and as the emulator runs it."""
     from tilewright.passes.contract import contract
+    from tilewright.passes.exact_functions import exact_functions
     from tilewright.passes.expand_casts import expand_casts
     from tilewright.passes.expand_math import expand_math
     from tilewright.passes.pipeline import Trace, run_pass
@@ -41,6 +42,7 @@ def prepare_simt(program: Program, target: Target) -> Program:
         kernel = run_pass("simplify", kernel, simplify, trace)
         kernel = run_pass("contract", kernel, contract, trace)
         if not target.is_gpu:
+            kernel = run_pass("exact_functions", kernel, exact_functions, trace)
             kernel = run_pass("threads_to_loops", kernel, lambda k: threads_to_loops(k, target), trace)
             kernel = run_pass("simplify", kernel, simplify, trace)
         kernel = run_pass("expand_math", kernel, lambda k: expand_math(k, target), trace)

@@ -22,9 +22,12 @@ class Launch:
     """What of a launch the code is made for. `rank`: axes of the grid; the others have one block. `vendor`: nvidia, amd or cpu."""
 
     def __init__(
-        self, block: tuple[int, int, int], rank: int = 3, shared_bytes: int = 0, guarded: bool = False, vendor: str = "nvidia"
-    ) -> None:
+        self, block: tuple[int, int, int], rank: int = 3, shared_bytes: int = 0, guarded: bool = False, vendor: str = "nvidia",
+        steps: bool = False,
+    ) -> None:  # fmt: skip
         self.block, self.rank, self.shared_bytes, self.guarded, self.vendor = block, rank, shared_bytes, guarded, vendor
+        self.steps = steps
+        """Whether each statement is preceded by a `step` for the debugger."""
 
     @property
     def threads(self) -> int:

@@ -59,13 +59,23 @@ def simd_type(dtype: DType, width: int) -> SimdType:
     return SimdType(dtype, width)
 
 
+f32x4, f32x8, f32x16 = (simd_type(f32, width) for width in (4, 8, 16))
+f64x2, f64x4, f64x8 = (simd_type(f64, width) for width in (2, 4, 8))
+i64x2, i64x4, i64x8 = (simd_type(i64, width) for width in (2, 4, 8))
+u64x2, u64x4, u64x8 = (simd_type(u64, width) for width in (2, 4, 8))
+i32x4, i32x8, i32x16 = (simd_type(i32, width) for width in (4, 8, 16))
+u32x4, u32x8, u32x16 = (simd_type(u32, width) for width in (4, 8, 16))
+i16x8, i16x16, i16x32 = (simd_type(i16, width) for width in (8, 16, 32))
+u16x8, u16x16, u16x32 = (simd_type(u16, width) for width in (8, 16, 32))
+i8x16, i8x32, i8x64 = (simd_type(i8, width) for width in (16, 32, 64))
+u8x16, u8x32, u8x64 = (simd_type(u8, width) for width in (16, 32, 64))
+
 TYPES: dict[str, SimdType] = {
     made.__name__: made
-    for dtype, widths in (
-        (f32, (2, 4, 8, 16)), (f64, (2, 4, 8)), (i64, (2, 4, 8)), (u64, (2, 4, 8)), (i32, (2, 4, 8, 16)), (u32, (2, 4, 8, 16)),
-        (i16, (8, 16, 32)), (u16, (8, 16, 32)), (i8, (16, 32, 64)), (u8, (16, 32, 64)),
+    for made in (
+        f32x4, f32x8, f32x16, f64x2, f64x4, f64x8, i64x2, i64x4, i64x8, u64x2, u64x4, u64x8, i32x4, i32x8, i32x16,
+        u32x4, u32x8, u32x16, i16x8, i16x16, i16x32, u16x8, u16x16, u16x32, i8x16, i8x32, i8x64, u8x16, u8x32, u8x64,
     )
-    for made in (simd_type(dtype, width) for width in widths)
 }  # fmt: skip
 """By name: every type a program can write. One, two or four registers of a CPU hold each."""
 

@@ -1,7 +1,7 @@
 """`check=True`: explicit kernels that say where they leave their arrays, on GPUs and CPUs.
 
 In: a kernel that was built. Out: the same with bounds checks compiled in, which leave the first failure in an array that every
-launch is given; `failure` reads it when the launch is done.
+launch is given; `raise_failure` reads it when the launch is done.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilewright.base.errors import UserError
 from tilewright.frontend.simt import BuiltKernel
 from tilewright.ir.nodes import Kernel
 from tilewright.passes.bounds_checks import FIELDS, NAME, Site, check_bounds, failure_of
@@ -29,6 +28,8 @@ def new_failure() -> np.ndarray:
     return np.zeros(FIELDS, np.int64)
 
 
-def failure(values: np.ndarray, sites: Sequence[Site], kernel: Kernel, grid: Sequence[int]) -> UserError | None:
-    """What the launch left behind, if it did."""
-    return failure_of(values.tolist(), sites, kernel, grid[: max(1, len(kernel.grid))])
+def raise_failure(values: np.ndarray, sites: Sequence[Site], kernel: Kernel, grid: Sequence[int]) -> None:
+    """Raise what the launch left behind, if it did."""
+    error = failure_of(values.tolist(), sites, kernel, grid[: max(1, len(kernel.grid))])
+    if error is not None:
+        raise error

@@ -19,7 +19,7 @@ from tilewright.api.devices import Device
 from tilewright.api.native_calls import Given, NativeCalls
 from tilewright.api.outputs import converted, keep
 from tilewright.api.simt_arguments import Leaf, Part, checked_number, read_leaves, split_values
-from tilewright.api.simt_checks import FAILURE, failure, new_failure, with_checks
+from tilewright.api.simt_checks import FAILURE, new_failure, raise_failure, with_checks
 from tilewright.api.simt_memory import check_alive
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import UserError
@@ -112,7 +112,8 @@ class SimtRunner:
         self._calls: dict[Key, _Call] = {}
         """Launches on device arrays, by all that decides which code runs and with which sizes."""
         self._emulated: dict[Key, tuple[BuiltKernel, Kernel]] = {}
-        self.on_cpu: dict[Key, tuple[CpuProgram, BuiltKernel, tuple[Site, ...]]] = {}
+        self.on_cpu: dict[Key, tuple[CpuProgram, BuiltKernel, Key]] = {}
+        """With what was built, and under which key."""
         self.sites: dict[Key, tuple[Site, ...]] = {}
         """Of kernels with checks: what a failure can name."""
         self.last: Artifact | None = None
@@ -184,10 +185,10 @@ class SimtRunner:
             from tilewright.api.simt_cpu import run_cpu
 
             leaves, args, back = host_leaves(self.parameters, values)
-            arrays, written, error = run_cpu(self, leaves, args, config, launch_sizes(config), device)
-            copy_back(back, arrays, written)
-            if error is not None:
-                raise error
+            arrays, built, key = run_cpu(self, leaves, args, config, launch_sizes(config), device)
+            copy_back(back, arrays, built.written)
+            if config.check:
+                raise_failure(arrays[FAILURE], self.sites[key], built.kernel, config.grid)
 
     def _run_cuda(self, values: Sequence[object], config: Config, device: Device, native: NativeCalls | None) -> None:
         gpu = gpu_of(device)
@@ -233,9 +234,7 @@ class SimtRunner:
             gpu.order(place.outside or 0, place.stream)
         self.last = artifact
         if config.check:
-            error = failure(arrays[FAILURE].numpy(), self.sites[loaded.key], loaded.built.kernel, config.grid)
-            if error is not None:
-                raise error
+            raise_failure(arrays[FAILURE].numpy(), self.sites[loaded.key], loaded.built.kernel, config.grid)
         if back or loaded.aliased or config.check:
             return
         if not copies:

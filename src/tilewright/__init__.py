@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tilewright.api.array_files import read_values
     from tilewright.api.arrays import allocate, array, asarray, copy, from_dlpack, pinned, to_device
     from tilewright.api.compute import load
+    from tilewright.api.debugging import debug
     from tilewright.api.devices import (
         Device,
         compute_devices,
@@ -96,6 +97,7 @@ if TYPE_CHECKING:
     from tilewright.api.memory import Pool, default_pool, memory_pool
     from tilewright.api.pipeline import Pipeline, parallel, stage
     from tilewright.api.profile import Profile, profile
+    from tilewright.api.simd import CpuFunction, cpu
     from tilewright.api.simt import GpuKernel, gpu, gpu_launch
     from tilewright.api.simt_instructions import (
         active_mask,
@@ -249,6 +251,38 @@ if TYPE_CHECKING:
         u32,
         u64,
     )
+    from tilewright.base.simd import (
+        f32x4,
+        f32x8,
+        f32x16,
+        f64x2,
+        f64x4,
+        f64x8,
+        i8x16,
+        i8x32,
+        i8x64,
+        i16x8,
+        i16x16,
+        i16x32,
+        i32x4,
+        i32x8,
+        i32x16,
+        i64x2,
+        i64x4,
+        i64x8,
+        u8x16,
+        u8x32,
+        u8x64,
+        u16x8,
+        u16x16,
+        u16x32,
+        u32x4,
+        u32x8,
+        u32x16,
+        u64x2,
+        u64x4,
+        u64x8,
+    )
     from tilewright.runtime.cpu_pool import get_num_threads, set_num_threads
     from tilewright.runtime.futures import Future, all_of, any_of
     from tilewright.tree.metadata import CompileTarget
@@ -258,6 +292,7 @@ __all__ = [
     "Array",
     "CompileTarget",
     "CompilerBug",
+    "CpuFunction",
     "DType",
     "Device",
     "DeviceError",
@@ -331,9 +366,11 @@ __all__ = [
     "copy_wait",
     "cos",
     "cosh",
+    "cpu",
     "cpu_partitions",
     "ctz",
     "current_stream",
+    "debug",
     "default_device",
     "default_pool",
     "device",
@@ -351,7 +388,13 @@ __all__ = [
     "f8e5m2",
     "f16",
     "f32",
+    "f32x4",
+    "f32x8",
+    "f32x16",
     "f64",
+    "f64x2",
+    "f64x4",
+    "f64x8",
     "fast_cos",
     "fast_divide",
     "fast_exp",
@@ -397,9 +440,21 @@ __all__ = [
     "grid_sync",
     "heterogeneous",
     "i8",
+    "i8x16",
+    "i8x32",
+    "i8x64",
     "i16",
+    "i16x8",
+    "i16x16",
+    "i16x32",
     "i32",
+    "i32x4",
+    "i32x8",
+    "i32x16",
     "i64",
+    "i64x2",
+    "i64x4",
+    "i64x8",
     "inf",
     "inline_always",
     "isnan",
@@ -499,9 +554,21 @@ __all__ = [
     "trunc",
     "tune",
     "u8",
+    "u8x16",
+    "u8x32",
+    "u8x64",
     "u16",
+    "u16x8",
+    "u16x16",
+    "u16x32",
     "u32",
+    "u32x4",
+    "u32x8",
+    "u32x16",
     "u64",
+    "u64x2",
+    "u64x4",
+    "u64x8",
     "unpack_bits",
     "unrolled",
     "vectorizable",
@@ -527,6 +594,7 @@ _LATER = {
     "tilewright.api.arrays": ("allocate", "array", "asarray", "copy", "from_dlpack", "pinned", "to_device"),
     "tilewright.api.compute": ("load",),
     "tilewright.api.devices": ("Device", "compute_devices", "cpu_partitions", "default_device", "devices", "set_default_device"),
+    "tilewright.api.debugging": ("debug",),
     "tilewright.api.export": ("export",),
     "tilewright.api.graphs": ("Graph", "capture", "graph"),
     "tilewright.api.heterogeneous": ("heterogeneous", "schedule", "task"),
@@ -543,6 +611,7 @@ _LATER = {
     "tilewright.api.notebook": ("load_ipython_extension", "unload_ipython_extension"),
     "tilewright.api.pipeline": ("Pipeline", "parallel", "stage"),
     "tilewright.api.profile": ("Profile", "profile"),
+    "tilewright.api.simd": ("CpuFunction", "cpu"),
     "tilewright.api.simt": ("GpuKernel", "gpu", "gpu_launch"),
     "tilewright.api.simt_instructions": (
         "active_mask", "atomic_load", "atomic_store", "barrier_and", "barrier_count", "barrier_or", "brev",
@@ -580,6 +649,11 @@ _LATER = {
     "tilewright.runtime.cpu_pool": ("get_num_threads", "set_num_threads"),
     "tilewright.runtime.futures": ("Future", "all_of", "any_of"),
     "tilewright.tree.metadata": ("CompileTarget",),
+    "tilewright.base.simd": (
+        "f32x16", "f32x4", "f32x8", "f64x2", "f64x4", "f64x8", "i16x16", "i16x32", "i16x8", "i32x16", "i32x4", "i32x8",
+        "i64x2", "i64x4", "i64x8", "i8x16", "i8x32", "i8x64", "u16x16", "u16x32", "u16x8", "u32x16", "u32x4", "u32x8",
+        "u64x2", "u64x4", "u64x8", "u8x16", "u8x32", "u8x64",
+    ),
 }
 """Modules that are loaded when somebody asks for one of their names."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Generic, NoReturn, ParamSpec, overload
 
 from tilewright.api.cuda_calls import device_of
@@ -24,6 +25,7 @@ from tilewright.base.target import parse_target
 from tilewright.compile.simt import prepare_simt
 from tilewright.frontend.simt import Parameter, read_parameters
 from tilewright.frontend.simt_source import FunctionSource, read_source
+from tilewright.ir.emulator.stepping import is_stepping
 from tilewright.ir.program import Program
 from tilewright.runtime.entry import Entry
 
@@ -42,6 +44,8 @@ class Config:
     shared_bytes: int = 0
     stream: object = None
     count: int = 0
+    check: bool = False
+    """Whether the code checks its indices."""
 
     @property
     def threads(self) -> int:
@@ -96,7 +100,7 @@ class GpuKernel(Generic[P]):
 
     def __init__(
         self, function: Callable[P, object], device: str | int | None = None, max_threads: int | None = None, min_blocks: int | None = None,
-        cluster: int | None = None,
+        cluster: int | None = None, check: bool = False,
     ) -> None:  # fmt: skip
         functools.update_wrapper(self, function)
         self.python = function
@@ -108,6 +112,7 @@ class GpuKernel(Generic[P]):
         """Whether launches on the CPU are refused."""
         self.independent = False
         """Whether its threads promise to have nothing to do with each other."""
+        self.check = _flag("check", check)
         self._launches: dict[object, ConfiguredKernel] = {}
         self._runner: SimtRunner | None = None
 
@@ -176,7 +181,7 @@ class GpuKernel(Generic[P]):
         block = self._checked_block(parts[1])
         if grid[0] % self.cluster:
             raise UserError.at("TW009", f"the grid of {self.__name__} is {parts[0]!r}: its blocks along x are not made of clusters of {self.cluster}", self.span)
-        return Config(grid, block, shared, parts[3] if len(parts) > 3 else None)
+        return Config(grid, block, shared, parts[3] if len(parts) > 3 else None, check=self.check)
 
     def _checked_block(self, block: object) -> tuple[int, int, int]:
         found = _extents(block, "block", self.__name__, self.span)
@@ -202,11 +207,13 @@ class GpuKernel(Generic[P]):
             raise UserError.at("TW009", f"{self.__name__} is launched for {n!r} threads", self.span, "give the number of elements")
         shape = self._checked_block(block)
         config = self._config((-(-n // (shape[0] * shape[1] * shape[2])), block, shared, stream))
-        return self._configured(key, Config(config.grid, config.block, config.shared_bytes, config.stream, n if n % config.threads else 0))
+        return self._configured(key, replace(config, count=n if n % config.threads else 0))
 
     def launch(self, config: Config, args: tuple[object, ...], named: dict[str, object], native: NativeCalls | None = None) -> None:
         """One launch. `native` learns from it what machine code can repeat."""
         asked = named.pop("device", None) if all(p.name != "device" for p in self.parameters) else None
+        if "check" in named and all(p.name != "check" for p in self.parameters):
+            config = replace(config, check=_flag("check", named.pop("check")))
         values = bind_parameters(self.__name__, self.parameters, args, named, self.span)
         device = self.choose_device([part.value for part in split_values(self.parameters, values)], asked)
         if config.stream is None:
@@ -222,6 +229,8 @@ class GpuKernel(Generic[P]):
         if asked is not None and not isinstance(asked, str):
             raise UserError.at("TW009", f"device= is a {type(asked).__name__}, not a name such as 'cpu' or 'cuda:0'", self.span)
         default = default_device()
+        if is_stepping(self.__name__):
+            return find_device("emulator")
         found = find_device(asked or self.device or device_of(values) or ("auto" if default == "cpu" else default))
         if self.only_gpu and found.kind == "cpu":
             raise DeviceError.at(
@@ -246,6 +255,12 @@ def _device_name(device: str | int | None) -> str | None:
     return f"cuda:{device}" if isinstance(device, int) else device
 
 
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise UserError.at("TW009", f"{name} is {value!r}", help="give True or False")
+    return value
+
+
 def _limit(name: str, value: int | None, most: int) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
         raise UserError.at("TW016", f"{name} is {value!r}", help=f"give a number from 1 to {most}")
@@ -264,21 +279,23 @@ def _extents(item: object, what: str, name: str, span: Span) -> tuple[int, int, 
 def gpu(function: Callable[P, object]) -> GpuKernel[P]: ...
 @overload
 def gpu(
-    *, device: str | int | None = None, max_threads: int | None = None, min_blocks: int | None = None, cluster: int | None = None
-) -> Callable[[Callable[P, object]], GpuKernel[P]]: ...
+    *, device: str | int | None = None, max_threads: int | None = None, min_blocks: int | None = None, cluster: int | None = None,
+    check: bool = False,
+) -> Callable[[Callable[P, object]], GpuKernel[P]]: ...  # fmt: skip
 def gpu(
     function: Callable[P, object] | None = None, *, device: str | int | None = None, max_threads: int | None = None,
-    min_blocks: int | None = None, cluster: int | None = None,
+    min_blocks: int | None = None, cluster: int | None = None, check: bool = False,
 ) -> GpuKernel[P] | Callable[[Callable[P, object]], GpuKernel[P]]:  # fmt: skip
     """Mark a Python function as an explicit kernel: its body is what one thread does.
 
     `device` names where it runs (`"cuda:1"`, `"emulator"`, `"cpu"`, or the number of a GPU); otherwise its arrays decide. `max_threads`
     is the largest block it may be launched with, `min_blocks` how many blocks a multiprocessor should have room for: both limit the
-    registers of a thread. `cluster`: so many neighbouring blocks along x run at once and reach each other's shared memory.
+    registers of a thread. `cluster`: so many neighbouring blocks along x run at once and reach each other's shared memory. With
+    `check=True`, also at a single launch, every index is checked on the device, and a launch ends with the error the emulator would give.
     """
     if function is not None:
         return GpuKernel(function)
-    return lambda wrapped: GpuKernel(wrapped, device, max_threads, min_blocks, cluster)
+    return lambda wrapped: GpuKernel(wrapped, device, max_threads, min_blocks, cluster, check)
 
 
 def gpu_launch(kernel: GpuKernel[...], n: int, block: Extents, *args: object, shared: int = 0, stream: object = None, **named: object) -> None:

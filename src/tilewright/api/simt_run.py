@@ -19,6 +19,7 @@ from tilewright.api.devices import Device
 from tilewright.api.native_calls import Given, NativeCalls
 from tilewright.api.outputs import converted, keep
 from tilewright.api.simt_arguments import Leaf, Part, checked_number, read_leaves, split_values
+from tilewright.api.simt_checks import FAILURE, new_failure, raise_failure, with_checks
 from tilewright.api.simt_memory import check_alive
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import UserError
@@ -28,8 +29,10 @@ from tilewright.compile.simt import compile_simt, prepare_simt
 from tilewright.frontend.simt import BuiltKernel, Parameter, SimtArg, build_kernel, read_parameters
 from tilewright.frontend.simt_build import COUNT, GRID, Launch
 from tilewright.frontend.simt_source import FunctionSource, alternative, read_source
+from tilewright.ir.emulator.stepping import is_stepping
 from tilewright.ir.nodes import Attr, Kernel, walk
 from tilewright.ir.ops import OPS
+from tilewright.passes.bounds_checks import Site
 from tilewright.runtime import streams
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.libraries import is_tensor, library_of
@@ -50,6 +53,7 @@ class _Loaded:
     built: BuiltKernel
     program: CudaProgram
     aliased: bool
+    key: Key
 
 
 @record
@@ -108,8 +112,10 @@ class SimtRunner:
         self._calls: dict[Key, _Call] = {}
         """Launches on device arrays, by all that decides which code runs and with which sizes."""
         self._emulated: dict[Key, tuple[BuiltKernel, Kernel]] = {}
-        self.on_cpu: dict[Key, tuple[CpuProgram, frozenset[str]]] = {}
-        """With the arrays that are written."""
+        self.on_cpu: dict[Key, tuple[CpuProgram, BuiltKernel, Key]] = {}
+        """With what was built, and under which key."""
+        self.sites: dict[Key, tuple[Site, ...]] = {}
+        """Of kernels with checks: what a failure can name."""
         self.last: Artifact | None = None
 
     # -- building -------------------------------------------------------------------------------------------------
@@ -118,7 +124,7 @@ class SimtRunner:
         self, args: Sequence[SimtArg], config: Config, aliased: bool = False, vendor: str = "nvidia", facts: Facts | None = None
     ) -> Key:
         """All that code is made for."""
-        return (tuple(args), config.block, config.rank, config.shared_bytes, bool(config.count), aliased, vendor, facts)
+        return (tuple(args), config.block, config.rank, config.shared_bytes, bool(config.count), config.check, aliased, vendor, facts)
 
     def built(
         self, args: Sequence[SimtArg], config: Config, aliased: bool = False, vendor: str = "nvidia", facts: Facts | None = None
@@ -139,6 +145,8 @@ class SimtRunner:
             found = build_kernel(self._source_for(vendor), self.parameters, args, launch, attrs, alike)
             if self.independent:
                 _check_independent(found)
+            if config.check:
+                found, self.sites[key] = with_checks(found)
             keep(self._built, key, found)
         return found
 
@@ -153,6 +161,11 @@ class SimtRunner:
             own = ", ".join(p.name for p in self.parameters)
             raise UserError.at("TW016", f"{source.name} for {vendor} takes ({', '.join(names)}), but another definition ({own})", source.head())
         return source
+
+    def built_with_steps(self, args: Sequence[SimtArg], config: Config) -> BuiltKernel:
+        """The kernel with a `step` before each statement, for the debugger."""
+        launch = Launch(config.block, config.rank, config.shared_bytes, bool(config.count), steps=True)
+        return build_kernel(self._source_for("nvidia"), self.parameters, args, launch, dict(self.attrs))
 
     def compile(self, leaves: Sequence[Leaf], args: Sequence[SimtArg], config: Config, target: Target) -> Artifact:
         """The artifact of a launch with these arguments."""
@@ -172,8 +185,10 @@ class SimtRunner:
             from tilewright.api.simt_cpu import run_cpu
 
             leaves, args, back = host_leaves(self.parameters, values)
-            arrays, written = run_cpu(self, leaves, args, config, launch_sizes(config), device)
-            copy_back(back, arrays, written)
+            arrays, built, key = run_cpu(self, leaves, args, config, launch_sizes(config), device)
+            copy_back(back, arrays, built.written)
+            if config.check:
+                raise_failure(arrays[FAILURE], self.sites[key], built.kernel, config.grid)
 
     def _run_cuda(self, values: Sequence[object], config: Config, device: Device, native: NativeCalls | None) -> None:
         gpu = gpu_of(device)
@@ -207,6 +222,9 @@ class SimtRunner:
                     back.append((_original(part.value, leaf.value), copies[key]))
             elif isinstance(leaf.value, DeviceArray):
                 arrays[leaf.name] = leaf.value
+        if config.check:
+            streams.refuse_in_capture(f"a launch of {self.source.name} with check=True")
+            arrays[FAILURE] = gpu.from_numpy(new_failure(), stream=place.stream)
         numbers = {leaf.name: leaf.value for leaf in leaves if not isinstance(leaf.value, np.ndarray | DeviceArray)}
         sizes = self._sizes(artifact, arrays, config)
         loaded.program.run(arrays, converted(artifact, numbers), sizes, place.stream, take=_memory(library, gpu.ordinal))
@@ -215,7 +233,9 @@ class SimtRunner:
         if place.split:
             gpu.order(place.outside or 0, place.stream)
         self.last = artifact
-        if back or loaded.aliased:
+        if config.check:
+            raise_failure(arrays[FAILURE].numpy(), self.sites[loaded.key], loaded.built.kernel, config.grid)
+        if back or loaded.aliased or config.check:
             return
         if not copies:
             keep(self._calls, forms, _Call(loaded, sizes))
@@ -261,7 +281,8 @@ class SimtRunner:
         found = self._loaded.get(key)
         if found is None:
             built = self.built(args, config, aliased, facts=facts)
-            found = _Loaded(built, gpu.load(compile_simt(built.program, gpu.target)), aliased)
+            own = self.key(args, config, aliased, facts=facts)
+            found = _Loaded(built, gpu.load(compile_simt(built.program, gpu.target)), aliased, own)
             keep(self._loaded, key, found)
         return found
 
@@ -288,9 +309,13 @@ class SimtRunner:
 
         streams.refuse_in_capture(f"a launch on {device.id}", help="graphs of explicit kernels are captured on a GPU")
         leaves, args, back = host_leaves(self.parameters, values)
+        config = replace(config, check=False)
         key = (device.id, *self.key(args, config))
         found = self._emulated.get(key)
-        if found is None:
+        if is_stepping(self.source.name):
+            stepped = self.built_with_steps(args, config)
+            found = stepped, stepped.kernel
+        elif found is None:
             built = self.built(args, config)
             found = built, prepare_simt(built.program, device.target).calls[0].kernel
             keep(self._emulated, key, found)

@@ -159,17 +159,32 @@ def run(file: str, kernel: str | None, given: tuple[str, ...], wanted: tuple[str
 @_RESULT
 @_ARGS
 @click.option("--stage", type=click.Choice(("loop", "tile", "thread")), default="thread", show_default=True, help="What to execute.")
-def emulate(file: str, kernel: str | None, given: tuple[str, ...], wanted: tuple[str, ...], arguments: str, stage: str) -> None:
+@click.option("--break", "lines", type=int, multiple=True, metavar="LINE", help="Print a thread's variables at that line. Repeatable.")
+@click.option("--block", default="0", show_default=True, metavar="INDEX", help="The block of that thread: a number, or 1,0.")
+@click.option("--thread", default="0", show_default=True, metavar="INDEX", help="The thread in its block.")
+@click.option("--pdb", "interactive", is_flag=True, help="Enter Python's debugger there instead.")
+@click.option("--script", is_flag=True, help="Execute the Python file; the way of files with @tw.gpu kernels.")
+@click.argument("script_arguments", nargs=-1, metavar="[-- ARGUMENT...]")
+def emulate(
+    file: str, kernel: str | None, given: tuple[str, ...], wanted: tuple[str, ...], arguments: str, stage: str, lines: tuple[int, ...],
+    block: str, thread: str, interactive: bool, script: bool, script_arguments: tuple[str, ...],
+) -> None:  # fmt: skip
     """Execute a stage of the compiled kernels step by step and report the first fault with its source line.
 
     Faults are accesses out of bounds, races, divergent barriers and reads of memory nobody wrote. Without --in, small random inputs
-    are made.
+    are made. A Python file with explicit kernels (@tw.gpu) is executed as the program it is, with its kernels on the emulator.
 
     \b
     Examples:
       tilewright emulate examples/zyn/row_sums.zyn
       tilewright emulate examples/zyn/relu.zyn --in x=x.npy --stage tile
+      tilewright emulate program.py --kernel block_sum --break 14 --thread 3
     """
+    from tilewright.cli.emulate_script import emulate_script, has_explicit_kernels
+
+    if script or lines or interactive or (has_explicit_kernels(file) and not given and not arguments):
+        emulate_script(file, script_arguments, kernel, lines, block, thread, interactive)
+        return
     from tilewright.cli.run_command import emulate as command
 
     command(file, kernel, given, wanted, stage, arguments)

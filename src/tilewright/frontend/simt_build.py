@@ -23,9 +23,12 @@ class Launch:
     of a cluster."""
 
     def __init__(
-        self, block: tuple[int, int, int], rank: int = 3, shared_bytes: int = 0, guarded: bool = False, vendor: str = "nvidia", cluster: int = 1
-    ) -> None:
+        self, block: tuple[int, int, int], rank: int = 3, shared_bytes: int = 0, guarded: bool = False, vendor: str = "nvidia", cluster: int = 1,
+        steps: bool = False,
+    ) -> None:  # fmt: skip
         self.block, self.rank, self.shared_bytes, self.guarded, self.vendor, self.cluster = block, rank, shared_bytes, guarded, vendor, cluster
+        self.steps = steps
+        """Whether each statement is preceded by a `step` for the debugger."""
 
     @property
     def threads(self) -> int:

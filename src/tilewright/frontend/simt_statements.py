@@ -30,8 +30,10 @@ from tilewright.frontend.simt_values import (
     Val,
     Word,
     describe,
+    leaves,
     literal,
 )
+from tilewright.ir.nodes import Value
 
 _HELP: dict[type[ast.stmt], tuple[str, str]] = {
     ast.Try: ("try", "check the values before the kernel is launched"),
@@ -85,10 +87,26 @@ class Statements(Loops):
 
     def statement(self, node: ast.stmt) -> None:
         with self.b.at(self.head(node)):
+            if self.launch.steps:
+                self._step(node)
             handler = _HANDLERS.get(type(node))
             if handler is None:
                 raise self.unsupported(node, *_HELP.get(type(node), (f"'{type(node).__name__}'", "use assignments, if, for and while")))
             handler(self, node)
+
+    def _step(self, node: ast.stmt) -> None:
+        """For the debugger: the variables that have a value before a statement."""
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            return
+        found: dict[str, Value] = {}
+        for name, val in self.scope.variables.items():
+            if name.startswith("$") or name in self.scope.missing:
+                continue
+            if isinstance(val, Memory) and not val.given:
+                found[name] = val.value
+            for path, number in leaves(val):
+                found[name + "".join(f"[{item}]" for item in path)] = self.use(number)
+        self.b.multi("step", *found.values(), names=tuple(found), function=self.scope.source.name)
 
     # -- simple statements ----------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ class OpDef:
     """Result types from operand types and attributes; None for ops with regions (the verifier knows those)."""
     stages: frozenset[str] = ALL_STAGES
     effect: str = "pure"
-    """pure, read, write, sync (orders other threads), or control."""
+    """pure, read, write, sync (orders other threads), control, or debug."""
     group: str = "elementwise"
     bound: str = "exact"
     """Largest error of the result, in units in the last place of the result's dtype."""

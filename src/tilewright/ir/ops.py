@@ -472,6 +472,9 @@ _define("pack", "A vec of these scalars.", _pack, "thread", group="thread")
 _define("split", "The low and the high half of a vec.", _split, "thread", group="thread")
 _define("every", "Whether all elements of a vec of bools are true.", _every, "thread", group="thread")
 
+_define("step", "`step %a, %x {names, function}`: before a statement of the source, whose variables have these names and values. For the "
+        "emulator's debugger: computes nothing, and code generators do not know it.", _any_operands, "thread", "debug", "thread")  # fmt: skip
+
 # Matrix units, asynchronous copies and their barriers.
 OPS.update({row.name: row for row in DEFINITIONS})
 # Lanes of vecs on a CPU.

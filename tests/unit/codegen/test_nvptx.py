@@ -27,7 +27,7 @@ from tilewright.ir.types import Tensor
 
 KNOWN = set((Path(__file__).parents[2] / "data" / "llvm22_nvvm.txt").read_text().split())
 """Every NVVM intrinsic of LLVM 22 of the families Tilewright uses, overload suffixes left off."""
-UNREACHABLE = {"panel_begin", "panel_dot", "panel_end"}
+UNREACHABLE = {"panel_begin", "panel_dot", "panel_end", "step"}
 """Ops no pass makes for GPUs."""
 
 

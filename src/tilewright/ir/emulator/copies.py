@@ -300,7 +300,7 @@ class Copies:
                 f"in {self.machine.describe(frame, lane)}", op.span,
                 "wait for an mbarrier at which those who use it arrive when they are done",
             )  # fmt: skip
-        history.note_write(there, clocks.loads(slot), int(self.loads[slot]))
+        history.note_write(there, clocks.loads(slot), int(self.loads[slot]), op)
 
     def _copy_remote(self, op: Op, frame: Frame) -> Results:
         target, source, barriers = (self.machine.memories[op.operands[k]] for k in (0, 2, 4))

@@ -2,7 +2,7 @@
 
 Where an op takes a mask, every lane that comes there must be named in its own mask and all lanes named must come there together
 with the same one: on a GPU anything else waits for ever or gives anything, so here it is an error (TW050). Atomic accesses are
-made one after another and never race.
+made one after another; they race with ordinary ones only.
 """
 
 from __future__ import annotations
@@ -284,6 +284,7 @@ class SimtOps:
             raise fault(f"{op.opcode} to {memory.label}, which is read-only", op.span)
         if reads:
             self.machine.check_written(op, frame, memory, places, active)
+        self.machine.on_update(op, frame, memory, places, active)
 
     def _atomic_load(self, op: Op, frame: Frame) -> Results:
         type_ = op.result.type

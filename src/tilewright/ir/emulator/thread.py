@@ -21,19 +21,23 @@ from math import prod
 
 import numpy as np
 
-from tilewright.base.errors import UserError
+from tilewright.ir import places
 from tilewright.ir.emulator.barriers import Barriers
 from tilewright.ir.emulator.block_races import BlockRaces
 from tilewright.ir.emulator.bulk import Bulk
 from tilewright.ir.emulator.copies import Copies
-from tilewright.ir.emulator.frames import BLOCK, EXISTS, LANE, SLOT, THREAD, Frame, align
-from tilewright.ir.emulator.machine import Barrier, Fork, GridBarrier, Machine, Pause, Results, Steps, advance
+from tilewright.ir.emulator.divergence import elsewhere
+from tilewright.ir.emulator.frames import BLOCK, EXISTS, LANE, SLOT, THREAD, Frame
+from tilewright.ir.emulator.machine import Barrier, Fork, GridBarrier, Pause, Results, Steps, advance
 from tilewright.ir.emulator.matrix import Matrix
 from tilewright.ir.emulator.memory import Memory, fault
-from tilewright.ir.emulator.order import FENCED, KNOWN, Clocks, History
+from tilewright.ir.emulator.order import Clocks, History
 from tilewright.ir.emulator.panels import Panels
-from tilewright.ir.emulator.races import Races, clashes
+from tilewright.ir.emulator.races import Races
+from tilewright.ir.emulator.racing import RacingMachine
 from tilewright.ir.emulator.simt_ops import SimtOps
+from tilewright.ir.emulator.stepping import Stepping
+from tilewright.ir.emulator.watch import Watch, Watcher
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, dtype_of
 
@@ -133,10 +137,12 @@ def lanes_of(warps: Array) -> Array:
     return (np.flatnonzero(warps)[:, None] * WARP + np.arange(WARP)).reshape(-1)
 
 
-class ThreadMachine(Machine):
+class ThreadMachine(RacingMachine):
     """Runs blocks `first` to `first + blocks` of the grid."""
 
-    def __init__(self, kernel: Kernel, sizes: Mapping[str, int], waits: Waits, first: int, blocks: int) -> None:
+    def __init__(
+        self, kernel: Kernel, sizes: Mapping[str, int], waits: Waits, first: int, blocks: int, watch: Watch | None = None
+    ) -> None:
         super().__init__(kernel, sizes)
         self.waits = waits
         self.blocks = blocks
@@ -171,19 +177,25 @@ class ThreadMachine(Machine):
         Panels(self)
         SimtOps(self)
         Bulk(self)
+        Stepping(self)
+        self.watcher = None if watch is None else Watcher(self, watch)
 
     def bind(self, param: Value, argument: Array | int | float | bool, frame: Frame) -> None:
         super().bind(param, argument, frame)
         memory = self.memories.get(param)
-        if self.waits.grid and memory is not None:
+        if self.waits.grid and memory is not None and self.watcher is None:
             self.block_races.watch(memory)
 
-    def start(self, apart: bool) -> Steps:
-        """The kernel from its start to its end; `apart`: each warp on its own from the start."""
+    def start(self, apart: bool, single: bool = False) -> Steps:
+        """The kernel from its start to its end; `apart`: each warp on its own from the start; `single`: each thread."""
         if not apart:
             return (yield from self.run(self.kernel.body, self.root))
-        warps = np.flatnonzero(warps_with(self.root.active))
-        children = [self._child(self.root, warp * WARP + np.arange(WARP), self.root.mask) for warp in warps]
+        if single:
+            lanes = np.flatnonzero(self.root.active)
+            children = [self._child(self.root, n // WARP * WARP + np.arange(WARP), np.arange(self.root.lanes) == n) for n in lanes]
+        else:
+            warps = np.flatnonzero(warps_with(self.root.active))
+            children = [self._child(self.root, warp * WARP + np.arange(WARP), self.root.mask) for warp in warps]
         yield Fork(None, tuple((child, self.run(self.kernel.body, child)) for child in children))
         return ()
 
@@ -193,7 +205,10 @@ class ThreadMachine(Machine):
         self.barrier_units.finish()
 
     def describe(self, frame: Frame, lane: int) -> str:
-        return f"{self.block_text(int(frame.full(BLOCK)[lane]))}, thread {int(frame.full(THREAD)[lane])}"
+        return f"{self.block_text(int(frame.full(BLOCK)[lane]))}, {self.thread_text(int(frame.full(THREAD)[lane]))}"
+
+    def thread_text(self, thread: int) -> str:
+        return places.thread_text(self.kernel, thread)
 
     # -- ways that part -------------------------------------------------------------------------------------------
 
@@ -238,7 +253,7 @@ class ThreadMachine(Machine):
                 (parts,) = yield Fork(op, ((child, rest),))
                 return place(carried, select, parts, frame.lanes)
             frame.values.update(zip(region.args, (index, *carried), strict=True))
-            with frame.masked(frame.mask if goes_on.all() else lanes):
+            with frame.masked(frame.mask if goes_on.all() else lanes, op):
                 following = yield from self.run(region, frame)
             # Values that are the same for all lanes stay so where all lanes go on.
             carried = following if goes_on.all() else self._update(lanes, following, carried)
@@ -260,7 +275,7 @@ class ThreadMachine(Machine):
         following = carried
         while True:
             if not tested:
-                with frame.masked(active):
+                with frame.masked(active, op):
                     frame.values.update(zip(test.args, following, strict=True))
                     condition, *values = yield from self.run(test, frame)
                 carried = self._update(active, tuple(values), carried)
@@ -276,7 +291,7 @@ class ThreadMachine(Machine):
                     (parts,) = yield Fork(op, ((child, rest),))
                     return place(carried, select, parts, frame.lanes)
             tested = False
-            with frame.masked(active):
+            with frame.masked(active, op):
                 frame.values.update(zip(body.args, carried, strict=True))
                 following = yield from self.run(body, frame)
             if op in self.waits.polling:
@@ -290,9 +305,12 @@ class ThreadMachine(Machine):
         if apart.any():
             warp = int(np.argmax(apart))
             lane = warp * WARP
+            first = int(frame.full(THREAD)[lane])
+            missing = np.flatnonzero(exists[warp] & ~here[warp])
             raise fault(
                 f"divergent {op.opcode}: only {int(here[warp].sum())} of {int(exists[warp].sum())} threads of warp "
-                f"{int(frame.full(THREAD)[lane]) // WARP} of {self.block_text(int(frame.full(BLOCK)[lane]))} arrive",
+                f"{first // WARP} of {self.block_text(int(frame.full(BLOCK)[lane]))} arrive"
+                f"{elsewhere(frame, first, missing, lane)}",
                 op.span, f"every thread of a {'block' if op.opcode in ('barrier', 'barrier_reduce', 'grid_barrier') else 'warp'} must reach the {op.opcode}; "
                 "move it out of the condition",
             )  # fmt: skip
@@ -311,6 +329,8 @@ class ThreadMachine(Machine):
         """All blocks pass a barrier of the grid."""
         self.block_races.passed += 1
         self.barriers += 1
+        if self.watcher is not None:
+            self.watcher.watch.forget()
         if self.clocks is not None:
             warps = np.arange(self.blocks * self.warps)
             self.clocks.acquire(warps, self.clocks.release(warps))
@@ -318,6 +338,8 @@ class ThreadMachine(Machine):
     def open_barriers(self, opens: Array) -> None:
         """All warps of the blocks where `opens` holds pass a barrier."""
         self.barriers[opens] += 1
+        if self.watcher is not None:
+            self.watcher.open_barriers(opens)
         if self.clocks is not None:
             for block in np.flatnonzero(opens):
                 warps = block * self.warps + np.arange(self.warps)
@@ -330,109 +352,6 @@ class ThreadMachine(Machine):
             raise self.fail_at(op, frame, bad, lambda p: f"block {int(rank[p[0]])} of a cluster of {self.cluster}")
         slot = frame.full(SLOT)
         return np.asarray(slot - slot % self.cluster + rank)
-
-    # -- races ----------------------------------------------------------------------------------------------------
-
-    def actors(self, frame: Frame, places: Array, active: Array | None) -> tuple[Array, Array, Array, Array]:
-        """Of the accesses that happen: which they are, and their places, warps and barriers passed, on one axis each."""
-        shape = (frame.lanes, *places.shape[1:])
-        wanted = np.broadcast_to(np.True_ if active is None else align(active, len(shape) - 1), shape)
-        warps = np.broadcast_to(align(frame.full(LANE) // WARP, len(shape) - 1), shape)
-        epochs = np.broadcast_to(align(self.barriers[frame.full(SLOT)], len(shape) - 1), shape)
-        return wanted, np.broadcast_to(places, shape)[wanted], warps[wanted], epochs[wanted]
-
-    def _race(self, op: Op, frame: Frame, memory: Memory, wanted: Array, places: Array, bad: Array) -> UserError:
-        where = np.zeros(wanted.shape, np.bool_)
-        where[wanted] = bad
-        element = np.unravel_index(int(places[np.argmax(bad)]) % memory.size, memory.shape)
-        why = "another warp accesses between the same barriers" if self.clocks is None else (
-            "another warp, the copy engine or a matrix unit accesses with nothing that orders the two"
-        )  # fmt: skip
-        return self.fail_at(
-            op, frame, where,
-            lambda _: f"race on shared memory: {op.opcode} of {memory.label}{[int(i) for i in element]}, which {why}",
-            "put a barrier between the two accesses",
-        )  # fmt: skip
-
-    def _clocked_access(
-        self, op: Op, frame: Frame, memory: Memory, places: Array, values: Array | None, active: Array | None
-    ) -> None:
-        """Check and note an ordinary read, or a write of `values`."""
-        history, clocks = self.histories.get(memory), self.clocks
-        if history is None or clocks is None:
-            return
-        wanted, there, warps, _ = self.actors(frame, places, active)
-        bad = np.zeros(there.shape, np.bool_)
-        for warp in np.unique(warps):
-            own, known = warps == warp, clocks.now[KNOWN, warp]
-            bad[own] = history.unknown_write(there[own], known)
-            if values is not None:
-                bad[own] |= history.unknown_read(there[own], known, int(warp) // self.warps)
-        if values is not None:
-            new = np.broadcast_to(values, wanted.shape)[wanted]
-            bad = bad & (memory.read(there) != new) | clashes(there, warps, new)
-        if bad.any():
-            raise self._race(op, frame, memory, wanted, there, bad)
-        for warp in np.unique(warps):
-            note = history.note_read if values is None else history.note_write
-            note(there[warps == warp], clocks.warp(int(warp)), int(clocks.now[KNOWN, warp, clocks.own[warp]]))
-
-    def engine_reads(self, op: Op, memory: Memory, places: Array, known: Array | None, actor: int, access: int) -> None:
-        """Check and note a read by the copy engine or a matrix unit, started by someone who knows `known`."""
-        if memory.written is not None and not memory.written[places].all():
-            place = int(places[np.argmin(memory.written[places])])
-            element = [int(i) for i in np.unravel_index(place % memory.size, memory.shape)]
-            raise fault(
-                f"{op.opcode} of uninitialised {memory.space} memory: {memory.label}{element} "
-                f"{self.unwritten_text(memory, place)}",
-                op.span,
-            )
-        history = self.histories.get(memory)
-        if history is None or known is None:
-            return
-        for bad, text, help in (
-            (history.unknown_write(places, known[KNOWN]), "was written with nothing that orders the two",
-             "put a barrier between the two"),
-            (history.unfenced(places, known[FENCED]), "was written by a thread and not fenced since",
-             "put fence_async between the write and the barrier that leads here"),
-        ):  # fmt: skip
-            if bad.any():
-                element = [int(i) for i in np.unravel_index(int(places[np.argmax(bad)]) % memory.size, memory.shape)]
-                raise fault(
-                    f"race on shared memory: {op.opcode} reads {memory.label}{element}, which {text}", op.span, help
-                )
-        history.note_read(places, actor, access)
-
-    def unwritten_text(self, memory: Memory, place: int) -> str:
-        copy = self.copy_units.in_flight(memory, place)
-        return (
-            super().unwritten_text(memory, place)
-            if copy is None
-            else f"is still being copied by the {copy.opcode} at {copy.span.place()}"
-        )
-
-    def on_read(self, op: Op, frame: Frame, memory: Memory, places: Array, active: Array | None) -> None:
-        self._clocked_access(op, frame, memory, places, None, active)
-        self.block_races.access(op, frame, memory, places, None, active)
-        races = self.races.get(memory)
-        if races is not None:
-            wanted, there, warps, epochs = self.actors(frame, places, active)
-            bad = races.on_read(there, warps, epochs)
-            if bad.any():
-                raise self._race(op, frame, memory, wanted, there, bad)
-
-    def on_write(
-        self, op: Op, frame: Frame, memory: Memory, places: Array, values: Array, active: Array | None
-    ) -> None:
-        self._clocked_access(op, frame, memory, places, values, active)
-        self.block_races.access(op, frame, memory, places, values, active)
-        races = self.races.get(memory)
-        if races is not None:
-            wanted, there, warps, epochs = self.actors(frame, places, active)
-            new = np.broadcast_to(values, wanted.shape)[wanted]
-            bad = races.on_write(there, warps, epochs, memory.read(there), new)
-            if bad.any():
-                raise self._race(op, frame, memory, wanted, there, bad)
 
     # -- ops of one thread ----------------------------------------------------------------------------------------
 
@@ -463,8 +382,10 @@ class ThreadMachine(Machine):
             memory = Memory.allocate(op.result.name, type_, shape, owners)
             self.memories[op.result] = memory
             if type_.space == "shared" and self.clocks is not None:
-                self.histories[memory] = History(self.clocks, memory.flat.size)
-            elif type_.space == "shared" and not self.waits.polling:
+                self.histories[memory] = History(self.clocks, memory.flat.size, named=self.watcher is not None)
+            if self.watcher is not None:
+                self.watcher.allocate(memory)
+            elif type_.space == "shared" and self.clocks is None and not self.waits.polling:
                 self.races[memory] = Races(memory.flat.size)
         return ()
 

@@ -12,7 +12,18 @@ from tilewright.base.dtypes import bool_
 from tilewright.frontend.simt_expressions import Expressions
 from tilewright.frontend.simt_numbers import meet
 from tilewright.frontend.simt_state import Key, State
-from tilewright.frontend.simt_values import Memory, Num, Record, Seq, Val, describe, is_numbers, leaves, literal, rebuilt
+from tilewright.frontend.simt_values import (
+    Memory,
+    Num,
+    Record,
+    Seq,
+    Val,
+    describe,
+    is_numbers,
+    leaves,
+    literal,
+    rebuilt,
+)
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Op, Value
 from tilewright.ir.types import Scalar

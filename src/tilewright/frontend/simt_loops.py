@@ -14,7 +14,19 @@ from tilewright.base.dtypes import i64
 from tilewright.frontend.simt_flow import RESULT, RETURN, Flow
 from tilewright.frontend.simt_state import Loop, State
 from tilewright.frontend.simt_tree import jumps, loop_number, names_outside, stored_names
-from tilewright.frontend.simt_values import Memory, Num, Record, Seq, Val, Word, describe, is_numbers, leaves, literal, rebuilt
+from tilewright.frontend.simt_values import (
+    Memory,
+    Num,
+    Record,
+    Seq,
+    Val,
+    Word,
+    describe,
+    is_numbers,
+    leaves,
+    literal,
+    rebuilt,
+)
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Op, Value
 from tilewright.ir.types import Scalar

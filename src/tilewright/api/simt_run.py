@@ -33,7 +33,7 @@ from tilewright.ir.emulator.stepping import is_stepping
 from tilewright.ir.nodes import Attr, Kernel, walk
 from tilewright.ir.ops import OPS
 from tilewright.passes.bounds_checks import Site
-from tilewright.runtime import streams
+from tilewright.runtime import observe, streams
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.libraries import is_tensor, library_of
 
@@ -177,6 +177,15 @@ class SimtRunner:
 
     def run(self, values: Sequence[object], config: Config, device: Device, native: NativeCalls | None = None) -> None:
         """Launch. `native` learns from launches on a GPU that machine code can repeat."""
+        watcher = observe.observer
+        if watcher is None:
+            self._run(values, config, device, native)
+            return
+        with watcher.call(self.source, device.id) as record:
+            self._run(values, config, device, native)
+        record.kernels = 1
+
+    def _run(self, values: Sequence[object], config: Config, device: Device, native: NativeCalls | None) -> None:
         if device.kind == "cuda":
             self._run_cuda(values, config, device, native)
         elif device.kind == "emulator":

@@ -12,6 +12,7 @@ import numpy as np
 
 from tilewright.api.outputs import converted, keep
 from tilewright.api.simt_checks import FAILURE, new_failure, raise_failure
+from tilewright.api.simt_host import copy_back, host_leaves, launch_sizes
 from tilewright.base.errors import UserError
 from tilewright.compile.simt import compile_simt
 from tilewright.runtime import cpu, cpu_pool, streams
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 def run_cpu(runner: SimtRunner, values: Sequence[object], config: Config, device: Device) -> None:
     """Launch the kernel."""
-    from tilewright.api.simt_run import copy_back, host_leaves, launch_sizes
-
     streams.refuse_in_capture(f"a launch on {device.id}", help="graphs of explicit kernels are captured on a GPU")
     if config.stream is not None:
         raise UserError.at("TW016", f"{runner.source.name} runs on {device.id}, which takes no stream", runner.source.head())

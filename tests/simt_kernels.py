@@ -85,13 +85,8 @@ def ordered(n: int, dtype: Any = np.float32, low: int = -50, high: int = 50) -> 
 def outcome(one: Case, device: str, seed: int = 1) -> list[np.ndarray]:
     """All arrays after a launch on that device."""
     arguments = one.arguments(np.random.default_rng(seed))
-    before = tw.default_device()
-    tw.set_default_device(device)
-    try:
-        config = (one.grid, one.block, one.shared) if one.shared else (one.grid, one.block)
-        one.kernel[config](*arguments)
-    finally:
-        tw.set_default_device(before)
+    config = (one.grid, one.block, one.shared) if one.shared else (one.grid, one.block)
+    one.kernel[config](*arguments, device=device)
     return [a for a in arguments if isinstance(a, np.ndarray)]
 
 

@@ -13,8 +13,8 @@ from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.ops import OPS
 from tilewright.ir.types import Tensor
 
-BARRIERS = frozenset({"barrier"})
-_OWN = frozenset({"thread_id", "lane_id"})
+BARRIERS = frozenset({"barrier", "named_barrier", "barrier_reduce"})
+_OWN = frozenset({"thread_id", "lane_id", "warp_id", "lane_mask"})
 
 
 def waiting_ops(kernel: Kernel) -> set[Op]:
@@ -78,7 +78,7 @@ class _Uniform:
         self.seen.update(op.results)
         if op.regions:
             self.structured(op, together)
-        elif not self.is_block_op(op, together) or self.any_varying(op.operands):
+        elif op.opcode != "barrier_reduce" and (not self.is_block_op(op, together) or self.any_varying(op.operands)):
             self.varying.update(op.results)
 
     def is_block_op(self, op: Op, together: bool) -> bool:

@@ -101,13 +101,14 @@ class GpuKernel(Generic[P]):
 
     def __init__(
         self, function: Callable[P, object], device: str | int | None = None, max_threads: int | None = None,
-        min_blocks: int | None = None, check: bool = False,
+        min_blocks: int | None = None, check: bool = False, cluster: int | None = None,
     ) -> None:  # fmt: skip
         functools.update_wrapper(self, function)
         self.python = function
         self.device = _device_name(device)
         self.max_threads = _limit("max_threads", max_threads, 1024)
         self.min_blocks = _limit("min_blocks", min_blocks, 32)
+        self.cluster = _limit("cluster", cluster, 8) or 1
         self.only_gpu = False
         """Whether launches on the CPU are refused."""
         self.independent = False
@@ -134,6 +135,7 @@ class GpuKernel(Generic[P]):
     def runner(self) -> SimtRunner:
         if self._runner is None:
             attrs = {} if self.min_blocks is None else {"min_blocks": self.min_blocks}
+            attrs |= {"cluster": self.cluster} if self.cluster > 1 else {}
             self._runner = SimtRunner(self.python, self.source, self.parameters, attrs, self.independent)
         return self._runner
 
@@ -178,6 +180,8 @@ class GpuKernel(Generic[P]):
             raise UserError.at("TW009", f"the dynamic shared memory of {self.__name__} is {shared!r}, not a number of bytes", self.span)
         grid = _extents(parts[0], "grid", self.__name__, self.span)
         block = self._checked_block(parts[1])
+        if grid[0] % self.cluster:
+            raise UserError.at("TW009", f"the grid of {self.__name__} is {parts[0]!r}: its blocks along x are not made of clusters of {self.cluster}", self.span)
         return Config(grid, block, shared, parts[3] if len(parts) > 3 else None, check=self.check)
 
     def _checked_block(self, block: object) -> tuple[int, int, int]:
@@ -277,22 +281,23 @@ def _extents(item: object, what: str, name: str, span: Span) -> tuple[int, int, 
 def gpu(function: Callable[P, object]) -> GpuKernel[P]: ...
 @overload
 def gpu(
-    *, device: str | int | None = None, max_threads: int | None = None, min_blocks: int | None = None, check: bool = False
+    *, device: str | int | None = None, max_threads: int | None = None, min_blocks: int | None = None, check: bool = False,
+    cluster: int | None = None,
 ) -> Callable[[Callable[P, object]], GpuKernel[P]]: ...
 def gpu(
     function: Callable[P, object] | None = None, *, device: str | int | None = None, max_threads: int | None = None,
-    min_blocks: int | None = None, check: bool = False,
+    min_blocks: int | None = None, check: bool = False, cluster: int | None = None,
 ) -> GpuKernel[P] | Callable[[Callable[P, object]], GpuKernel[P]]:  # fmt: skip
     """Mark a Python function as an explicit kernel: its body is what one thread does.
 
     `device` names where it runs (`"cuda:1"`, `"emulator"`, `"cpu"`, or the number of a GPU); otherwise its arrays decide. `max_threads`
     is the largest block it may be launched with, `min_blocks` how many blocks a multiprocessor should have room for: both limit the
     registers of a thread. With `check=True`, also at a single launch, every index is checked on the device, and a launch ends with the
-    error the emulator would give.
+    error the emulator would give. `cluster`: so many neighbouring blocks along x run at once and reach each other's shared memory.
     """
     if function is not None:
         return GpuKernel(function)
-    return lambda wrapped: GpuKernel(wrapped, device, max_threads, min_blocks, check)
+    return lambda wrapped: GpuKernel(wrapped, device, max_threads, min_blocks, check, cluster)
 
 
 def gpu_launch(kernel: GpuKernel[...], n: int, block: Extents, *args: object, shared: int = 0, stream: object = None, **named: object) -> None:

@@ -6,43 +6,45 @@ place. A launch returns when it is done.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tilewright.api.outputs import converted, keep
-from tilewright.api.simt_checks import FAILURE, new_failure, raise_failure
-from tilewright.api.simt_host import copy_back, host_leaves, launch_sizes
+from tilewright.api.simt_checks import FAILURE, new_failure
 from tilewright.base.errors import UserError
 from tilewright.compile.simt import compile_simt
 from tilewright.runtime import cpu, cpu_pool, streams
 from tilewright.runtime.device_array import DeviceArray
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tilewright.api.devices import Device
     from tilewright.api.simt import Config
+    from tilewright.api.simt_arguments import Leaf
     from tilewright.api.simt_run import SimtRunner
+    from tilewright.frontend.simt import BuiltKernel, SimtArg
 
 
-def run_cpu(runner: SimtRunner, values: Sequence[object], config: Config, device: Device) -> None:
-    """Launch the kernel."""
+def run_cpu(
+    runner: SimtRunner, leaves: Sequence[Leaf], args: Sequence[SimtArg], config: Config, launch_sizes: Mapping[str, int], device: Device
+) -> tuple[dict[str, np.ndarray], BuiltKernel, tuple[object, ...]]:
+    """Launch the kernel; gives its arrays by name, what was built, and the runner's key of that."""
     streams.refuse_in_capture(f"a launch on {device.id}", help="graphs of explicit kernels are captured on a GPU")
     if config.stream is not None:
         raise UserError.at("TW016", f"{runner.source.name} runs on {device.id}, which takes no stream", runner.source.head())
-    leaves, args, back = host_leaves(runner.parameters, values)
     arrays = {leaf.name: leaf.value for leaf in leaves if isinstance(leaf.value, np.ndarray)}
-    built = runner.built(args, config, vendor="cpu")
+    overlaps = _overlaps(arrays)
+    key = (device.id, overlaps, *runner.key(args, config, False, "cpu"))
+    found = runner.on_cpu.get(key)
+    if found is None:
+        built = runner.built(args, config, vendor="cpu")
+        aliased = any(a in built.written or b in built.written for a, b in overlaps)
+        built = runner.built(args, config, aliased, "cpu")
+        found = cpu.load(compile_simt(built.program, device.target)), built, runner.key(args, config, aliased, "cpu")
+        keep(runner.on_cpu, key, found)
+    program, built, own = found
     runner._check_written(leaves, built.written)
-    aliased = any(_overlap(array, name, arrays) for name, array in arrays.items() if name in built.written)
-    if aliased:
-        built = runner.built(args, config, True, "cpu")
-    key = (device.id, *runner.key(args, config, aliased, "cpu"))
-    program = runner.on_cpu.get(key)
-    if program is None:
-        program = cpu.load(compile_simt(built.program, device.target))
-        keep(runner.on_cpu, key, program)
     artifact = runner.last = program.artifact
     if config.check:
         arrays[FAILURE] = new_failure()
@@ -50,12 +52,11 @@ def run_cpu(runner: SimtRunner, values: Sequence[object], config: Config, device
     sizes = runner._sizes(artifact, arrays, config)
     if 0 not in config.grid:
         pool = cpu_pool.partition(*device.partition) if device.partition is not None else None
-        program.run(arrays, converted(artifact, numbers), pool, launch_sizes(config) | sizes)
-    copy_back(back, arrays, built.written)
-    if config.check:
-        raise_failure(arrays[FAILURE], runner.sites[runner.key(args, config, aliased, "cpu")], built.kernel, config.grid)
+        program.run(arrays, converted(artifact, numbers), pool, {**sizes, **launch_sizes})
+    return arrays, built, own
 
 
-def _overlap(array: np.ndarray, name: str, others: dict[str, np.ndarray]) -> bool:
-    """Whether an array shares memory with another argument."""
-    return any(np.may_share_memory(array, other) for other_name, other in others.items() if other_name != name)
+def _overlaps(arrays: Mapping[str, np.ndarray]) -> tuple[tuple[str, str], ...]:
+    """Pairs of arrays that share memory."""
+    names = list(arrays)
+    return tuple((a, b) for i, a in enumerate(names) for b in names[i + 1 :] if np.may_share_memory(arrays[a], arrays[b]))

@@ -127,7 +127,7 @@ class SimtRunner:
         self.plain = all(parameter.kind is None for parameter in parameters)
         """Whether there are no structs among its parameters."""
         self._emulated: dict[Key, tuple[BuiltKernel, Kernel]] = {}
-        self.on_cpu: dict[Key, CpuProgram] = {}
+        self.on_cpu: dict[Key, tuple[CpuProgram, BuiltKernel, Key]] = {}
         self.sites: dict[Key, tuple[Site, ...]] = {}
         """Of kernels with checks: what a failure can name."""
         self.last: Artifact | None = None
@@ -147,8 +147,10 @@ class SimtRunner:
         key = self.key(args, config, aliased, vendor, facts)
         found = self._built.get(key)
         if found is None:
-            launch = Launch(config.block, config.rank, config.shared_bytes, bool(config.count), vendor)
             attrs = dict(self.attrs)
+            cluster = attrs.get("cluster", 1)
+            assert isinstance(cluster, int)
+            launch = Launch(config.block, config.rank, config.shared_bytes, bool(config.count), vendor, cluster)
             if aliased:
                 attrs |= {"aliased": True, "noalias": False}
             if facts is not None and facts.small:
@@ -176,7 +178,9 @@ class SimtRunner:
 
     def built_with_steps(self, args: Sequence[SimtArg], config: Config) -> BuiltKernel:
         """The kernel with a `step` before each statement, for the debugger."""
-        launch = Launch(config.block, config.rank, config.shared_bytes, bool(config.count), steps=True)
+        cluster = self.attrs.get("cluster", 1)
+        assert isinstance(cluster, int)
+        launch = Launch(config.block, config.rank, config.shared_bytes, bool(config.count), cluster=cluster, steps=True)
         return build_kernel(self._source_for("nvidia"), self.parameters, args, launch, dict(self.attrs))
 
     def compile(self, leaves: Sequence[Leaf], args: Sequence[SimtArg], config: Config, target: Target) -> Artifact:
@@ -205,7 +209,11 @@ class SimtRunner:
         else:
             from tilewright.api.simt_cpu import run_cpu
 
-            run_cpu(self, values, config, device)
+            leaves, args, back = host_leaves(self.parameters, values)
+            arrays, built, key = run_cpu(self, leaves, args, config, launch_sizes(config), device)
+            copy_back(back, arrays, built.written)
+            if config.check:
+                raise_failure(arrays[FAILURE], self.sites[key], built.kernel, config.grid)
 
     def _run_cuda(self, values: Sequence[object], config: Config, device: Device, repeats: Repeats | None) -> None:
         gpu = gpu_of(device)

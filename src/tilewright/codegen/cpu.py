@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tilewright.base.abi import SLOT_BYTES
+from tilewright.base.abi import ASSERT_BITS, ASSERT_MARK, SLOT_BYTES
 from tilewright.base.errors import CompilerBug
 from tilewright.codegen import amx, avx512, cpu_atomics, cpu_lanes
 from tilewright.codegen.constants import initialiser
@@ -64,7 +64,28 @@ class _CpuDialect:
             return []
         if op.opcode == "atomic":
             return [cpu_atomics.atomic(writer, op, operands)]
+        if op.opcode == "atomic_load":
+            return [cpu_atomics.atomic_load(writer, op, operands)]
+        if op.opcode == "atomic_store":
+            cpu_atomics.atomic_store(writer, op, operands)
+            return []
+        if op.opcode == "clock":
+            now = writer.call("i64", "llvm.readcyclecounter")
+            return [now if op.attrs.get("bits", 64) == 64 else writer.let(f"trunc i64 {now} to i32")]
+        if op.opcode == "fault":
+            self._fault(writer, op, operands)
+            return []
         return cpu_lanes.emit(writer, op, operands)
+
+    def _fault(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> None:
+        """Report a failed assertion, if none has been, and leave the function."""
+        ordinal = next(k for k, one in enumerate(faults(w.kernel)) if one is op)
+        blocks, threads, *_ = ASSERT_BITS
+        word = w.let(f"or i64 {operands[0]}, {w.let(f'shl i64 {operands[1]}, {blocks}')}")
+        word = w.let(f"or i64 {word}, {(ASSERT_MARK | ordinal << (blocks + threads)) - (1 << 64)}")
+        w.let(f"cmpxchg ptr %report, i64 0, i64 {word} monotonic monotonic")
+        w.line("br label %out")
+        w.open_label(w.new_label("after"))
 
     def pointer(self, space: str) -> str:
         return "ptr"
@@ -76,6 +97,11 @@ class _CpuDialect:
         return ""
 
     def turn(self, w: FunctionWriter, op: Op) -> None: ...
+
+
+def faults(kernel: Kernel) -> list[Op]:
+    """The assertions of a kernel, in order: it takes the address of a word to report to after all its other arguments."""
+    return [op for op in walk(kernel.body) if op.opcode == "fault"]
 
 
 def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
@@ -102,6 +128,10 @@ def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
         where = writer.let(f"getelementptr inbounds i8, ptr %slots, i64 {slot * SLOT_BYTES}")
         arguments.append(f"i64 {writer.let(f'load i64, ptr {where}, align 8')}")
         slot += 1
+    failing = bool(faults(kernel))
+    if failing:
+        where = writer.let(f"getelementptr inbounds i8, ptr %slots, i64 {slot * SLOT_BYTES}")
+        arguments.append(f"ptr {writer.let(f'load ptr, ptr {where}, align 8')}")
     head = "\n".join(writer.lines)
 
     # The body is a function of its own, so that `noalias` parameters tell LLVM that arrays do not overlap.
@@ -119,6 +149,8 @@ def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
     for position, size in enumerate(kernel.size_names):
         params.append(f"i64 %s{position}")
         values[size] = f"%s{position}"
+    if failing:
+        params.append("ptr %report")
     body.prepare_sizes(values)
     dialect.local, owned = _local_arrays(kernel, body)
     constants = [op for op in walk(kernel.body) if op.opcode == "alloc" and "values" in op.attrs]

@@ -37,6 +37,24 @@ def atomic(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
     return _by_exchange(w, op, where, given, order)
 
 
+def atomic_load(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
+    memory = op.operands[0]
+    assert isinstance(memory.type, Tensor)
+    dtype, where = memory.type.dtype, w.element_pointer(memory, operands[1:])
+    bits = f"i{8 * dtype.itemsize}"
+    order = "acquire" if op.attrs.get("order") == "acquire" else "monotonic"
+    return _from_bits(w, w.let(f"load atomic {bits}, ptr {where} {order}, align {dtype.itemsize}"), bits, dtype.llvm)
+
+
+def atomic_store(w: FunctionWriter, op: Op, operands: Sequence[str]) -> None:
+    memory = op.operands[0]
+    assert isinstance(memory.type, Tensor)
+    dtype, where = memory.type.dtype, w.element_pointer(memory, operands[1:-1])
+    bits = f"i{8 * dtype.itemsize}"
+    order = "release" if op.attrs.get("order") == "release" else "monotonic"
+    w.line(f"store atomic {bits} {_to_bits(w, operands[-1], bits, dtype.llvm)}, ptr {where} {order}, align {dtype.itemsize}")
+
+
 def _by_exchange(w: FunctionWriter, op: Op, where: str, given: Sequence[str], order: str) -> str:
     """Compute what is next until nobody has changed the element meanwhile."""
     assert isinstance(op.operands[0].type, Tensor)

@@ -17,7 +17,7 @@ from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, Ma
 from tilewright.base.sizes import Size, ceildiv, maximum, product
 from tilewright.base.target import Target
 from tilewright.codegen import native
-from tilewright.codegen.cpu import cpu_function
+from tilewright.codegen.cpu import cpu_function, faults
 from tilewright.codegen.host import host_object
 from tilewright.codegen.nvptx import cluster_of, kernel_needs, nvptx_function
 from tilewright.codegen.nvptx_grid import is_cooperative
@@ -115,6 +115,8 @@ def _launch(entry: str, call: KernelCall, target: Target) -> Launch:
     limit = kernel.attrs.get("watchdog", 0)
     if isinstance(limit, int) and limit:
         plain = replace(plain, watchdog=limit)
+    if not target.is_gpu and (failing := faults(kernel)):
+        return replace(plain, asserts=tuple((op.span.place() if op.span.line else place, str(op.attrs["text"])) for op in failing))
     if not target.is_gpu or kernel.stage is not Stage.THREAD:
         return plain
     if asserts := assertions(kernel):

@@ -116,6 +116,12 @@ def _fold(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return (Scalar(source.dtype),)
 
 
+def _fault(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if list(types) != [Scalar(i64), Scalar(i64)] or not isinstance(attrs.get("text"), str):
+        raise _fail("takes the numbers of the block and the thread, and needs a text")
+    return ()
+
+
 def _row(name: str, doc: str, rule: Rule, effect: str = "pure") -> OpDef:
     return OpDef(name, doc, rule, frozenset({"thread"}), effect, "lanes")
 
@@ -133,4 +139,5 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("insert", "The vec with `lane` exchanged for the scalar.", _insert),
     _row("fold", "All lanes combined to one number: `kind` add, mul, min, max, and, or, xor. Halves are combined lane by lane until one lane is "
          "left.", _fold),
+    _row("fault", "`fault %block, %thread {text}`: an assertion of that text has failed in that thread; the kernel ends here.", _fault, "write"),
 )  # fmt: skip

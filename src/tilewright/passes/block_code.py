@@ -14,7 +14,8 @@ from math import gcd
 from types import MappingProxyType
 
 from tilewright.analysis.uniform import block_values, waiting_ops
-from tilewright.base.dtypes import bool_
+from tilewright.base.dtypes import bool_, u32
+from tilewright.base.sizes import Size
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.ops import OPS
@@ -37,6 +38,21 @@ class Kept:
     form: Lanes | None
 
 
+@dataclass(frozen=True)
+class Rows:
+    """How several blocks walk their rows together: after the `start` ops of the body, for each of `count` rows of threads, for `block` from `first`
+    to `last`."""
+
+    start: int
+    block: Value
+    first: Value
+    last: Value
+    count: int
+    across: Size
+    others: Value
+    """The grid's extent along x, and the block's number along the other axes."""
+
+
 Stores = Sequence[tuple[Value, Value]]
 """Values of threads, and the arrays they are stored to."""
 
@@ -52,23 +68,53 @@ class BlockCode(ABC):
         self.uses = use_counts(kernel.body)
         self.origin = {r: op for op in walk(kernel.body) for r in op.results}
         self.head, self.b = Builder(kernel.span), Builder(kernel.span)
+        self.number = self.head.op("program_id", axis=0, name="block")
+        """The block's linear number, for reports."""
         self.scalars: dict[Value, Value] = {p: p for p in kernel.params}
         self.kept: dict[Value, Kept] = {}
         self.own: dict[Value, Own] = {}
         self.mask: Value | None = None
         """The array with the mask of the threads that run; None for all."""
         self.costs: dict[Value, int | None] = {}
+        self.range: tuple[Value, Value] | None = None
+        """Between which numbers groups run; None for all."""
 
-    def run(self) -> Kernel:
+    def run(self, rows: Rows | None = None) -> Kernel:
         for op in walk(self.kernel.body):
             if op.opcode == "alloc":
                 self._place(op)
         if self.kernel.threads % self.width:
             self.mask = self._threads_mask()
-        self.ops(self.kernel.body.ops)
+        if rows is None:
+            self.ops(self.kernel.body.ops)
+        else:
+            self._rows(rows)
         attrs = {**self.kernel.attrs, "noalias": not self.kernel.attrs.get("aliased")}
         ops = (*self.head.ops, *self.b.ops)
         return replace(self.kernel, body=Block((), ops), threads=1, attrs=MappingProxyType(attrs))
+
+    def _rows(self, rows: Rows) -> None:
+        """The body for each row of threads and, in it, each block."""
+        ops = self.kernel.body.ops
+        self.ops(ops[: rows.start])
+        groups = self.groups // rows.count
+        outer = self.b
+
+        def row(b: Builder, number: Value) -> Sequence[Value]:
+            first = b.mul(number, b.index(groups))
+            self.range = first, b.add(first, b.index(groups))
+            b.for_(self.scalars[rows.first], self.scalars[rows.last], b.index(1), [], block, name="block")
+            return []
+
+        def block(b: Builder, number: Value) -> Sequence[Value]:
+            self.scalars[rows.block] = number
+            self.b = b
+            self.number = b.add(b.mul(self.scalars[rows.others], b.index(rows.across)), number)
+            self.ops(ops[rows.start :])
+            return []
+
+        outer.for_(outer.index(0), outer.index(rows.count), outer.index(1), [], row, name="row")
+        self.b = outer
 
     def _place(self, op: Op) -> None:
         """Memory is allocated once, at the start; that of single threads has axes of groups and lanes."""
@@ -144,7 +190,8 @@ class BlockCode(ABC):
             return active(b) if code.mask is None else b.if_(code.any(code.mask), active, lambda inner: [])
 
         b = self.b
-        b.for_(b.index(0), b.index(self.groups), b.index(1), [], group, name="group")
+        low, high = self.range or (b.index(0), b.index(self.groups))
+        b.for_(low, high, b.index(1), [], group, name="group")
 
     def any_group(self, each: Callable[[LaneCode], Value]) -> Value:
         """A loop over all groups, with active threads or without; gives whether what `each` gives holds for any."""
@@ -155,9 +202,19 @@ class BlockCode(ABC):
         b = self.b
         return b.for_(b.index(0), b.index(self.groups), b.index(1), [b.const(False, bool_)], group, name="group")[0]
 
+    def count_groups(self, each: Callable[[LaneCode], Sequence[Value]]) -> tuple[Value, ...]:
+        """A loop over all groups; gives the sums of the two numbers that `each` gives."""
+
+        def group(b: Builder, number: Value, *before: Value) -> Sequence[Value]:
+            return [b.add(x, y) for x, y in zip(before, each(self._group(b, number)), strict=True)]
+
+        b = self.b
+        return b.for_(b.index(0), b.index(self.groups), b.index(1), [b.const(0, u32), b.const(0, u32)], group, name="group")
+
     def _group(self, b: Builder, number: Value) -> LaneCode:
         first = b.mul(number, b.index(self.width))
-        code = LaneCode(b, self.head, Group(number, first, self.width, self.kernel.threads), self.own, None)
+        place = Group(self.number, number, first, self.width, self.kernel.threads)
+        code = LaneCode(b, self.head, place, self.own, None)
         code.mask = None if self.mask is None else self.read(code, self.mask)
         return code
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tilewright.analysis.uniform import control
+from tilewright.base.dtypes import i32, u32
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import NO_ATTRS, Block, Op, Value
 from tilewright.ir.types import BOOL
@@ -21,13 +22,31 @@ from tilewright.passes.lane_values import Varying
 class BlockControl(BlockCode):
     def structured(self, op: Op) -> None:
         ways = {"if": (self._if, self._parting_if), "for": (self._for, self._parting_for), "while": (self._while, self._parting_while)}
-        if op.opcode == "barrier":
+        if op.opcode == "barrier" or (op.opcode == "named_barrier" and not op.attrs.get("arrive")):
+            return
+        if op.opcode == "barrier_reduce":
+            self._barrier_reduce(op)
             return
         if op.opcode not in ways:
             raise unsupported(op)
         together, parting = ways[op.opcode]
         way = together if all(v in self.shared_values for v in control(op)) else parting
         way(op)
+
+    def _barrier_reduce(self, op: Op) -> None:
+        """Counts of the threads that are here and of those where the bool holds."""
+
+        def count(code: LaneCode) -> Sequence[Value]:
+            holds = code.both(code.mask, code.vec(self.resolve(code, op.operands[0])))
+            bits = [code.b.op("mask_bits", holds), code.bits(code.mask)]
+            return [code.b.op("popcount", b) for b in bits]
+
+        true, here = self.count_groups(count)
+        kind, b = op.attrs["kind"], self.b
+        if kind == "count":
+            self.scalars[op.result] = b.cast(true, i32)
+        else:
+            self.scalars[op.result] = b.op("eq", true, here) if kind == "and" else b.op("ne", true, b.const(0, u32))
 
     # -- pieces --------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
-"""Memory, atomics and warp operations of a group of threads that run as lanes: part of `lane_ops.LaneCode`.
+"""Memory of a group of threads that run as lanes: part of `lane_ops.LaneCode`.
 
-In: loads, stores, atomics, shuffles, votes and fences of a thread. Out: vec ops. Tensors of single threads have one more axis, of lanes, and
+In: loads, stores, atomics, fences, prints and assertions of a thread. Out: vec ops. Tensors of single threads have one more axis, of lanes, and
 one of groups where there are barriers. What has no vector form (`one_by_one`) is done lane after lane, through small arrays.
 """
 
@@ -15,8 +15,6 @@ from tilewright.ir.nodes import Op, Value
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.lane_values import Arithmetic, Lanes, Linear, Uniform, Varying
 
-WARP = 32
-
 
 @dataclass(frozen=True)
 class Own:
@@ -28,8 +26,9 @@ class Own:
 
 @dataclass(frozen=True)
 class Group:
-    """Which threads of a block the lanes are: `first`, `first + 1`, … of `threads`."""
+    """Which threads of a block the lanes are: `first`, `first + 1`, … of `threads`. `block` is the block's linear number."""
 
+    block: Value
     number: Value
     first: Value
     width: int
@@ -76,12 +75,14 @@ class LaneMemory(Arithmetic):
             self.set(op.results, [self.load(op)])
         elif opcode == "store":
             self.store(op)
-        elif opcode == "atomic":
+        elif opcode in ("atomic", "print"):
             self.set(op.results, self.one_by_one(op))
-        elif opcode == "shuffle":
-            self.set(op.results, [self.shuffle(op)])
-        elif opcode == "vote":
-            self.set(op.results, [Uniform(self.vote(op))])
+        elif opcode in ("atomic_load", "atomic_store"):
+            self.set(op.results, self.once(op) or self.one_by_one(op))
+        elif opcode == "clock":
+            self.set(op.results, [Uniform(self.b.emit(opcode, (), op.attrs)[0])])
+        elif opcode == "assert":
+            self.check(op)
         else:
             return False
         return True
@@ -151,6 +152,30 @@ class LaneMemory(Arithmetic):
         self.b.multi("store", memory, self.b.index(0), vec, unaligned=True)
         return memory
 
+    def once(self, op: Op) -> list[Lanes]:
+        """An access that is the same for all lanes, done once; nothing where lanes differ."""
+        given = [self.get(v) for v in op.operands[1:]]
+        if op.operands[0] in self.own or not all(isinstance(g, Uniform) for g in given) or not op.results:
+            return []
+        memory, indices = self.place(op.operands[0], given)
+        return [Uniform(v) for v in self.b.emit(op.opcode, [memory, *_scalars(indices)], op.attrs)]
+
+    def check(self, op: Op) -> None:
+        """An assertion: the first lane where it does not hold ends the kernel."""
+        holds, b = self.get(op.operands[0]), self.b
+        if isinstance(holds, Uniform):
+            wrong, bits = b.op("not", holds.value), self.bits(self.mask)
+        else:
+            bits = b.op("mask_bits", self.both(self.mask, b.op("not", self.vec(holds))))
+            wrong = b.op("ne", bits, b.const(0, u32))
+
+        def fail(inner: Builder) -> Sequence[Value]:
+            lane = inner.cast(inner.op("ctz", bits), i64)
+            inner.multi("fault", self.group.block, inner.add(self.group.first, lane), text=str(op.attrs["text"]))
+            return []
+
+        b.if_(wrong, fail, lambda inner: [])
+
     def one_by_one(self, op: Op) -> list[Lanes]:
         """The op for each active lane in turn."""
         tensor = op.operands[0].type if op.operands else None
@@ -193,59 +218,6 @@ class LaneMemory(Arithmetic):
         b = self.b
         b.for_(b.index(0), b.index(self.width), b.index(1), [], turn, name="lane")
         return [Varying(b.op("load", r, b.index(0), width=self.width, unaligned=True)) for r in results]
-
-    # -- warps ---------------------------------------------------------------------------------------------------
-
-    def shuffle(self, op: Op) -> Lanes:
-        value, operand = self.get(op.operands[0]), self.get(op.operands[1])
-        mode, width = op.attrs["mode"], op.attrs.get("width", WARP)
-        assert isinstance(width, int)
-        if isinstance(value, Uniform):
-            return value
-        distance = self.constant(operand)
-        if distance is not None:
-            places = tuple(_source(str(mode), lane, distance & (WARP - 1), width) for lane in range(WARP))
-            return Varying(self.b.op("rearrange", self.vec(value), lanes=places))
-        memory = self.kept(value)
-        wide = self.index(operand)
-        if isinstance(wide, Uniform) and mode == "idx" and width == WARP:
-            return Uniform(self.b.op("load", memory, self.b.op("and", wide.value, self.b.index(WARP - 1))))
-        source = self._sources(str(mode), self.vec(wide), width)
-        return Varying(self.b.op("gather", memory, source, self.truth() if self.mask is None else self.mask))
-
-    def _sources(self, mode: str, operand: Value, width: int) -> Value:
-        """The lane that each lane reads."""
-        b = self.b
-        lane = b.op("lane_ids", width=WARP, dtype=i64)
-        operand = b.op("and", operand, b.splat(WARP - 1, lane))
-        lowest = b.op("and", lane, b.splat(-width, lane))
-        if mode == "idx":
-            return b.op("or", lowest, b.op("and", operand, b.splat(width - 1, lane)))
-        if mode == "up":
-            source = b.sub(lane, operand)
-            return b.select(b.op("lt", source, lowest), lane, source)
-        source = b.add(lane, operand) if mode == "down" else b.op("xor", lane, operand)
-        return b.select(b.op("gt", source, b.add(lowest, b.splat(width - 1, lane))), lane, source)
-
-    def vote(self, op: Op) -> Value:
-        value, mode, b = self.get(op.operands[0]), op.attrs["mode"], self.b
-        active = self.bits(self.mask)
-        if isinstance(value, Uniform):
-            return b.select(value.value, active, b.const(0, u32)) if mode == "ballot" else value.value
-        votes = b.op("mask_bits", self.both(self.mask, self.vec(value)))
-        if mode == "ballot":
-            return votes
-        return b.op("eq", votes, active) if mode == "all" else b.op("ne", votes, b.const(0, u32))
-
-
-def _source(mode: str, lane: int, operand: int, width: int) -> int:
-    lowest = lane & -width
-    if mode == "idx":
-        return lowest | (operand & (width - 1))
-    if mode == "up":
-        return lane if lane - operand < lowest else lane - operand
-    source = lane + operand if mode == "down" else lane ^ operand
-    return lane if source > lowest + width - 1 else source
 
 
 def _scalars(indices: Sequence[Lanes]) -> list[Value]:

@@ -8,7 +8,8 @@ the same for all lanes stay scalar. Where lanes part,
     while …             goes on as long as any lane does; lanes that are done keep what they have
     for …               as it is where the range is the same for all lanes, else a while
 
-Accesses whose indices are linear with step 1 are vector accesses, others gathers and scatters (`lane_memory.py`, with atomics and warp ops).
+Accesses whose indices are linear with step 1 are vector accesses, others gathers and scatters (`lane_memory.py`); what lanes of a warp tell each
+other is rearranged within the vec (`lane_warps.py`).
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from types import MappingProxyType
 from tilewright.base.errors import TargetLimit
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import NO_ATTRS, Block, Op, Value, walk
-from tilewright.ir.ops import OPS
-from tilewright.ir.types import dtype_of
-from tilewright.passes.lane_memory import LaneMemory
+from tilewright.ir.ops import OPS, TypeRuleError, result_types
+from tilewright.ir.types import Vec, dtype_of
 from tilewright.passes.lane_values import Lanes, Linear, Uniform, Varying, same_kind
+from tilewright.passes.lane_warps import LaneWarps
 
 _SMALL = 12
 """Pure ops that are computed rather than jumped over."""
 _DOUBLED = 400
 """Ops up to which a guarded body is generated a second time, without a mask, for groups that are wholly inside."""
-_NOTHING = frozenset({"warp_sync", "prefetch", "wait_previous", "release_next"})
+_NOTHING = frozenset({"warp_sync", "prefetch", "wait_previous", "release_next", "nanosleep"})
 """Ops of threads that are nothing where the lanes of a warp go together."""
-_PURE_GROUPS = frozenset({"elementwise", "function", "structure"})
+_PURE_GROUPS = frozenset({"elementwise", "function", "structure", "bits"})
 
 
-class LaneCode(LaneMemory):
+class LaneCode(LaneWarps):
     """Writes the code of one group."""
 
     def __init__(self, *args: object, **more: object) -> None:
@@ -63,11 +64,22 @@ class LaneCode(LaneMemory):
         elif op.opcode == "thread_id":
             self.set(op.results, [self.thread()])
         elif OPS[op.opcode].is_pure and OPS[op.opcode].group in _PURE_GROUPS:
-            self.set(op.results, [self.pure(op, [self.get(v) for v in op.operands])])
+            given = [self.get(v) for v in op.operands]
+            self.set(op.results, [self.pure(op, given)] if self._has_vectors(op, given) else self.one_by_one(op))
             if op.opcode == "eq":
                 self.few.add(op.results[0])
         elif not self.special(op):
             raise unsupported(op)
+
+    def _has_vectors(self, op: Op, given: Sequence[Lanes]) -> bool:
+        """Whether the op takes these lanes: some bit tricks are for single numbers."""
+        if OPS[op.opcode].group != "bits" or all(isinstance(g, Uniform) for g in given):
+            return True
+        try:
+            result_types(op.opcode, [Vec(dtype_of(v.type), self.width) for v in op.operands], op.attrs)
+        except TypeRuleError:
+            return False
+        return True
 
     # -- regions -------------------------------------------------------------------------------------------------
 

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from tilewright.base.errors import TargetLimit
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attrs, Block, Kernel, Op, Value, walk
 from tilewright.ir.ops import OPS
 from tilewright.ir.types import Scalar, Tensor, Type, Vec
 
-_SPLIT_GROUPS = frozenset({"elementwise", "function"})
+_SPLIT_GROUPS = frozenset({"elementwise", "function", "bits"})
 
 
 def split_vectors(kernel: Kernel) -> Kernel:
@@ -41,6 +42,10 @@ class _Splitter:
 
     def get(self, value: Value) -> list[Value]:
         return self.parts.get(value, [value])
+
+    def singles(self, values: Sequence[Value]) -> list[Value]:
+        """What scalars have become."""
+        return [self.get(v)[0] for v in values]
 
     def block(self, block: Block) -> Block:
         args: list[Value] = []
@@ -65,7 +70,8 @@ class _Splitter:
             regions = tuple(self.block(region) for region in op.regions)
             b.append(replace(op, operands=operands, results=tuple(results), regions=regions))
         elif not any(isinstance(v.type, Vec) for v in (*op.operands, *op.results)):
-            b.append(op)
+            operands = tuple(self.get(v)[0] for v in op.operands)
+            b.append(op if operands == op.operands else replace(op, operands=operands))
         else:
             for result, parts in zip(op.results, self.split(b, op), strict=True):
                 self.parts[result] = list(parts)
@@ -98,10 +104,12 @@ class _Splitter:
             return [given[0][:half], given[0][half:]]
         if opcode in ("every", "fold"):
             return [[_folded(b, given[0], "and" if opcode == "every" else str(op.attrs["kind"]))]]
+        if opcode == "atomic" and op.attrs["kind"] == "add":
+            return [self.add(b, op)]
         if OPS[opcode].group not in _SPLIT_GROUPS:
-            from tilewright.passes.lane_ops import unsupported
-
-            raise unsupported(op)
+            raise TargetLimit.at(
+                "TW020", f"{opcode} of several numbers at once has no counterpart on a CPU", op.span, "run the kernel on a GPU or on the emulator"
+            )
         width = max(len(g) for g in given)
         wide = [g * width if len(g) == 1 else g for g in given]
         return [[b.emit(opcode, [w[k] for w in wide], op.attrs)[0] for k in range(width)]]
@@ -109,14 +117,22 @@ class _Splitter:
     def load(self, b: Builder, op: Op) -> list[Value]:
         memory = op.operands[0].type
         assert isinstance(memory, Tensor) and isinstance(op.result.type, Vec)
-        indices, rest = op.operands[1 : 1 + memory.rank], op.operands[1 + memory.rank :]
+        indices, rest = self.singles(op.operands[1 : 1 + memory.rank]), self.singles(op.operands[1 + memory.rank :])
         attrs = _plain(op)
         return [b.emit("load", [op.operands[0], *_after(b, indices, k), *rest], attrs)[0] for k in range(op.result.type.width)]
+
+    def add(self, b: Builder, op: Op) -> list[Value]:
+        """Atomic additions to neighbours, each on its own."""
+        memory = op.operands[0].type
+        assert isinstance(memory, Tensor)
+        indices = self.singles(op.operands[1 : 1 + memory.rank])
+        parts = self.get(op.operands[1 + memory.rank])
+        return [b.emit("atomic", [op.operands[0], *_after(b, indices, k), v], op.attrs)[0] for k, v in enumerate(parts)]
 
     def store(self, b: Builder, op: Op) -> None:
         memory = op.operands[0].type
         assert isinstance(memory, Tensor)
-        indices, rest = op.operands[1 : 1 + memory.rank], op.operands[2 + memory.rank :]
+        indices, rest = self.singles(op.operands[1 : 1 + memory.rank]), self.singles(op.operands[2 + memory.rank :])
         for k, value in enumerate(self.get(op.operands[1 + memory.rank])):
             b.emit("store", [op.operands[0], *_after(b, indices, k), value, *rest], _plain(op))
 

@@ -19,33 +19,54 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd
 
-from tilewright.base.sizes import product
+from tilewright.base.sizes import Size, ceildiv, product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
+from tilewright.ir.ops import OPS
 from tilewright.ir.rewrite import eliminate_dead, rewrite
+from tilewright.ir.types import INDEX
+from tilewright.passes.block_code import Rows
 from tilewright.passes.block_control import BlockControl
-from tilewright.passes.lane_memory import WARP
+from tilewright.passes.lane_warps import LANE_OPS, WARP
 from tilewright.passes.split_vectors import split_vectors
 
-_WARP_OPS = frozenset({"shuffle", "vote"})
+_APART = frozenset({"grid_size", "assert", "barrier_reduce", "nanosleep", "atomic_load", "atomic_store"})
+_BESIDE = 16
+"""Blocks that walk their rows together."""
 
 
 def threads_to_loops(kernel: Kernel, target: Target) -> Kernel:
     """The kernel for a CPU. One that already is for single threads stays as it is."""
     if kernel.stage is not Stage.THREAD or (kernel.threads == 1 and len(kernel.grid) == 1 and not _needs_lanes(kernel)):
         return kernel
-    flat = _flat_grid(split_vectors(kernel))
-    return eliminate_dead(BlockControl(flat, lane_count(flat, target)).run())
+    plain = _exact(split_vectors(kernel))
+    width = lane_count(plain, target)
+    if _has_short_rows(plain, width):
+        return eliminate_dead(_along_rows(plain, width))
+    return eliminate_dead(BlockControl(_flat_grid(plain), width).run())
 
 
 def _needs_lanes(kernel: Kernel) -> bool:
-    return any(op.opcode in _WARP_OPS or op.opcode == "grid_size" for op in walk(kernel.body))
+    """Whether even a single thread has ops that a CPU's code generator does not take."""
+    return any(OPS[op.opcode].group == "warp" or op.opcode in _APART for op in walk(kernel.body))
+
+
+def _exact(kernel: Kernel) -> Kernel:
+    """The kernel with true functions for those that are instructions of GPUs."""
+
+    def exact(b: Builder, op: Op) -> Sequence[Value] | None:
+        if op.opcode == "rcp_approx":
+            return [b.op("div", b.splat(1.0, op.operands[0]), op.operands[0])]
+        name = op.opcode.removesuffix("_approx")
+        return None if name == op.opcode else [b.op(name, *op.operands)]
+
+    return rewrite(kernel, exact)
 
 
 def lane_count(kernel: Kernel, target: Target) -> int:
     """How many threads are the lanes of one vec: a warp where its lanes talk, else as many as have neighbouring indices."""
-    if any(op.opcode in _WARP_OPS for op in walk(kernel.body)):
+    if any(op.opcode in LANE_OPS for op in walk(kernel.body)):
         return WARP
     most = 1
     while most * 2 <= min(WARP, kernel.threads):
@@ -76,14 +97,23 @@ def _period(kernel: Kernel) -> int:
 def _flat_grid(kernel: Kernel) -> Kernel:
     """The kernel with a grid of one axis, and the block's coordinates computed at its start."""
     head = Builder(kernel.span)
-    block = head.op("program_id", axis=0, name="block")
+    ids = _coordinates(head, head.op("program_id", axis=0, name="block"), kernel.grid)
+    body = _placed(kernel, ids)
+    return replace(kernel, grid=(product(kernel.grid),), body=Block((), (*head.ops, *body.ops)))
+
+
+def _coordinates(head: Builder, number: Value, grid: Sequence[Size]) -> list[Value]:
+    """A block's place along each axis, from its number."""
     ids: list[Value] = []
-    rest = block
-    for extent in kernel.grid[:-1]:
+    for extent in grid[:-1]:
         size = head.index(extent)
-        ids.append(head.op("mod", rest, size))
-        rest = head.op("floordiv", rest, size)
-    ids.append(rest)
+        ids.append(head.op("mod", number, size))
+        number = head.op("floordiv", number, size)
+    return [*ids, number]
+
+
+def _placed(kernel: Kernel, ids: Sequence[Value]) -> Block:
+    """The body for blocks with these coordinates."""
 
     def placed(b: Builder, op: Op) -> Sequence[Value] | None:
         if op.opcode not in ("program_id", "grid_size"):
@@ -92,5 +122,33 @@ def _flat_grid(kernel: Kernel) -> Kernel:
         assert isinstance(axis, int)
         return [ids[axis]] if op.opcode == "program_id" else [b.index(kernel.grid[axis])]
 
-    body = rewrite(kernel, placed).body
-    return replace(kernel, grid=(product(kernel.grid),), body=Block((), (*head.ops, *body.ops)))
+    return rewrite(kernel, placed).body
+
+
+# -- blocks beside each other ---------------------------------------------------------------------------------------
+
+
+def _has_short_rows(kernel: Kernel, width: int) -> bool:
+    """Whether blocks are several rows of threads that need not wait for each other: then neighbouring blocks walk their rows together,
+    along memory, rather than each its own."""
+    block = kernel.attrs.get("block")
+    if not isinstance(block, tuple) or not isinstance(block[0], int) or len(kernel.grid) < 2:
+        return False
+    alone = not any(op.opcode == "barrier" or (op.opcode == "alloc" and op.attrs["space"] == "shared") for op in walk(kernel.body))
+    return alone and block[0] % width == 0 and block[0] < kernel.threads and kernel.threads % width == 0
+
+
+def _along_rows(kernel: Kernel, width: int) -> Kernel:
+    """One CPU block for several neighbouring blocks of the kernel's own, which runs the first row of each, then the second, and so on."""
+    head = Builder(kernel.span)
+    across = ceildiv(kernel.grid[0], _BESIDE)
+    part, others = _coordinates(head, head.op("program_id", axis=0, name="block"), (across, product(kernel.grid[1:])))
+    ids = _coordinates(head, others, kernel.grid[1:])
+    first = head.mul(part, head.index(_BESIDE))
+    last = head.op("min", head.add(first, head.index(_BESIDE)), head.index(kernel.grid[0]))
+    place = Value(INDEX, "block")
+    body = _placed(kernel, [place, *ids])
+    whole = replace(kernel, grid=(product((across, *kernel.grid[1:])),), body=Block((), (*head.ops, *body.ops)))
+    block = kernel.attrs["block"]
+    assert isinstance(block, tuple) and isinstance(block[0], int)
+    return BlockControl(whole, width).run(Rows(len(head.ops), place, first, last, kernel.threads // block[0], kernel.grid[0], others))

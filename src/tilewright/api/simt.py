@@ -100,8 +100,8 @@ class GpuKernel(Generic[P]):
     __simt_kernel__ = True
 
     def __init__(
-        self, function: Callable[P, object], device: str | int | None = None, max_threads: int | None = None,
-        min_blocks: int | None = None, check: bool = False, cluster: int | None = None,
+        self, function: Callable[P, object], device: str | int | None = None, max_threads: int | None = None, min_blocks: int | None = None,
+        cluster: int | None = None, check: bool = False,
     ) -> None:  # fmt: skip
         functools.update_wrapper(self, function)
         self.python = function
@@ -281,23 +281,23 @@ def _extents(item: object, what: str, name: str, span: Span) -> tuple[int, int, 
 def gpu(function: Callable[P, object]) -> GpuKernel[P]: ...
 @overload
 def gpu(
-    *, device: str | int | None = None, max_threads: int | None = None, min_blocks: int | None = None, check: bool = False,
-    cluster: int | None = None,
-) -> Callable[[Callable[P, object]], GpuKernel[P]]: ...
+    *, device: str | int | None = None, max_threads: int | None = None, min_blocks: int | None = None, cluster: int | None = None,
+    check: bool = False,
+) -> Callable[[Callable[P, object]], GpuKernel[P]]: ...  # fmt: skip
 def gpu(
     function: Callable[P, object] | None = None, *, device: str | int | None = None, max_threads: int | None = None,
-    min_blocks: int | None = None, check: bool = False, cluster: int | None = None,
+    min_blocks: int | None = None, cluster: int | None = None, check: bool = False,
 ) -> GpuKernel[P] | Callable[[Callable[P, object]], GpuKernel[P]]:  # fmt: skip
     """Mark a Python function as an explicit kernel: its body is what one thread does.
 
     `device` names where it runs (`"cuda:1"`, `"emulator"`, `"cpu"`, or the number of a GPU); otherwise its arrays decide. `max_threads`
     is the largest block it may be launched with, `min_blocks` how many blocks a multiprocessor should have room for: both limit the
-    registers of a thread. With `check=True`, also at a single launch, every index is checked on the device, and a launch ends with the
-    error the emulator would give. `cluster`: so many neighbouring blocks along x run at once and reach each other's shared memory.
+    registers of a thread. `cluster`: so many neighbouring blocks along x run at once and reach each other's shared memory. With
+    `check=True`, also at a single launch, every index is checked on the device, and a launch ends with the error the emulator would give.
     """
     if function is not None:
         return GpuKernel(function)
-    return lambda wrapped: GpuKernel(wrapped, device, max_threads, min_blocks, check, cluster)
+    return lambda wrapped: GpuKernel(wrapped, device, max_threads, min_blocks, cluster, check)
 
 
 def gpu_launch(kernel: GpuKernel[...], n: int, block: Extents, *args: object, shared: int = 0, stream: object = None, **named: object) -> None:

@@ -128,6 +128,7 @@ class SimtRunner:
         """Whether there are no structs among its parameters."""
         self._emulated: dict[Key, tuple[BuiltKernel, Kernel]] = {}
         self.on_cpu: dict[Key, tuple[CpuProgram, BuiltKernel, Key]] = {}
+        """With what was built, and under which key."""
         self.sites: dict[Key, tuple[Site, ...]] = {}
         """Of kernels with checks: what a failure can name."""
         self.last: Artifact | None = None

@@ -17,6 +17,7 @@ from tilewright.base.target import Target
 from tilewright.codegen.interpreter import abi_key
 from tilewright.compile import driver
 from tilewright.ir.nodes import Kernel, walk
+from tilewright.ir.ops import OPS
 from tilewright.ir.program import Program
 from tilewright.ir.text import print_program
 from tilewright.ir.verify import verify_program
@@ -33,12 +34,15 @@ def prepare_simt(program: Program, target: Target) -> Program:
     from tilewright.passes.expand_math import expand_math
     from tilewright.passes.pipeline import Trace, run_pass
     from tilewright.passes.simplify import simplify
+    from tilewright.passes.split_vectors import split_vectors
     from tilewright.passes.threads_to_loops import threads_to_loops
 
     trace = Trace()
     verify_program(program)
 
     def one(kernel: Kernel) -> Kernel:
+        if target.is_gpu and any(OPS[op.opcode].group == "lanes" for op in walk(kernel.body)):
+            kernel = run_pass("split_vectors", kernel, split_vectors, trace)
         kernel = run_pass("simplify", kernel, simplify, trace)
         kernel = run_pass("contract", kernel, contract, trace)
         if not target.is_gpu:

@@ -23,8 +23,8 @@ class Launch:
     of a cluster."""
 
     def __init__(
-        self, block: tuple[int, int, int], rank: int = 3, shared_bytes: int = 0, guarded: bool = False, vendor: str = "nvidia",
-        cluster: int = 1, steps: bool = False,
+        self, block: tuple[int, int, int], rank: int = 3, shared_bytes: int = 0, guarded: bool = False, vendor: str = "nvidia", cluster: int = 1,
+        steps: bool = False,
     ) -> None:  # fmt: skip
         self.block, self.rank, self.shared_bytes, self.guarded, self.vendor, self.cluster = block, rank, shared_bytes, guarded, vendor, cluster
         self.steps = steps

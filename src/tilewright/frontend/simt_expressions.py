@@ -19,6 +19,7 @@ import numpy as np
 from tilewright.base.dtypes import DType, from_numpy
 from tilewright.base.errors import TilewrightError
 from tilewright.base.source import Span
+from tilewright.frontend import simt_simd as simd
 from tilewright.frontend import simt_words_matrix, simt_words_memory, simt_words_warp  # noqa: F401 - they fill the table of words
 from tilewright.frontend.simt_build import Emitter, Launch
 from tilewright.frontend.simt_numbers import as_dtype
@@ -32,9 +33,11 @@ from tilewright.frontend.simt_values import (
     Device,
     Host,
     Memory,
+    Method,
     Num,
     Record,
     Seq,
+    Simd,
     Text,
     Val,
     Word,
@@ -201,11 +204,17 @@ class Expressions(Emitter):
         left, right = self.read(node.left), self.read(node.right)
         if sign == "+" and isinstance(left, Seq) and isinstance(right, Seq):
             return Seq((*left.items, *right.items))
+        if isinstance(left, Simd) or isinstance(right, Simd):
+            return simd.binary(self, sign, left, right)
         what = f"an operand of '{sign}'"
         return self.binary(sign, self.number(left, what), self.number(right, what))
 
     def _unary(self, node: ast.UnaryOp) -> Val:
-        number = self.read_number(node.operand)
+        operand = self.read(node.operand)
+        if isinstance(operand, Simd):
+            return simd.unary(self, type(node.op), operand)
+        with self.b.at(self.span(node.operand)):
+            number = self.number(operand)
         if isinstance(node.op, ast.Not):
             return self.negation(number)
         if isinstance(node.op, ast.Invert):
@@ -223,6 +232,8 @@ class Expressions(Emitter):
         return from_(0)
 
     def _comparison(self, node: ast.Compare) -> Val:
+        if (lanes := simd.comparison(self, node)) is not None:
+            return lanes
         first = self.read(node.left)
         if isinstance(first, Host) and (dtype := as_dtype(first)) is not None and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq | ast.NotEq):
             return literal((as_dtype(self.read(node.comparators[0])) is dtype) == isinstance(node.ops[0], ast.Eq))
@@ -269,6 +280,8 @@ class Expressions(Emitter):
             if found is None:
                 raise self.fail(f"{describe(owner)} has no field '{node.attr}'", f"its fields are {', '.join(owner.names)}", "TW002")
             return found
+        if isinstance(owner, Simd):
+            return simd.member(self, owner, node.attr)
         if isinstance(owner, Host):
             return self._member(owner.object, node.attr)
         raise self.fail(f"{describe(owner)} has no '{node.attr}'", code="TW002")
@@ -309,6 +322,8 @@ class Expressions(Emitter):
             return self.load(owner, indices)
         if isinstance(owner, Seq | Record):
             return self._item(owner, node.slice)
+        if isinstance(owner, Simd):
+            return simd.lane(self, owner, self.constant(self.read(node.slice), "the number of a lane"))
         raise self.fail(f"{describe(owner)} takes no index", code="TW009")
 
     def _item(self, owner: Seq | Record, index: ast.expr) -> Val:
@@ -359,7 +374,11 @@ class Expressions(Emitter):
                 raise self.unsupported(keyword.value, "'**' in a call", "write every argument")
             named[keyword.arg] = self.read(keyword.value)
         given = Arguments(tuple(items), named)
+        if isinstance(called, Method):
+            return simd.call_method(self, called, given)
         if isinstance(called, Word):
+            if any(isinstance(item, Simd) for item in (*items, *named.values())) and called.name not in simd.OWN:
+                return simd.call(self, called.name, given)
             if called.name not in CALLS:
                 raise self.fail(f"tilewright.{called.name} is not available in an explicit kernel", code="TW005")
             return CALLS[called.name](self, given)
@@ -421,7 +440,7 @@ def record_fields(kind: type) -> dict[str, object]:
     return {}
 
 
-_VALUES = (Num, Seq, Record, Memory, Word, Device, Host, Text)
+_VALUES = (Num, Seq, Record, Simd, Method, Memory, Word, Device, Host, Text)
 _READERS: dict[type[ast.expr], Callable[[Expressions, Any], Val]] = {
     ast.Name: Expressions.name, ast.Constant: Expressions._constant, ast.JoinedStr: Expressions._template, ast.Tuple: Expressions._tuple, ast.List: Expressions._tuple,
     ast.BinOp: Expressions._binary, ast.UnaryOp: Expressions._unary, ast.BoolOp: Expressions._bool,

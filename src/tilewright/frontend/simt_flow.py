@@ -15,18 +15,21 @@ from tilewright.frontend.simt_state import Key, State
 from tilewright.frontend.simt_values import (
     Memory,
     Num,
+    Path,
     Record,
     Seq,
+    Simd,
     Val,
     describe,
     is_numbers,
+    leaf_type,
     leaves,
     literal,
     rebuilt,
 )
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Op, Value
-from tilewright.ir.types import Scalar
+from tilewright.ir.types import Vec
 from tilewright.tree.infer import TypePair
 
 RETURN, RESULT = "$return", "$result"
@@ -47,10 +50,10 @@ class Flow(Expressions):
         self.scope.missing.discard(name)
         return val
 
-    def _settle(self, name: str, path: tuple[int, ...], number: Num) -> Num:
+    def _settle(self, name: str, path: Path, number: Num) -> Num:
         return self.as_pair(number, self._learn(name, path, number.pair))
 
-    def _learn(self, name: str, path: tuple[int, ...], pair: TypePair) -> TypePair:
+    def _learn(self, name: str, path: Path, pair: TypePair) -> TypePair:
         """The type of a variable, after another assignment."""
         key: Key = (*self.scope.key, name, *path)
         known = self.types.pairs.get(key)
@@ -138,7 +141,7 @@ class Flow(Expressions):
             numbers: list[Num] = []
             for path, shown in leaves(form):
                 pair = self._pair_of(name, path, shown.pair)
-                result = Value(Scalar(pair[0]), name if not name.startswith("$") else "")
+                result = Value(leaf_type(path, pair[0]), name if not name.startswith("$") else "")
                 for val, builder, out in ((a, first, yields[0]), (b, second, yields[1])):
                     out.append(self._leaf(val, path, pair, builder))
                 results.append(result)
@@ -159,17 +162,18 @@ class Flow(Expressions):
             raise self.fail(f"'{name}' is {describe(a)} on one way and {describe(b)} on the other", code="TW009")
         return form
 
-    def _pair_of(self, name: str, path: tuple[int, ...], pair: TypePair) -> TypePair:
+    def _pair_of(self, name: str, path: Path, pair: TypePair) -> TypePair:
         if name.startswith("$") and name != RESULT:
             return bool_, ""
         return self.types.pairs.get((*self.scope.key, name, *path), pair)
 
-    def _leaf(self, val: Val | None, path: tuple[int, ...], pair: TypePair, builder: Builder) -> Value:
+    def _leaf(self, val: Val | None, path: Path, pair: TypePair, builder: Builder) -> Value:
         """A number of a variable in its type, made at the end of a builder; zero where there is none."""
         outer, self.b = self.b, builder
         try:
             if val is None:
-                return self.b.const(0, pair[0])
+                type_, zero = leaf_type(path, pair[0]), self.b.const(0, pair[0])
+                return self.b.op("broadcast", zero, width=type_.width) if isinstance(type_, Vec) else zero
             return self.use(self.as_pair(dict(leaves(val))[path], pair))
         finally:
             self.b = outer
@@ -179,4 +183,6 @@ def _form(val: Val) -> object:
     """How a value is made of numbers."""
     if isinstance(val, Record):
         return val.kind, *map(_form, val.items)
+    if isinstance(val, Simd):
+        return val.kind
     return tuple(map(_form, val.items)) if isinstance(val, Seq) else None

@@ -11,18 +11,22 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 
 from tilewright.base.dtypes import i64
+from tilewright.base.simd import SimdType
 from tilewright.frontend.simt_flow import RESULT, RETURN, Flow
 from tilewright.frontend.simt_state import Loop, State
 from tilewright.frontend.simt_tree import jumps, loop_number, names_outside, stored_names
 from tilewright.frontend.simt_values import (
     Memory,
     Num,
+    Path,
     Record,
     Seq,
+    Simd,
     Val,
     Word,
     describe,
     is_numbers,
+    leaf_type,
     leaves,
     literal,
     rebuilt,
@@ -204,7 +208,7 @@ class Loops(Flow):
             return [self._leaf(scope.variables.get(name), path, pair, builder) for name, path, pair in slots]
 
         def arguments() -> tuple[Value, ...]:
-            return tuple(Value(Scalar(pair[0]), name if not name.startswith("$") else "") for name, _, pair in slots)
+            return tuple(Value(leaf_type(path, pair[0]), name if not name.startswith("$") else "") for name, path, pair in slots)
 
         tested: Block | None = None
         if condition is not None:
@@ -290,7 +294,7 @@ class Loops(Flow):
         paths = sorted(key[len(prefix) :] for key in self.types.pairs if key[: len(prefix)] == prefix)
         return _form_of_paths(paths, lambda path: Num(*self.types.pairs[(*prefix, *path)]))
 
-    def _slot_pair(self, name: str, path: tuple[int, ...], number: Num) -> TypePair:
+    def _slot_pair(self, name: str, path: Path, number: Num) -> TypePair:
         if name.startswith("$turn"):
             return number.pair
         return self._pair_of(name, path, number.pair)
@@ -299,6 +303,8 @@ class Loops(Flow):
 def _form_of_paths(paths: Sequence[tuple[object, ...]], leaf: Callable[[tuple[object, ...]], Num]) -> Val:
     if paths == [()]:
         return leaf(())
+    if isinstance(paths[0][0], SimdType):
+        return Simd(paths[0][0], leaf(paths[0]))
     count = 1 + max(path[0] for path in paths)  # type: ignore[type-var, operator]
     return Seq(tuple(
         _form_of_paths([p[1:] for p in paths if p[0] == i], lambda path, i=i: leaf((i, *path))) for i in range(count)  # type: ignore[misc]

@@ -2,7 +2,7 @@
 
 A `Num` is one number of a thread: a constant, or an IR value. Like expressions of other kernels it may be weak (`tree.infer`): a
 literal, a loop index or a thread's index takes the dtype of what it meets. `Seq` and `Record` are numbers side by side: tuples, and
-structs with named fields. `Memory` is an array, `Word` a word of Tilewright (`thread.x`, `gpu_sync`), `Device` a function whose
+structs with named fields; `Simd` is several in one register. `Memory` is an array, `Word` a word of Tilewright (`thread.x`, `gpu_sync`), `Device` a function whose
 body takes the place of its calls, `Host` any other Python object.
 """
 
@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tilewright.base.dtypes import DType, bool_, f64, i64
+from tilewright.base.simd import SimdType
 from tilewright.ir.nodes import Value
-from tilewright.ir.types import Tensor
+from tilewright.ir.types import Scalar, Tensor, Vec
 from tilewright.tree.infer import TypePair
 
 if TYPE_CHECKING:
@@ -54,6 +55,22 @@ class Record:
 
     def get(self, name: str) -> Val | None:
         return self.items[self.names.index(name)] if name in self.names else None
+
+
+@dataclass(frozen=True)
+class Simd:
+    """Numbers in one register: `lanes` has a vec as its value, of the kind's dtype and width."""
+
+    kind: SimdType
+    lanes: Num
+
+
+@dataclass(frozen=True)
+class Method:
+    """`v.sum` of a register, before it is called."""
+
+    owner: Simd
+    name: str
 
 
 @dataclass(frozen=True)
@@ -99,7 +116,7 @@ class Text:
     text: str
 
 
-Val = Num | Seq | Record | Memory | Word | Device | Host | Text
+Val = Num | Seq | Record | Simd | Method | Memory | Word | Device | Host | Text
 NOTHING = Seq(())
 """What a call without a result gives."""
 
@@ -112,6 +129,11 @@ class Arguments:
     named: dict[str, Val] = field(default_factory=dict)
 
 
+def leaf_type(path: Path, dtype: DType) -> Scalar | Vec:
+    """The IR type of a number at that place."""
+    return Vec(dtype, path[-1].width) if path and isinstance(path[-1], SimdType) else Scalar(dtype)
+
+
 def literal(value: Number, default_float: DType = f64) -> Num:
     if isinstance(value, bool):
         return Num(bool_, "", None, value)
@@ -120,10 +142,16 @@ def literal(value: Number, default_float: DType = f64) -> Num:
     return Num(default_float, "float", None, float(value))
 
 
-def leaves(val: Val, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Num]]:
+Path = tuple["int | SimdType", ...]
+"""Where in a value a number is; the last step to the lanes of a register is their type."""
+
+
+def leaves(val: Val, path: Path = ()) -> Iterator[tuple[Path, Num]]:
     """The numbers a value is made of; nothing for arrays and the like."""
     if isinstance(val, Num):
         yield path, val
+    elif isinstance(val, Simd):
+        yield (*path, val.kind), val.lanes
     elif isinstance(val, Seq | Record):
         for position, item in enumerate(val.items):
             yield from leaves(item, (*path, position))
@@ -133,13 +161,15 @@ def is_numbers(val: Val) -> bool:
     """Whether the value is made of numbers alone."""
     if isinstance(val, Seq | Record):
         return all(map(is_numbers, val.items))
-    return isinstance(val, Num)
+    return isinstance(val, Num | Simd)
 
 
 def rebuilt(val: Val, numbers: Iterator[Num]) -> Val:
     """A value of the same form with these numbers in it."""
     if isinstance(val, Num):
         return next(numbers)
+    if isinstance(val, Simd):
+        return Simd(val.kind, next(numbers))
     if isinstance(val, Seq | Record):
         return replace(val, items=tuple(rebuilt(item, numbers) for item in val.items))
     return val
@@ -156,6 +186,10 @@ def describe(val: Val) -> str:
         return f"a tuple of {len(val.items)}" if val.items else "nothing"
     if isinstance(val, Record):
         return f"a {getattr(val.kind, '__name__', 'struct')}"
+    if isinstance(val, Simd):
+        return f"a value of type {val.kind.__name__}"
+    if isinstance(val, Method):
+        return f"{val.owner.kind.__name__}.{val.name}"
     if isinstance(val, Memory):
         return f"the array '{val.name}'"
     if isinstance(val, Word):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from tilewright.base.errors import TargetLimit
+from tilewright.base.errors import CompilerBug
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attrs, Block, Kernel, Op, Value, walk
 from tilewright.ir.ops import OPS
@@ -107,9 +107,7 @@ class _Splitter:
         if opcode == "atomic" and op.attrs["kind"] == "add":
             return [self.add(b, op)]
         if OPS[opcode].group not in _SPLIT_GROUPS:
-            raise TargetLimit.at(
-                "TW020", f"{opcode} of several numbers at once has no counterpart on a CPU", op.span, "run the kernel on a GPU or on the emulator"
-            )
+            raise CompilerBug.at("TW040", f"{opcode} of vecs cannot be done one by one", op.span)
         width = max(len(g) for g in given)
         wide = [g * width if len(g) == 1 else g for g in given]
         return [[b.emit(opcode, [w[k] for w in wide], op.attrs)[0] for k in range(width)]]

@@ -19,19 +19,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd
 
+from tilewright.base.errors import TargetLimit
 from tilewright.base.sizes import Size, ceildiv, product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.ops import OPS
 from tilewright.ir.rewrite import eliminate_dead, rewrite
-from tilewright.ir.types import INDEX
+from tilewright.ir.types import INDEX, Vec
 from tilewright.passes.block_code import Rows
 from tilewright.passes.block_control import BlockControl
 from tilewright.passes.lane_warps import LANE_OPS, WARP
 from tilewright.passes.split_vectors import split_vectors
 
 _APART = frozenset({"grid_size", "assert", "barrier_reduce", "nanosleep", "atomic_load", "atomic_store"})
+_ONLY_GPUS = {"matrix": "a matrix instruction", "copy": "an asynchronous copy", "barrier": "a barrier of copies or of clusters"}
+_ONLY_OPS = {"grid_barrier": "a barrier of the grid", "global_timer": "a clock of all multiprocessors"}
 _BESIDE = 16
 """Blocks that walk their rows together."""
 
@@ -40,11 +43,27 @@ def threads_to_loops(kernel: Kernel, target: Target) -> Kernel:
     """The kernel for a CPU. One that already is for single threads stays as it is."""
     if kernel.stage is not Stage.THREAD or (kernel.threads == 1 and len(kernel.grid) == 1 and not _needs_lanes(kernel)):
         return kernel
+    _refuse(kernel, target)
     plain = _exact(split_vectors(kernel))
     width = lane_count(plain, target)
     if _has_short_rows(plain, width):
         return eliminate_dead(_along_rows(plain, width))
     return eliminate_dead(BlockControl(_flat_grid(plain), width).run())
+
+
+def _refuse(kernel: Kernel, target: Target) -> None:
+    """Say what the kernel has that only GPUs do."""
+    for op in walk(kernel.body):
+        what = _ONLY_GPUS.get(OPS[op.opcode].group, "") if op.opcode != "named_barrier" else ""
+        what = what or _ONLY_OPS.get(op.opcode, "")
+        if not what and op.opcode.startswith("atomic"):
+            wide = any(isinstance(v.type, Vec) for v in (*op.operands, *op.results)) and op.attrs.get("kind") != "add"
+            what = "an atomic access of several numbers at once" if wide else ""
+        if what:
+            raise TargetLimit.at(
+                "TW020", f"{op.opcode}, {what}, is not available on {target.name}: only GPUs have it", op.span,
+                "run the kernel on a GPU or on the emulator",
+            )  # fmt: skip
 
 
 def _needs_lanes(kernel: Kernel) -> bool:

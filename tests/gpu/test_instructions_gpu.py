@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tilewright as tw
 from instruction_kernels import Case, instruction_cases
 from kernels_instructions import CASES as PYTHON
 from tilewright.compile.build import build_artifact
@@ -62,6 +63,81 @@ def test_words_of_python(gpu: CudaDevice, name: str) -> None:
         pytest.skip(f"needs sm_{case.sm}")
     assert case.check is not None
     case.check(case.make(), case.run("cuda"))
+
+
+# -- many threads at once -----------------------------------------------------------------------------------------------
+
+
+@tw.gpu
+def crowd(
+    x: tw.GpuBuffer[tw.f32], o: tw.GpuBuffer[tw.f32], d: tw.GpuBuffer[tw.f64], h: tw.GpuBuffer[tw.f16], u: tw.GpuBuffer[tw.u64]
+):
+    """All threads want the same few elements, by instructions and by loops around compare-and-swap."""
+    v = x[tw.gpu_thread_id()]
+    tw.atomic_max(o, 0, v)
+    tw.atomic_min(o, 1, v)
+    tw.atomic_max(d, 0, tw.f64(v))
+    tw.atomic_max(h, 0, tw.f16(v))
+    tw.atomic_inc(u, 0, 1000)
+    tw.atomic_add(u, 1, 3, scope="system", order="acq_rel")
+
+
+@tw.gpu
+def chain(flags: tw.GpuBuffer[tw.u32], data: tw.GpuBuffer[tw.i64]):
+    """Each block waits for the one before it, and hands on what it got and its own number."""
+    got = tw.shared(1, tw.i64)
+    b = tw.block.x
+    if tw.thread.x == 0:
+        before = tw.i64(0)
+        if b > 0:
+            while tw.atomic_load(flags, b - 1, order="acquire") == 0:
+                tw.nanosleep(20)
+            before = data[b - 1]
+        got[0] = before
+    tw.gpu_sync()
+    if tw.thread.x == 64:
+        data[b] = got[0] + b
+    tw.gpu_sync()
+    if tw.thread.x == 0:
+        tw.fence()
+        tw.atomic_store(flags, b, 1, order="release")
+
+
+@tw.gpu
+def pairs(words: tw.GpuBuffer[tw.u64], torn: tw.GpuBuffer[tw.i32]):
+    """Both halves of 128 bits are always of one store."""
+    i = tw.gpu_thread_id()
+    for k in range(50):
+        a, b = tw.atomic_load(words, 0, width=2)
+        if a != b:
+            torn[0] = 1
+        own = tw.u64(i * 1000 + k)
+        tw.atomic_store(words, 0, (own, own))
+
+
+def test_a_crowd_gets_through() -> None:
+    n = 1 << 14
+    x = np.random.default_rng(0).standard_normal(n).astype(np.float32)
+    o, d, h, u = np.zeros(2, np.float32), np.zeros(1), np.zeros(1, np.float16), np.zeros(2, np.uint64)
+    crowd[n // 256, 256](x, o, d, h, u, device="cuda")
+    assert o.tolist() == [x.max(), x.min()]
+    assert d[0] == x.max()
+    assert h[0] == np.float16(x.max())
+    assert u.tolist() == [n % 1001, 3 * n]
+
+
+def test_a_long_chain_of_blocks() -> None:
+    blocks = 2000
+    flags, data = np.zeros(blocks, np.uint32), np.zeros(blocks, np.int64)
+    chain[blocks, 128](flags, data, device="cuda")
+    np.testing.assert_array_equal(data, np.cumsum(np.arange(blocks)))
+
+
+def test_128_bits_are_never_torn(gpu: CudaDevice) -> None:
+    words, torn = np.zeros(2, np.uint64), np.zeros(1, np.int32)
+    pairs[64, 64](words, torn, device="cuda")
+    assert torn[0] == 0
+    assert words[0] == words[1]
 
 
 CHILD = """

@@ -27,7 +27,8 @@ Array = np.ndarray
 WARP = 32
 WHO = Value(INDEX, "who")
 """The lane's thread in the launch, as `thread_races` counts them."""
-_DONE = {"load": "loads", "store": "stores", "atomic": "updates", "atomic_load": "loads", "atomic_store": "stores"}
+_DONE = {"load": "loads", "store": "stores", "atomic": "updates", "atomic_load": "loads", "atomic_store": "stores",
+         "copy_async": "copies to"}  # fmt: skip
 _READS = frozenset({"load", "load_remote", "ldmatrix"})
 
 

@@ -93,7 +93,7 @@ def busy(x: tw.GpuBuffer[tw.f32], y: tw.GpuBuffer[tw.f32]):
     tile = tw.shared(1024, tw.f32)
     t = tw.thread.x
     value = x[t]
-    for k in range(77):
+    for _ in range(77):
         value = value * 0.5 + x[t]
         tile[t] = value
         tw.gpu_sync()
@@ -113,3 +113,22 @@ def test_a_thousand_instructions_of_a_thousand_threads_take_a_fifth_of_a_second(
         busy[1, 1024](x, y, device="emulator")
         times.append(time.process_time() - start)
     assert min(times) <= 0.2, times
+
+
+@tw.gpu(cluster=2)
+def exchanged(x: tw.GpuBuffer[tw.f32], y: tw.GpuBuffer[tw.f32], ready: tw.bool_):
+    tile = tw.shared(64, tw.f32)
+    t, i = tw.thread.x, tw.gpu_thread_id()
+    tile[t] = x[i]
+    if ready:
+        tw.cluster_sync()
+    y[i] = tw.load_remote(tile, 63 - t, 1 - tw.cluster.rank)
+    tw.cluster_sync()
+
+
+def test_blocks_of_a_cluster_meet() -> None:
+    x, y = np.arange(256, dtype=np.float32), np.zeros(256, np.float32)
+    exchanged[4, 64](x, y, True, device="emulator")
+    np.testing.assert_array_equal(y.reshape(2, 2, 64), x.reshape(2, 2, 64)[:, ::-1, ::-1])
+    with pytest.raises(tw.UserError, match="uninitialised shared memory|race on shared memory"):
+        exchanged[4, 64](x, y, False, device="emulator")

@@ -267,7 +267,7 @@ def _launch(kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments, wait
     if grid and grid[0] % waits.cluster:
         raise fault(f"a grid of {grid[0]} blocks along x is not made of clusters of {waits.cluster}", kernel.span)
     at_once = waits.blocks_at_once(-(-kernel.threads // WARP) * WARP, total)
-    watch = Watch(kernel, total, arguments, waits.clocked) if is_explicit(kernel) else None
+    watch = Watch(kernel, total, arguments, waits.clocked, waits.cluster) if is_explicit(kernel) else None
     pending = deque((first, min(at_once, total - first)) for first in range(0, total, at_once))
     active: list[tuple[Team, Iterator[None]]] = []
     idle = 0

@@ -94,10 +94,11 @@ class Race:
 
 @dataclass(eq=False)
 class Order:
-    """What the blocks of one launch know of one another. `apart`: what warps of a block do to each other is not looked at."""
+    """What the blocks of one launch know of one another. `apart`: what warps of a cluster do to each other is not looked at."""
 
     blocks: int
     apart: bool = False
+    cluster: int = 1
     ops: list[Op] = field(default_factory=list)
     numbers: dict[Op, int] = field(default_factory=dict)
     stamp: int = 0
@@ -156,7 +157,9 @@ class Order:
         ordered = (then >> EPOCH < moment >> EPOCH) | ((apart >> LANES == 0) & (then < moment))
         if self.apart:
             ordered |= apart >> LANES != 0
-        ordered &= apart >> THREADS == 0
+            ordered &= _block(before) // self.cluster == _block(now) // self.cluster
+        else:
+            ordered &= apart >> THREADS == 0
         if self.releases and not ordered.all():
             phase = slot.phase[places[at]]
             for each in np.flatnonzero(~ordered):

@@ -64,9 +64,9 @@ def address(array: Array) -> int:
 class Watch:
     """What all machines of a launch share."""
 
-    def __init__(self, kernel: Kernel, blocks: int, arguments: Sequence[object], apart: bool) -> None:
+    def __init__(self, kernel: Kernel, blocks: int, arguments: Sequence[object], apart: bool, cluster: int = 1) -> None:
         self.kernel = kernel
-        self.order = Order(blocks, apart)
+        self.order = Order(blocks, apart, cluster)
         self.arenas = self._arenas(kernel, arguments)
         self.syncs = any(op.opcode == "fence" or op.attrs.get("order") in RELEASES for op in walk(kernel.body))
         """Whether an atomic can tell a thread of another's writes."""

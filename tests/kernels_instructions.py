@@ -144,7 +144,19 @@ def fast(v: Buffer[tw.f32], o: Buffer[tw.f32]):
 
 def check_fast(before: list[np.ndarray], after: list[np.ndarray]) -> None:
     x = before[0].astype(np.float64)
-    wanted = np.exp(x) + 2**x + np.log(x) + np.log2(x) + np.sin(x) + np.cos(x) + np.sqrt(x) + 1 / np.sqrt(x) + 1 / x + np.tanh(x) + x / 3
+    wanted = (
+        np.exp(x)
+        + 2**x
+        + np.log(x)
+        + np.log2(x)
+        + np.sin(x)
+        + np.cos(x)
+        + np.sqrt(x)
+        + 1 / np.sqrt(x)
+        + 1 / x
+        + np.tanh(x)
+        + x / 3
+    )
     np.testing.assert_allclose(after[1], wanted, rtol=1e-3)
 
 
@@ -152,7 +164,9 @@ def check_fast(before: list[np.ndarray], after: list[np.ndarray]) -> None:
 def times(o: Buffer[tw.i32]):
     start, short, begun = tw.clock(), tw.clock32(), tw.global_timer()
     tw.nanosleep(100)
-    o[tw.gpu_thread_id()] = (1 if tw.clock() > start else 0) + (2 if tw.clock32() - short < 1 << 30 else 0) + (4 if tw.global_timer() >= begun else 0)
+    o[tw.gpu_thread_id()] = (
+        (1 if tw.clock() > start else 0) + (2 if tw.clock32() - short < 1 << 30 else 0) + (4 if tw.global_timer() >= begun else 0)
+    )
 
 
 def check_times(before: list[np.ndarray], after: list[np.ndarray]) -> None:
@@ -423,7 +437,9 @@ def warp_group(a: tw.Array, b: tw.Array, c: tw.Array):
 
 def make_group() -> list[np.ndarray]:
     rng = np.random.default_rng(4)
-    return [rng.integers(-2, 3, shape).astype(ml_dtypes.bfloat16) for shape in ((64, 64), (8, 64))] + [np.zeros((64, 8), np.float32)]
+    return [rng.integers(-2, 3, shape).astype(ml_dtypes.bfloat16) for shape in ((64, 64), (8, 64))] + [
+        np.zeros((64, 8), np.float32)
+    ]
 
 
 def check_group(before: list[np.ndarray], after: list[np.ndarray]) -> None:

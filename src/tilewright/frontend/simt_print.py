@@ -78,7 +78,7 @@ def _words(e: Emitter, given: Arguments, name: str, default: str) -> str:
 
 @word("print")
 def _print(e: Emitter, given: Arguments) -> Val:
-    """`print(*values, sep=" ", end="\\\\n")`: texts, numbers, tuples and f-strings; a GPU's output comes when the host next waits for it."""
+    """`print(*values, sep=" ", end="\\n")`: texts, numbers, tuples and f-strings; a GPU's output comes when the host next waits for it."""
     unknown = given.named.keys() - {"sep", "end"}
     if unknown:
         raise e.fail(f"print has no argument '{min(unknown)}' in a kernel", "its arguments are sep and end", "TW016")

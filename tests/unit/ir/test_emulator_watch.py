@@ -292,3 +292,9 @@ def test_a_flag_must_not_be_an_ordinary_element() -> None:
     store = 'fence {scope = "device"} atomic_store %out, %c0, %c1 {order = "relaxed", scope = "device"}'
     text = message(HANDED_ON.format(store=store, load=PLAIN_LOAD), grid=2)
     assert "race on global memory: atomic_store of 'out'[0], which block (0), thread 0 loads" in text
+
+
+def test_the_help_for_narrow_atomics() -> None:
+    body = '%o = atomic %out, %c0, %c1 {kind = "add", scope = "block"} : i64'
+    with pytest.raises(UserError, match="help: atomics of scope 'block' hold for one block only: use scope 'device'"):
+        run(body, grid=2)

@@ -235,7 +235,9 @@ class Watcher:
             help = "put a sync of the warp, or a barrier, between the two accesses"
         else:
             help = "put a barrier between the two accesses"
-        if race.op is op:
+        if op.opcode.startswith("atomic") and race.op.opcode.startswith("atomic"):
+            help = "atomics of scope 'block' hold for one block only: use scope 'device'"
+        elif race.op is op:
             help = "let one thread do it, or use an atomic"
         raise fault(
             f"race on {memory.space} memory: {op.opcode} of {element_text(memory, place)}, which {who} {does} {where} "

@@ -130,5 +130,5 @@ def test_blocks_of_a_cluster_meet() -> None:
     x, y = np.arange(256, dtype=np.float32), np.zeros(256, np.float32)
     exchanged[4, 64](x, y, True, device="emulator")
     np.testing.assert_array_equal(y.reshape(2, 2, 64), x.reshape(2, 2, 64)[:, ::-1, ::-1])
-    with pytest.raises(tw.UserError, match="uninitialised shared memory|race on shared memory"):
+    with pytest.raises(tw.UserError, match=r"uninitialised shared memory|race on shared memory"):
         exchanged[4, 64](x, y, False, device="emulator")

@@ -75,6 +75,13 @@ class History:
         self.read: tuple[Slot, Slot] | None = None
         self.updated: tuple[Slot, Slot] | None = None
 
+    def drop(self, first: int, blocks: int) -> None:
+        """Forget the accesses of these blocks."""
+        for slot in (self.written, *(self.read or ()), *(self.updated or ())):
+            if slot is not None:
+                block = slot.who >> THREADS
+                slot.who[(block >= first) & (block < first + blocks)] = -1
+
     def pair(self, name: str) -> tuple[Slot, Slot]:
         found: tuple[Slot, Slot] | None = getattr(self, name)
         if found is None:

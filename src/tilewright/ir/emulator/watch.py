@@ -8,7 +8,6 @@ arrays that nobody writes are not watched at all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -98,15 +97,11 @@ class Watch:
         for arena in self.arenas:
             arena.history = None
 
-    def saved(self) -> tuple[object, ...]:
-        """What `restore` puts back; ops are not copied, so that they stay the same."""
-        order = self.order
-        return deepcopy([a.history for a in self.arenas]), order.stamp, deepcopy(order.releases), order.phase.copy()
-
-    def restore(self, saved: tuple[object, ...]) -> None:
-        histories, self.order.stamp, self.order.releases, self.order.phase = saved  # type: ignore[assignment]
-        for arena, history in zip(self.arenas, histories, strict=True):  # type: ignore[call-overload]
-            arena.history = history
+    def forget_blocks(self, first: int, blocks: int) -> None:
+        """These blocks run again: what they did does not count. What it hid of other blocks' accesses is not known any more."""
+        for arena in self.arenas:
+            if arena.history is not None:
+                arena.history.drop(first, blocks)
 
 
 class Watcher:

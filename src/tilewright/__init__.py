@@ -95,6 +95,7 @@ if TYPE_CHECKING:
         zeros_like,
     )
     from tilewright.api.memory import Pool, default_pool, memory_pool
+    from tilewright.api.parallel_gpu import parallel_gpu
     from tilewright.api.pipeline import Pipeline, parallel, stage
     from tilewright.api.profile import Profile, profile
     from tilewright.api.simd import CpuFunction, cpu
@@ -490,6 +491,7 @@ __all__ = [
     "ones",
     "pack_bits",
     "parallel",
+    "parallel_gpu",
     "pinned",
     "popcount",
     "pow",
@@ -609,6 +611,7 @@ _LATER = {
     ),
     "tilewright.api.memory": ("Pool", "default_pool", "memory_pool"),
     "tilewright.api.notebook": ("load_ipython_extension", "unload_ipython_extension"),
+    "tilewright.api.parallel_gpu": ("parallel_gpu",),
     "tilewright.api.pipeline": ("Pipeline", "parallel", "stage"),
     "tilewright.api.profile": ("Profile", "profile"),
     "tilewright.api.simd": ("CpuFunction", "cpu"),

@@ -87,6 +87,8 @@ CASES: dict[str, tuple[str, str, str, str, str]] = {
     "tuple index": ("x[i] = (1, 2)[2]", "(1, 2)[2]", "TW013", "index 2 is outside: the tuple has 2 item(s)", ""),
     "arithmetic on an array": ("x[i] = x + 1", "x + 1", "TW009", "an operand of '+' is the array 'x', not a number", ""),
     "text": ("x[i] = 'a'", "x[i]", "TW009", "the value is the text 'a', not a number", ""),
+    "arrays exchanged in a loop": ("p, q = x, a\nfor k in range(3):\n    p, q = q, p", "for k in range(3):", "TW005", "'p' stands for the array 'x' and changes inside a loop", "choose between elements, or write the loop's body twice"),
+    "one array or another": ("if n > 0:\n    p = x\nelse:\n    p = a\np[0] = 1", "if n > 0:", "TW005", "'p' stands for 'x' on one way and for 'a' on the other", "choose between elements: x[i] if c else y[i]"),
     "division by zero": ("x[i] = 1 // 0", "1 // 0", "TW009", "1 // 0: integer division or modulo by zero", ""),
 }  # fmt: skip
 

@@ -303,3 +303,80 @@ def test_occupancy() -> None:
     assert tw.best_block(double, device="sm_90a") == 256
     with pytest.raises(UserError, match="occupancy of weighted: the annotation of 'w' does not say its type"):
         tw.occupancy(weighted, 32, device="sm_90a")
+
+
+def test_graphs_streams_and_profiles() -> None:
+    @tw.gpu
+    def scale(a: tw.f32, x: tw.GpuBuffer[tw.f32], y: tw.GpuBuffer[tw.f32]):
+        y[tw.gpu_thread_id()] = a * x[tw.gpu_thread_id()]
+
+    with installed() as driver:
+        x = np.arange(32, dtype=np.float32)
+        own, out = tw.to_device(x, "cuda"), tw.to_device(x, "cuda")
+        scale[1, 32](3.0, own, out)
+        with tw.capture("cuda") as graph:
+            scale[1, 32](2.0, own, out)
+        out.fill(0)
+        graph.replay()
+        assert np.array_equal(out.numpy(), 2 * x)
+        stream = tw.Stream("cuda:0")
+        scale[1, 32, 0, stream](5.0, own, out)
+        stream.synchronize()
+        assert np.array_equal(out.numpy(), 5 * x)
+        with tw.profile() as found:
+            scale[1, 32](4.0, own, out)
+        (row,) = found.rows()
+        assert (row.name, row.device, row.calls, row.launches) == ("scale", "cuda:0", 1, 1)
+    assert not driver.violations
+
+
+def test_launches_are_repeated_by_machine_code() -> None:
+    @tw.gpu
+    def scale(a: tw.f32, x: tw.GpuBuffer[tw.f32], y: tw.GpuBuffer[tw.f32]):
+        y[tw.gpu_thread_id()] = a * x[tw.gpu_thread_id()]
+
+    with installed() as driver:
+        x = np.arange(64, dtype=np.float32)
+        own, out = tw.to_device(x, "cuda"), tw.to_device(x, "cuda")
+        launch = scale[2, 32]
+        for a in (1.0, 2.0, 3):
+            launch(a, own, out)
+            assert np.array_equal(out.numpy(), a * x)
+        assert type(launch.entry).__name__ == "builtin_function_or_method"
+        # The same grid by its count is a launch of its own, and learns as well.
+        for n in (64, 50):
+            other = scale.over(n, 32)
+            other(2.0, own, out)
+            assert type(other.entry).__name__ == "builtin_function_or_method"
+            tw.gpu_launch(scale, n, 32, 3.0, own, out)
+            assert np.array_equal(out.numpy()[:n], 3 * x[:n])
+        # What machine code may not take: overlapping arrays, other sizes, keywords, NumPy numbers, freed memory.
+        launch(2.0, out, out)
+        assert np.array_equal(out.numpy(), 6 * x)
+        launch(np.float32(0.5), own, y=out)
+        assert np.array_equal(out.numpy(), x / 2)
+        launch(np.float32(4), own, out)
+        launch(np.float32(8), own, out)
+        assert np.array_equal(out.numpy(), 8 * x)
+        with pytest.raises(UserError, match="'y' holds f32, got an array of f64"):
+            launch(1.0, own, tw.to_device(x.astype(np.float64), "cuda"))
+        own.free()
+        with pytest.raises(DeviceError, match="was used after it was freed"):
+            launch(1.0, own, out)
+    assert not driver.violations
+
+
+def test_host_arrays_that_overlap_on_a_gpu() -> None:
+    with installed():
+        x = np.arange(64, dtype=np.float32)
+        double[2, 32](x, x)
+        assert np.array_equal(x, 2 * np.arange(64))
+        with pytest.raises(UserError, match="'x' and 'y' overlap in part and double writes to them"):
+            double[1, 32](x[:40], x[8:48])
+
+        @tw.gpu
+        def twice(x: tw.Array, y: tw.Array):
+            y[tw.gpu_thread_id()] = 2 * x[tw.gpu_thread_id()]
+
+        twice[1, 32](x[::2], x[1::2])
+        assert np.array_equal(x[1::2], 2 * x[::2])

@@ -63,20 +63,13 @@ def label(value: object) -> str:
 # -- python ---------------------------------------------------------------------------------------------------------
 
 
-DOCUMENTS_THAT_RUN = (
-    "README.md",
-    "docs/emulator.md",
-    "docs/explicit-kernels-instructions.md",
-    "docs/explicit-kernels.md",
-    "docs/language.md",
-    "docs/python.md",
-    "docs/runtime-streams.md",
-    "docs/zynml.md",
+@pytest.mark.parametrize(
+    "name",
+    [
+        "README.md", "docs/emulator.md", "docs/explicit-kernels.md", "docs/explicit-kernels-instructions.md", "docs/language.md",
+        "docs/python.md", "docs/runtime-streams.md", "docs/zynml.md",
+    ],  # fmt: skip
 )
-"""Documents whose blocks of Python, one after the other, print what they say."""
-
-
-@pytest.mark.parametrize("name", DOCUMENTS_THAT_RUN)
 def test_python_blocks_run_and_print_what_they_say(name: str, tmp_path: Path) -> None:
     lines: list[str] = []
     expected: list[str] = []

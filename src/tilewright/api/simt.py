@@ -16,7 +16,7 @@ from tilewright.api.cuda_calls import device_of
 from tilewright.api.devices import Device, default_device, find_device
 from tilewright.api.native_calls import NativeCalls
 from tilewright.api.simt_arguments import bind_parameters, read_leaves, split_values
-from tilewright.api.simt_run import SimtRunner
+from tilewright.api.simt_run import Repeats, SimtRunner
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.base.record import record
@@ -65,11 +65,12 @@ class ConfiguredKernel(Entry):
         self._general_function = self._general
         super().__init__(self._general_function)
         self._native = NativeCalls(kernel.__name__) if config.stream is None else None
+        self._repeats = Repeats(self._native)
         self._launch: Callable[..., object] | None = None
         """Machine code for launches like those made so far."""
 
     def _general(self, *args: object, **named: object) -> None:
-        self.kernel.launch(self.config, args, named, self._native)
+        self.kernel.launch(self.config, args, named, self._repeats)
         launch = self._native.chain(self._general_function) if self._native is not None else None
         if launch is not None and launch is not self._launch:
             self._launch = launch
@@ -209,20 +210,21 @@ class GpuKernel(Generic[P]):
         config = self._config((-(-n // (shape[0] * shape[1] * shape[2])), block, shared, stream))
         return self._configured(key, replace(config, count=n if n % config.threads else 0))
 
-    def launch(self, config: Config, args: tuple[object, ...], named: dict[str, object], native: NativeCalls | None = None) -> None:
-        """One launch. `native` learns from it what machine code can repeat."""
+    def launch(self, config: Config, args: tuple[object, ...], named: dict[str, object], repeats: Repeats | None = None) -> None:
+        """One launch. `repeats` learns from it what the next ones need not look at."""
         asked = named.pop("device", None) if all(p.name != "device" for p in self.parameters) else None
         if "check" in named and all(p.name != "check" for p in self.parameters):
             config = replace(config, check=_flag("check", named.pop("check")))
         values = bind_parameters(self.__name__, self.parameters, args, named, self.span)
-        device = self.choose_device([part.value for part in split_values(self.parameters, values)], asked)
+        flat = values if self.runner.plain else [part.value for part in split_values(self.parameters, values)]
+        device = self.choose_device(flat, asked)
         if config.stream is None:
-            self.runner.run(values, config, device, native)
+            self.runner.run(values, config, device, repeats)
             return
         from tilewright.api.streams import Stream
 
         with Stream.of(config.stream, device.id):
-            self.runner.run(values, config, device)
+            self.runner.run(values, config, device, repeats)
 
     def choose_device(self, values: list[object], asked: object = None) -> Device:
         """The device of a launch: the one asked for, the kernel's, that of the arrays, the default one, a GPU if there is one."""

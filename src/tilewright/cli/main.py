@@ -119,7 +119,8 @@ def lsp() -> None:
     help="What to print. Default: ptx for a GPU, asm for a CPU.",
 )  # fmt: skip
 @click.option("-o", "--output", metavar="PATH", help="A file, or a folder for one file per kernel. Default: the terminal.")
-def compile_(file: str, kernel: str | None, arguments: str, target: str, stage: str | None, output: str | None) -> None:
+@click.option("--block", default="256", show_default=True, help="Of an explicit kernel: threads of a block, as 256 or 32,8.")
+def compile_(file: str, kernel: str | None, arguments: str, target: str, stage: str | None, output: str | None, block: str) -> None:
     """Compile kernels for any target and print the code, or any stage on the way to it.
 
     \b
@@ -127,7 +128,13 @@ def compile_(file: str, kernel: str | None, arguments: str, target: str, stage: 
       tilewright compile examples/zyn/relu.zyn --target sm_90a
       tilewright compile examples/gallery.py --kernel scale --args "m=f32[*,1024] v=f32[1024]" --stage tile
       tilewright compile examples/gallery.py --target sm_80 -o build/ptx/
+      tilewright compile examples/simt/matmul.py --args "a=f32[*,*] b=f32[*,*] out=f32[*,*]" --block 32,32 --target sm_90a
     """
+    from tilewright.cli.simt_command import compile_explicit, is_explicit
+
+    if is_explicit(file, kernel):
+        compile_explicit(file, kernel, arguments, target, stage, output, block)
+        return
     from tilewright.cli.compile_command import compile_file
 
     compile_file(file, kernel, arguments, target, stage, output)
@@ -222,8 +229,9 @@ def tune(
 @click.option("--json", is_flag=True, help="Print everything as JSON.")
 @click.option("--fusion", is_flag=True, help="Show which loops became one kernel, which did not, and why.")
 @_PLOT
+@click.option("--block", default="256", show_default=True, help="Of an explicit kernel: threads of a block, as 256 or 32,8.")
 def inspect(
-    file: str, kernel: str | None, arguments: str, target: str, precision: str, json: bool, fusion: bool, plot: str | None
+    file: str, kernel: str | None, arguments: str, target: str, precision: str, json: bool, fusion: bool, plot: str | None, block: str
 ) -> None:
     """Show what kernels were compiled to: schedule, registers, occupancy, matrix instructions, and what bounds them.
 
@@ -232,7 +240,13 @@ def inspect(
       tilewright inspect examples/matmul.py --args "a=bf16[4096,4096] b=bf16[4096,4096]" --target sm_90a
       tilewright inspect examples/gallery.py --kernel scale --args "m=f32[1024,1024] v=f32[1024]" --json
       tilewright inspect examples/transformer.py --fusion
+      tilewright inspect examples/simt/saxpy.py --kernel saxpy --args "a=float x=f32[*] y=f32[*]" --block 128
     """
+    from tilewright.cli.simt_command import inspect_explicit, is_explicit
+
+    if is_explicit(file, kernel):
+        inspect_explicit(file, kernel, arguments, target, json, block)
+        return
     if fusion:
         from tilewright.cli.fusion_command import fusion as show
 

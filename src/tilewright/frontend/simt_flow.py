@@ -13,6 +13,7 @@ from tilewright.frontend.simt_expressions import Expressions
 from tilewright.frontend.simt_numbers import meet
 from tilewright.frontend.simt_state import Key, State
 from tilewright.frontend.simt_values import (
+    Memory,
     Num,
     Path,
     Record,
@@ -130,6 +131,10 @@ class Flow(Expressions):
                 found = live[0] if len(alive) == 1 else None
                 if found is not None:
                     scope.variables[name] = found
+                elif isinstance(a, Memory) and isinstance(b, Memory):
+                    raise self.fail(
+                        f"'{name}' stands for '{a.name}' on one way and for '{b.name}' on the other", "choose between elements: x[i] if c else y[i]"
+                    )
                 elif name in scope.variables:
                     del scope.variables[name]
                 continue

@@ -16,6 +16,7 @@ from tilewright.frontend.simt_flow import RESULT, RETURN, Flow
 from tilewright.frontend.simt_state import Loop, State
 from tilewright.frontend.simt_tree import jumps, loop_number, names_outside, stored_names
 from tilewright.frontend.simt_values import (
+    Memory,
     Num,
     Path,
     Record,
@@ -228,6 +229,7 @@ class Loops(Flow):
             if begin is not None:
                 begin(turn if turn is not None else Value(Scalar(i64)))
             self.block(body)
+            self._same_arrays(before, body)
             builder.multi("yield", *leave(builder))
         scope.loops.pop()
         region = Block((turn, *own) if turn is not None else own, tuple(builder.ops))
@@ -245,6 +247,16 @@ class Loops(Flow):
         self._after_loop(forms, before, loop, forever)
         if forever and not loop.left and ast.Return in leaving:
             scope.dead = True
+
+    def _same_arrays(self, before: State, body: Sequence[ast.stmt]) -> None:
+        """Arrays cannot be handed from turn to turn: a name that stood for one must still do so."""
+        for name in sorted(set().union(*(stored_names(part) for part in body))):
+            known, now = before.variables.get(name), self.scope.variables.get(name)
+            if isinstance(known, Memory) and now != known:
+                raise self.error(
+                    "TW005", f"'{name}' stands for the array '{known.name}' and changes inside a loop", self.b.span,
+                    "choose between elements, or write the loop's body twice",
+                )  # fmt: skip
 
     def _after_loop(self, forms: dict[str, Val], before: State, loop: Loop, forever: bool) -> None:
         """Which of the loop's variables are sure to have a value now."""

@@ -146,7 +146,8 @@ class Watcher:
     # -- accesses ---------------------------------------------------------------------------------------------------
 
     def allocate(self, memory: Memory) -> None:
-        if memory.space == "shared":
+        # What blocks of a cluster do to one another's shared memory is ordered by other means, which clocks know.
+        if memory.space == "shared" and self.machine.cluster == 1:
             self.shared[memory] = History(memory.flat.size)
 
     def _history(

@@ -20,6 +20,7 @@ from tilewright.base.errors import CompilerBug, DeviceError, TargetLimit, Tilewr
 if TYPE_CHECKING:
     from tilewright.api.array_files import read_values
     from tilewright.api.arrays import allocate, array, asarray, copy, from_dlpack, pinned, to_device
+    from tilewright.api.auto_parallel import AutoParallel, auto_parallel
     from tilewright.api.compute import load
     from tilewright.api.debugging import debug
     from tilewright.api.devices import (
@@ -291,6 +292,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Array",
+    "AutoParallel",
     "CompileTarget",
     "CompilerBug",
     "CpuFunction",
@@ -335,6 +337,7 @@ __all__ = [
     "atomic_store",
     "atomic_sub",
     "atomic_xor",
+    "auto_parallel",
     "ballot",
     "barrier",
     "barrier_and",
@@ -594,6 +597,7 @@ __all__ = [
 _LATER = {
     "tilewright.api.array_files": ("read_values",),
     "tilewright.api.arrays": ("allocate", "array", "asarray", "copy", "from_dlpack", "pinned", "to_device"),
+    "tilewright.api.auto_parallel": ("AutoParallel", "auto_parallel"),
     "tilewright.api.compute": ("load",),
     "tilewright.api.devices": ("Device", "compute_devices", "cpu_partitions", "default_device", "devices", "set_default_device"),
     "tilewright.api.debugging": ("debug",),

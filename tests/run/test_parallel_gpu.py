@@ -74,7 +74,7 @@ def test_mistakes() -> None:
 
         @tw.parallel_gpu(4, 4, device="emulator")
         def adds(i):
-            total = total + out[i]  # noqa: F823
+            total = total + out[i]  # noqa: F823, F841
 
     assert total == 0.0
     with pytest.raises(UserError, match="parallel_gpu was given a int"):

@@ -36,7 +36,7 @@ def parallel_gpu(
         if not isinstance(function, FunctionType):
             raise UserError.at("TW009", f"parallel_gpu was given a {type(function).__name__}", help="put it before a 'def' with one parameter")
         names = surroundings(function)
-        captured = tuple(name for name in _loaded(function) if name in names and _is_argument(names[name]))
+        captured = tuple(name for name in _loaded(function) if name in names and is_argument(names[name]))
         kernel = _kernel(function, captured, names)
         options = {} if device is None else {"device": device}
         kernel.over(n, block, shared, stream)(*(names[name] for name in captured), **options)
@@ -58,7 +58,7 @@ def _global_names(code: CodeType) -> list[str]:
     return found
 
 
-def _is_argument(value: object) -> bool:
+def is_argument(value: object) -> bool:
     """Whether a value becomes an argument: arrays and numbers do, all else is read with the region."""
     if isinstance(value, bool | int | float | np.generic | np.ndarray | DeviceArray):
         return True

@@ -76,8 +76,8 @@ class BlockCode(ABC):
         self.mask: Value | None = None
         """The array with the mask of the threads that run; None for all."""
         self.costs: dict[Value, int | None] = {}
-        self.range: tuple[Value, Value] | None = None
-        """Between which numbers groups run; None for all."""
+        self.row: tuple[Value, int] | None = None
+        """Where rows are walked one by one: the first thread of this one, and its groups."""
 
     def run(self, rows: Rows | None = None) -> Kernel:
         for op in walk(self.kernel.body):
@@ -101,8 +101,7 @@ class BlockCode(ABC):
         outer = self.b
 
         def row(b: Builder, number: Value) -> Sequence[Value]:
-            first = b.mul(number, b.index(groups))
-            self.range = first, b.add(first, b.index(groups))
+            self.row = b.mul(number, b.index(groups * self.width)), groups
             b.for_(self.scalars[rows.first], self.scalars[rows.last], b.index(1), [], block, name="block")
             return []
 
@@ -190,8 +189,8 @@ class BlockCode(ABC):
             return active(b) if code.mask is None else b.if_(code.any(code.mask), active, lambda inner: [])
 
         b = self.b
-        low, high = self.range or (b.index(0), b.index(self.groups))
-        b.for_(low, high, b.index(1), [], group, name="group")
+        groups = self.groups if self.row is None else self.row[1]
+        b.for_(b.index(0), b.index(groups), b.index(1), [], group, name="group")
 
     def any_group(self, each: Callable[[LaneCode], Value]) -> Value:
         """A loop over all groups, with active threads or without; gives whether what `each` gives holds for any."""
@@ -214,6 +213,9 @@ class BlockCode(ABC):
     def _group(self, b: Builder, number: Value) -> LaneCode:
         first = b.mul(number, b.index(self.width))
         place = Group(self.number, number, first, self.width, self.kernel.threads)
+        if self.row is not None:
+            start, groups = self.row
+            place = replace(place, first=b.add(start, first), row=(start, first, groups * self.width))
         code = LaneCode(b, self.head, place, self.own, None)
         code.mask = None if self.mask is None else self.read(code, self.mask)
         return code

@@ -33,6 +33,8 @@ class Group:
     first: Value
     width: int
     threads: int
+    row: tuple[Value, Value, int] | None = None
+    """Where a row of threads is walked: its first thread, the first lane's place in it, and its threads."""
 
 
 class LaneMemory(Arithmetic):
@@ -62,7 +64,7 @@ class LaneMemory(Arithmetic):
     def thread(self) -> Lanes:
         """The number of each lane's thread."""
         group = self.group
-        return Linear(group.first, 1, group.width, 0, -(-group.threads // group.width) * group.width - 1)
+        return Linear(group.first, 1, group.width, 0, -(-group.threads // group.width) * group.width - 1, group.row)
 
     def special(self, op: Op) -> bool:
         """Write an op that is neither pure nor control flow; False where there is no way."""

@@ -27,6 +27,8 @@ from tilewright.passes.lane_warps import LaneWarps
 
 _SMALL = 12
 """Pure ops that are computed rather than jumped over."""
+_UNROLLED = 256
+"""Ops of all turns of a loop up to which they are written one after the other."""
 _DOUBLED = 400
 """Ops up to which a guarded body is generated a second time, without a mask, for groups that are wholly inside."""
 _NOTHING = frozenset({"warp_sync", "prefetch", "wait_previous", "release_next", "nanosleep"})
@@ -200,8 +202,30 @@ class LaneCode(LaneWarps):
     def _for(self, op: Op) -> Sequence[Lanes]:
         low, high, step = (self.get(v) for v in op.operands[:3])
         if isinstance(low, Uniform) and isinstance(high, Uniform) and isinstance(step, Uniform):
+            turns = self._few_turns(op, low, high, step)
+            if turns is not None:
+                return self._unrolled(op, turns)
             return self._uniform_for(op, low.value, high.value, step.value)
         return self._parting_for(op, low, high, step)
+
+    def _few_turns(self, op: Op, *bounds: Lanes) -> range | None:
+        """The indices of a short loop of known length, whose turns are written one after the other: no compiler after this one does that."""
+        low, high, step = (self.constant(bound) for bound in bounds)
+        if low is None or high is None or step is None or step <= 0:
+            return None
+        turns = range(low, high, step)
+        return turns if len(turns) * sum(1 for _ in walk(op.regions[0])) <= _UNROLLED else None
+
+    def _unrolled(self, op: Op, turns: range) -> Sequence[Lanes]:
+        region, carried = op.regions[0], [self.get(v) for v in op.operands[3:]]
+        dtype = dtype_of(op.operands[0].type)
+        for turn in turns:
+            index = self.b.const(turn, dtype)
+            self.constants[index] = turn
+            self.set(region.args, [Uniform(index), *carried])
+            self.ops(region.ops)
+            carried = [self.get(v) for v in region.yields]
+        return carried
 
     def _uniform_for(self, op: Op, low: Value, high: Value, step: Value) -> Sequence[Lanes]:
         region, start = op.regions[0], [self.get(v) for v in op.operands[3:]]

@@ -36,6 +36,8 @@ class Linear:
     low: int | None = None
     high: int | None = None
     """Between which all lanes are, where that is known; a linear value with bounds never wraps."""
+    parts: tuple[Value, Value, int] | None = None
+    """The base as the sum of a multiple of a span and a rest, of which all lanes are below the span."""
 
 
 @dataclass(frozen=True)
@@ -236,6 +238,8 @@ def _within(m: Arithmetic, a: Lanes, period: int | None) -> Linear | None:
 
 
 def _remainder(m: Arithmetic, a: Lanes, period: int | None, base: Value | None) -> Lanes | None:
+    if isinstance(a, Linear) and a.parts is not None and period == a.parts[2]:
+        return Linear(a.parts[1], a.step, gcd(a.multiple, period), 0, period - 1)
     within = _within(m, a, period)
     if within is None or period is None:
         return None
@@ -261,7 +265,10 @@ def _floordiv(m: Arithmetic, op: Op, operands: Sequence[Lanes]) -> Lanes | None:
     within = _within(m, operands[0], m.constant(operands[1]))
     if within is None or not isinstance(operands[1], Uniform):
         return None
-    return Uniform(m.b.op("floordiv", within.base, operands[1].value))
+    base = within.base
+    if within.parts is not None and m.constants[operands[1].value] % within.parts[2] == 0:
+        base = within.parts[0]  # the rest makes no difference
+    return Uniform(m.b.op("floordiv", base, operands[1].value))
 
 
 def _shr(m: Arithmetic, op: Op, operands: Sequence[Lanes]) -> Lanes | None:

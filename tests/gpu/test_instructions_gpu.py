@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from instruction_kernels import Case, instruction_cases
+from kernels_instructions import CASES as PYTHON
 from tilewright.compile.build import build_artifact
 from tilewright.runtime import cuda
 from tilewright.runtime.cuda import CudaDevice
@@ -52,6 +53,15 @@ def test_gpu_and_emulator_agree(gpu: CudaDevice, name: str) -> None:
     if gpu.target.sm < case.sm:
         pytest.skip(f"needs sm_{case.sm}")
     compare(case, on_gpu(gpu, case), case.emulate())
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_words_of_python(gpu: CudaDevice, name: str) -> None:
+    case = PYTHON[name]
+    if gpu.target.sm < case.sm:
+        pytest.skip(f"needs sm_{case.sm}")
+    assert case.check is not None
+    case.check(case.make(), case.run("cuda"))
 
 
 CHILD = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from simt_kernels import Case, all_cases, assert_equal, outcome
 
 pytestmark = pytest.mark.requires("cuda")

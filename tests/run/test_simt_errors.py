@@ -79,7 +79,7 @@ CASES: dict[str, tuple[str, str, str, str, str]] = {
     "no dtype": ("s = tw.shared(4, 5)", "tw.shared(4, 5)", "TW009", "dtype is the number 5, not a dtype", "write for instance tw.f32"),
     "missing argument": ("s = tw.shared(4)", "tw.shared(4)", "TW016", "tilewright.shared is missing 'dtype'", ""),
     "unknown argument": ("tw.fence(at='block')", "tw.fence(at='block')", "TW016", "tilewright.fence has no argument 'at'", "its arguments are scope"),
-    "scope": ("tw.fence('warp')", "tw.fence('warp')", "TW009", "the scope of a fence is 'warp'", "choose one of thread, block, device, system"),
+    "scope": ("tw.fence('warp')", "tw.fence('warp')", "TW009", "the scope of a fence is 'warp'", "choose one of thread, block, cluster, device, system"),
     "width": ("x[i] = tw.shuffle(x[i], 0, width=5)", "tw.shuffle(x[i], 0, width=5)", "TW009", "the width of a shuffle is 5", "choose a power of two up to 32"),
     "constant array": ("x[i] = BIG[i]", "BIG", "TW020", "'BIG' has 160000 bytes; a kernel's constant memory has 65536", "pass it as an argument"),
     "zero step": ("for k in range(0, 4, 0):\n    pass", "range(0, 4, 0)", "TW009", "the step of a range is 0", ""),

@@ -343,6 +343,13 @@ def test_launches_are_repeated_by_machine_code() -> None:
             launch(a, own, out)
             assert np.array_equal(out.numpy(), a * x)
         assert type(launch.entry).__name__ == "builtin_function_or_method"
+        # The same grid by its count is a launch of its own, and learns as well.
+        for n in (64, 50):
+            other = scale.over(n, 32)
+            other(2.0, own, out)
+            assert type(other.entry).__name__ == "builtin_function_or_method"
+            tw.gpu_launch(scale, n, 32, 3.0, own, out)
+            assert np.array_equal(out.numpy()[:n], 3 * x[:n])
         # What machine code may not take: overlapping arrays, other sizes, keywords, NumPy numbers, freed memory.
         launch(2.0, out, out)
         assert np.array_equal(out.numpy(), 6 * x)

@@ -33,7 +33,7 @@ class Case:
     numbers: tuple[float, ...] = ()
     """Arguments after the arrays."""
     tool: str = ""
-    """The tool of compute-sanitizer that sees the bug on a GPU: memcheck, racecheck, initcheck or synccheck; empty where none does."""
+    """The tool of compute-sanitizer that sees the bug on a GPU: memcheck or racecheck; empty where none does."""
 
 
 @dataclass

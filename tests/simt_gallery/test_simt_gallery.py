@@ -8,6 +8,7 @@ import pytest
 import tilewright as tw
 from simt_gallery import all_cases, bounds
 from simt_gallery.cases import Case, launch, marked
+from support import assemble
 
 CASES = all_cases()
 each = pytest.mark.parametrize("case", CASES, ids=[case.name.replace(" ", "_") for case in CASES])
@@ -58,3 +59,12 @@ def test_good_on_the_cpu(case: Case, request: pytest.FixtureRequest) -> None:
     launch(case, case.good, arrays, "cpu", check=True)
     if case.result is not None:
         np.testing.assert_allclose(arrays[-1], case.result(before), rtol=1e-5)
+
+
+@pytest.mark.requires("ptxas")
+@each
+def test_both_become_ptx(case: Case) -> None:
+    """What the emulator runs, a GPU can."""
+    for kernel in (case.bad, case.good):
+        artifact = kernel[case.grid, case.block, case.shared].compile(*case.arrays(), *case.numbers, target="sm_90a")
+        assemble(artifact.code.decode(), "sm_90a", level=1)

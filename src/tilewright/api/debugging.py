@@ -11,10 +11,12 @@ from __future__ import annotations
 import pdb
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from types import FrameType, TracebackType
 
 from tilewright.base.errors import UserError
 from tilewright.ir.emulator.stepping import Steps, Stop, stepping
+from tilewright.runtime import streams
 
 Index = int | tuple[int, ...]
 
@@ -43,17 +45,21 @@ class debug:
         """Whether to stop at the next statement, whatever its line."""
         self._record = record
         self._steps = Steps(self._told, name, self.block, self.thread)
-        self._entered: list[object] = []
+        self.left = False
+        """Whether a launch was ended at a stop."""
+        self._entered: list[ExitStack] = []
 
     def __enter__(self) -> debug:
-        context = stepping(self._steps)
-        context.__enter__()
-        self._entered.append(context)
+        with ExitStack() as stack:
+            stack.enter_context(stepping(self._steps))
+            # Calls that were made before must not go straight to the device.
+            stack.enter_context(streams.special())
+            self._entered.append(stack.pop_all())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-        context = self._entered.pop()
-        context.__exit__(None, None, None)  # type: ignore[attr-defined]
+        self._entered.pop().close()
+        self.left = self.left or kind is Leave
         return kind is Leave
 
     # -- stops --------------------------------------------------------------------------------------------------------
@@ -112,7 +118,11 @@ class _Prompt(pdb.Pdb):
     """pdb, whose words for going on are ours."""
 
     def __init__(self) -> None:
-        super().__init__(nosigint=True, readrc=False)
+        # Streams that are named lose the line editor, so only those of no terminal are.
+        own = sys.stdin is not None and sys.stdin.isatty()
+        super().__init__(
+            stdin=None if own else sys.stdin, stdout=None if own else sys.stdout, nosigint=True, readrc=False
+        )
         self.prompt = "(tw) "
         self.answer = "continue"
 

@@ -16,7 +16,7 @@ from tilewright.api.cuda_calls import device_of
 from tilewright.api.devices import Device, default_device, find_device
 from tilewright.api.native_calls import NativeCalls
 from tilewright.api.simt_arguments import bind_parameters, read_leaves, split_values
-from tilewright.api.simt_run import SimtRunner
+from tilewright.api.simt_run import Repeats, SimtRunner
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.base.record import record
@@ -65,11 +65,12 @@ class ConfiguredKernel(Entry):
         self._general_function = self._general
         super().__init__(self._general_function)
         self._native = NativeCalls(kernel.__name__) if config.stream is None else None
+        self._repeats = Repeats(self._native)
         self._launch: Callable[..., object] | None = None
         """Machine code for launches like those made so far."""
 
     def _general(self, *args: object, **named: object) -> None:
-        self.kernel.launch(self.config, args, named, self._native)
+        self.kernel.launch(self.config, args, named, self._repeats)
         launch = self._native.chain(self._general_function) if self._native is not None else None
         if launch is not None and launch is not self._launch:
             self._launch = launch
@@ -99,14 +100,15 @@ class GpuKernel(Generic[P]):
     __simt_kernel__ = True
 
     def __init__(
-        self, function: Callable[P, object], device: str | int | None = None, max_threads: int | None = None,
-        min_blocks: int | None = None, check: bool = False,
+        self, function: Callable[P, object], device: str | int | None = None, max_threads: int | None = None, min_blocks: int | None = None,
+        cluster: int | None = None, check: bool = False,
     ) -> None:  # fmt: skip
         functools.update_wrapper(self, function)
         self.python = function
         self.device = _device_name(device)
         self.max_threads = _limit("max_threads", max_threads, 1024)
         self.min_blocks = _limit("min_blocks", min_blocks, 32)
+        self.cluster = _limit("cluster", cluster, 8) or 1
         self.only_gpu = False
         """Whether launches on the CPU are refused."""
         self.independent = False
@@ -133,6 +135,7 @@ class GpuKernel(Generic[P]):
     def runner(self) -> SimtRunner:
         if self._runner is None:
             attrs = {} if self.min_blocks is None else {"min_blocks": self.min_blocks}
+            attrs |= {"cluster": self.cluster} if self.cluster > 1 else {}
             self._runner = SimtRunner(self.python, self.source, self.parameters, attrs, self.independent)
         return self._runner
 
@@ -177,6 +180,8 @@ class GpuKernel(Generic[P]):
             raise UserError.at("TW009", f"the dynamic shared memory of {self.__name__} is {shared!r}, not a number of bytes", self.span)
         grid = _extents(parts[0], "grid", self.__name__, self.span)
         block = self._checked_block(parts[1])
+        if grid[0] % self.cluster:
+            raise UserError.at("TW009", f"the grid of {self.__name__} is {parts[0]!r}: its blocks along x are not made of clusters of {self.cluster}", self.span)
         return Config(grid, block, shared, parts[3] if len(parts) > 3 else None, check=self.check)
 
     def _checked_block(self, block: object) -> tuple[int, int, int]:
@@ -205,20 +210,21 @@ class GpuKernel(Generic[P]):
         config = self._config((-(-n // (shape[0] * shape[1] * shape[2])), block, shared, stream))
         return self._configured(key, replace(config, count=n if n % config.threads else 0))
 
-    def launch(self, config: Config, args: tuple[object, ...], named: dict[str, object], native: NativeCalls | None = None) -> None:
-        """One launch. `native` learns from it what machine code can repeat."""
+    def launch(self, config: Config, args: tuple[object, ...], named: dict[str, object], repeats: Repeats | None = None) -> None:
+        """One launch. `repeats` learns from it what the next ones need not look at."""
         asked = named.pop("device", None) if all(p.name != "device" for p in self.parameters) else None
         if "check" in named and all(p.name != "check" for p in self.parameters):
             config = replace(config, check=_flag("check", named.pop("check")))
         values = bind_parameters(self.__name__, self.parameters, args, named, self.span)
-        device = self.choose_device([part.value for part in split_values(self.parameters, values)], asked)
+        flat = values if self.runner.plain else [part.value for part in split_values(self.parameters, values)]
+        device = self.choose_device(flat, asked)
         if config.stream is None:
-            self.runner.run(values, config, device, native)
+            self.runner.run(values, config, device, repeats)
             return
         from tilewright.api.streams import Stream
 
         with Stream.of(config.stream, device.id):
-            self.runner.run(values, config, device)
+            self.runner.run(values, config, device, repeats)
 
     def choose_device(self, values: list[object], asked: object = None) -> Device:
         """The device of a launch: the one asked for, the kernel's, that of the arrays, the default one, a GPU if there is one."""
@@ -275,22 +281,23 @@ def _extents(item: object, what: str, name: str, span: Span) -> tuple[int, int, 
 def gpu(function: Callable[P, object]) -> GpuKernel[P]: ...
 @overload
 def gpu(
-    *, device: str | int | None = None, max_threads: int | None = None, min_blocks: int | None = None, check: bool = False
-) -> Callable[[Callable[P, object]], GpuKernel[P]]: ...
+    *, device: str | int | None = None, max_threads: int | None = None, min_blocks: int | None = None, cluster: int | None = None,
+    check: bool = False,
+) -> Callable[[Callable[P, object]], GpuKernel[P]]: ...  # fmt: skip
 def gpu(
     function: Callable[P, object] | None = None, *, device: str | int | None = None, max_threads: int | None = None,
-    min_blocks: int | None = None, check: bool = False,
+    min_blocks: int | None = None, cluster: int | None = None, check: bool = False,
 ) -> GpuKernel[P] | Callable[[Callable[P, object]], GpuKernel[P]]:  # fmt: skip
     """Mark a Python function as an explicit kernel: its body is what one thread does.
 
     `device` names where it runs (`"cuda:1"`, `"emulator"`, `"cpu"`, or the number of a GPU); otherwise its arrays decide. `max_threads`
     is the largest block it may be launched with, `min_blocks` how many blocks a multiprocessor should have room for: both limit the
-    registers of a thread. With `check=True`, also at a single launch, every index is checked on the device, and a launch ends with the
-    error the emulator would give.
+    registers of a thread. `cluster`: so many neighbouring blocks along x run at once and reach each other's shared memory. With
+    `check=True`, also at a single launch, every index is checked on the device, and a launch ends with the error the emulator would give.
     """
     if function is not None:
         return GpuKernel(function)
-    return lambda wrapped: GpuKernel(wrapped, device, max_threads, min_blocks, check)
+    return lambda wrapped: GpuKernel(wrapped, device, max_threads, min_blocks, cluster, check)
 
 
 def gpu_launch(kernel: GpuKernel[...], n: int, block: Extents, *args: object, shared: int = 0, stream: object = None, **named: object) -> None:

@@ -112,7 +112,7 @@ def unrolled(values: range) -> range:
     _only_in_kernels("unrolled")
 
 
-def warp_sync() -> None:
+def warp_sync(lanes: int | None = None) -> None:
     """Every thread of the warp arrives before any leaves."""
     _only_in_kernels("warp_sync")
 
@@ -123,40 +123,40 @@ def fence(scope: str = "device") -> None:
 
 
 @overload
-def shuffle(value: int, lane: int, width: int = 32) -> int: ...
+def shuffle(value: int, lane: int, width: int = 32, lanes: int | None = None) -> int: ...
 @overload
-def shuffle(value: float, lane: int, width: int = 32) -> float: ...
-def shuffle(value: float, lane: int, width: int = 32) -> float:
+def shuffle(value: float, lane: int, width: int = 32, lanes: int | None = None) -> float: ...
+def shuffle(value: float, lane: int, width: int = 32, lanes: int | None = None) -> float:
     """The value of another lane of the warp."""
     _only_in_kernels("shuffle")
 
 
-def shuffle_up(value: float, delta: int, width: int = 32) -> float:
+def shuffle_up(value: float, delta: int, width: int = 32, lanes: int | None = None) -> float:
     """The value of the lane `delta` below."""
     _only_in_kernels("shuffle_up")
 
 
-def shuffle_down(value: float, delta: int, width: int = 32) -> float:
+def shuffle_down(value: float, delta: int, width: int = 32, lanes: int | None = None) -> float:
     """The value of the lane `delta` above."""
     _only_in_kernels("shuffle_down")
 
 
-def shuffle_xor(value: float, mask: int, width: int = 32) -> float:
+def shuffle_xor(value: float, mask: int, width: int = 32, lanes: int | None = None) -> float:
     """The value of the lane whose number differs in these bits."""
     _only_in_kernels("shuffle_xor")
 
 
-def vote_any(predicate: object) -> bool:
+def vote_any(predicate: object, lanes: int | None = None) -> bool:
     """Whether the predicate holds in any lane of the warp."""
     _only_in_kernels("vote_any")
 
 
-def vote_all(predicate: object) -> bool:
+def vote_all(predicate: object, lanes: int | None = None) -> bool:
     """Whether the predicate holds in all lanes of the warp."""
     _only_in_kernels("vote_all")
 
 
-def ballot(predicate: object) -> int:
+def ballot(predicate: object, lanes: int | None = None) -> int:
     """A bit for each lane of the warp: whether the predicate holds there."""
     _only_in_kernels("ballot")
 
@@ -171,56 +171,78 @@ def bitcast(x: float, dtype: DType) -> float:
     _only_in_kernels("bitcast")
 
 
-def atomic_add(array: Any, index: int | tuple[int, ...], value: float, scope: str = "device") -> float:
+def atomic_add(
+    array: Any, index: int | tuple[int, ...], value: float, scope: str = "device", order: str = "relaxed", rank: int | None = None
+) -> float:
     """Add in one step for all threads; gives the old value."""
     _only_in_kernels("atomic_add")
 
 
-def atomic_sub(array: Any, index: int | tuple[int, ...], value: float, scope: str = "device") -> float:
+def atomic_sub(
+    array: Any, index: int | tuple[int, ...], value: float, scope: str = "device", order: str = "relaxed", rank: int | None = None
+) -> float:
     """Subtract in one step for all threads; gives the old value."""
     _only_in_kernels("atomic_sub")
 
 
-def atomic_min(array: Any, index: int | tuple[int, ...], value: float, scope: str = "device") -> float:
+def atomic_min(
+    array: Any, index: int | tuple[int, ...], value: float, scope: str = "device", order: str = "relaxed", rank: int | None = None
+) -> float:
     """Keep the smaller in one step for all threads; gives the old value."""
     _only_in_kernels("atomic_min")
 
 
-def atomic_max(array: Any, index: int | tuple[int, ...], value: float, scope: str = "device") -> float:
+def atomic_max(
+    array: Any, index: int | tuple[int, ...], value: float, scope: str = "device", order: str = "relaxed", rank: int | None = None
+) -> float:
     """Keep the larger in one step for all threads; gives the old value."""
     _only_in_kernels("atomic_max")
 
 
-def atomic_and(array: Any, index: int | tuple[int, ...], value: int, scope: str = "device") -> int:
+def atomic_and(
+    array: Any, index: int | tuple[int, ...], value: int, scope: str = "device", order: str = "relaxed", rank: int | None = None
+) -> int:
     """Bitwise and in one step for all threads; gives the old value."""
     _only_in_kernels("atomic_and")
 
 
-def atomic_or(array: Any, index: int | tuple[int, ...], value: int, scope: str = "device") -> int:
+def atomic_or(
+    array: Any, index: int | tuple[int, ...], value: int, scope: str = "device", order: str = "relaxed", rank: int | None = None
+) -> int:
     """Bitwise or in one step for all threads; gives the old value."""
     _only_in_kernels("atomic_or")
 
 
-def atomic_xor(array: Any, index: int | tuple[int, ...], value: int, scope: str = "device") -> int:
+def atomic_xor(
+    array: Any, index: int | tuple[int, ...], value: int, scope: str = "device", order: str = "relaxed", rank: int | None = None
+) -> int:
     """Bitwise exclusive or in one step for all threads; gives the old value."""
     _only_in_kernels("atomic_xor")
 
 
-def atomic_exchange(array: Any, index: int | tuple[int, ...], value: float, scope: str = "device") -> float:
+def atomic_exchange(
+    array: Any, index: int | tuple[int, ...], value: float, scope: str = "device", order: str = "relaxed", rank: int | None = None
+) -> float:
     """Put a value there; gives the old one."""
     _only_in_kernels("atomic_exchange")
 
 
-def atomic_cas(array: Any, index: int | tuple[int, ...], expected: float, value: float, scope: str = "device") -> float:
+def atomic_cas(
+    array: Any, index: int | tuple[int, ...], expected: float, value: float, scope: str = "device", order: str = "relaxed", rank: int | None = None
+) -> float:
     """Put a value there if the old one is as expected; gives the old one."""
     _only_in_kernels("atomic_cas")
 
 
-def atomic_inc(array: Any, index: int | tuple[int, ...], value: int, scope: str = "device") -> int:
+def atomic_inc(
+    array: Any, index: int | tuple[int, ...], value: int, scope: str = "device", order: str = "relaxed", rank: int | None = None
+) -> int:
     """One more, or 0 where the old value is `value` or above; gives the old one."""
     _only_in_kernels("atomic_inc")
 
 
-def atomic_dec(array: Any, index: int | tuple[int, ...], value: int, scope: str = "device") -> int:
+def atomic_dec(
+    array: Any, index: int | tuple[int, ...], value: int, scope: str = "device", order: str = "relaxed", rank: int | None = None
+) -> int:
     """One less, or `value` where the old one is 0 or above `value`; gives the old one."""
     _only_in_kernels("atomic_dec")

@@ -14,12 +14,13 @@ import numpy as np
 
 from tilewright.api.arguments import Number, element_strides
 from tilewright.api.checks import bind_sizes
-from tilewright.api.cuda_calls import _form, _is_foreign, _memory, _overlap, _Place, _place, gpu_of, is_on_device
+from tilewright.api.cuda_calls import _form, _is_foreign, _memory, _overlap, _Place, _place, gpu_of
 from tilewright.api.devices import Device
 from tilewright.api.native_calls import Given, NativeCalls
 from tilewright.api.outputs import converted, keep
-from tilewright.api.simt_arguments import Leaf, Part, checked_number, read_leaves, split_values
+from tilewright.api.simt_arguments import Leaf, checked_number, read_leaves, split_values
 from tilewright.api.simt_checks import FAILURE, new_failure, raise_failure, with_checks
+from tilewright.api.simt_host import copy_back, host_leaves, launch_sizes
 from tilewright.api.simt_memory import check_alive
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import UserError
@@ -27,7 +28,7 @@ from tilewright.base.record import record
 from tilewright.base.target import Target
 from tilewright.compile.simt import compile_simt, prepare_simt
 from tilewright.frontend.simt import BuiltKernel, Parameter, SimtArg, build_kernel, read_parameters
-from tilewright.frontend.simt_build import COUNT, GRID, Launch
+from tilewright.frontend.simt_build import Launch
 from tilewright.frontend.simt_source import FunctionSource, alternative, read_source
 from tilewright.ir.emulator.stepping import is_stepping
 from tilewright.ir.nodes import Attr, Kernel, walk
@@ -35,7 +36,7 @@ from tilewright.ir.ops import OPS
 from tilewright.passes.bounds_checks import Site
 from tilewright.runtime import observe, streams
 from tilewright.runtime.device_array import DeviceArray
-from tilewright.runtime.libraries import is_tensor, library_of
+from tilewright.runtime.libraries import Library, library_of
 
 if TYPE_CHECKING:
     from tilewright.api.simt import Config
@@ -58,10 +59,24 @@ class _Loaded:
 
 @record
 class _Call:
-    """What a kind of launch runs, and with which sizes."""
+    """What a kind of launch on device arrays runs, and with which sizes."""
 
-    loaded: _Loaded
+    program: CudaProgram
+    written: frozenset[str]
+    names: list[str]
+    parameters: list[Parameter]
     sizes: dict[str, int]
+    apart: list[tuple[str, str]]
+    """Arrays that must not overlap."""
+
+
+class Repeats:
+    """What one configuration of a kernel learnt from its launches."""
+
+    def __init__(self, native: NativeCalls | None) -> None:
+        self.native = native
+        self.calls: dict[Key, _Call] = {}
+        """Launches on device arrays, by all that decides which code runs and with which sizes."""
 
 
 @record
@@ -109,8 +124,8 @@ class SimtRunner:
         self.independent = independent
         self._built: dict[Key, BuiltKernel] = {}
         self._loaded: dict[Key, _Loaded] = {}
-        self._calls: dict[Key, _Call] = {}
-        """Launches on device arrays, by all that decides which code runs and with which sizes."""
+        self.plain = all(parameter.kind is None for parameter in parameters)
+        """Whether there are no structs among its parameters."""
         self._emulated: dict[Key, tuple[BuiltKernel, Kernel]] = {}
         self.on_cpu: dict[Key, tuple[CpuProgram, BuiltKernel, Key]] = {}
         """With what was built, and under which key."""
@@ -133,8 +148,10 @@ class SimtRunner:
         key = self.key(args, config, aliased, vendor, facts)
         found = self._built.get(key)
         if found is None:
-            launch = Launch(config.block, config.rank, config.shared_bytes, bool(config.count), vendor)
             attrs = dict(self.attrs)
+            cluster = attrs.get("cluster", 1)
+            assert isinstance(cluster, int)
+            launch = Launch(config.block, config.rank, config.shared_bytes, bool(config.count), vendor, cluster)
             if aliased:
                 attrs |= {"aliased": True, "noalias": False}
             if facts is not None and facts.small:
@@ -162,7 +179,9 @@ class SimtRunner:
 
     def built_with_steps(self, args: Sequence[SimtArg], config: Config) -> BuiltKernel:
         """The kernel with a `step` before each statement, for the debugger."""
-        launch = Launch(config.block, config.rank, config.shared_bytes, bool(config.count), steps=True)
+        cluster = self.attrs.get("cluster", 1)
+        assert isinstance(cluster, int)
+        launch = Launch(config.block, config.rank, config.shared_bytes, bool(config.count), cluster=cluster, steps=True)
         return build_kernel(self._source_for("nvidia"), self.parameters, args, launch, dict(self.attrs))
 
     def compile(self, leaves: Sequence[Leaf], args: Sequence[SimtArg], config: Config, target: Target) -> Artifact:
@@ -173,19 +192,19 @@ class SimtRunner:
 
     # -- running --------------------------------------------------------------------------------------------------
 
-    def run(self, values: Sequence[object], config: Config, device: Device, native: NativeCalls | None = None) -> None:
-        """Launch. `native` learns from launches on a GPU that machine code can repeat."""
+    def run(self, values: Sequence[object], config: Config, device: Device, repeats: Repeats | None = None) -> None:
+        """Launch. `repeats` learns from launches on a GPU what the next ones need not look at."""
         watcher = observe.observer
         if watcher is None:
-            self._run(values, config, device, native)
+            self._run(values, config, device, repeats)
             return
         with watcher.call(self.source, device.id) as record:
-            self._run(values, config, device, native)
+            self._run(values, config, device, repeats)
         record.kernels = 1
 
-    def _run(self, values: Sequence[object], config: Config, device: Device, native: NativeCalls | None) -> None:
+    def _run(self, values: Sequence[object], config: Config, device: Device, repeats: Repeats | None) -> None:
         if device.kind == "cuda":
-            self._run_cuda(values, config, device, native)
+            self._run_cuda(values, config, device, repeats)
         elif device.kind == "emulator":
             self._run_emulator(values, config, device)
         else:
@@ -197,21 +216,23 @@ class SimtRunner:
             if config.check:
                 raise_failure(arrays[FAILURE], self.sites[key], built.kernel, config.grid)
 
-    def _run_cuda(self, values: Sequence[object], config: Config, device: Device, native: NativeCalls | None) -> None:
+    def _run_cuda(self, values: Sequence[object], config: Config, device: Device, repeats: Repeats | None) -> None:
         gpu = gpu_of(device)
-        parts = split_values(self.parameters, values)
-        library = library_of(tuple(part.value for part in parts))
+        parts = None if self.plain else split_values(self.parameters, values)
+        given = list(values) if parts is None else [part.value for part in parts]
+        library = library_of(tuple(given))
         place = _place(gpu, library)
         if place.split:
             gpu.order(place.stream, place.outside or 0)
-        for part in parts:
-            check_alive(part.value)
-        moved = [replace(part, value=gpu.wrap(part.value, place.stream)) if _is_foreign(part.value) else part for part in parts]
-        forms = (device.id, config, *(_form(part.value) for part in moved))
-        known = self._calls.get(forms)
-        if known is not None and self._repeated(known, moved, place):
+        moved = [gpu.wrap(value, place.stream) if _is_foreign(value) else value for value in given]
+        forms = (device.id, *map(_form, moved))
+        known = repeats.calls.get(forms) if repeats is not None else None
+        if known is not None and self._repeated(known, values, moved, place, repeats):
             return
-        leaves, args = read_leaves(self.parameters, moved, gpu=True)
+        for value in given:
+            check_alive(value)
+        parts = parts or split_values(self.parameters, values)
+        leaves, args = read_leaves(self.parameters, [replace(part, value=v) for part, v in zip(parts, moved, strict=True)], gpu=True)
         loaded = self._load(args, config, leaves, gpu, device)
         artifact, written = loaded.program.artifact, loaded.built.written
         self._check_written(leaves, written)
@@ -242,33 +263,40 @@ class SimtRunner:
         self.last = artifact
         if config.check:
             raise_failure(arrays[FAILURE].numpy(), self.sites[loaded.key], loaded.built.kernel, config.grid)
-        if back or loaded.aliased or config.check:
+        if repeats is None or back or loaded.aliased or config.check:
             return
+        names = [leaf.name for leaf in leaves]
+        apart = [(a, b) for i, a in enumerate(arrays) for b in list(arrays)[i + 1 :] if a in written or b in written]
+        call = _Call(loaded.program, written, names, [part.parameter for part in parts], sizes, apart)
         if not copies:
-            keep(self._calls, forms, _Call(loaded, sizes))
-        if native is not None and len(leaves) == len(values) and not streams.SPECIAL.value:
-            names = list(arrays)
-            apart = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if a in written or b in written]
-            native.learn(Given(tuple(values), None, loaded.program, sizes, (), library, arrays, {}, apart, written))
+            keep(repeats.calls, forms, call)
+        self._teach(repeats, call, values, library, arrays)
 
-    def _repeated(self, known: _Call, parts: Sequence[Part], place: _Place) -> bool:
+    def _teach(
+        self, repeats: Repeats, call: _Call, values: Sequence[object], library: Library | None, arrays: Mapping[str, DeviceArray]
+    ) -> None:
+        """Let machine code take the next launch like this one."""
+        if repeats.native is not None and self.plain and not streams.SPECIAL.value:
+            given = Given(tuple(values), None, call.program, call.sizes, (), library, arrays, {}, call.apart, call.written)
+            repeats.native.learn(given)
+
+    def _repeated(self, known: _Call, values: Sequence[object], moved: Sequence[object], place: _Place, repeats: Repeats | None) -> bool:
         """A launch like an earlier one: only what the forms of the arguments do not say is looked at."""
-        built, program = known.loaded.built, known.loaded.program
-        arrays = {part.name: part.value for part in parts if isinstance(part.value, DeviceArray)}
-        for name in built.written:
-            if arrays[name].readonly or any(other != name and _overlap(arrays[name], array) for other, array in arrays.items()):
-                return False
-        numbers: dict[str, Number] = {}
-        for part in parts:
-            if part.name not in arrays:
-                wanted, value = part.parameter.dtype, part.value
+        arrays = {name: value for name, value in zip(known.names, moved, strict=True) if isinstance(value, DeviceArray)}
+        if any(arrays[name].readonly for name in known.written) or any(_overlap(arrays[a], arrays[b]) for a, b in known.apart):
+            return False
+        program, numbers = known.program, {}
+        for name, parameter, value in zip(known.names, known.parameters, moved, strict=True):
+            if name not in arrays:
                 plain = value.item() if isinstance(value, np.generic) else value
-                numbers[part.name] = checked_number(part.name, value, wanted, part.parameter.span) if wanted else plain  # type: ignore[assignment]
+                numbers[name] = checked_number(name, plain, parameter.dtype, parameter.span) if parameter.dtype else plain
         take = _memory(place.library, place.gpu.ordinal)
-        program.run(arrays, converted(program.artifact, numbers), known.sizes, place.stream, take=take)
+        program.run(arrays, converted(program.artifact, numbers), known.sizes, place.stream, take=take)  # type: ignore[arg-type]
         if place.split:
             place.gpu.order(place.outside or 0, place.stream)
         self.last = program.artifact
+        if repeats is not None:
+            self._teach(repeats, known, values, place.library, arrays)
         return True
 
     def _load(self, args: Sequence[SimtArg], config: Config, leaves: list[Leaf], gpu: CudaDevice, device: Device) -> _Loaded:
@@ -349,40 +377,6 @@ def _check_independent(built: BuiltKernel) -> None:
             )
 
 
-def launch_sizes(config: Config) -> dict[str, int]:
-    """The sizes that a launch gives."""
-    return {**dict(zip(GRID, config.grid, strict=True)), COUNT: config.count}
-
-
-Back = list[tuple[str, "DeviceArray | np.ndarray"]]
-
-
-def host_leaves(parameters: Sequence[Parameter], values: Sequence[object]) -> tuple[list[Leaf], list[SimtArg], Back]:
-    """Leaves in host memory, and the device arrays whose elements were copied there."""
-    given = split_values(parameters, values)
-    for part in given:
-        check_alive(part.value)
-    parts = [replace(part, value=_on_host(part.value)) for part in given]
-    leaves, args = read_leaves(parameters, parts, gpu=False)
-    back: Back = []
-    for leaf, part, before in zip(leaves, parts, given, strict=True):
-        if not isinstance(leaf.value, np.ndarray):
-            continue
-        if part.value is not before.value and is_on_device(before.value):
-            back.append((leaf.name, before.value))  # type: ignore[arg-type]
-        elif isinstance(part.value, np.ndarray) and leaf.value.size and not np.may_share_memory(part.value, leaf.value):
-            back.append((leaf.name, part.value))
-    return leaves, args, back
-
-
-def _on_host(value: object) -> object:
-    if isinstance(value, DeviceArray):
-        return value.numpy()
-    if is_tensor(value):
-        return value.detach().cpu().numpy()  # type: ignore[attr-defined]
-    return value.get() if is_on_device(value) and hasattr(value, "get") else value
-
-
 def _share(a: object, b: object) -> bool:
     """Whether two host arrays have an element in common; where that is hard to say, yes."""
     assert isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
@@ -400,26 +394,6 @@ def _original(given: object, array: np.ndarray) -> np.ndarray:
     """The caller's own array where reading it made a copy."""
     own = isinstance(given, np.ndarray) and array.size and not np.may_share_memory(given, array)
     return given if own else array  # type: ignore[return-value]
-
-
-def copy_back(back: Back, arrays: Mapping[str, np.ndarray], written: frozenset[str]) -> None:
-    """What was written in a copy goes to where it came from."""
-    for name, original in back:
-        if name not in written:
-            continue
-        values = arrays[name].reshape(original.shape)
-        if isinstance(original, DeviceArray):
-            original.copy_from(values)
-        elif isinstance(original, np.ndarray):
-            original[...] = values
-        else:
-            original.copy_(_as_tensor(values))  # type: ignore[unreachable]
-
-
-def _as_tensor(values: np.ndarray) -> object:
-    import torch
-
-    return torch.from_numpy(values)
 
 
 def _overlaps(leaves: Sequence[Leaf]) -> list[tuple[str, str]]:

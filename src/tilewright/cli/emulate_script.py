@@ -8,6 +8,7 @@ Python's debugger takes over.
 from __future__ import annotations
 
 import ast
+import linecache
 import runpy
 import sys
 from collections.abc import Sequence
@@ -55,7 +56,7 @@ def emulate_script(
     """Execute the file as a program whose kernels run on the emulator."""
     if not Path(path).is_file():
         raise UserError.at("TW016", f"there is no file {path}")
-    before, seen = default_device(), 0
+    before, seen, chosen = default_device(), 0, None
 
     def show(stop: Stop) -> str:
         nonlocal seen
@@ -76,7 +77,11 @@ def emulate_script(
                 on_stop=None if interactive else show,
             )  # fmt: skip
             stack.enter_context(chosen)
+        linecache.checkcache(path)
         runpy.run_path(path, run_name="__main__")
+    if chosen is not None and chosen.left:
+        click.echo("ended at the debugger's prompt")
+        return
     if lines and not interactive and not seen:
         click.echo(f"thread {thread} of block {block} never came to line {', '.join(map(str, lines))}")
     click.echo("OK: no fault at the thread stage")

@@ -88,6 +88,8 @@ class FunctionWriter:
     def __init__(self, kernel: Kernel, dialect: Dialect) -> None:
         self.kernel, self.dialect = kernel, dialect
         self.lines: list[str] = []
+        self.first: list[str] = []
+        """What comes before all lines: memory of the function's own, which a loop must not make again."""
         self.declarations: set[str] = set()
         self.names: dict[Value, str] = {}
         self.sizes: dict[Size, str] = {}

@@ -323,7 +323,7 @@ def nvptx_function(kernel: Kernel, entry: str, target: Target) -> tuple[str, set
     text = "\n".join(dialect.globals) + ("\n" if dialect.globals else "")
     text += (
         f"define ptx_kernel void @{entry}({', '.join(params)}) {_attributes(kernel, target)}{subprogram} {{\nentry:\n"
-        + "\n".join(writer.lines)
+        + "\n".join([*writer.first, *writer.lines])
         + "\n}\n!0 = !{}\n"
         + "\n".join(writer.metadata)
         + "\n"

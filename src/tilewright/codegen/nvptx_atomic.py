@@ -225,7 +225,8 @@ def elementwise(w: FunctionWriter, op: Op, opcode: str, dtype: DType, *operands:
     """The result of an elementwise op on these names."""
     inputs = tuple(Value(Scalar(dtype)) for _ in operands)
     w.names.update(zip(inputs, operands, strict=True))
-    (result,) = w.op(Op(opcode, inputs, (Value(Scalar(dtype)),), span=op.span))
+    # Of zeros, -0 is the smaller.
+    (result,) = w.op(Op(opcode, inputs, (Value(Scalar(dtype)),), {"hardware": True}, span=op.span))
     return result
 
 

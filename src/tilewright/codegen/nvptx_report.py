@@ -53,11 +53,11 @@ def print_text(w: FunctionWriter, op: Op, operands: Sequence[str], target: Targe
     buffer = "null"
     if numbers:
         kind = "{ " + ", ".join(t for t, _ in numbers) + " }"
-        local = w.let(f"alloca {kind}, align 8, addrspace(5)")
+        buffer = w.fresh("arguments")
+        w.first.append(f"  {buffer} = alloca {kind}, align 8")
         for position, (type_, value) in enumerate(numbers):
-            place = w.let(f"getelementptr inbounds {kind}, ptr addrspace(5) {local}, i32 0, i32 {position}")
-            w.line(f"store {type_} {value}, ptr addrspace(5) {place}")
-        buffer = w.let(f"addrspacecast ptr addrspace(5) {local} to ptr")
+            place = w.let(f"getelementptr inbounds {kind}, ptr {buffer}, i32 0, i32 {position}")
+            w.line(f"store {type_} {value}, ptr {place}")
     w.call("i32", "vprintf", ("ptr", format_), ("ptr", buffer))
     return []
 

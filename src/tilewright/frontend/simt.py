@@ -246,6 +246,15 @@ def array_type(name: str, arg: ArrayArg) -> Tensor:
     return Tensor(arg.dtype, shape, strides, "global", arg.align)
 
 
+def written_tensors(body: Block) -> set[Value]:
+    """The tensors that ops write, by themselves or through the copy engine."""
+    ops = list(walk(body))
+    maps = {op.result: op.operands[0] for op in ops if op.opcode == "tensor_map"}
+    found = {op.operands[0] for op in ops if OPS[op.opcode].effect == "write" and op.operands}
+    found |= {op.operands[2] for op in ops if op.opcode == "bulk_store"}
+    return found | {maps[op.operands[2]] for op in ops if op.opcode == "tma_store"}
+
+
 def _finished(reader: Statements, source: FunctionSource, params: list[Value], attrs: dict[str, Attr]) -> BuiltKernel:
     launch = reader.launch
     body = reader.b.ops
@@ -260,9 +269,7 @@ def _finished(reader: Statements, source: FunctionSource, params: list[Value], a
         source.name, Stage.THREAD, tuple(params), working, grid, launch.threads,
         attrs=MappingProxyType({"block": launch.block, **({"noalias": False} if cooperative else {}), **attrs}), span=source.head(),
     )  # fmt: skip
-    written = frozenset(
-        op.operands[0].name for op in walk(working) if OPS[op.opcode].effect == "write" and op.operands and op.operands[0] in params
-    )
+    written = frozenset(tensor.name for tensor in written_tensors(working) if tensor in params)
     inputs = tuple(
         Array(p.name, p.type, "input") if isinstance(p.type, Tensor) else ScalarInput(p.name, p.type.dtype) for p in params
     )

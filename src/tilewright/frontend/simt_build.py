@@ -19,13 +19,14 @@ from tilewright.ir.nodes import Attr, Value
 
 
 class Launch:
-    """What of a launch the code is made for. `rank`: axes of the grid; the others have one block. `vendor`: nvidia, amd or cpu."""
+    """What of a launch the code is made for. `rank`: axes of the grid; the others have one block. `vendor`: nvidia, amd or cpu. `cluster`: blocks
+    of a cluster."""
 
     def __init__(
-        self, block: tuple[int, int, int], rank: int = 3, shared_bytes: int = 0, guarded: bool = False, vendor: str = "nvidia",
+        self, block: tuple[int, int, int], rank: int = 3, shared_bytes: int = 0, guarded: bool = False, vendor: str = "nvidia", cluster: int = 1,
         steps: bool = False,
     ) -> None:  # fmt: skip
-        self.block, self.rank, self.shared_bytes, self.guarded, self.vendor = block, rank, shared_bytes, guarded, vendor
+        self.block, self.rank, self.shared_bytes, self.guarded, self.vendor, self.cluster = block, rank, shared_bytes, guarded, vendor, cluster
         self.steps = steps
         """Whether each statement is preceded by a `step` for the debugger."""
 

@@ -20,9 +20,11 @@ from tilewright.base.dtypes import DType, from_numpy
 from tilewright.base.errors import TilewrightError
 from tilewright.base.source import Span
 from tilewright.frontend import simt_simd as simd
+from tilewright.frontend import simt_words_matrix, simt_words_memory, simt_words_warp  # noqa: F401 - they fill the table of words
 from tilewright.frontend.simt_build import Emitter, Launch
 from tilewright.frontend.simt_numbers import as_dtype
 from tilewright.frontend.simt_ops import CALLS, CONSTANTS, NAMESPACES, VALUES, word_of
+from tilewright.frontend.simt_print import read_template
 from tilewright.frontend.simt_source import FunctionSource, alternative, read_source
 from tilewright.frontend.simt_state import Scope, Types
 from tilewright.frontend.simt_tree import local_names
@@ -57,7 +59,6 @@ _HELP: dict[type[ast.expr], tuple[str, str]] = {
     ast.GeneratorExp: ("a generator expression", "accumulate in a loop: total += value"),
     ast.Dict: ("a dict", "use plain variables or a dataclass"),
     ast.Set: ("a set", "use plain variables"),
-    ast.JoinedStr: ("an f-string", "kernels have no text"),
     ast.Starred: ("'*' in an expression", "write every item"),
     ast.Yield: ("yield", "write the value into an array"),
     ast.YieldFrom: ("yield from", "write the values into an array"),
@@ -190,6 +191,9 @@ class Expressions(Emitter):
             return Seq(())
         raise self.unsupported(node, f"the value {node.value!r}", "use numbers")
 
+    def _template(self, node: ast.JoinedStr) -> Val:
+        return read_template(self, node, self.read)
+
     def _tuple(self, node: ast.Tuple | ast.List) -> Val:
         return Seq(tuple(self.read(item) for item in node.elts))
 
@@ -230,7 +234,11 @@ class Expressions(Emitter):
     def _comparison(self, node: ast.Compare) -> Val:
         if (lanes := simd.comparison(self, node)) is not None:
             return lanes
-        left = self.read_number(node.left, "an operand of a comparison")
+        first = self.read(node.left)
+        if isinstance(first, Host) and (dtype := as_dtype(first)) is not None and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq | ast.NotEq):
+            return literal((as_dtype(self.read(node.comparators[0])) is dtype) == isinstance(node.ops[0], ast.Eq))
+        with self.b.at(self.span(node.left)):
+            left = self.number(first, "an operand of a comparison")
         result: Num | None = None
         for kind, right_node in zip(node.ops, node.comparators, strict=True):
             sign = _COMPARE.get(type(kind))
@@ -434,7 +442,7 @@ def record_fields(kind: type) -> dict[str, object]:
 
 _VALUES = (Num, Seq, Record, Simd, Method, Memory, Word, Device, Host, Text)
 _READERS: dict[type[ast.expr], Callable[[Expressions, Any], Val]] = {
-    ast.Name: Expressions.name, ast.Constant: Expressions._constant, ast.Tuple: Expressions._tuple, ast.List: Expressions._tuple,
+    ast.Name: Expressions.name, ast.Constant: Expressions._constant, ast.JoinedStr: Expressions._template, ast.Tuple: Expressions._tuple, ast.List: Expressions._tuple,
     ast.BinOp: Expressions._binary, ast.UnaryOp: Expressions._unary, ast.BoolOp: Expressions._bool,
     ast.Compare: Expressions._comparison, ast.IfExp: Expressions._choice, ast.Attribute: Expressions._attribute,
     ast.Subscript: Expressions._subscript, ast.NamedExpr: Expressions._walrus, ast.Lambda: Expressions._function,

@@ -10,17 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tilewright.base.dtypes import bool_, i64, u32
+from tilewright.base.dtypes import bool_, i64
 from tilewright.frontend.simt_build import Emitter, arguments, shape_of
-from tilewright.frontend.simt_values import NOTHING, Arguments, Memory, Num, Seq, Text, Val, describe, literal
+from tilewright.frontend.simt_values import NOTHING, Arguments, Memory, Num, Seq, Val, describe, literal
 from tilewright.ir.nodes import Value
 
 Call = Callable[[Emitter, Arguments], Val]
 VALUES: dict[str, Callable[[Emitter], Val]] = {}
 CALLS: dict[str, Call] = {}
-NAMESPACES = frozenset({"thread", "block", "grid", "block.size", "grid.size", "warp"})
+NAMESPACES = frozenset({"thread", "block", "grid", "block.size", "grid.size", "warp", "cluster"})
 """Words that only stand before a dot."""
-SCOPES = ("block", "device", "system")
 
 
 def word(*names: str) -> Callable[[Call], Call]:
@@ -78,9 +77,13 @@ def _warp(e: Emitter, given: Arguments) -> Val:
 
 @word("shared")
 def _shared(e: Emitter, given: Arguments) -> Val:
-    """`shared(shape, dtype)`: an array that the threads of a block share."""
-    found = arguments(e, given, "shared", ("shape", "dtype"))
-    return e.array("shared", shape_of(e, found["shape"], "the shape of a shared array"), e.dtype(found["dtype"], "dtype"), "shared")
+    """`shared(shape, dtype, align=16)`: an array that the threads of a block share, at a multiple of `align` bytes."""
+    found = arguments(e, given, "shared", ("shape", "dtype", "align"), 2)
+    align = e.constant(found["align"], "align") if "align" in found else 16
+    if align not in (16, 32, 64, 128, 256, 512, 1024):
+        raise e.fail(f"align is {align}", "choose a power of two from 16 to 1024", "TW009")
+    shape, dtype = shape_of(e, found["shape"], "the shape of a shared array"), e.dtype(found["dtype"], "dtype")
+    return e.array("shared", shape, dtype, "shared", **({"align": align} if align > 16 else {}))
 
 
 @word("local")
@@ -128,63 +131,6 @@ def _barrier(e: Emitter, given: Arguments) -> Val:
     return NOTHING
 
 
-@word("warp_sync")
-def _warp_sync(e: Emitter, given: Arguments) -> Val:
-    """Every thread of the warp arrives before any leaves."""
-    arguments(e, given, "warp_sync", ())
-    e.b.multi("warp_sync")
-    return NOTHING
-
-
-@word("fence")
-def _fence(e: Emitter, given: Arguments) -> Val:
-    """`fence(scope)`: accesses before it are seen before those after it, at scope thread, block, device or system."""
-    found = arguments(e, given, "fence", ("scope",), 0)
-    scope = e.text(found.get("scope", Text("device")), "the scope of a fence", ("thread", *SCOPES))
-    e.b.multi("fence", scope=scope)
-    return NOTHING
-
-
-# -- warps --------------------------------------------------------------------------------------------------------
-
-
-def _shuffle(name: str, mode: str, second: str) -> None:
-    def call(e: Emitter, given: Arguments) -> Val:
-        found = arguments(e, given, name, ("value", second, "width"), 2)
-        number = e.number(found["value"], "what is shuffled")
-        width = e.constant(found["width"], "width") if "width" in found else 32
-        if width not in (1, 2, 4, 8, 16, 32):
-            raise e.fail(f"the width of a shuffle is {width}", "choose a power of two up to 32", "TW009")
-        lane = e.use(e.integer(found[second], f"the {second}"), u32)
-        return Num(number.dtype, number.weak, e.b.op("shuffle", e.use(number), lane, mode=mode, width=width))
-
-    call.__doc__ = {
-        "idx": "`shuffle(value, lane, width=32)`: the value of another lane of the warp.",
-        "up": "`shuffle_up(value, delta, width=32)`: the value of the lane `delta` below; the lowest keep their own.",
-        "down": "`shuffle_down(value, delta, width=32)`: the value of the lane `delta` above; the highest keep their own.",
-        "xor": "`shuffle_xor(value, mask, width=32)`: the value of the lane whose number differs in these bits.",
-    }[mode]
-    word(name)(call)
-
-
-for _mode, _second in (("idx", "lane"), ("up", "delta"), ("down", "delta"), ("xor", "mask")):
-    _shuffle("shuffle" if _mode == "idx" else f"shuffle_{_mode}", _mode, _second)
-
-
-def _vote(name: str, mode: str, doc: str) -> None:
-    def call(e: Emitter, given: Arguments) -> Val:
-        (predicate,) = arguments(e, given, name, ("predicate",)).values()
-        return e.num(e.b.op("vote", e.use(e.truth(predicate, "the predicate")), mode=mode))
-
-    call.__doc__ = doc
-    word(name)(call)
-
-
-_vote("vote_any", "any", "Whether the predicate holds in any lane of the warp.")
-_vote("vote_all", "all", "Whether the predicate holds in all lanes of the warp.")
-_vote("ballot", "ballot", "A bit for each lane of the warp: whether the predicate holds there.")
-
-
 # -- atomics ------------------------------------------------------------------------------------------------------
 
 
@@ -192,27 +138,6 @@ def element(e: Emitter, val: Val, index: Val) -> tuple[Memory, tuple[Value, ...]
     """The array and indices of one element, given as `a, i` or `a, (i, j)`."""
     memory = e.memory(val, "the first argument")
     return memory, e.place(memory, index.items if isinstance(index, Seq) else (index,))
-
-
-def _atomic(kind: str) -> None:
-    name = f"atomic_{kind}"
-    values = ("expected", "value") if kind == "cas" else ("value",)
-
-    def call(e: Emitter, given: Arguments) -> Val:
-        found = arguments(e, given, name, ("array", "index", *values, "scope"), 2 + len(values))
-        memory, place = element(e, found["array"], found["index"])
-        scope = e.text(found.get("scope", Text("device")), "the scope of an atomic operation", SCOPES)
-        dtype = memory.type.dtype
-        operands = [e.use(e.convert(e.number(found[v], v), dtype, f"'{memory.name}'")) for v in values]
-        return e.num(e.b.op("atomic", memory.value, *place, *operands, kind=kind, scope=scope, order="relaxed"))
-
-    more = "expected, value" if kind == "cas" else "value"
-    call.__doc__ = f"`{name}(array, index, {more}, scope='device')`: one step for all threads; gives the old value."
-    word(name)(call)
-
-
-for _kind in ("add", "sub", "min", "max", "and", "or", "xor", "exchange", "cas", "inc", "dec"):
-    _atomic(_kind)
 
 
 # -- functions of numbers -----------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def read_source(function: Callable[..., object]) -> FunctionSource:
     module = _parse("if 1:\n" + text if indented else text, place)
     span = Span(place.source, first_line, 1, first_line, 1)
     node = _lambda(function, module, span, place) if name == "<lambda>" else _definition(name, module, span)
-    return FunctionSource(name, node, place, _surroundings(function))
+    return FunctionSource(name, node, place, surroundings(function))
 
 
 def _definition(name: str, module: ast.Module, span: Span) -> ast.FunctionDef:
@@ -96,7 +96,8 @@ def _lambda(function: Callable[..., object], module: ast.Module, span: Span, pla
     return found[0]
 
 
-def _surroundings(function: Callable[..., object]) -> dict[str, object]:
+def surroundings(function: Callable[..., object]) -> dict[str, object]:
+    """The values of names around a function: its globals, and its closure before them."""
     names: dict[str, object] = dict(getattr(function, "__globals__", {}))
     code = getattr(function, "__code__", None)
     for name, cell in zip(code.co_freevars if code else (), getattr(function, "__closure__", None) or ()):

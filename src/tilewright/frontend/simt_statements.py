@@ -16,6 +16,7 @@ from tilewright.frontend.simt_expressions import BINARY, bind
 from tilewright.frontend.simt_flow import RESULT, RETURN
 from tilewright.frontend.simt_loops import Loops
 from tilewright.frontend.simt_numbers import as_dtype
+from tilewright.frontend.simt_print import read_assert
 from tilewright.frontend.simt_state import Scope
 from tilewright.frontend.simt_tree import goes_on_once, jumps, with_rest
 from tilewright.frontend.simt_values import (
@@ -193,6 +194,10 @@ class Statements(Loops):
                     raise self.unsupported(decorator, "this decorator", "nested functions take @tw.device or none")
         self.assign(node.name, Device(self.scope.source, node, node.name, self.scope))
 
+    def _assert(self, node: ast.Assert) -> None:
+        test = self.read_number(node.test, "the condition of an assert")
+        read_assert(self, test, ast.unparse(node.test), None if node.msg is None else self.read(node.msg))
+
     def _pass(self, node: ast.stmt) -> None:
         return
 
@@ -274,7 +279,7 @@ def _renamed(memory: Memory, name: str) -> Memory:
 
 
 _HANDLERS: dict[type[ast.stmt], Callable[[Statements, Any], None]] = {
-    ast.Expr: Statements._expression, ast.Assign: Statements._assignment, ast.AnnAssign: Statements._annotated,
+    ast.Assert: Statements._assert, ast.Expr: Statements._expression, ast.Assign: Statements._assignment, ast.AnnAssign: Statements._annotated,
     ast.AugAssign: Statements._augmented, ast.FunctionDef: Statements._nested, ast.Pass: Statements._pass,
     ast.Break: Statements._break, ast.Continue: Statements._continue, ast.Return: Statements._return, ast.If: Statements._if_statement,
     ast.While: Statements._while_statement, ast.For: Statements._for_statement,

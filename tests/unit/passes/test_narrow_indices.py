@@ -8,7 +8,8 @@ import pytest
 import tilewright as tw
 from simt_constructs import CASES, check
 from tilewright.api.simt_arguments import read_leaves, split_values
-from tilewright.api.simt_run import Facts, launch_sizes
+from tilewright.api.simt_host import launch_sizes
+from tilewright.api.simt_run import Facts
 from tilewright.base.target import parse_target
 from tilewright.compile.simt import addressed, prepare_simt
 from tilewright.ir.emulator import run_kernel

@@ -1,0 +1,149 @@
+"""Filter on a GPU: the elements for which a predicate holds, or a mask is true, in order, in one pass (see `lookback`).
+
+In: the dtype of the data and the predicate (None: a mask of bytes comes with the data). Out: a program of two kernels that
+gives room for all elements, of which the first `count` are the result, and that count. A block gathers what it keeps in shared
+memory first, so that it leaves in whole vectors.
+"""
+
+from __future__ import annotations
+
+from tilewright.base.dtypes import DType, bool_, i64, u32
+from tilewright.base.sizes import Size, ceildiv
+from tilewright.ir.program import Array, Program
+from tilewright.ir.types import tensor
+from tilewright.primitives.code import Code, Mem, Num, write_kernel
+from tilewright.primitives.functions import ScalarFunction
+from tilewright.primitives.lookback import count_before, states_array, ticket
+from tilewright.primitives.parts import Lanes, Shape, call, clear, data_type, lanes, load_tile, tile_index, warp_total_parts
+
+N = Size.of("n")
+
+
+def filter_shape(dtype: DType) -> Shape:
+    return Shape(256, 4, 4 if dtype.itemsize <= 4 else 2)
+
+
+def filter_program(
+    dtype: DType, predicate: ScalarFunction | None, aligned: bool = True, positions: bool = False, shape: Shape | None = None, hint: str = "cs"
+) -> Program:
+    """The program `x, mask? -> y, count`; with `positions` what is kept are the indices of the elements, as i64."""
+    shape = shape or filter_shape(dtype)
+    assert shape.steps * 8 <= 32 and shape.width <= 4, "counts of a step are bytes of one word"
+    tiles = ceildiv(N, shape.tile)
+    states = states_array(tiles)
+    kept = i64 if positions else dtype
+    x, y, count = data_type(dtype, N, aligned), tensor(kept, N, align=16), tensor(i64, 1, align=8)
+
+    def body(c: Code, x: Mem, *others: Mem) -> None:
+        mask = others[0] if predicate is None else None
+        y, count, states = others[-3:]
+        at, size = lanes(c), c.size(N)
+        tile = ticket(c, states, at.thread)
+        values = load_tile(c, x, at, tile, shape, size, aligned, hint)
+        keep = _kept(c, at, tile, shape, size, values, mask, predicate, aligned)
+        ranks, total = _ranks(c, at, keep)
+        totals = c.shared(u32, shape.warps)
+        c.when(at.lane.eq(0), lambda: totals.store(at.warp, total))
+        c.barrier()
+        warp_before, block_count = warp_total_parts(c, totals, shape.warps, at.warp)
+        staged = c.shared(kept, shape.tile, align=16)
+        for step, vector in enumerate(values):
+            place = warp_before + ranks[step].to(i64)
+            for j, value in enumerate(vector):
+                item = tile_index(c, at, tile, shape, step) + j if positions else value
+                _put(c, staged, place, item, keep[step][j])
+                place = place + keep[step][j].to(i64)
+        found = c.shared(i64, 1)
+
+        def look_back() -> None:
+            before = count_before(c, states, tile, at.lane.to(u32), block_count)
+
+            def tell() -> None:
+                found.store(0, before)
+                c.when(((tile + 1) * shape.tile) >= size, lambda: count.store(0, before + block_count))
+
+            c.when(at.lane.eq(0), tell)
+
+        c.when(at.warp.eq(0), look_back)
+        c.barrier()
+        copy_out(c, y, found[0], staged, block_count, at.thread, shape.threads, hint)
+
+    params = [("x", x)]
+    if predicate is None:
+        params.append(("mask", data_type(bool_, N, aligned)))
+    params += [("y", y), ("count", count), ("states", states.type)]
+    kernel = write_kernel("filter", shape.threads, [tiles], params, body)
+    inputs = tuple(Array(name, type_, "input") for name, type_ in params[:-3])
+    outputs = (Array("y", y, "output"), Array("count", count, "output"))
+    return Program("filter", inputs, outputs, (states,), (clear("clear_states", states), call(kernel)))
+
+
+def _put(c: Code, memory: Mem, place: Num, value: Num, cond: Num) -> None:
+    c.when(cond, lambda: memory.store(place, value))
+
+
+def _kept(
+    c: Code, at: Lanes, tile: Num, shape: Shape, size: Num, values: list[list[Num]], mask: Mem | None, predicate: ScalarFunction | None,
+    aligned: bool,
+) -> list[list[Num]]:  # fmt: skip
+    """Whether each element stays; none behind the end does."""
+    if mask is not None:
+        flags = load_tile(c, mask, at, tile, shape, size, aligned)
+    else:
+        assert predicate is not None
+        flags = [[predicate.apply(c, v) for v in vector] for vector in values]
+    whole = (tile + 1) * shape.tile <= size
+
+    def edge() -> list[Num]:
+        return [
+            flag & (tile_index(c, at, tile, shape, step) + j < size) for step, vector in enumerate(flags) for j, flag in enumerate(vector)
+        ]
+
+    flat = c.either(whole, lambda: [f for vector in flags for f in vector], edge)
+    return [flat[k * shape.width : (k + 1) * shape.width] for k in range(shape.steps)]
+
+
+def _ranks(c: Code, at: Lanes, keep: list[list[Num]]) -> tuple[list[Num], Num]:
+    """For each step, how many the warp keeps before this thread's vector; and how many it keeps. The counts of all steps, each
+    at most 128, are bytes of one word, which the warp scans once."""
+    word = c.const(0, u32)
+    for step, vector in enumerate(keep):
+        for flag in vector:
+            word = word + (flag.to(u32) << (8 * step))
+    running = word
+    for distance in (1, 2, 4, 8, 16):
+        other = c.shuffle(running, distance, "up")
+        running = c.select(at.lane >= distance, running + other, running)
+    totals = c.shuffle(running, 31)
+    running = running - word
+    ranks: list[Num] = []
+    count = c.const(0, u32)
+    for step in range(len(keep)):
+        ranks.append(count + ((running >> (8 * step)) & 255))
+        count = count + ((totals >> (8 * step)) & 255)
+    return ranks, count
+
+
+def copy_out(c: Code, y: Mem, start: Num, staged: Mem, count: Num, thread: Num, threads: int, hint: str = "") -> None:
+    """`count` elements of shared memory to `y` from `start` on: whole aligned vectors but at both ends."""
+    width = max(1, 16 // y.dtype.itemsize)
+    attrs = {"cache": hint} if hint else {}
+    if width == 1:
+        c.loop(thread, count, threads, [], lambda i: y.store(start + i, staged[i], **attrs))
+        return
+    head = ((c.const(0, i64) - start) & (width - 1)).min(count)
+    vectors = (count - head) >> (width.bit_length() - 1)
+    tail = head + vectors * width
+
+    def vector(i: Num) -> None:
+        first = head + i * width
+        y.store(start + first, c.pack([staged[first + j] for j in range(width)]), **attrs)
+
+    _for_threads(c, thread, threads, head, lambda i: y.store(start + i, staged[i]))
+    c.loop(thread, vectors, threads, [], vector)
+    _for_threads(c, thread, threads, count - tail, lambda i: y.store(start + tail + i, staged[tail + i]))
+
+
+def _for_threads(c: Code, thread: Num, threads: int, count: Num, body) -> None:  # type: ignore[no-untyped-def]
+    """For a count below the number of threads."""
+    c.when(thread < count, lambda: body(thread))

@@ -74,9 +74,10 @@ def scalar_function(tree: Function, dtypes: Sequence[DType], result: DType | Non
     loads = {op.operands[0]: op for op in inside if op.opcode == "load"}
     (store,) = (op for op in inside if op.opcode == "store")
     arguments = []
-    for param, dtype in zip(kernel.params, dtypes):
-        load = loads.get(param)
-        arguments.append(load.results[0] if load is not None else Value(Scalar(dtype), param.name))
+    by_name = {param.name: load for param, load in loads.items()}
+    for position, dtype in enumerate(dtypes):
+        load = by_name.get(f"{_ARGUMENT}{position}")  # none where the function does not look at it
+        arguments.append(load.results[0] if load is not None else Value(Scalar(dtype)))
     skipped = {id(op) for op in (*loads.values(), store)}
     ops = tuple(op for op in (*before, *inside) if id(op) not in skipped)
     loops = next((op for op in ops if op.opcode == "reduce"), None)

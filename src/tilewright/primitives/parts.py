@@ -18,7 +18,6 @@ from tilewright.primitives.code import Code, Mem, Num, write_kernel
 
 WARP = 32
 _CLEAR_THREADS = 256
-_CLEAR_EACH = 8
 
 
 @record
@@ -53,16 +52,22 @@ def lanes(c: Code) -> Lanes:
 
 
 def clear(name: str, array: Array) -> KernelCall:
-    """Zeros in a one-dimensional array."""
+    """Zeros in a one-dimensional array that is aligned to vectors."""
     (extent,) = array.type.shape
-    per_block = _CLEAR_THREADS * _CLEAR_EACH
+    dtype = array.type.dtype
+    width = 16 // dtype.itemsize
+    per_block = _CLEAR_THREADS * width
 
     def body(c: Code, words: Mem) -> None:
-        first = c.block() * per_block + c.thread()
+        place = (c.block() * _CLEAR_THREADS + c.thread()) * width
         size = c.size(extent)
-        for turn in range(_CLEAR_EACH):
-            place = first + turn * _CLEAR_THREADS
-            c.when(place < size, lambda place=place: words.store(place, 0))  # type: ignore[misc]
+        zero = c.const(0, dtype)
+
+        def single() -> None:
+            for j in range(width - 1):
+                c.when(place + j < size, lambda j=j: words.store(place + j, zero))  # type: ignore[misc]
+
+        c.either(place + width <= size, lambda: words.store(place, c.op("broadcast", zero, width=width)), single)
 
     kernel = write_kernel(name, _CLEAR_THREADS, [ceildiv(extent, per_block)], [(array.name, array.type)], body)
     return KernelCall(kernel, (array.name,))

@@ -31,7 +31,7 @@ def transpose_program(dtype: DType, vectors_in: bool, vectors_out: bool, square:
     side, threads = square.side, square.threads
     width = min(max(1, 16 // dtype.itemsize), 8)
     across, down = ceildiv(_COLUMNS, side), ceildiv(_ROWS, side)
-    x, y = tensor(dtype, _BATCH, _ROWS, _COLUMNS, align=16), tensor(dtype, _BATCH, _COLUMNS, _ROWS, align=16)
+    x, y = tensor(dtype, _BATCH, _ROWS, _COLUMNS, align=16 if vectors_in else 0), tensor(dtype, _BATCH, _COLUMNS, _ROWS, align=16)
     attrs: dict[str, Attr] = {"cache": hint} if hint else {}
 
     def body(c: Code, x: Mem, y: Mem) -> None:

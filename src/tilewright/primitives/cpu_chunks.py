@@ -1,0 +1,255 @@
+"""Scan, filter and reduction on a CPU: chunks of the data, each the work of one block, in two walks over the data.
+
+In: as for the programs of GPUs. Out: programs of three kernels: what each chunk amounts to; what is before each chunk, in one
+block; the results of each chunk. Chains of dependent steps are what takes time on a CPU, so a chunk is walked as several
+stretches side by side: first what each stretch amounts to, then all of them, one element of each at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilewright.base.dtypes import DType, bool_, i64
+from tilewright.base.sizes import Size, ceildiv
+from tilewright.ir.nodes import Kernel
+from tilewright.ir.program import Array, Program, ScalarInput
+from tilewright.ir.types import Scalar, Type, tensor
+from tilewright.primitives.code import Code, Mem, Num, write_kernel
+from tilewright.primitives.functions import Monoid, ScalarFunction
+from tilewright.primitives.parts import call, scratch
+
+N = Size.of("n")
+CHUNK = 65536
+"""Elements of a block."""
+SIDE = 8
+"""Stretches walked side by side."""
+LENGTH = 512
+"""Elements of a stretch: all of a chunk's walk fits a first-level cache."""
+VECTOR = 64
+"""Bytes of a vector."""
+
+
+def scan_program_cpu(dtype: DType, monoid: Monoid, result: DType, exclusive: bool, init: bool) -> Program:
+    """The program `x, init? -> y`."""
+    chunks = ceildiv(N, CHUNK)
+    totals, before = scratch("totals", monoid.dtype, chunks), scratch("before", monoid.dtype, chunks)
+    x, y = tensor(dtype, N), tensor(result, N)
+
+    def total_body(c: Code, x: Mem, totals: Mem) -> None:
+        low, high = _bounds(c)
+        totals.store(c.block(), _combined(c, monoid, x, low, high))
+
+    kernels = [_kernel("scan_totals", [chunks], [("x", x), ("totals", totals.type)], total_body)]
+    kernels.append(_prefix_kernel(monoid, totals, before, chunks, init))
+
+    def body(c: Code, x: Mem, y: Mem, before: Mem) -> None:
+        low, high = _bounds(c)
+        start = before[c.block()]
+        has = c.block() > 0 if not init else c.const(True, bool_)
+        group = SIDE * LENGTH
+
+        def join(there: Num | None, a: Num, b: Num) -> Num:
+            both = monoid(a, b)
+            return both if there is None else c.select(there, both, b)
+
+        def side_by_side(first: Num, carry: Num, there: Num) -> list[Num]:
+            parts = [_combined(c, monoid, x, first + k * LENGTH, first + (k + 1) * LENGTH) for k in range(SIDE - 1)]
+            heads = [(carry, there)]
+            for part in parts:
+                value, has_value = heads[-1]
+                heads.append((join(has_value, value, part), c.const(True, bool_)))
+
+            def step(i: Num, *running: Num) -> list[Num]:
+                out: list[Num] = []
+                for k in range(SIDE):
+                    value = x.load(first + i + k * LENGTH).to(monoid.dtype)
+                    known = None if k or init else (there | (i > 0))
+                    now = join(known, running[k], value)
+                    y.store(first + i + k * LENGTH, (running[k] if exclusive else now).to(result))
+                    out.append(now)
+                return out
+
+            ends = c.loop(0, LENGTH, 1, [value for value, _ in heads], step)
+            return [ends[-1], c.const(True, bool_)]
+
+        whole = low + (high - low) // group * group
+        carry, there = c.loop(low, whole, group, [start, has], side_by_side)
+
+        def single(i: Num, carry: Num, there: Num) -> list[Num]:
+            value = x.load(i).to(monoid.dtype)
+            now = join(there, carry, value)
+            y.store(i, (carry if exclusive else now).to(result))
+            return [now, c.const(True, bool_)]
+
+        c.loop(whole, high, 1, [carry, there], single)
+
+    kernels.append(_kernel("scan", [chunks], [("x", x), ("y", y), ("before", before.type)], body))
+    inputs = (Array("x", x, "input"), *([ScalarInput("init", monoid.dtype)] if init else []))
+    return Program("scan", inputs, (Array("y", y, "output"),), (totals, before), tuple(call(k) for k in kernels))
+
+
+def reduce_program_cpu(dtype: DType, monoid: Monoid, result: DType) -> Program:
+    """The program `x, init -> y`."""
+    chunks = ceildiv(N, CHUNK)
+    totals = scratch("totals", monoid.dtype, chunks)
+    x, y = tensor(dtype, N), tensor(result, 1)
+
+    def total_body(c: Code, x: Mem, totals: Mem) -> None:
+        low, high = _bounds(c)
+        totals.store(c.block(), _combined(c, monoid, x, low, high))
+
+    def last_body(c: Code, totals: Mem, y: Mem, init: Num) -> None:
+        (value,) = c.loop(0, c.size(chunks), 1, [init], lambda i, now: monoid(now, totals[i]))
+        y.store(0, value.to(result))
+
+    kernels = [
+        _kernel("reduce", [chunks], [("x", x), ("totals", totals.type)], total_body),
+        _kernel("reduce_parts", [1], [("totals", totals.type), ("y", y), ("init", Scalar(monoid.dtype))], last_body),
+    ]
+    inputs = (Array("x", x, "input"), ScalarInput("init", monoid.dtype))
+    return Program("reduce", inputs, (Array("y", y, "output"),), (totals,), tuple(call(k) for k in kernels))
+
+
+def filter_program_cpu(dtype: DType, predicate: ScalarFunction | None, positions: bool = False) -> Program:
+    """The program `x, mask? -> y, count`."""
+    chunks = ceildiv(N, CHUNK)
+    kept = i64 if positions else dtype
+    totals, before = scratch("totals", i64, chunks), scratch("before", i64, chunks)
+    x, y, count = tensor(dtype, N), tensor(kept, N), tensor(i64, 1)
+    given: list[tuple[str, Type]] = [("x", x)]
+    if predicate is None:
+        given.append(("mask", tensor(bool_, N)))
+
+    def test(x: Mem, masks: list[Mem], i: Num) -> Num:
+        return masks[0].load(i) if predicate is None else predicate.apply(x.code, x.load(i))
+
+    def total_body(c: Code, x: Mem, *rest: Mem) -> None:
+        *masks, totals = rest
+        low, high = _bounds(c)
+        middle = low + (high - low) // 8 * 8
+
+        def several(i: Num, *sums: Num) -> list[Num]:
+            return [s + test(x, masks, i + k).to(i64) for k, s in enumerate(sums)]
+
+        sums = c.loop(low, middle, 8, [c.const(0, i64)] * 8, several)
+        whole = sums[0]
+        for other in sums[1:]:
+            whole = whole + other
+        (whole,) = c.loop(middle, high, 1, [whole], lambda i, s: s + test(x, masks, i).to(i64))
+        totals.store(c.block(), whole)
+
+    def body(c: Code, x: Mem, *rest: Mem) -> None:
+        *masks, y, before = rest
+        low, high = _bounds(c)
+        # What is kept goes to a place of its own first: behind it a store of what is not kept does no harm.
+        staged = c.alloc("local", kept, _STAGED + _UNROLL, align=64)
+
+        def batch(first: Num, place: Num) -> Num:
+            end = (first + _STAGED).min(high)
+            middle = first + (end - first) // _UNROLL * _UNROLL
+
+            def one(i: Num, used: Num) -> Num:
+                staged.store(used, i if positions else x.load(i))
+                return used + test(x, masks, i).to(i64)
+
+            def several(i: Num, used: Num) -> Num:
+                for k in range(_UNROLL):
+                    used = one(i + k, used)
+                return used
+
+            (used,) = c.loop(first, middle, _UNROLL, [c.const(0, i64)], several)
+            (used,) = c.loop(middle, end, 1, [used], one)
+            _copy(c, y, place, staged, used)
+            return place + used
+
+        c.loop(low, high, _STAGED, [before[c.block()]], batch)
+
+    monoid = Monoid(i64, "add")
+    kernels = [_kernel("filter_totals", [chunks], [*given, ("totals", totals.type)], total_body)]
+    kernels.append(_prefix_kernel(monoid, totals, before, chunks, False, ("count", count)))
+    kernels.append(_kernel("filter", [chunks], [*given, ("y", y), ("before", before.type)], body))
+    inputs = tuple(Array(name, type_, "input") for name, type_ in given)  # type: ignore[arg-type]
+    outputs = (Array("y", y, "output"), Array("count", count, "output"))
+    return Program("filter", inputs, outputs, (totals, before), tuple(call(k) for k in kernels))
+
+
+_STAGED = 2048
+_UNROLL = 8
+
+
+def _kernel(name: str, grid: list[Size | int], params: list[tuple[str, Type]], body: Callable[..., None]) -> Kernel:
+    return write_kernel(name, 1, grid, params, body)
+
+
+def _bounds(c: Code) -> tuple[Num, Num]:
+    low = c.block() * CHUNK
+    return low, (low + CHUNK).min(c.size(N))
+
+
+def _prefix_kernel(
+    monoid: Monoid, totals: Array, before: Array, chunks: Size, init: bool, count: tuple[str, Type] | None = None
+) -> Kernel:
+    """What is before each chunk; with `count` also what all of them amount to. Of the first chunk it is `init`, else zero."""
+
+    def body(c: Code, totals: Mem, before: Mem, *rest: Mem | Num) -> None:
+        first = rest[-1] if init else c.const(0, monoid.dtype)
+        assert isinstance(first, Num)
+
+        def step(i: Num, now: Num) -> Num:
+            before.store(i, now)
+            value = totals[i]
+            joined = monoid(now, value)
+            return joined if init or monoid.identity is not None else c.select(i.eq(0), value, joined)
+
+        (whole,) = c.loop(0, c.size(chunks), 1, [first], step)
+        if count is not None:
+            assert isinstance(rest[0], Mem)
+            rest[0].store(0, whole)
+
+    params: list[tuple[str, Type]] = [(totals.name, totals.type), (before.name, before.type)]
+    params += [count] if count is not None else []
+    params += [("init", Scalar(monoid.dtype))] if init else []
+    return _kernel("chunks_before", [1], params, body)
+
+
+def _combined(c: Code, monoid: Monoid, x: Mem, low: Num, high: Num) -> Num:
+    """What the elements of a range, which is not empty, amount to."""
+    if monoid.function is None and not monoid.dtype.is_bool:
+        return _combined_vectors(c, monoid, x, low, high)
+
+    def step(i: Num, now: Num) -> Num:
+        return monoid(now, x.load(i).to(monoid.dtype))
+
+    return c.loop(low + 1, high, 1, [x.load(low).to(monoid.dtype)], step)[0]
+
+
+def _combined_vectors(c: Code, monoid: Monoid, x: Mem, low: Num, high: Num) -> Num:
+    """A function known by name, on four vectors at a time."""
+    width = VECTOR // max(x.dtype.itemsize, monoid.dtype.itemsize)
+    step = 4 * width
+    whole = low + (high - low) // step * step
+    assert monoid.identity is not None
+    nothing = c.op("broadcast", c.const(monoid.identity, monoid.dtype), width=width)
+
+    def several(i: Num, *running: Num) -> list[Num]:
+        return [
+            monoid(now, x.load(i + k * width, width, unaligned=True).to(monoid.dtype)) for k, now in enumerate(running)
+        ]
+
+    a, b, d, e = c.loop(low, whole, step, [nothing] * 4, several)
+    values = monoid(monoid(a, b), monoid(d, e)).lanes()
+    while len(values) > 1:
+        values = [monoid(values[k], values[k + len(values) // 2]) for k in range(len(values) // 2)]
+    return c.loop(whole, high, 1, [values[0]], lambda i, now: monoid(now, x.load(i).to(monoid.dtype)))[0]
+
+
+def _copy(c: Code, y: Mem, place: Num, staged: Mem, count: Num) -> None:
+    width = VECTOR // y.dtype.itemsize
+    if y.dtype is bool_:
+        c.loop(0, count, 1, [], lambda i: y.store(place + i, staged[i]))
+        return
+    whole = count // width * width
+    c.loop(0, whole, width, [], lambda i: y.store(place + i, staged.load(i, width), unaligned=True))
+    c.loop(whole, count, 1, [], lambda i: y.store(place + i, staged[i]))
+
+

@@ -1,0 +1,429 @@
+"""Radix sort on a GPU, 8 bits at a time, each pass one walk over the data (*Onesweep*).
+
+In: the dtype of the keys, what goes with them (nothing, values, or the places they were at), the order. Out: a program that first
+counts the digits of all passes, then sorts by each digit, from the lowest on; every pass keeps the order of equal digits. In a pass
+a block takes the next tile, counts its digits, tells the blocks after it, sorts the tile in shared memory, learns from the blocks
+before it where its digits go (a look-back for each digit, see `lookback`), and writes runs of neighbours.
+
+Within a warp elements of one digit find each other by `match` or by votes; a counter for each warp and digit says where they go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilewright.base.dtypes import DType, bool_, i64, u32, u64
+from tilewright.base.record import record
+from tilewright.base.sizes import Size, ceildiv, minimum
+from tilewright.base.target import Target
+from tilewright.ir.nodes import Attr, Kernel
+from tilewright.ir.program import Array, KernelCall, Program
+from tilewright.ir.types import Tensor, tensor
+from tilewright.primitives.code import Code, Mem, Num, write_kernel
+from tilewright.primitives.keys import cooked, from_key, key_dtype, raw, to_key
+from tilewright.primitives.lookback import AGGREGATE, EMPTY, PREFIX
+from tilewright.primitives.parts import Lanes, call, clear, data_type, lanes, scratch
+
+N = Size.of("n")
+RADIX = 256
+_COUNT_THREADS = 512
+_COUNT_UNROLL = 2
+WIDE = 1 << 30
+"""From so many elements on, counts do not fit beside a status in 32 bits."""
+
+
+@record
+class SortShape:
+    """A block's tile: `items` keys in each of `threads`. `rank` is how equal digits of a warp are found: match, vote or or."""
+
+    threads: int
+    items: int
+    rank: str = "match"
+    blocks: int = 0
+    """How many blocks should fit on a multiprocessor; 0: as it comes."""
+
+    @property
+    def tile(self) -> int:
+        return self.threads * self.items
+
+    @property
+    def warps(self) -> int:
+        return self.threads // 32
+
+
+@record
+class SortPlan:
+    """What is sorted. `payload`: the dtype of what goes with each key, or None; with `places` it is where the key was."""
+
+    dtype: DType
+    payload: DType | None = None
+    places: bool = False
+    descending: bool = False
+    wide: bool = False
+    aligned: bool = True
+
+    @property
+    def passes(self) -> int:
+        return key_dtype(self.dtype).bits // 8
+
+    @property
+    def key(self) -> str:
+        return f"{self.dtype} {self.payload} {self.places} {self.descending} {self.wide} {self.aligned}"
+
+
+def sort_shape(plan: SortPlan) -> SortShape:
+    size = plan.dtype.itemsize + (plan.payload.itemsize if plan.payload else 0)
+    items = {1: 24, 2: 20, 4: 18, 8: 12}.get(size, 8 if size > 8 else 16)
+    return SortShape(384, items)
+
+
+def sort_program(plan: SortPlan, target: Target, shape: SortShape | None = None) -> Program:
+    """The program `keys, values? -> sorted, moved?`."""
+    shape = shape or sort_shape(plan)
+    tiles = ceildiv(N, shape.tile)
+    word = u64 if plan.wide else u32
+    x, y = data_type(plan.dtype, N, plan.aligned), tensor(plan.dtype, N, align=16)
+    state_words = tiles * (RADIX * plan.passes)
+    counts = scratch("counts", u64, RADIX * plan.passes)
+    states = scratch("states", word, state_words)
+    tickets = scratch("tickets", u32, max(4, plan.passes))
+    held = [counts, states, tickets]
+    arrays: dict[str, Tensor] = {"keys": x, "sorted": y}
+    if plan.passes > 1:
+        held.append(scratch("other_keys", plan.dtype, N))
+    inputs, outputs = [Array("keys", x, "input")], [Array("sorted", y, "output")]
+    if plan.payload is not None:
+        moved = tensor(plan.payload, N, align=16)
+        outputs.append(Array("moved", moved, "output"))
+        if not plan.places:
+            inputs.append(Array("values", data_type(plan.payload, N, plan.aligned), "input"))
+        if plan.passes > 1:
+            held.append(scratch("other_values", plan.payload, N))
+    arrays |= {a.name: a.type for a in (*inputs, *outputs, *held)}
+    calls = [clear("clear_counts", counts), clear("clear_states", states), clear("clear_tickets", tickets)]
+    calls.append(call(_count_kernel(plan, target, x, counts.type)))
+    calls.append(call(_starts_kernel(plan, counts.type)))
+    for number in range(plan.passes):
+        calls.append(_pass_call(plan, shape, number, tiles, arrays))
+    return Program("sort", tuple(inputs), tuple(outputs), tuple(held), tuple(calls))
+
+
+def _pass_call(plan: SortPlan, shape: SortShape, number: int, tiles: Size, arrays: dict[str, Tensor]) -> KernelCall:
+    """One pass; results of passes go to the output and to scratch memory in turn, those of the last to the output."""
+
+    def place(turn: int, first: str, output: str, other: str) -> str:
+        return first if turn < 0 else output if (plan.passes - 1 - turn) % 2 == 0 else other
+
+    names = [place(number - 1, "keys", "sorted", "other_keys"), place(number, "keys", "sorted", "other_keys")]
+    if plan.payload is not None:
+        if number or not plan.places:
+            names.append(place(number - 1, "values", "moved", "other_values"))
+        names.append(place(number, "values", "moved", "other_values"))
+    names += ["counts", "states", "tickets"]
+    return KernelCall(_pass_kernel(plan, shape, number, tiles, [(name, arrays[name]) for name in names]), tuple(names))
+
+
+# -- counting -------------------------------------------------------------------------------------------------------
+
+
+def _count_kernel(plan: SortPlan, target: Target, x: Tensor, counts: Tensor) -> Kernel:
+    """How often each digit of each pass occurs."""
+    width = max(1, 16 // plan.dtype.itemsize) if plan.aligned else 1
+    grid = minimum(ceildiv(N, _COUNT_THREADS * width * _COUNT_UNROLL), target.multiprocessors * 4)
+    words = RADIX * plan.passes
+
+    def body(c: Code, keys: Mem, counts: Mem) -> None:
+        thread, size = c.thread(), c.size(N)
+        table = c.shared(u32, words)
+        c.loop(thread, words, _COUNT_THREADS, [], lambda i: table.store(i, 0))
+        c.barrier()
+
+        def one(value: Num) -> None:
+            key = to_key(c, raw(value), plan.dtype, plan.descending, plan.places)
+            for number in range(plan.passes):
+                table.atomic("add", _digit(key, number).to(i64) + number * RADIX, 1, scope="block")
+
+        stride = c.blocks() * _COUNT_THREADS
+        first = c.block() * _COUNT_THREADS + thread
+        vectors = size // width
+
+        def several(i: Num, _: Num) -> Num:
+            loaded = [keys.load((i + stride * k) * width, width).lanes() for k in range(_COUNT_UNROLL)]
+            for values in loaded:
+                for value in values:
+                    one(value)
+            return i + stride * _COUNT_UNROLL
+
+        (rest,) = c.loop(first, vectors - stride * (_COUNT_UNROLL - 1), stride * _COUNT_UNROLL, [first], several)
+
+        def single(i: Num) -> None:
+            for value in keys.load(i * width, width).lanes():
+                one(value)
+
+        c.loop(rest, vectors, stride, [], single)
+        if width > 1:
+            last = vectors * width + first
+            c.when(last < size, lambda: one(keys[last]))
+        c.barrier()
+
+        def flush(i: Num) -> None:
+            count = table[i].to(u64)
+            c.when(count.ne(0), lambda: _discard(counts.atomic("add", i, count)))
+
+        c.loop(thread, words, _COUNT_THREADS, [], flush)
+
+    return write_kernel("sort_count", _COUNT_THREADS, [grid], [("keys", x), ("counts", counts)], body)
+
+
+def _starts_kernel(plan: SortPlan, counts: Tensor) -> Kernel:
+    """Counts become the places where the digits begin; a block for each pass."""
+
+    def body(c: Code, counts: Mem) -> None:
+        at = lanes(c)
+        place = c.block() * RADIX + at.thread
+        mine = counts[place]
+        before, _ = _block_sums(c, at, mine, RADIX // 32)
+        counts.store(place, before)
+
+    return write_kernel("sort_starts", RADIX, [plan.passes], [("counts", counts)], body)
+
+
+def _block_sums(c: Code, at: Lanes, mine: Num, warps: int) -> tuple[Num, Num]:
+    """What the threads before this one have, and what those of its warp up to it have; for the first `warps` warps."""
+    running = mine
+    for distance in (1, 2, 4, 8, 16):
+        other = c.shuffle(running, distance, "up")
+        running = c.select(at.lane >= distance, running + other, running)
+    totals = c.shared(mine.dtype, warps)
+    c.when(at.lane.eq(31), lambda: totals.store(at.warp, running))
+    c.barrier()
+    before = running - mine
+    for warp in range(warps - 1):
+        before = c.select(at.warp > warp, before + totals[warp], before)
+    return before, running
+
+
+def _digit(key: Num, number: int) -> Num:
+    shifted = key >> (8 * number) if number else key
+    return (shifted & 0xFF).to(u32) if key.dtype.bits > 8 else shifted.to(u32)
+
+
+def _discard(_: Num) -> None: ...
+
+
+# -- one pass -------------------------------------------------------------------------------------------------------
+
+
+def _pass_kernel(plan: SortPlan, shape: SortShape, number: int, tiles: Size, params: list[tuple[str, Tensor]]) -> Kernel:
+    first, last = number == 0, number == plan.passes - 1
+    word = u64 if plan.wide else u32
+    unsigned = key_dtype(plan.dtype)
+    made = plan.places and first
+
+    def body(c: Code, *memory: Mem) -> None:
+        source, target, *payload, counts, states, tickets = memory
+        at, size = lanes(c), c.size(N)
+        warp_counts = c.shared(u32, shape.warps * RADIX)
+        c.loop(at.thread, shape.warps * RADIX, shape.threads, [], lambda i: warp_counts.store(i, 0))
+        ticket = c.shared(u32, 1)
+        c.when(at.thread.eq(0), lambda: ticket.store(0, tickets.atomic("add", number, 1)))
+        c.barrier()
+        tile = ticket[0].to(i64)
+        start = tile * shape.tile
+        inside = at.warp * (32 * shape.items) + at.lane
+        keys = _load_keys(c, plan, shape, source, start, inside, size, first)
+        base = at.warp * RADIX
+        places = [_digit(key, number).to(i64) + base for key in keys]
+        for place in places:
+            _discard(warp_counts.atomic("add", place, 1, scope="block"))
+        c.barrier()
+
+        # A thread for each digit: what warps have becomes where they begin, and the tile's count is told.
+        total = _columns(c, at, shape, warp_counts)
+        is_digit = at.thread < RADIX
+        state = (c.const(number, i64) * c.size(tiles) + tile) * RADIX + at.thread
+        publish = _publisher(c, plan, states, word)
+        c.when(is_digit, lambda: publish(state, total.to(word), c.select(tile.eq(0), c.const(PREFIX, u32), c.const(AGGREGATE, u32))))
+        local, _ = _block_sums(c, at, total, max(shape.warps, 1))
+
+        def begin() -> None:
+            for warp in range(shape.warps):
+                place = at.thread + warp * RADIX
+                warp_counts.store(place, warp_counts[place] + local)
+
+        c.when(is_digit, begin)
+        c.barrier()
+        ranks = _RANKS[shape.rank](c, at, shape, keys, places, number, warp_counts)
+        staged = c.shared(unsigned, shape.tile, align=16)
+        for key, rank in zip(keys, ranks, strict=True):
+            staged.store(rank, key)
+        where = c.shared(i64, RADIX)
+
+        def look_back() -> None:
+            before = _digits_before(c, plan, states, state, tile, word)
+            c.when(tile > 0, lambda: publish(state, before + total.to(word), c.const(PREFIX, u32)))
+            begins = counts[at.thread + number * RADIX].bits(i64)
+            where.store(at.thread, begins + before.to(i64) - local.to(i64))
+
+        c.when(is_digit, look_back)
+        c.barrier()
+        valid = (size - start).min(shape.tile)
+
+        def out(key: Num, place: Num) -> None:
+            target.store(place, cooked(from_key(c, key, plan.dtype, plan.descending) if last else key, plan.dtype))
+
+        goes: list[Num] = []
+        for item in range(shape.items):
+            i = at.thread + item * shape.threads
+            key = staged[i]
+            place = where[_digit(key, number)] + i
+            goes.append(place)
+            c.when(i < valid, lambda key=key, place=place: out(key, place))  # type: ignore[misc]
+        if plan.payload is None:
+            return
+        held = c.shared(plan.payload, shape.tile, align=16)
+        moved = payload[-1]
+        for item, rank in enumerate(ranks):
+            place = start + inside + item * 32
+            value = place.to(plan.payload) if made else payload[0].load(place.min(size - 1))
+            held.store(rank, value)
+        c.barrier()
+        for item in range(shape.items):
+            i = at.thread + item * shape.threads
+            c.when(i < valid, lambda i=i, place=goes[item]: moved.store(place, held[i]))  # type: ignore[misc]
+
+    attrs: dict[str, Attr] = {"min_blocks": shape.blocks} if shape.blocks else {}
+    return write_kernel(f"sort_pass{number}", shape.threads, [tiles], params, body, **attrs)
+
+
+def _load_keys(c: Code, plan: SortPlan, shape: SortShape, source: Mem, start: Num, inside: Num, size: Num, first: bool) -> list[Num]:
+    """The thread's keys; behind the end the largest, which stay behind all others."""
+    unsigned = key_dtype(plan.dtype)
+
+    def load(place: Num) -> Num:
+        bits = raw(source.load(place))
+        return to_key(c, bits, plan.dtype, plan.descending, plan.places) if first else bits
+
+    def whole() -> list[Num]:
+        return [load(start + inside + item * 32) for item in range(shape.items)]
+
+    def edge() -> list[Num]:
+        most = c.const(-1, unsigned)
+        places = [start + inside + item * 32 for item in range(shape.items)]
+        return [c.select(place < size, load(place.min(size - 1)), most) for place in places]
+
+    return c.either(start + shape.tile <= size, whole, edge)
+
+
+def _columns(c: Code, at: Lanes, shape: SortShape, warp_counts: Mem) -> Num:
+    """For a digit's thread: the counts of warps become the sums of those before; gives the tile's count."""
+
+    def column() -> Num:
+        running = c.const(0, u32)
+        for warp in range(shape.warps):
+            place = at.thread + warp * RADIX
+            mine = warp_counts[place]
+            warp_counts.store(place, running)
+            running = running + mine
+        return running
+
+    return c.either(at.thread < RADIX, column, lambda: c.const(0, u32))[0]
+
+
+def _publisher(c: Code, plan: SortPlan, states: Mem, word: DType) -> Callable[[Num, Num, Num], None]:
+    def publish(place: Num, count: Num, status: Num) -> None:
+        value = count | (status.to(word) << (word.bits - 2))
+        c.b.multi("atomic_store", states.value, place.value, value.value, order="relaxed", scope="device")
+
+    return publish
+
+
+def _digits_before(c: Code, plan: SortPlan, states: Mem, state: Num, tile: Num, word: DType) -> Num:
+    """How often the thread's digit occurs in all tiles before."""
+
+    def read(place: Num) -> Num:
+        return Num(c, c.b.op("atomic_load", states.value, place.value, order="relaxed", scope="device"))
+
+    def step(place: Num, total: Num, done: Num) -> list[Num]:
+        found = read(place)
+        status = (found >> (word.bits - 2)).to(u32)
+        there = status.ne(EMPTY)
+        total = c.select(there, total + (found & ((1 << (word.bits - 2)) - 1)), total)
+        return [c.select(there, place - RADIX, place), total, status.eq(PREFIX)]
+
+    start = [state - RADIX, c.const(0, word), tile.eq(0)]
+    return c.loop_while(start, lambda place, total, done: ~done, step)[1]
+
+
+# -- ranks inside a tile --------------------------------------------------------------------------------------------
+
+
+def _ranks_by_mask(c: Code, at: Lanes, shape: SortShape, counters: Mem, places: list[Num], masks: Callable[[int], Num]) -> list[Num]:
+    """Where each key goes in the sorted tile. `masks(item)` are the lanes with the digit of this lane's key."""
+    below = c.op("lane_mask", relation="lt")
+    ranks: list[Num] = []
+    for item, place in enumerate(places):
+        mask = masks(item)
+        before = counters[place]
+        rank = c.op("popcount", mask & below)
+        c.warp_sync()
+        c.when(rank.eq(0), lambda p=place, b=before, m=mask: counters.store(p, b + c.op("popcount", m)))  # type: ignore[misc]
+        c.warp_sync()
+        ranks.append((before + rank).to(i64))
+    return ranks
+
+
+def _ranks_by_match(
+    c: Code, at: Lanes, shape: SortShape, keys: list[Num], places: list[Num], number: int, counters: Mem
+) -> list[Num]:
+    return _ranks_by_mask(c, at, shape, counters, places, lambda i: c.op("match", _digit(keys[i], number), mode="any"))
+
+
+def _ranks_by_vote(
+    c: Code, at: Lanes, shape: SortShape, keys: list[Num], places: list[Num], number: int, counters: Mem
+) -> list[Num]:
+    def masks(item: int) -> Num:
+        digit = _digit(keys[item], number)
+        mask: Num | None = None
+        for bit in range(8):
+            mine = ((digit >> bit) & 1).ne(0)
+            alike = c.ballot(mine)
+            alike = c.select(mine, alike, ~alike)
+            mask = alike if mask is None else mask & alike
+        assert mask is not None
+        return mask
+
+    return _ranks_by_mask(c, at, shape, counters, places, masks)
+
+
+def _ranks_by_or(c: Code, at: Lanes, shape: SortShape, keys: list[Num], places: list[Num], number: int, counters: Mem) -> list[Num]:
+    """Lanes leave their bits in shared memory."""
+    seen = c.shared(u32, shape.warps * RADIX)
+    c.loop(at.thread, shape.warps * RADIX, shape.threads, [], lambda i: seen.store(i, 0))
+    c.barrier()
+    mine = c.op("lane_mask", relation="eq")
+    below = c.op("lane_mask", relation="lt")
+    ranks: list[Num] = []
+    for place in places:
+        _discard(seen.atomic("or", place, mine, scope="block"))
+        c.warp_sync()
+        mask = seen[place]
+        before = counters[place]
+        rank = c.op("popcount", mask & below)
+        c.warp_sync()
+
+        def leader(p: Num = place, b: Num = before, m: Num = mask) -> None:
+            counters.store(p, b + c.op("popcount", m))
+            seen.store(p, 0)
+
+        c.when(rank.eq(0), leader)
+        c.warp_sync()
+        ranks.append((before + rank).to(i64))
+    return ranks
+
+
+_RANKS: dict[str, Callable[..., list[Num]]] = {"match": _ranks_by_match, "vote": _ranks_by_vote, "or": _ranks_by_or}
+
+
+def bool_type() -> DType:
+    return bool_

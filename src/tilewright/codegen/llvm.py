@@ -17,6 +17,7 @@ from typing import Protocol
 from tilewright.base.dtypes import DType, bool_, f16, f32, f64
 from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import Size
+from tilewright.codegen import bits
 from tilewright.codegen.sizes import SizeEmitter
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.types import Scalar, Tensor, Type, Vec, dtype_of, with_dtype
@@ -604,5 +605,5 @@ _HANDLERS: dict[str, Handler] = {
     "ge": _compare, "isnan": _isnan, "select": _select, "cast": _cast, "bitcast": _bitcast, "neg": _negate, "abs": _absolute,
     "not": _not, "floor": _unary("floor"), "ceil": _unary("ceil"), "round": _unary("roundeven"), "trunc": _unary("trunc"),
     "sqrt": _unary("sqrt"), "fma": _fma, "const": _const, "size": _size, "broadcast": _broadcast, "extract": _extract,
-    "pack": _pack, "every": _every, "load": FunctionWriter.load, "head": _head,
+    "pack": _pack, "every": _every, "load": FunctionWriter.load, "head": _head, **bits.HANDLERS,
 }  # fmt: skip

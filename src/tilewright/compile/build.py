@@ -19,12 +19,13 @@ from tilewright.codegen import native
 from tilewright.codegen.cpu import cpu_function
 from tilewright.codegen.host import host_object
 from tilewright.codegen.nvptx import cluster_of, kernel_needs, nvptx_function
+from tilewright.codegen.nvptx_atomic import ptx_needed
 from tilewright.codegen.nvptx_grid import is_cooperative
 from tilewright.ir.nodes import Kernel, Stage, walk
 from tilewright.ir.program import Array, KernelCall, Program
 from tilewright.ir.types import Tensor
 
-_UNPROVEN = frozenset({"atomic", "vote", "while"})
+_UNPROVEN = frozenset({"while"})
 """Ops whose code generation no test drives through every target yet."""
 
 
@@ -131,6 +132,8 @@ def build_artifact(
     program: Program, target: Target, key: str = "", alias_safe: bool = False, schedules: tuple[str, ...] = (), entry: bool = True
 ) -> Artifact:
     """Generate code for the whole program; without `entry`, for a CPU, there is no stub that Python calls."""
+    if target.is_gpu:
+        target = replace(target, ptx=max([target.ptx, *(ptx_needed(call.kernel, target) for call in program.calls)]))
     text, _ = llvm_text(program, target)
     code = _generate(text, target, all(is_proven(c.kernel) for c in program.calls))
     artifact = replace(describe_program(program, target, key, alias_safe), code=code, schedule="\n".join(schedules))

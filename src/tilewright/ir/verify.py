@@ -29,7 +29,7 @@ STAGE_TYPES: dict[Stage, frozenset[type]] = {
     Stage.THREAD: frozenset({Scalar, Vec, Tensor, CopyMap}),
 }
 """What an op may result in, or a region take, at each stage."""
-SCOPES = ("thread", "block", "device", "system")
+SCOPES = ("thread", "block", "cluster", "device", "system")
 RELATIONS = ("eq", "le", "lt")
 
 

@@ -32,6 +32,7 @@ from tilewright.ir.emulator.memory import Memory, fault
 from tilewright.ir.emulator.order import FENCED, KNOWN, Clocks, History
 from tilewright.ir.emulator.panels import Panels
 from tilewright.ir.emulator.races import Races, clashes
+from tilewright.ir.emulator.simt_ops import SimtOps
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, dtype_of
 
@@ -41,7 +42,7 @@ LANES = 1 << 18
 """Most threads run together."""
 ALLOCATED = 1 << 26
 """Most bytes of shared and local memory at one time."""
-_WAITING = frozenset({"barrier", "grid_barrier", "mbarrier_wait", "named_barrier", "cluster_sync", "wgmma_wait"})
+_WAITING = frozenset({"barrier", "barrier_reduce", "grid_barrier", "mbarrier_wait", "named_barrier", "cluster_sync", "wgmma_wait"})
 """Ops at which a warp can have to wait for others."""
 _ORDERING = frozenset(
     {"mbarrier_init", "named_barrier", "cluster_sync", "tma_load", "tma_store", "wgmma", "wgmma_registers", "await_flag"}
@@ -69,10 +70,10 @@ class Waits:
     @staticmethod
     def of(kernel: Kernel) -> Waits:
         ops = list(walk(kernel.body))
-        written = {op.operands[0] for op in ops if op.opcode in ("store", "atomic")}
+        written = {op.operands[0] for op in ops if op.opcode in ("store", "atomic", "atomic_store")}
         polling = {
             op for op in ops if op.opcode == "while" and any(
-                inner.opcode == "atomic" or (inner.opcode == "load" and inner.operands[0] in written)
+                inner.opcode in ("atomic", "atomic_load") or (inner.opcode == "load" and inner.operands[0] in written)
                 for region in op.regions for inner in walk(region)
             )
         }  # fmt: skip
@@ -148,8 +149,8 @@ class ThreadMachine(Machine):
         slot = number // (self.warps * WARP)
         self.root.values |= {LANE: number, SLOT: slot, BLOCK: first + slot, THREAD: thread, EXISTS: exists}
         self.simple |= {
-            "thread_id": self._thread_id, "grid_size": self._grid_size, "alloc": self._alloc, "shuffle": self._shuffle, "vote": self._vote,
-            "warp_sync": self._nothing, "fence": self._nothing, "extract": self._extract, "pack": self._pack, "split": self._split,
+            "thread_id": self._thread_id, "grid_size": self._grid_size, "alloc": self._alloc,
+            "fence": self._nothing, "extract": self._extract, "pack": self._pack, "split": self._split,
             "every": self._every,
             "elect": self._elect, "cluster_rank": self._cluster_rank, "load_remote": self._load_remote, "to_bits": self._to_bits, "from_bits": self._from_bits,
             "prefetch_map": self._nothing, "cluster_arrive": self._nothing, "prefetch": self._nothing, "fence_init": self._nothing, "wait_previous": self._nothing,
@@ -167,6 +168,7 @@ class ThreadMachine(Machine):
         self.copy_units = Copies(self)
         Matrix(self)
         Panels(self)
+        SimtOps(self)
 
     def bind(self, param: Value, argument: Array | int | float | bool, frame: Frame) -> None:
         super().bind(param, argument, frame)
@@ -289,7 +291,7 @@ class ThreadMachine(Machine):
             raise fault(
                 f"divergent {op.opcode}: only {int(here[warp].sum())} of {int(exists[warp].sum())} threads of warp "
                 f"{int(frame.full(THREAD)[lane]) // WARP} of {self.block_text(int(frame.full(BLOCK)[lane]))} arrive",
-                op.span, f"every thread of a {'block' if op.opcode in ('barrier', 'grid_barrier') else 'warp'} must reach the {op.opcode}; "
+                op.span, f"every thread of a {'block' if op.opcode in ('barrier', 'barrier_reduce', 'grid_barrier') else 'warp'} must reach the {op.opcode}; "
                 "move it out of the condition",
             )  # fmt: skip
 
@@ -497,49 +499,6 @@ class ThreadMachine(Machine):
 
     # -- ops of a warp --------------------------------------------------------------------------------------------
 
-    def _shuffle(self, op: Op, frame: Frame) -> Results:
-        width = op.attrs.get("width", WARP)
-        assert isinstance(width, int)
-        value = by_warp(frame.full(op.operands[0]))
-        operand = by_warp(frame.full(op.operands[1]).astype(np.int64)) & (WARP - 1)
-        lane = np.arange(WARP)[None, :]
-        lowest = lane & ~(width - 1)
-        highest = lowest + width - 1
-        mode = op.attrs["mode"]
-        if mode == "idx":
-            source = lowest | (operand & (width - 1))
-        elif mode == "up":
-            source = np.where(lane - operand < lowest, lane, lane - operand)
-        elif mode == "down":
-            source = np.where(lane + operand > highest, lane, lane + operand)
-        else:
-            source = np.where(lane ^ operand > highest, lane, lane ^ operand)
-        source = np.broadcast_to(source, value.shape)
-        active = by_warp(frame.active)
-        bad = active & ~np.take_along_axis(active, source, axis=1)
-        if bad.any():
-            wrong = source.reshape(-1)
-            raise self.fail_at(
-                op,
-                frame,
-                bad.reshape(-1),
-                lambda p: f"shuffle reads lane {int(wrong[p])} of its warp, which is not active",
-            )
-        return (np.take_along_axis(value, source, axis=1).reshape(-1),)
-
     def _elect(self, op: Op, frame: Frame) -> Results:
         active = by_warp(frame.active)
         return ((active & (np.cumsum(active, axis=1) == 1)).reshape(-1),)
-
-    def _vote(self, op: Op, frame: Frame) -> Results:
-        active = by_warp(frame.active)
-        votes = by_warp(frame.full(op.operands[0]))
-        mode = op.attrs["mode"]
-        if mode == "ballot":
-            bits = np.where(votes & active, np.uint32(1) << np.arange(WARP, dtype=np.uint32), np.uint32(0))
-            result = np.bitwise_or.reduce(bits, axis=1)
-        elif mode == "any":
-            result = (votes & active).any(axis=1)
-        else:
-            result = (votes | ~active).all(axis=1)
-        return (np.repeat(result, WARP),)

@@ -176,7 +176,9 @@ class FunctionWriter:
         if handler is not None:
             return [self.dialect.better(self, op, operands) or handler(self, op, operands)]
         if op.opcode == "store":
-            self._store(op, operands)
+            special = self.dialect.emit(self, op, operands) if "cache" in op.attrs else None
+            if special is None:
+                self._store(op, operands)
             return []
         if op.opcode == "split":
             return self._split(op, operands[0])

@@ -16,7 +16,7 @@ from tilewright.base.errors import CompilerBug, TargetLimit
 from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target
-from tilewright.codegen import nvptx_grid, nvptx_matrix, nvptx_simt
+from tilewright.codegen import nvptx_cache, nvptx_grid, nvptx_matrix, nvptx_simt
 from tilewright.codegen.llvm import FunctionWriter, intrinsic, llvm_type, memory_type
 from tilewright.codegen.nvptx_masked import masked_load
 from tilewright.codegen.watchdog import Watchdog
@@ -155,6 +155,8 @@ class _NvptxDialect:
         self.watchdog.turn(w, op)
 
     def better(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> str | None:
+        if op.opcode == "load" and "cache" in op.attrs and nvptx_cache.words(op):
+            return nvptx_cache.hinted_load(w, op, operands, bool(self.load_suffix(op.operands[0])))
         if op.opcode in ("min", "max") and dtype_of(op.operands[0].type) in (bf16, f16) and self.target.sm >= 80:
             return intrinsic(w, f"{op.opcode}imum", op.operands[0].type, *operands)
         if op.opcode in nvptx_simt.BETTER:
@@ -168,6 +170,11 @@ class _NvptxDialect:
         return None
 
     def emit(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str] | None:
+        if op.opcode == "store":
+            if not nvptx_cache.words(op):
+                return None
+            nvptx_cache.hinted_store(w, op, operands)
+            return []
         if op.opcode in nvptx_matrix.REQUIRED:
             self._require(op)
         if op.opcode == "tensor_map":

@@ -39,7 +39,7 @@ class Table:
 
 
 def histogram_table(dtype: DType, bins: int, target: Target) -> Table:
-    room = target.shared_bytes
+    room = target.max_shared
     if dtype.itemsize == 1 and bins <= 256:
         return Table("lane", 512, 2)
     if bins * 16 * 4 <= 48 << 10:

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilewright.base.dtypes import DType, bool_, i64
-from tilewright.base.sizes import Size, ceildiv
+from tilewright.base.sizes import Size, ceildiv, minimum
 from tilewright.ir.nodes import Kernel
 from tilewright.ir.program import Array, Program, ScalarInput
 from tilewright.ir.types import Scalar, Type, tensor
 from tilewright.primitives.code import Code, Mem, Num, write_kernel
+from tilewright.primitives.filter import differs
 from tilewright.primitives.functions import Monoid, ScalarFunction
+from tilewright.primitives.histogram import number_dtype
 from tilewright.primitives.parts import call, scratch
 
 N = Size.of("n")
@@ -110,17 +112,20 @@ def reduce_program_cpu(dtype: DType, monoid: Monoid, result: DType) -> Program:
     return Program("reduce", inputs, (Array("y", y, "output"),), (totals,), tuple(call(k) for k in kernels))
 
 
-def filter_program_cpu(dtype: DType, predicate: ScalarFunction | None, positions: bool = False) -> Program:
-    """The program `x, mask? -> y, count`."""
+def filter_program_cpu(dtype: DType, predicate: ScalarFunction | None, heads: bool = False) -> Program:
+    """The program `x, mask? -> y, count`; with `heads` as `filter.filter_program`."""
+    positions = heads
     chunks = ceildiv(N, CHUNK)
     kept = i64 if positions else dtype
     totals, before = scratch("totals", i64, chunks), scratch("before", i64, chunks)
     x, y, count = tensor(dtype, N), tensor(kept, N), tensor(i64, 1)
     given: list[tuple[str, Type]] = [("x", x)]
-    if predicate is None:
+    if predicate is None and not heads:
         given.append(("mask", tensor(bool_, N)))
 
     def test(x: Mem, masks: list[Mem], i: Num) -> Num:
+        if heads:
+            return differs(x.code, x.load((i - 1).max(0)), x.load(i)) | i.eq(0)
         return masks[0].load(i) if predicate is None else predicate.apply(x.code, x.load(i))
 
     def total_body(c: Code, x: Mem, *rest: Mem) -> None:
@@ -175,6 +180,73 @@ def filter_program_cpu(dtype: DType, predicate: ScalarFunction | None, positions
 
 _STAGED = 2048
 _UNROLL = 8
+
+
+def runs_program_cpu(dtype: DType) -> Program:
+    """As `filter.runs_program`."""
+    count = Size.of("m")
+    x, places = tensor(dtype, N), tensor(i64, count)
+    values, lengths = tensor(dtype, count), tensor(i64, count)
+
+    def body(c: Code, x: Mem, places: Mem, values: Mem, lengths: Mem) -> None:
+        number = c.size(count)
+        low = c.block() * CHUNK
+        last = number - 1
+
+        def one(i: Num) -> None:
+            here = places[i]
+            values.store(i, x[here])
+            lengths.store(i, c.select(i < last, places[(i + 1).min(last)], c.size(N)) - here)
+
+        c.loop(low, (low + CHUNK).min(number), 1, [], one)
+
+    params: list[tuple[str, Type]] = [("x", x), ("places", places), ("values", values), ("lengths", lengths)]
+    arrays = [Array(name, type_, "input" if k < 2 else "output") for k, (name, type_) in enumerate(params)]  # type: ignore[arg-type]
+    kernel = _kernel("runs", [ceildiv(count, CHUNK)], params, body)
+    return Program("runs", tuple(arrays[:2]), tuple(arrays[2:]), (), (call(kernel),))
+
+
+def histogram_program_cpu(dtype: DType, bins: int, unit: bool, chunks: int = 16) -> Program:
+    """The program `x, low, high, scale -> counts` of `histogram.histogram_program`: a table for each of some chunks, then their sums."""
+    pieces = minimum(ceildiv(N, CHUNK), chunks)
+    tables = scratch("tables", i64, pieces * bins)
+    number = i64 if unit else number_dtype(dtype)
+    x, counts = tensor(dtype, N), tensor(i64, bins)
+    bounds: list[tuple[str, Type]] = [(name, Scalar(number)) for name in ("low", "high", "scale")]
+
+    def count_body(c: Code, x: Mem, tables: Mem, low: Num, high: Num, scale: Num) -> None:
+        base = c.block() * bins
+        c.loop(0, bins, 1, [], lambda i: tables.store(base + i, 0))
+        size, several = c.size(N), c.size(pieces)
+
+        def one(i: Num) -> None:
+            value = x.load(i).to(number)
+            inside = (value >= low) & (value <= high)
+            offset = value - low
+            place = (offset if unit else (offset * scale).to(i64)).max(0).min(bins - 1)
+            where = base + place
+            tables.store(where, tables[where] + inside.to(i64))
+
+        c.loop(c.block() * size // several, (c.block() + 1) * size // several, 1, [], one)
+
+    def sum_body(c: Code, tables: Mem, counts: Mem) -> None:
+        low = c.block() * _BINS
+
+        def one(i: Num) -> None:
+            (total,) = c.loop(0, c.size(pieces), 1, [c.const(0, i64)], lambda k, now: now + tables[k * bins + i])
+            counts.store(i, total)
+
+        c.loop(low, (low + _BINS).min(bins), 1, [], one)
+
+    kernels = [
+        _kernel("histogram", [pieces], [("x", x), ("tables", tables.type), *bounds], count_body),
+        _kernel("histogram_sums", [-(-bins // _BINS)], [("tables", tables.type), ("counts", counts)], sum_body),
+    ]
+    inputs = (Array("x", x, "input"), *(ScalarInput(name, number) for name, _ in bounds))
+    return Program("histogram", inputs, (Array("counts", counts, "output"),), (tables,), tuple(call(k) for k in kernels))
+
+
+_BINS = 4096
 
 
 def _kernel(name: str, grid: list[Size | int], params: list[tuple[str, Type]], body: Callable[..., None]) -> Kernel:

@@ -7,7 +7,7 @@ memory first, so that it leaves in whole vectors.
 
 from __future__ import annotations
 
-from tilewright.base.dtypes import DType, bool_, i64, u32
+from tilewright.base.dtypes import DType, bool_, compute_dtype, i64, u32
 from tilewright.base.sizes import Size, ceildiv
 from tilewright.ir.program import Array, Program
 from tilewright.ir.types import tensor
@@ -24,9 +24,11 @@ def filter_shape(dtype: DType) -> Shape:
 
 
 def filter_program(
-    dtype: DType, predicate: ScalarFunction | None, aligned: bool = True, positions: bool = False, shape: Shape | None = None, hint: str = "cs"
+    dtype: DType, predicate: ScalarFunction | None, aligned: bool = True, heads: bool = False, shape: Shape | None = None, hint: str = "cs"
 ) -> Program:
-    """The program `x, mask? -> y, count`; with `positions` what is kept are the indices of the elements, as i64."""
+    """The program `x, mask? -> y, count`. With `heads` there is no predicate: the places, as i64, are kept of elements that differ
+    from the one before."""
+    positions = heads
     shape = shape or filter_shape(dtype)
     assert shape.steps * 8 <= 32 and shape.width <= 4, "counts of a step are bytes of one word"
     tiles = ceildiv(N, shape.tile)
@@ -35,12 +37,19 @@ def filter_program(
     x, y, count = data_type(dtype, N, aligned), tensor(kept, N, align=16), tensor(i64, 1, align=8)
 
     def body(c: Code, x: Mem, *others: Mem) -> None:
-        mask = others[0] if predicate is None else None
+        mask = others[0] if predicate is None and not heads else None
         y, count, states = others[-3:]
         at, size = lanes(c), c.size(N)
         tile = ticket(c, states, at.thread)
         values = load_tile(c, x, at, tile, shape, size, aligned, hint)
-        keep = _kept(c, at, tile, shape, size, values, mask, predicate, aligned)
+        if heads:
+            flags = _heads(c, x, at, tile, shape, size, values)
+        elif mask is not None:
+            flags = load_tile(c, mask, at, tile, shape, size, aligned)
+        else:
+            assert predicate is not None
+            flags = [[predicate.apply(c, v) for v in vector] for vector in values]
+        keep = _kept(c, at, tile, shape, size, flags)
         ranks, total = _ranks(c, at, keep)
         totals = c.shared(u32, shape.warps)
         c.when(at.lane.eq(0), lambda: totals.store(at.warp, total))
@@ -69,7 +78,7 @@ def filter_program(
         copy_out(c, y, found[0], staged, block_count, at.thread, shape.threads, hint)
 
     params = [("x", x)]
-    if predicate is None:
+    if predicate is None and not heads:
         params.append(("mask", data_type(bool_, N, aligned)))
     params += [("y", y), ("count", count), ("states", states.type)]
     kernel = write_kernel("filter", shape.threads, [tiles], params, body)
@@ -82,16 +91,28 @@ def _put(c: Code, memory: Mem, place: Num, value: Num, cond: Num) -> None:
     c.when(cond, lambda: memory.store(place, value))
 
 
-def _kept(
-    c: Code, at: Lanes, tile: Num, shape: Shape, size: Num, values: list[list[Num]], mask: Mem | None, predicate: ScalarFunction | None,
-    aligned: bool,
-) -> list[list[Num]]:  # fmt: skip
+def _heads(c: Code, x: Mem, at: Lanes, tile: Num, shape: Shape, size: Num, values: list[list[Num]]) -> list[list[Num]]:
+    """Whether each element differs from the one before it; the first of all does."""
+    flags: list[list[Num]] = []
+    for step, vector in enumerate(values):
+        first = tile_index(c, at, tile, shape, step)
+        before = x.load((first - 1).max(0).min(size - 1))
+        begins = differs(c, before, vector[0]) | first.eq(0)
+        flags.append([begins, *(differs(c, a, b) for a, b in zip(vector, vector[1:]))])
+    return flags
+
+
+def differs(c: Code, a: Num, b: Num) -> Num:
+    """Whether they are different numbers; all NaN are alike."""
+    if not a.dtype.is_float:
+        return a.ne(b)
+    wide = compute_dtype(a.dtype)
+    a, b = a.to(wide), b.to(wide)
+    return a.ne(b) & ~(c.op("isnan", a) & c.op("isnan", b))
+
+
+def _kept(c: Code, at: Lanes, tile: Num, shape: Shape, size: Num, flags: list[list[Num]]) -> list[list[Num]]:
     """Whether each element stays; none behind the end does."""
-    if mask is not None:
-        flags = load_tile(c, mask, at, tile, shape, size, aligned)
-    else:
-        assert predicate is not None
-        flags = [[predicate.apply(c, v) for v in vector] for vector in values]
     whole = (tile + 1) * shape.tile <= size
 
     def edge() -> list[Num]:
@@ -147,3 +168,29 @@ def copy_out(c: Code, y: Mem, start: Num, staged: Mem, count: Num, thread: Num, 
 def _for_threads(c: Code, thread: Num, threads: int, count: Num, body) -> None:  # type: ignore[no-untyped-def]
     """For a count below the number of threads."""
     c.when(thread < count, lambda: body(thread))
+
+
+def runs_program(dtype: DType) -> Program:
+    """The program `x, places -> values, lengths`: of runs that begin at these places, the value and the length."""
+    count = Size.of("m")
+    x, places = tensor(dtype, N), tensor(i64, count)
+    values, lengths = tensor(dtype, count), tensor(i64, count)
+
+    def body(c: Code, x: Mem, places: Mem, values: Mem, lengths: Mem) -> None:
+        i, number = c.block() * _RUN_THREADS + c.thread(), c.size(count)
+
+        def one() -> None:
+            here, last = places[i], number - 1
+            after = c.select(i < last, places[(i + 1).min(last)], c.size(N))
+            values.store(i, x[here])
+            lengths.store(i, after - here)
+
+        c.when(i < number, one)
+
+    params = [("x", x), ("places", places), ("values", values), ("lengths", lengths)]
+    kernel = write_kernel("runs", _RUN_THREADS, [ceildiv(count, _RUN_THREADS)], params, body)
+    arrays = [Array(name, type_, "input" if k < 2 else "output") for k, (name, type_) in enumerate(params)]
+    return Program("runs", tuple(arrays[:2]), tuple(arrays[2:]), (), (call(kernel),))
+
+
+_RUN_THREADS = 256

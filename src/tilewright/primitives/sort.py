@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tilewright.base.dtypes import DType, bool_, i64, u32, u64
+from tilewright.base.dtypes import DType, i64, u32, u64
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, ceildiv, minimum
 from tilewright.base.target import Target
@@ -141,7 +141,7 @@ def _count_kernel(plan: SortPlan, target: Target, x: Tensor, counts: Tensor) -> 
         def one(value: Num) -> None:
             key = to_key(c, raw(value), plan.dtype, plan.descending, plan.places)
             for number in range(plan.passes):
-                table.atomic("add", _digit(key, number).to(i64) + number * RADIX, 1, scope="block")
+                table.atomic("add", digit_of(key, number).to(i64) + number * RADIX, 1, scope="block")
 
         stride = c.blocks() * _COUNT_THREADS
         first = c.block() * _COUNT_THREADS + thread
@@ -182,13 +182,13 @@ def _starts_kernel(plan: SortPlan, counts: Tensor) -> Kernel:
         at = lanes(c)
         place = c.block() * RADIX + at.thread
         mine = counts[place]
-        before, _ = _block_sums(c, at, mine, RADIX // 32)
+        before, _ = block_sums(c, at, mine, RADIX // 32)
         counts.store(place, before)
 
     return write_kernel("sort_starts", RADIX, [plan.passes], [("counts", counts)], body)
 
 
-def _block_sums(c: Code, at: Lanes, mine: Num, warps: int) -> tuple[Num, Num]:
+def block_sums(c: Code, at: Lanes, mine: Num, warps: int) -> tuple[Num, Num]:
     """What the threads before this one have, and what those of its warp up to it have; for the first `warps` warps."""
     running = mine
     for distance in (1, 2, 4, 8, 16):
@@ -203,7 +203,7 @@ def _block_sums(c: Code, at: Lanes, mine: Num, warps: int) -> tuple[Num, Num]:
     return before, running
 
 
-def _digit(key: Num, number: int) -> Num:
+def digit_of(key: Num, number: int) -> Num:
     shifted = key >> (8 * number) if number else key
     return (shifted & 0xFF).to(u32) if key.dtype.bits > 8 else shifted.to(u32)
 
@@ -233,18 +233,18 @@ def _pass_kernel(plan: SortPlan, shape: SortShape, number: int, tiles: Size, par
         inside = at.warp * (32 * shape.items) + at.lane
         keys = _load_keys(c, plan, shape, source, start, inside, size, first)
         base = at.warp * RADIX
-        places = [_digit(key, number).to(i64) + base for key in keys]
+        places = [digit_of(key, number).to(i64) + base for key in keys]
         for place in places:
             _discard(warp_counts.atomic("add", place, 1, scope="block"))
         c.barrier()
 
         # A thread for each digit: what warps have becomes where they begin, and the tile's count is told.
-        total = _columns(c, at, shape, warp_counts)
+        total = columns_of(c, at, shape, warp_counts)
         is_digit = at.thread < RADIX
         state = (c.const(number, i64) * c.size(tiles) + tile) * RADIX + at.thread
         publish = _publisher(c, plan, states, word)
         c.when(is_digit, lambda: publish(state, total.to(word), c.select(tile.eq(0), c.const(PREFIX, u32), c.const(AGGREGATE, u32))))
-        local, _ = _block_sums(c, at, total, max(shape.warps, 1))
+        local, _ = block_sums(c, at, total, max(shape.warps, 1))
 
         def begin() -> None:
             for warp in range(shape.warps):
@@ -253,7 +253,7 @@ def _pass_kernel(plan: SortPlan, shape: SortShape, number: int, tiles: Size, par
 
         c.when(is_digit, begin)
         c.barrier()
-        ranks = _RANKS[shape.rank](c, at, shape, keys, places, number, warp_counts)
+        ranks = ranks_of(c, shape, [digit_of(key, number) for key in keys], places, warp_counts)
         staged = c.shared(unsigned, shape.tile, align=16)
         for key, rank in zip(keys, ranks, strict=True):
             staged.store(rank, key)
@@ -276,7 +276,7 @@ def _pass_kernel(plan: SortPlan, shape: SortShape, number: int, tiles: Size, par
         for item in range(shape.items):
             i = at.thread + item * shape.threads
             key = staged[i]
-            place = where[_digit(key, number)] + i
+            place = where[digit_of(key, number)] + i
             goes.append(place)
             c.when(i < valid, lambda key=key, place=place: out(key, place))  # type: ignore[misc]
         if plan.payload is None:
@@ -315,7 +315,7 @@ def _load_keys(c: Code, plan: SortPlan, shape: SortShape, source: Mem, start: Nu
     return c.either(start + shape.tile <= size, whole, edge)
 
 
-def _columns(c: Code, at: Lanes, shape: SortShape, warp_counts: Mem) -> Num:
+def columns_of(c: Code, at: Lanes, shape: SortShape, warp_counts: Mem) -> Num:
     """For a digit's thread: the counts of warps become the sums of those before; gives the tile's count."""
 
     def column() -> Num:
@@ -358,12 +358,14 @@ def _digits_before(c: Code, plan: SortPlan, states: Mem, state: Num, tile: Num, 
 # -- ranks inside a tile --------------------------------------------------------------------------------------------
 
 
-def _ranks_by_mask(c: Code, at: Lanes, shape: SortShape, counters: Mem, places: list[Num], masks: Callable[[int], Num]) -> list[Num]:
-    """Where each key goes in the sorted tile. `masks(item)` are the lanes with the digit of this lane's key."""
+def ranks_of(c: Code, shape: SortShape, digits: list[Num], places: list[Num], counters: Mem) -> list[Num]:
+    """For each of the thread's digits, what its counter (at `places`, one for each warp and digit) says when all digits of the warp
+    before it, in order, are counted. The counters count on."""
+    masks = _MASKS[shape.rank](c, shape, digits, places)
     below = c.op("lane_mask", relation="lt")
     ranks: list[Num] = []
-    for item, place in enumerate(places):
-        mask = masks(item)
+    for place, mask_of in zip(places, masks, strict=True):
+        mask = mask_of()
         before = counters[place]
         rank = c.op("popcount", mask & below)
         c.warp_sync()
@@ -373,57 +375,45 @@ def _ranks_by_mask(c: Code, at: Lanes, shape: SortShape, counters: Mem, places: 
     return ranks
 
 
-def _ranks_by_match(
-    c: Code, at: Lanes, shape: SortShape, keys: list[Num], places: list[Num], number: int, counters: Mem
-) -> list[Num]:
-    return _ranks_by_mask(c, at, shape, counters, places, lambda i: c.op("match", _digit(keys[i], number), mode="any"))
+Masks = list[Callable[[], Num]]
+"""For each digit, what gives the lanes of the warp that have the same."""
 
 
-def _ranks_by_vote(
-    c: Code, at: Lanes, shape: SortShape, keys: list[Num], places: list[Num], number: int, counters: Mem
-) -> list[Num]:
-    def masks(item: int) -> Num:
-        digit = _digit(keys[item], number)
-        mask: Num | None = None
+def _by_match(c: Code, shape: SortShape, digits: list[Num], places: list[Num]) -> Masks:
+    return [lambda d=digit: c.op("match", d, mode="any") for digit in digits]  # type: ignore[misc]
+
+
+def _by_vote(c: Code, shape: SortShape, digits: list[Num], places: list[Num]) -> Masks:
+    def mask(digit: Num) -> Num:
+        found: Num | None = None
         for bit in range(8):
             mine = ((digit >> bit) & 1).ne(0)
             alike = c.ballot(mine)
             alike = c.select(mine, alike, ~alike)
-            mask = alike if mask is None else mask & alike
-        assert mask is not None
-        return mask
+            found = alike if found is None else found & alike
+        assert found is not None
+        return found
 
-    return _ranks_by_mask(c, at, shape, counters, places, masks)
+    return [lambda d=digit: mask(d) for digit in digits]  # type: ignore[misc]
 
 
-def _ranks_by_or(c: Code, at: Lanes, shape: SortShape, keys: list[Num], places: list[Num], number: int, counters: Mem) -> list[Num]:
+def _by_or(c: Code, shape: SortShape, digits: list[Num], places: list[Num]) -> Masks:
     """Lanes leave their bits in shared memory."""
     seen = c.shared(u32, shape.warps * RADIX)
-    c.loop(at.thread, shape.warps * RADIX, shape.threads, [], lambda i: seen.store(i, 0))
+    thread = c.thread()
+    c.loop(thread, shape.warps * RADIX, shape.threads, [], lambda i: seen.store(i, 0))
     c.barrier()
     mine = c.op("lane_mask", relation="eq")
-    below = c.op("lane_mask", relation="lt")
-    ranks: list[Num] = []
-    for place in places:
+
+    def mask(place: Num) -> Num:
         _discard(seen.atomic("or", place, mine, scope="block"))
         c.warp_sync()
-        mask = seen[place]
-        before = counters[place]
-        rank = c.op("popcount", mask & below)
+        found = seen[place]
         c.warp_sync()
+        seen.store(place, 0)
+        return found
 
-        def leader(p: Num = place, b: Num = before, m: Num = mask) -> None:
-            counters.store(p, b + c.op("popcount", m))
-            seen.store(p, 0)
-
-        c.when(rank.eq(0), leader)
-        c.warp_sync()
-        ranks.append((before + rank).to(i64))
-    return ranks
+    return [lambda p=place: mask(p) for place in places]  # type: ignore[misc]
 
 
-_RANKS: dict[str, Callable[..., list[Num]]] = {"match": _ranks_by_match, "vote": _ranks_by_vote, "or": _ranks_by_or}
-
-
-def bool_type() -> DType:
-    return bool_
+_MASKS: dict[str, Callable[..., Masks]] = {"match": _by_match, "vote": _by_vote, "or": _by_or}

@@ -95,6 +95,8 @@ if TYPE_CHECKING:
     )
     from tilewright.api.memory import Pool, default_pool, memory_pool
     from tilewright.api.pipeline import Pipeline, parallel, stage
+    from tilewright.api.primitive_sorts import gpu_argsort, gpu_run_lengths, gpu_sort, gpu_unique
+    from tilewright.api.primitives import gpu_filter, gpu_histogram, gpu_map, gpu_reduce, gpu_scan, gpu_transpose
     from tilewright.api.profile import Profile, profile
     from tilewright.api.streams import Event, Stream, current_stream, stream, timed
     from tilewright.api.torch_ops import torch_op
@@ -191,6 +193,16 @@ __all__ = [
     "full",
     "gelu",
     "get_num_threads",
+    "gpu_argsort",
+    "gpu_filter",
+    "gpu_histogram",
+    "gpu_map",
+    "gpu_reduce",
+    "gpu_run_lengths",
+    "gpu_scan",
+    "gpu_sort",
+    "gpu_transpose",
+    "gpu_unique",
     "graph",
     "grid",
     "heterogeneous",
@@ -283,6 +295,8 @@ _LATER = {
     "tilewright.api.memory": ("Pool", "default_pool", "memory_pool"),
     "tilewright.api.notebook": ("load_ipython_extension", "unload_ipython_extension"),
     "tilewright.api.pipeline": ("Pipeline", "parallel", "stage"),
+    "tilewright.api.primitive_sorts": ("gpu_argsort", "gpu_run_lengths", "gpu_sort", "gpu_unique"),
+    "tilewright.api.primitives": ("gpu_filter", "gpu_histogram", "gpu_map", "gpu_reduce", "gpu_scan", "gpu_transpose"),
     "tilewright.api.profile": ("Profile", "profile"),
     "tilewright.api.streams": ("Event", "Stream", "current_stream", "stream", "timed"),
     "tilewright.api.torch_ops": ("torch_op",),

@@ -59,6 +59,10 @@ class Place(ABC):
         """Whether programs are those for GPUs."""
         return self.target.is_gpu
 
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.kind == "cuda"
+
     @abstractmethod
     def read(self, name: str, value: object) -> Array:
         """The argument as a contiguous array of the place."""

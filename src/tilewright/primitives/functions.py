@@ -64,9 +64,9 @@ def scalar_function(tree: Function, dtypes: Sequence[DType], result: DType | Non
     wanted = len(tree.params)
     if wanted != len(dtypes):
         raise UserError.at("TW016", f"'{tree.name}' takes {wanted} number(s), but is called with {len(dtypes)}", tree.span)
-    natural = _result_dtype(check_kernel(_around(tree, result or f64), [ArrayArg(d, 1) for d in dtypes]))
+    natural = _result_dtype(check_kernel(elementwise(tree, result or f64), [ArrayArg(d, 1) for d in dtypes]))
     final = result or natural
-    typed = check_kernel(_around(tree, final), [ArrayArg(d, 1) for d in dtypes])
+    typed = check_kernel(elementwise(tree, final), [ArrayArg(d, 1) for d in dtypes])
     kernel = contract(simplify(lower_kernel(typed).calls[0].kernel))
     (loop,) = (op for op in kernel.body.ops if op.opcode == "parallel")
     before = [op for op in kernel.body.ops if op is not loop]
@@ -99,7 +99,7 @@ def _needed(ops: Sequence[Op], value: Value) -> tuple[Op, ...]:
     return tuple(reversed(kept))
 
 
-def _around(tree: Function, result: DType) -> Function:
+def elementwise(tree: Function, result: DType) -> Function:
     """A kernel that applies the function to every element of its arrays."""
     span = tree.span
 

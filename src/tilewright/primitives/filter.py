@@ -20,7 +20,7 @@ N = Size.of("n")
 
 
 def filter_shape(dtype: DType) -> Shape:
-    return Shape(256, 4, 4 if dtype.itemsize <= 4 else 2)
+    return Shape(512, 4, 4 if dtype.itemsize <= 4 else 2)
 
 
 def filter_program(
@@ -30,7 +30,7 @@ def filter_program(
     from the one before."""
     positions = heads
     shape = shape or filter_shape(dtype)
-    assert shape.steps * 8 <= 32 and shape.width <= 4, "counts of a step are bytes of one word"
+    assert shape.width <= 4, "counts of a step are bytes"
     tiles = ceildiv(N, shape.tile)
     states = states_array(tiles)
     kept = i64 if positions else dtype
@@ -125,23 +125,25 @@ def _kept(c: Code, at: Lanes, tile: Num, shape: Shape, size: Num, flags: list[li
 
 
 def _ranks(c: Code, at: Lanes, keep: list[list[Num]]) -> tuple[list[Num], Num]:
-    """For each step, how many the warp keeps before this thread's vector; and how many it keeps. The counts of all steps, each
-    at most 128, are bytes of one word, which the warp scans once."""
-    word = c.const(0, u32)
-    for step, vector in enumerate(keep):
-        for flag in vector:
-            word = word + (flag.to(u32) << (8 * step))
-    running = word
-    for distance in (1, 2, 4, 8, 16):
-        other = c.shuffle(running, distance, "up")
-        running = c.select(at.lane >= distance, running + other, running)
-    totals = c.shuffle(running, 31)
-    running = running - word
+    """For each step, how many the warp keeps before this thread's vector; and how many it keeps. The counts of four steps, each at
+    most 128, are bytes of one word, which the warp scans once."""
     ranks: list[Num] = []
     count = c.const(0, u32)
-    for step in range(len(keep)):
-        ranks.append(count + ((running >> (8 * step)) & 255))
-        count = count + ((totals >> (8 * step)) & 255)
+    for first in range(0, len(keep), 4):
+        steps = keep[first : first + 4]
+        word = c.const(0, u32)
+        for step, vector in enumerate(steps):
+            for flag in vector:
+                word = word + (flag.to(u32) << (8 * step))
+        running = word
+        for distance in (1, 2, 4, 8, 16):
+            other = c.shuffle(running, distance, "up")
+            running = c.select(at.lane >= distance, running + other, running)
+        totals = c.shuffle(running, 31)
+        running = running - word
+        for step in range(len(steps)):
+            ranks.append(count + ((running >> (8 * step)) & 255))
+            count = count + ((totals >> (8 * step)) & 255)
     return ranks, count
 
 

@@ -45,14 +45,14 @@ def is_commutative(monoid: Monoid) -> bool:
 
 
 def reduce_shape(dtype: DType) -> Shape:
-    return Shape(256, 4, max(1, min(16 // dtype.itemsize, 8)))
+    return Shape(512, 4, max(1, min(16 // dtype.itemsize, 8)))
 
 
 def reduce_program(
     dtype: DType, monoid: Monoid, result: DType, target: Target, aligned: bool = True, shape: Shape | None = None, blocks: int = 0, hint: str = ""
 ) -> Program:
     shape = shape or reduce_shape(dtype)
-    most = blocks or target.multiprocessors * 8
+    most = blocks or target.multiprocessors * 4
     tiles = ceildiv(N, shape.tile)
     grid = minimum(tiles, most)
     parts = scratch("parts", monoid.dtype, grid)

@@ -30,8 +30,7 @@ class Part:
 
 def scan_shape(dtype: DType, accumulator: DType) -> Shape:
     width = max(1, min(16 // dtype.itemsize, 4))
-    steps = 16 if accumulator.bits <= 32 else 8
-    return Shape(128, steps, width)
+    return Shape(512, 8 if accumulator.bits <= 32 else 4, width)
 
 
 def scan_program(

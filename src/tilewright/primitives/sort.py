@@ -41,6 +41,8 @@ class SortShape:
     rank: str = "match"
     blocks: int = 0
     """How many blocks should fit on a multiprocessor; 0: as it comes."""
+    early: bool = True
+    """Whether digits are counted, and told, before keys are ranked."""
 
     @property
     def tile(self) -> int:
@@ -234,8 +236,13 @@ def _pass_kernel(plan: SortPlan, shape: SortShape, number: int, tiles: Size, par
         keys = _load_keys(c, plan, shape, source, start, inside, size, first)
         base = at.warp * RADIX
         places = [digit_of(key, number).to(i64) + base for key in keys]
-        for place in places:
-            _discard(warp_counts.atomic("add", place, 1, scope="block"))
+        digits = [digit_of(key, number) for key in keys]
+        ranks: list[Num] = []
+        if shape.early:
+            for place in places:
+                _discard(warp_counts.atomic("add", place, 1, scope="block"))
+        else:
+            ranks = ranks_of(c, shape, digits, places, warp_counts)
         c.barrier()
 
         # A thread for each digit: what warps have becomes where they begin, and the tile's count is told.
@@ -244,7 +251,7 @@ def _pass_kernel(plan: SortPlan, shape: SortShape, number: int, tiles: Size, par
         state = (c.const(number, i64) * c.size(tiles) + tile) * RADIX + at.thread
         publish = _publisher(c, plan, states, word)
         c.when(is_digit, lambda: publish(state, total.to(word), c.select(tile.eq(0), c.const(PREFIX, u32), c.const(AGGREGATE, u32))))
-        local, _ = block_sums(c, at, total, max(shape.warps, 1))
+        local, _ = block_sums(c, at, total, shape.warps)
 
         def begin() -> None:
             for warp in range(shape.warps):
@@ -253,17 +260,20 @@ def _pass_kernel(plan: SortPlan, shape: SortShape, number: int, tiles: Size, par
 
         c.when(is_digit, begin)
         c.barrier()
-        ranks = ranks_of(c, shape, [digit_of(key, number) for key in keys], places, warp_counts)
+        if shape.early:
+            ranks = ranks_of(c, shape, digits, places, warp_counts)
+        else:
+            ranks = [rank + warp_counts[place].to(i64) for rank, place in zip(ranks, places, strict=True)]
         staged = c.shared(unsigned, shape.tile, align=16)
         for key, rank in zip(keys, ranks, strict=True):
             staged.store(rank, key)
-        where = c.shared(i64, RADIX)
+        where = c.shared(word, RADIX)
 
         def look_back() -> None:
             before = _digits_before(c, plan, states, state, tile, word)
             c.when(tile > 0, lambda: publish(state, before + total.to(word), c.const(PREFIX, u32)))
-            begins = counts[at.thread + number * RADIX].bits(i64)
-            where.store(at.thread, begins + before.to(i64) - local.to(i64))
+            # Less than nothing wraps, and comes back with the place in the tile.
+            where.store(at.thread, counts[at.thread + number * RADIX].to(word) + before - local.to(word))
 
         c.when(is_digit, look_back)
         c.barrier()
@@ -276,7 +286,7 @@ def _pass_kernel(plan: SortPlan, shape: SortShape, number: int, tiles: Size, par
         for item in range(shape.items):
             i = at.thread + item * shape.threads
             key = staged[i]
-            place = where[digit_of(key, number)] + i
+            place = (where[digit_of(key, number)] + i.to(word)).to(i64)
             goes.append(place)
             c.when(i < valid, lambda key=key, place=place: out(key, place))  # type: ignore[misc]
         if plan.payload is None:
@@ -361,59 +371,46 @@ def _digits_before(c: Code, plan: SortPlan, states: Mem, state: Num, tile: Num, 
 def ranks_of(c: Code, shape: SortShape, digits: list[Num], places: list[Num], counters: Mem) -> list[Num]:
     """For each of the thread's digits, what its counter (at `places`, one for each warp and digit) says when all digits of the warp
     before it, in order, are counted. The counters count on."""
-    masks = _MASKS[shape.rank](c, shape, digits, places)
     below = c.op("lane_mask", relation="lt")
+    seen = _bits_of_lanes(c, shape) if shape.rank == "or" else None
+    mine = c.op("lane_mask", relation="eq")
     ranks: list[Num] = []
-    for place, mask_of in zip(places, masks, strict=True):
-        mask = mask_of()
+    for digit, place in zip(digits, places, strict=True):
+        if seen is not None:
+            _discard(seen.atomic("or", place, mine, scope="block"))
+            c.warp_sync()
+            mask = seen[place]
+        else:
+            mask = c.op("match", digit, mode="any") if shape.rank == "match" else _lanes_alike(c, digit)
         before = counters[place]
         rank = c.op("popcount", mask & below)
         c.warp_sync()
-        c.when(rank.eq(0), lambda p=place, b=before, m=mask: counters.store(p, b + c.op("popcount", m)))  # type: ignore[misc]
+
+        def count(place: Num = place, before: Num = before, mask: Num = mask) -> None:
+            counters.store(place, before + c.op("popcount", mask))
+            if seen is not None:
+                seen.store(place, 0)
+
+        c.when(rank.eq(0), count)
         c.warp_sync()
         ranks.append((before + rank).to(i64))
     return ranks
 
 
-Masks = list[Callable[[], Num]]
-"""For each digit, what gives the lanes of the warp that have the same."""
+def _lanes_alike(c: Code, digit: Num) -> Num:
+    """The lanes that have the same digit, by a vote on each bit."""
+    found: Num | None = None
+    for bit in range(8):
+        mine = (digit & (1 << bit)).ne(0)
+        alike = c.ballot(mine) ^ c.select(mine, c.const(0, u32), c.const(-1, u32))
+        found = alike if found is None else found & alike
+    assert found is not None
+    return found
 
 
-def _by_match(c: Code, shape: SortShape, digits: list[Num], places: list[Num]) -> Masks:
-    return [lambda d=digit: c.op("match", d, mode="any") for digit in digits]  # type: ignore[misc]
-
-
-def _by_vote(c: Code, shape: SortShape, digits: list[Num], places: list[Num]) -> Masks:
-    def mask(digit: Num) -> Num:
-        found: Num | None = None
-        for bit in range(8):
-            mine = ((digit >> bit) & 1).ne(0)
-            alike = c.ballot(mine)
-            alike = c.select(mine, alike, ~alike)
-            found = alike if found is None else found & alike
-        assert found is not None
-        return found
-
-    return [lambda d=digit: mask(d) for digit in digits]  # type: ignore[misc]
-
-
-def _by_or(c: Code, shape: SortShape, digits: list[Num], places: list[Num]) -> Masks:
-    """Lanes leave their bits in shared memory."""
+def _bits_of_lanes(c: Code, shape: SortShape) -> Mem:
+    """A word for each warp and digit, in which lanes leave their bits."""
     seen = c.shared(u32, shape.warps * RADIX)
-    thread = c.thread()
-    c.loop(thread, shape.warps * RADIX, shape.threads, [], lambda i: seen.store(i, 0))
+    c.loop(c.thread(), shape.warps * RADIX, shape.threads, [], lambda i: seen.store(i, 0))
     c.barrier()
-    mine = c.op("lane_mask", relation="eq")
-
-    def mask(place: Num) -> Num:
-        _discard(seen.atomic("or", place, mine, scope="block"))
-        c.warp_sync()
-        found = seen[place]
-        c.warp_sync()
-        seen.store(place, 0)
-        return found
-
-    return [lambda p=place: mask(p) for place in places]  # type: ignore[misc]
-
-
-_MASKS: dict[str, Callable[..., Masks]] = {"match": _by_match, "vote": _by_vote, "or": _by_or}
+    return seen

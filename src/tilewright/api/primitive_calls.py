@@ -7,6 +7,7 @@ one. A `Place` reads arguments (contiguous arrays of its device), makes results,
 from __future__ import annotations
 
 import sys
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ from tilewright.runtime.libraries import is_tensor, library_of
 
 if TYPE_CHECKING:
     from tilewright.ir.program import Program
+    from tilewright.runtime.cuda import CudaDevice
+    from tilewright.runtime.cuda_program import CudaProgram
 
 Array = np.ndarray | DeviceArray
 Number = int | float | bool
@@ -157,7 +160,8 @@ class _Emulator(_OnHost):
         run_program(program, inputs, outputs)  # type: ignore[arg-type]
 
 
-_gpu_programs: dict[tuple[str, str], Any] = {}
+_gpu_programs: weakref.WeakKeyDictionary[CudaDevice, dict[str, CudaProgram]] = weakref.WeakKeyDictionary()
+"""By device, since the devices of a process change when it forks."""
 
 
 class _Gpu(Place):
@@ -190,11 +194,11 @@ class _Gpu(Place):
 
     def run(self, what: str, build: Build, arrays: Mapping[str, Array], scalars: Mapping[str, Number] | None = None) -> None:
         artifact = compile_program(what, self.target, build)
-        key = self.device.id, artifact.key
-        program = _gpu_programs.get(key)
+        programs = _gpu_programs.setdefault(self.gpu, {})
+        program = programs.get(artifact.key)
         if program is None:
             program = self.gpu.load(artifact)
-            keep(_gpu_programs, key, program)
+            keep(programs, artifact.key, program)
         program.run(arrays, scalars or {}, sizes_of(artifact, arrays), self.place.stream, take=self.take)
 
     def give(self, array: Array) -> Any:

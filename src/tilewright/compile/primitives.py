@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING
 from tilewright.base.artifact import Artifact
 from tilewright.base.target import Target
 from tilewright.codegen.interpreter import abi_key
-from tilewright.compile.driver import compiler_version, disk_cache
+from tilewright.compile import driver
 
 if TYPE_CHECKING:
     from tilewright.ir.nodes import Kernel
     from tilewright.ir.program import Program
 
-_memory: dict[str, Artifact] = {}
 _guard = threading.Lock()
 
 
@@ -49,16 +48,16 @@ def finished_program(program: Program, target: Target) -> Program:
 def compile_program(what: str, target: Target, build: Callable[[], Program]) -> Artifact:
     """The artifact of the program for `what`."""
     host = "" if target.is_gpu else abi_key()
-    key = hashlib.sha256("\0".join(("primitive", what, target.key(), host, compiler_version())).encode()).hexdigest()
-    found = _memory.get(key)
+    key = hashlib.sha256("\0".join(("primitive", what, target.key(), host, driver.compiler_version())).encode()).hexdigest()
+    found = driver._memory.get(key)
     if found is not None:
         return found
     with _guard:
-        found = _memory.get(key) or disk_cache().get(key)
+        found = driver._memory.get(key) or driver.disk_cache().get(key)
         if found is None:
-            from tilewright.compile.build import build_artifact
+            from tilewright.compile import build as generator
 
-            found = build_artifact(finished_program(build(), target), target, key, entry=False)
-            disk_cache().put(key, found)
-        _memory[key] = found
+            found = generator.build_artifact(finished_program(build(), target), target, key, entry=False)
+            driver.disk_cache().put(key, found)
+        driver._memory[key] = found
         return found

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilewright.base.dtypes import DType, f64
+from tilewright.base.dtypes import DType, f32, f64, i64
 from tilewright.base.errors import UserError
 from tilewright.base.record import record
 from tilewright.ir.nodes import Op, Value
@@ -64,7 +64,7 @@ def scalar_function(tree: Function, dtypes: Sequence[DType], result: DType | Non
     wanted = len(tree.params)
     if wanted != len(dtypes):
         raise UserError.at("TW016", f"'{tree.name}' takes {wanted} number(s), but is called with {len(dtypes)}", tree.span)
-    natural = _result_dtype(check_kernel(elementwise(tree, result or f64), [ArrayArg(d, 1) for d in dtypes]))
+    natural = _literal_dtype(tree) or _result_dtype(check_kernel(elementwise(tree, result or f64), [ArrayArg(d, 1) for d in dtypes]))
     final = result or natural
     typed = check_kernel(elementwise(tree, final), [ArrayArg(d, 1) for d in dtypes])
     kernel = contract(simplify(lower_kernel(typed).calls[0].kernel))
@@ -131,6 +131,13 @@ def elementwise(tree: Function, result: DType) -> Function:
     )
     params = tuple(syntax.Param(array, syntax.Name("array"), None, span=p.span) for p, array in zip(tree.params, arrays, strict=True))
     return replace(tree, params=params, result=None, body=body)
+
+
+def _literal_dtype(tree: Function) -> DType | None:
+    """Of a function that is a number written down."""
+    last = tree.body[-1]
+    number = last.value.value if isinstance(last, syntax.Return) and isinstance(last.value, syntax.Number) else None
+    return None if number is None else f32 if isinstance(number, float) else i64
 
 
 def _result_dtype(typed: TypedKernel) -> DType:

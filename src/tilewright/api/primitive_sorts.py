@@ -42,7 +42,7 @@ def gpu_argsort(data: Any, *, descending: bool = False, device: str | None = Non
     place = place_of([data], device)
     x = place.read("data", data)
     _check_axes(x, "gpu_argsort")
-    return place.give(_sorted(place, {"keys": x}, descending, i64)[1])
+    return place.give(_sorted(place, {"keys": x}, descending, i64)[0])
 
 
 def gpu_unique(data: Any, *, return_counts: bool = False, device: str | None = None) -> Any:
@@ -84,13 +84,13 @@ def _runs(place: Place, x: Array) -> tuple[Any, Any]:
 
 
 def _sorted(place: Place, arrays: dict[str, Array], descending: bool, places: Any) -> list[Array]:
-    """The sorted keys and, where there are values or `places` is their dtype, what was moved with them."""
+    """The sorted keys and, where there are values, those; where `places` is a dtype, only where the keys were."""
     from tilewright.primitives.sort import WIDE, SortPlan
 
     x = arrays["keys"]
     payload = places or (dtype_of(arrays["values"]) if "values" in arrays else None)
     plan = SortPlan(dtype_of(x), payload, places is not None, descending, x.size >= WIDE, all(place.aligned(a) for a in arrays.values()))
-    made = {"sorted": place.new(x.shape, plan.dtype)}
+    made = {} if plan.places else {"sorted": place.new(x.shape, plan.dtype)}
     if payload is not None:
         made["moved"] = place.new(x.shape, payload)
     if x.size:

@@ -8,15 +8,16 @@ sees lines and not single keys.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tilewright.base.dtypes import DType, i64, u32
 from tilewright.base.sizes import Size, ceildiv, minimum
-from tilewright.ir.program import Array, KernelCall, Program
-from tilewright.ir.types import Tensor, Type, tensor
+from tilewright.ir.program import KernelCall, Program
+from tilewright.ir.types import Tensor, Type
 from tilewright.primitives.code import Code, Mem, Num, write_kernel
 from tilewright.primitives.keys import cooked, from_key, key_dtype, raw, to_key
 from tilewright.primitives.parts import scratch
-from tilewright.primitives.sort import SortPlan
+from tilewright.primitives.sort import Move, SortPlan, moves
 
 N = Size.of("n")
 RADIX = 256
@@ -32,39 +33,18 @@ def chunk_count(chunks: int) -> Size:
 def sort_program_cpu(plan: SortPlan, chunks: int = 16, combine: bool = True) -> Program:
     """The program `keys, values? -> sorted, moved?`."""
     count = chunk_count(chunks)
-    x, y = tensor(plan.dtype, N), tensor(plan.dtype, N)
-    counts = scratch("counts", i64, count * RADIX)
-    held = [counts]
-    inputs, outputs = [Array("keys", x, "input")], [Array("sorted", y, "output")]
-    if plan.passes > 1:
-        held.append(scratch("other_keys", plan.dtype, N))
-    if plan.payload is not None:
-        outputs.append(Array("moved", tensor(plan.payload, N), "output"))
-        if not plan.places:
-            inputs.append(Array("values", tensor(plan.payload, N), "input"))
-        if plan.passes > 1:
-            held.append(scratch("other_values", plan.payload, N))
+    steps, inputs, outputs, held = moves(replace(plan, aligned=False))
+    held.append(scratch("counts", i64, count * RADIX))
     types = {a.name: a.type for a in (*inputs, *outputs, *held)}
     calls: list[KernelCall] = []
-    for number in range(plan.passes):
-        calls += _pass(plan, number, count, types, combine)
+    for number, move in enumerate(steps):
+        calls += _pass(plan, number, move, count, types, combine)
     return Program("sort", tuple(inputs), tuple(outputs), tuple(held), tuple(calls))
 
 
-def _pass(plan: SortPlan, number: int, count: Size, types: dict[str, Tensor], combine: bool) -> list[KernelCall]:
+def _pass(plan: SortPlan, number: int, move: Move, count: Size, types: dict[str, Tensor], combine: bool) -> list[KernelCall]:
     first, last = number == 0, number == plan.passes - 1
-
-    def place(turn: int, given: str, output: str, other: str) -> str:
-        return given if turn < 0 else output if (plan.passes - 1 - turn) % 2 == 0 else other
-
-    source, target = (place(turn, "keys", "sorted", "other_keys") for turn in (number - 1, number))
-    names = [source, target]
-    made = plan.places and first
-    if plan.payload is not None:
-        if not made:
-            names.append(place(number - 1, "values", "moved", "other_values"))
-        names.append(place(number, "values", "moved", "other_values"))
-    names.append("counts")
+    names = [*move.names, "counts"]
 
     def key_of(c: Code, value: Num) -> Num:
         bits = raw(value)
@@ -114,12 +94,13 @@ def _pass(plan: SortPlan, number: int, count: Size, types: dict[str, Tensor], co
         c.loop(0, RADIX, 1, [c.const(0, i64)], one)
 
     def move_body(c: Code, *memory: Mem) -> None:
-        keys, out, *payload, counts = memory
+        by_name, counts = dict(zip(move.names, memory)), memory[-1]
+        keys, out, moved = by_name[move.keys], by_name.get(move.sorted), by_name.get(move.moved)
         low, high = _bounds(c, count)
         where = c.alloc("local", i64, RADIX, align=_LINE)
         base = c.block() * RADIX
         c.loop(0, RADIX, 1, [], lambda i: where.store(i, counts[base + i]))
-        if combine and plan.payload is None:
+        if combine and out is not None and moved is None:
             _move_lines(c, plan, keys, out, where, counts, base, low, high, key_of, digit, last)
             return
 
@@ -128,9 +109,10 @@ def _pass(plan: SortPlan, number: int, count: Size, types: dict[str, Tensor], co
             d = digit(key)
             place = where[d]
             where.store(d, place + 1)
-            out.store(place, cooked(from_key(c, key, plan.dtype, plan.descending) if last else key, plan.dtype))
-            if plan.payload is not None:
-                payload[-1].store(place, i.to(plan.payload) if made else payload[0].load(i))
+            if out is not None:
+                out.store(place, cooked(from_key(c, key, plan.dtype, plan.descending) if last else key, plan.dtype))
+            if moved is not None:
+                moved.store(place, (by_name[move.values].load(i) if move.values else i).to(moved.dtype))
 
         _unrolled(c, low, high, 4, one)
 
@@ -138,7 +120,7 @@ def _pass(plan: SortPlan, number: int, count: Size, types: dict[str, Tensor], co
         return [(name, types[name]) for name in wanted]
 
     return [
-        KernelCall(write_kernel(f"sort_count{number}", 1, [count], params(source, "counts"), count_body), (source, "counts")),
+        KernelCall(write_kernel(f"sort_count{number}", 1, [count], params(move.keys, "counts"), count_body), (move.keys, "counts")),
         KernelCall(write_kernel(f"sort_starts{number}", 1, [1], params("counts"), starts_body), ("counts",)),
         KernelCall(write_kernel(f"sort_move{number}", 1, [count], params(*names), move_body), tuple(names)),
     ]

@@ -20,12 +20,13 @@ N = Size.of("n")
 
 
 def filter_shape(dtype: DType) -> Shape:
-    return Shape(512, 4, 4 if dtype.itemsize <= 4 else 2)
+    return Shape(256, 8, 4 if dtype.itemsize <= 4 else 2)
 
 
 def filter_program(
-    dtype: DType, predicate: ScalarFunction | None, aligned: bool = True, heads: bool = False, shape: Shape | None = None, hint: str = "cs"
-) -> Program:
+    dtype: DType, predicate: ScalarFunction | None, aligned: bool = True, heads: bool = False, shape: Shape | None = None, hint: str = "cs",
+    look: int = 8,
+) -> Program:  # fmt: skip
     """The program `x, mask? -> y, count`. With `heads` there is no predicate: the places, as i64, are kept of elements that differ
     from the one before."""
     positions = heads
@@ -62,20 +63,11 @@ def filter_program(
                 item = tile_index(c, at, tile, shape, step) + j if positions else value
                 _put(c, staged, place, item, keep[step][j])
                 place = place + keep[step][j].to(i64)
-        found = c.shared(i64, 1)
-
-        def look_back() -> None:
-            before = count_before(c, states, tile, at.lane.to(u32), block_count)
-
-            def tell() -> None:
-                found.store(0, before)
-                c.when(((tile + 1) * shape.tile) >= size, lambda: count.store(0, before + block_count))
-
-            c.when(at.lane.eq(0), tell)
-
-        c.when(at.warp.eq(0), look_back)
+        before = count_before(c, states, tile, at, min(shape.warps, look), block_count)
+        is_last = ((tile + 1) * shape.tile >= size) & at.thread.eq(0)
+        c.when(is_last, lambda: count.store(0, before + block_count))
         c.barrier()
-        copy_out(c, y, found[0], staged, block_count, at.thread, shape.threads, hint)
+        copy_out(c, y, before, staged, block_count, at.thread, shape.threads, hint)
 
     params = [("x", x)]
     if predicate is None and not heads:

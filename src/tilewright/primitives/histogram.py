@@ -42,8 +42,8 @@ def histogram_table(dtype: DType, bins: int, target: Target) -> Table:
     room = target.max_shared
     if dtype.itemsize == 1 and bins <= 256:
         return Table("lane", 512, 2)
-    if bins * 16 * 4 <= 48 << 10:
-        return Table("warp", 512, 2)
+    if bins * 32 * 4 <= 96 << 10:
+        return Table("warp", 1024, 2, 2)
     if bins * 4 <= 48 << 10:
         return Table("block", 512, 4)
     if bins * 4 <= room // 2 - 1024:

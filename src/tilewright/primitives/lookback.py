@@ -1,8 +1,8 @@
 """Decoupled look-back: how the blocks of one launch learn what all blocks before them have, in a single pass over the data.
 
 Every block takes the number of its tile from a counter, so that all tiles before it belong to blocks that run or are done. It
-publishes what its tile amounts to (its *aggregate*), then walks back over the tiles before it, 32 at a time, until one knows its
-*prefix* (everything up to and including it); then it publishes its own prefix.
+publishes what its tile amounts to (its *aggregate*), then looks at the tiles before it, 32 with each of some warps at once, until one
+knows its *prefix* (everything up to and including it); then it publishes its own prefix.
 
 A published number of up to 32 bits is one 64-bit word, with the status in the upper half, so that both arrive at once. A number
 of 64 bits is two such words; a reader waits until both have the same status. A count is a word with its status in the upper
@@ -18,7 +18,7 @@ from tilewright.base.sizes import Size
 from tilewright.ir.program import Array
 from tilewright.primitives.code import Code, Mem, Num
 from tilewright.primitives.functions import Monoid
-from tilewright.primitives.parts import scratch
+from tilewright.primitives.parts import Lanes, scratch
 
 EMPTY, AGGREGATE, PREFIX = 0, 1, 2
 WARP = 32
@@ -80,64 +80,73 @@ def _read(c: Code, states: Mem, tile: Num, dtype: DType) -> tuple[Num, Num]:
 
 
 def _walk(
-    c: Code, tile: Num, lane: Num, dtype: DType, combine: Callable[[Num, Num], Num], read: Callable[[Num], tuple[Num, Num]]
+    c: Code, tile: Num, at: Lanes, warps: int, dtype: DType, combine: Callable[[Num, Num], Num], read: Callable[[Num], tuple[Num, Num]]
 ) -> Num:
-    """What all tiles before `tile` (not the first) amount to; called by a whole warp."""
+    """What all tiles before `tile` (not the first) amount to; called by the whole block, of which `warps` warps look at 32 tiles each."""
+    lane = at.lane.to(u32)
+    found, known = c.shared(dtype, warps), c.shared(u32, warps)
 
-    def spin(base: Num) -> list[Num]:
-        mine = base - lane.to(i64)
+    def window(mine: Num) -> None:
         inside = mine >= 0
 
         def again(*_: Num) -> list[Num]:
             status, value = read(mine.max(0))
             return [c.select(inside, status, AGGREGATE), value]
 
-        first = again()
-        return c.loop_while(first, lambda status, value: c.any(status.eq(EMPTY)), again)
-
-    def window(base: Num, before: Num, is_first: Num, done: Num) -> list[Num]:
-        status, value = spin(base)
+        status, value = c.loop_while(again(), lambda status, value: c.any(status.eq(EMPTY)), again)
         knowing = c.ballot(status.eq(PREFIX))
-        last = c.select(knowing.eq(0), c.const(WARP - 1, u32), _lowest(c, knowing))
+        last = c.select(knowing.eq(0), c.const(WARP - 1, u32), c.op("ctz", knowing))
         for step in (1, 2, 4, 8, 16):
             other = c.shuffle(value, step, "down")
             value = c.select(lane + step <= last, combine(other, value), value)
-        total = c.shuffle(value, 0)
-        joined = c.select(is_first, total, combine(total, before))
-        return [base - WARP, joined, c.const(False, bool_), knowing.ne(0)]
+
+        def tell() -> None:
+            found.store(at.warp, value)
+            known.store(at.warp, knowing)
+
+        c.when(lane.eq(0), tell)
+
+    def turn(base: Num, before: Num, is_first: Num, done: Num) -> list[Num]:
+        c.when(at.warp < warps, lambda: window(base - at.warp * WARP - at.lane))
+        c.barrier()
+        total, has, over = before, ~is_first, c.const(False, bool_)
+        for warp in range(warps):
+            value = found[warp]
+            joined = c.select(has, combine(value, total), value)
+            total = c.select(over, total, joined)
+            has = c.const(True, bool_)
+            over = over | known[warp].ne(0)
+        c.barrier()
+        return [base - WARP * warps, total, c.const(False, bool_), over]
 
     start = [tile - 1, c.const(0, dtype), c.const(True, bool_), c.const(False, bool_)]
-    return c.loop_while(start, lambda base, before, is_first, done: ~done, window)[1]
+    return c.loop_while(start, lambda base, before, is_first, done: ~done, turn)[1]
 
 
-def _lowest(c: Code, bits: Num) -> Num:
-    """The number of the lowest bit that is 1."""
-    return c.op("ctz", bits)
-
-
-def exclusive_prefix(c: Code, states: Mem, tile: Num, lane: Num, aggregate: Num, monoid: Monoid, init: Num | None) -> Num:
-    """What all tiles before this one amount to, with `init` before them; for the first tile `init`, else anything. For a whole warp."""
+def exclusive_prefix(c: Code, states: Mem, tile: Num, at: Lanes, warps: int, aggregate: Num, monoid: Monoid, init: Num | None) -> Num:
+    """What all tiles before this one amount to, with `init` before them; for the first tile `init`, else anything. For a whole block,
+    whose first `warps` warps look back."""
     dtype = aggregate.dtype
 
     def first() -> Num:
         whole = aggregate if init is None else monoid(init, aggregate)
-        c.when(lane.eq(0), lambda: _publish(c, states, tile, whole, PREFIX))
+        c.when(at.thread.eq(0), lambda: _publish(c, states, tile, whole, PREFIX))
         return aggregate if init is None else init
 
     def later() -> Num:
-        c.when(lane.eq(0), lambda: _publish(c, states, tile, aggregate, AGGREGATE))
-        before = _walk(c, tile, lane, dtype, monoid, lambda i: _read(c, states, i, dtype))
-        c.when(lane.eq(0), lambda: _publish(c, states, tile, monoid(before, aggregate), PREFIX))
+        c.when(at.thread.eq(0), lambda: _publish(c, states, tile, aggregate, AGGREGATE))
+        before = _walk(c, tile, at, warps, dtype, monoid, lambda i: _read(c, states, i, dtype))
+        c.when(at.thread.eq(0), lambda: _publish(c, states, tile, monoid(before, aggregate), PREFIX))
         return before
 
     return c.either(tile.eq(0), first, later)[0]
 
 
-def count_before(c: Code, states: Mem, tile: Num, lane: Num, count: Num) -> Num:
-    """How many all tiles before this one have counted; for a whole warp. Counts have 62 bits."""
+def count_before(c: Code, states: Mem, tile: Num, at: Lanes, warps: int, count: Num) -> Num:
+    """How many all tiles before this one have counted; for a whole block. Counts have 62 bits."""
 
     def publish(value: Num, status: int) -> None:
-        c.when(lane.eq(0), lambda: _store(states, tile, value.bits(u64) | c.const(status << 62, u64)))
+        c.when(at.thread.eq(0), lambda: _store(states, tile, value.bits(u64) | c.const(status << 62, u64)))
 
     def first() -> Num:
         publish(count, PREFIX)
@@ -149,7 +158,7 @@ def count_before(c: Code, states: Mem, tile: Num, lane: Num, count: Num) -> Num:
 
     def later() -> Num:
         publish(count, AGGREGATE)
-        before = _walk(c, tile, lane, i64, lambda a, b: a + b, read)
+        before = _walk(c, tile, at, warps, i64, lambda a, b: a + b, read)
         publish(before + count, PREFIX)
         return before
 

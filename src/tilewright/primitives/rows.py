@@ -43,12 +43,16 @@ def row_shape(plan: SortPlan, columns: int) -> RowShape:
 def rows_program(plan: SortPlan, shape: RowShape) -> Program:
     tile, several = shape.tile, shape.rows > 1
     unsigned = key_dtype(plan.dtype)
-    arrays = {"keys": plan.dtype, "sorted": plan.dtype}
+    arrays = {"keys": plan.dtype}
+    if not plan.places:
+        arrays["sorted"] = plan.dtype
     if plan.payload is not None:
         arrays |= {"moved": plan.payload} if plan.places else {"values": plan.payload, "moved": plan.payload}
     carries = several or plan.payload is not None
 
-    def body(c: Code, keys_in: Mem, out: Mem, *payload: Mem) -> None:
+    def body(c: Code, *memory: Mem) -> None:
+        by_name = dict(zip(arrays, memory, strict=True))
+        keys_in = by_name["keys"]
         at, columns = lanes(c), c.size(_COLUMNS)
         first_row = c.block() * shape.rows
         valid = ((c.size(_ROWS) - first_row).min(shape.rows)) * columns
@@ -85,11 +89,12 @@ def rows_program(plan: SortPlan, shape: RowShape) -> Program:
 
         def put(item: int) -> None:
             here = inside + item * 32
-            out.store(base + here, cooked(from_key(c, keys[item], plan.dtype, plan.descending), plan.dtype))
+            if "sorted" in by_name:
+                by_name["sorted"].store(base + here, cooked(from_key(c, keys[item], plan.dtype, plan.descending), plan.dtype))
             if plan.payload is None:
                 return
             was = places[item].to(i64)
-            payload[-1].store(base + here, (was % columns).to(plan.payload) if plan.places else payload[0].load(base + was))
+            by_name["moved"].store(base + here, by_name["values"].load(base + was) if "values" in by_name else (was % columns).to(plan.payload))
 
         for item in range(tile.items):
             c.when(inside + item * 32 < valid, lambda item=item: put(item))  # type: ignore[misc]

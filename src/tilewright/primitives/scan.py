@@ -7,7 +7,7 @@ number that changes nothing, whatever has nothing before it is left as it is.
 
 from __future__ import annotations
 
-from tilewright.base.dtypes import DType, bool_, u32
+from tilewright.base.dtypes import DType, bool_
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, ceildiv
 from tilewright.ir.program import Array, Program, ScalarInput
@@ -30,12 +30,12 @@ class Part:
 
 def scan_shape(dtype: DType, accumulator: DType) -> Shape:
     width = max(1, min(16 // dtype.itemsize, 4))
-    return Shape(512, 8 if accumulator.bits <= 32 else 4, width)
+    return Shape(1024, 8 if accumulator.bits <= 32 else 4, width)
 
 
 def scan_program(
     dtype: DType, monoid: Monoid, result: DType, exclusive: bool = False, init: bool = False, aligned: bool = True, shape: Shape | None = None,
-    hint: str = "cs",
+    hint: str = "cs", look: int = 8,
 ) -> Program:  # fmt: skip
     """The program `x, init? -> y`, for data of any length of at least 1."""
     shape = shape or scan_shape(dtype, monoid.dtype)
@@ -60,15 +60,8 @@ def scan_program(
         for w in range(shape.warps - 1):
             warp_before = _where(c, monoid, at.warp > w, aggregate, warp_before)
             aggregate = monoid(aggregate, parts[w + 1])
-        found = c.shared(monoid.dtype, 1)
-
-        def look_back() -> None:
-            prefix = exclusive_prefix(c, states, tile, at.lane.to(u32), aggregate, monoid, initial[0] if initial else None)
-            c.when(at.lane.eq(0), lambda: found.store(0, prefix))
-
-        c.when(at.warp.eq(0), look_back)
-        c.barrier()
-        prefix = Part(found[0]) if initial else _where(c, monoid, tile > 0, found[0], _nothing(c, monoid))
+        found = exclusive_prefix(c, states, tile, at, min(shape.warps, look), aggregate, monoid, initial[0] if initial else None)
+        prefix = Part(found) if initial else _where(c, monoid, tile > 0, found, _nothing(c, monoid))
         start = join(prefix, warp_before)
         out = [_finished(c, join, join(start, ahead), vector, exclusive) for ahead, vector in zip(before, inside, strict=True)]
         store_tile(c, y, at, tile, shape, size, [[v.to(result) for v in vector] for vector in out], hint)

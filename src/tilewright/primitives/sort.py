@@ -11,8 +11,9 @@ Within a warp elements of one digit find each other by `match` or by votes; a co
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from tilewright.base.dtypes import DType, i64, u32, u64
+from tilewright.base.dtypes import DType, bool_, i64, u32, u64
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, ceildiv, minimum
 from tilewright.base.target import Target
@@ -38,11 +39,13 @@ class SortShape:
 
     threads: int
     items: int
-    rank: str = "match"
+    rank: str = "or"
     blocks: int = 0
     """How many blocks should fit on a multiprocessor; 0: as it comes."""
     early: bool = True
     """Whether digits are counted, and told, before keys are ranked."""
+    look: int = 4
+    """How many tiles a look back reads at once."""
 
     @property
     def tile(self) -> int:
@@ -55,7 +58,8 @@ class SortShape:
 
 @record
 class SortPlan:
-    """What is sorted. `payload`: the dtype of what goes with each key, or None; with `places` it is where the key was."""
+    """What is sorted. `payload`: the dtype of what goes with each key, or None; with `places` it is where the key was, and keys are not
+    wanted."""
 
     dtype: DType
     payload: DType | None = None
@@ -69,60 +73,86 @@ class SortPlan:
         return key_dtype(self.dtype).bits // 8
 
     @property
+    def held(self) -> DType | None:
+        """What goes with each key on the way: places of few elements have 32 bits."""
+        return u32 if self.places and not self.wide else self.payload
+
+    @property
     def key(self) -> str:
         return f"{self.dtype} {self.payload} {self.places} {self.descending} {self.wide} {self.aligned}"
 
 
 def sort_shape(plan: SortPlan) -> SortShape:
     size = plan.dtype.itemsize + (plan.payload.itemsize if plan.payload else 0)
-    items = {1: 24, 2: 20, 4: 18, 8: 12}.get(size, 8 if size > 8 else 16)
+    items = {1: 24, 2: 24, 4: 23, 8: 16}.get(size, 8 if size > 8 else 18)
     return SortShape(384, items)
 
 
-def sort_program(plan: SortPlan, target: Target, shape: SortShape | None = None) -> Program:
-    """The program `keys, values? -> sorted, moved?`."""
-    shape = shape or sort_shape(plan)
-    tiles = ceildiv(N, shape.tile)
-    word = u64 if plan.wide else u32
-    x, y = data_type(plan.dtype, N, plan.aligned), tensor(plan.dtype, N, align=16)
-    state_words = tiles * (RADIX * plan.passes)
-    counts = scratch("counts", u64, RADIX * plan.passes)
-    states = scratch("states", word, state_words)
-    tickets = scratch("tickets", u32, max(4, plan.passes))
-    held = [counts, states, tickets]
-    arrays: dict[str, Tensor] = {"keys": x, "sorted": y}
-    if plan.passes > 1:
-        held.append(scratch("other_keys", plan.dtype, N))
-    inputs, outputs = [Array("keys", x, "input")], [Array("sorted", y, "output")]
+@record
+class Move:
+    """The arrays of one pass: keys from and to, what goes with them from and to; empty where there is none."""
+
+    keys: str
+    sorted: str
+    values: str = ""
+    moved: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in (self.keys, self.sorted, self.values, self.moved) if name]
+
+
+def moves(plan: SortPlan) -> tuple[list[Move], list[Array], list[Array], list[Array]]:
+    """The arrays of each pass, and the inputs, outputs and scratch arrays there are. Results of passes go to two arrays in turn; where
+    an output is one of them, the last goes there."""
+    last = plan.passes - 1
+
+    def target(turn: int, output: str, kind: str) -> str:
+        if turn == last:
+            return output
+        if not plan.places:
+            return output if (last - turn) % 2 == 0 else f"other_{kind}"
+        return f"other_{kind}" if turn % 2 == 0 else f"more_{kind}"
+
+    found: list[Move] = []
+    for turn in range(plan.passes):
+        keys = target(turn - 1, "sorted", "keys") if turn else "keys"
+        move = Move(keys, "" if plan.places and turn == last else target(turn, "sorted", "keys"))
+        if plan.payload is not None:
+            values = target(turn - 1, "moved", "values") if turn else "" if plan.places else "values"
+            move = replace(move, values=values, moved=target(turn, "moved", "values"))
+        found.append(move)
+    used = {name for move in found for name in move.names}
+    held = [scratch(f"{which}_{kind}", dtype, N) for which in ("other", "more") for kind, dtype in (("keys", plan.dtype), ("values", plan.held))
+            if f"{which}_{kind}" in used and dtype is not None]  # fmt: skip
+    inputs, outputs = [Array("keys", data_type(plan.dtype, N, plan.aligned), "input")], []
+    if not plan.places:
+        outputs.append(Array("sorted", tensor(plan.dtype, N, align=16), "output"))
     if plan.payload is not None:
-        moved = tensor(plan.payload, N, align=16)
-        outputs.append(Array("moved", moved, "output"))
+        outputs.append(Array("moved", tensor(plan.payload, N, align=16), "output"))
         if not plan.places:
             inputs.append(Array("values", data_type(plan.payload, N, plan.aligned), "input"))
-        if plan.passes > 1:
-            held.append(scratch("other_values", plan.payload, N))
-    arrays |= {a.name: a.type for a in (*inputs, *outputs, *held)}
+    return found, inputs, outputs, held
+
+
+def sort_program(plan: SortPlan, target: Target, shape: SortShape | None = None) -> Program:
+    """The program `keys, values? -> sorted?, moved?`."""
+    shape = shape or sort_shape(plan)
+    tiles = ceildiv(N, shape.tile)
+    steps, inputs, outputs, held = moves(plan)
+    counts = scratch("counts", u64, RADIX * plan.passes)
+    states = scratch("states", u64 if plan.wide else u32, tiles * (RADIX * plan.passes))
+    tickets = scratch("tickets", u32, max(4, plan.passes))
+    held = [*held, counts, states, tickets]
+    types = {a.name: a.type for a in (*inputs, *outputs, *held)}
     calls = [clear("clear_counts", counts), clear("clear_states", states), clear("clear_tickets", tickets)]
-    calls.append(call(_count_kernel(plan, target, x, counts.type)))
+    calls.append(call(_count_kernel(plan, target, types["keys"], counts.type)))
     calls.append(call(_starts_kernel(plan, counts.type)))
-    for number in range(plan.passes):
-        calls.append(_pass_call(plan, shape, number, tiles, arrays))
+    for number, move in enumerate(steps):
+        names = [*move.names, "counts", "states", "tickets"]
+        kernel = _pass_kernel(plan, shape, number, tiles, move, [(name, types[name]) for name in names])
+        calls.append(KernelCall(kernel, tuple(names)))
     return Program("sort", tuple(inputs), tuple(outputs), tuple(held), tuple(calls))
-
-
-def _pass_call(plan: SortPlan, shape: SortShape, number: int, tiles: Size, arrays: dict[str, Tensor]) -> KernelCall:
-    """One pass; results of passes go to the output and to scratch memory in turn, those of the last to the output."""
-
-    def place(turn: int, first: str, output: str, other: str) -> str:
-        return first if turn < 0 else output if (plan.passes - 1 - turn) % 2 == 0 else other
-
-    names = [place(number - 1, "keys", "sorted", "other_keys"), place(number, "keys", "sorted", "other_keys")]
-    if plan.payload is not None:
-        if number or not plan.places:
-            names.append(place(number - 1, "values", "moved", "other_values"))
-        names.append(place(number, "values", "moved", "other_values"))
-    names += ["counts", "states", "tickets"]
-    return KernelCall(_pass_kernel(plan, shape, number, tiles, [(name, arrays[name]) for name in names]), tuple(names))
 
 
 # -- counting -------------------------------------------------------------------------------------------------------
@@ -216,14 +246,15 @@ def _discard(_: Num) -> None: ...
 # -- one pass -------------------------------------------------------------------------------------------------------
 
 
-def _pass_kernel(plan: SortPlan, shape: SortShape, number: int, tiles: Size, params: list[tuple[str, Tensor]]) -> Kernel:
+def _pass_kernel(plan: SortPlan, shape: SortShape, number: int, tiles: Size, move: Move, params: list[tuple[str, Tensor]]) -> Kernel:
     first, last = number == 0, number == plan.passes - 1
     word = u64 if plan.wide else u32
     unsigned = key_dtype(plan.dtype)
-    made = plan.places and first
 
     def body(c: Code, *memory: Mem) -> None:
-        source, target, *payload, counts, states, tickets = memory
+        by_name = dict(zip(move.names, memory))
+        counts, states, tickets = memory[-3:]
+        source, target, moved = by_name[move.keys], by_name.get(move.sorted), by_name.get(move.moved)
         at, size = lanes(c), c.size(N)
         warp_counts = c.shared(u32, shape.warps * RADIX)
         c.loop(at.thread, shape.warps * RADIX, shape.threads, [], lambda i: warp_counts.store(i, 0))
@@ -270,7 +301,7 @@ def _pass_kernel(plan: SortPlan, shape: SortShape, number: int, tiles: Size, par
         where = c.shared(word, RADIX)
 
         def look_back() -> None:
-            before = _digits_before(c, plan, states, state, tile, word)
+            before = _digits_before(c, shape, states, state, tile, word)
             c.when(tile > 0, lambda: publish(state, before + total.to(word), c.const(PREFIX, u32)))
             # Less than nothing wraps, and comes back with the place in the tile.
             where.store(at.thread, counts[at.thread + number * RADIX].to(word) + before - local.to(word))
@@ -279,7 +310,7 @@ def _pass_kernel(plan: SortPlan, shape: SortShape, number: int, tiles: Size, par
         c.barrier()
         valid = (size - start).min(shape.tile)
 
-        def out(key: Num, place: Num) -> None:
+        def out(target: Mem, key: Num, place: Num) -> None:
             target.store(place, cooked(from_key(c, key, plan.dtype, plan.descending) if last else key, plan.dtype))
 
         goes: list[Num] = []
@@ -288,19 +319,18 @@ def _pass_kernel(plan: SortPlan, shape: SortShape, number: int, tiles: Size, par
             key = staged[i]
             place = (where[digit_of(key, number)] + i.to(word)).to(i64)
             goes.append(place)
-            c.when(i < valid, lambda key=key, place=place: out(key, place))  # type: ignore[misc]
-        if plan.payload is None:
+            if target is not None:
+                c.when(i < valid, lambda to=target, key=key, place=place: out(to, key, place))  # type: ignore[misc]
+        if plan.held is None or moved is None:
             return
-        held = c.shared(plan.payload, shape.tile, align=16)
-        moved = payload[-1]
+        held = c.shared(plan.held, shape.tile, align=16)
         for item, rank in enumerate(ranks):
             place = start + inside + item * 32
-            value = place.to(plan.payload) if made else payload[0].load(place.min(size - 1))
-            held.store(rank, value)
+            held.store(rank, by_name[move.values].load(place.min(size - 1)) if move.values else place.to(plan.held))
         c.barrier()
         for item in range(shape.items):
             i = at.thread + item * shape.threads
-            c.when(i < valid, lambda i=i, place=goes[item]: moved.store(place, held[i]))  # type: ignore[misc]
+            c.when(i < valid, lambda i=i, place=goes[item]: moved.store(place, held[i].to(moved.dtype)))  # type: ignore[misc]
 
     attrs: dict[str, Attr] = {"min_blocks": shape.blocks} if shape.blocks else {}
     return write_kernel(f"sort_pass{number}", shape.threads, [tiles], params, body, **attrs)
@@ -348,18 +378,25 @@ def _publisher(c: Code, plan: SortPlan, states: Mem, word: DType) -> Callable[[N
     return publish
 
 
-def _digits_before(c: Code, plan: SortPlan, states: Mem, state: Num, tile: Num, word: DType) -> Num:
+def _digits_before(c: Code, shape: SortShape, states: Mem, state: Num, tile: Num, word: DType) -> Num:
     """How often the thread's digit occurs in all tiles before."""
 
     def read(place: Num) -> Num:
         return Num(c, c.b.op("atomic_load", states.value, place.value, order="relaxed", scope="device"))
 
+    first = state - tile * RADIX
+    low = (1 << (word.bits - 2)) - 1
+
     def step(place: Num, total: Num, done: Num) -> list[Num]:
-        found = read(place)
-        status = (found >> (word.bits - 2)).to(u32)
-        there = status.ne(EMPTY)
-        total = c.select(there, total + (found & ((1 << (word.bits - 2)) - 1)), total)
-        return [c.select(there, place - RADIX, place), total, status.eq(PREFIX)]
+        words = [read((place - k * RADIX).max(first)) for k in range(shape.look)]
+        going = c.const(True, bool_)
+        for found in words:
+            status = (found >> (word.bits - 2)).to(u32)
+            going = going & status.ne(EMPTY) & ~done
+            total = c.select(going, total + (found & low), total)
+            place = c.select(going, place - RADIX, place)
+            done = done | (going & status.eq(PREFIX))
+        return [place, total, done]
 
     start = [state - RADIX, c.const(0, word), tile.eq(0)]
     return c.loop_while(start, lambda place, total, done: ~done, step)[1]

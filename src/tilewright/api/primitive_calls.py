@@ -147,7 +147,7 @@ class _Host(_OnHost):
         if program is None:
             program = cpu.load(artifact)
             keep(_cpu_programs, artifact.key, program)
-        program.run(arrays, scalars or {})
+        program.run({name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}, scalars or {})
 
 
 class _Emulator(_OnHost):
@@ -199,7 +199,8 @@ class _Gpu(Place):
         if program is None:
             program = self.gpu.load(artifact)
             keep(programs, artifact.key, program)
-        program.run(arrays, scalars or {}, sizes_of(artifact, arrays), self.place.stream, take=self.take)
+        own = {name: array for name, array in arrays.items() if isinstance(array, DeviceArray)}
+        program.run(own, scalars or {}, sizes_of(artifact, arrays), self.place.stream, take=self.take)
 
     def give(self, array: Array) -> Any:
         assert isinstance(array, DeviceArray)

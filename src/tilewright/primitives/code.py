@@ -15,13 +15,11 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from tilewright.base.dtypes import DType, bool_, i64, u32
+from tilewright.base.dtypes import DType, i64, u32
 from tilewright.base.sizes import Size
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value
-from tilewright.ir.types import Scalar, Tensor, Type, Vec, dtype_of
-
-Operand = "Num | int | float | bool"
+from tilewright.ir.types import Tensor, Type, Vec, dtype_of
 
 
 class Num:
@@ -135,11 +133,11 @@ class Mem:
     def load(self, index: Any, width: int = 1, **attrs: Attr) -> Num:
         if width > 1:
             attrs["width"] = width
-        return Num(self.code, self.code.b.op("load", self.value, *self._place(index), **attrs))
+        return Num(self.code, self.code.b.emit("load", [self.value, *self._place(index)], attrs)[0])
 
     def store(self, index: Any, value: Any, **attrs: Attr) -> None:
         number = value if isinstance(value, Num) else self.code.const(value, self.dtype)
-        self.code.b.multi("store", self.value, *self._place(index), number.value, **attrs)
+        self.code.b.emit("store", [self.value, *self._place(index), number.value], attrs)
 
     def atomic(self, kind: str, index: Any, *values: Any, scope: str = "device", order: str = "relaxed") -> Num:
         """The old value."""
@@ -183,10 +181,10 @@ class Code:
         return Num(self, self.b.index(value))
 
     def op(self, opcode: str, *operands: Num, **attrs: Attr) -> Num:
-        return Num(self, self.b.op(opcode, *(o.value for o in operands), **attrs))
+        return self.multi(opcode, *operands, **attrs)[0]
 
     def multi(self, opcode: str, *operands: Num, **attrs: Attr) -> list[Num]:
-        return [Num(self, v) for v in self.b.multi(opcode, *(o.value for o in operands), **attrs)]
+        return [Num(self, v) for v in self.b.emit(opcode, [o.value for o in operands], attrs)]
 
     def binary(self, opcode: str, a: Num, b: Any) -> Num:
         other = self.like(b, a)
@@ -223,7 +221,7 @@ class Code:
         attrs: dict[str, Attr] = {"space": space, "dtype": dtype, "shape": shape}
         if align:
             attrs["align"] = align
-        return Mem(self, self.b.op("alloc", **attrs))
+        return Mem(self, self.b.emit("alloc", [], attrs)[0])
 
     def barrier(self) -> None:
         self.b.multi("barrier")
@@ -303,7 +301,3 @@ def write_kernel(
     body(code, *(Mem(code, v) if isinstance(v.type, Tensor) else Num(code, v) for v in values))
     sizes = tuple(Size.of(g) for g in grid)
     return Kernel(name, Stage.THREAD, values, Block((), tuple(code.b.ops)), sizes, threads, attrs=MappingProxyType(attrs))
-
-
-def flag() -> Type:
-    return Scalar(bool_)

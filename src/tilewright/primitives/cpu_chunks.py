@@ -86,8 +86,9 @@ def scan_program_cpu(dtype: DType, monoid: Monoid, result: DType, exclusive: boo
         c.loop(whole, high, 1, [carry, there], single)
 
     kernels.append(_kernel("scan", [chunks], [("x", x), ("y", y), ("before", before.type)], body))
-    inputs = (Array("x", x, "input"), *([ScalarInput("init", monoid.dtype)] if init else []))
-    return Program("scan", inputs, (Array("y", y, "output"),), (totals, before), tuple(call(k) for k in kernels))
+    inputs: list[Array | ScalarInput] = [Array("x", x, "input")]
+    inputs += [ScalarInput("init", monoid.dtype)] if init else []
+    return Program("scan", tuple(inputs), (Array("y", y, "output"),), (totals, before), tuple(call(k) for k in kernels))
 
 
 def reduce_program_cpu(dtype: DType, monoid: Monoid, result: DType) -> Program:
@@ -242,8 +243,8 @@ def histogram_program_cpu(dtype: DType, bins: int, unit: bool, chunks: int = 16)
         _kernel("histogram", [pieces], [("x", x), ("tables", tables.type), *bounds], count_body),
         _kernel("histogram_sums", [-(-bins // _BINS)], [("tables", tables.type), ("counts", counts)], sum_body),
     ]
-    inputs = (Array("x", x, "input"), *(ScalarInput(name, number) for name, _ in bounds))
-    return Program("histogram", inputs, (Array("counts", counts, "output"),), (tables,), tuple(call(k) for k in kernels))
+    inputs: list[Array | ScalarInput] = [Array("x", x, "input"), *(ScalarInput(name, number) for name, _ in bounds)]
+    return Program("histogram", tuple(inputs), (Array("counts", counts, "output"),), (tables,), tuple(call(k) for k in kernels))
 
 
 _BINS = 4096

@@ -7,6 +7,9 @@ memory first, so that it leaves in whole vectors.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
+
 from tilewright.base.dtypes import DType, bool_, compute_dtype, i64, u32
 from tilewright.base.sizes import Size, ceildiv
 from tilewright.ir.program import Array, Program
@@ -14,7 +17,17 @@ from tilewright.ir.types import tensor
 from tilewright.primitives.code import Code, Mem, Num, write_kernel
 from tilewright.primitives.functions import ScalarFunction
 from tilewright.primitives.lookback import count_before, states_array, ticket
-from tilewright.primitives.parts import Lanes, Shape, call, clear, data_type, lanes, load_tile, tile_index, warp_total_parts
+from tilewright.primitives.parts import (
+    Lanes,
+    Shape,
+    call,
+    clear,
+    data_type,
+    lanes,
+    load_tile,
+    tile_index,
+    warp_total_parts,
+)
 
 N = Size.of("n")
 
@@ -90,7 +103,7 @@ def _heads(c: Code, x: Mem, at: Lanes, tile: Num, shape: Shape, size: Num, value
         first = tile_index(c, at, tile, shape, step)
         before = x.load((first - 1).max(0).min(size - 1))
         begins = differs(c, before, vector[0]) | first.eq(0)
-        flags.append([begins, *(differs(c, a, b) for a, b in zip(vector, vector[1:]))])
+        flags.append([begins, *(differs(c, a, b) for a, b in pairwise(vector))])
     return flags
 
 
@@ -154,12 +167,12 @@ def copy_out(c: Code, y: Mem, start: Num, staged: Mem, count: Num, thread: Num, 
         first = head + i * width
         y.store(start + first, c.pack([staged[first + j] for j in range(width)]), **attrs)
 
-    _for_threads(c, thread, threads, head, lambda i: y.store(start + i, staged[i]))
+    _for_threads(c, thread, head, lambda i: y.store(start + i, staged[i]))
     c.loop(thread, vectors, threads, [], vector)
-    _for_threads(c, thread, threads, count - tail, lambda i: y.store(start + tail + i, staged[tail + i]))
+    _for_threads(c, thread, count - tail, lambda i: y.store(start + tail + i, staged[tail + i]))
 
 
-def _for_threads(c: Code, thread: Num, threads: int, count: Num, body) -> None:  # type: ignore[no-untyped-def]
+def _for_threads(c: Code, thread: Num, count: Num, body: Callable[[Num], None]) -> None:
     """For a count below the number of threads."""
     c.when(thread < count, lambda: body(thread))
 

@@ -20,7 +20,7 @@ from tilewright.base.target import Target
 from tilewright.ir.nodes import Attr
 from tilewright.ir.program import Array, Program, ScalarInput
 from tilewright.ir.types import Scalar, tensor
-from tilewright.primitives.code import Code, Mem, Num, write_kernel
+from tilewright.primitives.code import Code, Mem, Num, Param, write_kernel
 from tilewright.primitives.parts import call, clear, data_type
 
 N = Size.of("n")
@@ -109,11 +109,12 @@ def histogram_program(
             c.when(last < size, lambda: one(x[last]))
         counter.finish()
 
-    params = [("x", x), ("counts", counts), *((name, Scalar(number)) for name in ("low", "high", "scale"))]
+    bounds = ("low", "high", "scale")
+    params: list[Param] = [("x", x), ("counts", counts), *((name, Scalar(number)) for name in bounds)]
     kernel = write_kernel("histogram", table.threads, [grid], params, body)
-    inputs = (Array("x", x, "input"), *(ScalarInput(name, number) for name in ("low", "high", "scale")))
+    inputs: list[Array | ScalarInput] = [Array("x", x, "input"), *(ScalarInput(name, number) for name in bounds)]
     out = Array("counts", counts, "output")
-    return Program("histogram", inputs, (out,), (), (clear("clear_counts", out), call(kernel)))
+    return Program("histogram", tuple(inputs), (out,), (), (clear("clear_counts", out), call(kernel)))
 
 
 @record

@@ -13,9 +13,9 @@ from tilewright.base.target import Target
 from tilewright.ir.nodes import Attr, Op, Value
 from tilewright.ir.program import Array, Program, ScalarInput
 from tilewright.ir.types import Scalar, tensor
-from tilewright.primitives.code import Code, Mem, Num, write_kernel
+from tilewright.primitives.code import Code, Mem, Num, Param, write_kernel
 from tilewright.primitives.functions import Monoid
-from tilewright.primitives.parts import Shape, call, data_type, lanes, load_tile, scratch, tile_index
+from tilewright.primitives.parts import Lanes, Shape, call, data_type, lanes, load_tile, scratch, tile_index
 
 N = Size.of("n")
 _COMMUTATIVE = ("add", "mul", "min", "max", "and", "or", "xor", "eq", "ne")
@@ -141,7 +141,7 @@ def reduce_program(
         c.when(at.thread.eq(0), lambda: y.store(0, monoid(init, now).to(result)))
 
     kernel = write_kernel("reduce", shape.threads, [grid], [("x", x), ("parts", parts.type)], body)
-    params = [("parts", parts.type), ("y", y), ("init", Scalar(monoid.dtype))]
+    params: list[Param] = [("parts", parts.type), ("y", y), ("init", Scalar(monoid.dtype))]
     last = write_kernel("reduce_parts", _LAST_THREADS, [1], params, last_body)
     inputs = (Array("x", x, "input"), ScalarInput("init", monoid.dtype))
     return Program("reduce", inputs, (Array("y", y, "output"),), (parts,), (call(kernel), call(last)))
@@ -172,7 +172,7 @@ def _warp_as_far(c: Code, monoid: Monoid, value: Num, there: Num, lane: Num) -> 
     return value, there
 
 
-def _block_as_far(c: Code, monoid: Monoid, value: Num, there: Num, at, warps: int, in_warp: bool = True) -> tuple[Num, Num]:  # type: ignore[no-untyped-def]
+def _block_as_far(c: Code, monoid: Monoid, value: Num, there: Num, at: Lanes, warps: int, in_warp: bool = True) -> tuple[Num, Num]:
     """What the block's threads (or, already joined, its warps) have, in order: right in thread 0."""
     if in_warp:
         value, there = _warp_as_far(c, monoid, value, there, at.lane)

@@ -7,12 +7,14 @@ number that changes nothing, whatever has nothing before it is left as it is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tilewright.base.dtypes import DType, bool_
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, ceildiv
 from tilewright.ir.program import Array, Program, ScalarInput
 from tilewright.ir.types import Scalar, tensor
-from tilewright.primitives.code import Code, Mem, Num, write_kernel
+from tilewright.primitives.code import Code, Mem, Num, Param, write_kernel
 from tilewright.primitives.functions import Monoid
 from tilewright.primitives.lookback import exclusive_prefix, states_array, ticket, words_of
 from tilewright.primitives.parts import Lanes, Shape, call, clear, data_type, lanes, load_tile, store_tile
@@ -66,12 +68,13 @@ def scan_program(
         out = [_finished(c, join, join(start, ahead), vector, exclusive) for ahead, vector in zip(before, inside, strict=True)]
         store_tile(c, y, at, tile, shape, size, [[v.to(result) for v in vector] for vector in out], hint)
 
-    params = [("x", x), ("y", y), ("states", states.type)]
+    params: list[Param] = [("x", x), ("y", y), ("states", states.type)]
     params += [("init", Scalar(monoid.dtype))] if init else []
     kernel = write_kernel("scan", shape.threads, [tiles], params, body)
-    inputs = (Array("x", x, "input"), *([ScalarInput("init", monoid.dtype)] if init else []))
+    inputs: list[Array | ScalarInput] = [Array("x", x, "input")]
+    inputs += [ScalarInput("init", monoid.dtype)] if init else []
     calls = (clear("clear_states", states), call(kernel))
-    return Program("scan", inputs, (Array("y", y, "output"),), (states,), calls)
+    return Program("scan", tuple(inputs), (Array("y", y, "output"),), (states,), calls)
 
 
 def _nothing(c: Code, monoid: Monoid) -> Part:
@@ -86,7 +89,10 @@ def _where(c: Code, monoid: Monoid, cond: Num, value: Num, other: Part) -> Part:
     return Part(chosen) if other.there is None else Part(chosen, cond | other.there)
 
 
-def _joiner(c: Code, monoid: Monoid):  # type: ignore[no-untyped-def]
+Join = Callable[[Part, Part], Part]
+
+
+def _joiner(c: Code, monoid: Monoid) -> Join:
     def join(a: Part, b: Part) -> Part:
         """Both, in this order, as far as they are there."""
         both = monoid(a.value, b.value)
@@ -110,7 +116,7 @@ def _running(monoid: Monoid, vector: list[Num]) -> list[Num]:
     return out
 
 
-def _across_warp(c: Code, join, monoid: Monoid, ends: list[Num], at: Lanes) -> tuple[list[Part], Num]:  # type: ignore[no-untyped-def]
+def _across_warp(c: Code, join: Join, monoid: Monoid, ends: list[Num], at: Lanes) -> tuple[list[Part], Num]:
     """For each step, what the warp has before this lane's vector; and what the whole warp amounts to."""
     sums = list(ends)
     lane = at.lane
@@ -129,7 +135,7 @@ def _across_warp(c: Code, join, monoid: Monoid, ends: list[Num], at: Lanes) -> t
     return before, carry
 
 
-def _finished(c: Code, join, ahead: Part, inside: list[Num], exclusive: bool) -> list[Num]:  # type: ignore[no-untyped-def]
+def _finished(c: Code, join: Join, ahead: Part, inside: list[Num], exclusive: bool) -> list[Num]:
     if exclusive:
         return [ahead.value, *(join(ahead, Part(v)).value for v in inside[:-1])]
     return [join(ahead, Part(v)).value for v in inside]

@@ -80,7 +80,7 @@ def test_only_what_is_proven_counts_as_commutative(function: Callable[..., objec
     assert is_commutative(Monoid(i32, function=scalar_function(parse_scalar_function(function), (i32, i32), i32))) is wanted
 
 
-def no_return(x: float) -> float:  # type: ignore[return]
+def no_return(x: float) -> float:  # type: ignore[return]  # noqa: RET503
     if x > 0:
         return x
 

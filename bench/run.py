@@ -23,7 +23,7 @@ from bench.peers import PeerMissing, require
 from tilewright.base.errors import TilewrightError
 
 RESULTS = Path(__file__).resolve().parent / "results"
-KINDS = ("cpu", "gpu", "runtime", "primitives", "primitives-cpu", *contraction_run.KINDS)
+KINDS = ("cpu", "gpu", "runtime", "simt", "primitives", "primitives-cpu", *contraction_run.KINDS)
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,16 @@ def gpu_jobs(setting: Setting, quick: bool, wanted: Callable[[str], bool]) -> li
     ]
     copies = [Job(f"copy {d}", ("copy",), lambda d=d: iter([session.copy_record(d)])) for d in gpu.DTYPES]  # type: ignore[misc]
     return [*copies, *jobs, Job("launch_host", ("launch_host",), lambda: iter([session.launch_overhead()]))]
+
+
+def simt_jobs(setting: Setting, quick: bool) -> list[Job]:
+    from bench import gpu, simt
+
+    session = gpu.Session.open(setting, quick)
+    return [
+        Job(case.label, (case.op,), lambda case=case: iter([session.measure(case)]))  # type: ignore[misc]
+        for case in simt.cases(session.machine, quick)
+    ]
 
 
 def runtime_jobs(setting: Setting, quick: bool) -> list[Job]:
@@ -152,8 +162,8 @@ def main(
     try:
         if kind in contraction_run.KINDS:
             jobs = contraction_jobs(kind, setting, quick)
-        elif kind == "runtime":
-            jobs = runtime_jobs(setting, quick)
+        elif kind in ("runtime", "simt"):
+            jobs = (runtime_jobs if kind == "runtime" else simt_jobs)(setting, quick)
         elif kind.startswith("primitives"):
             jobs = primitive_jobs(kind, setting, quick)
         else:

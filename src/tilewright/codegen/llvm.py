@@ -88,6 +88,8 @@ class FunctionWriter:
     def __init__(self, kernel: Kernel, dialect: Dialect) -> None:
         self.kernel, self.dialect = kernel, dialect
         self.lines: list[str] = []
+        self.first: list[str] = []
+        """What comes before all lines: memory of the function's own, which a loop must not make again."""
         self.declarations: set[str] = set()
         self.names: dict[Value, str] = {}
         self.sizes: dict[Size, str] = {}
@@ -176,8 +178,7 @@ class FunctionWriter:
         if handler is not None:
             return [self.dialect.better(self, op, operands) or handler(self, op, operands)]
         if op.opcode == "store":
-            special = self.dialect.emit(self, op, operands) if "cache" in op.attrs else None
-            if special is None:
+            if "cache" not in op.attrs or self.dialect.emit(self, op, operands) is None:
                 self._store(op, operands)
             return []
         if op.opcode == "split":
@@ -186,6 +187,10 @@ class FunctionWriter:
         if special is None:
             raise CompilerBug.at("TW040", f"no code generation for {op.opcode} on this target", op.span)
         return special
+
+    def elementwise(self, op: Op, operands: Sequence[str]) -> str:
+        """The result of an elementwise op whose operands have these names."""
+        return self.dialect.better(self, op, operands) or _HANDLERS[op.opcode](self, op, operands)
 
     # -- control flow -------------------------------------------------------------------------------------------
 

@@ -11,19 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.base.dtypes import DType, bf16, f16, f32, i64
+from tilewright.base.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, i64
 from tilewright.base.errors import CompilerBug, TargetLimit
 from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target
 from tilewright.codegen import nvptx_cache, nvptx_grid, nvptx_matrix, nvptx_simt
+from tilewright.codegen.constants import initialiser
 from tilewright.codegen.llvm import FunctionWriter, intrinsic, llvm_type, memory_type
 from tilewright.codegen.nvptx_masked import masked_load
 from tilewright.codegen.watchdog import Watchdog
 from tilewright.ir.nodes import Attr, Kernel, Op, Value, walk
 from tilewright.ir.types import CopyMap, Scalar, Tensor, dtype_of
 
-_SPACES = {"global": 1, "shared": 3, "constant": 4, "local": 5}
+_SPACES = {"global": 1, "shared": 3, "constant": 4, "local": 0}
+"""LLVM's numbers. Local memory is generic here: LLVM makes it local itself, and converts an `alloca` in address space 5 twice, so that
+it faults."""
 STATIC_SHARED = 48 << 10
 """Bytes of shared memory a kernel may have without asking for them at the launch."""
 
@@ -121,9 +124,12 @@ def _written(kernel: Kernel) -> set[Value]:
     """The tensors the kernel writes, by itself or through the copy engine, or as another parameter (`coherent`)."""
     coherent = kernel.attrs.get("coherent", ())
     assert isinstance(coherent, tuple)
+    if kernel.attrs.get("aliased"):
+        return set(kernel.params)
     others = {kernel.params[i] for i in coherent if isinstance(i, int)}
     mapped = {op.results[0]: op.operands[0] for op in walk(kernel.body) if op.opcode == "tensor_map"}
     stores = {mapped[op.operands[2]] for op in walk(kernel.body) if op.opcode == "tma_store"}
+    stores |= {op.operands[2] for op in walk(kernel.body) if op.opcode == "bulk_store"}
     return others | stores | {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "atomic_store", "raise_flag")}
 
 
@@ -155,8 +161,8 @@ class _NvptxDialect:
         self.watchdog.turn(w, op)
 
     def better(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> str | None:
-        if op.opcode == "load" and "cache" in op.attrs and nvptx_cache.words(op):
-            return nvptx_cache.hinted_load(w, op, operands, bool(self.load_suffix(op.operands[0])))
+        if op.opcode == "load" and "cache" in op.attrs:
+            return nvptx_cache.load(w, op, operands, self.target, op.operands[0] in self.written)
         if op.opcode in ("min", "max") and dtype_of(op.operands[0].type) in (bf16, f16) and self.target.sm >= 80:
             return intrinsic(w, f"{op.opcode}imum", op.operands[0].type, *operands)
         if op.opcode in nvptx_simt.BETTER:
@@ -170,12 +176,7 @@ class _NvptxDialect:
         return None
 
     def emit(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str] | None:
-        if op.opcode == "store":
-            if not nvptx_cache.words(op):
-                return None
-            nvptx_cache.hinted_store(w, op, operands)
-            return []
-        if op.opcode in nvptx_matrix.REQUIRED:
+        if op.opcode in nvptx_matrix.REQUIRED or op.opcode in nvptx_simt.REQUIRED:
             self._require(op)
         if op.opcode == "tensor_map":
             return [f"%map{self.needs.maps.index(_map_of(self.kernel, op))}"]
@@ -185,6 +186,8 @@ class _NvptxDialect:
         simt = nvptx_simt.HANDLERS.get(op.opcode)
         if simt is not None:
             return simt(w, op, operands, self.target)
+        if op.opcode == "store":
+            return nvptx_cache.store(w, op, operands, self.target)
         if op.opcode == "load" and op.attrs.get("masked"):
             return [masked_load(w, op, operands, read_only=bool(self.load_suffix(op.operands[0])))]
         if op.opcode == "program_id":
@@ -220,7 +223,9 @@ class _NvptxDialect:
         return None
 
     def _require(self, op: Op) -> None:
-        feature = nvptx_matrix.REQUIRED[op.opcode]
+        feature = nvptx_matrix.REQUIRED.get(op.opcode) or nvptx_simt.REQUIRED[op.opcode]
+        if op.opcode == "mma" and dtype_of(op.results[0].type) is f32 and op.attrs["dtype"] in (f8e4m3, f8e5m2):
+            feature = "fp8"
         if feature not in self.target.features or self.target.ptx < nvptx_matrix.PTX_REQUIRED.get(feature, 0):
             raise TargetLimit.at("TW020", f"{self.target.name} cannot do {op.opcode}: it has no {feature}", op.span)
 
@@ -259,7 +264,7 @@ class _NvptxDialect:
         assert isinstance(memory, Tensor)
         array, align = f"[{_count(memory)} x {memory_type(memory.dtype)}]", _alignment(memory)
         if memory.space == "local":
-            return w.let(f"alloca {array}, align {align}, addrspace(5)")
+            return w.let(f"alloca {array}, align {align}")
         if memory.space == "shared" and self.needs.shared_bytes:
             # Only local symbols may have dots in their names: LLVM rewrites those, and PTX has none.
             block = f"@{self.entry}_shared"
@@ -267,6 +272,9 @@ class _NvptxDialect:
                 self.globals.append(f"{block} = external addrspace(3) global [0 x i8], align 1024")
             return w.let(f"getelementptr i8, ptr addrspace(3) {block}, i64 {self.places[op.results[0]]}")
         name = f"@{self.entry}.{memory.space}{len(self.globals)}"
+        if memory.space == "constant":
+            self.globals.append(f"{name} = internal addrspace({_SPACES['constant']}) constant {initialiser(op)}, align {align}")
+            return name
         self.globals.append(f"{name} = internal addrspace({_SPACES[memory.space]}) global {array} poison, align {align}")
         return name
 
@@ -290,7 +298,7 @@ def nvptx_function(kernel: Kernel, entry: str, target: Target) -> tuple[str, set
             # What other threads write before a barrier is read after it: LLVM must not think it knows all accesses. Within a block the
             # passes make no such kernels; explicit ones say so.
             shares = cooperative or not kernel.attrs.get("noalias", True)
-            noalias = "" if shares and param in dialect.written else " noalias"
+            noalias = "" if kernel.attrs.get("aliased") or (shares and param in dialect.written) else " noalias"
             params.append(f"ptr addrspace(1){noalias}{readonly}{align} {name}")
         else:
             assert isinstance(param.type, Scalar)
@@ -315,7 +323,7 @@ def nvptx_function(kernel: Kernel, entry: str, target: Target) -> tuple[str, set
     text = "\n".join(dialect.globals) + ("\n" if dialect.globals else "")
     text += (
         f"define ptx_kernel void @{entry}({', '.join(params)}) {_attributes(kernel, target)}{subprogram} {{\nentry:\n"
-        + "\n".join(writer.lines)
+        + "\n".join([*writer.first, *writer.lines])
         + "\n}\n!0 = !{}\n"
         + "\n".join(writer.metadata)
         + "\n"

@@ -15,9 +15,10 @@ from tilewright.base.dtypes import DType, bf16, f16, f32, f64, i32, i64, u32, u6
 from tilewright.base.errors import TargetLimit
 from tilewright.base.target import Target
 from tilewright.codegen.llvm import FunctionWriter, literal, llvm_type
-from tilewright.ir.nodes import Kernel, Op, Value, walk
-from tilewright.ir.types import Scalar, Tensor, Vec
+from tilewright.ir.nodes import Op, Value
+from tilewright.ir.types import Scalar, Tensor, Vec, dtype_of
 
+CLUSTER = "ptr addrspace(7)"
 SCOPES = {"block": "cta", "cluster": "cluster", "device": "gpu", "system": "sys"}
 _LETTERS = {16: "h", 32: "r", 64: "l", 128: "q"}
 _SIGNED = {i32: "s32", u32: "u32", i64: "s64", u64: "u64"}
@@ -27,18 +28,17 @@ _PTX_128, _PTX_128_EVERYWHERE, _PTX_VECTOR = 83, 84, 81
 """The PTX versions, times ten, that have accesses of 128 bits, those of the whole system, and additions of vectors of f32."""
 
 
-def ptx_needed(kernel: Kernel, target: Target) -> int:
-    """The PTX version, times ten, without which the kernel's atomic accesses cannot be spelled; 0 where any will do."""
-    needed = 0
-    for op in walk(kernel.body):
-        if op.opcode in ("atomic", "atomic_load", "atomic_store"):
-            type_ = op.results[0].type if op.results else op.operands[-1].type
-            if isinstance(type_, Vec) and _bits(type_) == 128 and (op.opcode != "atomic" or op.attrs["kind"] != "add"):
-                everywhere = op.attrs.get("scope") == "system" or op.attrs.get("order") == "volatile"
-                needed = max(needed, _PTX_128_EVERYWHERE if everywhere else _PTX_128)
-            elif isinstance(type_, Vec) and op.opcode == "atomic" and target.sm >= 90:
-                needed = max(needed, _PTX_VECTOR)
-    return needed
+def ptx_version(op: Op, target: Target) -> int:
+    """The PTX version, times ten, without which the access cannot be spelled; 0 where any will do."""
+    if op.opcode not in ("atomic", "atomic_load", "atomic_store"):
+        return 0
+    type_ = op.results[0].type if op.results else op.operands[-1].type
+    if not isinstance(type_, Vec):
+        return 0
+    if op.opcode == "atomic" and op.attrs["kind"] == "add":
+        return _PTX_VECTOR if target.sm >= 90 else 0
+    everywhere = op.attrs.get("scope") == "system" or op.attrs.get("order") == "volatile"
+    return (_PTX_128_EVERYWHERE if everywhere else _PTX_128) if _bits(type_) == 128 else 0
 
 
 def _bits(type_: Scalar | Vec) -> int:
@@ -56,7 +56,11 @@ class _Access:
         self.where = w.element_pointer(op.operands[0], operands[1 : 1 + memory.rank])
         self.values = list(operands[1 + memory.rank :])
         self.order = str(op.attrs.get("order", "relaxed"))
-        scope = str(op.attrs.get("scope", "device"))
+        remote = op.opcode == "atomic_remote"
+        scope = str(op.attrs.get("scope", "cluster" if remote else "device"))
+        if remote:
+            self.space, self.pointer = "shared::cluster", CLUSTER
+            self.where, self.values = remote_place(w, op, self.where, operands[2]), self.values[1:]
         if scope == "cluster" and "cluster" not in target.features:
             raise TargetLimit.at("TW020", f"{target.name} cannot do {op.opcode} for a cluster: it has no cluster", op.span)
         self.scope = SCOPES[scope]
@@ -92,6 +96,14 @@ def from_integer(w: FunctionWriter, value: str, kind: str, bits: int) -> str:
     return value if kind == f"i{bits}" else w.let(f"bitcast i{bits} {value} to {kind}")
 
 
+def remote_place(w: FunctionWriter, op: Op, where: str, rank: str) -> str:
+    """The address of a place of shared memory in the block with that rank in the cluster; `rank` is the op's third operand."""
+    dtype = dtype_of(op.operands[2].type)
+    if dtype.bits != 32:
+        rank = w.let(f"{'trunc' if dtype.bits > 32 else 'zext'} {dtype.llvm} {rank} to i32")
+    return w.call(CLUSTER, "llvm.nvvm.mapa.shared.cluster", ("ptr addrspace(3)", where), ("i32", rank))
+
+
 def atomic(w: FunctionWriter, op: Op, operands: Sequence[str], target: Target) -> Sequence[str]:
     access = _Access(w, op, operands, target)
     type_, kind = op.results[0].type, str(op.attrs["kind"])
@@ -105,7 +117,9 @@ def atomic(w: FunctionWriter, op: Op, operands: Sequence[str], target: Target) -
     if not suffix:
         return [_loop(access, kind)]
     # In shared memory nobody but the block is there to see it.
-    anywhere = access.scope == "gpu" or (access.space == "shared" and access.scope == "cta")
+    anywhere = (access.scope == "gpu" and access.space != "shared::cluster") or (
+        access.space == "shared" and access.scope == "cta"
+    )
     if access.order == "relaxed" and anywhere:
         return [_rmw(access, kind)]
     return [_instruction(access, kind, suffix)]
@@ -211,7 +225,8 @@ def elementwise(w: FunctionWriter, op: Op, opcode: str, dtype: DType, *operands:
     """The result of an elementwise op on these names."""
     inputs = tuple(Value(Scalar(dtype)) for _ in operands)
     w.names.update(zip(inputs, operands, strict=True))
-    (result,) = w.op(Op(opcode, inputs, (Value(Scalar(dtype)),), span=op.span))
+    # Of zeros, -0 is the smaller.
+    (result,) = w.op(Op(opcode, inputs, (Value(Scalar(dtype)),), {"hardware": True}, span=op.span))
     return result
 
 

@@ -9,23 +9,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tilewright.base.dtypes import f8e4m3, f8e5m2
 from tilewright.base.errors import TargetLimit
 from tilewright.base.target import Target
-from tilewright.codegen.llvm import FunctionWriter, llvm_type
-from tilewright.codegen.nvptx_atomic import as_integer, atomic, atomic_load, atomic_store, from_integer
-from tilewright.ir.nodes import Op
-from tilewright.ir.types import dtype_of
+from tilewright.codegen import nvptx_atomic, nvptx_cache
+from tilewright.codegen.llvm import FunctionWriter, llvm_type, memory_type
+from tilewright.codegen.nvptx_atomic import (
+    CLUSTER,
+    as_integer,
+    atomic,
+    atomic_load,
+    atomic_store,
+    from_integer,
+    remote_place,
+)
+from tilewright.codegen.nvptx_report import assert_true, print_text
+from tilewright.ir.nodes import Kernel, Op, walk
+from tilewright.ir.types import Tensor, dtype_of
 
 Handler = Callable[[FunctionWriter, Op, Sequence[str], Target], Sequence[str]]
 _SHUFFLE = {"idx": ("idx", 31), "up": ("up", 0), "down": ("down", 31), "xor": ("bfly", 31)}
 _ALL_LANES = "-1"
 _PAIR = "{ i32, i1 }"
+_SHARED = "ptr addrspace(3)"
+_PTX_FP8 = 84
+REQUIRED = {"bulk_load": "tma", "bulk_store": "tma", "store_remote": "cluster", "atomic_remote": "cluster"}
+"""The feature of a target an op needs; ops that are not here need none, or say themselves what they need."""
 
 FAST = {
     "sin_approx": "llvm.nvvm.sin.approx.f", "cos_approx": "llvm.nvvm.cos.approx.f", "log2_approx": "llvm.nvvm.lg2.approx.ftz.f",
     "sqrt_approx": "llvm.nvvm.sqrt.approx.ftz.f", "rsqrt_approx": "llvm.nvvm.rsqrt.approx.ftz.f", "div_approx": "llvm.nvvm.div.approx.ftz.f",
 }  # fmt: skip
 """Intrinsics of f32, element by element."""
+
+
+def ptx_needed(kernel: Kernel, target: Target) -> int:
+    """The PTX version, times ten, without which the kernel's ops cannot be spelled; 0 where any will do."""
+    needed = [0]
+    for op in walk(kernel.body):
+        needed += [nvptx_atomic.ptx_version(op, target), nvptx_cache.ptx_version(op)]
+        if op.opcode == "mma" and op.attrs["dtype"] in (f8e4m3, f8e5m2):
+            needed.append(_PTX_FP8)
+    return max(needed)
 
 
 def _mask(operands: Sequence[str], count: int) -> tuple[str, str]:
@@ -121,6 +146,63 @@ def _lane_mask(w: FunctionWriter, op: Op, operands: Sequence[str], target: Targe
     return [w.call("i32", f"llvm.nvvm.read.ptx.sreg.lanemask.{op.attrs['relation']}")]
 
 
+# -- copies and other blocks ------------------------------------------------------------------------------------------
+
+
+def _integer(w: FunctionWriter, op: Op, operands: Sequence[str], position: int, bits: int) -> str:
+    """An integer operand as one of that many bits."""
+    dtype = dtype_of(op.operands[position].type)
+    if dtype.bits == bits:
+        return operands[position]
+    kind = "trunc" if dtype.bits > bits else "sext" if dtype.kind == "i" else "zext"
+    return w.let(f"{kind} {dtype.llvm} {operands[position]} to i{bits}")
+
+
+def _shared_place(w: FunctionWriter, op: Op, operands: Sequence[str], first: int) -> str:
+    """The address of a shared tensor's element: operand `first` is the tensor, the next one the offset."""
+    memory = op.operands[first].type
+    assert isinstance(memory, Tensor)
+    offset = _integer(w, op, operands, first + 1, 64)
+    return w.let(f"getelementptr inbounds {memory_type(memory.dtype)}, {_SHARED} {operands[first]}, i64 {offset}")
+
+
+def _bulk(w: FunctionWriter, op: Op, operands: Sequence[str]) -> tuple[str, str, str]:
+    """The place in shared memory, that in global memory, and the bytes."""
+    memory = op.operands[2].type
+    assert isinstance(memory, Tensor)
+    last = 3 + memory.rank
+    place = w.element_pointer(op.operands[2], [_integer(w, op, operands, k, 64) for k in range(3, last)])
+    size = w.let(f"mul i32 {_integer(w, op, operands, last, 32)}, {memory.dtype.itemsize}")
+    return _shared_place(w, op, operands, 0), place, size
+
+
+def _bulk_load(w: FunctionWriter, op: Op, operands: Sequence[str], target: Target) -> Sequence[str]:
+    to, place, size = _bulk(w, op, operands)
+    barrier = _shared_place(w, op, operands, len(operands) - 2)
+    there = w.let(f"addrspacecast {_SHARED} {to} to {CLUSTER}")
+    w.call(
+        "void", "llvm.nvvm.cp.async.bulk.global.to.shared.cluster", (CLUSTER, there), (_SHARED, barrier), ("ptr addrspace(1)", place),
+        ("i32", size), ("i16", "0"), ("i64", "0"), ("i1", "false"), ("i1", "false"),
+    )  # fmt: skip
+    return []
+
+
+def _bulk_store(w: FunctionWriter, op: Op, operands: Sequence[str], target: Target) -> Sequence[str]:
+    source, place, size = _bulk(w, op, operands)
+    name = "llvm.nvvm.cp.async.bulk.shared.cta.to.global"
+    w.call("void", name, ("ptr addrspace(1)", place), (_SHARED, source), ("i32", size), ("i64", "0"), ("i1", "false"))
+    return []
+
+
+def _store_remote(w: FunctionWriter, op: Op, operands: Sequence[str], target: Target) -> Sequence[str]:
+    there = remote_place(w, op, _shared_place(w, op, operands, 0), operands[2])
+    value, kind = operands[3], llvm_type(op.operands[3].type)
+    if kind == "i1":
+        value, kind = w.let(f"zext i1 {value} to i8"), "i8"
+    w.line(f"store {kind} {value}, {CLUSTER} {there}")
+    return []
+
+
 # -- time -------------------------------------------------------------------------------------------------------------
 
 
@@ -154,8 +236,9 @@ def _dp4a(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
 BETTER: dict[str, Callable[[FunctionWriter, Op, Sequence[str]], str]] = {"byte_perm": _byte_perm, "dp4a": _dp4a}
 
 HANDLERS: dict[str, Handler] = {
+    "bulk_load": _bulk_load, "bulk_store": _bulk_store, "store_remote": _store_remote, "atomic_remote": atomic,
     "atomic": atomic, "atomic_load": atomic_load, "atomic_store": atomic_store,
     "warp_sync": _warp_sync, "shuffle": _shuffle, "vote": _vote, "match": _match, "redux": _redux, "barrier_reduce": _barrier_reduce,
     "active_mask": _register("llvm.nvvm.activemask"), "lane_id": _register("llvm.nvvm.read.ptx.sreg.laneid"), "warp_id": _warp_id,
-    "lane_mask": _lane_mask, "clock": _clock, "global_timer": _timer, "nanosleep": _nanosleep,
+    "print": print_text, "assert": assert_true, "lane_mask": _lane_mask, "clock": _clock, "global_timer": _timer, "nanosleep": _nanosleep,
 }  # fmt: skip

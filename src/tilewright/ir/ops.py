@@ -10,6 +10,7 @@ broadcast: `broadcast` does. Signedness is in the dtype. Integers wrap. Floats a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from tilewright.base.dtypes import DType, bool_, i32, i64
 from tilewright.base.sizes import Size
@@ -20,9 +21,11 @@ from tilewright.ir.opdef import Rule
 from tilewright.ir.opdef import TypeRuleError as TypeRuleError
 from tilewright.ir.opdef import integer as _int_attr
 from tilewright.ir.opdef import memory_access as memory_access
+from tilewright.ir.ops_lanes import DEFINITIONS as LANE_DEFINITIONS
 from tilewright.ir.ops_matrix import DEFINITIONS
 from tilewright.ir.ops_simt import ATOMICS as ATOMICS
 from tilewright.ir.ops_simt import DEFINITIONS as SIMT
+from tilewright.ir.ops_simt import LOAD_CACHES, STORE_CACHES, check_cache
 from tilewright.ir.types import (
     BOOL,
     INDEX,
@@ -171,6 +174,7 @@ def _load(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     memory, access = memory_access(types, int(masked))
     if masked:
         _check_mask(types[-1], access)
+    check_cache(memory, attrs, LOAD_CACHES)
     if "width" in attrs:
         return (Vec(memory.dtype, _int_attr(attrs, "width")),)
     return (access,)
@@ -201,6 +205,7 @@ def _store(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     value = types[1 + memory.rank]
     if masked:
         _check_mask(types[-1], access)
+    check_cache(memory, attrs, STORE_CACHES)
     if isinstance(value, Vec) and isinstance(access, Scalar) and value.dtype is memory.dtype:
         return ()
     if value != access and not (isinstance(value, Tile) and isinstance(access, Tile) and value.shape == access.shape
@@ -274,8 +279,6 @@ def _transpose(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
 
 
 def _reshape(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
-    from math import prod
-
     if len(types) != 1 or not isinstance(types[0], Tile):
         raise _fail("takes one tile")
     shape = _shape_attr(attrs)
@@ -314,6 +317,9 @@ def _alloc(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     space = attrs.get("space")
     if space not in SPACES or space == "global":
         raise _fail("space must be shared, local or constant")
+    values = attrs.get("values")
+    if (space == "constant") != isinstance(values, tuple) or (isinstance(values, tuple) and len(values) != prod(_shape_attr(attrs))):
+        raise _fail("constant memory, and no other, has an attribute values with a number for each element")
     align = attrs.get("align", 0)
     return (tensor(_dtype(attrs), *_shape_attr(attrs), space=str(space), align=align if isinstance(align, int) else 0),)
 
@@ -425,17 +431,18 @@ _define("rcp_approx", "1 / a by the device's own instruction, f32 only, denormal
 _define("load", "`load %t, %i, %j`: the element (scalars) or elements (index tiles) there. `masked`: a last operand says where; "
         "elsewhere 0. Thread stage: `width` loads that many elements that follow one another in memory, aligned to their whole "
         "size unless `unaligned`. Tile stage: `aligned` says that every so many elements along the last axis a vector of them, "
-        "or 16 bytes, begins in memory.", _load, effect="read", group="memory")  # fmt: skip
+        "or 16 bytes, begins in memory. `cache`, thread stage: how caches treat it: " + " ".join(LOAD_CACHES) + ".", _load, effect="read", group="memory")  # fmt: skip
 _define("load_image", "`load_image %x, %row, %oh, %ow, %c {rows, columns, lower, steps, shape}`: a tile [m, k] of images "
         "[n, h, w, c] as a convolution's product reads them. Element [r, j] is channel c + j at h = p * `steps[0]` + `lower[0]` + oh, "
         "w = q * `steps[1]` + `lower[1]` + ow of image n, where row + r = (n * `rows` + p) * `columns` + q; 0 where there is none.",
         _load_image, "tile", "read", "memory")  # fmt: skip
-_define("store", "`store %t, %i, %j, %v`: like load, the other way round.", _store, effect="write", group="memory")
+_define("store", "`store %t, %i, %j, %v`: like load, the other way round. `cache`: " + " ".join(STORE_CACHES) + ".", _store, effect="write", group="memory")
 _define("head", "`head %t, %i, %j {bytes}`: how many elements from there on lie before the next address that is a multiple of `bytes`. "
         "Only where things lie depends on it, never a result.", _head, "tile thread", group="memory")  # fmt: skip
 _define("prefetch", "`prefetch %t, %i, %j`: that element will be needed soon. Changes nothing but time, and may lie outside.", _prefetch,
         "tile thread", "sync", "memory")  # fmt: skip
-_define("alloc", "A tensor of static `shape` and `dtype` in `space` (shared, local or constant); contents undefined.", _alloc,
+_define("alloc", "A tensor of static `shape` and `dtype` in `space` (shared, local or constant); contents undefined, but for constant memory, which "
+        "holds the numbers `values`.", _alloc,
         "tile thread", "write", "memory")  # fmt: skip
 
 # Tiles.
@@ -467,6 +474,8 @@ _define("every", "Whether all elements of a vec of bools are true.", _every, "th
 
 # Matrix units, asynchronous copies and their barriers.
 OPS.update({row.name: row for row in DEFINITIONS})
+# Lanes of vecs on a CPU.
+OPS.update({row.name: row for row in LANE_DEFINITIONS})
 
 # What one thread, warp or block does in explicit kernels.
 OPS.update({row.name: row for row in SIMT})

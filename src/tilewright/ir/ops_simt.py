@@ -118,6 +118,86 @@ def _check_access(memory: Tensor, access: Type, attrs: Attrs, orders: Sequence[s
         raise _fail(f"accesses 8, 16, 32, 64 or 128 bits of global or shared memory, got {access} in {memory.space} memory")
 
 
+# -- copies and other blocks ------------------------------------------------------------------------------------------
+
+LOAD_CACHES = (
+    "ca",
+    "cg",
+    "cs",
+    "lu",
+    "cv",
+    "nc",
+    "l1_evict_first",
+    "l1_evict_last",
+    "l1_no_allocate",
+    "l2_evict_first",
+    "l2_evict_last",
+)
+STORE_CACHES = ("wb", "cg", "cs", "wt", "l1_no_allocate", "l2_evict_first", "l2_evict_last")
+COPY_CACHES = ("ca", "cg", "l2_evict_first", "l2_evict_last")
+
+
+def check_cache(memory: Tensor, attrs: Attrs, allowed: Sequence[str]) -> None:
+    """An attribute `cache` says how caches should treat an access of global memory."""
+    if "cache" in attrs:
+        _one_of(attrs, "cache", allowed)
+        if memory.space != "global":
+            raise _fail(f"caches are told of accesses to global memory, got {memory.space} memory")
+
+
+def _is_index(type_: Type) -> bool:
+    return isinstance(type_, Scalar) and type_.dtype.is_int
+
+
+def _bulk(types: Sequence[Type], told: int) -> None:
+    """A shared tensor and an offset, a global tensor and its indices, a count, then `told` operands."""
+    if len(types) < 3 or not isinstance(types[0], Tensor) or not isinstance(types[2], Tensor):
+        raise _fail("takes a shared tensor and an offset, a global tensor and its indices, and how many elements")
+    shared, memory = types[0], types[2]
+    numbers = [types[1], *types[3 : 4 + memory.rank]]
+    if shared.space != "shared" or memory.space != "global" or shared.dtype is not memory.dtype:
+        raise _fail(f"copies between shared and global memory of one dtype, got {shared} and {memory}")
+    if len(types) != 4 + memory.rank + told or not all(map(_is_index, numbers)):
+        raise _fail("takes an offset, one index for each axis, and how many elements, all integers")
+
+
+def _bulk_load(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    _bulk(types, 2)
+    barriers = types[-2]
+    if not isinstance(barriers, Tensor) or barriers.space != "shared" or barriers.dtype is not u64 or not _is_index(types[-1]):
+        raise _fail("takes mbarriers, a shared tensor of u64, and the number of one, last")
+    return ()
+
+
+def _bulk_store(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    _bulk(types, 0)
+    return ()
+
+
+def _remote(types: Sequence[Type], values: int) -> Scalar:
+    memory = types[0] if types else None
+    if not isinstance(memory, Tensor) or memory.space != "shared" or memory.rank != 1 or len(types) != 3 + values:
+        raise _fail(f"takes a shared tensor of one axis, an index, a rank and {values} value(s)")
+    if not _is_index(types[1]) or not _is_index(types[2]) or any(t != Scalar(memory.dtype) for t in types[3:]):
+        raise _fail(f"takes an index, a rank and values of {memory.dtype}, got {', '.join(map(str, types[1:]))}")
+    return Scalar(memory.dtype)
+
+
+def _store_remote(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    _remote(types, 1)
+    return ()
+
+
+def _atomic_remote(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    kind = _one_of(attrs, "kind", ATOMICS)
+    access = _remote(types, 2 if kind == "cas" else 1)
+    _one_of(attrs, "scope", ACCESS_SCOPES, "cluster")
+    _one_of(attrs, "order", ORDERS, "relaxed")
+    if problem := _atomic_problem(kind, access.dtype):
+        raise _fail(problem)
+    return (access,)
+
+
 # -- warps ------------------------------------------------------------------------------------------------------------
 
 
@@ -173,6 +253,40 @@ def _barrier_reduce(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     if list(types) != [BOOL]:
         raise _fail("takes one bool")
     return (Scalar(i32) if _one_of(attrs, "kind", ("and", "or", "count")) == "count" else BOOL,)
+
+
+# -- telling the host --------------------------------------------------------------------------------------------------
+
+
+def _scalars(types: Sequence[Type]) -> list[DType]:
+    for t in types:
+        if not isinstance(t, Scalar) or (t.dtype.is_float and t.dtype.bits == 8):
+            raise _fail(f"takes numbers, got {t}")
+    return [t.dtype for t in types if isinstance(t, Scalar)]
+
+
+def _text(attrs: Attrs) -> str:
+    text = attrs.get("text")
+    if not isinstance(text, str) or "\0" in text:
+        raise _fail("needs an attribute text, without zero bytes")
+    return text
+
+
+def _print(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    from tilewright.ir.printing import FormatError, pieces
+
+    try:
+        pieces(_text(attrs), _scalars(types))
+    except FormatError as error:
+        raise _fail(str(error)) from error
+    return ()
+
+
+def _assert(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    _text(attrs)
+    if list(types) != [BOOL]:
+        raise _fail("takes one bool")
+    return ()
 
 
 # -- single threads ---------------------------------------------------------------------------------------------------
@@ -283,6 +397,14 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("atomic_load", "`atomic_load %t, %i {order, scope, width}`: one access that no other access of another thread comes into the middle of, and that "
          "is made where it stands. Order (relaxed): " + ", ".join(LOAD_ORDERS) + ". With `width` a vec of up to 128 bits.", _atomic_load, "sync", "memory"),
     _row("atomic_store", "`atomic_store %t, %i, %v {order, scope}`: the reverse. Order (relaxed): " + ", ".join(STORE_ORDERS) + ".", _atomic_store, "write", "memory"),
+    _row("bulk_load", "`bulk_load %to, %offset, %from, %i…, %count, %barriers, %k`: start copying that many neighbours from global to shared memory by the "
+         "copy engine, without a map. Both places and the bytes are multiples of 16; the bytes count on the mbarrier.", _bulk_load, "write", "copy"),
+    _row("bulk_store", "`bulk_store %from, %offset, %to, %i…, %count`: the other way; it joins the thread's open group, as `tma_store` does.", _bulk_store,
+         "write", "copy"),
+    _row("store_remote", "`store_remote %shared, %i, %rank, %v`: write an element of the same shared memory in the block with that rank in the cluster.",
+         _store_remote, "write", "copy"),
+    _row("atomic_remote", "`atomic_remote %shared, %i, %rank, %v {kind, scope, order}`: `atomic` on shared memory of that block; scope cluster where not said.",
+         _atomic_remote, "write", "copy"),
     _row("warp_sync", "Every thread of the warp, or of the `mask`, arrives before any leaves; memory is consistent among them after.", _warp_sync, "sync"),
     _row("barrier_reduce", "A barrier of the block that tells every thread whether its bool holds in all (`kind` and), in some (or), or in how many (count).",
          _barrier_reduce, "sync"),
@@ -300,6 +422,11 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("lane_mask", "The lanes whose number is in that `relation` (" + " ".join(RELATIONS) + ") to this thread's: a u32.", _lane_mask),
     _row("clock", "A counter of the multiprocessor's cycles, of `bits` 32 or 64. The emulator counts its own steps.", _clock, "sync", "thread"),
     _row("global_timer", "Nanoseconds, the same clock on all multiprocessors.", _no_operands(Scalar(u64)), "sync", "thread"),
+    _row("print", "`print %v… {text}`: write the text, with the numbers in its places (`{}`, `{:08.3f}`), to the process's output. A GPU's output comes "
+         "when the host next waits for it; what threads write at once is in no certain order there, in the emulator in that of the threads.", _print,
+         "write", "thread"),
+    _row("assert", "`assert %b {text}`: where the bool is false the kernel ends with an error that says the text, where it is, and which thread it was.",
+         _assert, "write", "thread"),
     _row("nanosleep", "`nanosleep %ns`: do nothing for about that many nanoseconds.", _nanosleep, "sync", "thread"),
     _row("popcount", "How many bits are 1.", _bit_count, group="bits"),
     _row("clz", "How many bits above the highest 1 are 0; all of them for 0.", _bit_count, group="bits"),

@@ -10,7 +10,7 @@ import pytest
 from matrix_kernels import matrix_kernels
 from op_kernels import map_kernels, module, reduction_kernels, thread_kernel
 
-from simt_kernels import simt_cases
+from instruction_kernels import instruction_cases
 from support import add_2d, array, assemble, loop_kernel, ptx_of, reduce_2d, stages_of
 from tilewright.base.dtypes import SCALARS, bool_, f16, f32, i64
 from tilewright.base.errors import TargetLimit
@@ -63,7 +63,7 @@ def test_every_op_is_covered() -> None:
     for name in ("x86-64-avx2", "x86-64-avx512"):
         for call in module(map_kernels(f32, True), parse_target(name)).calls:
             seen |= {op.opcode for op in walk(call.kernel.body)}
-    for kernel in (*matrix_kernels(), *(case.kernel for case in simt_cases())):
+    for kernel in (*matrix_kernels(), *(case.kernel for case in instruction_cases())):
         seen |= {op.opcode for op in walk(kernel.body)}
     missing = {d.name for d in OPS.values() if "thread" in d.stages} - seen - UNREACHABLE - {"for", "if", "yield", "size", "const"}
     assert not missing

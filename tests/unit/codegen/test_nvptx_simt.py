@@ -8,20 +8,31 @@ from pathlib import Path
 
 import pytest
 
-from simt_kernels import Maker, atomic_vectors, atomic_wide, atomics, message, simt_cases
+from instruction_kernels import (
+    Maker,
+    atomic_vectors,
+    atomic_wide,
+    atomics,
+    failing,
+    instruction_cases,
+    message,
+    printing,
+    until,
+)
 from support import assemble
 from tilewright.base.dtypes import bf16, f32, i32, u32, u64
-from tilewright.base.errors import TargetLimit
+from tilewright.base.errors import TargetLimit, UserError
 from tilewright.base.target import parse_target
 from tilewright.codegen.native import emit_assembly
 from tilewright.codegen.nvptx import nvptx_function
-from tilewright.codegen.nvptx_atomic import ptx_needed
-from tilewright.compile.build import build_artifact
+from tilewright.codegen.nvptx_simt import ptx_needed
+from tilewright.compile.build import build_artifact, llvm_text
+from tilewright.compile.serial import deserialise, serialise
 from tilewright.ir.nodes import Kernel, walk
 from tilewright.ir.ops_simt import ATOMICS, DEFINITIONS, ORDERS
 
 KNOWN = set((Path(__file__).parents[2] / "data" / "llvm22_nvvm.txt").read_text().split())
-CASES = {case.name: case for case in simt_cases()}
+CASES = {case.name: case for case in instruction_cases()}
 SCOPES = {"block": "cta", "cluster": "cluster", "device": "gpu", "system": "sys"}
 
 
@@ -57,7 +68,8 @@ def test_every_case_assembles(name: str, target: str) -> None:
     unknown = {n for n in used if not any(n == k or n.startswith(k + ".") for k in KNOWN)}
     assert not unknown, f"LLVM 22 does not know {sorted(unknown)}"
     ptx = emit_assembly(text, replace(parse_target(target), ptx=version), opt=1)
-    assert ".extern .func" not in ptx.replace("vprintf", "") or "vprintf" in ptx, "a call of something that is not there"
+    called = set(re.findall(r"\.extern \.func [^\n]*?(\w+)\s*\n?\(", ptx))
+    assert called <= {"vprintf"}, "a call of something that is not there"
     assemble(ptx, target, level=0)
 
 
@@ -81,8 +93,6 @@ def test_scope_and_order_are_kept(kind: str, order: str, scope: str) -> None:
 def test_loads_that_wait_stay_in_their_loop(order: str) -> None:
     m = Maker("waiting")
     flags = m.array("flags", u32, CASES["atomics_u32"].arrays["v"])
-    from simt_kernels import until
-
     until(m.b, lambda b: b.op("eq", b.op("atomic_load", flags, m.number, order=order), b.const(1, u32)))
     ptx = ptx_of(m.case().kernel)
     word = "ld.volatile.global.b32" if order == "volatile" else f"ld.{order}.gpu.global.b32"
@@ -145,3 +155,67 @@ def test_atomics_of_64_bits_are_of_64_bits() -> None:
     ptx = ptx_of(atomics(u64).kernel)
     for word in ("add.u64", "min.u64", "max.u64", "and.b64", "or.b64", "xor.b64", "exch.b64", "cas.b64"):
         assert word in ptx
+
+
+@pytest.mark.requires("ptxas")
+def test_assertions_report_and_trap() -> None:
+    case = failing()
+    artifact = build_artifact(case.program(), parse_target("sm_90a"))
+    assert [text for _, text in artifact.launches[0].asserts] == ["number >= 0", 'number != "71"']
+    ptx = artifact.code.decode()
+    assert len(re.findall(r"^\s+trap;", ptx, re.MULTILINE)) in (1, 2)
+    assert re.search(r"\.visible \.global .* tilewright_watchdog", ptx)
+    assemble(ptx, "sm_90a")
+    assert deserialise(serialise(artifact)) == artifact
+
+
+def test_prints_of_two_kernels_share_their_texts() -> None:
+    program = printing().program()
+    twice = replace(program, calls=program.calls * 2)
+    text, _ = llvm_text(twice, parse_target("sm_90a"))
+    assert len(re.findall(r"^@tilewright_text_\w+ = ", text, re.MULTILINE)) == len(
+        set(re.findall(r"^@(tilewright_text_\w+) = ", text, re.MULTILINE))
+    )
+    emit_assembly(text, parse_target("sm_90a"))
+
+
+def test_hints_reach_the_instructions() -> None:
+    ptx = ptx_of(CASES["caches"].kernel, "sm_80")
+    for word in (
+        "ld.global.cs.b32",
+        "ld.global.nc.v4.b32",
+        "ld.global.L1::no_allocate.v4.b32",
+        "st.global.wt.b32",
+        "st.global.L1::no_allocate.b16",
+    ):
+        assert word in ptx, word
+    assert re.search(r"createpolicy\.fractional\.L2::evict_first\.b64 (%rd\d+), 1\.0", ptx)
+    assert re.search(r"ld\.global\.L2::cache_hint\.v4\.b32 \{.*\}, \[%rd\d+\], %rd\d+;", ptx)
+    copies = ptx_of(CASES["copies_with_hints"].kernel, "sm_80")
+    assert re.search(
+        r"cp\.async\.cg\.shared\.global\.L2::cache_hint\.L2::128B \[%r\d+\], \[%rd\d+\], 16(, %r\d+)?, %rd\d+;", copies
+    )
+
+
+def test_old_values_are_refused() -> None:
+    m = Maker("stale")
+    o = m.array("o", f32, CASES["atomics_f32"].arrays["v"])
+    m.b.multi("store", o, m.number, m.b.op("load", o, m.number, cache="nc"))
+    with pytest.raises(UserError, match=r"error\[TW005\]: a load with cache='nc' of an array that the kernel writes"):
+        ptx_of(m.case().kernel)
+
+
+def test_other_blocks_are_reached_through_the_cluster() -> None:
+    ptx = ptx_of(CASES["clusters"].kernel)
+    for word in (
+        "mapa",
+        "st.shared::cluster",
+        "ld.shared::cluster",
+        "atom.relaxed.cluster.shared::cluster.add.u32",
+        "atom.acq_rel.cluster.shared::cluster.max.u32",
+    ):
+        assert word in ptx, word
+    assert "atom.relaxed.gpu.shared::cluster.cas.b32" in ptx
+    ptx = ptx_of(CASES["bulk_copies"].kernel)
+    assert "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes" in ptx
+    assert "cp.async.bulk.global.shared::cta.bulk_group" in ptx

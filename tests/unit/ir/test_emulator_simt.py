@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from simt_kernels import THREADS, Case, Maker, atomics, simt_cases, until, when
+from instruction_kernels import THREADS, Case, Maker, atomics, failing, instruction_cases, until, when
 from tilewright.base.dtypes import DType, bf16, f16, f32, f64, i16, i32, i64, u32, u64
 from tilewright.base.errors import CompilerBug, UserError
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 
-CASES = {case.name: case for case in simt_cases()}
+CASES = {case.name: case for case in instruction_cases()}
 RUNS: dict[str, dict[str, np.ndarray]] = {}
 
 
@@ -290,6 +291,136 @@ def test_atomics_that_do_not_exist(operands: list[DType], attrs: dict[str, str],
     memory = m.array("t", operands[0], np.zeros(8))
     with pytest.raises(CompilerBug, match=message):
         m.b.multi("atomic", memory, m.b.index(0), *(m.b.const(1, d) for d in operands), **attrs)
+
+
+# -- copies, clusters, caches -----------------------------------------------------------------------------------------
+
+
+def test_bulk_copies_move_what_they_say() -> None:
+    assert np.array_equal(run("bulk_copies")["o"], 2 * np.arange(2048, dtype=np.float32))
+
+
+def bulk(offset: int = 0, start: int = 0, count: int = 16, wait: bool = True) -> Case:
+    m = Maker("bulk", threads=32, blocks=1)
+    b = m.b
+    x, o = m.array("x", f32, np.arange(64)), m.array("o", f32, np.zeros(32))
+    tile = b.op("alloc", dtype=f32, shape=(64,), space="shared", align=128)
+    bars = b.op("alloc", dtype=u64, shape=(1,), space="shared")
+
+    def go(inner: Builder) -> None:
+        inner.multi("mbarrier_init", bars, inner.index(0), count=1)
+        inner.multi("mbarrier_expect", bars, inner.index(0), bytes=4 * count)
+        inner.multi("bulk_load", tile, inner.index(offset), x, inner.index(start), inner.index(count), bars, inner.index(0))
+        if wait:
+            inner.multi("mbarrier_wait", bars, inner.index(0), inner.const(0, u32))
+        inner.multi("store", o, inner.index(0), inner.op("load", tile, inner.index(offset)))
+
+    when(b, b.op("eq", m.thread, b.index(0)), go)
+    return m.case()
+
+
+def test_bulk_copies_that_are_wrong() -> None:
+    assert bulk(offset=8, start=4).emulate()["o"][0] == 4
+    for wrong, message in (
+        ({"count": 15}, "bulk_load of 60 bytes, which is no multiple of 16"),
+        ({"start": 2}, r"bulk_load between 'x' at \[2\] and element 0 of .*: both must lie at multiples of 16 bytes"),
+        ({"offset": 2}, r"bulk_load between 'x' at \[0\] and element 2 of .*: both must lie at multiples of 16 bytes"),
+        ({"start": 56}, "bulk_load of 16 elements between 'x' at .* is out of bounds"),
+        ({"offset": 56}, "bulk_load of 16 elements between 'x' at .* is out of bounds"),
+        ({"start": 64}, r"bulk_load of 'x' at \[64\] is out of bounds: extents \[64\]"),
+        ({"wait": False}, "load of uninitialised shared memory: .* is still being copied by the bulk_load"),
+    ):
+        with pytest.raises(UserError, match=message):
+            bulk(**wrong).emulate()  # type: ignore[arg-type]
+
+
+def test_a_bulk_store_is_waited_for() -> None:
+    m = Maker("bulk", threads=32, blocks=1)
+    b = m.b
+    o = m.array("o", f32, np.zeros(32))
+    tile = b.op("alloc", dtype=f32, shape=(32,), space="shared", align=128)
+    b.multi("store", tile, m.thread, b.cast(m.thread, f32))
+    b.multi("fence_async")
+    b.multi("barrier")
+    when(
+        b, b.op("eq", m.thread, b.index(0)), lambda inner: inner.multi("bulk_store", tile, b.index(0), o, b.index(0), b.index(32))
+    )
+    with pytest.raises(UserError, match="the kernel ends with a bulk_store that is in no group"):
+        m.case().emulate()
+
+
+def test_blocks_of_a_cluster_reach_each_other() -> None:
+    after = run("clusters")
+    numbers = np.arange(128).reshape(4, 32)
+    swapped = numbers[[1, 0, 3, 2]]
+    assert np.array_equal(after["inbox"], swapped.reshape(-1))
+    assert np.array_equal(after["neighbour"], numbers.reshape(-1))
+    assert after["counters"].tolist() == [2 * sum(range(1, 33)), 32, 63, 9] * 32
+
+
+def test_hints_change_nothing() -> None:
+    after = run("caches")
+    for name, array in after.items():
+        if name[:2] in ("o_", "s_"):
+            assert np.array_equal(array, after["x_" + "_".join(name.split("_")[1:3])]), name
+    assert np.array_equal(after["seen"], after["flags"])
+    copied = run("copies_with_hints")
+    first = np.arange(128) * 4
+    for number in range(14):
+        wanted = np.where(np.arange(128) % THREADS < 20, first, 0) if number % 2 else first
+        assert np.array_equal(copied[f"o{number}"], wanted), number
+
+
+@pytest.mark.parametrize("name", ["f8e4m3", "f8e5m2"])
+def test_matrices_of_eight_bit_floats(name: str) -> None:
+    from tilewright.base.dtypes import by_name
+
+    before, after = CASES[f"mma_{name}"].arrays, run(f"mma_{name}")
+    words = [before[f"w{k}"].view(by_name(name).numpy).astype(np.float32).reshape(32, 4) for k in range(6)]
+    a, b = np.zeros((16, 32), np.float32), np.zeros((32, 8), np.float32)
+    for lane in range(32):
+        for k in range(4):
+            a[lane // 4 + 8 * (k % 2), 16 * (k // 2) + 4 * (lane % 4) :][:4] = words[k][lane]
+        for k in range(2):
+            b[16 * k + 4 * (lane % 4) : 16 * k + 4 * (lane % 4) + 4, lane // 4] = words[4 + k][lane]
+    product = a @ b
+    for lane in range(32):
+        for k in range(4):
+            assert after[f"o{k}"][lane] == product[lane // 4 + 8 * (k // 2), 2 * (lane % 4) + k % 2] + k
+
+
+# -- telling the host -------------------------------------------------------------------------------------------------
+
+
+def test_prints_come_in_the_order_of_threads(capsys: pytest.CaptureFixture[str]) -> None:
+    CASES["printing"].emulate()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["100% {}"] * 2
+    assert lines[2:6] == ["bool True of   0", "bool True of   1", "i8 0 of   0", "i8 1 of   1"]
+    assert lines[-6:-2] == ["f32 0.5 of   0", "f32 1.5 of   1", "f64 0.5 of   0", "f64 1.5 of   1"]
+    assert lines[-2:] == ["   0.500|+5.00e-01|fffffffb|0x00fa", "   1.500|+1.50e+00|fffffffb|0x00fa"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{} {}", "has more places than there are numbers"),
+        ("", "has 0 places for 1 numbers"),
+        ("{0}", "a place is {} or {:format}, got {0}"),
+        ("{!r}", "a place is {} or {:format}, got {!r}"),
+        ("{", "Single '{' encountered"),
+        ("{:f}", "i32 cannot be written as 'f': sign, width, precision and one of dxXo"),
+    ],
+)
+def test_prints_that_cannot_be(text: str, message: str) -> None:
+    m = Maker("wrong")
+    with pytest.raises(CompilerBug, match=re.escape(message)):
+        m.b.multi("print", m.b.const(1, i32), text=text)
+
+
+def test_a_failed_assertion_names_the_thread() -> None:
+    with pytest.raises(UserError, match=r'error\[TW050\]: assertion failed: number != "71", in block \(1\), thread 7'):
+        failing().emulate()
 
 
 def _bool() -> DType:

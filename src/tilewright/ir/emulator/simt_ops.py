@@ -7,6 +7,7 @@ made one after another and never race.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -15,10 +16,11 @@ import numpy as np
 
 from tilewright.ir.emulator import bits
 from tilewright.ir.emulator.atomics import update
-from tilewright.ir.emulator.frames import SLOT, THREAD, Frame
+from tilewright.ir.emulator.frames import LANE, SLOT, THREAD, Frame
 from tilewright.ir.emulator.machine import Barrier, Machine, Results, Steps
 from tilewright.ir.emulator.memory import Memory, fault
 from tilewright.ir.nodes import Op
+from tilewright.ir.printing import pieces, written
 from tilewright.ir.types import Vec, dtype_of
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ class SimtOps:
             "warp_sync": self._warp_sync, "shuffle": self._shuffle, "vote": self._vote, "match": self._match, "redux": self._redux,
             "active_mask": self._active_mask, "lane_id": self._lane_id, "warp_id": self._warp_id, "lane_mask": self._lane_mask,
             "clock": self._clock, "global_timer": self._timer, "nanosleep": self._nothing, "atomic": self._atomic,
-            "atomic_load": self._atomic_load, "atomic_store": self._atomic_store,
+            "atomic_load": self._atomic_load, "atomic_store": self._atomic_store, "print": self._print, "assert": self._assert,
             **dict.fromkeys(bits.RULES, self._bits),
         }  # fmt: skip
         machine.control |= {"barrier_reduce": self._barrier_reduce}
@@ -205,6 +207,22 @@ class SimtOps:
         operands = [frame.get(v) for v in op.operands]
         with np.errstate(all="ignore"):
             return (np.asarray(bits.RULES[op.opcode](op, *operands)).astype(dtype_of(op.result.type).numpy, copy=False),)
+
+    # -- telling the host -----------------------------------------------------------------------------------------
+
+    def _print(self, op: Op, frame: Frame) -> Results:
+        parts = pieces(str(op.attrs["text"]), [dtype_of(v.type) for v in op.operands])
+        values = [frame.full(v) for v in op.operands]
+        lanes = np.flatnonzero(frame.active)
+        for lane in lanes[np.argsort(frame.full(LANE)[lanes], kind="stable")]:
+            sys.stdout.write(written(parts, [v[lane].item() for v in values]))
+        return ()
+
+    def _assert(self, op: Op, frame: Frame) -> Results:
+        bad = frame.active & ~frame.full(op.operands[0])
+        if bad.any():
+            raise self.machine.fail_at(op, frame, bad, lambda _: f"assertion failed: {op.attrs['text']}")
+        return ()
 
     # -- barriers that count --------------------------------------------------------------------------------------
 

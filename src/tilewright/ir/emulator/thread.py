@@ -24,6 +24,7 @@ import numpy as np
 from tilewright.base.errors import UserError
 from tilewright.ir.emulator.barriers import Barriers
 from tilewright.ir.emulator.block_races import BlockRaces
+from tilewright.ir.emulator.bulk import Bulk
 from tilewright.ir.emulator.copies import Copies
 from tilewright.ir.emulator.frames import BLOCK, EXISTS, LANE, SLOT, THREAD, Frame, align
 from tilewright.ir.emulator.machine import Barrier, Fork, GridBarrier, Machine, Pause, Results, Steps, advance
@@ -45,7 +46,7 @@ ALLOCATED = 1 << 26
 _WAITING = frozenset({"barrier", "barrier_reduce", "grid_barrier", "mbarrier_wait", "named_barrier", "cluster_sync", "wgmma_wait"})
 """Ops at which a warp can have to wait for others."""
 _ORDERING = frozenset(
-    {"mbarrier_init", "named_barrier", "cluster_sync", "tma_load", "tma_store", "wgmma", "wgmma_registers", "await_flag"}
+    {"mbarrier_init", "named_barrier", "cluster_sync", "tma_load", "tma_store", "bulk_load", "bulk_store", "wgmma", "wgmma_registers", "await_flag"}
 )
 """Ops by which accesses are ordered otherwise than by the block's barrier."""
 
@@ -70,10 +71,10 @@ class Waits:
     @staticmethod
     def of(kernel: Kernel) -> Waits:
         ops = list(walk(kernel.body))
-        written = {op.operands[0] for op in ops if op.opcode in ("store", "atomic", "atomic_store")}
+        written = {op.operands[0] for op in ops if op.opcode in ("store", "atomic", "atomic_store", "store_remote", "atomic_remote")}
         polling = {
             op for op in ops if op.opcode == "while" and any(
-                inner.opcode in ("atomic", "atomic_load") or (inner.opcode == "load" and inner.operands[0] in written)
+                inner.opcode in ("atomic", "atomic_load", "atomic_remote") or (inner.opcode == "load" and inner.operands[0] in written)
                 for region in op.regions for inner in walk(region)
             )
         }  # fmt: skip
@@ -169,6 +170,7 @@ class ThreadMachine(Machine):
         Matrix(self)
         Panels(self)
         SimtOps(self)
+        Bulk(self)
 
     def bind(self, param: Value, argument: Array | int | float | bool, frame: Frame) -> None:
         super().bind(param, argument, frame)
@@ -453,6 +455,11 @@ class ThreadMachine(Machine):
             assert isinstance(type_, Tensor)
             shape = tuple(s.evaluate({}) for s in type_.shape)
             owners = self.root.lanes if type_.space == "local" else self.blocks
+            values = op.attrs.get("values")
+            if isinstance(values, tuple):
+                constant = np.array(values).astype(type_.dtype.numpy).reshape(shape)
+                self.memories[op.result] = Memory.of_array(op.result.name, type_, constant)
+                return ()
             memory = Memory.allocate(op.result.name, type_, shape, owners)
             self.memories[op.result] = memory
             if type_.space == "shared" and self.clocks is not None:

@@ -148,8 +148,7 @@ def test_transpose(dtype: Any, shape: tuple[int, ...]) -> None:
 
 
 def test_tensors_stay_tensors_and_run_on_their_stream() -> None:
-    require("torch")
-    import torch
+    torch = pytest.importorskip("torch")
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -175,8 +174,7 @@ def test_host_arrays_come_back() -> None:
 
 
 def test_more_than_2_to_the_31_elements() -> None:
-    require("torch")
-    import torch
+    torch = pytest.importorskip("torch")
 
     n = (1 << 31) + 12_345
     x = torch.randint(0, 256, (n,), device="cuda", dtype=torch.uint8)

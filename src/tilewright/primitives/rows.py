@@ -33,15 +33,16 @@ class RowShape:
 def row_shape(plan: SortPlan, columns: int) -> RowShape:
     """How rows of that length are sorted."""
     wide = plan.dtype.itemsize > 4
-    items = next((k for k in (2, 4, 8, 16) if 256 * k >= columns), 16)
-    if columns <= 1024:
-        items = 8 if wide else 16
+    items = next((k for k in (4, 8, 16) if 256 * k >= columns), 16)
+    if 512 < columns <= 1024 and wide:
+        items = 8
     tile = SortShape(256, items)
     return RowShape(tile, max(1, min(_MOST_ROWS, tile.tile // columns)))
 
 
 def rows_program(plan: SortPlan, shape: RowShape) -> Program:
     tile, several = shape.tile, shape.rows > 1
+    assert tile.threads >= RADIX, "there is a thread for each digit"
     unsigned = key_dtype(plan.dtype)
     arrays = {"keys": plan.dtype}
     if not plan.places:

@@ -83,9 +83,9 @@ class SortPlan:
 
 
 def sort_shape(plan: SortPlan) -> SortShape:
-    size = plan.dtype.itemsize + (plan.payload.itemsize if plan.payload else 0)
-    items = {1: 24, 2: 24, 4: 23, 8: 16}.get(size, 8 if size > 8 else 18)
-    return SortShape(384, items)
+    size = plan.dtype.itemsize + (plan.held.itemsize if plan.held else 0)
+    items = {1: 24, 2: 24, 4: 24, 8: 20 if plan.dtype.itemsize == 4 else 16}.get(size, 10 if size > 8 else 20)
+    return SortShape(384, items, blocks=2 if items >= 20 else 0)
 
 
 @record
@@ -138,6 +138,7 @@ def moves(plan: SortPlan) -> tuple[list[Move], list[Array], list[Array], list[Ar
 def sort_program(plan: SortPlan, target: Target, shape: SortShape | None = None) -> Program:
     """The program `keys, values? -> sorted?, moved?`."""
     shape = shape or sort_shape(plan)
+    assert shape.threads >= RADIX, "there is a thread for each digit"
     tiles = ceildiv(N, shape.tile)
     steps, inputs, outputs, held = moves(plan)
     counts = scratch("counts", u64, RADIX * plan.passes)

@@ -103,10 +103,13 @@ def _sorted(place: Place, arrays: dict[str, Array], descending: bool, places: An
 
 def _sort_flat(place: Place, plan: SortPlan, arrays: dict[str, Array]) -> None:
     def build() -> Program:
+        from tilewright.primitives.cpu_buckets import bucket_sort_program
         from tilewright.primitives.cpu_sort import sort_program_cpu
         from tilewright.primitives.sort import sort_program
 
-        return sort_program(plan, place.target) if place.is_gpu else sort_program_cpu(plan)
+        if place.is_gpu:
+            return sort_program(plan, place.target)
+        return bucket_sort_program(plan) if plan.passes > 2 else sort_program_cpu(plan)
 
     place.run(f"sort {plan.key}", build, arrays)
 

@@ -191,9 +191,8 @@ class Code:
         return self.op(opcode, self.like(a, other), other)
 
     def select(self, cond: Num, a: Any, b: Any) -> Num:
-        if not isinstance(a, Num):
-            a = self.like(a, b)
-        return self.op("select", cond, a, self.like(b, a))
+        first = self.like(a, b) if isinstance(b, Num) else a
+        return self.op("select", cond, first, self.like(b, first))
 
     def pack(self, values: Sequence[Num]) -> Num:
         return values[0] if len(values) == 1 else self.op("pack", *values)

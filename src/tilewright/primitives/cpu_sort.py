@@ -54,7 +54,7 @@ def _pass(plan: SortPlan, number: int, move: Move, count: Size, types: dict[str,
         return ((key >> (8 * number) if number else key) & 0xFF).to(i64)
 
     def count_body(c: Code, keys: Mem, counts: Mem) -> None:
-        low, high = _bounds(c, count)
+        low, high = bounds(c, count)
         tables = 4
         table = c.alloc("local", u32, RADIX * tables, align=_LINE)
         zero = c.op("broadcast", c.const(0, u32), width=16)
@@ -96,7 +96,7 @@ def _pass(plan: SortPlan, number: int, move: Move, count: Size, types: dict[str,
     def move_body(c: Code, *memory: Mem) -> None:
         by_name, counts = dict(zip(move.names, memory)), memory[-1]
         keys, out, moved = by_name[move.keys], by_name.get(move.sorted), by_name.get(move.moved)
-        low, high = _bounds(c, count)
+        low, high = bounds(c, count)
         where = c.alloc("local", i64, RADIX, align=_LINE)
         base = c.block() * RADIX
         c.loop(0, RADIX, 1, [], lambda i: where.store(i, counts[base + i]))
@@ -114,7 +114,7 @@ def _pass(plan: SortPlan, number: int, move: Move, count: Size, types: dict[str,
             if moved is not None:
                 moved.store(place, (by_name[move.values].load(i) if move.values else i).to(moved.dtype))
 
-        _unrolled(c, low, high, 4, one)
+        unrolled(c, low, high, 4, one)
 
     def params(*wanted: str) -> list[tuple[str, Type]]:
         return [(name, types[name]) for name in wanted]
@@ -126,14 +126,14 @@ def _pass(plan: SortPlan, number: int, move: Move, count: Size, types: dict[str,
     ]
 
 
-def _bounds(c: Code, count: Size) -> tuple[Num, Num]:
+def bounds(c: Code, count: Size) -> tuple[Num, Num]:
     size, chunks = c.size(N), c.size(count)
     each = (size + chunks - 1) // chunks
     low = c.block() * each
     return low.min(size), (low + each).min(size)
 
 
-def _unrolled(c: Code, low: Num, high: Num, times: int, one: Callable[[Num], None]) -> None:
+def unrolled(c: Code, low: Num, high: Num, times: int, one: Callable[[Num], None]) -> None:
     middle = low + (high - low) // times * times
 
     def several(i: Num) -> None:
@@ -179,7 +179,7 @@ def _move_lines(
 
         c.when(slot.eq(width - 1), flush)
 
-    _unrolled(c, low, high, 4, one)
+    unrolled(c, low, high, 4, one)
 
     def rest(d: Num) -> None:
         end = where[d]

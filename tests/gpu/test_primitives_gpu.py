@@ -51,6 +51,14 @@ def test_scan_of_every_dtype(dtype: Any) -> None:
     assert np.array_equal(tw.gpu_scan(on_gpu(large), "min").numpy(), np.minimum.accumulate(large))
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8], ids=str)
+def test_scan_of_a_large_array(dtype: Any) -> None:
+    x = numbers((1 << 25) + 12_345, dtype)
+    given = on_gpu(x)
+    assert np.array_equal(tw.gpu_scan(given).numpy(), np.cumsum(x, dtype=dtype))
+    assert np.array_equal(tw.gpu_scan(given, lambda a, b: b).numpy(), x)
+
+
 def test_a_scan_of_doubles_is_the_same_twice_but_for_rounding() -> None:
     x = numbers(3_000_001, np.float64)
     found = tw.gpu_scan(on_gpu(x)).numpy()

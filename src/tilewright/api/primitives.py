@@ -236,6 +236,8 @@ def gpu_scan(
     `op` is a name (sum, prod, min, max, and, or, xor) or an associative function of two numbers. `exclusive=True` leaves the element
     itself out and begins with `init`, which functions without a name then need. Results have the data's dtype or `dtype`.
     """
+    from tilewright.primitives.scan import LARGE
+
     place = place_of([data], device)
     x = _one_axis(place, "data", data, "gpu_scan")
     result = dtype_of(x) if dtype is None else as_dtype(dtype)
@@ -247,17 +249,17 @@ def gpu_scan(
     scalars = {} if init is None else {"init": _number(init, monoid.dtype, "init")}
     y = place.new(x.shape, result)
     if x.size:
-        aligned = place.aligned(x)
+        aligned, large = place.aligned(x), x.size >= LARGE
 
         def build() -> Program:
             from tilewright.primitives.cpu_chunks import scan_program_cpu
             from tilewright.primitives.scan import scan_program
 
             if place.is_gpu:
-                return scan_program(dtype_of(x), monoid, result, exclusive, bool(scalars), aligned)
+                return scan_program(dtype_of(x), monoid, result, exclusive, bool(scalars), aligned, large)
             return scan_program_cpu(dtype_of(x), monoid, result, exclusive, bool(scalars))
 
-        what = f"scan {dtype_of(x)} {monoid.key} {result} {exclusive} {bool(scalars)} {aligned}"
+        what = f"scan {dtype_of(x)} {monoid.key} {result} {exclusive} {bool(scalars)} {aligned} {large}"
         place.run(what, build, {"x": x, "y": y}, scalars)
     return place.give(y)
 

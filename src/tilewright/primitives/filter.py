@@ -16,7 +16,7 @@ from tilewright.ir.program import Array, Program
 from tilewright.ir.types import tensor
 from tilewright.primitives.code import Code, Mem, Num, write_kernel
 from tilewright.primitives.functions import ScalarFunction
-from tilewright.primitives.lookback import count_before, each_tile, states_array
+from tilewright.primitives.lookback import count_before, states_array, ticket
 from tilewright.primitives.parts import (
     Lanes,
     Shape,
@@ -25,7 +25,6 @@ from tilewright.primitives.parts import (
     data_type,
     lanes,
     load_tile,
-    prefetch_tile,
     tile_index,
     warp_total_parts,
 )
@@ -39,7 +38,7 @@ def filter_shape(dtype: DType) -> Shape:
 
 def filter_program(
     dtype: DType, predicate: ScalarFunction | None, aligned: bool = True, heads: bool = False, shape: Shape | None = None, hint: str = "cs",
-    look: int = 4, stay: bool = True,
+    look: int = 1,
 ) -> Program:  # fmt: skip
     """The program `x, mask? -> y, count`. With `heads` there is no predicate: the places, as i64, are kept of elements that differ
     from the one before."""
@@ -57,40 +56,37 @@ def filter_program(
         at, size = lanes(c), c.size(N)
         totals = c.shared(u32, shape.warps)
         staged = c.shared(kept, shape.tile, align=16)
-
-        def one(tile: Num) -> None:
-            values = load_tile(c, x, at, tile, shape, size, aligned, hint)
-            if heads:
-                flags = _heads(c, x, at, tile, shape, size, values)
-            elif mask is not None:
-                flags = load_tile(c, mask, at, tile, shape, size, aligned)
-            else:
-                assert predicate is not None
-                flags = [[predicate.apply(c, v) for v in vector] for vector in values]
-            keep = _kept(c, at, tile, shape, size, flags)
-            ranks, total = _ranks(c, at, keep)
-            c.when(at.lane.eq(0), lambda: totals.store(at.warp, total))
-            c.barrier()
-            warp_before, block_count = warp_total_parts(c, totals, shape.warps, at.warp)
-            for step, vector in enumerate(values):
-                place = warp_before + ranks[step].to(i64)
-                for j, value in enumerate(vector):
-                    item = tile_index(c, at, tile, shape, step) + j if positions else value
-                    _put(c, staged, place, item, keep[step][j])
-                    place = place + keep[step][j].to(i64)
-            before = count_before(c, states, tile, at, min(shape.warps, look), block_count)
-            is_last = ((tile + 1) * shape.tile >= size) & at.thread.eq(0)
-            c.when(is_last, lambda: count.store(0, before + block_count))
-            c.barrier()
-            copy_out(c, y, before, staged, block_count, at.thread, shape.threads, hint)
-
-        each_tile(c, states, at, tiles, one, (lambda tile: prefetch_tile(c, x, at, tile, shape, size)) if stay else None)
+        tile = ticket(c, states, at.thread)
+        values = load_tile(c, x, at, tile, shape, size, aligned, hint)
+        if heads:
+            flags = _heads(c, x, at, tile, shape, size, values)
+        elif mask is not None:
+            flags = load_tile(c, mask, at, tile, shape, size, aligned)
+        else:
+            assert predicate is not None
+            flags = [[predicate.apply(c, v) for v in vector] for vector in values]
+        keep = _kept(c, at, tile, shape, size, flags)
+        ranks, total = _ranks(c, at, keep)
+        c.when(at.lane.eq(0), lambda: totals.store(at.warp, total))
+        c.barrier()
+        warp_before, block_count = warp_total_parts(c, totals, shape.warps, at.warp)
+        for step, vector in enumerate(values):
+            place = warp_before + ranks[step].to(i64)
+            for j, value in enumerate(vector):
+                item = tile_index(c, at, tile, shape, step) + j if positions else value
+                _put(c, staged, place, item, keep[step][j])
+                place = place + keep[step][j].to(i64)
+        before = count_before(c, states, tile, at, min(shape.warps, look), block_count)
+        is_last = ((tile + 1) * shape.tile >= size) & at.thread.eq(0)
+        c.when(is_last, lambda: count.store(0, before + block_count))
+        c.barrier()
+        copy_out(c, y, before, staged, block_count, at.thread, shape.threads, hint)
 
     params = [("x", x)]
     if predicate is None and not heads:
         params.append(("mask", data_type(bool_, N, aligned)))
     params += [("y", y), ("count", count), ("states", states.type)]
-    kernel = write_kernel("filter", shape.threads, [tiles], params, body, **({"persistent": True} if stay else {}))
+    kernel = write_kernel("filter", shape.threads, [tiles], params, body)
     inputs = tuple(Array(name, type_, "input") for name, type_ in params[:-3])
     outputs = (Array("y", y, "output"), Array("count", count, "output"))
     return Program("filter", inputs, outputs, (states,), (clear("clear_states", states), call(kernel)))

@@ -45,25 +45,6 @@ def ticket(c: Code, states: Mem, thread: Num) -> Num:
     return place[0].bits(i64)
 
 
-def each_tile(c: Code, states: Mem, at: Lanes, tiles: Size, body: Callable[[Num], None], prefetch: Callable[[Num], None] | None) -> None:
-    """Give the block its tile. With `prefetch` it goes on to others as long as there are any, and tells memory of the next one before it
-    works on one: while a block waits for those before it, its next data come."""
-    first = ticket(c, states, at.thread)
-    if prefetch is None:
-        body(first)
-        return
-    ahead = prefetch
-    count = c.size(tiles)
-
-    def turn(tile: Num) -> list[Num]:
-        following = ticket(c, states, at.thread)
-        c.when(following < count, lambda: ahead(following))
-        body(tile)
-        return [following]
-
-    c.loop_while([first], lambda tile: tile < count, turn)
-
-
 def _publish(c: Code, states: Mem, tile: Num, value: Num, status: int) -> None:
     bits = value.to(u8).to(u64) if value.dtype is bool_ else value.bits(_WORDS[value.dtype.bits]).to(u64)
     mark = c.const(status << 32, u64)

@@ -17,8 +17,6 @@ from tilewright.ir.types import Tensor, tensor
 from tilewright.primitives.code import Code, Mem, Num, write_kernel
 
 WARP = 32
-_LINE = 128
-"""Bytes of a line of the second-level cache."""
 _CLEAR_THREADS = 256
 
 
@@ -111,15 +109,6 @@ def load_tile(c: Code, data: Mem, at: Lanes, tile: Num, shape: Shape, size: Num,
 
     flat = c.either((tile + 1) * shape.tile <= size, whole, edge)
     return [flat[k * shape.width : (k + 1) * shape.width] for k in range(shape.steps)]
-
-
-def prefetch_tile(c: Code, data: Mem, at: Lanes, tile: Num, shape: Shape, size: Num) -> None:
-    """Have the tile's memory brought nearer."""
-    line = _LINE // data.dtype.itemsize
-    lines = -(-shape.tile // line)
-    for turn in range(-(-lines // shape.threads)):
-        place = tile * shape.tile + (at.thread + turn * shape.threads) * line
-        c.b.multi("prefetch", data.value, place.min(size - 1).value)
 
 
 def store_tile(c: Code, out: Mem, at: Lanes, tile: Num, shape: Shape, size: Num, values: Sequence[Sequence[Num]], hint: str = "") -> None:

@@ -16,7 +16,7 @@ from tilewright.ir.program import Array, Program, ScalarInput
 from tilewright.ir.types import Scalar, tensor
 from tilewright.primitives.code import Code, Mem, Num, Param, write_kernel
 from tilewright.primitives.functions import Monoid
-from tilewright.primitives.lookback import each_tile, exclusive_prefix, states_array, words_of
+from tilewright.primitives.lookback import exclusive_prefix, states_array, ticket, words_of
 from tilewright.primitives.parts import (
     Lanes,
     Shape,
@@ -25,7 +25,6 @@ from tilewright.primitives.parts import (
     data_type,
     lanes,
     load_tile,
-    prefetch_tile,
     store_tile,
 )
 
@@ -40,17 +39,23 @@ class Part:
     there: Num | None = None
 
 
-def scan_shape(dtype: DType, accumulator: DType) -> Shape:
+LARGE = 1 << 25
+"""From so many elements on tiles are as large as registers allow: looking back costs time for each tile, and only their number counts."""
+
+
+def scan_shape(dtype: DType, monoid: Monoid, large: bool) -> Shape:
     width = max(1, min(16 // dtype.itemsize, 4))
-    return Shape(1024, 8 if accumulator.bits <= 32 else 4, width)
+    if not large:
+        return Shape(256, 8 if monoid.dtype.bits <= 32 else 4, width)
+    return Shape(512, 20 if monoid.dtype.bits <= 32 and monoid.function is None else 16, width)
 
 
 def scan_program(
-    dtype: DType, monoid: Monoid, result: DType, exclusive: bool = False, init: bool = False, aligned: bool = True, shape: Shape | None = None,
-    hint: str = "cs", look: int = 4, stay: bool = True,
+    dtype: DType, monoid: Monoid, result: DType, exclusive: bool = False, init: bool = False, aligned: bool = True, large: bool = False,
+    shape: Shape | None = None, hint: str = "cs", look: int = 1,
 ) -> Program:  # fmt: skip
     """The program `x, init? -> y`, for data of any length of at least 1."""
-    shape = shape or scan_shape(dtype, monoid.dtype)
+    shape = shape or scan_shape(dtype, monoid, large)
     assert init or not exclusive, "an exclusive scan begins with a value"
     tiles = ceildiv(N, shape.tile)
     states = states_array(tiles, words_of(monoid.dtype))
@@ -59,30 +64,27 @@ def scan_program(
     def body(c: Code, x: Mem, y: Mem, states: Mem, *initial: Num) -> None:
         at, size = lanes(c), c.size(N)
         totals = c.shared(monoid.dtype, shape.warps)
-
-        def one(tile: Num) -> None:
-            values = load_tile(c, x, at, tile, shape, size, aligned, hint)
-            values = [[v.to(monoid.dtype) for v in vector] for vector in values]
-            join = _joiner(c, monoid)
-            inside = [_running(monoid, vector) for vector in values]
-            before, total = _across_warp(c, join, monoid, [v[-1] for v in inside], at)
-            c.when(at.lane.eq(31), lambda: totals.store(at.warp, total))
-            c.barrier()
-            aggregate, warp_before = totals[0], _nothing(c, monoid)
-            for w in range(shape.warps - 1):
-                warp_before = _where(c, monoid, at.warp > w, aggregate, warp_before)
-                aggregate = monoid(aggregate, totals[w + 1])
-            found = exclusive_prefix(c, states, tile, at, min(shape.warps, look), aggregate, monoid, initial[0] if initial else None)
-            prefix = Part(found) if initial else _where(c, monoid, tile > 0, found, _nothing(c, monoid))
-            start = join(prefix, warp_before)
-            out = [_finished(c, join, join(start, ahead), vector, exclusive) for ahead, vector in zip(before, inside, strict=True)]
-            store_tile(c, y, at, tile, shape, size, [[v.to(result) for v in vector] for vector in out], hint)
-
-        each_tile(c, states, at, tiles, one, (lambda tile: prefetch_tile(c, x, at, tile, shape, size)) if stay else None)
+        tile = ticket(c, states, at.thread)
+        values = load_tile(c, x, at, tile, shape, size, aligned, hint)
+        values = [[v.to(monoid.dtype) for v in vector] for vector in values]
+        join = _joiner(c, monoid)
+        inside = [_running(monoid, vector) for vector in values]
+        before, total = _across_warp(c, join, monoid, [v[-1] for v in inside], at)
+        c.when(at.lane.eq(31), lambda: totals.store(at.warp, total))
+        c.barrier()
+        aggregate, warp_before = totals[0], _nothing(c, monoid)
+        for w in range(shape.warps - 1):
+            warp_before = _where(c, monoid, at.warp > w, aggregate, warp_before)
+            aggregate = monoid(aggregate, totals[w + 1])
+        found = exclusive_prefix(c, states, tile, at, min(shape.warps, look), aggregate, monoid, initial[0] if initial else None)
+        prefix = Part(found) if initial else _where(c, monoid, tile > 0, found, _nothing(c, monoid))
+        start = join(prefix, warp_before)
+        out = [_finished(c, join, join(start, ahead), vector, exclusive) for ahead, vector in zip(before, inside, strict=True)]
+        store_tile(c, y, at, tile, shape, size, [[v.to(result) for v in vector] for vector in out], hint)
 
     params: list[Param] = [("x", x), ("y", y), ("states", states.type)]
     params += [("init", Scalar(monoid.dtype))] if init else []
-    kernel = write_kernel("scan", shape.threads, [tiles], params, body, **({"persistent": True} if stay else {}))
+    kernel = write_kernel("scan", shape.threads, [tiles], params, body)
     inputs: list[Array | ScalarInput] = [Array("x", x, "input")]
     inputs += [ScalarInput("init", monoid.dtype)] if init else []
     calls = (clear("clear_states", states), call(kernel))

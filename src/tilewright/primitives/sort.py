@@ -84,7 +84,7 @@ class SortPlan:
 
 def sort_shape(plan: SortPlan) -> SortShape:
     size = plan.dtype.itemsize + (plan.held.itemsize if plan.held else 0)
-    items = {1: 24, 2: 24, 4: 24, 8: 20 if plan.dtype.itemsize == 4 else 16}.get(size, 10 if size > 8 else 20)
+    items = {1: 24, 2: 24, 4: 25, 8: 22 if plan.dtype.itemsize == 4 else 16}.get(size, 10 if size > 8 else 20)
     return SortShape(384, items, blocks=2 if items >= 20 else 0)
 
 

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.base.dtypes import bf16
+from tilewright.base.dtypes import bf16, from_numpy
 from tilewright.base.errors import UserError
+from tilewright.base.target import parse_target
+from tilewright.compile.primitives import finished_program
+from tilewright.ir.emulator import run_program
+from tilewright.primitives.functions import Monoid
+from tilewright.primitives.scan import scan_program, scan_shape
 
 DEVICES = ("cpu", "emulator")
 INTEGERS = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
@@ -76,6 +81,19 @@ def test_scan_in_another_dtype(device: str) -> None:
     assert found.dtype == np.int64 and np.array_equal(found, np.cumsum(x, dtype=np.int64))
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.int64], ids=str)
+def test_scan_in_the_tiles_of_large_arrays(dtype: Any) -> None:
+    kind = from_numpy(np.dtype(dtype))
+    assert kind is not None
+    monoid = Monoid(kind, "add")
+    target = parse_target("sm_90a")
+    tile = scan_shape(kind, monoid, large=True).tile
+    for n in (100, tile, tile * 2 + 1):
+        x = numbers(n, dtype)
+        found = run_program(finished_program(scan_program(kind, monoid, kind, large=True), target), {"x": x})["y"]
+        assert np.array_equal(found, np.cumsum(x, dtype=dtype))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_reduce(device: str) -> None:
     for n in sizes(device):
@@ -110,7 +128,7 @@ def test_filter_of_all_and_none(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS, bf16.numpy, np.bool_], ids=str)
 def test_sort_of_every_dtype(device: str, dtype: Any) -> None:
-    for n in (0, 1, 2, 3000) if device == "emulator" else (0, 1, 3000, 70_001):
+    for n in (0, 1, 2000) if device == "emulator" else (0, 1, 3000, 70_001):
         x = numbers(n, dtype)
         if np.dtype(dtype).kind == "f":
             x = with_special(x)

@@ -33,28 +33,42 @@ class _Row:
     same: Check
 
 
-def _host(x: Any) -> np.ndarray:
-    if isinstance(x, tuple):
-        x = x[0]
-    x = x.cpu() if hasattr(x, "cpu") else x
-    if hasattr(x, "get"):
-        x = x.get()
-    return np.asarray(x)
+def _plain(x: Any) -> Any:
+    """A result as a NumPy array or as a tensor, where it is."""
+    x = x[0] if isinstance(x, tuple) else x
+    if type(x).__module__.partition(".")[0] == "cupy":
+        return importlib.import_module("torch").from_dlpack(x)
+    return x if hasattr(x, "data_ptr") else np.asarray(x)
+
+
+def _wide(x: Any) -> Any:
+    x = _plain(x)
+    return x.double() if hasattr(x, "data_ptr") else x.astype(np.float64)
 
 
 def _exactly(found: Any, wanted: Any) -> str:
-    return "" if np.array_equal(_host(found), _host(wanted)) else "the result differs"
+    a, b = _plain(found), _plain(wanted)
+    if a.dtype != b.dtype or isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        a, b = (v.cpu().numpy() if hasattr(v, "data_ptr") else v for v in (a, b))
+        return "" if np.array_equal(a, b) else "the result differs"
+    torch: Any = importlib.import_module("torch")
+    if a.dtype == torch.uint32:
+        a, b = a.view(torch.int32), b.view(torch.int32)
+    same = torch.equal(a, b)
+    return "" if same else "the result differs"
 
 
 def _sums(found: Any, wanted: Any) -> str:
     """Running sums of numbers between 0 and 1, against sums in float64."""
-    a, b = _host(found).astype(np.float64), _host(wanted).astype(np.float64)
-    worst = float(np.max(np.abs(a - b) / np.maximum(1.0, np.abs(b))))
+    a, b = _wide(found), _wide(wanted)
+    if isinstance(a, np.ndarray) != isinstance(b, np.ndarray):
+        a, b = (v.numpy() if hasattr(v, "data_ptr") else v for v in (a, b))
+    worst = float((abs(a - b) / b.clip(1.0)).max())
     return "" if worst < 1e-3 else f"relative error {worst:.2g}"
 
 
 def _one_sum(found: Any, wanted: Any) -> str:
-    a, b = float(_host(found)), float(_host(wanted))
+    a, b = float(_wide(found)), float(_wide(wanted))
     return "" if abs(a - b) <= 1e-4 * abs(b) else f"{a} for {b}"
 
 
@@ -84,7 +98,7 @@ def gpu_cases(quick: bool) -> list[Case]:
         return lambda: torch.rand(shape, device="cuda", generator=generator)
 
     def whole(n: int, dtype: Any) -> Callable[[], Any]:
-        return lambda: torch.randint(-(1 << 31), 1 << 31, (n,), device="cuda", generator=generator).to(dtype)
+        return lambda: torch.randint(-(1 << 31), 1 << 31, (n,), device="cuda", generator=generator).to(torch.int32).view(dtype)
 
     def small_integers(n: int) -> Callable[[], Any]:
         return lambda: torch.randint(-3, 4, (n,), device="cuda", dtype=torch.int32, generator=generator)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tilewright.base.dtypes import DType, bool_, i64
+from tilewright.base.dtypes import DType, bool_, i64, u32
 from tilewright.base.sizes import Size, ceildiv, minimum
 from tilewright.ir.nodes import Kernel
 from tilewright.ir.program import Array, Program, ScalarInput
@@ -124,6 +124,8 @@ def filter_program_cpu(dtype: DType, predicate: ScalarFunction | None, heads: bo
     if predicate is None and not heads:
         given.append(("mask", tensor(bool_, N)))
 
+    by_vectors = not heads and (predicate is None or predicate.is_straight) and not dtype.is_bool
+
     def test(x: Mem, masks: list[Mem], i: Num) -> Num:
         if heads:
             return differs(x.code, x.load((i - 1).max(0)), x.load(i)) | i.eq(0)
@@ -132,15 +134,25 @@ def filter_program_cpu(dtype: DType, predicate: ScalarFunction | None, heads: bo
     def total_body(c: Code, x: Mem, *rest: Mem) -> None:
         *masks, totals = rest
         low, high = _bounds(c)
-        middle = low + (high - low) // 8 * 8
+        width = VECTOR // 4
+        step = 4 * width
+        # Sums of vectors have 32 bits: a chunk has fewer elements.
+        middle = low + (high - low) // step * step if by_vectors else low
 
         def several(i: Num, *sums: Num) -> list[Num]:
-            return [s + test(x, masks, i + k).to(i64) for k, s in enumerate(sums)]
+            places = [i + k * width for k in range(4)]
+            if predicate is None:
+                flags = [masks[0].load(p, width, unaligned=True) for p in places]
+            else:
+                flags = [predicate.apply_vector(c, x.load(p, width, unaligned=True)) for p in places]
+            return [s + f.to(u32) for s, f in zip(sums, flags, strict=True)]
 
-        sums = c.loop(low, middle, 8, [c.const(0, i64)] * 8, several)
-        whole = sums[0]
-        for other in sums[1:]:
-            whole = whole + other
+        whole = c.const(0, i64)
+        if by_vectors:
+            zero = c.op("broadcast", c.const(0, u32), width=width)
+            parts = c.loop(low, middle, step, [zero] * 4, several)
+            for lane in ((parts[0] + parts[1]) + (parts[2] + parts[3])).lanes():
+                whole = whole + lane.to(i64)
         (whole,) = c.loop(middle, high, 1, [whole], lambda i, s: s + test(x, masks, i).to(i64))
         totals.store(c.block(), whole)
 

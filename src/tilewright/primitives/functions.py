@@ -58,6 +58,22 @@ class ScalarFunction:
         clone_ops(code.b, self.ops, mapping)
         return Num(code, mapping[self.value])
 
+    @property
+    def is_straight(self) -> bool:
+        """Whether it has no branches or loops: it can be applied to vectors."""
+        return not any(op.regions for op in self.ops)
+
+    def apply_vector(self, code: Code, *vectors: Num) -> Num:
+        """The function of each element."""
+        width = vectors[0].width
+        known = {a: v.to(dtype_of(a.type)).value for a, v in zip(self.arguments, vectors, strict=True)}
+        for op in self.ops:
+            if op.opcode == "const":
+                known[op.results[0]] = code.b.op("broadcast", code.b.emit("const", [], op.attrs)[0], width=width)
+            else:
+                known[op.results[0]] = code.b.emit(op.opcode, [known[o] for o in op.operands], op.attrs)[0]
+        return Num(code, known[self.value])
+
 
 def scalar_function(tree: Function, dtypes: Sequence[DType], result: DType | None = None) -> ScalarFunction:
     """The function for arguments of these dtypes; its result is converted to `result` where that is given."""

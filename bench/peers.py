@@ -15,6 +15,8 @@ NEEDED = {
     "cpu": {"torch": "torch", "numba": "numba"},
     "gpu": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
     "runtime": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
+    "primitives": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
+    "primitives-cpu": {"torch": "torch", "numba": "numba"},
     "simt": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
 }
 """Module and the package that has it, by kind of run."""
@@ -30,12 +32,12 @@ def require(kind: str) -> None:
     if missing:
         install = f"`pip install {' '.join(missing)}`"
         # CuPy's package depends on the CUDA version, so no one command can bring it.
-        how = f"`make bench`, which installs the peers, or {install}" if kind == "cpu" else f"{install}, for your CUDA version"
+        how = f"`make bench`, which installs the peers, or {install}" if kind.endswith("cpu") else f"{install}, for your CUDA version"
         raise PeerMissing(
             f"the {kind} benchmarks compare with {', '.join(NEEDED[kind])}, and this Python has no {', '.join(missing)}\n"
             f"help: run {how}"
         )
-    if kind in ("gpu", "runtime", "simt"):
+    if kind in ("gpu", "runtime", "simt", "primitives"):
         torch = importlib.import_module("torch")
         if not torch.cuda.is_available():
             raise PeerMissing(

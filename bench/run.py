@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import contraction_run
-from bench.harness import HostClock, Plan, Record, Setting, measure
+from bench.harness import Case, HostClock, Plan, Record, Setting, measure
 from bench.peers import PeerMissing, require
 from tilewright.base.errors import TilewrightError
 
 RESULTS = Path(__file__).resolve().parent / "results"
-KINDS = ("cpu", "gpu", "runtime", "simt", *contraction_run.KINDS)
+KINDS = ("cpu", "gpu", "runtime", "simt", "primitives", "primitives-cpu", *contraction_run.KINDS)
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,27 @@ def runtime_jobs(setting: Setting, quick: bool) -> list[Job]:
     return [Job(row.__name__, (row.__name__,), lambda row=row: iter([row(session)])) for row in rows]  # type: ignore[misc]
 
 
+def primitive_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
+    from bench import primitives
+
+    if kind == "primitives-cpu":
+        plan = Plan(rounds=5, per_round=3, warmups=1, seconds=2.0) if quick else Plan(rounds=15, per_round=3, warmups=2, seconds=10.0)
+        clock = HostClock()
+        return [
+            Job(case.label, (case.op,), lambda case=case: iter([measure(case, clock, plan, setting)]))  # type: ignore[misc]
+            for case in primitives.cpu_cases(quick)
+        ]
+    from bench import gpu
+
+    session = gpu.Session.open(setting, quick)
+
+    def run(case: Case) -> Iterator[Record]:
+        yield measure(case, session.machine.clock, session.plan, setting, session.copy_rate("f32"))
+        session.release()
+
+    return [Job(case.label, (case.op,), lambda case=case: run(case)) for case in primitives.gpu_cases(quick)]  # type: ignore[misc]
+
+
 def contraction_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
     runner = contraction_run.Runner(kind, setting, quick)
     runner.start()
@@ -143,6 +164,8 @@ def main(
             jobs = contraction_jobs(kind, setting, quick)
         elif kind in ("runtime", "simt"):
             jobs = (runtime_jobs if kind == "runtime" else simt_jobs)(setting, quick)
+        elif kind.startswith("primitives"):
+            jobs = primitive_jobs(kind, setting, quick)
         else:
             jobs = (cpu_jobs if kind == "cpu" else gpu_jobs)(setting, quick, wanted)
     except TilewrightError as error:

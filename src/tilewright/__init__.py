@@ -98,6 +98,8 @@ if TYPE_CHECKING:
     from tilewright.api.memory import Pool, default_pool, memory_pool
     from tilewright.api.parallel_gpu import parallel_gpu
     from tilewright.api.pipeline import Pipeline, parallel, stage
+    from tilewright.api.primitive_sorts import gpu_argsort, gpu_run_lengths, gpu_sort, gpu_unique
+    from tilewright.api.primitives import gpu_filter, gpu_histogram, gpu_map, gpu_reduce, gpu_scan, gpu_transpose
     from tilewright.api.profile import Profile, profile
     from tilewright.api.simd import CpuFunction, cpu
     from tilewright.api.simt import GpuKernel, gpu, gpu_launch
@@ -431,14 +433,24 @@ __all__ = [
     "global_timer",
     "gpu",
     "gpu_alloc",
+    "gpu_argsort",
     "gpu_check_leaks",
     "gpu_compute",
     "gpu_copy_from",
     "gpu_copy_to",
+    "gpu_filter",
     "gpu_free",
+    "gpu_histogram",
     "gpu_launch",
+    "gpu_map",
+    "gpu_reduce",
+    "gpu_run_lengths",
+    "gpu_scan",
+    "gpu_sort",
     "gpu_sync",
     "gpu_thread_id",
+    "gpu_transpose",
+    "gpu_unique",
     "graph",
     "grid",
     "grid_sync",
@@ -617,6 +629,8 @@ _LATER = {
     "tilewright.api.notebook": ("load_ipython_extension", "unload_ipython_extension"),
     "tilewright.api.parallel_gpu": ("parallel_gpu",),
     "tilewright.api.pipeline": ("Pipeline", "parallel", "stage"),
+    "tilewright.api.primitive_sorts": ("gpu_argsort", "gpu_run_lengths", "gpu_sort", "gpu_unique"),
+    "tilewright.api.primitives": ("gpu_filter", "gpu_histogram", "gpu_map", "gpu_reduce", "gpu_scan", "gpu_transpose"),
     "tilewright.api.profile": ("Profile", "profile"),
     "tilewright.api.simd": ("CpuFunction", "cpu"),
     "tilewright.api.simt": ("GpuKernel", "gpu", "gpu_launch"),

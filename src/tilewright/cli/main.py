@@ -309,7 +309,9 @@ def cache(action: str) -> None:
 
 
 @cli.command()
-@click.argument("kind", type=click.Choice(("cpu", "gpu", "runtime", "matmul", "matmul-cpu", "transformer", "transformer-cpu")))
+@click.argument("kind", type=click.Choice((
+    "cpu", "gpu", "runtime", "simt", "primitives", "primitives-cpu", "matmul", "matmul-cpu", "transformer", "transformer-cpu",
+)))  # fmt: skip
 @click.option("--json", is_flag=True, help="Print the results as JSON.")
 @click.option("--op", "ops", multiple=True, metavar="NAME", help="Only this operation. Repeatable.")
 @click.option("--quick", is_flag=True, help="Small sizes, few repeats.")

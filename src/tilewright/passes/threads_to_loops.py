@@ -90,7 +90,7 @@ def lane_count(kernel: Kernel, target: Target) -> int:
     most = 1
     while most * 2 <= min(WARP, kernel.threads):
         most *= 2
-    natural = min(max(4, target.vector_bytes // 4), most)
+    natural = max(4, min(target.vector_bytes // 4, most))
     period = _period(kernel)
     for width in (natural, natural // 2):
         if width >= 4 and period % width == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -372,6 +373,56 @@ def test_short_vectors_of_threads(rng: np.random.Generator) -> None:
         b.multi("store", o, block, at, b.add(turned, b.op("broadcast", b.const(1.0, f32), width=4)))
 
     compare(kernel([x, o], 64, body), x=rng.normal(size=(3, 256)).astype(np.float32))
+
+
+def test_numbers_taken_out_of_short_vectors(rng: np.random.Generator) -> None:
+    x, o = support.array("x", f32, 3, 128, align=16), support.array("o", f32, 3, 64)
+
+    def body(b: Builder, block: Value, thread: Value) -> None:
+        pair = b.op("load", x, block, b.mul(thread, b.index(2)), width=2)
+        first, second = b.op("extract", pair, lane=0), b.op("extract", pair, lane=1)
+        larger = b.op("gt", first, second)
+        (chosen,) = if_(b, larger, lambda t: [t.sub(first, second)], lambda t: [second])
+        b.multi("store", o, block, thread, chosen)
+
+    compare(kernel([x, o], 64, body), x=rng.normal(size=(3, 128)).astype(np.float32))
+
+
+def test_single_threads_in_a_grid_of_two_axes() -> None:
+    o = support.array("o", i64, 3, 4)
+
+    def body(b: Builder, block: Value, thread: Value) -> None:
+        row = b.op("program_id", axis=1)
+        first = b.op("eq", block, b.index(0))
+        (value,) = if_(b, first, lambda t: [t.index(7)], lambda t: [t.add(t.mul(row, t.index(10)), block)])
+        b.multi("store", o, row, block, b.add(value, thread))
+
+    found = compare(kernel([o], 1, body, [4, 3]))["o"]
+    assert found.tolist() == [[7, 1, 2, 3], [7, 11, 12, 13], [7, 21, 22, 23]]
+
+
+@pytest.mark.parametrize("block", [(32, 4), (16, 8), (8, 4, 2)])
+def test_neighbouring_blocks_walk_their_rows_together(rng: np.random.Generator, block: tuple[int, ...]) -> None:
+    """More blocks along x than walk together, and a guard at both edges."""
+    x, o = support.array("x", f32, "m", "n"), support.array("o", f32, "m", "n")
+    wide, high = block[0], int(np.prod(block[1:]))
+    threads = wide * high
+
+    def body(b: Builder, across: Value, thread: Value) -> None:
+        j = b.add(b.mul(across, b.index(wide)), b.op("mod", thread, b.index(wide)))
+        i = b.add(b.mul(b.op("program_id", axis=1), b.index(high)), b.op("floordiv", thread, b.index(wide)))
+        inside = b.logical_and(b.op("lt", i, b.index(Size.of("m"))), b.op("lt", j, b.index(Size.of("n"))))
+
+        def then(t: Builder) -> None:
+            t.multi("store", o, i, j, t.add(t.op("load", x, i, j), t.cast(t.add(t.mul(i, t.index(1000)), j), f32)))
+
+        if_(b, inside, then)
+
+    m, n = 2 * high - 1, wide * 21 - 3
+    explicit = replace(kernel([x, o], threads, body, [21, 2]), attrs=MappingProxyType({"block": block}))
+    names = {v.name for op in walk(threads_to_loops(explicit, host_cpu()).body) for region in op.regions for v in region.args}
+    assert {"row", "block", "group"} <= names
+    compare(explicit, x=rng.normal(size=(m, n)).astype(np.float32))
 
 
 def test_a_grid_of_three_axes() -> None:

@@ -70,7 +70,9 @@ def transpose_case(machine: Machine, side: int) -> Prepared:
     own, target = machine.wrap(x), machine.wrap(out)
     launch = kernel[grid, block]
     values = (cupy.asarray(x), cupy.asarray(out), np.int32(side), np.int32(side))
-    return _prepared(machine, out, lambda: launch(own, target), ("transpose", grid, block), values, lambda: x.T.double(), Bound(0, 0))
+    return _prepared(
+        machine, out, lambda: launch(own, target), ("transpose", grid, block), values, lambda: x.T.double(), Bound(0, 0)
+    )
 
 
 def stencil_case(machine: Machine, cube: int) -> Prepared:
@@ -173,5 +175,11 @@ def matmul_case(machine: Machine, n: int) -> Prepared:
     launch = module.matmul[grid, block]
     values = (*(cupy.asarray(t) for t in (a, b, out)), *[np.int32(n)] * 3)
     return _prepared(
-        machine, out, lambda: launch(*own), ("matmul", grid, block), values, lambda: a.double() @ b.double(), Bound(1e-4, 1e-4 * n**0.5)
+        machine,
+        out,
+        lambda: launch(*own),
+        ("matmul", grid, block),
+        values,
+        lambda: a.double() @ b.double(),
+        Bound(1e-4, 1e-4 * n**0.5),
     )

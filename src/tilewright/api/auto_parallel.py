@@ -116,7 +116,9 @@ class AutoParallel:
             if isinstance(node, ast.Break | ast.Return) and type(node) in jumps(loop, own=True):
                 word = "break" if isinstance(node, ast.Break) else "return"
                 place = self.source.span(node)
-                raise UserError.at("TW012", f"the loop at {span.place()} is not parallel: '{word}' here ends its later iterations", place)
+                raise UserError.at(
+                    "TW012", f"the loop at {span.place()} is not parallel: '{word}' here ends its later iterations", place
+                )
 
     def _check_accesses(self, kernel: GpuKernel[...], values: list[Any], span: Span, key: tuple[object, ...]) -> None:
         """Elements that two iterations touch, one of them writing."""
@@ -139,8 +141,9 @@ class AutoParallel:
         for name in sorted(written):
             for other, (low, high) in reaches.items():
                 if other != name and low < reaches[name][1] and reaches[name][0] < high:
-                    raise UserError.at("TW012", f"the loop is not shown to be parallel: '{name}', which it writes, overlaps '{other}'", span)
-
+                    raise UserError.at(
+                        "TW012", f"the loop is not shown to be parallel: '{name}', which it writes, overlaps '{other}'", span
+                    )
 
     def _one_iteration(self, kernel: GpuKernel[...], args: Sequence[SimtArg], span: Span) -> BuiltKernel:
         """The kernel of one iteration, which finds variables that have their values from another."""
@@ -148,7 +151,11 @@ class AutoParallel:
             return build_kernel(kernel.source, kernel.parameters, args, Launch((1, 1, 1), 1))
         except UserError as error:
             name = re.match(r"'(\w+)' (?:has|may have) no value", error.diagnostics[0].message)
-            stores = [n for n in ast.walk(kernel.source.node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and name and n.id == name[1]]
+            stores = [
+                n
+                for n in ast.walk(kernel.source.node)
+                if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and name and n.id == name[1]
+            ]
             if name is None or not stores:
                 raise
             raise UserError.at(
@@ -170,7 +177,9 @@ def _reach(value: object) -> tuple[int, int] | None:
         return None
     size = np.dtype(form["typestr"]).itemsize
     strides = form.get("strides") or ()
-    extent = sum((n - 1) * abs(s) for n, s in zip(form["shape"], strides)) if strides else size * (int(np.prod(form["shape"])) - 1)
+    extent = (
+        sum((n - 1) * abs(s) for n, s in zip(form["shape"], strides)) if strides else size * (int(np.prod(form["shape"])) - 1)
+    )
     return form["data"][0], form["data"][0] + extent + size
 
 

@@ -34,7 +34,9 @@ def parallel_gpu(
 
     def run(function: Callable[[int], object]) -> None:
         if not isinstance(function, FunctionType):
-            raise UserError.at("TW009", f"parallel_gpu was given a {type(function).__name__}", help="put it before a 'def' with one parameter")
+            raise UserError.at(
+                "TW009", f"parallel_gpu was given a {type(function).__name__}", help="put it before a 'def' with one parameter"
+            )
         names = surroundings(function)
         captured = tuple(name for name in _loaded(function) if name in names and is_argument(names[name]))
         kernel = _kernel(function, captured, names)
@@ -86,15 +88,20 @@ def _source(function: FunctionType, captured: tuple[str, ...], names: Mapping[st
     assert isinstance(node, ast.FunctionDef)
     parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     if len(parameters) != 1 or node.args.vararg is not None or node.args.kwarg is not None:
-        raise UserError.at("TW016", f"the region '{node.name}' takes {len(parameters)} parameters", source.head(), "give it one: the index")
+        raise UserError.at(
+            "TW016", f"the region '{node.name}' takes {len(parameters)} parameters", source.head(), "give it one: the index"
+        )
     clash = sorted(local_names(node) & set(captured))
     if clash:
-        raise UserError.at("TW015", f"the region assigns to '{clash[0]}', which is of the code around it", source.head(), "write to an element of an array")
+        raise UserError.at(
+            "TW015",
+            f"the region assigns to '{clash[0]}', which is of the code around it",
+            source.head(),
+            "write to an element of an array",
+        )
     made = copy.copy(node)
     index = parameters[0]
-    first = ast.Assign(
-        [ast.Name(index.arg, ast.Store())], ast.Call(ast.Name(_INDEX, ast.Load()), [], [])
-    )
+    first = ast.Assign([ast.Name(index.arg, ast.Store())], ast.Call(ast.Name(_INDEX, ast.Load()), [], []))
     for part in ast.walk(first):
         ast.copy_location(part, index)
     made.args = ast.arguments([], [_parameter(name, node) for name in captured], None, [], [], None, [])

@@ -177,22 +177,32 @@ class GpuKernel(Generic[P]):
         if shared is None:
             shared = 0
         if isinstance(shared, bool) or not isinstance(shared, int) or shared < 0:
-            raise UserError.at("TW009", f"the dynamic shared memory of {self.__name__} is {shared!r}, not a number of bytes", self.span)
+            raise UserError.at(
+                "TW009", f"the dynamic shared memory of {self.__name__} is {shared!r}, not a number of bytes", self.span
+            )
         grid = _extents(parts[0], "grid", self.__name__, self.span)
         block = self._checked_block(parts[1])
         if grid[0] % self.cluster:
-            raise UserError.at("TW009", f"the grid of {self.__name__} is {parts[0]!r}: its blocks along x are not made of clusters of {self.cluster}", self.span)
+            raise UserError.at(
+                "TW009",
+                f"the grid of {self.__name__} is {parts[0]!r}: its blocks along x are not made of clusters of {self.cluster}",
+                self.span,
+            )
         return Config(grid, block, shared, parts[3] if len(parts) > 3 else None, check=self.check)
 
     def _checked_block(self, block: object) -> tuple[int, int, int]:
         found = _extents(block, "block", self.__name__, self.span)
         threads = found[0] * found[1] * found[2]
         if not threads:
-            raise UserError.at("TW009", f"the block of {self.__name__} is {block!r}", self.span, "a block has at least one thread")
+            raise UserError.at(
+                "TW009", f"the block of {self.__name__} is {block!r}", self.span, "a block has at least one thread"
+            )
         most = self.max_threads or 1024
         if threads > most:
             limit = "its max_threads is" if self.max_threads else "a GPU allows"
-            raise UserError.at("TW020", f"the block of {self.__name__} is {block!r}: {threads} threads; {limit} {most}", self.span)
+            raise UserError.at(
+                "TW020", f"the block of {self.__name__} is {block!r}: {threads} threads; {limit} {most}", self.span
+            )
         return found
 
     def over(self, n: object, block: object, shared: int = 0, stream: object = None) -> ConfiguredKernel:
@@ -205,7 +215,9 @@ class GpuKernel(Generic[P]):
         if found is not None:
             return found
         if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-            raise UserError.at("TW009", f"{self.__name__} is launched for {n!r} threads", self.span, "give the number of elements")
+            raise UserError.at(
+                "TW009", f"{self.__name__} is launched for {n!r} threads", self.span, "give the number of elements"
+            )
         shape = self._checked_block(block)
         config = self._config((-(-n // (shape[0] * shape[1] * shape[2])), block, shared, stream))
         return self._configured(key, replace(config, count=n if n % config.threads else 0))
@@ -253,7 +265,9 @@ class GpuKernel(Generic[P]):
 
 def _device_name(device: str | int | None) -> str | None:
     if isinstance(device, bool) or not isinstance(device, str | int | None):
-        raise UserError.at("TW009", f"device is {device!r}", help="give a name such as 'cuda:1' or 'emulator', or the number of a GPU")
+        raise UserError.at(
+            "TW009", f"device is {device!r}", help="give a name such as 'cuda:1' or 'emulator', or the number of a GPU"
+        )
     return f"cuda:{device}" if isinstance(device, int) else device
 
 
@@ -300,7 +314,9 @@ def gpu(
     return lambda wrapped: GpuKernel(wrapped, device, max_threads, min_blocks, cluster, check)
 
 
-def gpu_launch(kernel: GpuKernel[...], n: int, block: Extents, *args: object, shared: int = 0, stream: object = None, **named: object) -> None:
+def gpu_launch(
+    kernel: GpuKernel[...], n: int, block: Extents, *args: object, shared: int = 0, stream: object = None, **named: object
+) -> None:
     """Launch a kernel for `n` threads in blocks of `block`. Threads whose `gpu_thread_id()` is `n` or more do nothing."""
     if not isinstance(kernel, GpuKernel):
         raise UserError.at("TW009", f"gpu_launch was given a {type(kernel).__name__}", help="mark the function with @tw.gpu")

@@ -28,7 +28,9 @@ class Leaf:
     value: np.ndarray | DeviceArray | Number
 
 
-def bind_parameters(name: str, parameters: Sequence[Parameter], args: tuple[object, ...], named: Mapping[str, object], span: Span) -> list[object]:
+def bind_parameters(
+    name: str, parameters: Sequence[Parameter], args: tuple[object, ...], named: Mapping[str, object], span: Span
+) -> list[object]:
     """The values of all parameters in order, as Python binds them."""
     names = [p.name for p in parameters]
     if len(args) > len(names):
@@ -105,7 +107,10 @@ def _read(part: Part, leaves: list[Leaf], gpu: bool) -> ArrayArg | ScalarArg:
     dtype = argument.spec.dtype
     if parameter.dtype is not None and dtype is not parameter.dtype:
         raise UserError.at(
-            "TW009", f"'{name}' holds {parameter.dtype}, got an array of {dtype}", parameter.span, "convert it with .astype(...) before the launch"
+            "TW009",
+            f"'{name}' holds {parameter.dtype}, got an array of {dtype}",
+            parameter.span,
+            "convert it with .astype(...) before the launch",
         )
     if parameter.form == "buffer":
         leaves.append(Leaf(name, _flat(array, name, parameter.span)))
@@ -140,4 +145,3 @@ def checked_number(name: str, value: object, dtype: DType, span: Span) -> Number
     if not dtype.min_value <= int(value) <= dtype.max_value:
         raise UserError.at("TW006", f"'{name}' is {dtype}, which cannot hold {value}", span)
     return int(value)
-

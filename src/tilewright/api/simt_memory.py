@@ -85,7 +85,9 @@ def gpu_free(buffer: Any) -> None:
     """Give a buffer's memory back. Kernels already launched still run to their end."""
     known = _known("gpu_free", buffer)
     if known.freed:
-        raise DeviceError.at("TW033", f"gpu_free: the buffer {known.text}, allocated at {known.place}, was freed before, at {known.freed}")
+        raise DeviceError.at(
+            "TW033", f"gpu_free: the buffer {known.text}, allocated at {known.place}, was freed before, at {known.freed}"
+        )
     known.freed = caller() or "an unknown line"
     owner = _owner(buffer)
     del _allocations[id(owner)]
@@ -131,7 +133,9 @@ def _known(what: str, buffer: object) -> Allocation:
         if key in _freed:
             return _freed[key][1]
     shown = f"a {type(buffer).__name__}"
-    raise UserError.at("TW033", f"{what} was given {shown} that gpu_alloc did not make", help="arrays of other kinds free themselves")
+    raise UserError.at(
+        "TW033", f"{what} was given {shown} that gpu_alloc did not make", help="arrays of other kinds free themselves"
+    )
 
 
 def _checked(what: str, buffer: object, host: object, writing: bool) -> np.ndarray:
@@ -146,7 +150,8 @@ def _checked(what: str, buffer: object, host: object, writing: bool) -> np.ndarr
         raise UserError.at("TW009", f"{what} was given a {type(host).__name__} to write to, not a NumPy array")
     if values.size != buffer.size:
         raise UserError.at(
-            "TW004", f"{what}: the buffer {known.text}, allocated at {known.place}, has {buffer.size} elements, the host array {values.size}"
+            "TW004",
+            f"{what}: the buffer {known.text}, allocated at {known.place}, has {buffer.size} elements, the host array {values.size}",
         )
     dtype = buffer.dtype if isinstance(buffer, DeviceArray) else from_numpy(buffer.dtype)
     if from_numpy(values.dtype) is not dtype:
@@ -162,7 +167,9 @@ def _checked(what: str, buffer: object, host: object, writing: bool) -> np.ndarr
 def _leaks() -> str:
     items = [f"{a.text} ({a.nbytes} bytes), allocated at {a.place}" for a in _allocations.values()]
     count = len(items)
-    return f"{count} buffer{'s' if count > 1 else ''} of gpu_alloc {'were' if count > 1 else 'was'} not freed:\n  " + "\n  ".join(items)
+    return f"{count} buffer{'s' if count > 1 else ''} of gpu_alloc {'were' if count > 1 else 'was'} not freed:\n  " + "\n  ".join(
+        items
+    )
 
 
 @atexit.register

@@ -139,7 +139,17 @@ class SimtRunner:
         self, args: Sequence[SimtArg], config: Config, aliased: bool = False, vendor: str = "nvidia", facts: Facts | None = None
     ) -> Key:
         """All that code is made for."""
-        return (tuple(args), config.block, config.rank, config.shared_bytes, bool(config.count), config.check, aliased, vendor, facts)
+        return (
+            tuple(args),
+            config.block,
+            config.rank,
+            config.shared_bytes,
+            bool(config.count),
+            config.check,
+            aliased,
+            vendor,
+            facts,
+        )
 
     def built(
         self, args: Sequence[SimtArg], config: Config, aliased: bool = False, vendor: str = "nvidia", facts: Facts | None = None
@@ -174,7 +184,9 @@ class SimtRunner:
         names = [p.name for p in read_parameters(source)]
         if names != [p.name for p in self.parameters]:
             own = ", ".join(p.name for p in self.parameters)
-            raise UserError.at("TW016", f"{source.name} for {vendor} takes ({', '.join(names)}), but another definition ({own})", source.head())
+            raise UserError.at(
+                "TW016", f"{source.name} for {vendor} takes ({', '.join(names)}), but another definition ({own})", source.head()
+            )
         return source
 
     def built_with_steps(self, args: Sequence[SimtArg], config: Config) -> BuiltKernel:
@@ -232,7 +244,9 @@ class SimtRunner:
         for value in given:
             check_alive(value)
         parts = parts or split_values(self.parameters, values)
-        leaves, args = read_leaves(self.parameters, [replace(part, value=v) for part, v in zip(parts, moved, strict=True)], gpu=True)
+        leaves, args = read_leaves(
+            self.parameters, [replace(part, value=v) for part, v in zip(parts, moved, strict=True)], gpu=True
+        )
         loaded = self._load(args, config, leaves, gpu, device)
         artifact, written = loaded.program.artifact, loaded.built.written
         self._check_written(leaves, written)
@@ -280,7 +294,9 @@ class SimtRunner:
             given = Given(tuple(values), None, call.program, call.sizes, (), library, arrays, {}, call.apart, call.written)
             repeats.native.learn(given)
 
-    def _repeated(self, known: _Call, values: Sequence[object], moved: Sequence[object], place: _Place, repeats: Repeats | None) -> bool:
+    def _repeated(
+        self, known: _Call, values: Sequence[object], moved: Sequence[object], place: _Place, repeats: Repeats | None
+    ) -> bool:
         """A launch like an earlier one: only what the forms of the arguments do not say is looked at."""
         arrays = {name: value for name, value in zip(known.names, moved, strict=True) if isinstance(value, DeviceArray)}
         if any(arrays[name].readonly for name in known.written) or any(_overlap(arrays[a], arrays[b]) for a, b in known.apart):
@@ -332,9 +348,13 @@ class SimtRunner:
             if leaf.name not in written:
                 continue
             value = leaf.value
-            readonly = not value.flags.writeable if isinstance(value, np.ndarray) else isinstance(value, DeviceArray) and value.readonly
+            readonly = (
+                not value.flags.writeable if isinstance(value, np.ndarray) else isinstance(value, DeviceArray) and value.readonly
+            )
             if readonly:
-                raise UserError.at("TW018", f"'{leaf.name}' is read-only, but {self.source.name} writes to it", self.source.head())
+                raise UserError.at(
+                    "TW018", f"'{leaf.name}' is read-only, but {self.source.name} writes to it", self.source.head()
+                )
 
     # -- emulator -------------------------------------------------------------------------------------------------
 
@@ -373,7 +393,10 @@ def _check_independent(built: BuiltKernel) -> None:
         if shared or op.opcode == "atomic" or OPS[op.opcode].effect == "sync":
             what = "shared memory" if shared else f"'{op.opcode}'"
             raise UserError.at(
-                "TW012", f"{built.kernel.name} is marked @tw.vectorizable, but its threads meet in {what}", op.span, "drop the mark"
+                "TW012",
+                f"{built.kernel.name} is marked @tw.vectorizable, but its threads meet in {what}",
+                op.span,
+                "drop the mark",
             )
 
 
@@ -406,9 +429,4 @@ def _overlaps(leaves: Sequence[Leaf]) -> list[tuple[str, str]]:
         if _overlap(a.value, b.value)  # type: ignore[arg-type]
     ]
     hosted = [leaf for leaf in leaves if isinstance(leaf.value, np.ndarray)]
-    return found + [
-        (a.name, b.name)
-        for i, a in enumerate(hosted)
-        for b in hosted[i + 1 :]
-        if _share(a.value, b.value)
-    ]
+    return found + [(a.name, b.name) for i, a in enumerate(hosted) for b in hosted[i + 1 :] if _share(a.value, b.value)]

@@ -55,7 +55,9 @@ def is_explicit(path: str, kernel: str | None) -> bool:
     return kernel not in others if kernel is not None else not others
 
 
-def compile_explicit(path: str, kernel: str | None, arguments: str, target_name: str, stage: str | None, output: str | None, block: str) -> None:
+def compile_explicit(
+    path: str, kernel: str | None, arguments: str, target_name: str, stage: str | None, output: str | None, block: str
+) -> None:
     """Print a stage of one kernel, or write it to a file."""
     target = parse_target("sm_90a" if target_name == "cpu" and stage == "ptx" else target_name)
     stage = stage or ("ptx" if target.is_gpu else "asm")
@@ -84,7 +86,9 @@ def inspect_explicit(path: str, kernel: str | None, arguments: str, target_name:
     """What kernels take: threads, registers, spills, shared memory, and how many blocks a multiprocessor holds."""
     target = parse_target(target_name)
     if not target.is_gpu:
-        raise UserError.at("TW016", f"inspect of explicit kernels is about GPUs, not {target.name}", help="choose --target sm_90a")
+        raise UserError.at(
+            "TW016", f"inspect of explicit kernels is about GPUs, not {target.name}", help="choose --target sm_90a"
+        )
     chosen = _chosen(path, kernel)
     configured, values = _configured(chosen, parse_arguments(arguments), block)
     artifact = configured.compile(*values, target=target.name)
@@ -115,7 +119,9 @@ def _chosen(path: str, kernel: str | None) -> GpuKernel[...]:
     if kernel is None and len(known) == 1:
         return next(iter(known.values()))
     if kernel is None:
-        raise UserError.at("TW016", f"{path} has {len(known)} explicit kernels: {', '.join(known)}", help="choose one with --kernel NAME")
+        raise UserError.at(
+            "TW016", f"{path} has {len(known)} explicit kernels: {', '.join(known)}", help="choose one with --kernel NAME"
+        )
     if kernel not in known:
         raise UserError.at("TW016", f"{path} has no kernel '{kernel}'", help=f"its explicit kernels are {', '.join(known)}")
     return known[kernel]
@@ -126,7 +132,12 @@ def _configured(kernel: GpuKernel[...], given: Mapping[str, Given], block: str) 
     names = [p.name for p in kernel.parameters]
     unknown = [name for name in given if name not in names]
     if unknown:
-        raise UserError.at("TW016", f"--args: {kernel.__name__} has no argument '{unknown[0]}'", kernel.span, f"its arguments are {', '.join(names)}")
+        raise UserError.at(
+            "TW016",
+            f"--args: {kernel.__name__} has no argument '{unknown[0]}'",
+            kernel.span,
+            f"its arguments are {', '.join(names)}",
+        )
     shape = parse_index("--block", block)
     axes = len(shape) if isinstance(shape, tuple) else 1
     return kernel[(2,) * axes, shape], [_stand_in(p, given.get(p.name)) for p in kernel.parameters]

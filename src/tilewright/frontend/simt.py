@@ -92,7 +92,9 @@ def read_parameters(source: FunctionSource) -> tuple[Parameter, ...]:
     found = []
     for argument, default in zip([*positional, *arguments.kwonlyargs], defaults, strict=True):
         span = source.span(argument)
-        form, dtype, kind = ("", None, None) if argument.annotation is None else _annotation(reader, argument.annotation, argument.arg)
+        form, dtype, kind = (
+            ("", None, None) if argument.annotation is None else _annotation(reader, argument.annotation, argument.arg)
+        )
         value = NO_DEFAULT if default is None else _default(reader, default, argument.arg)
         fields = _struct_fields(reader, kind, argument) if kind is not None else ()
         found.append(Parameter(argument.arg, form, dtype, kind, value, span, fields))
@@ -133,7 +135,9 @@ def _meaning(reader: Statements, found: Val, node: ast.expr, name: str) -> tuple
             return "struct", None, found.object
     with reader.b.at(reader.span(node)):
         raise reader.fail(
-            f"'{name}' is annotated as {describe(found)}", "use a dtype such as tw.f32, tw.GpuBuffer[tw.f32], tw.Array, or a dataclass of these", "TW009"
+            f"'{name}' is annotated as {describe(found)}",
+            "use a dtype such as tw.f32, tw.GpuBuffer[tw.f32], tw.Array, or a dataclass of these",
+            "TW009",
         )
 
 
@@ -155,7 +159,9 @@ def _struct_fields(reader: Statements, kind: type, argument: ast.arg) -> tuple[P
         found = reader.captured(hint, name) if hint is not None else Host(None)
         form, dtype, inner = _meaning(reader, found, argument.annotation or ast.Constant(None), f"{argument.arg}.{name}")
         if inner is not None:
-            raise UserError.at("TW005", f"'{argument.arg}.{name}' is a struct inside a struct", span, "write its fields one by one")
+            raise UserError.at(
+                "TW005", f"'{argument.arg}.{name}' is a struct inside a struct", span, "write its fields one by one"
+            )
         fields.append(Parameter(name, form, dtype, None, NO_DEFAULT, span))
     return tuple(fields)
 
@@ -216,7 +222,9 @@ def _is_weak(arg: ArrayArg | ScalarArg) -> bool:
     return isinstance(arg, ScalarArg) and arg.weak
 
 
-def _declare(reader: Statements, parameters: Sequence[Parameter], args: Sequence[SimtArg], alike: Mapping[str, str]) -> list[Value]:
+def _declare(
+    reader: Statements, parameters: Sequence[Parameter], args: Sequence[SimtArg], alike: Mapping[str, str]
+) -> list[Value]:
     """Make the IR's parameters, and variables of the kernel that hold them."""
     made: list[Value] = []
 
@@ -298,5 +306,12 @@ def _guarded(reader: Statements, ops: list[Op], cooperative: bool, prologue: int
     body = Builder(reader.scope.source.head())
     body.ops = ops[start:]
     body.multi("yield")
-    guard = Op("if", (inside,), (), MappingProxyType({}), (Block((), tuple(body.ops)), Block((), tuple(empty.ops))), reader.scope.source.head())
+    guard = Op(
+        "if",
+        (inside,),
+        (),
+        MappingProxyType({}),
+        (Block((), tuple(body.ops)), Block((), tuple(empty.ops))),
+        reader.scope.source.head(),
+    )
     return [*ops[:start], *test.ops, guard]

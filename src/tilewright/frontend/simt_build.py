@@ -26,7 +26,14 @@ class Launch:
         self, block: tuple[int, int, int], rank: int = 3, shared_bytes: int = 0, guarded: bool = False, vendor: str = "nvidia", cluster: int = 1,
         steps: bool = False,
     ) -> None:  # fmt: skip
-        self.block, self.rank, self.shared_bytes, self.guarded, self.vendor, self.cluster = block, rank, shared_bytes, guarded, vendor, cluster
+        self.block, self.rank, self.shared_bytes, self.guarded, self.vendor, self.cluster = (
+            block,
+            rank,
+            shared_bytes,
+            guarded,
+            vendor,
+            cluster,
+        )
         self.steps = steps
         """Whether each statement is preceded by a `step` for the debugger."""
 
@@ -76,7 +83,9 @@ class Emitter(Numbers):
                 continue
             at = int(number.const)
             if extent.constant is not None and not -extent.constant <= at < extent.constant:
-                raise self.fail(f"index {at} of '{memory.name}' is outside: axis {axis} has extent {extent.constant}", code="TW013")
+                raise self.fail(
+                    f"index {at} of '{memory.name}' is outside: axis {axis} has extent {extent.constant}", code="TW013"
+                )
             found.append(self.b.index(at if at >= 0 else extent + at))
         return found
 
@@ -86,7 +95,9 @@ class Emitter(Numbers):
     def store(self, memory: Memory, indices: Sequence[Val], number: Num, **attrs: Attr) -> None:
         dtype = memory.type.dtype
         if memory.type.space == "constant":
-            raise self.fail(f"'{memory.name}' is captured from outside the kernel and cannot be written", "pass it as an argument", "TW015")
+            raise self.fail(
+                f"'{memory.name}' is captured from outside the kernel and cannot be written", "pass it as an argument", "TW015"
+            )
         value = self.use(self.convert(number, dtype, f"'{memory.name}'"))
         self.b.emit("store", (memory.value, *self.place(memory, indices), value), attrs)
 
@@ -177,7 +188,9 @@ def arguments(emitter: Emitter, given: Arguments, word: str, names: Sequence[str
     found = dict(zip(names, given.items, strict=False))
     for name, val in given.named.items():
         if name not in names:
-            raise emitter.fail(f"tilewright.{word} has no argument '{name}'", f"its arguments are {', '.join(names) or 'none'}", "TW016")
+            raise emitter.fail(
+                f"tilewright.{word} has no argument '{name}'", f"its arguments are {', '.join(names) or 'none'}", "TW016"
+            )
         if name in found:
             raise emitter.fail(f"tilewright.{word} got '{name}' twice", code="TW016")
         found[name] = val

@@ -101,7 +101,9 @@ class Expressions(Emitter):
         while scope is not None:
             if node.id in scope.variables:
                 if node.id in scope.missing:
-                    raise self.fail(f"'{node.id}' may have no value here", f"assign '{node.id}' on every way that leads here", "TW017")
+                    raise self.fail(
+                        f"'{node.id}' may have no value here", f"assign '{node.id}' on every way that leads here", "TW017"
+                    )
                 return scope.variables[node.id]
             if node.id in local_names(scope.node or scope.source.node):
                 raise self.fail(f"'{node.id}' has no value yet", "assign it before it is used", "TW017")
@@ -155,7 +157,9 @@ class Expressions(Emitter):
             raise self.fail(f"'{name}' is an array {shown}, which cannot be constant memory", "pass it as an argument", "TW009")
         if value.nbytes > _CONSTANT_BYTES:
             raise self.fail(
-                f"'{name}' has {value.nbytes} bytes; a kernel's constant memory has {_CONSTANT_BYTES}", "pass it as an argument", "TW020"
+                f"'{name}' has {value.nbytes} bytes; a kernel's constant memory has {_CONSTANT_BYTES}",
+                "pass it as an argument",
+                "TW020",
             )
         wide = value if dtype.kind in "biu" else value.astype(np.float64)
         made = self.array(name, value.shape, dtype, "constant", values=tuple(wide.reshape(-1).tolist()))
@@ -235,7 +239,12 @@ class Expressions(Emitter):
         if (lanes := simd.comparison(self, node)) is not None:
             return lanes
         first = self.read(node.left)
-        if isinstance(first, Host) and (dtype := as_dtype(first)) is not None and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq | ast.NotEq):
+        if (
+            isinstance(first, Host)
+            and (dtype := as_dtype(first)) is not None
+            and len(node.ops) == 1
+            and isinstance(node.ops[0], ast.Eq | ast.NotEq)
+        ):
             return literal((as_dtype(self.read(node.comparators[0])) is dtype) == isinstance(node.ops[0], ast.Eq))
         with self.b.at(self.span(node.left)):
             left = self.number(first, "an operand of a comparison")
@@ -270,7 +279,9 @@ class Expressions(Emitter):
             if name in NAMESPACES:
                 return Word(name)
             if owner.name in NAMESPACES:
-                known = sorted(k.rsplit(".", 1)[1] for k in (*VALUES, *NAMESPACES) if k.rsplit(".", 1)[0] == owner.name and "." in k)
+                known = sorted(
+                    k.rsplit(".", 1)[1] for k in (*VALUES, *NAMESPACES) if k.rsplit(".", 1)[0] == owner.name and "." in k
+                )
                 raise self.fail(f"tilewright.{owner.name} has no '{node.attr}'", f"it has {', '.join(known)}", "TW002")
             raise self.fail(f"tilewright.{owner.name} has no '{node.attr}'", code="TW002")
         if isinstance(owner, Memory):
@@ -278,7 +289,9 @@ class Expressions(Emitter):
         if isinstance(owner, Record):
             found = owner.get(node.attr)
             if found is None:
-                raise self.fail(f"{describe(owner)} has no field '{node.attr}'", f"its fields are {', '.join(owner.names)}", "TW002")
+                raise self.fail(
+                    f"{describe(owner)} has no field '{node.attr}'", f"its fields are {', '.join(owner.names)}", "TW002"
+                )
             return found
         if isinstance(owner, Simd):
             return simd.member(self, owner, node.attr)
@@ -328,7 +341,10 @@ class Expressions(Emitter):
 
     def _item(self, owner: Seq | Record, index: ast.expr) -> Val:
         if isinstance(index, ast.Slice):
-            bounds = [None if b is None else self.constant(self.read(b), "the bound of a slice") for b in (index.lower, index.upper, index.step)]
+            bounds = [
+                None if b is None else self.constant(self.read(b), "the bound of a slice")
+                for b in (index.lower, index.upper, index.step)
+            ]
             return Seq(owner.items[slice(*bounds)])
         at = self.constant(self.read(index), "the index into a tuple")
         if not -len(owner.items) <= at < len(owner.items):
@@ -393,12 +409,18 @@ class Expressions(Emitter):
             return self._make_record(called.object, given)
         if isinstance(called, Host) and getattr(called.object, "__simt_kernel__", False):
             name = getattr(called.object, "__name__", "a kernel")
-            raise self.fail(f"'{name}' is a kernel and cannot be called from another", "mark what both use with @tw.device, or not at all")
-        raise self.fail(f"{describe(called)} cannot be called in an explicit kernel", "call words of Tilewright and Python functions", "TW005")
+            raise self.fail(
+                f"'{name}' is a kernel and cannot be called from another", "mark what both use with @tw.device, or not at all"
+            )
+        raise self.fail(
+            f"{describe(called)} cannot be called in an explicit kernel", "call words of Tilewright and Python functions", "TW005"
+        )
 
     def _make_record(self, kind: type, given: Arguments) -> Val:
         fields = record_fields(kind)
-        bound = bind(self, kind.__name__, tuple(fields), given, {n: v for n, v in fields.items() if v is not inspect.Parameter.empty})
+        bound = bind(
+            self, kind.__name__, tuple(fields), given, {n: v for n, v in fields.items() if v is not inspect.Parameter.empty}
+        )
         return Record(kind, tuple(fields), tuple(bound.values()))
 
     def assign(self, name: str, val: Val) -> Val:

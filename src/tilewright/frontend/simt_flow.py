@@ -61,7 +61,9 @@ class Flow(Expressions):
         if met is None:
             assert known is not None
             raise self.fail(
-                f"'{name}' is {known[0]} at one place and {pair[0]} here", f"convert the value, for instance with tw.{known[0]}(...)", "TW006"
+                f"'{name}' is {known[0]} at one place and {pair[0]} here",
+                f"convert the value, for instance with tw.{known[0]}(...)",
+                "TW006",
             )
         if met != known:
             self.types.pairs[key] = met
@@ -133,7 +135,8 @@ class Flow(Expressions):
                     scope.variables[name] = found
                 elif isinstance(a, Memory) and isinstance(b, Memory):
                     raise self.fail(
-                        f"'{name}' stands for '{a.name}' on one way and for '{b.name}' on the other", "choose between elements: x[i] if c else y[i]"
+                        f"'{name}' stands for '{a.name}' on one way and for '{b.name}' on the other",
+                        "choose between elements: x[i] if c else y[i]",
                     )
                 elif name in scope.variables:
                     del scope.variables[name]

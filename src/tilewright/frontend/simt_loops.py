@@ -70,7 +70,9 @@ class Loops(Flow):
                 return
         val = self.read(iterated)
         if not isinstance(val, Seq | Record):
-            raise self.unsupported(iterated, f"a loop over {describe(val)}", "loop over range(...), tw.unrolled(range(...)) or a tuple")
+            raise self.unsupported(
+                iterated, f"a loop over {describe(val)}", "loop over range(...), tw.unrolled(range(...)) or a tuple"
+            )
         self._each(node, val.items)
 
     def _no_else(self, node: ast.For | ast.While) -> None:
@@ -79,7 +81,9 @@ class Loops(Flow):
 
     def _bounds(self, call: ast.Call) -> tuple[Num, Num, Num]:
         if call.keywords or not 1 <= len(call.args) <= 3:
-            raise self.unsupported(call, f"range with {len(call.args) + len(call.keywords)} arguments", "give one to three integers")
+            raise self.unsupported(
+                call, f"range with {len(call.args) + len(call.keywords)} arguments", "give one to three integers"
+            )
         numbers = [self.integer(self.read(a), "an argument of range") for a in call.args]
         if len(numbers) == 1:
             numbers.insert(0, literal(0))
@@ -135,7 +139,9 @@ class Loops(Flow):
             low, high, step = self._bounds(call)
             pair = join(join(low.pair, high.pair) or low.pair, step.pair)
             if pair is None or not pair[0].is_int:
-                raise self.fail(f"the bounds of a range are {low.dtype}, {high.dtype} and {step.dtype}", "convert them to one type", "TW006")
+                raise self.fail(
+                    f"the bounds of a range are {low.dtype}, {high.dtype} and {step.dtype}", "convert them to one type", "TW006"
+                )
             dtype, weak = pair[0], "index" if pair[1] else ""
             first, last = self.use(low, dtype), self.use(high, dtype)
             count_down = step.const is not None and step.const < 0
@@ -195,11 +201,16 @@ class Loops(Flow):
         before = scope.save()
         names = self._carried(node, [*body, *heads], [counter] if counter else [], [*stops, breaking, continuing])
         forms = {name: self._carried_form(name, before) for name in names}
-        slots = [(name, path, self._slot_pair(name, path, number)) for name, form in forms.items() for path, number in leaves(form)]
+        slots = [
+            (name, path, self._slot_pair(name, path, number)) for name, form in forms.items() for path, number in leaves(form)
+        ]
         initial = [self._leaf(before.variables.get(name), path, pair, self.b) for name, path, pair in slots]
 
         def enter(values: Sequence[Value]) -> None:
-            incoming = iter(Num(pair[0], "index" if pair[1] == "int" else pair[1], value) for (_, _, pair), value in zip(slots, values, strict=True))
+            incoming = iter(
+                Num(pair[0], "index" if pair[1] == "int" else pair[1], value)
+                for (_, _, pair), value in zip(slots, values, strict=True)
+            )
             for name, form in forms.items():
                 scope.variables[name] = rebuilt(form, incoming)
             scope.missing = set(before.missing) | {name for name in forms if name not in before.variables}

@@ -184,7 +184,11 @@ class Numbers:
         met = meet(left, right)
         if met is None:
             name = a.dtype.name if a.dtype.is_float else b.dtype.name if b.dtype.is_float else "i64"
-            raise self.fail(f"'{sign}' of {a.dtype} and {b.dtype} would lose data", f"convert one of them, for instance with tw.{name}(...)", "TW006")
+            raise self.fail(
+                f"'{sign}' of {a.dtype} and {b.dtype} would lose data",
+                f"convert one of them, for instance with tw.{name}(...)",
+                "TW006",
+            )
         for one, other in ((a, b), (b, a)):
             if one.const is not None and one.weak == "int" and not other.weak and other.dtype.is_int:
                 self._fitting(one.const, met[0])
@@ -272,7 +276,9 @@ class Numbers:
             pair = self._meeting(opcode, Num(*pair), other)
         dtype, weak = pair
         if not dtype.is_float:
-            dtype, weak = (self.default_float, "float") if weak or dtype.is_bool else (f64 if dtype.bits > 16 else self.default_float, "")
+            dtype, weak = (
+                (self.default_float, "float") if weak or dtype.is_bool else (f64 if dtype.bits > 16 else self.default_float, "")
+            )
         return Num(dtype, weak, self.b.op(opcode, *(self.use(n, dtype) for n in numbers)))
 
     # -- choices --------------------------------------------------------------------------------------------------
@@ -333,7 +339,11 @@ class Numbers:
             second = b()
         met = (bool_, "") if first.dtype.is_bool and second.dtype.is_bool else meet(first.pair, second.pair)
         if met is None:
-            raise self.fail(f"the choice is {first.dtype} or {second.dtype}", f"convert one of them, for instance with tw.{first.dtype}(...)", "TW006")
+            raise self.fail(
+                f"the choice is {first.dtype} or {second.dtype}",
+                f"convert one of them, for instance with tw.{first.dtype}(...)",
+                "TW006",
+            )
         weak = "index" if met[1] == "int" else met[1]
         values = []
         for number, builder in ((first, left), (second, right)):
@@ -374,4 +384,6 @@ def as_dtype(val: Val) -> DType | None:
 
 def _is_quick(ops: Sequence[Op]) -> bool:
     """Whether ops may be executed where they were not asked for, and cost little."""
-    return len(ops) <= _SHORT and all(OPS[op.opcode].is_pure and not op.regions and OPS[op.opcode].group != "function" for op in ops)
+    return len(ops) <= _SHORT and all(
+        OPS[op.opcode].is_pure and not op.regions and OPS[op.opcode].group != "function" for op in ops
+    )

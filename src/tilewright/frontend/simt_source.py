@@ -80,7 +80,9 @@ def _definition(name: str, module: ast.Module, span: Span) -> ast.FunctionDef:
     if isinstance(found, ast.AsyncFunctionDef):
         raise UserError.at("TW005", f"'{name}' is an async function", span, "write it with a plain 'def'")
     if found is None or found.name != name:
-        raise UserError.at("TW005", f"'{name}' is not a kernel: only a 'def' can be one", span, "write it as a function with 'def'")
+        raise UserError.at(
+            "TW005", f"'{name}' is not a kernel: only a 'def' can be one", span, "write it as a function with 'def'"
+        )
     return found
 
 
@@ -90,7 +92,9 @@ def _lambda(function: Callable[..., object], module: ast.Module, span: Span, pla
     if len(found) > 1:
         names = function.__code__.co_varnames[: function.__code__.co_argcount]
         starts = {(line - place.line_offset, column) for line, _, column, _ in function.__code__.co_positions() if line}
-        found = [n for n in found if tuple(a.arg for a in n.args.args) == names and (n.body.lineno, n.body.col_offset) in starts] or found
+        found = [
+            n for n in found if tuple(a.arg for a in n.args.args) == names and (n.body.lineno, n.body.col_offset) in starts
+        ] or found
     if len(found) != 1:
         raise UserError.at("TW005", f"{len(found)} lambdas stand on this line", span, "write it as a function with 'def'")
     return found[0]

@@ -91,7 +91,9 @@ class Statements(Loops):
                 self._step(node)
             handler = _HANDLERS.get(type(node))
             if handler is None:
-                raise self.unsupported(node, *_HELP.get(type(node), (f"'{type(node).__name__}'", "use assignments, if, for and while")))
+                raise self.unsupported(
+                    node, *_HELP.get(type(node), (f"'{type(node).__name__}'", "use assignments, if, for and while"))
+                )
             handler(self, node)
 
     def _step(self, node: ast.stmt) -> None:
@@ -162,7 +164,9 @@ class Statements(Loops):
         if not isinstance(owner, Record) or not isinstance(target.value, ast.Name):
             raise self.fail(f"{describe(owner)} has no fields to write to", code="TW015")
         if target.attr not in owner.names:
-            raise self.fail(f"{describe(owner)} has no field '{target.attr}'", f"its fields are {', '.join(owner.names)}", "TW002")
+            raise self.fail(
+                f"{describe(owner)} has no field '{target.attr}'", f"its fields are {', '.join(owner.names)}", "TW002"
+            )
         items = tuple(val if name == target.attr else item for name, item in zip(owner.names, owner.items, strict=True))
         self.assign(target.value.id, Record(owner.kind, owner.names, items))
 
@@ -234,7 +238,9 @@ class Statements(Loops):
         arguments = called.node.args
         for extra, star in ((arguments.vararg, "*"), (arguments.kwarg, "**")):
             if extra is not None:
-                raise self.fail(f"'{called.name}' takes '{star}{extra.arg}', which device functions cannot", "name every parameter")
+                raise self.fail(
+                    f"'{called.name}' takes '{star}{extra.arg}', which device functions cannot", "name every parameter"
+                )
         parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
         count = len(arguments.posonlyargs) + len(arguments.args)
         defaults: list[ast.expr | None] = [None] * (count - len(arguments.defaults))

@@ -52,7 +52,8 @@ def jumps(node: ast.AST, own: bool = False) -> frozenset[type]:
 def _ends_block(statements: Sequence[ast.stmt]) -> bool:
     """Whether what stands after these statements is never reached from them."""
     return any(
-        isinstance(s, ast.Return | ast.Break | ast.Continue) or (isinstance(s, ast.If) and _ends_block(s.body) and _ends_block(s.orelse))
+        isinstance(s, ast.Return | ast.Break | ast.Continue)
+        or (isinstance(s, ast.If) and _ends_block(s.body) and _ends_block(s.orelse))
         for s in statements
     )
 

@@ -46,7 +46,9 @@ def flat_accesses(kernel: Kernel) -> Kernel:
         assert isinstance(memory.type, Tensor)
         rank = memory.type.rank
         index = _linear(b, memory.type, [b.cast(v, i64) for v in op.operands[1 : 1 + rank]], sums)
-        return b.emit(op.opcode, (flat[memory], index, *op.operands[1 + rank :]), op.attrs, op.results[0].name if op.results else "")
+        return b.emit(
+            op.opcode, (flat[memory], index, *op.operands[1 + rank :]), op.attrs, op.results[0].name if op.results else ""
+        )
 
     done = rewrite(kernel, one)
     return replace(done, params=tuple(flat.get(p, p) for p in kernel.params))

@@ -204,14 +204,14 @@ def orders(flags: Buffer[tw.u32], data: Buffer[tw.f64], o: Buffer[tw.f64]):
             o[0] = data[0]
         tw.fence("system")
         tw.atomic_add(flags, 1, 5, scope="system", order="acq_rel")
-        tw.atomic_max(flags, 2, tw.u32(tw.block.x) + 7, scope="block")
+        tw.atomic_max(flags, 2 + tw.block.x, tw.u32(tw.block.x) + 7, scope="block")
     old = tw.atomic_cas(data, tw.thread.x + 1, 0.0, 2.5, order="acquire")
     if old == 0.0:
         tw.atomic_exchange(o, tw.thread.x + 1, 1.0)
 
 
 def check_orders(before: list[np.ndarray], after: list[np.ndarray]) -> None:
-    assert after[0][:3].tolist() == [1, 10, 8]
+    assert after[0][:4].tolist() == [1, 10, 7, 8]
     assert after[1][:130].tolist() == [42.0] + [2.5] * 128 + [0.0]
     assert after[2][:130].tolist() == [42.0] + [1.0] * 128 + [0.0]
 

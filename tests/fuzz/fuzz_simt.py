@@ -1,6 +1,6 @@
 """A strategy for random explicit kernels: Python source that is free of races by construction.
 
-A kernel has three i32 variables and works on them with arithmetic, loads, conditions, loops with `break` and `continue`, `while`,
+A kernel has three i32 variables and an f32 one, and works on them with arithmetic, loads, conditions, loops with `break` and `continue`, `while`,
 device functions, shuffles, votes, and exchanges through shared memory between barriers. What needs all threads (barriers, shuffles,
 votes) is only made where all of them come: at the top, in loops of a constant length, in conditions that are the same for all.
 """
@@ -79,6 +79,17 @@ class _Writer:
     def assign(self, depth: int) -> None:
         self.add(depth, f"{self.pick(*VARIABLES)} {self.pick('=', '+=', '^=', '=')} {self.expression()}")
 
+    def float(self, depth: int) -> None:
+        """Sums and products, which every device rounds alike, kept within bounds."""
+        number = f"tw.f32({self.pick(*VARIABLES)} % {self.pick(3, 8, 17)})"
+        self.add(depth, self.pick(
+            f"f = f * {self.pick('0.5', '0.75', '-1.25', '0.1')} + {number}", f"f = f - {number} * 0.3", f"f = f if f < {number} else -f",
+            f"f = min(max(f, {number} - 9.0), {number} + 9.5)", f"f = {number} / 7.0 - f", "f = abs(f) + 0.5",
+        ))  # fmt: skip
+        self.add(depth, "f = min(max(f, -1000.0), 1000.0)")
+        if self.pick(True, False):
+            self.add(depth, f"{self.pick(*VARIABLES)} += tw.i32(f)")
+
     def exchange(self, depth: int) -> None:
         """Through shared memory: each thread writes its own element and reads another's."""
         source, target, step = self.pick(*VARIABLES), self.pick(*VARIABLES), self.number(0, self.block)
@@ -108,6 +119,8 @@ class _Writer:
             f"tw.i32(tw.ballot({self.condition()}) & 1023)", f"tw.i32(tw.vote_any({self.condition()}))", f"tw.i32(tw.vote_all({self.condition()}))",
         )  # fmt: skip
         self.add(depth, f"{target} = {word}")
+        if self.pick(True, False):
+            self.add(depth, f"f = tw.shuffle_xor(f, {self.number(0, 31)})")
 
     def branch(self, depth: int, uniform: bool, size: int) -> None:
         same = uniform and self.pick(True, False)
@@ -139,7 +152,7 @@ class _Writer:
 
     def statements(self, depth: int, uniform: bool, size: int) -> None:
         for _ in range(self.number(1, 3)):
-            kinds = ["assign", "assign"]
+            kinds = ["assign", "assign", "float"]
             if size > 0:
                 kinds += ["branch", "loop", "repeated"]
             if uniform:
@@ -162,10 +175,10 @@ def simt_kernels(draw: st.DrawFn) -> SimtKernel:
         "@tw.device", "def mixed(p, q):", "    if p > q:", "        return p - q", "    return p * 3 + q", "",
         "@tw.gpu", "def fuzzed(x: tw.GpuBuffer[tw.i32], y: tw.GpuBuffer[tw.i32], n: tw.i32):",
         f"    s = tw.shared({block}, tw.i32)", "    bins = tw.shared(4, tw.i32)", "    t = tw.i32(tw.thread.x)", "    i = tw.i32(tw.gpu_thread_id())",
-        f"    a, b, c = x[i % {INPUTS}], t + 1, tw.i32(7)",
+        f"    a, b, c, f = x[i % {INPUTS}], t + 1, tw.i32(7), tw.f32(0.5)",
     )  # fmt: skip
     writer.lines += head
     writer.statements(1, True, 3)
     writer.statements(1, True, 2)
-    writer.add(1, "y[i] = a + 31 * b + 1009 * c")
+    writer.add(1, "y[i] = a + 31 * b + 1009 * c + tw.bitcast(f, tw.i32)")
     return SimtKernel("\n".join(writer.lines) + "\n", grid, block)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 def all_cases() -> list[Case]:
     """Every case, by kind of bug."""
-    from simt_gallery import barriers, bounds, global_races, shared_races, uninitialised, warps
+    from simt_gallery import barriers, bounds, copies, global_races, shared_races, uninitialised, warps
 
-    modules = (bounds, shared_races, global_races, barriers, uninitialised, warps)
+    modules = (bounds, shared_races, global_races, barriers, uninitialised, warps, copies)
     return [case for module in modules for case in module.gallery.cases]

@@ -32,6 +32,8 @@ class Case:
     shared: int = 0
     numbers: tuple[float, ...] = ()
     """Arguments after the arrays."""
+    only_gpu: bool = False
+    """Whether a CPU has nothing of the kind."""
     tool: str = ""
     """The tool of compute-sanitizer that sees the bug on a GPU: memcheck or racecheck; empty where none does."""
 

@@ -1,6 +1,6 @@
 """NVIDIA's compute-sanitizer over the gallery: does it see the bugs the emulator sees, and nothing in the good twins?
 
-    python -m simt_gallery.sanitize [--out FILE]        # from tests/, with a GPU, CuPy and compute-sanitizer
+    python -m simt_gallery.sanitize --out simt_gallery/sanitizer.json    # from tests/, with a GPU, CuPy and compute-sanitizer
 
 For each tool one process runs the bad kernels that name it, and one all the good twins; arrays are allocated one by one, so that
 the tool knows where each ends. Out: a line for each kernel that the two do not agree about, and the counts; with `--out` all of it
@@ -82,6 +82,12 @@ def run_tool(path: str, kind: str, tool: str, seconds: int) -> dict[str, object]
     return {"tool": tool, "kind": kind, "reports": reports}
 
 
+def _device() -> str:
+    import tilewright as tw
+
+    return next((device.name for device in tw.devices() if device.type == "cuda"), "no GPU")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
@@ -107,7 +113,8 @@ def main() -> None:
         for name in wrong:
             print(f"    {name}: {reports[name]} reports")
     if options.out:
-        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        record = {"device": _device(), "tool": path, "runs": results}
+        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

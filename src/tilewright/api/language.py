@@ -124,8 +124,9 @@ def full(shape: int | tuple[int, ...], value: float, dtype: DType | None = None)
     _only_in_kernels("full")
 
 
-def shared(shape: int | tuple[int, ...], dtype: DType | None = None) -> Array:
-    """Inside a loop: an array that each iteration of the loops around has for itself."""
+def shared(shape: int | tuple[int, ...], dtype: DType | None = None, align: int = 16) -> Array:
+    """Inside a loop: an array that each iteration of the loops around has for itself. In an explicit kernel: an array that the threads of a
+    block share, at a multiple of `align` bytes."""
     _only_in_kernels("shared")
 
 

@@ -127,7 +127,7 @@ class GpuKernel(Generic[P]):
     def parameters(self) -> tuple[Parameter, ...]:
         return read_parameters(self.source)
 
-    @property
+    @functools.cached_property
     def span(self) -> Span:
         return self.source.head()
 

@@ -109,7 +109,7 @@ def barrier_or(predicate: object) -> bool:
 
 
 def named_barrier(number: int, threads: int) -> None:
-    """Barrier 0 to 15 of the block among that many of its threads, whole warps: each arrives before any leaves."""
+    """Barrier 1 to 15 of the block among that many of its threads, whole warps: each arrives before any leaves."""
     _only_in_kernels("named_barrier")
 
 

@@ -24,6 +24,8 @@ _LETTERS = {16: "h", 32: "r", 64: "l", 128: "q"}
 _SIGNED = {i32: "s32", u32: "u32", i64: "s64", u64: "u64"}
 _ADDED = {i32: "u32", u32: "u32", i64: "u64", u64: "u64", f32: "f32", f64: "f64", f16: "noftz.f16", bf16: "noftz.bf16"}
 _RMW = {"and": "and", "or": "or", "xor": "xor", "exchange": "xchg", "inc": "uinc_wrap", "dec": "udec_wrap"}
+_TURNS, _DELAY, _LONGEST = 32, 32, 13
+"""A thread that has failed to change an element more often than this stays away for so many nanoseconds, doubled at most so often."""
 _PTX_128, _PTX_128_EVERYWHERE, _PTX_VECTOR = 83, 84, 81
 """The PTX versions, times ten, that have accesses of 128 bits, those of the whole system, and additions of vectors of f32."""
 
@@ -184,21 +186,33 @@ def _loop(access: _Access, kind: str) -> str:
     access.fence(("release", "acq_rel"))
     words = f"relaxed.{access.scope}.{access.space}"
     first = access.assembly(f"ld.{words}.b{bits} $0, [$1];", number, _LETTERS[bits])
-    again, swap, done = (w.new_label(name) for name in ("again", "swap", "swapped"))
-    before, old = w.label, w.fresh("old")
+    again, swap, retry, done = (w.new_label(name) for name in ("again", "swap", "retry", "swapped"))
+    before, old, failures = w.label, w.fresh("old"), w.fresh("failures")
     w.line(f"br label %{again}")
     w.open_label(again)
     place = len(w.lines)
-    w.lines.append("")
+    w.lines += ["", ""]
     value = _next(access, kind, from_integer(w, old, dtype.llvm, bits))
     new = as_integer(w, value, dtype.llvm, bits)
     assert w.label == again, "a step of a compare-and-swap loop is straight-line code"
     w.line(f"br i1 {w.let(f'icmp eq {number} {new}, {old}')}, label %{done}, label %{swap}")
     w.open_label(swap)
     found = _swap(access, old, new, words)
-    w.line(f"br i1 {w.let(f'icmp eq {number} {found}, {old}')}, label %{done}, label %{again}")
+    w.line(f"br i1 {w.let(f'icmp eq {number} {found}, {old}')}, label %{done}, label %{retry}")
+    w.open_label(retry)
+    # The lanes of one warp take turns. Where very many threads want one element, each would wait behind the attempts of all others: those
+    # that have failed often stay away, longer each time.
+    following = w.let(f"add i32 {failures}, 1")
+    beyond = w.call("i32", "llvm.usub.sat.i32", ("i32", failures), ("i32", str(_TURNS)))
+    shift = w.call("i32", "llvm.umin.i32", ("i32", beyond), ("i32", str(_LONGEST)))
+    often = w.let(f"icmp ne i32 {beyond}, 0")
+    delay = w.let(f"select i1 {often}, i32 {w.let(f'shl i32 {_DELAY}, {shift}')}, i32 0")
+    w.call("void", "llvm.nvvm.nanosleep", ("i32", delay))
+    current = access.assembly(f"ld.{words}.b{bits} $0, [$1];", number, _LETTERS[bits])
+    w.line(f"br label %{again}")
     location = w.dialect.location(access.op)
-    w.lines[place] = f"  {old} = phi {number} [ {first}, %{before} ], [ {found}, %{swap} ]{location}"
+    w.lines[place] = f"  {old} = phi {number} [ {first}, %{before} ], [ {current}, %{retry} ]{location}"
+    w.lines[place + 1] = f"  {failures} = phi i32 [ 0, %{before} ], [ {following}, %{retry} ]{location}"
     w.open_label(done)
     access.fence(("acquire", "acq_rel"))
     return from_integer(w, old, dtype.llvm, bits)

@@ -206,7 +206,7 @@ def document() -> str:
         "Generated from the tables of words and ops by `python -m tilewright.frontend.simt_document`. All names are `tw.` names; inside a function marked",
         "`@tw.gpu` they are instructions, elsewhere calling one is an error. The third column has the ops of the thread stage ([ops.md](ops.md)), the last",
         "one the first generation of NVIDIA GPUs that has them; for another target a kernel that uses one is refused with its line. The emulator runs all",
-        "of them, and checks how they are used; the CPU those that are not about matrix units, asynchronous copies, mbarriers, clusters, accesses of 128 bits or the timer of all multiprocessors.", "",
+        "of them, with the checks of [emulator.md](emulator.md); the CPU those that are not about matrix units, asynchronous copies, mbarriers, clusters, accesses of 128 bits or the timer of all multiprocessors.", "",
     ]  # fmt: skip
     for heading, said, names in _GROUPS:
         lines += [f"## {heading}", ""]

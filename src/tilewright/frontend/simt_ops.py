@@ -303,8 +303,8 @@ def word_of(value: object) -> str | None:
 
 
 def table() -> Sequence[tuple[str, str]]:
-    """Every word with its line of documentation."""
-    return [(name, (call.__doc__ or "").strip().splitlines()[0]) for name, call in CALLS.items()]
+    """Every word that has a line of documentation, with it."""
+    return [(name, call.__doc__.strip().splitlines()[0]) for name, call in CALLS.items() if call.__doc__]
 
 
 CONSTANTS = {"inf": math.inf, "nan": math.nan, "pi": math.pi, "e": math.e}

@@ -15,6 +15,8 @@ from tilewright.frontend.simt_values import NOTHING, Arguments, Num, Seq, Text, 
 from tilewright.ir.nodes import Attr, Value
 from tilewright.ir.ops_simt import REDUX, RELATIONS
 
+_NAMED = 15
+"""Named barriers of a block, besides its own."""
 _LOG2_E, _LN_2 = 1.4426950408889634, 0.6931471805599453
 
 
@@ -172,8 +174,10 @@ def _named(name: str, doc: str, **attrs: Attr) -> None:
         threads = e.constant(found["threads"], "threads")
         if threads < 32 or threads % 32 or threads > e.launch.threads:
             raise e.fail(f"{name} of {threads} threads", f"give a multiple of 32 up to the block's {e.launch.threads}", "TW009")
-        number = e.use(e.integer(found["number"], "the barrier's number"), i32)
-        e.b.emit("named_barrier", (number,), {"threads": threads, **attrs})
+        which = e.integer(found["number"], "the barrier's number")
+        if which.const is not None and not 1 <= which.const <= _NAMED:
+            raise e.fail(f"{name} number {which.const}", f"there are numbers 1 to {_NAMED}; 0 is the block's own barrier", "TW009")
+        e.b.emit("named_barrier", (e.use(which, i32),), {"threads": threads, **attrs})
         return NOTHING
 
     call.__doc__ = f"`{name}(number, threads)`: {doc}"
@@ -181,7 +185,7 @@ def _named(name: str, doc: str, **attrs: Attr) -> None:
 
 
 _named(
-    "named_barrier", "barrier 0 to 15 of the block among that many of its threads, whole warps: each arrives before any leaves."
+    "named_barrier", "barrier 1 to 15 of the block among that many of its threads, whole warps: each arrives before any leaves."
 )
 _named("named_arrive", "arrive at such a barrier without waiting.", arrive=True)
 plain(

@@ -42,10 +42,12 @@ class Place:
             return f"%{self.flags}s" % bool(value)
         if self.dtype.is_float:
             return f"%{self.flags}{self.kind}" % float(value)
-        number = int(value)
+        number, flags = int(value), self.flags
         if self.kind in "xXo":
             number &= (1 << max(self.dtype.bits, 32)) - 1
-        return f"%{self.flags}{'d' if self.kind == 'u' else self.kind}" % number
+        if not number:
+            flags = flags.replace("#", "")  # C puts no 0x before a zero
+        return f"%{flags}{'d' if self.kind == 'u' else self.kind}" % number
 
 
 Piece = str | Place
@@ -78,7 +80,8 @@ def _place(spec: str, dtype: DType) -> Place:
     match = _SPEC.fullmatch(spec)
     kind = match["kind"] if match else None
     default = {"f": "g", "i": "d", "u": "u", "b": "s"}[dtype.kind]
-    if match is None or (kind is not None and kind not in _KINDS[dtype.kind]):
+    wrong = match is None or (kind is not None and kind not in _KINDS[dtype.kind])
+    if match is None or wrong or (match["alternate"] and kind not in ("x", "X")):
         raise FormatError(
             f"{dtype} cannot be written as {spec!r}: sign, width, precision and one of {_KINDS[dtype.kind] or 'nothing'}"
         )

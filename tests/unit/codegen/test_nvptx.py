@@ -22,13 +22,14 @@ from tilewright.compile.build import llvm_text
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Stage, Value, walk
 from tilewright.ir.ops import OPS
+from tilewright.ir.ops_lanes import DEFINITIONS as LANE_DEFINITIONS
 from tilewright.ir.program import Array, KernelCall, Program
 from tilewright.ir.types import Tensor
 
 KNOWN = set((Path(__file__).parents[2] / "data" / "llvm22_nvvm.txt").read_text().split())
 """Every NVVM intrinsic of LLVM 22 of the families Tilewright uses, overload suffixes left off."""
-UNREACHABLE = {"panel_begin", "panel_dot", "panel_end", "step"}
-"""Ops no pass makes for GPUs."""
+UNREACHABLE = {"panel_begin", "panel_dot", "panel_end", "step", "fault", *(row.name for row in LANE_DEFINITIONS)}
+"""Ops no pass makes for GPUs: those of CPUs, and of the debugger."""
 
 
 @pytest.mark.requires("ptxas")

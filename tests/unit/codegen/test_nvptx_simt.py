@@ -10,6 +10,7 @@ import pytest
 
 from instruction_kernels import (
     Maker,
+    atomic_orders,
     atomic_vectors,
     atomic_wide,
     atomics,
@@ -106,6 +107,15 @@ def test_floats_without_an_instruction_are_loops() -> None:
     on_ampere, on_hopper = (ptx_of(atomics(bf16).kernel, target) for target in ("sm_80", "sm_90a"))
     assert "add.noftz.bf16" in on_hopper
     assert "add.noftz.bf16" not in on_ampere
+
+
+def test_those_who_fail_often_stay_away() -> None:
+    """A loop around compare-and-swap sleeps, and looks again before the next attempt: without, very many threads would never get through."""
+    ptx = ptx_of(atomics(u64).kernel)
+    after = ptx[ptx.index("nanosleep.u32") :]
+    assert after.index("ld.relaxed.gpu.global.b64") < after.index("bra")
+    # Kinds that are one instruction have no loop.
+    assert "nanosleep" not in ptx_of(atomic_orders("global", i32).kernel)
 
 
 def test_neighbours_are_added_together_where_that_is_one_instruction() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Callable
 
 import numpy as np
@@ -13,6 +14,7 @@ from tilewright.base.dtypes import DType, bf16, f16, f32, f64, i16, i32, i64, u3
 from tilewright.base.errors import CompilerBug, UserError
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
+from tilewright.ir.printing import pieces, printf_format, written
 
 CASES = {case.name: case for case in instruction_cases()}
 RUNS: dict[str, dict[str, np.ndarray]] = {}
@@ -409,6 +411,7 @@ def test_prints_come_in_the_order_of_threads(capsys: pytest.CaptureFixture[str])
         ("{0}", "a place is {} or {:format}, got {0}"),
         ("{!r}", "a place is {} or {:format}, got {!r}"),
         ("{", "Single '{' encountered"),
+        ("{:#o}", "i32 cannot be written as '#o'"),
         ("{:f}", "i32 cannot be written as 'f': sign, width, precision and one of dxXo"),
     ],
 )
@@ -416,6 +419,22 @@ def test_prints_that_cannot_be(text: str, message: str) -> None:
     m = Maker("wrong")
     with pytest.raises(CompilerBug, match=re.escape(message)):
         m.b.multi("print", m.b.const(1, i32), text=text)
+
+
+@pytest.mark.parametrize(
+    ("spec", "dtype", "value", "wanted"),
+    [
+        ("", f32, 0.1, "0.1"), ("", f64, 1e20, "1e+20"), ("", f32, np.inf, "inf"), ("", f32, np.nan, "nan"), (".3e", f32, 1234.5, "1.234e+03"),
+        ("<6d", i32, -7, "-7    "), (">+6", i32, 7, "    +7"), ("06", i64, -7, "-00007"), ("#x", u32, 0, "0"), ("#X", u32, 255, "0XFF"),
+        ("x", i16, -1, "ffffffff"), ("x", i64, -1, "f" * 16), ("o", u32, 8, "10"), ("", u64, (1 << 64) - 1, str((1 << 64) - 1)),
+    ],
+)  # fmt: skip
+def test_numbers_are_written_as_c_does(spec: str, dtype: DType, value: float, wanted: str) -> None:
+    parts = pieces(f"<{{:{spec}}}>", [dtype])
+    assert written(parts, [value]) == f"<{wanted}>"
+    made = subprocess.run(["printf", printf_format(parts).replace("ll", ""), str(value)], capture_output=True, text=True, check=True).stdout
+    if not (dtype is i16 and spec == "x"):  # the shell's has 64 bits
+        assert made == f"<{wanted}>"
 
 
 def test_a_failed_assertion_names_the_thread() -> None:

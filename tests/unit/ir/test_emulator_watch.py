@@ -292,3 +292,29 @@ def test_a_flag_must_not_be_an_ordinary_element() -> None:
     store = 'fence {scope = "device"} atomic_store %out, %c0, %c1 {order = "relaxed", scope = "device"}'
     text = message(HANDED_ON.format(store=store, load=PLAIN_LOAD), grid=2)
     assert "race on global memory: atomic_store of 'out'[0], which block (0), thread 0 loads" in text
+
+
+def test_the_help_for_narrow_atomics() -> None:
+    body = '%o = atomic %out, %c0, %c1 {kind = "add", scope = "block"} : i64'
+    with pytest.raises(UserError, match="help: atomics of scope 'block' hold for one block only: use scope 'device'"):
+        run(body, grid=2)
+
+
+def test_blocks_that_run_again_do_not_race_with_themselves() -> None:
+    """Warps pass barriers in loops whose lengths differ between blocks: run together they hold one another up."""
+    body = """
+        %n = add %b, %c1 : i64
+        %low = lt %t, %c32 : bool
+        %half = mod %t, %c32 : i64
+        %o = mul %b, %c64 : i64
+        %i = add %o, %t : i64
+        %j = xor %i, %c32 : i64
+        for %c0, %n, %c1 (%k: i64) {
+        store %out, %i, %k
+        barrier
+        %v = load %out, %j : i64
+        barrier
+        yield
+        }
+    """
+    assert (run(body, grid=3)[:192] == np.repeat(np.arange(3), 64)).all()

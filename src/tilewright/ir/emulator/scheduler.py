@@ -267,7 +267,7 @@ def _launch(kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments, wait
     if grid and grid[0] % waits.cluster:
         raise fault(f"a grid of {grid[0]} blocks along x is not made of clusters of {waits.cluster}", kernel.span)
     at_once = waits.blocks_at_once(-(-kernel.threads // WARP) * WARP, total)
-    watch = Watch(kernel, total, arguments, waits.clocked) if is_explicit(kernel) else None
+    watch = Watch(kernel, total, arguments, waits.clocked, waits.cluster) if is_explicit(kernel) else None
     pending = deque((first, min(at_once, total - first)) for first in range(0, total, at_once))
     active: list[tuple[Team, Iterator[None]]] = []
     idle = 0
@@ -328,7 +328,6 @@ def _together(
     """Run blocks in one team. Blocks that pass barriers differently can hold one another up there, which single blocks do
     not, and warps that wait for one another likewise: then memory is put back and the answer is no."""
     team = _team(kernel, sizes, arguments, waits, first, blocks, watch)
-    known = watch.saved() if watch is not None else ()
     memories = [m for m in team.machine.memories.values() if m.flat.flags.writeable]
     before = [memory.flat.copy() for memory in memories]
     try:
@@ -338,6 +337,6 @@ def _together(
         for memory, saved in zip(memories, before, strict=True):
             memory.flat[:] = saved
         if watch is not None:
-            watch.restore(known)
+            watch.forget_blocks(first, blocks)
         return False
     return True

@@ -75,6 +75,13 @@ class History:
         self.read: tuple[Slot, Slot] | None = None
         self.updated: tuple[Slot, Slot] | None = None
 
+    def drop(self, first: int, blocks: int) -> None:
+        """Forget the accesses of these blocks."""
+        for slot in (self.written, *(self.read or ()), *(self.updated or ())):
+            if slot is not None:
+                block = slot.who >> THREADS
+                slot.who[(block >= first) & (block < first + blocks)] = -1
+
     def pair(self, name: str) -> tuple[Slot, Slot]:
         found: tuple[Slot, Slot] | None = getattr(self, name)
         if found is None:
@@ -94,10 +101,11 @@ class Race:
 
 @dataclass(eq=False)
 class Order:
-    """What the blocks of one launch know of one another. `apart`: what warps of a block do to each other is not looked at."""
+    """What the blocks of one launch know of one another. `apart`: what warps of a cluster do to each other is not looked at."""
 
     blocks: int
     apart: bool = False
+    cluster: int = 1
     ops: list[Op] = field(default_factory=list)
     numbers: dict[Op, int] = field(default_factory=dict)
     stamp: int = 0
@@ -156,7 +164,9 @@ class Order:
         ordered = (then >> EPOCH < moment >> EPOCH) | ((apart >> LANES == 0) & (then < moment))
         if self.apart:
             ordered |= apart >> LANES != 0
-        ordered &= apart >> THREADS == 0
+            ordered &= _block(before) // self.cluster == _block(now) // self.cluster
+        else:
+            ordered &= apart >> THREADS == 0
         if self.releases and not ordered.all():
             phase = slot.phase[places[at]]
             for each in np.flatnonzero(~ordered):

@@ -8,7 +8,6 @@ arrays that nobody writes are not watched at all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,8 @@ Array = np.ndarray
 WARP = 32
 WHO = Value(INDEX, "who")
 """The lane's thread in the launch, as `thread_races` counts them."""
-_DONE = {"load": "loads", "store": "stores", "atomic": "updates", "atomic_load": "loads", "atomic_store": "stores"}
+_DONE = {"load": "loads", "store": "stores", "atomic": "updates", "atomic_load": "loads", "atomic_store": "stores",
+         "copy_async": "copies to"}  # fmt: skip
 _READS = frozenset({"load", "load_remote", "ldmatrix"})
 
 
@@ -63,9 +63,9 @@ def address(array: Array) -> int:
 class Watch:
     """What all machines of a launch share."""
 
-    def __init__(self, kernel: Kernel, blocks: int, arguments: Sequence[object], apart: bool) -> None:
+    def __init__(self, kernel: Kernel, blocks: int, arguments: Sequence[object], apart: bool, cluster: int = 1) -> None:
         self.kernel = kernel
-        self.order = Order(blocks, apart)
+        self.order = Order(blocks, apart, cluster)
         self.arenas = self._arenas(kernel, arguments)
         self.syncs = any(op.opcode == "fence" or op.attrs.get("order") in RELEASES for op in walk(kernel.body))
         """Whether an atomic can tell a thread of another's writes."""
@@ -97,15 +97,11 @@ class Watch:
         for arena in self.arenas:
             arena.history = None
 
-    def saved(self) -> tuple[object, ...]:
-        """What `restore` puts back; ops are not copied, so that they stay the same."""
-        order = self.order
-        return deepcopy([a.history for a in self.arenas]), order.stamp, deepcopy(order.releases), order.phase.copy()
-
-    def restore(self, saved: tuple[object, ...]) -> None:
-        histories, self.order.stamp, self.order.releases, self.order.phase = saved  # type: ignore[assignment]
-        for arena, history in zip(self.arenas, histories, strict=True):  # type: ignore[call-overload]
-            arena.history = history
+    def forget_blocks(self, first: int, blocks: int) -> None:
+        """These blocks run again: what they did does not count. What it hid of other blocks' accesses is not known any more."""
+        for arena in self.arenas:
+            if arena.history is not None:
+                arena.history.drop(first, blocks)
 
 
 class Watcher:
@@ -150,7 +146,8 @@ class Watcher:
     # -- accesses ---------------------------------------------------------------------------------------------------
 
     def allocate(self, memory: Memory) -> None:
-        if memory.space == "shared":
+        # What blocks of a cluster do to one another's shared memory is ordered by other means, which clocks know.
+        if memory.space == "shared" and self.machine.cluster == 1:
             self.shared[memory] = History(memory.flat.size)
 
     def _history(
@@ -234,7 +231,9 @@ class Watcher:
             help = "put a sync of the warp, or a barrier, between the two accesses"
         else:
             help = "put a barrier between the two accesses"
-        if race.op is op:
+        if op.opcode.startswith("atomic") and race.op.opcode.startswith("atomic"):
+            help = "atomics of scope 'block' hold for one block only: use scope 'device'"
+        elif race.op is op:
             help = "let one thread do it, or use an atomic"
         raise fault(
             f"race on {memory.space} memory: {op.opcode} of {element_text(memory, place)}, which {who} {does} {where} "

@@ -60,13 +60,17 @@ def on_cpu(explicit: Kernel, outputs: Sequence[str] = ("o",), **inputs: np.ndarr
 
 
 def compare(explicit: Kernel, outputs: Sequence[str] = ("o",), **inputs: np.ndarray | float) -> dict[str, np.ndarray]:
-    """Run on the emulator and on the CPU; the results must be the same to the bit."""
+    """Run on the emulator and on the CPU, and on the emulator what the CPU runs; the results must be the same to the bit."""
     found = on_cpu(explicit, outputs, **inputs)
     wanted = {name: np.zeros_like(array) for name, array in found.items()}
     given = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in inputs.items()}
     run_program(support.program(explicit, outputs), given, wanted)
+    again = {name: np.zeros_like(array) for name, array in found.items()}
+    whole = support.program(threads_to_loops(explicit, host_cpu()), outputs)
+    run_program(whole, {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in inputs.items()}, again)
     for name, array in wanted.items():
         np.testing.assert_array_equal(found[name], array, name)
+        np.testing.assert_array_equal(again[name], array, name)
     return found
 
 

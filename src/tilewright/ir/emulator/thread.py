@@ -28,6 +28,7 @@ from tilewright.ir.emulator.bulk import Bulk
 from tilewright.ir.emulator.copies import Copies
 from tilewright.ir.emulator.divergence import elsewhere
 from tilewright.ir.emulator.frames import BLOCK, EXISTS, LANE, SLOT, THREAD, Frame
+from tilewright.ir.emulator.lanes import Lanes
 from tilewright.ir.emulator.machine import Barrier, Fork, GridBarrier, Pause, Results, Steps, advance
 from tilewright.ir.emulator.matrix import Matrix
 from tilewright.ir.emulator.memory import Memory, fault
@@ -175,6 +176,7 @@ class ThreadMachine(RacingMachine):
         self.copy_units = Copies(self)
         Matrix(self)
         Panels(self)
+        Lanes(self)
         SimtOps(self)
         Bulk(self)
         Stepping(self)

@@ -123,6 +123,8 @@ def _written(kernel: Kernel) -> set[Value]:
     """The tensors the kernel writes, by itself or through the copy engine, or as another parameter (`coherent`)."""
     coherent = kernel.attrs.get("coherent", ())
     assert isinstance(coherent, tuple)
+    if kernel.attrs.get("aliased"):
+        return set(kernel.params)
     others = {kernel.params[i] for i in coherent if isinstance(i, int)}
     mapped = {op.results[0]: op.operands[0] for op in walk(kernel.body) if op.opcode == "tensor_map"}
     stores = {mapped[op.operands[2]] for op in walk(kernel.body) if op.opcode == "tma_store"}
@@ -334,7 +336,7 @@ def nvptx_function(kernel: Kernel, entry: str, target: Target) -> tuple[str, set
             align = f" align {param.type.align}" if param.type.align else ""
             readonly = "" if param in dialect.written else " readonly"
             # What other blocks write before a barrier of the grid is read after it: LLVM must not think it knows all accesses.
-            noalias = "" if cooperative and param in dialect.written else " noalias"
+            noalias = "" if kernel.attrs.get("aliased") or (cooperative and param in dialect.written) else " noalias"
             params.append(f"ptr addrspace(1){noalias}{readonly}{align} {name}")
         else:
             assert isinstance(param.type, Scalar)

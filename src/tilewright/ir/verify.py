@@ -52,7 +52,7 @@ def verify_program(program: Program) -> None:
             if isinstance(array, Array) and array.role != role:
                 raise fail(f"{role} {array.name!r} is marked as {array.role}")
             arrays[array.name] = array
-    bound = {binding.name for binding in program.bindings()}
+    bound = {binding.name for binding in program.bindings()} | set(program.launch_sizes)
     for array in arrays.values():
         if isinstance(array, Array):
             for size in (*array.type.shape, *array.type.strides):

@@ -43,7 +43,7 @@ class _Simplifier:
         self.mapping: dict[Value, Value] = {}
         self.constants: dict[Value, Number] = {}
         written = {op.operands[0] for op in walk(kernel.body) if op.opcode in _WRITERS}
-        self.read_only = {p for p in kernel.params if p not in written}
+        self.read_only = set() if kernel.attrs.get("aliased") else {p for p in kernel.params if p not in written}
 
     def block(self, block: Block, outer: dict[Key, tuple[Value, ...]]) -> Block:
         seen = dict(outer)

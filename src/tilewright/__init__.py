@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from tilewright.api.memory import Pool, default_pool, memory_pool
     from tilewright.api.pipeline import Pipeline, parallel, stage
     from tilewright.api.profile import Profile, profile
+    from tilewright.api.regions import parallel_gpu, prange
     from tilewright.api.simt import GpuKernel, gpu, gpu_launch
     from tilewright.api.simt_language import (
         GpuBuffer,
@@ -273,8 +274,10 @@ __all__ = [
     "minimum",
     "ones",
     "parallel",
+    "parallel_gpu",
     "pinned",
     "pow",
+    "prange",
     "prod",
     "profile",
     "q4_0",
@@ -356,6 +359,7 @@ _LATER = {
     "tilewright.api.notebook": ("load_ipython_extension", "unload_ipython_extension"),
     "tilewright.api.pipeline": ("Pipeline", "parallel", "stage"),
     "tilewright.api.profile": ("Profile", "profile"),
+    "tilewright.api.regions": ("parallel_gpu", "prange"),
     "tilewright.api.simt": ("GpuKernel", "gpu", "gpu_launch"),
     "tilewright.api.simt_language": (
         "GpuBuffer", "atomic_add", "atomic_and", "atomic_cas", "atomic_dec", "atomic_exchange", "atomic_inc", "atomic_max",

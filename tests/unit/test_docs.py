@@ -63,7 +63,7 @@ def label(value: object) -> str:
 # -- python ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/language.md", "docs/python.md", "docs/runtime-streams.md", "docs/zynml.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/language.md", "docs/parallel-loops.md", "docs/python.md", "docs/runtime-streams.md", "docs/zynml.md"])
 def test_python_blocks_run_and_print_what_they_say(name: str, tmp_path: Path) -> None:
     lines: list[str] = []
     expected: list[str] = []

@@ -72,6 +72,8 @@ class _Finder:
         factor = first.factor(self.number)
         if factor == ZERO or factor != second.factor(self.number):
             return False
+        if factor.constant is not None and factor.constant < 0:
+            factor = factor * -1
         a, b = self._rest(first), self._rest(second)
         if a is None or b is None or a[0] != b[0]:
             return False

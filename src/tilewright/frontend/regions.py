@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import linecache
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FrameType
@@ -36,6 +37,7 @@ class Loop:
     body: tuple[ast.stmt, ...]
     place: Place
     head: Span
+    node: ast.stmt
     reads: tuple[str, ...]
 
 
@@ -54,7 +56,7 @@ def loop_of_frame(frame: FrameType, what: str) -> Loop:
         raise UserError.at("TW005", f"{what} is not what a 'for' goes over", span, f"write: for i in {what}:")
     if node.orelse:
         raise UserError.at("TW005", "'else' of a loop that becomes a kernel", place.span(node.orelse[0]), "write it after the loop")
-    return _loop(f"loop_{node.lineno}", _names(node.target, place), node.body, place, place.head(node))
+    return _loop(f"loop_{node.lineno}", _names(node.target, place), node, place)
 
 
 def loop_of_function(source: FunctionSource) -> Loop:
@@ -65,7 +67,7 @@ def loop_of_function(source: FunctionSource) -> Loop:
     arguments = [*node.args.posonlyargs, *node.args.args]
     if node.args.vararg or node.args.kwarg or node.args.kwonlyargs or node.args.defaults:
         raise UserError.at("TW005", "a region takes only the numbers it counts with", source.head())
-    return _loop(node.name, tuple(a.arg for a in arguments), node.body, source.place, source.head(), inside=False)
+    return _loop(node.name, tuple(a.arg for a in arguments), node, source.place)
 
 
 @lru_cache(maxsize=64)
@@ -81,18 +83,11 @@ def _names(target: ast.expr, place: Place) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _loop(name: str, targets: tuple[str, ...], body: list[ast.stmt], place: Place, head: Span, inside: bool = True) -> Loop:
-    if inside:
-        body = [_Continues(place).visit(_copy(stmt)) for stmt in body]
+def _loop(name: str, targets: tuple[str, ...], node: ast.For | ast.FunctionDef, place: Place) -> Loop:
+    body = [_Continues(place).visit(deepcopy(stmt)) for stmt in node.body] if isinstance(node, ast.For) else node.body
     scan = _Scan(place, targets)
     scan.block(body, set(targets))
-    return Loop(name, targets, tuple(body), place, head, tuple(scan.reads))
-
-
-def _copy(node: ast.stmt) -> ast.stmt:
-    from copy import deepcopy
-
-    return deepcopy(node)
+    return Loop(name, targets, tuple(body), place, place.head(node), node, tuple(scan.reads))
 
 
 class _Continues(ast.NodeTransformer):
@@ -138,7 +133,6 @@ class _Scan:
         self.place = place
         self.targets = targets
         self.reads: dict[str, None] = {}
-        self._first: dict[str, ast.Name] = {}
 
     def block(self, body: Sequence[ast.stmt], known: set[str]) -> None:
         """Look at statements in order; `known` are names that are set by then, and grows."""
@@ -147,7 +141,7 @@ class _Scan:
         for name, read in self._early(body, known, stored):
             written = self.place.span(stored[name])
             raise UserError.at(
-                "TW023",
+                "TW012",
                 f"'{name}' is carried from one iteration to the next: written at line {written.line}, read at line {self.place.span(read).line}",
                 self.place.span(read),
                 "iterations run at the same time: keep a value for each in an array, or use tw.gpu_reduce",
@@ -195,7 +189,6 @@ def _leaves(body: Sequence[ast.stmt]) -> bool:
 
 def outline(loop: Loop, parameters: Sequence[str], same: Mapping[str, str], names: Mapping[str, object], step: int) -> FunctionSource:
     """The loop as a kernel's function over `parameters`. `same` gives names that are another name's array."""
-    at: ast.stmt = loop.body[0]
     made: list[ast.stmt] = []
     number = _call(THREAD)
     for axis, target in reversed(list(enumerate(loop.targets))):
@@ -206,12 +199,12 @@ def outline(loop: Loop, parameters: Sequence[str], same: Mapping[str, str], name
             number = ast.BinOp(number, ast.FloorDiv(), ast.Name(f"{EXTENT}{axis}", ast.Load()))
         made.append(ast.Assign([ast.Name(target, ast.Store())], value))
     arguments = [ast.arg(name) for name in parameters]
-    body = [*made, *(_Rename(same).visit(_copy(stmt)) for stmt in loop.body)] if same else [*made, *loop.body]
+    body = [*made, *(_Rename(same).visit(deepcopy(stmt)) for stmt in loop.body)] if same else [*made, *loop.body]
     node = ast.FunctionDef(loop.name, ast.arguments([], arguments, None, [], [], None, []), body, [], None)
     for part in [*made, *arguments]:
         for inner in ast.walk(part):
-            ast.copy_location(inner, at)
-    ast.copy_location(node, at)
+            ast.copy_location(inner, loop.node)
+    ast.copy_location(node, loop.node)
     return FunctionSource(loop.name, node, loop.place, names)
 
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.runtime import cuda
 
-pytestmark = pytest.mark.skipif(not cuda.devices(), reason="no GPU")
+pytestmark = pytest.mark.requires("cuda")
 
 
 def random(n: int) -> np.ndarray:

@@ -20,7 +20,6 @@ from tilewright.base.errors import CompilerBug, DeviceError, TargetLimit, Tilewr
 if TYPE_CHECKING:
     from tilewright.api.array_files import read_values
     from tilewright.api.arrays import allocate, array, asarray, copy, from_dlpack, pinned, to_device
-    from tilewright.api.auto_parallel import AutoParallel, auto_parallel
     from tilewright.api.compute import load
     from tilewright.api.debugging import debug
     from tilewright.api.devices import (
@@ -96,11 +95,11 @@ if TYPE_CHECKING:
         zeros_like,
     )
     from tilewright.api.memory import Pool, default_pool, memory_pool
-    from tilewright.api.parallel_gpu import parallel_gpu
     from tilewright.api.pipeline import Pipeline, parallel, stage
     from tilewright.api.primitive_sorts import gpu_argsort, gpu_run_lengths, gpu_sort, gpu_unique
     from tilewright.api.primitives import gpu_filter, gpu_histogram, gpu_map, gpu_reduce, gpu_scan, gpu_transpose
     from tilewright.api.profile import Profile, profile
+    from tilewright.api.regions import parallel_gpu, prange
     from tilewright.api.simd import CpuFunction, cpu
     from tilewright.api.simt import GpuKernel, gpu, gpu_launch
     from tilewright.api.simt_instructions import (
@@ -294,7 +293,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Array",
-    "AutoParallel",
     "CompileTarget",
     "CompilerBug",
     "CpuFunction",
@@ -339,7 +337,6 @@ __all__ = [
     "atomic_store",
     "atomic_sub",
     "atomic_xor",
-    "auto_parallel",
     "ballot",
     "barrier",
     "barrier_and",
@@ -510,6 +507,7 @@ __all__ = [
     "pinned",
     "popcount",
     "pow",
+    "prange",
     "prefetch",
     "prod",
     "profile",
@@ -609,7 +607,6 @@ __all__ = [
 _LATER = {
     "tilewright.api.array_files": ("read_values",),
     "tilewright.api.arrays": ("allocate", "array", "asarray", "copy", "from_dlpack", "pinned", "to_device"),
-    "tilewright.api.auto_parallel": ("AutoParallel", "auto_parallel"),
     "tilewright.api.compute": ("load",),
     "tilewright.api.devices": ("Device", "compute_devices", "cpu_partitions", "default_device", "devices", "set_default_device"),
     "tilewright.api.debugging": ("debug",),
@@ -627,12 +624,12 @@ _LATER = {
     ),
     "tilewright.api.memory": ("Pool", "default_pool", "memory_pool"),
     "tilewright.api.notebook": ("load_ipython_extension", "unload_ipython_extension"),
-    "tilewright.api.parallel_gpu": ("parallel_gpu",),
     "tilewright.api.pipeline": ("Pipeline", "parallel", "stage"),
     "tilewright.api.primitive_sorts": ("gpu_argsort", "gpu_run_lengths", "gpu_sort", "gpu_unique"),
     "tilewright.api.primitives": ("gpu_filter", "gpu_histogram", "gpu_map", "gpu_reduce", "gpu_scan", "gpu_transpose"),
     "tilewright.api.profile": ("Profile", "profile"),
     "tilewright.api.simd": ("CpuFunction", "cpu"),
+    "tilewright.api.regions": ("parallel_gpu", "prange"),
     "tilewright.api.simt": ("GpuKernel", "gpu", "gpu_launch"),
     "tilewright.api.simt_instructions": (
         "active_mask", "atomic_load", "atomic_store", "barrier_and", "barrier_count", "barrier_or", "brev",

@@ -160,7 +160,7 @@ class Session:
 
     def measure(self, case: Case) -> Record:
         record = measure(case, self.machine.clock, self.plan, self.setting, self.copy_rate(case.dtype))
-        self._release()
+        self.release()
         return record
 
     def copy_rate(self, dtype: str) -> float:
@@ -174,7 +174,7 @@ class Session:
             nbytes = 2 * source.numel() * source.element_size()
             self._copy_rates[dtype] = nbytes / statistics.median(times) / 1e6
             del source, target
-            self._release()
+            self.release()
         return self._copy_rates[dtype]
 
     def copy_record(self, dtype: str) -> Record:
@@ -192,7 +192,7 @@ class Session:
         rounds = 5 if self.quick else 15
         return measure(case, self.machine.host_clock, Plan(rounds, 1, 20, 4.0), self.setting)
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """Give memory back, so that no case finds what another left."""
         gc.collect()
         if self.machine.device != "cpu":

@@ -17,6 +17,9 @@ NEEDED = {
     "runtime": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
     "zyn": {"torch": "torch"},
     "zyn-cpu": {"torch": "torch"},
+    "primitives": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
+    "primitives-cpu": {"torch": "torch", "numba": "numba"},
+    "simt": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
 }
 """Module and the package that has it, by kind of run."""
 
@@ -36,7 +39,7 @@ def require(kind: str) -> None:
             f"the {kind} benchmarks compare with {', '.join(NEEDED[kind])}, and this Python has no {', '.join(missing)}\n"
             f"help: run {how}"
         )
-    if kind in ("gpu", "runtime", "zyn"):
+    if kind in ("gpu", "runtime", "zyn", "simt", "primitives"):
         torch = importlib.import_module("torch")
         if not torch.cuda.is_available():
             raise PeerMissing(

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import contraction_run
-from bench.harness import HostClock, Plan, Record, Setting, measure
+from bench.harness import Case, HostClock, Plan, Record, Setting, measure
 from bench.peers import PeerMissing, require
 from tilewright.base.errors import TilewrightError
 
 RESULTS = Path(__file__).resolve().parent / "results"
-KINDS = ("cpu", "gpu", "runtime", "zyn", "zyn-cpu", *contraction_run.KINDS)
+KINDS = ("cpu", "gpu", "runtime", "zyn", "zyn-cpu", "simt", "primitives", "primitives-cpu", *contraction_run.KINDS)
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,43 @@ def gpu_jobs(setting: Setting, quick: bool, wanted: Callable[[str], bool]) -> li
     return [*copies, *jobs, Job("launch_host", ("launch_host",), lambda: iter([session.launch_overhead()]))]
 
 
+def simt_jobs(setting: Setting, quick: bool) -> list[Job]:
+    from bench import gpu, simt
+
+    session = gpu.Session.open(setting, quick)
+    return [
+        Job(case.label, (case.op,), lambda case=case: iter([session.measure(case)]))  # type: ignore[misc]
+        for case in simt.cases(session.machine, quick)
+    ]
+
+
 def runtime_jobs(setting: Setting, quick: bool) -> list[Job]:
     from bench import runtime, runtime_graphs, runtime_grid, runtime_memory
 
     session = runtime.Session.open(setting, quick)
     rows = (*runtime.ROWS, *runtime_graphs.ROWS, *runtime_grid.ROWS, *runtime_memory.ROWS)
     return [Job(row.__name__, (row.__name__,), lambda row=row: iter([row(session)])) for row in rows]  # type: ignore[misc]
+
+
+def primitive_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
+    from bench import primitives
+
+    if kind == "primitives-cpu":
+        plan = Plan(rounds=5, per_round=3, warmups=1, seconds=2.0) if quick else Plan(rounds=15, per_round=3, warmups=2, seconds=10.0)
+        clock = HostClock()
+        return [
+            Job(case.label, (case.op,), lambda case=case: iter([measure(case, clock, plan, setting)]))  # type: ignore[misc]
+            for case in primitives.cpu_cases(quick)
+        ]
+    from bench import gpu
+
+    session = gpu.Session.open(setting, quick)
+
+    def run(case: Case) -> Iterator[Record]:
+        yield measure(case, session.machine.clock, session.plan, setting, session.copy_rate("f32"))
+        session.release()
+
+    return [Job(case.label, (case.op,), lambda case=case: run(case)) for case in primitives.gpu_cases(quick)]  # type: ignore[misc]
 
 
 def contraction_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
@@ -140,8 +171,10 @@ def main(
             jobs = contraction_jobs(kind, setting, quick)
         elif kind in ("zyn", "zyn-cpu"):
             jobs = zyn_jobs(kind, setting, quick)
-        elif kind == "runtime":
-            jobs = runtime_jobs(setting, quick)
+        elif kind in ("runtime", "simt"):
+            jobs = (runtime_jobs if kind == "runtime" else simt_jobs)(setting, quick)
+        elif kind.startswith("primitives"):
+            jobs = primitive_jobs(kind, setting, quick)
         else:
             jobs = (cpu_jobs if kind == "cpu" else gpu_jobs)(setting, quick, wanted)
     except TilewrightError as error:

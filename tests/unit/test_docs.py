@@ -64,7 +64,13 @@ def label(value: object) -> str:
 # -- python ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/language.md", "docs/python.md", "docs/runtime-streams.md", "docs/zynml.md"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "README.md", "docs/emulator.md", "docs/explicit-kernels.md", "docs/explicit-kernels-instructions.md", "docs/language.md",
+        "docs/parallel-loops.md", "docs/python.md", "docs/runtime-streams.md", "docs/simd.md", "docs/zynml.md",
+    ],
+)  # fmt: skip
 def test_python_blocks_run_and_print_what_they_say(name: str, tmp_path: Path) -> None:
     lines: list[str] = []
     expected: list[str] = []

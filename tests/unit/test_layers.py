@@ -16,11 +16,12 @@ for _layer, _imports in (
     ("frontend", {"base", "tree", "ir"}),
     ("analysis", {"base", "tree", "ir", "frontend"}),
     ("passes", {"base", "tree", "ir", "frontend", "analysis"}),
+    ("primitives", {"base", "tree", "ir", "frontend", "analysis", "passes"}),
     ("codegen", {"base", "tree", "ir", "frontend", "analysis", "passes"}),
     ("runtime", {"base", "tree", "ir", "frontend", "analysis", "passes"}),
-    ("compile", {"base", "tree", "ir", "frontend", "analysis", "passes", "codegen", "runtime"}),
-    ("api", {"base", "tree", "ir", "frontend", "analysis", "passes", "codegen", "runtime", "compile"}),
-    ("cli", {"base", "tree", "ir", "frontend", "analysis", "passes", "codegen", "runtime", "compile", "api"}),
+    ("compile", {"base", "tree", "ir", "frontend", "analysis", "passes", "primitives", "codegen", "runtime"}),
+    ("api", {"base", "tree", "ir", "frontend", "analysis", "passes", "primitives", "codegen", "runtime", "compile"}),
+    ("cli", {"base", "tree", "ir", "frontend", "analysis", "passes", "primitives", "codegen", "runtime", "compile", "api"}),
 ):
     BELOW[_layer] = frozenset(_imports)
 

@@ -48,12 +48,12 @@ class Affine:
 Forms = dict[Value, Affine]
 
 
-def analyse(kernel: Kernel) -> Forms:
-    """Affine forms of all i64 values defined in the kernel."""
-    forms: Forms = {}
+def analyse(kernel: Kernel, given: Forms | None = None) -> Forms:
+    """Affine forms of all i64 values defined in the kernel; those of some values may be given."""
+    forms: Forms = dict(given or {})
     for param in kernel.params:
         if param.type == Scalar(i64):
-            forms[param] = Affine(((param, ONE),))
+            forms.setdefault(param, Affine(((param, ONE),)))
     _block(kernel.body, forms)
     return forms
 
@@ -65,7 +65,7 @@ def _block(block: Block, forms: Forms) -> None:
         for region in op.regions:
             _block(region, forms)
         for result in op.results:
-            if result.type == Scalar(i64):
+            if result.type == Scalar(i64) and result not in forms:
                 forms[result] = _form(op, forms) or Affine(((result, ONE),))
 
 

@@ -51,8 +51,9 @@ def least_sizes(kernel: Kernel) -> dict[str, int]:
     return found
 
 
-def analyse(kernel: Kernel) -> dict[Value, Range]:
-    known: dict[Value, Range] = {}
+def analyse(kernel: Kernel, given: Mapping[Value, Range] | None = None) -> dict[Value, Range]:
+    """The ranges of index values; those of some parameters may be given."""
+    known: dict[Value, Range] = dict(given or {})
     cluster = kernel.attrs.get("cluster", 1)
     assert isinstance(cluster, int)
     _block(kernel.body, known, {"thread_id": kernel.threads, "cluster_rank": cluster})

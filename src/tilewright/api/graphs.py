@@ -28,6 +28,7 @@ from tilewright.runtime import streams
 from tilewright.runtime.device_array import DeviceArray
 from tilewright.runtime.futures import Future, GpuFuture
 from tilewright.runtime.host_graphs import HostGraph
+from tilewright.runtime.libraries import is_array
 
 if TYPE_CHECKING:
     from tilewright.runtime.graphs import CudaGraph
@@ -54,7 +55,7 @@ class Graph:
             raise UserError.at("TW016", f"the name of an input is {name!r}", help="use a name such as 'x'")
         if name in self._inputs:
             raise UserError.at("TW016", f"the graph has an input '{name}' already")
-        if isinstance(value, bool) or not (isinstance(value, int | float) or _is_array(value)):
+        if isinstance(value, bool) or not (isinstance(value, int | float) or is_array(value)):
             raise UserError.at("TW009", f"the input '{name}' is a {type(value).__name__}, not an array or a number")
         self._inputs[name] = value
         return self[name]
@@ -197,7 +198,7 @@ class Graph:
         if pairs and graph.conflict(pairs):
             return f"{', '.join(changed)} would share memory with something the graph writes"
         inputs = [self._inputs[name] for name in changed]
-        views = [leaf for leaf in _leaves(self.result) if _is_array(leaf) and not any(leaf is value for value in inputs)]
+        views = [leaf for leaf in _leaves(self.result) if is_array(leaf) and not any(leaf is value for value in inputs)]
         if any(graph.overlap(self._array(view), old) for view in views for old, _ in pairs):
             return f"the result is a view of {', '.join(changed)}"
         return ""
@@ -341,14 +342,10 @@ def _leaves(value: Any) -> list[Any]:
     return found
 
 
-def _is_array(value: object) -> bool:
-    return hasattr(value, "__cuda_array_interface__") or hasattr(value, "__array_interface__") or hasattr(value, "__dlpack__")
-
-
 def _check_kind(name: str, old: object, new: object) -> None:
     if isinstance(old, int | float) and type(old) is not type(new):
         raise UserError.at("TW009", f"the input '{name}' is a number of type {type(old).__name__}, not {type(new).__name__}")
-    if _is_array(old) and not _is_array(new):
+    if is_array(old) and not is_array(new):
         raise UserError.at("TW009", f"the input '{name}' is an array, not {type(new).__name__}")
 
 

@@ -59,17 +59,49 @@ class Array:
         _only_in_kernels("Array")
 
 
-@overload
-def grid(n0: int, /) -> Iterator[int]: ...
-@overload
-def grid(n0: int, n1: int, /) -> Iterator[tuple[int, int]]: ...
-@overload
-def grid(n0: int, n1: int, n2: int, /) -> Iterator[tuple[int, int, int]]: ...
-@overload
-def grid(n0: int, n1: int, n2: int, n3: int, /) -> Iterator[tuple[int, int, int, int]]: ...
-def grid(*extents: int) -> Iterator[int] | Iterator[tuple[int, ...]]:
-    """`for i, j in grid(rows, cols):` runs the body for every pair, in parallel."""
-    _only_in_kernels("grid")
+class Axes:
+    """Three numbers of a thread in an explicit kernel, along x, y and z."""
+
+    def __init__(self, word: str) -> None:
+        self.__simt__ = word
+
+    x: int
+    y: int
+    z: int
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UserError.at(
+            "TW005", f"tilewright.{self.__simt__}.{name} has a meaning only inside a GPU kernel", help="mark the function with @tilewright.gpu"
+        )
+
+    def __repr__(self) -> str:
+        return f"<tilewright.{self.__simt__} of explicit kernels>"
+
+
+class Grid(Axes):
+    """`for i, j in grid(rows, cols):` runs the body for every pair, in parallel.
+
+    In an explicit kernel `grid.x` is the thread's index in the whole grid along x, and `grid.size.x` the number of blocks.
+    """
+
+    __name__ = "grid"
+    size: Axes
+
+    @overload
+    def __call__(self, n0: int, /) -> Iterator[int]: ...
+    @overload
+    def __call__(self, n0: int, n1: int, /) -> Iterator[tuple[int, int]]: ...
+    @overload
+    def __call__(self, n0: int, n1: int, n2: int, /) -> Iterator[tuple[int, int, int]]: ...
+    @overload
+    def __call__(self, n0: int, n1: int, n2: int, n3: int, /) -> Iterator[tuple[int, int, int, int]]: ...
+    def __call__(self, *extents: int) -> Iterator[int] | Iterator[tuple[int, ...]]:
+        _only_in_kernels("grid")
+
+
+grid = Grid("grid")
 
 
 def empty(shape: int | tuple[int, ...], dtype: DType) -> Array:
@@ -92,8 +124,9 @@ def full(shape: int | tuple[int, ...], value: float, dtype: DType | None = None)
     _only_in_kernels("full")
 
 
-def shared(shape: int | tuple[int, ...], dtype: DType | None = None) -> Array:
-    """Inside a loop: an array that each iteration of the loops around has for itself."""
+def shared(shape: int | tuple[int, ...], dtype: DType | None = None, align: int = 16) -> Array:
+    """Inside a loop: an array that each iteration of the loops around has for itself. In an explicit kernel: an array that the threads of a
+    block share, at a multiple of `align` bytes."""
     _only_in_kernels("shared")
 
 

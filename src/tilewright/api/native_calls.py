@@ -46,6 +46,8 @@ class Given:
     outputs: Mapping[str, DeviceArray]
     apart: Sequence[tuple[str, str]]
     """Names of results and of what they must not overlap."""
+    written: frozenset[str] | None = None
+    """For kernels without results: the arguments they write to."""
 
 
 class _Known:
@@ -152,9 +154,11 @@ def _pattern(call: Given) -> Pattern | None:
     """What kind of call it is; None where machine code does not know an argument."""
     arguments = [_slot(value) for value in call.values]
     outputs = call.program.artifact.outputs
-    if not outputs:
+    if not outputs and call.written is None:
         return None
-    if call.out is not None:
+    if not outputs:
+        results = []
+    elif call.out is not None:
         items: Sequence[object] = [call.out] if len(outputs) == 1 else call.out if type(call.out) is tuple else ()
         results = [_slot(item) for item in items]
     elif call.library is not None and not isinstance(call.library, Torch):
@@ -165,7 +169,8 @@ def _pattern(call: Given) -> Pattern | None:
     known = [slot for slot in (*arguments, *results) if slot is not None]
     if len(known) != len(arguments) + len(results) or len(results) != len(outputs) or not any(s.is_array for s in known):
         return None
-    return Pattern(tuple(known[: len(arguments)]), tuple(known[len(arguments) :]), call.out is not None)
+    written = tuple(i for i, p in enumerate(call.program.artifact.inputs) if p.name in (call.written or ()))
+    return Pattern(tuple(known[: len(arguments)]), tuple(known[len(arguments) :]), call.out is not None, written)
 
 
 def _slot(value: object) -> Slot | None:
@@ -214,7 +219,7 @@ def _helpers(call: Given, pattern: Pattern) -> Helpers:
     program, library = call.program, call.library
     device = program.device
     take = _library_memory(library, device.ordinal) if library is not None else _pool_memory(program)
-    if pattern.given:
+    if pattern.given or not pattern.results:
         return Helpers(None, take)
     makers: list[Callable[[int], object]] = []
     for param, shape, slot in zip(call.program.artifact.outputs, call.shapes, pattern.results, strict=True):

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright.api.kernel import leave_direct_ways
 from tilewright.base.errors import UserError
 from tilewright.runtime import observe, streams
+from tilewright.runtime.observe import Named
 
 if TYPE_CHECKING:
     from tilewright.base.artifact import Artifact, Launch
@@ -186,7 +187,7 @@ class Profile:
     # -- what runtimes tell -------------------------------------------------------------------------------------
 
     @contextmanager
-    def call(self, function: Function, device: str) -> Iterator[Call]:
+    def call(self, function: Named, device: str) -> Iterator[Call]:
         """A call of a kernel, to be given its `work` inside."""
         record = Call(function.name, device, time.perf_counter() - self._origin, threading.get_ident())
         outer, self._current.call = getattr(self._current, "call", None), record

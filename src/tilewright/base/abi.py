@@ -29,6 +29,10 @@ WATCHDOG_SYMBOL = "tilewright_watchdog"
 """The variable of a GPU module that points to the word its watchdogs report to."""
 WATCHDOG_MARK = 1 << 62
 """In that word: a watchdog stopped a kernel, whose number is in the upper half and whose line in the lower."""
+ASSERT_MARK = 1 << 63
+"""In that word: an assertion failed. From the lowest bit on: the block's linear number, the thread's, which assertion of the kernel, which
+kernel of the module, each with so many bits:"""
+ASSERT_BITS = (34, 10, 12, 6)
 
 # Offsets in the pool's control block. Each hot field has a cache line (128 bytes: two lines on x86, one on some AArch64).
 POOL_GENERATION = 0

@@ -76,6 +76,8 @@ class Launch:
     """Its blocks wait for each other: they must all run at once."""
     persistent: bool = False
     """`grid` is the most blocks it has use for, along x; fewer, as many as run at once, share out the work."""
+    asserts: tuple[tuple[str, str], ...] = ()
+    """Its assertions, in order: where each is (`file:line:column`), and its text."""
 
 
 @record

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -60,6 +61,10 @@ class DType:
     def is_small_float(self) -> bool:
         """A float narrower than f32: stored as such, computed in f32."""
         return self.kind == "f" and self.bits < 32
+
+    def __call__(self, value: float) -> Any:
+        """In a kernel: a conversion. Elsewhere: a NumPy number of this type, which a launch takes as it is."""
+        return self.numpy.type(value)
 
     @cached_property
     def numpy(self) -> np.dtype:

@@ -46,6 +46,7 @@ CODES: dict[str, str] = {
     "TW034": "device lost",
     "TW035": "kernel stopped by its watchdog",
     "TW036": "not possible while capturing a graph",
+    "TW037": "assertion failed in a kernel",
     "TW040": "compiler bug",
     "TW041": "IR text does not parse",
     "TW042": "IR does not verify",

@@ -155,6 +155,8 @@ class Pattern:
     arguments: tuple[Slot, ...]
     results: tuple[Slot, ...]
     given: bool
+    written: tuple[int, ...] = ()
+    """Positions of arguments that are written to, as those of kernels without results are."""
 
 
 @record

@@ -119,7 +119,8 @@ def lsp() -> None:
     help="What to print. Default: ptx for a GPU, asm for a CPU.",
 )  # fmt: skip
 @click.option("-o", "--output", metavar="PATH", help="A file, or a folder for one file per kernel. Default: the terminal.")
-def compile_(file: str, kernel: str | None, arguments: str, target: str, stage: str | None, output: str | None) -> None:
+@click.option("--block", default="256", show_default=True, help="Of an explicit kernel: threads of a block, as 256 or 32,8.")
+def compile_(file: str, kernel: str | None, arguments: str, target: str, stage: str | None, output: str | None, block: str) -> None:
     """Compile kernels for any target and print the code, or any stage on the way to it.
 
     \b
@@ -127,7 +128,13 @@ def compile_(file: str, kernel: str | None, arguments: str, target: str, stage: 
       tilewright compile examples/zyn/relu.zyn --target sm_90a
       tilewright compile examples/gallery.py --kernel scale --args "m=f32[*,1024] v=f32[1024]" --stage tile
       tilewright compile examples/gallery.py --target sm_80 -o build/ptx/
+      tilewright compile examples/simt/matmul.py --args "a=f32[*,*] b=f32[*,*] out=f32[*,*]" --block 32,32 --target sm_90a
     """
+    from tilewright.cli.simt_command import compile_explicit, is_explicit
+
+    if is_explicit(file, kernel):
+        compile_explicit(file, kernel, arguments, target, stage, output, block)
+        return
     from tilewright.cli.compile_command import compile_file
 
     compile_file(file, kernel, arguments, target, stage, output)
@@ -159,17 +166,32 @@ def run(file: str, kernel: str | None, given: tuple[str, ...], wanted: tuple[str
 @_RESULT
 @_ARGS
 @click.option("--stage", type=click.Choice(("loop", "tile", "thread")), default="thread", show_default=True, help="What to execute.")
-def emulate(file: str, kernel: str | None, given: tuple[str, ...], wanted: tuple[str, ...], arguments: str, stage: str) -> None:
+@click.option("--break", "lines", type=int, multiple=True, metavar="LINE", help="Print a thread's variables at that line. Repeatable.")
+@click.option("--block", default="0", show_default=True, metavar="INDEX", help="The block of that thread: a number, or 1,0.")
+@click.option("--thread", default="0", show_default=True, metavar="INDEX", help="The thread in its block.")
+@click.option("--pdb", "interactive", is_flag=True, help="Enter Python's debugger there instead.")
+@click.option("--script", is_flag=True, help="Execute the Python file; the way of files with @tw.gpu kernels.")
+@click.argument("script_arguments", nargs=-1, metavar="[-- ARGUMENT...]")
+def emulate(
+    file: str, kernel: str | None, given: tuple[str, ...], wanted: tuple[str, ...], arguments: str, stage: str, lines: tuple[int, ...],
+    block: str, thread: str, interactive: bool, script: bool, script_arguments: tuple[str, ...],
+) -> None:  # fmt: skip
     """Execute a stage of the compiled kernels step by step and report the first fault with its source line.
 
     Faults are accesses out of bounds, races, divergent barriers and reads of memory nobody wrote. Without --in, small random inputs
-    are made.
+    are made. A Python file with explicit kernels (@tw.gpu) is executed as the program it is, with its kernels on the emulator.
 
     \b
     Examples:
       tilewright emulate examples/zyn/row_sums.zyn
       tilewright emulate examples/zyn/relu.zyn --in x=x.npy --stage tile
+      tilewright emulate program.py --kernel block_sum --break 14 --thread 3
     """
+    from tilewright.cli.emulate_script import emulate_script, has_explicit_kernels
+
+    if script or lines or interactive or (has_explicit_kernels(file) and not given and not arguments):
+        emulate_script(file, script_arguments, kernel, lines, block, thread, interactive)
+        return
     from tilewright.cli.run_command import emulate as command
 
     command(file, kernel, given, wanted, stage, arguments)
@@ -207,8 +229,9 @@ def tune(
 @click.option("--json", is_flag=True, help="Print everything as JSON.")
 @click.option("--fusion", is_flag=True, help="Show which loops became one kernel, which did not, and why.")
 @_PLOT
+@click.option("--block", default="256", show_default=True, help="Of an explicit kernel: threads of a block, as 256 or 32,8.")
 def inspect(
-    file: str, kernel: str | None, arguments: str, target: str, precision: str, json: bool, fusion: bool, plot: str | None
+    file: str, kernel: str | None, arguments: str, target: str, precision: str, json: bool, fusion: bool, plot: str | None, block: str
 ) -> None:
     """Show what kernels were compiled to: schedule, registers, occupancy, matrix instructions, and what bounds them.
 
@@ -217,7 +240,13 @@ def inspect(
       tilewright inspect examples/matmul.py --args "a=bf16[4096,4096] b=bf16[4096,4096]" --target sm_90a
       tilewright inspect examples/gallery.py --kernel scale --args "m=f32[1024,1024] v=f32[1024]" --json
       tilewright inspect examples/transformer.py --fusion
+      tilewright inspect examples/simt/saxpy.py --kernel saxpy --args "a=float x=f32[*] y=f32[*]" --block 128
     """
+    from tilewright.cli.simt_command import inspect_explicit, is_explicit
+
+    if is_explicit(file, kernel):
+        inspect_explicit(file, kernel, arguments, target, json, block)
+        return
     if fusion:
         from tilewright.cli.fusion_command import fusion as show
 
@@ -280,7 +309,9 @@ def cache(action: str) -> None:
 
 
 @cli.command()
-@click.argument("kind", type=click.Choice(("cpu", "gpu", "runtime", "zyn", "zyn-cpu", "matmul", "matmul-cpu", "transformer", "transformer-cpu")))
+@click.argument("kind", type=click.Choice((
+    "cpu", "gpu", "runtime", "zyn", "zyn-cpu", "simt", "primitives", "primitives-cpu", "matmul", "matmul-cpu", "transformer", "transformer-cpu",
+)))  # fmt: skip
 @click.option("--json", is_flag=True, help="Print the results as JSON.")
 @click.option("--op", "ops", multiple=True, metavar="NAME", help="Only this operation. Repeatable.")
 @click.option("--quick", is_flag=True, help="Small sizes, few repeats.")

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tilewright.base.abi import SLOT_BYTES
+from tilewright.base.abi import ASSERT_BITS, ASSERT_MARK, SLOT_BYTES
 from tilewright.base.errors import CompilerBug
-from tilewright.codegen import amx, avx512
+from tilewright.codegen import amx, avx512, cpu_atomics, cpu_lanes
+from tilewright.codegen.constants import initialiser
+from tilewright.codegen.cpu_print import c_print
 from tilewright.codegen.llvm import FunctionWriter, memory_type
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Scalar, Tensor
@@ -52,9 +54,38 @@ class _CpuDialect:
             return [self.local[op.results[0]]]
         if op.opcode == "thread_id":
             return ["0"]
-        if op.opcode in ("barrier", "fence", "warp_sync"):
+        if op.opcode == "print":
+            return c_print(writer, op, operands)
+        if op.opcode == "fence":
+            if op.attrs.get("scope", "device") in ("device", "system"):
+                writer.line("fence seq_cst")
             return []
-        return None
+        if op.opcode in ("barrier", "warp_sync"):
+            return []
+        if op.opcode == "atomic":
+            return [cpu_atomics.atomic(writer, op, operands)]
+        if op.opcode == "atomic_load":
+            return [cpu_atomics.atomic_load(writer, op, operands)]
+        if op.opcode == "atomic_store":
+            cpu_atomics.atomic_store(writer, op, operands)
+            return []
+        if op.opcode == "clock":
+            now = writer.call("i64", "llvm.readcyclecounter")
+            return [now if op.attrs.get("bits", 64) == 64 else writer.let(f"trunc i64 {now} to i32")]
+        if op.opcode == "fault":
+            self._fault(writer, op, operands)
+            return []
+        return cpu_lanes.emit(writer, op, operands)
+
+    def _fault(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> None:
+        """Report a failed assertion, if none has been, and leave the function."""
+        ordinal = next(k for k, one in enumerate(faults(w.kernel)) if one is op)
+        blocks, threads, *_ = ASSERT_BITS
+        word = w.let(f"or i64 {operands[0]}, {w.let(f'shl i64 {operands[1]}, {blocks}')}")
+        word = w.let(f"or i64 {word}, {(ASSERT_MARK | ordinal << (blocks + threads)) - (1 << 64)}")
+        w.let(f"cmpxchg ptr %report, i64 0, i64 {word} monotonic monotonic")
+        w.line("br label %out")
+        w.open_label(w.new_label("after"))
 
     def pointer(self, space: str) -> str:
         return "ptr"
@@ -66,6 +97,11 @@ class _CpuDialect:
         return ""
 
     def turn(self, w: FunctionWriter, op: Op) -> None: ...
+
+
+def faults(kernel: Kernel) -> list[Op]:
+    """The assertions of a kernel, in order: it takes the address of a word to report to after all its other arguments."""
+    return [op for op in walk(kernel.body) if op.opcode == "fault"]
 
 
 def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
@@ -92,6 +128,10 @@ def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
         where = writer.let(f"getelementptr inbounds i8, ptr %slots, i64 {slot * SLOT_BYTES}")
         arguments.append(f"i64 {writer.let(f'load i64, ptr {where}, align 8')}")
         slot += 1
+    failing = bool(faults(kernel))
+    if failing:
+        where = writer.let(f"getelementptr inbounds i8, ptr %slots, i64 {slot * SLOT_BYTES}")
+        arguments.append(f"ptr {writer.let(f'load ptr, ptr {where}, align 8')}")
     head = "\n".join(writer.lines)
 
     # The body is a function of its own, so that `noalias` parameters tell LLVM that arrays do not overlap.
@@ -109,8 +149,12 @@ def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
     for position, size in enumerate(kernel.size_names):
         params.append(f"i64 %s{position}")
         values[size] = f"%s{position}"
+    if failing:
+        params.append("ptr %report")
     body.prepare_sizes(values)
     dialect.local, owned = _local_arrays(kernel, body)
+    constants = [op for op in walk(kernel.body) if op.opcode == "alloc" and "values" in op.attrs]
+    dialect.local |= {op.results[0]: f"@{entry}.constant{number}" for number, op in enumerate(constants)}
     body.line("br label %blocks")
     before = body.label
     body.open_label("blocks")
@@ -128,8 +172,11 @@ def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
     if owned:
         body.call("void", "free", ("ptr", owned))
     body.line("ret void")
+    held = "".join(
+        f"{dialect.local[op.results[0]]} = internal unnamed_addr constant {initialiser(op)}, align {_LINE}\n" for op in constants
+    )
     text = (
-        f"define internal void @{entry}.body({', '.join([*params, 'i64 %begin', 'i64 %end'])}) nounwind {{\nentry:\n"
+        f"{held}define internal void @{entry}.body({', '.join([*params, 'i64 %begin', 'i64 %end'])}) nounwind {{\nentry:\n"
         + "\n".join(body.lines)
         + f"\n}}\n\ndefine void @{entry}(ptr %slots, i64 %begin, i64 %end) nounwind {{\nentry:\n{head}\n"
         + f"  call void @{entry}.body({', '.join([*arguments, 'i64 %begin', 'i64 %end'])})\n  ret void\n}}\n"
@@ -142,7 +189,7 @@ def _local_arrays(kernel: Kernel, writer: FunctionWriter) -> tuple[dict[Value, s
     places: dict[Value, int] = {}
     size = 0
     for op in walk(kernel.body):
-        if op.opcode == "alloc":
+        if op.opcode == "alloc" and "values" not in op.attrs:
             memory = op.results[0].type
             assert isinstance(memory, Tensor)
             size = -(-size // _LINE) * _LINE

@@ -164,9 +164,9 @@ class _Read(_Frame):
         for slot, item, value in zip(pattern.arguments, objects, self.argument_values, strict=True):
             if not slot.is_array:
                 self._number(slot, item, value)
-        for slot, item, value in zip(pattern.arguments, objects, self.argument_values, strict=True):
+        for position, (slot, item, value) in enumerate(zip(pattern.arguments, objects, self.argument_values, strict=True)):
             if slot.is_array:
-                self._array(slot, item, value, written=False)
+                self._array(slot, item, value, written=position in pattern.written)
         for (slot, item), value in zip(given, self.result_values, strict=pattern.given):
             self._array(slot, item, value, written=True)
         self.settle()
@@ -389,7 +389,7 @@ class _Call(_Frame):
         self.settle()
         self._scalars(form)
         self._context(state, form)
-        if pattern.given:
+        if pattern.given or pattern.written:
             self.require(self.new(f"call i1 @{abi.APART}(ptr {form}, ptr %values)"))
             self.settle()
         stream = self._stream(state, form)
@@ -398,11 +398,11 @@ class _Call(_Frame):
         done = self.new(f"call i1 @{abi.RUN}(ptr {state}, ptr {form}, ptr %values, i64 {stream})")
         self.fork(done, "done", "drop")
         self.start("done")
-        if pattern.given:
+        if pattern.given or not pattern.results:
             self.line(f"call void @Py_IncRef(ptr {result})")
         self.line(f"ret ptr {result}")
         self.start("drop")
-        if not pattern.given:
+        if not pattern.given and pattern.results:
             self.line(f"call void @Py_DecRef(ptr {result})")
         self.jump("error")
         self.start("error")
@@ -465,6 +465,8 @@ class _Call(_Frame):
         """The object to return. From here on the call is not handed on any more."""
         if self.pattern.given:
             return self.load("ptr", "%args", 8 * len(self.pattern.arguments))
+        if not self.pattern.results:
+            return "@_Py_NoneStruct"
         handle = self.new(f"call ptr @PyLong_FromUnsignedLongLong(i64 {stream})")
         self.line(f"store ptr {handle}, ptr %argument")
         make = self.load("ptr", form, abi.FORM_MAKE)

@@ -17,6 +17,7 @@ from typing import Protocol
 from tilewright.base.dtypes import DType, bool_, f16, f32, f64
 from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import Size
+from tilewright.codegen import bits
 from tilewright.codegen.sizes import SizeEmitter
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.types import Scalar, Tensor, Type, Vec, dtype_of, with_dtype
@@ -87,6 +88,8 @@ class FunctionWriter:
     def __init__(self, kernel: Kernel, dialect: Dialect) -> None:
         self.kernel, self.dialect = kernel, dialect
         self.lines: list[str] = []
+        self.first: list[str] = []
+        """What comes before all lines: memory of the function's own, which a loop must not make again."""
         self.declarations: set[str] = set()
         self.names: dict[Value, str] = {}
         self.sizes: dict[Size, str] = {}
@@ -175,7 +178,8 @@ class FunctionWriter:
         if handler is not None:
             return [self.dialect.better(self, op, operands) or handler(self, op, operands)]
         if op.opcode == "store":
-            self._store(op, operands)
+            if "cache" not in op.attrs or self.dialect.emit(self, op, operands) is None:
+                self._store(op, operands)
             return []
         if op.opcode == "split":
             return self._split(op, operands[0])
@@ -183,6 +187,10 @@ class FunctionWriter:
         if special is None:
             raise CompilerBug.at("TW040", f"no code generation for {op.opcode} on this target", op.span)
         return special
+
+    def elementwise(self, op: Op, operands: Sequence[str]) -> str:
+        """The result of an elementwise op whose operands have these names."""
+        return self.dialect.better(self, op, operands) or _HANDLERS[op.opcode](self, op, operands)
 
     # -- control flow -------------------------------------------------------------------------------------------
 
@@ -604,5 +612,5 @@ _HANDLERS: dict[str, Handler] = {
     "ge": _compare, "isnan": _isnan, "select": _select, "cast": _cast, "bitcast": _bitcast, "neg": _negate, "abs": _absolute,
     "not": _not, "floor": _unary("floor"), "ceil": _unary("ceil"), "round": _unary("roundeven"), "trunc": _unary("trunc"),
     "sqrt": _unary("sqrt"), "fma": _fma, "const": _const, "size": _size, "broadcast": _broadcast, "extract": _extract,
-    "pack": _pack, "every": _every, "load": FunctionWriter.load, "head": _head,
+    "pack": _pack, "every": _every, "load": FunctionWriter.load, "head": _head, **bits.HANDLERS,
 }  # fmt: skip

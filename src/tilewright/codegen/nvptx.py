@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.base.dtypes import DType, bf16, f16, f32, i32, i64, u32
+from tilewright.base.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, i64
 from tilewright.base.errors import CompilerBug, TargetLimit
 from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target
-from tilewright.codegen import nvptx_grid, nvptx_matrix
+from tilewright.codegen import nvptx_cache, nvptx_grid, nvptx_matrix, nvptx_simt
+from tilewright.codegen.constants import initialiser
 from tilewright.codegen.llvm import FunctionWriter, intrinsic, llvm_type, memory_type
 from tilewright.codegen.nvptx_masked import masked_load
 from tilewright.codegen.watchdog import Watchdog
@@ -26,8 +27,6 @@ from tilewright.ir.types import CopyMap, Scalar, Tensor, dtype_of
 _SPACES = {"global": 1, "shared": 3, "constant": 4, "local": 0}
 """LLVM's numbers. Local memory is generic here: LLVM makes it local itself, and converts an `alloca` in address space 5 twice, so that
 it faults."""
-_SHUFFLE = {"idx": ("idx", 31), "up": ("up", 0), "down": ("down", 31), "xor": ("bfly", 31)}
-FULL_MASK = "-1"
 STATIC_SHARED = 48 << 10
 """Bytes of shared memory a kernel may have without asking for them at the launch."""
 
@@ -125,10 +124,13 @@ def _written(kernel: Kernel) -> set[Value]:
     """The tensors the kernel writes, by itself or through the copy engine, or as another parameter (`coherent`)."""
     coherent = kernel.attrs.get("coherent", ())
     assert isinstance(coherent, tuple)
+    if kernel.attrs.get("aliased"):
+        return set(kernel.params)
     others = {kernel.params[i] for i in coherent if isinstance(i, int)}
     mapped = {op.results[0]: op.operands[0] for op in walk(kernel.body) if op.opcode == "tensor_map"}
     stores = {mapped[op.operands[2]] for op in walk(kernel.body) if op.opcode == "tma_store"}
-    return others | stores | {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "raise_flag")}
+    stores |= {op.operands[2] for op in walk(kernel.body) if op.opcode == "bulk_store"}
+    return others | stores | {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "atomic_store", "raise_flag")}
 
 
 class _NvptxDialect:
@@ -159,8 +161,12 @@ class _NvptxDialect:
         self.watchdog.turn(w, op)
 
     def better(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> str | None:
+        if op.opcode == "load" and "cache" in op.attrs:
+            return nvptx_cache.load(w, op, operands, self.target, op.operands[0] in self.written)
         if op.opcode in ("min", "max") and dtype_of(op.operands[0].type) in (bf16, f16) and self.target.sm >= 80:
             return intrinsic(w, f"{op.opcode}imum", op.operands[0].type, *operands)
+        if op.opcode in nvptx_simt.BETTER:
+            return nvptx_simt.BETTER[op.opcode](w, op, operands)
         if not operands or dtype_of(op.operands[0].type) is not f32:
             return None
         if op.opcode in ("min", "max") and self.target.sm >= 80:
@@ -170,13 +176,18 @@ class _NvptxDialect:
         return None
 
     def emit(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str] | None:
-        if op.opcode in nvptx_matrix.REQUIRED:
+        if op.opcode in nvptx_matrix.REQUIRED or op.opcode in nvptx_simt.REQUIRED:
             self._require(op)
         if op.opcode == "tensor_map":
             return [f"%map{self.needs.maps.index(_map_of(self.kernel, op))}"]
         matrix = nvptx_matrix.HANDLERS.get(op.opcode)
         if matrix is not None:
             return matrix(w, op, operands)
+        simt = nvptx_simt.HANDLERS.get(op.opcode)
+        if simt is not None:
+            return simt(w, op, operands, self.target)
+        if op.opcode == "store":
+            return nvptx_cache.store(w, op, operands, self.target)
         if op.opcode == "load" and op.attrs.get("masked"):
             return [masked_load(w, op, operands, read_only=bool(self.load_suffix(op.operands[0])))]
         if op.opcode == "program_id":
@@ -191,17 +202,8 @@ class _NvptxDialect:
         if op.opcode == "barrier":
             w.call("void", "llvm.nvvm.barrier.cta.sync.aligned.all", ("i32", "0"))
             return []
-        if op.opcode == "warp_sync":
-            w.call("void", "llvm.nvvm.bar.warp.sync", ("i32", FULL_MASK))
-            return []
         if op.opcode == "fence":
             return self._fence(w, op)
-        if op.opcode == "atomic":
-            return [self._atomic(w, op, operands)]
-        if op.opcode == "shuffle":
-            return [self._shuffle(w, op, operands)]
-        if op.opcode == "vote":
-            return [self._vote(w, op, operands)]
         if op.opcode == "alloc":
             return [self._alloc(w, op)]
         if op.opcode == "prefetch":
@@ -213,13 +215,17 @@ class _NvptxDialect:
             return [self._elementwise(w, op, operands, "llvm.nvvm.ex2.approx.ftz.f32")]
         if op.opcode == "rcp_approx":
             return [self._elementwise(w, op, operands, "llvm.nvvm.rcp.approx.ftz.f")]
+        if op.opcode in nvptx_simt.FAST:
+            return [self._elementwise(w, op, operands, nvptx_simt.FAST[op.opcode])]
         if op.opcode == "tanh_approx":
             # LLVM has no intrinsic for it.
             return [self._elementwise(w, op, operands, 'asm "tanh.approx.f32 $0, $1;", "=f,f"')]
         return None
 
     def _require(self, op: Op) -> None:
-        feature = nvptx_matrix.REQUIRED[op.opcode]
+        feature = nvptx_matrix.REQUIRED.get(op.opcode) or nvptx_simt.REQUIRED[op.opcode]
+        if op.opcode == "mma" and dtype_of(op.results[0].type) is f32 and op.attrs["dtype"] in (f8e4m3, f8e5m2):
+            feature = "fp8"
         if feature not in self.target.features or self.target.ptx < nvptx_matrix.PTX_REQUIRED.get(feature, 0):
             raise TargetLimit.at("TW020", f"{self.target.name} cannot do {op.opcode}: it has no {feature}", op.span)
 
@@ -248,59 +254,10 @@ class _NvptxDialect:
         return w.let(f"zext i32 {value} to i64")
 
     def _fence(self, w: FunctionWriter, op: Op) -> list[str]:
-        scope = {"block": ' syncscope("block")', "device": ' syncscope("device")', "system": ""}.get(str(op.attrs.get("scope")))
+        scope = {"block": ' syncscope("block")', "cluster": ' syncscope("cluster")', "device": ' syncscope("device")', "system": ""}.get(str(op.attrs.get("scope")))
         if scope is not None:
             w.line(f"fence{scope} seq_cst")
         return []
-
-    def _shuffle(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
-        mode, clamp = _SHUFFLE[str(op.attrs["mode"])]
-        width = op.attrs.get("width", 32)
-        assert isinstance(width, int)
-        control = str(((32 - width) << 8) | clamp)
-        dtype = dtype_of(op.operands[0].type)
-        lane = operands[1]
-        if dtype_of(op.operands[1].type).bits != 32:
-            lane = w.let(f"trunc {llvm_type(op.operands[1].type)} {lane} to i32")
-
-        def exchange(word: str) -> str:
-            return w.call(
-                "i32", f"llvm.nvvm.shfl.sync.{mode}.i32", ("i32", FULL_MASK), ("i32", word), ("i32", lane), ("i32", control)
-            )
-
-        value = operands[0]
-        if dtype.is_bool:
-            return w.let(f"trunc i32 {exchange(w.let(f'zext i1 {value} to i32'))} to i1")
-        bits = f"i{dtype.bits}"
-        if dtype.llvm != bits:
-            value = w.let(f"bitcast {dtype.llvm} {value} to {bits}")
-        if dtype.bits == 64:
-            low = w.let(f"trunc i64 {value} to i32")
-            high = w.let(f"trunc i64 {w.let(f'lshr i64 {value}, 32')} to i32")
-            low, high = (w.let(f"zext i32 {exchange(part)} to i64") for part in (low, high))
-            value = w.let(f"or i64 {w.let(f'shl i64 {high}, 32')}, {low}")
-        elif dtype.bits == 32:
-            value = exchange(value)
-        else:
-            value = w.let(f"trunc i32 {exchange(w.let(f'zext {bits} {value} to i32'))} to {bits}")
-        return value if dtype.llvm == bits else w.let(f"bitcast {bits} {value} to {dtype.llvm}")
-
-    def _atomic(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
-        """Relaxed, for the whole device: all an atomicrmw of LLVM can be on this target."""
-        known = op.attrs["kind"] in ("add", "exchange") and op.attrs.get("order") == "relaxed"
-        if not known or dtype_of(op.results[0].type) not in (i32, u32):
-            raise CompilerBug.at("TW040", f"no code generation for atomic {op.attrs['kind']} of {op.results[0].type}", op.span)
-        kind = {"add": "add", "exchange": "xchg"}[str(op.attrs["kind"])]
-        memory = op.operands[0].type
-        assert isinstance(memory, Tensor)
-        where = w.element_pointer(op.operands[0], operands[1 : 1 + memory.rank])
-        return w.let(f"atomicrmw {kind} {self.pointer(memory.space)} {where}, i32 {operands[1 + memory.rank]} monotonic")
-
-    def _vote(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
-        mode = str(op.attrs["mode"])
-        return w.call(
-            "i32" if mode == "ballot" else "i1", f"llvm.nvvm.vote.{mode}.sync", ("i32", FULL_MASK), ("i1", operands[0])
-        )
 
     def _alloc(self, w: FunctionWriter, op: Op) -> str:
         memory = op.results[0].type
@@ -315,6 +272,9 @@ class _NvptxDialect:
                 self.globals.append(f"{block} = external addrspace(3) global [0 x i8], align 1024")
             return w.let(f"getelementptr i8, ptr addrspace(3) {block}, i64 {self.places[op.results[0]]}")
         name = f"@{self.entry}.{memory.space}{len(self.globals)}"
+        if memory.space == "constant":
+            self.globals.append(f"{name} = internal addrspace({_SPACES['constant']}) constant {initialiser(op)}, align {align}")
+            return name
         self.globals.append(f"{name} = internal addrspace({_SPACES[memory.space]}) global {array} poison, align {align}")
         return name
 
@@ -335,8 +295,10 @@ def nvptx_function(kernel: Kernel, entry: str, target: Target) -> tuple[str, set
         if isinstance(param.type, Tensor):
             align = f" align {param.type.align}" if param.type.align else ""
             readonly = "" if param in dialect.written else " readonly"
-            # What other blocks write before a barrier of the grid is read after it: LLVM must not think it knows all accesses.
-            noalias = "" if cooperative and param in dialect.written else " noalias"
+            # What other threads write before a barrier is read after it: LLVM must not think it knows all accesses. Within a block the
+            # passes make no such kernels; explicit ones say so.
+            shares = cooperative or not kernel.attrs.get("noalias", True)
+            noalias = "" if kernel.attrs.get("aliased") or (shares and param in dialect.written) else " noalias"
             params.append(f"ptr addrspace(1){noalias}{readonly}{align} {name}")
         else:
             assert isinstance(param.type, Scalar)
@@ -361,7 +323,7 @@ def nvptx_function(kernel: Kernel, entry: str, target: Target) -> tuple[str, set
     text = "\n".join(dialect.globals) + ("\n" if dialect.globals else "")
     text += (
         f"define ptx_kernel void @{entry}({', '.join(params)}) {_attributes(kernel, target)}{subprogram} {{\nentry:\n"
-        + "\n".join(writer.lines)
+        + "\n".join([*writer.first, *writer.lines])
         + "\n}\n!0 = !{}\n"
         + "\n".join(writer.metadata)
         + "\n"

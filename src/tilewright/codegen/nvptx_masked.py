@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilewright.base.dtypes import DType
 from tilewright.base.errors import CompilerBug
 from tilewright.codegen.llvm import FunctionWriter, memory_type
 from tilewright.ir.nodes import Op
@@ -17,16 +18,20 @@ _SINGLE = {1: ("u8", "h", 16), 2: ("b16", "h", 16), 4: ("b32", "r", 32), 8: ("b6
 """For that many bytes: the type, the constraint and the bits of the register they are loaded into."""
 
 
+def registers(dtype: DType, width: int) -> tuple[int, int, str, str, int]:
+    """For that many elements: elements in a register, registers, and the type, the constraint and the bits of one."""
+    size = dtype.itemsize
+    per_word = max(1, 4 // size) if width * size >= 4 else 1
+    return per_word, width // per_word, *_SINGLE[size * per_word]
+
+
 def masked_load(w: FunctionWriter, op: Op, operands: Sequence[str], read_only: bool) -> str:
     memory = op.operands[0].type
     assert isinstance(memory, Tensor)
     if memory.space != "global":
         raise CompilerBug.at("TW040", f"no load under a condition from {memory.space} memory", op.span)
     width = op.results[0].type.width if isinstance(op.results[0].type, Vec) else 1
-    size = memory.dtype.itemsize
-    per_word = max(1, 4 // size) if width * size >= 4 else 1
-    words = width // per_word
-    kind, letter, bits = _SINGLE[size * per_word]
+    per_word, words, kind, letter, bits = registers(memory.dtype, width)
     where = w.element_pointer(op.operands[0], operands[1 : 1 + memory.rank])
     names = [f"${k}" for k in range(words)]
     zeros = " ".join(f"mov.b{bits} {name}, 0;" for name in names)
@@ -40,10 +45,10 @@ def masked_load(w: FunctionWriter, op: Op, operands: Sequence[str], read_only: b
         f'call {result} asm{effect} "{text}", "{constraints}"(ptr addrspace(1) {where}, i1 {operands[-1]})'
     )
     parts = [found] if words == 1 else [w.let(f"extractvalue {result} {found}, {k}") for k in range(words)]
-    return _value(w, parts, op, width, per_word, bits)
+    return value_of(w, parts, op, width, per_word, bits)
 
 
-def _value(w: FunctionWriter, parts: list[str], op: Op, width: int, per_word: int, bits: int) -> str:
+def value_of(w: FunctionWriter, parts: list[str], op: Op, width: int, per_word: int, bits: int) -> str:
     """The registers as elements of the tensor."""
     memory = op.operands[0].type
     assert isinstance(memory, Tensor)

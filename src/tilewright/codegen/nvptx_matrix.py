@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from tilewright.base.dtypes import DType, f8e4m3, f8e5m2, f16, f32, f64, i8, u8
 from tilewright.base.errors import CompilerBug
 from tilewright.codegen.llvm import FunctionWriter, llvm_type, memory_type
+from tilewright.codegen.nvptx_cache import copy_with_hints
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.ops_matrix import accumulator_dtype, mma_shape
 from tilewright.ir.types import CopyMap, Tensor, dtype_of
@@ -137,6 +138,9 @@ def _copy_async(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[
     assert isinstance(source.type, Tensor)
     target = _place(w, op, operands, 0)
     origin = w.element_pointer(source, operands[3 : 3 + source.type.rank])
+    if "cache" in op.attrs or op.attrs.get("prefetch"):
+        copy_with_hints(w, op, target, origin, operands[-1] if op.attrs.get("masked") else "")
+        return []
     # Sixteen bytes at a time need not go through the first-level cache; fewer must.
     name = f"llvm.nvvm.cp.async.{'cg' if bytes_ == 16 else 'ca'}.shared.global.{bytes_}"
     arguments = [(SHARED, target), (w.dialect.pointer(source.type.space), origin)]
@@ -390,7 +394,8 @@ def _wgmma_wait(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[
     return _tied(w, op, f"wgmma.wait_group.sync.aligned {pending};", operands)
 
 
-_MMA_NAMES = {"bf16": "bf16", "f16": "f32.f32", "f32": "tf32", "i8": "s8", "u8": "u8", "f64": "f64"}
+_MMA_NAMES = {"bf16": "bf16", "f16": "f32.f32", "f32": "tf32", "i8": "s8", "u8": "u8", "f64": "f64", "f8e4m3": "f32.e4m3.e4m3.f32",
+              "f8e5m2": "f32.e5m2.e5m2.f32"}  # fmt: skip
 
 
 def _mma(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str]:

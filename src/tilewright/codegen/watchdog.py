@@ -12,7 +12,7 @@ from tilewright.codegen.llvm import FunctionWriter
 from tilewright.ir.nodes import Block, Kernel, Op, Value
 
 WAITS = frozenset({"mbarrier_wait", "await_flag", "grid_barrier"})
-_READS = frozenset({"load", "atomic", "load_remote"})
+_READS = frozenset({"load", "atomic", "atomic_load", "atomic_remote", "load_remote"})
 
 
 class Watchdog:

@@ -11,20 +11,23 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
+from types import MappingProxyType
 
 from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, MapParam, ScalarParam, SizeBinding
 from tilewright.base.sizes import Size, ceildiv, maximum, product
 from tilewright.base.target import Target
 from tilewright.codegen import native
-from tilewright.codegen.cpu import cpu_function
+from tilewright.codegen.cpu import cpu_function, faults
 from tilewright.codegen.host import host_object
 from tilewright.codegen.nvptx import cluster_of, kernel_needs, nvptx_function
 from tilewright.codegen.nvptx_grid import is_cooperative
+from tilewright.codegen.nvptx_report import assertions
+from tilewright.codegen.nvptx_simt import ptx_needed
 from tilewright.ir.nodes import Kernel, Stage, walk
 from tilewright.ir.program import Array, KernelCall, Program
 from tilewright.ir.types import Tensor
 
-_UNPROVEN = frozenset({"atomic", "vote", "while"})
+_UNPROVEN = frozenset({"while"})
 """Ops whose code generation no test drives through every target yet."""
 
 
@@ -112,8 +115,12 @@ def _launch(entry: str, call: KernelCall, target: Target) -> Launch:
     limit = kernel.attrs.get("watchdog", 0)
     if isinstance(limit, int) and limit:
         plain = replace(plain, watchdog=limit)
+    if not target.is_gpu and (failing := faults(kernel)):
+        return replace(plain, asserts=tuple((op.span.place() if op.span.line else place, str(op.attrs["text"])) for op in failing))
     if not target.is_gpu or kernel.stage is not Stage.THREAD:
         return plain
+    if asserts := assertions(kernel):
+        plain = replace(plain, asserts=tuple((op.span.place() if op.span.line else place, str(op.attrs["text"])) for op in asserts))
     needs = kernel_needs(kernel, target)
     maps = tuple(
         MapParam(
@@ -131,10 +138,23 @@ def build_artifact(
     program: Program, target: Target, key: str = "", alias_safe: bool = False, schedules: tuple[str, ...] = (), entry: bool = True
 ) -> Artifact:
     """Generate code for the whole program; without `entry`, for a CPU, there is no stub that Python calls."""
+    if target.is_gpu:
+        target = replace(target, ptx=max([target.ptx, *(ptx_needed(call.kernel, target) for call in program.calls)]))
+        program = _numbered(program)
     text, _ = llvm_text(program, target)
     code = _generate(text, target, all(is_proven(c.kernel) for c in program.calls))
     artifact = replace(describe_program(program, target, key, alias_safe), code=code, schedule="\n".join(schedules))
     return artifact if target.is_gpu or not entry else replace(artifact, host=host_object(artifact, target))
+
+
+def _numbered(program: Program) -> Program:
+    """Kernels with assertions know which of the program's they are: they report it."""
+    calls = tuple(
+        replace(call, kernel=replace(call.kernel, attrs=MappingProxyType({**call.kernel.attrs, "watchdog_number": number})))
+        if assertions(call.kernel) else call
+        for number, call in enumerate(program.calls)
+    )  # fmt: skip
+    return replace(program, calls=calls)
 
 
 def _generate(text: str, target: Target, proven: bool) -> bytes:

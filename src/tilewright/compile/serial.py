@@ -94,6 +94,7 @@ def _launch(x: Launch) -> Json:
     return [
         x.entry, list(x.args), list(x.sizes), _texts(x.grid), x.threads, x.shared_bytes, str(x.work), [_map(m) for m in x.maps],
         x.cluster, x.dependent, x.place, x.watchdog, x.cooperative, x.persistent,
+        [list(a) for a in x.asserts],
     ]  # fmt: skip
 
 
@@ -135,8 +136,10 @@ def _read_map(
 
 def _read_launch(
     entry: str, args: list[str], sizes: list[str], grid: list[str], threads: int, shared: int, work: str,
-    maps: list[list[Any]], cluster: int, dependent: bool, place: str, watchdog: int, *together: bool,
+    maps: list[list[Any]], cluster: int, dependent: bool, place: str, watchdog: int, cooperative: bool,
+    persistent: bool, asserts: Sequence[Sequence[str]] = (),
 ) -> Launch:  # fmt: skip
     read = tuple(_read_map(*m) for m in maps)
     plain = entry, tuple(args), tuple(sizes), _sizes(grid), threads, shared, _size(work)
-    return Launch(*plain, read, cluster, dependent, place, watchdog, *together)
+    texts = tuple((where, text) for where, text in asserts)
+    return Launch(*plain, read, cluster, dependent, place, watchdog, cooperative, persistent, texts)

@@ -286,7 +286,13 @@ def _rsqrt(x: Array) -> Array:
     return np.asarray(1 / np.sqrt(x))
 
 
+def _flushed(rule: Rule) -> Rule:
+    """Of an instruction that takes f32 denormals as zeros."""
+    return lambda x: rule(np.where(np.abs(x) < 2.0**-126, np.copysign(0.0, x), x))
+
+
 _FUNCTIONS: dict[str, Rule] = {
+    "sin_approx": np.sin, "cos_approx": np.cos, "log2_approx": _flushed(np.log2), "sqrt_approx": _flushed(np.sqrt), "rsqrt_approx": _flushed(_rsqrt),
     "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "sin": np.sin, "cos": np.cos, "tan": np.tan,
     "tanh": np.tanh, "tanh_approx": np.tanh, "rcp_approx": np.reciprocal, "sinh": np.sinh, "cosh": np.cosh, "erf": _erf, "rsqrt": _rsqrt, "sigmoid": _sigmoid, "pow": np.power,
 }  # fmt: skip

@@ -10,6 +10,7 @@ broadcast: `broadcast` does. Signedness is in the dtype. Integers wrap. Floats a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from tilewright.base.dtypes import DType, bool_, i32, i64
 from tilewright.base.sizes import Size
@@ -19,7 +20,12 @@ from tilewright.ir.opdef import OpDef as OpDef
 from tilewright.ir.opdef import Rule
 from tilewright.ir.opdef import TypeRuleError as TypeRuleError
 from tilewright.ir.opdef import integer as _int_attr
+from tilewright.ir.opdef import memory_access as memory_access
+from tilewright.ir.ops_lanes import DEFINITIONS as LANE_DEFINITIONS
 from tilewright.ir.ops_matrix import DEFINITIONS
+from tilewright.ir.ops_simt import ATOMICS as ATOMICS
+from tilewright.ir.ops_simt import DEFINITIONS as SIMT
+from tilewright.ir.ops_simt import LOAD_CACHES, STORE_CACHES, check_cache
 from tilewright.ir.types import (
     BOOL,
     INDEX,
@@ -158,31 +164,6 @@ def _broadcast(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return (Tile(source.dtype, shape, source.layout),)
 
 
-def memory_access(types: Sequence[Type], extra: int) -> tuple[Tensor, NumberType]:
-    """For `tensor, indices..., extra operands`: the tensor and the type of what is accessed there."""
-    if not types or not isinstance(types[0], Tensor):
-        raise _fail("first operand must be a tensor")
-    memory = types[0]
-    indices = types[1 : 1 + memory.rank]
-    if len(types) != 1 + memory.rank + extra:
-        raise _fail(f"a tensor of rank {memory.rank} takes {memory.rank} indices, got {len(types) - 1 - extra}")
-    shape: tuple[int, ...] | None = None
-    layout = None
-    for index in indices:
-        if isinstance(index, Tile) and index.dtype.is_int:
-            if shape is None:
-                shape, layout = index.shape, index.layout
-            elif len(shape) != len(index.shape) or any(
-                1 not in (a, b) and a != b for a, b in zip(shape, index.shape, strict=True)
-            ):
-                raise _fail(f"index tiles of shapes {list(shape)} and {list(index.shape)} do not meet")
-            else:
-                shape = tuple(max(a, b) for a, b in zip(shape, index.shape, strict=True))
-        elif not (isinstance(index, Scalar) and index.dtype.is_int):
-            raise _fail(f"an index must be an integer, got {index}")
-    return memory, Scalar(memory.dtype) if shape is None else Tile(memory.dtype, shape, layout)
-
-
 def _check_mask(mask: Type, access: NumberType) -> None:
     if mask not in (BOOL, with_dtype(access, bool_)):
         raise _fail(f"mask must be bool of the accessed shape, got {mask}")
@@ -193,6 +174,7 @@ def _load(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     memory, access = memory_access(types, int(masked))
     if masked:
         _check_mask(types[-1], access)
+    check_cache(memory, attrs, LOAD_CACHES)
     if "width" in attrs:
         return (Vec(memory.dtype, _int_attr(attrs, "width")),)
     return (access,)
@@ -223,6 +205,7 @@ def _store(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     value = types[1 + memory.rank]
     if masked:
         _check_mask(types[-1], access)
+    check_cache(memory, attrs, STORE_CACHES)
     if isinstance(value, Vec) and isinstance(access, Scalar) and value.dtype is memory.dtype:
         return ()
     if value != access and not (isinstance(value, Tile) and isinstance(access, Tile) and value.shape == access.shape
@@ -244,15 +227,6 @@ def _prefetch(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return ()
 
 
-def _atomic(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
-    extra = 2 if attrs.get("kind") == "cas" else 1
-    memory, access = memory_access(types, extra)
-    if any(t != access for t in types[1 + memory.rank :]):
-        raise _fail(f"works on {access}")
-    return (access,)
-
-
-ATOMICS = ("add", "sub", "min", "max", "and", "or", "xor", "exchange", "cas", "inc", "dec")
 REDUCTIONS = ("add", "mul", "min", "max", "and", "or", "argmin", "argmax")
 
 
@@ -305,8 +279,6 @@ def _transpose(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
 
 
 def _reshape(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
-    from math import prod
-
     if len(types) != 1 or not isinstance(types[0], Tile):
         raise _fail("takes one tile")
     shape = _shape_attr(attrs)
@@ -345,6 +317,9 @@ def _alloc(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     space = attrs.get("space")
     if space not in SPACES or space == "global":
         raise _fail("space must be shared, local or constant")
+    values = attrs.get("values")
+    if (space == "constant") != isinstance(values, tuple) or (isinstance(values, tuple) and len(values) != prod(_shape_attr(attrs))):
+        raise _fail("constant memory, and no other, has an attribute values with a number for each element")
     align = attrs.get("align", 0)
     return (tensor(_dtype(attrs), *_shape_attr(attrs), space=str(space), align=align if isinstance(align, int) else 0),)
 
@@ -353,26 +328,6 @@ def _nothing(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     if types:
         raise _fail("takes no operands")
     return ()
-
-
-def _shuffle(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
-    if len(types) != 2 or not isinstance(types[0], Scalar) or not isinstance(types[1], Scalar):
-        raise _fail("takes a scalar value and a scalar lane, delta or mask")
-    if attrs.get("mode") not in ("idx", "up", "down", "xor"):
-        raise _fail("mode must be idx, up, down or xor")
-    if types[0].dtype.bits not in (8, 16, 32, 64):
-        raise _fail(f"cannot shuffle {types[0]}")
-    return (types[0],)
-
-
-def _vote(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
-    if list(types) != [BOOL]:
-        raise _fail("takes one bool")
-    if attrs.get("mode") not in ("any", "all", "ballot"):
-        raise _fail("mode must be any, all or ballot")
-    from tilewright.base.dtypes import u32
-
-    return (Scalar(u32) if attrs["mode"] == "ballot" else BOOL,)
 
 
 def _extract(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
@@ -476,19 +431,18 @@ _define("rcp_approx", "1 / a by the device's own instruction, f32 only, denormal
 _define("load", "`load %t, %i, %j`: the element (scalars) or elements (index tiles) there. `masked`: a last operand says where; "
         "elsewhere 0. Thread stage: `width` loads that many elements that follow one another in memory, aligned to their whole "
         "size unless `unaligned`. Tile stage: `aligned` says that every so many elements along the last axis a vector of them, "
-        "or 16 bytes, begins in memory.", _load, effect="read", group="memory")  # fmt: skip
+        "or 16 bytes, begins in memory. `cache`, thread stage: how caches treat it: " + " ".join(LOAD_CACHES) + ".", _load, effect="read", group="memory")  # fmt: skip
 _define("load_image", "`load_image %x, %row, %oh, %ow, %c {rows, columns, lower, steps, shape}`: a tile [m, k] of images "
         "[n, h, w, c] as a convolution's product reads them. Element [r, j] is channel c + j at h = p * `steps[0]` + `lower[0]` + oh, "
         "w = q * `steps[1]` + `lower[1]` + ow of image n, where row + r = (n * `rows` + p) * `columns` + q; 0 where there is none.",
         _load_image, "tile", "read", "memory")  # fmt: skip
-_define("store", "`store %t, %i, %j, %v`: like load, the other way round.", _store, effect="write", group="memory")
+_define("store", "`store %t, %i, %j, %v`: like load, the other way round. `cache`: " + " ".join(STORE_CACHES) + ".", _store, effect="write", group="memory")
 _define("head", "`head %t, %i, %j {bytes}`: how many elements from there on lie before the next address that is a multiple of `bytes`. "
         "Only where things lie depends on it, never a result.", _head, "tile thread", group="memory")  # fmt: skip
 _define("prefetch", "`prefetch %t, %i, %j`: that element will be needed soon. Changes nothing but time, and may lie outside.", _prefetch,
         "tile thread", "sync", "memory")  # fmt: skip
-_define("atomic", "`atomic %t, %i, %v {kind, scope, order}`: read-modify-write, gives the old value. Kinds: " + " ".join(ATOMICS)
-        + ". `cas` takes the expected value first. Scope: block, device or system.", _atomic, "tile thread", "write", "memory")  # fmt: skip
-_define("alloc", "A tensor of static `shape` and `dtype` in `space` (shared, local or constant); contents undefined.", _alloc,
+_define("alloc", "A tensor of static `shape` and `dtype` in `space` (shared, local or constant); contents undefined, but for constant memory, which "
+        "holds the numbers `values`.", _alloc,
         "tile thread", "write", "memory")  # fmt: skip
 
 # Tiles.
@@ -511,19 +465,23 @@ _define("barrier", "Every thread of the block arrives before any leaves; memory 
 _define("grid_size", "How many blocks the launch has along grid axis `axis`.", _index_result, "thread", group="thread")
 _define("grid_barrier", "Every thread of every block of the grid arrives before any leaves; memory is consistent across the device after. "
         "The blocks must all run at once: the launch is cooperative.", _nothing, "thread", "sync", "thread")  # fmt: skip
-_define("warp_sync", "Every thread of the warp arrives before any leaves.", _nothing, "thread", "sync", "thread")
 _define("fence", "Order memory accesses at `scope` thread, block, device or system.", _nothing, "thread", "sync", "thread")
-_define("shuffle", "`shuffle %v, %lane {mode, width}`: the value of another lane of the warp: idx, up, down or xor.", _shuffle,
-        "thread", "sync", "thread")  # fmt: skip
-_define("vote", "Over the lanes of the warp: any, all, or ballot (a bit per lane).", _vote, "thread", "sync", "thread")
 _define("extract", "Element `lane` of a vec.", _extract, "thread", group="thread")
 _define("pack", "A vec of these scalars.", _pack, "thread", group="thread")
 
 _define("split", "The low and the high half of a vec.", _split, "thread", group="thread")
 _define("every", "Whether all elements of a vec of bools are true.", _every, "thread", group="thread")
 
+_define("step", "`step %a, %x {names, function}`: before a statement of the source, whose variables have these names and values. For the "
+        "emulator's debugger: computes nothing, and code generators do not know it.", _any_operands, "thread", "debug", "thread")  # fmt: skip
+
 # Matrix units, asynchronous copies and their barriers.
 OPS.update({row.name: row for row in DEFINITIONS})
+# Lanes of vecs on a CPU.
+OPS.update({row.name: row for row in LANE_DEFINITIONS})
+
+# What one thread, warp or block does in explicit kernels.
+OPS.update({row.name: row for row in SIMT})
 
 
 def result_types(opcode: str, operands: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:

@@ -20,6 +20,7 @@ from tilewright.base.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, i
 from tilewright.base.sizes import Size
 from tilewright.ir.nodes import Attr, Attrs
 from tilewright.ir.opdef import OpDef, Rule, TypeRuleError, integer
+from tilewright.ir.ops_simt import COPY_CACHES, check_cache
 from tilewright.ir.types import BOOL, CopyMap, Scalar, Tensor, Type, Vec
 
 ROW_BYTES = 128
@@ -256,19 +257,23 @@ MMA_SHAPES: dict[str, tuple[tuple[int, int, int], int, int, int]] = {
     "u8": ((16, 8, 32), 4, 2, 4), "f64": ((8, 8, 4), 1, 1, 2),
 }  # fmt: skip
 """By operand dtype: m, n, k of one `mma`, and how many registers a, b and the accumulator have in each thread (f32 is tf32)."""
+MMA_EIGHT_BITS: dict[str, tuple[tuple[int, int, int], int, int, int]] = {
+    "f8e4m3": ((16, 8, 32), 4, 2, 4), "f8e5m2": ((16, 8, 32), 4, 2, 4),
+}  # fmt: skip
+"""The same of floats of 8 bits. No pass uses these: Hopper makes them of f16, and has its own matrix instructions for them."""
 
 
 def mma_shape(attrs: Attrs) -> tuple[tuple[int, int, int], int, int, int]:
     """The same for one op. f64 has instructions of 16 rows too, from Hopper on: `k` says how much of the sum they take."""
     dtype, k = attrs["dtype"], attrs.get("k")
     assert isinstance(dtype, DType)
-    return ((16, 8, k), k // 2, k // 4, 4) if isinstance(k, int) else MMA_SHAPES[dtype.name]
+    return ((16, 8, k), k // 2, k // 4, 4) if isinstance(k, int) else (MMA_SHAPES | MMA_EIGHT_BITS)[dtype.name]
 
 
 def _mma(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     dtype = attrs.get("dtype")
-    if not isinstance(dtype, DType) or dtype.name not in MMA_SHAPES:
-        raise _fail(f"dtype is one of {', '.join(MMA_SHAPES)}")
+    if not isinstance(dtype, DType) or dtype.name not in MMA_SHAPES | MMA_EIGHT_BITS:
+        raise _fail(f"dtype is one of {', '.join(MMA_SHAPES | MMA_EIGHT_BITS)}")
     if "k" in attrs and (dtype is not f64 or attrs["k"] not in (4, 8, 16)):
         raise _fail("k is 4, 8 or 16, for f64 only")
     _, a, b, c = mma_shape(attrs)
@@ -306,6 +311,9 @@ def _copy_async(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     _indices(rest, source.rank)
     if target.dtype is not source.dtype or integer(attrs, "bytes") not in (4, 8, 16):
         raise _fail("copies 4, 8 or 16 bytes of one dtype")
+    check_cache(source, attrs, COPY_CACHES)
+    if attrs.get("prefetch", 0) not in (0, 64, 128, 256) or (attrs.get("cache") == "cg" and attrs["bytes"] != 16):
+        raise _fail("prefetch is 64, 128 or 256 bytes; only 16 bytes can leave out the first-level cache (cg)")
     return ()
 
 
@@ -379,7 +387,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
          "read.", _counted("pending", _nothing), "sync", "copy"),
     _row("fence_async", "What this thread wrote to shared memory is seen by the copy engine and by matrix units.", _nothing, "sync", "copy"),
     _row("copy_async", "`copy_async %to, %offset, %from, %i… {bytes}`: start copying neighbouring elements, by this thread. `masked`: a last "
-         "operand says whether, else zeros.", _copy_async, "write", "copy"),
+         "operand says whether, else zeros. `cache`: " + " ".join(COPY_CACHES) + "; `prefetch`: bytes to have in L2 around it.", _copy_async, "write", "copy"),
     _row("copy_commit", "Close the thread's group of `copy_async`.", _nothing, "sync", "copy"),
     _row("copy_wait", "Wait until at most `pending` of the thread's groups of `copy_async` are unfinished.", _counted("pending", _nothing),
          "sync", "copy"),
@@ -422,7 +430,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("wgmma_wait", "Wait until at most `pending` groups of `wgmma` are unfinished; gives the accumulators. `finished`: those given are of no group "
          "that is.",
          _counted("pending", _same_scalars), "sync"),
-    _row("mma", "`mma %a… %b… %c… {dtype}`: the warp's matrix instruction on registers; f32 means tf32. f64 with `k` (4, 8, 16): the "
+    _row("mma", "`mma %a… %b… %c… {dtype}`: the warp's matrix instruction on registers; f32 means tf32. f8 needs a GPU that has it. f64 with `k` (4, 8, 16): the "
          "instructions of 16 rows that Hopper has.", _mma, "sync"),
     _row("ldmatrix", "`ldmatrix %t, %offset {count, trans}`: count 8x8 matrices of 16-bit elements from shared memory; lane l gives the place of "
          "row l % 8 of matrix l / 8, and gets elements 2 (l % 4) and the next of row l / 4 (with `trans`, of column l / 4).", _ldmatrix, "sync"),

@@ -75,6 +75,8 @@ class Program:
     calls: tuple[KernelCall, ...]
     checks: tuple[Check, ...] = ()
     span: Span = field(default=NOWHERE, compare=False)
+    launch_sizes: tuple[str, ...] = ()
+    """Size names that no array binds: the launch gives them, as the grid of an explicit kernel."""
 
     def array(self, name: str) -> Array:
         for array in (*self.inputs, *self.outputs, *self.scratch):

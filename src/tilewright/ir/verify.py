@@ -29,7 +29,7 @@ STAGE_TYPES: dict[Stage, frozenset[type]] = {
     Stage.THREAD: frozenset({Scalar, Vec, Tensor, CopyMap}),
 }
 """What an op may result in, or a region take, at each stage."""
-SCOPES = ("thread", "block", "device", "system")
+SCOPES = ("thread", "block", "cluster", "device", "system")
 RELATIONS = ("eq", "le", "lt")
 
 
@@ -52,7 +52,7 @@ def verify_program(program: Program) -> None:
             if isinstance(array, Array) and array.role != role:
                 raise fail(f"{role} {array.name!r} is marked as {array.role}")
             arrays[array.name] = array
-    bound = {binding.name for binding in program.bindings()}
+    bound = {binding.name for binding in program.bindings()} | set(program.launch_sizes)
     for array in arrays.values():
         if isinstance(array, Array):
             for size in (*array.type.shape, *array.type.strides):

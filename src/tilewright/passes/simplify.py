@@ -28,7 +28,7 @@ from tilewright.ir.types import INDEX, Scalar, Type, dtype_of
 Key = tuple[object, ...]
 Number = int | float | bool
 
-_WRITERS = frozenset({"store", "atomic", "tma_load", "copy_async", "stmatrix", "copy_remote", "raise_flag", "panel_dot"})
+_WRITERS = frozenset({"store", "atomic", "atomic_store", "tma_load", "copy_async", "stmatrix", "copy_remote", "bulk_load", "raise_flag", "panel_dot"})
 """Ops that write the tensor they have first."""
 
 
@@ -43,7 +43,8 @@ class _Simplifier:
         self.mapping: dict[Value, Value] = {}
         self.constants: dict[Value, Number] = {}
         written = {op.operands[0] for op in walk(kernel.body) if op.opcode in _WRITERS}
-        self.read_only = {p for p in kernel.params if p not in written}
+        written |= {op.operands[2] for op in walk(kernel.body) if op.opcode == "bulk_store"}
+        self.read_only = set() if kernel.attrs.get("aliased") else {p for p in kernel.params if p not in written}
 
     def block(self, block: Block, outer: dict[Key, tuple[Value, ...]]) -> Block:
         seen = dict(outer)

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.base import abi, dtypes
-from tilewright.base.artifact import ArrayParam, Artifact, ScalarParam
-from tilewright.base.errors import DeviceError
+from tilewright.base.artifact import ArrayParam, Artifact, Launch, ScalarParam
+from tilewright.base.errors import DeviceError, TilewrightError
 from tilewright.base.sizes import product
 from tilewright.base.target import host_cpu
 from tilewright.runtime import cpu_pool
@@ -98,6 +98,9 @@ class Job:
     work: int
     scratch: list[np.ndarray]
     """Memory the slots name."""
+    launch: Launch
+    report: ctypes.c_uint64 | None
+    """Where a failed assertion says which it was; None where there are none."""
 
 
 class CpuProgram:
@@ -131,15 +134,20 @@ class CpuProgram:
         return values
 
     def run(
-        self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool], pool: cpu_pool.Pool | None = None
-    ) -> None:
-        """Launch the kernels on these arrays: inputs and outputs by name, already checked; scratch is made here."""
-        for job in self.jobs(arrays, scalars):
+        self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool], pool: cpu_pool.Pool | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
+        """Launch the kernels on these arrays: inputs and outputs by name, already checked; scratch is made here. `sizes`: what no array binds."""
+        for job in self.jobs(arrays, scalars, sizes):
             (pool or self.pool).launch(job.entry, ctypes.addressof(job.slots), job.blocks, job.work)
+            if job.report is not None and job.report.value:
+                raise _failed(job.launch, job.report.value)
 
-    def jobs(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool]) -> list[Job]:
+    def jobs(
+        self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool], sizes: Mapping[str, int] | None = None
+    ) -> list[Job]:
         """What a run launches."""
-        values = self.sizes(arrays, scalars)
+        values = {**self.sizes(arrays, scalars), **(sizes or {})}
         words = {name: _word(scalars[name], param) for name, param in self._scalars.items()}
         for name, param in self._arrays.items():
             assert arrays[name].dtype.itemsize == param.dtype.itemsize, name
@@ -154,10 +162,25 @@ class CpuProgram:
         jobs: list[Job] = []
         for launch in self.artifact.launches:
             content = [words[name] for name in launch.args] + [values[name] for name in launch.sizes]
+            report = ctypes.c_uint64() if launch.asserts else None
+            if report is not None:
+                content.append(ctypes.addressof(report))
             slots = (ctypes.c_uint64 * max(len(content), 1))(*[word & (2**64 - 1) for word in content])
             blocks, work = product(launch.grid).evaluate(values), launch.work.evaluate(values)
-            jobs.append(Job(self._code.entries[launch.entry], slots, blocks, work, kept))
+            jobs.append(Job(self._code.entries[launch.entry], slots, blocks, work, kept, launch, report))
         return jobs
+
+
+def _failed(launch: Launch, word: int) -> TilewrightError:
+    """The error for an assertion that failed: `word` says which, and where."""
+    blocks, threads, ordinals, _ = abi.ASSERT_BITS
+    block, thread = word & (1 << blocks) - 1, word >> blocks & (1 << threads) - 1
+    place, text = launch.asserts[word >> (blocks + threads) & (1 << ordinals) - 1]
+    at = f" at {place}" if place else ""
+    return DeviceError.at(
+        "TW037", f"assertion failed{at}: {text}, in kernel {launch.entry}, block {block}, thread {thread}, on cpu",
+        help="what other threads wrote until then is there; run the kernel on the emulator to see more",
+    )  # fmt: skip
 
 
 def _address(array: np.ndarray) -> int:

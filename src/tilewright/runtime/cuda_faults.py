@@ -35,7 +35,15 @@ class Faults:
         return [f"{entry} ({', '.join(places)})" if (places := self._places.get(entry)) else entry for entry in dict.fromkeys(entries)]
 
     def stopped(self) -> TilewrightError | None:
-        """The error for a kernel that its watchdog stopped; None where that was not the fault."""
+        """The error for a kernel that its watchdog or an assertion stopped; None where that was not the fault."""
+        text, place, where = self.watchdogs.failed()
+        if where:
+            at = f" at {place}" if place else ""
+            self.lose(f"an assertion{at} failed: {text}")
+            return DeviceError.at(
+                "TW037", f"assertion failed{at}: {text}, in {where}, on {self.label}",
+                help="the device is lost to this process, which can go on with device='cpu'; run the kernel on the emulator to see more",
+            )  # fmt: skip
         what = self.watchdogs.stopped()
         if not what:
             return None

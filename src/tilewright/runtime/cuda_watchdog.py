@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, SupportsInt
 
-from tilewright.base.abi import WATCHDOG_MARK, WATCHDOG_SYMBOL
+from tilewright.base.abi import ASSERT_BITS, ASSERT_MARK, WATCHDOG_MARK, WATCHDOG_SYMBOL
 from tilewright.base.artifact import Artifact, Launch
 
 if TYPE_CHECKING:
@@ -47,9 +47,24 @@ class Watchdogs:
         """Which kernel a watchdog stopped, when and where; empty where none did."""
         for host, launches in self._modules.items():
             word = ctypes.c_uint64.from_address(host).value
-            if word & WATCHDOG_MARK:
+            if word & WATCHDOG_MARK and not word & ASSERT_MARK:
                 launch = launches[(word & ~WATCHDOG_MARK) >> 32]
                 path = launch.place.rsplit(":", 2)[0]
                 place = f" at {path}:{word & 0xFFFFFFFF}" if path else ""
                 return f"kernel {launch.entry}{place} after {launch.watchdog / 1e9:g} s"
         return ""
+
+    def failed(self) -> tuple[str, str, str]:
+        """Of a failed assertion: its text, where it is, and in which kernel, block and thread it failed; empty where none did."""
+        for host, launches in self._modules.items():
+            word = ctypes.c_uint64.from_address(host).value
+            if word & ASSERT_MARK:
+                fields = []
+                for bits in ASSERT_BITS:
+                    fields.append(word & (1 << bits) - 1)
+                    word >>= bits
+                block, thread, ordinal, number = fields
+                launch = launches[number]
+                place, text = launch.asserts[ordinal]
+                return text, place, f"kernel {launch.entry}, block {block}, thread {thread}"
+        return "", "", ""

@@ -141,9 +141,10 @@ class DeviceArray:
     def pointer(self) -> int:
         """Address of the first element."""
         if self.owner.freed:
+            place = f" (allocated at {self.owner.trace})" if self.owner.trace else ""
             raise DeviceError.at(
                 "TW033",
-                f"the {self.form_text()} array on {self.device.label} was used after it was freed",
+                f"the {self.form_text()} array on {self.device.label} was used after it was freed{place}",
                 help="drop the call of free(), or use the array before it",
             )
         return self._pointer

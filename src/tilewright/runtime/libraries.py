@@ -109,3 +109,8 @@ def is_tensor(value: object) -> bool:
     """Whether it is a tensor of PyTorch, or of a class made from it."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, getattr(torch, "Tensor", ()))
+
+
+def is_array(value: object) -> bool:
+    """Whether it shares its memory by one of the protocols for that."""
+    return hasattr(value, "__cuda_array_interface__") or hasattr(value, "__array_interface__") or hasattr(value, "__dlpack__")

@@ -16,10 +16,17 @@ if TYPE_CHECKING:
     from tilewright.tree.syntax import Function
 
 
+class Named(Protocol):
+    """A kernel, as far as its name goes."""
+
+    @property
+    def name(self) -> str: ...
+
+
 class Observer(Protocol):
     """What runtimes tell."""
 
-    def call(self, function: Function, device: str) -> AbstractContextManager[Any]:
+    def call(self, function: Named, device: str) -> AbstractContextManager[Any]:
         """A call of a kernel runs inside; gives its record."""
 
     def count(self, record: Any, function: Function, artifact: Artifact, values: Mapping[str, Any]) -> None:

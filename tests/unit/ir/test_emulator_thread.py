@@ -397,7 +397,8 @@ def test_divergent_barrier_is_a_fault() -> None:
     with pytest.raises(UserError) as error:
         run_kernel(kernel([], [1], 64, body), [], {})
     assert str(error.value).splitlines()[0] == (
-        "k.zyn:4:1: error[TW050]: divergent barrier: only 8 of 32 threads of warp 1 of block (0) arrive"
+        "k.zyn:4:1: error[TW050]: divergent barrier: only 8 of 32 threads of warp 1 of block (0) arrive: "
+        "threads 40-63 went the other way at the `if` at k.zyn:1:1"
     )
     assert "help: every thread of a block must reach the barrier" in str(error.value)
 

@@ -202,7 +202,13 @@ class Barriers:
             for mbarrier, _, warps in wanted:
                 if mbarrier.passed is not None:
                     self.machine.clocks.acquire(warps, mbarrier.passed)
+        self._synced(frame)
         return ()
+
+    def _synced(self, frame: Frame) -> None:
+        """Threads of a warp that waited for something know what the others did before."""
+        if self.machine.watcher is not None:
+            self.machine.watcher.sync_warps(frame)
 
     # -- named barriers, clusters -----------------------------------------------------------------------------------
 
@@ -227,6 +233,7 @@ class Barriers:
         ]
         meetings = [(f"named barrier {one % _NAMED}", (0, one), warps) for one, warps in keys]
         yield from self._meet(op, meetings, threads // WARP, bool(op.attrs.get("arrive")))
+        self._synced(frame)
         return ()
 
     def _cluster(self, op: Op, frame: Frame) -> Steps:
@@ -242,6 +249,7 @@ class Barriers:
             for one in np.unique(cluster[frame.active])
         ]
         yield from self._meet(op, meetings, size * self.machine.warps, False)
+        self._synced(frame)
         return ()
 
     def _meet(self, op: Op, meetings: list[tuple[str, tuple[int, int], Array]], count: int, leave: bool) -> Steps:

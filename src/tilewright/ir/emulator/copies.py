@@ -275,7 +275,7 @@ class Copies:
             targets: list[tuple[Memory, Array, Mbarrier]] = []
             for one in slots:
                 there = one * shared.size + elements
-                self._check_target(op, frame, int(lane), shared, there, warp, slot, one)
+                self.check_target(op, frame, int(lane), shared, there, warp, slot, one)
                 shared.forget(there)
                 told = self.machine.barrier_units.at(
                     op, barriers, one * barriers.size + int(index[lane]), np.asarray([warp])
@@ -286,7 +286,7 @@ class Copies:
             self.flights.append(Flight(op, source, places, inside, tuple(targets), given))
         return ()
 
-    def _check_target(
+    def check_target(
         self, op: Op, frame: Frame, lane: int, shared: Memory, there: Array, warp: int, slot: int, owner: int
     ) -> None:
         history, clocks = self.machine.histories.get(shared), self.machine.clocks
@@ -300,7 +300,7 @@ class Copies:
                 f"in {self.machine.describe(frame, lane)}", op.span,
                 "wait for an mbarrier at which those who use it arrive when they are done",
             )  # fmt: skip
-        history.note_write(there, clocks.loads(slot), int(self.loads[slot]))
+        history.note_write(there, clocks.loads(slot), int(self.loads[slot]), op)
 
     def _copy_remote(self, op: Op, frame: Frame) -> Results:
         target, source, barriers = (self.machine.memories[op.operands[k]] for k in (0, 2, 4))
@@ -328,7 +328,7 @@ class Copies:
                 given = clocks.about(actor, int(self.loads[slot]))
             self.machine.engine_reads(op, source, here, known, actor, int(self.loads[slot]))
             values = np.array(source.read(here))
-            self._check_target(op, frame, int(lane), target, there, warp, slot, peer)
+            self.check_target(op, frame, int(lane), target, there, warp, slot, peer)
             target.forget(there)
             told = self.machine.barrier_units.at(op, barriers, peer * barriers.size + int(index[lane]), np.asarray([warp]))
             self.flights.append(Sending(op, values, ((target, there, told),), given))
@@ -494,13 +494,13 @@ class Copies:
         for stores in self.stores.values():
             if stores.open:
                 raise fault(
-                    "the kernel ends with a tma_store that is in no group",
+                    f"the kernel ends with a {stores.op.opcode} that is in no group",
                     stores.op.span,
                     "add tma_commit and tma_wait",
                 )
             if stores.closed:
                 raise fault(
-                    "the kernel ends before a tma_store has read its shared memory",
+                    f"the kernel ends before a {stores.op.opcode} has read its shared memory",
                     stores.op.span,
                     "add tma_wait at the end",
                 )

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from tilewright.ir.nodes import Value
+from tilewright.ir.nodes import Op, Value
 from tilewright.ir.types import BOOL, INDEX
 
 Array = np.ndarray
@@ -41,6 +41,8 @@ class Frame:
         self.parent = parent
         self.select = select
         self.values: dict[Value, Array] = {}
+        self.ways: list[tuple[Op, Array, Array]] = []
+        """The ops with regions we are in whose lanes parted: the op, who came to it, and who is inside with us."""
         self.points: tuple[Value, ...] = parent.points if parent else ()
         """Loop indices that say which point of the domain a lane is, for messages."""
 
@@ -69,13 +71,27 @@ class Frame:
         return np.ones(self.lanes, np.bool_) if self.mask is None else self.mask
 
     @contextmanager
-    def masked(self, mask: Array | None) -> Iterator[None]:
-        """Inside, only these lanes are active."""
+    def masked(self, mask: Array | None, op: Op | None = None) -> Iterator[None]:
+        """Inside, only these lanes are active; `op` is why."""
         before, self.mask = self.mask, mask
+        noted = op is not None and mask is not None and mask is not before
+        if noted:
+            assert op is not None and mask is not None
+            self.ways.append((op, np.ones(self.lanes, np.bool_) if before is None else before, mask))
         try:
             yield
         finally:
             self.mask = before
+            if noted:
+                self.ways.pop()
+
+    def left_at(self, lane: int) -> Op | None:
+        """The op at which that lane went another way than the active ones."""
+        if self.parent is not None and self.select is not None:
+            found = self.parent.left_at(int(self.select[lane]))
+            if found is not None:
+                return found
+        return next((op for op, came, inside in self.ways if came[lane] and not inside[lane]), None)
 
     def child(self, select: Array, mask: Array | None) -> Frame:
         """A frame whose lane n is made from our lane `select[n]`."""

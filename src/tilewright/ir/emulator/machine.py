@@ -18,6 +18,7 @@ from tilewright.base.dtypes import DType, f64
 from tilewright.base.errors import CompilerBug, UserError
 from tilewright.base.sizes import Size
 from tilewright.base.source import Span
+from tilewright.ir import places
 from tilewright.ir.emulator.atomics import update
 from tilewright.ir.emulator.frames import BLOCK, LANE, SLOT, Frame, align, choose
 from tilewright.ir.emulator.memory import Memory, fault
@@ -135,14 +136,7 @@ class Machine(ABC):
 
     def block_text(self, block: int) -> str:
         """A block of the grid, given its linear number (x fastest)."""
-        return "block (" + ", ".join(map(str, self.block_index(block))) + ")"
-
-    def block_index(self, block: int) -> tuple[int, ...]:
-        index: list[int] = []
-        for extent in self.grid:
-            index.append(block % extent)
-            block //= extent
-        return tuple(index)
+        return places.block_text(self.grid, block)
 
     # -- regions --------------------------------------------------------------------------------------------------
 
@@ -180,9 +174,9 @@ class Machine(ABC):
         for region, lanes in zip(op.regions, taken, strict=True):
             if lanes.all() or (frame.mask is not None and np.array_equal(lanes, frame.mask)):
                 return (yield from self.run(region, frame))
-        with frame.masked(taken[0]):
+        with frame.masked(taken[0], op):
             first = yield from self.run(op.regions[0], frame)
-        with frame.masked(taken[1]):
+        with frame.masked(taken[1], op):
             second = yield from self.run(op.regions[1], frame)
         return tuple(choose(condition, a, b) for a, b in zip(first, second, strict=True))
 
@@ -208,7 +202,7 @@ class Machine(ABC):
                 if not lanes.any():
                     return carried
                 frame.values.update(zip(region.args, (index, *carried), strict=True))
-                with frame.masked(lanes):
+                with frame.masked(lanes, op):
                     following = yield from self.run(region, frame)
                 carried = tuple(choose(lanes, a, b) for a, b in zip(following, carried, strict=True))
             index = advance(index, step, goes_on)
@@ -222,14 +216,14 @@ class Machine(ABC):
         left = carried
         active = frame.active
         while True:
-            with frame.masked(active):
+            with frame.masked(active, op):
                 frame.values.update(zip(test.args, left, strict=True))
                 condition, *values = yield from self.run(test, frame)
                 carried = tuple(choose(active, a, b) for a, b in zip(values, carried, strict=True))
                 active = active & condition
             if not active.any():
                 return carried
-            with frame.masked(active):
+            with frame.masked(active, op):
                 frame.values.update(zip(body.args, carried, strict=True))
                 left = yield from self.run(body, frame)
 
@@ -449,6 +443,11 @@ class Machine(ABC):
     ) -> None:
         """A stage may look at writes before they happen."""
 
+    def on_update(  # noqa: B027 - most stages look at nothing
+        self, op: Op, frame: Frame, memory: Memory, places: Array, active: Array | None
+    ) -> None:
+        """A stage may look at atomics before they happen."""
+
     def _atomic(self, op: Op, frame: Frame) -> Results:
         kind = str(op.attrs["kind"])
         rank = tile_rank(op.result.type)
@@ -456,6 +455,7 @@ class Machine(ABC):
         operands = [frame.get(v) for v in op.operands[1 + len(memory.shape) :]]
         self._require_writable(op, memory)
         self.check_written(op, frame, memory, places, active)
+        self.on_update(op, frame, memory, places, active)
         # Each lane does its own access, even where all lanes do the same.
         shape = (frame.lanes, *np.broadcast_shapes(places.shape[1:], *(o.shape[1:] for o in operands)))
         places = np.broadcast_to(places, shape)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tilewright.ir.nodes import Op
+
 Array = np.ndarray
 KNOWN, FENCED = 0, 1
 GROUP = 4
@@ -47,6 +49,13 @@ class Clocks:
 
     def loads(self, block: int) -> int:
         return (block + 1) * self.per_block - 1
+
+    def name(self, actor: int) -> str:
+        """Who that is, in words."""
+        own = actor % self.per_block
+        if own < self.warps:
+            return f"warp {own}"
+        return "the matrix unit" if 2 * self.warps <= own < self.per_block - 1 else "the copy engine"
 
     def of_block(self, vector: Array, block: int) -> Array:
         """The part of a clock that is about the block's own actors."""
@@ -91,8 +100,16 @@ class History:
     writer: Array = field(init=False)
     wrote: Array = field(init=False)
     read: Array = field(init=False)
+    ops: list[Op] = field(default_factory=list)
+    """The ops that accessed, by the numbers in `writing` and `reading`; those are kept where somebody wants to know."""
+    named: bool = False
+    writing: Array = field(init=False)
+    reading: Array = field(init=False)
 
     def __post_init__(self) -> None:
+        actors = self.clocks.per_block if self.named else 0
+        object.__setattr__(self, "writing", np.zeros(self.size if self.named else 0, np.int32))
+        object.__setattr__(self, "reading", np.zeros((self.size, actors), np.int32))
         object.__setattr__(self, "writer", np.full(self.size, -1, np.int32))
         object.__setattr__(self, "wrote", np.zeros(self.size, np.int32))
         object.__setattr__(self, "read", np.zeros((self.size, self.clocks.per_block), np.int32))
@@ -110,9 +127,29 @@ class History:
         writer = self.writer[places]
         return np.asarray(self.clocks.is_warp(writer) & (self.wrote[places] > fenced[writer]))
 
-    def note_read(self, places: Array, actor: int, access: int) -> None:
+    def note_read(self, places: Array, actor: int, access: int, op: Op) -> None:
         self.read[places, actor % self.clocks.per_block] = access
+        if self.named:
+            self.reading[places, actor % self.clocks.per_block] = self._number(op)
 
-    def note_write(self, places: Array, actor: int, access: int) -> None:
+    def note_write(self, places: Array, actor: int, access: int, op: Op) -> None:
         self.writer[places] = actor
         self.wrote[places] = access
+        if self.named:
+            self.writing[places] = self._number(op)
+
+    def _number(self, op: Op) -> int:
+        if op not in self.ops:
+            self.ops.append(op)
+        return self.ops.index(op)
+
+    def other_side(self, place: int, known: Array, block: int) -> tuple[int, Op] | None:
+        """The actor and the op of the access of that place that `known` does not cover."""
+        if not self.named:
+            return None
+        if self.unknown_write(np.asarray([place]), known)[0]:
+            return int(self.writer[place]), self.ops[self.writing[place]]
+        missing = np.flatnonzero(self.read[place] > self.clocks.of_block(known, block))
+        if not missing.size:
+            return None
+        return block * self.clocks.per_block + int(missing[0]), self.ops[self.reading[place, missing[0]]]

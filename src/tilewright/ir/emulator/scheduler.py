@@ -21,10 +21,14 @@ from tilewright.ir.emulator.frames import BLOCK, LANE, Frame
 from tilewright.ir.emulator.machine import Barrier, Event, Fork, GridBarrier, Pause, Results, Steps, Wait, launched_grid
 from tilewright.ir.emulator.memory import fault
 from tilewright.ir.emulator.thread import WARP, ThreadMachine, Waits, by_warp, warps_with
-from tilewright.ir.nodes import Kernel
+from tilewright.ir.emulator.watch import Watch, is_explicit
+from tilewright.ir.nodes import Kernel, walk
+from tilewright.ir.ops import OPS
 
 Array = np.ndarray
 Arguments = Sequence[Array | int | float | bool]
+_ALONE = frozenset({"fence", "clock", "global_timer", "nanosleep", "prefetch"})
+"""Ops that count as syncs but are of one thread."""
 PATIENCE = 10_000
 """Rounds in which every warp only watches memory and nothing changes, before we call it a deadlock."""
 
@@ -57,9 +61,9 @@ class Task:
 class Team:
     """The tasks of one machine's blocks."""
 
-    def __init__(self, machine: ThreadMachine, apart: bool = False) -> None:
+    def __init__(self, machine: ThreadMachine, apart: bool = False, single: bool = False) -> None:
         self.machine = machine
-        self.root = Task(machine.root, machine.start(apart))
+        self.root = Task(machine.root, machine.start(apart, single))
         self.ready: deque[Task] = deque([self.root])
         self.waiting: list[Task] = []
 
@@ -131,9 +135,29 @@ class Team:
                     opens[own] = False
                     held = True
         released = [task for task, own in zip(here, blocks, strict=True) if opens[own].all()]
+        if self.machine.watcher is not None:
+            self._require_one_barrier(released)
         self._release(released)
         self.machine.open_barriers(opens)
         return bool(released)
+
+    def _require_one_barrier(self, tasks: Sequence[Task]) -> None:
+        """Warps of a block must meet at one and the same barrier of the text."""
+        if len({task.event.span for task in tasks if task.event is not None and not isinstance(task.event, Fork)}) <= 1:
+            return
+        met: dict[int, tuple[Span, int]] = {}
+        per_block = self.machine.warps
+        for task in tasks:
+            assert isinstance(task.event, Barrier)
+            for warp in task.warps().tolist():
+                span, other = met.setdefault(warp // per_block, (task.event.span, warp))
+                if span != task.event.span:
+                    block = int(self.machine.root.values[BLOCK][0]) + warp // per_block
+                    raise fault(
+                        f"divergent barrier: warp {warp % per_block} of {self.machine.block_text(block)} waits here, "
+                        f"warp {other % per_block} at {span.place()}",
+                        task.event.span, "all threads of a block must come to the same barrier; move it out of the condition",
+                    )  # fmt: skip
 
     def _at_grid_barrier(self) -> Array:
         """Of each warp, whether it waits for all blocks."""
@@ -200,6 +224,9 @@ class Team:
                 break
         lines = [f"warp {w % per_block} waits {text}" for w, text in sorted(where.items()) if w // per_block == block]
         first_block = int(self.machine.root.values[BLOCK][0])
+        if self.machine.watcher is not None:
+            ended = [w % per_block for w in range(block * per_block, (block + 1) * per_block) if w not in where]
+            lines += [f"warp {w} has ended" for w in ended]
         gone = [b for b in range(self.machine.blocks) if not any(w // per_block == b for w in where)]
         if arrived.any() and gone:
             lines.append(f"{self.machine.block_text(first_block + gone[0])} has ended and will never come")
@@ -212,11 +239,35 @@ class Team:
 def launch(kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments) -> None:
     """Run a thread-stage kernel."""
     waits = Waits.of(kernel)
+    if not (waits.polling and is_explicit(kernel) and _threads_are_alone(kernel)):
+        _launch(kernel, sizes, arguments, waits)
+        return
+    # Threads of a warp that wait for one another, as for a lock, need not run in step; on a GPU each of them gets its turn.
+    before = [(a, a.copy()) for a in arguments if isinstance(a, np.ndarray) and a.flags.writeable]
+    try:
+        _launch(kernel, sizes, arguments, waits, patience=PATIENCE // 50)
+    except Deadlock:
+        for array, saved in before:
+            array[...] = saved
+        _launch(kernel, sizes, arguments, waits, single=True)
+
+
+class Deadlock(UserError):
+    """Nobody can go on, as each only watches memory."""
+
+
+def _threads_are_alone(kernel: Kernel) -> bool:
+    """Whether no op is one of a whole warp or block."""
+    return all(OPS[op.opcode].effect != "sync" or op.opcode in _ALONE for op in walk(kernel.body))
+
+
+def _launch(kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments, waits: Waits, single: bool = False, patience: int = 0) -> None:
     grid = launched_grid(kernel, sizes)
     total = prod(grid)
     if grid and grid[0] % waits.cluster:
         raise fault(f"a grid of {grid[0]} blocks along x is not made of clusters of {waits.cluster}", kernel.span)
     at_once = waits.blocks_at_once(-(-kernel.threads // WARP) * WARP, total)
+    watch = Watch(kernel, total, arguments, waits.clocked, waits.cluster) if is_explicit(kernel) else None
     pending = deque((first, min(at_once, total - first)) for first in range(0, total, at_once))
     active: list[tuple[Team, Iterator[None]]] = []
     idle = 0
@@ -229,20 +280,20 @@ def launch(kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments) -> No
         elif pending:
             first, blocks = pending.popleft()
             if not waits.polling and (waits.grid or waits.clocked or (blocks > 1 and waits.blocking)):
-                if not _together(kernel, sizes, arguments, waits, first, blocks):
+                if not _together(kernel, sizes, arguments, waits, first, blocks, watch):
                     finer = (kernel, sizes, arguments, waits)
                     whole = waits.clocked or waits.grid
                     parts = [(first, blocks)] if whole else [(block, 1) for block in range(first, first + blocks)]
                     for part in parts:
-                        for _ in _alone(_team(*finer, *part, apart=whole)):
+                        for _ in _alone(_team(*finer, *part, watch, apart=whole)):
                             pass
             else:
-                team = _team(kernel, sizes, arguments, waits, first, blocks, apart=waits.clocked or waits.grid)
+                team = _team(kernel, sizes, arguments, waits, first, blocks, watch, waits.clocked or waits.grid or single, single)
                 active.append((team, _alone(team)))
         elif sum(team.machine.changes for team, _ in active) == changes:
             idle += 1
-            if idle > PATIENCE:
-                raise active[0][0].deadlock()
+            if idle > (patience or PATIENCE):
+                raise Deadlock(*active[0][0].deadlock().diagnostics)
         else:
             idle = 0
 
@@ -254,12 +305,14 @@ def _team(
     waits: Waits,
     first: int,
     blocks: int,
+    watch: Watch | None,
     apart: bool = False,
+    single: bool = False,
 ) -> Team:
-    machine = ThreadMachine(kernel, sizes, waits, first, blocks)
+    machine = ThreadMachine(kernel, sizes, waits, first, blocks, watch)
     for param, argument in zip(kernel.params, arguments, strict=True):
         machine.bind(param, argument, machine.root)
-    return Team(machine, apart)
+    return Team(machine, apart, single)
 
 
 def _alone(team: Team) -> Iterator[None]:
@@ -270,11 +323,11 @@ def _alone(team: Team) -> Iterator[None]:
 
 
 def _together(
-    kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments, waits: Waits, first: int, blocks: int
+    kernel: Kernel, sizes: Mapping[str, int], arguments: Arguments, waits: Waits, first: int, blocks: int, watch: Watch | None
 ) -> bool:
     """Run blocks in one team. Blocks that pass barriers differently can hold one another up there, which single blocks do
     not, and warps that wait for one another likewise: then memory is put back and the answer is no."""
-    team = _team(kernel, sizes, arguments, waits, first, blocks)
+    team = _team(kernel, sizes, arguments, waits, first, blocks, watch)
     memories = [m for m in team.machine.memories.values() if m.flat.flags.writeable]
     before = [memory.flat.copy() for memory in memories]
     try:
@@ -283,5 +336,7 @@ def _together(
     except Stuck:
         for memory, saved in zip(memories, before, strict=True):
             memory.flat[:] = saved
+        if watch is not None:
+            watch.forget_blocks(first, blocks)
         return False
     return True

@@ -21,17 +21,24 @@ from math import prod
 
 import numpy as np
 
-from tilewright.base.errors import UserError
+from tilewright.ir import places
 from tilewright.ir.emulator.barriers import Barriers
 from tilewright.ir.emulator.block_races import BlockRaces
+from tilewright.ir.emulator.bulk import Bulk
 from tilewright.ir.emulator.copies import Copies
-from tilewright.ir.emulator.frames import BLOCK, EXISTS, LANE, SLOT, THREAD, Frame, align
-from tilewright.ir.emulator.machine import Barrier, Fork, GridBarrier, Machine, Pause, Results, Steps, advance
+from tilewright.ir.emulator.divergence import elsewhere
+from tilewright.ir.emulator.frames import BLOCK, EXISTS, LANE, SLOT, THREAD, Frame
+from tilewright.ir.emulator.lanes import Lanes
+from tilewright.ir.emulator.machine import Barrier, Fork, GridBarrier, Pause, Results, Steps, advance
 from tilewright.ir.emulator.matrix import Matrix
 from tilewright.ir.emulator.memory import Memory, fault
-from tilewright.ir.emulator.order import FENCED, KNOWN, Clocks, History
+from tilewright.ir.emulator.order import Clocks, History
 from tilewright.ir.emulator.panels import Panels
-from tilewright.ir.emulator.races import Races, clashes
+from tilewright.ir.emulator.races import Races
+from tilewright.ir.emulator.racing import RacingMachine
+from tilewright.ir.emulator.simt_ops import SimtOps
+from tilewright.ir.emulator.stepping import Stepping
+from tilewright.ir.emulator.watch import Watch, Watcher
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, dtype_of
 
@@ -41,10 +48,10 @@ LANES = 1 << 18
 """Most threads run together."""
 ALLOCATED = 1 << 26
 """Most bytes of shared and local memory at one time."""
-_WAITING = frozenset({"barrier", "grid_barrier", "mbarrier_wait", "named_barrier", "cluster_sync", "wgmma_wait"})
+_WAITING = frozenset({"barrier", "barrier_reduce", "grid_barrier", "mbarrier_wait", "named_barrier", "cluster_sync", "wgmma_wait"})
 """Ops at which a warp can have to wait for others."""
 _ORDERING = frozenset(
-    {"mbarrier_init", "named_barrier", "cluster_sync", "tma_load", "tma_store", "wgmma", "wgmma_registers", "await_flag"}
+    {"mbarrier_init", "named_barrier", "cluster_sync", "tma_load", "tma_store", "bulk_load", "bulk_store", "wgmma", "wgmma_registers", "await_flag"}
 )
 """Ops by which accesses are ordered otherwise than by the block's barrier."""
 
@@ -69,10 +76,10 @@ class Waits:
     @staticmethod
     def of(kernel: Kernel) -> Waits:
         ops = list(walk(kernel.body))
-        written = {op.operands[0] for op in ops if op.opcode in ("store", "atomic")}
+        written = {op.operands[0] for op in ops if op.opcode in ("store", "atomic", "atomic_store", "store_remote", "atomic_remote")}
         polling = {
             op for op in ops if op.opcode == "while" and any(
-                inner.opcode == "atomic" or (inner.opcode == "load" and inner.operands[0] in written)
+                inner.opcode in ("atomic", "atomic_load", "atomic_remote") or (inner.opcode == "load" and inner.operands[0] in written)
                 for region in op.regions for inner in walk(region)
             )
         }  # fmt: skip
@@ -131,10 +138,12 @@ def lanes_of(warps: Array) -> Array:
     return (np.flatnonzero(warps)[:, None] * WARP + np.arange(WARP)).reshape(-1)
 
 
-class ThreadMachine(Machine):
+class ThreadMachine(RacingMachine):
     """Runs blocks `first` to `first + blocks` of the grid."""
 
-    def __init__(self, kernel: Kernel, sizes: Mapping[str, int], waits: Waits, first: int, blocks: int) -> None:
+    def __init__(
+        self, kernel: Kernel, sizes: Mapping[str, int], waits: Waits, first: int, blocks: int, watch: Watch | None = None
+    ) -> None:
         super().__init__(kernel, sizes)
         self.waits = waits
         self.blocks = blocks
@@ -148,8 +157,8 @@ class ThreadMachine(Machine):
         slot = number // (self.warps * WARP)
         self.root.values |= {LANE: number, SLOT: slot, BLOCK: first + slot, THREAD: thread, EXISTS: exists}
         self.simple |= {
-            "thread_id": self._thread_id, "grid_size": self._grid_size, "alloc": self._alloc, "shuffle": self._shuffle, "vote": self._vote,
-            "warp_sync": self._nothing, "fence": self._nothing, "extract": self._extract, "pack": self._pack, "split": self._split,
+            "thread_id": self._thread_id, "grid_size": self._grid_size, "alloc": self._alloc,
+            "fence": self._nothing, "extract": self._extract, "pack": self._pack, "split": self._split,
             "every": self._every,
             "elect": self._elect, "cluster_rank": self._cluster_rank, "load_remote": self._load_remote, "to_bits": self._to_bits, "from_bits": self._from_bits,
             "prefetch_map": self._nothing, "cluster_arrive": self._nothing, "prefetch": self._nothing, "fence_init": self._nothing, "wait_previous": self._nothing,
@@ -167,19 +176,28 @@ class ThreadMachine(Machine):
         self.copy_units = Copies(self)
         Matrix(self)
         Panels(self)
+        Lanes(self)
+        SimtOps(self)
+        Bulk(self)
+        Stepping(self)
+        self.watcher = None if watch is None else Watcher(self, watch)
 
     def bind(self, param: Value, argument: Array | int | float | bool, frame: Frame) -> None:
         super().bind(param, argument, frame)
         memory = self.memories.get(param)
-        if self.waits.grid and memory is not None:
+        if self.waits.grid and memory is not None and self.watcher is None:
             self.block_races.watch(memory)
 
-    def start(self, apart: bool) -> Steps:
-        """The kernel from its start to its end; `apart`: each warp on its own from the start."""
+    def start(self, apart: bool, single: bool = False) -> Steps:
+        """The kernel from its start to its end; `apart`: each warp on its own from the start; `single`: each thread."""
         if not apart:
             return (yield from self.run(self.kernel.body, self.root))
-        warps = np.flatnonzero(warps_with(self.root.active))
-        children = [self._child(self.root, warp * WARP + np.arange(WARP), self.root.mask) for warp in warps]
+        if single:
+            lanes = np.flatnonzero(self.root.active)
+            children = [self._child(self.root, n // WARP * WARP + np.arange(WARP), np.arange(self.root.lanes) == n) for n in lanes]
+        else:
+            warps = np.flatnonzero(warps_with(self.root.active))
+            children = [self._child(self.root, warp * WARP + np.arange(WARP), self.root.mask) for warp in warps]
         yield Fork(None, tuple((child, self.run(self.kernel.body, child)) for child in children))
         return ()
 
@@ -189,7 +207,10 @@ class ThreadMachine(Machine):
         self.barrier_units.finish()
 
     def describe(self, frame: Frame, lane: int) -> str:
-        return f"{self.block_text(int(frame.full(BLOCK)[lane]))}, thread {int(frame.full(THREAD)[lane])}"
+        return f"{self.block_text(int(frame.full(BLOCK)[lane]))}, {self.thread_text(int(frame.full(THREAD)[lane]))}"
+
+    def thread_text(self, thread: int) -> str:
+        return places.thread_text(self.kernel, thread)
 
     # -- ways that part -------------------------------------------------------------------------------------------
 
@@ -234,7 +255,7 @@ class ThreadMachine(Machine):
                 (parts,) = yield Fork(op, ((child, rest),))
                 return place(carried, select, parts, frame.lanes)
             frame.values.update(zip(region.args, (index, *carried), strict=True))
-            with frame.masked(frame.mask if goes_on.all() else lanes):
+            with frame.masked(frame.mask if goes_on.all() else lanes, op):
                 following = yield from self.run(region, frame)
             # Values that are the same for all lanes stay so where all lanes go on.
             carried = following if goes_on.all() else self._update(lanes, following, carried)
@@ -256,7 +277,7 @@ class ThreadMachine(Machine):
         following = carried
         while True:
             if not tested:
-                with frame.masked(active):
+                with frame.masked(active, op):
                     frame.values.update(zip(test.args, following, strict=True))
                     condition, *values = yield from self.run(test, frame)
                 carried = self._update(active, tuple(values), carried)
@@ -272,7 +293,7 @@ class ThreadMachine(Machine):
                     (parts,) = yield Fork(op, ((child, rest),))
                     return place(carried, select, parts, frame.lanes)
             tested = False
-            with frame.masked(active):
+            with frame.masked(active, op):
                 frame.values.update(zip(body.args, carried, strict=True))
                 following = yield from self.run(body, frame)
             if op in self.waits.polling:
@@ -286,10 +307,13 @@ class ThreadMachine(Machine):
         if apart.any():
             warp = int(np.argmax(apart))
             lane = warp * WARP
+            first = int(frame.full(THREAD)[lane])
+            missing = np.flatnonzero(exists[warp] & ~here[warp])
             raise fault(
                 f"divergent {op.opcode}: only {int(here[warp].sum())} of {int(exists[warp].sum())} threads of warp "
-                f"{int(frame.full(THREAD)[lane]) // WARP} of {self.block_text(int(frame.full(BLOCK)[lane]))} arrive",
-                op.span, f"every thread of a {'block' if op.opcode in ('barrier', 'grid_barrier') else 'warp'} must reach the {op.opcode}; "
+                f"{first // WARP} of {self.block_text(int(frame.full(BLOCK)[lane]))} arrive"
+                f"{elsewhere(frame, first, missing, lane)}",
+                op.span, f"every thread of a {'block' if op.opcode in ('barrier', 'barrier_reduce', 'grid_barrier') else 'warp'} must reach the {op.opcode}; "
                 "move it out of the condition",
             )  # fmt: skip
 
@@ -307,6 +331,8 @@ class ThreadMachine(Machine):
         """All blocks pass a barrier of the grid."""
         self.block_races.passed += 1
         self.barriers += 1
+        if self.watcher is not None:
+            self.watcher.watch.forget()
         if self.clocks is not None:
             warps = np.arange(self.blocks * self.warps)
             self.clocks.acquire(warps, self.clocks.release(warps))
@@ -314,6 +340,8 @@ class ThreadMachine(Machine):
     def open_barriers(self, opens: Array) -> None:
         """All warps of the blocks where `opens` holds pass a barrier."""
         self.barriers[opens] += 1
+        if self.watcher is not None:
+            self.watcher.open_barriers(opens)
         if self.clocks is not None:
             for block in np.flatnonzero(opens):
                 warps = block * self.warps + np.arange(self.warps)
@@ -326,109 +354,6 @@ class ThreadMachine(Machine):
             raise self.fail_at(op, frame, bad, lambda p: f"block {int(rank[p[0]])} of a cluster of {self.cluster}")
         slot = frame.full(SLOT)
         return np.asarray(slot - slot % self.cluster + rank)
-
-    # -- races ----------------------------------------------------------------------------------------------------
-
-    def actors(self, frame: Frame, places: Array, active: Array | None) -> tuple[Array, Array, Array, Array]:
-        """Of the accesses that happen: which they are, and their places, warps and barriers passed, on one axis each."""
-        shape = (frame.lanes, *places.shape[1:])
-        wanted = np.broadcast_to(np.True_ if active is None else align(active, len(shape) - 1), shape)
-        warps = np.broadcast_to(align(frame.full(LANE) // WARP, len(shape) - 1), shape)
-        epochs = np.broadcast_to(align(self.barriers[frame.full(SLOT)], len(shape) - 1), shape)
-        return wanted, np.broadcast_to(places, shape)[wanted], warps[wanted], epochs[wanted]
-
-    def _race(self, op: Op, frame: Frame, memory: Memory, wanted: Array, places: Array, bad: Array) -> UserError:
-        where = np.zeros(wanted.shape, np.bool_)
-        where[wanted] = bad
-        element = np.unravel_index(int(places[np.argmax(bad)]) % memory.size, memory.shape)
-        why = "another warp accesses between the same barriers" if self.clocks is None else (
-            "another warp, the copy engine or a matrix unit accesses with nothing that orders the two"
-        )  # fmt: skip
-        return self.fail_at(
-            op, frame, where,
-            lambda _: f"race on shared memory: {op.opcode} of {memory.label}{[int(i) for i in element]}, which {why}",
-            "put a barrier between the two accesses",
-        )  # fmt: skip
-
-    def _clocked_access(
-        self, op: Op, frame: Frame, memory: Memory, places: Array, values: Array | None, active: Array | None
-    ) -> None:
-        """Check and note an ordinary read, or a write of `values`."""
-        history, clocks = self.histories.get(memory), self.clocks
-        if history is None or clocks is None:
-            return
-        wanted, there, warps, _ = self.actors(frame, places, active)
-        bad = np.zeros(there.shape, np.bool_)
-        for warp in np.unique(warps):
-            own, known = warps == warp, clocks.now[KNOWN, warp]
-            bad[own] = history.unknown_write(there[own], known)
-            if values is not None:
-                bad[own] |= history.unknown_read(there[own], known, int(warp) // self.warps)
-        if values is not None:
-            new = np.broadcast_to(values, wanted.shape)[wanted]
-            bad = bad & (memory.read(there) != new) | clashes(there, warps, new)
-        if bad.any():
-            raise self._race(op, frame, memory, wanted, there, bad)
-        for warp in np.unique(warps):
-            note = history.note_read if values is None else history.note_write
-            note(there[warps == warp], clocks.warp(int(warp)), int(clocks.now[KNOWN, warp, clocks.own[warp]]))
-
-    def engine_reads(self, op: Op, memory: Memory, places: Array, known: Array | None, actor: int, access: int) -> None:
-        """Check and note a read by the copy engine or a matrix unit, started by someone who knows `known`."""
-        if memory.written is not None and not memory.written[places].all():
-            place = int(places[np.argmin(memory.written[places])])
-            element = [int(i) for i in np.unravel_index(place % memory.size, memory.shape)]
-            raise fault(
-                f"{op.opcode} of uninitialised {memory.space} memory: {memory.label}{element} "
-                f"{self.unwritten_text(memory, place)}",
-                op.span,
-            )
-        history = self.histories.get(memory)
-        if history is None or known is None:
-            return
-        for bad, text, help in (
-            (history.unknown_write(places, known[KNOWN]), "was written with nothing that orders the two",
-             "put a barrier between the two"),
-            (history.unfenced(places, known[FENCED]), "was written by a thread and not fenced since",
-             "put fence_async between the write and the barrier that leads here"),
-        ):  # fmt: skip
-            if bad.any():
-                element = [int(i) for i in np.unravel_index(int(places[np.argmax(bad)]) % memory.size, memory.shape)]
-                raise fault(
-                    f"race on shared memory: {op.opcode} reads {memory.label}{element}, which {text}", op.span, help
-                )
-        history.note_read(places, actor, access)
-
-    def unwritten_text(self, memory: Memory, place: int) -> str:
-        copy = self.copy_units.in_flight(memory, place)
-        return (
-            super().unwritten_text(memory, place)
-            if copy is None
-            else f"is still being copied by the {copy.opcode} at {copy.span.place()}"
-        )
-
-    def on_read(self, op: Op, frame: Frame, memory: Memory, places: Array, active: Array | None) -> None:
-        self._clocked_access(op, frame, memory, places, None, active)
-        self.block_races.access(op, frame, memory, places, None, active)
-        races = self.races.get(memory)
-        if races is not None:
-            wanted, there, warps, epochs = self.actors(frame, places, active)
-            bad = races.on_read(there, warps, epochs)
-            if bad.any():
-                raise self._race(op, frame, memory, wanted, there, bad)
-
-    def on_write(
-        self, op: Op, frame: Frame, memory: Memory, places: Array, values: Array, active: Array | None
-    ) -> None:
-        self._clocked_access(op, frame, memory, places, values, active)
-        self.block_races.access(op, frame, memory, places, values, active)
-        races = self.races.get(memory)
-        if races is not None:
-            wanted, there, warps, epochs = self.actors(frame, places, active)
-            new = np.broadcast_to(values, wanted.shape)[wanted]
-            bad = races.on_write(there, warps, epochs, memory.read(there), new)
-            if bad.any():
-                raise self._race(op, frame, memory, wanted, there, bad)
 
     # -- ops of one thread ----------------------------------------------------------------------------------------
 
@@ -451,11 +376,18 @@ class ThreadMachine(Machine):
             assert isinstance(type_, Tensor)
             shape = tuple(s.evaluate({}) for s in type_.shape)
             owners = self.root.lanes if type_.space == "local" else self.blocks
+            values = op.attrs.get("values")
+            if isinstance(values, tuple):
+                constant = np.array(values).astype(type_.dtype.numpy).reshape(shape)
+                self.memories[op.result] = Memory.of_array(op.result.name, type_, constant)
+                return ()
             memory = Memory.allocate(op.result.name, type_, shape, owners)
             self.memories[op.result] = memory
             if type_.space == "shared" and self.clocks is not None:
-                self.histories[memory] = History(self.clocks, memory.flat.size)
-            elif type_.space == "shared" and not self.waits.polling:
+                self.histories[memory] = History(self.clocks, memory.flat.size, named=self.watcher is not None)
+            if self.watcher is not None:
+                self.watcher.allocate(memory)
+            elif type_.space == "shared" and self.clocks is None and not self.waits.polling:
                 self.races[memory] = Races(memory.flat.size)
         return ()
 
@@ -497,49 +429,6 @@ class ThreadMachine(Machine):
 
     # -- ops of a warp --------------------------------------------------------------------------------------------
 
-    def _shuffle(self, op: Op, frame: Frame) -> Results:
-        width = op.attrs.get("width", WARP)
-        assert isinstance(width, int)
-        value = by_warp(frame.full(op.operands[0]))
-        operand = by_warp(frame.full(op.operands[1]).astype(np.int64)) & (WARP - 1)
-        lane = np.arange(WARP)[None, :]
-        lowest = lane & ~(width - 1)
-        highest = lowest + width - 1
-        mode = op.attrs["mode"]
-        if mode == "idx":
-            source = lowest | (operand & (width - 1))
-        elif mode == "up":
-            source = np.where(lane - operand < lowest, lane, lane - operand)
-        elif mode == "down":
-            source = np.where(lane + operand > highest, lane, lane + operand)
-        else:
-            source = np.where(lane ^ operand > highest, lane, lane ^ operand)
-        source = np.broadcast_to(source, value.shape)
-        active = by_warp(frame.active)
-        bad = active & ~np.take_along_axis(active, source, axis=1)
-        if bad.any():
-            wrong = source.reshape(-1)
-            raise self.fail_at(
-                op,
-                frame,
-                bad.reshape(-1),
-                lambda p: f"shuffle reads lane {int(wrong[p])} of its warp, which is not active",
-            )
-        return (np.take_along_axis(value, source, axis=1).reshape(-1),)
-
     def _elect(self, op: Op, frame: Frame) -> Results:
         active = by_warp(frame.active)
         return ((active & (np.cumsum(active, axis=1) == 1)).reshape(-1),)
-
-    def _vote(self, op: Op, frame: Frame) -> Results:
-        active = by_warp(frame.active)
-        votes = by_warp(frame.full(op.operands[0]))
-        mode = op.attrs["mode"]
-        if mode == "ballot":
-            bits = np.where(votes & active, np.uint32(1) << np.arange(WARP, dtype=np.uint32), np.uint32(0))
-            result = np.bitwise_or.reduce(bits, axis=1)
-        elif mode == "any":
-            result = (votes & active).any(axis=1)
-        else:
-            result = (votes | ~active).all(axis=1)
-        return (np.repeat(result, WARP),)

@@ -1,0 +1,143 @@
+"""Rows of the op table for the lanes of vecs: what a CPU does with the elements of one SIMD value.
+
+A vec stands for neighbouring threads of a block (`passes.threads_to_loops`), or is an explicit SIMD value. A *mask* is a vec of
+bools of the same width: where it is false memory is not touched, whatever the index there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.base.dtypes import DType, bool_, i64, u32
+from tilewright.ir.nodes import Attrs
+from tilewright.ir.opdef import OpDef, Rule, TypeRuleError, integer
+from tilewright.ir.types import Scalar, Tensor, Type, Vec
+
+WIDEST = 32
+"""Lanes of the masks that fit `mask_bits`."""
+FOLDS = ("add", "mul", "min", "max", "and", "or", "xor")
+
+
+def _fail(message: str) -> TypeRuleError:
+    return TypeRuleError(message)
+
+
+def _vec(type_: Type, what: str) -> Vec:
+    if not isinstance(type_, Vec):
+        raise _fail(f"{what} must be a vec, got {type_}")
+    return type_
+
+
+def _mask(type_: Type) -> int:
+    mask = _vec(type_, "the mask")
+    if not mask.dtype.is_bool:
+        raise _fail(f"the mask must hold bools, got {mask}")
+    return mask.width
+
+
+def _access(types: Sequence[Type], extra: int, width: int, scattered: bool) -> Tensor:
+    """The tensor of `tensor, indices…, extra operands`, whose indices are scalars or, where `scattered`, vecs of that width."""
+    if not types or not isinstance(types[0], Tensor):
+        raise _fail("first operand must be a tensor")
+    memory = types[0]
+    if len(types) != 1 + memory.rank + extra:
+        raise _fail(f"a tensor of rank {memory.rank} takes {memory.rank} indices, got {len(types) - 1 - extra}")
+    for index in types[1 : 1 + memory.rank]:
+        if index != Scalar(i64) and not (scattered and index == Vec(i64, width)):
+            raise _fail(f"an index must be i64{f' or vec<i64, {width}>' if scattered else ''}, got {index}")
+    return memory
+
+
+def _gather(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    width = _mask(types[-1])
+    return (Vec(_access(types, 1, width, True).dtype, width),)
+
+
+def _scatter(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    width = _mask(types[-1])
+    memory = _access(types, 2, width, True)
+    if types[-2] != Vec(memory.dtype, width):
+        raise _fail(f"writes vec<{memory.dtype}, {width}>, got {types[-2]}")
+    return ()
+
+
+def _load_lanes(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    width = _mask(types[-1])
+    return (Vec(_access(types, 1, width, False).dtype, width),)
+
+
+def _store_lanes(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    width = _mask(types[-1])
+    memory = _access(types, 2, width, False)
+    if types[-2] != Vec(memory.dtype, width):
+        raise _fail(f"writes vec<{memory.dtype}, {width}>, got {types[-2]}")
+    return ()
+
+
+def _lane_ids(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    dtype = attrs.get("dtype")
+    if types or not isinstance(dtype, DType) or not dtype.is_int:
+        raise _fail("takes no operands and needs an integer dtype")
+    return (Vec(dtype, integer(attrs, "width")),)
+
+
+def _mask_bits(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 1 or _mask(types[0]) > WIDEST:
+        raise _fail(f"takes a mask of at most {WIDEST} lanes")
+    return (Scalar(u32),)
+
+
+def _rearrange(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) not in (1, 2) or any(t != types[0] for t in types):
+        raise _fail("takes one or two vecs of one type")
+    source = _vec(types[0], "the value")
+    lanes, count = attrs.get("lanes"), source.width * len(types)
+    if not isinstance(lanes, tuple) or len(lanes) < 2 or not all(type(k) is int and 0 <= k < count for k in lanes):
+        raise _fail(f"needs an attribute lanes of two or more numbers below {count}")
+    return (Vec(source.dtype, len(lanes)),)
+
+
+def _insert(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 2 or not isinstance(types[0], Vec) or types[1] != Scalar(types[0].dtype):
+        raise _fail("takes a vec and a scalar of its dtype")
+    if not 0 <= integer(attrs, "lane") < types[0].width:
+        raise _fail(f"lane {attrs['lane']} is outside {types[0]}")
+    return (types[0],)
+
+
+def _fold(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 1 or attrs.get("kind") not in FOLDS:
+        raise _fail(f"takes one vec and a kind of {', '.join(FOLDS)}")
+    source, kind = _vec(types[0], "the value"), attrs["kind"]
+    if source.width & (source.width - 1):
+        raise _fail(f"takes a power of two of lanes, got {source.width}")
+    if (kind in ("and", "or", "xor") and source.dtype.is_float) or (kind in ("add", "mul") and source.dtype is bool_):
+        raise _fail(f"{kind} does not take {source.dtype}")
+    return (Scalar(source.dtype),)
+
+
+def _fault(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if list(types) != [Scalar(i64), Scalar(i64)] or not isinstance(attrs.get("text"), str):
+        raise _fail("takes the numbers of the block and the thread, and needs a text")
+    return ()
+
+
+def _row(name: str, doc: str, rule: Rule, effect: str = "pure") -> OpDef:
+    return OpDef(name, doc, rule, frozenset({"thread"}), effect, "lanes")
+
+
+DEFINITIONS: tuple[OpDef, ...] = (
+    _row("lane_ids", "0, 1, 2… in the lanes of a vec of `width` and `dtype`.", _lane_ids),
+    _row("gather", "`gather %t, %i, %j, %mask`: for each lane the element at its own indices; an index is a vec, or a scalar that holds for all "
+         "lanes. 0 where the mask is false.", _gather, "read"),
+    _row("scatter", "`scatter %t, %i, %j, %v, %mask`: like gather, the other way round; where lanes meet the highest wins.", _scatter, "write"),
+    _row("load_lanes", "`load_lanes %t, %i, %j, %mask`: as many elements that follow one another in memory as the mask has lanes; 0 where "
+         "it is false.", _load_lanes, "read"),
+    _row("store_lanes", "`store_lanes %t, %i, %j, %v, %mask`: like load_lanes, the other way round.", _store_lanes, "write"),
+    _row("mask_bits", "A mask as the bits of a number, lane 0 the lowest.", _mask_bits),
+    _row("rearrange", "`rearrange %a, %b {lanes}`: a vec of those lanes of one vec, or of two one after the other.", _rearrange),
+    _row("insert", "The vec with `lane` exchanged for the scalar.", _insert),
+    _row("fold", "All lanes combined to one number: `kind` add, mul, min, max, and, or, xor. Halves are combined lane by lane until one lane is "
+         "left.", _fold),
+    _row("fault", "`fault %block, %thread {text}`: an assertion of that text has failed in that thread; the kernel ends here.", _fault, "write"),
+)  # fmt: skip

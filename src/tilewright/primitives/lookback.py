@@ -1,0 +1,165 @@
+"""Decoupled look-back: how the blocks of one launch learn what all blocks before them have, in a single pass over the data.
+
+Every block takes the number of its tile from a counter, so that all tiles before it belong to blocks that run or are done. It
+publishes what its tile amounts to (its *aggregate*), then looks at the tiles before it, 32 with each of some warps at once, until one
+knows its *prefix* (everything up to and including it); then it publishes its own prefix.
+
+A published number of up to 32 bits is one 64-bit word, with the status in the upper half, so that both arrive at once. A number
+of 64 bits is two such words; a reader waits until both have the same status. A count is a word with its status in the upper
+two bits. No fence is needed: nothing but the words themselves is handed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilewright.base.dtypes import DType, bool_, i64, u8, u16, u32, u64
+from tilewright.base.sizes import Size
+from tilewright.ir.program import Array
+from tilewright.primitives.code import Code, Mem, Num
+from tilewright.primitives.functions import Monoid
+from tilewright.primitives.parts import Lanes, scratch
+
+EMPTY, AGGREGATE, PREFIX = 0, 1, 2
+WARP = 32
+_FIRST = 2
+"""Where the states begin: pairs of words share 16 bytes."""
+_WORDS = {8: u8, 16: u16, 32: u32, 64: u64}
+
+
+def words_of(dtype: DType) -> int:
+    """Words a published number takes."""
+    return 2 if dtype.bits == 64 else 1
+
+
+def states_array(tiles: Size, words: int = 1) -> Array:
+    """The states of that many tiles, each of so many words, and before them the counter of tiles. All zero at first."""
+    return scratch("states", u64, tiles * words + _FIRST)
+
+
+def ticket(c: Code, states: Mem, thread: Num) -> Num:
+    """The number of this block's tile: blocks get them in the order in which they begin."""
+    place = c.shared(u64, 1)
+    c.when(thread.eq(0), lambda: place.store(0, states.atomic("add", 0, 1)))
+    c.barrier()
+    return place[0].bits(i64)
+
+
+def _publish(c: Code, states: Mem, tile: Num, value: Num, status: int) -> None:
+    bits = value.to(u8).to(u64) if value.dtype is bool_ else value.bits(_WORDS[value.dtype.bits]).to(u64)
+    mark = c.const(status << 32, u64)
+    if words_of(value.dtype) == 1:
+        _store(states, tile, bits | mark)
+        return
+    for half in (0, 1):
+        _store(states, tile * 2 + half, ((bits >> (32 * half)) & 0xFFFFFFFF) | mark)
+
+
+def _store(states: Mem, index: Num, word: Num) -> None:
+    c = states.code
+    c.b.multi("atomic_store", states.value, c.index(index + _FIRST).value, word.value, order="relaxed", scope="device")
+
+
+def _load(states: Mem, index: Num) -> Num:
+    c = states.code
+    return Num(c, c.b.op("atomic_load", states.value, c.index(index + _FIRST).value, order="relaxed", scope="device"))
+
+
+def _read(c: Code, states: Mem, tile: Num, dtype: DType) -> tuple[Num, Num]:
+    """The status of a tile and its number."""
+    if words_of(dtype) == 1:
+        word = _load(states, tile)
+        value = word.to(u32)
+        if dtype is bool_:
+            return (word >> 32).to(u32), value.ne(0)
+        return (word >> 32).to(u32), value.to(_WORDS[dtype.bits]).bits(dtype)
+    low, high = _load(states, tile * 2), _load(states, tile * 2 + 1)
+    first, second = (low >> 32).to(u32), (high >> 32).to(u32)
+    value = ((high << 32) | (low & 0xFFFFFFFF)).bits(dtype)
+    return c.select(first.eq(second), first, EMPTY), value
+
+
+def _walk(
+    c: Code, tile: Num, at: Lanes, warps: int, dtype: DType, combine: Callable[[Num, Num], Num], read: Callable[[Num], tuple[Num, Num]]
+) -> Num:
+    """What all tiles before `tile` (not the first) amount to; called by the whole block, of which `warps` warps look at 32 tiles each."""
+    lane = at.lane.to(u32)
+    found, known = c.shared(dtype, warps), c.shared(u32, warps)
+
+    def window(mine: Num) -> None:
+        inside = mine >= 0
+
+        def again(*_: Num) -> list[Num]:
+            status, value = read(mine.max(0))
+            return [c.select(inside, status, AGGREGATE), value]
+
+        status, value = c.loop_while(again(), lambda status, value: c.any(status.eq(EMPTY)), again)
+        knowing = c.ballot(status.eq(PREFIX))
+        last = c.select(knowing.eq(0), c.const(WARP - 1, u32), c.op("ctz", knowing))
+        for step in (1, 2, 4, 8, 16):
+            other = c.shuffle(value, step, "down")
+            value = c.select(lane + step <= last, combine(other, value), value)
+
+        def tell() -> None:
+            found.store(at.warp, value)
+            known.store(at.warp, knowing)
+
+        c.when(lane.eq(0), tell)
+
+    def turn(base: Num, before: Num, is_first: Num, done: Num) -> list[Num]:
+        c.when(at.warp < warps, lambda: window(base - at.warp * WARP - at.lane))
+        c.barrier()
+        total, has, over = before, ~is_first, c.const(False, bool_)
+        for warp in range(warps):
+            value = found[warp]
+            joined = c.select(has, combine(value, total), value)
+            total = c.select(over, total, joined)
+            has = c.const(True, bool_)
+            over = over | known[warp].ne(0)
+        c.barrier()
+        return [base - WARP * warps, total, c.const(False, bool_), over]
+
+    start = [tile - 1, c.const(0, dtype), c.const(True, bool_), c.const(False, bool_)]
+    return c.loop_while(start, lambda base, before, is_first, done: ~done, turn)[1]
+
+
+def exclusive_prefix(c: Code, states: Mem, tile: Num, at: Lanes, warps: int, aggregate: Num, monoid: Monoid, init: Num | None) -> Num:
+    """What all tiles before this one amount to, with `init` before them; for the first tile `init`, else anything. For a whole block,
+    whose first `warps` warps look back."""
+    dtype = aggregate.dtype
+
+    def first() -> Num:
+        whole = aggregate if init is None else monoid(init, aggregate)
+        c.when(at.thread.eq(0), lambda: _publish(c, states, tile, whole, PREFIX))
+        return aggregate if init is None else init
+
+    def later() -> Num:
+        c.when(at.thread.eq(0), lambda: _publish(c, states, tile, aggregate, AGGREGATE))
+        before = _walk(c, tile, at, warps, dtype, monoid, lambda i: _read(c, states, i, dtype))
+        c.when(at.thread.eq(0), lambda: _publish(c, states, tile, monoid(before, aggregate), PREFIX))
+        return before
+
+    return c.either(tile.eq(0), first, later)[0]
+
+
+def count_before(c: Code, states: Mem, tile: Num, at: Lanes, warps: int, count: Num) -> Num:
+    """How many all tiles before this one have counted; for a whole block. Counts have 62 bits."""
+
+    def publish(value: Num, status: int) -> None:
+        c.when(at.thread.eq(0), lambda: _store(states, tile, value.bits(u64) | c.const(status << 62, u64)))
+
+    def first() -> Num:
+        publish(count, PREFIX)
+        return c.const(0, i64)
+
+    def read(index: Num) -> tuple[Num, Num]:
+        word = _load(states, index)
+        return (word >> 62).to(u32), (word & ((1 << 62) - 1)).bits(i64)
+
+    def later() -> Num:
+        publish(count, AGGREGATE)
+        before = _walk(c, tile, at, warps, i64, lambda a, b: a + b, read)
+        publish(before + count, PREFIX)
+        return before
+
+    return c.either(tile.eq(0), first, later)[0]

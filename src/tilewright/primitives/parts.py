@@ -1,0 +1,138 @@
+"""Pieces that several primitives share: clearing scratch memory, and tiles of an array in the registers of a block's threads.
+
+A block's tile is cut into one part per warp, each part into steps of 32 vectors that follow one another in memory: every access
+of a warp is one run of addresses, and the order of elements is (warp, step, lane, element of the vector).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.base.dtypes import DType, i64
+from tilewright.base.record import record
+from tilewright.base.sizes import Size, ceildiv
+from tilewright.ir.nodes import Kernel
+from tilewright.ir.program import Array, KernelCall
+from tilewright.ir.types import Tensor, tensor
+from tilewright.primitives.code import Code, Mem, Num, write_kernel
+
+WARP = 32
+_CLEAR_THREADS = 256
+
+
+@record
+class Shape:
+    """How a block's tile lies in its threads: `steps` vectors of `width` elements in each of `threads`."""
+
+    threads: int
+    steps: int
+    width: int
+
+    @property
+    def tile(self) -> int:
+        return self.threads * self.steps * self.width
+
+    @property
+    def warps(self) -> int:
+        return self.threads // WARP
+
+
+@record
+class Lanes:
+    """Where a thread is in its block."""
+
+    thread: Num
+    lane: Num
+    warp: Num
+
+
+def lanes(c: Code) -> Lanes:
+    thread = c.thread()
+    return Lanes(thread, thread & (WARP - 1), thread >> 5)
+
+
+def clear(name: str, array: Array) -> KernelCall:
+    """Zeros in a one-dimensional array that is aligned to vectors."""
+    (extent,) = array.type.shape
+    dtype = array.type.dtype
+    width = 16 // dtype.itemsize
+    per_block = _CLEAR_THREADS * width
+
+    def body(c: Code, words: Mem) -> None:
+        place = (c.block() * _CLEAR_THREADS + c.thread()) * width
+        size = c.size(extent)
+        zero = c.const(0, dtype)
+
+        def single() -> None:
+            for j in range(width - 1):
+                c.when(place + j < size, lambda j=j: words.store(place + j, zero))  # type: ignore[misc]
+
+        c.either(place + width <= size, lambda: words.store(place, c.op("broadcast", zero, width=width)), single)
+
+    kernel = write_kernel(name, _CLEAR_THREADS, [ceildiv(extent, per_block)], [(array.name, array.type)], body)
+    return KernelCall(kernel, (array.name,))
+
+
+def scratch(name: str, dtype: DType, *shape: Size | int) -> Array:
+    return Array(name, tensor(dtype, *shape, align=16), "scratch")
+
+
+def call(kernel: Kernel) -> KernelCall:
+    """A call whose arrays have the names of the parameters."""
+    return KernelCall(kernel, tuple(p.name for p in kernel.params))
+
+
+def data_type(dtype: DType, extent: Size | int | str, aligned: bool) -> Tensor:
+    return tensor(dtype, extent, align=16 if aligned else 0)
+
+
+def tile_index(c: Code, at: Lanes, tile: Num, shape: Shape, step: int) -> Num:
+    """Where the thread's vector of that step begins."""
+    inside = at.warp * (shape.steps * shape.width * WARP) + at.lane * shape.width + step * shape.width * WARP
+    return tile * shape.tile + inside
+
+
+def load_tile(c: Code, data: Mem, at: Lanes, tile: Num, shape: Shape, size: Num, aligned: bool, hint: str = "") -> list[list[Num]]:
+    """The thread's elements, step by step; behind the end of the data the last element stands."""
+    attrs = {"cache": hint} if hint else {}
+
+    def whole() -> list[Num]:
+        if not aligned:
+            places = [tile_index(c, at, tile, shape, k) + j for k in range(shape.steps) for j in range(shape.width)]
+            return [data.load(p) for p in places]
+        vectors = [data.load(tile_index(c, at, tile, shape, k), shape.width, **attrs) for k in range(shape.steps)]
+        return [x for v in vectors for x in v.lanes()]
+
+    def edge() -> list[Num]:
+        last = size - 1
+        return [data.load((tile_index(c, at, tile, shape, k) + j).min(last)) for k in range(shape.steps) for j in range(shape.width)]
+
+    flat = c.either((tile + 1) * shape.tile <= size, whole, edge)
+    return [flat[k * shape.width : (k + 1) * shape.width] for k in range(shape.steps)]
+
+
+def store_tile(c: Code, out: Mem, at: Lanes, tile: Num, shape: Shape, size: Num, values: Sequence[Sequence[Num]], hint: str = "") -> None:
+    """The reverse; the output is aligned."""
+    attrs = {"cache": hint} if hint else {}
+
+    def whole() -> None:
+        for k, vector in enumerate(values):
+            out.store(tile_index(c, at, tile, shape, k), c.pack(vector), **attrs)
+
+    def edge() -> None:
+        for k, vector in enumerate(values):
+            for j, value in enumerate(vector):
+                place = tile_index(c, at, tile, shape, k) + j
+                c.when(place < size, lambda place=place, value=value: out.store(place, value))  # type: ignore[misc]
+
+    c.either((tile + 1) * shape.tile <= size, whole, edge)
+
+
+def warp_total_parts(c: Code, totals: Mem, count: int, warp: Num) -> tuple[Num, Num]:
+    """Of one integer per warp in shared memory: the sum of those before this warp, and the sum of all."""
+    before, whole = c.const(0, i64), c.const(0, i64)
+    for other in range(count):
+        value = totals[other].to(i64)
+        before = c.select(warp > other, before + value, before)
+        whole = whole + value
+    return before, whole

@@ -1,0 +1,158 @@
+"""Bounds checks compiled into kernels: what they find is what the emulator finds, and they change nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from support import assemble
+from tilewright.base.errors import UserError
+from tilewright.base.target import parse_target
+from tilewright.codegen.native import emit_assembly
+from tilewright.compile.build import llvm_text
+from tilewright.ir.emulator import run_kernel
+from tilewright.ir.nodes import Kernel
+from tilewright.ir.program import Array, KernelCall, Program
+from tilewright.ir.text_parse import parse_kernel
+from tilewright.ir.types import Tensor
+from tilewright.ir.verify import verify_kernel
+from tilewright.passes.bounds_checks import FIELDS, check_bounds, check_kernel, failure_of
+
+HEAD = """kernel @k stage=thread grid=[g, 2] threads=64 {block = [32, 2, 1]} {
+  param %x: tensor<f32, [n, m], [m, 1], align=16>
+  param %out: tensor<f32, [n, m], [m, 1], align=16>
+  %b = program_id {axis = 0} : i64
+  %y = program_id {axis = 1} : i64
+  %t = thread_id : i64
+  %0 = const {value = 0, dtype = i64} : i64
+  %2 = const {value = 2, dtype = i64} : i64
+  %s = alloc {space = "shared", shape = [50], dtype = f32} : tensor<f32, [50], [1], shared>
+"""
+
+
+def kernel(body: str) -> Kernel:
+    made = parse_kernel(HEAD + body + "\n}", "k.py")
+    verify_kernel(made)
+    return made
+
+
+def run(body: str, n: int = 4, m: int = 64, g: int = 2) -> tuple[str, np.ndarray]:
+    """The error of the kernel with checks, and what it left in `out`."""
+    plain = kernel(body)
+    checked, sites = check_kernel(plain)
+    verify_kernel(checked)
+    x = np.arange(n * m, dtype=np.float32).reshape(n, m)
+    out = np.zeros((n, m), np.float32)
+    failure = np.zeros(FIELDS, np.int64)
+    run_kernel(checked, [x, out, failure], {"n": n, "m": m, "g": g})
+    error = failure_of(failure.tolist(), sites, plain, (g, 2))
+    return "" if error is None else str(error).splitlines()[0], out
+
+
+def emulated(body: str, n: int = 4, m: int = 64, g: int = 2) -> str:
+    x, out = np.zeros((n, m), np.float32), np.zeros((n, m), np.float32)
+    with pytest.raises(UserError) as error:
+        run_kernel(kernel(body), [x, out], {"n": n, "m": m, "g": g})
+    return str(error.value).splitlines()[0]
+
+
+COPY = """
+  %r = mul %b, %2 : i64
+  %row = add %r, %y : i64
+  %v = load %x, %row, %t : f32
+  store %out, %row, %t, %v
+"""
+
+
+def test_nothing_is_wrong() -> None:
+    error, out = run(COPY)
+    assert error == ""
+    np.testing.assert_array_equal(out, np.arange(256).reshape(4, 64))
+
+
+@pytest.mark.parametrize(("n", "m"), [(4, 50), (3, 64)])
+def test_the_emulator_says_the_same(n: int, m: int) -> None:
+    error, out = run(COPY, n, m)
+    assert error == emulated(COPY, n, m)
+    # What is inside is done nevertheless, what is outside is not.
+    np.testing.assert_array_equal(out, np.arange(n * m).reshape(n, m))
+
+
+def test_the_message() -> None:
+    assert run(COPY, 4, 50)[0] == (
+        "k.py:13:3: error[TW050]: load of 'x' at [0, 50] is out of bounds: index 50 (axis 1), extent 50, in block (0, 0), "
+        "thread (18, 1)"
+    )
+
+
+def test_shared_arrays_and_negative_indices() -> None:
+    below = "%i = sub %t, %2 : i64\n%v = load %x, %0, %i : f32\nstore %out, %0, %t, %v"
+    assert "load of 'x' at [0, -2] is out of bounds: index -2 (axis 1), extent 64, in block (0, 0), thread (0, 0)" in run(below)[0]
+    assert "store of 's' at [50] is out of bounds: index 50, extent 50" in run("%v = load %x, %0, %t : f32\nstore %s, %t, %v")[0]
+
+
+def test_atomics() -> None:
+    body = '%v = load %x, %0, %0 : f32\n%old = atomic %out, %t, %0, %v {kind = "add", scope = "device"} : f32'
+    assert "atomic of 'out' at [4, 0] is out of bounds: index 4 (axis 0), extent 4" in run(body)[0]
+
+
+def test_vectors_may_cross_rows_but_not_the_end() -> None:
+    body = """
+  %four = const {value = 4, dtype = i64} : i64
+  %i = mul %t, %four : i64
+  %z = lt %i, %last : bool
+  if %z {
+  %v = load %x, %row, %i {width = 4, unaligned = true} : vec<f32, 4>
+  store %out, %row, %i, %v {unaligned = true}
+  yield
+  } {
+  yield
+  }
+"""
+    head = "%row = const {{value = {}, dtype = i64}} : i64\n%last = const {{value = 50, dtype = i64}} : i64"
+    assert run(head.format(0) + body, 4, 50)[0] == ""
+    text, out = run(head.format(3) + body, 4, 50)
+    assert "load of 4 elements of 'x' from [3, 48] on is out of bounds: it has 200 elements" in text
+    assert out[3, 47] == 197 and out[3, 48] == 0
+
+
+def test_masked_accesses_count_where_they_happen() -> None:
+    body = """
+  %fifty = const {value = 50, dtype = i64} : i64
+  %z = lt %t, %fifty : bool
+  %v = load %x, %0, %t, %z {masked = true} : f32
+  store %out, %0, %t, %v, %z {masked = true}
+"""
+    assert run(body, 4, 50)[0] == ""
+    assert "load of 'x' at [0, 40]" in run(body, 4, 40)[0]
+
+
+def test_a_thread_that_failed_leaves_its_loop() -> None:
+    """A search for a number below 0 that is not there would never end on zeros."""
+    body = """
+  %one = const {value = 1, dtype = i64} : i64
+  %low = const {value = -1.0, dtype = f32} : f32
+  %end = while %0 : i64 (%i: i64) {
+    %v = load %x, %0, %i : f32
+    %c = gt %v, %low : bool
+    yield %c, %i
+  } (%j: i64) {
+    %n = add %j, %one : i64
+    yield %n
+  }
+"""
+    assert "load of 'x' at [0, 64]" in run(body)[0]
+
+
+@pytest.mark.requires("ptxas")
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_checks_become_code(target: str) -> None:
+    plain = kernel(COPY)
+    inputs = tuple(Array(p.name, p.type, "input") for p in plain.params if isinstance(p.type, Tensor))
+    program = Program("k", inputs, (), (), (KernelCall(plain, ("x", "out")),))
+    checked, sites = check_bounds(program)
+    assert [a.name for a in checked.inputs] == ["x", "out", "$failure"] and len(sites) == 2
+    text, _ = llvm_text(checked, parse_target(target))
+    ptx = emit_assembly(text, parse_target(target))
+    assert "atom" in ptx and "cas" in ptx
+    assemble(ptx, target)

@@ -1,0 +1,63 @@
+"""Code of primitives: every program assembles for old and new GPUs, and says what its launches need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from support import assemble
+from tilewright.base.dtypes import bool_, f16, f32, f64, i8, i64, u8, u32
+from tilewright.base.target import Target, parse_target
+from tilewright.compile.build import build_artifact
+from tilewright.compile.primitives import finished_program
+from tilewright.frontend.python_functions import parse_scalar_function
+from tilewright.ir.program import Program
+from tilewright.primitives.filter import filter_program, runs_program
+from tilewright.primitives.functions import Monoid, scalar_function
+from tilewright.primitives.histogram import histogram_program, histogram_table
+from tilewright.primitives.reduce import reduce_program
+from tilewright.primitives.rows import row_shape, rows_program
+from tilewright.primitives.scan import scan_program
+from tilewright.primitives.sort import SortPlan, sort_program
+from tilewright.primitives.transpose import transpose_program
+
+LAST = Monoid(f32, function=scalar_function(parse_scalar_function(lambda a, b: b), (f32, f32), f32))
+POSITIVE = scalar_function(parse_scalar_function(lambda v: v > 0), (f32,), bool_)
+PROGRAMS: dict[str, Callable[[Target], Program]] = {
+    "scan": lambda t: scan_program(f32, Monoid(f32, "add"), f32),
+    "scan f16": lambda t: scan_program(f16, Monoid(f32, "max"), f16, exclusive=True, init=True, aligned=False),
+    "scan f64": lambda t: scan_program(f64, Monoid(f64, "mul"), f64),
+    "scan of a function": lambda t: scan_program(f32, LAST, f32),
+    "filter": lambda t: filter_program(f32, POSITIVE),
+    "filter by a mask": lambda t: filter_program(i64, None, aligned=False),
+    "heads": lambda t: filter_program(i8, None, heads=True),
+    "runs": lambda t: runs_program(f16),
+    "histogram of few bins": lambda t: histogram_program(f32, 256, t, False),
+    "histogram of bytes": lambda t: histogram_program(u8, 256, t, True),
+    "histogram of many bins": lambda t: histogram_program(f32, 65536 if t.max_shared > 200_000 else 40_000, t, False),
+    "histogram of too many bins": lambda t: histogram_program(u32, 1 << 20, t, True),
+    "reduce": lambda t: reduce_program(f32, Monoid(f32, "add"), f32, t),
+    "reduce in order": lambda t: reduce_program(f32, LAST, f32, t),
+    "transpose": lambda t: transpose_program(f32, True, True),
+    "transpose of bytes": lambda t: transpose_program(u8, False, True),
+    "sort": lambda t: sort_program(SortPlan(u8), t),
+    "sort of pairs": lambda t: sort_program(SortPlan(f16, f64, descending=True, wide=True), t),
+    "sort of rows": lambda t: rows_program(SortPlan(f16, i64, places=True), row_shape(SortPlan(f16), 100)),
+}
+
+
+@pytest.mark.requires("ptxas")
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_program_assembles(name: str, target: str) -> None:
+    chosen = parse_target(target)
+    artifact = build_artifact(finished_program(PROGRAMS[name](chosen), chosen), chosen, entry=False)
+    assemble(artifact.code.decode(), target, level=0)
+    assert all(launch.shared_bytes <= chosen.max_shared and launch.threads <= chosen.max_threads for launch in artifact.launches)
+
+
+def test_tables_of_histograms_fit_the_target() -> None:
+    new, old = parse_target("sm_90a"), parse_target("sm_75")
+    assert [histogram_table(f32, bins, new).kind for bins in (256, 5000, 65_536, 200_000)] == ["warp", "block", "half", "none"]
+    assert [histogram_table(u8, bins, old).kind for bins in (256, 65_536)] == ["lane", "none"]

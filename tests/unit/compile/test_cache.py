@@ -45,7 +45,7 @@ def make(code: bytes = b"code \x00\xff", name: str = "softmax") -> Artifact:
         outputs=(ArrayParam("out", dtypes.f8e4m3, (ROWS,), (Size.of(1),), "output"),),
         scratch=(ArrayParam("partial", dtypes.q4_k, (), (), "scratch", 256),),
         launches=(
-            Launch("first", ("x", "partial"), ("rows", "x.cols$1"), grid, 256, 100_000, ROWS * -3 + 1, maps, 2, True, "a.py:3:5", 10**9, True, True),
+            Launch("first", ("x", "partial"), ("rows", "x.cols$1"), grid, 256, 100_000, ROWS * -3 + 1, maps, 2, True, "a.py:3:5", 10**9, True, True, (("a.py:4:9", "x > 0"),)),
             Launch("second", ("partial", "scale", "out"), (), (Size.of(1),)),
         ),
         bindings=(SizeBinding("rows", "x", 0), SizeBinding("x.cols$1", "x", 1, True)),

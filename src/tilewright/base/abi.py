@@ -18,6 +18,8 @@ object), and Python's C API by its own names.
 """
 
 SLOT_BYTES = 8
+RELEASE_WORK = 1 << 15
+"""Elements from which on other Python threads may run meanwhile; below, letting go of the GIL costs more than it gives."""
 SCRATCH_ALIGN = 64
 """Bytes every scratch array of a CPU program is aligned to."""
 STUB_ENTRY = "tilewright_call"

@@ -27,8 +27,6 @@ from tilewright.codegen.native import compile_object
 from tilewright.codegen.sizes import DECLARATIONS, SizeEmitter
 from tilewright.codegen.stub_emitter import StubEmitter
 
-RELEASE_WORK = 1 << 15
-"""Elements from which on other Python threads may run meanwhile; below, letting go of the GIL costs more than it gives."""
 STACK_SCRATCH = 1 << 14
 """Bytes of scratch that live on the stack."""
 
@@ -485,7 +483,7 @@ class _Stub(StubEmitter):
         blocks = [self.sizes.value(product(x.grid)) for x in launches]
         total = self.sizes.value(sum((product(x.grid) * x.work for x in launches), Size.of(0)))
         before = self.current
-        self.fork(self.new(f"icmp sge i64 {total}, {RELEASE_WORK}"), "large", "run")
+        self.fork(self.new(f"icmp sge i64 {total}, {abi.RELEASE_WORK}"), "large", "run")
         self.start("large")
         started = self.new(f"getelementptr i8, ptr @tilewright_pool, i64 {abi.POOL_STARTED}")
         ready = self.new(f"icmp ne i32 {self.new(f'load atomic i32, ptr {started} monotonic, align 4')}, 0")

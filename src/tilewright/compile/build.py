@@ -13,6 +13,7 @@ import re
 from dataclasses import replace
 from types import MappingProxyType
 
+from tilewright.base import abi
 from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, MapParam, ScalarParam, SizeBinding
 from tilewright.base.sizes import Size, ceildiv, maximum, product
 from tilewright.base.target import Target
@@ -176,9 +177,21 @@ def _array(array: Array) -> ArrayParam:
 
 
 def _work(kernel: Kernel) -> Size:
-    """Elements one block touches: those of all arrays, shared out over the blocks."""
-    total = Size.of(0)
+    """Elements one block touches: those of all arrays, shared out over the blocks. Kernels that may run for any time count as ones for
+    which other Python threads are let go on."""
+    total = Size.of(abi.RELEASE_WORK if _is_open_ended(kernel) else 0)
     for param in kernel.tensors:
         assert isinstance(param.type, Tensor)
         total = total + product(param.type.shape)
     return ceildiv(total, maximum(Size.of(1), product(kernel.grid)))
+
+
+def _is_open_ended(kernel: Kernel) -> bool:
+    """Whether sizes do not bound how long it runs: a loop's length comes from a number or from memory."""
+    free = {param for param in kernel.params if not isinstance(param.type, Tensor)}
+    for op in walk(kernel.body):
+        if op.opcode == "while" or (op.opcode == "for" and any(v in free for v in op.operands[:3])):
+            return True
+        if op.opcode in ("load", "atomic") or any(v in free for v in op.operands):
+            free.update(op.results)
+    return False

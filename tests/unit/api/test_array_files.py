@@ -106,7 +106,7 @@ def test_programs_and_the_command_line_read_them(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), [[5, 7, 9]])
     result = CliRunner().invoke(cli, ["run", str(program), "--kernel", "apply", *common])
     assert result.exit_code == 0, result.output
-    assert "apply: float32[1, 3]\n[[3. 5. 7.]]\n" in result.output
+    assert "apply: float32[1, 3]\n  [[3. 5. 7.]]\n" in result.output
     result = CliRunner().invoke(cli, ["run", str(program), "--in", f"model={tmp_path}/gone.npz", "--in", "x=1"])
     assert f"--in model: file '{tmp_path}/gone.npz' does not exist" in result.output
     result = CliRunner().invoke(cli, ["emulate", str(program)])

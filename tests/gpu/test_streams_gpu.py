@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import textwrap
@@ -16,6 +17,8 @@ import pytest
 import tilewright as tw
 from tilewright.runtime import cuda
 
+ALONE = os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") == "1"
+"""Whether no other tests use the GPU, so that times mean something."""
 pytestmark = pytest.mark.requires("cuda")
 
 
@@ -142,7 +145,8 @@ def test_copies_overlap_with_kernels() -> None:
     copy()
     one, other = min(_timed(copy) for _ in range(3)), min(_timed(compute) for _ in range(3))
     both = min(_timed(lambda: (compute(), copy())) for _ in range(3))
-    assert both < 0.8 * (one + other) or both < 1.1 * max(one, other)
+    if ALONE:
+        assert both < 0.8 * (one + other) or both < 1.1 * max(one, other)
     found = tw.transfer(scaled(target, 2.0), "cpu", out=pinned).result()
     assert found is pinned
     assert (pinned[:: 1 << 16] == 2.0).all()

@@ -24,6 +24,7 @@ for _layer, _imports in (
     ("cli", {"base", "tree", "ir", "frontend", "analysis", "passes", "primitives", "codegen", "runtime", "compile", "api"}),
 ):
     BELOW[_layer] = frozenset(_imports)
+BELOW["__main__"] = frozenset({"cli"})
 
 
 def module_name(path: Path) -> str:

@@ -55,9 +55,7 @@ def test_bounds_on_the_cpu(case: Case) -> None:
 
 @pytest.mark.requires("cpu")
 @each
-def test_good_on_the_cpu(case: Case, request: pytest.FixtureRequest) -> None:
-    if case.name == "a warp that is taken to run in step":
-        request.applymarker(pytest.mark.xfail(strict=True, reason="halves of a warp do not meet at a warp_sync on a CPU"))
+def test_good_on_the_cpu(case: Case) -> None:
     arrays = case.arrays()
     before = [a.copy() for a in arrays]
     if case.only_gpu:

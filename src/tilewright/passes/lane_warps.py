@@ -16,8 +16,8 @@ from tilewright.passes.lane_memory import LaneMemory
 from tilewright.passes.lane_values import Lanes, Uniform, Varying
 
 WARP = 32
-LANE_OPS = frozenset({"shuffle", "vote", "match", "redux", "active_mask", "elect"})
-"""Ops for which a vec must be a warp."""
+LANE_OPS = frozenset({"shuffle", "vote", "match", "redux", "active_mask", "elect", "warp_sync"})
+"""Ops for which a vec must be a warp. Its lanes go in step, so that they have met wherever a `warp_sync` stands."""
 
 
 class LaneWarps(LaneMemory):

@@ -140,6 +140,7 @@ def test_tasks() -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.skipif(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1", reason="times mean nothing beside other tests")
 def test_cpu_and_gpu_work_at_the_same_time() -> None:
     """Each alone takes as long as it takes; together not the sum."""
 
@@ -168,8 +169,7 @@ def test_cpu_and_gpu_work_at_the_same_time() -> None:
     start = time.perf_counter()
     done = tw.schedule(tasks)
     together = time.perf_counter() - start
-    if os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") == "1":
-        assert together < 0.8 * sum(ran.seconds for ran in done.ran)
+    assert together < 0.8 * sum(ran.seconds for ran in done.ran)
 
 
 def test_memory_is_given_back() -> None:

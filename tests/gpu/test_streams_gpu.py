@@ -145,11 +145,12 @@ def test_copies_overlap_with_kernels() -> None:
     copy()
     one, other = min(_timed(copy) for _ in range(3)), min(_timed(compute) for _ in range(3))
     both = min(_timed(lambda: (compute(), copy())) for _ in range(3))
-    if ALONE:
-        assert both < 0.8 * (one + other) or both < 1.1 * max(one, other)
     found = tw.transfer(scaled(target, 2.0), "cpu", out=pinned).result()
     assert found is pinned
     assert (pinned[:: 1 << 16] == 2.0).all()
+    if not ALONE:
+        pytest.skip("results are right; times mean nothing beside other tests")
+    assert both < 0.8 * (one + other) or both < 1.1 * max(one, other)
 
 
 def test_await_leaves_the_loop_free() -> None:

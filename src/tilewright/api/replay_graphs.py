@@ -6,6 +6,7 @@ Capturing runs nothing. The arrays it is given are those of the recorded run and
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +74,9 @@ def _capture(
     try:
         with graph._record():
             _run(calls, outer, made, {v: v.sample for v in inputs})
-    except TilewrightError:
+    except TilewrightError as error:
+        if error.code != "TW036":
+            warnings.warn(f"a program is not captured as a graph and runs as single calls: {error}", RuntimeWarning, stacklevel=2)
         return None
     cuda = graph._cuda
     if cuda is None or not cuda.knows_all or cuda.node_count < FEWEST_LAUNCHES:

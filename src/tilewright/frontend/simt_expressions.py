@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
@@ -68,7 +69,7 @@ _CONSTANT_BYTES = 64 << 10
 """Constant memory of a module on NVIDIA's GPUs."""
 
 
-class Expressions(Emitter):
+class Expressions(Emitter, ABC):
     """Reads expressions of the function whose scope is `scope`."""
 
     def __init__(self, launch: Launch, default_float: DType, source: FunctionSource, types: Types) -> None:
@@ -423,11 +424,13 @@ class Expressions(Emitter):
         )
         return Record(kind, tuple(fields), tuple(bound.values()))
 
+    @abstractmethod
     def assign(self, name: str, val: Val) -> Val:
-        raise NotImplementedError
+        """Let a variable have a value."""
 
+    @abstractmethod
     def call_device(self, called: Device, given: Arguments, span: Span) -> Val:
-        raise NotImplementedError
+        """What a called function gives, its body read in place."""
 
 
 def bind(e: Expressions, name: str, names: Sequence[str], given: Arguments, defaults: dict[str, object]) -> dict[str, Val]:

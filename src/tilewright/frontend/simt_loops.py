@@ -7,6 +7,7 @@ from turn to turn. Loops over tuples and unrolled ranges have their body once fo
 from __future__ import annotations
 
 import ast
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 
@@ -42,11 +43,13 @@ _MOST_UNROLLED = 1024
 class Loops(Flow):
     """Reads loops; what stands in them is for `block` to read."""
 
+    @abstractmethod
     def block(self, statements: Sequence[ast.stmt]) -> None:
-        raise NotImplementedError
+        """Read statements in order."""
 
+    @abstractmethod
     def store_to(self, target: ast.expr, val: Val) -> None:
-        raise NotImplementedError
+        """Assign to a name, an element or several of these."""
 
     def _while_statement(self, node: ast.While) -> None:
         self._no_else(node)

@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
+SECONDS ?= 600
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # CUDA's Python bindings are wanted only where there is an NVIDIA driver to talk to.
@@ -14,10 +15,10 @@ export TILEWRIGHT_REQUIRE ?= cpu,emulator
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test test-fast fuzz lint bench clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## create the virtual environment and install Tilewright into it
 
@@ -33,7 +34,13 @@ demo: setup ## run the kernel gallery and the ZynML programs on every device fou
 	$(BIN)/tilewright demo
 
 test: setup ## run all tests
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+test-fast: setup ## run the quick tests, for a change in progress
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --fast
+
+fuzz: setup ## random kernels for SECONDS (600), going on where the last run ended
+	$(BIN)/python -m tests.fuzz.random_kernels run --seconds $(SECONDS)
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .

@@ -408,8 +408,8 @@ def open_bench(kind: str, setting: Setting, quick: bool) -> Bench:
         place = contractions.Place("cpu", contractions.host_view, lambda: None, cold_bytes=0, compile=compile)
         return Bench(place, HostSampler(most), 0.7 if quick else 3.0, setting, suite.load())
     from bench import gpu
-    from tilewright.api.devices import find_device
-    from tilewright.runtime import cuda
+    from tilewright.execute.devices import find_device
+    from tilewright.runtime.cuda import device as cuda
 
     find_device("cuda:0")
     clock, wrap = gpu.EventClock(), cuda.devices()[0].wrap

@@ -142,8 +142,8 @@ class Session:
     @staticmethod
     def open(setting: Setting, quick: bool) -> Session:
         """On the first GPU. Raises Tilewright's DeviceError when ours cannot use it."""
-        from tilewright.api.devices import find_device
-        from tilewright.runtime import cuda
+        from tilewright.execute.devices import find_device
+        from tilewright.runtime.cuda import device as cuda
 
         find_device("cuda:0")
         torch.set_grad_enabled(False)

@@ -14,7 +14,7 @@ from tilewright.base.target import Target
 from tilewright.compile.build import build_artifact
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Stage, Value
-from tilewright.ir.program import Array, KernelCall, Program
+from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.types import Tensor, tensor
 from tilewright.ir.verify import verify_program
 
@@ -49,7 +49,7 @@ def ten_launches(x: tw.Array, v: tw.Array) -> tw.Array:
 
 
 @tw.kernel(launches=1)
-def one_launch(x: tw.Array, v: tw.Array) -> tw.Array:
+def persistent_kernel(x: tw.Array, v: tw.Array) -> tw.Array:
     v1 = step(x, v)
     v2 = step(x, v1)
     v3 = step(x, v2)
@@ -83,7 +83,7 @@ def barriers(blocks: int) -> Program:
     kernel = Kernel("barriers", Stage.THREAD, (x, out), Block((), tuple(b.ops)), (Size.of(blocks),), THREADS)
     assert isinstance(x.type, Tensor)
     assert isinstance(out.type, Tensor)
-    inputs, outputs = (Array("x", x.type, "input"),), (Array("out", out.type, "output"),)
+    inputs, outputs = (ProgramArray("x", x.type, "input"),), (ProgramArray("out", out.type, "output"),)
     program = Program("barriers", inputs, outputs, (), (KernelCall(kernel, ("x", "out")),))
     verify_program(program)
     return program

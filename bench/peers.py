@@ -19,6 +19,8 @@ NEEDED = {
     "zyn-cpu": {"torch": "torch"},
     "primitives": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
     "primitives-cpu": {"torch": "torch", "numba": "numba"},
+    "checks-cpu": {},
+    "host": {},
     "simt": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
 }
 """Module and the package that has it, by kind of run."""

@@ -23,7 +23,7 @@ from bench.peers import PeerMissing, require
 from tilewright.base.errors import TilewrightError
 
 RESULTS = Path(__file__).resolve().parent / "results"
-KINDS = ("cpu", "gpu", "runtime", "zyn", "zyn-cpu", "simt", "primitives", "primitives-cpu", *contraction_run.KINDS)
+KINDS = ("cpu", "gpu", "runtime", "zyn", "zyn-cpu", "simt", "primitives", "primitives-cpu", "checks-cpu", "host", *contraction_run.KINDS)
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,23 @@ def contraction_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
     ]
 
 
+def check_jobs(setting: Setting, quick: bool) -> list[Job]:
+    from bench import index_checks
+
+    plan = Plan(rounds=5, per_round=3, warmups=1, seconds=3.0) if quick else Plan(rounds=15, per_round=3, warmups=2, seconds=10.0)
+    clock = HostClock()
+    return [
+        Job(case.label, (case.op,), lambda case=case: iter([measure(case, clock, plan, setting)]))  # type: ignore[misc]
+        for case in index_checks.cases(quick)
+    ]
+
+
+def host_jobs(setting: Setting) -> list[Job]:
+    from bench import host_times
+
+    return [Job(name, (name,), lambda name=name: iter([host_times.record(name, setting)])) for name in host_times.ROWS]  # type: ignore[misc]
+
+
 def zyn_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
     from bench import zyn
 
@@ -160,7 +177,7 @@ def main(
         # OpenBLAS's threads otherwise go on spinning for a tenth of a second and more, on cores that the next library wants. NumPy's own times
         # do not suffer. The rows run in a process of their own, which reads this when it starts.
         os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
-    device = cpu_name() if kind.endswith("cpu") else gpu_name()
+    device = cpu_name() if kind.endswith("cpu") or kind == "host" else gpu_name()
     setting = Setting(device, commit(), datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
     def wanted(op: str) -> bool:
@@ -175,6 +192,10 @@ def main(
             jobs = (runtime_jobs if kind == "runtime" else simt_jobs)(setting, quick)
         elif kind.startswith("primitives"):
             jobs = primitive_jobs(kind, setting, quick)
+        elif kind == "checks-cpu":
+            jobs = check_jobs(setting, quick)
+        elif kind == "host":
+            jobs = host_jobs(setting)
         else:
             jobs = (cpu_jobs if kind == "cpu" else gpu_jobs)(setting, quick, wanted)
     except TilewrightError as error:

@@ -25,9 +25,9 @@ from bench import runtime_kernels
 from bench.harness import OURS, Record, Setting, summarise
 from bench.runtime_floor import Floor
 from tilewright.base import launch_abi as abi
-from tilewright.runtime import cuda
-from tilewright.runtime.cuda import CudaDevice
-from tilewright.runtime.cuda_program import CudaProgram
+from tilewright.runtime.cuda import device as cuda
+from tilewright.runtime.cuda.device import CudaDevice
+from tilewright.runtime.cuda.program import CudaProgram
 
 BATCH = 200
 """Launches of one sample; the driver queues about a thousand."""
@@ -102,7 +102,7 @@ extern "C" __global__ void axpy(const float* x, const float* y, float* out, floa
 
 
 def _program(kernel: tw.Kernel[..., object]) -> CudaProgram:
-    return kernel.runner.cuda.programs[-1]
+    return kernel.runner.by_kind["cuda"].programs[-1]
 
 
 def _floor(session: Session, kernel: tw.Kernel[..., object], arrays: Sequence[Any], scalars: Sequence[float], out: Any) -> Floor:
@@ -289,7 +289,7 @@ def look_up(session: Session) -> Record:
     kernel, x, y, out = tw.Kernel(runtime_kernels.axpy.python), session.own(), session.own(), session.own()
     kernel(x, y, 2.0, out=out)
     floor = _floor(session, kernel, (x, y), (2.0,), out)
-    for launcher in kernel.runner.cuda.native.launchers:
+    for launcher in kernel.runner.by_kind["cuda"].native.launchers:
         launcher.state[abi.STATE_LAUNCH // 8] = floor.no_launch
 
     def ours(count: int) -> None:

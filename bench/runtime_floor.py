@@ -9,9 +9,9 @@ import ctypes
 from collections.abc import Callable, Sequence
 
 from tilewright.base.target import host_cpu
-from tilewright.codegen.native import compile_object
-from tilewright.runtime.cuda_program import CudaProgram
-from tilewright.runtime.objects import ObjectCode
+from tilewright.codegen.llvm.native import compile_object
+from tilewright.runtime.core.objects import ObjectCode
+from tilewright.runtime.cuda.program import CudaProgram
 
 _LOOP = """
 define i32 @launch_loop(ptr %launch, ptr %function, i32 %blocks, i32 %threads, ptr %pointers, i64 %count) {

@@ -90,13 +90,13 @@ def _operands() -> tuple[np.ndarray, np.ndarray]:
     return (drawn.standard_normal((SIDE, SIDE)) / SIDE**0.5).astype(np.float32), drawn.standard_normal(SIDE).astype(np.float32)
 
 
-def one_launch(session: Session) -> Record:
+def persistent_kernel(session: Session) -> Record:
     """Ten products of a small matrix and a vector, each of the one before: called and waited for. As one launch, as ten, and as a graph
     of ten."""
     matrix, vector = _operands()
     x, v = session.gpu.from_numpy(matrix), session.gpu.from_numpy(vector)
     tx, tv = torch.from_numpy(matrix).cuda(), torch.from_numpy(vector).cuda()
-    together, apart = grid_kernels.one_launch, grid_kernels.ten_launches
+    together, apart = grid_kernels.persistent_kernel, grid_kernels.ten_launches
     found, several = together(x, v).numpy(), apart(x, v).numpy()
     recorded, theirs = tw.graph(apart, x, v), _torch_graph(tx, tv)
     wait, synchronize = session.gpu.synchronize, torch.cuda.synchronize
@@ -114,11 +114,11 @@ def one_launch(session: Session) -> Record:
 
         return run
 
-    record = session.record("one_launch", grid_kernels.STEPS)
+    record = session.record("persistent_kernel", grid_kernels.STEPS)
     summarise(record, session.trips({name: waited(name) for name in device_calls}), 0, None)
     own = {name: call for name, call in device_calls.items() if name.startswith(OURS)}
     times = ", ".join(f"{name} {statistics.median(found) * 1e3:.1f}" for name, found in _device_times(session, own).items())
-    record.notes.append(f"one_launch: us on the device: {times}")
+    record.notes.append(f"persistent_kernel: us on the device: {times}")
     wanted = vector.astype(np.float64)
     for _ in range(grid_kernels.STEPS):
         wanted = np.tanh(matrix.astype(np.float64) @ wanted)
@@ -128,4 +128,4 @@ def one_launch(session: Session) -> Record:
     return record
 
 
-ROWS: tuple[Callable[[Session], Record], ...] = (grid_sync, one_launch)
+ROWS: tuple[Callable[[Session], Record], ...] = (grid_sync, persistent_kernel)

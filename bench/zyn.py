@@ -226,7 +226,7 @@ def _block(place: Place, shape: tuple[int, ...], dtype: str) -> Prepared:
 
 def _own(tensor: Any) -> Any:
     """An array of ours in the memory of a tensor."""
-    from tilewright.runtime import cuda
+    from tilewright.runtime.cuda import device as cuda
 
     return cuda.devices()[0].wrap(tensor)
 
@@ -310,7 +310,7 @@ let w{0} = f{0}(z{0}, y{0})
 
 def lines_row(place: Place) -> Record:
     """A file of ten thousand lines, parsed and checked."""
-    from tilewright.cli.check_command import check
+    from tilewright.cli.commands.check import check
 
     record = place.record("check_lines", (LINES,), "")
     with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 
 from tilewright.base.dtypes import SCALARS
-from tilewright.tree.check_expr import FUNCTIONS
+from tilewright.tree.check.expressions import FUNCTIONS
 from tilewright.tree.metadata import KernelKind, attribute_names
 
 PLACES = [Path(__file__).parent / folder / "zyn.tmLanguage.json" for folder in ("", "vscode")]
@@ -23,7 +23,7 @@ OPERATORS = ("and", "or", "not")
 
 def grammar_words() -> tuple[list[str], list[str]]:
     """Reserved words of the grammar, and words that are names elsewhere."""
-    text = resources.files("tilewright.frontend").joinpath("zyn.lark").read_text(encoding="utf-8")
+    text = resources.files("tilewright.frontend.zyn").joinpath("zyn.lark").read_text(encoding="utf-8")
     reserved = re.findall(r'^[A-Z]+: "([a-z]+)"$', text, re.MULTILINE)
     declared = re.search(r"^%declare (.+)$", text, re.MULTILINE)
     assert declared is not None

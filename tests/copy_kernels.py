@@ -1,4 +1,4 @@
-"""What the PTX of `runtime.strided_copy` does, in Python, for the null driver."""
+"""What the PTX of `runtime.cuda.strided_copy` does, in Python, for the null driver."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import itertools
 from typing import Any
 
-from tilewright.runtime.strided_copy import MOST_AXES, entry_name
+from tilewright.runtime.cuda.strided_copy import MOST_AXES, entry_name
 
 
 def register_copies(driver: Any) -> None:

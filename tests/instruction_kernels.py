@@ -45,7 +45,7 @@ from tilewright.ir.ops_simt import (
     STORE_CACHES,
     STORE_ORDERS,
 )
-from tilewright.ir.program import Array, KernelCall, Program
+from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.types import Tensor, tensor
 from tilewright.ir.verify import verify_kernel
 
@@ -65,7 +65,7 @@ class Case:
 
     def program(self) -> Program:
         """All arrays as outputs of one call."""
-        arrays = tuple(Array(p.name, p.type, "output") for p in self.kernel.params if isinstance(p.type, Tensor))
+        arrays = tuple(ProgramArray(p.name, p.type, "output") for p in self.kernel.params if isinstance(p.type, Tensor))
         return Program(self.name, (), arrays, (), (KernelCall(self.kernel, tuple(self.arrays)),))
 
     def emulate(self) -> dict[str, np.ndarray]:

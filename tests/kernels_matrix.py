@@ -20,9 +20,9 @@ import numpy as np
 import tilewright as tw
 from kernel_table import from_text
 from support import as_wide
-from tilewright.api.devices import Device
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType, from_numpy
+from tilewright.execute.devices import Device
 
 Sizes = tuple[int, ...]
 Arrays = tuple[np.ndarray, ...]

@@ -6,13 +6,7 @@
 
 from __future__ import annotations
 
-import functools
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -20,15 +14,16 @@ import numpy as np
 from tilewright.base.dtypes import DType, by_name, f32
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target, host_cpu, parse_target
-from tilewright.codegen.pool import pool_object
+from tilewright.codegen.host.pool import pool_object
 from tilewright.compile.build import build_artifact
 from tilewright.ir.build import Builder
 from tilewright.ir.emulator import run_program
 from tilewright.ir.nodes import Block, Kernel, Stage, Value
-from tilewright.ir.program import Array, KernelCall, Program, ScalarInput
+from tilewright.ir.program import KernelCall, Program, ProgramArray, ScalarInput
 from tilewright.ir.types import Scalar, Tensor, tensor
 from tilewright.passes.pipeline import Stages, lower
-from tilewright.runtime import cpu, cpu_pool
+from tilewright.runtime.cpu import pool as cpu_pool
+from tilewright.runtime.cpu import program as cpu
 
 cpu_pool.provide_code(lambda: pool_object(host_cpu()))
 
@@ -68,14 +63,14 @@ def loop_kernel(
 
 def program(kernel: Kernel, outputs: Sequence[str] = ("o",)) -> Program:
     """A program of one call; parameters named in `outputs` are its outputs, the rest its inputs."""
-    inputs: list[Array | ScalarInput] = []
-    results: list[Array] = []
+    inputs: list[ProgramArray | ScalarInput] = []
+    results: list[ProgramArray] = []
     for param in kernel.params:
         if isinstance(param.type, Scalar):
             inputs.append(ScalarInput(param.name, param.type.dtype))
         elif isinstance(param.type, Tensor):
             is_output = param.name in outputs
-            (results if is_output else inputs).append(Array(param.name, param.type, "output" if is_output else "input"))
+            (results if is_output else inputs).append(ProgramArray(param.name, param.type, "output" if is_output else "input"))
     call = KernelCall(kernel, tuple(p.name for p in kernel.params))
     return Program(kernel.name, tuple(inputs), tuple(results), (), (call,))
 
@@ -264,59 +259,7 @@ def _at(found: np.ndarray, wanted: np.ndarray, places: np.ndarray) -> str:
     return f"{tuple(map(int, where))}: got {found[where]!r}, expected {wanted[where]!r}"
 
 
-# -- assembling -----------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def ptxas_path() -> str | None:
-    """The assembler: on the path, or in the wheel `nvidia-cuda-nvcc`."""
-    found = shutil.which("ptxas")
-    if found:
-        return found
-    try:
-        import nvidia
-    except ImportError:
-        return None
-    for root in nvidia.__path__:
-        for path in sorted(Path(root).glob("**/bin/ptxas")):
-            return str(path)
-    return None
-
-
-@dataclass(frozen=True)
-class Assembled:
-    """What ptxas says of one module."""
-
-    log: str
-    spills: int
-    """Bytes spilled to local memory, stores and loads together."""
-    local: int
-    """Bytes of stack frames."""
-    registers: tuple[int, ...] = field(default=())
-
-
-def assemble(ptx: str, arch: str, level: int = 3) -> Assembled:
-    """Assemble PTX; fails with the assembler's words."""
-    path = ptxas_path()
-    assert path, "ptxas is not installed"
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "kernel.ptx"
-        source.write_text(ptx)
-        done = subprocess.run(
-            [path, f"-arch={arch}", f"-O{level}", "-v", str(source), "-o", str(Path(folder) / "kernel.cubin")],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    assert done.returncode == 0, f"ptxas -arch={arch}: {done.stderr[:2000]}"
-    numbers = {"stack": 0, "spill": 0}
-    registers: list[int] = []
-    for line in done.stderr.splitlines():
-        words = line.replace(",", " ").split()
-        if "bytes stack frame" in line:
-            numbers["stack"] += int(words[0])
-            numbers["spill"] += int(words[4]) + int(words[8])
-        if "registers" in words:
-            registers.append(int(words[words.index("registers") - 1]))
-    return Assembled(done.stderr, numbers["spill"], numbers["stack"], tuple(registers))
+# -- object files ----------------------------------------------------------------------------------------------------
 
 
 def undefined_symbols(code: bytes) -> set[str]:

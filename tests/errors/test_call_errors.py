@@ -19,7 +19,7 @@ from kernel_table import (
     scaled_sum,
     sum_and_difference,
 )
-from tilewright.runtime import cuda
+from tilewright.runtime.cuda import device as cuda
 
 F32 = np.float32
 HEAD = r"^.*kernel_table\.py:\d+:\d+: "
@@ -216,7 +216,7 @@ def test_unknown_target() -> None:
 
 
 def test_unknown_default_device() -> None:
-    assert "error[TW030]: unknown device 'gpu'" in message(lambda: tw.set_default_device("gpu"))
+    assert "error[TW030]: unknown device 'tpu'" in message(lambda: tw.set_default_device("tpu"))
     assert tw.default_device() == "cpu"
 
 

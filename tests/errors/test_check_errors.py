@@ -9,10 +9,10 @@ import pytest
 from tilewright.base.dtypes import DType, bf16, f16, i8, i64, u64
 from tilewright.base.dtypes import f32 as single
 from tilewright.base.errors import Diagnostics, UserError
-from tilewright.frontend.python import parse_python_file
-from tilewright.frontend.zyn import parse_module
+from tilewright.frontend.python.kernels import parse_python_file
+from tilewright.frontend.zyn.parse import parse_module
 from tilewright.tree import syntax
-from tilewright.tree.check import check_kernel
+from tilewright.tree.check.kernel import check_kernel
 from tilewright.tree.typed import ArgSpec, ArrayArg, ScalarArg
 
 

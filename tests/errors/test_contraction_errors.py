@@ -10,7 +10,7 @@ import pytest
 
 import tilewright as tw
 from gallery_cases import CONTRACTION_CASES
-from tilewright.api.module import ZynModule
+from tilewright.zyn.module import ZynModule
 
 BY_NAME = {case.name: case.kernel for case in CONTRACTION_CASES}
 MATMUL, CONV2D = BY_NAME["matmul"], BY_NAME["conv2d"]
@@ -63,7 +63,7 @@ def test_a_matrix_times_a_vector_is_no_matmul() -> None:
 
 @pytest.mark.parametrize(
     ("wish", "shown"),
-    [("@tile(128, 100)", "@tile(0=128, 1=100)"), ("@tile(m=100)", "@tile(m=100)"), ("@workgroup(7)", "@workgroup(7, 1, 1)"), ("@shared(1024)", "@shared(1024)")],
+    [("@tile(128, 100)", "@tile(128, 100)"), ("@tile(m=100)", "@tile(m=100)"), ("@workgroup(7)", "@workgroup(7, 1, 1)"), ("@shared(1024)", "@shared(1024)")],
 )
 def test_strict_refuses_what_no_schedule_has(wish: str, shown: str) -> None:
     product = "a[i, k] * b[k, j]"
@@ -76,7 +76,7 @@ def test_strict_refuses_what_no_schedule_has(wish: str, shown: str) -> None:
     assert np.array_equal(wanted["r"], 64 * HALF)
 
 
-@pytest.mark.parametrize(("wish", "shown"), [("@tile(m=100)", "@tile(m=100)"), ("@tile(block=64)", "@tile(block=64)"), ("@workgroup(7)", "@workgroup(7, 1, 1)")])
+@pytest.mark.parametrize(("wish", "shown"), [("@tile(m=100)", "@tile(m=100)"), ("@tile(block_q=64)", "@tile(block_q=64)"), ("@workgroup(7)", "@workgroup(7, 1, 1)")])
 def test_strict_holds_on_a_cpu_too(wish: str, shown: str) -> None:
     product = "a[i, k] * b[k, j]"
     text = message(lambda: program(f"@kernel matmul {wish} @strict", product).run(a=SINGLE, b=SINGLE, device="cpu"), tw.TargetLimit)
@@ -121,7 +121,9 @@ def test_a_tile_no_instruction_has() -> None:
 def test_a_text_that_is_no_schedule() -> None:
     assert message(lambda: scheduled("family=wgmma")(HALF, HALF)) == "error[TW005]: a schedule needs m, n, k"
     assert message(lambda: scheduled("family=cpu m=1 n=many k=1")(HALF, HALF)) == "error[TW005]: 'n=many': n is an integer"
-    assert "error[TW005]: 'speed=9' is not part of a schedule\nhelp: names are family, m, n, k" in message(lambda: scheduled("speed=9")(HALF, HALF))
+    assert message(lambda: scheduled("speed=9")(HALF, HALF)) == "error[TW005]: a schedule needs family, m, n, k"
+    unknown = message(lambda: scheduled("family=cpu m=1 n=1 k=1 speed=9")(HALF, HALF))
+    assert "error[TW005]: 'speed=9' is not part of a schedule of family cpu\nhelp: names are m, n, k, mr, nr" in unknown
 
 
 # -- sizes under guards -----------------------------------------------------------------------------------------------------
@@ -132,7 +134,6 @@ def test_loops_that_do_not_fit_what_is_read_under_a_guard(device: str) -> None:
     image, windows = np.ones((1, 6, 6, 8), np.float32), np.ones((4, 3, 3, 4), np.float32)
     head = message(lambda: CONV2D(image, windows, device=device)).splitlines()[0]
     line = CONV2D.python.__code__.co_firstlineno
-    assert re.fullmatch(
-        rf"gallery\.py:{line + 1}:1: error\[TW013\]: a loop over 8 elements \(index 'c'\) reads 'w', whose axis 3 has extent 4 "
-        r"\(at \S*gallery\.py:\d+:50\)", head,
-    ), head  # fmt: skip
+    # The emulator's code is made for sizes that are known numbers.
+    wanted = "'channels' is 8 (axis 3 of 'x')" if device == "cpu" else "must be 8"
+    assert head.endswith(f"gallery.py:{line + 1}:1: error[TW004]: size mismatch: axis 3 of 'w' is 4, but {wanted}"), head

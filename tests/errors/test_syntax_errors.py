@@ -7,8 +7,8 @@ import textwrap
 import pytest
 
 from tilewright.base.errors import UserError
-from tilewright.frontend.python import parse_python_file
-from tilewright.frontend.zyn import parse_module
+from tilewright.frontend.python.kernels import parse_python_file
+from tilewright.frontend.zyn.parse import parse_module
 
 
 def zyn(text: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 import tilewright as tw
 from tilewright.base.dtypes import from_numpy
-from tilewright.cli.guess import Given
+from tilewright.cli.guess import GuessedArguments
 from tilewright.cli.sources import parse_source, walk
 
 A = {"a": np.ones(3, np.float32)}
@@ -134,7 +134,7 @@ CHECKED = {
 @pytest.mark.parametrize("case", CHECKED)
 def test_checked(case: str) -> None:
     text, inputs, expected = CHECKED[case]
-    known = {name: Given(dtype, (None,) * value.ndim) for name, value in inputs.items() if (dtype := from_numpy(value.dtype)) is not None}
+    known = {name: GuessedArguments(dtype, (None,) * value.ndim) for name, value in inputs.items() if (dtype := from_numpy(value.dtype)) is not None}
     errors = walk(parse_source(text, "k.zyn"), known).errors
     assert "\n".join(error.render() for error in errors) == textwrap.dedent(expected).strip("\n")
 
@@ -166,5 +166,5 @@ def test_dimension_conflicts_name_both_inputs_and_their_sizes(case: str, device:
 
 def test_every_error_of_a_block_comes_at_once() -> None:
     text = block("for i in 0..n:", "    out[i] = a[i, i]", "    a[i] = 1.0", "    out_b[i] = sinn(a[i])")
-    errors = walk(parse_source(text, "k.zyn"), {"a": Given(tw.f32, (None,))}).errors
+    errors = walk(parse_source(text, "k.zyn"), {"a": GuessedArguments(tw.f32, (None,))}).errors
     assert [(error.code, error.span.line) for error in errors] == [("TW003", 3), ("TW015", 4), ("TW002", 5)]

@@ -11,7 +11,7 @@ import pytest
 
 import tilewright as tw
 from tilewright.base.errors import Diagnostic
-from tilewright.cli.check_command import in_order, warnings
+from tilewright.cli.commands.check import in_order, warnings
 from tilewright.cli.guess import parse_arguments
 from tilewright.cli.sources import parse_source, walk
 

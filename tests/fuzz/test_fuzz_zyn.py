@@ -1,7 +1,7 @@
 """ZynML under rough treatment: mutated example programs, random texts for the parser, and very long files.
 
-TILEWRIGHT_FUZZ_SEED picks other mutants and texts, TILEWRIGHT_MUTANT_RUNS how many of a program's mutants are executed, and
-TILEWRIGHT_FUZZ_SECONDS how long the parser is fuzzed.
+TILEWRIGHT_FUZZ_SEED picks other mutants, programs and texts, TILEWRIGHT_HOST_PROGRAMS how many programs of host statements are run, TILEWRIGHT_MUTANTS how many a program has, TILEWRIGHT_MUTANT_RUNS how many of them are executed, and
+TILEWRIGHT_FUZZ_SECONDS how many seconds of processor time the parser is fuzzed.
 """
 
 from __future__ import annotations
@@ -9,40 +9,67 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from zyn_host_programs import program as host_program
+from zyn_host_programs import statement as host_statement
 
+import tilewright as tw
 from tilewright.base.errors import UserError
-from tilewright.cli.check_command import check
+from tilewright.cli.commands.check import check
 from tilewright.cli.sources import parse_source, walk
-from tilewright.frontend.format import format_text
-from tilewright.frontend.zyn import parse_module
+from tilewright.frontend.zyn.format import format_text
+from tilewright.frontend.zyn.parse import parse_module
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples/zyn").glob("*.zyn"))
 SEED = int(os.environ.get("TILEWRIGHT_FUZZ_SEED", "0"))
+MUTANTS = int(os.environ.get("TILEWRIGHT_MUTANTS", "100"))
 RUNS = os.environ.get("TILEWRIGHT_MUTANT_RUNS", "1")
-SECONDS = float(os.environ.get("TILEWRIGHT_FUZZ_SECONDS", "20"))
+HOST_PROGRAMS = int(os.environ.get("TILEWRIGHT_HOST_PROGRAMS", "160"))
+SETTING = "fn f(a): return a + 1\nfn g(a): return -a\nfn h(a, b = 2): return a ** b\nvar y = 3\nvar z = ones([2, 3])\nvar t = {a: 1, b: [2]}\nvar p = [1, 2.5]\nvar q = 0.5\n"
+SECONDS = float(os.environ.get("TILEWRIGHT_FUZZ_SECONDS", "4"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
-def test_a_hundred_mutants_are_refused_clearly_or_run_right(path: Path, tmp_path: Path) -> None:
+def test_mutants_are_refused_clearly_or_run_right(path: Path, tmp_path: Path) -> None:
     script = Path(__file__).with_name("zyn_mutants.py")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, str(script), str(path), str(SEED), "100", RUNS]
+    command = [sys.executable, str(script), str(path), str(SEED), str(MUTANTS), RUNS]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=1200, check=False)
     mutant = (tmp_path / "mutant.zyn").read_text(encoding="utf-8")
     assert done.returncode == 0, f"{done.stderr[-3000:]}\nthe mutant:\n{mutant}"
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["wrong"] == [], "\n\n".join(found["wrong"][:3])
-    assert found["refused"] + found["right"] == 100
-    assert found["refused"] >= 40
+    assert found["refused"] + found["right"] == MUTANTS
+    assert found["refused"] >= 0.4 * MUTANTS
+
+
+def test_host_programs_end_in_results_or_errors_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    """Numbers at the edges, strings, lists, records, arrays, functions and loops in any combination."""
+    given = {"x": np.ones((2, 3), np.float32), "w": {"a": 1, "b": [np.ones(2, np.float32)]}, "n": 3}
+    right, refused = 0, list[str]()
+    for number in range(HOST_PROGRAMS):
+        choice = random.Random(f"{SEED}-{number}")
+        text = host_program(choice) if number % 2 else SETTING + host_statement(choice) + "\n"
+        try:
+            module = tw.load(text)
+            module.run(device="cpu", **{name: given.get(name, 2) for name in module.inputs()})
+            right += 1
+        except tw.TilewrightError as error:
+            refused.append(f"{error}\n{text}")
+        except Exception as error:
+            raise AssertionError(f"program {SEED}-{number} raised {error!r}:\n{text}") from error
+    assert not [text for text in refused if "TW040" in text]
+    assert right >= 0.1 * HOST_PROGRAMS and len(refused) >= 0.3 * HOST_PROGRAMS
 
 
 # -- the parser -----------------------------------------------------------------------------------------------------
@@ -78,8 +105,8 @@ def test_the_parser_is_never_at_a_loss() -> None:
     @given(st.one_of(TEXTS, SNIPPETS, st.text(max_size=80)))
     def attempt(text: str) -> None:
         nonlocal end, tried
-        end = end or time.monotonic() + SECONDS  # Hypothesis takes its time before the first
-        if time.monotonic() > end:
+        end = end or time.process_time() + SECONDS  # Hypothesis takes its time before the first
+        if time.process_time() > end:
             raise KeyboardInterrupt
         tried += 1
         survives(text)
@@ -124,13 +151,9 @@ let w{0} = f{0}(z{0}, y{0})
 """
 
 
-def test_ten_thousand_lines_are_checked_in_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_file_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "long.zyn"
     path.write_text("".join(BLOCK.format(number, number % 7) for number in range(1000)), encoding="utf-8")
     assert path.read_text(encoding="utf-8").count("\n") == 10_000
-    start = time.process_time()
     assert check([str(path)], "", False)
-    took = time.process_time() - start
     assert f"{path}: ok" in capsys.readouterr().out
-    print(f"checked in {took:.2f} s")
-    assert took < 6.0 * (4 if os.environ.get("CI") else 2)

@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from tilewright.base.errors import CODES, Diagnostic, TargetLimit, UserError
-from tilewright.cli.run_command import _execute_random, execute
+from tilewright.cli.commands.run import _execute_random, execute
 from tilewright.cli.sources import File, Walk, parse_source, walk
-from tilewright.frontend.zyn import layout_tokens
+from tilewright.frontend.zyn.parse import layout_tokens
 
 LIMIT_S = 60
 

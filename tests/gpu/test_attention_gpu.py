@@ -91,8 +91,8 @@ def test_no_keys() -> None:
 @pytest.mark.parametrize("words", ["m=64 n=32 warps_m=4 stages=2 persistent=0", "m=128 n=16 warps_m=8 stages=3"])
 def test_warp_instructions(length: int, columns: int, words: str) -> None:
     """Those of other GPUs run on every one that has asynchronous copies; blocks of one tile, and of several."""
-    copy = "registers" if columns <= 128 else "async"
-    given = tw.kernel(schedule=f"family=attention_mma {words} k={columns} wide={columns} a_copy={copy}")
+    copy = "rs" if columns <= 128 else "cp_async"
+    given = tw.kernel(schedule=f"family=attention_mma {words} k={columns} head_dim_v={columns} a_copy={copy}")
     q, k, v = arrays(length, (2, 4, length, columns), (2, 2, length, columns), (2, 2, length, columns))
     wide, long = np.repeat(k, 2, 1), np.repeat(v, 2, 1)
     limit = np.where(np.tri(length, dtype=bool), 0.0, -np.inf)

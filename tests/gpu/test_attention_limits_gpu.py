@@ -43,7 +43,7 @@ def test_rows_without_keys_are_zero(kernel: tw.Kernel[..., Any], length: int) ->
         np.testing.assert_allclose(first(kernel(*given, device="cuda")), want, rtol=error, atol=error)
 
 
-@pytest.mark.parametrize("schedule", ["", "family=attention_mma m=64 n=32 k=64 wide=64 warps_m=4 stages=2 persistent=0 a_copy=registers"])
+@pytest.mark.parametrize("schedule", ["", "family=attention_mma m=64 n=32 k=64 head_dim_v=64 warps_m=4 stages=2 persistent=0 a_copy=rs"])
 def test_nothing_before_the_first_row(schedule: str) -> None:
     kernel = tw.kernel(schedule=schedule)(kernels_masked.earlier.python) if schedule else kernels_masked.earlier
     q, k, v, _ = kernels_masked.problem(300, 64, np.float16)
@@ -97,7 +97,7 @@ def test_errors_are_those_of_libraries(shape: tuple[int, ...], causal: bool) -> 
 def test_memory_grows_with_the_length_only(kernel: tw.Kernel[..., Any]) -> None:
     """65536 positions: nothing but the result is taken from the device; all scores would be 16 GiB."""
     torch = torch_with_cuda()
-    from tilewright.runtime.cuda import devices
+    from tilewright.runtime.cuda.device import devices
 
     length = 65536
     q, k, v = (torch.randn((1, 1, length, 64), device="cuda", dtype=torch.bfloat16) for _ in range(3))

@@ -18,9 +18,9 @@ from tilewright.base import dtypes
 from tilewright.base.artifact import ArrayParam, Artifact, Launch, MapParam, ScalarParam, SizeBinding
 from tilewright.base.errors import CompilerBug, DeviceError, TargetLimit
 from tilewright.base.sizes import ONE, Size, ceildiv
-from tilewright.runtime import cuda
-from tilewright.runtime.cuda import CudaDevice
-from tilewright.runtime.device_array import DeviceArray
+from tilewright.runtime.cuda import device as cuda
+from tilewright.runtime.cuda.device import CudaDevice
+from tilewright.runtime.memory.device_array import DeviceArray
 
 pytestmark = pytest.mark.requires("cuda")
 

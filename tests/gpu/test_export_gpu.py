@@ -11,7 +11,7 @@ import pytest
 
 import tilewright as tw
 from tilewright.base.target import parse_target
-from tilewright.runtime import cuda
+from tilewright.runtime.cuda import device as cuda
 
 pytestmark = pytest.mark.requires("cuda")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.runtime import cuda
+from tilewright.runtime.cuda import device as cuda
 
 pytestmark = pytest.mark.requires("cuda")
 

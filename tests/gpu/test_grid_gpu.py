@@ -14,11 +14,11 @@ from tilewright.base.sizes import Size
 from tilewright.compile.build import build_artifact
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Stage, Value
-from tilewright.ir.program import Array, KernelCall, Program
+from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.types import Tensor, tensor
 from tilewright.ir.verify import verify_program
-from tilewright.runtime import cuda
-from tilewright.runtime.cuda import CudaDevice
+from tilewright.runtime.cuda import device as cuda
+from tilewright.runtime.cuda.device import CudaDevice
 
 pytestmark = pytest.mark.requires("cuda")
 DTYPES = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}
@@ -53,7 +53,7 @@ def handing_on(blocks: int, rounds: int) -> Program:
     kernel = Kernel("handing_on", Stage.THREAD, (x, out), Block((), tuple(b.ops)), (Size.of(blocks),), THREADS)
     assert isinstance(x.type, Tensor)
     made = Program(
-        "handing_on", (Array("x", x.type, "input"),), (Array("out", x.type, "output"),), (), (KernelCall(kernel, ("x", "out")),)
+        "handing_on", (ProgramArray("x", x.type, "input"),), (ProgramArray("out", x.type, "output"),), (), (KernelCall(kernel, ("x", "out")),)
     )
     verify_program(made)
     return made

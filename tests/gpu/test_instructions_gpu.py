@@ -13,8 +13,8 @@ import tilewright as tw
 from instruction_kernels import Case, instruction_cases
 from kernels_instructions import CASES as PYTHON
 from tilewright.compile.build import build_artifact
-from tilewright.runtime import cuda
-from tilewright.runtime.cuda import CudaDevice
+from tilewright.runtime.cuda import device as cuda
+from tilewright.runtime.cuda.device import CudaDevice
 
 pytestmark = pytest.mark.requires("cuda")
 CASES = {case.name: case for case in instruction_cases()}
@@ -146,7 +146,7 @@ sys.path.insert(0, {tests!r})
 from instruction_kernels import {name}
 from tilewright.compile.build import build_artifact
 from tilewright.base.errors import DeviceError
-from tilewright.runtime import cuda
+from tilewright.runtime.cuda import device as cuda
 gpu = cuda.devices()[0]
 case = {name}()
 program = gpu.load(build_artifact(case.program(), gpu.target))

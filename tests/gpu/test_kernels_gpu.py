@@ -16,7 +16,7 @@ import pytest
 import tilewright as tw
 from gallery_cases import CONTRACTION_CASES, GALLERY_CASES, GalleryCase, code_hash, proven_sizes
 from kernel_table import CASES, Case
-from tilewright.runtime import cuda
+from tilewright.runtime.cuda import device as cuda
 
 pytestmark = pytest.mark.requires("cuda")
 

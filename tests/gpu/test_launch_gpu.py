@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.api.cuda_calls import CudaCalls
 from tilewright.base.errors import DeviceError, UserError
-from tilewright.runtime import cuda, streams
-from tilewright.runtime.device_array import DeviceArray
+from tilewright.device_kinds.cuda.calls import CudaCalls
+from tilewright.runtime.core import streams
+from tilewright.runtime.cuda import device as cuda
+from tilewright.runtime.memory.device_array import DeviceArray
 
 pytestmark = pytest.mark.requires("cuda")
 
@@ -101,7 +102,7 @@ def test_the_layout_of_a_launch_is_the_bindings_own() -> None:
     from cuda.bindings import driver
 
     from tilewright.base import launch_abi
-    from tilewright.runtime.launch_forms import _Attribute, _Step
+    from tilewright.runtime.cuda.launch_records import _Attribute, _Step
 
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION

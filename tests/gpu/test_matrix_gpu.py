@@ -16,8 +16,8 @@ import pytest
 import tilewright as tw
 from conftest import require
 from kernels_matrix import BY_NAME, MATRIX_CASES, Arrays, MatrixCase, Sizes, again, product_kernel
-from tilewright.api.devices import find_device
 from tilewright.base.dtypes import bf16, f8e4m3, f16
+from tilewright.execute.devices import find_device
 
 DEVICE = os.environ.get("TILEWRIGHT_MATRIX_DEVICE", "cuda")
 IS_GPU = DEVICE.startswith("cuda")
@@ -60,10 +60,10 @@ def test_zero_sizes(case: MatrixCase) -> None:
 @pytest.mark.parametrize(
     "schedule",
     [
-        "m=128 n=64 k=64 stages=8 groups=2 turn=both",
-        "m=128 n=128 k=64 stages=6 groups=2 turns=1 wait=1 turn=both",
-        "m=128 n=64 k=64 stages=9 groups=2 swap=1 store=direct turn=image",
-        "m=128 n=128 k=64 stages=6 groups=2 turns=1 wait=1 swap=1 store=direct turn=image",
+        "m=128 n=64 k=64 stages=8 math_warpgroups=2 to_channels_last=both",
+        "m=128 n=128 k=64 stages=6 math_warpgroups=2 pingpong=1 mma_in_flight=1 to_channels_last=both",
+        "m=128 n=64 k=64 stages=9 math_warpgroups=2 swap_ab=1 store=direct to_channels_last=image",
+        "m=128 n=128 k=64 stages=6 math_warpgroups=2 pingpong=1 mma_in_flight=1 swap_ab=1 store=direct to_channels_last=image",
     ],
 )
 @pytest.mark.parametrize("name", ["conv_nchw_s1p1d1_bf16", "conv_nchw_s2p3d2_bf16", "conv_nchw_gelu_and_residual"])
@@ -185,7 +185,7 @@ def test_views() -> None:
 @pytest.mark.parametrize("shift", [1, 3, 8])
 def test_device_arrays_that_begin_anywhere(shift: int) -> None:
     """No alignment may be assumed of a view, neither for the copy engine nor for wide loads and stores."""
-    from tilewright.runtime import cuda
+    from tilewright.runtime.cuda import device as cuda
 
     gpu = cuda.devices()[0]
     case, sizes = BY_NAME["nk_bf16"], (64, 72, 136)
@@ -224,7 +224,7 @@ def test_nan_and_infinity_reach_their_row_or_column_only(name: str) -> None:
 @pytest.mark.skipif(not IS_GPU, reason="needs a GPU's memory")
 @pytest.mark.parametrize("k", [8, 5], ids=["as it is", "packed"])
 def test_more_than_two_to_the_31_results(k: int) -> None:
-    from tilewright.runtime import cuda
+    from tilewright.runtime.cuda import device as cuda
 
     gpu = cuda.devices()[0]
     m = n = 46_400

@@ -14,9 +14,9 @@ import pytest
 import tilewright as tw
 from tilewright.base import dtypes
 from tilewright.base.errors import DeviceError, UserError
-from tilewright.runtime import cuda
-from tilewright.runtime.cuda import CudaDevice
-from tilewright.runtime.device_array import DeviceArray
+from tilewright.runtime.cuda import device as cuda
+from tilewright.runtime.cuda.device import CudaDevice
+from tilewright.runtime.memory.device_array import DeviceArray
 
 pytestmark = pytest.mark.requires("cuda")
 

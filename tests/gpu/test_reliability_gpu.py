@@ -18,7 +18,7 @@ import pytest
 
 import tilewright as tw
 from tilewright.base import dtypes
-from tilewright.runtime import cuda
+from tilewright.runtime.cuda import device as cuda
 
 pytestmark = pytest.mark.requires("cuda")
 
@@ -29,7 +29,7 @@ import tilewright as tw
 from tilewright.base.artifact import Artifact, Launch
 from tilewright.base.errors import DeviceError
 from tilewright.base.sizes import ONE
-from tilewright.runtime import cuda
+from tilewright.runtime.cuda import device as cuda
 
 @tw.kernel
 def gather(x: tw.Array, index: tw.Array) -> tw.Array:

@@ -10,7 +10,7 @@ import pytest
 
 import kernels_several as kernels
 import tilewright as tw
-from tilewright.runtime import cuda
+from tilewright.runtime.cuda import device as cuda
 
 pytestmark = pytest.mark.requires("cuda")
 RNG = np.random.default_rng(8)

@@ -7,7 +7,7 @@ import pytest
 
 import tilewright as tw
 from simt_constructs import CASES, check
-from tilewright.runtime.device_array import DeviceArray
+from tilewright.runtime.memory.device_array import DeviceArray
 
 pytestmark = pytest.mark.requires("cuda")
 

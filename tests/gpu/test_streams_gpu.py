@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.runtime import cuda
+from tilewright.runtime.cuda import device as cuda
 
 ALONE = os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") == "1"
 """Whether no other tests use the GPU, so that times mean something."""
@@ -309,9 +309,9 @@ FAULT = """
     import numpy as np
     import tilewright as tw
     from tilewright.base import dtypes
-    from tilewright.runtime import cuda
-    from tilewright.runtime.device_array import DeviceArray
-    from tilewright.runtime.device_memory import Block
+    from tilewright.runtime.cuda import device as cuda
+    from tilewright.runtime.memory.device_array import DeviceArray
+    from tilewright.runtime.memory.device_memory import Block
 
     @tw.kernel
     def faulty(x: tw.Array) -> tw.Array:

@@ -12,6 +12,7 @@ for them is kept from one driver to the next.
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,12 +28,12 @@ from null_cuda.programs import Config, Function, Parameters
 from null_cuda.state import Fault
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import TilewrightError
-from tilewright.compile import build
+from tilewright.compile import build, store
 from tilewright.compile import driver as compile_driver
 from tilewright.ir.emulator import run_kernel
 from tilewright.ir.program import KernelCall, Program
 from tilewright.ir.types import Tensor
-from tilewright.runtime import cuda
+from tilewright.runtime.cuda import device as cuda
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Programs:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Remember what the compiler builds."""
-        original_finish, original_build = compile_driver._Prepared.finish, build.build_artifact
+        original_finish, original_build = compile_driver.PreparedKernel.finish, build.build_artifact
         latest: dict[int, Any] = {}
 
         def finish(prepared: Any, *arguments: Any) -> Any:
@@ -79,13 +80,11 @@ class Programs:
                 _built[artifact.code.decode()] = _Built(artifact, program, latest.get(id(program)))
             return artifact
 
-        for key, artifact in list(compile_driver._memory.items()):
-            if artifact.kind == "ptx" and artifact.code.decode() not in _built:
-                del compile_driver._memory[key]
+        store.STORE.forget(lambda artifact: artifact.kind == "ptx" and artifact.code.decode() not in _built)
         with (
-            mock.patch.object(compile_driver._Prepared, "finish", finish),
+            mock.patch.object(compile_driver.PreparedKernel, "finish", finish),
             mock.patch.object(build, "build_artifact", build_artifact),
-            mock.patch.object(compile_driver, "disk_cache", _NoCache),
+            mock.patch.object(store, "disk_cache", _NoCache),
         ):
             yield
 
@@ -185,6 +184,7 @@ def installed(driver: NullCuda | None = None, stage: str = "loop", **options: An
     names = {"cuda": package, "cuda.bindings": bindings, "cuda.bindings.driver": made}
     with _modules(names), programs.watching():
         cuda._forget()
+        gc.collect()  # arrays of GPUs that are gone give their memory back before new ones come
         try:
             yield made
         finally:

@@ -12,14 +12,14 @@ import pytest
 import kernels_attention as text
 import tilewright as tw
 from kernels_attention import attend, scores
-from tilewright.api.devices import emulator_device
 from tilewright.base.dtypes import bf16
 from tilewright.base.target import parse_target
+from tilewright.execute.devices import emulator_device
 from tilewright.ir.emulator import run_program
-from tilewright.passes.schedule_matrix import MatrixSchedule
+from tilewright.passes.schedules.matrix import MatrixSchedule
 
 STAGES = ("tile", "thread")
-SMALL = "family=attention m=64 n=32 k=64 stages=2 wide=64"
+SMALL = "family=attention m=64 n=32 k=64 stages=2 head_dim_v=64"
 """Many steps for few keys."""
 
 
@@ -52,7 +52,7 @@ def test_lengths(rows: int, keys: int) -> None:
 
 
 @pytest.mark.parametrize("scale", [-0.3, 0.0, 1.5])
-@pytest.mark.parametrize("copy", ["tma", "registers"])
+@pytest.mark.parametrize("copy", ["tma", "rs"])
 def test_any_scale(scale: float, copy: str) -> None:
     """Its sign is only known when the code runs."""
     q, k, v = arrays(1, (1, 1, 70, 64), (1, 1, 70, 64), (1, 1, 70, 64))
@@ -165,8 +165,8 @@ def test_the_logarithm_of_the_sum() -> None:
 @pytest.mark.parametrize(
     "schedule",
     [
-        "m=64 n=32", "m=64 n=32 dynamic=1", "m=128 n=32 groups=2 dynamic=1", "m=128 n=32 groups=2 a_copy=registers",
-        "m=192 n=48 groups=3 stages=3", "m=64 n=64 stages=3 blocks=3 a_copy=registers early=1", "m=256 n=64 groups=4 stages=4 early=1",
+        "m=64 n=32", "m=64 n=32 dynamic=1", "m=128 n=32 math_warpgroups=2 dynamic=1", "m=128 n=32 math_warpgroups=2 a_copy=rs",
+        "m=192 n=48 math_warpgroups=3 stages=3", "m=64 n=64 stages=3 blocks=3 a_copy=rs pdl=1", "m=256 n=64 math_warpgroups=4 stages=4 pdl=1",
     ],
 )  # fmt: skip
 def test_blocks_that_compute_many_tiles(schedule: str) -> None:
@@ -175,7 +175,7 @@ def test_blocks_that_compute_many_tiles(schedule: str) -> None:
     limit = np.where(np.tri(200, dtype=bool), 0.0, -np.inf)
     words = {"stages": "2", **dict(w.split("=") for w in schedule.split())}
     given = " ".join(f"{n}={x}" for n, x in words.items())
-    kernel = tw.kernel(schedule=f"family=attention {given} k=64 wide=64 raster=3")(text.grouped_causal.python)
+    kernel = tw.kernel(schedule=f"family=attention {given} k=64 head_dim_v=64 raster=3")(text.grouped_causal.python)
     small = replace(parse_target("sm_90a"), multiprocessors=3)
     for stage in STAGES:
         found = np.asarray(kernel.runner.run({"q": q, "k": k, "v": v, "scale": 0.2}, emulator_device(stage, small)))
@@ -195,6 +195,6 @@ def test_what_the_matrix_units_do_not_take_is_computed_otherwise() -> None:
 def test_a_schedule_that_does_not_fit_is_refused() -> None:
     q = np.zeros((1, 1, 64, 64), np.float16)
     with pytest.raises(tw.UserError, match="does not fit plain"):
-        tw.kernel(schedule="family=attention m=64 n=32 k=128 wide=64")(text.plain.python).stages(q, q, q, 1.0, target="sm_90a")
+        tw.kernel(schedule="family=attention m=64 n=32 k=128 head_dim_v=64")(text.plain.python).stages(q, q, q, 1.0, target="sm_90a")
     with pytest.raises(tw.UserError, match="several blocks at once have one group"):
-        tw.kernel(schedule="family=attention m=128 n=32 groups=2 blocks=2 k=64 wide=64")(text.plain.python).stages(q, q, q, 1.0, target="sm_90a")
+        tw.kernel(schedule="family=attention m=128 n=32 math_warpgroups=2 blocks=2 k=64 head_dim_v=64")(text.plain.python).stages(q, q, q, 1.0, target="sm_90a")

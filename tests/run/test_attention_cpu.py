@@ -13,7 +13,7 @@ import tilewright as tw
 from kernels_attention import attend, scores
 from tilewright.base.dtypes import bf16
 from tilewright.ir.emulator import run_program
-from tilewright.passes.schedule_matrix import MatrixSchedule
+from tilewright.passes.schedules.matrix import MatrixSchedule
 
 LENGTHS = (1, 7, 16, 17, 33, 63, 64, 65, 129, 193, 777)
 

@@ -9,8 +9,8 @@ import pytest
 
 import kernels_attention as text
 import tilewright as tw
+from assembled import assemble
 from kernels_attention import attend, scores
-from support import assemble
 from tilewright.base.dtypes import bf16, f8e4m3, f8e5m2
 from tilewright.ir.emulator import run_program
 

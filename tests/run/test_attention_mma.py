@@ -12,14 +12,14 @@ import pytest
 import kernels_attention as text
 import tilewright as tw
 from kernels_attention import attend, scores
-from tilewright.api.devices import emulator_device
 from tilewright.base.dtypes import bf16
 from tilewright.base.target import parse_target
+from tilewright.execute.devices import emulator_device
 from tilewright.ir.emulator import run_program
-from tilewright.passes.schedule_matrix import MatrixSchedule
+from tilewright.passes.schedules.matrix import MatrixSchedule
 
 STAGES = ("tile", "thread")
-SMALL = "family=attention_mma m=32 n=16 k=64 stages=2 warps_m=2 persistent=0 a_copy=registers wide=64"
+SMALL = "family=attention_mma m=32 n=16 k=64 stages=2 warps_m=2 persistent=0 a_copy=rs head_dim_v=64"
 """Many steps for few keys."""
 
 
@@ -83,11 +83,11 @@ def test_hopper_where_asked_for() -> None:
 
 
 @pytest.mark.parametrize("scale", [-0.3, 0.0, 1.5])
-@pytest.mark.parametrize("copy", ["async", "registers"])
+@pytest.mark.parametrize("copy", ["cp_async", "rs"])
 def test_any_scale(scale: float, copy: str) -> None:
     """Its sign is only known when the code runs."""
     q, k, v = arrays(1, (1, 1, 70, 64), (1, 1, 70, 64), (1, 1, 70, 64))
-    check(text.plain, (q, k, v, scale), attend(scores(q, k, scale), v), SMALL.replace("registers", copy))
+    check(text.plain, (q, k, v, scale), attend(scores(q, k, scale), v), SMALL.replace("a_copy=rs", f"a_copy={copy}"))
 
 
 @pytest.mark.parametrize(
@@ -192,16 +192,16 @@ def test_the_logarithm_of_the_sum() -> None:
     "schedule",
     [
         "m=64 n=32 warps_m=4 stages=2 persistent=0", "m=128 n=32 warps_m=8 stages=3 persistent=0", "m=64 n=16 warps_m=4 stages=3",
-        "m=64 n=48 warps_m=4 stages=2 persistent=0 a_copy=async", "m=64 n=32 warps_m=2 stages=2 persistent=0",
-        "m=128 n=48 warps_m=4 stages=3 a_copy=async", "m=256 n=16 warps_m=16 stages=4 a_copy=async",
+        "m=64 n=48 warps_m=4 stages=2 persistent=0 a_copy=cp_async", "m=64 n=32 warps_m=2 stages=2 persistent=0",
+        "m=128 n=48 warps_m=4 stages=3 a_copy=cp_async", "m=256 n=16 warps_m=16 stages=4 a_copy=cp_async",
     ],
 )  # fmt: skip
 def test_schedules(schedule: str) -> None:
     """On a GPU that is too small, with rows of different length."""
     q, k, v = arrays(11, (1, 4, 200, 64), (1, 2, 200, 64), (1, 2, 200, 64))
     limit = np.where(np.tri(200, dtype=bool), 0.0, -np.inf)
-    copy = "" if "a_copy" in schedule else "a_copy=registers"
-    kernel = tw.kernel(schedule=f"family=attention_mma {schedule} k=64 wide=64 raster=3 {copy}")(text.grouped_causal.python)
+    copy = "" if "a_copy" in schedule else "a_copy=rs"
+    kernel = tw.kernel(schedule=f"family=attention_mma {schedule} k=64 head_dim_v=64 raster=3 {copy}")(text.grouped_causal.python)
     small = replace(parse_target("sm_80"), multiprocessors=3)
     for stage in STAGES:
         found = np.asarray(kernel.runner.run({"q": q, "k": k, "v": v, "scale": 0.2}, emulator_device(stage, small)))
@@ -214,7 +214,8 @@ def test_a_schedule_that_does_not_fit_is_refused(words: str) -> None:
     q = np.zeros((1, 1, 64, 64), np.float16)
     name = words.split("=")[0]
     given = " ".join(w for w in SMALL.split() if not w.startswith(f"{name}="))
-    with pytest.raises(tw.UserError, match="does not fit plain"):
+    said = "'dynamic=1' is not part of a schedule of family attention_mma" if name == "dynamic" else "does not fit plain"
+    with pytest.raises(tw.UserError, match=said):
         tw.kernel(schedule=f"{given} {words}")(text.plain.python).stages(q, q, q, 1.0, target="sm_80")
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.api.devices import find_device
-from tilewright.api.module import ZynModule
 from tilewright.compile.driver import compile_stages
-from tilewright.frontend.zyn import parse_module
-from tilewright.passes.fuse import FusionReport
+from tilewright.execute.devices import find_device
+from tilewright.frontend.zyn.parse import parse_module
+from tilewright.passes.program.fuse import FusionReport
+from tilewright.zyn.module import ZynModule
 
 DEVICES = ["cpu", "emulator:thread"]
 
@@ -145,8 +145,8 @@ def reference(x: np.ndarray, up: np.ndarray, up_bias: np.ndarray, down: np.ndarr
 
 def zyn_report(text: str, **inputs: np.ndarray) -> list[FusionReport]:
     """The report of each kernel of a program, for Hopper."""
-    from tilewright.api.execute import Runner
     from tilewright.base.target import parse_target
+    from tilewright.execute.calls.run import Runner
 
     found: list[FusionReport] = []
 

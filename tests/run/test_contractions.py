@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.api.devices import emulator_device
 from tilewright.base.target import parse_target
+from tilewright.execute.devices import emulator_device
 
 SIZES = (
     (1, 1, 1), (2, 7, 15), (7, 2, 1), (15, 16, 17), (31, 33, 32), (64, 63, 65), (129, 127, 128), (255, 257, 256), (14, 32, 600),
@@ -335,7 +335,7 @@ def test_narrow_numbers_in_every_layout(size: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("stage", ["tile", "thread"])
 def test_a_matrix_unit_on_the_emulator(stage: str) -> None:
     device = emulator_device(stage, parse_target("x86-64-amx"))
-    for size in ((1, 1, 1), (33, 35, 70), (4, 3, 0)):
+    for size in ((1, 1, 1), (17, 19, 70), (4, 3, 0)):
         for kernel, arguments, want, error in narrow_cases(np.random.default_rng(7), *size):
             names = inspect.signature(kernel).parameters
             found = kernel.runner.run(dict(zip(names, arguments, strict=True)), device)
@@ -390,7 +390,7 @@ def test_on_the_emulator(target: str, stage: str) -> None:
         assert isinstance(found, np.ndarray)
         return found
 
-    for size in ((1, 1, 1), (9, 35, 20), (17, 3, 0), (15, 16, 300)):
+    for size in ((1, 1, 1), (9, 35, 20), (17, 3, 0), (15, 16, 130)):
         m, n, k = size
         a, b, want = operands(*size)
         close(run(product, a, b), want, k)

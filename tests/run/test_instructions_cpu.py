@@ -13,7 +13,7 @@ from tilewright.compile.simt import prepare_simt
 from tilewright.ir.nodes import walk
 from tilewright.ir.ops import OPS
 from tilewright.ir.types import Vec
-from tilewright.runtime import cpu
+from tilewright.runtime.cpu import program as cpu
 
 CASES = instruction_cases()
 

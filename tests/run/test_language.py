@@ -115,7 +115,7 @@ let y = compute(Q, K, V) {
     @tile(block_q=64, block_kv=64)
     for b in 0..batch, h in 0..heads:
         for q_block in 0..seq_len step 64:
-            // Online softmax computation
+            // Attention softmax computation
             var m = -inf // Running max
             var l = 0.0 // Running sum of exp
             var o = zeros(64, head_dim) // Running output

@@ -12,7 +12,7 @@ import kernels_attention
 import kernels_masked as text
 import tilewright as tw
 from tilewright.ir.emulator import run_program
-from tilewright.passes.schedule_matrix import MatrixSchedule
+from tilewright.passes.schedules.matrix import MatrixSchedule
 
 LENGTHS = (1, 7, 63, 64, 65, 777, 1000)
 FAMILIES = {"sm_90a": "attention", "sm_80": "attention_mma", "sm_75": ""}

@@ -6,7 +6,7 @@ import pytest
 
 from kernel_table import BY_NAME, CASES, Case
 from tilewright.base.errors import UserError
-from tilewright.runtime import cpu_pool
+from tilewright.runtime.cpu import pool as cpu_pool
 
 pytestmark = pytest.mark.skipif(len(cpu_pool.usable_cores()) < 2, reason="one core has no parts")
 HALVES = ["cpu:0/2", "cpu:1/2"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
@@ -86,33 +84,6 @@ def test_checks_on_the_cpu_leave_the_rest_alone() -> None:
         checked[2, 32](x, y, device="cpu")
     with pytest.raises(tw.UserError, match="check is 1"):
         checked[2, 32](x, y, check=1)
-
-
-@tw.gpu
-def busy(x: tw.GpuBuffer[tw.f32], y: tw.GpuBuffer[tw.f32]):
-    tile = tw.shared(1024, tw.f32)
-    t = tw.thread.x
-    value = x[t]
-    for _ in range(77):
-        value = value * 0.5 + x[t]
-        tile[t] = value
-        tw.gpu_sync()
-        other = tile[t ^ 1]
-        tw.gpu_sync()
-        value = value + other if value < other else value - other
-    y[t] = value
-
-
-def test_a_thousand_instructions_of_a_thousand_threads_take_a_fifth_of_a_second() -> None:
-    """Thirteen instructions in a round. Processor time, as others may be at work on this machine."""
-    x, y = np.arange(1024, dtype=np.float32), np.zeros(1024, np.float32)
-    busy[1, 1024](x, y, device="emulator")
-    times = []
-    for _ in range(5):
-        start = time.process_time()
-        busy[1, 1024](x, y, device="emulator")
-        times.append(time.process_time() - start)
-    assert min(times) <= 0.2, times
 
 
 @tw.gpu(cluster=2)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tilewright as tw
+from assembled import assemble
 from kernels_instructions import CASES
-from support import assemble
-from tilewright.api import simt_instructions, simt_language
 from tilewright.base.errors import TargetLimit, TilewrightError, UserError
 from tilewright.base.target import parse_target
-from tilewright.frontend.simt_ops import CALLS, table
+from tilewright.frontend.words.rows import SECTIONS
 
 ON_CPU = ("warps", "lanes", "block_votes", "bits", "fast", "vectors", "orders")
 """Cases that need nothing only GPUs have."""
-DOCUMENT = Path(__file__).parents[2] / "docs" / "explicit-kernels-instructions.md"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -56,39 +53,13 @@ def test_assembles(name: str, target: str) -> None:
     assemble(ptx, target, level=1)
 
 
-def test_every_word_has_a_python_name_with_its_signature() -> None:
-    """What editors see is what the compiler reads."""
-    import inspect
-
-    for name, doc in table():
-        module = CALLS[name].__module__.rsplit(".", 1)[1]
-        if not module.startswith("simt_words_"):
-            continue
-        stub = getattr(simt_language, name, None) or getattr(simt_instructions, name)
-        match = re.match(rf"`{name}\((.*?)\)`: ", doc)
-        assert match, f"the documentation of {name} begins with how it is called"
-        named = [part.split("=")[0].strip() for part in match[1].split(",") if part.strip()]
-        assert list(inspect.signature(stub).parameters) == named, name
-        assert name in tw.__all__
-        with pytest.raises(UserError, match=rf"tilewright.{name} has a meaning only inside a GPU kernel"):
-            stub(*[0] * sum(p.default is inspect.Parameter.empty for p in inspect.signature(stub).parameters.values()))
-
-
 def test_every_word_is_used_by_a_kernel() -> None:
     """The kernels of these tests name each instruction at least once."""
     text = (Path(__file__).parents[1] / "kernels_instructions.py").read_text() + Path(__file__).read_text()
-    missing = {n for n in CALLS if CALLS[n].__module__.rsplit(".", 1)[1].startswith("simt_words_") and f"tw.{n}(" not in text}
+    missing = {row.name for section in SECTIONS if section.heading for row in section.rows if row.offered and f"tw.{row.name}(" not in text}
     assert missing <= {"named_arrive", "grid_sync", "wait_previous", "release_next", "set_registers"} | {
         f"atomic_{k}" for k in ("sub", "min", "and", "or", "xor", "inc", "dec")
-    } | {f"redux_{k}" for k in ("and", "or", "xor")} | {"shuffle_up", "shuffle_down", "shuffle_xor", "vote_any"}  # fmt: skip
-
-
-def test_the_document_is_generated() -> None:
-    from tilewright.frontend.simt_document import document
-
-    assert DOCUMENT.read_text() == document(), (
-        "python -m tilewright.frontend.simt_document > docs/explicit-kernels-instructions.md"
-    )
+    } | {f"redux_{k}" for k in ("and", "or", "xor")} | {"shuffle_up", "shuffle_down", "shuffle_xor", "vote_any", "lane_id", "local", "shared_dynamic"}  # fmt: skip
 
 
 # -- the rest of the words --------------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from assembled import assemble
 from null_cuda.install import installed
 from simt_constructs import CASES, check
-from support import assemble
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -12,7 +12,7 @@ import kernels_tiled as text
 import tilewright as tw
 from kernels_attention import attend, scores
 from tilewright.ir.emulator import run_program
-from tilewright.passes.schedule_matrix import MatrixSchedule
+from tilewright.passes.schedules.matrix import MatrixSchedule
 
 
 def arrays(seed: int, *shapes: tuple[int, ...], dtype: Any = np.float16) -> list[np.ndarray]:
@@ -79,7 +79,7 @@ def test_causal_rows(rows: int, keys: int) -> None:
         np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("length", [1, 63, 64, 65, 130])
+@pytest.mark.parametrize("length", [1, 64, 65])
 def test_causal_flash(length: int) -> None:
     """Rows see the keys up to their own that the mask shows them; some none."""
     q, k, v = arrays(length, (length, 64), (length, 64), (length, 64))
@@ -94,7 +94,7 @@ def test_causal_flash(length: int) -> None:
     np.testing.assert_allclose(text.causal_flash(q, k, v, mask, device="cpu").astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (47, 200), (48, 48), (49, 97), (150, 100), (200, 200)])
+@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (47, 100), (48, 48), (97, 49), (100, 100)])
 @pytest.mark.parametrize("kernel", [text.block_causal_flash, text.block_causal_loops], ids=["tiles", "loops"])
 def test_block_causal_flash(kernel: tw.Kernel[..., Any], rows: int, keys: int) -> None:
     q, k, v = arrays(rows, (2, rows, 64), (2, keys, 64), (2, keys, 64))

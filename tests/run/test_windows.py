@@ -14,7 +14,7 @@ from tilewright.base.dtypes import bf16
 from tilewright.ir.emulator import run_program
 from tilewright.ir.nodes import Kernel, walk
 from tilewright.passes.pipeline import Stages
-from tilewright.passes.schedule import Schedule
+from tilewright.passes.schedules.loops import Schedule
 
 BF16 = bf16.numpy
 SIZES = ((1, 1, 1, 1), (2, 3, 5, 7), (1, 9, 8, 8), (1, 5, 31, 33), (1, 2, 9, 56), (2, 16, 3, 16))

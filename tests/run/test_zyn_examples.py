@@ -10,7 +10,7 @@ import pytest
 import tilewright as tw
 from copy_kernels import register_copies
 from null_cuda.install import installed
-from tilewright.runtime import cpu_pool
+from tilewright.runtime.cpu import pool as cpu_pool
 from tour_cases import PATH, load_module, load_tours
 
 EXAMPLES = PATH.parent / "zyn"

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from assembled import assemble
 from simt_gallery import all_cases, bounds
-from simt_gallery.cases import Case, launch, marked
-from support import assemble
+from simt_gallery.cases import Case, as_written, launch, marked, marks
 from tilewright.base.errors import TargetLimit
 
 CASES = all_cases()
@@ -24,7 +24,7 @@ def test_there_are_forty() -> None:
 
 @each
 def test_bad(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewright.ir.emulator.scheduler.PATIENCE", 100)
+    monkeypatch.setattr("tilewright.ir.emulator.warps.scheduler.PATIENCE", 100)
     with pytest.raises(tw.UserError) as error:
         launch(case, case.bad, case.arrays(), "emulator")
     where, message = marked(case.bad, str(error.value))
@@ -39,6 +39,29 @@ def test_good(case: Case) -> None:
     launch(case, case.good, arrays, "emulator")
     if case.result is not None:
         np.testing.assert_allclose(arrays[-1], case.result(before), rtol=1e-5)
+
+
+SHOWN = {
+    "no barrier before reading", "no barrier between the steps of a sum", "no barrier before writing again", "a warp that is taken to run in step",
+    "all threads write one element", "nobody waits for the first thread", "a sum without an atomic", "moving elements in place",
+    "filling the buffer that is being read", "a sum of all threads without an atomic", "a barrier in a condition",
+    "different barriers for different warps", "a barrier one warp never comes to",
+}  # fmt: skip
+"""The bad kernels whose text alone shows the fault."""
+
+
+@each
+def test_what_the_text_shows_is_an_error_of_the_compiler(case: Case) -> None:
+    """At the line the emulator names, or at another that has to do with it; good twins and what depends on data are accepted."""
+    case.good[case.grid, case.block, case.shared].thread_stage(*case.arrays(), *case.numbers)
+    bad = case.bad[case.grid, case.block, case.shared]
+    if case.name not in SHOWN:
+        bad.thread_stage(*case.arrays(), *case.numbers)
+        return
+    for target in ("sm_90a", "cpu"):
+        with pytest.raises(tw.UserError, match=r"error\[TW051\]: (race on|divergent barrier)") as error:
+            bad.compile(*case.arrays(), *case.numbers, target=target)
+        assert marks(case.bad)[error.value.span.line] in ("fault", "one")
 
 
 @pytest.mark.requires("cpu")
@@ -72,7 +95,8 @@ def test_good_on_the_cpu(case: Case) -> None:
 def test_both_become_ptx(case: Case) -> None:
     """What the emulator runs, a GPU can."""
     for kernel in (case.bad, case.good):
-        artifact = kernel[case.grid, case.block, case.shared].compile(*case.arrays(), *case.numbers, target="sm_90a")
+        with as_written():
+            artifact = kernel[case.grid, case.block, case.shared].compile(*case.arrays(), *case.numbers, target="sm_90a")
         assemble(artifact.code.decode(), "sm_90a", level=1)
 
 

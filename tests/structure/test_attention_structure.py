@@ -10,12 +10,13 @@ import pytest
 
 import kernels_attention as text
 import tilewright as tw
-from support import assemble
+from assembled import assemble
 from tilewright.base.dtypes import bf16
 from tilewright.base.target import parse_target
-from tilewright.passes.choose_attention import attention_schedules, has_room
-from tilewright.passes.lower_mma_chain import pitch, shared_elements
-from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
+from tilewright.passes.choose.attention import attention_schedules
+from tilewright.passes.schedules.attention import pitch
+from tilewright.passes.schedules.matrix import MatrixSchedule
+from tilewright.passes.schedules.text import parse_schedule
 
 
 def zeros(*shape: int, dtype: Any = bf16.numpy) -> np.ndarray:
@@ -88,7 +89,7 @@ def test_tiles_of_different_length_are_fetched_where_there_are_many() -> None:
 
 
 def test_short_rows_leave_shared_memory_at_once() -> None:
-    assert chosen("plain", 512, 128, 32).a_copy == "registers"
+    assert chosen("plain", 512, 128, 32).a_copy == "rs"
     assert chosen("plain", 4096, 128, 32).a_copy == "tma"
 
 
@@ -96,7 +97,7 @@ def test_short_rows_leave_shared_memory_at_once() -> None:
 def test_rows_with_few_keys_and_columns_have_blocks_apart(name: str) -> None:
     for heads in (96, 192):
         short = chosen(name, 512, 64, heads)
-        assert (short.m, short.n, short.blocks, short.a_copy, short.early) == (64, 64, 3, "registers", True)
+        assert (short.m, short.n, short.blocks, short.a_copy, short.pdl) == (64, 64, 3, "rs", True)
     longer = chosen(name, 1024, 64, 512)
     assert (longer.m, longer.n, longer.blocks) == (256, 64, 1)
     assert chosen(name, 4096, 128, 64).blocks == 1
@@ -113,7 +114,7 @@ def test_what_is_chosen_has_room() -> None:
     for name in ("plain", "causal", "masked"):
         for depth in (64, 128, 256):
             for rows, heads in (SHORT, MANY, ODD, (64, 1)):
-                assert has_room(chosen(name, rows, depth, heads), target), (name, depth, rows, heads)
+                assert chosen(name, rows, depth, heads).has_room(target), (name, depth, rows, heads)
 
 
 def test_schedules_parse_back() -> None:
@@ -154,7 +155,7 @@ def test_warps_do_not_spill(name: str, depth: int, target: str) -> None:
 @pytest.mark.parametrize("name", ["plain", "causal"])
 def test_hopper_takes_them_where_asked(name: str) -> None:
     kernel, arguments = problem(name, 2048, 128, 16)
-    given = "family=attention_mma m=64 n=64 k=128 stages=2 warps_m=4 persistent=0 a_copy=registers wide=128"
+    given = "family=attention_mma m=64 n=64 k=128 stages=2 warps_m=4 persistent=0 a_copy=rs head_dim_v=128"
     ptx = tw.kernel(schedule=given)(kernel.python).compile(*arguments, target="sm_90a").code.decode()
     done = assemble(ptx, "sm_90a")
     assert done.spills == 0 and done.local == 0, done.log
@@ -164,7 +165,7 @@ def test_hopper_takes_them_where_asked(name: str) -> None:
 def test_a_step_of_warp_instructions_has_little_beside_them() -> None:
     """64 keys, 128 terms and columns: 8 x 8 and 4 x 16 products of 16 rows, each operand read by one instruction for two of them."""
     kernel, arguments = problem("plain", 2048, 128, 16)
-    given = "family=attention_mma m=64 n=64 k=128 stages=2 warps_m=4 persistent=0 a_copy=registers wide=128"
+    given = "family=attention_mma m=64 n=64 k=128 stages=2 warps_m=4 persistent=0 a_copy=rs head_dim_v=128"
     ptx = tw.kernel(schedule=given)(kernel.python).compile(*arguments, target="sm_80").code.decode()
     # Two loops would be there, one with conditions, if the keys were not a multiple of 64.
     assert ptx.count("mma.sync.aligned.m16n8k16") == 128
@@ -189,5 +190,5 @@ def test_what_is_listed_fits_the_target(depth: int, target: str) -> None:
     loop = kernel.stages(*arguments, target=target).stages.loop.calls[0].kernel
     found = attention_schedules(loop, parse_target(target), {})
     assert found and all(parse_schedule(s.describe()) == s for s in found)
-    assert all(has_room(s, parse_target(target)) for s in found)
-    assert all(2 * shared_elements(s) <= parse_target(target).max_shared for s in found)
+    assert all(s.has_room(parse_target(target)) for s in found)
+    assert all(2 * s.shared_elements <= parse_target(target).max_shared for s in found)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,16 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tilewright as tw
+from assembled import assemble
 from kernels_matrix import BY_NAME, PLAIN, again, product_kernel
-from support import assemble
 from tilewright.base.dtypes import DType, bf16, f8e4m3, f16, f32, f64, i8
 from tilewright.base.errors import UserError
 from tilewright.base.sizes import product
 from tilewright.base.target import parse_target
 from tilewright.compile.build import llvm_text
 from tilewright.ir.nodes import walk
-from tilewright.passes.schedule import Schedule
-from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
+from tilewright.passes.pipeline import TO_THREAD, TO_TILE
+from tilewright.passes.schedules.loops import Schedule
+from tilewright.passes.schedules.matrix import CpuPanels, MatrixSchedule, WarpProduct, Wgmma
+from tilewright.passes.schedules.text import FAMILIES, OLD_COPIES, OLD_NAMES, in_new_words, parse_schedule
 
 Chosen = MatrixSchedule | Schedule
 Arguments = tuple[np.ndarray, ...]
@@ -105,7 +108,7 @@ def test_hopper_turns_images_with_channels_first(channels: int, extent: int) -> 
     arguments = empty(32, channels, extent, extent), empty(channels, channels, 3, 3)
     found = kernels.conv_nchw.stages(*arguments, target="sm_90a").stages
     (chosen,) = (s for s in found.schedules if isinstance(s, MatrixSchedule))
-    assert (chosen.a_copy, chosen.b_copy) == ("image", "pack")
+    assert (chosen.a_copy, chosen.b_copy) == ("im2col", "pack")
     sizes = {"n": 32, "c": channels, "k": channels, "height": extent, "width": extent}
     largest = max(product(array.type.shape).evaluate(sizes) for array in found.thread.scratch)
     assert largest == max(arguments[0].size, arguments[1].size)
@@ -129,18 +132,18 @@ def computed(name: str, m: int, n: int, k: int) -> Arguments:
 @pytest.mark.parametrize(
     ("name", "tile"),
     [
-        ("dequantised_rows", "m=128 n=256 k=64 stages=4 groups=2 swap=1"),
-        ("dequantised_groups_of_128", "m=128 n=256 k=64 stages=4 groups=2 swap=1"),
-        ("dequantised_groups_of_128", "m=64 n=16 k=64 stages=16 swap=1 store=direct"),
-        ("cast_to_bf16", "m=128 n=256 k=64 stages=3 groups=2"),
-        ("scaled_columns_of_the_first", "m=128 n=192 k=64 stages=4 groups=2"),
-        ("kn_tf32", "m=128 n=256 k=32 stages=4 groups=2 swap=1"),
+        ("dequantised_rows", "m=128 n=256 k=64 stages=4 math_warpgroups=2 swap_ab=1"),
+        ("dequantised_groups_of_128", "m=128 n=256 k=64 stages=4 math_warpgroups=2 swap_ab=1"),
+        ("dequantised_groups_of_128", "m=64 n=16 k=64 stages=16 swap_ab=1 store=direct"),
+        ("cast_to_bf16", "m=128 n=256 k=64 stages=3 math_warpgroups=2"),
+        ("scaled_columns_of_the_first", "m=128 n=192 k=64 stages=4 math_warpgroups=2"),
+        ("kn_tf32", "m=128 n=256 k=32 stages=4 math_warpgroups=2 swap_ab=1"),
     ],
 )
 def test_factors_computed_in_registers_run_beside_the_matrix_units(name: str, tile: str) -> None:
     """One kernel; operands come from registers, nothing is spilled, and no waits are put between instructions."""
     case = BY_NAME[name]
-    kernel = again(case.kernel, case.precision, f"family=wgmma {tile} a_copy=registers")
+    kernel = again(case.kernel, case.precision, f"family=wgmma {tile} a_copy=rs")
     arguments = computed(name, 4096, 4096, 4096)
     assert len(kernel.stages(*arguments, target="sm_90a").stages.schedules) == 1
     ptx = kernel.compile(*arguments, target="sm_90a").code.decode()
@@ -191,14 +194,14 @@ def test_f64_has_matrix_instructions_where_they_are_faster() -> None:
 @pytest.mark.parametrize("name", ["1024", "2048", "8192", "batched"])
 def test_warp_groups_take_turns_where_finishing_a_tile_counts(name: str) -> None:
     (chosen,) = contractions(name, "sm_90a")
-    assert chosen.turns
-    assert chosen.parts == chosen.cluster == 1
+    assert chosen.pingpong
+    assert chosen.split_k == chosen.cluster == 1
 
 
 def test_warp_groups_take_turns_where_much_is_done_to_results() -> None:
-    assert not contractions("4096", "sm_90a")[0].turns
-    assert not contractions("bias 4096", "sm_90a")[0].turns
-    assert contractions("gelu 4096", "sm_90a")[0].turns
+    assert not contractions("4096", "sm_90a")[0].pingpong
+    assert not contractions("bias 4096", "sm_90a")[0].pingpong
+    assert contractions("gelu 4096", "sm_90a")[0].pingpong
 
 
 def test_a_residual_is_brought_by_the_copy_engine() -> None:
@@ -232,14 +235,14 @@ def test_rows_the_copy_engine_cannot_read_are_packed() -> None:
 def test_a_long_sum_of_few_results_is_cut() -> None:
     first, second = schedules("long sum", "sm_90a")
     assert isinstance(first, MatrixSchedule)
-    assert first.parts >= 8
+    assert first.split_k >= 8
     assert isinstance(second, Schedule), "the parts are added up by an ordinary kernel"
 
 
 @pytest.mark.parametrize(("name", "swap", "side"), [("one row", True, 8), ("16 rows", True, 16), ("32 columns", False, 32)])
 def test_thin_products_have_thin_tiles_and_deep_rings(name: str, swap: bool, side: int) -> None:
     first = contractions(name, "sm_90a")[0]
-    assert (first.swap, first.n, first.store) == (swap, side, "direct")
+    assert (first.swap_ab, first.n, first.store) == (swap, side, "direct")
     assert first.stages >= 8
 
 
@@ -247,20 +250,20 @@ def test_thin_products_have_thin_tiles_and_deep_rings(name: str, swap: bool, sid
 def test_sums_of_thin_products_are_shared_within_clusters_where_tiles_are_few(name: str) -> None:
     (chosen,) = schedules(name, "sm_90a")
     assert isinstance(chosen, MatrixSchedule)
-    assert chosen.sum_cluster == 2
-    assert chosen.parts == 1
-    assert 4096 // chosen.m * chosen.sum_cluster <= parse_target("sm_90a").multiprocessors
+    assert chosen.cluster_k == 2
+    assert chosen.split_k == 1
+    assert 4096 // chosen.m * chosen.cluster_k <= parse_target("sm_90a").multiprocessors
 
 
 def test_sums_are_not_shared_where_there_are_tiles_enough() -> None:
-    assert contractions("one row", "sm_90a")[0].sum_cluster == 1
+    assert contractions("one row", "sm_90a")[0].cluster_k == 1
 
 
 SHARED_SUMS = {
-    "two": "family=wgmma m=64 n=16 k=64 stages=16 sum_cluster=2 swap=1 store=direct persistent=0",
-    "four": "family=wgmma m=128 n=16 k=64 stages=8 groups=2 sum_cluster=4 swap=1 store=direct",
-    "stream": "family=wgmma m=128 n=256 k=64 stages=4 groups=2 stream=1",
-    "stream of three groups": "family=wgmma m=192 n=192 k=64 stages=4 groups=3 buffers=1 stream=1",
+    "two": "family=wgmma m=64 n=16 k=64 stages=16 cluster_k=2 swap_ab=1 store=direct persistent=0",
+    "four": "family=wgmma m=128 n=16 k=64 stages=8 math_warpgroups=2 cluster_k=4 swap_ab=1 store=direct",
+    "stream": "family=wgmma m=128 n=256 k=64 stages=4 math_warpgroups=2 stream_k=1",
+    "stream of three groups": "family=wgmma m=192 n=192 k=64 stages=4 math_warpgroups=3 epilogue_stages=1 stream_k=1",
 }
 
 
@@ -280,7 +283,7 @@ def test_shared_sums_stay_in_registers(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["sum_cluster=3", "sum_cluster=2 cluster=2", "stream=1 turns=1 groups=2", "stream=1 parts=2", "stream=1 sum_cluster=2",
+    "words", ["cluster_k=3", "cluster_k=2 cluster=2", "stream_k=1 pingpong=1 math_warpgroups=2", "stream_k=1 split_k=2", "stream_k=1 cluster_k=2",
               "stream=1 persistent=0"],
 )  # fmt: skip
 def test_sums_that_cannot_be_shared_that_way_are_refused(words: str) -> None:
@@ -295,7 +298,7 @@ def test_one_row_is_an_ordinary_reduction_without_warp_groups() -> None:
 
 def test_images_are_read_as_pixels() -> None:
     (chosen,) = contractions("convolution", "sm_90a")
-    assert (chosen.a_copy, chosen.b_copy, chosen.inner) == ("image", "tma", 2)
+    assert (chosen.a_copy, chosen.b_copy, chosen.inner) == ("im2col", "tma", 2)
 
 
 @pytest.mark.parametrize(
@@ -306,9 +309,9 @@ def test_images_are_read_as_pixels() -> None:
 def test_factors_are_computed_in_registers_where_packing_costs_more(name: str, sizes: tuple[int, int, int], swap: bool) -> None:
     (chosen,) = BY_NAME[name].kernel.stages(*computed(name, *sizes), target="sm_90a").stages.schedules
     assert isinstance(chosen, MatrixSchedule)
-    assert (chosen.a_copy, chosen.b_copy, chosen.swap) == ("registers", "tma", swap)
+    assert (chosen.a_copy, chosen.b_copy, chosen.swap_ab) == ("rs", "tma", swap)
     assert chosen.stages >= 4
-    assert not chosen.turns
+    assert not chosen.pingpong
 
 
 def test_long_products_of_many_results_are_worth_packing() -> None:
@@ -343,45 +346,84 @@ def test_every_choice_fits_the_target(size: tuple[int, int, int], target: str) -
 
 # -- texts ----------------------------------------------------------------------------------------------------------
 
-SCHEDULES = st.builds(
-    MatrixSchedule,
-    family=st.sampled_from(["wgmma", "mma", "fma", "cpu"]),
-    m=st.integers(1, 512),
-    n=st.integers(1, 512),
-    k=st.integers(1, 512),
-    stages=st.integers(1, 16),
-    groups=st.integers(1, 4),
-    warps_m=st.integers(1, 8),
-    warps_n=st.integers(1, 8),
-    turns=st.booleans(),
-    wait=st.integers(0, 3),
-    cluster=st.integers(1, 4),
-    raster=st.integers(1, 32),
-    persistent=st.booleans(),
-    buffers=st.integers(1, 4),
-    inner=st.integers(-1, 5),
-    swap=st.booleans(),
-    parts=st.integers(1, 32),
-    a_copy=st.sampled_from(["tma", "image", "pack", "async", "threads"]),
-    b_copy=st.sampled_from(["tma", "pack", "async", "threads"]),
-    store=st.sampled_from(["tma", "direct"]),
-    mr=st.integers(0, 16),
-    nr=st.integers(0, 64),
-    vectors=st.integers(1, 8),
-    early=st.booleans(),
-    sum_cluster=st.sampled_from([1, 2, 4, 8]),
-    stream=st.booleans(),
-)
+POWERS = st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128, 256])
+VALUES: dict[str, st.SearchStrategy[object]] = {
+    "int": st.integers(0, 512), "bool": st.booleans(), "str": st.sampled_from(["tma", "im2col", "rs", "pack", "cp_async", "direct", "both"]),
+}  # fmt: skip
 
 
-@given(SCHEDULES)
+@st.composite
+def any_schedule(draw: st.DrawFn) -> MatrixSchedule:
+    """Any family, with anything in its fields."""
+    kind = draw(st.sampled_from(sorted(FAMILIES.values(), key=lambda kind: kind.family)))
+    values = {field.name: draw(VALUES[str(field.type)]) for field in fields(kind)}
+    if issubclass(kind, WarpProduct):
+        values |= {name: draw(POWERS) for name in ("m", "n", "k", "warps_m", "warps_n")}
+        values |= {"chunk": draw(st.integers(0, 4)) * cast(int, values["k"]), "chunks": draw(st.integers(1, 8))}
+    return kind(**values)  # type: ignore[arg-type]
+
+
+@given(any_schedule())
 def test_a_schedule_parses_back(schedule: MatrixSchedule) -> None:
     assert parse_schedule(schedule.describe()) == schedule
 
 
-@given(st.permutations(["family=mma", "m=64", "n=32", "k=16", "swap=1", "store=direct"]))
+@given(any_schedule())
+def test_old_words_parse_to_the_same_schedule(schedule: MatrixSchedule) -> None:
+    old = {new: word for word, new in OLD_NAMES.items()}
+    copies = {new: word for word, new in OLD_COPIES.items()}
+    words = []
+    for word in schedule.describe().split():
+        name, _, value = word.partition("=")
+        words.append(f"{old.get(name, name)}={copies.get(value, value) if name.endswith('_copy') else value}")
+    assert parse_schedule(" ".join(words)) == schedule
+    assert in_new_words(" ".join(words)) == schedule.describe()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            "family=wgmma m=128 n=192 k=64 stages=4 groups=2 turns=1 wait=1 buffers=3 early=1",
+            "family=wgmma m=128 n=192 k=64 stages=4 math_warpgroups=2 pingpong=1 mma_in_flight=1 epilogue_stages=3 pdl=1",
+        ),
+        (
+            "family=wgmma m=64 n=8 k=64 stages=4 persistent=0 swap=1 sum_cluster=2 a_copy=image store=direct turn=image",
+            "family=wgmma m=64 n=8 k=64 stages=4 persistent=0 swap_ab=1 a_copy=im2col cluster_k=2 store=direct to_channels_last=image",
+        ),
+        ("family=wgmma m=64 n=64 k=64 stream=1 a_copy=registers", "family=wgmma m=64 n=64 k=64 a_copy=rs stream_k=1"),
+        ("family=mma m=64 n=64 k=16 parts=4 beside=2 products=4", "family=mma m=64 n=64 k=16 split_k=4 horizontal=2 tf32_terms=4"),
+        ("family=attention m=64 n=32 k=64 stages=2 wide=64", "family=attention m=64 n=32 k=64 head_dim_v=64 stages=2"),
+        (
+            "family=attention_mma m=64 n=48 k=64 stages=2 warps_m=4 persistent=0 a_copy=async wide=64",
+            "family=attention_mma m=64 n=48 k=64 head_dim_v=64 stages=2 persistent=0 warps_m=4",
+        ),
+    ],
+)
+def test_old_words_are_printed_as_new_ones(old: str, new: str) -> None:
+    assert in_new_words(old) == new
+    assert in_new_words(new) == new
+
+
+def test_a_family_has_only_its_own_words() -> None:
+    for family, word in (("wgmma", "mr=4"), ("mma", "pingpong=1"), ("mma", "turns=1"), ("amx", "horizontal=2"), ("attention_mma", "dynamic=1")):
+        with pytest.raises(UserError, match=f"'{word}' is not part of a schedule of family {family}"):
+            parse_schedule(f"family={family} m=64 n=64 k=64 {word}")
+    with pytest.raises(UserError, match="there is no family 'tensor'"):
+        parse_schedule("family=tensor m=64 n=64 k=64")
+
+
+def test_every_schedule_names_its_lowerings() -> None:
+    for kind in FAMILIES.values():
+        schedule = kind(64, 64, 64)
+        assert schedule.to_tile in {rule.lowering.name for rule in TO_TILE}
+        assert schedule.to_thread in {rule.lowering.name for rule in TO_THREAD}
+    assert replace(CpuPanels(64, 64, 64), horizontal=2).to_tile == "lower_products_cpu"
+
+
+@given(st.permutations(["family=wgmma", "m=64", "n=32", "k=16", "swap_ab=1", "store=direct"]))
 def test_the_order_of_words_does_not_matter(words: list[str]) -> None:
-    assert parse_schedule(" ".join(words)) == MatrixSchedule("mma", 64, 32, 16, swap=True, store="direct")
+    assert parse_schedule(" ".join(words)) == Wgmma(64, 32, 16, swap_ab=True, store="direct")
 
 
 @pytest.mark.parametrize(
@@ -389,7 +431,7 @@ def test_the_order_of_words_does_not_matter(words: list[str]) -> None:
     [
         ("family=mma m=64 n=64", "needs k"),
         ("family=mma m=64 n=64 k=32 depth=3", "'depth=3' is not part of a schedule"),
-        ("family=mma m=64 n=64 k=32 swap", "'swap' is not part of a schedule"),
+        ("family=mma m=64 n=64 k=32 swap_ab", "'swap_ab' is not part of a schedule"),
         ("family=mma m=wide n=64 k=32", "m is an integer"),
         ("family=mma m= n=64 k=32", "m is an integer"),
         ("", "needs family, m, n, k"),

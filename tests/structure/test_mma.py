@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from support import assemble
+from assembled import assemble
 from tilewright.ir.nodes import Op, walk
 from tilewright.passes.pipeline import Stages
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from assembled import assemble
 from kernels_rows import CASES
-from support import assemble
 from tilewright.ir.nodes import walk
 
 DTYPES = {"f32": np.float32, "bf16": ml_dtypes.bfloat16}

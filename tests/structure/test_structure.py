@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from assembled import assemble_all
 from gallery_cases import GALLERY_BY_NAME as BY_NAME
 from gallery_cases import GALLERY_CASES as KERNELS
 from gallery_cases import GalleryCase
 from kernel_table import add_cubes, add_matrices, scale_columns, transpose, whole_arrays
-from support import assemble
 from tilewright.base.target import parse_target
-from tilewright.codegen.native import emit_assembly
+from tilewright.codegen.llvm.native import emit_assembly
 from tilewright.compile.build import llvm_text
 from tilewright.ir.nodes import Kernel, Op, walk
 from tilewright.ir.program import Program
@@ -171,8 +171,7 @@ def test_code_points_at_its_source(kernel: GalleryCase) -> None:
 @pytest.mark.requires("ptxas")
 @pytest.mark.parametrize("target", ["sm_75", "sm_90a"])
 def test_no_gallery_kernel_spills(target: str) -> None:
-    for kernel in KERNELS:
-        done = assemble(kernel.ptx(target), target)
+    for kernel, done in zip(KERNELS, assemble_all([(kernel.ptx(target), target) for kernel in KERNELS]), strict=True):
         assert done.spills == 0, f"{kernel.name} spills on {target}: {done.log}"
         assert done.local == 0, f"{kernel.name} has local memory on {target}: {done.log}"
         assert max(done.registers) <= 96, f"{kernel.name}: {done.registers} registers"

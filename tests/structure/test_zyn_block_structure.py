@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from support import assemble
-from tilewright.api import module
-from tilewright.api.execute import Runner
+from assembled import assemble
 from tilewright.base.dtypes import bf16
 from tilewright.base.target import parse_target
 from tilewright.compile.driver import Compilation, Signature, compile_kernel, compile_stages
-from tilewright.passes.schedule_matrix import MatrixSchedule
+from tilewright.execute.calls.run import Runner
+from tilewright.passes.schedules.matrix import MatrixSchedule
 from tilewright.tree.syntax import Function
+from tilewright.zyn import module
+from tilewright.zyn.host.block_runner import BlockRunner
 
 BLOCK = Path(__file__).parents[2] / "examples" / "zyn" / "transformer_block.zyn"
 BATCH, SEQ, HEADS, DEPTH, INNER = 8, 512, 12, 64, 3072
 
 
-class Looking:
+class Looking(BlockRunner):
     """Compiles for Hopper and runs nothing."""
 
-    takes_futures = True
+    takes_futures = joins_blocks = True
 
     def __init__(self) -> None:
-        self.joins: dict[str, object] = {}
         self.seen: list[tuple[Function, Signature]] = []
 
-    def __call__(self, function: Function, arguments: Mapping[str, object], device: str) -> object:
+    def __call__(self, function: Function, arguments: dict[str, object], device: str) -> object:
         runner = Runner(function)
         self.seen.append((function, runner.signature(runner.arguments(arguments, True), True)))
         return np.zeros((BATCH, SEQ, HEADS * DEPTH), bf16.numpy)
@@ -66,7 +65,7 @@ def test_seven_launches(done: Compilation) -> None:
 
 
 def test_schedules_are_those_of_products_of_plain_matrices(done: Compilation) -> None:
-    product = "family=wgmma m=128 n=192 k=64 stages=4 groups=2 turns=1 wait=1 buffers=3 early=1"
+    product = "family=wgmma m=128 n=192 k=64 stages=4 math_warpgroups=2 pingpong=1 mma_in_flight=1 epilogue_stages=3 pdl=1"
     assert [s.describe() for s in done.stages.schedules if isinstance(s, MatrixSchedule) and s.family == "wgmma"] == [
         product
     ] * 4

@@ -16,7 +16,7 @@ TARGET = parse_target("sm_90a")
 def test_ten_steps_are_one_launch_or_ten() -> None:
     rng = np.random.default_rng(0)
     x, v = (rng.standard_normal((256, 256)) / 16).astype(np.float32), rng.standard_normal(256).astype(np.float32)
-    one = grid_kernels.one_launch.stages(x, v, target="sm_90a").stages.thread
+    one = grid_kernels.persistent_kernel.stages(x, v, target="sm_90a").stages.thread
     ten = grid_kernels.ten_launches.stages(x, v, target="sm_90a").stages.thread
     assert (len(one.calls), len(ten.calls)) == (1, grid_kernels.STEPS)
     assert sum(op.opcode == "grid_barrier" for op in walk(one.calls[0].kernel.body)) == grid_kernels.STEPS - 1
@@ -35,7 +35,7 @@ def test_barriers_are_met_so_often() -> None:
 
 @pytest.mark.requires("ptxas")
 def test_barriers_assemble() -> None:
-    from tilewright.codegen.ptxas import assemble
+    from tilewright.codegen.nvptx.ptxas import assemble
 
     artifact = grid_kernels.barrier_artifact(132, TARGET)
     (launch,) = artifact.launches

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_docs_memory import ROOT, run
 
-from tilewright.runtime import cpu_pool
+from tilewright.runtime.cpu import pool as cpu_pool
 
 _PRELUDE = """
 import runpy, sys

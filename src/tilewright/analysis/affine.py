@@ -7,44 +7,13 @@ Values without such a form (products of two indices, loads…) are atoms of thei
 
 from __future__ import annotations
 
+from tilewright.base.affine import AffineForm, combined
 from tilewright.base.dtypes import i64
-from tilewright.base.record import record
-from tilewright.base.sizes import ONE, ZERO, Size
+from tilewright.base.sizes import ONE, Size
 from tilewright.ir.nodes import Block, Kernel, Op, Value
 from tilewright.ir.types import Scalar, Tensor
 
-
-@record
-class Affine:
-    """`constant + sum(factor * value)`; factors are never zero."""
-
-    factors: tuple[tuple[Value, Size], ...] = ()
-    constant: Size = ZERO
-
-    def factor(self, value: Value) -> Size:
-        for known, factor in self.factors:
-            if known is value:
-                return factor
-        return ZERO
-
-    @property
-    def values(self) -> tuple[Value, ...]:
-        return tuple(v for v, _ in self.factors)
-
-    def plus(self, other: Affine, scale: Size = ONE) -> Affine:
-        factors = dict(self.factors)
-        for value, factor in other.factors:
-            factors[value] = factors.get(value, ZERO) + factor * scale
-        return Affine(tuple((v, f) for v, f in factors.items() if f != ZERO), self.constant + other.constant * scale)
-
-    def times(self, scale: Size) -> Affine:
-        return Affine().plus(self, scale)
-
-    def is_just(self, value: Value) -> bool:
-        """Whether it is that value itself."""
-        return self.constant == ZERO and len(self.factors) == 1 and self.factors[0] == (value, ONE)
-
-
+Affine = AffineForm[Value]
 Forms = dict[Value, Affine]
 
 
@@ -53,55 +22,48 @@ def analyse(kernel: Kernel, given: Forms | None = None) -> Forms:
     forms: Forms = dict(given or {})
     for param in kernel.params:
         if param.type == Scalar(i64):
-            forms.setdefault(param, Affine(((param, ONE),)))
+            forms.setdefault(param, AffineForm(((param, ONE),)))
     _block(kernel.body, forms)
     return forms
 
 
 def _block(block: Block, forms: Forms) -> None:
     for arg in block.args:
-        forms[arg] = Affine(((arg, ONE),))
+        forms[arg] = AffineForm(((arg, ONE),))
     for op in block.ops:
         for region in op.regions:
             _block(region, forms)
         for result in op.results:
             if result.type == Scalar(i64) and result not in forms:
-                forms[result] = _form(op, forms) or Affine(((result, ONE),))
+                forms[result] = _form(op, forms) or AffineForm(((result, ONE),))
 
 
 def _form(op: Op, forms: Forms) -> Affine | None:
     if op.opcode == "const":
-        return Affine((), Size.of(int(op.attrs["value"])))  # type: ignore[arg-type]
+        return AffineForm((), Size.of(int(op.attrs["value"])))  # type: ignore[arg-type]
     if op.opcode == "size":
         value = op.attrs["value"]
         assert isinstance(value, Size)
-        return Affine((), value)
-    if op.opcode not in ("add", "sub", "mul", "neg"):
-        return None
-    operands = [forms.get(v) for v in op.operands]
-    if any(o is None for o in operands):
-        return None
-    first, last = operands[0], operands[-1]
-    assert first is not None and last is not None
-    if op.opcode == "neg":
-        return first.times(Size.of(-1))
-    if op.opcode == "add":
-        return first.plus(last)
-    if op.opcode == "sub":
-        return first.plus(last, Size.of(-1))
-    if not first.factors:
-        return last.times(first.constant)
-    if not last.factors:
-        return first.times(last.constant)
-    return None
+        return AffineForm((), value)
+    return combined(op.opcode, [forms.get(v) for v in op.operands]) if op.operands else None
 
 
 def address(op: Op, forms: Forms) -> Affine:
     """The element offset a loop-stage load or store touches, as an affine form (strides included)."""
     memory = op.operands[0].type
     assert isinstance(memory, Tensor)
-    total = Affine()
+    total: Affine = AffineForm()
     for index, stride in zip(op.operands[1 : 1 + memory.rank], memory.strides, strict=True):
         total = total.plus(forms[index], stride)
     return total
 
+
+def gap(op: Op, forms: Forms) -> Affine | None:
+    """A comparison of indices as `0 <= gap`."""
+    if op.opcode not in ("lt", "le", "gt", "ge") or any(v not in forms for v in op.operands):
+        return None
+    left, right = (forms[v] for v in op.operands)
+    if op.opcode in ("gt", "ge"):
+        left, right = right, left
+    difference = right.minus(left)
+    return AffineForm(difference.factors, difference.constant - (1 if op.opcode in ("lt", "gt") else 0))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilewright.analysis.affine import Affine, Forms, analyse
+from tilewright.analysis.affine import Affine, Forms, analyse, gap
 from tilewright.base.dtypes import DType
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size
@@ -101,18 +101,39 @@ class Contraction:
 
 def find_contraction(kernel: Kernel) -> Contraction | None:
     """The contraction the kernel is, or None."""
+    found = _contraction_or_reason(kernel)
+    return found if isinstance(found, Contraction) else None
+
+
+def contraction_refusal(kernel: Kernel) -> str:
+    """Why the kernel is no contraction, as the end of a sentence; empty where it is one."""
+    found = _contraction_or_reason(kernel)
+    return "" if isinstance(found, Contraction) else found
+
+
+def _contraction_or_reason(kernel: Kernel) -> Contraction | str:
     parallels = [op for op in kernel.body.ops if op.opcode == "parallel"]
     if len(parallels) != 1:
-        return None
+        return "its loops are several nests"
     parallel = parallels[0]
     region = parallel.regions[0]
+    if not parallel.operands:
+        return "no loop over its results runs in any order"
     reductions = [op for op in region.ops if op.opcode == "reduce"]
-    if len(reductions) != 1 or any(op.regions for op in region.ops if op is not reductions[0]):
-        return None
+    if not reductions:
+        return "the sum stands under a condition or in a loop that runs in order"
+    if len(reductions) > 1:
+        return f"the loops over the results hold {len(reductions)} sums"
     reduction = reductions[0]
-    if reduction.attrs["kind"] != "add" or len(reduction.results) != 1 or not reduction.operands:
-        return None
-    return _Finder(kernel, parallel, reduction).find()
+    beside = next((op for op in region.ops if op.regions and op is not reduction), None)
+    if beside is not None:
+        return "its result is stored under a condition" if beside.opcode == "if" else "a further loop stands beside the sum"
+    if reduction.attrs["kind"] != "add":
+        return f"products are combined by {reduction.attrs['kind']}, not added"
+    if len(reduction.results) != 1 or not reduction.operands:
+        return "one loop computes several sums"
+    finder = _ContractionFinder(kernel, parallel, reduction)
+    return finder.find() or finder.reason
 
 
 def find_products(kernel: Kernel) -> tuple[Contraction, ...]:
@@ -125,11 +146,11 @@ def find_products(kernel: Kernel) -> tuple[Contraction, ...]:
     sums = [op for op in region.ops if op.regions]
     if not all(op.opcode == "reduce" and op.attrs["kind"] == "add" and len(op.results) == 1 and op.operands for op in sums):
         return ()
-    found = [_Finder(kernel, parallels[0], op).find() for op in sums]
+    found = [_ContractionFinder(kernel, parallels[0], op).find() for op in sums]
     return tuple(c for c in found if c is not None) if all(found) else ()
 
 
-class _Finder:
+class _ContractionFinder:
     def __init__(self, kernel: Kernel, parallel: Op, reduction: Op) -> None:
         self.parallel, self.reduction = parallel, reduction
         self.forms = analyse(kernel)
@@ -137,29 +158,36 @@ class _Finder:
         self.memo: dict[Value, frozenset[Value]] = {}
         self.indices = parallel.regions[0].args
         self.leaves = frozenset((*self.indices, *reduction.regions[0].args))
+        self.reason = ""
+        """Why `find` found none."""
+
+    def _refuse(self, reason: str) -> Contraction | None:
+        self.reason = reason
+        return None
 
     def find(self) -> Contraction | None:
         if any(op.opcode == "while" for op in self.made.values()):
-            return None  # how often it runs differs from element to element
+            return self._refuse("a while loop stands in it: how often that runs differs from element to element")
         extents = self._sizes(self.parallel)
         reduce_extents = self._sizes(self.reduction)
         if extents is None or reduce_extents is None or len(self.indices) < 2:
-            return None
+            few = extents is not None and reduce_extents is not None
+            return self._refuse("its results have one index" if few else "a loop's length depends on another loop's index, or on data")
         product, guards = self._product(self.reduction.regions[0].yields[0])
         if product is None:
-            return None
+            return self._refuse("what is added up is no product of two factors")
         first, second = product.operands
         uses = [self._depends(v) & frozenset(self.indices) for v in (first, second)]
         m = tuple(p for p, i in enumerate(self.indices) if i in uses[0] and i not in uses[1])
         n = tuple(p for p, i in enumerate(self.indices) if i in uses[1] and i not in uses[0])
         batch = tuple(p for p, i in enumerate(self.indices) if i in uses[0] and i in uses[1])
         if not m or not n or len(m) + len(n) + len(batch) != len(self.indices):
-            return None
+            return self._refuse("the two factors that are multiplied last do not each vary along results of their own")
         if not any(k in self._depends(v) for v in (first, second) for k in self.reduction.regions[0].args):
-            return None
+            return self._refuse("no factor varies along the sum")
         split = self._share_guards(guards, uses)
         if split is None:
-            return None
+            return self._refuse("several conditions choose its terms, or one that speaks of the indices of both factors")
         a, b = (self._factor(v, g) for v, g in zip((first, second), split, strict=True))
         if self._innermost_of_result() in [self.indices[p] for p in m]:
             # Results should lie side by side along n.
@@ -264,21 +292,16 @@ def restates_bounds(contraction: Contraction, factor: Factor) -> bool:
         if op.opcode == "and":
             waiting += op.operands
             continue
-        if op.opcode not in ("lt", "le", "gt", "ge") or any(v not in contraction.forms for v in op.operands):
+        distance = gap(op, contraction.forms)
+        if distance is None:
             return False
-        left, right = (contraction.forms[v] for v in op.operands)
-        if op.opcode in ("gt", "ge"):
-            left, right = right, left
-        strict = Affine((), ONE if op.opcode in ("lt", "gt") else Size.of(0))
-        # left + strict <= right, as 0 <= gap.
-        gap = right.plus(left, Size.of(-1)).plus(strict, Size.of(-1))
-        if not any(_same(gap, form) or _same(gap, Affine((), extent - 1).plus(form, Size.of(-1))) for form, extent in known):
+        if not any(_same(distance, form) or _same(distance, Affine((), extent - 1).minus(form)) for form, extent in known):
             return False
     return True
 
 
 def _same(a: Affine, b: Affine) -> bool:
-    return not a.plus(b, Size.of(-1)).factors and a.constant == b.constant
+    return not a.minus(b).factors and a.constant == b.constant
 
 
 @record

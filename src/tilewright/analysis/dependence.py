@@ -18,6 +18,8 @@ from collections.abc import Collection, Mapping
 from tilewright.analysis import affine, ranges
 from tilewright.analysis.affine import Affine
 from tilewright.analysis.ranges import Range, surely_at_most
+from tilewright.base.affine import AffineForm
+from tilewright.base.intervals import Interval, constant_sign
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.ir.nodes import Kernel, Op, Value, walk
@@ -37,7 +39,7 @@ class Dependence:
 
 def find_dependence(kernel: Kernel, number: Value, symbols: Collection[Value] = ()) -> Dependence | None:
     """A pair of accesses that forbids running the threads in any order. `symbols`: integers that are not negative."""
-    finder = _Finder(kernel, number, symbols)
+    finder = _DependenceFinder(kernel, number, symbols)
     accesses = [op for op in walk(kernel.body) if op.opcode in _ACCESSES and op.operands[0] in kernel.params]
     for write in accesses:
         if write.opcode == "load":
@@ -49,13 +51,13 @@ def find_dependence(kernel: Kernel, number: Value, symbols: Collection[Value] = 
     return None
 
 
-class _Finder:
+class _DependenceFinder:
     def __init__(self, kernel: Kernel, number: Value, symbols: Collection[Value]) -> None:
         self.number = number
         names = {value: Size.of(f"{value.name}$value") for value in symbols}
-        given = {value: Affine((), name) for value, name in names.items()}
-        self.forms = affine.analyse(kernel, {number: Affine(((number, ONE),)), **given})
-        self.ranges = ranges.analyse(kernel, {value: Range(name, name) for value, name in names.items()})
+        given: affine.Forms = {value: AffineForm((), name) for value, name in names.items()}
+        self.forms = affine.analyse(kernel, {number: AffineForm(((number, ONE),)), **given})
+        self.ranges = ranges.analyse(kernel, {value: Interval(name, name) for value, name in names.items()})
         self.shared = _uniform(kernel, number)
 
     def apart(self, one: Op, other: Op) -> bool:
@@ -89,28 +91,17 @@ class _Finder:
     def _never_multiple(a: Range, b: Range, factor: Size) -> bool:
         """Fixed distances that the factor does not divide: 2 * i and 2 * i + 3."""
         step = factor.constant
-        if step is None or a.low != a.high or b.low != b.high:
+        if step is None or a.point is None or b.point is None:
             return False
-        distance = (a.low - b.low).constant
+        distance = (a.point - b.point).constant
         return distance is not None and distance % step != 0
 
     def _rest(self, form: Affine) -> tuple[frozenset[tuple[Value, Size]], Range] | None:
         """What is added to the thread's part: values all threads have in common, and the range of the others."""
-        common: set[tuple[Value, Size]] = set()
-        low = high = form.constant
-        for value, factor in form.factors:
-            if value is self.number:
-                continue
-            if value in self.shared:
-                common.add((value, factor))
-                continue
-            found = self.ranges.get(value)
-            number = factor.constant
-            if found is None or number is None:
-                return None
-            ends = (found.low * number, found.high * number)
-            low, high = low + ends[number < 0], high + ends[number >= 0]
-        return frozenset(common), Range(low, high)
+        common = frozenset((value, factor) for value, factor in form.factors if value in self.shared and value is not self.number)
+        others = tuple((value, factor) for value, factor in form.factors if value not in self.shared and value is not self.number)
+        reach = AffineForm(others, form.constant).interval(self.ranges.get, constant_sign)
+        return None if reach is None else (common, reach)
 
 
 def _uniform(kernel: Kernel, number: Value) -> frozenset[Value]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import gcd
 
-from tilewright.base.sizes import Call, Size
+from tilewright.base.sizes import Size, SizeCall
 from tilewright.ir.nodes import Block, Kernel, Op, Value
 from tilewright.ir.types import Scalar
 
@@ -25,7 +25,7 @@ def of_size(size: Size, facts: Mapping[str, int]) -> int:
     return total
 
 
-def _of_call(atom: Call, facts: Mapping[str, int]) -> int:
+def _of_call(atom: SizeCall, facts: Mapping[str, int]) -> int:
     if atom.op in ("min", "max"):
         return gcd(of_size(atom.a, facts), of_size(atom.b, facts)) or 1
     divisor = atom.b.constant

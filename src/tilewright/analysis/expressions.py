@@ -1,6 +1,6 @@
 """Which values of a kernel are the same function of the indices, however sums and products in them are ordered.
 
-In: the ops of a loop-stage kernel. Out: keys that are equal for such values. `analysis/online.py` compares by them what a text computes
+In: the ops of a loop-stage kernel. Out: keys that are equal for such values. `analysis/attention.py` compares by them what a text computes
 anew for each of its reductions.
 """
 
@@ -15,7 +15,7 @@ from tilewright.ir.types import dtype_of
 Key = tuple[object, ...]
 
 
-class Expressions:
+class ExpressionTable:
     def __init__(self, kernel: Kernel) -> None:
         self.made = {result: op for op in walk(kernel.body) for result in op.results}
         self.names: dict[Value, str] = {}

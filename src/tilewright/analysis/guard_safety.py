@@ -17,6 +17,8 @@ def is_safe_without(load: Op, guard: Value, made: Mapping[Value, Op], known: Map
     """`made` says which op computes a value, `known` between which sizes it lies."""
     memory = load.operands[0].type
     assert isinstance(memory, Tensor)
+    if "watch" in load.attrs:
+        return False
     tested = _leaves(guard, made)
     for index, extent in zip(load.operands[1 : 1 + memory.rank], memory.shape, strict=True):
         reach = known.get(index)

@@ -35,10 +35,10 @@ class Guarded:
 def guarded_loads(kernel: Kernel) -> Iterator[Guarded]:
     """Every load that stands under an `if`, at the loop stage."""
     if any(op.opcode == "if" for op in walk(kernel.body)):
-        yield from _Finder(kernel).block(kernel.body, ())
+        yield from _GuardFinder(kernel).block(kernel.body, ())
 
 
-class _Finder:
+class _GuardFinder:
     def __init__(self, kernel: Kernel) -> None:
         self.forms = analyse(kernel)
         self.made = {result: op for op in walk(kernel.body) for result in op.results}
@@ -74,7 +74,7 @@ class _Finder:
         return Guarded(op, tuple(plain), tuple(exact))
 
     def _sources(self, value: Value) -> frozenset[Value]:
-        """The loop indices, and whatever else no op computes, that a condition is made of."""
+        """The loop indices, what was loaded, and whatever else no op computes, that a condition is made of."""
         found: set[Value] = set()
         seen: set[Value] = set()
         waiting = [value]
@@ -84,8 +84,8 @@ class _Finder:
                 continue
             seen.add(current)
             op = self.made.get(current)
-            if op is None:
-                found.add(current)
+            if op is None or op.opcode == "load":
+                found.add(current)  # what was read is data: that an index was used to read it says nothing about the index
             else:
                 waiting += [*op.operands, *(v for region in op.regions for inner in walk(region) for v in inner.operands)]
         return frozenset(found)

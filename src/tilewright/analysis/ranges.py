@@ -7,48 +7,51 @@ a known range are simply absent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from tilewright.base.record import record
-from tilewright.base.sizes import ZERO, Size
+from tilewright.base.intervals import Interval, constant_floor
+from tilewright.base.sizes import ZERO, Size, SizeCall
 from tilewright.ir.nodes import Block, Kernel, Op, Value
-from tilewright.ir.types import INDEX
+from tilewright.ir.types import INDEX, Tensor
+
+Range = Interval[Size]
+_LARGE = 1 << 31
+"""Factors from which on products of sizes may wrap around."""
 
 
-@record
-class Range:
-    """Both ends included."""
+def surely_not_negative(size: Size, least: Mapping[str, int] | None = None, extents: Collection[SizeCall] = ()) -> bool:
+    """Whether it is >= 0 for all sizes: names count as >= 0, or as `least` says, and calls where what they are made of says so. `extents` are calls that
+    extents of arrays are made of, which a call of the kernel has checked."""
 
-    low: Size
-    high: Size
+    def is_trusted(call: SizeCall) -> bool:
+        if call in extents:
+            return True
+        a, b = (surely_not_negative(s, least, extents) for s in (call.a, call.b))
+        return a or b if call.op == "max" else b if call.op == "mod" else a and b
 
-
-def surely_not_negative(size: Size, least: Mapping[str, int] | None = None) -> bool:
-    """Whether it is >= 0 for all sizes (names count as >= 0, or as `least` says; opaque calls of such are too)."""
-    constant = 0
-    for monomial, factor in size.terms:
-        if not monomial:
-            constant += factor
-        elif factor < 0:
-            return False
-        elif least and len(monomial) == 1 and isinstance(monomial[0], str):
-            constant += factor * least.get(monomial[0], 0)
-    return constant >= 0
+    floor = constant_floor(size, least, is_trusted)
+    return floor is not None and floor >= 0
 
 
-def surely_at_most(a: Size, b: Size, least: Mapping[str, int] | None = None) -> bool:
-    return surely_not_negative(b - a, least)
+def surely_at_most(a: Size, b: Size, least: Mapping[str, int] | None = None, extents: Collection[SizeCall] = ()) -> bool:
+    return surely_not_negative(b - a, least, extents)
+
+
+def checked_extents(kernel: Kernel) -> frozenset[SizeCall]:
+    """The calls that extents of the kernel's arrays are made of."""
+    shapes = (size for param in kernel.params if isinstance(param.type, Tensor) for size in param.type.shape)
+    return frozenset(atom for size in shapes for monomial, _ in size.terms for atom in monomial if isinstance(atom, SizeCall))
 
 
 def least_sizes(kernel: Kernel) -> dict[str, int]:
     """How large sizes are at least, where the kernel was made for large ones only."""
     declared = kernel.attrs.get("least", ())
     assert isinstance(declared, tuple)
-    found: dict[str, int] = {}
+    least: dict[str, int] = {}
     for entry in declared:
         assert isinstance(entry, tuple) and isinstance(entry[0], str) and isinstance(entry[1], int)
-        found[entry[0]] = entry[1]
-    return found
+        least[entry[0]] = entry[1]
+    return least
 
 
 def analyse(kernel: Kernel, given: Mapping[Value, Range] | None = None) -> dict[Value, Range]:
@@ -65,29 +68,34 @@ def _block(block: Block, known: dict[Value, Range], counts: Mapping[str, int]) -
         if op.opcode in ("parallel", "reduce"):
             for extent, index in zip(op.operands, op.regions[0].args, strict=True):
                 if extent in known:
-                    known[index] = Range(ZERO, known[extent].high - 1)
+                    known[index] = Interval(ZERO, known[extent].high - 1)
         elif op.opcode == "for":
             low, high = known.get(op.operands[0]), known.get(op.operands[1])
             if low and high:
-                known[op.regions[0].args[0]] = Range(low.low, high.high - 1)
+                known[op.regions[0].args[0]] = Interval(low.low, high.high - 1)
         for region in op.regions:
             _block(region, known, counts)
         if len(op.results) == 1 and (op.results[0].type == INDEX or op.opcode == "cluster_rank"):
-            found = _range(op, known, counts)
-            if found:
-                known[op.results[0]] = found
+            reach = _range(op, known, counts)
+            if reach is not None and not _wraps(reach):
+                known[op.results[0]] = reach
+
+
+def _wraps(reach: Range) -> bool:
+    """Whether numbers in it may be too large for 64 bits."""
+    return any(abs(factor) >= _LARGE for end in (reach.low, reach.high) for monomial, factor in end.terms if monomial)
 
 
 def _range(op: Op, known: dict[Value, Range], counts: Mapping[str, int]) -> Range | None:
     if op.opcode == "const":
         value = Size.of(int(op.attrs["value"]))  # type: ignore[arg-type]
-        return Range(value, value)
+        return Interval(value, value)
     if op.opcode == "size":
         size = op.attrs["value"]
         assert isinstance(size, Size)
-        return Range(size, size)
+        return Interval(size, size)
     if counts.get(op.opcode):
-        return Range(ZERO, Size.of(counts[op.opcode] - 1))
+        return Interval(ZERO, Size.of(counts[op.opcode] - 1))
     operands = [known.get(v) for v in op.operands]
     if op.opcode == "cast":
         return operands[0]
@@ -98,26 +106,27 @@ def _range(op: Op, known: dict[Value, Range], counts: Mapping[str, int]) -> Rang
     a, b = operands
     assert a is not None and b is not None
     if op.opcode == "add":
-        return Range(a.low + b.low, a.high + b.high)
+        return a + b
     if op.opcode == "sub":
-        return Range(a.low - b.high, a.high - b.low)
+        return a - b
     if all(surely_not_negative(s) for s in (a.low, b.low)):
-        return Range(a.low * b.low, a.high * b.high)
+        return Interval(a.low * b.low, a.high * b.high)
     for one, other in ((a, b), (b, a)):
-        number = other.low.constant
-        if number is not None and number <= 0 and other.high == other.low:
-            return Range(one.high * number, one.low * number)
+        factor = other.point
+        if factor is not None and factor.constant is not None and factor.constant <= 0:
+            return one.scaled(factor, -1)
     return None
 
 
 def _of_bits(opcode: str, operands: list[Range | None]) -> Range | None:
     """A number cut to its low bits, or shifted down."""
     value, constant = operands
-    number = constant.high.constant if constant is not None and constant.low == constant.high else None
+    point = constant.point if constant is not None else None
+    number = point.constant if point is not None else None
     if number is None or number < 0:
         return None
     if opcode == "and":
-        return Range(ZERO, Size.of(number))
+        return Interval(ZERO, Size.of(number))
     if value is None or value.high.constant is None or not surely_not_negative(value.low):
         return None
-    return Range(ZERO, Size.of(value.high.constant >> number))
+    return Interval(ZERO, Size.of(value.high.constant >> number))

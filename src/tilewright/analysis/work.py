@@ -2,13 +2,13 @@
 
 Operations are those on floats and on integers narrower than i64 (i64 is what indices are made of); `fma` counts two, a function one, and a
 reduction one for each value combined, so a matrix product counts `2*m*n*k`. Bytes count every array once for reading and once for writing.
-Of two branches the longer counts. Scores that a chain of reductions computes anew in each of its texts (`analysis/online.py`) count once. Where a loop's length depends on more than sizes the count is a lower bound.
+Of two branches the longer counts. Scores that attention computes anew in each of its texts (`analysis/attention.py`) count once. Where a loop's length depends on more than sizes the count is a lower bound.
 """
 
 from __future__ import annotations
 
 from tilewright.analysis.affine import Forms, analyse
-from tilewright.analysis.online import Online, find_online
+from tilewright.analysis.attention import Attention, find_attention
 from tilewright.base.dtypes import i64
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, maximum, product
@@ -30,14 +30,14 @@ class Work:
 
 
 def work_of(kernel: Kernel) -> Work:
-    counter = _Counter(analyse(kernel), find_online(kernel))
+    counter = _WorkCounter(analyse(kernel), find_attention(kernel))
     operations = counter.block(kernel.body)
     return Work(operations, _bytes(kernel), counter.exact)
 
 
-class _Counter:
-    def __init__(self, forms: Forms, chain: Online | None = None) -> None:
-        self.forms, self.chain = forms, chain
+class _WorkCounter:
+    def __init__(self, forms: Forms, attention: Attention | None = None) -> None:
+        self.forms, self.attention = forms, attention
         self.exact = True
 
     def block(self, block: Block) -> Size:
@@ -47,8 +47,8 @@ class _Counter:
         return total
 
     def op(self, op: Op) -> Size:
-        if self.chain is not None and op in (self.chain.parallel, self.chain.maximum, *self.chain.sums, self.chain.weighted):
-            return self._of_chain(op, self.chain)
+        if self.attention is not None and op in (self.attention.parallel, self.attention.maximum, *self.attention.sums, self.attention.weighted):
+            return self._of_attention(op, self.attention)
         if op.opcode in ("parallel", "reduce"):
             points = product([self.length(v) for v in op.operands])
             inside = self.block(op.regions[0])
@@ -65,18 +65,18 @@ class _Counter:
             return ZERO + sum((self.block(region) for region in op.regions), ZERO)
         return _cost(op)
 
-    def _of_chain(self, op: Op, chain: Online) -> Size:
+    def _of_attention(self, op: Op, attention: Attention) -> Size:
         """Scores and their exponentials count with the maximum; a sum adds them up, a weighted one multiplies them too."""
         points = product([self.length(v) for v in op.operands])
-        if op is chain.maximum:
+        if op is attention.maximum:
             return points * (self.block(op.regions[0]) + 3)
-        if op is not chain.parallel:
-            return points * (2 if op is chain.weighted else 1)
-        shared = (chain.maximum, *chain.sums)
-        if chain.loop is not None:
+        if op is not attention.parallel:
+            return points * (2 if op is attention.weighted else 1)
+        shared = (attention.maximum, *attention.sums)
+        if attention.loop is not None:
             return points * self.block(op.regions[0])
         # One of the indices is that of the values' columns: what does not depend on it counts once for all of them.
-        rows = product([size for index, size in zip(chain.indices, chain.extents, strict=True) if index is not chain.column])
+        rows = product([size for index, size in zip(attention.indices, attention.extents, strict=True) if index is not attention.column])
         total = rows * sum((self.op(x) for x in shared), ZERO)
         return total + points * sum((self.op(x) for x in op.regions[0].ops if x not in shared), ZERO)
 

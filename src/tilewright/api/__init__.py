@@ -1,0 +1,1 @@
+"""What `import tilewright` offers beyond kernels and arrays: primitives, profiles, regions, debugging, export."""

@@ -15,8 +15,8 @@ from contextlib import ExitStack
 from types import FrameType, TracebackType
 
 from tilewright.base.errors import UserError
-from tilewright.ir.emulator.stepping import Steps, Stop, stepping
-from tilewright.runtime import streams
+from tilewright.ir.emulator.warps.stepping import Steps, Stop, stepping
+from tilewright.runtime.core import streams
 
 Index = int | tuple[int, ...]
 

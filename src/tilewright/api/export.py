@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tilewright.api.kernel import Kernel
 from tilewright.base.errors import UserError
 from tilewright.base.target import parse_target
 from tilewright.compile.export import export as files_of
 from tilewright.compile.export import export_target, write_files
+from tilewright.execute.kernel import Kernel
 
 
 def export(kernel: Kernel[Any, Any], *args: object, target: str = "cpu", folder: str | Path = ".", name: str = "") -> list[Path]:

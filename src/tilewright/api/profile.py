@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -24,19 +23,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tilewright.api.kernel import leave_direct_ways
 from tilewright.base.errors import UserError
-from tilewright.runtime import observe, streams
-from tilewright.runtime.observe import Named
+from tilewright.base.forks import fork_safe_lock
+from tilewright.execute.kernel import leave_direct_ways
+from tilewright.execute.kinds import loaded_kinds
+from tilewright.runtime.core import observe, streams
+from tilewright.runtime.core.device import DeviceEvent
+from tilewright.runtime.core.observe import Named
+from tilewright.runtime.exchange.libraries import range_marks
+from tilewright.runtime.memory.device_array import ArrayDevice
 
 if TYPE_CHECKING:
     from tilewright.base.artifact import Artifact, Launch
-    from tilewright.runtime.cuda import CudaDevice
     from tilewright.tree.syntax import Function
 
 
 @dataclass
-class Call:
+class ProfiledCall:
     """One call of a kernel. Times are seconds from the profile's start, as the host saw them."""
 
     name: str
@@ -49,7 +52,7 @@ class Call:
     bytes: int = 0
     kernels: int = 0
     """Launches its code makes."""
-    launches: list[LaunchRecord] = field(default_factory=list)
+    launches: list[ProfiledLaunch] = field(default_factory=list)
 
     @property
     def busy(self) -> float:
@@ -58,7 +61,7 @@ class Call:
 
 
 @dataclass
-class LaunchRecord:
+class ProfiledLaunch:
     """One kernel on a GPU. Times are seconds on the device, from the profile's start."""
 
     entry: str
@@ -72,7 +75,7 @@ class LaunchRecord:
 
 
 @dataclass(frozen=True)
-class Row:
+class ProfileRow:
     """All calls of one kernel on one device."""
 
     name: str
@@ -89,28 +92,24 @@ class _Timed:
     """A launch between two events."""
 
     clock: _Clock
-    record: LaunchRecord
-    start: Any
-    stop: Any = None
+    record: ProfiledLaunch
+    start: DeviceEvent
+    stop: DeviceEvent | None = None
 
 
 class _Clock:
     """Events on one device, read when all is over."""
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: ArrayDevice) -> None:
         self.device = device
         self.began = time.perf_counter()
         self.base = self._event(0)
         self.timed: list[_Timed] = []
 
-    def _event(self, stream: int) -> Any:
-        with self.device.active():
-            flags = self.device.driver.constant("CUevent_flags", "CU_EVENT_DEFAULT")
-            (event,) = self.device.call("cuEventCreate", flags)
-            self.device.call("cuEventRecord", event, stream)
-            return event
+    def _event(self, stream: int) -> DeviceEvent:
+        return self.device.event(timing=True).record(stream)
 
-    def begin(self, record: LaunchRecord) -> _Timed:
+    def begin(self, record: ProfiledLaunch) -> _Timed:
         timed = _Timed(self, record, self._event(record.stream))
         self.timed.append(timed)
         return timed
@@ -120,39 +119,33 @@ class _Clock:
 
     def settle(self, origin: float) -> None:
         """Wait, and fill in the times."""
-        with self.device.active():
-            try:
-                self.device.synchronize()
-                for timed in self.timed:
-                    if timed.stop is not None:
-                        timed.record.start = self.began - origin + self._between(self.base, timed.start)
-                        timed.record.seconds = self._between(timed.start, timed.stop)
-            finally:
-                for event in (self.base, *(e for t in self.timed for e in (t.start, t.stop) if e is not None)):
-                    self.device.driver.attempt("cuEventDestroy", event)
-
-    def _between(self, start: Any, stop: Any) -> float:
-        (milliseconds,) = self.device.call("cuEventElapsedTime", start, stop)
-        return float(milliseconds) / 1e3  # type: ignore[arg-type]
+        try:
+            self.device.synchronize()
+            for timed in self.timed:
+                if timed.stop is not None:
+                    timed.record.start = self.began - origin + timed.start.milliseconds(self.base) / 1e3
+                    timed.record.seconds = timed.stop.milliseconds(timed.start) / 1e3
+        finally:
+            self.timed.clear()  # the events go back to the device, which takes them again
 
 
 class Profile:
     """What ran; complete when its block has ended."""
 
     def __init__(self, nvtx: bool = False) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[ProfiledCall] = []
         self.seconds = 0.0
         self.memory: dict[str, int] = {}
         """The most bytes arrays of Tilewright held on each GPU meanwhile."""
         self._clocks: dict[int, _Clock] = {}
         self._current = threading.local()
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._origin = 0.0
         self._work: dict[tuple[int, object], tuple[Any, Any]] = {}
-        self._nvtx = _find_nvtx() if nvtx else None
+        self._nvtx = range_marks() if nvtx else None
 
     @property
-    def launches(self) -> list[LaunchRecord]:
+    def launches(self) -> list[ProfiledLaunch]:
         """Every kernel that ran on a GPU, in the order they were queued."""
         return [launch for call in self.calls for launch in call.launches]
 
@@ -162,8 +155,9 @@ class Profile:
         if observe.observer is not None:
             raise UserError.at("TW005", "a profile is open already", help="end its block first")
         self._origin = time.perf_counter()
-        for device in _devices_in_use():
-            device.pool.reset_peak()
+        for known in loaded_kinds():
+            for device in known.in_use():
+                device.reset_peak_memory()
         self._closing = ExitStack()
         self._closing.enter_context(streams.special())
         leave_direct_ways()
@@ -180,16 +174,16 @@ class Profile:
             # Something already went wrong inside: that is what the user should see.
             if error is None:
                 raise
-        for device in _devices_in_use():
-            self.memory[f"cuda:{device.ordinal}"] = device.pool.peak
+        for known in loaded_kinds():
+            self.memory |= {device.id: device.peak_memory() for device in known.in_use()}
         self.seconds = time.perf_counter() - self._origin
 
     # -- what runtimes tell -------------------------------------------------------------------------------------
 
     @contextmanager
-    def call(self, function: Named, device: str) -> Iterator[Call]:
+    def call(self, function: Named, device: str) -> Iterator[ProfiledCall]:
         """A call of a kernel, to be given its `work` inside."""
-        record = Call(function.name, device, time.perf_counter() - self._origin, threading.get_ident())
+        record = ProfiledCall(function.name, device, time.perf_counter() - self._origin, threading.get_ident())
         outer, self._current.call = getattr(self._current, "call", None), record
         if self._nvtx is not None:
             self._nvtx[0](function.name)
@@ -204,12 +198,12 @@ class Profile:
             with self._lock:
                 self.calls.append(record)
 
-    def before_launch(self, device: CudaDevice, launch: Launch, grid: tuple[int, int, int], stream: int) -> _Timed:
+    def before_launch(self, device: ArrayDevice, launch: Launch, grid: tuple[int, int, int], stream: int) -> _Timed:
         with self._lock:
             clock = self._clocks.get(device.ordinal)
             if clock is None:
                 clock = self._clocks[device.ordinal] = _Clock(device)
-        record = LaunchRecord(launch.entry, f"cuda:{device.ordinal}", stream, grid, launch.threads, launch.shared_bytes)
+        record = ProfiledLaunch(launch.entry, device.id, stream, grid, launch.threads, launch.shared_bytes)
         call = getattr(self._current, "call", None)
         if call is not None:
             call.launches.append(record)
@@ -219,7 +213,7 @@ class Profile:
         assert isinstance(token, _Timed)
         token.clock.end(token)
 
-    def count(self, record: Call, function: Function, artifact: Artifact, values: Mapping[str, Any]) -> None:
+    def count(self, record: ProfiledCall, function: Function, artifact: Artifact, values: Mapping[str, Any]) -> None:
         """Operations and bytes of a call."""
         record.kernels = len(record.launches) or len(artifact.launches)
         key = (id(function), artifact.inputs)
@@ -242,13 +236,13 @@ class Profile:
 
     # -- looking at it ------------------------------------------------------------------------------------------
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ProfileRow]:
         """One for each kernel on each device, those that took longest first."""
-        groups: dict[tuple[str, str], list[Call]] = {}
+        groups: dict[tuple[str, str], list[ProfiledCall]] = {}
         for call in self.calls:
             groups.setdefault((call.name, call.device), []).append(call)
         rows = [
-            Row(
+            ProfileRow(
                 name, device, len(calls), sum(c.kernels for c in calls), sum(c.busy for c in calls),
                 sum(c.operations for c in calls), sum(c.bytes for c in calls),
             )
@@ -275,7 +269,7 @@ class Profile:
             texts.append(f"{device}: at most {peak} bytes of memory were held")
         return "\n".join(texts)
 
-    def _parts(self, row: Row, total: float) -> list[tuple[str, ...]]:
+    def _parts(self, row: ProfileRow, total: float) -> list[tuple[str, ...]]:
         entries: dict[str, list[float]] = {}
         for call in self.calls:
             if (call.name, call.device) == (row.name, row.device):
@@ -342,21 +336,3 @@ def _work(function: Function, artifact: Artifact) -> Any:
 
 def _itemsize(artifact: Artifact, name: str) -> int:
     return next((p.dtype.itemsize for p in (*artifact.inputs, *artifact.outputs) if p.name == name), 0)
-
-
-def _devices_in_use() -> list[CudaDevice]:
-    """GPUs, where anybody has asked for them yet: a profile does not start the driver."""
-    cuda = sys.modules.get("tilewright.runtime.cuda")
-    return list(cuda._found or ()) if cuda is not None else []
-
-
-def _find_nvtx() -> Any:
-    """Functions that open and close a range: of the package `nvtx`, or of PyTorch."""
-    try:
-        import nvtx  # type: ignore[import-not-found]
-    except ImportError:
-        torch = sys.modules.get("torch")
-        if torch is None or not torch.cuda.is_available():
-            raise UserError.at("TW030", "there is nothing to mark ranges with", help="pip install nvtx, or import torch first") from None
-        return torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop
-    return nvtx.push_range, nvtx.pop_range

@@ -15,18 +15,19 @@ from typing import Any
 import numpy as np
 
 from tilewright.analysis.dependence import find_dependence, thread_number
-from tilewright.api.cuda_calls import _is_foreign, gpu_of
-from tilewright.api.simt import GpuKernel
-from tilewright.api.simt_arguments import read_leaves, split_values
-from tilewright.api.simt_host import host_leaves
-from tilewright.api.simt_language import gpu_thread_id
 from tilewright.base.errors import UserError
-from tilewright.frontend.regions import EXTENT, START, THREAD, Loop, loop_of_frame, loop_of_function, outline
-from tilewright.frontend.simt import SimtArg, build_kernel
-from tilewright.frontend.simt_build import Launch
-from tilewright.frontend.simt_source import read_source
+from tilewright.execute.devices import array_device
+from tilewright.execute.simt.arguments import read_leaves, split_values
+from tilewright.execute.simt.host import host_leaves
+from tilewright.execute.simt.kernels import GpuKernel
+from tilewright.frontend.simt.build import LaunchShape
+from tilewright.frontend.simt.kernels import SimtArg, build_kernel
+from tilewright.frontend.simt.regions import EXTENT, START, THREAD, RegionLoop, loop_of_frame, loop_of_function, outline
+from tilewright.frontend.simt.source import read_source
+from tilewright.frontend.words import gpu_thread_id
 from tilewright.ir.types import INDEX
-from tilewright.runtime.libraries import is_array
+from tilewright.runtime.exchange.libraries import foreign_span, is_array, is_foreign
+from tilewright.runtime.memory.device_array import DeviceArray
 
 _Number = bool | int | float | np.generic
 _MOST = 256
@@ -60,7 +61,7 @@ class Region:
     def __repr__(self) -> str:
         return self.what
 
-    def _run(self, key: object, loop: Loop, names: Mapping[str, object]) -> None:
+    def _run(self, key: object, loop: RegionLoop, names: Mapping[str, object]) -> None:
         if len(loop.targets) != len(self.extents):
             raise UserError.at(
                 "TW016", f"the loop counts with {len(loop.targets)} name(s) over {len(self.extents)} extent(s)", loop.head,
@@ -79,7 +80,7 @@ class Region:
 class _Region:
     """A loop made a kernel, for surroundings whose functions, constants and equal arrays are these."""
 
-    def __init__(self, loop: Loop, captured: Mapping[str, object], names: Mapping[str, object], step: int) -> None:
+    def __init__(self, loop: RegionLoop, captured: Mapping[str, object], names: Mapping[str, object], step: int) -> None:
         self.loop = loop
         self._same = _equal_arrays(captured)
         self._kept = {name: value for name, value in captured.items() if not _is_argument(value)}
@@ -126,15 +127,15 @@ class _Region:
 
     def _types(self, values: list[object], asked: str | None) -> list[SimtArg]:
         device = self.kernel.choose_device(values, asked)
-        gpu = gpu_of(device) if device.kind == "cuda" else None
-        moved = [gpu.wrap(v) if gpu is not None and _is_foreign(v) else v for v in values]
+        gpu = array_device(device)
         if gpu is None:
-            return host_leaves(self.kernel.parameters, moved)[1]
-        return read_leaves(self.kernel.parameters, split_values(self.kernel.parameters, moved), gpu=True)[1]
+            return host_leaves(self.kernel.parameters, values)[1]
+        moved = [gpu.wrap(v) if is_foreign(v) else v for v in values]
+        return read_leaves(self.kernel.parameters, split_values(self.kernel.parameters, moved), gpu=device.target.is_gpu)[1]
 
     def _prove(self, args: Sequence[SimtArg], block: int, negative: bool) -> frozenset[str]:
         """The arrays that are written, if no iteration touches what another one writes. Nothing is concluded from negative numbers."""
-        built = build_kernel(self.kernel.source, self.kernel.parameters, args, Launch((block, 1, 1), 1))
+        built = build_kernel(self.kernel.source, self.kernel.parameters, args, LaunchShape((block, 1, 1), 1))
         kernel = built.kernel
         number = thread_number(kernel)
         symbols = [] if negative else [p for p in kernel.params if p.type == INDEX]
@@ -150,7 +151,7 @@ class _Region:
         )  # fmt: skip
 
 
-def _captured(loop: Loop, names: Mapping[str, object]) -> dict[str, object]:
+def _captured(loop: RegionLoop, names: Mapping[str, object]) -> dict[str, object]:
     """What the names around the loop mean; what is missing the front end reports with its place."""
     return {name: names[name] for name in loop.reads if name in names}
 
@@ -172,31 +173,32 @@ def _equal_arrays(captured: Mapping[str, object]) -> dict[str, str]:
 
 
 def _overlapping(names: Sequence[str], values: Sequence[object]) -> tuple[tuple[str, str], ...]:
-    spans = [(name, *extent) for name, value in zip(names, values, strict=True) if (extent := _extent(value)) is not None]
-    return tuple(
-        (one[0], other[0])
-        for number, one in enumerate(spans)
-        for other in spans[number + 1 :]
-        if one[1] == other[1] and one[2] < other[3] and other[2] < one[3]
-    )
+    arrays = [(name, value) for name, value in zip(names, values, strict=True) if not isinstance(value, _Number) and is_array(value)]
+    pairs = [(one, other) for number, one in enumerate(arrays) for other in arrays[number + 1 :]]
+    return tuple((one[0], other[0]) for one, other in pairs if _meet(one[1], other[1]))
+
+
+def _meet(one: object, other: object) -> bool:
+    """Whether two arrays lie in the same memory in part."""
+    if isinstance(one, DeviceArray) and isinstance(other, DeviceArray):
+        return one.overlaps(other)
+    first, second = _extent(one), _extent(other)
+    if first is None or second is None:
+        return False
+    return first[0] == second[0] and first[1] < second[2] and second[1] < first[2]
 
 
 def _extent(value: object) -> tuple[str, int, int] | None:
     """In which memory an array lies, its first byte and the one behind its last."""
-    interface = getattr(value, "__cuda_array_interface__", None) if not isinstance(value, np.ndarray) else None
-    space = "cuda"
-    if interface is None:
-        if isinstance(value, _Number) or not is_array(value):
-            return None
-        value = np.asarray(value)
-        interface, space = value.__array_interface__, "host"
-    shape = interface["shape"]
+    span, space = (None, "host") if isinstance(value, np.ndarray) else (foreign_span(value), "device")
+    if span is None:
+        interface, space = np.asarray(value).__array_interface__, "host"
+        span = interface["data"][0], interface["shape"], interface.get("strides"), np.dtype(interface["typestr"]).itemsize
+    first, shape, steps, size = span
     if 0 in shape:
         return None
-    size = np.dtype(interface["typestr"]).itemsize
-    strides = interface.get("strides") or tuple(size * int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape)))
+    strides = steps or tuple(size * int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape)))
     moves = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
-    first = interface["data"][0]
     return space, first + sum(m for m in moves if m < 0), first + sum(m for m in moves if m > 0) + size
 
 

@@ -10,8 +10,8 @@ import functools
 from collections.abc import Callable
 from typing import Generic, ParamSpec, overload
 
-from tilewright.api.simt import GpuKernel
 from tilewright.base.errors import UserError
+from tilewright.execute.simt.kernels import GpuKernel
 
 P = ParamSpec("P")
 
@@ -21,9 +21,9 @@ class CpuFunction(Generic[P]):
 
     __simt_kernel__ = True
 
-    def __init__(self, function: Callable[P, object], check: bool = False) -> None:
+    def __init__(self, function: Callable[P, object], check: bool = False, unchecked: bool = False) -> None:
         functools.update_wrapper(self, function)
-        self.kernel: GpuKernel[P] = GpuKernel(function, device="cpu", check=check)
+        self.kernel: GpuKernel[P] = GpuKernel(function, device="cpu", check=check, unchecked=unchecked)
 
     def __call__(self, *args: P.args, **named: P.kwargs) -> None:
         self.kernel[1, 1](*args, **named)
@@ -38,7 +38,7 @@ class CpuFunction(Generic[P]):
     def assembly(self, *args: P.args, **named: P.kwargs) -> str:
         """The machine's instructions for arguments like these."""
         from tilewright.base.target import host_cpu
-        from tilewright.codegen.native import emit_assembly
+        from tilewright.codegen.llvm.native import emit_assembly
         from tilewright.compile.build import llvm_text
 
         target = host_cpu()
@@ -58,9 +58,11 @@ class CpuFunction(Generic[P]):
 @overload
 def cpu(function: Callable[P, object]) -> CpuFunction[P]: ...
 @overload
-def cpu(*, check: bool = False) -> Callable[[Callable[P, object]], CpuFunction[P]]: ...
-def cpu(function: Callable[P, object] | None = None, *, check: bool = False) -> CpuFunction[P] | Callable[[Callable[P, object]], CpuFunction[P]]:
-    """Mark a Python function as serial code of the CPU. `check`: indices are checked while it runs."""
+def cpu(*, check: bool = False, unchecked: bool = False) -> Callable[[Callable[P, object]], CpuFunction[P]]: ...
+def cpu(
+    function: Callable[P, object] | None = None, *, check: bool = False, unchecked: bool = False
+) -> CpuFunction[P] | Callable[[Callable[P, object]], CpuFunction[P]]:
+    """Mark a Python function as serial code of the CPU. Indices are checked while it runs, unless it is `unchecked`; `check=True` says so expressly."""
     if function is None:
-        return lambda own: CpuFunction(own, check)
-    return CpuFunction(function, check)
+        return lambda own: CpuFunction(own, check, unchecked)
+    return CpuFunction(function, check, unchecked)

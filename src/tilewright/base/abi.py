@@ -14,9 +14,17 @@ Support code defines `tilewright_launch(pool, entry, slots, blocks, work)`, whic
 **Entry stubs** name these symbols, bound when they are loaded: `tilewright_launch`, `tilewright_pool` (the control block),
 `tilewright_pool_start` (a function that starts the workers; called with the GIL held), `tilewright_numpy_api` (NumPy's function
 table), `tilewright_ndarray` (its array type), `tilewright_name_out` (the string "out"), `tilewright_descr_<dtype>` (NumPy's dtype
-object), and Python's C API by its own names.
+object), `tilewright_number_<dtype>` (its type of numbers), `tilewright_interrupt_begin` and `_end` (around calls that may last, in
+which Ctrl-C is heard),
+`tilewright_keyboard_interrupt` (the exception), and Python's C API by its own names.
 """
 
+STOP = "tilewright_stop"
+"""The symbol of an i32 that CPU kernels look at between blocks and in loops: where it is not 0 they leave at once."""
+STOP_DECLARATION = f"@{STOP} = external global i32"
+NEVER_STOPS = f"@{STOP} = internal constant i32 0"
+"""For code outside a Python process: nobody asks it to stop, and LLVM drops the questions."""
+SIGINT = 2
 SLOT_BYTES = 8
 RELEASE_WORK = 1 << 15
 """Elements from which on other Python threads may run meanwhile; below, letting go of the GIL costs more than it gives."""
@@ -35,6 +43,9 @@ ASSERT_MARK = 1 << 63
 """In that word: an assertion failed. From the lowest bit on: the block's linear number, the thread's, which assertion of the kernel, which
 kernel of the module, each with so many bits:"""
 ASSERT_BITS = (34, 10, 12, 6)
+LOCAL_MEMORY = "no memory for arrays of its own, in bytes: "
+"""What the text of a CPU kernel's last failure begins with where it is not an assertion: local and shared arrays found no memory. Their
+bytes follow."""
 
 # Offsets in the pool's control block. Each hot field has a cache line (128 bytes: two lines on x86, one on some AArch64).
 POOL_GENERATION = 0

@@ -5,11 +5,50 @@ A runtime never sees IR. Sizes in launch rules are symbolic and evaluated at the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import field
 
 from tilewright.base.dtypes import DType
+from tilewright.base.errors import Note, UserError
 from tilewright.base.record import record
 from tilewright.base.sizes import Size
+
+FAILURE = "$failure"
+"""The scratch array in which a program leaves its first access outside an array. It is zero when the program starts."""
+FAILURE_FIELDS = 4
+FAILURE_SITE, FAILURE_INDEX, FAILURE_EXTENT = range(3)
+"""What lies where in it. Sites are counted from 1 on; 0 is none."""
+
+
+@record
+class IndexSite:
+    """One index of one access that is checked as its kernel runs."""
+
+    kernel: str
+    opcode: str
+    array: str
+    axis: int
+    rank: int
+    place: str = ""
+    """`file:line:column`"""
+    excerpt: str = ""
+
+
+def index_error(sites: Sequence[IndexSite], site: int, index: int, extent: int, where: str = "") -> UserError:
+    """The error of the access that the cell names."""
+    found = sites[site - 1]
+    verb = "reads" if found.opcode == "load" else "writes"
+    axis = f" (axis {found.axis})" if found.rank > 1 else ""
+    text = f"{found.kernel} {verb} '{found.array}' at index {index}{axis}, but its extent there is {extent}"
+    if where:
+        text += f", on {where}"
+    if found.place:
+        text += f" (at {found.place})"
+    if found.excerpt:
+        text += f"\n{found.excerpt}"
+    error = UserError.at("TW050", text, help="results and arrays that were to be written hold part of the new values")
+    assert isinstance(error, UserError)
+    return error
 
 
 @record
@@ -28,6 +67,8 @@ class ArrayParam:
 class ScalarParam:
     name: str
     dtype: DType
+    typed: bool = False
+    """Whether the code is for numbers with a type of their own, as NumPy's: for those of Python there is other code."""
 
 
 @record
@@ -125,5 +166,13 @@ class Artifact:
     """The host part: an object with the CPython entry stub for this signature; empty where there is none."""
     key: str = ""
     """Content hash, also the cache key."""
+    sites: tuple[IndexSite, ...] = ()
+    """The indices that are checked as it runs; the scratch array `base.artifact.FAILURE` says which one lay outside."""
     schedule: str = ""
     """The schedules chosen, one line per kernel, for `inspect` and logs."""
+    notes: tuple[Note, ...] = ()
+    """What makes it slow, for the first call to say."""
+
+    def __repr__(self) -> str:
+        kernels = f"{len(self.launches)} kernel{'' if len(self.launches) == 1 else 's'}"
+        return f"<artifact {self.name} for {self.target}: {kernels}, {len(self.code)} bytes of {self.kind}>"

@@ -62,8 +62,11 @@ class DType:
         """A float narrower than f32: stored as such, computed in f32."""
         return self.kind == "f" and self.bits < 32
 
-    def __call__(self, value: float) -> Any:
+    def __call__(self, value: float | str | bytes) -> Any:
         """In a kernel: a conversion. Elsewhere: a NumPy number of this type, which a launch takes as it is."""
+        if isinstance(value, str | bytes):
+            # The NumPy types of narrow floats end the process on text.
+            value = float(value) if self.is_float else int(value)
         return self.numpy.type(value)
 
     @cached_property
@@ -202,3 +205,8 @@ def accumulator(dtype: DType) -> DType:
 def compute_dtype(dtype: DType) -> DType:
     """What arithmetic on such elements is done in: f32 for small floats, else the type itself."""
     return f32 if dtype.is_small_float else dtype
+
+
+def arithmetic_dtype(dtype: DType) -> DType:
+    """What exact functions of such elements (size, sign, comparison) are computed in: f32 for floats of 8 bits, which no device compares."""
+    return f32 if dtype.is_float and dtype.bits == 8 else dtype

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from tilewright.base.record import record
-from tilewright.base.source import NOWHERE, Span
+from tilewright.base.source import NOWHERE, Source, Span
 
 CODES: dict[str, str] = {
     "TW001": "syntax error",
@@ -51,6 +51,11 @@ CODES: dict[str, str] = {
     "TW041": "IR text does not parse",
     "TW042": "IR does not verify",
     "TW050": "emulator found a fault",
+    "TW051": "race or divergent barrier that the text shows",
+    "TW060": "runs on one thread or in one block",
+    "TW061": "product, convolution or attention not recognised",
+    "TW062": "scan runs in order",
+    "TW063": "array copied because of how it lies",
 }
 
 
@@ -75,6 +80,42 @@ class Diagnostic:
         if self.help:
             parts.append(f"help: {self.help}")
         return "\n".join(parts)
+
+
+@record
+class Note:
+    """A warning about speed as numbers and text, so that it survives in the artifact cache. `text` is the line of source that it is about; without a line it is about the whole kernel."""
+
+    code: str
+    message: str
+    help: str = ""
+    path: str = ""
+    line: int = 0
+    column: int = 0
+    end_column: int = 0
+    text: str = ""
+
+    @property
+    def diagnostic(self) -> Diagnostic:
+        """The warning as messages are."""
+        span = NOWHERE
+        if self.path:
+            span = Span(Source(self.path, self.text, self.line or 1), self.line, self.column, self.line, self.end_column)
+        return Diagnostic(self.code, self.message, span, self.help, "warning")
+
+    def render(self) -> str:
+        """The whole message."""
+        return self.diagnostic.render()
+
+
+def note_of(found: Diagnostic) -> Note:
+    """The diagnostic without its source."""
+    span = found.span
+    if span.source is None:
+        return Note(found.code, found.message, found.help)
+    text = span.source.line(span.line) if span.line else ""
+    last = span.end_column if span.end_line == span.line else len(text) + 1
+    return Note(found.code, found.message, found.help, span.path, span.line, span.column, last, text)
 
 
 class TilewrightError(Exception):
@@ -113,6 +154,10 @@ class DeviceError(TilewrightError):
 
 class CompilerBug(TilewrightError):
     """Tilewright itself is wrong. The message names the pass and the file that holds the IR."""
+
+
+class PerformanceWarning(UserWarning):
+    """A kernel is right and far slower than its text suggests. `str(warning)` has the place, the reason and what to write instead."""
 
 
 def in_order(found: Iterable[Diagnostic]) -> list[Diagnostic]:

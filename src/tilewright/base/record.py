@@ -87,6 +87,8 @@ def _make(cls: type[T], kw_only: bool, identity: bool) -> type[T]:
     }  # fmt: skip
     if not identity:
         methods |= {"__eq__": _equal, "__hash__": _hash}
+    if "__repr__" in cls.__dict__:
+        del methods["__repr__"]
     for name, value in methods.items():
         setattr(cls, name, value)
     return cls

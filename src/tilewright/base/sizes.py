@@ -14,7 +14,7 @@ from functools import cached_property
 
 
 @dataclass(frozen=True)
-class Call:
+class SizeCall:
     """An opaque operation on two sizes."""
 
     op: str
@@ -25,7 +25,7 @@ class Call:
         return f"{self.op}({self.a}, {self.b})"
 
 
-Atom = str | Call
+Atom = str | SizeCall
 Monomial = tuple[Atom, ...]
 
 
@@ -218,7 +218,7 @@ def call(op: str, a: Size, b: Size) -> Size:
         if gap is not None:
             return (a if gap < 0 else b) if op == "min" else (b if gap < 0 else a)
         a, b = sorted((a, b), key=str)
-    return Size((((Call(op, a, b),), 1),))
+    return Size((((SizeCall(op, a, b),), 1),))
 
 
 def floordiv(a: Size | int, b: Size | int) -> Size:

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, replace
 
 from tilewright.base.amx import may_use_amx
+from tilewright.base.cost_model import FITTED, H200, CostModel, derived
 from tilewright.base.errors import UserError
 
 
@@ -21,20 +22,34 @@ class Target:
     name: str
     """`sm_90a`, `x86-64-avx512`, `aarch64-neon`…"""
     kind: str
-    """Code generator family: 'cpu' or 'nvptx'."""
+    """Code generator family: 'cpu', 'nvptx', or that of a registered backend."""
     warp_size: int = 1
+    """Lanes that execute together and can exchange values; a power of two."""
+    emulated_warp: int = 32
+    """Lanes of a warp in explicit kernels where the device has no warps of its own: a vec stands for one."""
     max_threads: int = 1
     """Threads per block."""
     max_shared: int = 0
     """Bytes of shared memory one block can have."""
+    max_local: int = 0
+    """Bytes of local memory one thread can have; 0 where only the machine's memory limits them."""
     max_registers: int = 0
     """Registers per thread."""
     multiprocessors: int = 1
     """Parallel units the schedule model plans for: multiprocessors, or cores."""
     vector_bytes: int = 16
     """Widest single memory access (GPU), or the SIMD register (CPU)."""
+    index_bits: int = 64
+    """Bits in which indices that are proven to fit are computed."""
     max_grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
     features: frozenset[str] = frozenset()
+    """Instructions and units it has beyond plain arithmetic: `mma`, `cp.async`, `tma`, `approx`, `amx`…"""
+    missing_dtypes: frozenset[str] = frozenset()
+    """Dtypes it cannot compute with or keep in memory."""
+    atomic_bits: frozenset[int] = frozenset({8, 16, 32, 64, 128})
+    """Sizes of elements that one atomic access can have."""
+    soft_casts: frozenset[str] = frozenset({"f8e4m3", "f8e5m2"})
+    """Dtypes that it converts by arithmetic, for want of an instruction."""
     triple: str = ""
     cpu: str = ""
     cpu_features: str = ""
@@ -55,8 +70,32 @@ class Target:
     """TB/s of the device's memory; 0: unknown."""
 
     @property
+    def is_host(self) -> bool:
+        """Whether its code is an object that runs in a process of the host, without a device."""
+        return self.kind == "cpu"
+
+    @property
     def is_gpu(self) -> bool:
-        return self.kind != "cpu"
+        return not self.is_host
+
+    @property
+    def simt(self) -> bool:
+        """Whether a block has several threads, with warps and shared memory."""
+        return self.max_threads > 1
+
+    @property
+    def simt_warp(self) -> int:
+        """Lanes of a warp as explicit kernels see it."""
+        return self.warp_size if self.simt else self.emulated_warp
+
+    @property
+    def ballot_bits(self) -> int:
+        """Bits of the word that holds one bit for each lane of a warp."""
+        return max(32, self.simt_warp)
+
+    def has(self, *features: str) -> bool:
+        """Whether it has all these features."""
+        return self.features.issuperset(features)
 
     @property
     def sm(self) -> int:
@@ -67,6 +106,12 @@ class Target:
     def peak(self, arithmetic: str) -> float:
         """Dense TFLOP/s of a kind of arithmetic; 0 where it is not known."""
         return dict(self.peaks).get(arithmetic, 0.0)
+
+    @property
+    def costs(self) -> CostModel:
+        """What things cost there: fitted numbers, or such that are derived from what the device can do."""
+        known = FITTED.get(self.name) or (None if self.is_gpu else H200)
+        return known or derived(self.multiprocessors, self.bandwidth, self.peak("bf16"), self.peak("f32"))
 
     def key(self) -> str:
         """What of it decides the generated code; part of the cache key."""
@@ -102,8 +147,8 @@ def _nvptx(name: str, ptx: int, shared: int, multiprocessors: int, *features: st
     shared_per_sm, threads_per_sm, blocks_per_sm = _PER_SM[capability]
     chip, bandwidth, peaks = _CHIPS.get(capability, ("", 0.0, {}))
     return Target(
-        name=name, kind="nvptx", warp_size=32, max_threads=1024, max_shared=shared, max_registers=255,
-        multiprocessors=multiprocessors, vector_bytes=16, features=frozenset(features),
+        name=name, kind="nvptx", warp_size=32, max_threads=1024, max_shared=shared, max_local=512 << 10, max_registers=255,
+        multiprocessors=multiprocessors, vector_bytes=16, index_bits=32, features=frozenset({"approx", *features}),
         triple="nvptx64-nvidia-cuda", cpu=name, ptx=ptx, registers_per_sm=65536, shared_per_sm=shared_per_sm,
         threads_per_sm=threads_per_sm, blocks_per_sm=blocks_per_sm, chip=chip, peaks=tuple(peaks.items()), bandwidth=bandwidth,
     )  # fmt: skip
@@ -131,6 +176,14 @@ DEFAULT_NVPTX = "sm_90a"
 
 _MATRIX_UNIT = ("amx-tile", "amx-bf16", "amx-int8")
 _X86_LEVELS: tuple[tuple[str, int, str], ...] = (("avx512f", 64, "avx512"), ("avx2", 32, "avx2"), ("sse4.1", 16, "sse4.1"))
+
+_NO_F16C = ("x86-64", "x86-64-sse4.1", "x86-64-scalar")
+"""CPUs whose f16 conversions would be library calls."""
+
+
+def _soft_casts(name: str) -> frozenset[str]:
+    """The dtypes that a CPU converts by arithmetic."""
+    return frozenset({"f8e4m3", "f8e5m2", "bf16"} | ({"f16"} if name in _NO_F16C else set()))
 
 
 @functools.cache
@@ -165,7 +218,7 @@ def host_cpu() -> Target:
         text += ",-prefer-256-bit"
     return Target(
         name=f"{base}-{level}", kind="cpu", multiprocessors=cores, vector_bytes=width,
-        features=frozenset({level}), triple=llvm.get_process_triple(), cpu=llvm.get_host_cpu_name(), cpu_features=text,
+        features=frozenset({level}), soft_casts=_soft_casts(f"{base}-{level}"), triple=llvm.get_process_triple(), cpu=llvm.get_host_cpu_name(), cpu_features=text,
     )  # fmt: skip
 
 
@@ -178,27 +231,47 @@ _CPU_PRESETS: dict[str, tuple[str, str, str, int]] = {
     "aarch64-neon": ("aarch64-unknown-linux-gnu", "neoverse-n1", "", 16),
 }
 
+_registered: dict[str, Target] = {}
+"""Targets of backends from outside, by name."""
+
+
+def register_target(target: Target) -> None:
+    """Let `parse_target` know a target whose code generator is registered from outside."""
+    if target.name in ("cpu", "nvptx", *NVPTX, *_CPU_PRESETS):
+        raise UserError.at("TW021", f"'{target.name}' is the name of another target", help="choose another name")
+    _registered[target.name] = target
+
 
 def names() -> list[str]:
     """Every spelling `parse_target` accepts."""
-    return ["cpu", *_CPU_PRESETS, "nvptx", *NVPTX]
+    return ["cpu", *_CPU_PRESETS, "nvptx", *NVPTX, *_registered]
+
+
+CHIPS = {
+    "gpu": DEFAULT_NVPTX, "t4": "sm_75", "a100": "sm_80", "a30": "sm_80", "a10": "sm_86", "a40": "sm_86", "rtx3090": "sm_86", "l4": "sm_89",
+    "l40": "sm_89", "l40s": "sm_89", "rtx4090": "sm_89", "h100": "sm_90a", "h200": "sm_90a", "gh200": "sm_90a", "b200": "sm_100a", "rtx5090": "sm_120",
+}  # fmt: skip
+"""GPUs by the names people call them, and `gpu` for the default one: other words for targets."""
 
 
 def parse_target(name: str) -> Target:
-    """The target a user named: `cpu` (this machine), `x86-64-avx2`, `nvptx` (the default GPU), `sm_80`…"""
+    """The target a user named: `cpu` (this machine), `x86-64-avx2`, `nvptx` (the default GPU), `sm_80`, `h100`…"""
+    name = CHIPS.get(name.lower().replace(" ", "").replace("-", ""), name)
     if name == "cpu":
         return host_cpu()
     if name == "nvptx":
         return NVPTX[DEFAULT_NVPTX]
     if name in NVPTX:
         return NVPTX[name]
+    if name in _registered:
+        return _registered[name]
     if name in _CPU_PRESETS:
         triple, cpu, features, width = _CPU_PRESETS[name]
         return Target(
             name=name, kind="cpu", multiprocessors=2, vector_bytes=width, triple=triple, cpu=cpu, cpu_features=features,
-            features=frozenset({"amx"} if name.endswith("-amx") else ()),
+            features=frozenset({"amx"} if name.endswith("-amx") else ()), soft_casts=_soft_casts(name),
         )  # fmt: skip
-    raise UserError.at("TW021", f"unknown target '{name}'", help=f"choose one of {', '.join(names())}")
+    raise UserError.at("TW021", f"unknown target '{name}'", help=f"choose one of {', '.join(names())}, or a chip such as h100")
 
 
 def for_device(major: int, minor: int, multiprocessors: int, max_shared: int) -> Target:

@@ -1,6 +1,6 @@
 """Which declaration each name of a ZynML program means, for editors.
 
-In: an untyped program. Out: `Binding`s: a name, what it is, the place that declares it, and every place that uses it. Names nothing
+In: an untyped program. Out: `NameBinding`s: a name, what it is, the place that declares it, and every place that uses it. Names nothing
 declares are inputs (of the program) or sizes (of a block): they are declared where they are first used. Nothing is checked here.
 """
 
@@ -18,7 +18,7 @@ from tilewright.tree.syntax import Expr, Node, Stmt
 
 
 @dataclass(eq=False)
-class Binding:
+class NameBinding:
     """One declared name. kind: let, var, index, parameter, function, import, input, size or output."""
 
     name: str
@@ -31,22 +31,22 @@ class Binding:
 
 @dataclass
 class Bindings:
-    all: list[Binding] = field(default_factory=list)
-    scopes: list[tuple[Span, dict[str, Binding]]] = field(default_factory=list)
+    all: list[NameBinding] = field(default_factory=list)
+    scopes: list[tuple[Span, dict[str, NameBinding]]] = field(default_factory=list)
     """The text over which names of a block are known, outer ones first."""
-    members: list[tuple[Span, str, Binding]] = field(default_factory=list)
+    members: list[tuple[Span, str, NameBinding]] = field(default_factory=list)
     """`alias.name` of an import: the place of `name`, the name, and the import."""
 
-    def at(self, line: int, column: int) -> Binding | None:
+    def at(self, line: int, column: int) -> NameBinding | None:
         """The binding whose declaration or use is there."""
         for binding in self.all:
             if any(holds(place, line, column) for place in (binding.place, *binding.uses)):
                 return binding
         return None
 
-    def visible(self, line: int, column: int) -> dict[str, Binding]:
+    def visible(self, line: int, column: int) -> dict[str, NameBinding]:
         """The names known at a place."""
-        known: dict[str, Binding] = {}
+        known: dict[str, NameBinding] = {}
         for span, names in self.scopes:
             if not span.line or holds(span, line, column):
                 known |= names
@@ -65,7 +65,7 @@ def bind(module: syntax.Module) -> Bindings:
     return found
 
 
-Scopes = list[dict[str, Binding]]
+Scopes = list[dict[str, NameBinding]]
 
 
 class _Binder:
@@ -75,15 +75,15 @@ class _Binder:
         """By identity of the names of a block: which unknown ones are sizes there."""
 
     def module(self, module: syntax.Module) -> None:
-        names: dict[str, Binding] = {}
+        names: dict[str, NameBinding] = {}
         self.found.scopes.append((Span(), names))
         for stmt in module.body:
             if isinstance(stmt, syntax.Function):
                 self._declare(names, stmt.name, "function", stmt.span, stmt)
         self._block(module.body, [names])
 
-    def _declare(self, names: dict[str, Binding], name: str, kind: str, near: Span, node: Node | None = None) -> Binding:
-        binding = Binding(name, kind, place_of(name, near), node)
+    def _declare(self, names: dict[str, NameBinding], name: str, kind: str, near: Span, node: Node | None = None) -> NameBinding:
+        binding = NameBinding(name, kind, place_of(name, near), node)
         names[name] = binding
         self.found.all.append(binding)
         return binding
@@ -108,7 +108,7 @@ class _Binder:
         for stmt in body:
             self._statement(stmt, scopes)
 
-    def _inner(self, body: Sequence[Stmt], scopes: Scopes, names: dict[str, Binding], span: Span) -> None:
+    def _inner(self, body: Sequence[Stmt], scopes: Scopes, names: dict[str, NameBinding], span: Span) -> None:
         self.found.scopes.append((span, names))
         self._block(body, [*scopes, names])
 
@@ -120,7 +120,7 @@ class _Binder:
                 self._declare(scopes[-1], name, "var" if stmt.mutable or stmt.shared else "let", stmt.span, stmt)
         elif isinstance(stmt, syntax.For):
             self._any((stmt.ranges, stmt.over), scopes)
-            names: dict[str, Binding] = {}
+            names: dict[str, NameBinding] = {}
             for name in stmt.vars:
                 self._declare(names, name, "index", stmt.span, stmt)
             self._inner(stmt.body, scopes, names, _whole(stmt))
@@ -142,7 +142,7 @@ class _Binder:
     def _function(self, stmt: syntax.Function, scopes: Scopes) -> None:
         if stmt.name not in scopes[-1]:
             self._declare(scopes[-1], stmt.name, "function", stmt.span, stmt)
-        names: dict[str, Binding] = {}
+        names: dict[str, NameBinding] = {}
         for param in stmt.params:
             self._any(param.default, scopes)
             self._declare(names, param.name, "parameter", param.span, param)
@@ -161,7 +161,7 @@ class _Binder:
             self._use(item.id, item.span, scopes)
         elif isinstance(item, syntax.Compute):
             self._any(item.inputs, scopes)
-            names: dict[str, Binding] = {}
+            names: dict[str, NameBinding] = {}
             self._sizes[id(names)] = body_names(item.body).in_ranges
             self._inner(item.body, scopes, names, _whole(item))
         elif isinstance(item, syntax.Call):

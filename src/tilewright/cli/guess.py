@@ -1,6 +1,6 @@
 """What a kernel's arguments are, when nobody said.
 
-In: an untyped tree and the name of a parameter. Out: a `Given`: an array of a rank, or a number. An annotation decides where there is
+In: an untyped tree and the name of a parameter. Out: a `GuessedArguments`: an array of a rank, or a number. An annotation decides where there is
 one; else the uses do: `x[i, j]` and `rows, cols = x.shape` mean rank 2. Element types nobody wrote are f32.
 """
 
@@ -18,12 +18,13 @@ from tilewright.tree import syntax
 from tilewright.tree.inline import parts_backwards
 from tilewright.tree.syntax import Node
 from tilewright.tree.typed import ArgSpec, ArrayArg, ScalarArg
+from tilewright.zyn.host.kind_parameters import parameters_in_scope
 
 _PLAIN: dict[str, ScalarArg] = {"float": ScalarArg(f64, weak=True), "int": ScalarArg(i64, weak=True), "bool": ScalarArg(bool_)}
 
 
 @dataclass(frozen=True)
-class Given:
+class GuessedArguments:
     """One argument: an array with its extents (None where any will do), or a number."""
 
     dtype: DType
@@ -44,9 +45,9 @@ class Given:
         return f"{self.dtype}[{', '.join('*' if e is None else str(e) for e in self.extents)}]"
 
 
-def parse_arguments(text: str) -> dict[str, Given]:
+def parse_arguments(text: str) -> dict[str, GuessedArguments]:
     """`x=f32[1024,*] v=f32[*] eps=float` as arguments by name."""
-    found: dict[str, Given] = {}
+    found: dict[str, GuessedArguments] = {}
     position = 0
     pattern = re.compile(r"[\s,;]*([A-Za-z_]\w*)\s*[=:]\s*([A-Za-z_]\w*)\s*(?:\[([^\]]*)\])?")
     while text[position:].strip(" \t\n,;"):
@@ -59,9 +60,9 @@ def parse_arguments(text: str) -> dict[str, Given]:
             known = ", ".join(d.name for d in dtypes.SCALARS)
             raise UserError.at("TW016", f"--args: '{kind}' is not an element type", help=f"choose one of {known}")
         if extents is None:
-            found[name] = Given(_PLAIN[kind].dtype, plain=kind) if kind in ("float", "int") else Given(dtypes.by_name(kind))
+            found[name] = GuessedArguments(_PLAIN[kind].dtype, plain=kind) if kind in ("float", "int") else GuessedArguments(dtypes.by_name(kind))
         else:
-            found[name] = Given(dtypes.by_name(kind), _extents(name, extents))
+            found[name] = GuessedArguments(dtypes.by_name(kind), _extents(name, extents))
         position = match.end()
     return found
 
@@ -74,27 +75,29 @@ def _extents(name: str, text: str) -> tuple[int | None, ...]:
     return tuple(None if p == "*" else int(p) for p in parts)
 
 
-def guess(name: str, type_: syntax.Expr | None, root: Node) -> Given:
+def guess(name: str, type_: syntax.Expr | None, root: Node) -> GuessedArguments:
     """What `name` is in `root`. Arrays are f32 and numbers Python's float unless the annotation says otherwise."""
     if isinstance(type_, syntax.Index):
         element = type_.value.id if isinstance(type_.value, syntax.Name) else ""
         extents = tuple(e.value if isinstance(e, syntax.Number) and isinstance(e.value, int) else None for e in type_.indices)
         if dtypes.is_name(element):
-            return Given(dtypes.by_name(element), extents)
-        return Given(f32, extents, guessed=True)
+            return GuessedArguments(dtypes.by_name(element), extents)
+        return GuessedArguments(f32, extents, guessed=True)
     if isinstance(type_, syntax.Name) and type_.id.lower() not in ("array", "tensor"):
         if type_.id in ("float", "int"):
-            return Given(_PLAIN[type_.id].dtype, plain=type_.id)
+            return GuessedArguments(_PLAIN[type_.id].dtype, plain=type_.id)
         if dtypes.is_name(type_.id):
-            return Given(dtypes.by_name(type_.id))
+            return GuessedArguments(dtypes.by_name(type_.id))
     rank = rank_in(name, root)
     if rank is not None and name in uses_in(root).places:
-        return Given(i64, (None,) * rank, guessed=True)
+        return GuessedArguments(i64, (None,) * rank, guessed=True)
     if rank is None and type_ is None:
         rank = rank_of_use(name, root, nodes(root), rank_in)
+        if rank is None and name in uses_in(root).whole:
+            return GuessedArguments(i64, plain="int", guessed=True)
         if rank is None:
-            return Given(f64, plain="float", guessed=True)
-    return Given(f32, (None,) * (1 if rank is None else rank), guessed=True)
+            return GuessedArguments(f64, plain="float", guessed=True)
+    return GuessedArguments(f32, (None,) * (1 if rank is None else rank), guessed=True)
 
 
 def rank_in(name: str, root: Node) -> int | None:
@@ -131,6 +134,8 @@ class Uses:
         """Ranks below which uses would be wrong."""
         self.places: set[str] = set()
         """Arrays whose elements are indices of others: `x[places[i]]`."""
+        self.whole: set[str] = set()
+        """Names that stand where only whole numbers do: in bounds of loops, in indices, in parameters of kinds."""
         self.given: dict[str, list[tuple[str, int]]] = {}
         """Functions that are called with a name, and where among the arguments it is."""
         self.fields: dict[str, set[str]] = {}
@@ -156,10 +161,25 @@ class Uses:
             if isinstance(node.value, syntax.Name):
                 self.at_least.setdefault(node.value.id, []).append(1)
                 self.fields.setdefault(node.value.id, set()).add(node.name)
+        elif isinstance(node, syntax.RangeExpr):
+            self._whole(node.lo, node.hi, node.step)
+        elif isinstance(node, syntax.KernelAttribute):
+            if node.name == "kernel":
+                self._whole(*(a.value for inner in nodes(node) if isinstance(inner, syntax.Call) for a in inner.args if a.keyword))
+        elif isinstance(node, syntax.Compute):
+            self.whole |= parameters_in_scope(node.attributes)
         elif isinstance(node, syntax.Pipe):
             self._call(node.call, node.value)
         elif isinstance(node, syntax.Call):
             self._call(node, None)
+
+    def _whole(self, *places: syntax.Expr | None) -> None:
+        """Names and arrays in places where only whole numbers stand."""
+        for inner in (n for place in places if place is not None for n in nodes(place)):
+            if isinstance(inner, syntax.Index) and isinstance(inner.value, syntax.Name):
+                self.places.add(inner.value.id)
+            elif isinstance(inner, syntax.Name):
+                self.whole.add(inner.id)
 
     def _index(self, node: syntax.Index) -> None:
         if isinstance(node.value, syntax.Name):
@@ -172,6 +192,8 @@ class Uses:
         for index in node.indices:
             if isinstance(index, syntax.Index) and isinstance(index.value, syntax.Name):
                 self.places.add(index.value.id)
+            elif isinstance(index, syntax.Name):
+                self.whole.add(index.id)
 
     def _call(self, call: syntax.Call, piped: syntax.Expr | None) -> None:
         if isinstance(call.function, syntax.Name):

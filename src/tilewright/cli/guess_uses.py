@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from tilewright.api.host_values import ELEMENTWISE
 from tilewright.tree import syntax
 from tilewright.tree.syntax import Node
+from tilewright.zyn.host.values import ELEMENTWISE
 
 
 def rank_of_use(name: str, root: Node, nodes: Sequence[Node], rank_in: Callable[[str, Node], int | None]) -> int | None:

@@ -13,13 +13,14 @@ from pathlib import Path
 from tilewright.base.dtypes import SCALARS
 from tilewright.base.errors import Diagnostic, TilewrightError
 from tilewright.base.source import Source, Span
-from tilewright.cli.bindings import Binding, Bindings, bind, holds
-from tilewright.cli.check_command import in_order, warnings
+from tilewright.cli.bindings import Bindings, NameBinding, bind, holds
+from tilewright.cli.commands.check import in_order, warnings
 from tilewright.cli.sources import File, Walk, parse_source, walk
 from tilewright.tree import syntax, typed
-from tilewright.tree.check_expr import FUNCTIONS
+from tilewright.tree.check.expressions import FUNCTIONS
 from tilewright.tree.metadata import PRECISIONS, KernelKind, attribute_names
 from tilewright.tree.typed_walk import own_exprs, walk_expr
+from tilewright.zyn.program_files import read_program
 
 KEYWORDS = ("let", "var", "for", "in", "if", "elif", "else", "while", "and", "or", "not", "yield", "return", "await", "true", "false", "inf",
             "step", "compute", "pipeline", "fn", "config", "import", "as", "shared", "timeout")  # fmt: skip
@@ -88,9 +89,9 @@ def _read_types(walked: Walk, result: Analysis) -> None:
 def _statements(body: Sequence[typed.Stmt]) -> Iterator[typed.Stmt]:
     for stmt in body:
         yield stmt
-        if isinstance(stmt, typed.Loop | typed.ReduceLoop | typed.While):
+        if isinstance(stmt, typed.TypedLoop | typed.ReduceLoop | typed.TypedWhile):
             yield from _statements(stmt.body)
-        elif isinstance(stmt, typed.If):
+        elif isinstance(stmt, typed.TypedIf):
             yield from _statements((*stmt.then, *stmt.otherwise))
 
 
@@ -103,7 +104,7 @@ def _facts(expr: typed.Expr) -> Iterator[tuple[Span, str]]:
         yield expr.span, f"index in {_bound(expr.var.first)}..{_bound(expr.var.high)}"
     else:
         yield expr.span, _type(expr.dtype.name, expr.shape)
-    if isinstance(expr, typed.Element | typed.View):
+    if isinstance(expr, typed.Element | typed.TypedView):
         yield _start(expr.span, expr.array.name), str(expr.array)
 
 
@@ -135,7 +136,7 @@ def hover(analysis: Analysis, line: int, column: int) -> tuple[str, Span] | None
     return f"{_text_of(span)}: {text}", span
 
 
-def _describe(analysis: Analysis, binding: Binding, place: Span) -> str:
+def _describe(analysis: Analysis, binding: NameBinding, place: Span) -> str:
     if isinstance(binding.node, syntax.Function):
         params = ", ".join(p.name for p in binding.node.params)
         return f"{'pipeline' if binding.node.kind == 'pipeline' else 'fn'} {binding.name}({params})"
@@ -184,13 +185,13 @@ def definition(analysis: Analysis, line: int, column: int) -> Span | None:
     return binding.place
 
 
-def _imported(path: str, binding: Binding, name: str) -> Span | None:
+def _imported(path: str, binding: NameBinding, name: str) -> Span | None:
     if not isinstance(binding.node, syntax.Import):
         return None
     target = Path(path).parent / binding.node.path
     try:
-        program = parse_source(target.read_text(encoding="utf-8"), str(target)).program
-    except (OSError, UnicodeDecodeError, TilewrightError):
+        program = parse_source(read_program(target), str(target)).program
+    except TilewrightError:
         return None
     if program is None:
         return None

@@ -9,8 +9,9 @@ import os
 import sys
 
 import click
+from click.core import ParameterSource
 
-from tilewright.base.errors import TilewrightError
+from tilewright.base.errors import TilewrightError, UserError
 
 
 class _Group(click.Group):
@@ -22,6 +23,15 @@ class _Group(click.Group):
                 raise
             click.echo(str(error), err=True)
             ctx.exit(1)
+
+
+def _refuse(why: str, *names: str) -> None:
+    """Options that were given and would do nothing here are errors, with the reason."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE:
+            shown = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else "arguments after --"
+            raise UserError.at("TW016", f"{shown} does nothing here: {why}", help="leave it out")
 
 
 def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -51,6 +61,19 @@ _KERNEL = click.option("--kernel", metavar="NAME", help="The kernel, where the f
 _INPUT = click.option("--in", "given", multiple=True, metavar="NAME=VALUE", help="An input: a .npy, .npz or .safetensors file, or a number. Repeatable.")
 _RESULT = click.option("--out", "wanted", multiple=True, metavar="NAME=FILE", help="Save a result as .npy. Repeatable.")
 
+
+def _declare_roots(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> None:
+    if value:
+        from tilewright.zyn.program_files import ROOTS
+
+        before = ROOTS.set(value)
+        ctx.call_on_close(lambda: ROOTS.reset(before))
+
+
+_ROOT = click.option(
+    "--root", multiple=True, metavar="FOLDER", expose_value=False, callback=_declare_roots, type=click.Path(exists=True, file_okay=False),
+    help="A folder that ZynML programs may import from, beside their own. Repeatable.",
+)  # fmt: skip
 _PRECISION = click.option(
     "--precision", type=click.Choice(("ieee", "tf32", "3xtf32")), default="ieee", show_default=True, help="How f32 is multiplied in contractions."
 )
@@ -60,6 +83,7 @@ _PLOT = click.option("--plot", metavar="FILE", help="Also draw it, with Matplotl
 @cli.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @_ARGS
+@_ROOT
 @click.option("-v", "--verbose", is_flag=True, help="Also say what was assumed of each kernel's arguments.")
 @click.option("--json", is_flag=True, help="Print one list of objects with path, line, column, code, severity, message and help.")
 def check(files: tuple[str, ...], arguments: str, verbose: bool, json: bool) -> None:
@@ -72,8 +96,10 @@ def check(files: tuple[str, ...], arguments: str, verbose: bool, json: bool) -> 
       tilewright check -v examples/gallery.py examples/zyn/*.zyn
       tilewright check --json examples/zyn/softmax.zyn
     """
-    from tilewright.cli.check_command import check as command
+    from tilewright.cli.commands.check import check as command
 
+    if json:
+        _refuse("with --json the messages are all that is printed", "verbose")
     if not command(files, arguments, verbose, json):
         sys.exit(1)
 
@@ -90,7 +116,7 @@ def fmt(files: tuple[str, ...], check: bool, diff: bool) -> None:
       tilewright fmt examples/zyn/*.zyn
       tilewright fmt --check examples/zyn/*.zyn
     """
-    from tilewright.cli.fmt_command import fmt as command
+    from tilewright.cli.commands.fmt import fmt as command
 
     if not command(files, check, diff):
         sys.exit(1)
@@ -104,13 +130,14 @@ def lsp() -> None:
     Example:
       tilewright lsp
     """
-    from tilewright.cli.lsp_command import lsp as command
+    from tilewright.cli.commands.lsp import lsp as command
 
     command()
 
 
 @cli.command(name="compile")
 @click.argument("file")
+@_ROOT
 @_KERNEL
 @_ARGS
 @click.option("--target", default="cpu", show_default=True, help="cpu, nvptx, sm_80, sm_90a, x86-64-avx2, aarch64-neon…")
@@ -130,18 +157,22 @@ def compile_(file: str, kernel: str | None, arguments: str, target: str, stage: 
       tilewright compile examples/gallery.py --target sm_80 -o build/ptx/
       tilewright compile examples/simt/matmul.py --args "a=f32[*,*] b=f32[*,*] out=f32[*,*]" --block 32,32 --target sm_90a
     """
-    from tilewright.cli.simt_command import compile_explicit, is_explicit
+    from tilewright.cli.commands.simt import compile_explicit, is_explicit
 
     if is_explicit(file, kernel):
+        if stage == "ptx" and target == "cpu":
+            _refuse("a CPU has no PTX", "target")
         compile_explicit(file, kernel, arguments, target, stage, output, block)
         return
-    from tilewright.cli.compile_command import compile_file
+    _refuse("blocks are given to explicit kernels (@tw.gpu); others choose their own, see tile= and workgroup=", "block")
+    from tilewright.cli.commands.compile import compile_file
 
     compile_file(file, kernel, arguments, target, stage, output)
 
 
 @cli.command()
 @click.argument("file")
+@_ROOT
 @_KERNEL
 @_INPUT
 @_RESULT
@@ -154,13 +185,14 @@ def run(file: str, kernel: str | None, given: tuple[str, ...], wanted: tuple[str
       tilewright run examples/zyn/axpy.zyn --in a=2.5 --in x=x.npy --in y=y.npy --out result=r.npy
       tilewright run examples/gallery.py --kernel relu --in x=x.npy --device cpu
     """
-    from tilewright.cli.run_command import run as command
+    from tilewright.cli.commands.run import run as command
 
     command(file, kernel, given, wanted, device)
 
 
 @cli.command()
 @click.argument("file")
+@_ROOT
 @_KERNEL
 @_INPUT
 @_RESULT
@@ -187,18 +219,26 @@ def emulate(
       tilewright emulate examples/zyn/relu.zyn --in x=x.npy --stage tile
       tilewright emulate program.py --kernel block_sum --break 14 --thread 3
     """
-    from tilewright.cli.emulate_script import emulate_script, has_explicit_kernels
+    from tilewright.cli.commands.emulate_script import emulate_script, has_explicit_kernels
 
     if script or lines or interactive or (has_explicit_kernels(file) and not given and not arguments):
+        _refuse("the file is executed as the program it is, at the thread stage, and has its own inputs", "given", "wanted", "arguments", "stage")
+        if not lines and not interactive:
+            _refuse("without --break or --pdb no thread is followed", "kernel", "block", "thread")
         emulate_script(file, script_arguments, kernel, lines, block, thread, interactive)
         return
-    from tilewright.cli.run_command import emulate as command
+    from tilewright.cli.commands.run import emulate as command
 
+    _refuse("a thread is followed in files with explicit kernels (@tw.gpu), with --break or --pdb", "block", "thread")
+    _refuse("only a file that is executed (--script) gets arguments of its own", "script_arguments")
+    if given:
+        _refuse("the inputs given with --in say what the arguments are", "arguments")
     command(file, kernel, given, wanted, stage, arguments)
 
 
 @cli.command()
 @click.argument("file")
+@_ROOT
 @_KERNEL
 @_ARGS
 @click.option("--device", metavar="NAME", help="auto (the start), cpu, cuda, cuda:1.")
@@ -215,13 +255,14 @@ def tune(
       tilewright tune examples/matmul.py --args "a=bf16[4096,4096] b=bf16[4096,4096]" --device cuda:0 --budget 60
       tilewright tune examples/matmul.py --args "a=f32[512,512] b=f32[512,512]" --device cpu --plot search.png
     """
-    from tilewright.cli.tune_command import tune as command
+    from tilewright.cli.commands.tune import tune as command
 
     command(file, kernel, arguments, device, precision, budget, plot)
 
 
 @cli.command()
 @click.argument("file")
+@_ROOT
 @_KERNEL
 @_ARGS
 @click.option("--target", default="nvptx", show_default=True, help="nvptx, sm_80, sm_90a, cpu, x86-64-avx2…")
@@ -242,23 +283,27 @@ def inspect(
       tilewright inspect examples/transformer.py --fusion
       tilewright inspect examples/simt/saxpy.py --kernel saxpy --args "a=float x=f32[*] y=f32[*]" --block 128
     """
-    from tilewright.cli.simt_command import inspect_explicit, is_explicit
+    from tilewright.cli.commands.simt import inspect_explicit, is_explicit
 
     if is_explicit(file, kernel):
+        _refuse("it is about kernels whose loops the compiler turns into launches, not about explicit ones", "precision", "fusion", "plot")
         inspect_explicit(file, kernel, arguments, target, json, block)
         return
+    _refuse("blocks are given to explicit kernels (@tw.gpu); others choose their own, see tile= and workgroup=", "block")
     if fusion:
-        from tilewright.cli.fusion_command import fusion as show
+        _refuse("--fusion is about which loops become one, and has no picture", "precision", "plot")
+        from tilewright.cli.commands.fusion import fusion as show
 
         show(file, kernel, arguments, target, json)
         return
-    from tilewright.cli.inspect_command import inspect as command
+    from tilewright.cli.commands.inspect import inspect as command
 
     command(file, kernel, arguments, target, precision, json, plot)
 
 
 @cli.command()
 @click.argument("file")
+@_ROOT
 @_KERNEL
 @_ARGS
 @click.option("--target", default="cpu", show_default=True, help="cpu, sm_90a, sm_80, x86-64-avx2, aarch64-neon…")
@@ -274,7 +319,7 @@ def export(file: str, kernel: str | None, arguments: str, target: str, output: s
       tilewright export examples/gallery.py --kernel scale --args "m=f32[*,*] v=f32[*]" -o build/export
       tilewright export examples/matmul.py --kernel matmul --args "a=bf16[4096,4096] b=bf16[4096,4096]" --target sm_90a -o build/export
     """
-    from tilewright.cli.export_command import export_file
+    from tilewright.cli.commands.export import export_file
 
     export_file(file, kernel, arguments, target, output)
 
@@ -288,7 +333,7 @@ def devices(limits: bool) -> None:
     Example:
       tilewright devices
     """
-    from tilewright.cli.info_commands import devices as command
+    from tilewright.cli.commands.info import devices as command
 
     command(limits)
 
@@ -303,14 +348,14 @@ def cache(action: str) -> None:
       tilewright cache info
       tilewright cache clear
     """
-    from tilewright.cli.info_commands import cache as command
+    from tilewright.cli.commands.info import cache as command
 
     command(action)
 
 
 @cli.command()
 @click.argument("kind", type=click.Choice((
-    "cpu", "gpu", "runtime", "zyn", "zyn-cpu", "simt", "primitives", "primitives-cpu", "matmul", "matmul-cpu", "transformer", "transformer-cpu",
+    "cpu", "gpu", "runtime", "zyn", "zyn-cpu", "simt", "primitives", "primitives-cpu", "checks-cpu", "host", "matmul", "matmul-cpu", "transformer", "transformer-cpu",
 )))  # fmt: skip
 @click.option("--json", is_flag=True, help="Print the results as JSON.")
 @click.option("--op", "ops", multiple=True, metavar="NAME", help="Only this operation. Repeatable.")
@@ -323,21 +368,21 @@ def bench(kind: str, json: bool, ops: tuple[str, ...], quick: bool) -> None:
       tilewright bench cpu --quick --op relu
       tilewright bench transformer --op softmax
     """
-    from tilewright.cli.bench_command import bench as command
+    from tilewright.cli.commands.bench import bench as command
 
     sys.exit(command(kind, json, ops, quick))
 
 
 @cli.command()
-@click.option("--ptx", default="build/ptx", show_default=True, metavar="FOLDER", help="Where the generated PTX goes.")
-def demo(ptx: str) -> None:
+@click.option("--ptx", metavar="FOLDER", help="Where the generated PTX goes. Default: a temporary folder, which is printed.")
+def demo(ptx: str | None) -> None:
     """Run the kernel gallery on every device found, check each result, and print one table.
 
     \b
     Example:
       tilewright demo
     """
-    from tilewright.cli.demo_command import demo as command
+    from tilewright.cli.commands.demo import demo as command
 
     if not command(ptx):
         sys.exit(1)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.api.host_functions import settled, shown
 from tilewright.base.errors import UserError
-from tilewright.runtime.device_array import DeviceArray
+from tilewright.runtime.memory.device_array import DeviceArray
+from tilewright.zyn.host.functions import settled, shown
 
 
 def on_host(value: object) -> object:

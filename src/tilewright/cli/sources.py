@@ -14,24 +14,26 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.api.arguments import DIVISORS, read_argument, size_class
-from tilewright.api.host_dimensions import StandIn
-from tilewright.api.host_functions import METHODS
-from tilewright.api.host_look import Looker, look, stand_in
-from tilewright.api.known_extents import KnownExtents
-from tilewright.api.module import ZynModule
-from tilewright.api.module_check import Check
-from tilewright.api.module_links import call_module, linked
 from tilewright.base.dtypes import from_numpy
 from tilewright.base.errors import Diagnostic, UserError
-from tilewright.cli.guess import Given, guess, nodes, uses_in
+from tilewright.cli.guess import GuessedArguments, guess, nodes, uses_in
 from tilewright.compile.driver import Signature, front_end
-from tilewright.frontend.zyn import parse_module
+from tilewright.execute.calls.arguments import DIVISORS, read_argument, size_class
+from tilewright.execute.calls.watchdog import watchdog_nanoseconds
+from tilewright.frontend.zyn.parse import parse_module
 from tilewright.tree import syntax
-from tilewright.tree.check import check_kernel
+from tilewright.tree.check.kernel import check_kernel
 from tilewright.tree.metadata import CONTRACTIONS
 from tilewright.tree.syntax import Function, Module
 from tilewright.tree.typed import TypedKernel
+from tilewright.zyn.host.abstract_run import Looker, look, stand_in
+from tilewright.zyn.host.dimensions import AbstractValue
+from tilewright.zyn.host.functions import METHODS
+from tilewright.zyn.known_extents import KnownExtents
+from tilewright.zyn.module import ZynModule
+from tilewright.zyn.module_check import ModuleCheck
+from tilewright.zyn.module_links import call_module, linked
+from tilewright.zyn.program_files import read_program
 
 _ARRAY_PARTS = frozenset({"shape", "size", "ndim", "dtype", "T", *METHODS})
 
@@ -42,7 +44,7 @@ class Entry:
 
     name: str
     function: Function
-    args: tuple[tuple[str, Given], ...]
+    args: tuple[tuple[str, GuessedArguments], ...]
 
     def signature(self, gpu: bool) -> Signature:
         """What to compile it for; extents that were given promise what divides them."""
@@ -57,11 +59,24 @@ class Entry:
                     hints.append((name, axis, size_class(extent)))
                     extents.append((name, axis, extent))
         specs = tuple(given.spec(gpu) for _, given in self.args)
-        return Signature(specs, tuple(divisors), (), tuple(hints), extents=tuple(extents))
+        found = Signature(specs, tuple(divisors), (), tuple(hints), extents=tuple(extents))
+        return with_options(found, self.function, gpu)
 
     def assumptions(self) -> str:
         """`scale(m: f32[*, *], v: f32[*])`, for the user to see what was taken for granted."""
         return f"{self.name}({', '.join(f'{name}: {given}' for name, given in self.args)})"
+
+
+def with_options(signature: Signature, function: Function, gpu: bool) -> Signature:
+    """The signature with what the decorator of a kernel in a file asks of compilations."""
+    if not function.options:
+        return signature
+    watchdog, launches = function.option("watchdog"), function.option("launches")
+    return replace(
+        signature, schedule=str(function.option("schedule") or ""),
+        watchdog=watchdog_nanoseconds(watchdog) if gpu and watchdog is not None else 0,  # type: ignore[arg-type]  # checked there
+        launches=1 if gpu and launches == 1 else 0,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,31 +110,24 @@ def read_source(path: str) -> File:
     suffix = Path(path).suffix.lower()
     if suffix not in (".py", ".zyn"):
         raise UserError.at("TW007", f"'{path}' is neither a .zyn nor a .py file", help="give a ZynML program or a Python file with kernels")
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror or error}"
-        raise UserError.at("TW007", f"file '{path}' {reason}") from None
-    except UnicodeDecodeError as error:
-        raise UserError.at("TW007", f"file '{path}' is not UTF-8 text: {error.reason}", help="save it as UTF-8") from None
-    return parse_source(text, path)
+    return parse_source(read_program(Path(path), help=""), path)
 
 
 def parse_source(text: str, path: str) -> File:
     """The same for a text; the path's ending says which language it is."""
     if Path(path).suffix.lower() == ".zyn":
         return File(path, program=parse_module(text, path))
-    from tilewright.frontend.python import parse_python_file
+    from tilewright.frontend.python.kernels import parse_python_file
 
     return File(path, kernels=tuple(parse_python_file(text, path)))
 
 
-def inputs_of(file: File, known: Mapping[str, Given]) -> dict[str, Given]:
+def inputs_of(file: File, known: Mapping[str, GuessedArguments]) -> dict[str, GuessedArguments]:
     """What a ZynML program takes: as told, or as its uses show."""
     return _inputs(file, known)[0]
 
 
-def _inputs(file: File, known: Mapping[str, Given]) -> tuple[dict[str, Given], Check | None]:
+def _inputs(file: File, known: Mapping[str, GuessedArguments]) -> tuple[dict[str, GuessedArguments], ModuleCheck | None]:
     """The same, and the check of the program with them, where that is of this very tree."""
     assert file.program is not None
     module = ZynModule(file.program, _no_compute)
@@ -128,7 +136,7 @@ def _inputs(file: File, known: Mapping[str, Given]) -> tuple[dict[str, Given], C
     return {name: known.get(name) or guess(name, None, file.program) for name in names}, check if module.tree is file.program else None
 
 
-def walk(file: File, known: Mapping[str, Given], only: str | None = None) -> Walk:
+def walk(file: File, known: Mapping[str, GuessedArguments], only: str | None = None) -> Walk:
     """Check every kernel of the file, or in a Python file the one called `only`. Errors are collected, not raised, but for names in
     `known` that nothing has."""
     if file.program is not None:
@@ -149,7 +157,7 @@ def _check(entry: Entry, result: Walk) -> TypedKernel | None:
         typed = check_kernel(entry.function, entry.signature(gpu=False).args)
         if typed.metadata.kind in CONTRACTIONS:
             # Whether they are contractions is seen in the loops they become.
-            from tilewright.passes.matrix_hints import check_kind
+            from tilewright.passes.choose.hints import check_kind
 
             check_kind(typed.metadata, front_end(entry.function, entry.signature(gpu=False))[1])
         conflicts = _sizes(typed, entry.args).conflicts()
@@ -162,14 +170,14 @@ def _check(entry: Entry, result: Walk) -> TypedKernel | None:
     return typed
 
 
-def _sizes(typed: TypedKernel, args: Sequence[tuple[str, Given]]) -> KnownExtents:
+def _sizes(typed: TypedKernel, args: Sequence[tuple[str, GuessedArguments]]) -> KnownExtents:
     return KnownExtents(typed, {name: given.extents for name, given in args if given.extents is not None})
 
 
-class _Looker(Looker):
+class _SourceLooker(Looker):
     """Runs no block: checks it, and gives results of the right type. `stand_in` is an array for what nobody knows anything of."""
 
-    def __init__(self, result: Walk, values: Mapping[str, object], inputs: Mapping[str, Given]) -> None:
+    def __init__(self, result: Walk, values: Mapping[str, object], inputs: Mapping[str, GuessedArguments]) -> None:
         super().__init__()
         self._result, self._values, self._inputs = result, values, inputs
         self._seen: dict[tuple[object, ...], object] = {}
@@ -180,38 +188,38 @@ class _Looker(Looker):
 
     def stand_in(self, name: str, function: Function) -> object:
         given = guess(name, None, function)
-        return StandIn() if given.extents is None else stand_in(given.dtype, (None,) * len(given.extents))
+        return AbstractValue() if given.extents is None else stand_in(given.dtype, (None,) * len(given.extents))
 
     def __call__(self, function: Function, arguments: dict[str, object], device: str) -> object:
-        if any(isinstance(value, StandIn) for value in arguments.values()):
-            return StandIn()
+        if any(isinstance(value, AbstractValue) for value in arguments.values()):
+            return AbstractValue()
         args = tuple((name, self._given(name, value)) for name, value in arguments.items())
         seen = id(function), args
         if seen in self._seen:
             return self._seen[seen]
         typed = _check(Entry(_unique(function.name, self._taken), function, args), self._result)
         if typed is None:
-            return StandIn()
+            return AbstractValue()
         made = [self.array(output.dtype, extents) for output, extents in zip(typed.outputs, _sizes(typed, args).results(), strict=True)]
         self._seen[seen] = made[0] if len(made) == 1 else tuple(made)
         return self._seen[seen]
 
-    def _given(self, name: str, value: object) -> Given:
+    def _given(self, name: str, value: object) -> GuessedArguments:
         if name in self._inputs and self._values[name] is value:
             return self._inputs[name]
         argument = read_argument(name, value)
         if isinstance(argument.value, np.ndarray):
             dtype = from_numpy(argument.value.dtype)
             assert dtype is not None
-            return Given(dtype, self.extents(value))
+            return GuessedArguments(dtype, self.extents(value))
         plain = "" if isinstance(value, bool | np.generic) else "float" if isinstance(value, float) else "int"
-        return Given(argument.spec.dtype, plain=plain)
+        return GuessedArguments(argument.spec.dtype, plain=plain)
 
 
-def _walk_program(program: Module, inputs: Mapping[str, Given], check: Check | None = None) -> Walk:
+def _walk_program(program: Module, inputs: Mapping[str, GuessedArguments], check: ModuleCheck | None = None) -> Walk:
     program = linked(program)
     result = Walk(records=[name for name in inputs if is_record(name, program)])
-    values: dict[str, object] = {name: StandIn() if name in result.records else _stand_in(given) for name, given in inputs.items()}
+    values: dict[str, object] = {name: AbstractValue() if name in result.records else _stand_in(given) for name, given in inputs.items()}
     _look(program, values, inputs, result, check)
     called = {n.id for n in nodes(program) if isinstance(n, syntax.Name)} | {
         n.id for s in program.body if isinstance(s, Function) for n in nodes(s) if isinstance(n, syntax.Name)
@@ -222,8 +230,8 @@ def _walk_program(program: Module, inputs: Mapping[str, Given], check: Check | N
     return result
 
 
-def _look(program: Module, values: Mapping[str, object], inputs: Mapping[str, Given], result: Walk, check: Check | None = None) -> None:
-    found = look(program, _Looker(result, values, inputs), values, check)
+def _look(program: Module, values: Mapping[str, object], inputs: Mapping[str, GuessedArguments], result: Walk, check: ModuleCheck | None = None) -> None:
+    found = look(program, _SourceLooker(result, values, inputs), values, check)
     result.errors += [error for error in found if error not in result.errors]
 
 
@@ -234,7 +242,7 @@ def _look_at_function(program: Module, function: Function, result: Walk) -> None
     names, check = ZynModule(module, _no_compute).with_inputs()
     inputs = {n: guess(n, params[n].type if n in params else None, function) for n in names}
     values = {
-        n: StandIn() if is_record(n, function) or (inputs[n].guessed and inputs[n].extents is None) else _stand_in(inputs[n]) for n in names
+        n: AbstractValue() if is_record(n, function) or (inputs[n].guessed and inputs[n].extents is None) else _stand_in(inputs[n]) for n in names
     }  # fmt: skip
     _look(module, values, inputs, result, check)
 
@@ -246,7 +254,7 @@ def is_record(name: str, root: syntax.Node) -> bool:
     return any(uses_in(owner).fields.get(name, _ARRAY_PARTS) - _ARRAY_PARTS for owner in owners)
 
 
-def _stand_in(given: Given) -> object:
+def _stand_in(given: GuessedArguments) -> object:
     if given.extents is not None:
         return stand_in(given.dtype, given.extents)
     if given.plain:
@@ -266,7 +274,7 @@ def _no_compute(function: Function, arguments: dict[str, object], device: str) -
     raise AssertionError("nothing runs here")
 
 
-def _check_names(known: Mapping[str, Given], names: list[str] | tuple[str, ...], path: str) -> None:
+def _check_names(known: Mapping[str, GuessedArguments], names: list[str] | tuple[str, ...], path: str) -> None:
     for name in known:
         if name not in names:
             close = difflib.get_close_matches(name, names, 1)

@@ -3,8 +3,12 @@
 One file per entry: a magic and format number, the SHA-256 of key and payload, the payload. A payload is JSON for what is small
 and the raw code after it, so reading one can never run anything. A file appears whole or not at all (written beside, then
 renamed), and is checked when read: what is damaged is removed and simply compiled again. Several processes may share a directory.
-Code read from here is executed, so the directory must belong to this user and be closed to others; if it is not, or cannot be
-written, there is one warning and no cache. When it outgrows its size the entries not used for longest go first.
+Code read from here is executed, so only what no other user can have written counts (`base/private_files.py`): if the directory is
+open to others, or cannot be written, there is one warning and no cache; an entry that is open to them is removed and compiled again.
+When the directory outgrows its size the entries not used for longest go first.
+
+Keys hold the compiler's version, so no version reads what another wrote. What older formats left is removed when the first entry is
+written; entries that nobody has used for a month, as those of a version that is gone, are removed when entries are counted.
 """
 
 from __future__ import annotations
@@ -14,25 +18,26 @@ import hashlib
 import logging
 import os
 import re
-import stat
+import shutil
 import struct
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from tilewright.base.artifact import Artifact
+from tilewright.base.private_files import TEMPORARY, PrivateFolder, UnsafeFile, cache_root, say_once
 from tilewright.compile.serial import deserialise, serialise
 
-__all__ = ["CacheInfo", "DiskCache", "default_root", "deserialise", "parse_bytes", "serialise"]
+__all__ = ["CacheInfo", "DiskCache", "deserialise", "parse_bytes", "serialise"]
 
 MAGIC = b"TILEWRGT"
 VERSION = 1
 DEFAULT_BYTES = 1 << 30
 _HEADER = struct.Struct("<8sI32s")
 _SUFFIX = ".twa"
-_TEMPORARY = ".tmp-"
 _STALE_SECONDS = 3600
+_UNUSED_SECONDS = 30 * 24 * 3600
+"""How long an entry is kept that nobody uses."""
 _OFF = ("0", "off", "no", "false")
 _log = logging.getLogger("tilewright")
 
@@ -44,20 +49,6 @@ class CacheInfo:
     path: Path
     entries: int
     bytes: int
-
-
-def default_root() -> Path:
-    """`$TILEWRIGHT_CACHE_DIR`, or the platform's place for caches."""
-    chosen = os.environ.get("TILEWRIGHT_CACHE_DIR")
-    if chosen:
-        return Path(chosen)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "tilewright"
-    if sys.platform == "win32":
-        local = os.environ.get("LOCALAPPDATA")
-        return (Path(local) if local else Path.home() / "AppData" / "Local") / "tilewright" / "cache"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base and os.path.isabs(base) else Path.home() / ".cache") / "tilewright"
 
 
 def parse_bytes(text: str) -> int | None:
@@ -74,16 +65,16 @@ class DiskCache:
     def __init__(self, root: Path | None = None, max_bytes: int | None = None) -> None:
         self._warned = False
         self._written: int | None = None
-        self._ready: bool | None = None
         self.enabled = os.environ.get("TILEWRIGHT_CACHE", "1").strip().lower() not in _OFF
         self.max_bytes = self._size_limit() if max_bytes is None else max_bytes
         try:
-            self.root = root or default_root()
+            self.root = root or cache_root()
         except RuntimeError as error:  # no home directory
             self.root = Path()
             self._disable(f"there is no place for it: {error}")
         # Entries sit one level down: a directory we make ourselves, closed to others, new for each format.
         self._directory = self.root / f"v{VERSION}"
+        self._folder = PrivateFolder(self._directory)
 
     # -- use ----------------------------------------------------------------------------------------------------
 
@@ -91,20 +82,24 @@ class DiskCache:
         """The artifact stored under `key`, or None."""
         if not self._usable(create=False):
             return None
-        path = self._path(key)
+        name = self._name(key)
+        path = os.path.join(self._directory, name)
         try:
-            with open(path, "rb") as file:
-                data = file.read()
+            artifact = _unpack(key, self._folder.read(name))
         except FileNotFoundError:
+            return None
+        except UnsafeFile as problem:
+            if self._usable(create=False):
+                self._warn(f"{problem}; it is not read")
+                self._folder.remove(name)
             return None
         except OSError as error:
             self._warn(f"cannot read {path}: {error}")
             return None
-        artifact = _unpack(key, data)
-        with contextlib.suppress(OSError):
-            if artifact is None:
-                os.unlink(path)
-            else:
+        if artifact is None:
+            self._folder.remove(name)
+        else:
+            with contextlib.suppress(OSError):
                 os.utime(path)
         return artifact
 
@@ -116,20 +111,13 @@ class DiskCache:
         data = _HEADER.pack(MAGIC, VERSION, _digest(key, payload)) + payload
         if len(data) > self.max_bytes:
             return
-        temporary = self._directory / f"{_TEMPORARY}{os.getpid()}-{os.urandom(8).hex()}"
         try:
-            descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0), 0o600)
-            try:
-                with open(descriptor, "wb") as file:
-                    file.write(data)
-                os.replace(temporary, self._path(key))
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
+            self._folder.write(self._name(key), data)
+        except UnsafeFile as problem:
+            self._disable(str(problem))
+            return
         except FileNotFoundError:
             # The directory was removed under us; it is made again next time.
-            self._ready = None
             return
         except OSError as error:
             self._warn(f"cannot write to {self._directory}: {error}")
@@ -159,9 +147,8 @@ class DiskCache:
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _path(self, key: str) -> str:
-        name = key if re.fullmatch("[0-9a-f]{16,128}", key) else hashlib.sha256(key.encode()).hexdigest()
-        return os.path.join(self._directory, name + _SUFFIX)
+    def _name(self, key: str) -> str:
+        return (key if re.fullmatch("[0-9a-f]{16,128}", key) else hashlib.sha256(key.encode()).hexdigest()) + _SUFFIX
 
     def _warn(self, message: str) -> None:
         if not self._warned:
@@ -172,7 +159,7 @@ class DiskCache:
         self.enabled = False
         if not self._warned:
             self._warned = True
-            _log.warning("the cache of compiled kernels is off: %s", message)
+            say_once(f"the cache in {self.root} is not used: {message}")
 
     def _size_limit(self) -> int:
         text = os.environ.get("TILEWRIGHT_CACHE_SIZE")
@@ -185,27 +172,32 @@ class DiskCache:
         return limit
 
     def _usable(self, create: bool) -> bool:
-        """Whether the directory is there and safe; looked at once."""
-        if not self.enabled or self._ready:
-            return self.enabled
+        """Whether the directory is there and out of the reach of others. It is looked at for each use: that may change."""
+        if not self.enabled:
+            return False
         try:
-            if create:
-                self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if create and not self._directory.is_dir():
+                self._folder.make()
+                self._remove_older_formats()
             elif not self._directory.is_dir():
                 return False
-            problem = _unsafe(self.root)
-            if create and not problem:
-                self._directory.mkdir(mode=0o700, exist_ok=True)
-            problem = problem or _unsafe(self._directory)
+            else:
+                self._folder.require()
+        except UnsafeFile as problem:
+            self._disable(str(problem))
+            return False
         except OSError as error:
             if create:
-                self._disable(f"{self.root}: {error.strerror or error}")
+                self._disable(f"{error.strerror or error}")
             return False
-        if problem:
-            self._disable(problem)
-            return False
-        self._ready = True
         return True
+
+    def _remove_older_formats(self) -> None:
+        """Directories of formats that this version does not read; those of newer ones are left alone."""
+        for directory in self.root.glob("v*"):
+            number = directory.name[1:]
+            if number.isdigit() and int(number) < VERSION and directory.is_dir() and not directory.is_symlink():
+                shutil.rmtree(directory, ignore_errors=True)
 
     def _entries(self, stale_after: float = _STALE_SECONDS) -> list[tuple[float, int, str]]:
         """Time of last use, bytes and path of each entry. Temporary files left by a killed process are removed."""
@@ -219,7 +211,7 @@ class DiskCache:
                         status = item.stat(follow_symlinks=False)
                         if item.name.endswith(_SUFFIX):
                             found.append((status.st_mtime, status.st_size, item.path))
-                        elif item.name.startswith(_TEMPORARY) and now - status.st_mtime >= stale_after:
+                        elif item.name.startswith(TEMPORARY) and now - status.st_mtime >= stale_after:
                             os.unlink(item.path)
         except OSError:
             return found
@@ -232,6 +224,12 @@ class DiskCache:
             if self._written <= self.max_bytes:
                 return
         entries = sorted(self._entries())
+        oldest = time.time() - _UNUSED_SECONDS
+        for used, _, path in entries:
+            if used < oldest:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+        entries = [entry for entry in entries if entry[0] >= oldest]
         total = sum(size for _, size, _ in entries)
         if total > self.max_bytes:
             # A margin, so that not every further put counts again.
@@ -262,15 +260,3 @@ def _unpack(key: str, data: bytes) -> Artifact | None:
         return deserialise(payload)
     except ValueError:
         return None
-
-
-def _unsafe(directory: Path) -> str:
-    """Why code must not be read from a directory; '' when it may."""
-    if not hasattr(os, "geteuid"):
-        return ""
-    status = os.stat(directory)
-    if status.st_uid != os.geteuid():
-        return f"{directory} belongs to another user (uid {status.st_uid})"
-    if status.st_mode & stat.S_IWOTH:
-        return f"{directory} can be written by every user"
-    return ""

@@ -14,7 +14,6 @@ import functools
 import hashlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
@@ -22,23 +21,29 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tilewright.base.artifact import Artifact
+from tilewright.base.errors import Note
 from tilewright.base.record import record
 from tilewright.base.target import Target, host_cpu
-from tilewright.codegen.interpreter import abi_key
-from tilewright.compile.cache import DiskCache
-from tilewright.runtime import cpu_pool, machine_code
-from tilewright.tree.check import check_kernel
-from tilewright.tree.joined import Joined
+from tilewright.codegen.host.interpreter import abi_key
+from tilewright.compile.store import STORE
+from tilewright.runtime.core import machine_code
+from tilewright.runtime.cpu import pool as cpu_pool
+from tilewright.tree import syntax
+from tilewright.tree.block_graph import BlockGraph
+from tilewright.tree.check.kernel import check_kernel
+from tilewright.tree.inline import nodes
 from tilewright.tree.syntax import Function
-from tilewright.tree.typed import ArgSpec, TypedKernel
+from tilewright.tree.typed import ArgSpec, ScalarArg, TypedKernel
 
 if TYPE_CHECKING:
     from tilewright.ir.nodes import Kernel
     from tilewright.ir.program import Program
-    from tilewright.passes.fuse import FusionReport
-    from tilewright.passes.pipeline import Stages, Trace
-    from tilewright.passes.plans import Plans
-    from tilewright.passes.schedule_matrix import MatrixSchedule
+    from tilewright.passes.choose.fates import Fate
+    from tilewright.passes.pipeline import Stages
+    from tilewright.passes.program.fuse import FusionReport
+    from tilewright.passes.runner import Trace
+    from tilewright.passes.schedules.matrix import MatrixSchedule
+    from tilewright.passes.schedules.plans import Plans
 
 log = logging.getLogger("tilewright")
 if os.environ.get("TILEWRIGHT_LOG"):
@@ -68,6 +73,8 @@ class Signature:
     """The schedule to use for contractions, as `MatrixSchedule.describe` writes it; empty: the compiler chooses."""
     launches: int = 0
     """1: GPU code is one launch, whatever kernels there are; 0: one for each kernel."""
+    indices: str = ""
+    """Whose indices are checked as kernels run where nothing proves them: of `all` accesses, of `stores`, of `none`; empty: as the target and the kernel have it."""
     extents: AxisNumbers = field(default=(), compare=False, repr=False)
     """The very extents of the call: they choose between schedules of contractions and are no part of what code is made for."""
 
@@ -81,6 +88,12 @@ class Compilation:
     stages: Stages
     trace: Trace
     fusion: FusionReport
+    notes: tuple[Note, ...] = ()
+    """What makes it slow."""
+    fates: tuple[Fate, ...] = ()
+    """What became of attributes that ask for something of schedules."""
+    written: Program | None = None
+    """Of a kernel with `empty` arrays: the program as its author wrote it, before kernels were fused."""
 
 
 @functools.cache
@@ -104,27 +117,20 @@ def compiler_version() -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@functools.cache
-def disk_cache() -> DiskCache:
-    return DiskCache()
-
-
 def _kept_code(name: str, build: Callable[[Target], bytes], extra: str = "") -> bytes:
     """Machine code of the runtime itself, from disk where it was built before."""
     target = host_cpu()
     key = hashlib.sha256(f"{name}|{extra}|{target.key()}|{compiler_version()}".encode()).hexdigest()
-    found = disk_cache().get(key)
-    if found is None:
-        found = Artifact(name, target.name, "object", build(target), (), (), (), (), (), (), key=key)
-        disk_cache().put(key, found)
-    return found.code
+    return STORE.get_or_build(
+        key, lambda: Artifact(name, target.name, "object", build(target), (), (), (), (), (), (), key=key)
+    ).code
 
 
 def _pool_code() -> bytes:
     """The thread pool's machine code."""
 
     def build(target: Target) -> bytes:
-        from tilewright.codegen.pool import pool_object
+        from tilewright.codegen.host.pool import pool_object
 
         return pool_object(target)
 
@@ -135,7 +141,7 @@ def _memory_code() -> bytes:
     """The machine code that hands out device memory."""
 
     def build(target: Target) -> bytes:
-        from tilewright.codegen.memory import memory_object
+        from tilewright.codegen.host.allocator import memory_object
 
         return memory_object(target)
 
@@ -149,58 +155,28 @@ machine_code.provide("memory", _memory_code)
 def cache_key(function: Function, signature: Signature, target: Target) -> str:
     """Content hash: the same source for the same arguments and target gives the same key."""
     place = f"{function.span.path}:{function.span.line}"
-    host = "" if target.is_gpu else abi_key()
+    host = abi_key() if target.is_host else ""
     parts = (repr(function), place, repr(signature), target.key(), host, compiler_version())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def front_end(function: Function, signature: Signature) -> tuple[TypedKernel, Program]:
     """Check and lower to the loop stage; the program carries the signature's divisors as facts."""
-    from tilewright.ir.verify import verify_program
-    from tilewright.passes.lower_tree import lower_kernel
+    from tilewright.passes.pipeline import from_tree
+    from tilewright.passes.runner import Trace
 
-    if isinstance(function, Joined):
-        from tilewright.compile.joined import check_joined
+    if isinstance(function, BlockGraph):
+        from tilewright.compile.block_graphs import check_joined
 
-        typed, program = check_joined(function, signature.args, _prepared_loops)
+        typed, program = check_joined(function, signature.args)
     else:
         typed = check_kernel(function, signature.args)
-        program = lower_kernel(typed)
-    program = _with_guard_checks(program)
-    verify_program(program)
+        program = from_tree(typed, Trace())
     facts = _by_name(program, signature.divisors) | _by_name(program, signature.spacing, stride=True)
     precision = signature.precision if signature.precision != "ieee" else typed.metadata.precision or "ieee"
     if facts or precision != "ieee":
         program = replace(program, calls=tuple(replace(c, kernel=_promised(c.kernel, facts, precision)) for c in program.calls))
     return typed, program
-
-
-def _prepared_loops(program: Program) -> Program:
-    """A program after the passes that know no sizes."""
-    from tilewright.passes.pipeline import Trace, fuse_kernels, prepare
-
-    trace = Trace()
-    return prepare(fuse_kernels(program, trace)[0], trace)
-
-
-def _with_guard_checks(program: Program) -> Program:
-    """Add checks for what is loaded under a condition that speaks of other indices: those loops must fit their arrays."""
-    from tilewright.analysis.guarded import guarded_loads
-    from tilewright.ir.program import Check
-    from tilewright.ir.types import Tensor
-
-    checks = dict.fromkeys(program.checks)
-    for call in program.calls:
-        names = dict(zip(call.kernel.params, call.args, strict=True))
-        for guarded in guarded_loads(call.kernel):
-            memory = guarded.load.operands[0]
-            for axis, index, extent in guarded.plain:
-                message = (
-                    f"a loop over {{left}} elements (index '{index.name}') reads '{names[memory]}', whose axis {axis} has extent {{right}}"
-                )
-                assert isinstance(memory.type, Tensor)
-                checks[Check(extent, "le", memory.type.shape[axis], message, guarded.load.span, "TW013")] = None
-    return replace(program, checks=tuple(checks)) if len(checks) > len(program.checks) else program
 
 
 def _promised(kernel: Kernel, facts: Mapping[str, int], precision: str) -> Kernel:
@@ -226,72 +202,99 @@ def _by_name(program: Program, numbers: AxisNumbers, stride: bool = False) -> di
 
 def compile_stages(function: Function, signature: Signature, target: Target) -> Compilation:
     """All stages, nothing cached."""
-    prepared = _Prepared(function, signature, target)
+    prepared = PreparedKernel(function, signature, target)
     short = prepared.short_sums(signature)
-    own = _Prepared(function, signature, target, short) if short else prepared
+    own = PreparedKernel(function, signature, target, short) if short else prepared
     plan = own.plan(signature)
-    return replace(own.finish(signature, plan), fusion=own.report(signature, plan))
+    written = own.written if _makes_empty(function) else None
+    return replace(own.finish(signature, plan), fusion=own.report(signature, plan), notes=own.notes(signature, plan), written=written)
+
+
+def _makes_empty(item: object) -> bool:
+    """Whether the kernel, or one it calls, makes arrays whose elements hold nothing."""
+    for node in nodes(item):
+        if isinstance(node, syntax.Name) and node.id in ("empty", "empty_like"):
+            return True
+        if isinstance(node, syntax.Callee) and _makes_empty(node.function):
+            return True
+    return False
+
+
+def performance_notes(function: Function, signature: Signature, target: Target) -> tuple[Note, ...]:
+    """What would make the kernel slow, without generating its code."""
+    prepared = PreparedKernel(function, signature, target)
+    short = prepared.short_sums(signature)
+    own = PreparedKernel(function, signature, target, short) if short else prepared
+    return own.notes(signature, own.plan(signature))
 
 
 def contraction_schedules(function: Function, signature: Signature, target: Target, extents: AxisNumbers) -> tuple[MatrixSchedule, ...]:
     """Schedules the cost model lists for a kernel that is a contraction or attention, best first; none for other kernels."""
-    prepared = _Prepared(function, signature, target)
+    prepared = PreparedKernel(function, signature, target)
     short = prepared.short_sums(replace(signature, extents=extents))
-    return (_Prepared(function, signature, target, short) if short else prepared).ranked(extents)
+    return (PreparedKernel(function, signature, target, short) if short else prepared).ranked(extents)
 
 
-class _Prepared:
+class PreparedKernel:
     """A kernel after the passes that do not depend on sizes."""
 
     def __init__(self, function: Function, signature: Signature, target: Target, sizes: Mapping[str, int] | None = None) -> None:
-        from tilewright.passes.matrix_hints import check_kind
-        from tilewright.passes.one_launch import lean
-        from tilewright.passes.pipeline import Trace, fuse_kernels, prepare
+        from tilewright.passes.choose.hints import check_kind
+        from tilewright.passes.pipeline import check_accesses, fuse_kernels, prepare, specialise
+        from tilewright.passes.program.persistent_kernel import lean
+        from tilewright.passes.runner import Trace
 
         self.function, self.target = function, target
-        self.together = signature.launches == 1 and target.is_gpu
+        self.together = signature.launches == 1 and target.simt
         self.limits = lean(target) if self.together else target
         """What the passes know of the target."""
-        self.trace = Trace(dump=os.environ.get("TILEWRIGHT_DUMP", ""))
+        self.trace = Trace()
         start = time.perf_counter()
         self.typed, written = front_end(function, signature)
-        self.program, self.fusion = fuse_kernels(written, self.trace)
-        if sizes:
-            from tilewright.ir.specialise import with_sizes
-
-            self.program = with_sizes(self.program, sizes)
+        self.written = written
+        checks = signature.indices or ("stores" if target.simt else "all")
+        if checks != "none":
+            written = check_accesses(written, checks, None if signature.indices else self.typed.metadata, self.trace)
+        fused, self.fusion = fuse_kernels(written, self.trace)
+        self.program = specialise(fused, sizes or {}, self.trace)
         self.trace.times["front end"] = time.perf_counter() - start
         self.loop = prepare(self.program, self.trace)
         check_kind(self.typed.metadata, self.loop)
 
     def plan(self, signature: Signature) -> Plans:
         """The schedule of each contraction of the program for the call's own sizes."""
-        from tilewright.passes.pipeline import plan_contractions
+        from tilewright.passes.pipeline import plan_calls
 
         extents = _by_name(self.program, signature.extents or signature.hints)
         metadata = self.typed.metadata
-        plan = plan_contractions(self.loop, self.limits, extents, signature.schedule, metadata)
+        plan = plan_calls(self.loop, self.limits, extents, self.trace, signature.schedule, metadata)
         if signature.schedule or metadata.strict or self.together or not any(plan):
             return plan
         tuned = self._tuned(signature)
-        return plan_contractions(self.loop, self.target, extents, tuned) if tuned else plan
+        return plan_calls(self.loop, self.target, extents, self.trace, tuned) if tuned else plan
 
     def report(self, signature: Signature, plan: Plans) -> FusionReport:
         """What became of the program's kernels, with the products that are computed side by side."""
         if len(self.loop.calls) == 1:
             return self.fusion
-        from tilewright.passes.choose_beside import choose_beside
-        from tilewright.passes.join_products import with_joins
+        from tilewright.passes.choose.horizontal_fusion import choose_horizontal_fusion
+        from tilewright.passes.program.fuse_horizontally import with_joins
 
         extents = _by_name(self.program, signature.extents or signature.hints)
-        return with_joins(self.fusion, self.loop, plan, choose_beside(self.loop, plan, self.limits, extents)[1])
+        return with_joins(self.fusion, self.loop, plan, choose_horizontal_fusion(self.loop, plan, self.limits, extents)[1])
+
+    def notes(self, signature: Signature, plan: Plans) -> tuple[Note, ...]:
+        """What makes the program slow on this target."""
+        from tilewright.compile.notes import program_notes
+
+        return program_notes(self.loop, plan, self.target, _by_name(self.program, signature.extents or signature.hints))
 
     def short_sums(self, signature: Signature) -> dict[str, int]:
         """Sizes that are made part of the code: those of a convolution's kernel, over which short loops run inside longer sums, and those of
         one row of attention."""
         from tilewright.analysis.affine import analyse
         from tilewright.ir.nodes import walk
-        from tilewright.passes.choose_attention import MOST, fixed_sizes
+        from tilewright.passes.choose.attention import MOST, fixed_sizes
 
         extents = _by_name(self.program, signature.extents)
         found: dict[str, int] = {}
@@ -307,9 +310,9 @@ class _Prepared:
 
     def ranked(self, extents: AxisNumbers) -> tuple[MatrixSchedule, ...]:
         """The cost model's schedules for the program's (first) contraction at these extents, best first."""
-        from tilewright.passes.choose_attention import attention_schedules
-        from tilewright.passes.choose_beside import ranked_beside
-        from tilewright.passes.choose_matrix import matrix_schedules
+        from tilewright.passes.choose.attention import attention_schedules
+        from tilewright.passes.choose.horizontal_fusion import ranked_beside
+        from tilewright.passes.choose.matrix import matrix_schedules
 
         sizes = _by_name(self.program, extents)
         ways = (matrix_schedules, attention_schedules)
@@ -326,80 +329,65 @@ class _Prepared:
         return tuning.advise(table, signature.extents or signature.hints, signature.divisors, self.ranked, compiler_version())
 
     def finish(self, signature: Signature, plan: Plans | None = None) -> Compilation:
+        from tilewright.passes.choose.code_limits import with_limits
+        from tilewright.passes.choose.fates import check_strict, fates
         from tilewright.passes.pipeline import lower_planned, merge_launches
 
         hints: Mapping[str, int] = _by_name(self.program, signature.hints)
-        stages = lower_planned(self.loop, plan or self.plan(signature), self.limits, hints, self.trace)
+        metadata = self.typed.metadata
+        stages = lower_planned(self.loop, plan or self.plan(signature), self.limits, hints, self.trace, metadata)
+        stages = replace(stages, thread=with_limits(stages.thread, metadata, stages.schedules, self.target))
+        said = fates(metadata, stages.schedules, stages.thread, self.target)
+        check_strict(metadata, said, self.target, self.typed.span)
         if self.together:
             stages = replace(stages, thread=merge_launches(stages.thread, self.trace))
         if signature.watchdog:
             stages = replace(stages, thread=_watched(stages.thread, signature.watchdog))
-        return Compilation(self.typed, self.program, stages, self.trace, self.fusion)
+        return Compilation(self.typed, self.program, stages, self.trace, self.fusion, fates=said)
 
 
 SHORT = 8
 """Extents up to this of short loops inside a sum become part of the code."""
-_memory: dict[str, Artifact] = {}
-_by_sizes: dict[str, _Prepared] = {}
+_by_sizes: dict[str, PreparedKernel] = {}
 """Kernels for which the sizes of a call choose the code: contractions, and short loops inside sums."""
-_locks: dict[str, threading.Lock] = {}
-_guard = threading.Lock()
 
 
 def compile_kernel(function: Function, signature: Signature, target: Target) -> Artifact:
     """The artifact, from memory, from disk or freshly compiled."""
     key = cache_key(function, signature, target)
-    found = _memory.get(key)
+    found = STORE.in_memory(key)
     if found is not None:
         return found
-    with _guard:
-        lock = _locks.setdefault(key, threading.Lock())
-    with lock:
-        found = _memory.get(key)
-        if found is not None:
-            return found
+    with STORE.alone(key):
         start = time.perf_counter()
         prepared = _by_sizes.get(key)
-        artifact = disk_cache().get(key) if prepared is None else None
-        if artifact is not None:
-            _log_loaded(artifact, start)
-            _memory[key] = artifact
-            return artifact
         if prepared is None:
-            prepared = _Prepared(function, signature, target)
+            found = STORE.find(key)
+            if found is not None:
+                return found
+            prepared = PreparedKernel(function, signature, target)
         short = prepared.short_sums(signature)
         base = prepared
         if short:
             named = f"{key} {sorted(short.items())}"
-            prepared = _by_sizes.get(named) or _Prepared(function, signature, target, short)
+            prepared = _by_sizes.get(named) or PreparedKernel(function, signature, target, short)
             _by_sizes[named] = prepared
         plan = prepared.plan(signature)
-        if not any(plan) and not short:
-            return _compiled(prepared, signature, plan, key, start)
-        # Contractions: code is kept for each choice of schedules, and the call's sizes choose.
-        _by_sizes[key] = base
-        parts = (key, str(sorted(short.items())), *(p.describe() if p else "" for p in plan))
-        own = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-        found = _memory.get(own)
-        if found is None:
-            found = disk_cache().get(own)
-            if found is not None:
-                _log_loaded(found, start)
-                _memory[own] = found
-        return found or _compiled(prepared, signature, plan, own, start)
-
-
-def _log_loaded(artifact: Artifact, start: float) -> None:
-    if log.isEnabledFor(logging.INFO):
-        log.info("loaded %s for %s from cache in %.1f ms", artifact.name, artifact.target, (time.perf_counter() - start) * 1e3)
+        chosen = key
+        if any(plan) or short:
+            # Contractions: code is kept for each choice of schedules, and the call's sizes choose.
+            _by_sizes[key] = base
+            parts = (key, str(sorted(short.items())), *(p.describe() if p else "" for p in plan))
+            chosen = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        return STORE.get_or_build(chosen, lambda: _compiled(prepared, signature, plan, chosen, start))
 
 
 def _compiled(
-    prepared: _Prepared, signature: Signature, plan: Plans, key: str, start: float
+    prepared: PreparedKernel, signature: Signature, plan: Plans, key: str, start: float
 ) -> Artifact:
     from tilewright.analysis.alias import alias_safe
     from tilewright.compile.build import build_artifact
-    from tilewright.passes.share_scratch import share_scratch
+    from tilewright.passes.pipeline import share_memory
 
     target = prepared.target
     done = prepared.finish(signature, plan)
@@ -410,20 +398,23 @@ def _compiled(
     )
     # Kernels in one launch may run side by side where they depend on each other only through an output that is an input.
     apart = len(done.stages.thread.calls) == len(done.stages.tile.calls)
-    final = share_scratch(done.stages.thread, done.stages.loop) if apart else done.stages.thread
-    artifact = build_artifact(final, target, key, apart and alias_safe(done.program), schedules)
+    final = share_memory(done.stages.thread, done.stages.loop, done.trace) if apart else done.stages.thread
+    typed = [
+        param.name for param, arg in zip(prepared.function.params, signature.args, strict=True)
+        if isinstance(arg, ScalarArg) and not arg.weak and not arg.dtype.is_bool
+    ]  # fmt: skip
+    artifact = build_artifact(final, target, key, apart and alias_safe(done.program), schedules, typed=typed)
+    artifact = replace(artifact, notes=prepared.notes(signature, plan))
     if log.isEnabledFor(logging.INFO):
         log.info(
             "compiled %s(%s) for %s: passes %.1f ms, code %.1f ms, %d kernel(s), %d bytes",
             done.program.name, ", ".join(map(str, signature.args)), target.name, (middle - start) * 1e3,
             (time.perf_counter() - middle) * 1e3, len(artifact.launches), len(artifact.code),
         )  # fmt: skip
-    disk_cache().put(key, artifact)
-    _memory[key] = artifact
     return artifact
 
 
 def forget() -> None:
     """Empty the in-memory cache (tests and benchmarks of cold compilation)."""
-    _memory.clear()
+    STORE.forget()
     _by_sizes.clear()

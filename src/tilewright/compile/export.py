@@ -8,23 +8,36 @@ of the sizes), and a Python loader that needs only `cuda-bindings`.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import os
 import pprint
+import sys
 import tempfile
 from pathlib import Path
 
-from tilewright.base.artifact import ArrayParam, Artifact, Launch, MapParam, ScalarParam
-from tilewright.base.errors import UserError
-from tilewright.base.sizes import Call, Size, product
+from tilewright.base.abi import NEVER_STOPS, STOP_DECLARATION
+from tilewright.base.artifact import ArrayParam, Artifact, IndexSite, Launch, MapParam, ScalarParam
+from tilewright.base.errors import TargetLimit, UserError
+from tilewright.base.sizes import Size, SizeCall, product
 from tilewright.base.target import Target, parse_target
-from tilewright.codegen import native
-from tilewright.codegen.c_entry import MISALIGNED, NEGATIVE, NO_MEMORY, call_checks, entry_text, identifier, size_names
-from tilewright.codegen.ptxas import cubin
-from tilewright.codegen.shared_library import shared_library
+from tilewright.codegen.host.c_entry import (
+    MISALIGNED,
+    NEGATIVE,
+    NO_MEMORY,
+    OUTSIDE,
+    TOO_LARGE,
+    call_checks,
+    entry_text,
+    identifier,
+    size_names,
+)
+from tilewright.codegen.host.shared_library import shared_library
+from tilewright.codegen.llvm import native
+from tilewright.codegen.nvptx.ptxas import cubin
 from tilewright.compile.build import describe_program, llvm_text
 from tilewright.compile.driver import Signature, compile_kernel, compile_stages
-from tilewright.compile.loaders import common, cpu, cuda
+from tilewright.runtime.loaders import DRIVER_API, common, cpu, ptx
 from tilewright.tree.syntax import Function
 
 _C_TYPES = {
@@ -62,7 +75,9 @@ def write_files(files: dict[str, bytes], folder: str | Path) -> list[Path]:
 def export(function: Function, signature: Signature, target: Target, name: str = "") -> dict[str, bytes]:
     """The files, each under its name."""
     name = identifier(name or function.name)
-    if target.is_gpu:
+    if target.kind not in ("cpu", "nvptx"):
+        raise TargetLimit.at("TW020", f"{target.name} is a target from outside: there are no files to export for it")
+    if not target.is_host:
         artifact = compile_kernel(function, signature, target)
         return _gpu_files(artifact, name, target)
     done = compile_stages(function, signature, target)
@@ -74,7 +89,7 @@ def export(function: Function, signature: Signature, target: Target, name: str =
         text = text.replace(f"define void @{launch.entry}(", f"define internal void @{launch.entry}(")
     needed = [f"declare {line}" for line in ("ptr @malloc(i64)", "void @free(ptr)") if f"declare {line}" not in text and artifact.scratch]
     text = "\n".join((*needed, _without_repeats(text, entry_text(artifact, name))))
-    return _cpu_files(artifact, name, native.compile_object(text, target), target)
+    return _cpu_files(artifact, name, native.compile_object(text.replace(STOP_DECLARATION, NEVER_STOPS), target), target)
 
 
 def _without_repeats(text: str, entry: str) -> str:
@@ -94,7 +109,7 @@ def _require_plain(artifact: Artifact) -> None:
 # -- description ----------------------------------------------------------------------------------------------------
 
 
-class _Names:
+class _ExportNames:
     """Size names as identifiers, each its own."""
 
     def __init__(self, artifact: Artifact) -> None:
@@ -116,7 +131,7 @@ class _Names:
         return str(size.substitute({name: Size.of(self._taken[name]) for name in size.names}))
 
 
-def _describe(artifact: Artifact, names: _Names) -> dict[str, object]:
+def _describe(artifact: Artifact, names: _ExportNames) -> dict[str, object]:
     def param(p: ArrayParam | ScalarParam) -> tuple[object, ...]:
         if isinstance(p, ScalarParam):
             return (p.name, p.dtype.name)
@@ -128,12 +143,14 @@ def _describe(artifact: Artifact, names: _Names) -> dict[str, object]:
         "inputs": tuple(map(param, artifact.inputs)),
         "outputs": tuple(map(param, artifact.outputs)),
         "scratch": tuple(map(param, artifact.scratch)),
+        "alias_safe": artifact.alias_safe,
         "bindings": tuple((names[b.name], b.array, b.axis, b.stride) for b in artifact.bindings),
         "checks": tuple((names.text(c.left), c.relation, names.text(c.right), c.message) for c in call_checks(artifact)),
+        "sites": tuple(map(_outside, artifact.sites)),
     }
 
 
-def _describe_launch(launch: Launch, names: _Names) -> dict[str, object]:
+def _describe_launch(launch: Launch, names: _ExportNames) -> dict[str, object]:
     return {
         "entry": launch.entry, "args": launch.args, "sizes": tuple(names[name] for name in launch.sizes),
         "grid": tuple(map(names.text, launch.grid)), "threads": launch.threads, "shared": launch.shared_bytes,
@@ -142,25 +159,25 @@ def _describe_launch(launch: Launch, names: _Names) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _describe_map(m: MapParam, names: _Names) -> dict[str, object]:
+def _describe_map(m: MapParam, names: _ExportNames) -> dict[str, object]:
     sizes = {key: tuple(map(names.text, getattr(m, key))) for key in ("shape", "strides", "lower", "upper")}
     plain = {key: getattr(m, key) for key in ("array", "box", "swizzle", "pixels", "steps", "rounds")}
     return {**plain, **sizes, "dtype": m.dtype.name}
 
 
-def _loader(module: object, description: dict[str, object], name: str) -> bytes:
-    """One Python file: what is described, and the loader's source."""
+def _loader(program: type, description: dict[str, object], name: str) -> bytes:
+    """One Python file: what is described, and the source of the loader's class."""
     head = f'"""{name}, compiled ahead of time for {description["target"]}. Written by `tilewright export`; needs nothing of Tilewright."""'
     future = "from __future__ import annotations"
     imports: set[str] = set()
     bodies: list[str] = []
-    for part in (common, module):
-        source = inspect.getsource(part)  # type: ignore[arg-type]
+    for part in (common, sys.modules[program.__module__]):
+        source = inspect.getsource(part)
         nodes = [node for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom)]
         imports |= {text for text in map(ast.unparse, nodes) if "tilewright" not in text and text != future}
         bodies.append("\n".join(source.splitlines()[nodes[-1].end_lineno or 0 :]).strip())
     described = pprint.pformat(description, width=120, sort_dicts=False)
-    blocks = (head, future, "\n".join(sorted(imports)), *bodies, f"DESCRIPTION = {described}", f"{name} = Program(DESCRIPTION)")
+    blocks = (head, future, "\n".join(sorted(imports)), *bodies, f"Program = {program.__name__}", f"DESCRIPTION = {described}", f"{name} = Program(DESCRIPTION)")
     return ("\n\n".join(blocks) + "\n").encode()
 
 
@@ -168,18 +185,18 @@ def _loader(module: object, description: dict[str, object], name: str) -> bytes:
 
 
 def _cpu_files(artifact: Artifact, name: str, code: bytes, target: Target) -> dict[str, bytes]:
-    names = _Names(artifact)
+    names = _ExportNames(artifact)
     files = {f"{name}.o": code, f"{name}.h": _cpu_header(artifact, name, names).encode()}
     if "linux" in target.triple:
         library = f"lib{name}.so"
         files[library] = shared_library(code, (name, f"{name}_with"), library)
         described = _describe(artifact, names)
         described |= {"library": library, "symbol": name, "sizes": tuple(names[n] for n in size_names(artifact))}
-        files[f"{name}.py"] = _loader(cpu, described, name)
+        files[f"{name}.py"] = _loader(cpu.ExportedCpuProgram, described, name)
     return files
 
 
-def _parameters(artifact: Artifact, names: _Names) -> list[str]:
+def _parameters(artifact: Artifact, names: _ExportNames) -> list[str]:
     """The C parameters of the function."""
     found = []
     for p in (*artifact.inputs, *artifact.outputs):
@@ -191,7 +208,7 @@ def _parameters(artifact: Artifact, names: _Names) -> list[str]:
     return found + [f"int64_t {names[name]}" for name in size_names(artifact)]
 
 
-def _about(artifact: Artifact, names: _Names) -> list[str]:
+def _about(artifact: Artifact, names: _ExportNames) -> list[str]:
     """What each array is, as lines of a comment."""
     lines = []
     for p in (*artifact.inputs, *artifact.outputs):
@@ -202,14 +219,23 @@ def _about(artifact: Artifact, names: _Names) -> list[str]:
     return lines
 
 
-def _cpu_header(artifact: Artifact, name: str, names: _Names) -> str:
+def _outside(site: IndexSite) -> str:
+    """What an exported function says of an index that lies outside."""
+    verb = "reads" if site.opcode == "load" else "writes"
+    at = f" (at {site.place})" if site.place else ""
+    return f"{site.kernel} {verb} '{site.array}' outside its extent on axis {site.axis}{at}; results hold part of the new values"
+
+
+def _cpu_header(artifact: Artifact, name: str, names: _ExportNames) -> str:
     parameters = ", ".join(_parameters(artifact, names))
     guard = f"TILEWRIGHT_{name.upper()}_H"
     checks = call_checks(artifact)
     codes = [f'    case {number}: return "{_quoted(check.message)}";' for number, check in enumerate(checks, 1)]
+    codes += [f'    case {OUTSIDE - number}: return "{_quoted(_outside(site))}";' for number, site in enumerate(artifact.sites, 1)]
     lines = [
         f"/* {name}, compiled by Tilewright for {artifact.target}.", *_about(artifact, names),
-        "   The result is 0, or a code that " + f"{name}_error explains; then nothing was written. */",
+        "   The result is 0, or a code that "
+        + f"{name}_error explains; then nothing was written (for {NO_MEMORY} and codes below {OUTSIDE}, some results may be). */",
         f"#ifndef {guard}", f"#define {guard}", "#include <stdint.h>", "", "#ifdef __cplusplus", 'extern "C" {', "#endif", "",
         "#ifndef TILEWRIGHT_RUNNER", "#define TILEWRIGHT_RUNNER",
         "typedef void (*tilewright_body)(void *slots, int64_t begin, int64_t end);",
@@ -220,7 +246,8 @@ def _cpu_header(artifact: Artifact, name: str, names: _Names) -> str:
         f"int32_t {name}_with({parameters}, tilewright_runner runner, void *context);", "",
         f"static inline const char *{name}_error(int32_t code) {{", "    switch (code) {", '    case 0: return "";',
         f'    case {NO_MEMORY}: return "no memory for scratch arrays";', f'    case {NEGATIVE}: return "a size is negative";',
-        f'    case {MISALIGNED}: return "an array is not aligned as this code needs it";', *codes,
+        f'    case {MISALIGNED}: return "an array is not aligned as this code needs it";',
+        f'    case {TOO_LARGE}: return "a number computed from the sizes is more than 64 bits hold";', *codes,
         '    default: return "unknown code";', "    }", "}", "", "#ifdef __cplusplus", "}", "#endif", "#endif", "",
     ]  # fmt: skip
     return "\n".join(lines)
@@ -235,7 +262,7 @@ def _quoted(text: str) -> str:
 
 def _gpu_files(artifact: Artifact, name: str, target: Target) -> dict[str, bytes]:
     _require_plain(artifact)
-    names = _Names(artifact)
+    names = _ExportNames(artifact)
     files = {f"{name}.ptx": artifact.code.rstrip(b"\0")}
     assembled = cubin(artifact.code.decode(), target.name)
     if assembled is not None:
@@ -245,31 +272,57 @@ def _gpu_files(artifact: Artifact, name: str, target: Target) -> dict[str, bytes
     # A cubin is for one architecture; the driver compiles PTX where it does not fit.
     described["code"] = tuple(file for file in (f"{name}.cubin", f"{name}.ptx") if file in files)
     files[f"{name}.h"] = _gpu_header(artifact, name, names).encode()
-    files[f"{name}.py"] = _loader(cuda, described, name)
+    files[f"{name}.py"] = _loader(ptx.ExportedGpuProgram, described, name)
     return files
 
 
-def _gpu_header(artifact: Artifact, name: str, names: _Names) -> str:
+_C_SIZES = (
+    "/* Arithmetic on sizes. What 64 bits do not hold is TILEWRIGHT_TOO_LARGE, and so is all that is computed from it. */",
+    "#define TILEWRIGHT_TOO_LARGE INT64_MIN",
+    "static inline int tilewright_bad(int64_t a, int64_t b) { return a == TILEWRIGHT_TOO_LARGE || b == TILEWRIGHT_TOO_LARGE; }",
+    "static inline int64_t tilewright_add(int64_t a, int64_t b) {",
+    "    if (tilewright_bad(a, b) || (b > 0 ? a > INT64_MAX - b : a < -INT64_MAX - b)) return TILEWRIGHT_TOO_LARGE;",
+    "    return a + b;", "}",
+    "static inline int64_t tilewright_mul(int64_t a, int64_t b) {",
+    "    if (tilewright_bad(a, b)) return TILEWRIGHT_TOO_LARGE;",
+    "    if (a && b && (a < 0 ? -a : a) > INT64_MAX / (b < 0 ? -b : b)) return TILEWRIGHT_TOO_LARGE;",
+    "    return a * b;", "}",
+    "static inline int64_t tilewright_floordiv(int64_t a, int64_t b) {",
+    "    if (tilewright_bad(a, b)) return TILEWRIGHT_TOO_LARGE;",
+    "    return b ? a / b - (a % b != 0 && (a < 0) != (b < 0)) : 0;", "}",
+    "static inline int64_t tilewright_ceildiv(int64_t a, int64_t b) {",
+    "    return tilewright_bad(a, b) ? TILEWRIGHT_TOO_LARGE : -tilewright_floordiv(-a, b);", "}",
+    "static inline int64_t tilewright_mod(int64_t a, int64_t b) {",
+    "    if (tilewright_bad(a, b)) return TILEWRIGHT_TOO_LARGE;",
+    "    return b ? a - b * tilewright_floordiv(a, b) : 0;", "}",
+    "static inline int64_t tilewright_min(int64_t a, int64_t b) { return a < b ? a : b; }",
+    "static inline int64_t tilewright_max(int64_t a, int64_t b) { return tilewright_bad(a, b) ? TILEWRIGHT_TOO_LARGE : a > b ? a : b; }",
+    "/* A launch's grid; 0, or -4 where a GPU has no such grid. */",
+    "static inline int32_t tilewright_grid(int64_t x, int64_t y, int64_t z, unsigned grid[3]) {",
+    "    grid[0] = grid[1] = grid[2] = 0;",
+    "    if (x < 0 || y < 0 || z < 0 || x > INT32_MAX || y > 65535 || z > 65535) return -4;",
+    "    grid[0] = (unsigned)x; grid[1] = (unsigned)y; grid[2] = (unsigned)z;",
+    "    return 0;", "}",
+)  # fmt: skip
+
+
+def _gpu_header(artifact: Artifact, name: str, names: _ExportNames) -> str:
     guard = f"TILEWRIGHT_{name.upper()}_H"
     used = [names[n] for n in dict.fromkeys((*size_names(artifact), *(p.name for p in artifact.inputs if isinstance(p, ScalarParam) and p.dtype.is_int)))]
     sizes = ", ".join(f"int64_t {n}" for n in used)
     ignored = " ".join(f"(void){n};" for n in used)
     lines = [
-        f"/* {name}, compiled by Tilewright for {artifact.target}: how to launch it with the CUDA driver API.", *_about(artifact, names),
+        f"/* {name}, compiled by Tilewright for {artifact.target}: how to launch it with {DRIVER_API}.", *_about(artifact, names),
         f"   Launch the kernels below in their order on one stream. {name}.py is this in Python. */",
         f"#ifndef {guard}", f"#define {guard}", "#include <stdint.h>", "", "#ifndef TILEWRIGHT_SIZES", "#define TILEWRIGHT_SIZES",
-        "static inline int64_t tilewright_floordiv(int64_t a, int64_t b) { return b ? a / b - (a % b != 0 && (a < 0) != (b < 0)) : 0; }",
-        "static inline int64_t tilewright_ceildiv(int64_t a, int64_t b) { return -tilewright_floordiv(-a, b); }",
-        "static inline int64_t tilewright_mod(int64_t a, int64_t b) { return b ? a - b * tilewright_floordiv(a, b) : 0; }",
-        "static inline int64_t tilewright_min(int64_t a, int64_t b) { return a < b ? a : b; }",
-        "static inline int64_t tilewright_max(int64_t a, int64_t b) { return a > b ? a : b; }", "#endif", "",
+        *_C_SIZES, "#endif", "",
     ]  # fmt: skip
     for check in call_checks(artifact):
         relation = {"eq": "==", "le": "<=", "lt": "<"}[check.relation]
         lines.append(f"/* must hold: {names.text(check.left)} {relation} {names.text(check.right)}: {check.message} */".replace("*/ */", "*/"))
     for array in artifact.scratch:
         count = _c_size(product(array.shape) * array.dtype.itemsize, names)
-        lines += [f"/* bytes of the scratch array {array.name} */", f"static inline int64_t {name}_{identifier(array.name)}_bytes({sizes}) {{ {ignored} return {count}; }}"]
+        lines += [f"/* bytes of the scratch array {array.name}; negative where 64 bits do not hold them */", f"static inline int64_t {name}_{identifier(array.name)}_bytes({sizes}) {{ {ignored} return {count}; }}"]
     for launch in artifact.launches:
         grid = (*(_c_size(extent, names) for extent in launch.grid), "1", "1", "1")[:3]
         parameters = [*launch.args, *(f"(int64_t) {names[s]}" for s in launch.sizes), *(f"CUtensorMap of {m.array}" for m in launch.maps)]
@@ -278,8 +331,8 @@ def _gpu_header(artifact: Artifact, name: str, names: _Names) -> str:
             f"   {launch.cluster} block(s) in a cluster.{_together(launch)} */",
             f'#define {launch.entry.upper()} "{launch.entry}"', f"#define {launch.entry.upper()}_THREADS {launch.threads}",
             f"#define {launch.entry.upper()}_SHARED_BYTES {launch.shared_bytes}",
-            f"static inline void {launch.entry}_grid({sizes}{', ' if sizes else ''}unsigned grid[3]) {{",
-            f"    {ignored} grid[0] = (unsigned)({grid[0]}); grid[1] = (unsigned)({grid[1]}); grid[2] = (unsigned)({grid[2]});", "}",
+            f"static inline int32_t {launch.entry}_grid({sizes}{', ' if sizes else ''}unsigned grid[3]) {{",
+            f"    {ignored} return tilewright_grid({', '.join(grid)}, grid);", "}",
         ]  # fmt: skip
     return "\n".join((*lines, "", "#endif", ""))
 
@@ -291,14 +344,17 @@ def _together(launch: Launch) -> str:
     return how + (f" The grid may have fewer blocks, and must not have more than {most}." if launch.persistent else "")
 
 
-def _c_size(size: Size, names: _Names) -> str:
+def _c_size(size: Size, names: _ExportNames) -> str:
     """A size as an expression of C."""
-    terms = []
+    total = ""
     for monomial, factor in size.terms:
-        atoms = [names[a] if isinstance(a, str) else _c_call(a, names) for a in monomial]
-        terms.append(" * ".join([f"INT64_C({factor})", *atoms] if factor != 1 or not atoms else atoms))
-    return " + ".join(terms) or "0"
+        factors = [names[a] if isinstance(a, str) else _c_call(a, names) for a in monomial]
+        if factor != 1 or not factors:
+            factors.insert(0, f"INT64_C({factor})" if abs(factor) < 1 << 63 else "TILEWRIGHT_TOO_LARGE")
+        term = functools.reduce(lambda a, b: f"tilewright_mul({a}, {b})", factors)
+        total = f"tilewright_add({total}, {term})" if total else term
+    return total or "0"
 
 
-def _c_call(call: Call, names: _Names) -> str:
+def _c_call(call: SizeCall, names: _ExportNames) -> str:
     return f"tilewright_{call.op}({_c_size(call.a, names)}, {_c_size(call.b, names)})"

@@ -33,6 +33,7 @@ from typing import IO
 
 from tilewright.base import errors
 from tilewright.base.errors import CompilerBug, Diagnostic, TilewrightError
+from tilewright.base.forks import fork_safe_lock
 
 TIMEOUT_SECONDS = 60.0
 _START_SECONDS = 60.0
@@ -101,7 +102,7 @@ class IsolatedCompiler:
 
     def __init__(self, package: str = "tilewright") -> None:
         self.package = package
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._printed: IO[bytes] | None = None
         self._served = 0
@@ -126,6 +127,11 @@ class IsolatedCompiler:
             if isinstance(answer, _Ending) and answer.from_outside and self._ensure_worker():
                 # An operator, or the system short of memory, killed it: the request deserves a second chance.
                 answer = self._ask(frame, timeout)
+            elif not isinstance(answer, _Ending) and answer[0] == "raised" and "TW031" in str(answer[1]):
+                # Out of memory. A process keeps the limits that it was started under; a new one gets those of now, and all of the room.
+                self._end_worker()
+                if self._ensure_worker():
+                    answer = self._ask(frame, timeout)
         if isinstance(answer, _Ending):
             printed = answer.printed.decode(errors="replace").strip()
             raise CompilerBug.at(
@@ -152,7 +158,6 @@ class IsolatedCompiler:
 
     def abandon(self) -> None:
         """In a forked child: let go of the parent's worker without ending it."""
-        self._lock = threading.Lock()
         process, self._process, self._printed = self._process, None, None
         if process is not None:
             for pipe in (process.stdin, process.stdout):

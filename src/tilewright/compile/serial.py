@@ -12,8 +12,18 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, MapParam, ScalarParam, SizeBinding
+from tilewright.base.artifact import (
+    ArrayParam,
+    Artifact,
+    CallCheck,
+    IndexSite,
+    Launch,
+    MapParam,
+    ScalarParam,
+    SizeBinding,
+)
 from tilewright.base.dtypes import by_name
+from tilewright.base.errors import Note
 from tilewright.base.sizes import Size, parse_size
 
 _LENGTHS = struct.Struct("<IQQ")
@@ -38,7 +48,9 @@ def serialise(artifact: Artifact) -> bytes:
         "facts": [[name, divisor] for name, divisor in artifact.facts],
         "alias_safe": artifact.alias_safe,
         "key": artifact.key,
+        "sites": [[s.kernel, s.opcode, s.array, s.axis, s.rank, s.place, s.excerpt] for s in artifact.sites],
         "schedule": artifact.schedule,
+        "notes": [[n.code, n.message, n.help, n.path, n.line, n.column, n.end_column, n.text] for n in artifact.notes],
     }
     text = json.dumps(head, separators=(",", ":")).encode()
     lengths = _LENGTHS.pack(len(text), len(artifact.code), len(artifact.host))
@@ -74,7 +86,9 @@ def deserialise(data: bytes) -> Artifact:
             alias_safe=head["alias_safe"],
             host=data[host_at:],
             key=head["key"],
+            sites=tuple(IndexSite(*site) for site in head["sites"]),
             schedule=head["schedule"],
+            notes=tuple(Note(*note) for note in head["notes"]),
         )
     except (KeyError, TypeError, UnicodeDecodeError) as error:
         raise ValueError(f"the head of an artifact is not understood: {error!r}") from error
@@ -86,7 +100,7 @@ def _texts(sizes: tuple[Size, ...]) -> list[Json]:
 
 def _param(param: ArrayParam | ScalarParam) -> Json:
     if isinstance(param, ScalarParam):
-        return [param.name, param.dtype.name]
+        return [param.name, param.dtype.name, None, None, "typed"] if param.typed else [param.name, param.dtype.name]
     return [param.name, param.dtype.name, _texts(param.shape), _texts(param.strides), param.role, param.align]
 
 
@@ -116,7 +130,7 @@ def _read_param(
     name: str, dtype: str, shape: list[str] | None = None, strides: list[str] | None = None, role: str = "", align: int = 0
 ) -> ArrayParam | ScalarParam:
     if shape is None or strides is None:
-        return ScalarParam(name, by_name(dtype))
+        return ScalarParam(name, by_name(dtype), role == "typed")
     return ArrayParam(name, by_name(dtype), _sizes(shape), _sizes(strides), role, align)
 
 

@@ -26,7 +26,6 @@ import hashlib
 import json
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -34,15 +33,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewright.base.errors import UserError
+from tilewright.base.forks import fork_safe_lock
+from tilewright.base.private_files import TEMPORARY, PrivateFolder, UnsafeFile, cache_root, say_once
 from tilewright.base.record import record
 from tilewright.base.target import Target
-from tilewright.compile.cache import default_root
 from tilewright.compile.directory_lock import directory_lock
 from tilewright.tree.syntax import Function
 from tilewright.tree.typed import ArgSpec
 
 if TYPE_CHECKING:
-    from tilewright.passes.schedule_matrix import MatrixSchedule
+    from tilewright.passes.schedules.matrix import MatrixSchedule
 
 Extents = tuple[tuple[str, int, int], ...]
 """(array, axis, extent) triples."""
@@ -59,7 +59,6 @@ NEAREST = 8
 """Shapes looked at."""
 _FORMAT = 1
 _SUFFIX = ".json"
-_TEMPORARY = ".tmp-"
 _STALE_SECONDS = 3600
 _OFF = ("0", "off", "no", "false")
 
@@ -138,7 +137,7 @@ def advise(table: TuningTable, extents: Extents, divisors: Extents, ranking: Ran
     candidates = {s.describe(): s for s in ranked if s.describe() not in bad}
     for m in good:
         schedule = _parsed(m.schedule)
-        if schedule is not None and _holds(m.divisors, divisors) and any(_alike(schedule, s) for s in ranked):
+        if schedule is not None and _holds(m.divisors, divisors) and any(schedule.data_path == s.data_path for s in ranked):
             candidates.setdefault(m.schedule, schedule)
     shapes = _shapes(good, extents, ranking)
     if not extents:
@@ -208,15 +207,7 @@ def _place(schedule: MatrixSchedule, ranked: tuple[MatrixSchedule, ...]) -> int:
     """Where the model ranks a schedule; one it does not list, as the first with its tile, or last."""
     if schedule in ranked:
         return ranked.index(schedule)
-    tile = (schedule.m, schedule.n, schedule.turns, schedule.swap)
-    return next((place for place, s in enumerate(ranked) if (s.m, s.n, s.turns, s.swap) == tile), len(ranked))
-
-
-def _alike(a: MatrixSchedule, b: MatrixSchedule) -> bool:
-    """Whether the same instructions and ways of moving data serve both, for rows of the same length where that is part of the code."""
-    if (a.wide, a.wide and a.k) != (b.wide, b.wide and b.k):
-        return False
-    return (a.family, a.swap, a.a_copy, a.b_copy, a.store) == (b.family, b.swap, b.a_copy, b.b_copy, b.store)
+    return next((place for place, s in enumerate(ranked) if s.tile_kind == schedule.tile_kind), len(ranked))
 
 
 def _holds(promised: Extents, now: Extents) -> bool:
@@ -225,7 +216,7 @@ def _holds(promised: Extents, now: Extents) -> bool:
 
 
 def _parsed(text: str) -> MatrixSchedule | None:
-    from tilewright.passes.schedule_matrix import parse_schedule
+    from tilewright.passes.schedules.text import parse_schedule
 
     try:
         return parse_schedule(text)
@@ -241,11 +232,11 @@ class TuningStore:
 
     def __init__(self, root: Path | None = None) -> None:
         self._known: dict[str, TuningTable | None] = {}
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self.directory: Path | None = None
         if root is not None or os.environ.get("TILEWRIGHT_CACHE", "1").strip().lower() not in _OFF:
             with contextlib.suppress(RuntimeError):  # no home directory
-                self.directory = (root or default_root()) / "tuning"
+                self.directory = (root or cache_root()) / "tuning"
 
     def path(self, key: str) -> Path | None:
         """Where the table of a kernel is kept; None when it is not kept on disk."""
@@ -278,9 +269,8 @@ class TuningStore:
         path = self.path(key)
         if path is None:
             return contextlib.nullcontext()
-        with contextlib.suppress(OSError):
-            path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(OSError, UnsafeFile):  # reading and writing says what is wrong
+            PrivateFolder(path.parent).make()
         return directory_lock(path.parent)
 
     def _put(self, key: str, table: TuningTable) -> TuningTable:
@@ -294,9 +284,12 @@ class TuningStore:
         if path is None:
             return None
         try:
-            if not path.exists() or not _private(path.parent):
+            if not path.exists():
                 return None
-            return _unpack(key, path.read_text(encoding="utf-8"))
+            return _unpack(key, PrivateFolder(path.parent).read(path.name).decode("utf-8"))
+        except UnsafeFile as problem:
+            say_once(f"the tuning tables in {path.parent} are not used: {problem}")
+            return None
         except (OSError, UnicodeDecodeError):
             return None
 
@@ -304,24 +297,18 @@ class TuningStore:
         path = self.path(key)
         if path is None:
             return
-        if not _private(path.parent):
-            return
-        _remove_stale(path.parent)
-        temporary = path.parent / f"{_TEMPORARY}{os.getpid()}-{os.urandom(8).hex()}"
-        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        folder = PrivateFolder(path.parent)
         try:
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(_pack(key, table))
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+            folder.require()
+            _remove_stale(path.parent)
+            folder.write(path.name, _pack(key, table).encode("utf-8"))
+        except UnsafeFile as problem:
+            say_once(f"the tuning tables in {path.parent} are not used: {problem}")
 
 
 def _remove_stale(directory: Path) -> None:
     """Remove what processes that were killed while they wrote have left."""
-    for left in directory.glob(f"{_TEMPORARY}*"):
+    for left in directory.glob(f"{TEMPORARY}*"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > _STALE_SECONDS:
                 left.unlink()
@@ -353,14 +340,6 @@ def enabled() -> bool:
     return os.environ.get("TILEWRIGHT_TUNING", "on").strip().lower() not in _OFF
 
 
-def _private(directory: Path) -> bool:
-    """Whether only this user can have written there."""
-    if not hasattr(os, "geteuid"):
-        return True
-    status = os.stat(directory)
-    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
-
-
 def _pack(key: str, table: TuningTable) -> str:
     entries = [
         {
@@ -378,7 +357,9 @@ def _digest(key: str, body: str) -> str:
 
 
 def _unpack(key: str, text: str) -> TuningTable | None:
-    """The table in a file's text; None when it is damaged or of another format."""
+    """The table in a file's text, with schedules in today's words; None when it is damaged or of another format."""
+    from tilewright.passes.schedules.text import in_new_words
+
     digest, _, body = text.partition("\n")
     body = body.removesuffix("\n")
     if digest != _digest(key, body):
@@ -389,13 +370,13 @@ def _unpack(key: str, text: str) -> TuningTable | None:
             return None
         entries = tuple(
             Measurement(
-                _triples(m["extents"]), str(m["schedule"]), float(m["seconds"]), str(m["error"]), str(m["date"]), str(m["version"]),
+                _triples(m["extents"]), in_new_words(str(m["schedule"])), float(m["seconds"]), str(m["error"]), str(m["date"]), str(m["version"]),
                 _triples(m["divisors"]), int(m["rounds"]),
             )
             for m in data["entries"]
         )  # fmt: skip
         return TuningTable(str(data["kernel"]), str(data["target"]), entries)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return None
 
 

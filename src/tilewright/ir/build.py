@@ -104,7 +104,8 @@ class Builder:
             if constant is None:
                 return self.op("size", name=value.name or "", value=value)
             value = constant
-        return self.const(value, i64)
+        # Indices are numbers modulo 2^64: products that a pass writes out wrap around as those of the kernel would.
+        return self.const((value + (1 << 63)) % (1 << 64) - (1 << 63), i64)
 
     def splat(self, value: int | float | bool, like: Value) -> Value:
         """A constant in the container and dtype of `like`."""

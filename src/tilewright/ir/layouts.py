@@ -78,6 +78,12 @@ class Shared:
         return f"shared({list(self.order)}, {self.swizzle})"
 
 
+MMA_LANES = 32
+"""Lanes that execute one `mma` instruction of NVIDIA's: a warp of such a GPU."""
+WGMMA_WARPS = 4
+"""Warps that execute one `wgmma` instruction of NVIDIA's together: a warp group."""
+
+
 @record
 class Accumulator:
     """The result of matrix instructions, spread over warps. `shape` is m, n, k of one instruction; `warps` are the warp groups
@@ -105,7 +111,7 @@ class Accumulator:
 
     @property
     def threads(self) -> int:
-        return prod(self.warps) * (128 if self.family == "wgmma" else 32)
+        return prod(self.warps) * (WGMMA_WARPS * MMA_LANES if self.family == "wgmma" else MMA_LANES)
 
     def part(self, axis: int, extent: int) -> int:
         """Rows or columns of the tile one warp group or warp has."""
@@ -124,7 +130,7 @@ class Accumulator:
         """The thread's first coordinate."""
         inner = 0
         if self.family == "wgmma":
-            warp, inner = warp // 4, warp % 4
+            warp, inner = warp // WGMMA_WARPS, warp % WGMMA_WARPS
         row, column = _split(warp, self.warps)
         return row * self.part(0, shape[0]) + 16 * inner + lane // 4, column * self.part(1, shape[1]) + 2 * (lane % 4)
 

@@ -140,3 +140,15 @@ def blocks(block: Block) -> Iterator[Block]:
     for op in block.ops:
         for region in op.regions:
             yield from blocks(region)
+
+
+def watched_axes(op: Op) -> tuple[int, ...]:
+    """The axes of an access whose index is checked when the kernel runs."""
+    axes = op.attrs.get("watch", ())
+    assert isinstance(axes, tuple)
+    return tuple(axis for axis in axes if isinstance(axis, int))
+
+
+def is_watched(kernel: Kernel) -> bool:
+    """Whether some access of the kernel is checked when it runs."""
+    return any("watch" in op.attrs or op.opcode == "within" for op in walk(kernel.body))

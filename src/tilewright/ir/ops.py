@@ -221,6 +221,28 @@ def _head(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return (INDEX,)
 
 
+def _require(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if not _numbers(types, 1).dtype.is_bool or not isinstance(attrs.get("text"), str):
+        raise _fail("takes a bool, or a tile of them, and needs a text")
+    return ()
+
+
+def _within(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 3 or not isinstance(types[0], Tensor) or types[1:] != [INDEX, INDEX] or attrs.get("access") not in ("load", "store"):
+        raise _fail("takes a tensor and two indices, and needs the kind of `access`")
+    if not 0 <= _int_attr(attrs, "axis") < types[0].rank:
+        raise _fail("needs an axis of the tensor")
+    return ()
+
+
+def _report(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 3 or not isinstance(types[0], Tensor) or types[0].dtype is not i64 or types[1:] != [INDEX, INDEX]:
+        raise _fail("takes a tensor of i64, an index and an extent")
+    if _int_attr(attrs, "site") < 1:
+        raise _fail("sites are counted from 1 on")
+    return ()
+
+
 def _prefetch(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     if not isinstance(memory_access(types, 0)[1], Scalar):
         raise _fail("takes a tensor and scalar indices")
@@ -431,7 +453,7 @@ _define("rcp_approx", "1 / a by the device's own instruction, f32 only, denormal
 _define("load", "`load %t, %i, %j`: the element (scalars) or elements (index tiles) there. `masked`: a last operand says where; "
         "elsewhere 0. Thread stage: `width` loads that many elements that follow one another in memory, aligned to their whole "
         "size unless `unaligned`. Tile stage: `aligned` says that every so many elements along the last axis a vector of them, "
-        "or 16 bytes, begins in memory. `cache`, thread stage: how caches treat it: " + " ".join(LOAD_CACHES) + ".", _load, effect="read", group="memory")  # fmt: skip
+        "or 16 bytes, begins in memory. Loop and tile stage: `watch` names axes whose index is checked as the kernel runs. `apart`: it is not joined with other loads of the same elements. `cache`, thread stage: how caches treat it: " + " ".join(LOAD_CACHES) + ".", _load, effect="read", group="memory")  # fmt: skip
 _define("load_image", "`load_image %x, %row, %oh, %ow, %c {rows, columns, lower, steps, shape}`: a tile [m, k] of images "
         "[n, h, w, c] as a convolution's product reads them. Element [r, j] is channel c + j at h = p * `steps[0]` + `lower[0]` + oh, "
         "w = q * `steps[1]` + `lower[1]` + ow of image n, where row + r = (n * `rows` + p) * `columns` + q; 0 where there is none.",
@@ -441,6 +463,11 @@ _define("head", "`head %t, %i, %j {bytes}`: how many elements from there on lie 
         "Only where things lie depends on it, never a result.", _head, "tile thread", group="memory")  # fmt: skip
 _define("prefetch", "`prefetch %t, %i, %j`: that element will be needed soon. Changes nothing but time, and may lie outside.", _prefetch,
         "tile thread", "sync", "memory")  # fmt: skip
+_define("report", "`report %failure, %index, %extent {site}`: an access lies outside its array. The first to say so leaves its site, index and extent "
+        "in `%failure`. On a CPU the kernel's thread ends there.", _report, "tile thread", "write", "memory")  # fmt: skip
+_define("require", "`require %b {text}`: an assertion about every element of a tile.", _require, "tile", "write", "memory")
+_define("within", "`within %t, %first, %last {axis, access}`: both indices lie in the tensor along `axis`; checked as an access that has `watch` is.",
+        _within, "tile", "write", "memory")  # fmt: skip
 _define("alloc", "A tensor of static `shape` and `dtype` in `space` (shared, local or constant); contents undefined, but for constant memory, which "
         "holds the numbers `values`.", _alloc,
         "tile thread", "write", "memory")  # fmt: skip

@@ -1,6 +1,6 @@
 """Rows of the op table for the lanes of vecs: what a CPU does with the elements of one SIMD value.
 
-A vec stands for neighbouring threads of a block (`passes.threads_to_loops`), or is an explicit SIMD value. A *mask* is a vec of
+A vec stands for neighbouring threads of a block (`passes.simt_to_simd.lower_threads`), or is an explicit SIMD value. A *mask* is a vec of
 bools of the same width: where it is false memory is not touched, whatever the index there is.
 """
 
@@ -138,6 +138,6 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("rearrange", "`rearrange %a, %b {lanes}`: a vec of those lanes of one vec, or of two one after the other.", _rearrange),
     _row("insert", "The vec with `lane` exchanged for the scalar.", _insert),
     _row("fold", "All lanes combined to one number: `kind` add, mul, min, max, and, or, xor. Halves are combined lane by lane until one lane is "
-         "left.", _fold),
+         "left. `together`: integers, in any order.", _fold),
     _row("fault", "`fault %block, %thread {text}`: an assertion of that text has failed in that thread; the kernel ends here.", _fault, "write"),
 )  # fmt: skip

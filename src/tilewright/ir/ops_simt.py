@@ -1,6 +1,6 @@
 """Rows of the op table for explicit kernels: atomics with scope and order, what the lanes of a warp do together, and bit tricks.
 
-A *lane* is a thread's number in its warp. Ops of a warp take, where they say so, a last operand `mask` (u32, a bit for each lane):
+A *lane* is a thread's number in its warp. Ops of a warp take, where they say so, a last operand `mask` (a bit for each lane):
 the lanes that take part. Every lane that comes there must be named in its own mask, all lanes named must come there, with the same
 mask. Without a mask all lanes of the warp take part.
 
@@ -28,7 +28,7 @@ RELATIONS = ("lt", "le", "eq", "ge", "gt")
 _INTEGER_ONLY = ("and", "or", "xor", "inc", "dec")
 _VECTOR_ADDS = {f32: (2, 4), f16: (2, 4, 8), bf16: (2, 4, 8)}
 """By dtype: how many neighbours one atomic addition takes."""
-_WORD = Scalar(u32)
+_WORD, _LONG = Scalar(u32), Scalar(u64)
 
 
 def _fail(message: str) -> TypeRuleError:
@@ -205,9 +205,17 @@ def _split_mask(types: Sequence[Type], count: int) -> Sequence[Type]:
     """The operands without the mask, of which there must be `count`."""
     if len(types) not in (count, count + 1):
         raise _fail(f"takes {count} operands and possibly a mask, got {len(types)}")
-    if len(types) == count + 1 and types[-1] != _WORD:
-        raise _fail(f"a mask is u32, got {types[-1]}")
+    if len(types) == count + 1 and types[-1] not in (_WORD, _LONG):
+        raise _fail(f"a mask is u32 or u64, got {types[-1]}")
     return types[:count]
+
+
+def _lanes(attrs: Attrs) -> Type:
+    """A word with a bit for each lane: of 64 `bits` where warps have more lanes than 32."""
+    bits = attrs.get("bits", 32)
+    if bits not in (32, 64):
+        raise _fail(f"bits is 32 or 64, got {bits}")
+    return _LONG if bits == 64 else _WORD
 
 
 def _warp_sync(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
@@ -220,8 +228,9 @@ def _shuffle(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     if not isinstance(value, Scalar) or not isinstance(lane, Scalar) or not lane.dtype.is_int:
         raise _fail("takes a scalar value and a scalar lane, delta or mask")
     _one_of(attrs, "mode", ("idx", "up", "down", "xor"))
-    if attrs.get("width", 32) not in (1, 2, 4, 8, 16, 32):
-        raise _fail(f"width is a power of two up to 32, got {attrs['width']}")
+    width = attrs.get("width", 1)
+    if not isinstance(width, int) or width < 1 or width & (width - 1):
+        raise _fail(f"width is a power of two, got {width}")
     if value.dtype.bits not in (8, 16, 32, 64):
         raise _fail(f"cannot shuffle {value}")
     return (value,)
@@ -231,14 +240,14 @@ def _vote(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     if list(_split_mask(types, 1)) != [BOOL]:
         raise _fail("takes one bool")
     mode = _one_of(attrs, "mode", ("any", "all", "ballot", "uniform"))
-    return (_WORD if mode == "ballot" else BOOL,)
+    return (_lanes(attrs) if mode == "ballot" else BOOL,)
 
 
 def _match(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     (value,) = _split_mask(types, 1)
     if not isinstance(value, Scalar) or value.dtype.bits not in (32, 64) or value.dtype.is_bool:
         raise _fail(f"takes a scalar of 32 or 64 bits, got {value}")
-    return (_WORD, BOOL) if _one_of(attrs, "mode", ("any", "all")) == "all" else (_WORD,)
+    return (_lanes(attrs), BOOL) if _one_of(attrs, "mode", ("any", "all")) == "all" else (_lanes(attrs),)
 
 
 def _redux(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
@@ -303,13 +312,17 @@ def _no_operands(result: Type | None) -> Rule:
 
 def _lane_mask(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     _one_of(attrs, "relation", RELATIONS)
-    return _no_operands(_WORD)(types, attrs)
+    return _no_operands(_lanes(attrs))(types, attrs)
+
+
+def _active_mask(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    return _no_operands(_lanes(attrs))(types, attrs)
 
 
 def _clock(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     if attrs.get("bits", 64) not in (32, 64):
         raise _fail(f"bits is 32 or 64, got {attrs['bits']}")
-    return _no_operands(_WORD if attrs.get("bits") == 32 else Scalar(u64))(types, attrs)
+    return _no_operands(_WORD if attrs.get("bits") == 32 else _LONG)(types, attrs)
 
 
 def _nanosleep(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
@@ -416,10 +429,10 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("match", "`match %v, %mask? {mode}`: `any` gives the lanes that hold the same bits; `all` gives all lanes where all hold the same bits, else 0, "
          "and whether they do.", _match, "sync"),
     _row("redux", "`redux %v, %mask? {kind}`: combine i32 or u32 over the lanes that take part: " + " ".join(REDUX) + ".", _redux, "sync"),
-    _row("active_mask", "The lanes of the warp that are here now: a u32.", _no_operands(_WORD), "sync"),
+    _row("active_mask", "The lanes of the warp that are here now: a word of `bits`.", _active_mask, "sync"),
     _row("lane_id", "This thread's number in its warp.", _no_operands(Scalar(i32))),
     _row("warp_id", "The number of this thread's warp in its block.", _no_operands(Scalar(i32))),
-    _row("lane_mask", "The lanes whose number is in that `relation` (" + " ".join(RELATIONS) + ") to this thread's: a u32.", _lane_mask),
+    _row("lane_mask", "The lanes whose number is in that `relation` (" + " ".join(RELATIONS) + ") to this thread's: a word of `bits`.", _lane_mask),
     _row("clock", "A counter of the multiprocessor's cycles, of `bits` 32 or 64. The emulator counts its own steps.", _clock, "sync", "thread"),
     _row("global_timer", "Nanoseconds, the same clock on all multiprocessors.", _no_operands(Scalar(u64)), "sync", "thread"),
     _row("print", "`print %v… {text}`: write the text, with the numbers in its places (`{}`, `{:08.3f}`), to the process's output. A GPU's output comes "

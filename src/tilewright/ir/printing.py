@@ -24,7 +24,7 @@ class FormatError(ValueError):
 
 
 @dataclass(frozen=True)
-class Place:
+class PrintPlace:
     """A place for one number: flags, width and precision as `printf` has them, and the letter."""
 
     flags: str
@@ -50,7 +50,7 @@ class Place:
         return f"%{flags}{'d' if self.kind == 'u' else self.kind}" % number
 
 
-Piece = str | Place
+Piece = str | PrintPlace
 
 
 def pieces(text: str, dtypes: Sequence[DType]) -> tuple[Piece, ...]:
@@ -76,7 +76,7 @@ def pieces(text: str, dtypes: Sequence[DType]) -> tuple[Piece, ...]:
     return tuple(found)
 
 
-def _place(spec: str, dtype: DType) -> Place:
+def _place(spec: str, dtype: DType) -> PrintPlace:
     match = _SPEC.fullmatch(spec)
     kind = match["kind"] if match else None
     default = {"f": "g", "i": "d", "u": "u", "b": "s"}[dtype.kind]
@@ -89,7 +89,7 @@ def _place(spec: str, dtype: DType) -> Place:
     flags += (match["width"] or "") + (f".{match['precision']}" if match["precision"] else "")
     if dtype.kind == "u" and kind == "d":
         kind = "u"
-    return Place(flags, kind or default, dtype)
+    return PrintPlace(flags, kind or default, dtype)
 
 
 def written(parts: Sequence[Piece], values: Sequence[int | float | bool]) -> str:

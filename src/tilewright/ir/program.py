@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 
+from tilewright.base.artifact import IndexSite
 from tilewright.base.dtypes import DType
 from tilewright.base.record import record
 from tilewright.base.sizes import Size
@@ -20,7 +21,7 @@ from tilewright.ir.types import Tensor
 
 
 @record
-class Array:
+class ProgramArray:
     """A named array of the program: 'input', 'output' or 'scratch'."""
 
     name: str
@@ -43,7 +44,7 @@ class KernelCall:
 
 
 @record
-class Check:
+class ProgramCheck:
     """`left relation right` must hold when the program is called. Relations: eq, le, lt."""
 
     left: Size
@@ -68,25 +69,27 @@ class Binding:
 @record
 class Program:
     name: str
-    inputs: tuple[Array | ScalarInput, ...]
+    inputs: tuple[ProgramArray | ScalarInput, ...]
     """In call order."""
-    outputs: tuple[Array, ...]
-    scratch: tuple[Array, ...]
+    outputs: tuple[ProgramArray, ...]
+    scratch: tuple[ProgramArray, ...]
     calls: tuple[KernelCall, ...]
-    checks: tuple[Check, ...] = ()
+    checks: tuple[ProgramCheck, ...] = ()
     span: Span = field(default=NOWHERE, compare=False)
     launch_sizes: tuple[str, ...] = ()
     """Size names that no array binds: the launch gives them, as the grid of an explicit kernel."""
+    sites: tuple[IndexSite, ...] = field(default=(), compare=False)
+    """The indices that are checked as it runs, in the order of their numbers in the array `base.FAILURE`."""
 
-    def array(self, name: str) -> Array:
+    def array(self, name: str) -> ProgramArray:
         for array in (*self.inputs, *self.outputs, *self.scratch):
-            if array.name == name and isinstance(array, Array):
+            if array.name == name and isinstance(array, ProgramArray):
                 return array
         raise KeyError(name)
 
     @property
-    def input_arrays(self) -> tuple[Array, ...]:
-        return tuple(a for a in self.inputs if isinstance(a, Array))
+    def input_arrays(self) -> tuple[ProgramArray, ...]:
+        return tuple(a for a in self.inputs if isinstance(a, ProgramArray))
 
     def bindings(self) -> tuple[Binding, ...]:
         """Where each size or stride name gets its value: inputs first, then outputs (only strides are left by then)."""
@@ -100,7 +103,7 @@ class Program:
                     found[stride.name] = Binding(stride.name, array.name, axis, stride=True)
         return tuple(found.values())
 
-    def axis_checks(self) -> Iterator[tuple[Array, int, Size]]:
+    def axis_checks(self) -> Iterator[tuple[ProgramArray, int, Size]]:
         """Input and output axes whose extent must equal a size bound elsewhere (or a constant)."""
         bound = {(b.array, b.axis) for b in self.bindings() if not b.stride}
         for array in (*self.input_arrays, *self.outputs):

@@ -93,7 +93,8 @@ def eliminate_dead(kernel: Kernel) -> Kernel:
 def _live_block(block: Block, live: set[Value]) -> Block:
     kept: list[Op] = []
     for op in reversed(block.ops):
-        if not (op.opcode == "yield" or has_effects(op) or any(r in live for r in op.results)):
+        # A kernel at the loop stage has its `parallel` even where nothing is left in it.
+        if not (op.opcode in ("yield", "parallel") or has_effects(op) or any(r in live for r in op.results)):
             continue
         live.update(op.operands)
         if op.regions:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from tilewright.base.sizes import Size
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Value
-from tilewright.ir.program import Array, Check, KernelCall, Program
+from tilewright.ir.program import KernelCall, Program, ProgramArray, ProgramCheck
 from tilewright.ir.types import Tensor, Type
 
 
@@ -29,10 +29,10 @@ def substituted(program: Program, known: Mapping[str, Size]) -> Program:
     def tensor(old: Tensor) -> Tensor:
         return replace(old, shape=tuple(map(size, old.shape)), strides=tuple(map(size, old.strides)))
 
-    def array(old: Array) -> Array:
+    def array(old: ProgramArray) -> ProgramArray:
         return replace(old, type=tensor(old.type))
 
-    def check(old: Check) -> Check:
+    def check(old: ProgramCheck) -> ProgramCheck:
         return replace(old, left=size(old.left), right=size(old.right))
 
     def attribute(old: Attr) -> Attr:
@@ -60,7 +60,7 @@ def substituted(program: Program, known: Mapping[str, Size]) -> Program:
 
     return replace(
         program,
-        inputs=tuple(array(a) if isinstance(a, Array) else a for a in program.inputs),
+        inputs=tuple(array(a) if isinstance(a, ProgramArray) else a for a in program.inputs),
         outputs=tuple(map(array, program.outputs)),
         scratch=tuple(map(array, program.scratch)),
         calls=tuple(KernelCall(kernel(call.kernel), call.args) for call in program.calls),

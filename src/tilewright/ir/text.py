@@ -28,7 +28,7 @@ from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import Size
 from tilewright.base.source import Span
 from tilewright.ir.nodes import Attr, Attrs, Block, Kernel, Op, Value
-from tilewright.ir.program import Array, Check, Program, ScalarInput
+from tilewright.ir.program import Program, ProgramArray, ProgramCheck, ScalarInput
 
 INDENT = "  "
 IDENTIFIER = re.compile(r"[^\W\d][\w.$]*")
@@ -105,19 +105,19 @@ def print_op(op: Op, kernel: Kernel | None = None) -> str:
 def _kernel_labels(program: Program) -> dict[Kernel, str]:
     """A unique label for each kernel of the program: its name, with a number where another kernel has that name."""
     labels: dict[Kernel, str] = {}
-    names = _Names()
+    names = _ValueNames()
     for call in program.calls:
         if call.kernel not in labels:
             labels[call.kernel] = names.unique(call.kernel.name)
     return labels
 
 
-def _print_array(array: Array | ScalarInput) -> str:
-    kind = array.type if isinstance(array, Array) else array.dtype
+def _print_array(array: ProgramArray | ScalarInput) -> str:
+    kind = array.type if isinstance(array, ProgramArray) else array.dtype
     return f"{quote_name(array.name)}: {kind}"
 
 
-def _print_check(check: Check) -> str:
+def _print_check(check: ProgramCheck) -> str:
     code = f" {check.code}" if check.code != "TW004" else ""
     return f"{check.left} {check.relation} {check.right} {json.dumps(check.message)}{code}"
 
@@ -133,7 +133,7 @@ def _print_place(span: Span, path: str) -> str:
     return text + (f"-{span.end_line}:{span.end_column}" if span.end_line else "")
 
 
-class _Names:
+class _ValueNames:
     """Makes names unique by adding `.1`, `.2`…"""
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class _Printer:
         self.locations = locations
         self.path = ""
         self.names: dict[Value, str] = {}
-        self.unique = _Names()
+        self.unique = _ValueNames()
         self.unnamed = 0
         self.lines: list[str] = []
 

@@ -20,7 +20,7 @@ from tilewright.base.sizes import Size, parse_size
 from tilewright.base.source import NOWHERE, Source, Span
 from tilewright.ir.layouts import Accumulator, Blocked, Layout, Operand, Shared
 from tilewright.ir.nodes import NO_ATTRS, Attr, Attrs, Block, Kernel, Op, Stage, Value
-from tilewright.ir.program import Array, Check, KernelCall, Program, ScalarInput
+from tilewright.ir.program import KernelCall, Program, ProgramArray, ProgramCheck, ScalarInput
 from tilewright.ir.types import CopyMap, Scalar, Tensor, Tile, Type, Vec
 
 _TOKEN = re.compile(
@@ -39,7 +39,7 @@ _ValueName = str | int
 
 def parse_kernel(text: str, path: str = "<kir>") -> Kernel:
     """The one kernel the text holds."""
-    parser = _Parser(text, path)
+    parser = _IrParser(text, path)
     _, kernel = parser.kernel()
     parser.end()
     return kernel
@@ -47,20 +47,20 @@ def parse_kernel(text: str, path: str = "<kir>") -> Kernel:
 
 def parse_program(text: str, path: str = "<kir>") -> Program:
     """The program the text holds, with its kernels."""
-    parser = _Parser(text, path)
+    parser = _IrParser(text, path)
     program = parser.program()
     parser.end()
     return program
 
 
-class _Token(NamedTuple):
+class _IrToken(NamedTuple):
     kind: str
     """number, string, name, mark or end."""
     text: str
     start: int
 
 
-class _Parser:
+class _IrParser:
     """Recursive descent over the tokens."""
 
     def __init__(self, text: str, path: str) -> None:
@@ -68,7 +68,7 @@ class _Parser:
         self.source = Source(path, text)
         self.line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
         self.position = 0
-        self.tokens: list[_Token] = []
+        self.tokens: list[_IrToken] = []
         self.split()
         self.values: dict[_ValueName, Value] = {}
         self.places: Source | None = None
@@ -82,14 +82,14 @@ class _Parser:
         while start < len(self.text):
             match = _TOKEN.match(self.text, start)
             if match is None:
-                raise self.error(f"unexpected character {self.text[start]!r}", _Token("mark", self.text[start], start))
+                raise self.error(f"unexpected character {self.text[start]!r}", _IrToken("mark", self.text[start], start))
             kind = match.lastgroup or ""
             if kind != "skip":
-                self.tokens.append(_Token(kind, match.group(), start))
+                self.tokens.append(_IrToken(kind, match.group(), start))
             start = match.end()
-        self.tokens.append(_Token("end", "", len(self.text)))
+        self.tokens.append(_IrToken("end", "", len(self.text)))
 
-    def span(self, first: _Token, last: _Token) -> Span:
+    def span(self, first: _IrToken, last: _IrToken) -> Span:
         line, column = self.line_column(first.start)
         end_line, end_column = self.line_column(last.start + len(last.text))
         return Span(self.source, line, column, end_line, end_column)
@@ -98,7 +98,7 @@ class _Parser:
         line = bisect_right(self.line_starts, offset)
         return line, offset - self.line_starts[line - 1] + 1
 
-    def error(self, message: str, token: _Token | None = None) -> TilewrightError:
+    def error(self, message: str, token: _IrToken | None = None) -> TilewrightError:
         at = token or self.tokens[self.position]
         return UserError.at("TW041", message, self.span(at, at))
 
@@ -107,7 +107,7 @@ class _Parser:
         token = self.tokens[min(self.position + ahead, len(self.tokens) - 1)]
         return token.text == text and token.kind in ("mark", "name")
 
-    def next(self) -> _Token:
+    def next(self) -> _IrToken:
         token = self.tokens[self.position]
         if token.kind != "end":
             self.position += 1
@@ -119,12 +119,12 @@ class _Parser:
             return True
         return False
 
-    def expect(self, text: str) -> _Token:
+    def expect(self, text: str) -> _IrToken:
         if not self.peek(text):
             raise self.error(f"expected `{text}`, got {self.found()}")
         return self.next()
 
-    def kind(self, kind: str, what: str) -> _Token:
+    def kind(self, kind: str, what: str) -> _IrToken:
         if self.tokens[self.position].kind != kind:
             raise self.error(f"expected {what}, got {self.found()}")
         return self.next()
@@ -354,7 +354,7 @@ class _Parser:
             path = self.string()
             self.places = None if path == _GENERATED else Source(path, "")
 
-    def place(self, first: _Token) -> Span:
+    def place(self, first: _IrToken) -> Span:
         """The place of what began at `first`: `@ line:column` if it is next, else the text itself or nowhere."""
         last = self.tokens[self.position - 1]
         if not self.accept("@"):
@@ -430,7 +430,7 @@ class _Parser:
 
     def op(self) -> Op:
         first = self.tokens[self.position]
-        names: list[tuple[_ValueName, _Token]] = []
+        names: list[tuple[_ValueName, _IrToken]] = []
         if self.peek("%"):
             names.append(self.value_name())
             while self.accept(","):
@@ -462,7 +462,7 @@ class _Parser:
         span = self.place(first) if self.peek("@") or self.explicit_places else self.span(first, head_end)
         return Op(opcode.text, tuple(operands), results, attrs, tuple(regions), span)
 
-    def value_name(self) -> tuple[_ValueName, _Token]:
+    def value_name(self) -> tuple[_ValueName, _IrToken]:
         """`%name` or `%number`, with the token that errors point at."""
         mark = self.expect("%")
         token = self.tokens[self.position]
@@ -473,7 +473,7 @@ class _Parser:
             key = self.name("the name of a value")
         return key, mark._replace(text=self.text[mark.start : token.start + len(token.text)])
 
-    def define(self, name: tuple[_ValueName, _Token], type_: Type) -> Value:
+    def define(self, name: tuple[_ValueName, _IrToken], type_: Type) -> Value:
         key, token = name
         if key in self.values:
             raise self.error(f"%{key} is defined twice", token)
@@ -501,9 +501,9 @@ class _Parser:
         header_end = self.tokens[self.position - 1]
         self.path()
         self.expect("{")
-        arrays: dict[str, list[Array | ScalarInput]] = {"input": [], "output": [], "scratch": []}
-        checks: list[Check] = []
-        calls: list[tuple[_Token, str, tuple[str, ...]]] = []
+        arrays: dict[str, list[ProgramArray | ScalarInput]] = {"input": [], "output": [], "scratch": []}
+        checks: list[ProgramCheck] = []
+        calls: list[tuple[_IrToken, str, tuple[str, ...]]] = []
         while not self.accept("}"):
             token = self.kind("name", "input, output, scratch, check or call")
             if token.text in arrays:
@@ -527,21 +527,21 @@ class _Parser:
             if label not in kernels:
                 raise self.error(f"no kernel is called @{label}", token)
             resolved.append(KernelCall(kernels[label], args))
-        outputs, scratch = (tuple(a for a in arrays[role] if isinstance(a, Array)) for role in ("output", "scratch"))
+        outputs, scratch = (tuple(a for a in arrays[role] if isinstance(a, ProgramArray)) for role in ("output", "scratch"))
         return Program(name, tuple(arrays["input"]), outputs, scratch, tuple(resolved), tuple(checks), span)
 
-    def array(self, role: str) -> Array | ScalarInput:
+    def array(self, role: str) -> ProgramArray | ScalarInput:
         name = self.name("the name of an array")
         self.expect(":")
         token = self.tokens[self.position]
         type_ = self.type()
         if isinstance(type_, Tensor):
-            return Array(name, type_, role)
+            return ProgramArray(name, type_, role)
         if isinstance(type_, Scalar) and role == "input":
             return ScalarInput(name, type_.dtype)
         raise self.error(f"{role} `{name}` must be a tensor{' or a scalar' if role == 'input' else ''}", token)
 
-    def check(self, first: _Token) -> Check:
+    def check(self, first: _IrToken) -> ProgramCheck:
         left = self.size()
         relation = self.kind("name", "eq, le or lt").text
         right = self.size()
@@ -549,9 +549,9 @@ class _Parser:
         code = "TW004"
         if re.fullmatch(r"TW\d+", self.tokens[self.position].text):
             code = self.next().text
-        return Check(left, relation, right, message, self.place(first), code)
+        return ProgramCheck(left, relation, right, message, self.place(first), code)
 
-    def call(self) -> tuple[_Token, str, tuple[str, ...]]:
+    def call(self) -> tuple[_IrToken, str, tuple[str, ...]]:
         self.expect("@")
         token = self.tokens[self.position]
         label = self.name("the name of a kernel")

@@ -19,7 +19,7 @@ from tilewright.base.sizes import Size
 from tilewright.base.source import NOWHERE, Span
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
 from tilewright.ir.ops import ATOMICS, OPS, OpDef, TypeRuleError, reduction_results
-from tilewright.ir.program import Array, KernelCall, Program, ScalarInput
+from tilewright.ir.program import KernelCall, Program, ProgramArray, ScalarInput
 from tilewright.ir.text import print_op
 from tilewright.ir.types import BOOL, INDEX, CopyMap, Scalar, Tensor, Tile, Type, Vec, dtype_of
 
@@ -38,23 +38,23 @@ def verify_kernel(kernel: Kernel) -> None:
     _Verifier(kernel).run()
 
 
-def verify_program(program: Program) -> None:
-    """Verify every kernel, and that calls fit the arrays, names are unique and every size is bound."""
+def verify_program(program: Program, known: frozenset[Kernel] = frozenset()) -> None:
+    """Verify every kernel but the `known` ones, and that calls fit the arrays, names are unique and every size is bound."""
 
     def fail(reason: str, span: Span = NOWHERE) -> TilewrightError:
         return CompilerBug.at("TW042", f"program @{program.name}: {reason}", span if span.line else program.span)
 
-    arrays: dict[str, Array | ScalarInput] = {}
+    arrays: dict[str, ProgramArray | ScalarInput] = {}
     for role, group in (("input", program.inputs), ("output", program.outputs), ("scratch", program.scratch)):
         for array in group:
             if array.name in arrays:
                 raise fail(f"two arrays are called {array.name!r}")
-            if isinstance(array, Array) and array.role != role:
+            if isinstance(array, ProgramArray) and array.role != role:
                 raise fail(f"{role} {array.name!r} is marked as {array.role}")
             arrays[array.name] = array
     bound = {binding.name for binding in program.bindings()} | set(program.launch_sizes)
     for array in arrays.values():
-        if isinstance(array, Array):
+        if isinstance(array, ProgramArray):
             for size in (*array.type.shape, *array.type.strides):
                 if not size.names <= bound:
                     raise fail(f"no input binds {_listed(size.names - bound)}, used by {array.role} {array.name!r}")
@@ -67,7 +67,7 @@ def verify_program(program: Program) -> None:
             raise fail(
                 f"no input binds {_listed((check.left.names | check.right.names) - bound)}, used by a check", check.span
             )
-    verified: set[Kernel] = set()
+    verified = set(known)
     for call in program.calls:
         reason = _call_problem(call, arrays)
         if not reason and call.kernel not in verified:
@@ -83,7 +83,7 @@ def _listed(names: set[str] | frozenset[str]) -> str:
     return ", ".join(sorted(names))
 
 
-def _call_problem(call: KernelCall, arrays: dict[str, Array | ScalarInput]) -> str:
+def _call_problem(call: KernelCall, arrays: dict[str, ProgramArray | ScalarInput]) -> str:
     """What is wrong with the arguments of a call; empty when nothing is."""
     params = call.kernel.params
     if len(call.args) != len(params):
@@ -93,9 +93,9 @@ def _call_problem(call: KernelCall, arrays: dict[str, Array | ScalarInput]) -> s
         if array is None:
             return f"no array or scalar is called {name!r}"
         # A pass may view an array in another shape, so only the element type must agree.
-        if isinstance(array, Array) != isinstance(param.type, Tensor):
-            return f"{name!r} is {'an array' if isinstance(array, Array) else 'a scalar'}, parameter {param}"
-        given = array.type.dtype if isinstance(array, Array) else array.dtype
+        if isinstance(array, ProgramArray) != isinstance(param.type, Tensor):
+            return f"{name!r} is {'an array' if isinstance(array, ProgramArray) else 'a scalar'}, parameter {param}"
+        given = array.type.dtype if isinstance(array, ProgramArray) else array.dtype
         if given is not dtype_of(param.type):
             return f"{name!r} holds {given}, parameter {param}"
     return ""

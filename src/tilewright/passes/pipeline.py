@@ -1,105 +1,550 @@
-"""The table of contents of the compiler: every pass, in order, from the loop stage to what a code generator takes.
+"""The table of contents of the compiler: every pass, and every order in which passes run.
 
-    program fuse                                                   kernels joined, arrays between them gone
-    loop    simplify · unblock · hoist · uncarry · empty_rows · collapse · stabilise · contract · narrow      what to compute, merged and shared
-    program clip_windows · pad_windows · turn_images · repack · widen_operands · split_reductions · stream_sums · add_counters · one_pass_spread      kernels added before or after
-    loop    choose (schedule) · lower_loops                        -> tile
-    tile    simplify · assign_layouts · lower_tiles                -> thread (window_sums and lower_windows where windows overlap)
-    thread  simplify · narrow_extremes · expand_math · expand_casts · divide_alike · simplify
-    program one_launch                                             kernels joined to one that stays, where the author asks for it
+In: a typed tree, a graph of blocks, or a program that an explicit kernel or a primitive built. Out: a program of thread-stage kernels, which a
+code generator takes.
 
-Contractions are planned before programs are cut (`plan_contractions`) and have lowerings of their own: lower_contraction, then lower_wgmma or
-lower_mma; on a CPU lower_contraction_cpu or lower_contraction_amx. So have chains of a maximum, sums and products (attention): lower_attention,
-lower_wgmma_chain or lower_mma_chain; on a CPU lower_attention_cpu. Nests of several products are cut after the first loop passes (part_products), and
-products of the same rows joined before anything else is done by plan (join_products; on a CPU lower_products_cpu).
-
-After every pass the kernel is verified; a failure names the pass. With a `Trace` each pass is timed and its output kept.
+A `Pass` says what it takes, what it returns and what it does. A `Step` puts it into an order and says why it stands there. `ORDERS` holds all
+orders. `TO_TILE` and `TO_THREAD` say which lowering a schedule and a target choose. `runner.py` runs all of them. The tables in
+ARCHITECTURE.md are written from here (`tools/pass_table.py`).
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
-from tilewright.base.errors import CompilerBug, TilewrightError, UserError
 from tilewright.base.record import record
 from tilewright.base.target import Target
-from tilewright.ir.nodes import Kernel
+from tilewright.ir.nodes import Kernel, walk
+from tilewright.ir.ops import OPS
 from tilewright.ir.program import Program
-from tilewright.ir.text import print_kernel, print_program
-from tilewright.ir.verify import verify_kernel
-from tilewright.passes.assign_layouts import assign_layouts
-from tilewright.passes.centre_squares import centre_squares
-from tilewright.passes.choose_attention import attention_schedules, forced_attention
-from tilewright.passes.choose_beside import choose_beside, forced_beside, is_small_part, nest_schedules
-from tilewright.passes.choose_matrix import forced, matrix_schedules
-from tilewright.passes.clip_windows import clip_windows
-from tilewright.passes.collapse import collapse
-from tilewright.passes.contract import contract
-from tilewright.passes.divide_alike import divide_alike
-from tilewright.passes.empty_rows import empty_rows
-from tilewright.passes.expand_casts import expand_casts
-from tilewright.passes.expand_math import expand_math
-from tilewright.passes.fuse import FusionReport, fuse
-from tilewright.passes.hoist import hoist
-from tilewright.passes.join_products import join_products
-from tilewright.passes.lower_attention import lower_attention
-from tilewright.passes.lower_attention_cpu import lower_attention_cpu
-from tilewright.passes.lower_contraction import lower_contraction
-from tilewright.passes.lower_contraction_amx import lower_contraction_amx
-from tilewright.passes.lower_contraction_cpu import lower_contraction_cpu
-from tilewright.passes.lower_loops import lower_loops
-from tilewright.passes.lower_mma import lower_mma
-from tilewright.passes.lower_mma_chain import lower_mma_chain
-from tilewright.passes.lower_products_cpu import lower_products_cpu
-from tilewright.passes.lower_tiles import lower_tiles
-from tilewright.passes.lower_wgmma import lower_wgmma
-from tilewright.passes.lower_wgmma_chain import lower_wgmma_chain
-from tilewright.passes.lower_windows import lower_windows
-from tilewright.passes.matrix_hints import preferred
-from tilewright.passes.narrow import narrow
-from tilewright.passes.narrow_extremes import narrow_extremes
-from tilewright.passes.one_launch import one_launch
-from tilewright.passes.one_pass_spread import one_pass_spread
-from tilewright.passes.pad_windows import pad_windows
-from tilewright.passes.part_axes import part_axes
-from tilewright.passes.part_products import part_products
-from tilewright.passes.plans import Plan, Plans
-from tilewright.passes.repack import repack
-from tilewright.passes.schedule import Schedule, choose, row_schedule
-from tilewright.passes.schedule_matrix import ATTENTION, MatrixSchedule, parse_schedule
-from tilewright.passes.schedule_windows import window_schedule
-from tilewright.passes.simplify import simplify
-from tilewright.passes.split_reductions import split_reductions
-from tilewright.passes.stabilise import stabilise
-from tilewright.passes.stream_sums import stream_sums
-from tilewright.passes.tile_counter import add_counters
-from tilewright.passes.turn_images import turn_images
-from tilewright.passes.unblock import unblock
-from tilewright.passes.uncarry import uncarry
-from tilewright.passes.widen_operands import widen_operands
-from tilewright.passes.window_sums import window_sums
+from tilewright.ir.specialise import with_sizes
+from tilewright.ir.verify import verify_program
+from tilewright.passes.choose.plan import choose_schedules, plan_contractions
+from tilewright.passes.common.simplify import simplify
+from tilewright.passes.from_tree.link_blocks import link_parts
+from tilewright.passes.from_tree.lower_tree import lower_kernel
+from tilewright.passes.late.bounds_checks import Site, check_bounds
+from tilewright.passes.late.divide_by_reciprocal import divide_by_reciprocal
+from tilewright.passes.late.exact_functions import exact_functions
+from tilewright.passes.late.expand_casts import expand_casts
+from tilewright.passes.late.expand_math import expand_math
+from tilewright.passes.late.flat_accesses import flat_accesses
+from tilewright.passes.late.indices_to_i32 import indices_to_i32
+from tilewright.passes.late.minmax_before_widening import minmax_before_widening
+from tilewright.passes.loop.clip_windows import clip_windows
+from tilewright.passes.loop.collapse import collapse
+from tilewright.passes.loop.empty_rows import empty_rows
+from tilewright.passes.loop.fuse_multiply_add import fuse_multiply_add
+from tilewright.passes.loop.hoist import hoist
+from tilewright.passes.loop.mark_low_precision import mark_low_precision
+from tilewright.passes.loop.one_pass_variance import one_pass_variance
+from tilewright.passes.loop.recover_reductions import recover_reductions
+from tilewright.passes.loop.shifted_variance import shifted_variance
+from tilewright.passes.loop.split_axes import split_axes
+from tilewright.passes.loop.stabilise import stabilise
+from tilewright.passes.loop.untile import untile
+from tilewright.passes.program.drop_empty import drop_empty
+from tilewright.passes.program.fission_products import fission_products
+from tilewright.passes.program.fuse import FusionReport, fuse
+from tilewright.passes.program.fuse_horizontally import fuse_horizontally
+from tilewright.passes.program.guard_checks import guard_checks
+from tilewright.passes.program.pad_windows import pad_windows
+from tilewright.passes.program.persistent_kernel import persistent_kernel
+from tilewright.passes.program.repack import repack
+from tilewright.passes.program.reuse_buffers import reuse_buffers
+from tilewright.passes.program.split_reductions import split_reductions
+from tilewright.passes.program.stream_k import stream_k
+from tilewright.passes.program.tile_counters import add_counters
+from tilewright.passes.program.to_channels_last import to_channels_last
+from tilewright.passes.program.watch_indices import watch_indices
+from tilewright.passes.program.widen_operands import widen_operands
+from tilewright.passes.runner import (
+    ANY,
+    Pass,
+    PassContext,
+    Selection,
+    Step,
+    Trace,
+    When,
+    run_on_program,
+    run_order,
+)
+from tilewright.passes.schedules.loops import Schedule
+from tilewright.passes.schedules.matrix import MatrixSchedule
+from tilewright.passes.schedules.plans import Plan, Plans
+from tilewright.passes.simt_to_simd.lower_threads import simt_to_simd
+from tilewright.passes.simt_to_simd.split_vectors import split_vectors
+from tilewright.passes.to_thread.assign_layouts import assign_layouts
+from tilewright.passes.to_thread.attention.lower_mma_attention import lower_mma_attention
+from tilewright.passes.to_thread.attention.lower_wgmma_attention import lower_wgmma_attention
+from tilewright.passes.to_thread.lower_tiles import lower_tiles
+from tilewright.passes.to_thread.lower_windows import lower_windows
+from tilewright.passes.to_thread.mma.lower_mma import lower_mma
+from tilewright.passes.to_thread.wgmma.lower_wgmma import lower_wgmma
+from tilewright.passes.to_thread.window_sums import window_sums
+from tilewright.passes.to_tile.check_indices import check_indices
+from tilewright.passes.to_tile.lower_attention import lower_attention
+from tilewright.passes.to_tile.lower_attention_cpu import lower_attention_cpu
+from tilewright.passes.to_tile.lower_contraction import lower_contraction
+from tilewright.passes.to_tile.lower_contraction_amx import lower_contraction_amx
+from tilewright.passes.to_tile.lower_contraction_cpu import lower_contraction_cpu
+from tilewright.passes.to_tile.lower_loops import lower_loops
+from tilewright.passes.to_tile.lower_products_cpu import lower_products_cpu
+from tilewright.tree.block_graph import BlockGraph
 from tilewright.tree.metadata import KernelMetadata
+from tilewright.tree.typed import TypedKernel
+
+# -- the passes -------------------------------------------------------------------------------------------------------
+
+TARGET = ("target",)
+PLANNED = ("plans",)
+SCHEDULED = ("schedule", "target")
+
+LOWER_TREE = Pass(
+    "lower_tree", "tree", "program", lower_kernel,
+    "One kernel for each top-level nest; accumulations become `reduce`.",
+)  # fmt: skip
+LINK_BLOCKS = Pass(
+    "link_blocks", "blocks", "program", link_parts,
+    "The programs of several blocks become one; views between blocks become indices.", takes=("programs",),
+)  # fmt: skip
+GUARD_CHECKS = Pass(
+    "guard_checks", "program", "program", guard_checks,
+    "Loads under a condition that speaks of other indices get a check that their loops fit their arrays.",
+)  # fmt: skip
+SIMPLIFY = Pass(
+    "simplify", ANY, ANY, simplify,
+    "Folds constants, shares equal ops, drops comparisons that ranges prove.",
+)  # fmt: skip
+UNTILE = Pass(
+    "untile", "loop", "loop", untile,
+    "Undoes the tiles of the source: the index of a tile and the index inside it become one.",
+)  # fmt: skip
+HOIST = Pass(
+    "hoist", "loop", "loop", hoist,
+    "Moves reductions out of loops that do not change them; equal ones become one.",
+)  # fmt: skip
+RECOVER_REDUCTIONS = Pass(
+    "recover_reductions", "loop", "loop", recover_reductions,
+    "A loop that carries running maxima, and sums scaled by them, becomes the reductions that it computes.",
+)  # fmt: skip
+FUSE = Pass(
+    "fuse", "program", "program", fuse,
+    "Kernels that hand on an array become one: as an epilogue, as a prologue, or row by row. What stays apart gets a reason (`inspect --fusion`).",
+    gives="fusion",
+)  # fmt: skip
+SPECIALISE = Pass(
+    "specialise", "program", "program", with_sizes,
+    "Small sizes become constants: those of a convolution's window, or of one row of attention.", takes=("sizes",),
+)  # fmt: skip
+EMPTY_ROWS = Pass(
+    "empty_rows", "loop", "loop", empty_rows,
+    "Rows of a softmax-weighted sum that a mask leaves without terms are zero.",
+)  # fmt: skip
+SPLIT_AXES = Pass(
+    "split_axes", "loop", "loop", split_axes,
+    "An axis that loops walk in blocks becomes two, such as the heads that lie side by side in a row.",
+)  # fmt: skip
+COLLAPSE = Pass(
+    "collapse", "loop", "loop", collapse,
+    "Neighbouring loops that walk memory as one loop would become one loop.",
+)  # fmt: skip
+SHIFTED_VARIANCE = Pass(
+    "shifted_variance", "loop", "loop", shifted_variance,
+    "A variance written as a difference of two means is computed about the mean.",
+)  # fmt: skip
+STABILISE = Pass(
+    "stabilise", "loop", "loop", stabilise,
+    "Picks forms that lose fewer bits: `1 + tanh(u)` as a sigmoid, `k(x + cx³)` as `x(k + kcx²)`.",
+)  # fmt: skip
+FUSE_MULTIPLY_ADD = Pass(
+    "fuse_multiply_add", ANY, ANY, fuse_multiply_add,
+    "A product and the sum that uses it become `fma`.",
+)  # fmt: skip
+MARK_LOW_PRECISION = Pass(
+    "mark_low_precision", "loop", "loop", mark_low_precision,
+    "Marks functions of whose results only few bits count.",
+)  # fmt: skip
+DROP_EMPTY = Pass(
+    "drop_empty", "program", "program", drop_empty, "Kernels that write nothing, since no condition of theirs can hold, are dropped.",
+)  # fmt: skip
+FISSION_PRODUCTS = Pass(
+    "fission_products", "program", "program", fission_products,
+    "A nest with several products of different rows (`x @ w + h @ u`) becomes one kernel for each; they hand on their sums.",
+)  # fmt: skip
+PLAN = Pass(
+    "plan", "program", "plans", plan_contractions,
+    "Picks schedules of contractions, attention and rows for the sizes of the call (`passes/choose/plan.py`); rewrites nothing.",
+    takes=("target", "sizes", "given", "metadata"), gives="plans",
+)  # fmt: skip
+FUSE_HORIZONTALLY = Pass(
+    "fuse_horizontally", "program", "program", fuse_horizontally,
+    "Products of the same rows (gate and up; queries, keys and values) become one kernel where their plans say `beside`.",
+    takes=PLANNED, gives="plans",
+)  # fmt: skip
+CLIP_WINDOWS = Pass(
+    "clip_windows", "loop", "loop", clip_windows,
+    "CPU: sums over a window end where what they read ends, if that is the same for a whole vector.", takes=TARGET,
+)  # fmt: skip
+PAD_WINDOWS = Pass(
+    "pad_windows", "program", "program", pad_windows,
+    "CPU: inputs read through a window get a frame of zeros, so that no guard is left.",
+    takes=("plans", "target"), gives="plans",
+)  # fmt: skip
+TO_CHANNELS_LAST = Pass(
+    "to_channels_last", "program", "program", to_channels_last,
+    "Images with channels first are copied to channels last, which the copy engine reads as pixels; results are copied back.",
+    takes=PLANNED, gives="plans",
+)  # fmt: skip
+REPACK = Pass(
+    "repack", "program", "program", repack,
+    "Operands that the copy engine cannot read are packed into ones that it can.", takes=PLANNED, gives="plans",
+)  # fmt: skip
+WIDEN_OPERANDS = Pass(
+    "widen_operands", "program", "program", widen_operands,
+    "8-bit operands of attention are copied to 16-bit ones.", takes=PLANNED, gives="plans",
+)  # fmt: skip
+SPLIT_REDUCTIONS = Pass(
+    "split_reductions", "program", "program", split_reductions,
+    "A long reduction with few results becomes two kernels; so does a contraction whose schedule says so (split-K).",
+    takes=("plans", "target", "hints"), gives="plans",
+)  # fmt: skip
+STREAM_K = Pass(
+    "stream_k", "program", "program", stream_k,
+    "A contraction whose blocks hand on partial sums gets the memory for them.", takes=("plans", "target"), gives="plans",
+)  # fmt: skip
+ADD_COUNTERS = Pass(
+    "add_counters", "program", "program", add_counters,
+    "A kernel whose blocks fetch their next tile gets the counter that they fetch it from.", takes=PLANNED, gives="plans",
+)  # fmt: skip
+ONE_PASS_VARIANCE = Pass(
+    "one_pass_variance", "loop", "loop", one_pass_variance,
+    "A sum, and the squared distances of its terms from their mean, become one pass over long rows.", takes=TARGET,
+)  # fmt: skip
+CHOOSE = Pass(
+    "choose", "program", "plans", choose_schedules,
+    "Picks tile shape, vector width and warps for each kernel without a plan (`passes/choose/loops.py`); rewrites nothing.",
+    takes=("plans", "target", "hints", "metadata"), gives="plans",
+)  # fmt: skip
+LOWER_LOOPS = Pass(
+    "lower_loops", "loop", "tile", lower_loops,
+    "Cuts the nest into blocks and tiles; edges become masks (GPU) or single elements (CPU).", takes=SCHEDULED,
+)  # fmt: skip
+LOWER_CONTRACTION = Pass(
+    "lower_contraction", "loop", "tile", lower_contraction,
+    "Blocks walk a list of result tiles; each adds up `dot`s of tiles in steps along the sum, then finishes its tile.", takes=SCHEDULED,
+)  # fmt: skip
+LOWER_CONTRACTION_CPU = Pass(
+    "lower_contraction_cpu", "loop", "tile", lower_contraction_cpu,
+    "Panels are packed for the cache; a register-blocked microkernel has one tile for each row, since LLVM spills a larger one.", takes=SCHEDULED,
+)  # fmt: skip
+LOWER_PRODUCTS_CPU = Pass(
+    "lower_products_cpu", "loop", "tile", lower_products_cpu,
+    "Several products of the same rows: rows are packed once, and a block keeps the columns of each second factor.", takes=SCHEDULED,
+)  # fmt: skip
+LOWER_CONTRACTION_AMX = Pass(
+    "lower_contraction_amx", "loop", "tile", lower_contraction_amx,
+    "Panels lie as x86's matrix unit takes them, bf16 and 8-bit integers; `panel_dot` multiplies two.", takes=SCHEDULED,
+)  # fmt: skip
+LOWER_ATTENTION = Pass(
+    "lower_attention", "loop", "tile", lower_attention,
+    "Attention in one pass: keys in steps, a running maximum, two dots.", takes=SCHEDULED,
+)  # fmt: skip
+LOWER_ATTENTION_CPU = Pass(
+    "lower_attention_cpu", "loop", "tile", lower_attention_cpu,
+    "Attention in one pass: queries along SIMD registers, keys and values as single numbers.", takes=SCHEDULED,
+)  # fmt: skip
+WATCH_INDICES = Pass(
+    "watch_indices", "program", "program", watch_indices,
+    "Loads and stores whose index is not proven to lie inside are marked: it is checked as the kernel runs.", takes=("checks", "metadata"),
+)  # fmt: skip
+CHECK_INDICES = Pass(
+    "check_indices", "program", "program", check_indices,
+    "Marked accesses get tests; the first that fails is left in an array of the program. On a GPU they are assertions.", takes=TARGET,
+)  # fmt: skip
+WINDOW_SUMS = Pass(
+    "window_sums", "tile", "tile", window_sums,
+    "Guarded products are sums that a guard chooses, so that they can become `fma`.", takes=("schedule",),
+)  # fmt: skip
+ASSIGN_LAYOUTS = Pass(
+    "assign_layouts", "tile", "tile", assign_layouts,
+    "Gives every tile its layout.", takes=SCHEDULED,
+)  # fmt: skip
+LOWER_TILES = Pass(
+    "lower_tiles", "tile", "thread", lower_tiles,
+    "Tiles become registers, reductions become shuffles and shared memory, loads and stores are wide where alignment is proven.", takes=TARGET,
+)  # fmt: skip
+LOWER_WINDOWS = Pass(
+    "lower_windows", "tile", "thread", lower_windows,
+    "Neighbouring results of a thread share what they load, by predicated loads; only guards at the borders are tested.", takes=TARGET,
+)  # fmt: skip
+LOWER_WGMMA = Pass(
+    "lower_wgmma", "tile", "thread", lower_wgmma,
+    "Hopper: one warp group copies, the others multiply; rings in shared memory have full and empty mbarriers.", takes=SCHEDULED,
+)  # fmt: skip
+LOWER_MMA = Pass(
+    "lower_mma", "tile", "thread", lower_mma,
+    "Any GPU: all warps copy and multiply, by `mma` or by plain `fma`; long sums are added up in levels.", takes=SCHEDULED,
+)  # fmt: skip
+LOWER_WGMMA_ATTENTION = Pass(
+    "lower_wgmma_attention", "tile", "thread", lower_wgmma_attention,
+    "Attention with Hopper's warp groups: scores, weights and sums stay in registers.", takes=SCHEDULED,
+)  # fmt: skip
+LOWER_MMA_ATTENTION = Pass(
+    "lower_mma_attention", "tile", "thread", lower_mma_attention,
+    "Attention with `mma` of single warps: any GPU that copies asynchronously.", takes=SCHEDULED,
+)  # fmt: skip
+MINMAX_BEFORE_WIDENING = Pass(
+    "minmax_before_widening", "thread", "thread", minmax_before_widening,
+    "GPU: the larger of two widened numbers is found before they are widened.", takes=TARGET,
+)  # fmt: skip
+EXPAND_MATH = Pass(
+    "expand_math", "thread", "thread", expand_math,
+    "Functions become arithmetic.", takes=TARGET,
+)  # fmt: skip
+EXPAND_CASTS = Pass(
+    "expand_casts", "thread", "thread", expand_casts,
+    "Conversions without an instruction become arithmetic.", takes=TARGET,
+)  # fmt: skip
+DIVIDE_BY_RECIPROCAL = Pass(
+    "divide_by_reciprocal", "thread", "thread", divide_by_reciprocal,
+    "Vectors divided by one number are multiplied with its reciprocal: on a CPU corrected, to the same bits; on a GPU where few bits count.", takes=TARGET,
+)  # fmt: skip
+PERSISTENT_KERNEL = Pass(
+    "persistent_kernel", "program", "program", persistent_kernel,
+    "All kernels become loops over their blocks in one kernel that stays, with a `grid_barrier` between those that depend on each other.",
+)  # fmt: skip
+REUSE_BUFFERS = Pass(
+    "reuse_buffers", "program", "program", reuse_buffers,
+    "Arrays between kernels that are never needed at the same time lie in the same memory.", takes=("loop",),
+)  # fmt: skip
+CHECK_BOUNDS = Pass(
+    "check_bounds", "program", "program", check_bounds,
+    "Every access gets a test that it stays in its array; the first failure is left in an array that the launch is given.", gives="sites",
+)  # fmt: skip
+SPLIT_VECTORS = Pass(
+    "split_vectors", "thread", "thread", split_vectors,
+    "GPU: the SIMD values of `@tw.cpu` functions become single numbers.",
+)  # fmt: skip
+EXACT_FUNCTIONS = Pass(
+    "exact_functions", "thread", "thread", exact_functions,
+    "CPU: functions that GPUs approximate become the exact ones.",
+)  # fmt: skip
+SIMT_TO_SIMD = Pass(
+    "simt_to_simd", "thread", "thread", simt_to_simd,
+    "CPU: neighbouring threads become the lanes of vectors, and blocks become loops that barriers cut.", takes=TARGET,
+)  # fmt: skip
+FLAT_ACCESSES = Pass(
+    "flat_accesses", "thread", "thread", flat_accesses,
+    "Arrays become rows, so that neighbouring accesses share one address.",
+)  # fmt: skip
+INDICES_TO_I32 = Pass(
+    "indices_to_i32", "thread", "thread", indices_to_i32,
+    "Indices that are proven to fit are computed in 32 bits.",
+)  # fmt: skip
+
+# -- lowerings that a schedule and a target choose --------------------------------------------------------------------
 
 
-@dataclass
-class Trace:
-    """What happened: times per pass (seconds) and, when `dump` is a directory, the IR after each pass in files."""
+@record
+class LoweringRule:
+    """Schedules that name this lowering (`to_tile`, `to_thread`), in words."""
 
-    times: dict[str, float] = field(default_factory=dict)
-    dump: str = ""
-    count: int = 0
+    text: str
+    lowering: Pass
 
-    def record(self, name: str, seconds: float, text: Callable[[], str]) -> None:
-        self.times[name] = self.times.get(name, 0.0) + seconds
-        if self.dump:
-            os.makedirs(self.dump, exist_ok=True)
-            with open(os.path.join(self.dump, f"{self.count:02d}-{name}.kir"), "w", encoding="utf-8") as file:
-                file.write(text())
-            self.count += 1
+
+TO_TILE: tuple[LoweringRule, ...] = (
+    LoweringRule("contractions with a CPU's matrix unit", LOWER_CONTRACTION_AMX),
+    LoweringRule("attention on a CPU", LOWER_ATTENTION_CPU),
+    LoweringRule("products side by side on a CPU", LOWER_PRODUCTS_CPU),
+    LoweringRule("contractions on a CPU", LOWER_CONTRACTION_CPU),
+    LoweringRule("attention on a GPU", LOWER_ATTENTION),
+    LoweringRule("contractions on a GPU", LOWER_CONTRACTION),
+    LoweringRule("all other kernels", LOWER_LOOPS),
+)
+"""From the loop to the tile stage."""
+TO_THREAD: tuple[LoweringRule, ...] = (
+    LoweringRule("contractions, `family=wgmma`", LOWER_WGMMA),
+    LoweringRule("attention, `family=attention`", LOWER_WGMMA_ATTENTION),
+    LoweringRule("attention, `family=attention_mma`", LOWER_MMA_ATTENTION),
+    LoweringRule("other contractions on a GPU", LOWER_MMA),
+    LoweringRule("windows that overlap, on a GPU", LOWER_WINDOWS),
+    LoweringRule("all other kernels", LOWER_TILES),
+)
+"""From the tile to the thread stage."""
+_TO_TILE = {rule.lowering.name: rule.lowering for rule in TO_TILE}
+_TO_THREAD = {rule.lowering.name: rule.lowering for rule in TO_THREAD}
+
+
+def to_tile_pass(schedule: Plan, target: Target) -> Pass:
+    """The lowering from the loop to the tile stage, which the schedule names."""
+    assert schedule is not None
+    return _TO_TILE[schedule.to_tile]
+
+
+def to_thread_pass(schedule: Plan, target: Target) -> Pass:
+    """The lowering from the tile to the thread stage, which the schedule names."""
+    assert schedule is not None
+    return _TO_THREAD[schedule.to_thread]
+
+
+PICK_TO_TILE = Selection("to_tile", to_tile_pass, tuple(rule.lowering for rule in TO_TILE))
+PICK_TO_THREAD = Selection("to_thread", to_thread_pass, tuple(rule.lowering for rule in TO_THREAD))
+
+# -- the orders -------------------------------------------------------------------------------------------------------
+
+UNPLANNED = When("kernels without a plan", lambda kernel, context: context.schedule is None)
+ON_CPU = When("on a CPU", lambda kernel, context: not context.simt)
+SHORT_INDICES = When("where a target counts in 32 bits", lambda kernel, context: context.target is not None and context.target.index_bits < 64)
+WITH_LANES = When(
+    "on a GPU, kernels with SIMD values",
+    lambda kernel, context: context.simt and any(OPS[op.opcode].group == "lanes" for op in walk(kernel.body)),
+)
+WITH_WINDOWS = When("windows that overlap, on a GPU", lambda kernel, context: isinstance(context.schedule, Schedule) and context.schedule.window)
+
+ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
+    "kernel": (
+        Step(LOWER_TREE, "The first: everything after it works on IR alone."),
+        Step(GUARD_CHECKS, "The program is still as its author wrote it, so that messages name what the author knows."),
+    ),
+    "blocks": (
+        Step(LOWER_TREE, "Each block is lowered as if it were alone."),
+        Step(LINK_BLOCKS, "Fusion must see all blocks as one program."),
+        Step(GUARD_CHECKS, "As for one kernel."),
+    ),
+    "index checks": (
+        Step(WATCH_INDICES, "Accesses and conditions are still those of the author; the passes below carry the marks."),
+    ),
+    "fusion": (
+        Step(SIMPLIFY, "Equal indices are the same value before they are compared."),
+        Step(DROP_EMPTY, "After simplify, which finds conditions that cannot hold."),
+        Step(UNTILE, "Fusion compares whole indices, not pairs of them."),
+        Step(HOIST, "A reduction inside a loop hides that two kernels walk the same rows."),
+        Step(RECOVER_REDUCTIONS, "Fusion knows reductions, not loops that carry them."),
+        Step(FUSE, "Before all that looks at one kernel only."),
+    ),
+    "sizes": (
+        Step(SPECIALISE, "Before the loop passes, which know more of constants."),
+    ),
+    "loop": (
+        Step(SIMPLIFY, "All passes of the loop stage see short code."),
+        Step(DROP_EMPTY, "After simplify, also where a size has become a constant."),
+        Step(UNTILE, "All that follows recognises nests by whole indices."),
+        Step(HOIST, "After untile, which makes equal reductions look equal."),
+        Step(RECOVER_REDUCTIONS, "After hoist: what a loop carries is then all that is left in it."),
+        Step(EMPTY_ROWS, "Needs the maximum and sums that recover_reductions finds."),
+        Step(SPLIT_AXES, "Before collapse, which would join axes that have to be apart."),
+        Step(COLLAPSE, "After untile and split_axes: indices are now those of the arrays."),
+        Step(SHIFTED_VARIANCE, "Before products and sums become `fma`."),
+        Step(STABILISE, "Before products and sums become `fma`."),
+        Step(FUSE_MULTIPLY_ADD, "Once for all targets, so that all round in the same places."),
+        Step(MARK_LOW_PRECISION, "Marks the functions that the passes before it leave."),
+        Step(FISSION_PRODUCTS, "Last: it recognises finished products."),
+    ),
+    "plan": (
+        Step(PLAN, "The passes that follow add and join kernels by plan."),
+    ),
+    "program": (
+        Step(FUSE_HORIZONTALLY, "First: the joined kernel is what the passes below prepare."),
+        Step(CLIP_WINDOWS, "Before pad_windows: sums that end at the border need no frame.", UNPLANNED),
+        Step(PAD_WINDOWS, "Before kernels are lowered with the guards it removes."),
+        Step(TO_CHANNELS_LAST, "Before repack, which would pack what the copy engine reads after this."),
+        Step(REPACK, "After to_channels_last: packs what the copy engine still cannot read."),
+        Step(WIDEN_OPERANDS, "Beside the other copies of operands."),
+        Step(SPLIT_REDUCTIONS, "After copies of operands: each part of the sum reads the copies."),
+        Step(STREAM_K, "Adds parameters that the lowering alone uses; kernels are otherwise done."),
+        Step(ADD_COUNTERS, "As stream_k."),
+        Step(ONE_PASS_VARIANCE, "After split_reductions: only rows that stay in one kernel.", UNPLANNED),
+        Step(SIMPLIFY, "Lowerings see short code."),
+    ),
+    "tile": (
+        Step(CHOOSE, "The kernels are final, and their lowering needs a schedule."),
+        Step(PICK_TO_TILE, "The schedule and the target choose the lowering."),
+        Step(SIMPLIFY, "Drops masks that are proven, shares indices."),
+        Step(WINDOW_SUMS, "After simplify, which leaves one guard for each sum.", WITH_WINDOWS),
+        Step(FUSE_MULTIPLY_ADD, "window_sums leaves products beside their sums.", WITH_WINDOWS),
+        Step(CHECK_INDICES, "Accesses are those of tiles now, with their masks."),
+        Step(ASSIGN_LAYOUTS, "Last: the tiles are final."),
+    ),
+    "thread": (
+        Step(PICK_TO_THREAD, "The schedule and the target choose the lowering."),
+        Step(SIMPLIFY, "Folds index arithmetic of the lowering."),
+        Step(MINMAX_BEFORE_WIDENING, "Before casts become arithmetic."),
+        Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first."),
+        Step(EXPAND_CASTS, "After expand_math."),
+        Step(DIVIDE_BY_RECIPROCAL, "After expand_math, whose divisions it sees too."),
+        Step(SIMPLIFY, "Code generators see short code."),
+    ),
+    "one launch": (
+        Step(PERSISTENT_KERNEL, "Kernels are final: only their blocks and barriers are left to arrange."),
+    ),
+    "memory": (
+        Step(REUSE_BUFFERS, "Last: the list of kernels and arrays is final."),
+    ),
+    "explicit checks": (
+        Step(CHECK_BOUNDS, "First: accesses are still those of the author, at the author's lines."),
+    ),
+    "explicit": (
+        Step(SPLIT_VECTORS, "GPUs have no such vectors; all that follows sees numbers.", WITH_LANES),
+        Step(SIMPLIFY, "All that follows sees short code."),
+        Step(FUSE_MULTIPLY_ADD, "As for other kernels: all targets round in the same places."),
+        Step(EXACT_FUNCTIONS, "Before functions become arithmetic.", ON_CPU),
+        Step(SIMT_TO_SIMD, "Before functions become arithmetic, which is then that of vectors.", ON_CPU),
+        Step(SIMPLIFY, "Folds what simt_to_simd writes for lanes that do the same.", ON_CPU),
+        Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first."),
+        Step(EXPAND_CASTS, "After expand_math."),
+        Step(SIMPLIFY, "This is what the emulator runs; code generators see short code."),
+    ),
+    "explicit addresses": (
+        Step(FLAT_ACCESSES, "After the emulator's stage, which keeps the author's indices."),
+        Step(SIMPLIFY, "Shares the addresses."),
+        Step(INDICES_TO_I32, "After addresses are shared: each is narrowed once.", SHORT_INDICES),
+        Step(SIMPLIFY, "Drops conversions that cancel."),
+    ),
+    "primitives": (
+        Step(SIMPLIFY, "All that follows sees short code."),
+        Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first."),
+        Step(EXPAND_CASTS, "After expand_math."),
+        Step(SIMPLIFY, "This is what the emulator runs; code generators see short code."),
+    ),
+    "functions": (
+        Step(LOWER_TREE, "A function is checked and lowered as the body of a loop over arrays."),
+        Step(SIMPLIFY, "The ops that are put into a primitive are few."),
+        Step(FUSE_MULTIPLY_ADD, "As for kernels: all targets round in the same places."),
+    ),
+})  # fmt: skip
+"""Every order of passes; ARCHITECTURE.md says which kernels take which."""
+TITLES: Mapping[str, str] = MappingProxyType({
+    "kernel": "From the tree: one kernel",
+    "blocks": "From the tree: joined blocks of a pipeline",
+    "index checks": "Checks of indices",
+    "fusion": "Programs of several kernels: fusion",
+    "sizes": "Programs with small sizes in their sums",
+    "loop": "The loop stage, for any sizes",
+    "plan": "Plans, for the sizes of a call",
+    "program": "The loop stage, by plan",
+    "tile": "To the tile stage",
+    "thread": "To the thread stage",
+    "one launch": "Programs with `launches=1` on a GPU",
+    "memory": "Programs of several kernels: memory",
+    "explicit checks": "Explicit kernels with `check=True`",
+    "explicit": "Explicit kernels: GPU, CPU and emulator",
+    "explicit addresses": "Explicit kernels: code for a GPU",
+    "primitives": "Primitives",
+    "functions": "Functions that are given to primitives",
+})  # fmt: skip
+"""What the table of passes calls each order."""
+
+
+def all_passes() -> Iterator[Pass]:
+    """Every pass, once, in the order of its first appearance."""
+    steps = [step for order in ORDERS.values() for step in order]
+    yield from dict.fromkeys(one for step in steps for one in step.passes)
+
+
+# -- the ways through them --------------------------------------------------------------------------------------------
 
 
 @record
@@ -112,225 +557,108 @@ class Stages:
     schedules: tuple[Schedule | MatrixSchedule, ...]
 
 
-def run_pass(name: str, kernel: Kernel, function: Callable[[Kernel], Kernel], trace: Trace) -> Kernel:
-    """One pass on one kernel, timed and verified."""
-    start = time.perf_counter()
-    try:
-        result = function(kernel)
-        verify_kernel(result)
-    except CompilerBug as error:
-        raise _blame(name, kernel, str(error)) from error
-    except TilewrightError:
-        raise
-    except Exception as error:  # a pass must never leak its own failure as something else
-        raise _blame(name, kernel, f"{type(error).__name__}: {error}") from error
-    trace.record(name, time.perf_counter() - start, lambda: print_kernel(result))
-    return result
+def from_tree(typed: TypedKernel, trace: Trace, order: str = "kernel") -> Program:
+    """The loop-stage program of a checked kernel."""
+    first, *rest = ORDERS[order]
+    program, context = run_on_program(first.only_pass, typed, PassContext(), trace)
+    return run_order(rest, program, context, trace)[0]
 
 
-def _blame(name: str, kernel: Kernel, reason: str) -> CompilerBug:
-    handle, path = tempfile.mkstemp(prefix=f"tilewright-{name}-", suffix=".kir")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(print_kernel(kernel))
-    bug = CompilerBug.at(
-        "TW040", f"pass {name} failed on kernel {kernel.name}: {reason}", kernel.span, f"please report this; the kernel is in {path}"
-    )
-    assert isinstance(bug, CompilerBug)
-    return bug
+def from_block(typed: TypedKernel, trace: Trace) -> Program:
+    """The loop-stage program of one block of a graph."""
+    return run_on_program(ORDERS["blocks"][0].only_pass, typed, PassContext(), trace)[0]
+
+
+def join_blocks(graph: BlockGraph, programs: tuple[Program, ...], trace: Trace) -> Program:
+    """The loop-stage program of a graph of blocks, from those of its blocks."""
+    _, link, *rest = ORDERS["blocks"]
+    program, context = run_on_program(link.only_pass, graph, PassContext(programs=programs), trace)
+    return run_order(rest, program, context, trace)[0]
+
+
+def check_accesses(program: Program, checks: str, metadata: KernelMetadata | None, trace: Trace) -> Program:
+    """The program as written, with marks on what is checked as it runs: `all` accesses or only `stores`, but for kernels that say `@unchecked`."""
+    return run_order(ORDERS["index checks"], program, PassContext(checks=checks, metadata=metadata), trace)[0]
 
 
 def fuse_kernels(program: Program, trace: Trace) -> tuple[Program, FusionReport]:
     """The program as written with kernels joined where that saves memory traffic, and what was joined."""
-    start = time.perf_counter()
-    fused, report = program, FusionReport((), (), len(program.calls), len(program.calls))
-    if len(program.calls) > 1:
-        fused, report = fuse(_map_kernels(program, lambda kernel: uncarry(hoist(unblock(simplify(kernel))))))
-        for call in fused.calls:
-            verify_kernel(call.kernel)
-    trace.record("fuse", time.perf_counter() - start, lambda: print_program(fused))
-    return fused, report
+    nothing = FusionReport((), (), len(program.calls), len(program.calls))
+    if len(program.calls) == 1:
+        return program, nothing
+    fused, context = run_order(ORDERS["fusion"], program, PassContext(), trace)
+    return fused, context.fusion or nothing
+
+
+def specialise(program: Program, sizes: Mapping[str, int], trace: Trace) -> Program:
+    """The program with these sizes as constants."""
+    return run_order(ORDERS["sizes"], program, PassContext(sizes=sizes), trace)[0] if sizes else program
 
 
 def prepare(program: Program, trace: Trace) -> Program:
     """The loop stage's passes that need no schedule."""
-
-    def each(kernel: Kernel) -> Kernel:
-        kernel = run_pass("simplify", kernel, simplify, trace)
-        kernel = run_pass("unblock", kernel, unblock, trace)
-        kernel = run_pass("hoist", kernel, hoist, trace)
-        kernel = run_pass("uncarry", kernel, uncarry, trace)
-        kernel = run_pass("empty_rows", kernel, empty_rows, trace)
-        kernel = run_pass("part_axes", kernel, part_axes, trace)
-        kernel = run_pass("collapse", kernel, collapse, trace)
-        kernel = run_pass("centre_squares", kernel, centre_squares, trace)
-        kernel = run_pass("stabilise", kernel, stabilise, trace)
-        kernel = run_pass("contract", kernel, contract, trace)
-        return run_pass("narrow", kernel, narrow, trace)
-
-    prepared = _map_kernels(program, each)
-    start = time.perf_counter()
-    parted = part_products(prepared)
-    if len(parted.calls) > len(prepared.calls):
-        for call in parted.calls:
-            verify_kernel(call.kernel)
-    trace.record("part_products", time.perf_counter() - start, lambda: print_program(parted))
-    return parted
+    return run_order(ORDERS["loop"], program, PassContext(), trace)[0]
 
 
-def plan_contractions(
-    program: Program, target: Target, sizes: Mapping[str, int], given: str = "", metadata: KernelMetadata | None = None
+def plan_calls(
+    program: Program, target: Target, sizes: Mapping[str, int], trace: Trace, given: str = "", metadata: KernelMetadata | None = None
 ) -> Plans:
-    """The schedule of each call of a prepared program that is a contraction; None for all others. `given`: use that one; `metadata` has
-    the author's wishes."""
-    plans: list[Plan] = []
-    beside, whole = given, bool(given) and parse_schedule(given).beside > 1
-    given = "" if whole else given
-    wished: set[int] = set()
-    for number, call in enumerate(program.calls):
-        found = matrix_schedules(call.kernel, target, sizes) or attention_schedules(call.kernel, target, sizes)
-        if found and not given and is_small_part(call.kernel, target, sizes):
-            found = ()
-        several = () if found else nest_schedules(call.kernel, target, sizes)
-        if several:
-            plans.append(several[0][1])
-        elif not found:
-            plans.append(row_schedule(call.kernel, target, sizes))
-        elif given and found[0].family in (*ATTENTION, "cpu_attention"):
-            plans.append(forced_attention(given, found, call.kernel))
-        elif given:
-            plans.append(forced(given, found, call.kernel))
-        elif metadata is not None:
-            plans.append(preferred(found, metadata.of(call.kernel.name), target, call.kernel.span))
-            if plans[-1] is not found[0]:
-                wished.add(number)
-        else:
-            plans.append(found[0])
-    if whole:
-        return forced_beside(beside, program, tuple(plans), target, sizes)
-    if given and not any(isinstance(plan, MatrixSchedule) for plan in plans):
-        raise UserError.at(
-            "TW020", f"schedule '{given}': nothing in {program.name} is computed by tiles of a matrix here", program.span,
-            "leave schedule= out; thin and tiny products, and what is no contraction, have none",
-        )  # fmt: skip
-    if given or wished or len(program.calls) == 1:
-        return tuple(plans)
-    return choose_beside(program, tuple(plans), target, sizes)[0]
+    """The schedule of each call of a prepared program that is planned for its sizes; None for all others."""
+    context = PassContext(target, sizes=sizes, given=given, metadata=metadata)
+    return run_order(ORDERS["plan"], program, context, trace)[1].plans
 
 
 def lower(program: Program, target: Target, hints: Mapping[str, int] | None = None, trace: Trace | None = None) -> Stages:
     """All the way from the loop stage to the thread stage."""
-    trace = trace or Trace(dump=os.environ.get("TILEWRIGHT_DUMP", ""))
+    trace, sizes = trace or Trace(), hints or {}
     loop = prepare(fuse_kernels(program, trace)[0], trace)
-    return lower_planned(loop, plan_contractions(loop, target, hints or {}), target, hints or {}, trace)
+    return lower_planned(loop, plan_calls(loop, target, sizes, trace), target, sizes, trace)
 
 
 def lower_planned(
-    program: Program, plan: Plans, target: Target, hints: Mapping[str, int], trace: Trace
+    program: Program, plans: Plans, target: Target, hints: Mapping[str, int], trace: Trace, metadata: KernelMetadata | None = None
 ) -> Stages:
     """From the prepared loop stage to the thread stage."""
-    start = time.perf_counter()
-    program, plan = join_products(program, plan)
-    trace.record("join_products", time.perf_counter() - start, lambda: print_program(program))
-    program = _clip(program, plan, target, trace)
-    start = time.perf_counter()
-    program, plan = pad_windows(program, plan, target)
-    trace.record("pad_windows", time.perf_counter() - start, lambda: print_program(program))
-    start = time.perf_counter()
-    program, plan = turn_images(program, plan)
-    trace.record("turn_images", time.perf_counter() - start, lambda: print_program(program))
-    start = time.perf_counter()
-    program, plan = repack(program, plan)
-    trace.record("repack", time.perf_counter() - start, lambda: print_program(program))
-    start = time.perf_counter()
-    program, plan = widen_operands(program, plan)
-    trace.record("widen_operands", time.perf_counter() - start, lambda: print_program(program))
-    start = time.perf_counter()
-    program, plan = split_reductions(program, plan, target, hints)
-    trace.record("split_reductions", time.perf_counter() - start, lambda: print_program(program))
-    start = time.perf_counter()
-    program, plan = stream_sums(program, plan, target)
-    trace.record("stream_sums", time.perf_counter() - start, lambda: print_program(program))
-    program, plan = add_counters(program, plan)
-    program = _one_pass(program, plan, target, trace)
-    loop = _map_kernels(program, lambda kernel: run_pass("simplify", kernel, simplify, trace))
-    schedules = [
-        own or window_schedule(call.kernel, target, hints) or choose(call.kernel, target, hints)
-        for call, own in zip(loop.calls, plan, strict=True)
-    ]
-    chosen = iter(schedules)
-
-    def to_tile(kernel: Kernel) -> Kernel:
-        schedule = next(chosen)
-        if isinstance(schedule, MatrixSchedule) and schedule.family == "amx":
-            kernel = run_pass("lower_contraction_amx", kernel, lambda k: lower_contraction_amx(k, schedule, target), trace)
-        elif isinstance(schedule, MatrixSchedule) and schedule.family == "cpu_attention":
-            kernel = run_pass("lower_attention_cpu", kernel, lambda k: lower_attention_cpu(k, schedule, target), trace)
-        elif isinstance(schedule, MatrixSchedule) and not target.is_gpu and schedule.beside > 1:
-            kernel = run_pass("lower_products_cpu", kernel, lambda k: lower_products_cpu(k, schedule, target), trace)
-        elif isinstance(schedule, MatrixSchedule) and not target.is_gpu:
-            kernel = run_pass("lower_contraction_cpu", kernel, lambda k: lower_contraction_cpu(k, schedule, target), trace)
-        elif isinstance(schedule, MatrixSchedule) and schedule.family in ATTENTION:
-            kernel = run_pass("lower_attention", kernel, lambda k: lower_attention(k, schedule, target), trace)
-        elif isinstance(schedule, MatrixSchedule):
-            kernel = run_pass("lower_contraction", kernel, lambda k: lower_contraction(k, schedule, target), trace)
-        else:
-            kernel = run_pass("lower_loops", kernel, lambda k: lower_loops(k, schedule, target), trace)
-        kernel = run_pass("simplify", kernel, simplify, trace)
-        if isinstance(schedule, Schedule) and schedule.window:
-            axis = sum(tile > 1 for tile in schedule.tiles[: schedule.vector_index])
-            kernel = run_pass("window_sums", kernel, lambda k: window_sums(k, axis), trace)
-        return run_pass("assign_layouts", kernel, lambda k: assign_layouts(k, schedule, target), trace)
-
-    remaining = iter(schedules)
-
-    def to_thread(kernel: Kernel) -> Kernel:
-        schedule = next(remaining)
-        if isinstance(schedule, MatrixSchedule) and schedule.family == "wgmma":
-            kernel = run_pass("lower_wgmma", kernel, lambda k: lower_wgmma(k, schedule, target), trace)
-        elif isinstance(schedule, MatrixSchedule) and schedule.family == "attention":
-            kernel = run_pass("lower_wgmma_chain", kernel, lambda k: lower_wgmma_chain(k, schedule, target), trace)
-        elif isinstance(schedule, MatrixSchedule) and schedule.family == "attention_mma":
-            kernel = run_pass("lower_mma_chain", kernel, lambda k: lower_mma_chain(k, schedule, target), trace)
-        elif isinstance(schedule, MatrixSchedule) and target.is_gpu:
-            kernel = run_pass("lower_mma", kernel, lambda k: lower_mma(k, schedule, target), trace)
-        elif isinstance(schedule, Schedule) and schedule.window:
-            kernel = run_pass("lower_windows", kernel, lambda k: lower_windows(k, target), trace)
-        else:
-            kernel = run_pass("lower_tiles", kernel, lambda k: lower_tiles(k, target), trace)
-        kernel = run_pass("simplify", kernel, simplify, trace)
-        kernel = run_pass("narrow_extremes", kernel, lambda k: narrow_extremes(k, target), trace)
-        kernel = run_pass("expand_math", kernel, lambda k: expand_math(k, target), trace)
-        kernel = run_pass("expand_casts", kernel, lambda k: expand_casts(k, target), trace)
-        kernel = run_pass("divide_alike", kernel, lambda k: divide_alike(k, target), trace)
-        return run_pass("simplify", kernel, simplify, trace)
-
-    tile = _map_kernels(loop, to_tile)
-    return Stages(loop, tile, _map_kernels(tile, to_thread), tuple(schedules))
+    loop, context = run_order(ORDERS["program"], program, PassContext(target, plans=plans, hints=hints, metadata=metadata), trace)
+    tile, context = run_order(ORDERS["tile"], loop, context, trace)
+    thread, context = run_order(ORDERS["thread"], tile, context, trace)
+    return Stages(loop, tile, thread, tuple(schedule for schedule in context.plans if schedule is not None))
 
 
 def merge_launches(program: Program, trace: Trace) -> Program:
     """The thread stage's kernels as one."""
-    start = time.perf_counter()
-    merged = one_launch(program)
-    for call in merged.calls:
-        verify_kernel(call.kernel)
-    trace.record("one_launch", time.perf_counter() - start, lambda: print_program(merged))
-    return merged
+    return run_order(ORDERS["one launch"], program, PassContext(), trace)[0]
 
 
-def _one_pass(program: Program, plan: Plans, target: Target, trace: Trace) -> Program:
-    """Spreads of rows that are in no cache when they are walked again."""
-    own = iter(plan)
-    return _map_kernels(
-        program, lambda k: k if next(own) else run_pass("one_pass_spread", k, lambda k: one_pass_spread(k, target), trace)
-    )
+def share_memory(thread: Program, loop: Program, trace: Trace) -> Program:
+    """The thread-stage program with scratch arrays in common memory; `loop` is the same at the loop stage."""
+    return run_order(ORDERS["memory"], thread, PassContext(loop=loop), trace)[0]
 
 
-def _clip(program: Program, plan: Plans, target: Target, trace: Trace) -> Program:
-    """Sums of a CPU's plain loops, cut where they would read outside."""
-    own = iter(plan)
-    return _map_kernels(program, lambda k: run_pass("clip_windows", k, lambda k: clip_windows(k, target), trace) if next(own) is None else k)
+def watch_accesses(program: Program, trace: Trace) -> tuple[Program, tuple[Site, ...]]:
+    """An explicit kernel with bounds checks, and the accesses they watch."""
+    checked, context = run_order(ORDERS["explicit checks"], program, PassContext(), trace)
+    return checked, context.sites
 
 
-def _map_kernels(program: Program, function: Callable[[Kernel], Kernel]) -> Program:
-    return replace(program, calls=tuple(replace(call, kernel=function(call.kernel)) for call in program.calls))
+def lower_explicit(program: Program, target: Target, trace: Trace) -> Program:
+    """An explicit kernel as it becomes code for the target, and as the emulator runs it."""
+    verify_program(program)
+    return run_order(ORDERS["explicit"], program, PassContext(target), trace)[0]
+
+
+def address_explicit(program: Program, target: Target, trace: Trace) -> Program:
+    """An explicit kernel for a GPU after the last step before code: how addresses and indices are computed."""
+    return run_order(ORDERS["explicit addresses"], program, PassContext(target), trace)[0] if target.simt else program
+
+
+def lower_primitive(program: Program, target: Target, trace: Trace) -> Program:
+    """The program of a primitive as code generators and the emulator take it."""
+    verify_program(program)
+    return run_order(ORDERS["primitives"], program, PassContext(target), trace)[0]
+
+
+def lower_function(typed: TypedKernel, trace: Trace) -> Kernel:
+    """A function that is given to a primitive, as a loop-stage kernel over arrays."""
+    (call,) = from_tree(typed, trace, "functions").calls
+    return call.kernel

@@ -1,1 +1,1 @@
-"""Device-wide primitives (scan, filter, sort, histogram, transpose…) as programs of the kernel IR, built at the thread stage."""
+"""Scan, sort, filter, histogram and the like for whole arrays. In: dtypes and functions of numbers. Out: thread-stage programs."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from tilewright.base.dtypes import DType, i64, u32
+from tilewright.base.dtypes import DType, i64, u32, u64
 from tilewright.base.sizes import Size
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value
@@ -146,6 +146,16 @@ class Mem:
         return Num(self.code, result)
 
 
+def mask_word(warp_size: int) -> DType:
+    """A word with a bit for each lane of a warp."""
+    return u64 if warp_size > u32.bits else u32
+
+
+def mask_bits(warp_size: int) -> dict[str, Attr]:
+    """What an op says whose result is such a word, where that has not 32 bits."""
+    return {} if mask_word(warp_size) is u32 else {"bits": u64.bits}
+
+
 class Code:
     """The body of a kernel while it is written."""
 
@@ -232,8 +242,9 @@ class Code:
         other = lane if isinstance(lane, Num) else self.const(lane, u32)
         return self.op("shuffle", value, other, mode=mode)
 
-    def ballot(self, value: Num) -> Num:
-        return self.op("vote", value, mode="ballot")
+    def ballot(self, value: Num, warp_size: int) -> Num:
+        """A bit for each lane of the warp: whether it holds there."""
+        return self.op("vote", value, mode="ballot", **mask_bits(warp_size))
 
     def any(self, value: Num) -> Num:
         return self.op("vote", value, mode="any")

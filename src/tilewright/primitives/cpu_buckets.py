@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from tilewright.base.dtypes import DType, bool_, i64, u32, u64
 from tilewright.base.sizes import Size
-from tilewright.ir.program import Array, KernelCall, Program
+from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.types import tensor
 from tilewright.primitives.code import Code, Mem, Num, write_kernel
 from tilewright.primitives.cpu_sort import bounds, chunk_count, unrolled
@@ -52,8 +52,8 @@ class _Buckets:
 
     def program(self) -> Program:
         calls = [self._extremes(), self._cut(), self._count(), self._starts(), self._move(), self._sort()]
-        inputs = [Array(n, self.arrays[n], "input") for n in ("keys", "values") if n in self.arrays]
-        outputs = [Array(n, self.arrays[n], "output") for n in ("sorted", "moved") if n in self.arrays]
+        inputs = [ProgramArray(n, self.arrays[n], "input") for n in ("keys", "values") if n in self.arrays]
+        outputs = [ProgramArray(n, self.arrays[n], "output") for n in ("sorted", "moved") if n in self.arrays]
         named = {a.name for a in (*inputs, *outputs)}
         held = [scratch(n, t.dtype, N) for n, t in self.arrays.items() if n not in named]
         held += [scratch(n, t.dtype, *t.shape) for n, t in self.small.items()]

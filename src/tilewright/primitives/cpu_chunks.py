@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tilewright.base.dtypes import DType, bool_, i64, u32
 from tilewright.base.sizes import Size, ceildiv, minimum
 from tilewright.ir.nodes import Kernel
-from tilewright.ir.program import Array, Program, ScalarInput
+from tilewright.ir.program import Program, ProgramArray, ScalarInput
 from tilewright.ir.types import Scalar, Type, tensor
 from tilewright.primitives.code import Code, Mem, Num, write_kernel
 from tilewright.primitives.filter import differs
@@ -86,9 +86,9 @@ def scan_program_cpu(dtype: DType, monoid: Monoid, result: DType, exclusive: boo
         c.loop(whole, high, 1, [carry, there], single)
 
     kernels.append(_kernel("scan", [chunks], [("x", x), ("y", y), ("before", before.type)], body))
-    inputs: list[Array | ScalarInput] = [Array("x", x, "input")]
+    inputs: list[ProgramArray | ScalarInput] = [ProgramArray("x", x, "input")]
     inputs += [ScalarInput("init", monoid.dtype)] if init else []
-    return Program("scan", tuple(inputs), (Array("y", y, "output"),), (totals, before), tuple(call(k) for k in kernels))
+    return Program("scan", tuple(inputs), (ProgramArray("y", y, "output"),), (totals, before), tuple(call(k) for k in kernels))
 
 
 def reduce_program_cpu(dtype: DType, monoid: Monoid, result: DType) -> Program:
@@ -109,8 +109,8 @@ def reduce_program_cpu(dtype: DType, monoid: Monoid, result: DType) -> Program:
         _kernel("reduce", [chunks], [("x", x), ("totals", totals.type)], total_body),
         _kernel("reduce_parts", [1], [("totals", totals.type), ("y", y), ("init", Scalar(monoid.dtype))], last_body),
     ]
-    inputs = (Array("x", x, "input"), ScalarInput("init", monoid.dtype))
-    return Program("reduce", inputs, (Array("y", y, "output"),), (totals,), tuple(call(k) for k in kernels))
+    inputs = (ProgramArray("x", x, "input"), ScalarInput("init", monoid.dtype))
+    return Program("reduce", inputs, (ProgramArray("y", y, "output"),), (totals,), tuple(call(k) for k in kernels))
 
 
 def filter_program_cpu(dtype: DType, predicate: ScalarFunction | None, heads: bool = False) -> Program:
@@ -186,8 +186,8 @@ def filter_program_cpu(dtype: DType, predicate: ScalarFunction | None, heads: bo
     kernels = [_kernel("filter_totals", [chunks], [*given, ("totals", totals.type)], total_body)]
     kernels.append(_prefix_kernel(monoid, totals, before, chunks, False, ("count", count)))
     kernels.append(_kernel("filter", [chunks], [*given, ("y", y), ("before", before.type)], body))
-    inputs = tuple(Array(name, type_, "input") for name, type_ in given)  # type: ignore[arg-type]
-    outputs = (Array("y", y, "output"), Array("count", count, "output"))
+    inputs = tuple(ProgramArray(name, type_, "input") for name, type_ in given)  # type: ignore[arg-type]
+    outputs = (ProgramArray("y", y, "output"), ProgramArray("count", count, "output"))
     return Program("filter", inputs, outputs, (totals, before), tuple(call(k) for k in kernels))
 
 
@@ -214,7 +214,7 @@ def runs_program_cpu(dtype: DType) -> Program:
         c.loop(low, (low + CHUNK).min(number), 1, [], one)
 
     params: list[tuple[str, Type]] = [("x", x), ("places", places), ("values", values), ("lengths", lengths)]
-    arrays = [Array(name, type_, "input" if k < 2 else "output") for k, (name, type_) in enumerate(params)]  # type: ignore[arg-type]
+    arrays = [ProgramArray(name, type_, "input" if k < 2 else "output") for k, (name, type_) in enumerate(params)]  # type: ignore[arg-type]
     kernel = _kernel("runs", [ceildiv(count, CHUNK)], params, body)
     return Program("runs", tuple(arrays[:2]), tuple(arrays[2:]), (), (call(kernel),))
 
@@ -255,8 +255,8 @@ def histogram_program_cpu(dtype: DType, bins: int, unit: bool, chunks: int = 16)
         _kernel("histogram", [pieces], [("x", x), ("tables", tables.type), *bounds], count_body),
         _kernel("histogram_sums", [-(-bins // _BINS)], [("tables", tables.type), ("counts", counts)], sum_body),
     ]
-    inputs: list[Array | ScalarInput] = [Array("x", x, "input"), *(ScalarInput(name, number) for name, _ in bounds)]
-    return Program("histogram", tuple(inputs), (Array("counts", counts, "output"),), (tables,), tuple(call(k) for k in kernels))
+    inputs: list[ProgramArray | ScalarInput] = [ProgramArray("x", x, "input"), *(ScalarInput(name, number) for name, _ in bounds)]
+    return Program("histogram", tuple(inputs), (ProgramArray("counts", counts, "output"),), (tables,), tuple(call(k) for k in kernels))
 
 
 _BINS = 4096
@@ -272,7 +272,7 @@ def _bounds(c: Code) -> tuple[Num, Num]:
 
 
 def _prefix_kernel(
-    monoid: Monoid, totals: Array, before: Array, chunks: Size, init: bool, count: tuple[str, Type] | None = None
+    monoid: Monoid, totals: ProgramArray, before: ProgramArray, chunks: Size, init: bool, count: tuple[str, Type] | None = None
 ) -> Kernel:
     """What is before each chunk; with `count` also what all of them amount to. Of the first chunk it is `init`, else zero."""
 

@@ -12,14 +12,15 @@ from itertools import pairwise
 
 from tilewright.base.dtypes import DType, bool_, compute_dtype, i64, u32
 from tilewright.base.sizes import Size, ceildiv
-from tilewright.ir.program import Array, Program
+from tilewright.base.target import Target
+from tilewright.ir.program import Program, ProgramArray
 from tilewright.ir.types import tensor
 from tilewright.primitives.code import Code, Mem, Num, write_kernel
 from tilewright.primitives.functions import ScalarFunction
 from tilewright.primitives.lookback import count_before, states_array, ticket
 from tilewright.primitives.parts import (
-    Lanes,
-    Shape,
+    BlockShape,
+    LaneNumbers,
     call,
     clear,
     data_type,
@@ -32,19 +33,19 @@ from tilewright.primitives.parts import (
 N = Size.of("n")
 
 
-def filter_shape(dtype: DType) -> Shape:
-    return Shape(256, 8, 4 if dtype.itemsize <= 4 else 2)
+def filter_shape(dtype: DType, target: Target) -> BlockShape:
+    return BlockShape(256, 8, 4 if dtype.itemsize <= 4 and target.warp_size < 64 else 2, target.warp_size)
 
 
 def filter_program(
-    dtype: DType, predicate: ScalarFunction | None, aligned: bool = True, heads: bool = False, shape: Shape | None = None, hint: str = "cs",
-    look: int = 1,
+    dtype: DType, predicate: ScalarFunction | None, target: Target, aligned: bool = True, heads: bool = False, shape: BlockShape | None = None,
+    hint: str = "cs", look: int = 1,
 ) -> Program:  # fmt: skip
     """The program `x, mask? -> y, count`. With `heads` there is no predicate: the places, as i64, are kept of elements that differ
     from the one before."""
     positions = heads
-    shape = shape or filter_shape(dtype)
-    assert shape.width <= 4, "counts of a step are bytes"
+    shape = shape or filter_shape(dtype, target)
+    assert shape.width * shape.warp_size < 256, "counts of a step are bytes"
     tiles = ceildiv(N, shape.tile)
     states = states_array(tiles)
     kept = i64 if positions else dtype
@@ -53,7 +54,7 @@ def filter_program(
     def body(c: Code, x: Mem, *others: Mem) -> None:
         mask = others[0] if predicate is None and not heads else None
         y, count, states = others[-3:]
-        at, size = lanes(c), c.size(N)
+        at, size = lanes(c, target.warp_size), c.size(N)
         totals = c.shared(u32, shape.warps)
         staged = c.shared(kept, shape.tile, align=16)
         tile = ticket(c, states, at.thread)
@@ -87,8 +88,8 @@ def filter_program(
         params.append(("mask", data_type(bool_, N, aligned)))
     params += [("y", y), ("count", count), ("states", states.type)]
     kernel = write_kernel("filter", shape.threads, [tiles], params, body)
-    inputs = tuple(Array(name, type_, "input") for name, type_ in params[:-3])
-    outputs = (Array("y", y, "output"), Array("count", count, "output"))
+    inputs = tuple(ProgramArray(name, type_, "input") for name, type_ in params[:-3])
+    outputs = (ProgramArray("y", y, "output"), ProgramArray("count", count, "output"))
     return Program("filter", inputs, outputs, (states,), (clear("clear_states", states), call(kernel)))
 
 
@@ -96,7 +97,7 @@ def _put(c: Code, memory: Mem, place: Num, value: Num, cond: Num) -> None:
     c.when(cond, lambda: memory.store(place, value))
 
 
-def _heads(c: Code, x: Mem, at: Lanes, tile: Num, shape: Shape, size: Num, values: list[list[Num]]) -> list[list[Num]]:
+def _heads(c: Code, x: Mem, at: LaneNumbers, tile: Num, shape: BlockShape, size: Num, values: list[list[Num]]) -> list[list[Num]]:
     """Whether each element differs from the one before it; the first of all does."""
     flags: list[list[Num]] = []
     for step, vector in enumerate(values):
@@ -116,7 +117,7 @@ def differs(c: Code, a: Num, b: Num) -> Num:
     return a.ne(b) & ~(c.op("isnan", a) & c.op("isnan", b))
 
 
-def _kept(c: Code, at: Lanes, tile: Num, shape: Shape, size: Num, flags: list[list[Num]]) -> list[list[Num]]:
+def _kept(c: Code, at: LaneNumbers, tile: Num, shape: BlockShape, size: Num, flags: list[list[Num]]) -> list[list[Num]]:
     """Whether each element stays; none behind the end does."""
     whole = (tile + 1) * shape.tile <= size
 
@@ -129,9 +130,9 @@ def _kept(c: Code, at: Lanes, tile: Num, shape: Shape, size: Num, flags: list[li
     return [flat[k * shape.width : (k + 1) * shape.width] for k in range(shape.steps)]
 
 
-def _ranks(c: Code, at: Lanes, keep: list[list[Num]]) -> tuple[list[Num], Num]:
+def _ranks(c: Code, at: LaneNumbers, keep: list[list[Num]]) -> tuple[list[Num], Num]:
     """For each step, how many the warp keeps before this thread's vector; and how many it keeps. The counts of four steps, each at
-    most 128, are bytes of one word, which the warp scans once."""
+    most 255, are bytes of one word, which the warp scans once."""
     ranks: list[Num] = []
     count = c.const(0, u32)
     for first in range(0, len(keep), 4):
@@ -141,10 +142,10 @@ def _ranks(c: Code, at: Lanes, keep: list[list[Num]]) -> tuple[list[Num], Num]:
             for flag in vector:
                 word = word + (flag.to(u32) << (8 * step))
         running = word
-        for distance in (1, 2, 4, 8, 16):
+        for distance in at.distances:
             other = c.shuffle(running, distance, "up")
             running = c.select(at.lane >= distance, running + other, running)
-        totals = c.shuffle(running, 31)
+        totals = c.shuffle(running, at.warp_size - 1)
         running = running - word
         for step in range(len(steps)):
             ranks.append(count + ((running >> (8 * step)) & 255))
@@ -196,7 +197,7 @@ def runs_program(dtype: DType) -> Program:
 
     params = [("x", x), ("places", places), ("values", values), ("lengths", lengths)]
     kernel = write_kernel("runs", _RUN_THREADS, [ceildiv(count, _RUN_THREADS)], params, body)
-    arrays = [Array(name, type_, "input" if k < 2 else "output") for k, (name, type_) in enumerate(params)]
+    arrays = [ProgramArray(name, type_, "input" if k < 2 else "output") for k, (name, type_) in enumerate(params)]
     return Program("runs", tuple(arrays[:2]), tuple(arrays[2:]), (), (call(kernel),))
 
 

@@ -1,6 +1,6 @@
 """Functions of numbers as ops: what a user's lambda, or a name such as 'sum', becomes inside a primitive.
 
-In: the tree of a function (`frontend.python_functions`) and the dtypes it is called with. It is checked and lowered as the body
+In: the tree of a function (`frontend.python.functions`) and the dtypes it is called with. It is checked and lowered as the body
 of a loop over arrays, so that everything kernels know about numbers holds for it too. Out: a `ScalarFunction`, whose ops
 `apply` puts into a kernel. A `Monoid` is an associative function of two numbers with, where there is one, the number that
 changes nothing.
@@ -19,12 +19,9 @@ from tilewright.ir.nodes import Op, Value
 from tilewright.ir.nodes import walk as walk_ops
 from tilewright.ir.rewrite import clone_ops
 from tilewright.ir.types import Scalar, dtype_of
-from tilewright.passes.contract import contract
-from tilewright.passes.lower_tree import lower_kernel
-from tilewright.passes.simplify import simplify
 from tilewright.primitives.code import Code, Num
 from tilewright.tree import syntax
-from tilewright.tree.check import check_kernel
+from tilewright.tree.check.kernel import check_kernel
 from tilewright.tree.syntax import Argument, Expr, Function, Stmt
 from tilewright.tree.typed import ArrayArg, Cast, SetVar, Store, TypedKernel
 from tilewright.tree.typed_walk import walk
@@ -77,13 +74,16 @@ class ScalarFunction:
 
 def scalar_function(tree: Function, dtypes: Sequence[DType], result: DType | None = None) -> ScalarFunction:
     """The function for arguments of these dtypes; its result is converted to `result` where that is given."""
+    from tilewright.passes.pipeline import lower_function
+    from tilewright.passes.runner import Trace
+
     wanted = len(tree.params)
     if wanted != len(dtypes):
         raise UserError.at("TW016", f"'{tree.name}' takes {wanted} number(s), but is called with {len(dtypes)}", tree.span)
     natural = _literal_dtype(tree) or _result_dtype(check_kernel(elementwise(tree, result or f64), [ArrayArg(d, 1) for d in dtypes]))
     final = result or natural
     typed = check_kernel(elementwise(tree, final), [ArrayArg(d, 1) for d in dtypes])
-    kernel = contract(simplify(lower_kernel(typed).calls[0].kernel))
+    kernel = lower_function(typed, Trace())
     (loop,) = (op for op in kernel.body.ops if op.opcode == "parallel")
     before = [op for op in kernel.body.ops if op is not loop]
     inside = [op for op in loop.regions[0].ops if op.opcode != "yield"]
@@ -138,7 +138,7 @@ def elementwise(tree: Function, result: DType) -> Function:
     inner.append(syntax.Let((_VALUE,), last.value, mutable=True, span=last.span))
     inner.append(syntax.Assign(at(_OUT), call("cast", name(_VALUE), name(result.name)), span=last.span))
     extent = syntax.Index(syntax.Attribute(name(arrays[0]), "shape", span=span), (syntax.Number(0, span=span),), span=span)
-    over = syntax.Range(syntax.Number(0, span=span), name("n$"), span=span)
+    over = syntax.RangeExpr(syntax.Number(0, span=span), name("n$"), span=span)
     body = (
         syntax.Let(("n$",), extent, mutable=True, span=span),
         syntax.Let((_OUT,), call("empty", syntax.Tuple((name("n$"),), span=span), name(result.name)), mutable=True, span=span),

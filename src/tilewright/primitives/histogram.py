@@ -18,7 +18,7 @@ from tilewright.base.record import record
 from tilewright.base.sizes import Size, ceildiv, minimum
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Attr
-from tilewright.ir.program import Array, Program, ScalarInput
+from tilewright.ir.program import Program, ProgramArray, ScalarInput
 from tilewright.ir.types import Scalar, tensor
 from tilewright.primitives.code import Code, Mem, Num, Param, write_kernel
 from tilewright.primitives.parts import call, clear, data_type
@@ -40,17 +40,18 @@ class Table:
 
 def histogram_table(dtype: DType, bins: int, target: Target) -> Table:
     room = target.max_shared
-    if dtype.itemsize == 1 and bins <= 256:
-        return Table("lane", 512, 2)
-    if bins * 32 * 4 <= 96 << 10:
-        return Table("warp", 1024, 2, 2)
-    if bins * 4 <= 48 << 10:
-        return Table("block", 512, 4)
+    half, most = min(512, target.max_threads), min(1024, target.max_threads)
+    if dtype.itemsize == 1 and bins <= 256 and bins * target.warp_size * 4 <= room:
+        return Table("lane", half, 2)
+    if bins * (most // target.warp_size) * 4 <= min(96 << 10, room):
+        return Table("warp", most, 2, 2)
+    if bins * 4 <= min(48 << 10, room):
+        return Table("block", half, 4)
     if bins * 4 <= room // 2 - 1024:
-        return Table("block", 1024, 2)
+        return Table("block", most, 2)
     if (bins + 1) // 2 * 4 <= room - 1024:
-        return Table("half", 1024, 1)
-    return Table("none", 512, 4)
+        return Table("half", most, 1)
+    return Table("none", half, 4)
 
 
 def number_dtype(dtype: DType) -> DType:
@@ -72,7 +73,7 @@ def histogram_program(
 
     def body(c: Code, x: Mem, counts: Mem, low: Num, high: Num, scale: Num) -> None:
         thread, size = c.thread(), c.size(N)
-        counter = _COUNTERS[table.kind](c, counts, bins, table, thread)
+        counter = _COUNTERS[table.kind](c, counts, bins, table, thread, target.warp_size)
 
         def one(value: Num) -> None:
             given = value.to(number)
@@ -112,13 +113,13 @@ def histogram_program(
     bounds = ("low", "high", "scale")
     params: list[Param] = [("x", x), ("counts", counts), *((name, Scalar(number)) for name in bounds)]
     kernel = write_kernel("histogram", table.threads, [grid], params, body)
-    inputs: list[Array | ScalarInput] = [Array("x", x, "input"), *(ScalarInput(name, number) for name in bounds)]
-    out = Array("counts", counts, "output")
+    inputs: list[ProgramArray | ScalarInput] = [ProgramArray("x", x, "input"), *(ScalarInput(name, number) for name in bounds)]
+    out = ProgramArray("counts", counts, "output")
     return Program("histogram", tuple(inputs), (out,), (), (clear("clear_counts", out), call(kernel)))
 
 
 @record
-class _Counter:
+class _Bins:
     """`add` counts an element of a bin; `finish` brings the block's counts to memory."""
 
     add: Callable[[Num], None]
@@ -132,13 +133,16 @@ def _zeroed(c: Code, words: int, thread: Num, threads: int) -> Mem:
     return memory
 
 
-def _several(copies: int, place: Callable[[Num, Num, int], Num], mine: Callable[[Num], Num]) -> Callable[..., _Counter]:
-    """Tables of 32-bit counts; `place(bin, copy, bins)` is where a copy counts it."""
+def _several(
+    copies: Callable[[int, int], int], place: Callable[[Num, Num, int, int], Num], mine: Callable[[Num, int], Num]
+) -> Callable[..., _Bins]:
+    """`copies(threads, warp_size)` tables of 32-bit counts; `place(bin, copy, bins, copies)` is where a copy counts it, `mine(thread,
+    warp_size)` the copy of a thread."""
 
-    def make(c: Code, counts: Mem, bins: int, table: Table, thread: Num) -> _Counter:
-        number = copies or table.threads // 32
+    def make(c: Code, counts: Mem, bins: int, table: Table, thread: Num, warp_size: int) -> _Bins:
+        number = copies(table.threads, warp_size)
         memory = _zeroed(c, bins * number, thread, table.threads)
-        copy = mine(thread)
+        copy = mine(thread, warp_size)
 
         def finish() -> None:
             c.barrier()
@@ -147,17 +151,17 @@ def _several(copies: int, place: Callable[[Num, Num, int], Num], mine: Callable[
                 total = c.const(0, u32)
                 for other in range(number):
                     # Lanes begin with different copies: those of one bin are neighbours, or a multiple of the banks apart.
-                    total = total + memory[place(b, (b + other) % number if number > 1 else c.index(0), bins)]
+                    total = total + memory[place(b, (b + other) % number if number > 1 else c.index(0), bins, number)]
                 c.when(total.ne(0), lambda: _discard(counts.atomic("add", b, total.to(i64))))
 
             c.loop(thread, bins, table.threads, [], flush)
 
-        return _Counter(lambda b: _discard(memory.atomic("add", place(b, copy, bins), 1, scope="block")), finish)
+        return _Bins(lambda b: _discard(memory.atomic("add", place(b, copy, bins, number), 1, scope="block")), finish)
 
     return make
 
 
-def _halves(c: Code, counts: Mem, bins: int, table: Table, thread: Num) -> _Counter:
+def _halves(c: Code, counts: Mem, bins: int, table: Table, thread: Num, warp_size: int) -> _Bins:
     """16-bit counts, two in a word. The word counts on when the lower one overflows, which takes one from the upper; each overflow is
     seen by exactly one addition, which tells memory of it."""
     words = (bins + 1) // 2
@@ -190,20 +194,22 @@ def _halves(c: Code, counts: Mem, bins: int, table: Table, thread: Num) -> _Coun
 
         c.loop(thread, words, table.threads, [], flush)
 
-    return _Counter(add, finish)
+    return _Bins(add, finish)
 
 
-def _in_memory(c: Code, counts: Mem, bins: int, table: Table, thread: Num) -> _Counter:
-    return _Counter(lambda b: _discard(counts.atomic("add", b, 1)), lambda: None)
+def _in_memory(c: Code, counts: Mem, bins: int, table: Table, thread: Num, warp_size: int) -> _Bins:
+    return _Bins(lambda b: _discard(counts.atomic("add", b, 1)), lambda: None)
 
 
 def _discard(_: Num) -> None: ...
 
 
-_COUNTERS: dict[str, Callable[..., _Counter]] = {
-    "lane": _several(32, lambda b, copy, bins: b * 32 + copy, lambda thread: thread & 31),
-    "warp": _several(0, lambda b, copy, bins: copy * bins + b, lambda thread: thread >> 5),
-    "block": _several(1, lambda b, copy, bins: b, lambda thread: thread),
+_COUNTERS: dict[str, Callable[..., _Bins]] = {
+    "lane": _several(lambda _, warp: warp, lambda b, copy, bins, copies: b * copies + copy, lambda thread, warp: thread & (warp - 1)),
+    "warp": _several(
+        lambda threads, warp: threads // warp, lambda b, copy, bins, _: copy * bins + b, lambda thread, warp: thread >> (warp.bit_length() - 1)
+    ),
+    "block": _several(lambda *_: 1, lambda b, *_: b, lambda thread, _: thread),
     "half": _halves,
     "none": _in_memory,
 }

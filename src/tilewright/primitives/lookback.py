@@ -1,7 +1,7 @@
 """Decoupled look-back: how the blocks of one launch learn what all blocks before them have, in a single pass over the data.
 
 Every block takes the number of its tile from a counter, so that all tiles before it belong to blocks that run or are done. It
-publishes what its tile amounts to (its *aggregate*), then looks at the tiles before it, 32 with each of some warps at once, until one
+publishes what its tile amounts to (its *aggregate*), then looks at the tiles before it, one for each lane of some warps at once, until one
 knows its *prefix* (everything up to and including it); then it publishes its own prefix.
 
 A published number of up to 32 bits is one 64-bit word, with the status in the upper half, so that both arrive at once. A number
@@ -15,13 +15,12 @@ from collections.abc import Callable
 
 from tilewright.base.dtypes import DType, bool_, i64, u8, u16, u32, u64
 from tilewright.base.sizes import Size
-from tilewright.ir.program import Array
-from tilewright.primitives.code import Code, Mem, Num
+from tilewright.ir.program import ProgramArray
+from tilewright.primitives.code import Code, Mem, Num, mask_word
 from tilewright.primitives.functions import Monoid
-from tilewright.primitives.parts import Lanes, scratch
+from tilewright.primitives.parts import LaneNumbers, scratch
 
 EMPTY, AGGREGATE, PREFIX = 0, 1, 2
-WARP = 32
 _FIRST = 2
 """Where the states begin: pairs of words share 16 bytes."""
 _WORDS = {8: u8, 16: u16, 32: u32, 64: u64}
@@ -32,7 +31,7 @@ def words_of(dtype: DType) -> int:
     return 2 if dtype.bits == 64 else 1
 
 
-def states_array(tiles: Size, words: int = 1) -> Array:
+def states_array(tiles: Size, words: int = 1) -> ProgramArray:
     """The states of that many tiles, each of so many words, and before them the counter of tiles. All zero at first."""
     return scratch("states", u64, tiles * words + _FIRST)
 
@@ -80,11 +79,11 @@ def _read(c: Code, states: Mem, tile: Num, dtype: DType) -> tuple[Num, Num]:
 
 
 def _walk(
-    c: Code, tile: Num, at: Lanes, warps: int, dtype: DType, combine: Callable[[Num, Num], Num], read: Callable[[Num], tuple[Num, Num]]
+    c: Code, tile: Num, at: LaneNumbers, warps: int, dtype: DType, combine: Callable[[Num, Num], Num], read: Callable[[Num], tuple[Num, Num]]
 ) -> Num:
-    """What all tiles before `tile` (not the first) amount to; called by the whole block, of which `warps` warps look at 32 tiles each."""
+    """What all tiles before `tile` (not the first) amount to; called by the whole block, of which `warps` warps look at a tile for each lane."""
     lane = at.lane.to(u32)
-    found, known = c.shared(dtype, warps), c.shared(u32, warps)
+    found, known = c.shared(dtype, warps), c.shared(mask_word(at.warp_size), warps)
 
     def window(mine: Num) -> None:
         inside = mine >= 0
@@ -94,9 +93,9 @@ def _walk(
             return [c.select(inside, status, AGGREGATE), value]
 
         status, value = c.loop_while(again(), lambda status, value: c.any(status.eq(EMPTY)), again)
-        knowing = c.ballot(status.eq(PREFIX))
-        last = c.select(knowing.eq(0), c.const(WARP - 1, u32), c.op("ctz", knowing))
-        for step in (1, 2, 4, 8, 16):
+        knowing = c.ballot(status.eq(PREFIX), at.warp_size)
+        last = c.select(knowing.eq(0), c.const(at.warp_size - 1, u32), c.op("ctz", knowing).to(u32))
+        for step in at.distances:
             other = c.shuffle(value, step, "down")
             value = c.select(lane + step <= last, combine(other, value), value)
 
@@ -107,7 +106,7 @@ def _walk(
         c.when(lane.eq(0), tell)
 
     def turn(base: Num, before: Num, is_first: Num, done: Num) -> list[Num]:
-        c.when(at.warp < warps, lambda: window(base - at.warp * WARP - at.lane))
+        c.when(at.warp < warps, lambda: window(base - at.warp * at.warp_size - at.lane))
         c.barrier()
         total, has, over = before, ~is_first, c.const(False, bool_)
         for warp in range(warps):
@@ -117,13 +116,13 @@ def _walk(
             has = c.const(True, bool_)
             over = over | known[warp].ne(0)
         c.barrier()
-        return [base - WARP * warps, total, c.const(False, bool_), over]
+        return [base - at.warp_size * warps, total, c.const(False, bool_), over]
 
     start = [tile - 1, c.const(0, dtype), c.const(True, bool_), c.const(False, bool_)]
     return c.loop_while(start, lambda base, before, is_first, done: ~done, turn)[1]
 
 
-def exclusive_prefix(c: Code, states: Mem, tile: Num, at: Lanes, warps: int, aggregate: Num, monoid: Monoid, init: Num | None) -> Num:
+def exclusive_prefix(c: Code, states: Mem, tile: Num, at: LaneNumbers, warps: int, aggregate: Num, monoid: Monoid, init: Num | None) -> Num:
     """What all tiles before this one amount to, with `init` before them; for the first tile `init`, else anything. For a whole block,
     whose first `warps` warps look back."""
     dtype = aggregate.dtype
@@ -142,7 +141,7 @@ def exclusive_prefix(c: Code, states: Mem, tile: Num, at: Lanes, warps: int, agg
     return c.either(tile.eq(0), first, later)[0]
 
 
-def count_before(c: Code, states: Mem, tile: Num, at: Lanes, warps: int, count: Num) -> Num:
+def count_before(c: Code, states: Mem, tile: Num, at: LaneNumbers, warps: int, count: Num) -> Num:
     """How many all tiles before this one have counted; for a whole block. Counts have 62 bits."""
 
     def publish(value: Num, status: int) -> None:

@@ -1,6 +1,6 @@
 """Pieces that several primitives share: clearing scratch memory, and tiles of an array in the registers of a block's threads.
 
-A block's tile is cut into one part per warp, each part into steps of 32 vectors that follow one another in memory: every access
+A block's tile is cut into one part per warp, each part into steps of a vector for each lane that follow one another in memory: every access
 of a warp is one run of addresses, and the order of elements is (warp, step, lane, element of the vector).
 """
 
@@ -12,21 +12,21 @@ from tilewright.base.dtypes import DType, i64
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, ceildiv
 from tilewright.ir.nodes import Kernel
-from tilewright.ir.program import Array, KernelCall
+from tilewright.ir.program import KernelCall, ProgramArray
 from tilewright.ir.types import Tensor, tensor
 from tilewright.primitives.code import Code, Mem, Num, write_kernel
 
-WARP = 32
 _CLEAR_THREADS = 256
 
 
 @record
-class Shape:
+class BlockShape:
     """How a block's tile lies in its threads: `steps` vectors of `width` elements in each of `threads`."""
 
     threads: int
     steps: int
     width: int
+    warp_size: int
 
     @property
     def tile(self) -> int:
@@ -34,24 +34,34 @@ class Shape:
 
     @property
     def warps(self) -> int:
-        return self.threads // WARP
+        return self.threads // self.warp_size
 
 
 @record
-class Lanes:
+class LaneNumbers:
     """Where a thread is in its block."""
 
     thread: Num
     lane: Num
     warp: Num
+    warp_size: int
+
+    @property
+    def distances(self) -> tuple[int, ...]:
+        """The powers of two below the lanes of a warp: how far apart lanes are that join in the steps of a tree."""
+        return tuple(1 << k for k in range(self.warp_size.bit_length() - 1))
+
+    @property
+    def is_last_lane(self) -> Num:
+        return self.lane.eq(self.warp_size - 1)
 
 
-def lanes(c: Code) -> Lanes:
+def lanes(c: Code, warp_size: int) -> LaneNumbers:
     thread = c.thread()
-    return Lanes(thread, thread & (WARP - 1), thread >> 5)
+    return LaneNumbers(thread, thread & (warp_size - 1), thread >> (warp_size.bit_length() - 1), warp_size)
 
 
-def clear(name: str, array: Array) -> KernelCall:
+def clear(name: str, array: ProgramArray) -> KernelCall:
     """Zeros in a one-dimensional array that is aligned to vectors."""
     (extent,) = array.type.shape
     dtype = array.type.dtype
@@ -73,8 +83,8 @@ def clear(name: str, array: Array) -> KernelCall:
     return KernelCall(kernel, (array.name,))
 
 
-def scratch(name: str, dtype: DType, *shape: Size | int) -> Array:
-    return Array(name, tensor(dtype, *shape, align=16), "scratch")
+def scratch(name: str, dtype: DType, *shape: Size | int) -> ProgramArray:
+    return ProgramArray(name, tensor(dtype, *shape, align=16), "scratch")
 
 
 def call(kernel: Kernel) -> KernelCall:
@@ -86,13 +96,13 @@ def data_type(dtype: DType, extent: Size | int | str, aligned: bool) -> Tensor:
     return tensor(dtype, extent, align=16 if aligned else 0)
 
 
-def tile_index(c: Code, at: Lanes, tile: Num, shape: Shape, step: int) -> Num:
+def tile_index(c: Code, at: LaneNumbers, tile: Num, shape: BlockShape, step: int) -> Num:
     """Where the thread's vector of that step begins."""
-    inside = at.warp * (shape.steps * shape.width * WARP) + at.lane * shape.width + step * shape.width * WARP
+    inside = at.warp * (shape.steps * shape.width * shape.warp_size) + at.lane * shape.width + step * shape.width * shape.warp_size
     return tile * shape.tile + inside
 
 
-def load_tile(c: Code, data: Mem, at: Lanes, tile: Num, shape: Shape, size: Num, aligned: bool, hint: str = "") -> list[list[Num]]:
+def load_tile(c: Code, data: Mem, at: LaneNumbers, tile: Num, shape: BlockShape, size: Num, aligned: bool, hint: str = "") -> list[list[Num]]:
     """The thread's elements, step by step; behind the end of the data the last element stands."""
     attrs = {"cache": hint} if hint else {}
 
@@ -111,7 +121,7 @@ def load_tile(c: Code, data: Mem, at: Lanes, tile: Num, shape: Shape, size: Num,
     return [flat[k * shape.width : (k + 1) * shape.width] for k in range(shape.steps)]
 
 
-def store_tile(c: Code, out: Mem, at: Lanes, tile: Num, shape: Shape, size: Num, values: Sequence[Sequence[Num]], hint: str = "") -> None:
+def store_tile(c: Code, out: Mem, at: LaneNumbers, tile: Num, shape: BlockShape, size: Num, values: Sequence[Sequence[Num]], hint: str = "") -> None:
     """The reverse; the output is aligned."""
     attrs = {"cache": hint} if hint else {}
 

@@ -11,11 +11,11 @@ from tilewright.base.dtypes import DType, bool_
 from tilewright.base.sizes import Size, ceildiv, minimum
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Attr, Op, Value
-from tilewright.ir.program import Array, Program, ScalarInput
+from tilewright.ir.program import Program, ProgramArray, ScalarInput
 from tilewright.ir.types import Scalar, tensor
 from tilewright.primitives.code import Code, Mem, Num, Param, write_kernel
 from tilewright.primitives.functions import Monoid
-from tilewright.primitives.parts import Lanes, Shape, call, data_type, lanes, load_tile, scratch, tile_index
+from tilewright.primitives.parts import BlockShape, LaneNumbers, call, data_type, lanes, load_tile, scratch, tile_index
 
 N = Size.of("n")
 _COMMUTATIVE = ("add", "mul", "min", "max", "and", "or", "xor", "eq", "ne")
@@ -44,14 +44,14 @@ def is_commutative(monoid: Monoid) -> bool:
     return straight == form(monoid.function.ops, {first: "b", second: "a"})
 
 
-def reduce_shape(dtype: DType) -> Shape:
-    return Shape(512, 4, max(1, min(16 // dtype.itemsize, 8)))
+def reduce_shape(dtype: DType, target: Target) -> BlockShape:
+    return BlockShape(min(512, target.max_threads), 4, max(1, min(16 // dtype.itemsize, 8)), target.warp_size)
 
 
 def reduce_program(
-    dtype: DType, monoid: Monoid, result: DType, target: Target, aligned: bool = True, shape: Shape | None = None, blocks: int = 0, hint: str = ""
+    dtype: DType, monoid: Monoid, result: DType, target: Target, aligned: bool = True, shape: BlockShape | None = None, blocks: int = 0, hint: str = ""
 ) -> Program:
-    shape = shape or reduce_shape(dtype)
+    shape = shape or reduce_shape(dtype, target)
     most = blocks or target.multiprocessors * 4
     tiles = ceildiv(N, shape.tile)
     grid = minimum(tiles, most)
@@ -60,7 +60,7 @@ def reduce_program(
     ordered = not is_commutative(monoid)
 
     def body(c: Code, x: Mem, parts: Mem) -> None:
-        at, size = lanes(c), c.size(N)
+        at, size = lanes(c, target.warp_size), c.size(N)
         count = c.size(tiles)
         first, last = c.block() * count // c.blocks(), (c.block() + 1) * count // c.blocks()
         attrs: dict[str, Attr] = {"cache": hint} if hint else {}
@@ -76,7 +76,7 @@ def reduce_program(
             flat = [_tree(monoid, vector) for vector in values]
             if not ordered:
                 return _tree(monoid, flat)
-            return _tree(monoid, [_warp_in_order(c, monoid, v, at.lane) for v in flat])
+            return _tree(monoid, [_warp_in_order(c, monoid, v, at) for v in flat])
 
         def edge(tile: Num, before: Num, there: Num) -> list[Num]:
             """The last tile: element by element, in the order of their places."""
@@ -90,7 +90,7 @@ def reduce_program(
                     mine = c.select(inside, c.select(any_, monoid(mine, value), value), mine)
                     any_ = any_ | inside
                 if ordered:
-                    mine, any_ = _warp_as_far(c, monoid, mine, any_, at.lane)
+                    mine, any_ = _warp_as_far(c, monoid, mine, any_, at)
                 now, has = c.select(any_, c.select(has, monoid(now, mine), mine), now), has | any_
             return [now, has]
 
@@ -126,7 +126,7 @@ def reduce_program(
         c.when(at.thread.eq(0), lambda: parts.store(c.block(), now))
 
     def last_body(c: Code, parts: Mem, y: Mem, init: Num) -> None:
-        at = lanes(c)
+        at = lanes(c, target.warp_size)
         count = c.size(grid)
         each = (count + (_LAST_THREADS - 1)) // _LAST_THREADS
         low = (at.thread * each).min(count)
@@ -137,14 +137,14 @@ def reduce_program(
             return [c.select(there, monoid(before, value), value), c.const(True, bool_)]
 
         now, has = c.loop(low, high, 1, [c.const(0, monoid.dtype), c.const(False, bool_)], step)
-        now, has = _block_as_far(c, monoid, now, has, at, _LAST_THREADS // 32)
+        now, has = _block_as_far(c, monoid, now, has, at, _LAST_THREADS // target.warp_size)
         c.when(at.thread.eq(0), lambda: y.store(0, monoid(init, now).to(result)))
 
     kernel = write_kernel("reduce", shape.threads, [grid], [("x", x), ("parts", parts.type)], body)
     params: list[Param] = [("parts", parts.type), ("y", y), ("init", Scalar(monoid.dtype))]
     last = write_kernel("reduce_parts", _LAST_THREADS, [1], params, last_body)
-    inputs = (Array("x", x, "input"), ScalarInput("init", monoid.dtype))
-    return Program("reduce", inputs, (Array("y", y, "output"),), (parts,), (call(kernel), call(last)))
+    inputs = (ProgramArray("x", x, "input"), ScalarInput("init", monoid.dtype))
+    return Program("reduce", inputs, (ProgramArray("y", y, "output"),), (parts,), (call(kernel), call(last)))
 
 
 def _tree(monoid: Monoid, values: list[Num]) -> Num:
@@ -155,27 +155,27 @@ def _tree(monoid: Monoid, values: list[Num]) -> Num:
     return values[0]
 
 
-def _warp_in_order(c: Code, monoid: Monoid, value: Num, lane: Num) -> Num:
+def _warp_in_order(c: Code, monoid: Monoid, value: Num, at: LaneNumbers) -> Num:
     """What the warp's lanes amount to, in order; right in lane 0."""
-    for distance in (1, 2, 4, 8, 16):
+    for distance in at.distances:
         value = monoid(value, c.shuffle(value, distance, "down"))
     return value
 
 
-def _warp_as_far(c: Code, monoid: Monoid, value: Num, there: Num, lane: Num) -> tuple[Num, Num]:
+def _warp_as_far(c: Code, monoid: Monoid, value: Num, there: Num, at: LaneNumbers) -> tuple[Num, Num]:
     """The same where only some lanes have a value: right in lane 0."""
-    for distance in (1, 2, 4, 8, 16):
+    for distance in at.distances:
         other = c.shuffle(value, distance, "down")
-        has = c.shuffle(there, distance, "down") & (lane + distance < 32)
+        has = c.shuffle(there, distance, "down") & (at.lane + distance < at.warp_size)
         value = c.select(has, c.select(there, monoid(value, other), other), value)
         there = there | has
     return value, there
 
 
-def _block_as_far(c: Code, monoid: Monoid, value: Num, there: Num, at: Lanes, warps: int, in_warp: bool = True) -> tuple[Num, Num]:
+def _block_as_far(c: Code, monoid: Monoid, value: Num, there: Num, at: LaneNumbers, warps: int, in_warp: bool = True) -> tuple[Num, Num]:
     """What the block's threads (or, already joined, its warps) have, in order: right in thread 0."""
     if in_warp:
-        value, there = _warp_as_far(c, monoid, value, there, at.lane)
+        value, there = _warp_as_far(c, monoid, value, there, at)
     values, flags = c.shared(monoid.dtype, warps), c.shared(bool_, warps)
 
     def tell() -> None:

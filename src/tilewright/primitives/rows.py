@@ -9,11 +9,12 @@ from __future__ import annotations
 from tilewright.base.dtypes import i64, u16, u32
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, ceildiv
-from tilewright.ir.program import Array, Program
+from tilewright.base.target import Target
+from tilewright.ir.program import Program, ProgramArray
 from tilewright.ir.types import tensor
 from tilewright.primitives.code import Code, Mem, Num, write_kernel
 from tilewright.primitives.keys import cooked, from_key, key_dtype, raw, to_key
-from tilewright.primitives.parts import Lanes, call, lanes
+from tilewright.primitives.parts import LaneNumbers, call, lanes
 from tilewright.primitives.sort import RADIX, SortPlan, SortShape, block_sums, columns_of, digit_of, ranks_of
 
 _ROWS, _COLUMNS = Size.of("rows"), Size.of("columns")
@@ -30,13 +31,13 @@ class RowShape:
     rows: int
 
 
-def row_shape(plan: SortPlan, columns: int) -> RowShape:
+def row_shape(plan: SortPlan, columns: int, target: Target) -> RowShape:
     """How rows of that length are sorted."""
     wide = plan.dtype.itemsize > 4
     items = next((k for k in (4, 8, 16) if 256 * k >= columns), 16)
     if 512 < columns <= 1024 and wide:
         items = 8
-    tile = SortShape(256, items)
+    tile = SortShape(256, items, target.warp_size)
     return RowShape(tile, max(1, min(_MOST_ROWS, tile.tile // columns)))
 
 
@@ -54,11 +55,11 @@ def rows_program(plan: SortPlan, shape: RowShape) -> Program:
     def body(c: Code, *memory: Mem) -> None:
         by_name = dict(zip(arrays, memory, strict=True))
         keys_in = by_name["keys"]
-        at, columns = lanes(c), c.size(_COLUMNS)
+        at, columns = lanes(c, tile.warp_size), c.size(_COLUMNS)
         first_row = c.block() * shape.rows
         valid = ((c.size(_ROWS) - first_row).min(shape.rows)) * columns
         base = first_row * columns
-        inside = at.warp * (32 * tile.items) + at.lane
+        inside = at.warp * (tile.warp_size * tile.items) + at.lane
         counters = c.shared(u32, tile.warps * RADIX)
         staged = c.shared(unsigned, tile.tile, align=16)
         staged_places = c.shared(u16, tile.tile, align=16) if carries else None
@@ -66,7 +67,7 @@ def rows_program(plan: SortPlan, shape: RowShape) -> Program:
         places: list[Num] = []
         most = c.const(-1, unsigned)
         for item in range(tile.items):
-            here = inside + item * 32
+            here = inside + item * tile.warp_size
             there = here < valid
             bits = raw(keys_in.load(base + here.min(valid - 1)))
             keys.append(c.select(there, to_key(c, bits, plan.dtype, plan.descending, plan.places), most))
@@ -83,13 +84,13 @@ def rows_program(plan: SortPlan, shape: RowShape) -> Program:
                 if staged_places is not None:
                     staged_places.store(rank, places[item])
             c.barrier()
-            keys = [staged[inside + item * 32] for item in range(tile.items)]
+            keys = [staged[inside + item * tile.warp_size] for item in range(tile.items)]
             if staged_places is not None:
-                places = [staged_places[inside + item * 32] for item in range(tile.items)]
+                places = [staged_places[inside + item * tile.warp_size] for item in range(tile.items)]
             c.barrier()
 
         def put(item: int) -> None:
-            here = inside + item * 32
+            here = inside + item * tile.warp_size
             if "sorted" in by_name:
                 by_name["sorted"].store(base + here, cooked(from_key(c, keys[item], plan.dtype, plan.descending), plan.dtype))
             if plan.payload is None:
@@ -98,17 +99,17 @@ def rows_program(plan: SortPlan, shape: RowShape) -> Program:
             by_name["moved"].store(base + here, by_name["values"].load(base + was) if "values" in by_name else (was % columns).to(plan.payload))
 
         for item in range(tile.items):
-            c.when(inside + item * 32 < valid, lambda item=item: put(item))  # type: ignore[misc]
+            c.when(inside + item * tile.warp_size < valid, lambda item=item: put(item))  # type: ignore[misc]
 
     params = [(name, tensor(dtype, _ROWS * _COLUMNS)) for name, dtype in arrays.items()]
     kernel = write_kernel("sort_rows", tile.threads, [ceildiv(_ROWS, shape.rows)], params, body)
     roles = {name: "input" if name in ("keys", "values") else "output" for name in arrays}
-    whole = [Array(name, tensor(dtype, _ROWS, _COLUMNS), roles[name]) for name, dtype in arrays.items()]
+    whole = [ProgramArray(name, tensor(dtype, _ROWS, _COLUMNS), roles[name]) for name, dtype in arrays.items()]
     inputs, outputs = (tuple(a for a in whole if a.role == role) for role in ("input", "output"))
     return Program("sort_rows", inputs, outputs, (), (call(kernel),))
 
 
-def _tile_ranks(c: Code, at: Lanes, tile: SortShape, digits: list[Num], counters: Mem) -> list[Num]:
+def _tile_ranks(c: Code, at: LaneNumbers, tile: SortShape, digits: list[Num], counters: Mem) -> list[Num]:
     """Where each element goes when the tile is sorted by these digits."""
     c.loop(at.thread, tile.warps * RADIX, tile.threads, [], lambda i: counters.store(i, 0))
     c.barrier()

@@ -18,16 +18,17 @@ from tilewright.base.record import record
 from tilewright.base.sizes import Size, ceildiv, minimum
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Attr, Kernel
-from tilewright.ir.program import Array, KernelCall, Program
+from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.types import Tensor, tensor
-from tilewright.primitives.code import Code, Mem, Num, write_kernel
+from tilewright.primitives.code import Code, Mem, Num, mask_bits, mask_word, write_kernel
 from tilewright.primitives.keys import cooked, from_key, key_dtype, raw, to_key
 from tilewright.primitives.lookback import AGGREGATE, EMPTY, PREFIX
-from tilewright.primitives.parts import Lanes, call, clear, data_type, lanes, scratch
+from tilewright.primitives.parts import LaneNumbers, call, clear, data_type, lanes, scratch
 
 N = Size.of("n")
 RADIX = 256
 _COUNT_THREADS = 512
+"""Threads that count, where a block may have as many."""
 _COUNT_UNROLL = 2
 WIDE = 1 << 30
 """From so many elements on, counts do not fit beside a status in 32 bits."""
@@ -39,6 +40,7 @@ class SortShape:
 
     threads: int
     items: int
+    warp_size: int
     rank: str = "or"
     blocks: int = 0
     """How many blocks should fit on a multiprocessor; 0: as it comes."""
@@ -53,7 +55,7 @@ class SortShape:
 
     @property
     def warps(self) -> int:
-        return self.threads // 32
+        return self.threads // self.warp_size
 
 
 @record
@@ -82,10 +84,10 @@ class SortPlan:
         return f"{self.dtype} {self.payload} {self.places} {self.descending} {self.wide} {self.aligned}"
 
 
-def sort_shape(plan: SortPlan) -> SortShape:
+def sort_shape(plan: SortPlan, target: Target) -> SortShape:
     size = plan.dtype.itemsize + (plan.held.itemsize if plan.held else 0)
     items = {1: 24, 2: 24, 4: 25, 8: 22 if plan.dtype.itemsize == 4 else 16}.get(size, 10 if size > 8 else 20)
-    return SortShape(384, items, blocks=2 if items >= 20 else 0)
+    return SortShape(min(384, target.max_threads), items, target.warp_size, blocks=2 if items >= 20 else 0)
 
 
 @record
@@ -102,7 +104,7 @@ class Move:
         return [name for name in (self.keys, self.sorted, self.values, self.moved) if name]
 
 
-def moves(plan: SortPlan) -> tuple[list[Move], list[Array], list[Array], list[Array]]:
+def moves(plan: SortPlan) -> tuple[list[Move], list[ProgramArray], list[ProgramArray], list[ProgramArray]]:
     """The arrays of each pass, and the inputs, outputs and scratch arrays there are. Results of passes go to two arrays in turn; where
     an output is one of them, the last goes there."""
     last = plan.passes - 1
@@ -125,19 +127,19 @@ def moves(plan: SortPlan) -> tuple[list[Move], list[Array], list[Array], list[Ar
     used = {name for move in found for name in move.names}
     held = [scratch(f"{which}_{kind}", dtype, N) for which in ("other", "more") for kind, dtype in (("keys", plan.dtype), ("values", plan.held))
             if f"{which}_{kind}" in used and dtype is not None]  # fmt: skip
-    inputs, outputs = [Array("keys", data_type(plan.dtype, N, plan.aligned), "input")], []
+    inputs, outputs = [ProgramArray("keys", data_type(plan.dtype, N, plan.aligned), "input")], []
     if not plan.places:
-        outputs.append(Array("sorted", tensor(plan.dtype, N, align=16), "output"))
+        outputs.append(ProgramArray("sorted", tensor(plan.dtype, N, align=16), "output"))
     if plan.payload is not None:
-        outputs.append(Array("moved", tensor(plan.payload, N, align=16), "output"))
+        outputs.append(ProgramArray("moved", tensor(plan.payload, N, align=16), "output"))
         if not plan.places:
-            inputs.append(Array("values", data_type(plan.payload, N, plan.aligned), "input"))
+            inputs.append(ProgramArray("values", data_type(plan.payload, N, plan.aligned), "input"))
     return found, inputs, outputs, held
 
 
 def sort_program(plan: SortPlan, target: Target, shape: SortShape | None = None) -> Program:
     """The program `keys, values? -> sorted?, moved?`."""
-    shape = shape or sort_shape(plan)
+    shape = shape or sort_shape(plan, target)
     assert shape.threads >= RADIX, "there is a thread for each digit"
     tiles = ceildiv(N, shape.tile)
     steps, inputs, outputs, held = moves(plan)
@@ -148,7 +150,7 @@ def sort_program(plan: SortPlan, target: Target, shape: SortShape | None = None)
     types = {a.name: a.type for a in (*inputs, *outputs, *held)}
     calls = [clear("clear_counts", counts), clear("clear_states", states), clear("clear_tickets", tickets)]
     calls.append(call(_count_kernel(plan, target, types["keys"], counts.type)))
-    calls.append(call(_starts_kernel(plan, counts.type)))
+    calls.append(call(_starts_kernel(plan, target, counts.type)))
     for number, move in enumerate(steps):
         names = [*move.names, "counts", "states", "tickets"]
         kernel = _pass_kernel(plan, shape, number, tiles, move, [(name, types[name]) for name in names])
@@ -162,13 +164,14 @@ def sort_program(plan: SortPlan, target: Target, shape: SortShape | None = None)
 def _count_kernel(plan: SortPlan, target: Target, x: Tensor, counts: Tensor) -> Kernel:
     """How often each digit of each pass occurs."""
     width = max(1, 16 // plan.dtype.itemsize) if plan.aligned else 1
-    grid = minimum(ceildiv(N, _COUNT_THREADS * width * _COUNT_UNROLL), target.multiprocessors * 4)
+    threads = min(_COUNT_THREADS, target.max_threads)
+    grid = minimum(ceildiv(N, threads * width * _COUNT_UNROLL), target.multiprocessors * 4)
     words = RADIX * plan.passes
 
     def body(c: Code, keys: Mem, counts: Mem) -> None:
         thread, size = c.thread(), c.size(N)
         table = c.shared(u32, words)
-        c.loop(thread, words, _COUNT_THREADS, [], lambda i: table.store(i, 0))
+        c.loop(thread, words, threads, [], lambda i: table.store(i, 0))
         c.barrier()
 
         def one(value: Num) -> None:
@@ -176,8 +179,8 @@ def _count_kernel(plan: SortPlan, target: Target, x: Tensor, counts: Tensor) -> 
             for number in range(plan.passes):
                 table.atomic("add", digit_of(key, number).to(i64) + number * RADIX, 1, scope="block")
 
-        stride = c.blocks() * _COUNT_THREADS
-        first = c.block() * _COUNT_THREADS + thread
+        stride = c.blocks() * threads
+        first = c.block() * threads + thread
         vectors = size // width
 
         def several(i: Num, _: Num) -> Num:
@@ -203,32 +206,32 @@ def _count_kernel(plan: SortPlan, target: Target, x: Tensor, counts: Tensor) -> 
             count = table[i].to(u64)
             c.when(count.ne(0), lambda: _discard(counts.atomic("add", i, count)))
 
-        c.loop(thread, words, _COUNT_THREADS, [], flush)
+        c.loop(thread, words, threads, [], flush)
 
-    return write_kernel("sort_count", _COUNT_THREADS, [grid], [("keys", x), ("counts", counts)], body)
+    return write_kernel("sort_count", threads, [grid], [("keys", x), ("counts", counts)], body)
 
 
-def _starts_kernel(plan: SortPlan, counts: Tensor) -> Kernel:
+def _starts_kernel(plan: SortPlan, target: Target, counts: Tensor) -> Kernel:
     """Counts become the places where the digits begin; a block for each pass."""
 
     def body(c: Code, counts: Mem) -> None:
-        at = lanes(c)
+        at = lanes(c, target.warp_size)
         place = c.block() * RADIX + at.thread
         mine = counts[place]
-        before, _ = block_sums(c, at, mine, RADIX // 32)
+        before, _ = block_sums(c, at, mine, RADIX // target.warp_size)
         counts.store(place, before)
 
     return write_kernel("sort_starts", RADIX, [plan.passes], [("counts", counts)], body)
 
 
-def block_sums(c: Code, at: Lanes, mine: Num, warps: int) -> tuple[Num, Num]:
+def block_sums(c: Code, at: LaneNumbers, mine: Num, warps: int) -> tuple[Num, Num]:
     """What the threads before this one have, and what those of its warp up to it have; for the first `warps` warps."""
     running = mine
-    for distance in (1, 2, 4, 8, 16):
+    for distance in at.distances:
         other = c.shuffle(running, distance, "up")
         running = c.select(at.lane >= distance, running + other, running)
     totals = c.shared(mine.dtype, warps)
-    c.when(at.lane.eq(31), lambda: totals.store(at.warp, running))
+    c.when(at.is_last_lane, lambda: totals.store(at.warp, running))
     c.barrier()
     before = running - mine
     for warp in range(warps - 1):
@@ -256,7 +259,7 @@ def _pass_kernel(plan: SortPlan, shape: SortShape, number: int, tiles: Size, mov
         by_name = dict(zip(move.names, memory))
         counts, states, tickets = memory[-3:]
         source, target, moved = by_name[move.keys], by_name.get(move.sorted), by_name.get(move.moved)
-        at, size = lanes(c), c.size(N)
+        at, size = lanes(c, shape.warp_size), c.size(N)
         warp_counts = c.shared(u32, shape.warps * RADIX)
         c.loop(at.thread, shape.warps * RADIX, shape.threads, [], lambda i: warp_counts.store(i, 0))
         ticket = c.shared(u32, 1)
@@ -264,7 +267,7 @@ def _pass_kernel(plan: SortPlan, shape: SortShape, number: int, tiles: Size, mov
         c.barrier()
         tile = ticket[0].to(i64)
         start = tile * shape.tile
-        inside = at.warp * (32 * shape.items) + at.lane
+        inside = at.warp * (shape.warp_size * shape.items) + at.lane
         keys = _load_keys(c, plan, shape, source, start, inside, size, first)
         base = at.warp * RADIX
         places = [digit_of(key, number).to(i64) + base for key in keys]
@@ -326,7 +329,7 @@ def _pass_kernel(plan: SortPlan, shape: SortShape, number: int, tiles: Size, mov
             return
         held = c.shared(plan.held, shape.tile, align=16)
         for item, rank in enumerate(ranks):
-            place = start + inside + item * 32
+            place = start + inside + item * shape.warp_size
             held.store(rank, by_name[move.values].load(place.min(size - 1)) if move.values else place.to(plan.held))
         c.barrier()
         for item in range(shape.items):
@@ -346,17 +349,17 @@ def _load_keys(c: Code, plan: SortPlan, shape: SortShape, source: Mem, start: Nu
         return to_key(c, bits, plan.dtype, plan.descending, plan.places) if first else bits
 
     def whole() -> list[Num]:
-        return [load(start + inside + item * 32) for item in range(shape.items)]
+        return [load(start + inside + item * shape.warp_size) for item in range(shape.items)]
 
     def edge() -> list[Num]:
         most = c.const(-1, unsigned)
-        places = [start + inside + item * 32 for item in range(shape.items)]
+        places = [start + inside + item * shape.warp_size for item in range(shape.items)]
         return [c.select(place < size, load(place.min(size - 1)), most) for place in places]
 
     return c.either(start + shape.tile <= size, whole, edge)
 
 
-def columns_of(c: Code, at: Lanes, shape: SortShape, warp_counts: Mem) -> Num:
+def columns_of(c: Code, at: LaneNumbers, shape: SortShape, warp_counts: Mem) -> Num:
     """For a digit's thread: the counts of warps become the sums of those before; gives the tile's count."""
 
     def column() -> Num:
@@ -409,9 +412,9 @@ def _digits_before(c: Code, shape: SortShape, states: Mem, state: Num, tile: Num
 def ranks_of(c: Code, shape: SortShape, digits: list[Num], places: list[Num], counters: Mem) -> list[Num]:
     """For each of the thread's digits, what its counter (at `places`, one for each warp and digit) says when all digits of the warp
     before it, in order, are counted. The counters count on."""
-    below = c.op("lane_mask", relation="lt")
+    below = c.op("lane_mask", relation="lt", **mask_bits(shape.warp_size))
     seen = _bits_of_lanes(c, shape) if shape.rank == "or" else None
-    mine = c.op("lane_mask", relation="eq")
+    mine = c.op("lane_mask", relation="eq", **mask_bits(shape.warp_size))
     ranks: list[Num] = []
     for digit, place in zip(digits, places, strict=True):
         if seen is not None:
@@ -419,13 +422,17 @@ def ranks_of(c: Code, shape: SortShape, digits: list[Num], places: list[Num], co
             c.warp_sync()
             mask = seen[place]
         else:
-            mask = c.op("match", digit, mode="any") if shape.rank == "match" else _lanes_alike(c, digit)
+            mask = (
+                c.op("match", digit, mode="any", **mask_bits(shape.warp_size))
+                if shape.rank == "match"
+                else _lanes_alike(c, digit, shape.warp_size)
+            )
         before = counters[place]
-        rank = c.op("popcount", mask & below)
+        rank = c.op("popcount", mask & below).to(u32)
         c.warp_sync()
 
         def count(place: Num = place, before: Num = before, mask: Num = mask) -> None:
-            counters.store(place, before + c.op("popcount", mask))
+            counters.store(place, before + c.op("popcount", mask).to(u32))
             if seen is not None:
                 seen.store(place, 0)
 
@@ -435,12 +442,12 @@ def ranks_of(c: Code, shape: SortShape, digits: list[Num], places: list[Num], co
     return ranks
 
 
-def _lanes_alike(c: Code, digit: Num) -> Num:
+def _lanes_alike(c: Code, digit: Num, warp_size: int) -> Num:
     """The lanes that have the same digit, by a vote on each bit."""
-    found: Num | None = None
+    found, word = None, mask_word(warp_size)
     for bit in range(8):
         mine = (digit & (1 << bit)).ne(0)
-        alike = c.ballot(mine) ^ c.select(mine, c.const(0, u32), c.const(-1, u32))
+        alike = c.ballot(mine, warp_size) ^ c.select(mine, c.const(0, word), c.const(-1, word))
         found = alike if found is None else found & alike
     assert found is not None
     return found
@@ -448,7 +455,7 @@ def _lanes_alike(c: Code, digit: Num) -> Num:
 
 def _bits_of_lanes(c: Code, shape: SortShape) -> Mem:
     """A word for each warp and digit, in which lanes leave their bits."""
-    seen = c.shared(u32, shape.warps * RADIX)
+    seen = c.shared(mask_word(shape.warp_size), shape.warps * RADIX)
     c.loop(c.thread(), shape.warps * RADIX, shape.threads, [], lambda i: seen.store(i, 0))
     c.barrier()
     return seen

@@ -10,7 +10,7 @@ from tilewright.base.dtypes import DType
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, ceildiv
 from tilewright.ir.nodes import Attr
-from tilewright.ir.program import Array, Program
+from tilewright.ir.program import Program, ProgramArray
 from tilewright.ir.types import tensor
 from tilewright.primitives.code import Code, Mem, Num, write_kernel
 from tilewright.primitives.parts import call
@@ -87,7 +87,7 @@ def transpose_program(dtype: DType, vectors_in: bool, vectors_out: bool, square:
         c.either(whole, store_whole, store_edge)
 
     kernel = write_kernel("transpose", threads, [across * down * _BATCH], [("x", x), ("y", y)], body)
-    return Program("transpose", (Array("x", x, "input"),), (Array("y", y, "output"),), (), (call(kernel),))
+    return Program("transpose", (ProgramArray("x", x, "input"),), (ProgramArray("y", y, "output"),), (), (call(kernel),))
 
 
 _CPU_SIDE = 32
@@ -112,4 +112,4 @@ def transpose_program_cpu(dtype: DType) -> Program:
         c.loop(0, columns, _CPU_SIDE, [], square)
 
     kernel = write_kernel("transpose", 1, [down * _BATCH], [("x", x), ("y", y)], body)
-    return Program("transpose", (Array("x", x, "input"),), (Array("y", y, "output"),), (), (call(kernel),))
+    return Program("transpose", (ProgramArray("x", x, "input"),), (ProgramArray("y", y, "output"),), (), (call(kernel),))

@@ -18,15 +18,12 @@ from tilewright.tree.typed import (
     Apply,
     ArrayAssign,
     ArrayInfo,
-    Barrier,
     Cast,
     Const,
     Element,
     Expr,
-    If,
     IndexRef,
     Local,
-    Loop,
     LoopVar,
     Reduce,
     ReduceLoop,
@@ -34,9 +31,12 @@ from tilewright.tree.typed import (
     SizeValue,
     Stmt,
     Store,
+    TypedBarrier,
+    TypedIf,
     TypedKernel,
+    TypedLoop,
+    TypedWhile,
     Variable,
-    While,
     Whole,
 )
 from tilewright.tree.typed_text import show_expr
@@ -84,7 +84,7 @@ def find_splits(kernel: TypedKernel, along: tuple[str, int] | None = None) -> li
     first: Diagnostics | None = None
     for size in candidates:
         sink = Diagnostics()
-        split = _Splitter(kernel, size, sink).split()
+        split = _BatchSplitter(kernel, size, sink).split()
         if split is not None:
             found.append(split)
         first = first or sink
@@ -124,7 +124,7 @@ def _asked(kernel: TypedKernel, array: str, axis: int) -> str:
     return name
 
 
-class _Splitter:
+class _BatchSplitter:
     """Checks one size."""
 
     def __init__(self, kernel: TypedKernel, size: str, sink: Diagnostics) -> None:
@@ -180,7 +180,7 @@ class _Splitter:
             self._statement(stmt, inside)
 
     def _statement(self, stmt: Stmt, inside: LoopVar | None) -> None:
-        if isinstance(stmt, Loop):
+        if isinstance(stmt, TypedLoop):
             self._statements(stmt.body, self._enter(stmt.vars, stmt, inside))
         elif isinstance(stmt, ReduceLoop):
             own = self._enter(stmt.outer, stmt, inside)
@@ -201,18 +201,18 @@ class _Splitter:
                 return
             self.plain.append((stmt.var, stmt.value, stmt.span))
             self._value(stmt.value, inside)
-        elif isinstance(stmt, If | While):
+        elif isinstance(stmt, TypedIf | TypedWhile):
             self._value(stmt.cond, inside)
-            for body in (stmt.then, stmt.otherwise) if isinstance(stmt, If) else (stmt.body,):
+            for body in (stmt.then, stmt.otherwise) if isinstance(stmt, TypedIf) else (stmt.body,):
                 self._statements(body, inside)
-        elif not isinstance(stmt, Barrier):
+        elif not isinstance(stmt, TypedBarrier):
             if isinstance(stmt, Accumulate) and inside is None:
                 self._repeated(stmt.var, stmt.kind, stmt.span)
             for expr in own_exprs(stmt):
                 self._value(expr, inside)
 
     def _enter(
-        self, loops: tuple[LoopVar, ...], stmt: Loop | ReduceLoop, inside: LoopVar | None, own: tuple[Variable, ...] = ()
+        self, loops: tuple[LoopVar, ...], stmt: TypedLoop | ReduceLoop, inside: LoopVar | None, own: tuple[Variable, ...] = ()
     ) -> LoopVar | None:
         """The index that is cut inside these loops; what they accumulate is partial from now on."""
         found = inside
@@ -229,7 +229,7 @@ class _Splitter:
             self._effects(stmt, own)
         return found
 
-    def _effects(self, stmt: Loop | ReduceLoop, own: tuple[Variable, ...]) -> None:
+    def _effects(self, stmt: TypedLoop | ReduceLoop, own: tuple[Variable, ...]) -> None:
         """What iterations of the cut loop leave behind besides their own share."""
         outer = {var for var in assigned(stmt.body) if var not in own}
         for inner in walk(stmt.body):

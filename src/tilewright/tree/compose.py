@@ -26,10 +26,15 @@ from tilewright.tree.metadata import KernelKind, read_attributes
 from tilewright.tree.names import BodyNames, body_names, is_output, substitute
 from tilewright.tree.syntax import Argument, Expr, Function, KernelAttribute, Stmt
 
-_OWN_PROGRAM = ("device", "precision", "strict", "tile", "async", "parallel")
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+_OWN_PROGRAM = (
+    "device", "precision", "strict", "tile", "async", "parallel", "workgroup", "shared", "max_registers", "vector", "unroll",
+    "tensor_cores", "async_copy", "gpu_compute", "vectorizable", "unchecked",
+)  # fmt: skip
 """Attributes of a block that hold for all of a program."""
 _OWN_SIZES = (KernelKind.CONV2D, KernelKind.CONV2D_DEPTHWISE)
 """Kinds that give names to sizes."""
+_PRIMITIVES = (KernelKind.SCAN, KernelKind.SORT, KernelKind.FILTER, KernelKind.HISTOGRAM)
 SIZED_KINDS = (*_OWN_SIZES, KernelKind.ATTENTION, KernelKind.FLASH_ATTENTION)
 """Kinds whose blocks may name sizes that are no bounds of loops."""
 _ARRAY_PARTS = ("shape", "size", "ndim", "dtype", "T")
@@ -68,6 +73,12 @@ class Composer:
             chain = " calls ".join(f"'{n}'" for n in (*self._open[self._open.index(name) :], name))
             self._sink.error("TW005", f"{chain}: a function cannot call itself", span, "use a loop in a compute block")
             return syntax.Name(name, span=span)
+        function = self._functions[name]
+        if any(attribute.name == "device" for attribute in function.attributes):
+            raise Apart(f"'{name}' says where it runs", function.span)
+        types = [n for p in function.params if p.type is not None for n in nodes(p.type)]
+        if any(isinstance(n, syntax.Slice) or (isinstance(n, syntax.Binary) and n.op in COMPARISONS) for n in types):
+            raise Apart(f"a type of '{name}' has bounds", function.span)
         self._open.append(name)
         try:
             return syntax.Callee(inline(self.flat(self._functions[name]), self._sink), span=span)
@@ -183,6 +194,8 @@ class _Flattener(_Linker):
         own = next((a for a in node.attributes if a.name in _OWN_PROGRAM), None)
         if own is not None:
             raise Apart(f"a block has @{own.name} of its own", own.span)
+        if metadata.kind in _PRIMITIVES:
+            raise Apart(f"a block is @kernel {metadata.kind.value}, which takes all of its values at once", node.span)
         if metadata.kind in _OWN_SIZES:
             raise Apart(f"a block is @kernel {metadata.kind.value}, which names its sizes", node.span)
         replaced: list[tuple[Expr, syntax.Name]] = []

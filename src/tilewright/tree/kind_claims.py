@@ -2,7 +2,7 @@
 
 In: the kind and the untyped body. Out: an error at the attribute where the body cannot be such a kernel, however it is lowered: a matrix
 product, convolution or attention that adds up nothing, an attention without an exponential. Whether sums really are contractions is
-asked of the loops later (`passes/matrix_hints.py`).
+asked of the loops later (`passes/choose/hints.py`).
 """
 
 from __future__ import annotations

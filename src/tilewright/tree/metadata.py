@@ -1,7 +1,8 @@
 """What a kernel's attributes say about it: kind, device, schedule hints, execution constraints.
 
-In come the `@name(args)` attributes of a kernel; out comes one `KernelMetadata`. An attribute nobody knows, or one of the
-wrong form, is reported with its place. Schedule attributes are hints: they are kept here for the scheduler to read.
+In come the `@name(args)` attributes of a kernel; out comes one `KernelMetadata`. Which words there are, and what they do, is declared in
+`tree/kernel_words.py`. An attribute nobody knows, one of the wrong form, in the wrong place, or one that is refused, is reported with its
+place. Schedule attributes are kept here for `passes/choose` to follow.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tilewright.base.errors import Diagnostics
 from tilewright.base.record import record
 from tilewright.base.target import NVPTX
 from tilewright.tree import syntax
+from tilewright.tree.kernel_words import ALIASES, ATTRIBUTE, BLOCK, FUNCTION, KIND, REFUSED, KindWord, Value
 
 
 class KernelKind(Enum):
@@ -102,14 +104,18 @@ class KernelMetadata:
     """`@kernel reduce(op)`: the reduction of the IR."""
     axes: tuple[int, ...] | None = None
     """`@kernel reduce(op, axis=k)`: the loops that reduce; None means all."""
-    params: tuple[tuple[str, int], ...] = ()
-    """`@kernel conv2d(stride=2)`: named integers of the kind."""
+    params: tuple[tuple[str, Value], ...] = ()
+    """`@kernel conv2d(stride=2)`: named numbers of the kind."""
     device: DeviceTarget = field(default_factory=DeviceTarget)
     workgroup_size: tuple[int, int, int] | None = None
     shared_memory_bytes: int = 0
     max_registers: int = 0
     is_device_function: bool = False
     is_async: bool = False
+    gpu_only: bool = False
+    """`@gpu_compute`: it refuses to run on a CPU."""
+    vectorizable: bool = False
+    """`@vectorizable`: no loop carries a value, and nothing is shared."""
     parallel: str = ""
     """How it is split over several devices: `data` or `model`."""
     strict: bool = False
@@ -122,6 +128,11 @@ class KernelMetadata:
     constraints: ExecutionConstraints = field(default_factory=ExecutionConstraints)
     kernels: tuple[tuple[str, KernelMetadata], ...] = ()
     """Of several blocks that are one program: what each says about its kernels, by their names."""
+
+    @property
+    def unchecked(self) -> bool:
+        """`@unchecked`: indices that come from data are not checked."""
+        return self.constraints.unsafe_unchecked
 
     def of(self, kernel: str) -> KernelMetadata:
         """What is said about one kernel."""
@@ -136,7 +147,7 @@ class KernelMetadata:
         name = self.label or self.kind.value
         parts = [self.reduction] if self.reduction else []
         parts += [f"axis={list(self.axes)}"] if self.axes is not None else []
-        parts += [f"{key}={value}" for key, value in self.params]
+        parts += [f"{key}={str(value).lower()}" for key, value in self.params]
         found = [f"@kernel {name}({', '.join(parts)})" if parts else f"@kernel {name}"]
         if self.device != DeviceTarget():
             found.append(f"@device({self.device})")
@@ -145,17 +156,27 @@ class KernelMetadata:
         if self.shared_memory_bytes:
             found.append(f"@shared({self.shared_memory_bytes})")
         if self.hints.tile:
-            found.append(f"@tile({', '.join(f'{k}={v}' for k, v in self.hints.tile)})")
-        found += ["@strict"] if self.strict else []
+            found.append(f"@tile({', '.join(str(v) if k.isdigit() else f'{k}={v}' for k, v in self.hints.tile)})")
+        hints = self.hints
+        found += [f"@vector({hints.vector_width})"] if hints.vector_width is not None else []
+        found += [f"@unroll({hints.unroll_factor})"] if hints.unroll_factor is not None else []
+        found += [f"@max_registers({self.max_registers})"] if self.max_registers else []
+        flags = {
+            "tensor_cores": hints.use_tensor_cores, "async_copy": hints.async_copy, "strict": self.strict, "async": self.is_async,
+            "gpu_compute": self.gpu_only, "vectorizable": self.vectorizable, "unchecked": self.unchecked,
+        }  # fmt: skip
+        found += [f"@{name}" for name, given in flags.items() if given]
         found += [f"@precision({self.precision})"] if self.precision else []
-        if self.constraints.critical_path:
-            found.append("@critical_path")
         return found
 
 
 MOST_SHARED = max(target.max_shared for target in NVPTX.values())
 """Bytes of shared memory of one block, where it has most."""
 MOST_THREADS = max(target.max_threads for target in NVPTX.values())
+LEAST_REGISTERS, MOST_REGISTERS = 16, max(target.max_registers for target in NVPTX.values())
+"""Registers of a thread that `@max_registers` may ask for."""
+MOST_VECTOR, MOST_UNROLL = 64, 64
+TILE_NAMES = ("m", "n", "k", "block_q", "block_kv")
 PRECISIONS = ("ieee", "tf32", "3xtf32")
 """How contractions of f32 may be multiplied: as f32, or on matrix units with 10 bits, or with three products of 10 bits each."""
 REDUCTION_NAMES = {
@@ -174,7 +195,7 @@ class _Bad(Exception):
     """An attribute of the wrong form; the message has been reported."""
 
 
-class _Reader:
+class _MetadataReader:
     """Collects the fields of the metadata from attributes."""
 
     def __init__(self, sink: Diagnostics) -> None:
@@ -216,6 +237,7 @@ class _Reader:
         if not isinstance(name, syntax.Name | syntax.String):
             raise self.bad(kind, "the kernel kind must be a name")
         label = name.id if isinstance(name, syntax.Name) else name.value
+        label = ALIASES.get(label, label)
         try:
             self.kind = KernelKind(label)
         except ValueError:
@@ -228,15 +250,44 @@ class _Reader:
         self.fields["kind"] = self.kind
         if self.kind is KernelKind.REDUCE:
             self.reduction(attribute, params)
-        else:
-            named = [(p.keyword, self.integer(p.value, f"'{p.keyword}'")) for p in params if p.keyword]
-            self.fields["params"] = tuple(named)
+            return
+        if self.kind is KernelKind.SCAN:
+            self.operation(attribute, "scan", params)
+            params = tuple(p for p in params if p.keyword)
+        self.fields["params"] = self.parameters(label, KIND.get(label), params)
 
-    def reduction(self, attribute: syntax.KernelAttribute, params: Sequence[syntax.Argument]) -> None:
+    def parameters(self, label: str, word: KindWord | None, params: Sequence[syntax.Argument]) -> tuple[tuple[str, Value], ...]:
+        """The parameters of a kind, each held against its declaration; those of the author's own kinds are numbers."""
+        found: dict[str, Value] = {}
+        wrong = False
+        for param in params:
+            name, declared = param.keyword, word.parameter(param.keyword or "") if word is not None else None
+            known = [p.name for p in word.parameters] if word is not None else []
+            listed = f"its parameters are {', '.join(known)}" if known else "it has none"
+            if name is None:
+                self.bad(param, f"@kernel {label} takes its parameters by name", f"write for example {known[0]}=…; {listed}" if known else listed)
+            elif name in found:
+                self.bad(param, f"@kernel {label} gets '{name}' twice", "keep one of them")
+            elif word is not None and declared is None:
+                self.bad(param, f"@kernel {label} has no parameter '{name}'", suggest(name, known) or listed)
+            elif (value := constant(param.value)) is None:
+                self.bad(param.value, f"'{name}' must be a constant number" if declared is None else f"'{name}' of @kernel {label} must be {declared.form}")
+            elif declared is not None and declared.wrong(value):
+                self.bad(param.value, f"'{name}' of @kernel {label} is {str(value).lower()}, and must be {declared.form}")
+            else:
+                found[name] = value
+                continue
+            wrong = True
+        if wrong:
+            raise _Bad
+        return tuple(found.items())
+
+    def operation(self, attribute: syntax.KernelAttribute, label: str, params: Sequence[syntax.Argument]) -> None:
+        """`@kernel reduce(+)`: what values are combined by."""
         operations = [p for p in params if p.keyword is None]
         if len(operations) != 1:
             raise self.bad(
-                attribute, f"@kernel reduce takes one operation, got {len(operations)}", "write for example @kernel reduce(+)"
+                attribute, f"@kernel {label} takes one operation, got {len(operations)}", f"write for example @kernel {label}(+)"
             )
         value = operations[0].value
         text = value.id if isinstance(value, syntax.Name) else value.value if isinstance(value, syntax.String) else "?"
@@ -244,11 +295,16 @@ class _Reader:
             known = ", ".join(REDUCTION_NAMES)
             raise self.bad(value, f"unknown reduction '{text}'", suggest(text, list(REDUCTION_NAMES)) or f"choose one of {known}")
         self.fields["reduction"] = REDUCTION_NAMES[text]
+
+    def reduction(self, attribute: syntax.KernelAttribute, params: Sequence[syntax.Argument]) -> None:
+        self.operation(attribute, "reduce", params)
         for param in params:
             if param.keyword == "axis":
                 self.fields["axes"] = self.integers(param.value, "axis")
             elif param.keyword:
-                raise self.bad(param, f"@kernel reduce has no parameter '{param.keyword}'", "its only one is axis")
+                raise self.bad(
+                    param, f"@kernel reduce has no parameter '{param.keyword}'", suggest(param.keyword, ["axis"]) or "its only one is axis"
+                )
 
     def device(self, attribute: syntax.KernelAttribute) -> None:
         value = self.one(attribute)
@@ -285,9 +341,19 @@ class _Reader:
         self.fields["shared_memory_bytes"] = value if isinstance(value, int) else 0
 
     def tile(self, attribute: syntax.KernelAttribute) -> None:
-        self.hints["tile"] = tuple(
-            (a.keyword or str(position), self.integer(a.value, "@tile")) for position, a in enumerate(attribute.args)
-        )
+        found: dict[str, int] = {}
+        for position, argument in enumerate(attribute.args):
+            name, value = argument.keyword or str(position), self.integer(argument.value, "@tile")
+            if argument.keyword is not None and name not in TILE_NAMES:
+                raise self.bad(argument, f"@tile has no '{name}'", suggest(name, TILE_NAMES) or f"its names are {', '.join(TILE_NAMES)}")
+            if name in found or any(given.isdigit() != name.isdigit() for given in found):
+                raise self.bad(argument, "@tile takes extents in order, or each by its name once", "write @tile(128, 64), or @tile(m=128, n=64)")
+            if value < 1:
+                raise self.bad(argument.value, f"@tile takes positive integers, got {value}")
+            found[name] = value
+        if not found:
+            raise self.bad(attribute, "@tile without extents", "write @tile(128, 64), or @tile(m=128, n=64)")
+        self.hints["tile"] = tuple(found.items())
 
     def broadcast(self, attribute: syntax.KernelAttribute) -> None:
         names = [a.value.id for a in attribute.args if isinstance(a.value, syntax.Name) and a.keyword is None]
@@ -321,19 +387,14 @@ class _Reader:
 
         return read
 
-    def number(self, group: str, name: str) -> Callable[[syntax.KernelAttribute], None]:
+    def number(self, group: str, name: str, least: int, most: int) -> Callable[[syntax.KernelAttribute], None]:
         def read(attribute: syntax.KernelAttribute) -> None:
             value = self.integer(self.one(attribute), f"@{attribute.name}")
-            {"fields": self.fields, "hints": self.hints, "constraints": self.constraints}[group][name] = value
+            if not least <= value <= most:
+                raise self.bad(attribute, f"@{attribute.name} takes a whole number from {least} to {most}, got {value}")
+            {"fields": self.fields, "hints": self.hints}[group][name] = value
 
         return read
-
-    def critical_path(self, attribute: syntax.KernelAttribute) -> None:
-        self.constraints |= {"critical_path": True, "no_allocation": True, "no_syscalls": True}
-        for argument in attribute.args:
-            if argument.keyword != "target_latency_ns":
-                raise self.bad(attribute, "@critical_path takes at most target_latency_ns=…")
-            self.constraints["target_latency_ns"] = self.integer(argument.value, "target_latency_ns")
 
     def table(self) -> dict[str, Callable[[syntax.KernelAttribute], None]]:
         return {
@@ -348,19 +409,14 @@ class _Reader:
             "precision": self.precision,
             "async": self.flag("fields", "is_async"),
             "device_function": self.flag("fields", "is_device_function"),
-            "gpu_compute": self.flag("fields"),
-            "max_registers": self.number("fields", "max_registers"),
+            "gpu_compute": self.flag("fields", "gpu_only"),
+            "max_registers": self.number("fields", "max_registers", LEAST_REGISTERS, MOST_REGISTERS),
             "tensor_cores": self.flag("hints", "use_tensor_cores"),
-            "vectorizable": self.flag("hints", "coalesced_access"),
-            "vector": self.number("hints", "vector_width"),
-            "unroll": self.number("hints", "unroll_factor"),
+            "vectorizable": self.flag("fields", "vectorizable"),
+            "vector": self.number("hints", "vector_width", 1, MOST_VECTOR),
+            "unroll": self.number("hints", "unroll_factor", 1, MOST_UNROLL),
             "async_copy": self.flag("hints", "async_copy"),
-            "critical_path": self.critical_path,
-            "no_allocation": self.flag("constraints", "no_allocation"),
-            "no_syscalls": self.flag("constraints", "no_syscalls"),
-            "inline_always": self.flag("constraints", "inline_always"),
             "unchecked": self.flag("constraints", "unsafe_unchecked"),
-            "cpu_affinity": self.number("constraints", "cpu_affinity"),
         }
 
 
@@ -381,27 +437,48 @@ def constant(expr: syntax.Expr) -> int | float | bool | None:
     return None
 
 
-def read_attributes(attributes: Sequence[syntax.KernelAttribute], sink: Diagnostics) -> KernelMetadata:
-    """The metadata these attributes describe; what is wrong goes to the sink."""
-    reader = _Reader(sink)
+def read_attributes(attributes: Sequence[syntax.KernelAttribute], sink: Diagnostics, place: str = BLOCK) -> KernelMetadata:
+    """The metadata these attributes describe; what is wrong goes to the sink. `place` is what they stand on."""
+    reader = _MetadataReader(sink)
     table = reader.table()
     for attribute in attributes:
-        read = table.get(attribute.name)
-        if read is None:
-            known = ", ".join(f"@{name}" for name in table)
-            help = suggest(attribute.name, list(table)) or f"known attributes: {known}"
-            sink.error("TW011", f"unknown attribute '@{attribute.name}'", attribute.span, help)
-            continue
-        try:
-            read(attribute)
-        except _Bad:
-            continue
+        if is_allowed(attribute, sink, place):
+            try:
+                table[attribute.name](attribute)
+            except _Bad:
+                continue
     values = dict(reader.fields)
     values["hints"] = KernelHints(**reader.hints)  # type: ignore[arg-type]  # collected by name above
     values["constraints"] = ExecutionConstraints(**reader.constraints)  # type: ignore[arg-type]
     return KernelMetadata(**values)  # type: ignore[arg-type]
 
 
+def is_allowed(attribute: syntax.KernelAttribute, sink: Diagnostics, place: str) -> bool:
+    """Whether there is such an attribute, and it may stand there; if not, the sink has the reason."""
+    word = ATTRIBUTE.get(attribute.name)
+    if word is None:
+        known = [name for name, w in ATTRIBUTE.items() if w.fate != REFUSED and place in w.places]
+        help = suggest(attribute.name, known) or f"known attributes: {', '.join(f'@{name}' for name in known)}"
+        sink.error("TW011", f"unknown attribute '@{attribute.name}'", attribute.span, help)
+    elif word.fate == REFUSED:
+        sink.error("TW005", f"@{word.name} is not available: {word.reason}", attribute.span, f"remove @{word.name}")
+    elif place not in word.places:
+        where = "before fn or pipeline" if FUNCTION in word.places else "on a compute block"
+        what = "a function" if place == FUNCTION else "a compute block"
+        sink.error("TW012", f"@{word.name} says nothing about {what}", attribute.span, f"write it {where}; {word.form}: {word.effect}")
+    else:
+        return True
+    return False
+
+
+def kind_numbers(metadata: KernelMetadata) -> dict[str, Value]:
+    """The parameters of the kind that are names in the body, with those that were not given."""
+    word = KIND.get(metadata.label or metadata.kind.value)
+    names = {p.name: p.default for p in word.parameters if p.in_body and p.default is not None} if word is not None else {}
+    given = dict(metadata.params)
+    return {name: given.get(name, default) for name, default in names.items()} if word is not None else given
+
+
 def attribute_names() -> tuple[str, ...]:
     """All attributes there are."""
-    return tuple(_Reader(Diagnostics()).table())
+    return tuple(ATTRIBUTE)

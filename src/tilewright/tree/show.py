@@ -25,11 +25,6 @@ def show(node: syntax.Module | Stmt) -> str:
     return "".join(line + "\n" for line in lines)
 
 
-def show_expression(node: Expr) -> str:
-    """The text of an expression; more than one line when a `compute` is in it."""
-    return _expression(node)
-
-
 def _block(body: tuple[Stmt, ...]) -> list[str]:
     return ["    " + line for statement in body for line in _statement(statement)]
 
@@ -87,7 +82,7 @@ def _for_head(node: syntax.For) -> str:
     return f"{_LOOPS[node.parallel]} " + ", ".join(f"{name} in {_range(r)}" for name, r in zip(node.vars, node.ranges))
 
 
-def _range(node: syntax.Range) -> str:
+def _range(node: syntax.RangeExpr) -> str:
     step = "" if node.step is None else f" step {_operand(node.step)}"
     return f"{_operand(node.lo)}{'..=' if node.inclusive else '..'}{_operand(node.hi)}{step}"
 

@@ -1,6 +1,6 @@
 """The untyped tree both front ends build: ZynML text and Python functions meet here.
 
-It holds the whole language, host part and kernel bodies alike. Names are unresolved, nothing is typed; `check.py` turns a
+It holds the whole language, host part and kernel bodies alike. Names are unresolved, nothing is typed; `kernel.py` turns a
 kernel into the typed tree. Every node has a span. Nodes are immutable.
 """
 
@@ -104,6 +104,8 @@ class Binary(Node):
     op: str
     left: Expr
     right: Expr
+    valued: bool = field(default=False, compare=False, repr=False)
+    """`and` and `or` in Python, where the value counts and not only its truth: it is that of an operand."""
 
 
 @record
@@ -211,7 +213,7 @@ class Assign(Node):
 
 
 @record
-class Range(Node):
+class RangeExpr(Node):
     """`lo..hi`, `lo..=hi` (inclusive), `step s`."""
 
     lo: Expr
@@ -225,7 +227,7 @@ class For(Node):
     """`for i in r, j in r: body`. `parallel`: 'yes' (tw.grid), 'no' (an ordered Python `range`), 'auto' (ZynML: decided by use)."""
 
     vars: tuple[str, ...]
-    ranges: tuple[Range, ...]
+    ranges: tuple[RangeExpr, ...]
     body: tuple[Stmt, ...]
     parallel: str = "auto"
     over: Expr | None = None
@@ -311,6 +313,12 @@ class Function(Node):
     attributes: tuple[KernelAttribute, ...] = ()
     sizes: tuple[str, ...] = ()
     """ZynML: names of a function to be called in kernels that nothing in it declares: sizes, each call's own."""
+    options: tuple[tuple[str, object], ...] = ()
+    """Python, read from a file: options of its decorator that are about calls and compilations."""
+
+    def option(self, name: str) -> object:
+        """The value of one of its options; None where it is not given."""
+        return dict(self.options).get(name)
 
 
 @record

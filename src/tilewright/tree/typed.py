@@ -112,12 +112,12 @@ class LoopVar:
 
 
 @record(kw_only=True)
-class Node:
+class TypedNode:
     span: Span = field(default=NOWHERE, compare=False, repr=False)
 
 
 @record
-class Const(Node):
+class Const(TypedNode):
     value: int | float | bool
     dtype: DType
     weak: str = ""
@@ -125,7 +125,7 @@ class Const(Node):
 
 
 @record
-class SizeValue(Node):
+class SizeValue(TypedNode):
     """The value of a symbolic size."""
 
     size: Size
@@ -135,7 +135,7 @@ class SizeValue(Node):
 
 
 @record
-class IndexRef(Node):
+class IndexRef(TypedNode):
     """The value of a loop index."""
 
     var: LoopVar
@@ -145,7 +145,7 @@ class IndexRef(Node):
 
 
 @record
-class Local(Node):
+class Local(TypedNode):
     var: Variable
 
     @property
@@ -162,7 +162,7 @@ class Local(Node):
 
 
 @record
-class ScalarRef(Node):
+class ScalarRef(TypedNode):
     """A scalar argument."""
 
     scalar: ScalarInfo
@@ -181,7 +181,7 @@ class ScalarRef(Node):
 
 
 @record
-class Element(Node):
+class Element(TypedNode):
     """`array[indices]`"""
 
     array: ArrayInfo
@@ -201,7 +201,7 @@ class Element(Node):
 
 
 @record
-class Whole(Node):
+class Whole(TypedNode):
     """All elements of an array, as a value."""
 
     array: ArrayInfo
@@ -220,7 +220,7 @@ class Whole(Node):
 
 
 @record
-class Apply(Node):
+class Apply(TypedNode):
     """An op of the op table, elementwise; operands of fewer axes repeat along the missing leading ones."""
 
     op: str
@@ -231,7 +231,7 @@ class Apply(Node):
 
 
 @record
-class Cast(Node):
+class Cast(TypedNode):
     """A conversion. `rounds`: the user asked for it, so a narrow float really is rounded to that width."""
 
     value: Expr
@@ -248,7 +248,7 @@ class Cast(Node):
 
 
 @record
-class Choose(Node):
+class Choose(TypedNode):
     """`then if cond else otherwise`: only the chosen side is evaluated."""
 
     cond: Expr
@@ -260,7 +260,7 @@ class Choose(Node):
 
 
 @record
-class Reduce(Node):
+class Reduce(TypedNode):
     """`kind` over `axes` of an array value; only as the whole right side of an `ArrayAssign`. For argmin and argmax the result
     is the (row-major) position."""
 
@@ -275,7 +275,7 @@ class Reduce(Node):
         return ""
 
 
-# Tile values: parts of arrays inside loops, and what is made of them. Only the checker sees them (`check_tiles.py`): it turns every
+# Tile values: parts of arrays inside loops, and what is made of them. Only the checker sees them (`tiles.py`): it turns every
 # use into loops over elements.
 
 Limits = tuple[tuple["Expr", ...], ...]
@@ -283,7 +283,7 @@ Limits = tuple[tuple["Expr", ...], ...]
 
 
 @record
-class View(Node):
+class TypedView(TypedNode):
     """`array[i, a:b]`: an index for every axis of the array, and which axes remain; along those it is the first element."""
 
     array: ArrayInfo
@@ -302,7 +302,7 @@ class View(Node):
 
 
 @record
-class Transpose(Node):
+class Transpose(TypedNode):
     """The axes in reverse order."""
 
     value: Expr
@@ -318,7 +318,7 @@ class Transpose(Node):
 
 
 @record
-class Product(Node):
+class Product(TypedNode):
     """`left @ right`, of ranks 1 or 2 each and of one dtype."""
 
     left: Expr
@@ -332,7 +332,7 @@ class Product(Node):
 
 
 @record
-class Fold(Node):
+class Fold(TypedNode):
     """`kind` over `axes` of a tile, which remain with extent 1 where `keep`."""
 
     kind: str
@@ -348,7 +348,7 @@ class Fold(Node):
 
 
 @record
-class TileLocal(Node):
+class TileLocal(TypedNode):
     """A named tile: where it is `held`, the element at hand is in `var`. `value` is what it was made from, which still holds while the
     variables and arrays in `versions` have been assigned that many times."""
 
@@ -370,7 +370,7 @@ class TileLocal(Node):
 
 Expr = (
     Const | SizeValue | IndexRef | Local | ScalarRef | Element | Whole | Apply | Cast | Choose | Reduce
-    | View | Transpose | Product | Fold | TileLocal
+    | TypedView | Transpose | Product | Fold | TileLocal
 )  # fmt: skip
 
 
@@ -378,7 +378,7 @@ Expr = (
 
 
 @record
-class SetVar(Node):
+class SetVar(TypedNode):
     """A variable gets its first (`declares`) or a new value."""
 
     var: Variable
@@ -387,7 +387,7 @@ class SetVar(Node):
 
 
 @record
-class Accumulate(Node):
+class Accumulate(TypedNode):
     """`var = kind(var, value)`, where the value does not read the variable. kind: add mul min max and or."""
 
     var: Variable
@@ -396,7 +396,7 @@ class Accumulate(Node):
 
 
 @record
-class Store(Node):
+class Store(TypedNode):
     """`array[indices] = value`; with `kind`, `array[indices] = kind(array[indices], value)`."""
 
     array: ArrayInfo
@@ -406,7 +406,7 @@ class Store(Node):
 
 
 @record
-class ArrayAssign(Node):
+class ArrayAssign(TypedNode):
     """Every element of `array` from a value of its shape (or one that repeats to it)."""
 
     array: ArrayInfo
@@ -414,7 +414,7 @@ class ArrayAssign(Node):
 
 
 @record
-class Loop(Node):
+class TypedLoop(TypedNode):
     """A loop nest over a rectangular domain (one whose ranges do not depend on its own indices, unless there is one index).
 
     kind: 'parallel' (points are independent), 'reduce' (it only accumulates into outer variables or elements), 'each' (serial,
@@ -428,9 +428,9 @@ class Loop(Node):
 
 
 @record
-class ReduceLoop(Node):
+class ReduceLoop(TypedNode):
     """A nest whose values are combined over the `inner` indices into `array[outer indices]`. The body accumulates into `var`; for
-    argmin and argmax it has `Yield`s instead."""
+    argmin and argmax it has `TypedYield`s instead."""
 
     outer: tuple[LoopVar, ...]
     inner: tuple[LoopVar, ...]
@@ -441,20 +441,20 @@ class ReduceLoop(Node):
 
 
 @record
-class While(Node):
+class TypedWhile(TypedNode):
     cond: Expr
     body: tuple[Stmt, ...]
 
 
 @record
-class If(Node):
+class TypedIf(TypedNode):
     cond: Expr
     then: tuple[Stmt, ...]
     otherwise: tuple[Stmt, ...] = ()
 
 
 @record
-class Yield(Node):
+class TypedYield(TypedNode):
     """Hands a value and its index (None: its position in the domain) to the argmin or argmax `ReduceLoop` around it."""
 
     value: Expr
@@ -462,15 +462,15 @@ class Yield(Node):
 
 
 @record
-class Barrier(Node):
+class TypedBarrier(TypedNode):
     """What stands before it in the loop body is done when what follows begins. Gone once loops are classified."""
 
 
-Stmt = SetVar | Accumulate | Store | ArrayAssign | Loop | ReduceLoop | While | If | Yield | Barrier
+Stmt = SetVar | Accumulate | Store | ArrayAssign | TypedLoop | ReduceLoop | TypedWhile | TypedIf | TypedYield | TypedBarrier
 
 
 @record
-class SizeCheck(Node):
+class SizeCheck(TypedNode):
     """`left relation right` (eq, le, lt) must hold at every call."""
 
     left: Size
@@ -481,7 +481,7 @@ class SizeCheck(Node):
 
 
 @record
-class TypedKernel(Node):
+class TypedKernel(TypedNode):
     """A checked kernel."""
 
     name: str

@@ -12,17 +12,14 @@ from tilewright.tree.typed import (
     Apply,
     ArrayAssign,
     ArrayInfo,
-    Barrier,
     Cast,
     Choose,
     Const,
     Element,
     Expr,
     Fold,
-    If,
     IndexRef,
     Local,
-    Loop,
     LoopVar,
     Product,
     Reduce,
@@ -34,9 +31,12 @@ from tilewright.tree.typed import (
     Store,
     TileLocal,
     Transpose,
+    TypedBarrier,
+    TypedIf,
     TypedKernel,
-    View,
-    While,
+    TypedLoop,
+    TypedView,
+    TypedWhile,
     Whole,
 )
 
@@ -61,7 +61,7 @@ def _nested(expr: Expr) -> str:
         return str(expr.size) if expr.size.name or expr.size.constant is not None else f"({expr.size})"
     if isinstance(expr, IndexRef | Local | TileLocal):
         return expr.var.name
-    if isinstance(expr, View):
+    if isinstance(expr, TypedView):
         return f"{expr.array.name}[{', '.join(map(show_expr, expr.starts))}, …]"
     if isinstance(expr, Transpose):
         return f"transpose({show_expr(expr.value)})"
@@ -102,7 +102,7 @@ def _show_stmts(stmts: tuple[Stmt, ...], indent: str) -> Iterator[str]:
             yield f"{indent}{place} {stmt.kind}= {show_expr(stmt.value)}"
         elif isinstance(stmt, ArrayAssign):
             yield f"{indent}{stmt.array.name}[...] = {show_expr(stmt.value)}"
-        elif isinstance(stmt, Loop):
+        elif isinstance(stmt, TypedLoop):
             yield f"{indent}{stmt.kind or 'loop'} {', '.join(map(_show_range, stmt.vars))}:"
             yield from _show_stmts(stmt.body, inner)
         elif isinstance(stmt, ReduceLoop):
@@ -110,16 +110,16 @@ def _show_stmts(stmts: tuple[Stmt, ...], indent: str) -> Iterator[str]:
             over = ", ".join(map(_show_range, stmt.inner))
             yield f"{indent}{stmt.array.name} = reduce {stmt.kind} over {over}{outer}:"
             yield from _show_stmts(stmt.body, inner)
-        elif isinstance(stmt, While):
+        elif isinstance(stmt, TypedWhile):
             yield f"{indent}while {show_expr(stmt.cond)}:"
             yield from _show_stmts(stmt.body, inner)
-        elif isinstance(stmt, If):
+        elif isinstance(stmt, TypedIf):
             yield f"{indent}if {show_expr(stmt.cond)}:"
             yield from _show_stmts(stmt.then, inner)
             if stmt.otherwise:
                 yield f"{indent}else:"
                 yield from _show_stmts(stmt.otherwise, inner)
-        elif isinstance(stmt, Barrier):
+        elif isinstance(stmt, TypedBarrier):
             yield f"{indent}barrier()"
         else:
             index = f", {show_expr(stmt.index)}" if stmt.index is not None else ""

@@ -8,14 +8,11 @@ from tilewright.tree.typed import (
     Accumulate,
     Apply,
     ArrayAssign,
-    Barrier,
     Cast,
     Choose,
     Element,
     Expr,
     Fold,
-    If,
-    Loop,
     Product,
     Reduce,
     ReduceLoop,
@@ -23,9 +20,12 @@ from tilewright.tree.typed import (
     Stmt,
     Store,
     Transpose,
+    TypedBarrier,
+    TypedIf,
+    TypedLoop,
+    TypedView,
+    TypedWhile,
     Variable,
-    View,
-    While,
 )
 
 
@@ -37,7 +37,7 @@ def children(expr: Expr) -> tuple[Expr, ...]:
         return (expr.value,)
     if isinstance(expr, Product):
         return (expr.left, expr.right)
-    if isinstance(expr, View):
+    if isinstance(expr, TypedView):
         return expr.starts
     if isinstance(expr, Choose):
         return (expr.cond, expr.then, expr.otherwise)
@@ -59,22 +59,22 @@ def own_exprs(stmt: Stmt) -> tuple[Expr, ...]:
         return (stmt.value,)
     if isinstance(stmt, Store):
         return (*stmt.indices, stmt.value)
-    if isinstance(stmt, Loop):
+    if isinstance(stmt, TypedLoop):
         return tuple(e for v in stmt.vars for e in (v.lo, v.hi))
     if isinstance(stmt, ReduceLoop):
         return tuple(e for v in (*stmt.outer, *stmt.inner) for e in (v.lo, v.hi))
-    if isinstance(stmt, While | If):
+    if isinstance(stmt, TypedWhile | TypedIf):
         return (stmt.cond,)
-    if isinstance(stmt, Barrier):
+    if isinstance(stmt, TypedBarrier):
         return ()
     return (stmt.value,) if stmt.index is None else (stmt.value, stmt.index)
 
 
 def bodies(stmt: Stmt) -> tuple[tuple[Stmt, ...], ...]:
     """The statement lists directly inside."""
-    if isinstance(stmt, Loop | ReduceLoop | While):
+    if isinstance(stmt, TypedLoop | ReduceLoop | TypedWhile):
         return (stmt.body,)
-    if isinstance(stmt, If):
+    if isinstance(stmt, TypedIf):
         return (stmt.then, stmt.otherwise)
     return ()
 

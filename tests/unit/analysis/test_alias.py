@@ -6,9 +6,9 @@ import pytest
 
 from tilewright.analysis.alias import alias_safe
 from tilewright.base.dtypes import f32, f64
-from tilewright.frontend.python import parse_python_file
-from tilewright.passes.lower_tree import lower_kernel
-from tilewright.tree.check import check_kernel
+from tilewright.frontend.python.kernels import parse_python_file
+from tilewright.passes.from_tree.lower_tree import lower_kernel
+from tilewright.tree.check.kernel import check_kernel
 from tilewright.tree.typed import ArrayArg
 
 HEAD = "import tilewright as tw\n@tw.kernel\ndef k(x, y):\n    n = len(x)\n    out = tw.empty((n,), tw.f32)\n"

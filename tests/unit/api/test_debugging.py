@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import tilewright as tw
 from tilewright.cli.main import cli
-from tilewright.ir.emulator.stepping import Stop
+from tilewright.ir.emulator.warps.stepping import Stop
 
 
 def square(v):

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from tilewright.cli.main import cli
-from tilewright.frontend.zyn import parse_module
+from tilewright.frontend.zyn.parse import parse_module
 from tilewright.tree.unused import unused
 
 ROOT = Path(__file__).parents[3]
@@ -99,9 +99,9 @@ def test_examples_have_no_warnings() -> None:
 
 def test_checking_loads_neither_llvm_nor_code_generators() -> None:
     code = (
-        "import sys; from tilewright.cli.check_command import check\n"
+        "import sys; from tilewright.cli.commands.check import check\n"
         f"assert check([{str(ROOT / 'examples/zyn/transformer.zyn')!r}], '', False)\n"
-        "print([m for m in sys.modules if m.startswith(('llvmlite', 'tilewright.passes.choose', 'tilewright.codegen.llvm', 'torch'))])"
+        "print([m for m in sys.modules if m.startswith(('llvmlite', 'tilewright.codegen.llvm.emitter', 'torch'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -5,19 +5,22 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from tilewright.api.devices import devices
-from tilewright.cli import bench_command, demo_command, demo_tours, info_commands, repository
+from tilewright.cli import repository
+from tilewright.cli.commands import bench as bench_command
+from tilewright.cli.commands import demo as demo_command
+from tilewright.cli.commands import demo_tours
+from tilewright.cli.commands import info as info_commands
 from tilewright.cli.guess import parse_arguments
 from tilewright.cli.main import cli
-from tilewright.compile import driver
+from tilewright.compile import driver, store
 from tilewright.compile.cache import DiskCache
+from tilewright.execute.devices import devices
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 ZYN = EXAMPLES / "zyn"
@@ -276,7 +279,7 @@ def test_run_refuses(kernels: Path, tmp_path: Path) -> None:
     relu = ZYN / "relu.zyn"
     assert "error[TW007]: --in x: file 'no.npy' does not exist" in tilewright("run", relu, "--in", "x=no.npy").stderr
     (tmp_path / "bad.npy").write_text("this is no array")
-    assert "cannot be read as .npy" in tilewright("run", relu, "--in", f"x={tmp_path}/bad.npy").stderr
+    assert "is no .npy file: it does not begin as one" in tilewright("run", relu, "--in", f"x={tmp_path}/bad.npy").stderr
     assert "error[TW008]: missing input 'x'" in tilewright("run", relu).stderr
     assert "this is not name=value" in tilewright("run", relu, "--in", "x").stderr
     np.save(tmp_path / "x.npy", np.ones(3, np.float32))
@@ -351,9 +354,9 @@ def test_devices_with_limits() -> None:
 
 
 def test_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = DiskCache(tmp_path)
-    monkeypatch.setattr(driver, "disk_cache", lambda: store)
-    monkeypatch.setattr(info_commands, "disk_cache", lambda: store)
+    cache = DiskCache(tmp_path)
+    monkeypatch.setattr(store, "disk_cache", lambda: cache)
+    monkeypatch.setattr(info_commands, "disk_cache", lambda: cache)
     driver.forget()
     tilewright("compile", ZYN / "relu.zyn", "--target", "sm_80")
     assert f"{tmp_path}: 1 entries, " in tilewright("cache", "info").stdout
@@ -387,14 +390,13 @@ def test_parts_of_the_repository_that_are_not_here(tmp_path: Path, monkeypatch: 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_command, "_ELEMENTS", {"cpu": 3000, "cuda": 3000, "emulator": 600})
+    monkeypatch.setattr(demo_command, "_ELEMENTS", {"host": 3000, "device": 3000, "simulated": 600})
     monkeypatch.setattr(demo_command, "_SECONDS", 0.0)
-    monkeypatch.setattr(demo_tours, "_ELEMENTS", {"cpu": 300, "cuda": 300, "emulator": 100})
+    monkeypatch.setattr(demo_tours, "_ELEMENTS", {"host": 300, "device": 300, "simulated": 100})
 
 
 @pytest.mark.usefixtures("small")
 def test_demo(tmp_path: Path) -> None:
-    start = time.process_time()
     result = tilewright("demo", "--ptx", tmp_path / "ptx")
     assert result.exit_code == 0, result.output
     names = [item.name for item in demo_command.read_gallery()]
@@ -405,7 +407,6 @@ def test_demo(tmp_path: Path) -> None:
     assert all(result.output.count(f"{tour} ") == len(devices()) for tour in tours)
     assert len(list((tmp_path / "ptx").glob("*.ptx"))) == len(names)
     assert all(".target sm_90a" in p.read_text() for p in (tmp_path / "ptx").iterdir())
-    assert time.process_time() - start < 60
 
 
 @pytest.mark.usefixtures("small")

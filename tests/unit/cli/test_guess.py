@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tilewright.cli.guess import guess, rank_in
-from tilewright.frontend.zyn import parse_module
+from tilewright.frontend.zyn.parse import parse_module
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,18 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tilewright.analysis.work import work_of
-from tilewright.api import tune as tuner
 from tilewright.base.occupancy import occupancy
 from tilewright.base.target import NVPTX, parse_target
-from tilewright.cli import inspect_command
+from tilewright.cli.commands import inspect as inspect_command
 from tilewright.cli.guess import parse_arguments
 from tilewright.cli.main import cli
 from tilewright.cli.plots import sparkline
 from tilewright.cli.sources import read_source, walk
-from tilewright.codegen import ptxas
+from tilewright.codegen.nvptx import ptxas
 from tilewright.compile import tuning
 from tilewright.compile.driver import front_end
 from tilewright.compile.tuning import TuningStore
+from tilewright.execute import tune as tuner
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 MATMUL = EXAMPLES / "matmul.py"
@@ -97,7 +97,7 @@ def test_inspect_says_what_the_assembler_says(fresh_tables: None) -> None:
 
 def test_inspect_without_assembler_or_device_says_so(fresh_tables: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ptxas, "ptxas_path", lambda: None)
-    monkeypatch.setattr(inspect_command.cuda, "devices", list)
+    monkeypatch.setattr(inspect_command, "devices", list)
     result = tilewright("inspect", MATMUL, "--args", SQUARES, "--target", "sm_90a")
     assert "registers     unknown: no ptxas" in result.output
     assert "occupancy" not in result.output
@@ -215,7 +215,7 @@ def test_scores_count_once(kernel: str, exact: bool) -> None:
 @pytest.mark.requires("cpu")
 def test_tune_on_the_cpu(fresh_tables: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(tuner._CpuBench, "_SECONDS", 0.01)
+    monkeypatch.setattr(tuner._HostBench, "_SECONDS", 0.01)
     picture = tmp_path / "search.png"
     args = "a=f32[64,64] b=f32[64,64]"
     result = tilewright("tune", MATMUL, "--args", args, "--device", "cpu", "--budget", "2", "--plot", picture)

@@ -15,7 +15,7 @@ from tilewright.ir.ops import OPS, TypeRuleError, result_types
 from tilewright.ir.program import KernelCall, Program
 from tilewright.ir.types import Scalar, dtype_of
 from tilewright.ir.verify import verify_kernel
-from tilewright.passes.expand_casts import expand_casts
+from tilewright.passes.late.expand_casts import expand_casts
 from tilewright.passes.pipeline import lower
 
 COUNT = 4096

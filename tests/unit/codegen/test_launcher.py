@@ -10,9 +10,9 @@ import pytest
 from tilewright.base import launch_abi as abi
 from tilewright.base.launch_abi import Layout, Pattern, Slot
 from tilewright.base.target import host_cpu
-from tilewright.codegen.launcher import engine_object, key_count, stub_ir, stub_object, value_count
-from tilewright.codegen.launcher_text import ENGINE
-from tilewright.codegen.native import optimised_ir
+from tilewright.codegen.host.launcher import engine_object, key_count, stub_ir, stub_object, value_count
+from tilewright.codegen.host.launcher_text import ENGINE
+from tilewright.codegen.llvm.native import optimised_ir
 
 LAYOUT = Layout(16, 24, 32, 40, 48, 56, 64, tensor=16, tensor_gradient=24)
 KINDS = [Slot(abi.OWN, 2), Slot(abi.TENSOR, 3), Slot(abi.CHECKED_TENSOR, 1), Slot(abi.FLOAT), Slot(abi.INTEGER), Slot(abi.BOOL)]

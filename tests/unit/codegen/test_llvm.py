@@ -7,7 +7,7 @@ import pytest
 
 from support import array, cast_kernel, loop_kernel, map_kernel, program, run_cpu, run_stages
 from tilewright.base.dtypes import SCALARS, DType, bf16, bool_, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
-from tilewright.codegen.llvm import literal, llvm_type, memory_type
+from tilewright.codegen.llvm.emitter import literal, llvm_type, memory_type
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import Scalar, Vec

@@ -6,8 +6,8 @@ import pytest
 
 from tilewright.base import memory_abi
 from tilewright.base.target import parse_target
-from tilewright.codegen import interpreter
-from tilewright.codegen.memory import memory_ir, memory_object
+from tilewright.codegen.host import interpreter
+from tilewright.codegen.host.allocator import memory_ir, memory_object
 
 FUNCTIONS = ("take", "make", "wrap", "give", "swap", "push", "add", "hold", "find", "move")
 

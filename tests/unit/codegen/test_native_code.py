@@ -9,8 +9,8 @@ import pytest
 
 from tilewright.base.errors import CompilerBug
 from tilewright.base.target import host_cpu, parse_target
-from tilewright.codegen.native import compile_object, emit_assembly, optimised_ir
-from tilewright.codegen.pool import pool_ir
+from tilewright.codegen.host.pool import pool_ir
+from tilewright.codegen.llvm.native import compile_object, emit_assembly, optimised_ir
 
 TWICE = """
 define i64 @twice(i64 %x) {

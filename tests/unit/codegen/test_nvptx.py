@@ -10,25 +10,27 @@ import pytest
 from matrix_kernels import matrix_kernels
 from op_kernels import map_kernels, module, reduction_kernels, thread_kernel
 
+from assembled import assemble
 from instruction_kernels import instruction_cases
-from support import add_2d, array, assemble, loop_kernel, ptx_of, reduce_2d, stages_of
+from support import add_2d, array, loop_kernel, ptx_of, reduce_2d, stages_of
 from tilewright.base.dtypes import SCALARS, bool_, f16, f32, i64
 from tilewright.base.errors import TargetLimit
 from tilewright.base.sizes import ONE
 from tilewright.base.target import parse_target
-from tilewright.codegen.native import emit_assembly
-from tilewright.codegen.nvptx import nvptx_function
+from tilewright.codegen.llvm.native import emit_assembly
+from tilewright.codegen.nvptx.emitter import nvptx_function
 from tilewright.compile.build import llvm_text
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Stage, Value, walk
 from tilewright.ir.ops import OPS
 from tilewright.ir.ops_lanes import DEFINITIONS as LANE_DEFINITIONS
-from tilewright.ir.program import Array, KernelCall, Program
+from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.types import Tensor
+from tilewright.passes.late.check_target import check_kernel_target
 
 KNOWN = set((Path(__file__).parents[2] / "data" / "llvm22_nvvm.txt").read_text().split())
 """Every NVVM intrinsic of LLVM 22 of the families Tilewright uses, overload suffixes left off."""
-UNREACHABLE = {"panel_begin", "panel_dot", "panel_end", "step", "fault", *(row.name for row in LANE_DEFINITIONS)}
+UNREACHABLE = {"panel_begin", "panel_dot", "panel_end", "step", "fault", "report", *(row.name for row in LANE_DEFINITIONS)}
 """Ops no pass makes for GPUs: those of CPUs, and of the debugger."""
 
 
@@ -97,7 +99,7 @@ def test_extremes_are_one_instruction_an_element(target: str, width: int, opcode
     for k in range(width):
         b.multi("store", o, b.add(place, b.index(k)), b.op("extract", value, lane=k) if width > 1 else value)
     kernel = Kernel("k", Stage.THREAD, (x, o), Block((), tuple(b.ops)), grid=(ONE,), threads=32)
-    arrays = [Array(p.name, p.type, kind) for p, kind in ((x, "input"), (o, "output")) if isinstance(p.type, Tensor)]
+    arrays = [ProgramArray(p.name, p.type, kind) for p, kind in ((x, "input"), (o, "output")) if isinstance(p.type, Tensor)]
     program = Program("k", (arrays[0],), (arrays[1],), (), (KernelCall(kernel, ("x", "o")),))
     text, _ = llvm_text(program, parse_target(target))
     ptx = emit_assembly(text, parse_target(target), opt=3)
@@ -115,7 +117,7 @@ def test_block_size_is_declared() -> None:
 def test_too_many_threads_are_a_target_limit() -> None:
     kernel = Kernel("wide", Stage.THREAD, (), Block(), threads=2048)
     with pytest.raises(TargetLimit, match=r"error\[TW020\]: wide wants 2048 threads in a block; sm_90a allows 1024"):
-        nvptx_function(kernel, "wide", parse_target("sm_90a"))
+        check_kernel_target(kernel, parse_target("sm_90a"))
 
 
 def test_shuffle_segments() -> None:

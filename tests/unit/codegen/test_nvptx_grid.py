@@ -6,13 +6,13 @@ import re
 
 import pytest
 
+from assembled import assemble
 from tilewright.base.dtypes import f32
 from tilewright.base.sizes import Size
 from tilewright.base.target import parse_target
-from tilewright.codegen.native import emit_assembly
-from tilewright.codegen.nvptx import nvptx_function
-from tilewright.codegen.nvptx_grid import is_cooperative
-from tilewright.codegen.ptxas import assemble
+from tilewright.codegen.llvm.native import emit_assembly
+from tilewright.codegen.nvptx.emitter import nvptx_function
+from tilewright.codegen.nvptx.grid import is_cooperative
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Stage, Value
 from tilewright.ir.types import tensor

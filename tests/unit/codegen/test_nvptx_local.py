@@ -6,15 +6,16 @@ import re
 
 import pytest
 
-from support import array, assemble
+from assembled import assemble
+from support import array
 from tilewright.base.dtypes import f32
 from tilewright.base.sizes import ONE
 from tilewright.base.target import parse_target
-from tilewright.codegen.native import emit_assembly
+from tilewright.codegen.llvm.native import emit_assembly
 from tilewright.compile.build import llvm_text
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Stage
-from tilewright.ir.program import Array, KernelCall, Program
+from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.types import Tensor
 from tilewright.ir.verify import verify_kernel
 
@@ -30,7 +31,7 @@ def ptx_for(varying: bool) -> str:
     kernel = Kernel("k", Stage.THREAD, (x,), Block((), tuple(b.ops)), grid=(ONE,), threads=32)
     verify_kernel(kernel)
     assert isinstance(x.type, Tensor)
-    program = Program("k", (Array("x", x.type, "input"),), (), (), (KernelCall(kernel, ("x",)),))
+    program = Program("k", (ProgramArray("x", x.type, "input"),), (), (), (KernelCall(kernel, ("x",)),))
     target = parse_target("sm_90a")
     return emit_assembly(llvm_text(program, target)[0], target, opt=2)
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from support import array, assemble
+from assembled import assemble_all
+from support import array
 from tilewright.base.dtypes import SCALARS, DType, bf16, f32
 from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import ONE
 from tilewright.base.target import parse_target
-from tilewright.codegen.native import emit_assembly
-from tilewright.codegen.nvptx import nvptx_function
+from tilewright.codegen.llvm.native import emit_assembly
+from tilewright.codegen.nvptx.emitter import nvptx_function
 from tilewright.compile.build import llvm_text
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Stage
-from tilewright.ir.program import Array, KernelCall, Program
+from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.types import Tensor
 from tilewright.ir.verify import verify_kernel
 
@@ -32,7 +33,7 @@ def ptx_for(dtype: DType, width: int, writes: bool = False, target: str = "sm_90
     params = (x,) if writes else (x, o)
     kernel = Kernel("k", Stage.THREAD, params, Block((), tuple(b.ops)), grid=(ONE,), threads=32)
     verify_kernel(kernel)
-    arrays = [Array(p.name, p.type, "input" if p is x else "output") for p in params if isinstance(p.type, Tensor)]
+    arrays = [ProgramArray(p.name, p.type, "input" if p is x else "output") for p in params if isinstance(p.type, Tensor)]
     program = Program("k", tuple(arrays[:1]), tuple(arrays[1:]), (), (KernelCall(kernel, tuple(p.name for p in params)),))
     text, _ = llvm_text(program, parse_target(target))
     return emit_assembly(text, parse_target(target), opt=2)
@@ -43,14 +44,16 @@ def ptx_for(dtype: DType, width: int, writes: bool = False, target: str = "sm_90
 @pytest.mark.requires("ptxas")
 @pytest.mark.parametrize("target", ["sm_75", "sm_90a"])
 def test_every_dtype_and_width(target: str) -> None:
+    modules: list[tuple[str, str]] = []
     for dtype in SCALARS:
         width = 1
         while width * dtype.itemsize <= 16:
             ptx = ptx_for(dtype, width, target=target)
             assert ptx.count(" ld.global.nc") == 1, (dtype, width)
             assert "bra" not in ptx
-            assemble(ptx, target, level=1)
+            modules.append((ptx, target))
             width *= 2
+    assemble_all(modules, level=1)
 
 
 def test_the_widest_load_takes_four_registers() -> None:

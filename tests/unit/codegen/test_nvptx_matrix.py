@@ -25,19 +25,23 @@ from matrix_kernels import (
     wgmma,
 )
 
-from support import array, assemble, program
+from assembled import assemble, assemble_all
+from support import array, program
 from tilewright.base.artifact import MapParam
 from tilewright.base.dtypes import bf16, f8e4m3, f8e5m2, f16, f32, f64, i8, i32, u8, u64
 from tilewright.base.errors import CompilerBug, TargetLimit
 from tilewright.base.sizes import Size
 from tilewright.base.target import parse_target
-from tilewright.codegen.native import emit_assembly
-from tilewright.codegen.nvptx import kernel_needs, nvptx_function
-from tilewright.codegen.nvptx_matrix import HANDLERS, REQUIRED
+from tilewright.codegen.llvm.native import emit_assembly
+from tilewright.codegen.nvptx.emitter import kernel_needs, nvptx_function
+from tilewright.codegen.nvptx.matrix import HANDLERS
 from tilewright.compile.build import build_artifact, describe_program, is_proven
 from tilewright.ir.build import Builder
+from tilewright.ir.needs import FEATURES
 from tilewright.ir.nodes import Block, Kernel, Stage, walk
+from tilewright.ir.ops import OPS
 from tilewright.ir.ops_matrix import DEFINITIONS
+from tilewright.passes.late.check_target import check_kernel_target
 
 KNOWN = set((Path(__file__).parents[2] / "data" / "llvm22_nvvm.txt").read_text().split())
 BY_NAME = {k.name: k for k in matrix_kernels()}
@@ -48,6 +52,7 @@ def llvm_of(*kernels: Kernel, target: str = "sm_90a") -> str:
     parts: list[str] = []
     declarations: set[str] = set()
     for position, one in enumerate(kernels):
+        check_kernel_target(one, parse_target(target))
         text, needed, _ = nvptx_function(one, f"{one.name}_{position}", parse_target(target))
         parts.append(text.replace("!0 = !{}\n", "") if position else text)
         declarations |= needed
@@ -70,7 +75,7 @@ def test_every_op_has_a_kernel_and_a_function() -> None:
     names = {row.name for row in DEFINITIONS if not row.name.startswith("panel_")}
     assert names <= seen
     assert names - HANDLERS.keys() == {"tensor_map"}
-    assert REQUIRED.keys() <= names
+    assert FEATURES.keys() <= OPS.keys()
     assert all(is_proven(k) for k in matrix_kernels())
 
 
@@ -99,14 +104,14 @@ def _ptx_or_reason(one: Kernel, target: str) -> str:
 @pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_100a", "sm_120"])
 def test_other_gpus_take_it_or_say_why_not(target: str) -> None:
     """On each GPU a kernel is either refused with a reason or becomes code the assembler takes; LLVM never ends the process."""
-    done = 0
+    taken: list[tuple[str, str]] = []
     for one in matrix_kernels():
         ptx = _ptx_or_reason(one, target)
         if ptx.startswith("error"):
             assert re.search(rf"error\[TW020\]: {target} cannot do \w+: it has no [\w.]+", ptx)
             continue
-        assemble(ptx, target, level=0)
-        done += 1
+        taken.append((ptx, target))
+    done = len(assemble_all(taken, level=0))
     # All have flags. sm_75 has only `ldmatrix` besides; the next ones `mma` and `copy_async` too; then come maps and mbarriers; `wgmma` is Hopper's own.
     assert done == {"sm_75": 2, "sm_80": 9, "sm_86": 9, "sm_89": 9, "sm_90": 17, "sm_100": 17, "sm_100a": 18, "sm_120": 17}[target]
 
@@ -186,7 +191,7 @@ def test_a_tensor_that_is_stored_through_a_map_is_written() -> None:
 def test_equal_maps_are_one_parameter() -> None:
     text = llvm_of(cluster())
     assert text.count('byval([128 x i8]) align 64 "nvvm.grid_constant"') == 1
-    needs = kernel_needs(cluster(), parse_target("sm_90a"))
+    needs = kernel_needs(cluster())
     assert [(m.parameter, m.box, m.swizzle) for m in needs.maps] == [(0, (8, 32), 128)]
 
 
@@ -195,14 +200,14 @@ def test_a_map_must_be_of_a_parameter() -> None:
     row_map(b, array("y", f32, 64, 32), (8, 32))
     hidden = Kernel("hidden", Stage.THREAD, (), Block((), tuple(b.ops)))
     with pytest.raises(CompilerBug, match=r"a map of a tensor that is no parameter"):
-        kernel_needs(hidden, parse_target("sm_90a"))
+        kernel_needs(hidden)
 
 
 # -- shared memory and launches ---------------------------------------------------------------------------------------
 
 
 def test_mbarriers_and_large_tiles_are_dynamic() -> None:
-    needs = {k.name: kernel_needs(k, parse_target("sm_90a")).shared_bytes for k in (tma_copy(2), matrices(), gemm())}
+    needs = {k.name: kernel_needs(k).shared_bytes for k in (tma_copy(2), matrices(), gemm())}
     # The ring, the tile to store, then two rows of four mbarriers at multiples of 16.
     assert needs == {"copy_2d": 512 + 16, "matrices": 0, "gemm_k": 4 * (128 + 256) * 128 + 128 * 256 // 4 * 2 + 32 + 32}
 
@@ -215,7 +220,7 @@ def test_places_respect_alignment() -> None:
     b.multi("store", second, b.index(0), b.const(1.0, f32))
     b.multi("store", third, b.index(0), one)
     large = kernel("large", (), b)
-    assert kernel_needs(large, parse_target("sm_90a")).shared_bytes == 20480 + 32000 + 3
+    assert kernel_needs(large).shared_bytes == 20480 + 32000 + 3
     text = llvm_of(large)
     assert re.findall(r"@large_0_shared, i64 (\d+)", text) == ["0", "20480", "52480"]
     assert "@large_0_shared = external addrspace(3) global [0 x i8], align 1024" in text

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from assembled import assemble
 from instruction_kernels import (
     Maker,
     atomic_orders,
@@ -20,17 +21,17 @@ from instruction_kernels import (
     printing,
     until,
 )
-from support import assemble
 from tilewright.base.dtypes import bf16, f32, i32, u32, u64
 from tilewright.base.errors import TargetLimit, UserError
 from tilewright.base.target import parse_target
-from tilewright.codegen.native import emit_assembly
-from tilewright.codegen.nvptx import nvptx_function
-from tilewright.codegen.nvptx_simt import ptx_needed
+from tilewright.codegen.llvm.native import emit_assembly
+from tilewright.codegen.nvptx.emitter import nvptx_function
+from tilewright.codegen.nvptx.simt import ptx_needed
 from tilewright.compile.build import build_artifact, llvm_text
 from tilewright.compile.serial import deserialise, serialise
 from tilewright.ir.nodes import Kernel, walk
 from tilewright.ir.ops_simt import ATOMICS, DEFINITIONS, ORDERS
+from tilewright.passes.late.check_target import check_kernel_target
 
 KNOWN = set((Path(__file__).parents[2] / "data" / "llvm22_nvvm.txt").read_text().split())
 CASES = {case.name: case for case in instruction_cases()}
@@ -41,6 +42,7 @@ def llvm_of(kernel: Kernel, target: str) -> tuple[str, int]:
     """The text, and the PTX version it needs."""
     chosen = parse_target(target)
     chosen = replace(chosen, ptx=max(chosen.ptx, ptx_needed(kernel, chosen)))
+    check_kernel_target(kernel, chosen)
     text, declarations, _ = nvptx_function(kernel, kernel.name, chosen)
     return "\n".join(sorted(declarations)) + "\n" + text, chosen.ptx
 

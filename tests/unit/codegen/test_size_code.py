@@ -9,9 +9,9 @@ import pytest
 
 from tilewright.base.sizes import Size, ceildiv, floordiv, maximum, minimum, mod, parse_size
 from tilewright.base.target import host_cpu
-from tilewright.codegen.native import compile_object
-from tilewright.codegen.sizes import DECLARATIONS, SizeEmitter
-from tilewright.runtime.objects import ObjectCode
+from tilewright.codegen.llvm.native import compile_object
+from tilewright.codegen.llvm.sizes import DECLARATIONS, SizeEmitter
+from tilewright.runtime.core.objects import ObjectCode
 
 A, B = Size.of("a"), Size.of("b")
 SIZES = [

@@ -14,7 +14,7 @@ import pytest
 import tilewright as tw
 from tilewright.base.errors import CompilerBug, UserError
 from tilewright.base.target import parse_target
-from tilewright.codegen.shared_library import ARM, _bind_arm, _stub, shared_library
+from tilewright.codegen.host.shared_library import ARM, _bind_arm, _stub, shared_library
 from tilewright.compile.export import export_target
 
 
@@ -232,3 +232,83 @@ def test_errors(tmp_path: Path) -> None:
         tw.export(shift_rows, np.zeros((2, 2), np.float32), 1, 1.0, folder=tmp_path / "file")
     with pytest.raises(CompilerBug, match="not a little-endian 64-bit ELF object"):
         shared_library(b"MZ", ("f",), "libf.so")
+
+
+@needs_linux
+def test_loaders_take_nothing_for_what_it_is_not(tmp_path: Path) -> None:
+    """Odd strides, read-only and overlapping results, other element types, masks, numbers that do not fit: a result, or an error."""
+    tw.export(shift_rows, np.zeros((4, 5), np.float32), 3, np.float32(2), folder=tmp_path)
+    run(
+        tmp_path,
+        """
+from shift_rows import shift_rows
+def refused(kind, *args, **keywords):
+    try:
+        shift_rows(*args, **keywords)
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"{args} {keywords} was taken")
+x = rng.standard_normal((4, 6)).astype("f4")
+good = x * np.float32(2) + 3
+np.testing.assert_allclose(shift_rows(x, 3, 2.0), good, rtol=1e-6)
+packed = np.zeros((4, 6), [("a", "<f4"), ("b", "<u2")])
+assert "not whole elements" in refused(ValueError, packed["a"], 3, 2.0)
+shifted = np.frombuffer(b"x" + x.tobytes(), "f4", 24, 1).reshape(4, 6)
+assert "not a multiple" in refused(ValueError, shifted, 3, 2.0)
+for other in (x[:, ::-1], x[::2], x.T, np.broadcast_to(x[0], (4, 6))):
+    refused(ValueError, other, 3, 2.0)
+for other in (x.astype("f8"), x.astype(">f4"), x.astype("i4"), np.ma.array(x, mask=x > 0), x.tolist(), None, "x"):
+    refused(TypeError, other, 3, 2.0)
+refused(ValueError, x[0], 3, 2.0)
+class Null:
+    __array_interface__ = {"version": 3, "shape": (4, 6), "typestr": "<f4", "data": (0, False)}
+assert "no memory" in refused(ValueError, Null(), 3, 2.0)
+out = np.zeros((4, 6), "f4")
+out.flags.writeable = False
+assert "read-only" in refused(ValueError, x, 3, 2.0, out=out)
+assert not out.any()
+for wrong in (np.zeros((4, 7), "f4"), np.zeros((6, 4), "f4").T, np.zeros((4, 12), "f4")[:, ::2]):
+    refused(ValueError, x, 3, 2.0, out=wrong)
+    assert not wrong.any()
+refused(TypeError, x, 3, 2.0, out=np.zeros((4, 6), ">f4"))
+class Copying:
+    def __array__(self, *args, **keywords):
+        return np.zeros((4, 6), "f4")
+assert "does not share its memory" in refused(TypeError, x, 3, 2.0, out=Copying())
+for number in (2.5, "3", None, 1j, np.ones(2, int)):
+    refused(TypeError, x, number, 2.0)
+for number in (1 << 63, -(1 << 63) - 1, np.uint64(1 << 63)):
+    refused(ValueError, x, number, 2.0)
+refused(TypeError, x, 3, "2")
+np.testing.assert_allclose(shift_rows(x, np.int8(3), np.float64(2)), good, rtol=1e-6)
+# In place, and shifted by a row: the inputs are read as they were.
+memory = np.concatenate([x, np.zeros((1, 6), "f4")])
+assert shift_rows(memory[:4], 3, 2.0, out=memory[1:]).base is not None
+np.testing.assert_allclose(memory[1:], good, rtol=1e-6)
+same = x.copy()
+shift_rows(same, 3, 2.0, out=same)
+np.testing.assert_allclose(same, good, rtol=1e-6)
+""",
+    )
+
+
+@needs_linux
+def test_loaders_tell_small_floats_apart(tmp_path: Path) -> None:
+    import ml_dtypes
+
+    tw.export(shift_rows, np.zeros((4, 5), ml_dtypes.bfloat16), 3, np.float32(2), folder=tmp_path)
+    run(
+        tmp_path,
+        """
+import ml_dtypes
+from shift_rows import shift_rows
+x = np.ones((2, 3), ml_dtypes.bfloat16)
+out = shift_rows(x, 3, 2.0)
+try:
+    shift_rows(np.ones((2, 3), "f2"), 3, 2.0)
+except TypeError as error:
+    assert "float16" in str(error)
+else:
+    raise AssertionError("float16 was taken for bfloat16")
+""",
+    )

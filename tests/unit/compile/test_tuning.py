@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +15,15 @@ from tilewright.cli.sources import read_source, walk
 from tilewright.compile import driver, tuning
 from tilewright.compile.driver import Signature
 from tilewright.compile.tuning import Extents, Measurement, TuningStore, TuningTable, advise, distance
-from tilewright.passes.schedule_matrix import MatrixSchedule
+from tilewright.passes.schedules.attention import MmaAttention
+from tilewright.passes.schedules.matrix import Wgmma
 
 MATMUL = str(Path(__file__).parents[3] / "examples/matmul.py")
 ATTENTION = str(Path(__file__).parents[2] / "kernels_attention.py")
 KEY = "ab" * 32
-WIDE = MatrixSchedule("wgmma", 128, 256, 64, stages=4, groups=2)
-TURNS = MatrixSchedule("wgmma", 128, 128, 64, stages=6, groups=2, turns=True, wait=1)
-SMALL = MatrixSchedule("wgmma", 64, 128, 64, stages=8, groups=2, turns=True, wait=1)
+WIDE = Wgmma(128, 256, 64, stages=4, math_warpgroups=2)
+TURNS = Wgmma(128, 128, 64, stages=6, math_warpgroups=2, pingpong=True, mma_in_flight=1)
+SMALL = Wgmma(64, 128, 64, stages=8, math_warpgroups=2, pingpong=True, mma_in_flight=1)
 LISTED = (WIDE, TURNS, SMALL)
 TEXTS = tuple(s.describe() for s in LISTED)
 
@@ -54,6 +56,26 @@ def test_a_table_is_found_again_by_another_process(tmp_path: Path) -> None:
     path = TuningStore(tmp_path).path(KEY)
     assert path is not None and path.stat().st_mode & 0o077 == 0 and path.parent.stat().st_mode & 0o077 == 0
     assert [p.name for p in path.parent.iterdir()] == [f"{KEY}.json"]
+
+
+OLD_TEXT = "family=wgmma m=128 n=128 k=64 stages=6 groups=2 turns=1 wait=1"
+"""The second of those listed, as an earlier version wrote it."""
+
+
+def test_tables_of_an_earlier_version_are_read_and_written_in_new_words(tmp_path: Path) -> None:
+    store = TuningStore(tmp_path)
+    store.add(KEY, "matmul", "sm_90a", [measured(64, TEXTS[1], 1e-3), measured(64, "no schedule", 2e-3)])
+    path = store.path(KEY)
+    assert path is not None
+    body = path.read_text(encoding="utf-8").partition("\n")[2].removesuffix("\n").replace(TEXTS[1], OLD_TEXT)
+    assert "turns=1" in body and "pingpong" not in body
+    path.write_text(f"{hashlib.sha256(f'{KEY}{chr(0)}{body}'.encode()).hexdigest()}\n{body}\n", encoding="utf-8")
+    found = TuningStore(tmp_path).get(KEY)
+    assert found is not None and [m.schedule for m in found.entries] == [TEXTS[1], "no schedule"]
+    assert ask(found, 64) == TEXTS[1]
+    TuningStore(tmp_path).add(KEY, "matmul", "sm_90a", [measured(64, TEXTS[1], 3e-3), measured(64, TEXTS[0], 4e-3)])
+    written = path.read_text(encoding="utf-8")
+    assert "turns=1" not in written and written.count("pingpong=1") == 1 and TEXTS[0] in written
 
 
 def test_processes_add_to_each_others_tables_and_the_newest_counts(tmp_path: Path) -> None:
@@ -139,7 +161,7 @@ def test_a_call_without_extents_takes_what_was_fastest_overall() -> None:
     found = table(measured(512, TEXTS[0], 1.3), measured(512, TEXTS[2], 1.0), measured(1024, TEXTS[0], 1.2), measured(1024, TEXTS[2], 1.0))
     assert advise(found, (), (), lambda extents: LISTED, "1") == TEXTS[2]
     # The model's first choice without sizes was not measured at all: that is no reason to take it.
-    without = MatrixSchedule("wgmma", 192, 192, 64, stages=4, groups=3, buffers=1)
+    without = Wgmma(192, 192, 64, stages=4, math_warpgroups=3, epilogue_stages=1)
     assert advise(found, (), (), lambda extents: LISTED if extents else (without, *LISTED), "1") == TEXTS[2]
 
 
@@ -172,8 +194,8 @@ def test_distance_is_in_doublings() -> None:
 def test_attention_is_advised_for_rows_of_its_own_length_only() -> None:
     """The terms of a score are part of the code: what was measured for others does not fit."""
     here, there = (("q", 0, 512), ("q", 1, 64)), (("q", 0, 512), ("q", 1, 128))
-    own = MatrixSchedule("attention_mma", 64, 64, 64, stages=2, warps_m=4, wide=64)
-    other = MatrixSchedule("attention_mma", 64, 32, 128, stages=2, warps_m=4, wide=128)
+    own = MmaAttention(64, 64, 64, stages=2, warps_m=4, head_dim_v=64)
+    other = MmaAttention(64, 32, 128, stages=2, warps_m=4, head_dim_v=128)
     table = TuningTable("k", "sm_80", (Measurement(there, other.describe(), 1.0, version="v"),))
     assert advise(table, here, (), lambda extents: (own,), "v") == own.describe()
     near = replace(own, n=32)
@@ -247,7 +269,7 @@ def test_attention_has_schedules_and_asks_the_table(name: str, tmp_path: Path, m
         # Rows of another length: nothing measured fits them.
         longer = tuple((array, axis, 128 if axis == 3 else extent) for array, axis, extent in signature.extents)
         other = chosen(replace(signature, extents=longer))
-        assert other not in times and "wide=128" in other
+        assert other not in times and "head_dim_v=128" in other
     finally:
         tuning.use_store(None)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tilewright.base.errors import UserError
 from tilewright.cli.main import cli
-from tilewright.frontend.format import format_text
-from tilewright.frontend.zyn import parse_module
+from tilewright.frontend.zyn.format import format_text
+from tilewright.frontend.zyn.parse import parse_module
 from tilewright.tree.show import show
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "zyn").glob("*.zyn"))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tilewright.frontend.reference import grammar, parts, renewed
+from tilewright.frontend.zyn.reference import grammar, parts, renewed
 
 DOCUMENT = Path(__file__).parents[3] / "docs/language.md"
 
 
 def test_the_reference_is_up_to_date() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    assert renewed(text) == text, "run: python -m tilewright.frontend.reference docs/language.md"
+    assert renewed(text) == text, "run: python -m tilewright.frontend.zyn.reference docs/language.md"
 
 
 def test_a_stale_part_is_found() -> None:

@@ -12,10 +12,10 @@ import pytest
 import tilewright as tw
 from tilewright.base import dtypes
 from tilewright.base.errors import UserError
-from tilewright.frontend.python import parse_function, parse_python_file
+from tilewright.frontend.python.kernels import parse_function, parse_python_file
 from tilewright.tree import syntax
 from tilewright.tree.show import show
-from tilewright.tree.syntax import Assign, Binary, Bool, For, Index, Let, Name, Number, Range, ReduceExpr, Return
+from tilewright.tree.syntax import Assign, Binary, Bool, For, Index, Let, Name, Number, RangeExpr, ReduceExpr, Return
 
 # mypy and ruff do not look inside: these functions are read, never run.
 # ruff: noqa: F821, F841, RET504
@@ -198,9 +198,9 @@ def test_loops() -> None:
         "for i in range(1, n, 2):\n    pass\nfor i, j in tw.grid(n, range(1, n)):\n    pass\nfor i in tw.grid(n):\n    pass\nwhile n > 0:\n    n -= 1"
     )
     ordered, grid, single, loop = function.body
-    assert ordered == For(("i",), (Range(Number(1), Name("n"), Number(2)),), (), "no")
-    assert grid == For(("i", "j"), (Range(Number(0), Name("n")), Range(Number(1), Name("n"))), (), "yes")
-    assert single == For(("i",), (Range(Number(0), Name("n")),), (), "yes")
+    assert ordered == For(("i",), (RangeExpr(Number(1), Name("n"), Number(2)),), (), "no")
+    assert grid == For(("i", "j"), (RangeExpr(Number(0), Name("n")), RangeExpr(Number(1), Name("n"))), (), "yes")
+    assert single == For(("i",), (RangeExpr(Number(0), Name("n")),), (), "yes")
     assert isinstance(loop, syntax.While)
 
 

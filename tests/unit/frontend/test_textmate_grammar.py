@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tilewright.frontend.zyn import layout_tokens
+from tilewright.frontend.zyn.parse import layout_tokens
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "editors/vscode"

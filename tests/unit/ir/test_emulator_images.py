@@ -14,7 +14,7 @@ from tilewright.base.sizes import Size, contiguous_strides
 from tilewright.base.source import Source, Span
 from tilewright.ir.build import Builder
 from tilewright.ir.emulator import run_kernel
-from tilewright.ir.emulator.copies import swizzled
+from tilewright.ir.emulator.warps.copies import swizzled
 from tilewright.ir.nodes import Attr, Block, Kernel, Stage, Value
 from tilewright.ir.opdef import TypeRuleError
 from tilewright.ir.ops import result_types

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import ml_dtypes
@@ -15,9 +14,10 @@ from tilewright.base.sizes import Size
 from tilewright.base.source import Source, Span
 from tilewright.ir.build import Builder
 from tilewright.ir.emulator import run_kernel
-from tilewright.ir.emulator.copies import swizzled
-from tilewright.ir.emulator.scheduler import Team
-from tilewright.ir.emulator.thread import ThreadMachine, Waits
+from tilewright.ir.emulator.warps.copies import swizzled
+from tilewright.ir.emulator.warps.scheduler import EmulatedLaunch
+from tilewright.ir.emulator.warps.thread import Waits
+from tilewright.ir.layouts import MMA_LANES
 from tilewright.ir.nodes import Attr, Block, Kernel, Stage, Value
 from tilewright.ir.ops_matrix import MMA_SHAPES, accumulator_dtype, swizzled_place
 from tilewright.ir.text import print_kernel
@@ -1186,9 +1186,7 @@ class Gemm:
 def test_a_pipelined_contraction(shape: tuple[int, int, int], tile: tuple[int, int], stages: int, blocks: int) -> None:
     gemm = Gemm(*shape, tile, stages, blocks)
     arrays = gemm.arrays()
-    began = time.perf_counter()
     run(gemm.params, arrays, gemm.threads, gemm.build, blocks)
-    assert time.perf_counter() - began < 20
     wanted = product(arrays[0], arrays[1].T).astype(np.float32).astype(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(arrays[2].astype(np.float32), wanted.astype(np.float32))
 
@@ -1197,10 +1195,8 @@ def test_warps_on_their_own_compute_the_same() -> None:
     gemm = Gemm(128, 64, 192, (128, 64))
     arrays = gemm.arrays()
     made = kernel(gemm.params, gemm.threads, gemm.build)
-    machine = ThreadMachine(made, {}, Waits.of(made), 0, 1)
-    for param, values in zip(gemm.params, arrays, strict=True):
-        machine.bind(param, values, machine.root)
-    for _ in Team(machine, apart=True).run():
+    launch = EmulatedLaunch(made, {}, arrays, MMA_LANES, Waits.of(made))
+    for _ in launch.team(0, 1, launch.races(1), apart=True).run():
         pass
     wanted = product(arrays[0], arrays[1].T).astype(bf16.numpy)
     np.testing.assert_array_equal(arrays[2].astype(np.float32), wanted.astype(np.float32))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tilewright.ir.emulator import run_kernel
-from tilewright.ir.emulator.stepping import Steps, Stop, stepping
+from tilewright.ir.emulator.warps.stepping import Steps, Stop, stepping
 from tilewright.ir.text_parse import parse_kernel
 from tilewright.ir.verify import verify_kernel
 

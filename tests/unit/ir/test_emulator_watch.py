@@ -124,7 +124,7 @@ def test_blocks_that_write_one_place() -> None:
 
 
 def test_blocks_are_watched_across_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewright.ir.emulator.thread.LANES", 64)
+    monkeypatch.setattr("tilewright.ir.emulator.warps.thread.LANES", 64)
     body = "%o = mul %b, %c1 : i64\n%i = add %o, %t : i64\nstore %out, %i, %b"
     assert "store of 'out'[1], which block (0), thread 1 stores by the same statement" in message(body, grid=2)
 
@@ -195,7 +195,7 @@ LAST_BLOCK = """
 
 @pytest.mark.parametrize("lanes", [64, 1 << 18])
 def test_the_last_block_reads_what_others_released(lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewright.ir.emulator.thread.LANES", lanes)
+    monkeypatch.setattr("tilewright.ir.emulator.warps.thread.LANES", lanes)
     result = run(LAST_BLOCK.format(fence='fence {scope = "device"}'), grid=4)
     assert result[64] == 10
     text = message(LAST_BLOCK.format(fence=""), grid=4)

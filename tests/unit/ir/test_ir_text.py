@@ -14,7 +14,7 @@ from tilewright.base.source import Source, Span
 from tilewright.ir.build import Builder
 from tilewright.ir.layouts import Accumulator, Blocked, Operand, Shared
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value
-from tilewright.ir.program import Array, Check, KernelCall, Program, ScalarInput
+from tilewright.ir.program import KernelCall, Program, ProgramArray, ProgramCheck, ScalarInput
 from tilewright.ir.text import print_kernel, print_op, print_program
 from tilewright.ir.text_parse import parse_kernel, parse_program
 from tilewright.ir.types import CopyMap, Scalar, Tensor, Tile, Type, Vec, tensor
@@ -180,12 +180,12 @@ def test_program_round_trips() -> None:
     second = kernel_of(params=(Value(x, "x"), Value(Scalar(i64), "s")))
     program = Program(
         "p",
-        (Array("x", x, "input"), ScalarInput("a scalar", i64), Array("y", y, "input")),
-        (Array("out", x, "output"),),
-        (Array("t", y, "scratch"),),
+        (ProgramArray("x", x, "input"), ScalarInput("a scalar", i64), ProgramArray("y", y, "input")),
+        (ProgramArray("out", x, "output"),),
+        (ProgramArray("t", y, "scratch"),),
         (KernelCall(first, ("x",)), KernelCall(second, ("t", "a scalar")), KernelCall(first, ("out",))),
-        (Check(Size.of("n") - 1, "lt", Size.of("m"), 'index {left} "of" {right}', Span(None, 4, 2), "TW013"),
-         Check(Size.of("n"), "eq", Size.of(4), "four", Span())),
+        (ProgramCheck(Size.of("n") - 1, "lt", Size.of("m"), 'index {left} "of" {right}', Span(None, 4, 2), "TW013"),
+         ProgramCheck(Size.of("n"), "eq", Size.of(4), "four", Span())),
         Span(Source("p.zyn", ""), 1, 1),
     )  # fmt: skip
     for locations in (False, True):

@@ -12,7 +12,7 @@ from tilewright.base.sizes import Size
 from tilewright.base.source import Source, Span
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
-from tilewright.ir.program import Array, Program
+from tilewright.ir.program import Program, ProgramArray
 from tilewright.ir.types import CopyMap, Scalar, Tile, tensor
 from tilewright.ir.verify import verify_kernel, verify_program
 
@@ -94,6 +94,6 @@ def test_whole_kernel_of_the_builder_verifies() -> None:
 
 
 def test_program_roles() -> None:
-    array = Array("x", tensor(f32, "n"), "output")
+    array = ProgramArray("x", tensor(f32, "n"), "output")
     with pytest.raises(CompilerBug, match="input 'x' is marked as output"):
         verify_program(Program("p", (array,), (), (), ()))

@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from support import assemble
+from assembled import assemble
 from tilewright.base.errors import UserError
 from tilewright.base.target import parse_target
-from tilewright.codegen.native import emit_assembly
+from tilewright.codegen.llvm.native import emit_assembly
 from tilewright.compile.build import llvm_text
 from tilewright.ir.emulator import run_kernel
 from tilewright.ir.nodes import Kernel
-from tilewright.ir.program import Array, KernelCall, Program
+from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.text_parse import parse_kernel
 from tilewright.ir.types import Tensor
 from tilewright.ir.verify import verify_kernel
-from tilewright.passes.bounds_checks import FIELDS, check_bounds, check_kernel, failure_of
+from tilewright.passes.late.bounds_checks import FIELDS, check_bounds, check_kernel, failure_of
 
 HEAD = """kernel @k stage=thread grid=[g, 2] threads=64 {block = [32, 2, 1]} {
   param %x: tensor<f32, [n, m], [m, 1], align=16>
@@ -148,7 +148,7 @@ def test_a_thread_that_failed_leaves_its_loop() -> None:
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 def test_checks_become_code(target: str) -> None:
     plain = kernel(COPY)
-    inputs = tuple(Array(p.name, p.type, "input") for p in plain.params if isinstance(p.type, Tensor))
+    inputs = tuple(ProgramArray(p.name, p.type, "input") for p in plain.params if isinstance(p.type, Tensor))
     program = Program("k", inputs, (), (), (KernelCall(plain, ("x", "out")),))
     checked, sites = check_bounds(program)
     assert [a.name for a in checked.inputs] == ["x", "out", "$failure"] and len(sites) == 2

@@ -9,8 +9,9 @@ import tilewright as tw
 from kernels_matrix import PLAIN, again
 from tilewright.base.dtypes import bf16, f32, f64
 from tilewright.base.target import parse_target
-from tilewright.passes.choose_mma import Work, cost, in_levels, rate, shared_bytes
-from tilewright.passes.schedule_matrix import MatrixSchedule, parse_schedule
+from tilewright.passes.choose.mma import TileWork, cost, in_levels, rate, shared_bytes
+from tilewright.passes.schedules.matrix import MatrixSchedule
+from tilewright.passes.schedules.text import parse_schedule
 
 
 def chosen(target: str, m: int, n: int, k: int, layout: str = "kn", dtype: type = np.float32, precision: str = "ieee") -> MatrixSchedule:
@@ -51,13 +52,13 @@ def test_rates_are_those_of_the_data_sheet() -> None:
         (fma, f32, f32, "ieee", 19.5), (mma, f32, f32, "tf32", 156.0), (mma, f32, f32, "3xtf32", 52.0), (mma, bf16, f32, "ieee", 312.0),
         (mma, f64, f64, "ieee", 19.5), (fma, f64, f64, "ieee", 9.7),
     ):  # fmt: skip
-        assert rate(schedule, Work(operand, total, precision, 1, 64, 64, 64), a100) == pytest.approx(tflops * per_tflop)
+        assert rate(schedule, TileWork(operand, total, precision, 1, 64, 64, 64), a100) == pytest.approx(tflops * per_tflop)
 
 
 def test_a_last_round_costs_what_is_left_of_it() -> None:
     target = parse_target("sm_80")
     tile = parse_schedule("family=fma m=64 n=64 k=32 stages=2 warps_m=2 warps_n=2 persistent=0")
-    times = [cost(tile, target, Work(f32, f32, "ieee", tiles, 64, 64, 1024)) for tiles in (1, 108, 109, 216)]
+    times = [cost(tile, target, TileWork(f32, f32, "ieee", tiles, 64, 64, 1024)) for tiles in (1, 108, 109, 216)]
     assert times[0] == times[1] < times[2] == times[3]
 
 
@@ -69,7 +70,7 @@ def test_a_last_round_costs_what_is_left_of_it() -> None:
         ("family=fma m=32 n=32 k=32 stages=3 warps_m=2", f32, "ieee", 2560, "chunk=32 chunks=8"),
         ("family=fma m=128 n=128 k=8 stages=3 warps_m=2 warps_n=2", f32, "ieee", 512, ""),
         ("family=fma m=128 n=128 k=8 stages=3 warps_m=2 warps_n=2", f32, "ieee", 4096, "chunk=512"),
-        ("family=mma m=128 n=128 k=16 stages=4 warps_m=2 warps_n=4", f32, "3xtf32", 256, "chunk=16 products=4"),
+        ("family=mma m=128 n=128 k=16 stages=4 warps_m=2 warps_n=4", f32, "3xtf32", 256, "chunk=16 tf32_terms=4"),
         ("family=mma m=128 n=128 k=16 stages=4 warps_m=2 warps_n=4", f32, "3xtf32", 4096, "chunk=128"),
         ("family=mma m=128 n=128 k=16 stages=4 warps_m=2 warps_n=4", f32, "tf32", 4096, ""),
         ("family=mma m=128 n=128 k=32 stages=4 warps_m=2 warps_n=2", bf16, "ieee", 4096, ""),
@@ -77,7 +78,7 @@ def test_a_last_round_costs_what_is_left_of_it() -> None:
 )
 def test_stretches_go_with_the_length_of_the_sum(tile: str, operand: tw.DType, precision: str, k: int, words: str) -> None:
     target, schedule = parse_target("sm_90a"), parse_schedule(tile)
-    work = Work(operand, f32, precision, 1, 4096, 4096, k)
+    work = TileWork(operand, f32, precision, 1, 4096, 4096, k)
     assert in_levels(schedule, work, target) == parse_schedule(f"{tile} {words}")
 
 
@@ -85,6 +86,6 @@ def test_sums_kept_in_shared_memory_are_counted() -> None:
     tile = "family=fma m=128 n=128 k=8 stages=3 warps_m=2 warps_n=2"
     plain, kept = (shared_bytes(parse_schedule(text), f32, f32) for text in (tile, f"{tile} chunk=512"))
     assert kept - plain == 128 * 128 * 4
-    work = Work(f32, f32, "ieee", 1, 4096, 4096, 4096)
+    work = TileWork(f32, f32, "ieee", 1, 4096, 4096, 4096)
     # Two such blocks would not share a multiprocessor of these any more.
     assert in_levels(parse_schedule(tile), work, parse_target("sm_86")) == parse_schedule(tile)

@@ -9,7 +9,7 @@ from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor
 from tilewright.ir.verify import verify_kernel
-from tilewright.passes.collapse import collapse
+from tilewright.passes.loop.collapse import collapse
 
 
 def loops(kernel: Kernel) -> list[Op]:

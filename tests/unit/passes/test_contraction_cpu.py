@@ -11,14 +11,14 @@ import pytest
 from support import array, loop_kernel, program, stages_of
 from tilewright.base.dtypes import DType, by_name, f32, f64
 from tilewright.base.target import parse_target
-from tilewright.codegen.native import emit_assembly
+from tilewright.codegen.llvm.native import emit_assembly
 from tilewright.compile.build import llvm_text
 from tilewright.ir.build import Builder
 from tilewright.ir.emulator import run_program
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Vec
 from tilewright.passes.pipeline import lower
-from tilewright.passes.schedule_matrix import MatrixSchedule
+from tilewright.passes.schedules.matrix import MatrixSchedule
 
 
 def product(dtype: DType = f32) -> Kernel:

@@ -11,7 +11,7 @@ import kernels_attention
 import kernels_masked
 import tilewright as tw
 from tilewright.ir.nodes import Kernel, walk
-from tilewright.passes.empty_rows import empty_rows
+from tilewright.passes.loop.empty_rows import empty_rows
 
 
 @tw.kernel

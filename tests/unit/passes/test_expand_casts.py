@@ -18,7 +18,7 @@ from tilewright.ir.nodes import Block, Kernel, Stage, walk
 from tilewright.ir.program import Program
 from tilewright.ir.types import dtype_of
 from tilewright.ir.verify import verify_kernel
-from tilewright.passes.expand_casts import expand_casts
+from tilewright.passes.late.expand_casts import expand_casts
 
 EIGHTS = (f8e4m3, f8e5m2)
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.compile import driver
+from tilewright.compile import driver, store
 from tilewright.passes import pipeline
-from tilewright.passes.fuse import FusionReport
+from tilewright.passes.program.fuse import FusionReport
 
 
 @tw.kernel
@@ -189,8 +189,9 @@ def test_results_are_those_of_separate_kernels(name: str, device: str, monkeypat
     kernel, args, _ = CASES[name]
     again = tw.kernel(kernel.python)
     joined = kernel(*args, device=device)
-    monkeypatch.setattr(pipeline, "fuse", lambda program: (program, FusionReport((), (), 0, 0)))
-    monkeypatch.setattr(driver, "_memory", {})
+    monkeypatch.setattr(pipeline, "fuse_kernels", lambda program, trace: (program, FusionReport((), (), 0, 0)))
+    monkeypatch.setattr(store, "STORE", store.ArtifactStore(store.disk_cache))
+    monkeypatch.setattr(driver, "STORE", store.STORE)
     monkeypatch.setattr(driver, "_by_sizes", {})
     monkeypatch.setenv("TILEWRIGHT_CACHE", "0")
     apart = again(*args, device=device)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.passes.fuse import Refused
+from tilewright.passes.program.fuse import Refused
 
 
 def random(*shape: int) -> np.ndarray:

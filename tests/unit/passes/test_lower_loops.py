@@ -26,8 +26,8 @@ from tilewright.base.target import parse_target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Stage, Value, walk
 from tilewright.ir.types import Tile
-from tilewright.passes.lower_loops import lower_loops
-from tilewright.passes.schedule import Schedule
+from tilewright.passes.schedules.loops import Schedule
+from tilewright.passes.to_tile.lower_loops import lower_loops
 
 RNG = np.random.default_rng(5)
 

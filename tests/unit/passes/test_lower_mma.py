@@ -16,10 +16,10 @@ from tilewright.ir.build import Builder
 from tilewright.ir.emulator import run_program
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, walk
 from tilewright.ir.types import dtype_of
-from tilewright.passes.choose_mma import by_matrix
+from tilewright.passes.choose.mma import by_matrix
+from tilewright.passes.common.unsigned import unsigned_divisions
 from tilewright.passes.pipeline import Stages
-from tilewright.passes.stage_operand import TallTile, ThreadTile, shared_layout
-from tilewright.passes.unsigned import unsigned_divisions
+from tilewright.passes.to_thread.stage_operand import TallTile, ThreadTile, shared_layout
 
 RNG = np.random.default_rng(11)
 BF16 = ml_dtypes.bfloat16
@@ -369,7 +369,7 @@ def test_convolution_of_channels_reads_vectors_where_they_fill_a_step(channels: 
 # -- how operands are brought -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("copy", "bytes_"), [("threads", set()), ("async", {4, 16})])
+@pytest.mark.parametrize(("copy", "bytes_"), [("threads", set()), ("cp_async", {4, 16})])
 def test_a_schedule_says_who_copies(copy: str, bytes_: set[int]) -> None:
     a, b = numbers(np.float32, 64, 64), numbers(np.float32, 64, 64)
     stages = lowered(nn, a, b, schedule=f"{FMA} a_copy={copy} b_copy={copy}")

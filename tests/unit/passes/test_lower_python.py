@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from tilewright.base import dtypes
-from tilewright.frontend.python import parse_python_file
+from tilewright.frontend.python.kernels import parse_python_file
 from tilewright.ir.emulator import run_program
 from tilewright.ir.verify import verify_program
-from tilewright.passes.lower_tree import lower_kernel
-from tilewright.tree.check import check_kernel
+from tilewright.passes.from_tree.lower_tree import lower_kernel
+from tilewright.tree.check.kernel import check_kernel
 from tilewright.tree.typed import ArrayArg
 
 

@@ -26,11 +26,11 @@ from tilewright.ir.emulator import run_program
 from tilewright.ir.nodes import Kernel, Op, Stage, Value, walk
 from tilewright.ir.program import Program
 from tilewright.ir.types import Tensor
-from tilewright.passes.assign_layouts import assign_layouts
-from tilewright.passes.collapse import collapse
-from tilewright.passes.lower_loops import lower_loops
-from tilewright.passes.lower_tiles import lower_tiles
-from tilewright.passes.schedule import Schedule
+from tilewright.passes.loop.collapse import collapse
+from tilewright.passes.schedules.loops import Schedule
+from tilewright.passes.to_thread.assign_layouts import assign_layouts
+from tilewright.passes.to_thread.lower_tiles import lower_tiles
+from tilewright.passes.to_tile.lower_loops import lower_loops
 
 RNG = np.random.default_rng(6)
 

@@ -10,15 +10,15 @@ import pytest
 
 from tilewright.analysis.alias import alias_safe
 from tilewright.base import dtypes
-from tilewright.frontend.python import parse_python_file
-from tilewright.frontend.zyn import parse_module
+from tilewright.frontend.python.kernels import parse_python_file
+from tilewright.frontend.zyn.parse import parse_module
 from tilewright.ir.emulator import run_program
 from tilewright.ir.nodes import walk
 from tilewright.ir.program import Program
 from tilewright.ir.verify import verify_program
-from tilewright.passes.lower_tree import lower_kernel
+from tilewright.passes.from_tree.lower_tree import lower_kernel
 from tilewright.tree import syntax
-from tilewright.tree.check import check_kernel
+from tilewright.tree.check.kernel import check_kernel
 from tilewright.tree.typed import ArgSpec, ArrayArg, ScalarArg
 
 RANDOM = np.random.default_rng(7)

@@ -7,13 +7,15 @@ from math import prod
 import pytest
 
 from support import add_2d, loop_kernel, map_kernel, reduce_2d, reduce_all, scale_2d, stages_of, strided
+from tilewright.analysis.loop_nest import nest_of
 from tilewright.base.dtypes import DType, f16, f32, f64, i8
 from tilewright.base.sizes import Size
 from tilewright.base.target import host_cpu, parse_target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Value
-from tilewright.passes.collapse import collapse
-from tilewright.passes.schedule import Schedule, choose, nest_of
+from tilewright.passes.choose.loops import choose
+from tilewright.passes.loop.collapse import collapse
+from tilewright.passes.schedules.loops import Schedule
 
 GPU = parse_target("sm_90a")
 

@@ -13,7 +13,7 @@ from tilewright.base.sizes import Size
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.verify import verify_kernel
-from tilewright.passes.simplify import simplify
+from tilewright.passes.common.simplify import simplify
 
 Expression = Callable[[Builder, Value], Value]
 

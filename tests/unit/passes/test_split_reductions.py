@@ -23,7 +23,7 @@ from tilewright.base.target import parse_target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel
 from tilewright.ir.verify import verify_program
-from tilewright.passes.split_reductions import split_reductions
+from tilewright.passes.program.split_reductions import split_reductions
 
 
 def calls(kernel: Kernel, target: str = "sm_90a", **hints: int) -> int:

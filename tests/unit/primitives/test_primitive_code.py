@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from support import assemble
+from assembled import assemble
 from tilewright.base.dtypes import bool_, f16, f32, f64, i8, i64, u8, u32
 from tilewright.base.target import Target, parse_target
 from tilewright.compile.build import build_artifact
 from tilewright.compile.primitives import finished_program
-from tilewright.frontend.python_functions import parse_scalar_function
+from tilewright.frontend.python.functions import parse_scalar_function
 from tilewright.ir.program import Program
 from tilewright.primitives.filter import filter_program, runs_program
 from tilewright.primitives.functions import Monoid, scalar_function
@@ -25,13 +25,13 @@ from tilewright.primitives.transpose import transpose_program
 LAST = Monoid(f32, function=scalar_function(parse_scalar_function(lambda a, b: b), (f32, f32), f32))
 POSITIVE = scalar_function(parse_scalar_function(lambda v: v > 0), (f32,), bool_)
 PROGRAMS: dict[str, Callable[[Target], Program]] = {
-    "scan": lambda t: scan_program(f32, Monoid(f32, "add"), f32),
-    "scan f16": lambda t: scan_program(f16, Monoid(f32, "max"), f16, exclusive=True, init=True, aligned=False),
-    "scan f64": lambda t: scan_program(f64, Monoid(f64, "mul"), f64),
-    "scan of a function": lambda t: scan_program(f32, LAST, f32),
-    "filter": lambda t: filter_program(f32, POSITIVE),
-    "filter by a mask": lambda t: filter_program(i64, None, aligned=False),
-    "heads": lambda t: filter_program(i8, None, heads=True),
+    "scan": lambda t: scan_program(f32, Monoid(f32, "add"), f32, t),
+    "scan f16": lambda t: scan_program(f16, Monoid(f32, "max"), f16, t, exclusive=True, init=True, aligned=False),
+    "scan f64": lambda t: scan_program(f64, Monoid(f64, "mul"), f64, t),
+    "scan of a function": lambda t: scan_program(f32, LAST, f32, t),
+    "filter": lambda t: filter_program(f32, POSITIVE, t),
+    "filter by a mask": lambda t: filter_program(i64, None, t, aligned=False),
+    "heads": lambda t: filter_program(i8, None, t, heads=True),
     "runs": lambda t: runs_program(f16),
     "histogram of few bins": lambda t: histogram_program(f32, 256, t, False),
     "histogram of bytes": lambda t: histogram_program(u8, 256, t, True),
@@ -43,7 +43,7 @@ PROGRAMS: dict[str, Callable[[Target], Program]] = {
     "transpose of bytes": lambda t: transpose_program(u8, False, True),
     "sort": lambda t: sort_program(SortPlan(u8), t),
     "sort of pairs": lambda t: sort_program(SortPlan(f16, f64, descending=True, wide=True), t),
-    "sort of rows": lambda t: rows_program(SortPlan(f16, i64, places=True), row_shape(SortPlan(f16), 100)),
+    "sort of rows": lambda t: rows_program(SortPlan(f16, i64, places=True), row_shape(SortPlan(f16), 100, t)),
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tilewright.base.dtypes import DType, bool_, f16, f32, f64, i32, i64, u8
 from tilewright.base.errors import UserError
-from tilewright.frontend.python_functions import parse_scalar_function
+from tilewright.frontend.python.functions import parse_scalar_function
 from tilewright.primitives.functions import Monoid, scalar_function
 from tilewright.primitives.reduce import is_commutative
 

@@ -8,10 +8,11 @@ from tilewright.base import dtypes
 from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, ScalarParam, SizeBinding
 from tilewright.base.sizes import Size, ceildiv, contiguous_strides
 from tilewright.base.target import host_cpu
-from tilewright.codegen.host import host_object
-from tilewright.codegen.native import compile_object
-from tilewright.codegen.pool import pool_object
-from tilewright.runtime import cpu, cpu_pool
+from tilewright.codegen.host.entries import host_object
+from tilewright.codegen.host.pool import pool_object
+from tilewright.codegen.llvm.native import compile_object
+from tilewright.runtime.cpu import pool as cpu_pool
+from tilewright.runtime.cpu import program as cpu
 
 BLOCK = 4096
 N, M = Size.of("n"), Size.of("m")

@@ -13,7 +13,7 @@ from null_cuda.install import installed
 from tilewright.base.abi import ASSERT_BITS, ASSERT_MARK
 from tilewright.base.errors import DeviceError
 from tilewright.compile.build import build_artifact
-from tilewright.runtime import cuda
+from tilewright.runtime.cuda import device as cuda
 
 
 def test_a_failed_assertion_is_told_with_its_text_and_thread() -> None:

@@ -19,10 +19,10 @@ import pytest
 from tilewright.base import abi
 from tilewright.base.errors import UserError
 from tilewright.base.target import host_cpu
-from tilewright.codegen.native import compile_object
-from tilewright.codegen.pool import CLAIMS_PER_THREAD, PARALLEL_WORK, pool_ir
-from tilewright.runtime import cpu, cpu_pool
-from tilewright.runtime.objects import ObjectCode
+from tilewright.codegen.host.pool import CLAIMS_PER_THREAD, PARALLEL_WORK, pool_ir
+from tilewright.codegen.llvm.native import compile_object
+from tilewright.runtime.core.objects import ObjectCode
+from tilewright.runtime.cpu import pool as cpu_pool
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="no pool on this system")
 
@@ -69,7 +69,7 @@ class Counter:
         self.claims = np.zeros(1, np.int64)
         self.slots = np.array([a.__array_interface__["data"][0] for a in (self.counters, self.claims)], np.uint64)
 
-    def run(self, pool: cpu_pool.Pool, work: int = PARALLEL_WORK) -> None:
+    def run(self, pool: cpu_pool.ThreadPool, work: int = PARALLEL_WORK) -> None:
         pool.launch(self.entry, self.slots.__array_interface__["data"][0], len(self.counters), work)
 
 
@@ -79,11 +79,11 @@ def code() -> ObjectCode:
 
 
 @pytest.fixture(params=["futex", "condition"])
-def pool(request: pytest.FixtureRequest) -> Iterator[cpu_pool.Pool]:
+def pool(request: pytest.FixtureRequest) -> Iterator[cpu_pool.ThreadPool]:
     """A pool of its own, in both ways to sleep; the process's pool keeps its symbols."""
     target = host_cpu()
     shared = cpu_pool.pool()
-    made = cpu_pool.Pool(compile_object(pool_ir(target, futex=request.param == "futex"), target, opt=0))
+    made = cpu_pool.ThreadPool(compile_object(pool_ir(target, futex=request.param == "futex"), target, opt=0))
     cpu_pool.bind_symbol("tilewright_pool", shared.address)
     cpu_pool.bind_symbol("tilewright_pool_start", ctypes.cast(shared._start_callback, ctypes.c_void_p).value or 0)
     cpu_pool.bind_symbol("tilewright_launch", shared._code.address("tilewright_launch"))
@@ -92,7 +92,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[cpu_pool.Pool]:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_every_block_runs_once(pool: cpu_pool.Pool, code: ObjectCode, threads: int) -> None:
+def test_every_block_runs_once(pool: cpu_pool.ThreadPool, code: ObjectCode, threads: int) -> None:
     pool.threads = threads
     for blocks in (1, 2, 3, 100, 4001):
         counter = Counter(code, blocks)
@@ -102,7 +102,7 @@ def test_every_block_runs_once(pool: cpu_pool.Pool, code: ObjectCode, threads: i
     assert pool.workers == threads - 1
 
 
-def test_workers_that_slept_come_back(pool: cpu_pool.Pool, code: ObjectCode) -> None:
+def test_workers_that_slept_come_back(pool: cpu_pool.ThreadPool, code: ObjectCode) -> None:
     pool.threads = 3
     counter = Counter(code, 500)
     for turn in range(1, 6):
@@ -117,7 +117,7 @@ def test_workers_that_slept_come_back(pool: cpu_pool.Pool, code: ObjectCode) -> 
     assert pool._field(abi.POOL_GENERATION).value % 2 == 0
 
 
-def test_small_launches_stay_in_the_caller(pool: cpu_pool.Pool, code: ObjectCode) -> None:
+def test_small_launches_stay_in_the_caller(pool: cpu_pool.ThreadPool, code: ObjectCode) -> None:
     pool.threads = 2
     counter = Counter(code, 64)
     counter.run(pool, work=PARALLEL_WORK // 64 - 1)
@@ -126,7 +126,7 @@ def test_small_launches_stay_in_the_caller(pool: cpu_pool.Pool, code: ObjectCode
     assert counter.claims[0] > 2
 
 
-def test_large_launches_are_claimed_in_pieces(pool: cpu_pool.Pool, code: ObjectCode) -> None:
+def test_large_launches_are_claimed_in_pieces(pool: cpu_pool.ThreadPool, code: ObjectCode) -> None:
     pool.threads = 2
     counter = Counter(code, 10_000)
     counter.run(pool)
@@ -134,13 +134,13 @@ def test_large_launches_are_claimed_in_pieces(pool: cpu_pool.Pool, code: ObjectC
     assert 2 * CLAIMS_PER_THREAD <= counter.claims[0] <= 2 * CLAIMS_PER_THREAD + 1
 
 
-def test_no_blocks_no_call(pool: cpu_pool.Pool, code: ObjectCode) -> None:
+def test_no_blocks_no_call(pool: cpu_pool.ThreadPool, code: ObjectCode) -> None:
     counter = Counter(code, 0)
     counter.run(pool)
     assert counter.claims[0] == 0
 
 
-def test_nested_jobs_run_inside(pool: cpu_pool.Pool, code: ObjectCode) -> None:
+def test_nested_jobs_run_inside(pool: cpu_pool.ThreadPool, code: ObjectCode) -> None:
     pool.threads = 2
     inner = Counter(code, 1000)
     slots = np.concatenate([
@@ -152,7 +152,7 @@ def test_nested_jobs_run_inside(pool: cpu_pool.Pool, code: ObjectCode) -> None:
     assert inner.claims[0] == 40
 
 
-def test_concurrent_callers(pool: cpu_pool.Pool, code: ObjectCode) -> None:
+def test_concurrent_callers(pool: cpu_pool.ThreadPool, code: ObjectCode) -> None:
     pool.threads = 3
     counters = [Counter(code, 777) for _ in range(4)]
 
@@ -172,7 +172,7 @@ def test_concurrent_callers(pool: cpu_pool.Pool, code: ObjectCode) -> None:
         assert (counter.counters == 100).all()
 
 
-def test_fork_gets_a_pool_of_its_own(pool: cpu_pool.Pool, code: ObjectCode) -> None:
+def test_fork_gets_a_pool_of_its_own(pool: cpu_pool.ThreadPool, code: ObjectCode) -> None:
     pool.threads = 2
     counter = Counter(code, 1000)
     counter.run(pool)
@@ -263,7 +263,7 @@ def _script(body: str) -> subprocess.CompletedProcess[str]:
     sys.path.insert(0, {str(Path(__file__).parent)!r})
     import numpy as np
     import cpu_kernels as kernels
-    from tilewright.runtime import cpu_pool
+    from tilewright.runtime.cpu import pool as cpu_pool
     program = kernels.make(kernels.ADD, kernels.add_artifact())
     a = np.ones(1 << 20, np.float32)
     """
@@ -305,7 +305,7 @@ def test_calls_in_exit_handlers_and_fork_pools() -> None:
 def test_no_pool_code_is_our_mistake() -> None:
     text = """
     from tilewright.base.errors import CompilerBug
-    from tilewright.runtime import cpu_pool
+    from tilewright.runtime.cpu import pool as cpu_pool
     cpu_pool._code_source = None
     try:
         cpu_pool.pool()
@@ -314,14 +314,3 @@ def test_no_pool_code_is_our_mistake() -> None:
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(text)], capture_output=True, text=True, check=True)
     assert done.stdout == "TW040\n"
-
-
-def test_loading_is_quick() -> None:
-    artifact = kernels.compiled(kernels.ADD, kernels.add_artifact())
-    cpu.load(artifact)
-    times = []
-    for _ in range(10):
-        start = time.perf_counter()
-        cpu.load(artifact)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.005

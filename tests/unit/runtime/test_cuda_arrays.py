@@ -13,11 +13,12 @@ import tilewright.compile.driver  # noqa: F401 (says where machine code comes fr
 from copy_kernels import register_copies
 from tilewright.base import dtypes
 from tilewright.base.errors import DeviceError, UserError
-from tilewright.runtime import dlpack, native_memory
-from tilewright.runtime.cuda import CudaDevice
-from tilewright.runtime.cuda_driver import Driver
-from tilewright.runtime.device_array import DeviceArray
-from tilewright.runtime.device_memory import MemoryPool, size_class
+from tilewright.runtime.cuda.device import CudaDevice
+from tilewright.runtime.cuda.driver import Driver
+from tilewright.runtime.exchange import dlpack
+from tilewright.runtime.memory import native_memory
+from tilewright.runtime.memory.device_array import DeviceArray
+from tilewright.runtime.memory.device_memory import MemoryPool, size_class
 
 
 @pytest.fixture(params=["native", "python"], autouse=True)
@@ -339,7 +340,11 @@ def test_wrapping_a_foreign_array(device: CudaDevice, fake: FakeCuda) -> None:
 
 
 def test_wrapping_reads_the_dtype_by_name(device: CudaDevice) -> None:
-    interface = {"shape": (2,), "typestr": "<V2", "data": (0, True), "version": 2}
+    held = device.empty((2,), dtypes.bf16)
+    interface = {"shape": (2,), "typestr": "<V2", "data": (held.pointer, True), "version": 2}
+    for change in ({"data": (0, True)}, {"shape": (-2,)}, {"strides": (2, 2)}, {"mask": held}):
+        with pytest.raises(UserError, match=r"no memory|cannot have shape|masked"):
+            device.wrap(SimpleNamespace(__cuda_array_interface__={**interface, **change}))
     assert device.wrap(SimpleNamespace(__cuda_array_interface__=interface)).dtype is dtypes.bf16
     tensor = SimpleNamespace(__cuda_array_interface__={**interface, "typestr": "|V1"}, dtype="torch.float8_e5m2")
     wrapped = device.wrap(tensor)

@@ -17,11 +17,12 @@ import pytest
 import tilewright as tw
 from null_cuda import Fault, NullCuda
 from null_cuda.install import installed
-from tilewright.api.devices import find_device
 from tilewright.base.errors import DeviceError
-from tilewright.runtime import cuda, cuda_driver
-from tilewright.runtime.cuda import CudaDevice
-from tilewright.runtime.cuda_driver import Driver
+from tilewright.execute.devices import find_device
+from tilewright.runtime.cuda import device as cuda
+from tilewright.runtime.cuda import driver as cuda_driver
+from tilewright.runtime.cuda.device import CudaDevice
+from tilewright.runtime.cuda.driver import Driver
 
 TESTS = Path(__file__).parents[2]
 
@@ -233,7 +234,7 @@ from null_cuda import Fault, NullCuda
 from null_cuda.install import install
 import tilewright as tw
 from tilewright.base.errors import DeviceError
-from tilewright.runtime import cuda
+from tilewright.runtime.cuda import device as cuda
 
 @tw.kernel
 def double(x: tw.Array) -> tw.Array:

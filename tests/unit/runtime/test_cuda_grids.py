@@ -19,8 +19,8 @@ from tilewright.base.artifact import ArrayParam, Artifact, Launch, SizeBinding
 from tilewright.base.errors import TargetLimit
 from tilewright.base.sizes import ONE, Size
 from tilewright.compile.serial import deserialise, serialise
-from tilewright.runtime.cuda import CudaDevice
-from tilewright.runtime.cuda_driver import Driver
+from tilewright.runtime.cuda.device import CudaDevice
+from tilewright.runtime.cuda.driver import Driver
 
 N = Size.of("n")
 RULE = Launch("meet", ("x", "out"), ("n",), (N,), threads=128, cooperative=True)

@@ -13,10 +13,10 @@ from tilewright.base import dtypes
 from tilewright.base.artifact import ArrayParam, Artifact, Launch, MapParam, SizeBinding
 from tilewright.base.errors import CompilerBug, DeviceError, TargetLimit
 from tilewright.base.sizes import ONE, Size, ceildiv
-from tilewright.runtime import cuda_program
-from tilewright.runtime.cuda import CudaDevice
-from tilewright.runtime.cuda_driver import Driver
-from tilewright.runtime.cuda_maps import MapForm, check_map, map_form
+from tilewright.runtime.cuda import program as cuda_program
+from tilewright.runtime.cuda.device import CudaDevice
+from tilewright.runtime.cuda.driver import Driver
+from tilewright.runtime.cuda.tensor_maps import MapForm, check_map, map_form
 
 M, N, K = Size.of("m"), Size.of("n"), Size.of("k")
 A = ArrayParam("a", dtypes.bf16, (M, K), (K, ONE), "input", 16)

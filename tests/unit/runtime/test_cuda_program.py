@@ -18,9 +18,10 @@ from tilewright.base import dtypes
 from tilewright.base.artifact import ArrayParam, Artifact, Launch, ScalarParam, SizeBinding
 from tilewright.base.errors import CompilerBug, DeviceError, TargetLimit, TilewrightError, UserError
 from tilewright.base.sizes import ONE, Size, ceildiv
-from tilewright.runtime import cuda, cuda_driver
-from tilewright.runtime.cuda import CudaDevice
-from tilewright.runtime.cuda_driver import Driver
+from tilewright.runtime.cuda import device as cuda
+from tilewright.runtime.cuda import driver as cuda_driver
+from tilewright.runtime.cuda.device import CudaDevice
+from tilewright.runtime.cuda.driver import Driver
 
 N = Size.of("n")
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.runtime import entry
-from tilewright.runtime.entry import PartialEntry, SlotEntry
+from tilewright.runtime.core import entry
+from tilewright.runtime.core.entry import PartialEntry, SlotEntry
 
 pytestmark = pytest.mark.requires("cpu")
 MAKES = pytest.mark.parametrize("make", [PartialEntry, SlotEntry])

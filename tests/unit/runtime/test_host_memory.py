@@ -13,10 +13,10 @@ import tilewright.compile.driver  # noqa: F401 (says where machine code comes fr
 from copy_kernels import register_copies
 from tilewright.base import dtypes
 from tilewright.base.errors import DeviceError, UserError
-from tilewright.runtime import host_memory
-from tilewright.runtime.cuda import CudaDevice
-from tilewright.runtime.cuda_driver import Driver
-from tilewright.runtime.host_memory import registered
+from tilewright.runtime.cuda import host_memory
+from tilewright.runtime.cuda.device import CudaDevice
+from tilewright.runtime.cuda.driver import Driver
+from tilewright.runtime.cuda.host_memory import registered
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ def test_managed_arrays(device: CudaDevice, fake: FakeCuda) -> None:
 
 
 def test_a_device_without_managed_memory(device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_attribute", lambda name: 0)
+    monkeypatch.setattr(device, "attribute", lambda name: 0)
     with pytest.raises(DeviceError, match="has no managed memory"):
         device.empty_managed((3,), dtypes.f32)
 
@@ -288,8 +288,8 @@ def test_copies_between_devices(device: CudaDevice, fake: FakeCuda) -> None:
 
 def test_without_stream_ordered_allocation(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     device = CudaDevice(Driver(fake), 0)
-    original = device._attribute
-    monkeypatch.setattr(device, "_attribute", lambda name: 0 if name == "MEMORY_POOLS_SUPPORTED" else original(name))
+    original = device.attribute
+    monkeypatch.setattr(device, "attribute", lambda name: 0 if name == "MEMORY_POOLS_SUPPORTED" else original(name))
     device.from_numpy(numbers(10)).free()
     assert len(fake.calls("cuMemAlloc")) == 1
     assert device.pool.flush() == 512

@@ -15,10 +15,13 @@ from fake_cuda import FakeCuda
 import tilewright.compile.driver  # noqa: F401 (says where machine code comes from)
 from tilewright.base import dtypes
 from tilewright.base.errors import DeviceError, UserError
-from tilewright.runtime import cuda, dlpack, imports, native_memory, streams
-from tilewright.runtime.cuda import CudaDevice
-from tilewright.runtime.cuda_driver import Driver
-from tilewright.runtime.device_array import DeviceArray
+from tilewright.runtime.core import streams
+from tilewright.runtime.cuda import device as cuda
+from tilewright.runtime.cuda.device import CudaDevice
+from tilewright.runtime.cuda.driver import Driver
+from tilewright.runtime.exchange import dlpack, imports
+from tilewright.runtime.memory import native_memory
+from tilewright.runtime.memory.device_array import DeviceArray
 
 _Reader = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
 _Stream = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))

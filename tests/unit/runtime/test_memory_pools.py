@@ -17,12 +17,12 @@ import tilewright.compile.driver  # noqa: F401 (says where machine code comes fr
 from copy_kernels import register_copies
 from tilewright.base import dtypes, memory_abi
 from tilewright.base.errors import DeviceError, TilewrightError, UserError
-from tilewright.runtime import native_memory
-from tilewright.runtime.cuda import CudaDevice
-from tilewright.runtime.cuda_driver import Driver
-from tilewright.runtime.device_array import DeviceArray
-from tilewright.runtime.device_memory import Block, MemoryPool, size_class
-from tilewright.runtime.memory_slab import Slab
+from tilewright.runtime.cuda.device import CudaDevice
+from tilewright.runtime.cuda.driver import Driver
+from tilewright.runtime.memory import native_memory
+from tilewright.runtime.memory.device_array import DeviceArray
+from tilewright.runtime.memory.device_memory import MemoryBlock, MemoryPool, size_class
+from tilewright.runtime.memory.slab import Slab
 
 
 @pytest.fixture(params=["native", "python"], autouse=True)
@@ -219,7 +219,7 @@ def test_a_slab_goes_back_after_those_who_used_it(device: CudaDevice, fake: Fake
 
 
 def test_slabs_join_their_pieces(device: CudaDevice) -> None:
-    slab = Slab(device, Block(4096, 4096, 0, None))
+    slab = Slab(device, MemoryBlock(4096, 4096, 0, None))
     a, b, c = (slab.raw_allocate(1024) for _ in range(3))
     assert (a, b, c) == (4096, 5120, 6144)
     slab.raw_free([a, c])
@@ -314,7 +314,7 @@ def test_an_error_while_memory_is_put_in_order_loses_nothing(device: CudaDevice,
 
 
 def test_a_block_that_cannot_be_made_leaves_no_memory(device: CudaDevice, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: object) -> Block:
+    def fail(*arguments: object) -> MemoryBlock:
         raise MemoryError
 
     monkeypatch.setattr(device.pool.arena, "adopt", fail)

@@ -20,12 +20,14 @@ from tilewright.base import launch_abi as abi
 from tilewright.base.artifact import ArrayParam, Artifact, Launch, ScalarParam, SizeBinding
 from tilewright.base.launch_abi import Pattern, Slot
 from tilewright.base.sizes import ONE, Size, ceildiv
-from tilewright.codegen.launcher import engine_object, key_count, stub_object
-from tilewright.runtime import cuda_launcher, streams, torch_tensors
-from tilewright.runtime.cuda import CudaDevice
-from tilewright.runtime.cuda_driver import Driver
-from tilewright.runtime.cuda_launcher import Launcher, Recent
-from tilewright.runtime.launch_forms import Form, Helpers
+from tilewright.codegen.host.launcher import engine_object, key_count, stub_object
+from tilewright.runtime.core import streams
+from tilewright.runtime.cuda import launcher as cuda_launcher
+from tilewright.runtime.cuda.device import CudaDevice
+from tilewright.runtime.cuda.driver import Driver
+from tilewright.runtime.cuda.launch_records import Helpers, LaunchRecord
+from tilewright.runtime.cuda.launcher import Launcher, Recent
+from tilewright.runtime.exchange import torch_tensors
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.requires("cpu")
@@ -198,7 +200,7 @@ def _learnt(machine: _Machine, pattern: Pattern, make: Any = None) -> Any:
     program = machine.device.load(SCALE)
     helpers = Helpers(make, lambda nbytes, stream: pytest.fail("there is no scratch memory"))
     apart = [(1, 0, 16, 0, 0, 16)] if pattern.given else []
-    launcher.add(Form(program, {"n": 4}, seen[8 * 3 :], [abi.FLOAT], apart, helpers))
+    launcher.add(LaunchRecord(program, {"n": 4}, seen[8 * 3 :], [abi.FLOAT], apart, helpers))
     return launcher.function(machine.fallback)
 
 

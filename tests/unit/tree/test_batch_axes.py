@@ -12,7 +12,7 @@ import kernels_several as kernels
 import tilewright as tw
 from tilewright.base.errors import UserError
 from tilewright.tree.batch_axes import Split, find_split
-from tilewright.tree.check import check_kernel
+from tilewright.tree.check.kernel import check_kernel
 
 
 def split(kernel: Any, *args: object, along: tuple[str, int] | None = None) -> Split:

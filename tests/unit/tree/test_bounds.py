@@ -6,18 +6,17 @@ import itertools
 
 import pytest
 
+from tilewright.base.affine import AffineForm
 from tilewright.base.dtypes import i64
+from tilewright.base.intervals import Interval, clamped, surely_negative, surely_nonnegative
 from tilewright.base.sizes import ZERO, Size, floordiv, parse_size
 from tilewright.tree.bounds import (
-    Affine,
+    IndexForm,
     affine,
-    clamped,
     disjoint,
     injective,
     interval,
     owns_axis,
-    surely_negative,
-    surely_nonnegative,
 )
 from tilewright.tree.typed import Apply, Const, IndexRef, LoopVar, SizeValue
 
@@ -67,7 +66,7 @@ def number(value: int) -> Const:
 def test_affine_forms() -> None:
     i, j = IndexRef(ROW), IndexRef(COLUMN)
     form = affine(op("sub", op("mul", number(2), op("add", i, number(3))), op("mul", j, SizeValue(Size.of("n")))))
-    assert form == Affine(Size.of(6), ((ROW, Size.of(2)), (COLUMN, -Size.of("n"))))
+    assert form == AffineForm(((ROW, Size.of(2)), (COLUMN, -Size.of("n"))), Size.of(6))
     assert affine(op("mul", i, j)) is None
     assert affine(op("floordiv", i, number(2))) is None
     plain = affine(i)
@@ -77,15 +76,15 @@ def test_affine_forms() -> None:
 
 def test_intervals() -> None:
     i = IndexRef(ROW)
-    assert interval(op("sub", number(5), i)) == (parse_size("6 - n"), Size.of(5))
-    assert interval(op("floordiv", i, number(2))) == (ZERO, parse_size("floordiv(n - 1, 2)"))
-    assert interval(op("mod", op("mul", i, i), number(7))) == (ZERO, Size.of(6))
-    assert interval(op("mod", i, SizeValue(Size.of("m")))) == (ZERO, parse_size("max(m - 1, 0)"))
+    assert interval(op("sub", number(5), i)) == Interval(parse_size("6 - n"), Size.of(5))
+    assert interval(op("floordiv", i, number(2))) == Interval(ZERO, parse_size("floordiv(n - 1, 2)"))
+    assert interval(op("mod", op("mul", i, i), number(7))) == Interval(ZERO, Size.of(6))
+    assert interval(op("mod", i, SizeValue(Size.of("m")))) == Interval(ZERO, parse_size("max(m - 1, 0)"))
     assert interval(op("mul", i, i)) is None
-    assert interval(op("min", i, number(3))) == (ZERO, parse_size("min(n - 1, 3)"))
+    assert interval(op("min", i, number(3))) == Interval(ZERO, parse_size("min(n - 1, 3)"))
 
 
-def indices(*exprs: Apply | Const | IndexRef) -> tuple[Affine, ...]:
+def indices(*exprs: Apply | Const | IndexRef) -> tuple[IndexForm, ...]:
     found = tuple(affine(e) for e in exprs)
     assert None not in found
     return tuple(f for f in found if f is not None)

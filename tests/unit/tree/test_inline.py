@@ -9,10 +9,10 @@ import pytest
 import tilewright as tw
 from tilewright.base.dtypes import f32, f64
 from tilewright.base.errors import UserError
-from tilewright.frontend.python import parse_function, parse_python_file
-from tilewright.frontend.zyn import parse_module
+from tilewright.frontend.python.kernels import parse_function, parse_python_file
+from tilewright.frontend.zyn.parse import parse_module
 from tilewright.tree import syntax
-from tilewright.tree.check import check_kernel
+from tilewright.tree.check.kernel import check_kernel
 from tilewright.tree.show import show
 from tilewright.tree.typed import ArrayArg
 from tilewright.tree.typed_text import show as show_typed
@@ -303,7 +303,7 @@ let k = compute(x) {
         seen.append(function)
         return 0.0
 
-    from tilewright.api.module import ZynModule
+    from tilewright.zyn.module import ZynModule
 
     ZynModule(parse_module(text), run).run(x=0.0)
     lines = [show_typed(check_kernel(f, [ArrayArg(f32, 2)])).splitlines() for f in (python, seen[0])]

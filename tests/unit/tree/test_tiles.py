@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 
 from tilewright.base.dtypes import f32
-from tilewright.frontend.python import parse_python_file
-from tilewright.frontend.zyn import parse_module
+from tilewright.frontend.python.kernels import parse_python_file
+from tilewright.frontend.zyn.parse import parse_module
 from tilewright.tree import syntax
-from tilewright.tree.check import check_kernel
+from tilewright.tree.check.kernel import check_kernel
 from tilewright.tree.typed import ArrayArg
 from tilewright.tree.typed_text import show
 

@@ -19,9 +19,9 @@ from tilewright.base.errors import CompilerBug, UserError
 from tilewright.base.sizes import Size
 from tilewright.base.source import Span
 from tilewright.ir import places
-from tilewright.ir.emulator.atomics import update
 from tilewright.ir.emulator.frames import BLOCK, LANE, SLOT, Frame, align, choose
-from tilewright.ir.emulator.memory import Memory, fault
+from tilewright.ir.emulator.memory.atomics import update
+from tilewright.ir.emulator.memory.memory import Memory, fault
 from tilewright.ir.nodes import Block, Kernel, Op, Value
 from tilewright.ir.numerics import convert, evaluate
 from tilewright.ir.ops import OPS
@@ -34,7 +34,7 @@ RESIDENT = 5
 
 
 @dataclass(frozen=True)
-class Barrier:
+class BarrierReached:
     """The frame's warps arrived at a barrier."""
 
     span: Span
@@ -71,7 +71,7 @@ class Fork:
     children: tuple[tuple[Frame, Steps], ...]
 
 
-Event = Barrier | GridBarrier | Wait | Pause | Fork
+Event = BarrierReached | GridBarrier | Wait | Pause | Fork
 Steps = Generator[Event, "Sequence[Results]", Results]
 
 
@@ -124,7 +124,7 @@ class Machine(ABC):
         """Counts writes that changed memory: whether waiting lanes have something new to see."""
         self.simple: dict[str, Callable[[Op, Frame], Results]] = {
             "const": self._const, "size": self._size, "load": self._load, "store": self._store, "atomic": self._atomic, "head": self._head,
-            "broadcast": self._broadcast, "program_id": self._program_id,
+            "broadcast": self._broadcast, "report": self._report, "program_id": self._program_id,
         }  # fmt: skip
         self.control: dict[str, Callable[[Op, Frame], Steps]] = {"for": self.for_, "if": self.if_, "while": self.while_}
 
@@ -235,13 +235,22 @@ class Machine(ABC):
     def _size(self, op: Op, frame: Frame) -> Results:
         size = op.attrs["value"]
         assert isinstance(size, Size | int | str)
-        return (np.full(1, Size.of(size).evaluate(self.sizes), np.int64),)
+        value = Size.of(size).evaluate(self.sizes)
+        return (np.full(1, (value + (1 << 63)) % (1 << 64) - (1 << 63), np.int64),)  # as the code that computes it in 64 bits does
 
     def _program_id(self, op: Op, frame: Frame) -> Results:
         axis = op.attrs.get("axis", 0)
         assert isinstance(axis, int)
         extent = self.grid[axis] if axis < len(self.grid) else 1
         return (frame.get(BLOCK) // prod(self.grid[:axis]) % extent,)
+
+    def _report(self, op: Op, frame: Frame) -> Results:
+        cell = self.memories[op.operands[0]]
+        lanes = np.arange(frame.lanes) if frame.mask is None else np.flatnonzero(frame.mask)
+        if lanes.size and not cell.read(np.zeros(1, np.int64))[0]:
+            index, extent = (int(frame.full(v)[lanes[0]]) for v in op.operands[1:])
+            cell.write(np.arange(3), np.array([int(str(op.attrs["site"])), index, extent]))
+        return ()
 
     def _broadcast(self, op: Op, frame: Frame) -> Results:
         result = op.result.type

@@ -7,20 +7,23 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tilewright.base.dtypes import from_numpy
-from tilewright.base.errors import UserError
+from tilewright.base.errors import TargetLimit, UserError
+from tilewright.base.target import DEFAULT_NVPTX, NVPTX, Target
 from tilewright.ir.emulator.loop import LoopMachine
-from tilewright.ir.emulator.memory import new_array, restrided
-from tilewright.ir.emulator.scheduler import launch
+from tilewright.ir.emulator.memory.memory import new_array, restrided
 from tilewright.ir.emulator.tile import TileMachine
+from tilewright.ir.emulator.warps.scheduler import launch
 from tilewright.ir.nodes import Kernel, Stage, Value
-from tilewright.ir.program import Array, Program
+from tilewright.ir.program import Program, ProgramArray
 from tilewright.ir.types import Tensor
 
 Argument = np.ndarray | int | float | bool
 
 
-def run_kernel(kernel: Kernel, arguments: Sequence[Argument], sizes: Mapping[str, int]) -> None:
-    """Run one kernel of any stage; arrays come in parameter order and are written in place."""
+def run_kernel(
+    kernel: Kernel, arguments: Sequence[Argument], sizes: Mapping[str, int], target: Target = NVPTX[DEFAULT_NVPTX]
+) -> None:
+    """Run one kernel of any stage; arrays come in parameter order and are written in place. The target says how large warps are."""
     if len(arguments) != len(kernel.params):
         raise UserError.at(
             "TW016", f"kernel {kernel.name} takes {len(kernel.params)} arguments, got {len(arguments)}", kernel.span
@@ -30,12 +33,15 @@ def run_kernel(kernel: Kernel, arguments: Sequence[Argument], sizes: Mapping[str
         raise UserError.at("TW014", f"kernel {kernel.name} needs the sizes {', '.join(missing)}", kernel.span)
     for param, argument in zip(kernel.params, arguments, strict=True):
         _check_argument(kernel, param, argument, sizes)
+    grid = tuple(size.evaluate(sizes) for size in kernel.grid)
+    if any(extent > most for extent, most in zip(grid, target.max_grid, strict=False)):
+        raise TargetLimit.at("TW020", f"kernel '{kernel.name}' needs a grid of {grid}, but {target.name} allows {target.max_grid}", kernel.span)
     if kernel.stage is Stage.LOOP:
         LoopMachine(kernel, sizes).launch(arguments)
     elif kernel.stage is Stage.TILE:
         TileMachine(kernel, sizes).launch(arguments)
     else:
-        launch(kernel, sizes, arguments)
+        launch(kernel, sizes, arguments, target.simt_warp)
 
 
 def _check_argument(kernel: Kernel, param: Value, argument: Argument, sizes: Mapping[str, int]) -> None:
@@ -64,7 +70,7 @@ def _check_argument(kernel: Kernel, param: Value, argument: Argument, sizes: Map
 
 
 def run_program(
-    program: Program, inputs: Mapping[str, Argument], outputs: Mapping[str, np.ndarray] | None = None
+    program: Program, inputs: Mapping[str, Argument], outputs: Mapping[str, np.ndarray] | None = None, target: Target = NVPTX[DEFAULT_NVPTX]
 ) -> dict[str, np.ndarray]:
     """Run a program's calls in order; outputs not given are made. Gives all outputs by name."""
     values: dict[str, Argument] = {}
@@ -72,7 +78,7 @@ def run_program(
         if wanted.name not in inputs:
             raise UserError.at("TW008", f"missing input '{wanted.name}' of {program.name}", program.span)
         value = inputs[wanted.name]
-        if isinstance(wanted, Array):
+        if isinstance(wanted, ProgramArray):
             value = np.asarray(value)
             if value.ndim != wanted.type.rank:
                 raise UserError.at(
@@ -93,7 +99,7 @@ def run_program(
         values[array.name] = new_array(array.type, sizes)
     for call in program.calls:
         arguments = [_viewed(values[name], param, sizes) for name, param in zip(call.args, call.kernel.params, strict=True)]
-        run_kernel(call.kernel, arguments, sizes)
+        run_kernel(call.kernel, arguments, sizes, target)
     results: dict[str, np.ndarray] = {}
     for array in program.outputs:
         result = values[array.name]

@@ -15,8 +15,8 @@ from tilewright.base.dtypes import f32
 from tilewright.base.sizes import Size
 from tilewright.ir.emulator.frames import BLOCK, LANE, SLOT, Frame
 from tilewright.ir.emulator.machine import Machine, Results, drain
-from tilewright.ir.emulator.memory import Memory
-from tilewright.ir.emulator.panels import Panels
+from tilewright.ir.emulator.memory.memory import Memory
+from tilewright.ir.emulator.memory.panels import Panels
 from tilewright.ir.emulator.reductions import combine, scan
 from tilewright.ir.nodes import Attr, Attrs, Kernel, Op, walk
 from tilewright.ir.numerics import convert
@@ -48,7 +48,7 @@ class TileMachine(Machine):
             "iota": self._iota, "reduce_tile": self._reduce_tile, "scan_tile": self._scan_tile,
             "item": self._item, "dot": self._dot, "transpose": self._transpose, "reshape": self._reshape,
             "slice": self._slice, "convert_layout": self._convert_layout, "alloc": self._alloc,
-            "prefetch": lambda op, frame: (), "load_image": self._load_image,
+            "prefetch": lambda op, frame: (), "require": lambda op, frame: (), "within": lambda op, frame: (), "load_image": self._load_image,
         }  # fmt: skip
         Panels(self)
 

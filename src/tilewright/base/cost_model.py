@@ -1,0 +1,258 @@
+"""What things cost on a chip, as data: the numbers by which passes choose schedules.
+
+In: a target's name and what is known of its device (multiprocessors, TB/s, TFLOP/s). Out: a `CostModel`. The numbers of `H200` were
+fitted to measurements on that chip. `FITTED` names the targets that plan with a record of their own; all other chips get `derived`
+numbers: rates go with what the device can do, times and shares stay.
+
+Times are microseconds, rates are per microsecond, sizes bytes, where nothing else is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field, replace
+
+from tilewright.base.record import record
+
+Tile = tuple[int, int, bool, int]
+"""m, n, whether warp groups take turns, and blocks of a cluster."""
+
+
+@record
+class LaunchCosts:
+    """Kernels one after another."""
+
+    second: float = 2.5
+    """One more kernel, besides its traffic."""
+    saved_early: float = 1.3
+    """What a launch saves that is under way when the kernel before it ends. Its blocks then come to multiprocessors in no order:
+    neighbours no longer ask for the same lines of the L2 cache together, and where some multiprocessors have less to do these are not
+    spread evenly. Where operands are late rather than multiplied slowly, `scattered` of the time is lost."""
+    scattered: float = 0.15
+    smallest_part: int = 1 << 20
+    """Products of one part below which a nest is not worth several kernels."""
+
+
+@record
+class WgmmaCosts:
+    """Contractions by warp-group instructions."""
+
+    rate: float = 5.7e6
+    """Multiplications and additions of two-byte floats of one multiprocessor."""
+    tile_rates: Mapping[Tile, float] = field(
+        default_factory=lambda: {
+            (128, 256, False, 1): 1.000, (128, 192, True, 1): 1.020, (128, 192, False, 1): 0.985, (128, 128, True, 1): 0.985,
+            (192, 192, False, 1): 0.950, (192, 192, False, 2): 0.950, (64, 128, True, 1): 0.850, (128, 64, False, 1): 0.800,
+        }
+    )
+    """The rate a tile reaches relative to the first when all multiprocessors are busy."""
+    other_tiles: float = 0.8
+    """The same for all other tiles."""
+    feed: float = 115e3
+    """Bytes that reach one multiprocessor from the L2 cache when rows are whole lines of it; ragged rows touch more lines."""
+    feed_ragged: float = 46e3
+    outside: int = 5
+    """How much longer than a row from the cache the copy engine takes for one that lies outside the array."""
+    stream: float = 3.9e6
+    """Bytes from memory, over all."""
+    arrive: float = 55e3
+    """Bytes that reach one multiprocessor from memory."""
+    turn: float = 2.8e6
+    """Bytes that a copy from channels first to channels last reads and writes."""
+    finish: float = 7e-6
+    finish_hidden: float = 2e-6
+    """What an instruction after the sum takes, for each result of a multiprocessor: with nothing beside it, and while the other group
+    multiplies. It is not free then: both use the same registers' ports."""
+    read: float = 45e-6
+    read_hidden: float = 36e-6
+    """The same for each array as large as the results that is read."""
+    scatter: float = 75e-6
+    scatter_hidden: float = 36e-6
+    """The same for results that leave registers one by one, eight side by side."""
+    rs_step: float = 0.30
+    rs_step_of_groups: float = 0.35
+    """One step of a factor computed in registers besides a part of what its instructions do; the second with scales of its own."""
+    rs_beside: float = 0.68
+    """That part: the other warp group's instructions run meanwhile."""
+    start: float = 2.0
+    """Before the first and after the last tile."""
+    exchange: float = 0.3
+    """Until another block's sums are there, for each block that sends some."""
+    box: float = 100e3
+    """Bytes of such sums."""
+    clusters: Mapping[int, float] = field(default_factory=lambda: {2: 1.0, 4: 0.9, 8: 0.75})
+    """The part of the multiprocessors that clusters of so many blocks fill: each lies within one of the GPU's processing clusters."""
+
+
+@record
+class WarpCosts:
+    """Contractions by instructions of single warps, or plain multiply-adds. Rates are those of data sheets."""
+
+    rate: float = 0.2e6
+    """Multiply-adds of one multiprocessor where nothing is known of the chip."""
+    feed: float = 3.0
+    """How many times faster than memory the L2 cache is."""
+    transposing: tuple[float, float, float] = (0.0, 0.05, 0.06)
+    """The part of its time that turning the elements of so many factors costs a multiprocessor."""
+    busy_warps: int = 8
+    """Warps that keep a multiprocessor busy: two for each of its four schedulers."""
+    packing: float = 0.75
+    """The part of the memory's rate at which a kernel packs."""
+
+
+@record
+class AttentionCosts:
+    """Attention."""
+
+    cached: int = 32 << 20
+    """Bytes of keys and values that are walked together, so that they stay in the L2 cache."""
+    together: int = 64
+    """Batch points that are walked together, at most: of 128 with few keys the first are forgotten before the last tiles."""
+    short: int = 1024
+    """Up to this many keys a tile is over soon, and queries that leave shared memory at once make room for the next."""
+    counted_from: float = 2e10
+    """Operations up to which a second launch, which sets a counter, costs more than it brings."""
+    early_to: float = 2e11
+    """Operations up to which it is worth beginning before the kernel launched before has ended."""
+    group_rates: Mapping[int, float] = field(default_factory=lambda: {1: 0.5, 2: 0.885, 3: 1.0, 4: 0.9})
+    """By the number of warp groups: how fast steps are, beside those of three. Fitted from 512 to 4096 rows of 64 columns."""
+    group_ends: Mapping[int, int] = field(default_factory=lambda: {1: 100, 2: 105, 3: 260, 4: 110})
+    """Beginning and end of a tile, while which little is multiplied, as so many keys."""
+    block_rates: Mapping[int, tuple[float, int]] = field(default_factory=lambda: {1: (0.45, 100), 2: (0.7, 20), 3: (0.75, 5)})
+    """Both of blocks of one group, by how many a multiprocessor has at once."""
+
+
+@record
+class ReductionCosts:
+    """Where long reductions are cut."""
+
+    shortest: int = 16384
+    """Elements of a stretch that is worth a block of its own, along memory; and rows of one across it."""
+    fewest_rows: int = 64
+    blocks: int = 4
+    blocks_across: int = 3
+    """Blocks wanted on each multiprocessor; twice as many where elements are narrow."""
+    cpu_stretch: int = 32768
+    """Elements one unit of CPU work reduces."""
+    cpu_rows: int = 64
+    """Rows one unit of CPU work adds up."""
+    cpu_results: int = 64
+    """Results that keep all cores busy without cutting reductions."""
+
+
+@record
+class RowCosts:
+    """Rows that are walked several times and stay in registers."""
+
+    values: int = 64
+    """Elements of a row one thread may hold, if it holds no others beside them; of several arrays half as many each."""
+    most: int = 80
+    """The same for a row of one array that one block then holds: rather a few more than a larger block."""
+    share: int = 16
+    """Elements of four bytes of a row one thread holds where rows are of ordinary length, twice as many narrower ones: enough loads in
+    flight, and enough blocks."""
+    threads: int = 256
+    """Threads of a block, if they can hold the row; twice as many wait longer for one another."""
+    cluster: int = 8
+    """Blocks that share a row no block can hold."""
+    vector: int = 8
+    """Where rows begin anywhere and vectors would have fewer bytes than this, they are shifted."""
+    resident: int = 3
+    """Blocks that find room at once where rows of a cluster begin anywhere and vectors are of many elements, or the ends of rows take too
+    many registers. Where long rows are scaled by another array, two do: the assembler would spill a few registers for a third."""
+
+
+@record
+class MapCosts:
+    """Results that are computed by themselves, and short sums of overlapping windows."""
+
+    vectors: int = 2
+    """Vectors of a thread in flight: best or within noise of it for one to three streams."""
+    few_terms: int = 32
+    """So short a reduction, where results lie side by side too, is not spread over threads."""
+    across: int = 8
+    """Lanes of a warp along the index that what is read lies along, where results lie along another."""
+    window_threads: int = 128
+    window_results: int = 32
+    """Results of a thread: a vector, and as many as it takes along the index it walks itself, but no more than `window_along` there."""
+    window_along: int = 8
+    window_few_terms: int = 25
+    """Where a result has more terms, a thread has fewer results: weights take registers too."""
+    window_widest: int = 4
+    """Elements of a vector: more take too many registers."""
+    window_lanes: int = 16
+    """Threads along memory where neighbours across it share more."""
+
+
+@record
+class CacheCosts:
+    """Work on a CPU: what stays in its caches, and what is worth a unit of work."""
+
+    depth: int = 512
+    window_depth: int = 640
+    """How much of the sum is done at most before its results go back to memory, for elements of 4 bytes: in one matrix product, and in
+    all else. 64 channels under a window of 3 x 3 are 576."""
+    kept_bytes: int = 1 << 20
+    """How much of one factor lies in the second-level cache at once."""
+    unit_depth: int = 1 << 11
+    """Bytes along the sum of a panel for the matrix unit: reading panels from the second-level cache costs less than adding to sums in
+    the third."""
+    sum_bytes: int = 9 << 19
+    """How much of the result is kept between two stretches of the sum."""
+    chunk: int = 65536
+    """Elements of one unit of work for the thread pool."""
+    rows_per_block: int = 16
+    """Rows of one unit of work where each is short and a sum over a window."""
+    columns: int = 4096
+    """Results of one unit of work where each is a reduction across rows."""
+    attention_step: int = 48
+    """Keys of a step: the weights of a strip, and the values, stay in the nearest cache."""
+    attention_strips: int = 2
+    """Strips of a block, which share copies of keys and values."""
+
+
+@record
+class CostModel:
+    """All of a chip."""
+
+    chip: str
+    """The one the numbers were fitted to."""
+    launch: LaunchCosts = LaunchCosts()
+    wgmma: WgmmaCosts = WgmmaCosts()
+    warps: WarpCosts = WarpCosts()
+    attention: AttentionCosts = AttentionCosts()
+    reductions: ReductionCosts = ReductionCosts()
+    rows: RowCosts = RowCosts()
+    maps: MapCosts = MapCosts()
+    caches: CacheCosts = CacheCosts()
+
+
+H200 = CostModel("H200 SXM")
+"""The defaults of all records above."""
+H200_MULTIPROCESSORS, H200_BANDWIDTH, H200_HALF, H200_F32 = 132, 4.8, 989.0, 67.0
+"""Its multiprocessors, TB/s of memory, TFLOP/s of two-byte floats on tensor cores, and of f32."""
+
+FITTED: dict[str, CostModel] = dict.fromkeys(("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_103", "sm_120"), H200)  # fmt: skip
+"""Targets that plan with fitted numbers. Only an H200 was measured; the others plan as it does until somebody measures them."""
+
+
+def derived(multiprocessors: int, bandwidth: float, half: float, f32: float) -> CostModel:
+    """Numbers for a chip nobody measured, from those of the H200: `bandwidth` in TB/s, `half` and `f32` in TFLOP/s, 0 where unknown.
+    Rates of one multiprocessor go with its share of what the device can do."""
+    share = H200_MULTIPROCESSORS / multiprocessors
+    memory = bandwidth / H200_BANDWIDTH if bandwidth else 1.0 / share
+    matrix = half / H200_HALF if half else 1.0 / share
+    plain = f32 / H200_F32 * share if f32 else 1.0
+    known = H200.wgmma
+    wgmma = replace(
+        known, rate=known.rate * matrix * share, feed=known.feed * memory * share, feed_ragged=known.feed_ragged * memory * share,
+        stream=known.stream * memory, arrive=known.arrive * memory * share, turn=known.turn * memory, box=known.box * memory * share,
+        finish=known.finish / plain, finish_hidden=known.finish_hidden / plain, read=known.read / (memory * share),
+        read_hidden=known.read_hidden / (memory * share), scatter=known.scatter / (memory * share),
+        scatter_hidden=known.scatter_hidden / (memory * share),
+    )  # fmt: skip
+    # The work that a launch is worth grows with what a device does meanwhile.
+    attention = replace(
+        H200.attention, counted_from=H200.attention.counted_from * matrix, early_to=H200.attention.early_to * matrix
+    )
+    return replace(H200, chip="", wgmma=wgmma, attention=attention)

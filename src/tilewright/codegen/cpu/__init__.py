@@ -1,0 +1,1 @@
+"""LLVM text for CPUs: SIMD, atomics, matrix units, printing."""

@@ -1,0 +1,318 @@
+"""Thread-stage IR -> LLVM text for a CPU: one function per kernel that runs a range of blocks.
+
+`void entry(ptr slots, i64 begin, i64 end)` reads its arguments from the slots (`base.abi`) and executes blocks
+`begin <= b < end`. A block is one "thread" whose vecs are SIMD registers; there is nothing to synchronise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from tilewright.base.abi import ASSERT_BITS, ASSERT_MARK, SLOT_BYTES, STOP, STOP_DECLARATION
+from tilewright.base.artifact import FAILURE_EXTENT, FAILURE_INDEX
+from tilewright.base.errors import CompilerBug, DeviceError
+from tilewright.codegen.cpu import amx, avx512
+from tilewright.codegen.cpu import atomics as cpu_atomics
+from tilewright.codegen.cpu import lanes as cpu_lanes
+from tilewright.codegen.cpu.printing import c_print
+from tilewright.codegen.llvm.constants import initialiser
+from tilewright.codegen.llvm.emitter import FunctionWriter, memory_type
+from tilewright.ir.nodes import Kernel, Op, Value, walk
+from tilewright.ir.types import Scalar, Tensor, dtype_of
+
+_STACK = 32768
+"""Bytes of local arrays a function keeps on its stack; threads may have little of it."""
+_LINE = 64
+_MOST = 1 << 47
+"""Bytes that no process has: more than its addresses."""
+_SMALL_STEP = 1 << 10
+_INNER_TURNS, _OUTER_TURNS = 1 << 16, 1 << 4
+"""Turns after which an innermost loop, or one around others, asks whether to stop."""
+_FEW = 64
+"""Turns of a loop that is over before anybody could want it to stop."""
+
+
+class _CpuDialect:
+    def __init__(self, kernel: Kernel) -> None:
+        self.loops = _Loops(kernel)
+        self.block = "%block"
+        self.local: dict[Value, str] = {}
+        """Where each `alloc` lies."""
+
+    def better(self, writer: FunctionWriter, op: Op, operands: Sequence[str]) -> str | None:
+        return None
+
+    def emit(self, writer: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str] | None:
+        if op.opcode == "program_id":
+            return [self.block]
+        if op.opcode == "prefetch":
+            where = writer.element_pointer(op.operands[0], operands[1:])
+            writer.call("void", "llvm.prefetch.p0", ("ptr", where), ("i32", "0"), ("i32", "3"), ("i32", "1"))
+            return []
+        if op.opcode == "ldexp":
+            return [avx512.ldexp(writer, op, operands)]
+        if op.opcode == "panel_begin":
+            amx.begin(writer)
+            return []
+        if op.opcode == "panel_end":
+            amx.end(writer)
+            return []
+        if op.opcode == "panel_dot":
+            amx.panel_dot(writer, op, operands)
+            return []
+        if op.opcode == "alloc":
+            return [self.local[op.results[0]]]
+        if op.opcode == "thread_id":
+            return ["0"]
+        if op.opcode == "print":
+            return c_print(writer, op, operands)
+        if op.opcode == "fence":
+            if op.attrs.get("scope", "device") in ("device", "system"):
+                writer.line("fence seq_cst")
+            return []
+        if op.opcode in ("barrier", "warp_sync"):
+            return []
+        if op.opcode == "atomic":
+            return [cpu_atomics.atomic(writer, op, operands)]
+        if op.opcode == "atomic_load":
+            return [cpu_atomics.atomic_load(writer, op, operands)]
+        if op.opcode == "atomic_store":
+            cpu_atomics.atomic_store(writer, op, operands)
+            return []
+        if op.opcode == "clock":
+            now = writer.call("i64", "llvm.readcyclecounter")
+            return [now if op.attrs.get("bits", 64) == 64 else writer.let(f"trunc i64 {now} to i32")]
+        if op.opcode == "report":
+            self._report(writer, op, operands)
+            return []
+        if op.opcode == "fault":
+            self._fault(writer, op, operands)
+            return []
+        return cpu_lanes.emit(writer, op, operands)
+
+    def _report(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> None:
+        """Leave site, index and extent, if nobody has yet, and leave the function."""
+        cell, index, extent = operands
+        where = {field: w.let(f"getelementptr i64, ptr {cell}, i64 {field}") for field in (FAILURE_INDEX, FAILURE_EXTENT)}
+        tried = w.let(f"cmpxchg ptr {cell}, i64 0, i64 {op.attrs['site']} monotonic monotonic")
+        first = w.new_label("first")
+        w.line(f"br i1 {w.let(f'extractvalue {{ i64, i1 }} {tried}, 1')}, label %{first}, label %out")
+        w.open_label(first)
+        w.line(f"store i64 {index}, ptr {where[FAILURE_INDEX]}, align 8")
+        w.line(f"store i64 {extent}, ptr {where[FAILURE_EXTENT]}, align 8")
+        w.line("br label %out")
+        w.open_label(w.new_label("after"))
+
+    def _fault(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> None:
+        """Report a failed assertion, if none has been, and leave the function."""
+        ordinal = next(k for k, one in enumerate(faults(w.kernel)) if one is op)
+        word = w.let(f"or i64 {operands[0]}, {w.let(f'shl i64 {operands[1]}, {ASSERT_BITS[0]}')}")
+        word = w.let(f"or i64 {word}, {_failure_word(ordinal)}")
+        w.let(f"cmpxchg ptr %report, i64 0, i64 {word} monotonic monotonic")
+        w.line("br label %out")
+        w.open_label(w.new_label("after"))
+
+    def pointer(self, space: str) -> str:
+        return "ptr"
+
+    def load_suffix(self, memory: Value) -> str:
+        return ""
+
+    def location(self, op: Op) -> str:
+        return ""
+
+    def turn(self, w: FunctionWriter, op: Op) -> None:
+        """Loops that cannot rest now and then ask at every turn whether to stop."""
+        if op.opcode == "while" or self.loops.has_long(op) or self.loops.should_ask(op):
+            self.pause(w)
+
+    def rest(self, w: FunctionWriter, op: Op) -> int:
+        """Loops ask now and then. Innermost ones of tiles, which sizes bound and vectors run through, are left to the loops around them."""
+        if not self.loops.has_small_steps(op):
+            return 0
+        return _OUTER_TURNS if self.loops.has_long(op) else _INNER_TURNS if self.loops.should_ask(op) else 0
+
+    def pause(self, w: FunctionWriter) -> None:
+        w.declarations.add(STOP_DECLARATION)
+        asked = w.let(f"load atomic i32, ptr @{STOP} monotonic, align 4")
+        on = w.new_label("on")
+        w.line(f"br i1 {w.let(f'icmp ne i32 {asked}, 0')}, label %out, label %{on}")
+        w.open_label(on)
+
+
+class _Loops:
+    """What is known of a kernel's loops: which are short, and which may go on for any time."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._constants: dict[Value, int] = {}
+        self._free: set[Value] = {p for p in kernel.params if not isinstance(p.type, Tensor)}
+        # Loops of tiles are over sizes, and mostly of vectors.
+        self._tiled = "schedule" in kernel.attrs
+        for op in walk(kernel.body):
+            value = op.attrs.get("value")
+            if op.opcode == "const" and isinstance(value, int):
+                self._constants[op.results[0]] = value
+            if op.opcode in ("load", "atomic") or any(v in self._free for v in op.operands):
+                self._free.update(op.results)
+
+    def is_long(self, op: Op) -> bool:
+        """Whether it is a loop whose turns are not known to be few."""
+        if op.opcode != "for":
+            return op.opcode == "while"
+        low, high = (self._constants.get(v) for v in op.operands[:2])
+        return low is None or high is None or high - low > _FEW
+
+    def has_long(self, op: Op) -> bool:
+        """Whether such a loop is in it."""
+        return any(self.is_long(inner) for region in op.regions for inner in walk(region))
+
+    def should_ask(self, op: Op) -> bool:
+        """Whether it is an innermost loop that may take long by itself."""
+        if not self.is_long(op) or self.has_long(op):
+            return False
+        free = any(v in self._free for v in op.operands[:3])
+        return free or not self._tiled or any(isinstance(v.type, Scalar) for v in op.operands[3:])
+
+    def has_small_steps(self, op: Op) -> bool:
+        """Whether the steps of many turns are a number that its index can hold."""
+        return 1 <= self._constants.get(op.operands[2], 0) <= _SMALL_STEP and dtype_of(op.operands[0].type).bits >= 32
+
+
+def faults(kernel: Kernel) -> list[Op]:
+    """The assertions of a kernel, in order. A kernel with any takes the address of a word to report to after all its other arguments; so
+    does one with more local memory than the stack holds."""
+    return [op for op in walk(kernel.body) if op.opcode == "fault"]
+
+
+def heap_bytes(kernel: Kernel) -> int:
+    """Bytes of local and shared arrays that a call of the kernel's function takes from the heap; 0 where the stack has room."""
+    _, size = _local_places(kernel)
+    return size if size > _STACK else 0
+
+
+def _failure_word(ordinal: int) -> int:
+    """What is reported of a failure, but for block and thread."""
+    return (ASSERT_MARK | ordinal << (ASSERT_BITS[0] + ASSERT_BITS[1])) - (1 << 64)
+
+
+def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
+    """The LLVM text of the kernel's function, and the declarations it needs."""
+    if len(kernel.grid) > 1 or kernel.threads != 1:
+        raise CompilerBug.at("TW040", f"{kernel.name}: CPU kernels have a one-dimensional grid of single threads")
+    writer = FunctionWriter(kernel, _CpuDialect(kernel))
+    arguments: list[str] = []
+    slot = 0
+    aliases = kernel.attrs.get("noalias", True)
+    for param in kernel.params:
+        where = writer.let(f"getelementptr inbounds i8, ptr %slots, i64 {slot * SLOT_BYTES}")
+        if isinstance(param.type, Tensor):
+            arguments.append(f"ptr {writer.let(f'load ptr, ptr {where}, align 8')}")
+        else:
+            assert isinstance(param.type, Scalar)
+            stored = memory_type(param.type.dtype)
+            value = writer.let(f"load {stored}, ptr {where}, align 8")
+            if param.type.dtype.is_bool:
+                value = writer.let(f"icmp ne i8 {value}, 0")
+            arguments.append(f"{param.type.dtype.llvm} {value}")
+        slot += 1
+    for _ in kernel.size_names:
+        where = writer.let(f"getelementptr inbounds i8, ptr %slots, i64 {slot * SLOT_BYTES}")
+        arguments.append(f"i64 {writer.let(f'load i64, ptr {where}, align 8')}")
+        slot += 1
+    failing = bool(faults(kernel)) or bool(heap_bytes(kernel))
+    if failing:
+        where = writer.let(f"getelementptr inbounds i8, ptr %slots, i64 {slot * SLOT_BYTES}")
+        arguments.append(f"ptr {writer.let(f'load ptr, ptr {where}, align 8')}")
+    head = "\n".join(writer.lines)
+
+    # The body is a function of its own, so that `noalias` parameters tell LLVM that arrays do not overlap.
+    dialect = _CpuDialect(kernel)
+    body = FunctionWriter(kernel, dialect)
+    params: list[str] = []
+    for position, param in enumerate(kernel.params):
+        name = f"%p{position}"
+        body.names[param] = name
+        if isinstance(param.type, Tensor):
+            params.append(f"ptr {'noalias ' if aliases else ''}{name}")
+        else:
+            params.append(f"{param.type.dtype.llvm} {name}")
+    values = {}
+    for position, size in enumerate(kernel.size_names):
+        params.append(f"i64 %s{position}")
+        values[size] = f"%s{position}"
+    if failing:
+        params.append("ptr %report")
+    body.prepare_sizes(values)
+    dialect.local, owned = _local_arrays(kernel, body)
+    constants = [op for op in walk(kernel.body) if op.opcode == "alloc" and "values" in op.attrs]
+    dialect.local |= {op.results[0]: f"@{entry}.constant{number}" for number, op in enumerate(constants)}
+    body.line("br label %blocks")
+    before = body.label
+    body.open_label("blocks")
+    body.line(f"%block = phi i64 [ %begin, %{before} ], [ %following, %again ]")
+    body.line("%more = icmp slt i64 %block, %end")
+    body.line("br i1 %more, label %one, label %out")
+    body.open_label("one")
+    dialect.pause(body)
+    body.block(kernel.body)
+    body.current = None
+    body.line("br label %again")
+    body.open_label("again")
+    body.line("%following = add nsw i64 %block, 1")
+    body.line("br label %blocks")
+    body.open_label("out")
+    if owned:
+        body.call("void", "free", ("ptr", owned))
+    body.line("ret void")
+    held = "".join(
+        f"{dialect.local[op.results[0]]} = internal unnamed_addr constant {initialiser(op)}, align {_LINE}\n" for op in constants
+    )
+    text = (
+        f"{held}define internal void @{entry}.body({', '.join([*params, 'i64 %begin', 'i64 %end'])}) nounwind {{\nentry:\n"
+        + "\n".join(body.lines)
+        + f"\n}}\n\ndefine void @{entry}(ptr %slots, i64 %begin, i64 %end) nounwind {{\nentry:\n{head}\n"
+        + f"  call void @{entry}.body({', '.join([*arguments, 'i64 %begin', 'i64 %end'])})\n  ret void\n}}\n"
+    )
+    return text + "\n".join(body.metadata), body.declarations
+
+
+def _local_places(kernel: Kernel) -> tuple[dict[Value, int], int]:
+    """Where each local array begins, in bytes, and how many all take."""
+    places: dict[Value, int] = {}
+    size = 0
+    for op in walk(kernel.body):
+        if op.opcode == "alloc" and "values" not in op.attrs:
+            memory = op.results[0].type
+            assert isinstance(memory, Tensor)
+            size = -(-size // _LINE) * _LINE
+            places[op.results[0]] = size
+            size += prod(extent.evaluate({}) for extent in memory.shape) * memory.dtype.itemsize
+            if size > _MOST:
+                raise DeviceError.at(
+                    "TW031", f"out of memory on cpu: {size} bytes for local and shared arrays of kernel {kernel.name}, with "
+                    f"'{op.results[0].name}', {memory.dtype}[{', '.join(map(str, memory.shape))}] for all threads that run together",
+                    op.span, help="make the array smaller",
+                )  # fmt: skip
+    return places, size
+
+
+def _local_arrays(kernel: Kernel, writer: FunctionWriter) -> tuple[dict[Value, str], str]:
+    """Room for every local array, once for all blocks: on the stack when it is little. Gives what is to be freed, if anything."""
+    places, size = _local_places(kernel)
+    if not places:
+        return {}, ""
+    owned = ""
+    if size <= _STACK:
+        base = writer.let(f"alloca [{size} x i8], align {_LINE}")
+    else:
+        owned = writer.call("ptr", "malloc", ("i64", str(size + _LINE)))
+        none, some = writer.new_label("exhausted"), writer.new_label("memory")
+        writer.line(f"br i1 {writer.let(f'icmp eq ptr {owned}, null')}, label %{none}, label %{some}")
+        writer.open_label(none)
+        writer.let(f"cmpxchg ptr %report, i64 0, i64 {_failure_word(len(faults(kernel)))} monotonic monotonic")
+        writer.line("br label %out")
+        writer.open_label(some)
+        over = writer.let(f"and i64 {writer.let(f'ptrtoint ptr {owned} to i64')}, {_LINE - 1}")
+        base = writer.let(f"getelementptr i8, ptr {owned}, i64 {writer.let(f'sub i64 {_LINE}, {over}')}")
+    return {v: writer.let(f"getelementptr inbounds i8, ptr {base}, i64 {place}") for v, place in places.items()}, owned

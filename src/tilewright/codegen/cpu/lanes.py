@@ -1,0 +1,168 @@
+"""Lanes of vecs on a CPU: LLVM text for gathers, scatters, masked accesses, masks as bits and rearrangements.
+
+In: a function writer, the op and its operands' names. Out: the names of the results, or None for ops that are not of `ir.ops_lanes`. LLVM makes
+instructions of these where the CPU has them, and one access after another where it has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tilewright.codegen.llvm.emitter import FunctionWriter, llvm_type, memory_type
+from tilewright.ir.nodes import Op, Value
+from tilewright.ir.types import Scalar, Tensor, Vec, dtype_of
+
+Handler = Callable[[FunctionWriter, Op, Sequence[str]], str]
+_SMALL = 1 << 31
+"""Bytes of a tensor whose offsets fit 32 bits: twice as many lanes of them fit a register."""
+
+
+def emit(w: FunctionWriter, op: Op, operands: Sequence[str]) -> Sequence[str] | None:
+    if op.opcode in ("scatter", "store_lanes"):
+        _write(w, op, operands)
+        return []
+    handler = _HANDLERS.get(op.opcode)
+    return None if handler is None else [handler(w, op, operands)]
+
+
+def _suffix(dtype: str) -> str:
+    return {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}.get(dtype, dtype)
+
+
+def _addresses(w: FunctionWriter, memory: Value, indices: Sequence[Value], names: Sequence[str], width: int) -> str:
+    """A vec of pointers."""
+    tensor = memory.type
+    assert isinstance(tensor, Tensor)
+    extents = [extent.constant for extent in tensor.shape]
+    count = 1
+    for extent in extents:
+        count *= extent if extent is not None else _SMALL
+    kind = f"<{width} x i64>"
+    uniform, varying = "", ""
+    for value, name, stride in zip(indices, names, tensor.strides, strict=True):
+        if stride.constant == 0:
+            continue
+        step = w.sizes[stride]
+        if isinstance(value.type, Scalar):
+            part = name if stride.constant == 1 else w.let(f"mul nsw i64 {name}, {step}")
+            uniform = w.let(f"add nsw i64 {uniform}, {part}") if uniform else part
+        else:
+            if stride.constant == 1:
+                part = name
+            else:
+                part = w.let(f"mul nsw {kind} {name}, {_splat(w, step, width)}")
+            varying = w.let(f"add nsw {kind} {varying}, {part}") if varying else part
+    base, element = w.names[memory], memory_type(tensor.dtype)
+    if uniform:
+        base = w.let(f"getelementptr {element}, ptr {base}, i64 {uniform}")
+    if not varying:
+        one = w.let(f"insertelement <{width} x ptr> poison, ptr {base}, i64 0")
+        return w.let(f"shufflevector <{width} x ptr> {one}, <{width} x ptr> poison, <{width} x i32> zeroinitializer")
+    if count * tensor.dtype.itemsize < _SMALL:
+        kind = f"<{width} x i32>"
+        varying = w.let(f"trunc <{width} x i64> {varying} to {kind}")
+    return w.let(f"getelementptr {element}, ptr {base}, {kind} {varying}")
+
+
+def _splat(w: FunctionWriter, scalar: str, width: int) -> str:
+    if not scalar.startswith("%"):
+        return f"splat (i64 {scalar})"
+    one = w.let(f"insertelement <{width} x i64> poison, i64 {scalar}, i64 0")
+    return w.let(f"shufflevector <{width} x i64> {one}, <{width} x i64> poison, <{width} x i32> zeroinitializer")
+
+
+def _read(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
+    result, memory = op.results[0].type, op.operands[0]
+    assert isinstance(result, Vec) and isinstance(memory.type, Tensor)
+    dtype, width, rank = result.dtype, result.width, memory.type.rank
+    stored, element = memory_type(dtype, width), memory_type(dtype)
+    mask = (f"<{width} x i1>", operands[-1])
+    if op.opcode == "gather":
+        where = _addresses(w, memory, op.operands[1 : 1 + rank], operands[1 : 1 + rank], width)
+        name = f"llvm.masked.gather.v{width}{_suffix(element)}.v{width}p0"
+        pointer = f"<{width} x ptr> align {dtype.itemsize}"
+    else:
+        where = w.element_pointer(memory, operands[1 : 1 + rank])
+        name, pointer = f"llvm.masked.load.v{width}{_suffix(element)}.p0", f"ptr align {dtype.itemsize}"
+    value = w.call(stored, name, (pointer, where), mask, (stored, "zeroinitializer"))
+    return w.let(f"icmp ne {stored} {value}, zeroinitializer") if dtype.is_bool else value
+
+
+def _write(w: FunctionWriter, op: Op, operands: Sequence[str]) -> None:
+    memory, given = op.operands[0], op.operands[-2].type
+    assert isinstance(given, Vec) and isinstance(memory.type, Tensor)
+    dtype, width, rank = given.dtype, given.width, memory.type.rank
+    stored, element, value = memory_type(dtype, width), memory_type(dtype), operands[-2]
+    if dtype.is_bool:
+        value = w.let(f"zext {llvm_type(given)} {value} to {stored}")
+    mask = (f"<{width} x i1>", operands[-1])
+    if op.opcode == "scatter":
+        where = _addresses(w, memory, op.operands[1 : 1 + rank], operands[1 : 1 + rank], width)
+        name = f"llvm.masked.scatter.v{width}{_suffix(element)}.v{width}p0"
+        pointer = f"<{width} x ptr> align {dtype.itemsize}"
+    else:
+        where = w.element_pointer(memory, operands[1 : 1 + rank])
+        name, pointer = f"llvm.masked.store.v{width}{_suffix(element)}.p0", f"ptr align {dtype.itemsize}"
+    w.call("void", name, (stored, value), (pointer, where), mask)
+
+
+def _lane_ids(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
+    result = op.results[0].type
+    assert isinstance(result, Vec)
+    return "<" + ", ".join(f"{result.dtype.llvm} {lane}" for lane in range(result.width)) + ">"
+
+
+def _mask_bits(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
+    mask = op.operands[0].type
+    assert isinstance(mask, Vec)
+    bits = w.let(f"bitcast {llvm_type(mask)} {operands[0]} to i{mask.width}")
+    word = dtype_of(op.results[0].type)
+    return bits if mask.width == word.bits else w.let(f"zext i{mask.width} {bits} to {word.llvm}")
+
+
+def _rearrange(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
+    kind, lanes = llvm_type(op.operands[0].type), op.attrs["lanes"]
+    assert isinstance(lanes, tuple)
+    places = ", ".join(f"i32 {lane}" for lane in lanes)
+    second = operands[1] if len(operands) > 1 else "poison"
+    return w.let(f"shufflevector {kind} {operands[0]}, {kind} {second}, <{len(lanes)} x i32> <{places}>")
+
+
+def _insert(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
+    kind, element = llvm_type(op.operands[0].type), llvm_type(op.operands[1].type)
+    return w.let(f"insertelement {kind} {operands[0]}, {element} {operands[1]}, i64 {op.attrs['lane']}")
+
+
+def _fold(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
+    """Halves are combined until one lane is left, in the order the op table gives."""
+    whole = op.operands[0].type
+    assert isinstance(whole, Vec)
+    value, width, dtype = operands[0], whole.width, whole.dtype
+    if op.attrs.get("together"):
+        # Of integers any order gives the same.
+        sign = ("s" if dtype.kind == "i" else "u") if op.attrs["kind"] in ("min", "max") else ""
+        return w.call(dtype.llvm, f"llvm.vector.reduce.{sign}{op.attrs['kind']}.v{width}i{dtype.bits}", (f"<{width} x {dtype.llvm}>", value))
+    while width > 1:
+        kind, half = f"<{width} x {dtype.llvm}>", width // 2
+        parts = []
+        for start in (0, half):
+            if half == 1:
+                parts.append(w.let(f"extractelement {kind} {value}, i64 {start}"))
+            else:
+                lanes = ", ".join(f"i32 {start + k}" for k in range(half))
+                parts.append(w.let(f"shufflevector {kind} {value}, {kind} poison, <{half} x i32> <{lanes}>"))
+        value, width = _combine(w, op, parts, half), half
+    return value
+
+
+def _combine(w: FunctionWriter, op: Op, parts: Sequence[str], width: int) -> str:
+    dtype, kind = dtype_of(op.operands[0].type), str(op.attrs["kind"])
+    type_ = Scalar(dtype) if width == 1 else Vec(dtype, width)
+    a, b = Value(type_), Value(type_)
+    return w.elementwise(Op(kind, (a, b), (Value(type_),), span=op.span), parts)
+
+
+_HANDLERS: dict[str, Handler] = {
+    "gather": _read, "load_lanes": _read, "lane_ids": _lane_ids, "mask_bits": _mask_bits, "rearrange": _rearrange, "insert": _insert,
+    "fold": _fold,
+}  # fmt: skip

@@ -1,0 +1,492 @@
+"""The CPU thread pool's machine code: the worker loop and `tilewright_pool_run`, as LLVM text.
+
+In: a CPU target (its system decides how a thread sleeps). Out: LLVM text that works on the control block of `base.abi`.
+
+A job is open while `generation` is odd. The caller fills in the job, makes the generation odd, claims blocks like everybody
+else, makes it even again and waits until no worker is inside. A worker that sees an odd generation first counts itself in
+(`pending`) and then looks again: if the generation is unchanged the caller cannot leave before the worker does, so the job's
+fields are safe to read; if not, it counts itself out and touches nothing. So a worker that wakes late costs the caller
+nothing. Every step of this handshake is sequentially consistent, and so is `generation` against `sleepers`, which
+decides whether the caller must wake anybody.
+
+A nested call, or one from a second thread, finds `lock` taken and runs its blocks itself.
+
+`tilewright_launch` decides for every caller alike whether threads pay and how many blocks a claim holds.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from tilewright.base import abi
+from tilewright.base.target import Target
+from tilewright.codegen.llvm.native import compile_object
+
+_FUTEX_NUMBER = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
+_FUTEX_WAIT, _FUTEX_WAKE = 128, 129
+_ALL = 2**31 - 1
+
+PARALLEL_WORK = 1 << 16
+"""Elements below which a launch stays in its caller: waking a thread costs as much as touching this many."""
+CLAIM_WORK = 1 << 13
+"""Elements a claim should hold at least."""
+CLAIMS_PER_THREAD = 8
+"""Claims each thread should get, so that a slow thread does not hold up the rest."""
+
+
+def _pause(machine: str) -> tuple[str, str]:
+    """What a spinning thread executes so that its core's other half, or the bus, gets some air; and its declaration."""
+    if machine == "x86_64":
+        return "call void @llvm.x86.sse2.pause()", "declare void @llvm.x86.sse2.pause()"
+    if machine in ("aarch64", "arm64"):
+        return "call void @llvm.aarch64.hint(i32 1)", "declare void @llvm.aarch64.hint(i32)"
+    return "", ""
+
+
+_FUTEX = """
+declare i64 @syscall(i64, ...)
+
+define internal void @sleep(ptr %pool, i32 %last) {{
+  %ignored = call i64 (i64, ...) @syscall(i64 {number}, ptr %pool, i32 {wait}, i32 %last, ptr null)
+  ret void
+}}
+
+define internal void @wake(ptr %pool, i32 %count) {{
+  %ignored = call i64 (i64, ...) @syscall(i64 {number}, ptr %pool, i32 {wake}, i32 %count)
+  ret void
+}}
+
+define void @tilewright_pool_init(ptr %pool) {{
+  ret void
+}}
+"""
+
+_PTHREAD = """
+declare i32 @pthread_mutex_init(ptr, ptr)
+declare i32 @pthread_cond_init(ptr, ptr)
+declare i32 @pthread_mutex_lock(ptr)
+declare i32 @pthread_mutex_unlock(ptr)
+declare i32 @pthread_cond_wait(ptr, ptr)
+declare i32 @pthread_cond_broadcast(ptr)
+
+define internal void @sleep(ptr %pool, i32 %last) {{
+entry:
+  %mutex = getelementptr i8, ptr %pool, i64 {mutex}
+  %condition = getelementptr i8, ptr %pool, i64 {condition}
+  %locked = call i32 @pthread_mutex_lock(ptr %mutex)
+  br label %test
+test:
+  %now = load atomic i32, ptr %pool seq_cst, align 4
+  %same = icmp eq i32 %now, %last
+  br i1 %same, label %wait, label %done
+wait:
+  %waited = call i32 @pthread_cond_wait(ptr %condition, ptr %mutex)
+  br label %test
+done:
+  %unlocked = call i32 @pthread_mutex_unlock(ptr %mutex)
+  ret void
+}}
+
+define internal void @wake(ptr %pool, i32 %count) {{
+  %mutex = getelementptr i8, ptr %pool, i64 {mutex}
+  %condition = getelementptr i8, ptr %pool, i64 {condition}
+  %locked = call i32 @pthread_mutex_lock(ptr %mutex)
+  %woken = call i32 @pthread_cond_broadcast(ptr %condition)
+  %unlocked = call i32 @pthread_mutex_unlock(ptr %mutex)
+  ret void
+}}
+
+define void @tilewright_pool_init(ptr %pool) {{
+  %mutex = getelementptr i8, ptr %pool, i64 {mutex}
+  %condition = getelementptr i8, ptr %pool, i64 {condition}
+  %a = call i32 @pthread_mutex_init(ptr %mutex, ptr null)
+  %b = call i32 @pthread_cond_init(ptr %condition, ptr null)
+  ret void
+}}
+"""
+
+_COMMON = """
+{pause_declaration}
+declare i32 @sched_yield()
+declare i64 @llvm.smin.i64(i64, i64)
+
+define internal void @claim(ptr %pool, ptr %entry, ptr %slots, i64 %blocks, i64 %grain) {{
+start:
+  %next = getelementptr i8, ptr %pool, i64 {next}
+  br label %take
+take:
+  %begin = atomicrmw add ptr %next, i64 %grain monotonic
+  %some = icmp slt i64 %begin, %blocks
+  br i1 %some, label %run, label %done
+run:
+  %stop = add i64 %begin, %grain
+  %end = call i64 @llvm.smin.i64(i64 %stop, i64 %blocks)
+  call void %entry(ptr %slots, i64 %begin, i64 %end)
+  br label %take
+done:
+  ret void
+}}
+
+define void @tilewright_pool_worker(ptr %pool) {{
+entry:
+  %pending = getelementptr i8, ptr %pool, i64 {pending}
+  %sleepers = getelementptr i8, ptr %pool, i64 {sleepers}
+  %entry.slot = getelementptr i8, ptr %pool, i64 {entry}
+  %slots.slot = getelementptr i8, ptr %pool, i64 {slots}
+  %blocks.slot = getelementptr i8, ptr %pool, i64 {blocks}
+  %grain.slot = getelementptr i8, ptr %pool, i64 {grain}
+  %spin.slot = getelementptr i8, ptr %pool, i64 {spin}
+  %stop.slot = getelementptr i8, ptr %pool, i64 {stop}
+  %ready = getelementptr i8, ptr %pool, i64 {ready}
+  %first = load atomic i32, ptr %pool seq_cst, align 4
+  %counted = atomicrmw add ptr %ready, i32 1 seq_cst
+  br label %idle
+
+idle:
+  %last = phi i32 [ %first, %entry ], [ %seen, %between ], [ %seen, %leave.job ]
+  %stop = load atomic i32, ptr %stop.slot seq_cst, align 4
+  %stopped = icmp ne i32 %stop, 0
+  br i1 %stopped, label %out, label %spin.start
+spin.start:
+  %limit = load atomic i32, ptr %spin.slot monotonic, align 4
+  br label %spin
+spin:
+  %turn = phi i32 [ 0, %spin.start ], [ %turn.next, %spin.more ]
+  %spinned = load atomic i32, ptr %pool seq_cst, align 4
+  %changed = icmp ne i32 %spinned, %last
+  br i1 %changed, label %look, label %spin.more
+spin.more:
+  {pause}
+  %turn.next = add i32 %turn, 1
+  %again = icmp slt i32 %turn.next, %limit
+  br i1 %again, label %spin, label %doze
+doze:
+  %up = atomicrmw add ptr %sleepers, i32 1 seq_cst
+  br label %nap
+nap:
+  call void @sleep(ptr %pool, i32 %last)
+  %slept = load atomic i32, ptr %pool seq_cst, align 4
+  %woken = icmp ne i32 %slept, %last
+  br i1 %woken, label %rise, label %nap
+rise:
+  %down = atomicrmw sub ptr %sleepers, i32 1 seq_cst
+  br label %look
+
+look:
+  %seen = phi i32 [ %spinned, %spin ], [ %slept, %rise ], [ %fresh, %missed ]
+  %odd = and i32 %seen, 1
+  %open = icmp ne i32 %odd, 0
+  br i1 %open, label %enter.job, label %between
+between:
+  br label %idle
+enter.job:
+  %in = atomicrmw add ptr %pending, i32 1 seq_cst
+  %fresh = load atomic i32, ptr %pool seq_cst, align 4
+  %still = icmp eq i32 %fresh, %seen
+  br i1 %still, label %work, label %missed
+missed:
+  %back = atomicrmw sub ptr %pending, i32 1 seq_cst
+  br label %look
+work:
+  %entry.now = load ptr, ptr %entry.slot
+  %slots.now = load ptr, ptr %slots.slot
+  %blocks.now = load i64, ptr %blocks.slot
+  %grain.now = load i64, ptr %grain.slot
+  call void @claim(ptr %pool, ptr %entry.now, ptr %slots.now, i64 %blocks.now, i64 %grain.now)
+  br label %leave.job
+leave.job:
+  %left = atomicrmw sub ptr %pending, i32 1 seq_cst
+  br label %idle
+out:
+  ret void
+}}
+
+define void @tilewright_pool_run(ptr %pool, ptr %entry, ptr %slots, i64 %blocks, i64 %grain) {{
+start:
+  %lock = getelementptr i8, ptr %pool, i64 {lock}
+  %workers.slot = getelementptr i8, ptr %pool, i64 {workers}
+  %several = icmp slt i64 %grain, %blocks
+  %workers = load atomic i32, ptr %workers.slot monotonic, align 4
+  %any = icmp sgt i32 %workers, 0
+  %try = and i1 %several, %any
+  br i1 %try, label %acquire, label %alone
+acquire:
+  %held = cmpxchg ptr %lock, i32 0, i32 1 seq_cst seq_cst
+  %mine = extractvalue {{ i32, i1 }} %held, 1
+  br i1 %mine, label %recheck, label %alone
+recheck:
+  ; the workers may have been sent home between the look and the lock
+  %workers.now = load atomic i32, ptr %workers.slot monotonic, align 4
+  %none = icmp eq i32 %workers.now, 0
+  br i1 %none, label %release.alone, label %publish
+release.alone:
+  store atomic i32 0, ptr %lock release, align 4
+  br label %alone
+alone:
+  call void %entry(ptr %slots, i64 0, i64 %blocks)
+  ret void
+
+publish:
+  %entry.slot = getelementptr i8, ptr %pool, i64 {entry}
+  %slots.slot = getelementptr i8, ptr %pool, i64 {slots}
+  %blocks.slot = getelementptr i8, ptr %pool, i64 {blocks}
+  %grain.slot = getelementptr i8, ptr %pool, i64 {grain}
+  %next = getelementptr i8, ptr %pool, i64 {next}
+  %pending = getelementptr i8, ptr %pool, i64 {pending}
+  %sleepers = getelementptr i8, ptr %pool, i64 {sleepers}
+  %spin.slot = getelementptr i8, ptr %pool, i64 {spin}
+  store ptr %entry, ptr %entry.slot
+  store ptr %slots, ptr %slots.slot
+  store i64 %blocks, ptr %blocks.slot
+  store i64 %grain, ptr %grain.slot
+  store atomic i64 0, ptr %next monotonic, align 8
+  %opened = atomicrmw add ptr %pool, i32 1 seq_cst
+  %asleep = load atomic i32, ptr %sleepers seq_cst, align 4
+  %wanted = icmp sgt i32 %asleep, 0
+  br i1 %wanted, label %call, label %work
+call:
+  ; no more threads than there are claims beside our own
+  %reach = sub i64 %blocks, 1
+  %claims = sdiv i64 %reach, %grain
+  %asleep.wide = zext i32 %asleep to i64
+  %helpers.wide = call i64 @llvm.smin.i64(i64 %claims, i64 %asleep.wide)
+  %helpers = trunc i64 %helpers.wide to i32
+  call void @wake(ptr %pool, i32 %helpers)
+  br label %work
+work:
+  call void @claim(ptr %pool, ptr %entry, ptr %slots, i64 %blocks, i64 %grain)
+  %closed = atomicrmw add ptr %pool, i32 1 seq_cst
+  %limit = load atomic i32, ptr %spin.slot monotonic, align 4
+  br label %join
+join:
+  %turn = phi i32 [ 0, %work ], [ %turn.next, %spin ], [ %turn, %yield ]
+  %inside = load atomic i32, ptr %pending seq_cst, align 4
+  %empty = icmp eq i32 %inside, 0
+  br i1 %empty, label %finish, label %wait
+wait:
+  %patient = icmp slt i32 %turn, %limit
+  br i1 %patient, label %spin, label %yield
+spin:
+  {pause}
+  %turn.next = add i32 %turn, 1
+  br label %join
+yield:
+  %yielded = call i32 @sched_yield()
+  br label %join
+finish:
+  store atomic i32 0, ptr %lock release, align 4
+  ret void
+}}
+
+define void @tilewright_pool_stop(ptr %pool) {{
+entry:
+  %lock = getelementptr i8, ptr %pool, i64 {lock}
+  %workers.slot = getelementptr i8, ptr %pool, i64 {workers}
+  %stop.slot = getelementptr i8, ptr %pool, i64 {stop}
+  br label %acquire
+acquire:
+  %held = cmpxchg ptr %lock, i32 0, i32 1 seq_cst seq_cst
+  %mine = extractvalue {{ i32, i1 }} %held, 1
+  br i1 %mine, label %send, label %again
+again:
+  %yielded = call i32 @sched_yield()
+  br label %acquire
+send:
+  store atomic i32 0, ptr %workers.slot monotonic, align 4
+  store atomic i32 1, ptr %stop.slot seq_cst, align 4
+  %bumped = atomicrmw add ptr %pool, i32 2 seq_cst
+  call void @wake(ptr %pool, i32 {all})
+  store atomic i32 0, ptr %lock release, align 4
+  ret void
+}}
+"""
+
+_LAUNCH = """
+declare i64 @llvm.smax.i64(i64, i64)
+
+define void @tilewright_launch(ptr %pool, ptr %entry, ptr %slots, i64 %blocks, i64 %work) {{
+start:
+  %some = icmp sgt i64 %blocks, 0
+  br i1 %some, label %measure, label %done
+measure:
+  %work.one = call i64 @llvm.smax.i64(i64 %work, i64 1)
+  %total = mul i64 %blocks, %work.one
+  %large = icmp sge i64 %total, {parallel_work}
+  %several = icmp sgt i64 %blocks, 1
+  %share = and i1 %large, %several
+  br i1 %share, label %parallel, label %alone
+alone:
+  call void %entry(ptr %slots, i64 0, i64 %blocks)
+  ret void
+parallel:
+  %workers.slot = getelementptr i8, ptr %pool, i64 {workers}
+  %workers = load atomic i32, ptr %workers.slot monotonic, align 4
+  %threads = add i32 %workers, 1
+  %claims = mul i32 %threads, {claims}
+  %claims.wide = zext i32 %claims to i64
+  %even = udiv i64 %blocks, %claims.wide
+  %least = udiv i64 {claim_work}, %work.one
+  %larger = call i64 @llvm.smax.i64(i64 %even, i64 %least)
+  %grain = call i64 @llvm.smax.i64(i64 %larger, i64 1)
+  call void @tilewright_pool_run(ptr %pool, ptr %entry, ptr %slots, i64 %blocks, i64 %grain)
+  ret void
+done:
+  ret void
+}}
+
+; One launch after another: `jobs` is a table of (entry, slots, blocks, work), 8 bytes each.
+define void @tilewright_launch_all(ptr %pool, ptr %jobs, i64 %count) {{
+start:
+  %some = icmp sgt i64 %count, 0
+  br i1 %some, label %next, label %done
+next:
+  %i = phi i64 [ 0, %start ], [ %after, %next ]
+  %job = getelementptr [4 x i64], ptr %jobs, i64 %i
+  %slots.slot = getelementptr i64, ptr %job, i64 1
+  %blocks.slot = getelementptr i64, ptr %job, i64 2
+  %work.slot = getelementptr i64, ptr %job, i64 3
+  %entry = load ptr, ptr %job
+  %slots = load ptr, ptr %slots.slot
+  %blocks = load i64, ptr %blocks.slot
+  %work = load i64, ptr %work.slot
+  call void @tilewright_launch(ptr %pool, ptr %entry, ptr %slots, i64 %blocks, i64 %work)
+  %after = add i64 %i, 1
+  %more = icmp slt i64 %after, %count
+  br i1 %more, label %next, label %done
+done:
+  ret void
+}}
+"""
+
+_INTERRUPTS = """
+@{stop} = external global i32
+@tilewright_interrupt_state = global {{ ptr, i64, i32, i32 }} zeroinitializer
+declare ptr @PyOS_getsig(i32) nonlazybind
+declare void @tilewright_watch() nonlazybind
+declare i64 @pthread_self()
+
+; What Ctrl-C calls: first what it called before; then, while the main thread is in a long call, kernels are asked to leave.
+define void @tilewright_on_interrupt(i32 %signal) {{
+  %before = load ptr, ptr @tilewright_interrupt_state
+  call void %before(i32 %signal)
+  %main = load i64, ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 8)
+  %self = call i64 @pthread_self()
+  %mine = icmp eq i64 %main, %self
+  %active = load atomic i32, ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 16) monotonic, align 4
+  %long = icmp ne i32 %active, 0
+  %act = and i1 %mine, %long
+  br i1 %act, label %ask, label %done
+ask:
+  %count = atomicrmw add ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 20), i32 1 seq_cst
+  store atomic i32 1, ptr @{stop} seq_cst, align 4
+  br label %done
+done:
+  ret void
+}}
+
+; Around long calls. Begins with the GIL held; gives the number of interrupts so far.
+define i32 @tilewright_interrupt_begin() {{
+  %main = load i64, ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 8)
+  %self = call i64 @pthread_self()
+  %mine = icmp eq i64 %main, %self
+  br i1 %mine, label %look, label %begin
+look:
+  %handler = call ptr @PyOS_getsig(i32 {sigint})
+  %ours = icmp eq ptr %handler, @tilewright_on_interrupt
+  br i1 %ours, label %arm, label %watch
+watch:
+  call void @tilewright_watch()
+  %again = call ptr @PyOS_getsig(i32 {sigint})
+  %now = icmp eq ptr %again, @tilewright_on_interrupt
+  br i1 %now, label %arm, label %begin
+arm:
+  store atomic i32 1, ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 16) seq_cst, align 4
+  br label %begin
+begin:
+  %count = load atomic i32, ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 20) seq_cst, align 4
+  ret i32 %count
+}}
+
+; Whether there was an interrupt since.
+define i32 @tilewright_interrupt_end(i32 %before) {{
+  %main = load i64, ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 8)
+  %self = call i64 @pthread_self()
+  %mine = icmp eq i64 %main, %self
+  br i1 %mine, label %clear, label %end
+clear:
+  store atomic i32 0, ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 16) seq_cst, align 4
+  store atomic i32 0, ptr @{stop} seq_cst, align 4
+  br label %end
+end:
+  %count = load atomic i32, ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 20) seq_cst, align 4
+  %some = icmp ne i32 %count, %before
+  %result = zext i1 %some to i32
+  ret i32 %result
+}}
+"""
+
+_NO_INTERRUPTS = """
+define i32 @tilewright_interrupt_begin() {
+  ret i32 0
+}
+define i32 @tilewright_interrupt_end(i32 %before) {
+  ret i32 0
+}
+"""
+
+_ALONE = """
+define void @tilewright_pool_run(ptr %pool, ptr %entry, ptr %slots, i64 %blocks, i64 %grain) {
+  call void %entry(ptr %slots, i64 0, i64 %blocks)
+  ret void
+}
+define void @tilewright_pool_worker(ptr %pool) {
+  ret void
+}
+define void @tilewright_pool_init(ptr %pool) {
+  ret void
+}
+define void @tilewright_pool_stop(ptr %pool) {
+  ret void
+}
+"""
+
+
+def pool_ir(target: Target, futex: bool = True) -> str:
+    """LLVM text of the pool for the target's system. Without `futex`, threads sleep on a condition variable everywhere."""
+    machine = target.triple.split("-", 1)[0]
+    launch = _LAUNCH.format(
+        parallel_work=PARALLEL_WORK, claim_work=CLAIM_WORK, claims=CLAIMS_PER_THREAD, workers=abi.POOL_WORKERS
+    )
+    if "windows" in target.triple:
+        # No pool there yet: the runtime starts no workers, and every job runs in its caller.
+        return _ALONE + launch + _NO_INTERRUPTS
+    if futex and "linux" in target.triple and machine in _FUTEX_NUMBER:
+        sleeping = _FUTEX.format(number=_FUTEX_NUMBER[machine], wait=_FUTEX_WAIT, wake=_FUTEX_WAKE)
+    else:
+        sleeping = _PTHREAD.format(mutex=abi.POOL_MUTEX, condition=abi.POOL_CONDITION)
+    pause, declaration = _pause(machine)
+    common = _COMMON.format(
+        pause=pause,
+        pause_declaration=declaration,
+        all=_ALL,
+        pending=abi.POOL_PENDING,
+        sleepers=abi.POOL_SLEEPERS,
+        next=abi.POOL_NEXT,
+        entry=abi.POOL_ENTRY,
+        slots=abi.POOL_SLOTS,
+        blocks=abi.POOL_BLOCKS,
+        grain=abi.POOL_GRAIN,
+        spin=abi.POOL_SPIN,
+        stop=abi.POOL_STOP,
+        ready=abi.POOL_READY,
+        lock=abi.POOL_LOCK,
+        workers=abi.POOL_WORKERS,
+    )
+    return sleeping + common + launch + _INTERRUPTS.format(stop=abi.STOP, sigint=abi.SIGINT)
+
+
+@functools.cache
+def pool_object(target: Target) -> bytes:
+    """The pool's code as an object; the same for every program, so compiled once."""
+    # Optimising would triple the compile time and save nothing a caller could measure.
+    return compile_object(pool_ir(target), target, opt=0)

@@ -1,0 +1,1 @@
+"""LLVM text shared by all targets, and LLVM itself: text in, assembly or object code out."""

@@ -1,0 +1,168 @@
+"""LLVM text in, machine code out, through llvmlite.
+
+In: LLVM IR text without `target triple` and `target datalayout` lines, and a `Target` (CPU or GPU). Out: a relocatable
+object, assembly text, or the optimised IR. In between: the text is parsed and verified in a context of its own, so that what
+LLVM's code generator sees is always a legal module (it ends the process on anything else); a module that is not is our
+mistake and raises `CompilerBug` naming the file that holds the text.
+
+Code is position independent with the small code model: data of the same object is reached relative to the instruction, symbols
+from outside through a table that the loader fills. Kernels come with explicit vectors, so LLVM's loop and SLP vectorisers stay
+off: they cost time and may not reorder our floating point anyway. CPU kernels arrive in the shape they should have, several
+vectors a step: LLVM's longer pipelines and unrolling doubled the time to compile and made none of them faster, so they get the
+short one; the code generator itself runs at full level. Target machines are kept and reused.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+
+import llvmlite.binding as llvm
+from llvmlite.binding.newpassmanagers import NewPassManager
+
+from tilewright.base.errors import CompilerBug
+from tilewright.base.forks import at_work, fork_safe_rlock
+from tilewright.base.headroom import COMPILE_BYTES, require_room
+from tilewright.base.target import Target
+
+# The loader's memory is laid out before linking, and LLVM does not count the table entries that calls of outside functions need.
+# A word of data makes it set aside a page, which holds them all.
+_RESERVE = """
+@tilewright.reserve = internal global i64 1
+@llvm.compiler.used = appending global [1 x ptr] [ptr @tilewright.reserve], section "llvm.metadata"
+"""
+
+# A target machine serves one compilation at a time.
+_compiling = fork_safe_rlock()
+
+
+@functools.cache
+def _leave_checks_to_us() -> None:
+    """LLVM's reader checks modules that have line numbers by itself, and ends the process where they are wrong; we check all of them."""
+    llvm.set_option("tilewright", "-disable-auto-upgrade-debug-info")
+
+
+@functools.cache
+def _initialise(native: bool) -> None:
+    _leave_checks_to_us()
+    if native:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+    else:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+    llvm.initialize_native_asmparser()
+
+
+@functools.cache
+def _machine(triple: str, cpu: str, features: str, opt: int) -> llvm.TargetMachine:
+    _initialise(triple == llvm.get_process_triple())
+    return llvm.Target.from_triple(triple).create_target_machine(
+        cpu=cpu, features=features, opt=opt, reloc="pic", codemodel="small" if not triple.startswith("nvptx") else "default"
+    )
+
+
+@functools.cache
+def _header(triple: str, cpu: str, features: str, opt: int) -> str:
+    layout = _machine(triple, cpu, features, opt).target_data
+    return f'target triple = "{triple}"\ntarget datalayout = "{layout}"\n'
+
+
+def machine_features(target: Target) -> str:
+    """The feature string LLVM gets: the CPU's own, or the PTX version."""
+    return f"+ptx{target.ptx}" if target.kind == "nvptx" else target.cpu_features
+
+
+def machine_names(target: Target) -> tuple[str, str, str]:
+    """What names an LLVM target machine: triple, CPU and features."""
+    return target.triple, target.cpu, machine_features(target)
+
+
+def _save(text: str) -> str:
+    """Keep rejected text where the message can point to it."""
+    handle, path = tempfile.mkstemp(prefix="tilewright-", suffix=".ll")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    return path
+
+
+class _Module:
+    """A verified, optimised module together with the machine that can emit it."""
+
+    def __init__(self, text: str, target: Target, opt: int) -> None:
+        require_room(COMPILE_BYTES, f"compile for {target.name}")
+        key = (*machine_names(target), opt)
+        self.machine = _machine(*key)
+        self.context = llvm.create_context()
+        whole = _header(*key) + text + (_RESERVE if target.is_host else "")
+        try:
+            self.module = llvm.parse_assembly(whole, self.context)
+            self.module.verify()
+        except RuntimeError as error:
+            raise CompilerBug.at(
+                "TW040",
+                f"LLVM rejects the code generated for {target.name}: {str(error).strip()}",
+                help=f"please report this; the LLVM text is in {_save(whole)}",
+            ) from error
+        tuning = llvm.create_pipeline_tuning_options(speed_level=min(opt, 1) if target.is_host else opt)
+        tuning.loop_vectorization = False
+        tuning.loop_interleaving = False
+        tuning.slp_vectorization = False
+        tuning.loop_unrolling = not target.is_host and opt > 1
+        builder = llvm.create_pass_builder(self.machine, tuning)
+        manager = builder.getModulePassManager()
+        try:
+            manager.run(self.module, builder)
+        finally:
+            # llvmlite forgets to: its class of pass managers inherits a `_dispose` that does nothing.
+            NewPassManager._dispose(manager)
+            manager.detach()
+            builder.close()
+
+    def close(self) -> None:
+        """Free the module and its context now; the machine is kept."""
+        self.module.close()
+        self.context.close()
+
+
+def compile_object(text: str, target: Target, opt: int = 3) -> bytes:
+    """The relocatable object of `text` for `target`. `opt` is 0 to 3."""
+    with at_work(), _compiling:
+        module = _Module(text, target, opt)
+        try:
+            return bytes(module.machine.emit_object(module.module))
+        finally:
+            module.close()
+
+
+def emit_assembly(text: str, target: Target, opt: int = 3) -> str:
+    """The assembly of `text` for `target`; PTX for NVIDIA targets."""
+    with at_work(), _compiling:
+        module = _Module(text, target, opt)
+        try:
+            return str(module.machine.emit_assembly(module.module))
+        finally:
+            module.close()
+
+
+def optimised_ir(text: str, target: Target, opt: int = 3) -> str:
+    """The LLVM IR after LLVM's own passes, to look at."""
+    with at_work(), _compiling:
+        return str(_Module(text, target, opt).module)
+
+
+def emit_assembly_for(text: str, triple: str, cpu: str, features: str) -> bytes:
+    """`emit_assembly` for a target given by its names; called in the compile server."""
+    return emit_assembly(text, _named(triple, cpu, features)).encode()
+
+
+def compile_object_for(text: str, triple: str, cpu: str, features: str) -> bytes:
+    """`compile_object` for a target given by its names; called in the compile server."""
+    return compile_object(text, _named(triple, cpu, features))
+
+
+def _named(triple: str, cpu: str, features: str) -> Target:
+    if triple.startswith("nvptx"):
+        return Target(cpu, "nvptx", triple=triple, cpu=cpu, ptx=int(features.removeprefix("+ptx")))
+    return Target(cpu, "cpu", triple=triple, cpu=cpu, cpu_features=features)

@@ -1,0 +1,1 @@
+"""LLVM text for NVIDIA GPUs, and `ptxas`: tensor cores, copy engines, cache hints, warps, reports of a kernel."""

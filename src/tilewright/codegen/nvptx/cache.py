@@ -1,0 +1,132 @@
+"""Accesses that tell caches how to treat them -> LLVM text for NVIDIA GPUs.
+
+In: a thread-stage `load`, `store` or `copy_async` with an attribute `cache`, the names of its operands and the writer of the function.
+LLVM has no word for any of this, so they are inline assembly. What is said of the second-level cache goes through a policy, which is
+made where it is used: LLVM keeps one of those that are alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.base.errors import TargetLimit, UserError
+from tilewright.base.target import Target
+from tilewright.codegen.llvm.emitter import FunctionWriter, llvm_type, memory_type
+from tilewright.codegen.nvptx.masked import registers, value_of
+from tilewright.ir.nodes import Op
+from tilewright.ir.types import Tensor, Type, Vec
+
+_LEVEL_1 = {"l1_evict_first": "L1::evict_first", "l1_evict_last": "L1::evict_last", "l1_no_allocate": "L1::no_allocate"}
+_LEVEL_2 = {"l2_evict_first": "L2::evict_first", "l2_evict_last": "L2::evict_last"}
+_SM_LEVEL_2, _PTX_HINTS = 80, 74
+
+
+def _words(op: Op, target: Target) -> tuple[str, bool]:
+    """The hint as the instruction has it, and whether it takes a policy."""
+    cache = str(op.attrs["cache"])
+    if cache in _LEVEL_2:
+        if target.sm < _SM_LEVEL_2:
+            raise TargetLimit.at(
+                "TW020", f"{target.name} cannot do {op.opcode} with cache={cache!r}: that needs sm_{_SM_LEVEL_2}", op.span
+            )
+        return ".L2::cache_hint", True
+    return f".{_LEVEL_1.get(cache, cache)}", False
+
+
+def _policy(w: FunctionWriter, op: Op) -> str:
+    text = f"createpolicy.fractional.{_LEVEL_2[str(op.attrs['cache'])]}.b64 $0, 1.0;"
+    return w.let(f'call i64 asm "{text}", "=l"()')
+
+
+def ptx_version(op: Op) -> int:
+    """The PTX version, times ten, that has what the op says of caches; 0 where any has."""
+    cache = op.attrs.get("cache")
+    return _PTX_HINTS if cache in _LEVEL_1 or cache in _LEVEL_2 or op.attrs.get("prefetch") else 0
+
+
+def _width(type_: Type) -> int:
+    return type_.width if isinstance(type_, Vec) else 1
+
+
+def load(w: FunctionWriter, op: Op, operands: Sequence[str], target: Target, written: bool) -> str:
+    memory = op.operands[0].type
+    assert isinstance(memory, Tensor)
+    if op.attrs["cache"] == "nc" and written:
+        raise UserError.at(
+            "TW005", "a load with cache='nc' of an array that the kernel writes, or that may be one it writes", op.span,
+            "that path may give old values: leave `cache` out",
+        )  # fmt: skip
+    where = w.element_pointer(op.operands[0], operands[1 : 1 + memory.rank])
+    width = _width(op.results[0].type)
+    per_word, words, kind, letter, bits = registers(memory.dtype, width)
+    hint, policy = _words(op, target)
+    names = [f"${k}" for k in range(words)]
+    to = names[0] if words == 1 else "{" + ", ".join(names) + "}"
+    shape = f".v{words}" if words > 1 else ""
+    text = f"ld.global{hint}{shape}.{kind} {to}, [${words}]{f', ${words + 1}' if policy else ''};"
+    result = f"i{bits}" if words == 1 else "{ " + ", ".join([f"i{bits}"] * words) + " }"
+    constraints = ",".join([f"={letter}"] * words + ["l"] + ["l"] * policy + ["~{memory}"])
+    given = f"ptr addrspace(1) {where}" + (f", i64 {_policy(w, op)}" if policy else "")
+    found = w.let(f'call {result} asm sideeffect "{text}", "{constraints}"({given})')
+    parts = [found] if words == 1 else [w.let(f"extractvalue {result} {found}, {k}") for k in range(words)]
+    return value_of(w, parts, op, width, per_word, bits)
+
+
+def store(w: FunctionWriter, op: Op, operands: Sequence[str], target: Target) -> Sequence[str]:
+    memory, type_ = op.operands[0].type, op.operands[-1].type
+    assert isinstance(memory, Tensor)
+    where = w.element_pointer(op.operands[0], operands[1 : 1 + memory.rank])
+    per_word, words, kind, letter, bits = registers(memory.dtype, _width(type_))
+    hint, policy = _words(op, target)
+    names = [f"${1 + k}" for k in range(words)]
+    value = names[0] if words == 1 else "{" + ", ".join(names) + "}"
+    shape = f".v{words}" if words > 1 else ""
+    text = f"st.global{hint}{shape}.{kind} [$0], {value}{f', ${1 + words}' if policy else ''};"
+    given = [f"ptr addrspace(1) {where}", *(f"i{bits} {part}" for part in _parts(w, op, operands[-1], per_word, words, bits))]
+    if policy:
+        given.append(f"i64 {_policy(w, op)}")
+    constraints = ",".join(["l"] + [letter] * words + ["l"] * policy + ["~{memory}"])
+    w.line(f'call void asm sideeffect "{text}", "{constraints}"({", ".join(given)})')
+    return []
+
+
+def _parts(w: FunctionWriter, op: Op, value: str, per_word: int, words: int, bits: int) -> list[str]:
+    """The value as the registers the instruction takes."""
+    memory, type_ = op.operands[0].type, op.operands[-1].type
+    assert isinstance(memory, Tensor)
+    element = memory_type(memory.dtype)
+    width = _width(type_)
+    if memory.dtype.is_bool:
+        value = w.let(f"zext {llvm_type(type_)} {value} to {memory_type(memory.dtype, width)}")
+    size = memory.dtype.itemsize * 8 * per_word
+    if width == 1:
+        singles = [value if element == f"i{size}" else w.let(f"bitcast {element} {value} to i{size}")]
+    else:
+        whole = memory_type(memory.dtype, width)
+        packed = value if whole == f"<{words} x i{size}>" else w.let(f"bitcast {whole} {value} to <{words} x i{size}>")
+        if words == 1:
+            singles = [w.let(f"bitcast {whole} {value} to i{size}")]
+        else:
+            singles = [w.let(f"extractelement <{words} x i{size}> {packed}, i64 {k}") for k in range(words)]
+    return singles if size == bits else [w.let(f"zext i{size} {one} to i{bits}") for one in singles]
+
+
+def copy_with_hints(w: FunctionWriter, op: Op, to: str, origin: str, wanted: str) -> None:
+    """A `copy_async` with a cache or a prefetch; `wanted` says whether to copy, empty for always."""
+    bytes_, cache, prefetch = op.attrs["bytes"], str(op.attrs.get("cache", "")), op.attrs.get("prefetch", 0)
+    policy = cache in _LEVEL_2
+    level = cache if cache in ("ca", "cg") else "cg" if bytes_ == 16 else "ca"
+    words = (".L2::cache_hint" if policy else "") + (f".L2::{prefetch}B" if prefetch else "")
+    given = [f"i32 {w.let(f'ptrtoint ptr addrspace(3) {to} to i32')}", f"ptr addrspace(1) {origin}"]
+    constraints = ["r", "l"]
+    tail = ""
+    for value, letter in (
+        (f"i32 {w.let(f'select i1 {wanted}, i32 {bytes_}, i32 0')}" if wanted else "", "r"),
+        (f"i64 {_policy(w, op)}" if policy else "", "l"),
+    ):
+        if value:
+            tail += f", ${len(given)}"
+            given.append(value)
+            constraints.append(letter)
+    text = f"cp.async.{level}.shared.global{words} [$0], [$1], {bytes_}{tail};"
+    w.line(f'call void asm sideeffect "{text}", "{",".join([*constraints, "~{memory}"])}"({", ".join(given)})')

@@ -1,1 +1,0 @@
-"""Source of the Python files that `tilewright export` writes. These modules import nothing of Tilewright: their text is copied."""

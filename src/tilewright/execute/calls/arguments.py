@@ -1,0 +1,193 @@
+"""What a call was given: arrays and numbers in, a signature to compile for out.
+
+In: Python objects (NumPy arrays, device arrays, arrays of other libraries, numbers). Out: a list of `ReadArgument`s, each with its
+array or number and the `ArgSpec` it asks code for. Anything else is a `UserError` that names the argument.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.base.dtypes import DType, bool_, f64, from_numpy, i64
+from tilewright.base.errors import UserError
+from tilewright.base.source import NOWHERE, Span
+from tilewright.compile.driver import Signature
+from tilewright.execute.speed_warnings import copied
+from tilewright.runtime.memory.device_array import DeviceArray
+from tilewright.tree.typed import ArgSpec, ArrayArg, ScalarArg
+
+Number = int | float | bool
+SIZE_CLASSES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536, 1 << 20)
+"""Extents are rounded to these before they steer a schedule, so that a new size seldom means new code."""
+
+DIVISORS = (64, 16, 8, 4)
+"""What code is specialised for: whole blocks of a matrix, aligned vectors and copies."""
+
+
+@dataclass(frozen=True)
+class ReadArgument:
+    name: str
+    value: np.ndarray | DeviceArray | Number
+    spec: ArgSpec
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.value.shape if isinstance(self.value, np.ndarray | DeviceArray) else ()
+
+
+def element_strides(array: np.ndarray | DeviceArray) -> tuple[int, ...]:
+    if isinstance(array, DeviceArray):
+        return array.strides
+    return tuple(s // array.itemsize for s in array.strides)
+
+
+def read_argument(name: str, value: object, span: Span = NOWHERE, gpu: bool = False) -> ReadArgument:
+    """Classify one argument. For a GPU, alignment counts."""
+    if isinstance(value, bool | np.bool_):
+        return ReadArgument(name, bool(value), ScalarArg(bool_))
+    if isinstance(value, np.generic):
+        # Before Python's numbers: numpy.float64 is one of them, too, and has a type of its own all the same.
+        dtype = from_numpy(value.dtype)
+        if dtype is None:
+            raise _bad_dtype(name, value.dtype, span)
+        return ReadArgument(name, value.item(), ScalarArg(dtype))
+    if isinstance(value, int):
+        if not -(1 << 63) <= value < 1 << 63:
+            raise UserError.at("TW006", f"argument '{name}' is {value}, which no 64-bit integer holds", span)
+        return ReadArgument(name, value, ScalarArg(i64, weak=True))
+    if isinstance(value, float):
+        return ReadArgument(name, value, ScalarArg(f64, weak=True))
+    if isinstance(value, DeviceArray):
+        return ReadArgument(name, value, _array_spec(value, value.dtype, gpu))
+    array = value if type(value) is np.ndarray else _as_numpy(name, value, span)
+    dtype = from_numpy(array.dtype)
+    if dtype is None:
+        raise _bad_dtype(name, array.dtype, span)
+    if not array.flags.aligned or any(s % array.itemsize for s in array.strides):
+        # A field of a record, say: no whole number of elements apart.
+        reason = "its elements do not begin where their dtype wants" if not array.flags.aligned else f"its strides, {array.strides} bytes, are no whole elements"
+        copied(name, array, span, reason)
+        array = np.array(array, order="C")
+    return ReadArgument(name, array, _array_spec(array, dtype, gpu))
+
+
+def _as_numpy(name: str, value: object, span: Span) -> np.ndarray:
+    """A host array of another library, without a copy."""
+    if isinstance(value, np.ndarray):
+        return _plain(name, value, span)
+    interface = getattr(value, "__array_interface__", None)
+    if isinstance(interface, dict):
+        _check_interface(name, interface, span)
+        return np.asarray(value)
+    if hasattr(value, "__dlpack__"):
+        from tilewright.runtime.exchange.imports import from_dlpack
+
+        try:
+            found = from_dlpack(value)
+        except UserError as error:
+            raise UserError.at("TW009", f"argument '{name}' cannot be shared: {error.diagnostics[0].message}", span, error.diagnostics[0].help) from error
+        if isinstance(found, np.ndarray):
+            return found
+        raise UserError.at("TW009", f"argument '{name}' is on {found.device.id}", span, "copy it to the host, or call the kernel there")
+    kind = type(value).__name__
+    is_data = isinstance(value, list | tuple | memoryview | bytes | bytearray) or hasattr(value, "__array__")
+    help_ = "pass a NumPy array, for instance numpy.asarray(…)" if is_data else "pass an array or a number"
+    if hasattr(value, "__float__"):
+        help_ = "convert it with float(…) or int(…)"
+    raise UserError.at("TW009", f"argument '{name}' is a {kind}, not an array or a number", span, help_)
+
+
+def _plain(name: str, value: np.ndarray, span: Span) -> np.ndarray:
+    """An array of a subclass without it, where that means the same. A mask, a unit or another product would be lost."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise UserError.at(
+            "TW009", f"argument '{name}' is a masked array, whose mask kernels do not see", span,
+            "pass x.filled(value), or x.data and x.mask as two arguments",
+        )  # fmt: skip
+    if isinstance(value, np.matrix) or type(value).__array_ufunc__ is not np.ndarray.__array_ufunc__:
+        raise UserError.at(
+            "TW009", f"argument '{name}' is a {type(value).__name__}, whose arithmetic is not that of arrays", span, "pass numpy.asarray(…) of it"
+        )
+    return value.view(np.ndarray)
+
+
+def _check_interface(name: str, interface: dict[str, object], span: Span) -> None:
+    """What `__array_interface__` says that NumPy would believe or ignore."""
+    if interface.get("mask") is not None:
+        raise UserError.at("TW009", f"argument '{name}' has a mask, which kernels do not see", span, "pass the values and the mask as two arguments")
+    shape, data = interface.get("shape"), interface.get("data")
+    if not isinstance(shape, tuple) or not all(isinstance(extent, int) and extent >= 0 for extent in shape):
+        raise UserError.at("TW009", f"argument '{name}' says its shape is {shape!r}", span)
+    if isinstance(data, tuple) and not data[0] and 0 not in shape:
+        raise UserError.at("TW009", f"argument '{name}' has shape {list(shape)} and no memory", span, "its storage was freed, or it is a stand-in")
+
+
+def _bad_dtype(name: str, dtype: np.dtype, span: Span) -> UserError:
+    swapped = not dtype.isnative
+    reason = "has the other byte order" if swapped else "is not supported"
+    error = UserError.at(
+        "TW009", f"argument '{name}' has dtype {dtype}, which {reason}", span,
+        "convert it with .astype(...)" if swapped else "convert it to a bool, integer or float dtype first",
+    )  # fmt: skip
+    assert isinstance(error, UserError)
+    return error
+
+
+def _array_spec(array: np.ndarray | DeviceArray, dtype: DType, gpu: bool) -> ArrayArg:
+    contiguous = array.is_contiguous if isinstance(array, DeviceArray) else array.flags.c_contiguous
+    align = 0
+    if gpu:
+        # Host arrays are copied to fresh, aligned device memory first.
+        align = 16 if isinstance(array, np.ndarray) or array.is_aligned(16) else 0
+    if contiguous or (gpu and isinstance(array, np.ndarray)):
+        return ArrayArg(dtype, array.ndim, None, align)
+    last = array.ndim - 1
+    strides = tuple(
+        s if s == 0 or (s == 1 and axis == last) else None for axis, s in enumerate(element_strides(array))
+    )
+    return ArrayArg(dtype, array.ndim, strides, align)
+
+
+def signature(arguments: list[ReadArgument], gpu: bool) -> Signature:
+    """What to compile for. On a GPU extents count in two ways: what divides them, and roughly how large they are."""
+    args = tuple(a.spec for a in arguments)
+    if not gpu:
+        return Signature(args)
+    divisors: list[tuple[str, int, int]] = []
+    hints: list[tuple[str, int, int]] = []
+    extents: list[tuple[str, int, int]] = []
+    spacing: list[tuple[str, int, int]] = []
+    for argument in arguments:
+        spacing += _spacing(argument)
+        for axis, extent in enumerate(argument.shape):
+            divisor = next((d for d in DIVISORS if extent % d == 0), 1)
+            if divisor > 1:
+                divisors.append((argument.name, axis, divisor))
+            hints.append((argument.name, axis, size_class(extent)))
+            extents.append((argument.name, axis, extent))
+    return Signature(args, tuple(divisors), tuple(spacing), tuple(hints), extents=tuple(extents))
+
+
+def _spacing(argument: ReadArgument) -> list[tuple[str, int, int]]:
+    """What divides the strides of a view: rows that are whole 16 bytes apart can be copied as they lie."""
+    spec = argument.spec
+    if not isinstance(spec, ArrayArg) or spec.strides is None:
+        return []
+    assert isinstance(argument.value, np.ndarray | DeviceArray)
+    apart = zip(spec.strides, element_strides(argument.value), strict=True)
+    found = [(axis, next((d for d in DIVISORS if s % d == 0), 1)) for axis, (known, s) in enumerate(apart) if known is None]
+    return [(argument.name, axis, divisor) for axis, divisor in found if divisor > 1]
+
+
+def size_class(extent: int) -> int:
+    """The extent, coarsened: the smallest class that holds it, or a large number."""
+    for limit in SIZE_CLASSES:
+        if extent <= limit:
+            return limit
+    return 1 << 26
+
+
+def numbers(arguments: list[ReadArgument]) -> dict[str, Number]:
+    return {a.name: a.value for a in arguments if not isinstance(a.value, np.ndarray | DeviceArray)}

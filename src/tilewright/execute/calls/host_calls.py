@@ -1,0 +1,57 @@
+"""What calls on the CPU and on the emulator share: results in NumPy arrays. In: an artifact, sizes and `out=`; out: arrays to write to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tilewright.base.artifact import ArrayParam, Artifact
+from tilewright.base.errors import DeviceError
+from tilewright.base.source import Span
+from tilewright.execute.calls.arguments import element_strides
+from tilewright.execute.calls.checks import check_output
+from tilewright.execute.calls.outputs import given_outputs
+from tilewright.execute.speed_warnings import copied
+
+
+def output_arrays(
+    artifact: Artifact, sizes: Mapping[str, int], out: object, arrays: Mapping[str, np.ndarray], span: Span
+) -> tuple[dict[str, np.ndarray], list[tuple[np.ndarray, np.ndarray]]]:
+    """Arrays to write to, and (given, temporary) pairs to copy back where the given one cannot be written directly."""
+    given = given_outputs(artifact, out, span)
+    outputs: dict[str, np.ndarray] = {}
+    copies: list[tuple[np.ndarray, np.ndarray]] = []
+    for param in artifact.outputs:
+        shape = tuple(s.evaluate(sizes) for s in param.shape)
+        if param.name not in given:
+            outputs[param.name] = _allocate(shape, param)
+            continue
+        target = check_output(param, given[param.name], shape, span)
+        others = [*arrays.values(), *(t for n, t in given.items() if n != param.name and isinstance(t, np.ndarray))]
+        if target.flags.c_contiguous and not any(np.may_share_memory(target, o) for o in others):
+            outputs[param.name] = target
+        else:
+            if not target.flags.c_contiguous:
+                copied("out", target, span, f"its strides are {target.strides} bytes, and results are written one after the other", "pass a contiguous out=")
+            outputs[param.name] = _allocate(shape, param)
+            copies.append((target, outputs[param.name]))
+    return outputs, copies
+
+
+def recorded_result(artifact: Artifact, outputs: Mapping[str, object], out: object) -> object:
+    """As `result_of`, for arrays a replay will write: those of rank 0 stay arrays."""
+    values = tuple(outputs[p.name] for p in artifact.outputs)
+    return out if out is not None else values[0] if len(values) == 1 else values
+
+
+def strides_of(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+    """Strides in elements."""
+    return {name: element_strides(array) for name, array in arrays.items()}
+
+
+def _allocate(shape: tuple[int, ...], param: ArrayParam) -> np.ndarray:
+    try:
+        return np.empty(shape, param.dtype.numpy)
+    except (MemoryError, ValueError) as error:
+        raise DeviceError.at("TW031", f"no memory for the result '{param.name}' of shape {list(shape)}: {error}") from error

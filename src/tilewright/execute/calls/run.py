@@ -1,0 +1,108 @@
+"""Running a compiled kernel: the general path, on any device.
+
+In: the kernel's tree, the arguments of one call and a device. Out: NumPy arrays or device arrays, as the inputs were. Each kind of
+device has the calls of the kernel on its devices (`execute/calls/kernel_calls.py`); fast paths are theirs, and what those refuse comes here and
+either works (strided, overlapping, converted) or raises the exact error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from tilewright.base.artifact import Artifact
+from tilewright.base.errors import DeviceError
+from tilewright.compile.driver import Signature
+from tilewright.execute.calls.arguments import ReadArgument, read_argument, signature
+from tilewright.execute.calls.index_checks import all_checked
+from tilewright.execute.calls.kernel_calls import KernelCalls
+from tilewright.execute.calls.watchdog import watchdog_nanoseconds
+from tilewright.execute.device import Device
+from tilewright.execute.kinds import kind_of
+from tilewright.runtime.core import observe, streams
+from tilewright.tree.syntax import Function
+
+
+class Runner:
+    """A kernel on its way through the devices: keeps what was compiled and loaded for it."""
+
+    def __init__(
+        self, function: Function, precision: str = "ieee", schedule: str = "", watchdog: float | None = None, launches: int = 0,
+        check: bool = False,
+    ) -> None:  # fmt: skip
+        self.function, self.launches = function, launches
+        self.indices = "all" if check or all_checked() else ""
+        self.precision, self.schedule = precision, schedule
+        self.watchdog = watchdog_nanoseconds(watchdog)
+        self.spreads: dict[tuple[str, ...], object] = {}
+        """What makes calls on several devices, by the names of their arguments."""
+        self.by_kind: dict[str, KernelCalls] = {}
+        """Its calls on the kinds of devices it ran on."""
+        self._last: Artifact | None = None
+
+    @property
+    def last(self) -> Artifact | None:
+        """The artifact of the latest call, for `inspect`-like questions."""
+        recent = (calls.latest for calls in self.by_kind.values())
+        return next((artifact for artifact in recent if artifact is not None), self._last)
+
+    @last.setter
+    def last(self, artifact: Artifact | None) -> None:
+        for calls in self.by_kind.values():
+            calls.forget_latest()
+        self._last = artifact
+
+    def calls(self, device: Device) -> KernelCalls:
+        """The kernel on devices of that kind."""
+        found = self.by_kind.get(device.kind)
+        if found is None:
+            if not device.target.is_gpu and any(a.name == "gpu_compute" for a in self.function.attributes):
+                raise DeviceError.at(
+                    "TW030", f"{self.function.name} is marked @gpu_compute, and would run on '{device.id}'", self.function.span,
+                    "run it where there is a GPU, or with device=\"emulator\"",
+                )  # fmt: skip
+            found = self.by_kind[device.kind] = kind_of(device).calls(self)
+        return found
+
+    def arguments(self, values: Mapping[str, object], gpu: bool) -> list[ReadArgument]:
+        return [read_argument(name, value, self.function.span, gpu) for name, value in values.items()]
+
+    def signature(self, arguments: list[ReadArgument], gpu: bool) -> Signature:
+        """What to compile for a call with these arguments."""
+        found = signature(arguments, gpu)
+        watchdog = self.watchdog if gpu else 0
+        launches = self.launches if gpu else 0
+        if self.precision == "ieee" and not self.schedule and not watchdog and not launches and not self.indices:
+            return found
+        return replace(found, precision=self.precision, schedule=self.schedule, watchdog=watchdog, launches=launches, indices=self.indices)
+
+    def run(self, values: Mapping[str, object], device: Device, out: object = None) -> object:
+        watcher = observe.observer
+        if watcher is None:
+            return self._run(values, device, out)
+        with watcher.call(self.function, device.id) as record:
+            result = self._run(values, device, out)
+        if self.last is not None:
+            watcher.count(record, self.function, self.last, values)
+        return result
+
+    def _run(self, values: Mapping[str, object], device: Device, out: object) -> object:
+        if streams.FAST_PATH_OFF.value:
+            streams.check_captured(device.id)
+        result, self.last = self.calls(device).run(values, device, out)
+        return result
+
+    def entry(self, device: Device, fallback: Callable[..., object]) -> Callable[..., object] | None:
+        """Machine code for calls like those made so far on such devices, which hands others to `fallback`."""
+        return self.calls(device).entry(device, fallback)
+
+    def quick(self, device: Device, args: tuple[object, ...], out: object) -> object:
+        """The short way for calls like those made before; `NotImplemented` when this one is not."""
+        call = self.entry(device, _refuse)
+        if call is None:
+            return NotImplemented
+        return call(*args) if out is None else call(*args, out=out)
+
+
+def _refuse(*args: object, **keywords: object) -> object:
+    return NotImplemented

@@ -1,0 +1,374 @@
+"""`@kernel`: a Python function becomes a callable kernel.
+
+The first call with new kinds of arguments compiles; later ones go straight to machine code. A kernel is an `Entry`, which
+calls what it was given last: the general path at first and then the entry stub of the latest CPU program, or the launchers of
+the GPU programs: builtin functions that check their arguments themselves and hand what they were not made for on, in the end
+to the general path. No Python code runs in between.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
+
+from tilewright.base import registry
+from tilewright.base.artifact import Artifact
+from tilewright.base.errors import Diagnostics, UserError
+from tilewright.base.target import Target, parse_target
+from tilewright.compile.driver import Compilation, Signature, compile_kernel, compile_stages
+from tilewright.execute.asynchronous import is_special, special_call
+from tilewright.execute.calls.index_checks import check_flags
+from tilewright.execute.calls.run import Runner
+from tilewright.execute.devices import (
+    Device,
+    array_device,
+    default_device,
+    device_of,
+    find_device,
+    when_default_changes,
+)
+from tilewright.execute.dispatch_devices import checked_spread, spans_devices, spread_call
+from tilewright.frontend.python.kernel_options import attributes_of, check_options
+from tilewright.frontend.python.kernels import parse_function
+from tilewright.frontend.python.options import reduction
+from tilewright.frontend.words.objects import Array
+from tilewright.runtime.core.entry import Entry
+from tilewright.runtime.core.streams import FAST_PATH_OFF
+from tilewright.runtime.exchange.host_tensors import as_array, as_tensor, has_host_tensors
+from tilewright.tree.metadata import DeviceTarget, KernelMetadata, read_attributes
+from tilewright.tree.syntax import Function, KernelAttribute
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+_direct: weakref.WeakSet[object] = weakref.WeakSet()
+"""Kernels whose calls go straight to the CPU."""
+
+
+def leave_direct_ways() -> None:
+    """The default device changed, or a graph is recorded: calls have to be looked at again."""
+    for known in list(_direct):
+        assert isinstance(known, Kernel)
+        known.enter(known._launch or known._general_function)
+    _direct.clear()
+
+
+def _leave_while_special() -> None:
+    """Another thread may have begun to record since this one looked."""
+    if FAST_PATH_OFF.value:
+        leave_direct_ways()
+
+
+when_default_changes(leave_direct_ways)
+
+
+class Kernel(Entry, Generic[P, R]):
+    """A kernel written in Python. Call it like the function it was; `out=`, `device=`, `tune=`, `asynchronous=` and `stream=` are extra."""
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(self, *args: Array | float) -> R: ...
+        @overload
+        def __call__(self, *args: object, **keywords: object) -> object: ...
+        def __call__(self, *args: object, **keywords: object) -> object:
+            """Run the kernel: arrays and numbers in, arrays out. Inside another kernel: what it computes, as part of that one."""
+
+    def __init__(
+        self,
+        function: Callable[P, R],
+        device: str | None = None,
+        precision: str = "ieee",
+        schedule: str = "",
+        asynchronous: bool = False,
+        watchdog: float | None = None,
+        reduce: str = "",
+        axis: int | tuple[int, ...] | None = None,
+        spread: tuple[str, ...] | None = None,
+        launches: int | None = None,
+        attributes: tuple[KernelAttribute, ...] | None = None,
+        check: bool = False,
+    ) -> None:
+        self._general_function = self._general
+        super().__init__(self._general_function)
+        functools.update_wrapper(self, function)
+        check_options({"device": device, "precision": precision, "schedule": schedule, "asynchronous": asynchronous, "launches": launches})
+        self._attributes = reduction(reduce, axis) if attributes is None else attributes
+        self.check = check
+        """Whether all indices that nothing proves are checked, on every device."""
+        self.launches = launches or 0
+        self.python = function
+        self.device, self.precision, self.schedule = device, precision, schedule
+        self.asynchronous = asynchronous
+        self.watchdog = watchdog
+        self.spread = spread
+        """The devices that share every call that names none."""
+        self.spreads: dict[tuple[str, ...], object] = {}
+        """What makes calls on several devices, by their names."""
+        self.ran: tuple[object, ...] = ()
+        """What ran where in the latest call on several devices."""
+        signature = inspect.signature(function).parameters
+        self._names = self.parameter_names = tuple(signature)
+        self._defaults = {name: p.default for name, p in signature.items() if p.default is not p.empty}
+        self._runner: Runner | None = None
+        self._launch: Callable[..., object] | None = None
+        """Machine code for calls on GPUs, once there is some."""
+
+    @property
+    def function(self) -> Function:
+        """The untyped tree; parsed at first use."""
+        return self.runner.function
+
+    @property
+    def runner(self) -> Runner:
+        if self._runner is None:
+            tree = parse_function(self.python, self._attributes)
+            self._runner = Runner(tree, self.precision, self.schedule, self.watchdog, self.launches, self.check)
+        return self._runner
+
+    @property
+    def metadata(self) -> KernelMetadata:
+        """What the decorator says about the kernel: kind, device, schedule hints, constraints."""
+        said = read_attributes(self._attributes, Diagnostics())
+        places = self.spread or ((self.device,) if self.device else said.device.names)
+        return replace(
+            said, device=DeviceTarget(places), precision=self.precision if self.precision != "ieee" else "", is_async=self.asynchronous, parallel="data" if self.spread else said.parallel
+        )
+
+    @property
+    def last(self) -> Artifact | None:
+        """What the latest call ran: its target says where, its launches which kernels."""
+        return self.runner.last
+
+    def _bind(self, args: tuple[object, ...], keywords: dict[str, object]) -> dict[str, object]:
+        """Arguments by name; UserError with the names when they do not fit."""
+        names, span = self._names, self.function.span
+        if len(args) > len(names):
+            raise UserError.at(
+                "TW016", f"{self.__name__} takes {len(names)} argument(s) ({', '.join(names)}), got {len(args)}", span
+            )
+        values = dict(zip(names, args, strict=False))
+        for name, value in keywords.items():
+            if name not in names:
+                raise UserError.at("TW016", f"{self.__name__} has no argument '{name}'", span, f"its arguments are {', '.join(names)}")
+            if name in values:
+                raise UserError.at("TW016", f"{self.__name__} got '{name}' twice", span)
+            values[name] = value
+        values = {**self._defaults, **values}
+        missing = [name for name in names if name not in values]
+        if missing:
+            raise UserError.at("TW008", f"{self.__name__} is missing {', '.join(map(repr, missing))}", span)
+        return {name: values[name] for name in names}
+
+    def _general(self, *args: object, **keywords: object) -> object:
+        asked = keywords.get("device", self.spread)
+        if asked is not None and "device" not in self._names and spans_devices(asked):
+            return spread_call(self, asked, args, keywords)
+        if self.asynchronous or is_special(args, keywords):
+            result = special_call(self, args, keywords)
+            if result is not NotImplemented:
+                return result
+        out = keywords.pop("out", None)
+        asked = keywords.pop("device", None)
+        if asked is not None and not isinstance(asked, str):
+            raise UserError.at("TW009", f"device= is a {type(asked).__name__}, not a name such as {registry.examples()}", self.function.span)
+        tune = keywords.pop("tune", False) if "tune" not in self._names else False
+        if not isinstance(tune, bool):
+            raise UserError.at("TW009", f"tune= is {tune!r}", self.function.span, "give True or False")
+        if tune and (self.schedule or self.launches):
+            fixed = f"schedule={self.schedule!r}" if self.schedule else "launches=1"
+            raise UserError.at("TW016", f"tune=True has nothing to choose: {self.__name__} has {fixed}", self.function.span, "leave one of them out")
+        values = self._bind(args, keywords)
+        name = asked or self.device or device_of([*values.values(), out]) or default_device()
+        device = find_device(name)
+        if tune:
+            from tilewright.execute.tune import ensure_tuned
+
+            if ensure_tuned(self.function, values, device, self.precision):
+                self.forget_programs()
+        if not FAST_PATH_OFF.value and has_host_tensors([*values.values(), out]):
+            result = self.runner.run({n: as_array(v) for n, v in values.items()}, device, as_array(out))
+            return as_tensor(result) if out is None else out
+        result = self.runner.run(values, device, out)
+        if self.asynchronous or FAST_PATH_OFF.value:
+            return result
+        if array_device(device) is not None:
+            # The arrays of a call say where it goes.
+            if self.device is None or find_device(self.device).id == device.id:
+                self._take_launches(device)
+        elif asked is None and self.device in (None, device.id) and default_device() == device.id:
+            # From now on calls like this one go straight to the code that just ran.
+            entry = self.runner.entry(device, self._launch or self._general_function)
+            if entry is not None:
+                self.enter(entry)
+                _direct.add(self)
+                _leave_while_special()
+        return result
+
+    def _take_launches(self, device: Device) -> None:
+        """From now on calls on such devices like those so far go straight to machine code."""
+        launch = self.runner.entry(device, self._general_function)
+        if launch is not None and launch is not self._launch:
+            self._launch = launch
+            self.enter(launch)
+
+    def bound(self, *args: object, **keywords: object) -> dict[str, object]:
+        """The arguments of a call by name."""
+        return self._bind(args, keywords)
+
+    def forget_programs(self) -> None:
+        """Choose code anew at the next call, as after tuning."""
+        self._runner = Runner(self.function, self.precision, self.schedule, self.watchdog, self.launches, self.check)
+        self._launch = None
+        self.enter(self._general_function)
+
+    # -- looking inside -----------------------------------------------------------------------------------------
+
+    def _signature(self, args: tuple[object, ...], target: Target) -> Signature:
+        values = self._bind(args, {})
+        return self.runner.signature(self.runner.arguments(values, target.is_gpu), target.is_gpu)
+
+    def stages(self, *args: object, target: str = "cpu") -> Compilation:
+        """Every stage of compiling for these arguments."""
+        chosen = parse_target(target)
+        return compile_stages(self.function, self._signature(args, chosen), chosen)
+
+    def compile(self, *args: object, target: str = "cpu") -> Artifact:
+        """The artifact for these arguments: PTX for GPU targets, an object for CPUs."""
+        chosen = parse_target(target)
+        return compile_kernel(self.function, self._signature(args, chosen), chosen)
+
+    def __reduce__(self) -> str:
+        """Copies are the kernel itself, and pickles its name, as with functions."""
+        return self.__qualname__
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.__name__}({', '.join(self._names)})>"
+
+    __name__: str
+    __qualname__: str
+
+
+@overload
+def kernel(
+    function: Callable[P, R],
+    *,
+    device: str | None = None,
+    precision: str = "ieee",
+    schedule: str = "",
+    asynchronous: bool = False,
+    watchdog: float | None = None,
+    reduce: str = "",
+    axis: int | tuple[int, ...] | None = None,
+    parallel: str = "",
+    devices: Sequence[str] | None = None,
+    launches: int | None = None,
+    kind: str = "",
+    tile: int | Sequence[int] | Mapping[str, int] | None = None,
+    workgroup: int | Sequence[int] | None = None,
+    shared: int | None = None,
+    vector: int | None = None,
+    unroll: int | None = None,
+    max_registers: int | None = None,
+    tensor_cores: bool = False,
+    async_copy: bool = False,
+    strict: bool = False,
+    broadcast: Mapping[str, int] | None = None,
+    vectorizable: bool = False,
+    gpu_compute: bool = False,
+    unchecked: bool = False,
+    check: bool = False,
+) -> Kernel[P, R]: ...
+@overload
+def kernel(
+    *,
+    device: str | None = None,
+    precision: str = "ieee",
+    schedule: str = "",
+    asynchronous: bool = False,
+    watchdog: float | None = None,
+    reduce: str = "",
+    axis: int | tuple[int, ...] | None = None,
+    parallel: str = "",
+    devices: Sequence[str] | None = None,
+    launches: int | None = None,
+    kind: str = "",
+    tile: int | Sequence[int] | Mapping[str, int] | None = None,
+    workgroup: int | Sequence[int] | None = None,
+    shared: int | None = None,
+    vector: int | None = None,
+    unroll: int | None = None,
+    max_registers: int | None = None,
+    tensor_cores: bool = False,
+    async_copy: bool = False,
+    strict: bool = False,
+    broadcast: Mapping[str, int] | None = None,
+    vectorizable: bool = False,
+    gpu_compute: bool = False,
+    unchecked: bool = False,
+    check: bool = False,
+) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
+def kernel(
+    function: Callable[P, R] | None = None,
+    *,
+    device: str | None = None,
+    precision: str = "ieee",
+    schedule: str = "",
+    asynchronous: bool = False,
+    watchdog: float | None = None,
+    reduce: str = "",
+    axis: int | tuple[int, ...] | None = None,
+    parallel: str = "",
+    devices: Sequence[str] | None = None,
+    launches: int | None = None,
+    kind: str = "",
+    tile: int | Sequence[int] | Mapping[str, int] | None = None,
+    workgroup: int | Sequence[int] | None = None,
+    shared: int | None = None,
+    vector: int | None = None,
+    unroll: int | None = None,
+    max_registers: int | None = None,
+    tensor_cores: bool = False,
+    async_copy: bool = False,
+    strict: bool = False,
+    broadcast: Mapping[str, int] | None = None,
+    vectorizable: bool = False,
+    gpu_compute: bool = False,
+    unchecked: bool = False,
+    check: bool = False,
+) -> Kernel[P, R] | Callable[[Callable[P, R]], Kernel[P, R]]:
+    """Mark a Python function as a kernel: `@tw.kernel`, or with options.
+
+    `device="cuda"` fixes where it runs. `precision` says how contractions of f32 are multiplied: `ieee`, or on tensor cores `tf32`
+    (10 bits) or `3xtf32` (nearly all of f32's). `schedule` fixes how contractions are computed, as `tilewright tune` prints it.
+    `reduce="+"` (or `* min max and or argmin argmax`) combines what the kernel's loops yield, along `axis` or over all of them.
+    With `asynchronous`, calls do not wait and give a future. `watchdog` is a number of seconds after which a GPU stops the kernel where
+    loops that data decides turn, or threads wait for each other, for too long. `parallel="data"` with `devices` splits the batch of every
+    call over these devices. `launches=1` makes all that the kernel does on a GPU one launch. On a CPU every index that is not proven to lie
+    in its array is checked as the kernel runs; `unchecked=True` leaves that out. With `check=True` it is done on GPUs, too.
+
+    The others are the attributes of ZynML: `kind` holds the loops to a kind of kernel; `tile`, `workgroup`, `shared`, `vector`, `unroll`,
+    `max_registers`, `tensor_cores` and `async_copy` are hints for the schedule, which `strict` makes binding; `broadcast`, `vectorizable` and
+    `gpu_compute` are promises that are checked. docs/accepted-words.md has them all.
+    """
+    spread = checked_spread(parallel, devices, device)
+    check_flags(unchecked, check)
+    attributes = attributes_of({
+        "reduce": reduce, "axis": axis, "kind": kind, "tile": tile, "workgroup": workgroup, "shared": shared, "vector": vector, "unroll": unroll,
+        "max_registers": max_registers, "tensor_cores": tensor_cores, "async_copy": async_copy, "strict": strict, "broadcast": broadcast,
+        "vectorizable": vectorizable, "gpu_compute": gpu_compute, "unchecked": unchecked,
+    })  # fmt: skip
+
+    def made(wrapped: Callable[P, R]) -> Kernel[P, R]:
+        return Kernel(wrapped, device, precision, schedule, asynchronous, watchdog, spread=spread, launches=launches, attributes=attributes, check=check)
+
+    if function is None:
+        return made
+    if not callable(function):
+        raise UserError.at("TW009", f"tw.kernel was given a {type(function).__name__}", help="give a function, or write @tw.kernel above one")
+    return made(function)

@@ -1,0 +1,46 @@
+"""What annotations of kernels in Python may say. In: the type expression of a parameter; out: errors for what nothing would follow.
+
+A parameter is `tw.Array` (or another library's array type), `int`, `float`, `bool`, a dtype, or `"f32[rows, 4]"`, whose extents are names and
+numbers. The checker holds arguments to these (`tree/check/arrays.py`).
+"""
+
+from __future__ import annotations
+
+from tilewright.base import dtypes
+from tilewright.base.errors import Diagnostics
+from tilewright.tree import syntax
+
+_ARRAYS = ("array", "tensor", "ndarray", "devicearray", "arraylike", "any", "object")
+"""Words for an array of any dtype and rank, and for anything at all."""
+_HELP = 'use tw.Array, int, float, bool, a dtype, or "f32[rows, cols]"'
+
+
+def check_parameter(name: str, node: syntax.Expr | None, sink: Diagnostics) -> None:
+    """Report a parameter's annotation that says nothing a kernel could be held to."""
+    if node is None:
+        return
+    if isinstance(node, syntax.Name):
+        if node.id.lower() not in _ARRAYS and node.id not in ("int", "float", "bool") and not dtypes.is_name(node.id):
+            sink.error("TW005", f"'{name}' is annotated as '{node.id}', which is no type of a kernel's parameter", node.span, _HELP)
+        return
+    if not isinstance(node, syntax.Index) or not isinstance(node.value, syntax.Name):
+        sink.error("TW005", f"the annotation of '{name}' is no type of a kernel's parameter", node.span, _HELP)
+        return
+    base = node.value.id
+    if base in ("NDArray", "Sequence", "Any"):
+        return
+    if base.lower() not in _ARRAYS and not dtypes.is_name(base):
+        sink.error("TW005", f"'{name}' is annotated as '{base}[…]', and '{base}' is no dtype", node.span, _HELP)
+    for extent in node.indices:
+        if isinstance(extent, syntax.Name) and dtypes.is_name(extent.id):
+            sink.error("TW005", f"'{extent.id}' stands among the extents of '{name}' and is a dtype", extent.span, f'write the dtype first: "{extent.id}[rows, cols]"')
+        elif not _is_size(extent):
+            sink.error(
+                "TW005", f"an extent of '{name}' is no size", extent.span, "extents are names and whole numbers, and sums, differences and products of these",
+            )  # fmt: skip
+
+
+def _is_size(node: syntax.Expr) -> bool:
+    if isinstance(node, syntax.Binary):
+        return node.op in ("+", "-", "*") and _is_size(node.left) and _is_size(node.right)
+    return isinstance(node, syntax.Name) or (isinstance(node, syntax.Number) and isinstance(node.value, int))

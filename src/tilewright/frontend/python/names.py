@@ -1,0 +1,238 @@
+"""What a name means inside a Python kernel: a variable, a word of Tilewright, a captured constant, or something unusable.
+
+In: a function's globals and closure, or the imports and constants of a file that is not executed. Out: for each name that is not
+local to the kernel an `Expr`-making `Meaning`. A kernel sees captured numbers as literals; everything else it needs it must be passed.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import math
+import numbers
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from tilewright.base import dtypes
+from tilewright.base.dtypes import DType
+from tilewright.base.record import record
+from tilewright.tree.syntax import Function
+
+PACKAGE = "tilewright"
+
+
+@record
+class Word:
+    """A word of the kernel language: a function, a dtype, `Array`."""
+
+    name: str
+
+
+@record
+class Constant:
+    value: bool | int | float | str
+
+
+@record
+class Opaque:
+    """A captured object that is no number; members of it may still be."""
+
+    value: object
+
+
+@record
+class Called:
+    """A kernel, to be called from another: `key` tells it from others, `read` gives its tree."""
+
+    name: str
+    key: object
+    read: Callable[[], Function]
+
+
+Meaning = Word | Constant | Opaque | Called
+"""None in the functions below means that the name is unknown."""
+
+_CONSTANTS = {"inf": math.inf, "nan": math.nan, "pi": math.pi, "e": math.e}
+_MATH_NAMES = {"fabs": "abs", "fmin": "min", "fmax": "max"}
+_FILE_MODULES = ("math", "numpy")
+"""Modules whose members a file may use; they are known without running the file."""
+
+
+class Environment:
+    """The names around a kernel."""
+
+    def __init__(self, names: Mapping[str, object]) -> None:
+        self._names = dict(names)
+
+    def define(self, name: str, meaning: Meaning) -> None:
+        self._names[name] = meaning
+
+    def meaning(self, name: str) -> Meaning | None:
+        if name in self._names:
+            return classify(self._names[name])
+        if hasattr(builtins, name):
+            return Word(name)
+        return None
+
+    @classmethod
+    def of_function(cls, function: Callable[..., object]) -> Environment:
+        return cls(surroundings(function))
+
+    @classmethod
+    def of_file(cls, module: ast.Module) -> Environment:
+        """From the imports and the numeric constants at the top level; nothing is executed."""
+        names: dict[str, object] = {}
+        for statement in module.body:
+            if isinstance(statement, ast.Import):
+                for alias in statement.names:
+                    _bind_import(names, alias)
+            elif isinstance(statement, ast.ImportFrom) and statement.level == 0:
+                for alias in statement.names:
+                    _bind_member(names, statement.module or "", alias)
+            elif isinstance(statement, ast.Assign):
+                value = _constant(statement.value, names)
+                for target in statement.targets:
+                    if isinstance(target, ast.Name):
+                        names[target.id] = Opaque(None) if value is None else value
+            elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value is not None:
+                value = _constant(statement.value, names)
+                names[statement.target.id] = Opaque(None) if value is None else value
+        return cls(names)
+
+
+def is_package(value: object) -> bool:
+    return isinstance(value, ModuleType) and value.__name__ == PACKAGE
+
+
+def surroundings(function: Callable[..., object]) -> dict[str, object]:
+    """The values of names around a function: its globals, and its closure before them."""
+    names: dict[str, object] = dict(getattr(function, "__globals__", {}))
+    code = getattr(function, "__code__", None)
+    for name, cell in zip(code.co_freevars if code else (), getattr(function, "__closure__", None) or ()):
+        try:
+            names[name] = cell.cell_contents
+        except ValueError:
+            # Not assigned yet when the kernel is defined: unknown, not the global of the same name.
+            names.pop(name, None)
+    return names
+
+
+def classify(value: object) -> Meaning:
+    """What a captured object means in a kernel."""
+    if isinstance(value, Word | Constant | Opaque | Called):
+        return value
+    if isinstance(value, DType):
+        return Word(value.name)
+    if isinstance(value, bool | str):
+        return Constant(value)
+    if isinstance(value, numbers.Integral):
+        return Constant(int(value))
+    if isinstance(value, numbers.Real):
+        return Constant(float(value))
+    if type(value).__module__ == "numpy" and type(value).__name__ == "bool":
+        return Constant(bool(value))
+    python = getattr(value, "python", None) if type(value).__module__ == f"{PACKAGE}.execute.kernel" else None
+    if callable(python):
+        owner: Any = value
+        return Called(python.__name__, python, lambda: owner.function)
+    name = _word(value)
+    return Opaque(value) if name is None else Word(name)
+
+
+def member(owner: Opaque, name: str) -> Meaning | None:
+    """`owner.name`, for a module or any captured object."""
+    value = owner.value
+    if is_package(value):
+        if name in _CONSTANTS:
+            return Constant(_CONSTANTS[name])
+        found = getattr(value, name, None)
+        if isinstance(found, ModuleType):
+            return Opaque(found)
+        return Word(found.name if isinstance(found, DType) else name)
+    if not hasattr(value, name):
+        return None
+    return classify(getattr(value, name))
+
+
+def _word(value: object) -> str | None:
+    """The spelling of an object the kernel language knows, or None."""
+    name = getattr(value, "__name__", None)
+    module = getattr(value, "__module__", None)
+    if isinstance(value, ModuleType) or not isinstance(name, str):
+        return None
+    package = sys.modules.get(PACKAGE)
+    if package is not None and getattr(package, name, None) is value:
+        return name
+    if module == "math":
+        return _MATH_NAMES.get(name, name)
+    if module == "builtins" and getattr(builtins, name, None) is value:
+        return name
+    if isinstance(module, str) and module.split(".")[0] == PACKAGE:
+        return name
+    if module == "numpy" and isinstance(value, type) and dtypes.is_name(name):
+        return name
+    return None
+
+
+def _bind_import(names: dict[str, object], alias: ast.alias) -> None:
+    if alias.name == PACKAGE or alias.name in _FILE_MODULES:
+        names[alias.asname or alias.name] = importlib.import_module(alias.name)
+    else:
+        names[alias.asname or alias.name.split(".")[0]] = Opaque(None)
+
+
+def _bind_member(names: dict[str, object], module: str, alias: ast.alias) -> None:
+    name = alias.asname or alias.name
+    if module == PACKAGE:
+        names[name] = _CONSTANTS.get(alias.name, Word(alias.name))
+    elif module in _FILE_MODULES and hasattr(importlib.import_module(module), alias.name):
+        names[name] = getattr(importlib.import_module(module), alias.name)
+    elif module != "__future__":
+        names[name] = Opaque(None)
+
+
+def _constant(node: ast.expr, names: Mapping[str, object]) -> bool | int | float | str | None:
+    """The value of a simple constant expression: literals, earlier constants, + - * / // % ** and signs."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, bool | int | float | str) else None
+    if isinstance(node, ast.Name):
+        meaning = classify(names[node.id]) if node.id in names else None
+        return meaning.value if isinstance(meaning, Constant) else None
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
+        owner = classify(names[node.value.id])
+        found = member(owner, node.attr) if isinstance(owner, Opaque) else None
+        return found.value if isinstance(found, Constant) else None
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _constant(node.operand, names)
+        return -value if isinstance(value, int | float) else None
+    if isinstance(node, ast.BinOp):
+        left, right = _constant(node.left, names), _constant(node.right, names)
+        if isinstance(left, int | float) and isinstance(right, int | float):
+            return _arithmetic(node.op, left, right)
+    return None
+
+
+def _arithmetic(op: ast.operator, left: int | float, right: int | float) -> int | float | None:
+    result: int | float | None = None
+    try:
+        if isinstance(op, ast.Add):
+            result = left + right
+        elif isinstance(op, ast.Sub):
+            result = left - right
+        elif isinstance(op, ast.Mult):
+            result = left * right
+        elif isinstance(op, ast.Div):
+            result = left / right
+        elif isinstance(op, ast.FloorDiv):
+            result = left // right
+        elif isinstance(op, ast.Mod):
+            result = left % right
+        elif isinstance(op, ast.Pow) and abs(right) < 1024 and abs(left) < 1 << 64:
+            power: object = left**right
+            result = power if isinstance(power, int | float) else None
+    except (ArithmeticError, ValueError):
+        return None
+    return result

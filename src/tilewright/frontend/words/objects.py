@@ -1,0 +1,187 @@
+"""Words with members, as Python sees them: arrays, the axes of threads and blocks, warps, clusters.
+
+Inside kernels these names are read by the compiler, never executed. They exist so that editors and type checkers understand
+kernels; using one elsewhere is an error that says so. Words that are plain functions are made from their rows: `python_words`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NoReturn, TypeVar, overload
+
+from tilewright.base.dtypes import DType
+from tilewright.base.errors import UserError
+
+OBJECTS = ("Array", "GpuBuffer", "block", "cluster", "device", "grid", "inf", "thread", "warp")
+"""What `tilewright` offers of this module."""
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., object])
+Index = int | tuple[int, ...]
+Fragment = tuple[Any, ...]
+"""Numbers in the registers of a warp's threads."""
+
+inf = float("inf")
+
+
+def refuse(name: str, explicit: bool = False) -> NoReturn:
+    """A word is used outside of a kernel."""
+    where, mark = ("a GPU kernel", "gpu") if explicit else ("a kernel", "kernel")
+    raise UserError.at("TW005", f"tilewright.{name} has a meaning only inside {where}", help=f"mark the function with @tilewright.{mark}")
+
+
+class Array:
+    """An array in a kernel: `x[i, j]` is an element, `x[i, a:b]` a part, `x.shape` its extents, `x.dtype` its element type.
+
+    Elements are floats to a type checker, whatever the array holds; so an element may be an index too, as in `x[places[i]]`. So is
+    a row that is written without a slice, `x[i]` for `x[i, :]`.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    size: int
+
+    @overload
+    def __getitem__(self, index: float | tuple[float, ...]) -> float: ...  # type: ignore[overload-overlap]
+    @overload
+    def __getitem__(self, index: slice | tuple[float | slice, ...]) -> Array: ...
+    def __getitem__(self, index: float | slice | tuple[float | slice, ...]) -> float | Array:
+        refuse("Array")
+
+    def __setitem__(self, index: float | slice | tuple[float | slice, ...], value: float | Array) -> None:
+        refuse("Array")
+
+    def __len__(self) -> int:
+        refuse("Array")
+
+    def __add__(self, other: Array | float) -> Array:
+        refuse("Array")
+
+    __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __add__
+
+    def __matmul__(self, other: Array) -> Array:
+        refuse("Array")
+
+    @property
+    def T(self) -> Array:
+        refuse("Array")
+
+    def __neg__(self) -> Array:
+        refuse("Array")
+
+
+class Axes:
+    """Three numbers of a thread in an explicit kernel, along x, y and z."""
+
+    def __init__(self, word: str) -> None:
+        self.__simt__ = word
+
+    x: int
+    y: int
+    z: int
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        refuse(f"{self.__simt__}.{name}", explicit=True)
+
+    def __repr__(self) -> str:
+        return f"<tilewright.{self.__simt__} of explicit kernels>"
+
+
+class SizedAxes(Axes):
+    """The same with the extents along each axis."""
+
+    size: Axes
+
+
+class Grid(SizedAxes):
+    """`for i, j in grid(rows, cols):` runs the body for every pair, in parallel.
+
+    In an explicit kernel `grid.x` is the thread's index in the whole grid along x, and `grid.size.x` the number of blocks.
+    """
+
+    __name__ = "grid"
+
+    @overload
+    def __call__(self, n0: int, /) -> Iterator[int]: ...
+    @overload
+    def __call__(self, n0: int, n1: int, /) -> Iterator[tuple[int, int]]: ...
+    @overload
+    def __call__(self, n0: int, n1: int, n2: int, /) -> Iterator[tuple[int, int, int]]: ...
+    @overload
+    def __call__(self, n0: int, n1: int, n2: int, n3: int, /) -> Iterator[tuple[int, int, int, int]]: ...
+    def __call__(self, *extents: int) -> Iterator[int] | Iterator[tuple[int, ...]]:
+        refuse("grid")
+
+
+grid = Grid("grid")
+thread = Axes("thread")
+"""The thread's index in its block."""
+block = SizedAxes("block")
+"""The block's index in the grid; `block.size`: threads of a block along each axis."""
+
+
+class GpuBuffer(Generic[T]):
+    """An array of one axis in a kernel's parameters: `x: tw.GpuBuffer[tw.f32]`. Arrays of more axes are seen as one long row."""
+
+    __simt__ = "GpuBuffer"
+    size: int
+    shape: tuple[int, ...]
+    dtype: DType
+
+    def __class_getitem__(cls, item: object) -> Any:
+        return _Buffer(item)
+
+    def __getitem__(self, index: float) -> float:
+        refuse("GpuBuffer", explicit=True)
+
+    def __setitem__(self, index: float, value: float) -> None:
+        refuse("GpuBuffer", explicit=True)
+
+    def __len__(self) -> int:
+        refuse("GpuBuffer", explicit=True)
+
+
+class _Buffer:
+    """`GpuBuffer[f32]`, where Python evaluates annotations."""
+
+    __simt__ = "GpuBuffer"
+
+    def __init__(self, dtype: object) -> None:
+        self.dtype = dtype
+
+    def __repr__(self) -> str:
+        return f"GpuBuffer[{self.dtype}]"
+
+
+class _Warp:
+    """What a warp is."""
+
+    __simt__ = "warp"
+    size = 32
+    """Threads of a warp."""
+
+
+class _Cluster:
+    """Blocks that run at once and reach each other's shared memory: `@tw.gpu(cluster=2)`."""
+
+    __simt__ = "cluster"
+    rank: int
+    """This block's number in its cluster."""
+    size: int
+    """Blocks of a cluster."""
+
+    def __getattr__(self, name: str) -> int:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        refuse(f"cluster.{name}", explicit=True)
+
+
+warp = _Warp()
+cluster = _Cluster()
+
+
+def device(function: F) -> F:
+    """Mark a function that kernels call. Its body takes the place of the call; plain functions are treated alike."""
+    return function

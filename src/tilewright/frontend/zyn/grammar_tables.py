@@ -1,0 +1,77 @@
+"""The parser of a grammar, with its tables kept on disk: making them from `zyn.lark` takes ten times as long as reading them.
+
+In: a grammar's text, and the layout step and tree builder that serve it. Out: a `lark.Lark`. Tables lie in the directory of the compiled
+kernels' cache, under a name made of all they depend on; where that cannot be used (or `TILEWRIGHT_CACHE=0`) they are made anew. What is
+there is only read if nobody but this user can have written it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import lark
+
+from tilewright.base.private_files import PrivateFolder, UnsafeFile, cache_root, say_once
+
+_OFF = ("0", "off", "no", "false")
+_MAKING = {"parser": "lalr", "lexer": "basic", "keep_all_tokens": True, "maybe_placeholders": False}
+
+
+def make_parser(grammar: str, layout: object, builder: object) -> lark.Lark:
+    """The parser, from kept tables where there are some."""
+    path = _place(grammar)
+    data = _read(path) if path is not None else None
+    if data is not None:
+        parser: lark.Lark = lark.Lark.__new__(lark.Lark)
+        return parser._load(data, postlex=layout, transformer=builder)
+    parser = lark.Lark(grammar, postlex=layout, transformer=builder, **_MAKING)
+    if path is not None:
+        _write(path, parser)
+    return parser
+
+
+def _place(grammar: str) -> Path | None:
+    if os.environ.get("TILEWRIGHT_CACHE", "1").strip().lower() in _OFF:
+        return None
+    try:
+        root = cache_root()
+    except RuntimeError:  # no home directory
+        return None
+    depends = repr((grammar, lark.__version__, sys.version_info[:2], sorted(_MAKING.items())))
+    return root / "grammar" / f"{hashlib.sha256(depends.encode()).hexdigest()[:32]}.tables"
+
+
+def _read(path: Path) -> dict[str, object] | None:
+    """Kept tables. A digest stands before them: a file that was cut short is no tables."""
+    try:
+        content = PrivateFolder(path.parent).read(path.name)
+    except UnsafeFile as problem:
+        # A pickle is as good as code.
+        say_once(f"the tables of the parser in {path.parent} are not used: {problem}")
+        return None
+    except OSError:
+        return None
+    digest, body = content[:32], content[32:]
+    if hashlib.sha256(body).digest() != digest:
+        return None
+    tables: dict[str, object] = pickle.loads(body)
+    return tables
+
+
+def _write(path: Path, parser: lark.Lark) -> None:
+    """Keep tables, all of them or none; a directory that cannot be written to is nobody's error."""
+    buffer = io.BytesIO()
+    parser.save(buffer, ("postlex", "transformer"))
+    folder = PrivateFolder(path.parent)
+    try:
+        folder.make()
+        folder.write(path.name, hashlib.sha256(buffer.getvalue()).digest() + buffer.getvalue())
+    except UnsafeFile as problem:
+        say_once(f"the tables of the parser in {path.parent} are not used: {problem}")
+    except OSError:
+        return

@@ -1,0 +1,131 @@
+"""The ZynML front end: text in, untyped tree out.
+
+`parse_module` lexes, lays out (`layout.py`) and parses (`zyn.lark`, LALR) in one pass, building nodes as rules are recognised. Every
+node has the exact span of its text. Whatever is wrong with the text is a `UserError`; nothing else leaves this module.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib import resources
+
+import lark
+
+from tilewright.base.errors import UserError
+from tilewright.base.forks import fork_safe_lock
+from tilewright.base.source import Source, Span
+from tilewright.frontend.zyn.build_tree import TreeBuilder, syntax_error, token_span
+from tilewright.frontend.zyn.grammar_tables import make_parser
+from tilewright.frontend.zyn.layout import LayoutError, LayoutReader
+from tilewright.frontend.zyn.syntax_messages import expectation, found
+from tilewright.tree import syntax
+from tilewright.tree.inline import parts_backwards
+
+MARK = "\ufeff"
+"""The byte order mark, which some editors write before a text."""
+
+
+def parse_module(text: str, path: str = "<string>") -> syntax.Module:
+    """The tree of one ZynML text. Raises `UserError` (TW001) at the first place that is not ZynML."""
+    parser = _parser()
+    # The builder and the layout step hold the state of one parse.
+    with parser.lock:
+        return parser.parse(Source(path, text.removeprefix(MARK)))
+
+
+def layout_tokens(text: str, path: str = "<string>") -> list[lark.Token]:
+    """The tokens of a text that parses, as the grammar sees them."""
+    parser = _parser()
+    with parser.lock:
+        return parser.tokens(Source(path, text.removeprefix(MARK)))
+
+
+class _ZynParser:
+    def __init__(self) -> None:
+        self.lock = fork_safe_lock()
+        self._layout = LayoutReader()
+        self._builder = TreeBuilder()
+        grammar = resources.files("tilewright.frontend.zyn").joinpath("zyn.lark").read_text(encoding="utf-8")
+        self._lark = make_parser(grammar, self._layout, self._builder)
+
+    def parse(self, source: Source) -> syntax.Module:
+        self._builder.source = source
+        self._layout.prepare(source.text)
+        try:
+            module = self._lark.parse(source.text)
+        except LayoutError as error:
+            raise UserError.at("TW001", error.message, token_span(error.token, source), error.help) from None
+        except lark.exceptions.UnexpectedCharacters as error:
+            raise self._bad_character(error, source) from None
+        except lark.exceptions.UnexpectedToken as error:
+            raise self._bad_token(error, source) from None
+        except lark.exceptions.LarkError as error:
+            raise UserError.at("TW001", f"the text is not ZynML: {error}", Span(source)) from None
+        assert isinstance(module, syntax.Module)
+        _check_depth(module)
+        return module
+
+    def tokens(self, source: Source) -> list[lark.Token]:
+        self._layout.prepare(source.text)
+        return list(self._lark.lex(source.text))
+
+    def _bad_character(self, error: lark.exceptions.UnexpectedCharacters, source: Source) -> UserError:
+        character = source.text[error.pos_in_stream or 0]
+        line, column = error.line, error.column
+        span = Span(source, line, column, line, column + 1)
+        if character in "\"'":
+            rest = len(source.line(line)) + 1
+            span = Span(source, line, column, line, rest)
+            return syntax_error("this string is not closed on its line", span, f"add {character} where it ends")
+        shown = f"'{character}'" if character.isprintable() else f"U+{ord(character):04X}"
+        return syntax_error(f"unexpected character {shown}", span)
+
+    def _bad_token(self, error: lark.exceptions.UnexpectedToken, source: Source) -> UserError:
+        token = error.token
+        # `accepts` tries each terminal; `expected` would also list those that fail a few reductions later.
+        accepts = error.accepts or error.expected
+        message = f"expected {expectation(accepts, self._lark)}, found {found(token)}"
+        span = _end_of_text(source) if token.type == "$END" else token_span(token, source)
+        opener = self._layout.open_bracket
+        help = ""
+        if opener is not None and (opener.line or 0) < (token.line or 0):
+            help = f"the '{opener}' of line {opener.line} is still open"
+        return syntax_error(message, span, help)
+
+
+MAX_DEPTH = 100
+"""How deep operators and members may be nested in one expression: `a + b + c` is two deep. Later stages go down by recursion."""
+
+
+def _check_depth(module: syntax.Module) -> None:
+    """Refuse expressions too deep for the stages that follow."""
+    waiting: list[tuple[object, int]] = [(module, 0)]
+    while waiting:
+        item, depth = waiting.pop()
+        if isinstance(item, tuple):
+            waiting.extend([(part, depth) for part in item])
+        elif isinstance(item, syntax.Node):
+            depth = depth + 1 if isinstance(item, _OPERATORS) else 0 if isinstance(item, syntax.Compute) else depth
+            if depth > MAX_DEPTH:
+                raise syntax_error(f"more than {MAX_DEPTH} operators or conditions are nested here", item.span, "compute parts in let statements")
+            values = item.__dict__
+            waiting.extend([(values[name], depth) for name in parts_backwards(type(item))])
+
+
+_OPERATORS = (
+    syntax.Binary, syntax.Unary, syntax.IfExpr, syntax.Attribute, syntax.Index, syntax.Call, syntax.Pipe, syntax.Tuple, syntax.List,
+    syntax.Record, syntax.Await, syntax.ReduceExpr, syntax.If,
+)  # fmt: skip
+
+
+@functools.cache
+def _parser() -> _ZynParser:
+    return _ZynParser()
+
+
+def _end_of_text(source: Source) -> Span:
+    lines = source.text.split("\n")
+    while len(lines) > 1 and not lines[-1].strip():
+        lines.pop()
+    column = len(lines[-1].rstrip()) + 1
+    return Span(source, len(lines), column, len(lines), column + 1)

@@ -1,0 +1,1 @@
+"""Kernels inside PyTorch, JAX and notebooks. In: a kernel or a cell. Out: an operator, a function, a result."""

@@ -1,0 +1,75 @@
+"""What thread-stage code asks of a target: the feature an op needs, and the shared memory of a kernel.
+
+In: an op or a kernel. Out: a name in `Target.features`, or places and bytes. Checks and code generators read both from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilewright.base.dtypes import f8e4m3, f8e5m2, f32
+from tilewright.ir.nodes import Attr, Kernel, Op, Value, walk
+from tilewright.ir.types import Tensor, dtype_of
+
+FEATURES: Mapping[str, str] = {
+    "tensor_map": "tma", "prefetch_map": "tma", "tma_load": "tma", "tma_store": "tma", "tma_commit": "tma", "tma_wait": "tma",
+    "fence_async": "tma", "copy_remote": "tma", "copy_async": "cp.async", "copy_commit": "cp.async", "copy_wait": "cp.async",
+    "mbarrier_init": "mbarrier", "fence_init": "mbarrier", "mbarrier_arrive": "mbarrier", "mbarrier_expect": "mbarrier",
+    "mbarrier_wait": "mbarrier", "cluster_rank": "cluster", "load_remote": "cluster", "cluster_sync": "cluster", "cluster_arrive": "cluster",
+    "wait_previous": "cluster", "release_next": "cluster", "set_registers": "setmaxnreg", "elect": "mbarrier", "wgmma": "wgmma",
+    "wgmma_registers": "wgmma", "wgmma_wait": "wgmma", "mma": "bf16", "ldmatrix": "mma", "stmatrix": "tma",
+    "bulk_load": "tma", "bulk_store": "tma", "store_remote": "cluster", "atomic_remote": "cluster",
+    "panel_begin": "amx", "panel_end": "amx", "panel_dot": "amx",
+}  # fmt: skip
+"""The feature of a target an op needs; ops that are not here need none, or say themselves what they need."""
+
+
+def feature_of(op: Op) -> str:
+    """The feature of a target that the op needs; empty where any will do."""
+    if op.opcode == "mma" and dtype_of(op.results[0].type) is f32 and op.attrs["dtype"] in (f8e4m3, f8e5m2):
+        return "fp8"
+    return FEATURES.get(op.opcode, "")
+
+
+def cluster_of(kernel: Kernel) -> int:
+    """Blocks of one of the kernel's clusters."""
+    cluster = kernel.attrs.get("cluster", 1)
+    assert isinstance(cluster, int)
+    return cluster
+
+
+def alignment(memory: Tensor) -> int:
+    """To how many bytes a tensor of a block's own memory is aligned."""
+    return max(memory.align, 16)
+
+
+def element_count(memory: Tensor) -> int:
+    """Elements of a tensor of constant shape."""
+    count = 1
+    for extent in memory.shape:
+        count *= extent.constant or 1
+    return count
+
+
+def local_bytes(kernel: Kernel) -> int:
+    """Bytes of a thread's own arrays."""
+    found = [op.results[0].type for op in walk(kernel.body) if op.opcode == "alloc" and "values" not in op.attrs]
+    return sum(element_count(m) * m.dtype.itemsize for m in found if isinstance(m, Tensor) and m.space == "local")
+
+
+def shared_places(kernel: Kernel) -> tuple[dict[Value, int], int]:
+    """Where each shared tensor starts if they lie one after the other, those of every `phase` from the start, and how long they are
+    together."""
+    places: dict[Value, int] = {}
+    ends: dict[Attr, int] = {}
+    for op in walk(kernel.body):
+        if op.opcode != "alloc":
+            continue
+        memory = op.results[0].type
+        assert isinstance(memory, Tensor)
+        if memory.space == "shared":
+            phase = op.attrs.get("phase", 0)
+            start = -(-ends.get(phase, 0) // alignment(memory)) * alignment(memory)
+            places[op.results[0]] = start
+            ends[phase] = start + element_count(memory) * memory.dtype.itemsize
+    return places, max(ends.values(), default=0)

@@ -1,0 +1,254 @@
+"""Choose how attention is computed on a GPU: rows of a block, keys of a step, and who starts
+when.
+
+In: a loop-stage kernel, the target and the sizes of the call. Out: schedules, best first: for Hopper `family=attention`, then,
+as for every GPU whose warps multiply matrices and copy asynchronously, `family=attention_mma`. None where the kernel is no
+attention, or where operands are not what the copies and the matrix units take: two-byte floats (or 8-bit ones, which `widen_operands`
+copies), rows that begin at whole 16 bytes, up to 256 terms and columns, both known when the code is made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tilewright.analysis import divisors
+from tilewright.analysis.attention import Attention, find_attention
+from tilewright.base.dtypes import bf16, f16, f32
+from tilewright.base.errors import UserError
+from tilewright.base.sizes import ONE, Size
+from tilewright.base.target import Target
+from tilewright.ir.nodes import Kernel, Op, walk
+from tilewright.passes.choose.attention_cpu import cpu_attention_schedules
+from tilewright.passes.program.widen_operands import can_widen, operand_dtype, widened
+from tilewright.passes.schedules.attention import CHUNK, TERMS, GpuAttention, MmaAttention, WgmmaAttention
+from tilewright.passes.schedules.matrix import MatrixSchedule
+from tilewright.passes.schedules.text import parse_schedule
+
+MOST = 256
+"""Terms of a score and columns of the values, at most."""
+BLOCK = 64
+"""Elements of 128 bytes: what is swizzled together."""
+SHARED = 200 << 10
+"""Bytes of shared memory for operands."""
+LARGE = 1 << 12
+
+
+def fixed_sizes(kernel: Kernel, target: Target) -> tuple[str, ...]:
+    """Sizes that must be part of the code: the terms of a score and the columns of the values."""
+    if not _has_mma(target):
+        return ()
+    found = find_attention(kernel)
+    return () if found is None else tuple(s.name for s in (found.depth, found.column_extent) if s.name is not None)
+
+
+def attention_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
+    """Schedules for the attention the kernel is, best first."""
+    if not target.simt:
+        return cpu_attention_schedules(kernel, target)
+    if not _has_mma(target):
+        return ()
+    found = find_attention(kernel)
+    if found is None or not _operands_fit(kernel, found):
+        return ()
+    hopper = _hopper_schedules(found, target, hints) if "wgmma" in target.features and _fits_engine(found) else ()
+    whole = found.depth.divisible_by(CHUNK, kernel.facts) and found.column_extent.divisible_by(CHUNK, kernel.facts)
+    others = _mma_schedules(found, target, hints) if whole else ()
+    # Where there are warp-group instructions others are far behind: one is listed, for those who ask for it.
+    return (*hopper, *(others[:1] if hopper else others))
+
+
+def _has_mma(target: Target) -> bool:
+    return {"bf16", "cp.async"} <= target.features
+
+
+def _hopper_schedules(found: Attention, target: Target, hints: Mapping[str, int]) -> tuple[WgmmaAttention, ...]:
+    depth, width = (_padded(size, BLOCK) for size in (found.depth, found.column_extent))
+    batch, rows, keys = _numbers(found, hints)
+    more = _reads_more(found)
+    work = 2 * batch * rows * keys * (depth + width) / (1 if found.reach is None else 2)
+    costs = target.costs.attention
+    short = keys <= costs.short and not more
+    candidates = [
+        WgmmaAttention(
+            64 * groups, _step(n, keys) if short and groups == 2 and found.reach is None else n, depth,
+            stages=3 if blocks > 1 else _stages(groups, n, depth + width), math_warpgroups=groups, head_dim_v=width, blocks=blocks,
+            a_copy="rs" if short and depth <= 128 and (groups == 2 or blocks > 1) else "tma", pdl=work < costs.early_to,
+        )
+        for groups, n, blocks in _shapes(max(depth, width), more, short, found.reach is not None)
+    ]  # fmt: skip
+    if found.reach is not None:
+        # Tiles of different length: sorted all together where there are few; else fetched, those of a few batch points at a time.
+        small = work < costs.counted_from
+        raster = batch if small else min(batch, costs.together, costs.cached // max(1, keys * (depth + width) * 2))
+        candidates = [replace(s, raster=max(1, raster), dynamic=not small, pdl=small) for s in candidates]
+    return tuple(sorted(candidates, key=lambda s: _cost(s, batch, rows, keys, found.reach is not None, target)))
+
+
+def _mma_schedules(found: Attention, target: Target, hints: Mapping[str, int]) -> tuple[MmaAttention, ...]:
+    """Warps of 16 or 32 rows. Blocks are as many as tiles: where these take different times, the longest are launched first."""
+    depth, width = (_padded(size, TERMS) for size in (found.depth, found.column_extent))
+    batch, rows, keys = _numbers(found, hints)
+    raster = max(1, min(batch, target.costs.attention.cached // max(1, keys * (depth + width) * 2))) if found.reach is not None else 8
+    candidates = [
+        MmaAttention(
+            rows_of_warp * warps, n, depth, stages=stages, warps_m=warps, head_dim_v=width, persistent=False,
+            raster=raster, a_copy=copy,
+        )
+        for rows_of_warp, warps in ((16, 4), (16, 8), (32, 4)) for n in (64, 32, 16) for stages in (2, 3)
+        for copy in ("rs", "cp_async")
+    ]  # fmt: skip
+    more, limited = _reads_more(found), found.reach is not None
+    fitting = [
+        s for s in candidates
+        if 2 * s.shared_elements <= target.max_shared and _mma_registers(s, more, limited) <= target.max_registers
+    ]  # fmt: skip
+    # Queries that registers have room for do not stay in shared memory.
+    there = {replace(s, a_copy="cp_async") for s in fitting if s.a_copy == "rs"}
+    fitting = [s for s in fitting if s not in there]
+    return tuple(sorted(fitting, key=lambda s: _mma_cost(s, batch, rows, target, found.reach is not None)))
+
+
+def _mma_registers(schedule: MmaAttention, more: bool, limited: bool) -> int:
+    """Registers of a thread as ptxas has them at the most: steps with limits and deeper rings take some, further arrays too."""
+    s = schedule
+    return s.registers - 6 + (s.n // 4 if more else 0) + (30 if limited else 0) + 14 * (s.stages - 2)
+
+
+def _mma_cost(schedule: MmaAttention, batch: int, rows: int, target: Target, uneven: bool) -> float:
+    """Rows of the busiest multiprocessor. Shared memory is read while matrices are multiplied, and hardly faster; few warps leave
+    the matrix units idle; short steps have more to do beside them; small tiles read keys and values more often."""
+    s = schedule
+    tiles = batch * -(-rows // s.m)
+    busiest = -(-tiles // target.multiprocessors)
+    blocks = max(1, min(s.blocks_at_once(target), busiest))
+    together = s.bands
+    reads = s.k * s.n + s.n * s.head_dim_v + (0 if s.a_copy == "rs" else together * 16 * s.k)
+    products = 2 * together * s.n * (s.k + s.head_dim_v)
+    # An ldmatrix takes as long as two matrix instructions where those are many times as fast as other arithmetic, else as one.
+    fast = target.peak("bf16") > 8 * target.peak("f32")
+    rate = 1 / (1 + (1.0 if fast else 0.5) * reads * 2 / products)
+    rate *= math.sqrt(math.sqrt(min(1.0, blocks * s.m / (16 * 12)))) * {64: 1.0, 32: 0.95}.get(s.n, 0.7)
+    rate *= (1.0 if s.stages == 2 else 0.99) * (1.0 if s.m > 64 else 0.97)
+    return (max(1.0, tiles / target.multiprocessors) if uneven else busiest) * s.m / rate
+
+
+def _numbers(found: Attention, hints: Mapping[str, int]) -> tuple[int, int, int]:
+    """Batch points, rows and keys of the call."""
+
+    def number(size: Size) -> int:
+        return size.evaluate(hints) if size.names <= hints.keys() else LARGE
+
+    batch = 1
+    for position in found.batch:
+        batch *= number(found.extents[position])
+    return batch, number(found.extents[found.row]), number(found.keys)
+
+
+def forced_attention(text: str, listed: tuple[MatrixSchedule, ...], kernel: Kernel, target: Target) -> MatrixSchedule:
+    """The schedule somebody asked for, where it can be used."""
+    asked = parse_schedule(text)
+    like = next((s for s in listed if s.family == asked.family), listed[0])
+    rows = [f"k={like.k} head_dim_v={like.head_dim_v}"] if isinstance(like, GpuAttention) else []
+    reason = asked.refusal(target, f32) if asked.family == like.family else f"it is family={asked.family} that does not fit"
+    if isinstance(asked, GpuAttention) and isinstance(like, GpuAttention) and (asked.k, asked.head_dim_v) != (like.k, like.head_dim_v):
+        reason = reason or "rows have other lengths"
+    if reason:
+        needs = " ".join([f"family={like.family}", *rows])
+        raise UserError.at("TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span, f"it needs {needs}; {reason}")
+    return asked
+
+
+def _shapes(columns: int, more: bool, short: bool, limited: bool) -> list[tuple[int, int, int]]:
+    """Computing groups, keys of a step, and blocks at once, for which registers and shared memory suffice: fewer where scores need further
+    arrays. Rows with few keys that end where they stand have small steps, which waste fewer; blocks of their own let rows with few
+    keys and columns begin and end apart."""
+    few = 64 if short and limited else 128
+    if columns <= 64:
+        shapes = [(2, 128, 1)] if more else [(3, 128, 1), (4, 64, 1), (2, few, 1), *([(1, 64, 3)] if short else [])]
+        return [*shapes, (1, 128, 1)]
+    if columns <= 128:
+        return [(2, 96, 1), (1, 96, 1)] if more else [(2, few, 1), (1, 128, 1)]
+    return [(2, 64, 1), (1, 64, 1)]
+
+
+def _step(n: int, keys: int) -> int:
+    """Keys of a step, up to n: fewer where the last step would be far from full."""
+    best = min((n, n - 16, n - 32, n - 48), key=lambda x: -(-keys // x) * x)
+    return best if best > 0 and -(-keys // best) * best * 20 <= -(-keys // n) * n * 19 else n
+
+
+def _reads_more(found: Attention) -> bool:
+    """Whether scores are made of further arrays."""
+    return any(op.opcode == "load" and op not in (found.query, found.key) for op in walk(found.maximum.regions[0]))
+
+
+def _stages(groups: int, n: int, columns: int) -> int:
+    """Steps whose keys and values are there at once: four where they leave room, and they are short or two groups' rows are, else two."""
+    queries = 64 * groups * columns
+    fits = queries + 4 * n * columns * 2 <= SHARED
+    return 4 if fits and ((groups < 3 and columns <= 128) or n == 64) else 2
+
+
+
+
+def _cost(schedule: WgmmaAttention, batch: int, rows: int, keys: int, limited: bool, target: Target) -> float:
+    """Rounds of tiles, each as long as it has rows and they have keys; few groups leave the matrix units idle."""
+    s, costs = schedule, target.costs.attention
+    tiles = batch * -(-rows // s.m)
+    at_once = target.multiprocessors * s.blocks
+    rounds = tiles / at_once if s.dynamic else -(-tiles // at_once)
+    # Of rows that end where they stand half the keys count, and those that a group's rows and steps along the limit add.
+    each = (keys + 64 + s.n) / 2 if limited else keys
+    rate, ends = costs.group_rates[s.math_warpgroups] * (1.1 if limited and s.math_warpgroups == 4 else 1.0), costs.group_ends[s.math_warpgroups]
+    beside = min(s.blocks, -(-tiles // target.multiprocessors))
+    if s.blocks > 1:
+        rate, ends = costs.block_rates[min(3, max(1, beside))]
+    return max(1.0, rounds) * s.m * beside * (each + ends) / rate
+
+
+def _padded(size: Size, to: int) -> int:
+    assert size.constant is not None
+    return -(-size.constant // to) * to
+
+
+def _operands_fit(kernel: Kernel, found: Attention) -> bool:
+    """Whether matrix units multiply the operands, and 16 bytes at a time can be copied."""
+    depth, width = found.depth.constant, found.column_extent.constant
+    if depth is None or width is None or not 8 <= depth <= MOST or not 8 <= width <= MOST:
+        return False
+    loads = (found.query, found.key, found.value)
+    if operand_dtype(found) not in (f16, bf16) or not can_widen(kernel, found):
+        return False
+    d, j = found.score.regions[0].args[0], found.weighted.regions[0].args[0]
+    columns = (found.axis(found.query, d), found.axis(found.key, d), found.axis(found.value, found.column))
+    if not all(_copyable(kernel, found, op, column) for op, column in zip(loads, columns, strict=True)):
+        return False
+    return found.axis(found.value, j) >= 0
+
+
+def _fits_engine(found: Attention) -> bool:
+    """Whether the copy engine can bring them: at most four axes, and zeros beyond the last term."""
+    loads = (found.query, found.key, found.value)
+    if any(widened(found, op.operands[0]).rank > 4 for op in loads):
+        return False
+    if found.depth.constant is not None and found.depth.constant % BLOCK:
+        d = found.score.regions[0].args[0]
+        columns = (found.axis(found.query, d), found.axis(found.key, d))
+        # Beyond the last term both operands must be zero.
+        shapes = [widened(found, op.operands[0]).shape[axis] for op, axis in zip(loads[:2], columns, strict=True)]
+        if any(size != found.depth for size in shapes):
+            return False
+    return True
+
+
+def _copyable(kernel: Kernel, found: Attention, load: Op, column: int) -> bool:
+    """Whether it can be copied 16 bytes at a time: neighbours along the last axis, from its first, everything else 16 bytes apart."""
+    tensor = widened(found, load.operands[0])
+    if tensor.align < 16 or column != tensor.rank - 1 or tensor.strides[-1] != ONE:
+        return False
+    form = found.forms[load.operands[1 + column]]
+    if len(form.factors) != 1 or form.constant.constant != 0:
+        return False
+    return all(divisors.of_size(x, kernel.facts) * tensor.dtype.itemsize % 16 == 0 for x in tensor.strides[:-1])

@@ -1,0 +1,82 @@
+"""Choose how a contraction is computed on a CPU: the tile of results in registers, and the blocks that stay in the caches.
+
+One kernel serves all sizes, so nothing here depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilewright.analysis import ranges
+from tilewright.analysis.contraction import Contraction, Factor
+from tilewright.analysis.guard_safety import is_safe_without
+from tilewright.analysis.ranges import Range
+from tilewright.base.dtypes import f32, f64, i32, i64, u32, u64
+from tilewright.base.target import Target
+from tilewright.ir.nodes import Kernel, Value, walk
+from tilewright.ir.ops_matrix import PANEL, PANEL_DTYPES
+from tilewright.passes.schedules.matrix import Amx, CpuPanels, CpuProduct
+from tilewright.passes.to_tile.panel_sides import needed_ops
+
+ACCUMULATORS = (f32, f64, i32, i64, u32, u64)
+
+
+def cpu_schedules(kernel: Kernel, found: Contraction, target: Target) -> tuple[CpuProduct, ...]:
+    """The schedule for a contraction, or none where plain loops serve it."""
+    dtype, costs = found.accumulator, target.costs.caches
+    if dtype not in ACCUMULATORS or target.vector_bytes < 16:
+        return ()
+    known = ranges.analyse(kernel)
+    if not all(_copyable(found, factor, known) for factor in (found.a, found.b)):
+        return ()
+    if any(op.opcode == "atomic" for op in found.parallel.regions[0].ops):
+        return ()
+    lanes = target.vector_bytes // dtype.itemsize
+    plain = not found.batch and len(found.m) == len(found.n) == 1
+    rows, vectors = _register_tile(target, plain)
+    nr = vectors * lanes
+    depth = (costs.depth if plain else costs.window_depth) * 4 // max(4, dtype.itemsize)
+    most = costs.kept_bytes // (depth * dtype.itemsize)
+    # The pixels of a convolution, several indices, are many more than its channels.
+    keep = "a" if len(found.n) > len(found.m) else "b"
+    if keep == "b":
+        columns = max(1, most // nr) * nr
+        height = max(1, costs.sum_bytes // (columns * dtype.itemsize * rows)) * rows
+    else:
+        height = max(1, most // rows) * rows
+        columns = max(1, costs.sum_bytes // (height * dtype.itemsize * nr)) * nr
+    plain_one = CpuPanels(height, columns, depth, mr=rows, nr=nr, vectors=vectors, keep=keep)
+    return (*_unit_schedules(found, target, keep), plain_one)
+
+
+def _unit_schedules(found: Contraction, target: Target, keep: str) -> tuple[Amx, ...]:
+    """The schedule for the CPU's matrix unit, where it has one for these dtypes."""
+    if "amx" not in target.features or (found.a.dtype, found.b.dtype, found.accumulator) not in PANEL_DTYPES:
+        return ()
+    costs = target.costs.caches
+    most = costs.kept_bytes // costs.unit_depth
+    other = max(1, costs.sum_bytes // (most * 4 * PANEL)) * PANEL
+    height, columns = (other, most) if keep == "b" else (most, other)
+    depth = costs.unit_depth // found.a.dtype.itemsize
+    return (Amx(height, columns, depth, mr=PANEL, nr=PANEL, vectors=2, keep=keep),)
+
+
+def _copyable(found: Contraction, factor: Factor, known: Mapping[Value, Range]) -> bool:
+    """Whether it can be computed by itself, and without the guard of the other factor."""
+    wanted = [factor.value] if factor.guard is None else [factor.value, factor.guard]
+    ops = needed_ops(found, wanted)
+    other = (found.b if factor is found.a else found.a).guard
+    if ops is None or other is None:
+        return ops is not None
+    made = {result: op for op in walk(found.parallel.regions[0]) for result in op.results}
+    return all(is_safe_without(op, other, made, known) for op in ops if op.opcode == "load")
+
+
+def _register_tile(target: Target, plain: bool) -> tuple[int, int]:
+    """Rows, and registers along a row, with registers left for the operands. `plain`: one matrix product, likely a large one; in batches and
+    convolutions extents such as 64 and 256 are common, of which 13 rows of two registers waste less."""
+    if target.vector_bytes == 64:
+        return (14, 2) if plain else (13, 2)  # 32 registers
+    if target.name.startswith("aarch64"):
+        return 8, 3  # 32 registers
+    return 6, 2  # 16 registers

@@ -1,0 +1,235 @@
+"""Choose how a loop nest is cut into blocks, tiles and threads.
+
+In: a loop-stage kernel, the target and the sizes of the call. Out: a `Schedule`. `choose` looks at the nest's accesses: which index walks
+memory one element at a time (the vector axis), whether that index is reduced, how wide the elements are. Sizes are symbolic; `hints` are
+those of the call that caused the compilation and only steer the choice. `row_schedule` plans rows that are walked several times and fit
+registers, for their very length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+
+from tilewright.analysis.affine import analyse
+from tilewright.analysis.loop_nest import Nest, can_repeat, compute_bytes, constant_of, nest_of, slides, vector_index
+from tilewright.base.cost_model import RowCosts
+from tilewright.base.sizes import ONE, ZERO, Size
+from tilewright.base.target import Target
+from tilewright.ir.nodes import Kernel, walk
+from tilewright.passes.common.shift_rows import read_shared, row_start, walked
+from tilewright.passes.schedules.loops import Schedule
+
+
+def choose(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> Schedule:
+    """The schedule for this kernel."""
+    nest = nest_of(kernel)
+    return _choose_gpu(kernel, nest, target, hints) if target.simt else _choose_cpu(kernel, nest, target)
+
+
+def hint(size: Size, hints: Mapping[str, int]) -> int:
+    """What the size was in the call at hand; a large number when unknown."""
+    return size.evaluate(hints) if size.names <= hints.keys() else 1 << 20
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is not smaller."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+# -- CPU ----------------------------------------------------------------------------------------------------------
+
+
+def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
+    rank, costs = len(nest.extents), target.costs.caches
+    lanes = max(1, target.vector_bytes // max(compute_bytes(kernel), nest.widest if not nest.reductions else 1))
+    heavy = sum(1 for op in walk(kernel.body) if op.opcode not in ("load", "store", "const", "size"))
+    unroll = 4 if heavy < 24 else 2
+    on_reduction = bool(nest.reductions or nest.sweeps) and nest.reduce_stride_one > max(nest.stride_one, default=0)
+    window = slides(kernel, nest)
+    if on_reduction and not window:
+        arg = any(str(op.attrs["kind"]).startswith("arg") for op in nest.reductions)
+        width = lanes * (8 if heavy < 8 else 4)
+        return Schedule((1,) * rank, width, width, vector_on_reduction=True, block_search=2048 if arg else 0)
+    axis = vector_index(nest)
+    if axis < 0:
+        return Schedule((1,) * rank)
+    chunk = costs.chunk if not nest.reductions else costs.columns
+    if (window or slides(kernel, nest, any_axis=True)) and can_repeat(kernel):
+        # Rows of images are short: a step of two registers, then of one; so are their channels. A block does several of them.
+        tiles = tuple(lanes * (2 if window else 4) if position == axis else 1 for position in range(rank))
+        row_axis = next((p for p in reversed(range(rank)) if p != axis), -1)
+        rows = costs.rows_per_block if row_axis >= 0 else 1
+        return Schedule(tiles, 1, lanes, vector_index=axis, chunk=chunk, repeat=True, row_axis=row_axis, rows_per_block=rows)
+    tiles = tuple(lanes * unroll if position == axis else 1 for position in range(rank))
+    return Schedule(tiles, 1, lanes * unroll, vector_index=axis, chunk=chunk)
+
+
+# -- GPU ----------------------------------------------------------------------------------------------------------
+
+
+def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, int]) -> Schedule:
+    rank, costs = len(nest.extents), target.costs.maps
+    vector = max(1, min(8, target.vector_bytes // nest.narrowest))
+    if not nest.reductions and not nest.sweeps:
+        return _gpu_map(nest, rank, vector, hints, target, costs.vectors)
+    if rank and not nest.sweeps and hint(nest.reduce_extent, hints) <= costs.few_terms and vector_index(nest) >= 0:
+        # Every thread adds up its few terms itself. Where the terms are neighbours too (a window that slides along memory), vectors would
+        # not be aligned.
+        return _gpu_map(nest, rank, 1 if nest.reduce_stride_one else vector, hints, target, 1)
+    if nest.reduce_stride_one > max(nest.stride_one, default=0):
+        return _gpu_rows(nest, rank, vector, hints, target)
+    return _gpu_columns(nest, rank, vector, target)
+
+
+def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], target: Target, vectors: int) -> Schedule:
+    costs = target.costs.maps
+    threads = 128 if nest.widest >= 4 else 256
+    axis = vector_index(nest)
+    if axis < 0:
+        axis, vector = rank - 1, 1
+    per_block = threads * vector * vectors
+    if rank == 0:
+        return Schedule((), threads=target.warp_size)
+    tiles = [1] * rank
+    turned = next((p for p, weight in enumerate(nest.stride_one) if weight and p != axis), None)
+    if turned is not None and not nest.reductions and vector > 1 and hint(nest.extents[turned], hints) >= costs.across:
+        # Lanes take 4 vectors along the axis: a tile has at least these, and no more than the array.
+        tiles[axis] = max(4 * vector, min(16 * vector, power_of_two(hint(nest.extents[axis], hints))))
+        tiles[turned] = per_block // tiles[axis]
+        return Schedule(tuple(tiles), 1, vector, vector_index=axis, threads=threads, across=costs.across)
+    tiles[axis] = min(per_block, max(power_of_two(hint(nest.extents[axis], hints)), vector * 8))
+    other = next((p for p in reversed(range(rank)) if p != axis), None)
+    if other is None:
+        tiles[axis] = max(tiles[axis], target.warp_size * vector)
+    else:
+        rest = per_block // tiles[axis]
+        tiles[other] = max(min(rest, power_of_two(hint(nest.extents[other], hints))), target.warp_size * vector // tiles[axis], 1)
+    threads = max(target.warp_size, min(threads, prod(tiles) // vector))
+    return Schedule(tuple(tiles), 1, vector, vector_index=axis, threads=threads)
+
+
+def _gpu_rows(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], target: Target) -> Schedule:
+    """The reduction walks memory: lanes and warps along it; several rows per block when rows are short."""
+    length = power_of_two(hint(nest.reduce_extent, hints))
+    # Wide accumulators and (value, index) pairs leave room for fewer vectors in flight.
+    pairs = any(str(op.attrs["kind"]).startswith("arg") for op in nest.reductions)
+    steps = 4 if nest.narrowest >= 4 and not pairs else 2
+    # A row of ordinary length takes 128 threads, the long stretches of a split reduction more.
+    most = 128 if length <= 8192 else 512 if nest.narrowest >= 4 and not pairs else 256
+    per_row = max(target.warp_size, min(most, target.max_threads, length // vector))
+    reduce_tile = min(per_row * vector * steps, max(per_row * vector, length))
+    rows = max(1, 128 // per_row)
+    tiles = [1] * rank
+    if rank and rows > 1:
+        tiles[rank - 1] = rows
+    else:
+        rows = 1
+    return Schedule(tuple(tiles), reduce_tile, vector, vector_on_reduction=True, threads=per_row * rows)
+
+
+def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Schedule | None:
+    """The schedule for rows that are walked several times and fit the registers of a block, or of a cluster; None for all else. It serves
+    rows up to its `reduce_tile` that need all its steps, so the sizes of the call must be known."""
+    nest = nest_of(kernel)
+    if not target.simt or not _walks_rows(kernel, nest) or not nest.reduce_extent.names <= sizes.keys():
+        return None
+    length, costs = max(1, nest.reduce_extent.evaluate(sizes)), target.costs.rows
+    vector = max(1, min(8, target.vector_bytes // nest.narrowest))
+    while vector > 1 and not nest.reduce_extent.divisible_by(vector, kernel.facts):
+        vector //= 2
+    tiles = [1] * len(nest.extents)
+    threads, cluster = _row_threads(kernel, nest, target, length, vector)
+    if tiles and threads < 128:
+        tiles[-1] = 128 // threads
+    steps = -(-length // (threads * vector * cluster))
+    if steps * vector > _most_values(kernel, nest, costs, threads, cluster):
+        return None
+    scaled = steps * vector > costs.values // 2 and cluster == 1 and len(read_shared(kernel, (*nest.reductions, *nest.sweeps))) == 1
+    found = Schedule(
+        tuple(tiles), steps * vector * threads * cluster, vector, vector_on_reduction=True, threads=threads * (tiles[-1] if tiles else 1),
+        whole=True, cluster=cluster, resident=max(1, 2 * costs.threads // threads) if scaled else 0,
+    )  # fmt: skip
+    narrow, known = vector * nest.narrowest < costs.vector, nest.reduce_extent.name or nest.reduce_extent.constant is not None
+    return (_shifted(kernel, nest, costs, found, length) if narrow and known and all(t == 1 for t in tiles) else None) or found
+
+
+def _row_threads(kernel: Kernel, nest: Nest, target: Target, length: int, vector: int) -> tuple[int, int]:
+    """Threads of a block, and blocks, that hold a row: as few as can."""
+    whole, costs = power_of_two(length), target.costs.rows
+    share = max(vector, costs.share * (1 if nest.narrowest >= 4 else 2))
+    threads = max(target.warp_size, min(costs.threads, whole // share), min(128, whole // max(vector, costs.share)))
+    if length <= threads * _most_values(kernel, nest, costs, threads, 1):
+        return threads, 1
+    if target.max_threads >= 2 * costs.threads and length <= 2 * costs.threads * _most_values(kernel, nest, costs, 2 * costs.threads, 1):
+        return 2 * costs.threads, 1
+    if "cluster" not in target.features or not nest.extents:
+        return target.max_threads, 1
+    for threads in (costs.threads, 2 * costs.threads):
+        cluster = max(2, whole // (_most_values(kernel, nest, costs, threads, 2) * threads))
+        if cluster <= costs.cluster:
+            break
+    return threads, min(costs.cluster, cluster)
+
+
+def _most_values(kernel: Kernel, nest: Nest, costs: RowCosts, threads: int, cluster: int) -> int:
+    """Elements of a row that one thread of such blocks may hold."""
+    if threads == 1024:
+        return costs.values // 4
+    if len(walked(kernel, (*nest.reductions, *nest.sweeps))) > 1:
+        return costs.values // 2
+    return costs.most if threads <= costs.threads and cluster == 1 else costs.values
+
+
+def _shifted(kernel: Kernel, nest: Nest, costs: RowCosts, plain: Schedule, length: int) -> Schedule | None:
+    """The same for rows that begin anywhere, with wide vectors all the same: of 16 bytes, or of 8 where a row then leaves clearly
+    fewer registers empty, or where single elements are read beside them, which lie the further apart the wider vectors are. None
+    where arrays begin differently, or the last full step would not be surely full."""
+    walks = (*nest.reductions, *nest.sweeps)
+    shared = bool(read_shared(kernel, walks))
+    best: Schedule | None = None
+    for size in (2 * costs.vector, costs.vector):
+        vector = min(8, size // nest.narrowest)
+        step = vector * plain.threads * plain.cluster
+        steps = -(-(length + vector - 1) // step)
+        most = _most_values(kernel, nest, costs, plain.threads, plain.cluster)
+        if vector < 2 or steps * vector > most or length < (steps - 1) * step:
+            continue
+        if row_start(kernel, nest.parallel, walks, vector) is None:
+            continue
+        if best is None or shared or 10 * steps * step < 9 * best.reduce_tile:
+            crowded = plain.cluster > 1 and plain.threads == costs.threads and vector == 8 and nest.sweeps
+            resident = costs.resident if crowded else plain.resident
+            best = replace(plain, reduce_tile=steps * step, vector=vector, shifted=True, resident=resident)
+    return best
+
+
+def _walks_rows(kernel: Kernel, nest: Nest) -> bool:
+    """Whether all reductions and sweeps of a kernel walk one axis from its beginning to its end, and more than once."""
+    if len(nest.reductions) + len(nest.sweeps) < 2 or not nest.reductions or "reduce_extent" in kernel.attrs:
+        return False
+    if nest.reduce_stride_one <= max(nest.stride_one, default=0):
+        return False
+    forms = analyse(kernel)
+    for op in (*nest.reductions, *nest.sweeps):
+        if any(inner.regions and inner.opcode != "if" for inner in walk(op.regions[0])) or str(op.attrs.get("kind", "")).startswith("arg"):
+            return False
+        low, high, step = (ZERO, constant_of(forms[op.operands[-1]]), ONE) if op in nest.reductions else (constant_of(forms[v]) for v in op.operands)
+        if len(op.regions[0].args) != 1 or (low, high, step) != (ZERO, nest.reduce_extent, ONE):
+            return False
+    others = [op for op in nest.parallel.regions[0].ops if op.regions and op not in nest.reductions and op not in nest.sweeps]
+    return all(op.opcode == "if" for op in others)
+
+
+def _gpu_columns(nest: Nest, rank: int, vector: int, target: Target) -> Schedule:
+    """The reduction crosses rows: lanes along the kept index, warps down the rows, meeting in shared memory."""
+    axis = vector_index(nest)
+    if axis < 0:
+        axis, vector = rank - 1, 1
+    if rank == 0:
+        return Schedule((), 256, 1, vector_on_reduction=True, threads=256)
+    tiles = [1] * rank
+    tiles[axis] = target.warp_size * vector
+    warps, deep = (8, 4) if nest.narrowest >= 4 else (4, 8)
+    return Schedule(tuple(tiles), warps * deep, vector, vector_index=axis, threads=target.warp_size * warps)

@@ -1,0 +1,539 @@
+"""Choose how a contraction is computed on a GPU: a short list of schedules, and a cost model that ranks them by the sizes at hand.
+
+The model counts what decides: how many rounds of tiles the multiprocessors take (a last round that is nearly empty costs as much as a
+full one), the rate each tile shape reaches, and what finishing a tile costs where nothing overlaps it. Its numbers are
+the target's (`base/cost_model.py`). The tuner measures the best ranked; without it the first one is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tilewright.analysis import divisors
+from tilewright.analysis.contraction import Contraction, Factor, find_contraction, image, plane, restates_bounds
+from tilewright.base.dtypes import f32
+from tilewright.base.errors import UserError
+from tilewright.base.record import record
+from tilewright.base.sizes import ONE, Size, product
+from tilewright.base.target import Target
+from tilewright.ir.nodes import Kernel, Op, Value, walk
+from tilewright.ir.ops_matrix import MATRIX_DTYPES, accumulator_dtype
+from tilewright.ir.types import Tensor, dtype_of
+from tilewright.passes.choose.contraction_cpu import cpu_schedules
+from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
+from tilewright.passes.choose.mma import mma_schedules
+from tilewright.passes.program.repack import packable
+from tilewright.passes.program.to_channels_last import turned_kernel, turns_of
+from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule, Wgmma
+from tilewright.passes.schedules.text import parse_schedule
+
+SHORT_SUM = 32
+"""A summed index shorter than this is not worth steps of its own."""
+STEPS, OFFSETS, CORNERS = 8, 255, (-128, 127)
+"""From one pixel to the next, from a window's first element to any, and from an image's corners to where windows begin and end: the most
+that the copy engine can be told."""
+LARGE = 1 << 14
+"""What an extent nobody knows is taken for."""
+
+
+@record
+class ProductShape:
+    """The sizes of one contraction."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+
+def shape_of(found: Contraction, hints: Mapping[str, int]) -> ProductShape:
+    batch, m, n = (_number(found.size(side), hints) for side in (found.batch, found.m, found.n))
+    return ProductShape(batch, m, n, _number(found.k_size, hints))
+
+
+def _number(size: Size, hints: Mapping[str, int]) -> int:
+    return size.evaluate(hints) if size.names <= hints.keys() else LARGE
+
+
+def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
+    """Schedules for the contraction the kernel is, best first; none where it is not one, or where plain loops serve it."""
+    found = find_contraction(kernel)
+    if found is None or not all(f.guard is None or restates_bounds(found, f) for f in (found.a, found.b)):
+        # A term that a condition leaves out is not the same as one with a factor of zero: the other may be infinite.
+        return ()
+    if not target.simt:
+        return cpu_schedules(kernel, found, target)
+    inner = _inner(found, hints)
+    if has_warp_groups(kernel, found, target):
+        ranked = [*_by_warp_groups(kernel, found, target, hints, inner), *_turned(kernel, found, target, hints)]
+        ranked.sort(key=lambda pair: pair[0])
+        return (*(s for _, s in ranked), *_by_warps(kernel, found, target, hints, inner))
+    return _by_warps(kernel, found, target, hints, inner)
+
+
+Ranked = list[tuple[float, Wgmma]]
+"""Schedules and the microseconds they are thought to take."""
+
+
+def _by_warp_groups(kernel: Kernel, found: Contraction, target: Target, hints: Mapping[str, int], inner: int) -> Ranked:
+    """Schedules of Hopper's warp-group instructions for a contraction as it stands."""
+    # Where several indices on a side are no matrix, the innermost alone may be.
+    for apart in (False, True) if len(found.m) + len(found.n) > 2 else (False,):
+        lying = found.apart() if apart else found
+        ways = [_way(kernel, lying, factor, inner) for factor in (lying.a, lying.b)]
+        if any(way == "im2col" and not _in_reach(lying, f, hints) for way, f in zip(ways, (lying.a, lying.b), strict=True)):
+            continue
+        if all(ways) and ways.count("im2col") < 2:
+            shape = shape_of(lying, hints)
+            tiles = _wgmma(lying, shape, target)
+            if ways[1] == "im2col":
+                # Pixels are rows of a tile, though results lie side by side along them.
+                known = {(s.m, s.n) for s in tiles if s.swap_ab}
+                tiles += [replace(s, swap_ab=True, store="direct") for s in tiles if s.store == "tma" and (s.m, s.n) not in known]
+            candidates = [_with_copies(s, ways) for s in tiles if _in_blocks(lying, s, ways, inner)]
+            candidates = [replace(s, inner=inner, apart=apart) for s in candidates if s.b_copy != "im2col"]
+            candidates = [s for s in candidates if s.a_copy != "im2col" or (s.cluster == 1 and _is_roomy(s, lying))]
+            raw = raw_of(kernel, lying, lying.a, inner), raw_of(kernel, lying, lying.b, inner)
+            # Of convolutions, and of factors computed in registers, nobody has measured what an early launch does.
+            both = [(s, replace(s, pdl=s.a_copy != "im2col")) for s in candidates]
+            candidates = [min(pair, key=lambda s: cost(s, shape, target, lying, raw)) for pair in both]
+            candidates += [replace(s, inner=inner, apart=apart) for s in _from_registers(lying, shape, target, ways, raw, inner)]
+            return [(cost(s, shape, target, lying, raw), s) for s in candidates]
+    return []
+
+
+def _turned(kernel: Kernel, whole: Contraction, target: Target, hints: Mapping[str, int]) -> Ranked:
+    """Schedules for a convolution whose images are turned before it or after it, so that channels lie last."""
+    ranked: Ranked = []
+    for way, turns in turns_of(kernel, whole).items():
+        turned = turned_kernel(kernel, way)
+        found = find_contraction(turned)
+        if found is None:
+            continue
+        moved = 0.0
+        for turn in turns:
+            memory = turn.memory.type
+            assert isinstance(memory, Tensor)
+            moved += target.costs.launch.second
+            moved += 2 * _number(product(memory.shape), hints) * memory.dtype.itemsize / target.costs.wgmma.turn
+        own = _by_warp_groups(turned, found, target, hints, _inner(found, hints))
+        ranked += [(time + moved, replace(s, to_channels_last=way)) for time, s in own if s.a_copy == "im2col" and _is_roomy(s, found, way != "image")]
+    return ranked
+
+
+def _is_roomy(schedule: Wgmma, found: Contraction, across: bool = False) -> bool:
+    """Whether the threads that multiply pixels have registers left for places of results and for what these are combined with. Elements
+    of arrays that lie `across` have an address each; results that do so themselves (`swap`) leave no room for a bias either."""
+    results = schedule.rows * schedule.n
+    if results <= ROOMY:
+        return True
+    if schedule.swap_ab and any(op.opcode == "load" for op in found.parallel.regions[0].ops):
+        return False
+    return results <= 2 * ROOMY and not (across and finishing_work(found).arrays)
+
+
+def warp_group_time(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> float | None:
+    """Microseconds the best schedule of warp-group instructions is thought to take; None where there is none."""
+    found = find_contraction(kernel)
+    if found is None or not has_warp_groups(kernel, found, target):
+        return None
+    return min((time for time, _ in _by_warp_groups(kernel, found, target, hints, _inner(found, hints))), default=None)
+
+
+def has_warp_groups(kernel: Kernel, found: Contraction, target: Target) -> bool:
+    """Whether warp-group instructions multiply its factors."""
+    return "wgmma" in target.features and _multiplies(found, str(kernel.attrs.get("precision", "ieee")))
+
+
+def is_copied(kernel: Kernel, found: Contraction) -> bool:
+    """Whether the copy engine brings both factors as they lie."""
+    return all(_way(kernel, found, factor, -1) == "tma" for factor in (found.a, found.b))
+
+
+def tiles_of(found: Contraction, shape: ProductShape, target: Target) -> list[Wgmma]:
+    """Tiles for a contraction of these sizes, with nothing said of how operands lie."""
+    return _wgmma(found, shape, target)
+
+
+def fits_blocks(found: Contraction, schedule: Wgmma) -> bool:
+    """Whether factors that the copy engine brings in blocks of 128 bytes have whole ones in the tile."""
+    return _in_blocks(found, schedule, [schedule.a_copy, schedule.b_copy], -1)
+
+
+def _by_warps(
+    kernel: Kernel, found: Contraction, target: Target, hints: Mapping[str, int], inner: int
+) -> tuple[MatrixSchedule, ...]:
+    """Schedules any GPU of the family has."""
+    shape = shape_of(found, hints)
+    return tuple(replace(s, inner=inner) for s in mma_schedules(kernel, found, target, shape.batch, shape.m, shape.n, shape.k))
+
+
+def forced(text: str, listed: tuple[MatrixSchedule, ...], kernel: Kernel, target: Target) -> MatrixSchedule:
+    """The schedule somebody asked for. How operands are brought is kept from the choice, for it must fit them; what cannot be is refused."""
+    asked = parse_schedule(text)
+    alike = [s for s in listed if s.family == asked.family]
+    if not alike:
+        families = ", ".join(dict.fromkeys(s.family for s in listed))
+        raise UserError.at(
+            "TW020", f"schedule '{text}': {kernel.name} cannot be computed with family={asked.family} here", kernel.span,
+            f"it can with {families}",
+        )  # fmt: skip
+    contraction = find_contraction(kernel)
+    assert contraction is not None
+    if reason := asked.refusal(target, contraction.a.dtype):
+        raise UserError.at("TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span, reason)
+    if isinstance(asked, Wgmma):
+        return _forced_wgmma(text, asked, [s for s in alike if isinstance(s, Wgmma)], kernel)
+    if isinstance(asked, GpuProduct):
+        return replace(asked, inner=next(s.inner for s in alike if isinstance(s, GpuProduct)))
+    return asked
+
+
+def _forced_wgmma(text: str, asked: Wgmma, listed: list[Wgmma], kernel: Kernel) -> Wgmma:
+    alike = [s for s in listed if s.to_channels_last == asked.to_channels_last]
+    if not alike:
+        raise UserError.at(
+            "TW020", f"schedule '{text}': {kernel.name} has no images to bring to channels last that way", kernel.span,
+            "to_channels_last=image is for a convolution whose input lies channels first, =result for one whose results do, =both for both",
+        )  # fmt: skip
+    computed = asked.a_copy == "rs"
+    like = next((s for s in alike if s.swap_ab == asked.swap_ab and (s.a_copy == "rs") == computed), None)
+    if like is None and computed:
+        raise UserError.at(
+            "TW020", f"schedule '{text}': the {'second' if asked.swap_ab else 'first'} factor of {kernel.name} cannot be computed in registers",
+            kernel.span, "it can where it is computed from an array whose rows run along the sum, with whole 16 bytes from one to the next",
+        )  # fmt: skip
+    if like is None:
+        other = next(s for s in alike if s.a_copy != "rs")
+        like = replace(other, a_copy=other.b_copy, b_copy=other.a_copy)
+    schedule = replace(asked, a_copy=like.a_copy, b_copy=like.b_copy, inner=like.inner, apart=like.apart)
+    contraction = find_contraction(turned_kernel(kernel, schedule.to_channels_last) if schedule.to_channels_last else kernel)
+    assert contraction is not None
+    lying = contraction.apart() if schedule.apart else contraction
+    ways = [schedule.b_copy, schedule.a_copy] if schedule.swap_ab else [schedule.a_copy, schedule.b_copy]
+    if not _in_blocks(lying, schedule, ways, schedule.inner) or schedule.b_copy == "im2col":
+        raise UserError.at(
+            "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span, "factors that lie across the sum need whole blocks of 128 bytes"
+        )
+    return schedule
+
+
+# -- Hopper ---------------------------------------------------------------------------------------------------------
+
+
+def _multiplies(found: Contraction, precision: str) -> bool:
+    """Whether warp-group instructions multiply what is multiplied here."""
+    dtype = found.a.dtype
+    if dtype is not found.b.dtype or dtype not in MATRIX_DTYPES or accumulator_dtype(dtype) is not found.accumulator:
+        return False
+    return dtype is not f32 or precision == "tf32"
+
+
+def _inner(found: Contraction, hints: Mapping[str, int]) -> int:
+    """Of several summed indices the one to cut into steps: the longest, if it is long enough."""
+    lengths = [e.evaluate(hints) if e.names <= hints.keys() else LARGE for e in found.reduce_extents]
+    if len(lengths) == 1 or max(lengths) < SHORT_SUM:
+        return -1
+    return max(range(len(lengths)), key=lambda p: (lengths[p], p))
+
+
+def _way(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> str:
+    """How a factor gets to shared memory: as it lies, as pixels, or packed first."""
+    if _copyable(kernel, found, factor, inner):
+        return "tma"
+    lies, tensor = image(found, factor), factor.tensor
+    if lies is not None and tensor is not None and lies.channel == inner and _aligned(kernel, tensor):
+        return "im2col"
+    return "pack" if packable(found, factor, inner) else ""
+
+
+def _in_reach(found: Contraction, factor: Factor, hints: Mapping[str, int]) -> bool:
+    """Whether an image's positions, as far as they are known, are within what the copy engine can be told."""
+    lies, tensor = image(found, factor), factor.tensor
+    assert lies is not None and tensor is not None
+    for axis in (0, 1):
+        step, first, offset = lies.steps[axis], lies.lower[axis], lies.offsets[axis]
+        last = (found.extents[lies.pixels[axis]] - 1) * step + first - (tensor.shape[1 + axis] - 1)
+        corners = [first, *([last.evaluate(hints)] if last.names <= hints.keys() else [])]
+        places = found.reduce_extents[offset] if offset is not None else ONE
+        far = (_number(places, hints) - 1) * lies.dilations[axis] if places.names <= hints.keys() else 0
+        if step > STEPS or far > OFFSETS or not all(CORNERS[0] <= c <= CORNERS[1] for c in corners):
+            return False
+    return True
+
+
+def _in_blocks(found: Contraction, schedule: Wgmma, ways: list[str], inner: int) -> bool:
+    """A factor whose rows run across the sum comes in blocks of 128 bytes: the tile must have whole ones."""
+    # The blocks of a cluster bring a part each of the tile's rows.
+    part = schedule.m // schedule.cluster
+    extents = (schedule.n, part) if schedule.swap_ab else (part, schedule.n)
+    for factor, way, extent in zip((found.a, found.b), ways, extents, strict=True):
+        lies, tensor = plane(found, factor, inner), factor.tensor
+        if way == "tma" and lies is not None and tensor is not None and lies.k != tensor.rank - 1 and extent * tensor.dtype.itemsize % 128:
+            return False
+    return True
+
+
+def _with_copies(schedule: Wgmma, ways: list[str]) -> Wgmma:
+    first, second = reversed(ways) if schedule.swap_ab else ways
+    return replace(schedule, a_copy=first, b_copy=second)
+
+
+def _copyable(kernel: Kernel, found: Contraction, factor: Factor, inner: int, across: bool = False) -> bool:
+    """Whether the copy engine reads a factor as it lies; `across`: whichever way that is."""
+    lies, tensor = plane(found, factor, inner), factor.tensor
+    if lies is None or tensor is None or tensor.rank > 5 or not _aligned(kernel, tensor):
+        return False
+    last = tensor.rank - 1
+    if lies.k != last and (lies.row != last or (tensor.dtype.itemsize != 2 and not across)):
+        return False
+    # Copies begin at whole 16 bytes.
+    form, step = found.access(factor)[last], 16 // tensor.dtype.itemsize
+    moving = {*found.k, *found.indices}
+    shifts = [form.constant, *(f for v, f in form.factors if f != ONE or v not in moving)]
+    alone = sum(1 for _, f in form.factors if f == ONE) == 1
+    return alone and all(divisors.of_size(x, kernel.facts) % step == 0 for x in shifts)
+
+
+def _aligned(kernel: Kernel, tensor: Tensor) -> bool:
+    """Whether the copy engine can read it: neighbours along the last axis, everything else 16 bytes apart."""
+    if tensor.align < 16 or tensor.strides[-1] != ONE:
+        return False
+    size = tensor.dtype.itemsize
+    return all(divisors.of_size(x, kernel.facts) * size % 16 == 0 for x in tensor.strides[:-1])
+
+
+@record
+class Raw:
+    """What a factor that warp groups can compute in registers is computed from."""
+
+    bytes: int
+    """Of the arrays that have its size, for each element."""
+    groups: bool
+    """Others have an element for each group of steps."""
+
+
+def raw_of(kernel: Kernel, found: Contraction, factor: Factor, inner: int) -> Raw | None:
+    """What a factor is computed from, where warp groups can do it in registers: what has its size can be copied in rows along the sum (f32
+    also across it), and all else is the same for a row, a column, or a step."""
+    if factor.guard is not None or (factor.load is not None and _way(kernel, found, factor, inner) != "pack"):
+        return None
+    made = {result: op for op in walk(found.parallel.regions[0]) for result in op.results}
+    rows = {found.indices[p] for p in (found.m if factor is found.a else found.n)}
+    total, groups = 0, False
+    waiting, seen = [factor.value], set[Value]()
+    while waiting:
+        value = waiting.pop()
+        op = made.get(value)
+        if op is None or value in seen:
+            continue
+        seen.add(value)
+        if op.regions or op.attrs.get("masked"):
+            return None
+        if op.opcode != "load":
+            waiting += op.operands
+            continue
+        as_factor = replace(factor, value=value, dtype=dtype_of(value.type), load=op)
+        lying = replace(found, a=as_factor) if factor is found.a else replace(found, b=as_factor)
+        lies, tensor = plane(lying, as_factor, inner), as_factor.tensor
+        assert tensor is not None
+        if lies is not None:
+            across = tensor.rank - 1 == lies.row and factor.dtype is f32 and tensor.dtype is f32
+            if not (lies.k == tensor.rank - 1 or across) or not _copyable(kernel, lying, as_factor, inner, across):
+                return None
+            total += tensor.dtype.itemsize
+            continue
+        depends = [_sources(v, made) for v in op.operands[1:]]
+        if any(rows & d for d in depends) and any(set(found.k) & d for d in depends):
+            walking = [v for v, d in zip(op.operands[1:], depends, strict=True) if set(found.k) & d]
+            if not all(_by_groups(v, found, made, 128 // factor.dtype.itemsize) for v in walking):
+                return None
+            groups = True
+    return Raw(total, groups) if total else None
+
+
+Raws = tuple[Raw | None, Raw | None]
+"""Of the first factor and of the second."""
+
+
+def _sources(value: Value, made: Mapping[Value, Op]) -> set[Value]:
+    """All values an index is made of."""
+    found, waiting = set[Value](), [value]
+    while waiting:
+        value = waiting.pop()
+        if value not in found:
+            found.add(value)
+            waiting += made[value].operands if value in made else ()
+    return found
+
+
+def _by_groups(value: Value, found: Contraction, made: Mapping[Value, Op], step: int) -> bool:
+    """Whether an index is the number of a group along the sum that is made of whole steps."""
+    op = made.get(value)
+    if op is None or op.opcode != "floordiv" or op.operands[0] not in found.k:
+        return False
+    size = found.forms[op.operands[1]]
+    return not size.factors and size.constant.constant is not None and size.constant.constant % step == 0
+
+
+def _from_registers(
+    found: Contraction, shape: ProductShape, target: Target, ways: list[str], raw: Raws, inner: int
+) -> list[Wgmma]:
+    """Schedules whose first factor is computed by the warp groups that multiply it: factors are exchanged where that is the second one."""
+    candidates: list[Wgmma] = []
+    for swap, factor, made_of, way in ((False, found.a, raw[0], ways[1]), (True, found.b, raw[1], ways[0])):
+        if made_of is None or way == "im2col":
+            continue
+        for s in _wgmma(found, shape, target):
+            given = replace(s, swap_ab=swap) if (s.m, s.n) in _SHAPES else s
+            rows = given.m // given.math_warpgroups
+            # Taking turns leaves nobody to multiply while words are computed; parts of a sum need masks in every step.
+            if given.pingpong or given.split_k > 1 or given.swap_ab != swap or given.cluster > 1 or rows * given.n > 128 * 128 + 64 * 128 * (given.math_warpgroups == 1):
+                continue
+            # What is left beside the results on their way out.
+            room = target.max_shared - 1280 - (given.math_warpgroups * given.epilogue_stages * 64 * 128 if given.store == "tma" else 0)
+            stages = min(max(given.stages, 4), room // (given.k * (given.m * made_of.bytes + given.n * factor.dtype.itemsize)))
+            whole = replace(given, stages=stages, mma_in_flight=0, a_copy="rs", b_copy=way)
+            if stages >= FEWEST and _in_blocks(found, whole, [way, "rs"] if swap else ["rs", way], inner):
+                candidates.append(whole)
+    return candidates
+
+
+_TILES = (
+    Wgmma(128, 256, 64, stages=4, math_warpgroups=2),
+    Wgmma(128, 192, 64, stages=4, math_warpgroups=2, pingpong=True, mma_in_flight=1, epilogue_stages=3),
+    Wgmma(128, 192, 64, stages=4, math_warpgroups=2, epilogue_stages=3),
+    Wgmma(128, 128, 64, stages=6, math_warpgroups=2, pingpong=True, mma_in_flight=1),
+    Wgmma(192, 192, 64, stages=4, math_warpgroups=3, epilogue_stages=1),
+    Wgmma(192, 192, 64, stages=4, math_warpgroups=3, epilogue_stages=1, cluster=2),
+    Wgmma(64, 128, 64, stages=8, math_warpgroups=2, pingpong=True, mma_in_flight=1),
+    Wgmma(128, 64, 64, stages=8, math_warpgroups=2),
+)
+"""Tiles worth having."""
+_SHAPES = {(s.m, s.n) for s in _TILES}
+_THIN = (8, 16, 32, 64)
+"""Results along the short side of a product with few rows, whose time is that of reading the other factor."""
+FEWEST = 4
+"""Stages a factor computed in registers needs: two steps hold theirs at once."""
+ROOMY = 64 * 128
+"""Results of a warp group that multiplies pixels beside which its threads hold addresses without spilling; twice as many without these."""
+
+
+def _wgmma(found: Contraction, shape: ProductShape, target: Target) -> list[Wgmma]:
+    size = found.a.dtype.itemsize
+    candidates: list[Wgmma] = []
+    for tile in _TILES:
+        candidates += _in_parts(tile, shape, target)
+    few = min(shape.m, shape.n)
+    if few <= 64:
+        # Nearly all of the time goes into reading the long side: many blocks, and deep rings.
+        width = next((w for w in _THIN if w >= few), 64)
+        for rows in (64, 128):
+            thin = Wgmma(rows, width, 64, math_warpgroups=rows // 64, swap_ab=shape.m <= shape.n, store="direct")
+            if rows == 64:
+                thin = replace(thin, mma_in_flight=1, persistent=_tiles(thin, shape) > target.multiprocessors)
+                candidates += _in_clusters(thin, shape, target)
+            candidates += _in_parts(_deep(thin, target), shape, target)
+        for long in (16, 32, 64, 128):
+            other = Wgmma(64, long, 64, swap_ab=shape.m > shape.n, store="direct")
+            candidates.append(_deep(other, target))
+    # A row of 128 bytes is one step, whatever the element. Only a plain sum can be cut.
+    return [replace(s, k=128 // size) for s in candidates if s.split_k == 1 or len(found.k) == 1]
+
+
+def _deep(schedule: Wgmma, target: Target) -> Wgmma:
+    """With as many stages as shared memory holds, beside what the blocks of a cluster send of their sums."""
+    room = target.max_shared - 4096 - 4 * (schedule.cluster_k - 1) * schedule.m * schedule.n
+    return replace(schedule, stages=max(1, min(24, room // ((schedule.m + schedule.n) * 128))))
+
+
+def _in_parts(schedule: Wgmma, shape: ProductShape, target: Target) -> list[Wgmma]:
+    """The schedule, and the same with the sum cut so that more multiprocessors take part."""
+    tiles = max(1, _tiles(schedule, shape))
+    found = [schedule]
+    if tiles < target.multiprocessors and schedule.cluster == 1:
+        most = min(32, target.multiprocessors // tiles, shape.k // 512)
+        found += [replace(schedule, split_k=parts) for parts in {most, most // 2, 2} if parts > 1]
+    return found
+
+
+def _in_clusters(schedule: Wgmma, shape: ProductShape, target: Target) -> list[Wgmma]:
+    """The same with every tile's sum shared by the blocks of a cluster."""
+    found = [_deep(replace(schedule, cluster_k=blocks), target) for blocks in (2, 4, 8) if shape.k >= 512 * blocks]
+    most = {s.cluster_k: target.costs.wgmma.clusters[s.cluster_k] * target.multiprocessors for s in found}
+    return [s for s in found if _tiles(s, shape) * s.cluster_k <= most[s.cluster_k] and s.stages >= 4]
+
+
+def _tiles(schedule: Wgmma, shape: ProductShape) -> int:
+    m, n = (shape.n, shape.m) if schedule.swap_ab else (shape.m, shape.n)
+    return shape.batch * -(-m // schedule.m) * -(-n // (schedule.n * schedule.cluster)) * schedule.cluster
+
+
+def cost(
+    schedule: Wgmma, shape: ProductShape, target: Target, found: Contraction, raw: Raws = (None, None), work: EpilogueWork | None = None
+) -> float:
+    """Estimated microseconds. `raw`: what the factors are computed from; `work`: what happens to the sums, where that is not the kernel's."""
+    size = found.a.dtype.itemsize
+    costs, launch = target.costs.wgmma, target.costs.launch
+    rate = costs.tile_rates.get((schedule.m, schedule.n, schedule.pingpong, schedule.cluster), costs.other_tiles)
+    cut = schedule.split_k * schedule.cluster_k
+    k = -(-shape.k // cut)
+    blocks = _tiles(schedule, shape) * cut
+    rounds = -(-blocks // target.multiprocessors)
+    area = schedule.m * schedule.n
+    ragged = _is_ragged(found, shape)
+    # Blocks of a cluster share a's rows.
+    along = (shape.n, shape.m) if schedule.swap_ab else (shape.m, shape.n)
+    tile = (schedule.m, schedule.n)
+    down, across = (side + (costs.outside - 1) * max(0, side - extent) for side, extent in zip(tile, along, strict=True))
+    rows = down / schedule.cluster + across
+    feed = rows * k * size / (costs.feed_ragged if ragged else costs.feed)
+    # The rate goes with the bytes of an element: 32 bytes of the sum in one instruction.
+    compute = 2 * area * k * size / 2 / (costs.rate * rate)
+    finish = 2 * 64 * area / costs.rate
+    sizes = [size, size]
+    if schedule.a_copy == "rs":
+        made_of = raw[int(schedule.swap_ab)] or Raw(size, False)
+        steps = -(-k // schedule.k)
+        compute = max(compute, costs.rs_beside * compute + steps * (costs.rs_step_of_groups if made_of.groups else costs.rs_step))
+        sizes[int(schedule.swap_ab)] = made_of.bytes
+    main = rounds * max(compute, feed) + finish * (1 if schedule.pingpong else rounds)
+    if schedule.split_k == 1:
+        work = work or finishing_work(found)
+        each = (costs.finish_hidden, costs.read_hidden) if schedule.pingpong else (costs.finish, costs.read)
+        if schedule.pingpong and rounds == 1:
+            each = 2 * costs.finish, 2 * costs.read  # nobody else has a tile: one group alone finishes this one
+        # One, a bias perhaps, is lost among what every result takes.
+        main += rounds * area * (max(0, work.instructions - 1) * each[0] + work.arrays * each[1])
+        if schedule.swap_ab and schedule.a_copy == "im2col":
+            main += rounds * area * (costs.scatter_hidden if schedule.pingpong else costs.scatter)
+    read = shape.batch * shape.k * (shape.m * sizes[0] + shape.n * sizes[1])
+    traffic = max(read / costs.stream, read / (max(1, min(blocks, target.multiprocessors)) * costs.arrive))
+    # Reading hides computing only so far.
+    total = costs.start + max(main, traffic) + 0.25 * min(main, traffic)
+    packed = (schedule.b_copy, schedule.a_copy) if schedule.swap_ab else (schedule.a_copy, schedule.b_copy)
+    for way, across in zip(packed, (shape.m, shape.n), strict=True):
+        if way == "pack":
+            total += launch.second + 3 * shape.batch * across * shape.k * size / costs.stream
+    if schedule.pdl:
+        total -= launch.saved_early
+        filled = blocks / target.multiprocessors
+        uneven = 0.5 < filled < 0.95 or 1 < filled < 1.9
+        if feed > 0.9 * compute and (uneven or blocks * rows * k * size > 2.5 * read):
+            total += launch.scattered * max(main, traffic)
+    if schedule.cluster_k > 1:
+        total += (schedule.cluster_k - 1) * (costs.exchange + 4 * area / costs.box)
+    if schedule.split_k > 1:
+        total += launch.second + 2 * 4 * schedule.split_k * shape.batch * shape.m * shape.n / (1.5 * costs.stream)
+    return total
+
+
+def _is_ragged(found: Contraction, shape: ProductShape) -> bool:
+    """Whether rows of operands begin in the middle of the L2 cache's lines."""
+    lengths = []
+    for factor, across in ((found.a, shape.m), (found.b, shape.n)):
+        lies, tensor = plane(found, factor), factor.tensor
+        if lies is not None and tensor is not None:
+            lengths.append((shape.k if lies.k == tensor.rank - 1 else across) * tensor.dtype.itemsize)
+    return any(length % 128 for length in lengths)

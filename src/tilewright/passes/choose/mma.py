@@ -1,0 +1,273 @@
+"""Schedules of contractions for warp-level matrix instructions (`mma`) and plain multiply-adds (`fma`), on any NVIDIA GPU.
+
+In: a contraction, its sizes and the target. Out: schedules, best first by a model that counts rounds of tiles: a
+multiprocessor that has several blocks finishes them together, and the last round has as many blocks on each as are left. How many
+blocks there is room for, and how fast they multiply, are the target's numbers from data sheets (`base/target.py`). Thin products
+(a side of eight or fewer) are left to the reductions, which read each operand once.
+
+Long sums are added up in levels (`sum_levels`), in stretches short enough that the results are no further off than those of libraries
+that cut sums into pieces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilewright.analysis import divisors
+from tilewright.analysis.contraction import Contraction, Factor, plane
+from tilewright.base.dtypes import DType, f32, f64
+from tilewright.base.occupancy import occupancy
+from tilewright.base.record import record
+from tilewright.base.sizes import ONE
+from tilewright.base.target import NVPTX, Target
+from tilewright.ir.nodes import Kernel
+from tilewright.ir.ops_matrix import MMA_SHAPES, accumulator_dtype
+from tilewright.passes.schedules.matrix import Fma, Mma, WarpProduct
+from tilewright.passes.schedules.sum_levels import in_registers, stretches
+
+THIN = 8
+"""The longest side of a product that is left to the reductions."""
+_SMALL = 1 << 12
+"""Products below which nothing is gained by tiles."""
+
+
+def mma_schedules(
+    kernel: Kernel, found: Contraction, target: Target, batch: int, m: int, n: int, k: int
+) -> tuple[WarpProduct, ...]:
+    """Schedules, best first; none where ordinary loops serve the product as well."""
+    if not target.has("mma") or min(m, n) <= THIN or batch * m * n * k < _SMALL or found.accumulator.is_small_float:
+        return ()
+    precision = str(kernel.attrs.get("precision", "ieee"))
+    operand = found.a.dtype if found.a.dtype is found.b.dtype else found.accumulator
+    work = TileWork(operand, found.accumulator, precision, batch, m, n, k)
+    candidates: list[WarpProduct] = []
+    if by_matrix(operand, found.accumulator, precision, target):
+        in_vectors = all(reads_vectors(kernel, found, factor) for factor in (found.a, found.b))
+        candidates += _mma(operand, precision, in_vectors)
+    if not candidates or precision == "3xtf32":
+        # Three products of tf32 are slower than one of f32 where matrix units are few.
+        candidates += _fma(kernel, found)
+    candidates = [in_levels(s, work, target) for s in candidates]
+    fitting = [s for s in candidates if shared_bytes(s, operand, found.accumulator) <= target.max_shared]
+    return tuple(sorted(fitting, key=lambda s: cost(s, target, work, turned(found, s))))
+
+
+@record
+class TileWork:
+    """What is to be computed."""
+
+    operand: DType
+    total: DType
+    precision: str
+    batch: int
+    m: int
+    n: int
+    k: int
+
+
+def reads_vectors(kernel: Kernel, found: Contraction, factor: Factor) -> bool:
+    """Whether a factor is a plain load whose neighbours in memory can be read 16 bytes at a time."""
+    tensor = factor.tensor
+    if tensor is None or tensor.align < 16 or tensor.strides[-1] != ONE:
+        return False
+    size = tensor.dtype.itemsize
+    if any(divisors.of_size(stride, kernel.facts) * size % 16 for stride in tensor.strides[:-1]):
+        return False
+    last = found.access(factor)[-1]
+    side = found.m if factor is found.a else found.n
+    moving = [v for v in last.values if v in found.indices or v in found.k]
+    if len(moving) != 1 or last.factor(moving[0]) != ONE:
+        return False
+    sides = (
+        ([found.indices[p] for p in side], [found.extents[p] for p in side]),
+        (list(found.k), list(found.reduce_extents)),
+    )
+    # Of several indices walked as one, neighbours are those along the innermost, as far as it goes.
+    return any(
+        moving == indices[-1:] and (len(indices) == 1 or divisors.of_size(extents[-1], kernel.facts) * size % 16 == 0)
+        for indices, extents in sides
+    )
+
+
+def by_matrix(operand: DType, total: DType, precision: str, target: Target) -> bool:
+    """Whether there is a matrix instruction that is faster than arithmetic."""
+    if "bf16" not in target.features or operand.name not in MMA_SHAPES or accumulator_dtype(operand) is not total:
+        return False
+    if operand is f64:
+        # Where there are few units for f64, matrix instructions have no more of them.
+        return target.sm in (80, 90, 100)
+    return operand is not f32 or precision != "ieee"
+
+
+def shared_bytes(schedule: WarpProduct, operand: DType, total: DType) -> int:
+    """Shared memory of the rings, with their padding, in whichever way the operands lie, and of sums that are kept there."""
+    size = total.itemsize if isinstance(schedule, Fma) else operand.itemsize
+    rows = max(
+        (schedule.m + schedule.n) * (schedule.k * size + 16), schedule.k * ((schedule.m + schedule.n) * size + 64)
+    )
+    levels = len(stretches(schedule)) - in_registers(schedule, _words(schedule, total), _OTHERS)
+    return schedule.stages * rows + levels * schedule.m * schedule.n * total.itemsize
+
+
+# -- sums in levels -------------------------------------------------------------------------------------------------
+
+_OTHERS = 80
+"""Registers of a thread that hold no sums, about."""
+_STRETCH, _STRETCHES = 32, 8
+"""Terms added up at once, and, where registers have room for it, such sums in turn: nearly as good as adding in pairs."""
+_LONG_STRETCH = 512
+"""The same where sums fill the registers, and those of the level above lie in shared memory."""
+_SHORT_STRETCH = 16
+"""The same for matrix units, which drop bits when they add, where libraries add up with little error: in short sums."""
+
+
+def _words(schedule: WarpProduct, total: DType) -> int:
+    """Registers of a thread's sums."""
+    return schedule.m * schedule.n // schedule.threads * max(1, total.itemsize // 4)
+
+
+def in_levels(schedule: WarpProduct, work: TileWork, target: Target) -> WarpProduct:
+    """The schedule with its sum in levels, where that makes a difference: in f32 and f64. Sums of rounded products do not gain."""
+    if not work.total.is_float or work.operand.itemsize < 4 or work.precision == "tf32":
+        return schedule
+    if isinstance(schedule, Mma) and work.operand is f32:
+        # The error goes with the stretch over the root of the length: this keeps it below that of a chain in f32. In short sums the
+        # product of the small parts counts as much.
+        stretch, products = max(schedule.k, _SHORT_STRETCH), 4 if work.k < 1024 else 3
+        while products == 3 and stretch < 256 and stretch * stretch <= work.k:
+            stretch *= 2
+        upper = products == 4 and _words(schedule, work.total) <= 32 and work.k > 2 * stretch * _STRETCHES
+        return replace(schedule, chunk=stretch if work.k > stretch else 0, chunks=_STRETCHES if upper else 1, tf32_terms=products)
+    if _words(schedule, work.total) > 64:
+        # One chain, as libraries have it for large tiles, where shared memory would hold fewer blocks with the sums in it.
+        kept = replace(schedule, chunk=_LONG_STRETCH)
+        fits = 2 * (shared_bytes(kept, work.operand, work.total) + 1024) <= target.shared_per_sm
+        return kept if fits and work.k > _LONG_STRETCH else schedule
+    few = _words(schedule, work.total) <= 32
+    tiles = work.batch * -(-work.m // schedule.m) * -(-work.n // schedule.n)
+    if work.operand is f64 and not few and 2 * tiles > target.multiprocessors:
+        return schedule  # a chain, as libraries have it where results are many: additions cost as much as matrix instructions
+    stretch = max(schedule.k, _STRETCH if few or work.k < 512 else 2 * _STRETCH)
+    if work.k <= stretch:
+        return schedule
+    return replace(schedule, chunk=stretch, chunks=_STRETCHES if few and work.k > 2 * stretch * _STRETCHES else 1)
+
+
+# -- tiles ----------------------------------------------------------------------------------------------------------
+
+_MMA = (
+    Mma(128, 256, 32, stages=3, warps_m=2, warps_n=4, persistent=False),
+    Mma(128, 128, 32, stages=4, warps_m=2, warps_n=2, persistent=False),
+    Mma(128, 64, 32, stages=4, warps_m=2, warps_n=2, persistent=False),
+    Mma(64, 128, 32, stages=4, warps_m=2, warps_n=2, persistent=False),
+    Mma(64, 64, 32, stages=4, warps_m=2, warps_n=2, persistent=False),
+    Mma(32, 32, 32, stages=4, warps_m=1, warps_n=2, persistent=False),
+)
+"""For elements of two bytes; `k` shrinks or grows with the element."""
+
+_MMA_F64 = (
+    Mma(128, 128, 16, stages=3, warps_m=4, warps_n=2, persistent=False),
+    Mma(128, 64, 16, stages=3, warps_m=4, warps_n=2, persistent=False),
+    Mma(64, 64, 16, stages=4, warps_m=2, warps_n=2, persistent=False),
+    Mma(32, 32, 32, stages=3, warps_m=2, warps_n=2, persistent=False),
+)
+
+_LOOSE = (
+    Mma(128, 128, 16, stages=3, warps_m=2, warps_n=4, persistent=False),
+    Mma(128, 64, 32, stages=3, warps_m=4, warps_n=2, persistent=False),
+    Mma(64, 64, 32, stages=3, warps_m=4, warps_n=2, persistent=False),
+    Mma(32, 32, 32, stages=3, warps_m=1, warps_n=2, persistent=False),
+)
+"""Where elements are brought one at a time: fewer for each thread."""
+
+_FMA = (
+    Fma(128, 128, 8, stages=3, warps_m=2, warps_n=2, persistent=False),
+    Fma(64, 64, 32, stages=2, warps_m=2, warps_n=2, persistent=False),
+    Fma(32, 32, 32, stages=3, warps_m=2, warps_n=1, persistent=False),
+    Fma(32, 64, 32, stages=2, warps_m=2, warps_n=2, persistent=False),
+)
+"""Long steps for small tiles: little else hides the time operands take to arrive."""
+_FMA_F64 = (
+    Fma(64, 128, 8, stages=3, warps_m=4, warps_n=2, persistent=False),
+    Fma(64, 64, 16, stages=2, warps_m=4, warps_n=2, persistent=False),
+    Fma(32, 32, 16, stages=3, warps_m=2, warps_n=2, persistent=False),
+)
+
+
+def _mma(operand: DType, precision: str, in_vectors: bool) -> list[Mma]:
+    if operand is f64:
+        return list(_MMA_F64)
+    tiles: tuple[Mma, ...] = _MMA if in_vectors else _LOOSE
+    if operand is f32 and precision == "3xtf32":
+        # Parts of both operands, and two levels of sums, are in registers: no room for the largest tile, and more warps for the next.
+        tiles = tuple(replace(s, warps_n=4) if s.m * s.n == 128 * 128 else s for s in tiles if s.n <= 128)
+    return [replace(s, k=2 * s.k // operand.itemsize) for s in tiles]
+
+
+def _fma(kernel: Kernel, found: Contraction) -> list[Fma]:
+    """Threads read rows that run across the sum; others are turned on their way, or by packing them first."""
+    tiles: list[Fma] = list(_FMA_F64 if found.accumulator.itemsize == 8 else _FMA)
+    plain = len(found.k) == len(found.m) == len(found.n) == 1 and found.a.dtype is found.b.dtype is f32
+    first, second = (plain and _runs_along(found, f) and reads_vectors(kernel, found, f) for f in (found.a, found.b))
+    if first or second:
+        tiles.append(replace(tiles[0], a_copy="pack" if first else "tma", b_copy="pack" if second else "tma"))
+    return tiles
+
+
+def _runs_along(found: Contraction, factor: Factor) -> bool:
+    """Whether a factor's rows in memory run along the sum."""
+    lies = plane(found, factor)
+    return lies is not None and factor.tensor is not None and lies.k == factor.tensor.rank - 1
+
+
+def turned(found: Contraction, schedule: WarpProduct) -> int:
+    """How many factors' elements are turned on their way to shared memory."""
+    if not isinstance(schedule, Fma):
+        return 0
+    ways = ((found.a, schedule.a_copy), (found.b, schedule.b_copy))
+    return sum(1 for factor, way in ways if way != "pack" and _runs_along(found, factor))
+
+
+# -- the model ------------------------------------------------------------------------------------------------------
+
+def rate(schedule: WarpProduct, work: TileWork, target: Target) -> float:
+    """Multiply-adds of one multiprocessor in a microsecond, as its maker says."""
+    name = work.operand.name if isinstance(schedule, Mma) else work.total.name
+    if isinstance(schedule, Mma) and work.operand is f32:
+        name = "tf32"
+    elif isinstance(schedule, Mma) and work.operand is f64 and target.peak("f64.matrix"):
+        name = "f64.matrix"
+    times = 3 if isinstance(schedule, Mma) and work.precision == "3xtf32" else 1
+    known = NVPTX.get(target.name, target)
+    return target.peak(name) * 1e6 / (2 * known.multiprocessors) / times or target.costs.warps.rate / times
+
+
+def cost(schedule: WarpProduct, target: Target, work: TileWork, turning: int = 0) -> float:
+    """Estimated microseconds, where so many factors are turned on their way."""
+    costs = target.costs.warps
+    tiles = work.batch * -(-work.m // schedule.m) * -(-work.n // schedule.n)
+    area, size = schedule.m * schedule.n, work.operand.itemsize
+    words = _words(schedule, work.total)
+    registers = min(target.max_registers, words * (1 + in_registers(schedule, words, _OTHERS)) + _OTHERS)
+    room = occupancy(target, schedule.threads, registers, shared_bytes(schedule, work.operand, work.total))
+    together = max(1, room.blocks if room is not None else 1)
+    # Small tiles read their operands more often.
+    most = 1 / (1 + 24 * (1 / schedule.m + 1 / schedule.n))
+    reached = rate(schedule, work, target) / (1 + costs.transposing[turning])
+    feed = costs.feed * target.bandwidth * 1e6 / target.multiprocessors
+
+    def one_round(blocks: int) -> float:
+        """The time of so many blocks side by side on one multiprocessor."""
+        busy = min(most, blocks * schedule.threads / target.warp_size / costs.busy_warps)
+        computed = blocks * area * (work.k + 64) / (reached * busy)
+        fed = blocks * (schedule.m + schedule.n) * work.k * size / feed if feed else 0.0
+        return max(computed, fed)
+
+    rounds, left = divmod(tiles, target.multiprocessors * together)
+    total = rounds * one_round(together) + (one_round(-(-left // target.multiprocessors)) if left else 0.0)
+    for way, across in ((schedule.a_copy, work.m), (schedule.b_copy, work.n)):
+        if way == "pack":
+            # Rates are those of one chip of several; bytes that nobody knows the rate of are too many to pack.
+            total += target.costs.launch.second + 2 * work.batch * across * work.k * size / (costs.packing * (target.bandwidth or 0.1) * 1e6)
+    return total
+

@@ -1,0 +1,92 @@
+"""The schedules of a program's calls, chosen in two steps.
+
+In: a program at the loop stage, a target, and sizes. Out: plans, one schedule for each call. `plan_contractions` decides before programs are cut
+and joined, for the very sizes of a call: it leaves None where any size is served alike. `choose_schedules` fills those in just before kernels are lowered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilewright.base.errors import UserError
+from tilewright.base.target import Target
+from tilewright.ir.nodes import is_watched
+from tilewright.ir.program import Program
+from tilewright.passes.choose.attention import attention_schedules, forced_attention
+from tilewright.passes.choose.hints import preferred
+from tilewright.passes.choose.horizontal_fusion import (
+    choose_horizontal_fusion,
+    forced_beside,
+    is_small_part,
+    nest_schedules,
+)
+from tilewright.passes.choose.loops import choose, row_schedule
+from tilewright.passes.choose.matrix import forced, matrix_schedules
+from tilewright.passes.choose.windows import window_schedule
+from tilewright.passes.choose.wishes import followed, wishes_for_loops
+from tilewright.passes.schedules.attention import AttentionSchedule
+from tilewright.passes.schedules.matrix import MatrixSchedule, products_of
+from tilewright.passes.schedules.plans import Plan, Plans
+from tilewright.passes.schedules.text import parse_schedule
+from tilewright.tree.metadata import KernelMetadata
+
+
+def plan_contractions(
+    program: Program, target: Target, sizes: Mapping[str, int], given: str = "", metadata: KernelMetadata | None = None
+) -> Plans:
+    """The schedule of each call of a prepared program that is a contraction; None for all others. `given`: use that one; `metadata` has
+    the author's wishes."""
+    plans: list[Plan] = []
+    horizontal = bool(given) and products_of(parse_schedule(given)) > 1
+    forced_schedule = "" if horizontal else given
+    wished: set[int] = set()
+    for number, call in enumerate(program.calls):
+        if is_watched(call.kernel):
+            plans.append(None)  # only loops carry checks of indices
+            continue
+        candidates = matrix_schedules(call.kernel, target, sizes) or attention_schedules(call.kernel, target, sizes)
+        if candidates and not forced_schedule and is_small_part(call.kernel, target, sizes):
+            candidates = ()
+        several = () if candidates else nest_schedules(call.kernel, target, sizes)
+        if several:
+            plans.append(several[0][1])
+        elif not candidates:
+            own = metadata.of(call.kernel.name) if metadata is not None else None
+            plans.append(None if wishes_for_loops(own) else row_schedule(call.kernel, target, sizes))
+        elif forced_schedule and isinstance(candidates[0], AttentionSchedule):
+            plans.append(forced_attention(forced_schedule, candidates, call.kernel, target))
+        elif forced_schedule:
+            plans.append(forced(forced_schedule, candidates, call.kernel, target))
+        elif metadata is not None:
+            plans.append(preferred(candidates, metadata.of(call.kernel.name), target, call.kernel.span))
+            if plans[-1] is not candidates[0]:
+                wished.add(number)
+        else:
+            plans.append(candidates[0])
+    if horizontal:
+        return forced_beside(given, program, tuple(plans), target, sizes)
+    if forced_schedule and not any(isinstance(plan, MatrixSchedule) for plan in plans):
+        raise UserError.at(
+            "TW020", f"schedule '{given}': nothing in {program.name} is computed by tiles of a matrix here", program.span,
+            "leave schedule= out; thin and tiny products, and what is no contraction, have none",
+        )  # fmt: skip
+    if forced_schedule or wished or len(program.calls) == 1:
+        return tuple(plans)
+    return choose_horizontal_fusion(program, tuple(plans), target, sizes)[0]
+
+
+def choose_schedules(
+    program: Program, plans: Plans, target: Target, hints: Mapping[str, int], metadata: KernelMetadata | None = None
+) -> Plans:
+    """The plans, with a schedule for every call that has none. Wishes are for the loops of a program without contractions: what stands
+    beside those only prepares them."""
+    wished = not any(isinstance(plan, MatrixSchedule) for plan in plans)
+    chosen: list[Plan] = []
+    for call, plan in zip(program.calls, plans, strict=True):
+        own = metadata.of(call.kernel.name) if metadata is not None and wished else None
+        if plan is None and own is not None and wishes_for_loops(own):
+            plan = followed(choose(call.kernel, target, hints), call.kernel, own, target)
+        if plan is None and not is_watched(call.kernel):
+            plan = window_schedule(call.kernel, target, hints)
+        chosen.append(plan or choose(call.kernel, target, hints))
+    return tuple(chosen)

@@ -1,0 +1,1 @@
+"""What passes of several stages use: simplification, combination of partial results, registers of a thread."""

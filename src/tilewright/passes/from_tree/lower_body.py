@@ -1,0 +1,524 @@
+"""Building one loop-stage kernel from typed statements: the inner half of `lower_tree`.
+
+A `Draft` is a kernel under construction: ops on sizes at its top, and the body of its one `parallel`. Values of variables
+are kept in a scope (a dict from variable to IR value) that is copied into regions and merged after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from tilewright.base.dtypes import DType, bool_, compute_dtype, i64
+from tilewright.base.sizes import Size
+from tilewright.base.source import Span
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
+from tilewright.ir.ops import OPS
+from tilewright.ir.types import INDEX, Scalar, Tensor, dtype_of
+from tilewright.tree.check.loops import without
+from tilewright.tree.typed import (
+    Accumulate,
+    Apply,
+    ArrayAssign,
+    ArrayInfo,
+    Cast,
+    Choose,
+    Const,
+    Element,
+    Expr,
+    IndexRef,
+    Local,
+    LoopVar,
+    Reduce,
+    ReduceLoop,
+    ScalarInfo,
+    ScalarRef,
+    SetVar,
+    SizeValue,
+    Stmt,
+    Store,
+    TypedBarrier,
+    TypedIf,
+    TypedLoop,
+    TypedWhile,
+    TypedYield,
+    Variable,
+    Whole,
+)
+from tilewright.tree.typed_walk import assigned, walk, walk_expr
+
+Scope = dict[Variable | LoopVar, Value]
+
+
+class Draft:
+    """One kernel. `top_values` says what top-level variables are; it is read when one is first used."""
+
+    def __init__(
+        self, arrays: Mapping[str, ArrayInfo], scalars: Mapping[str, ScalarInfo], top_values: Mapping[Variable, Expr], span: Span
+    ) -> None:  # fmt: skip
+        self.top = Builder(span)
+        self.body = Builder(span)
+        self.span = span
+        self.scope: Scope = {}
+        self.domain: tuple[Value, ...] = ()
+        self.indices: tuple[Value, ...] = ()
+        self.written: set[str] = set()
+        """Arrays the kernel stores to."""
+        self._stored: dict[str, tuple[tuple[Value, ...], Value]] = {}
+        """For arrays whose last store is sure: where it went, and the value as stored."""
+        self._arrays = arrays
+        self._scalars = scalars
+        self._top_values = top_values
+        self._params: dict[str, Value] = {}
+        self._sizes: dict[Size, Value] = {}
+        self._numbers: dict[Value, int | float | bool] = {}
+        """What constant values are."""
+        self._neutral: set[Value] = set()
+        """Values standing for "nothing accumulated yet"."""
+
+    def kernel(self, name: str, keep: set[str] | None = None) -> Kernel:
+        """The kernel so far; with `keep`, without stores to tensors of other names."""
+        body = Block(self.indices, (*self.body.ops, Op("yield", span=self.span)))
+        if keep is not None:
+            body = _drop_stores(body, keep)
+        parallel = Op("parallel", self.domain, (), regions=(body,), span=self.span)
+        return Kernel(name, Stage.LOOP, tuple(self._params.values()), Block((), (*self.top.ops, parallel)), span=self.span)
+
+    # -- the domain -------------------------------------------------------------------------------------------------
+
+    def open_shape(self, shape: Sequence[Size]) -> None:
+        """A domain over every element of an array of that shape."""
+        self.domain = tuple(self.size(s) for s in shape)
+        self.indices = tuple(Value(INDEX, f"i{axis}") for axis in range(len(shape)))
+
+    def open_loops(self, variables: Sequence[LoopVar]) -> None:
+        """A domain over loop indices; each counts from 0 by ones, the index is computed from that."""
+        self.domain = tuple(self.extent(self.top, var, self.scope) for var in variables)
+        self.indices = tuple(Value(INDEX, var.name) for var in variables)
+        for var, position in zip(variables, self.indices, strict=True):
+            self.scope[var] = self.index(self.body, var, position, self.scope)
+
+    def extent(self, builder: Builder, var: LoopVar, scope: Scope) -> Value:
+        """How many values the index takes."""
+        if var.count is not None:
+            return self.size(var.count)
+        lo, hi = self.expr(builder, var.lo, scope), self.expr(builder, var.hi, scope)
+        step = var.step.constant
+        first, last, size = (hi, lo, -step) if step is not None and step < 0 else (lo, hi, step)
+        gap = builder.op("sub", last, first)
+        if size != 1:
+            width = self.size(var.step) if size is None else self.number(builder, size, i64)
+            gap = builder.op("floordiv", builder.op("sub", builder.add(gap, width), self.number(builder, 1, i64)), width)
+        return builder.op("max", gap, self.number(builder, 0, i64))
+
+    def index(self, builder: Builder, var: LoopVar, position: Value, scope: Scope) -> Value:
+        """The index at the position: `lo + position * step`."""
+        value = position
+        if var.step.constant != 1:
+            value = builder.mul(value, self.size(var.step))
+        if var.first is None or var.first.constant != 0:
+            value = builder.add(self.expr(builder, var.lo, scope), value)
+        return value
+
+    # -- leaves -----------------------------------------------------------------------------------------------------
+
+    def size(self, size: Size) -> Value:
+        """A size, computed once at the top of the kernel."""
+        if size not in self._sizes:
+            self._sizes[size] = self.top.index(size)
+        return self._sizes[size]
+
+    def number(self, builder: Builder, value: int | float | bool, dtype: DType) -> Value:
+        found = builder.const(value, dtype)
+        self._numbers[found] = value
+        return found
+
+    def param(self, name: str) -> Value:
+        if name not in self._params:
+            if name in self._scalars:
+                self._params[name] = Value(Scalar(self._scalars[name].dtype), name)
+            else:
+                array = self._arrays[name]
+                self._params[name] = Value(Tensor(array.dtype, array.shape, array.strides, align=array.align), name)
+        return self._params[name]
+
+    def load(self, builder: Builder, array: ArrayInfo, indices: Sequence[Value]) -> Value:
+        stored = self._stored.get(array.name)
+        if stored is not None and stored[0] == tuple(indices) and builder is self.body:
+            return builder.cast(stored[1], compute_dtype(array.dtype))
+        value = builder.op("load", self.param(array.name), *indices, name="")
+        return builder.cast(value, compute_dtype(array.dtype))
+
+    def store(self, builder: Builder, array: ArrayInfo, indices: Sequence[Value], value: Value) -> None:
+        value = builder.cast(value, array.dtype)
+        builder.multi("store", self.param(array.name), *indices, value)
+        self.written.add(array.name)
+        if builder is self.body:
+            self._stored[array.name] = (tuple(indices), value)
+        else:
+            self._stored.pop(array.name, None)
+
+    def variable(self, var: Variable, scope: Scope) -> Value:
+        if var not in scope:
+            # A top-level variable: computed at the start of the body, for all that follows.
+            self.scope[var] = scope[var] = self.expr(self.body, self._top_values[var], self.scope)
+        return scope[var]
+
+    # -- expressions ------------------------------------------------------------------------------------------------
+
+    def expr(self, builder: Builder, expr: Expr, scope: Scope, indices: Sequence[Value] = ()) -> Value:
+        """The value of an expression; of an array value, its element at `indices`."""
+        with builder.at(expr.span if expr.span.line else builder.span):
+            return self._expr(builder, expr, scope, indices)
+
+    def _expr(self, builder: Builder, expr: Expr, scope: Scope, indices: Sequence[Value]) -> Value:
+        if isinstance(expr, Const):
+            return self.number(builder, expr.value, compute_dtype(expr.dtype))
+        if isinstance(expr, SizeValue):
+            return self.size(expr.size)
+        if isinstance(expr, IndexRef):
+            return scope[expr.var]
+        if isinstance(expr, Local):
+            return self.variable(expr.var, scope)
+        if isinstance(expr, ScalarRef):
+            return builder.cast(self.param(expr.scalar.name), compute_dtype(expr.dtype))
+        if isinstance(expr, Element):
+            return self.load(builder, expr.array, [self.expr(builder, i, scope) for i in expr.indices])
+        if isinstance(expr, Whole):
+            return self.load(builder, expr.array, self.aligned(builder, expr.array.shape, indices))
+        if isinstance(expr, Cast):
+            return self.cast(builder, self.expr(builder, expr.value, scope, indices), expr.dtype, expr.rounds)
+        if isinstance(expr, Choose):
+            return self.choose(builder, expr, scope)
+        assert isinstance(expr, Apply)
+        args = [self.expr(builder, a, scope, indices) for a in expr.args]
+        if expr.dtype.is_small_float and OPS[expr.op].group == "function":
+            # Computed in f32, but only this many bits of the result will count.
+            return builder.op(expr.op, *args, narrow=expr.dtype)
+        return builder.op(expr.op, *args)
+
+    def aligned(self, builder: Builder, shape: Sequence[Size], indices: Sequence[Value]) -> list[Value]:
+        """The indices of an operand that repeats along missing leading axes and along extents of 1."""
+        own = list(indices[len(indices) - len(shape) :])
+        return [self.number(builder, 0, i64) if s.constant == 1 else i for s, i in zip(shape, own, strict=True)]
+
+    def cast(self, builder: Builder, value: Value, dtype: DType, rounds: bool) -> Value:
+        if rounds and dtype.is_small_float:
+            value = builder.cast(value, dtype)
+        return builder.cast(value, compute_dtype(dtype))
+
+    def choose(self, builder: Builder, expr: Choose, scope: Scope) -> Value:
+        cond = self.expr(builder, expr.cond, scope)
+        if not any(isinstance(e, Element) for side in (expr.then, expr.otherwise) for e in walk_expr(side)):
+            return builder.select(cond, self.expr(builder, expr.then, scope), self.expr(builder, expr.otherwise, scope))
+        return builder.if_(
+            cond,
+            lambda inner: [self.expr(inner, expr.then, dict(scope))],
+            lambda inner: [self.expr(inner, expr.otherwise, dict(scope))],
+        )[0]
+
+    # -- statements -------------------------------------------------------------------------------------------------
+
+    def statements(self, builder: Builder, stmts: Sequence[Stmt], scope: Scope) -> None:
+        """Append the statements; `scope` then holds what variables have become."""
+        for stmt in stmts:
+            with builder.at(stmt.span):
+                self.statement(builder, stmt, scope)
+
+    def statement(self, builder: Builder, stmt: Stmt, scope: Scope) -> None:
+        if isinstance(stmt, SetVar):
+            scope[stmt.var] = self.expr(builder, stmt.value, scope)
+        elif isinstance(stmt, Accumulate):
+            before = self.variable(stmt.var, scope)
+            scope[stmt.var] = self.combine(builder, stmt.kind, before, self.expr(builder, stmt.value, scope))
+        elif isinstance(stmt, Store):
+            indices = [self.expr(builder, i, scope) for i in stmt.indices]
+            value = self.expr(builder, stmt.value, scope)
+            if stmt.kind:
+                value = self.combine(builder, stmt.kind, self.load(builder, stmt.array, indices), value)
+            self.store(builder, stmt.array, indices, value)
+        elif isinstance(stmt, TypedIf):
+            self.branch(builder, stmt, scope)
+        elif isinstance(stmt, TypedWhile):
+            self.repeat(builder, stmt, scope)
+        elif isinstance(stmt, TypedLoop) and stmt.kind == "reduce":
+            self.reduction(builder, stmt, scope)
+        elif isinstance(stmt, TypedLoop):
+            self.serial(builder, stmt.vars, stmt, scope)
+        else:
+            assert isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield | TypedBarrier)
+            raise AssertionError(f"{type(stmt).__name__} inside a kernel")
+
+    def combine(self, builder: Builder, kind: str, before: Value, value: Value) -> Value:
+        """`kind(before, value)`, or the value alone where nothing came before."""
+        known = self._numbers.get(before)
+        if before in self._neutral or (known is not None and known == identity(kind, dtype_of(value.type))):
+            return value
+        if value in self._neutral:
+            return before
+        return builder.op(kind, before, value)
+
+    def branch(self, builder: Builder, stmt: TypedIf, scope: Scope) -> None:
+        targets = list(assigned((stmt,)))
+        for var in targets:
+            self.variable(var, scope)
+        cond = self.expr(builder, stmt.cond, scope)
+
+        def side(stmts: tuple[Stmt, ...]) -> Block:
+            def body(inner: Builder) -> Sequence[Value]:
+                own = dict(scope)
+                self.statements(inner, stmts, own)
+                return [own[v] for v in targets]
+
+            return builder.region([], [], body)
+
+        regions = side(stmt.then), side(stmt.otherwise)
+        results = tuple(Value(v.type, t.name) for v, t in zip(regions[0].yields, targets, strict=True))
+        builder.append(Op("if", (cond,), results, regions=regions, span=builder.span))
+        self.merge(scope, targets, results)
+
+    def merge(self, scope: Scope, targets: Sequence[Variable], results: Sequence[Value]) -> None:
+        scope.update(zip(targets, results, strict=True))
+        self._stored.clear()
+
+    def repeat(self, builder: Builder, stmt: TypedWhile, scope: Scope) -> None:
+        targets = list(assigned(stmt.body))
+        start = [self.variable(v, scope) for v in targets]
+        types, names = [v.type for v in start], [v.name for v in targets]
+
+        def test(inner: Builder, *carried: Value) -> Sequence[Value]:
+            own = scope | dict(zip(targets, carried, strict=True))
+            return [self.expr(inner, stmt.cond, own), *carried]
+
+        def body(inner: Builder, *carried: Value) -> Sequence[Value]:
+            own = scope | dict(zip(targets, carried, strict=True))
+            self.statements(inner, stmt.body, own)
+            return [own[v] for v in targets]
+
+        self._stored.clear()
+        regions = builder.region(types, names, test), builder.region(types, names, body)
+        results = tuple(Value(t, n) for t, n in zip(types, names, strict=True))
+        builder.append(Op("while", tuple(start), results, regions=regions, span=builder.span))
+        self.merge(scope, targets, results)
+
+    def serial(self, builder: Builder, variables: Sequence[LoopVar], loop: TypedLoop, scope: Scope) -> None:
+        """Nested `for`s over the indices, carrying what the body assigns."""
+        targets = list(assigned(loop.body))
+        start = [self.variable(v, scope) for v in targets]
+        var, rest = variables[0], variables[1:]
+        unit = var.step.constant == 1
+        if unit:
+            lo, hi = self.expr(builder, var.lo, scope), self.expr(builder, var.hi, scope)
+        else:
+            lo, hi = self.number(builder, 0, i64), self.extent(builder, var, scope)
+        types = [INDEX, *(v.type for v in start)]
+
+        def body(inner: Builder, position: Value, *carried: Value) -> Sequence[Value]:
+            own = scope | dict(zip(targets, carried, strict=True))
+            own[var] = position if unit else self.index(inner, var, position, own)
+            if rest:
+                self.serial(inner, rest, loop, own)
+            else:
+                self.statements(inner, loop.body, own)
+            return [own[v] for v in targets]
+
+        self._stored.clear()
+        block = builder.region(types, [var.name, *(v.name for v in targets)], body)
+        results = tuple(Value(v.type, t.name) for v, t in zip(start, targets, strict=True))
+        attrs = MappingProxyType({"independent": True} if loop.kind == "each" else {})
+        operands = (lo, hi, self.number(builder, 1, i64), *start)
+        builder.append(Op("for", operands, results, attrs, (block,), builder.span))
+        self.merge(scope, targets, results)
+
+    # -- reductions -------------------------------------------------------------------------------------------------
+
+    def reduction(self, builder: Builder, loop: TypedLoop, scope: Scope) -> None:
+        """A loop that only accumulates: one `reduce` for each variable or array element it accumulates into."""
+        body, places = _places_as_variables(loop.body)
+        kinds = {s.var: s.kind for s in walk(body) if isinstance(s, Accumulate)}
+        targets = assigned(body)
+        for target in targets:
+            result = self.reduced(builder, loop.vars, body, target, kinds[target], targets, scope)
+            if target in places:
+                store = places[target]
+                indices = [self.expr(builder, i, scope) for i in store.indices]
+                before = self.load(builder, store.array, indices)
+                self.store(builder, store.array, indices, self.combine(builder, store.kind, before, result))
+            else:
+                scope[target] = self.combine(builder, kinds[target], self.variable(target, scope), result)
+
+    def reduced(
+        self, builder: Builder, variables: Sequence[LoopVar], body: tuple[Stmt, ...], target: Variable, kind: str,
+        targets: Sequence[Variable], scope: Scope,
+    ) -> Value:  # fmt: skip
+        """`kind` over the loops of everything the body accumulates into `target`."""
+        others = [t for t in targets if t is not target]
+        body = without(body, lambda s: isinstance(s, Accumulate) and s.var in others)
+        variables, body = _flattened(variables, body, target)
+        dtype = compute_dtype(target.dtype)
+
+        def region(inner: Builder, *positions: Value) -> Sequence[Value]:
+            own = dict(scope)
+            for var, position in zip(variables, positions, strict=True):
+                own[var] = self.index(inner, var, position, own)
+            own[target] = self.number(inner, identity(kind, dtype), dtype)
+            self._neutral.add(own[target])
+            self.statements(inner, body, own)
+            return [own[target]]
+
+        extents = [self.extent(builder, var, scope) for var in variables]
+        (result,) = builder.reduce(kind, extents, region, [v.name for v in variables])
+        return result
+
+    def reduce_loop(self, stmt: ReduceLoop) -> None:
+        """A `@kernel reduce` nest: the domain is open over its outer indices."""
+        with self.body.at(stmt.span):
+            if stmt.kind in ("argmin", "argmax"):
+                result = self.arg_loop(stmt)
+            else:
+                result = self.reduced(self.body, stmt.inner, stmt.body, stmt.var, stmt.kind, (stmt.var,), self.scope)
+            self.store(self.body, stmt.array, self.indices, result)
+
+    def arg_loop(self, stmt: ReduceLoop) -> Value:
+        """argmin or argmax of what the body yields: the best pair of every point, then of all points."""
+        largest = stmt.kind == "argmax"
+        # Yields become assignments to a pair of variables, so that branches merge them like any others.
+        (first,) = [s for s in walk(stmt.body) if isinstance(s, TypedYield)][:1]
+        best = Variable("best", first.value.dtype, mutable=True)
+        place = Variable("place", i64, mutable=True)
+        position = Variable("position", i64)
+        body = _yields_as_variables(stmt.body, best, place, position, largest)
+
+        def region(inner: Builder, *positions: Value) -> Sequence[Value]:
+            own = dict(self.scope)
+            linear = positions[0]
+            for var, at in zip(stmt.inner[1:], positions[1:], strict=True):
+                linear = inner.add(inner.mul(linear, self.extent(inner, var, own)), at)
+            own[position] = linear
+            for var, at in zip(stmt.inner, positions, strict=True):
+                own[var] = self.index(inner, var, at, own)
+            dtype = compute_dtype(best.dtype)
+            own[best] = self.number(inner, dtype.min_value if largest else dtype.max_value, dtype)
+            own[place] = self.number(inner, i64.max_value, i64)
+            self.statements(inner, body, own)
+            return [own[best], own[place]]
+
+        extents = [self.extent(self.body, var, self.scope) for var in stmt.inner]
+        return self.body.reduce(stmt.kind, extents, region, [v.name for v in stmt.inner])[1]
+
+    def reduce_value(self, reduce: Reduce, outer: Sequence[Value]) -> Value:
+        """A reduction of an array value over some of its axes, at the given indices of the others."""
+        shape = reduce.value.shape
+        kept = iter(outer)
+        fixed = {axis: next(kept) for axis in range(len(shape)) if axis not in reduce.axes}
+        pair = reduce.kind in ("argmin", "argmax")
+
+        def region(inner: Builder, *positions: Value) -> Sequence[Value]:
+            moving = dict(zip(reduce.axes, positions, strict=True))
+            indices = [fixed[axis] if axis in fixed else moving[axis] for axis in range(len(shape))]
+            value = self.expr(inner, reduce.value, dict(self.scope), indices)
+            if not pair:
+                return [value]
+            linear = positions[0]
+            for axis, at in zip(reduce.axes[1:], positions[1:], strict=True):
+                linear = inner.add(inner.mul(linear, self.size(shape[axis])), at)
+            return [value, linear]
+
+        return self.body.reduce(reduce.kind, [self.size(shape[a]) for a in reduce.axes], region)[-1]
+
+
+def identity(kind: str, dtype: DType) -> int | float | bool:
+    """What changes nothing when combined."""
+    if kind == "add":
+        return 0
+    if kind == "mul":
+        return 1
+    if kind in ("min", "max"):
+        return dtype.max_value if kind == "min" else dtype.min_value
+    if kind == "and":
+        return True if dtype.is_bool else -1 if dtype.kind == "i" else dtype.max_value
+    return False if dtype.is_bool else 0
+
+
+def _places_as_variables(stmts: tuple[Stmt, ...]) -> tuple[tuple[Stmt, ...], dict[Variable, Store]]:
+    """Accumulating stores as accumulations into variables, and which store each variable stands for."""
+    places: dict[Variable, Store] = {}
+    by_name: dict[str, Variable] = {}
+
+    def change(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        result: list[Stmt] = []
+        for stmt in body:
+            if isinstance(stmt, Store):
+                if stmt.array.name not in by_name:
+                    var = by_name[stmt.array.name] = Variable(stmt.array.name, stmt.array.dtype, mutable=True)
+                    places[var] = stmt
+                result.append(Accumulate(by_name[stmt.array.name], stmt.kind, stmt.value, span=stmt.span))
+            elif isinstance(stmt, TypedIf):
+                result.append(replace(stmt, then=change(stmt.then), otherwise=change(stmt.otherwise)))
+            elif isinstance(stmt, TypedLoop):
+                result.append(replace(stmt, body=change(stmt.body)))
+            else:
+                result.append(stmt)
+        return tuple(result)
+
+    return change(stmts), places
+
+
+def _flattened(
+    variables: Sequence[LoopVar], body: tuple[Stmt, ...], target: Variable
+) -> tuple[tuple[LoopVar, ...], tuple[Stmt, ...]]:
+    """Reduction loops inside one another as one domain, where the inner ranges are known outside."""
+    variables = tuple(variables)
+    while True:
+        touching = [s for s in body if any(isinstance(i, Accumulate) and i.var is target for i in walk((s,)))]
+        if len(touching) != 1 or not isinstance(touching[0], TypedLoop):
+            return variables, body
+        loop = touching[0]
+        if loop.kind != "reduce" or any(v.count is None for v in (*variables, *loop.vars)) or assigned(loop.body) != (target,):
+            return variables, body
+        variables += loop.vars
+        body = (*(s for s in body if s is not loop), *loop.body)
+
+
+def _yields_as_variables(
+    stmts: tuple[Stmt, ...], best: Variable, place: Variable, position: Variable, largest: bool
+) -> tuple[Stmt, ...]:
+    """`yield v, i` as: if v beats the best (or is the first NaN, or ties with a smaller index), keep v and i."""
+    def test(op: str, a: Expr, b: Expr) -> Expr:
+        return Apply(op, (a, b), bool_)
+
+    result: list[Stmt] = []
+    for stmt in stmts:
+        if isinstance(stmt, TypedYield):
+            value, index = Variable("value", best.dtype), Variable("index", i64)
+            given = stmt.value if stmt.value.dtype is best.dtype else Cast(stmt.value, best.dtype, span=stmt.span)
+            result.append(SetVar(value, given, True, span=stmt.span))
+            result.append(SetVar(index, stmt.index if stmt.index is not None else Local(position), True, span=stmt.span))
+            new, old = Local(value), Local(best)
+            tie = test("and", test("eq", new, old), test("lt", Local(index), Local(place)))
+            better = test("or", test("gt" if largest else "lt", new, old), tie)
+            if best.dtype.is_float:
+                fresh = test("and", Apply("isnan", (new,), bool_), Apply("not", (Apply("isnan", (old,), bool_),), bool_))
+                better = test("or", better, fresh)
+            won = Variable("won", bool_)
+            result.append(SetVar(won, better, True, span=stmt.span))
+            result.append(SetVar(place, Choose(Local(won), Local(index), Local(place), i64), span=stmt.span))
+            result.append(SetVar(best, Choose(Local(won), new, old, best.dtype), span=stmt.span))
+        elif isinstance(stmt, TypedIf):
+            then, otherwise = (_yields_as_variables(s, best, place, position, largest) for s in (stmt.then, stmt.otherwise))
+            result.append(replace(stmt, then=then, otherwise=otherwise))
+        else:
+            result.append(stmt)
+    return tuple(result)
+
+
+def _drop_stores(block: Block, keep: set[str]) -> Block:
+    """The block without stores to tensors that are not named in `keep`."""
+    ops: list[Op] = []
+    for op in block.ops:
+        if op.opcode == "store" and op.operands[0].name not in keep:
+            continue
+        ops.append(replace(op, regions=tuple(_drop_stores(r, keep) for r in op.regions)) if op.regions else op)
+    return Block(block.args, tuple(ops))

@@ -1,0 +1,241 @@
+"""Typed tree -> loop stage: one kernel per top-level nest, in order.
+
+In comes a checked kernel; out comes a `Program` whose kernels hold sizes and constants, then one `parallel` over the nest's
+domain (of rank 0 for full reductions and serial code). Inside stand loads, stores, arithmetic, `reduce` for declared
+accumulations, and `for`/`if`/`while` for the rest. It is the first pass: everything after it works on IR alone.
+
+    for i in range(rows):                 parallel %rows (%i) {
+        total = 0.0                         %s = reduce %cols {kind = "add"} (%j) {
+        for j in range(cols):       ->        %v = load %m, %i, %j
+            total += m[i, j]                  yield %v }
+        out[i] = total                      store %out, %i, %s }
+
+A scalar computed between nests is not stored: each kernel that uses it computes it again from what was stored (a 0-d scratch
+array for every accumulated variable). Elementwise code after a reduction over the same domain joins the reduction's kernel.
+Narrow floats are widened to f32 after a load and rounded at a store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilewright.base.dtypes import DType, compute_dtype
+from tilewright.base.sizes import Size
+from tilewright.ir.nodes import Kernel, walk
+from tilewright.ir.program import KernelCall, Program, ProgramArray, ProgramCheck, ScalarInput
+from tilewright.ir.rewrite import eliminate_dead
+from tilewright.ir.types import Tensor
+from tilewright.passes.from_tree.lower_body import Draft
+from tilewright.tree.typed import (
+    Accumulate,
+    Apply,
+    ArrayAssign,
+    ArrayInfo,
+    Cast,
+    Choose,
+    Element,
+    Expr,
+    Local,
+    LoopVar,
+    Reduce,
+    ReduceLoop,
+    ScalarInfo,
+    SetVar,
+    Stmt,
+    TypedKernel,
+    TypedLoop,
+    Variable,
+    Whole,
+    row_major,
+)
+from tilewright.tree.typed_walk import assigned, walk_expr
+from tilewright.tree.typed_walk import walk as walk_stmts
+
+
+def lower_kernel(typed: TypedKernel) -> Program:
+    """The program that computes what the typed kernel says."""
+    return _TreeLowering(typed).run()
+
+
+def tensor_type(array: ArrayInfo) -> Tensor:
+    return Tensor(array.dtype, array.shape, array.strides, align=array.align)
+
+
+class _TreeLowering:
+    def __init__(self, typed: TypedKernel) -> None:
+        self.typed = typed
+        self.arrays: dict[str, ArrayInfo] = {
+            a.name: a for a in (*typed.inputs, *typed.outputs, *typed.scratch) if isinstance(a, ArrayInfo)
+        }
+        self.values: dict[Variable, Expr] = {}
+        """Top-level variables, each as an expression over arguments and arrays."""
+        self.drafts: list[Draft] = []
+        self.open: Draft | None = None
+        """The last kernel, while code over the same domain may still join it."""
+        self.shape: tuple[Size, ...] = ()
+
+    def run(self) -> Program:
+        for stmt in self.typed.body:
+            self.statement(stmt)
+        return self.program()
+
+    # -- statements -------------------------------------------------------------------------------------------------
+
+    def statement(self, stmt: Stmt) -> None:
+        if isinstance(stmt, SetVar):
+            self.set_value(stmt.var, self.resolved(stmt.value))
+        elif isinstance(stmt, Accumulate):
+            args = (self.values[stmt.var], self.resolved(stmt.value))
+            self.set_value(stmt.var, Apply(stmt.kind, args, stmt.var.dtype, span=stmt.span))
+        elif isinstance(stmt, ArrayAssign):
+            self.array_assign(stmt)
+        elif isinstance(stmt, ReduceLoop):
+            draft = self.start(stmt, tuple(v.count for v in stmt.outer if v.count is not None), stmt.outer)
+            draft.reduce_loop(stmt)
+        elif isinstance(stmt, TypedLoop) and stmt.kind == "parallel" and all(v.count is not None for v in stmt.vars):
+            draft = self.draft(stmt)
+            draft.open_loops(stmt.vars)
+            draft.statements(draft.body, stmt.body, draft.scope)
+        else:
+            self.serial(stmt)
+
+    def set_value(self, var: Variable, value: Expr) -> None:
+        self.values[var] = value
+        if self.open is not None:
+            self.open.scope.pop(var, None)
+
+    def resolved(self, expr: Expr) -> Expr:
+        """The expression with top-level variables replaced by what they are."""
+        if isinstance(expr, Local):
+            return self.values[expr.var]
+        if isinstance(expr, Apply):
+            return replace(expr, args=tuple(self.resolved(a) for a in expr.args))
+        if isinstance(expr, Cast):
+            return replace(expr, value=self.resolved(expr.value))
+        if isinstance(expr, Choose):
+            cond, then, otherwise = (self.resolved(e) for e in (expr.cond, expr.then, expr.otherwise))
+            return replace(expr, cond=cond, then=then, otherwise=otherwise)
+        if isinstance(expr, Element):
+            return self.settle(replace(expr, indices=tuple(self.resolved(i) for i in expr.indices)))
+        return expr
+
+    def settle(self, expr: Element) -> Expr:
+        """An element of an array that may change later is read now, into a scratch of its own."""
+        if expr.array.role == "input" or not expr.indices:
+            return expr
+        scratch = self.scratch(f"{expr.array.name}$value", expr.dtype)
+        self.array_assign(ArrayAssign(scratch, expr, span=expr.span))
+        return Element(scratch, (), span=expr.span)
+
+    def serial(self, stmt: Stmt) -> None:
+        """Code that runs once: a kernel of rank 0. Variables it sets go to 0-d scratch arrays."""
+        straight = not any(isinstance(s, TypedLoop) for s in walk_stmts((stmt,)))
+        if not (straight and self.open is not None and not self.shape):
+            self.start(stmt, (), ())
+        draft = self.open
+        assert draft is not None
+        targets = assigned((stmt,))
+        draft.statements(draft.body, (stmt,), draft.scope)
+        for var in targets:
+            value = draft.scope.pop(var)
+            scratch = self.scratch(var.name, compute_dtype(var.dtype))
+            draft.body.span = stmt.span
+            draft.store(draft.body, scratch, (), value)
+            self.values[var] = Element(scratch, (), span=stmt.span)
+
+    def array_assign(self, stmt: ArrayAssign) -> None:
+        array = stmt.array
+        shape = array.shape
+        has_reduce = isinstance(stmt.value, Reduce)
+        if self.open is None or has_reduce or self.shape != shape or not self.can_join(self.open, stmt):
+            self.start(stmt, shape, None)
+        draft = self.open
+        assert draft is not None
+        draft.body.span = stmt.span
+        if isinstance(stmt.value, Reduce):
+            value = draft.reduce_value(stmt.value, draft.indices)
+        else:
+            value = draft.expr(draft.body, stmt.value, draft.scope, draft.indices)
+        draft.store(draft.body, array, draft.indices, value)
+
+    def can_join(self, draft: Draft, stmt: ArrayAssign) -> bool:
+        """Whether what it reads of the open kernel's results is only the element at hand."""
+        if stmt.array.name in draft.written:
+            return False
+        for expr in walk_expr(stmt.value):
+            if isinstance(expr, Element) and expr.array.name in draft.written and (expr.indices or self.shape):
+                return False
+            if isinstance(expr, Whole) and expr.array.name in draft.written and expr.shape != self.shape:
+                return False
+        return True
+
+    # -- kernels ----------------------------------------------------------------------------------------------------
+
+    def draft(self, stmt: Stmt) -> Draft:
+        """A new kernel; no other joins the one before it."""
+        self.open, self.shape = None, ()
+        draft = Draft(self.arrays, {s.name: s for s in self.typed.inputs if isinstance(s, ScalarInfo)}, self.values, stmt.span)
+        self.drafts.append(draft)
+        return draft
+
+    def start(self, stmt: Stmt, shape: tuple[Size, ...], variables: tuple[LoopVar, ...] | None) -> Draft:
+        """A new kernel over a domain of known sizes, open for more."""
+        draft = self.draft(stmt)
+        if variables is None:
+            draft.open_shape(shape)
+        else:
+            draft.open_loops(variables)
+        self.open, self.shape = draft, shape
+        return draft
+
+    def scratch(self, name: str, dtype: DType) -> ArrayInfo:
+        unique, number = name, 0
+        taken = {s.name for s in self.typed.inputs} | set(self.arrays)
+        while unique in taken:
+            number += 1
+            unique = f"{name}${number}"
+        array = row_major(unique, dtype, (), "scratch")
+        self.arrays[unique] = array
+        return array
+
+    # -- the whole --------------------------------------------------------------------------------------------------
+
+    def program(self) -> Program:
+        typed = self.typed
+        order = [s.name for s in typed.inputs] + [n for n in self.arrays if n not in {s.name for s in typed.inputs}]
+        needed = self.read_arrays() | {a.name for a in (*typed.outputs,)}
+        calls: list[KernelCall] = []
+        for draft in self.drafts:
+            kernel = eliminate_dead(draft.kernel(f"{typed.name}_{len(calls)}" if len(self.drafts) > 1 else typed.name, needed))
+            used = {v for op in walk(kernel.body) for v in op.operands}
+            params = sorted((p for p in kernel.params if p in used), key=lambda p: order.index(p.name))
+            if _writes(kernel):
+                calls.append(KernelCall(replace(kernel, params=tuple(params)), tuple(p.name for p in params)))
+        present = {name for call in calls for name in call.args}
+        inputs = tuple(
+            ProgramArray(p.name, tensor_type(p), "input") if isinstance(p, ArrayInfo) else ScalarInput(p.name, p.dtype)
+            for p in typed.inputs
+        )
+        outputs = tuple(ProgramArray(a.name, tensor_type(a), "output") for a in typed.outputs)
+        scratch = tuple(
+            ProgramArray(a.name, tensor_type(a), "scratch") for a in self.arrays.values() if a.role == "scratch" and a.name in present
+        )
+        checks = tuple(ProgramCheck(c.left, c.relation, c.right, c.message, c.span, c.code) for c in typed.checks)
+        return Program(typed.name, inputs, outputs, scratch, tuple(calls), checks, typed.span)
+
+    def read_arrays(self) -> set[str]:
+        """Arrays some kernel loads from; stores to other scratch arrays are dropped."""
+        names: set[str] = set()
+        while True:
+            found: set[str] = set()
+            for draft in self.drafts:
+                kernel = eliminate_dead(draft.kernel("", names or None))
+                found |= {op.operands[0].name for op in walk(kernel.body) if op.opcode == "load"}
+            found |= {a.name for a in self.typed.outputs}
+            if found == names:
+                return found
+            names = found
+
+
+def _writes(kernel: Kernel) -> bool:
+    return any(op.opcode == "store" for op in walk(kernel.body))

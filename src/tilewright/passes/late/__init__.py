@@ -1,0 +1,1 @@
+"""Thread stage to thread stage: functions and conversions become arithmetic, accesses and indices get their final form."""

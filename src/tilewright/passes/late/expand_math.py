@@ -1,0 +1,188 @@
+"""Pass: math functions become arithmetic.
+
+    %y = exp %x   ->   %n = fma %x, %log2_e, %magic; … %y = mul %p, %scale
+
+In: any kernel. Out: the same kernel with no op of the group `function` left but `exp2_approx` and the like, and no `floordiv` or `mod` of
+floats. What is left every code generator has as an instruction. Results stay inside the bound of the op table on the whole
+range; `docs/numerics.md` has the measured errors.
+
+Runs late, just before code generation: earlier passes fuse, hoist and share whole functions, not their pieces. Expansions are
+branch-free (but for the rare huge argument of a scalar sine on a GPU), so vec and tile values need no masks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from tilewright.base.dtypes import DType, bf16, f32, f64
+from tilewright.base.target import Target
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Kernel, Op, Stage, Value
+from tilewright.ir.rewrite import rewrite
+from tilewright.ir.types import Tile, Vec, dtype_of
+from tilewright.passes.late import math_exponential, math_logarithm, math_trigonometric
+from tilewright.passes.late.math_terms import Terms
+
+
+def expand_math(kernel: Kernel, target: Target) -> Kernel:
+    """The kernel with every function op expanded."""
+    hardware = target.has("approx") and kernel.stage is Stage.THREAD
+    scales = has_ldexp(target) and kernel.stage is Stage.THREAD
+    made: dict[Value, Op] = {}
+
+    def replacement(builder: Builder, op: Op) -> Sequence[Value] | None:
+        if op.opcode not in EXPANDED:
+            made.update((result, op) for result in op.results)
+            return None
+        narrow = op.attrs.get("narrow")
+        if hardware and isinstance(narrow, DType):
+            quick = _expand_narrow(builder, op.opcode, op.operands[0], narrow, made)
+            if quick is not None:
+                return (quick,)
+        value = _expand(builder, op.opcode, op.operands, hardware, scales)
+        return None if value is None else (value,)
+
+    return rewrite(kernel, replacement)
+
+
+def expand(builder: Builder, opcode: str, operands: Sequence[Value], target: Target) -> Value | None:
+    """Append the arithmetic for one op and give its result; None for ops that need no expansion."""
+    if opcode not in EXPANDED:
+        return None
+    tile = isinstance(operands[0].type, Tile)
+    return _expand(builder, opcode, operands, target.has("approx") and not tile, has_ldexp(target) and not tile)
+
+
+def has_ldexp(target: Target) -> bool:
+    """Whether a CPU multiplies by powers of two in one instruction: AVX-512 does."""
+    return target.kind == "cpu" and target.name.startswith("x86-64") and target.vector_bytes == 64
+
+
+def _expand(builder: Builder, opcode: str, operands: Sequence[Value], hardware: bool, scales: bool) -> Value | None:
+    first = operands[0]
+    dtype = dtype_of(first.type)
+    if not dtype.is_float:
+        return None
+    if dtype.is_small_float:
+        wide = [builder.cast(o, f32) for o in operands]
+        result = _expand(builder, opcode, wide, hardware, scales)
+        assert result is not None
+        return builder.cast(result, dtype)
+    if hardware and isinstance(first.type, Vec) and opcode in _BRANCHING:
+        lanes = range(first.type.width)
+        scalars = [[builder.op("extract", o, lane=lane) for o in operands] for lane in lanes]
+        results = [EXPANDED[opcode](Terms(builder, s[0], hardware), *s) for s in scalars]
+        return builder.op("pack", *results)
+    return EXPANDED[opcode](Terms(builder, first, hardware, scales), *operands)
+
+
+def _expand_narrow(builder: Builder, opcode: str, x: Value, narrow: DType, made: Mapping[Value, Op]) -> Value | None:
+    """A GPU's own instructions, where fewer bits than f32's count. None where they would not do. `made`: the ops before."""
+    t = Terms(builder, x, hardware=True)
+    if dtype_of(x.type) is not f32:
+        return None
+    if opcode == "exp":
+        return t.op("exp2_approx", _times(t, made, x, math.log2(math.e)))
+    if opcode == "exp2":
+        return t.op("exp2_approx", x)
+    if opcode == "sigmoid":
+        return t.op("rcp_approx", t.add(t.op("exp2_approx", _times(t, made, x, -math.log2(math.e))), 1.0))
+    if opcode == "tanh" and narrow.mantissa <= bf16.mantissa:
+        return t.op("tanh_approx", x)
+    return None
+
+
+def _times(t: Terms, made: Mapping[Value, Op], x: Value, factor: float) -> Value:
+    """x times a constant. Where x is a constant times something the two are one constant: a rounding less, and an instruction."""
+    scaled = _scaled(t, made, x, factor)
+    return t.mul(x, factor) if scaled is None else scaled
+
+
+def _scaled(t: Terms, made: Mapping[Value, Op], x: Value, factor: float) -> Value | None:
+    op = made.get(x)
+    if op is None:
+        return None
+    if op.opcode == "broadcast":
+        return _scaled(t, made, op.operands[0], factor)
+    if op.opcode == "const" and isinstance(op.attrs["value"], float):
+        number = op.attrs["value"] * factor
+        return t.number(number, f32) if 2.0**-100 < abs(number) < 2.0**100 else None
+    if op.opcode == "mul":
+        for a, b in (op.operands, op.operands[::-1]):
+            other = _scaled(t, made, b, factor)
+            if other is not None:
+                return t.mul(a, other)
+    if op.opcode == "fma":
+        a, b, c = op.operands
+        last = _scaled(t, made, c, factor)
+        for first, second in ((a, b), (b, a)):
+            other = _scaled(t, made, second, factor) if last is not None else None
+            if last is not None and other is not None:
+                return t.fma(first, other, last)
+    return None
+
+
+# -- small ones -----------------------------------------------------------------------------------------------------
+
+
+def _rsqrt(t: Terms, x: Value) -> Value:
+    return t.div(1.0, t.op("sqrt", x))
+
+
+def _floordiv(t: Terms, a: Value, b: Value) -> Value:
+    """The floor of the exact quotient. Where rounding pushed a/b up to an integer the remainder has the wrong sign."""
+    if dtype_of(a.type) is f32:
+        return t.cast(_floordiv(Terms(t.builder, t.like), t.cast(a, f64), t.cast(b, f64)), f32)
+    quotient = t.div(a, b)
+    whole = t.op("floor", quotient)
+    rest = t.fma(t.neg(whole), b, a)
+    rest = t.select(t.eq(t.abs(b), math.inf), a, rest)
+    wrong = t.bit_and(t.ne(rest, 0.0), t.ne(t.lt(rest, 0.0), t.lt(b, 0.0)))
+    wrong = t.bit_and(wrong, t.bit_and(t.eq(rest, rest), t.lt(t.abs(whole), 2.0**53)))
+    result = t.select(wrong, t.sub(whole, 1.0), whole)
+    result = t.select(t.eq(t.abs(a), math.inf), math.nan, result)  # as NumPy and Python have it
+    return t.select(t.eq(b, 0.0), quotient, result)
+
+
+_MOD_STEPS = 6
+"""Enough for any two f32; in f64 a quotient from 2^300 on may give NaN."""
+
+
+def _mod(t: Terms, a: Value, b: Value) -> Value:
+    """The exact remainder, with the sign of b. Each step takes some 50 bits off the quotient without a rounding."""
+    if dtype_of(a.type) is f32:
+        return t.cast(_mod(Terms(t.builder, t.like), t.cast(a, f64), t.cast(b, f64)), f32)
+    minus_b = t.neg(b)
+    rest = a
+    for _ in range(_MOD_STEPS):
+        rest = t.fma(t.op("round", t.div(rest, b)), minus_b, rest)
+    size = t.abs(b)
+    # A quotient too large for the steps leaves too large a rest.
+    rest = t.select(t.op("le", t.abs(rest), size), rest, math.nan)
+    rest = t.select(t.bit_and(t.eq(size, math.inf), t.lt(t.abs(a), math.inf)), a, rest)
+    wrong = t.bit_and(t.ne(rest, 0.0), t.ne(t.lt(rest, 0.0), t.lt(b, 0.0)))
+    result = t.select(wrong, t.add(rest, b), rest)
+    return t.select(t.eq(rest, 0.0), t.with_sign_of(t.number(0.0, f64), b), result)
+
+
+_BRANCHING = frozenset({"sin", "cos", "tan"})
+EXPANDED: dict[str, Callable[..., Value]] = {
+    "exp": math_exponential.exp,
+    "exp2": math_exponential.exp2,
+    "log": math_logarithm.log,
+    "log2": math_logarithm.log2,
+    "sin": math_trigonometric.sin,
+    "cos": math_trigonometric.cos,
+    "tan": math_trigonometric.tan,
+    "tanh": math_exponential.tanh,
+    "sinh": math_exponential.sinh,
+    "cosh": math_exponential.cosh,
+    "erf": math_exponential.erf,
+    "rsqrt": _rsqrt,
+    "sigmoid": math_exponential.sigmoid,
+    "pow": math_logarithm.power,
+    "floordiv": _floordiv,
+    "mod": _mod,
+}
+"""What this pass removes; of `floordiv` and `mod` only those of floats."""

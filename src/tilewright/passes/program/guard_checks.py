@@ -1,0 +1,38 @@
+"""Checks for loads under a condition: the loops around them must fit their arrays. `Program -> Program`.
+
+In: a program as the tree says. Out: the same with the checks; a call whose sizes break one is refused. A condition that speaks of other
+indices than the load's own leaves these their loops. One that compares a load's index with others says how far it goes.
+
+    for q in range(c): if 0 <= y and y < h: total += x[y, q] * w[q]     ->     the same, and a check that c is no more than w has
+    for i in grid(s): for j in range(t): if j <= i: total += v[j]       ->     the same, and a check that min(t, s) is no more than v has
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilewright.analysis.guarded import guarded_loads
+from tilewright.analysis.index_proofs import reaches
+from tilewright.ir.program import Program, ProgramCheck
+from tilewright.ir.types import Tensor
+
+
+def guard_checks(program: Program) -> Program:
+    """The program with those checks; the very same one where it needs none."""
+    checks = dict.fromkeys(program.checks)
+    for call in program.calls:
+        names = dict(zip(call.kernel.params, call.args, strict=True))
+        for guarded in guarded_loads(call.kernel):
+            memory = guarded.load.operands[0]
+            for axis, index, extent in guarded.plain:
+                message = (
+                    f"a loop over {{left}} elements (index '{index.name}') reads '{names[memory]}', whose axis {axis} has extent {{right}}"
+                )
+                assert isinstance(memory.type, Tensor)
+                checks[ProgramCheck(extent, "le", memory.type.shape[axis], message, guarded.load.span, "TW013")] = None
+        for load, axis, end in reaches(call.kernel, tuple(checks)):
+            memory = load.operands[0]
+            assert isinstance(memory.type, Tensor)
+            message = f"'{names[memory]}' is read at indices up to {{left}}, but its axis {axis} has extent {{right}}"
+            checks[ProgramCheck(end - 1, "lt", memory.type.shape[axis], message, load.span, "TW013")] = None
+    return replace(program, checks=tuple(checks)) if len(checks) > len(program.checks) else program

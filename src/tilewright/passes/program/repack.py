@@ -1,0 +1,237 @@
+"""Copy operands the copy engine cannot read into matrices it can. `Program -> Program`.
+
+In: a program and the schedules of its contractions. Where one says `a_copy = pack` (or `b_copy`), that factor, whatever it is
+computed from, is first written to scratch as a dense array [batch, rows, sums, k], its rows padded with zeros to whole 16 bytes. Out: the
+program with a kernel that packs before the contraction, whose factor is now a plain load. Packing reads and writes the operand once; what
+it buys is a product at full speed where rows are not aligned, strides are odd, or elements lie the wrong way round. Plain multiply-adds read
+rows that run across the sum, so for these the pack is [batch, sums, k, rows], as it is.
+
+    parallel m, n { acc = reduce k { yield f(x[i, k]) * w[k, j] }; … }
+    -> parallel m, kk { store x.pack[i, kk] = kk < k ? f(x[i, kk]) : 0 }
+       parallel m, n { acc = reduce k { yield x.pack[i, k] * w[k, j] }; … }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from tilewright.analysis.contraction import Contraction, Factor, find_contraction
+from tilewright.base.errors import CompilerBug
+from tilewright.base.sizes import Size, ceildiv, product
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
+from tilewright.ir.program import KernelCall, Program, ProgramArray
+from tilewright.ir.rewrite import clone_ops, eliminate_dead
+from tilewright.ir.types import Tensor, tensor
+from tilewright.passes.schedules.matrix import Fma, GpuProduct
+from tilewright.passes.schedules.plans import Plan, Plans
+
+
+def repack(program: Program, plans: Plans) -> tuple[Program, Plans]:
+    """The program with packing kernels, and the schedules of its calls."""
+    calls: list[KernelCall] = []
+    schedules: list[Plan] = []
+    scratch = list(program.scratch)
+    for call, schedule in zip(program.calls, plans, strict=True):
+        if isinstance(schedule, GpuProduct) and "pack" in (schedule.a_copy, schedule.b_copy):
+            extra, call, arrays = _Packing(call, schedule).run(len(scratch))
+            calls += extra
+            schedules += [None] * len(extra)
+            scratch += arrays
+        calls.append(call)
+        schedules.append(schedule)
+    return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
+
+
+def packable(found: Contraction, factor: Factor, inner: int) -> bool:
+    """Whether a factor can be packed: one index on its side, and one of those summed over that steps walk."""
+    side = found.m if factor is found.a else found.n
+    return len(side) == 1 and (len(found.k) == 1 or inner >= 0)
+
+
+class _Packing:
+    def __init__(self, call: KernelCall, schedule: GpuProduct) -> None:
+        found = find_contraction(call.kernel)
+        if found is None:
+            raise CompilerBug.at("TW040", f"{call.kernel.name} is not a contraction", call.kernel.span)
+        found = found.apart() if schedule.apart else found
+        self.call, self.kernel, self.found = call, call.kernel, found
+        ways = (schedule.b_copy, schedule.a_copy) if schedule.swap_ab else (schedule.a_copy, schedule.b_copy)
+        self.packed = [factor for factor, way in zip((found.a, found.b), ways, strict=True) if way == "pack"]
+        self.everything = list(walk(found.parallel.regions[0]))
+        self.made = {result: op for op in self.everything for result in op.results}
+        inner = schedule.inner if len(found.k) > 1 else 0
+        self.sums = [p for p in range(len(found.k)) if p != inner] + [inner]
+        """The summed indices, the one that steps walk last."""
+        self.turned = isinstance(schedule, Fma)
+        """Rows of packs run across the sum."""
+
+    def run(self, number: int) -> tuple[list[KernelCall], KernelCall, list[ProgramArray]]:
+        names = dict(zip(self.kernel.params, self.call.args, strict=True))
+        packs: dict[int, Value] = {}
+        calls: list[KernelCall] = []
+        arrays: list[ProgramArray] = []
+        for position, factor in enumerate(self.packed):
+            pack = self._pack_of(factor, f"{self.kernel.name}.pack{number + position}")
+            assert isinstance(pack.type, Tensor)
+            packs[id(factor)] = names_pack = pack
+            arrays.append(ProgramArray(pack.name, pack.type, "scratch"))
+            kernel = self._packing_kernel(factor, pack)
+            calls.append(KernelCall(kernel, tuple(pack.name if p is names_pack else names[p] for p in kernel.params)))
+        main = self._main_kernel(packs)
+        given = {p: p.name for p in packs.values()} | names
+        return calls, KernelCall(main, tuple(given[p] for p in main.params)), arrays
+
+    def _side(self, factor: Factor) -> tuple[int, ...]:
+        return self.found.m if factor is self.found.a else self.found.n
+
+    def _positions(self, factor: Factor) -> list[int]:
+        """The parallel indices the factor depends on."""
+        values = [v for v in (factor.value, factor.guard) if v is not None]
+        sources = {v for op in self._makers(values, set()) for v in op.operands}
+        own = [p for p in self.found.batch if self.found.indices[p] in sources]
+        return [*own, *self._side(factor)]
+
+    def _pack_of(self, factor: Factor, name: str) -> Value:
+        found = self.found
+        step = max(1, 16 // factor.dtype.itemsize)
+        *outer, last = (found.reduce_extents[p] for p in self.sums)
+        padded = ceildiv(last, Size.of(step)) * step
+        *batch, rows = (found.extents[p] for p in self._positions(factor))
+        if self.turned:
+            wide = ceildiv(rows, Size.of(step)) * step
+            return Value(tensor(factor.dtype, product(batch), product(outer), last, wide, align=16), name)
+        return Value(tensor(factor.dtype, product(batch), rows, product(outer), padded, align=16), name)
+
+    def _where(self, b: Builder, factor: Factor, local: Mapping[Value, Value]) -> list[Value]:
+        """The place of an element in its pack: batch, row, all summed indices but the inner one, and that."""
+        found = self.found
+        *batch, row = self._positions(factor)
+        *outer, inner = self.sums
+
+        def together(indices: Sequence[Value], extents: Sequence[Size]) -> Value:
+            total = b.index(0)
+            for position, (index, extent) in enumerate(zip(indices, extents, strict=True)):
+                total = local[index] if position == 0 else b.add(b.mul(total, b.index(extent)), local[index])
+            return total
+
+        places = [
+            together([found.indices[p] for p in batch], [found.extents[p] for p in batch]), local[found.indices[row]],
+            together([found.k[p] for p in outer], [found.reduce_extents[p] for p in outer]), local[found.k[inner]],
+        ]  # fmt: skip
+        return [places[0], *places[2:], places[1]] if self.turned else places
+
+    def _packing_kernel(self, factor: Factor, pack: Value) -> Kernel:
+        found = self.found
+        positions = self._positions(factor)
+        b = Builder(self.kernel.span)
+        mapping: dict[Value, Value] = {}
+        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], mapping)
+        assert isinstance(pack.type, Tensor)
+
+        def body(inner: Builder, *indices: Value) -> list[Value]:
+            if self.turned:
+                # The last index is the one along which the pack is written.
+                indices = (*indices[: len(positions) - 1], indices[-1], *indices[len(positions) - 1 : -1])
+            own, sums = indices[: len(positions)], indices[len(positions) :]
+            local = dict(mapping) | dict(zip((found.indices[p] for p in positions), own, strict=True))
+            local |= dict(zip((found.k[p] for p in self.sums), sums, strict=True))
+            zero = inner.const(0, factor.dtype)
+            inside = inner.op("lt", sums[-1], inner.index(found.reduce_extents[self.sums[-1]]))
+            if factor.guard is not None:
+                self._clone(inner, [factor.guard], local)
+                inside = inner.logical_and(inside, local[factor.guard])
+
+            def value(deep: Builder) -> list[Value]:
+                inside_local = dict(local)
+                self._clone(deep, [factor.value], inside_local)
+                return [inside_local[factor.value]]
+
+            (result,) = inner.if_(inside, value, lambda deep: [zero])
+            inner.multi("store", pack, *self._where(inner, factor, local), result)
+            return []
+
+        names = [*(found.indices[p].name for p in positions), *(found.k[p].name for p in self.sums)]
+        last = found.reduce_extents[self.sums[-1]] if self.turned else pack.type.shape[-1]
+        extents = [*(found.extents[p] for p in positions), *(found.reduce_extents[p] for p in self.sums[:-1]), last]
+        if self.turned:
+            row = len(positions) - 1
+            names, extents = ([*x[:row], *x[row + 1 :], x[row]] for x in (names, extents))
+        with b.at(found.reduction.span):
+            b.parallel([b.index(extent) for extent in extents], body, names)
+        return self._finished(f"{self.kernel.name}.pack", b, [pack])
+
+    def _main_kernel(self, packs: dict[int, Value]) -> Kernel:
+        found = self.found
+        region = found.parallel.regions[0]
+        b = Builder(self.kernel.span)
+        mapping: dict[Value, Value] = {}
+        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], mapping)
+        wide = found.accumulator
+
+        def body(inner: Builder, *indices: Value) -> list[Value]:
+            local = dict(mapping) | dict(zip(region.args, indices, strict=True))
+
+            def terms(deep: Builder, inside: dict[Value, Value]) -> list[Value]:
+                factors: list[Value] = []
+                for factor in (found.a, found.b):
+                    pack = packs.get(id(factor))
+                    if pack is not None:
+                        factors.append(deep.cast(deep.op("load", pack, *self._where(deep, factor, inside)), wide))
+                    else:
+                        self._clone(deep, [factor.value], inside)
+                        factors.append(deep.cast(inside[factor.value], wide))
+                return [deep.mul(*factors)]
+
+            def term(deep: Builder, *sums: Value) -> Sequence[Value]:
+                inside = dict(local) | dict(zip(found.k, sums, strict=True))
+                guards = [f.guard for f in (found.a, found.b) if f.guard is not None and id(f) not in packs]
+                if not guards:
+                    return terms(deep, inside)
+                self._clone(deep, guards[:1], inside)
+                zero = deep.const(0, wide)
+                return deep.if_(inside[guards[0]], lambda region: terms(region, dict(inside)), lambda region: [zero])
+
+            for op in region.ops[:-1]:
+                if op is found.reduction:
+                    with inner.at(op.span):
+                        results = inner.reduce("add", [inner.index(e) for e in found.reduce_extents], term, [k.name for k in found.k])
+                    local.update(zip(op.results, results, strict=True))
+                else:
+                    clone_ops(inner, [op], local)
+            return []
+
+        with b.at(found.parallel.span):
+            b.parallel([b.index(e) for e in found.extents], body, [a.name for a in region.args])
+        return self._finished(self.kernel.name, b, list(packs.values()))
+
+    def _makers(self, values: Sequence[Value], known: Container[Value]) -> list[Op]:
+        """The ops that make these values from known ones, in order."""
+        wanted: set[Value] = set()
+        waiting = [v for v in values if v not in known]
+        while waiting:
+            value = waiting.pop()
+            op = self.made.get(value)
+            if value in wanted or op is None or value in known:
+                continue
+            wanted.update(op.results)
+            waiting += [*op.operands, *(v for region in op.regions for inner in walk(region) for v in inner.operands)]
+        return [op for op in self.everything if any(r in wanted for r in op.results)]
+
+    def _clone(self, b: Builder, values: Sequence[Value], mapping: dict[Value, Value]) -> None:
+        """Copy the ops that make these values."""
+        chosen = self._makers(values, mapping)
+        nested = {id(inner) for op in chosen for region in op.regions for inner in walk(region)}
+        clone_ops(b, [op for op in chosen if id(op) not in nested], mapping)
+
+    def _finished(self, name: str, b: Builder, packs: Sequence[Value]) -> Kernel:
+        whole = eliminate_dead(
+            Kernel(
+                name, Stage.LOOP, (), Block((), tuple(b.ops)), facts=self.kernel.facts,
+                attrs=MappingProxyType(dict(self.kernel.attrs)), span=self.kernel.span,
+            )
+        )  # fmt: skip
+        used = {v for op in walk(whole.body) for v in op.operands}
+        return replace(whole, params=(*(p for p in self.kernel.params if p in used), *(p for p in packs if p in used)))

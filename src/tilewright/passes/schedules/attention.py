@@ -1,0 +1,209 @@
+"""Schedules of attention: a maximum, sums and two products of a row, computed in one pass over its keys.
+
+One record per family: `WgmmaAttention` (Hopper's instructions), `MmaAttention` (those of single warps), `CpuAttention`. `m` are rows of
+a block, `n` the keys of one step, `k` the terms of a score.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tilewright.base.dtypes import DType, f32
+from tilewright.base.record import record
+from tilewright.base.target import Target
+from tilewright.ir.layouts import MMA_LANES, Accumulator, Blocked
+from tilewright.passes.schedules.matrix import WARPGROUP, MatrixSchedule
+
+TERMS = 16
+"""Terms of one matrix instruction, and rows of a warp's band."""
+CHUNK = 8
+"""Elements of 16 bytes: one copy of a thread, and a row of an 8x8 matrix."""
+
+
+def pitch(columns: int) -> int:
+    """Elements from one row of shared memory to the next, where warps read it: an odd number of chunks."""
+    return columns + CHUNK
+
+
+@record
+class GpuAttention(MatrixSchedule):
+    """What attention on a GPU has."""
+
+    head_dim_v: int = 0
+    """Columns of the values."""
+    stages: int = 1
+    """Steps whose keys and values are in shared memory at once."""
+    raster: int = 8
+    """Batch points that are walked together, where rows have limits."""
+    persistent: bool = True
+    """As many blocks as multiprocessors have room for, each computing many tiles."""
+
+    @property
+    def to_tile(self) -> str:
+        return "lower_attention"
+
+    @property
+    def staged_bytes(self) -> int:
+        return self.stages * (self.m + self.n) * self.k * 4
+
+
+@record
+class WgmmaAttention(GpuAttention):
+    """Hopper's warp-group instructions."""
+
+    family: ClassVar[str] = "attention"
+    to_thread: ClassVar[str] = "lower_wgmma_attention"
+
+    a_copy: str = "tma"
+    """Where queries are: in shared memory (`tma`), or in registers (`rs`)."""
+    math_warpgroups: int = 1
+    """Warp groups that compute, 64 rows each."""
+    epilogue_stages: int = 2
+    """Pieces of the result on their way out of a warp group's shared memory."""
+    store: str = "tma"
+    """How results leave: through shared memory by the copy engine (`tma`), or from registers (`direct`)."""
+    blocks: int = 1
+    """Blocks that a multiprocessor has at once."""
+    dynamic: bool = False
+    """Blocks fetch the number of their next tile from a counter, so that tiles may take different times."""
+    pdl: bool = False
+    """Programmatic dependent launch: start before the kernel launched before has ended."""
+
+    @property
+    def threads(self) -> int:
+        return WARPGROUP * (self.math_warpgroups + 1)
+
+    @property
+    def data_path(self) -> tuple[object, ...]:
+        return self.family, self.k, self.head_dim_v, self.a_copy, self.store
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a copying and of a computing thread: those of a block's launch, shared out anew."""
+        groups = self.math_warpgroups
+        launched = (1 << 16) // (WARPGROUP * (groups + 1) * self.blocks) // 8 * 8
+        copying = 24 if groups < 3 else 32
+        return copying, min(240, (launched * (groups + 1) - copying) // groups // 8 * 8)
+
+    def layout(self, operand: DType, total: DType) -> Accumulator | Blocked:
+        return Accumulator("wgmma", (64, self.n, 32 // operand.itemsize), (self.math_warpgroups, 1))
+
+    def refusal(self, target: Target, operand: DType) -> str:
+        fits = self.m == 64 * self.math_warpgroups and 1 <= self.math_warpgroups <= 4 and self.n % TERMS == 0 and 16 <= self.n <= 256
+        if fits and (self.blocks == 1 or (self.math_warpgroups == 1 and 1 < self.blocks <= 4)):
+            return ""
+        return (
+            "m = 64 * math_warpgroups, up to 4 of them, and n a multiple of 16 up to 256; several blocks at once have one group, up to 4 blocks"
+        )
+
+    def has_room(self, target: Target) -> bool:
+        if min(self.m, self.k) < 1 or self.threads > target.max_threads:
+            return False
+        if self.stages < 2 or self.n % TERMS or not 16 <= self.n <= 256 or (self.blocks > 1 and self.math_warpgroups > 1):
+            return False
+        # Sums, scores, and the weights of the step before are in registers.
+        most = min(180, self.registers[1] - 30)
+        out = self.math_warpgroups * self.epilogue_stages * 64 * 128
+        operands = 2 * (self.m * self.k + self.stages * self.n * (self.k + self.head_dim_v))
+        fits = self.head_dim_v // 2 + self.n * 3 // 4 <= most
+        return fits and self.blocks * (operands + out + 2048) <= target.max_shared
+
+
+@record
+class MmaAttention(GpuAttention):
+    """Matrix instructions of single warps."""
+
+    family: ClassVar[str] = "attention_mma"
+    to_thread: ClassVar[str] = "lower_mma_attention"
+
+    a_copy: str = "cp_async"
+    """Where queries are: in shared memory (`cp_async`), or in registers (`rs`)."""
+    warps_m: int = 1
+    """Warps of a block, each with 16 or 32 rows."""
+
+    @property
+    def threads(self) -> int:
+        return MMA_LANES * self.warps_m
+
+    @property
+    def data_path(self) -> tuple[object, ...]:
+        return self.family, self.k, self.head_dim_v, self.a_copy
+
+    @property
+    def bands(self) -> int:
+        """Times 16 rows of a warp."""
+        return self.m // (TERMS * self.warps_m)
+
+    @property
+    def slot(self) -> int:
+        """Elements of one stage: keys and values of a step."""
+        return self.n * (pitch(self.k) + pitch(self.head_dim_v))
+
+    @property
+    def shared_elements(self) -> int:
+        """Elements of shared memory a block has."""
+        queries = self.m * pitch(self.k)
+        if self.a_copy != "rs":
+            return self.stages * self.slot + queries
+        return (self.stages - 1) * self.slot + max(self.slot, queries)
+
+    @property
+    def registers(self) -> int:
+        """About how many registers a thread needs: sums, scores, queries, and all else."""
+        return self.bands * (self.head_dim_v // 2 + self.n // 2 + (self.k // 4 if self.a_copy == "rs" else 8)) + 72
+
+    def blocks_at_once(self, target: Target) -> int:
+        """Blocks of one multiprocessor."""
+        if self.persistent:
+            return 1
+        by_registers = target.registers_per_sm // (self.threads * min(255, self.registers))
+        by_memory = target.shared_per_sm // (2 * self.shared_elements + 1024)
+        return max(1, min(by_registers, by_memory, target.threads_per_sm // self.threads))
+
+    def layout(self, operand: DType, total: DType) -> Accumulator | Blocked:
+        return Accumulator("mma", (16, 8, 32 // operand.itemsize), (self.warps_m, 1))
+
+    def refusal(self, target: Target, operand: DType) -> str:
+        fits = self.warps_m in (1, 2, 4, 8, 16) and self.m in (TERMS * self.warps_m, 2 * TERMS * self.warps_m)
+        if fits and self.stages in (2, 3, 4) and self.n % TERMS == 0 and 16 <= self.n <= 256:
+            return ""
+        return "m = 16 or 32 * warps_m, which is a power of two, 2 to 4 stages, and n a multiple of 16"
+
+    def has_room(self, target: Target) -> bool:
+        if min(self.m, self.k) < 1 or self.threads > target.max_threads or not 2 <= self.stages <= 4:
+            return False
+        fits = self.n % TERMS == 0 and 16 <= self.n <= 256
+        return fits and 2 * self.shared_elements <= target.max_shared and self.registers <= target.max_registers
+
+
+@record
+class CpuAttention(MatrixSchedule):
+    """SIMD arithmetic: rows along registers. `k` is what there is room for of terms and columns."""
+
+    family: ClassVar[str] = "cpu_attention"
+
+    mr: int = 0
+    nr: int = 0
+    """Keys, and rows, of scores held in registers at once."""
+    vectors: int = 1
+    """SIMD registers along `nr`."""
+
+    @property
+    def to_tile(self) -> str:
+        return "lower_attention_cpu"
+
+    def layout(self, operand: DType, total: DType) -> Accumulator | Blocked:
+        return Blocked((1, self.nr // self.vectors), (1, 1), (1, 1))
+
+    def refusal(self, target: Target, operand: DType) -> str:
+        lanes = target.vector_bytes // 4
+        fits = min(self.m, self.n, self.k, self.mr, self.vectors) > 0 and self.nr == self.vectors * lanes
+        if fits and self.m % self.nr == 0 and self.n % (2 * self.mr) == 0:
+            return ""
+        return f"nr = {lanes} * vectors, m a multiple of nr and n one of 2 * mr"
+
+    def has_room(self, target: Target) -> bool:
+        return not self.refusal(target, f32)
+
+
+AttentionSchedule = WgmmaAttention | MmaAttention | CpuAttention

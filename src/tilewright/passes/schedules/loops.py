@@ -1,0 +1,71 @@
+"""Schedules of loop nests: how one is cut into blocks, tiles and threads. Data only.
+
+How one is chosen is in `passes/choose/loops.py`, and for overlapping windows in `passes/choose/windows.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import ClassVar
+
+from tilewright.base.record import record
+
+
+@record
+class Schedule:
+    """One choice. Axes are numbered by the nest's parallel indices; `reduce_axis` is the reduced one, if tiled."""
+
+    tiles: tuple[int, ...]
+    """Elements of one block along each parallel index (1: the index is a scalar of the block)."""
+    reduce_tile: int = 1
+    """Elements of one step along the innermost reduction index; 1 means a serial loop."""
+    vector: int = 1
+    """Elements one thread accesses at once, along the vector axis (on a CPU the whole tile: a vector of several registers)."""
+    vector_on_reduction: bool = False
+    """Whether the vector axis is the reduction's."""
+    vector_index: int = -1
+    """Which parallel index is the vector axis, when it is not the reduction's; -1 for none."""
+    threads: int = 1
+    across: int = 1
+    """Lanes along the other tiled index, where loads walk memory along that one: both loads and stores then use whole sectors."""
+    window: bool = False
+    """GPU: results read overlapping windows, and each thread has several of them to share what it loads (`lower_windows`)."""
+    along: int = -1
+    """With `window`: the parallel index along which a thread has all results of the tile, besides its vector; -1 for none."""
+    warps_on_reduction: bool = True
+    """Whether warps beyond the vector axis spread over the reduction (and then meet in shared memory)."""
+    chunk: int = 1
+    """CPU: elements of one block along the vector axis, walked in steps of the tile."""
+    repeat: bool = False
+    """CPU: what is left of a row is done by a vector that ends where it does, computing a few elements twice."""
+    whole: bool = False
+    """GPU: a step along the reduction holds all of it, so that a row is read once and stays in registers."""
+    cluster: int = 1
+    """GPU: blocks that share a row, meeting in each other's shared memory."""
+    shifted: bool = False
+    """GPU, with `whole`: a row's tile begins before the row, where vectors lie at multiples of their size (`shift_rows`)."""
+    resident: int = 0
+    """GPU: blocks that are to find room on a multiprocessor at once; 0 leaves it to the assembler how many registers a thread has."""
+    row_axis: int = -1
+    rows_per_block: int = 1
+    """CPU: a block does `rows_per_block` neighbours along the parallel index `row_axis`, one after the other; short rows are not worth a block
+    each."""
+    block_search: int = 0
+    """CPU: argmin/argmax look for the extreme value in runs of this many elements and for its place only when it wins."""
+
+    to_tile: ClassVar[str] = "lower_loops"
+    """The pass that lowers the loop stage."""
+
+    @property
+    def to_thread(self) -> str:
+        """The pass that lowers the tile stage."""
+        return "lower_windows" if self.window else "lower_tiles"
+
+    @property
+    def row_step(self) -> int:
+        """Elements of a row that the threads hold with one vector each."""
+        return self.vector * self.threads * self.cluster // (self.tiles[-1] if self.tiles else 1)
+
+    def describe(self) -> str:
+        flags = ("whole", "shifted")
+        return ", ".join(f"{k}={v}" for k, v in asdict(self).items() if v not in (1, -1, 0, False, ()) or (k in flags and v))

@@ -1,0 +1,333 @@
+"""Tile stage -> thread stage for attention (`lower_attention`) with warp-level matrix instructions: any NVIDIA GPU
+that has them and copies asynchronously.
+
+In: a tile-stage kernel made by `lower_attention`, with layouts, and its schedule (family `attention_mma`). Out: the thread-stage
+kernel. Every warp computes 16 rows, or 32, which reads keys and values half as often; all warps of a block bring keys and values, which pass through a ring of `stages` steps.
+Rows of shared memory are 16 bytes longer than they need be: the eight rows that `ldmatrix` reads at once lie in different
+banks, and all places are a base of the thread, the stage, and a constant. Scores, weights and sums stay in registers, the
+rounded weights being the first operand of the second product as they lie.
+
+    bring the queries to the last stage, steps 0 .. S-2 to theirs; read the queries
+    for steps t { wait for step t; barrier; bring step t + S-1; scores; maximum, weights; scale out; out += weights values }
+    the epilogue; store
+
+Queries stay in registers (`a_copy=registers`), or, where rows are too long for that, in shared memory of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from types import MappingProxyType
+
+from tilewright.base.dtypes import f32, u32
+from tilewright.base.errors import CompilerBug
+from tilewright.base.record import record
+from tilewright.base.target import Target
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value
+from tilewright.ir.types import Tensor, dtype_of
+from tilewright.passes.common.registers import Mask, RegisterIndex, Registers
+from tilewright.passes.common.unsigned import unsigned_divisions
+from tilewright.passes.schedules.attention import TERMS, MmaAttention, pitch
+from tilewright.passes.to_thread.attention.scores import AttentionScores, ScoreStep, needed_ops
+from tilewright.passes.to_thread.wgmma.epilogue import BAND_ROWS, Epilogue, ResultTile
+
+CHUNK = 8
+"""Elements of 16 bytes: one copy of a thread, and a row of an 8x8 matrix."""
+
+
+def lower_mma_attention(kernel: Kernel, schedule: MmaAttention, target: Target) -> Kernel:
+    """The thread-stage kernel."""
+    return _MmaAttentionLowering(kernel, schedule, target).run()
+
+
+@record
+class _MmaPart:
+    """An operand as it lies in shared memory: `rows` rows of `columns`, from `start` of a stage on. `row_axis` is the axis of the
+    tile that walks the rows."""
+
+    load: Op
+    row_axis: int
+    rows: int
+    columns: int
+    start: int
+
+
+@record
+class _MmaState:
+    """What a thread carries from step to step; `most` and `total` have one value for each of its rows."""
+
+    out: list[Value]
+    most: list[Value]
+    total: list[Value]
+
+    def flat(self) -> list[Value]:
+        return [*self.out, *self.most, *self.total]
+
+
+class _MmaAttentionLowering:
+    """`epilogue` lowers what is around the steps; `scores` is what happens between the two products."""
+
+    def __init__(self, kernel: Kernel, schedule: MmaAttention, target: Target) -> None:
+        self.kernel, self.schedule, self.target = kernel, schedule, target
+        self.bands = schedule.bands
+        self.epilogue = Epilogue(kernel, ResultTile(schedule.m, schedule.head_dim_v, bands=self.bands), target)
+        self.env, self.sum = self.epilogue.env, self.epilogue.sum
+        self.scores = AttentionScores(self.epilogue, schedule.n)
+        self.dtype = self.scores.dtype
+        self.in_registers = schedule.a_copy == "rs"
+        s = schedule
+        self.slot = s.slot
+        # Keys and values of any step: with the conditions of the steps that have some.
+        self.source = self.scores.steps[0]
+        self.key = _MmaPart(self.scores.made[self.source.key], 1, s.n, s.k, 0)
+        self.value = _MmaPart(self.scores.made[self.source.value], 0, s.n, s.head_dim_v, s.n * pitch(s.k))
+        self.query = _MmaPart(self.scores.query_load, 0, s.m, s.k, (s.stages - 1 if self.in_registers else s.stages) * self.slot)
+        self.words: list[Value] = []
+        self.signs: Value | None = None
+
+    # -- the whole kernel ---------------------------------------------------------------------------------------
+
+    def run(self) -> Kernel:
+        b = Builder(self.kernel.span)
+        self._coordinates(b)
+        self.ring = b.op(
+            "alloc", dtype=self.dtype, shape=(self.schedule.shared_elements,), space="shared", align=128, name="ring"
+        )
+        self._body(b, self.kernel.body.ops)
+        attrs: dict[str, Attr] = {**self.kernel.attrs, "min_blocks": self.schedule.blocks_at_once(self.target)}
+        return unsigned_divisions(
+            replace(
+                self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)), threads=self.schedule.threads,
+                attrs=MappingProxyType(attrs),
+            )
+        )  # fmt: skip
+
+    def _coordinates(self, b: Builder) -> None:
+        """Where each lane's row of an 8x8 matrix begins, in the first operand, in keys, and in values."""
+        self.epilogue.coordinates(b)
+        lane = self.epilogue.lane
+        low, half = b.op("and", lane, b.index(15)), b.mul(b.op("shr", lane, b.index(4)), b.index(CHUNK))
+        middle = b.op("and", lane, b.index(CHUNK))
+        upper = b.add(b.op("and", lane, b.index(7)), half)
+        long, wide = b.index(pitch(self.schedule.k)), b.index(pitch(self.schedule.head_dim_v))
+        mine = b.add(b.mul(self.epilogue.own, b.index(self.epilogue.rows)), low)
+        self.query_place = b.add(b.mul(mine, long), b.add(half, b.index(self.query.start)))
+        self.key_place = b.add(b.mul(upper, long), middle)
+        self.value_place = b.add(b.mul(low, wide), b.add(half, b.index(self.value.start)))
+
+    def _body(self, b: Builder, ops: Sequence[Op]) -> None:
+        """The ops of a tile, or of the loop over tiles."""
+        for place, op in enumerate(ops):
+            if op.opcode == "for" and op.attrs.get("role") == "tiles":
+                self._tiles(b, op)
+                return
+            if op is self.scores.walks[0]:
+                count = self.env[self.sum.operands[1]]
+                assert isinstance(count, Value)
+                self._compute_tile(b, b.cast(count, u32))
+                self.epilogue.finish(b, [x for x in ops[place + 1 :] if x.opcode != "yield" and x not in self.scores.walks])
+                return
+            if op is not self.scores.query_load:
+                self.epilogue.ops(b, [op])
+
+    def _tiles(self, b: Builder, op: Op) -> None:
+        low, high, step = (self.env[v] for v in op.operands[:3])
+        assert isinstance(low, Value) and isinstance(high, Value) and isinstance(step, Value)
+        region = op.regions[0]
+
+        def body(inner: Builder, index: Value) -> list[Value]:
+            self.env[region.args[0]] = index
+            self._body(inner, region.ops)
+            inner.multi("barrier")  # the next tile overwrites what this one has read
+            return []
+
+        b.for_(low, high, step, [], body, name="tile", unroll=1)
+
+    # -- copies ---------------------------------------------------------------------------------------------------
+
+    def _bring(self, b: Builder, part: _MmaPart, offset: Value) -> None:
+        """Start copying this thread's chunks of an operand whose indices are bound; zeros beyond the edges."""
+        load, threads = part.load, self.schedule.threads
+        tensor = load.operands[0].type
+        assert isinstance(tensor, Tensor)
+        chunks = part.columns // CHUNK
+        beside = 1 << (chunks - 1).bit_length()
+        down = threads // beside
+        row = b.op("shr", self.epilogue.thread, b.index(beside.bit_length() - 1))
+        chunk = b.op("and", self.epilogue.thread, b.index(beside - 1))
+        column = b.mul(chunk, b.index(CHUNK))
+        coordinates: list[Value] = []
+        walked = -1
+        for axis, index in enumerate(load.operands[1 : 1 + tensor.rank]):
+            held = self.env[index]
+            origin = self.epilogue.origin(held)
+            for tile_axis in held.factors if isinstance(held, RegisterIndex) else ():
+                origin = b.add(origin, row if tile_axis == part.row_axis else column)
+                walked = axis if tile_axis == part.row_axis else walked
+            coordinates.append(origin)
+        rooms, always = self._rooms(b, part, row, column)
+        place = b.add(b.add(offset, b.index(part.start)), b.add(b.mul(row, b.index(pitch(part.columns))), column))
+
+        def pass_(inner: Builder, number: int) -> list[Value]:
+            here = [inner.add(x, inner.index(number * down)) if a == walked else x for a, x in enumerate(coordinates)]
+            wanted = [inner.op("lt", inner.index(number * down), room) for room in rooms]
+            wanted += always
+            condition = [self._all_of(inner, wanted)] if wanted else []
+            inner.multi(
+                "copy_async", self.ring, inner.add(place, inner.index(number * down * pitch(part.columns))), load.operands[0],
+                *here, *condition, bytes=2 * CHUNK, masked=bool(condition),
+            )  # fmt: skip
+            return []
+
+        for number in range(-(-part.rows // down)):
+            fits: list[Value] = []
+            if beside > chunks:
+                fits.append(b.op("lt", chunk, b.index(chunks)))
+            if (number + 1) * down > part.rows:
+                fits.append(b.op("lt", row, b.index(part.rows - number * down)))
+            if fits:
+                b.if_(self._all_of(b, fits), lambda inner, n=number: pass_(inner, n), lambda inner: [])
+            else:
+                pass_(b, number)
+
+    def _rooms(self, b: Builder, part: _MmaPart, row: Value, column: Value) -> tuple[list[Value], list[Value]]:
+        """Of the conditions of a load: how many rows from this thread's first on are inside, and what does not depend on rows."""
+        if not part.load.attrs.get("masked"):
+            return [], []
+        mask = self.env[part.load.operands[-1]]
+        if not isinstance(mask, Mask) or mask.others:
+            raise CompilerBug.at("TW040", "lower_mma_attention: an operand is read under a condition", part.load.span)
+        rooms: list[Value] = []
+        always: list[Value] = []
+        for index, bound in mask.edges:
+            if part.row_axis in index.factors:
+                rooms.append(b.sub(bound, b.add(index.base, row)))
+            else:
+                always.append(b.op("lt", b.add(index.base, column), bound))
+        return rooms, always
+
+    def _all_of(self, b: Builder, conditions: Sequence[Value]) -> Value:
+        total = conditions[0]
+        for condition in conditions[1:]:
+            total = b.logical_and(total, condition)
+        return total
+
+    def _bring_step(self, b: Builder, t: Value, steps: Value) -> None:
+        """Start bringing keys and values of step t, if there is one, and close the group of copies."""
+
+        def bring(inner: Builder) -> list[Value]:
+            step = self.source
+            self.env[step.index] = inner.cast(t, dtype_of(step.index.type))
+            for part in (self.key, self.value):
+                self.epilogue.ops(inner, needed_ops(step.ops, part.load.operands[1:]))
+                self._bring(inner, part, self._slot(inner, t))
+            return []
+
+        b.if_(b.op("lt", t, steps), bring, lambda inner: [])
+        b.multi("copy_commit")
+
+    def _slot(self, b: Builder, t: Value) -> Value:
+        """Where the stage of step t begins."""
+        stage = b.op("mod", t, b.const(self.schedule.stages, u32))
+        return b.mul(b.cast(stage, dtype_of(self.epilogue.thread.type)), b.index(self.slot))
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def _compute_tile(self, b: Builder, steps: Value) -> None:
+        s = self.schedule
+        zero, one = b.const(0, u32), b.const(1, u32)
+        self.scores.begin(b)
+        self.signs = self.scores.query_signs(b)
+        self._bring(b, self.query, b.index(0))
+        for number in range(s.stages - 1):
+            self._bring_step(b, b.const(number, u32), steps)
+        if self.in_registers:
+            self._arrived(b)
+            self.words = [word for number in range(s.k // TERMS) for word in self._query_words(b, number)]
+        nothing, lowest = b.const(0.0, f32), b.const(-math.inf, f32)
+        rows = 2 * self.bands
+        state = _MmaState([nothing] * (rows * s.head_dim_v // 4), [lowest] * rows, [b.op("broadcast", nothing, width=2)] * rows)
+        for which, step in enumerate(self.scores.steps):
+            low = zero if not which else self.scores.count(b, self.scores.walks[0])
+
+            def body(inner: Builder, t: Value, *carried: Value, own: ScoreStep = step) -> list[Value]:
+                self._arrived(inner)
+                self._bring_step(inner, inner.add(t, inner.const(s.stages - 1, u32)), steps)
+                return self._next(inner, own, t, self._state(carried)).flat()
+
+            high = self.scores.count(b, self.scores.walks[which])
+            state = self._state(b.for_(low, high, one, state.flat(), body, name="step", unroll=1))
+        b.multi("copy_wait", pending=0)
+        most, total, weighted = self.sum.results
+        ends = [self.scores.largest(b, m) for m in state.most], [self.scores.added(b, x) for x in state.total]
+        for result, values in zip((most, total), ends, strict=True):
+            self.env[result] = Registers((s.m, 1), {(h, 0): v for h, v in enumerate(values)})
+        self.env[weighted] = Registers((s.m, s.head_dim_v), self.scores.cells(b, state.out))
+
+    def _arrived(self, b: Builder) -> None:
+        """Wait for the oldest of the steps on their way; the stage before it has been read."""
+        b.multi("copy_wait", pending=self.schedule.stages - 2)
+        b.multi("barrier")
+
+    def _state(self, flat: Sequence[Value]) -> _MmaState:
+        rows = 2 * self.bands
+        return _MmaState(list(flat[: -2 * rows]), list(flat[-2 * rows : -rows]), list(flat[-rows:]))
+
+    def _next(self, b: Builder, step: ScoreStep, t: Value, state: _MmaState) -> _MmaState:
+        slot = self._slot(b, t)
+        self.scores.bind(b, step, t)
+        units = self.scores.units(b, step, self._scores(b, slot))
+        most, shrink, grown = self.scores.grown(b, units, state.most)
+        out, total = self.scores.scaled(b, state.out, state.total, shrink, grown)
+        weights, more = self.scores.weights(b, units, most, range(self.schedule.n // 8))
+        total = [b.add(x, y) for x, y in zip(total, more, strict=True)]
+        return _MmaState(self._multiply(b, slot, self.scores.packed(b, weights), out), most, total)
+
+    # -- matrix instructions ----------------------------------------------------------------------------------------
+
+    def _query_words(self, b: Builder, number: int) -> list[Value]:
+        """The queries' first operand for one instruction along the terms, of each band."""
+        words: list[Value] = []
+        for band in range(self.bands):
+            place = b.index(number * TERMS + band * BAND_ROWS * pitch(self.schedule.k))
+            words += b.multi("ldmatrix", self.ring, b.add(self.query_place, place), count=4)
+        signs = self.signs
+        return words if signs is None else [b.op("xor", word, signs) for word in words]
+
+    def _scores(self, b: Builder, slot: Value) -> list[Value]:
+        """The first product of a step."""
+        s = self.schedule
+        sums = [b.const(0.0, f32)] * (self.bands * s.n // 2)
+        each = 4 * self.bands
+        start = b.add(slot, self.key_place)
+        for number in range(s.k // TERMS):
+            first = self.words[each * number : each * (number + 1)] or self._query_words(b, number)
+            places = [number * TERMS + across * pitch(s.k) for across in range(0, s.n, 16)]
+            self._products(b, first, sums, start, places, False)
+        return sums
+
+    def _multiply(self, b: Builder, slot: Value, words: Sequence[Value], out: Sequence[Value]) -> list[Value]:
+        """The second product of a step."""
+        s = self.schedule
+        sums = list(out)
+        start = b.add(slot, self.value_place)
+        for number in range(s.n // TERMS):
+            first = [w for band in range(self.bands) for w in words[band * s.n // 4 + 4 * number :][:4]]
+            places = [number * TERMS * pitch(s.head_dim_v) + across for across in range(0, s.head_dim_v, 16)]
+            self._products(b, first, sums, start, places, True)
+        return sums
+
+    def _products(
+        self, b: Builder, first: Sequence[Value], sums: list[Value], start: Value, places: Sequence[int], trans: bool
+    ) -> None:
+        """Add the products of 16 terms to the sums of all columns; `places` say where each 16 columns begin, from `start` on."""
+        for number, place in enumerate(places):
+            second = b.multi("ldmatrix", self.ring, b.add(start, b.index(place)), count=4, trans=trans)
+            for band, half in product(range(self.bands), range(2)):
+                at = 8 * (band * len(places) + number) + 4 * half
+                own = slice(at, at + 4)
+                sums[own] = b.emit("mma", [*first[4 * band : 4 * band + 4], *second[2 * half : 2 * half + 2], *sums[own]], {"dtype": self.dtype})

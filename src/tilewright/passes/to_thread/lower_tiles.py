@@ -1,0 +1,734 @@
+"""Tile stage -> thread stage, for tiles in blocked layouts: what one thread executes.
+
+In: a tile-stage kernel whose tiles have `Blocked` layouts. Out: a thread-stage kernel. A tile becomes a set of registers
+(cells), one short vector each along the vector axis. Index tiles stay symbolic (`base + factor * coordinate`), so a load
+knows which elements follow one another and how they are aligned, and becomes 16-byte accesses where that is provable.
+Reductions are `tile_reductions`'. Values that many threads hold are stored by one of them.
+
+    %v = load %x, %i : tile<f32, [1024]>      blocked([4], [32], [8])
+    -> %t = thread_id …  %v = load %x, %first {width = 4} : vec<f32, 4>
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import gcd
+from types import MappingProxyType
+
+from tilewright.analysis import divisors
+from tilewright.base.dtypes import bool_, i64
+from tilewright.base.errors import CompilerBug
+from tilewright.base.target import Target
+from tilewright.ir.build import Builder
+from tilewright.ir.layouts import Blocked
+from tilewright.ir.nodes import Attrs, Block, Kernel, Op, Stage, Value, walk
+from tilewright.ir.types import Tensor, Tile, Vec, dtype_of
+from tilewright.passes.common.registers import Cell, Held, Mask, RegisterIndex, Registers, Shape, ThreadView, shape_of
+from tilewright.passes.to_thread.cluster_softmax import ClusterMeeting, find_meeting
+from tilewright.passes.to_thread.tile_reductions import TileReductions
+
+MANY = 8
+"""Elements of a vector from which on it is worth a branch not to ask each of them whether it is inside."""
+
+
+def lower_tiles(kernel: Kernel, target: Target) -> Kernel:
+    """The thread-stage kernel."""
+    return TileLowering(kernel, target).run()
+
+
+class TileLowering(ThreadView):
+    """The ops of a kernel, one after the other, as one thread executes them. Lowerings of matrix products and of windows have one, or are one
+    that does some ops in another way: what has no underscore is theirs to call and to replace."""
+
+    def __init__(self, kernel: Kernel, target: Target) -> None:
+        super().__init__(kernel, target)
+        self.env: dict[Value, Held] = {p: p for p in kernel.params}
+        self.exchanged = _exchanged(kernel) if target.simt else set()
+        self.depth = 0
+        """Loops around the op at hand."""
+        self.window: tuple[range, range] | None = None
+        """The registers, along both axes, that are computed now, where a lowering takes some after the others."""
+        self.reductions = TileReductions(self)
+        self.blocks = self.layout.blocks if isinstance(self.layout, Blocked) else 1
+        """Blocks that share a tile."""
+        meeting = find_meeting(kernel) if self.blocks > 1 else None
+        self.meeting = ClusterMeeting(meeting, self.reductions, self.env) if meeting is not None else None
+        self.shifted = any("aligned" in op.attrs for op in walk(kernel.body))
+        """Edges cut through vectors that lie at multiples of their size nevertheless."""
+
+    def run(self) -> Kernel:
+        b = Builder(self.kernel.span)
+        attrs = self.kernel.attrs
+        if attrs.get("early") and "early" in self.target.features:
+            b.multi("release_next")  # the next kernel comes in as the last blocks leave
+            b.multi("wait_previous")
+            attrs = MappingProxyType({**attrs, "dependent": True})
+        self.coordinates(b)
+        self.ops(b, self.kernel.body.ops)
+        grid = self.kernel.grid
+        if self.blocks > 1:
+            self._leave_cluster(b)
+            attrs = MappingProxyType({**attrs, "cluster": self.blocks})
+            grid = (grid[0] * self.blocks, *grid[1:])
+        return replace(self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)), attrs=attrs, grid=grid)
+
+    def _leave_cluster(self, b: Builder) -> None:
+        """Nobody leaves while others still read its memory. Who has read all it wants says so at once, not only when its results are stored."""
+        reading = [place for place, op in enumerate(b.ops) if any(o.opcode == "load_remote" for o in (op, *(i for r in op.regions for i in walk(r))))]
+        early = bool(reading) and b.ops[reading[-1]].opcode == "load_remote"
+        if early:
+            arrival = Builder(self.kernel.span)
+            arrival.multi("cluster_arrive")
+            b.ops[reading[-1] + 1 : reading[-1] + 1] = arrival.ops
+        b.emit("cluster_sync", [], {"arrived": True} if early else {})
+
+    # -- ops ----------------------------------------------------------------------------------------------------
+
+    def ops(self, b: Builder, ops: Sequence[Op]) -> tuple[Held, ...]:
+        for op in ops:
+            with b.at(op.span):
+                if op.opcode == "yield":
+                    return tuple(self.env[v] for v in op.operands)
+                self.lower_op(b, op)
+        return ()
+
+    def lower_op(self, b: Builder, op: Op) -> None:
+        if self.meeting is not None and self.meeting.lower(b, op):
+            return
+        special: dict[str, Callable[[Builder, Op], None]] = {
+            "load": self.load, "store": self.store, "reduce_tile": self._reduce_tile, "for": self.for_, "if": self.if_, "while": self._while,
+            "iota": self._iota, "broadcast": self.broadcast, "item": self._item, "alloc": self._alloc,
+            "program_id": self.program_id, "report": self._report, "require": self._require, "reshape": self._unsupported,
+            "transpose": self._unsupported, "slice": self._unsupported, "dot": self.dot, "scan_tile": self._unsupported,
+        }  # fmt: skip
+        handler = special.get(op.opcode)
+        if handler is not None:
+            handler(b, op)
+            return
+        held = [self.env[v] for v in op.operands]
+        result = op.results[0].type if op.results else None
+        if not isinstance(result, Tile):
+            results = b.emit(op.opcode, [v for v in held if isinstance(v, Value)], op.attrs, _name(op))
+            self.remember(op, results)
+            return
+        symbolic = self.symbolic(b, op, held, result)
+        if symbolic is not None:
+            self.env[op.results[0]] = symbolic
+            return
+        if op.opcode == "select" and isinstance(held[0], Mask) and self._may_be_cut(held[0]):
+            self._cut_select(b, op, held[0], held[1:])
+            return
+        divisor = self.meeting.divisor(op) if self.meeting is not None else None
+        if divisor is not None:
+            held = [held[0], Registers(result.shape, dict.fromkeys(self.cells(result.shape), b.op("broadcast", divisor, width=self.vector)))]
+        operands = [self.registers(b, h, shape_of(v)) for h, v in zip(held, op.operands, strict=True)]
+        cells: dict[Cell, Value] = {}
+        memo: dict[tuple[Value, ...], Value] = {}
+        for cell in self.cells(result.shape):
+            inputs = tuple(o.cells[cell] for o in operands)
+            if inputs not in memo:
+                memo[inputs] = b.emit(op.opcode, inputs, op.attrs)[0]
+            cells[cell] = memo[inputs]
+        self.env[op.results[0]] = Registers(result.shape, cells)
+
+    def remember(self, op: Op, results: Sequence[Value]) -> None:
+        for old, new in zip(op.results, results, strict=True):
+            self.env[old] = new
+            if old in self.divisors:
+                self.divisors[new] = self.divisors[old]
+            value = op.attrs.get("value")
+            if op.opcode == "const" and isinstance(value, int):
+                self.constants[new] = value
+
+    def program_id(self, b: Builder, op: Op) -> None:
+        """The number of the block, or of its cluster."""
+        (number,) = b.emit(op.opcode, (), op.attrs, _name(op))
+        if self.blocks > 1 and op.attrs.get("axis", 0) == 0:
+            number = b.op("shr", number, b.index(self.blocks.bit_length() - 1))
+        self.remember(op, [number])
+
+    def _require(self, b: Builder, op: Op) -> None:
+        held, shape = self.env[op.operands[0]], shape_of(op.operands[0])
+        if isinstance(held, Value):
+            b.emit("assert", [held], op.attrs)
+            return
+        registers = self.registers(b, held, shape)
+        for value in dict.fromkeys(registers.cells[cell] for cell in self.cells(shape)):
+            if isinstance(value.type, Vec):
+                lanes = [b.op("extract", value, lane=lane) for lane in range(value.type.width)]
+                value = functools.reduce(b.logical_and, lanes)
+            b.emit("assert", [value], op.attrs)
+
+    def _report(self, b: Builder, op: Op) -> None:
+        index, extent = (self.env[v] for v in op.operands[1:])
+        assert isinstance(index, Value) and isinstance(extent, Value)
+        b.emit(op.opcode, [op.operands[0], index, extent], op.attrs)
+
+    def dot(self, b: Builder, op: Op) -> None:
+        """Matrix instructions are for lowerings of their own."""
+        self._unsupported(b, op)
+
+    def _alloc(self, b: Builder, op: Op) -> None:
+        """Memory has no layout: accesses go on naming it."""
+        b.append(op)
+        self.env[op.result] = op.result
+
+    def _unsupported(self, b: Builder, op: Op) -> None:
+        raise CompilerBug.at("TW040", f"lower_tiles: no lowering for {op.opcode} in a blocked layout", op.span)
+
+    def _reduce_tile(self, b: Builder, op: Op) -> None:
+        shape = shape_of(op.operands[0])
+        sources = [self.registers(b, self.env[v], shape) for v in op.operands]
+        self.env.update(zip(op.results, self.reductions.reduce(b, op, sources, in_loop=self.depth > 0), strict=True))
+
+    def cells(self, shape: Shape) -> list[Cell]:
+        every = super().cells(shape)
+        if self.window is None:
+            return every
+        return [c for c in every if all(e == 1 or x in w for x, e, w in zip(c, shape, self.window, strict=True))]
+
+    # -- tiles that stay formulas as long as nobody needs their numbers -------------------------------------------
+
+    def symbolic(self, b: Builder, op: Op, held: Sequence[Held], result: Tile) -> Held | None:
+        """Index arithmetic and edge masks that need not be computed yet."""
+        if op.opcode in ("add", "sub") and all(isinstance(h, RegisterIndex) for h in held):
+            first, second = held
+            assert isinstance(first, RegisterIndex) and isinstance(second, RegisterIndex)
+            sign = 1 if op.opcode == "add" else -1
+            factors = dict(first.factors)
+            for a, factor in second.factors.items():
+                factors[a] = factors.get(a, 0) + sign * factor
+            base = b.op(op.opcode, first.base, second.base)
+            self.divisors[base] = gcd(self.divisors.get(first.base, 1), self.divisors.get(second.base, 1))
+            return RegisterIndex(result.shape, base, {a: f for a, f in factors.items() if f})
+        if op.opcode == "mul" and all(isinstance(h, RegisterIndex) for h in held):
+            for one, other in (tuple(held), tuple(reversed(held))):
+                assert isinstance(one, RegisterIndex) and isinstance(other, RegisterIndex)
+                scale = self.constants.get(other.base)
+                if not other.factors and scale is not None:
+                    base = b.mul(one.base, other.base)
+                    self.divisors[base] = self.divisors.get(one.base, 1) * abs(scale)
+                    return RegisterIndex(result.shape, base, {a: f * scale for a, f in one.factors.items() if scale})
+        if op.opcode == "lt" and all(isinstance(h, RegisterIndex) for h in held):
+            index, bound = held
+            assert isinstance(index, RegisterIndex) and isinstance(bound, RegisterIndex)
+            if not bound.factors:
+                return Mask(result.shape, ((index, bound.base),), ())
+        if op.opcode == "and" and result.dtype is bool_ and all(isinstance(h, Mask | Registers) for h in held):
+            parts = [h if isinstance(h, Mask) else Mask(result.shape, (), (h,)) for h in held]  # type: ignore[arg-type]
+            if any(p.edges or any(o.shape != result.shape for o in p.others) for p in parts):
+                return Mask(result.shape, parts[0].edges + parts[1].edges, parts[0].others + parts[1].others)
+        return None
+
+    def _iota(self, b: Builder, op: Op) -> None:
+        axis = op.attrs["axis"]
+        assert isinstance(axis, int)
+        zero = b.index(0)
+        self.constants[zero] = 0
+        self.divisors[zero] = 0
+        self.env[op.result] = RegisterIndex(shape_of(op.result), zero, {axis: 1})
+
+    def broadcast(self, b: Builder, op: Op) -> None:
+        held, shape = self.env[op.operands[0]], shape_of(op.result)
+        if isinstance(held, Value):
+            if dtype_of(held.type) is i64:
+                self.env[op.result] = RegisterIndex(shape, held, {})
+                return
+            wide = b.op("broadcast", held, width=self.vector) if self.is_wide(shape) else held
+            self.env[op.result] = Registers(shape, dict.fromkeys(self.cells(shape), wide))
+        elif isinstance(held, RegisterIndex):
+            self.env[op.result] = RegisterIndex(shape, held.base, held.factors)
+        elif isinstance(held, Mask):
+            self.env[op.result] = Mask(shape, held.edges, held.others)
+        elif dtype_of(op.result.type) is bool_ and held.shape[self.axis] < shape[self.axis]:
+            # The same for a whole vector: that must not be forgotten, for then the vector is loaded at once or not at all.
+            self.env[op.result] = Mask(shape, (), (held,))
+        else:
+            memo: dict[Value, Value] = {}
+            cells: dict[Cell, Value] = {}
+            for cell in self.cells(shape):
+                source = held.cells[self.collapsed(cell, held.shape)]
+                if self.is_wide(shape) and not isinstance(source.type, Vec):
+                    if source not in memo:
+                        memo[source] = b.op("broadcast", source, width=self.vector)
+                    source = memo[source]
+                cells[cell] = source
+            self.env[op.result] = Registers(shape, cells)
+
+    def _item(self, b: Builder, op: Op) -> None:
+        held = self.registers(b, self.env[op.operands[0]], shape_of(op.operands[0]))
+        (only,) = held.cells.values()
+        self.env[op.result] = only
+
+    # -- memory -------------------------------------------------------------------------------------------------
+
+    def _access(
+        self, b: Builder, memory: Tensor, indices: Sequence[Held], shape: Shape, cell: Cell, aligned: int
+    ) -> tuple[list[Value], int, list[list[Value]]]:
+        """For one cell: the first element's indices, how many elements one access may take (0: elements are not
+        neighbours and each has indices of its own, given last). `aligned`: every so many elements of the tile begin a vector."""
+        first: list[Value] = []
+        stride, divisor, affine = 0, 0, True
+        known = True
+        for held, size in zip(indices, memory.strides, strict=True):
+            if isinstance(held, Registers):
+                own_value = held.cells[self.collapsed(cell, held.shape)]
+                affine = affine and not isinstance(own_value.type, Vec)
+                divisor = gcd(divisor, divisors.of_size(size, self.kernel.facts))
+                first.append(own_value)
+                continue
+            assert isinstance(held, RegisterIndex | Value)
+            value = self.first(b, held, self.collapsed(cell, held.shape) if isinstance(held, RegisterIndex) else cell)
+            first.append(value)
+            factor = held.factors.get(self.axis, 0) if isinstance(held, RegisterIndex) else 0
+            if factor:
+                step = size.constant
+                known = known and step is not None
+                stride += factor * (step or 0)
+            divisor = gcd(divisor, self.divisors.get(value, 1) * divisors.of_size(size, self.kernel.facts))
+        divisor = aligned or divisor
+        if not self.is_wide(shape):
+            return first, 1, []
+        if affine and known and stride == 1:
+            if not self.target.simt:
+                return first, self.vector, []  # CPUs load vectors from any address
+            width = self.vector
+            align = memory.align or memory.dtype.itemsize
+            while width > 1 and (
+                width * memory.dtype.itemsize > 16 or divisor % width or align % (width * memory.dtype.itemsize)
+            ):
+                width //= 2
+            return first, width, []
+        elements: list[list[Value]] = []
+        for lane in range(self.vector):
+            own: list[Value] = []
+            for held, value in zip(indices, first, strict=True):
+                factor = held.factors.get(self.axis, 0) if isinstance(held, RegisterIndex) else 0
+                if isinstance(value.type, Vec):
+                    value = b.op("extract", value, lane=lane)
+                elif factor and lane:
+                    value = b.add(value, b.index(factor * lane))
+                own.append(value)
+            elements.append(own)
+        return first, 0, elements
+
+    def pieces_of(
+        self, b: Builder, memory: Tensor, indices: Sequence[Held], shape: Shape, cell: Cell, aligned: int = 0
+    ) -> list[tuple[list[Value], int]]:
+        """The accesses that make up one cell: indices and width of each."""
+        first, width, elements = self._access(b, memory, indices, shape, cell, aligned)
+        if elements:
+            return [(own, 1) for own in elements]
+        if not self.is_wide(shape):
+            return [(first, 1)]
+        walking = next(
+            d for d, held in enumerate(indices) if isinstance(held, RegisterIndex) and held.factors.get(self.axis, 0)
+        )
+        step = memory.strides[walking].constant
+        pieces: list[tuple[list[Value], int]] = []
+        for start in range(0, self.vector, width):
+            own = list(first)
+            if start:
+                assert step
+                own[walking] = b.add(first[walking], b.index(start // step))
+            pieces.append((own, width))
+        return pieces
+
+    def condition(self, b: Builder, mask: Held | None, shape: Shape, cell: Cell, pieces: int) -> list[Value] | None:
+        """The scalar condition of each piece, or None when there is none."""
+        if mask is None:
+            return None
+        if isinstance(mask, Value):
+            return [mask] * pieces
+        if not self.is_wide(shape):
+            return [self.registers(b, mask, shape).cells[cell] if isinstance(mask, Registers) else self.mask_cell(b, mask, cell)] * pieces  # type: ignore[arg-type]
+        if isinstance(mask, Mask) and self.mask_is_uniform(b, mask, cell):
+            total: Value | None = None
+            for index, bound in mask.edges:
+                inside = b.op("lt", self.first(b, index, self.collapsed(cell, index.shape)), bound)
+                total = inside if total is None else b.logical_and(total, inside)
+            for other in mask.others:
+                inside = other.cells[self.collapsed(cell, other.shape)]
+                total = inside if total is None else b.logical_and(total, inside)
+            assert total is not None
+            return [total] * pieces
+        assert isinstance(mask, Mask | Registers)
+        width = self.vector // pieces
+        if self.shifted and isinstance(mask, Mask):
+            lanes = self._lanes_inside(b, mask, cell)
+        else:
+            wide = self.mask_cell(b, mask, cell) if isinstance(mask, Mask) else mask.cells[cell]
+            lanes = [b.op("extract", wide, lane=lane) for lane in range(self.vector)]
+        if width == 1:
+            return lanes
+        return [b.logical_and(lanes[p * width], lanes[p * width + width - 1]) for p in range(pieces)]
+
+    def mask_cell(self, b: Builder, mask: Mask, cell: Cell) -> Value:
+        """One comparison for a whole vector, where the edge does not cut through it."""
+        if self.shifted and self.is_wide(mask.shape):
+            return b.op("pack", *self._lanes_inside(b, mask, cell))
+        if not self.target.simt or not self.is_wide(mask.shape) or not self.mask_is_uniform(b, mask, cell):
+            return super().mask_cell(b, mask, cell)
+        conditions = self.condition(b, mask, mask.shape, cell, 1)
+        assert conditions is not None
+        return b.op("broadcast", conditions[0], width=self.vector)
+
+    def _lanes_inside(self, b: Builder, mask: Mask, cell: Cell) -> list[Value]:
+        """Which elements of a vector are inside: scalars, so that ranges prove them one by one."""
+        conditions: list[list[Value]] = []
+        for index, bound in mask.edges:
+            room = b.sub(bound, self.first(b, index, self.collapsed(cell, index.shape)))
+            factor = index.factors.get(self.axis, 0)
+            conditions.append([b.op("lt", b.index(factor * lane), room) for lane in range(self.vector)])
+        for other in mask.others:
+            value = other.cells[self.collapsed(cell, other.shape)]
+            wide = isinstance(value.type, Vec)
+            conditions.append([b.op("extract", value, lane=lane) if wide else value for lane in range(self.vector)])
+        lanes = conditions[0]
+        for more in conditions[1:]:
+            lanes = [b.logical_and(a, c) for a, c in zip(lanes, more, strict=True)]
+        return lanes
+
+    def _whole(self, b: Builder, mask: Mask, cell: Cell) -> Value:
+        """Whether all elements of a vector are inside; edges need be asked of its ends only."""
+        lanes = self._lanes_inside(b, mask, cell)
+        asked = lanes if any(other.shape[self.axis] > 1 for other in mask.others) else (lanes[0], lanes[-1])
+        total = asked[0]
+        for lane in asked[1:]:
+            total = b.logical_and(total, lane)
+        return total
+
+    def _may_be_cut(self, mask: Mask) -> bool:
+        """Whether rows begin anywhere, so that their first and last vectors may be cut, and are of many elements."""
+        return self.shifted and self.vector >= MANY and self.is_wide(mask.shape) and not mask.others
+
+    def _cut_select(self, b: Builder, op: Op, mask: Mask, choices: Sequence[Held]) -> None:
+        """Element by element only in the few threads that hold an end of a row."""
+        first, second = (self.registers(b, held, shape_of(v)) for held, v in zip(choices, op.operands[1:], strict=True))
+        cells: dict[Cell, Value] = {}
+        for cell in self.cells(mask.shape):
+            inside, outside = first.cells[cell], second.cells[cell]
+
+            def each(inner: Builder, cell: Cell = cell, inside: Value = inside, outside: Value = outside) -> list[Value]:
+                return [inner.select(inner.op("pack", *self._lanes_inside(inner, mask, cell)), inside, outside)]
+
+            (cells[cell],) = b.if_(self._whole(b, mask, cell), lambda inner, inside=inside: [inside], each)
+        self.env[op.results[0]] = Registers(mask.shape, cells)
+
+    def mask_is_uniform(self, b: Builder, mask: Mask, cell: Cell) -> bool:
+        """Whether each vector lies wholly inside or wholly outside."""
+        if any(other.shape[self.axis] > 1 for other in mask.others):
+            return False
+        for index, bound in mask.edges:
+            if not index.factors.get(self.axis, 0):
+                continue
+            first = self.divisors.get(index.base, 1)
+            if index.factors[self.axis] != 1 or first % self.vector or self.divisors.get(bound, 1) % self.vector:
+                return False
+            if any(a != self.axis for a in index.factors):
+                return False
+        return True
+
+    def load(self, b: Builder, op: Op) -> None:
+        memory = op.operands[0]
+        assert isinstance(memory.type, Tensor)
+        rank = memory.type.rank
+        held = [self.env[v] for v in op.operands[1 : 1 + rank]]
+        mask = self.env[op.operands[-1]] if op.attrs.get("masked") else None
+        aligned = _aligned(op)
+        result = op.result.type
+        if memory in self.exchanged:
+            b.multi("barrier")  # another thread may have written it
+        if not isinstance(result, Tile):
+            if mask is None:
+                self.env[op.result] = b.op("load", memory, *(v for v in held if isinstance(v, Value)))
+            else:
+                assert isinstance(mask, Value)
+                self.env[op.result] = self.guarded_load(b, memory, [v for v in held if isinstance(v, Value)], 1, mask)
+            return
+        cells: dict[Cell, Value] = {}
+        cut: list[tuple[Cell, Value, list[tuple[list[Value], int]]]] = []
+        for cell in self.cells(result.shape):
+            pieces = self.pieces_of(b, memory.type, held, result.shape, cell, aligned)
+            if aligned and isinstance(mask, Mask) and len(pieces) < self.vector:
+                whole = self._whole(b, mask, cell)
+                together = [b.op("load", memory, *indices, whole, width=width, masked=True) for indices, width in pieces]
+                cells[cell] = self.concatenated(b, together)
+                cut.append((cell, whole, pieces))
+                continue
+            one_each = mask is not None and len(pieces) < self.vector and not self.whole_vectors(b, mask, cell)
+            if one_each and self.is_wide(result.shape):
+                pieces = self.singles(b, memory.type, held, pieces)
+            conditions = self.condition(b, mask, result.shape, cell, len(pieces))
+            parts: list[Value] = []
+            for position, (indices, width) in enumerate(pieces):
+                if conditions is None:
+                    parts.append(self._load_apart(b, memory, indices, width) if op.attrs.get("apart") else self.plain_load(b, memory, indices, width))
+                else:
+                    parts.append(self.guarded_load(b, memory, indices, width, conditions[position]))
+            cells[cell] = self.concatenated(b, parts)
+        for cell, whole, pieces in cut:
+            assert isinstance(mask, Mask)
+            cells[cell] = self._with_singles(b, memory, held, pieces, (mask, cell), (whole, cells[cell]))
+        self.env[op.result] = Registers(result.shape, cells)
+
+    def _with_singles(
+        self, b: Builder, memory: Value, held: Sequence[Held], pieces: list[tuple[list[Value], int]], where: tuple[Mask, Cell],
+        together: tuple[Value, Value],
+    ) -> Value:  # fmt: skip
+        """A vector loaded at once where all of it is inside, else its elements one by one. That many elements have a branch, behind all the loads
+        of vectors, for nothing moves past it."""
+        whole, vector = together
+        tensor = memory.type
+        assert isinstance(tensor, Tensor)
+
+        def alone(inner: Builder, cut: Value | None = None) -> list[Value]:
+            lanes = self._lanes_inside(inner, *where)
+            lanes = lanes if cut is None else [inner.logical_and(cut, lane) for lane in lanes]
+            singles = self.singles(inner, tensor, held, pieces)
+            loaded = [inner.op("load", memory, *indices, lane, masked=True) for (indices, _), lane in zip(singles, lanes, strict=True)]
+            return [inner.op("pack", *loaded)]
+
+        if self.vector >= MANY:
+            return b.if_(whole, lambda inner: [vector], alone)[0]
+        return b.select(b.op("broadcast", whole, width=self.vector), vector, alone(b, b.op("not", whole))[0])
+
+    def whole_vectors(self, b: Builder, mask: Held, cell: Cell) -> bool:
+        if isinstance(mask, Value):
+            return True
+        return isinstance(mask, Mask) and self.mask_is_uniform(b, mask, cell)
+
+    def singles(
+        self, b: Builder, memory: Tensor, indices: Sequence[Held], pieces: list[tuple[list[Value], int]]
+    ) -> list[tuple[list[Value], int]]:
+        """Cut accesses into single elements, for masks that cut through vectors."""
+        walking = next(
+            d for d, held in enumerate(indices) if isinstance(held, RegisterIndex) and held.factors.get(self.axis, 0)
+        )
+        step = memory.strides[walking].constant or 1
+        singles: list[tuple[list[Value], int]] = []
+        for own, width in pieces:
+            for lane in range(width):
+                each = list(own)
+                if lane:
+                    each[walking] = b.add(own[walking], b.index(lane // step))
+                singles.append((each, 1))
+        return singles
+
+    def plain_load(self, b: Builder, memory: Value, indices: Sequence[Value], width: int) -> Value:
+        if width == 1:
+            return b.op("load", memory, *indices)
+        if self.target.simt:
+            return b.op("load", memory, *indices, width=width)
+        return b.op("load", memory, *indices, width=width, unaligned=True)
+
+    def _load_apart(self, b: Builder, memory: Value, indices: Sequence[Value], width: int) -> Value:
+        """A load on a CPU that is not joined with others of the same elements."""
+        if width == 1:
+            return b.op("load", memory, *indices, apart=True)
+        return b.op("load", memory, *indices, apart=True, width=width, unaligned=True)
+
+    def _plain_store(self, b: Builder, memory: Value, indices: Sequence[Value], value: Value) -> Sequence[Value]:
+        if isinstance(value.type, Vec) and not self.target.simt:
+            return b.multi("store", memory, *indices, value, unaligned=True)
+        return b.multi("store", memory, *indices, value)
+
+    def guarded_load(self, b: Builder, memory: Value, indices: Sequence[Value], width: int, cond: Value) -> Value:
+        def zero(inner: Builder) -> list[Value]:
+            scalar = inner.const(0, dtype_of(memory.type))
+            return [inner.op("broadcast", scalar, width=width) if width > 1 else scalar]
+
+        assert isinstance(memory.type, Tensor)
+        if self.shifted and memory.type.space == "global" and width == 1:
+            return b.op("load", memory, *indices, cond, masked=True)  # no branch between what is read before and after
+        return b.if_(cond, lambda inner: [self.plain_load(inner, memory, indices, width)], zero)[0]
+
+    def concatenated(self, b: Builder, parts: Sequence[Value]) -> Value:
+        if len(parts) == 1:
+            return parts[0]
+        singles: list[Value] = []
+        for part in parts:
+            if isinstance(part.type, Vec):
+                singles += [b.op("extract", part, lane=lane) for lane in range(part.type.width)]
+            else:
+                singles.append(part)
+        return b.op("pack", *singles)
+
+    def store(self, b: Builder, op: Op) -> None:
+        memory = op.operands[0]
+        assert isinstance(memory.type, Tensor)
+        rank = memory.type.rank
+        held = [self.env[v] for v in op.operands[1 : 1 + rank]]
+        value = self.env[op.operands[1 + rank]]
+        mask = self.env[op.operands[-1]] if op.attrs.get("masked") else None
+        shape = shape_of(op.operands[1 + rank])
+        if memory in self.exchanged:
+            b.multi("barrier")  # another thread may still read what was there
+        if not shape:
+            operands = [v for v in (*held, value) if isinstance(v, Value)]
+            if self.kernel.threads == 1 and mask is None:
+                b.multi("store", memory, *operands)
+                return
+            only = b.op("eq", self.thread, b.index(0))
+            if isinstance(mask, Value):
+                only = b.logical_and(only, mask)
+            b.if_(only, lambda inner: inner.multi("store", memory, *operands), lambda inner: [])
+            return
+        registers, aligned = self.registers(b, value, shape), _aligned(op)
+
+        def everything(inner: Builder) -> list[Value]:
+            cells = self.cells(shape)
+            if aligned:
+                cells = [*cells[1:-1], cells[0], *cells[1:][-1:]]  # edges have branches: what comes before them has not to wait
+            for cell in cells:
+                self._store_cell(inner, memory, held, shape, cell, registers.cells[cell], mask, aligned)
+            return []
+
+        owner = self._owner(b, shape)
+        if owner is None:
+            everything(b)
+        else:
+            b.if_(owner, everything, lambda inner: [])
+
+    def _owner(self, b: Builder, shape: Shape) -> Value | None:
+        """Whether this thread is the one that stores, where several hold the same elements."""
+        total: Value | None = None
+        for a, extent in enumerate(shape):
+            if extent == 1 and self.layout.lanes[a] * self.layout.warps[a] > 1:
+                mine = b.op("eq", self.bases[a], b.index(0))
+                total = mine if total is None else b.logical_and(total, mine)
+        return total
+
+    def _store_cell(
+        self, b: Builder, memory: Value, held: Sequence[Held], shape: Shape, cell: Cell, value: Value, mask: Held | None,
+        aligned: int,
+    ) -> None:  # fmt: skip
+        tensor = memory.type
+        assert isinstance(tensor, Tensor)
+        pieces = self.pieces_of(b, tensor, held, shape, cell, aligned)
+        if aligned and isinstance(mask, Mask) and len(pieces) < self.vector:
+
+            def alone(inner: Builder) -> list[Value]:
+                lanes = self._lanes_inside(inner, mask, cell)
+                self._store_pieces(inner, memory, self.singles(inner, tensor, held, pieces), value, lanes)
+                return []
+
+            def together(inner: Builder) -> list[Value]:
+                self._store_pieces(inner, memory, pieces, value, None)
+                return []
+
+            b.if_(self._whole(b, mask, cell), together, alone)
+            return
+        if mask is not None and len(pieces) < self.vector and self.is_wide(shape) and not self.whole_vectors(b, mask, cell):
+            pieces = self.singles(b, tensor, held, pieces)
+        self._store_pieces(b, memory, pieces, value, self.condition(b, mask, shape, cell, len(pieces)))
+
+    def _store_pieces(
+        self, b: Builder, memory: Value, pieces: list[tuple[list[Value], int]], value: Value, conditions: Sequence[Value] | None
+    ) -> None:
+        position = 0
+        for number, (indices, width) in enumerate(pieces):
+            if isinstance(value.type, Vec) and width != value.type.width:
+                lanes = [b.op("extract", value, lane=position + lane) for lane in range(width)]
+                part = lanes[0] if width == 1 else b.op("pack", *lanes)
+            else:
+                part = value
+            position += width
+            if conditions is None:
+                self._plain_store(b, memory, indices, part)
+            else:
+                b.if_(
+                    conditions[number],
+                    lambda inner, i=indices, p=part: self._plain_store(inner, memory, i, p),
+                    lambda inner: [],
+                )
+
+    # -- control flow -------------------------------------------------------------------------------------------
+
+    def flat(self, b: Builder, values: Sequence[Value], helds: Sequence[Held]) -> list[Value]:
+        flat: list[Value] = []
+        for value, held in zip(values, helds, strict=True):
+            shape = shape_of(value)
+            flat += self.registers(b, held, shape).cells.values() if shape else [held]  # type: ignore[list-item]
+        return flat
+
+    def bind(self, values: Sequence[Value], flat: Sequence[Value]) -> None:
+        remaining = list(flat)
+        for value in values:
+            if isinstance(value.type, Tile):
+                cells = self.cells(value.type.shape)
+                self.env[value] = Registers(value.type.shape, dict(zip(cells, remaining[: len(cells)], strict=True)))
+                del remaining[: len(cells)]
+            else:
+                self.env[value] = remaining.pop(0)
+
+    def for_(self, b: Builder, op: Op) -> None:
+        low, high, step = (self.env[v] for v in op.operands[:3])
+        assert isinstance(low, Value) and isinstance(high, Value) and isinstance(step, Value)
+        initial = self.flat(b, op.operands[3:], [self.env[v] for v in op.operands[3:]])
+        region = op.regions[0]
+
+        def body(inner: Builder, index: Value, *carried: Value) -> list[Value]:
+            self.env[region.args[0]] = index
+            if region.args[0] in self.divisors:
+                self.divisors[index] = self.divisors[region.args[0]]
+            self.bind(region.args[1:], carried)
+            self.depth += 1
+            yielded = self.ops(inner, region.ops)
+            self.depth -= 1
+            return self.flat(inner, region.yields, yielded)
+
+        attrs: Attrs = {k: v for k, v in op.attrs.items() if k in ("unroll", "stages")}
+        self.bind(op.results, b.for_(low, high, step, initial, body, name=region.args[0].name, **attrs))
+
+    def _while(self, b: Builder, op: Op) -> None:
+        initial = self.flat(b, op.operands, [self.env[v] for v in op.operands])
+        types, names = [v.type for v in initial], [v.name for v in initial]
+
+        def part(region: Block) -> Callable[..., list[Value]]:
+            def build(inner: Builder, *carried: Value) -> list[Value]:
+                self.bind(region.args, carried)
+                self.depth += 1
+                yielded = self.ops(inner, region.ops)
+                self.depth -= 1
+                return self.flat(inner, region.yields, yielded)
+
+            return build
+
+        regions = tuple(b.region(types, names, part(region)) for region in op.regions)
+        results = tuple(Value(t, n) for t, n in zip(types, names, strict=True))
+        self.bind(op.results, b.append(Op("while", tuple(initial), results, regions=regions, span=op.span)))
+
+    def if_(self, b: Builder, op: Op) -> None:
+        cond = self.env[op.operands[0]]
+        assert isinstance(cond, Value)
+        then, otherwise = (
+            lambda inner, r=region: self.flat(inner, r.yields, self.ops(inner, r.ops))
+            for region in op.regions
+        )
+        self.bind(op.results, b.if_(cond, then, otherwise))
+
+
+def _exchanged(kernel: Kernel) -> set[Value]:
+    """Arrays the kernel both writes and reads, at places that are not plainly the same: elements may change threads."""
+    loads: dict[Value, set[tuple[Value, ...]]] = {}
+    stores: dict[Value, set[tuple[Value, ...]]] = {}
+    for op in walk(kernel.body):
+        if op.opcode in ("load", "store"):
+            memory = op.operands[0]
+            assert isinstance(memory.type, Tensor)
+            (loads if op.opcode == "load" else stores).setdefault(memory, set()).add(op.operands[1 : 1 + memory.type.rank])
+    return {m for m in loads.keys() & stores.keys() if len(loads[m] | stores[m]) > 1}
+
+
+def _aligned(op: Op) -> int:
+    """Every how many elements of an access a vector begins, where something else than its indices says so; else 0."""
+    found = op.attrs.get("aligned", 0)
+    assert isinstance(found, int)
+    return found
+
+
+def _name(op: Op) -> str:
+    return op.results[0].name if op.results else ""

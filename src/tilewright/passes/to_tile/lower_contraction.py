@@ -1,0 +1,291 @@
+"""Loop stage -> tile stage for contractions on a GPU: which tile of the result a block computes, step by step along the sum.
+
+In: a loop-stage kernel that is a contraction, and its schedule. Out: a tile-stage kernel. Blocks walk the list of result
+tiles (batch, then groups of `raster` tiles along m, so that blocks that run together share operands in the L2 cache); of each they
+add up products of tiles and finish it with whatever the kernel does to its results. How operands get there and which instructions
+multiply them is not visible here.
+
+    for %t = program_id, tiles, blocks {
+      %acc = for %k = 0, K, 64 {stages = 4} (%sum) { %a = load A[m.., k..]; %b = load B[k.., n..]; yield dot %a, %b, %sum }
+      … the epilogue on tiles [m, n] …
+      store C[m.., n..]
+    }
+
+Several loop indices on one side (the pixels of a convolution) are walked as one and taken apart again, the innermost fastest. Of several
+summed indices one may be cut into steps (`inner`), the others being scalars of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from tilewright.analysis.contraction import Contraction, Factor, Image, find_products, image
+from tilewright.base.dtypes import i64, u32
+from tilewright.base.errors import CompilerBug
+from tilewright.base.sizes import ONE, Size, ceildiv, minimum
+from tilewright.base.target import Target
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk
+from tilewright.ir.rewrite import clone_ops
+from tilewright.passes.common.nest_shapes import Condition, join, shape_of
+from tilewright.passes.schedules.loops import Schedule
+from tilewright.passes.schedules.matrix import GpuProduct, Wgmma
+from tilewright.passes.to_tile.lower_loops import LoopLowering
+
+
+def lower_contraction(kernel: Kernel, schedule: GpuProduct, target: Target) -> Kernel:
+    """The tile-stage kernel."""
+    products = find_products(kernel)
+    if len(products) != schedule.horizontal:
+        raise CompilerBug.at("TW040", f"{kernel.name} has {len(products)} products for a schedule of {schedule.horizontal}", kernel.span)
+    lying = [found.apart() if schedule.apart else found for found in products]
+    return _ContractionLowering(kernel, [found.swapped() if schedule.swap_ab else found for found in lying], schedule, target).run_contraction()
+
+
+class _ContractionLowering(LoopLowering):
+    """Bodies are lowered as for loops, over tiles of rank 2."""
+
+    def __init__(self, kernel: Kernel, products: Sequence[Contraction], schedule: GpuProduct, target: Target) -> None:
+        found = products[0]
+        super().__init__(kernel, Schedule((1,) * len(found.extents)), target)
+        self.found, self.matrix = found, schedule
+        self.products = products
+        """All of them; they differ in their second factors."""
+        self.cluster, self.cluster_k = (schedule.cluster, schedule.cluster_k) if isinstance(schedule, Wgmma) else (1, 1)
+        self.rank = 2
+        self.unguarded = set()  # the mask of a factor is what makes its tile zero
+        region = found.parallel.regions[0]
+        self.everything = list(walk(region))
+        self.inner = schedule.inner if len(found.k) > 1 else -1
+        self.made = {result: op for op in self.everything for result in op.results}
+
+    def run_contraction(self) -> Kernel:
+        found, schedule = self.found, self.matrix
+        b = Builder(self.kernel.span)
+        env: dict[Value, Value] = {p: p for p in self.kernel.params}
+        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], env)
+        # The blocks of a cluster have neighbouring tiles along n; what follows counts clusters.
+        together = self.cluster
+        down, across = ceildiv(found.size(found.m), schedule.m), ceildiv(found.size(found.n), schedule.n * together)
+        tiles = found.size(found.batch) * down * across
+        most = self.target.multiprocessors // (together * self.cluster_k)
+        blocks = minimum(Size.of(most), tiles) if schedule.persistent else tiles
+        first = b.op("program_id", axis=0)
+        rank: Value | None = None
+        if together > 1:
+            whole, first = first, b.op("floordiv", first, b.index(together))
+            rank = b.sub(whole, b.mul(first, b.index(together)))
+
+        def one(inner: Builder, number: Value) -> list[Value]:
+            self._tile(inner, number, rank, down, across, dict(env))
+            return []
+
+        if schedule.persistent:
+            b.for_(first, b.index(tiles), b.index(blocks), [], one, name="tile", role="tiles")
+        else:
+            one(b, first)
+        attrs: dict[str, Attr] = {**self.kernel.attrs, "schedule": schedule.describe()}
+        if together > 1:
+            attrs["cluster"] = together
+        return replace(
+            self.kernel, stage=Stage.TILE, body=Block((), tuple(b.ops)), grid=(blocks * together,), attrs=MappingProxyType(attrs)
+        )
+
+    # -- where a tile lies --------------------------------------------------------------------------------------
+
+    def _place(
+        self, b: Builder, number: Value, rank: Value | None, down: Size, across: Size
+    ) -> tuple[list[Value], Value, Value]:
+        """Batch indices, and the first row and column, of tile `number`, or of this block's tile of that cluster. Block numbers fit 32 bits, where division is cheap."""
+
+        def size(value: Size | int) -> Value:
+            return b.cast(b.index(Size.of(value)), u32)
+
+        def divide(value: Value, by: Value) -> tuple[Value, Value]:
+            quotient = b.op("floordiv", value, by)
+            return quotient, b.sub(value, b.mul(quotient, by))
+
+        found, rest = self.found, b.cast(number, u32)
+        batch: list[Value] = []
+        if found.batch:
+            outer, rest = divide(rest, size(down * across))
+            for position in reversed(found.batch[1:]):
+                outer, digit = divide(outer, size(found.extents[position]))
+                batch.insert(0, b.cast(digit, i64))
+            batch.insert(0, b.cast(outer, i64))
+        if across == ONE:
+            row, column = rest, size(0)
+        elif self.matrix.raster == 1:
+            row, column = divide(rest, size(across))
+        else:
+            group, inside = divide(rest, size(across * self.matrix.raster))
+            top = b.mul(group, size(self.matrix.raster))
+            height = b.op("min", b.sub(size(down), top), size(self.matrix.raster))
+            column, low = divide(inside, height)
+            row = b.add(top, low)
+        down_there, along = b.cast(row, i64), b.cast(column, i64)
+        if rank is not None:
+            along = b.add(b.mul(along, b.index(self.cluster)), rank)
+        return batch, b.mul(down_there, b.index(self.matrix.m)), b.mul(along, b.index(self.matrix.n))
+
+    def _walk(
+        self, b: Builder, start: Value, axis: int, extent: int, indices: Sequence[Value], sizes: Sequence[Size], env: dict[Value, Value]
+    ) -> list[Condition]:
+        """Bind loop indices to a tile of numbers along an axis; returns the condition that they are inside."""
+        total = ONE
+        for size in sizes:
+            total = total * size
+        number = self.index_tile(b, start, axis, extent)
+        inside: list[Condition] = []
+        # A cluster's last tile may lie wholly outside.
+        if not total.divisible_by(extent * (self.cluster if extent == self.matrix.n else 1), self.kernel.facts):
+            inside.append(Condition(b.op("lt", number, b.like(b.index(total), number)), edge=True))
+        if len(indices) == 1:
+            env[indices[0]] = number
+            return inside
+        for index, size in reversed(list(zip(indices[1:], sizes[1:], strict=True))):
+            divisor = b.like(b.index(size), number)
+            quotient = b.op("floordiv", number, divisor)
+            env[index] = b.sub(number, b.mul(quotient, divisor))
+            number = quotient
+        env[indices[0]] = number
+        return inside
+
+    def _steps(self) -> Size:
+        """The extent of the loop along the sum."""
+        if self.inner < 0:
+            return self.found.k_size
+        total = self._padded()
+        for position, extent in enumerate(self.found.reduce_extents):
+            total = total if position == self.inner else total * extent
+        return total
+
+    def _padded(self) -> Size:
+        """The inner index's extent in whole steps."""
+        return ceildiv(self.found.reduce_extents[self.inner], Size.of(self.matrix.k)) * self.matrix.k
+
+    def _step_indices(self, b: Builder, k: Value, env: dict[Value, Value]) -> Value:
+        """Bind the summed indices that are scalars of a step; gives the first value of the inner one."""
+        found = self.found
+        padded = b.cast(b.index(self._padded()), u32)
+        number = b.cast(k, u32)
+        rest = b.op("floordiv", number, padded)
+        start = b.cast(b.sub(number, b.mul(rest, padded)), i64)
+        outer = [p for p in range(len(found.k)) if p != self.inner]
+        for position in reversed(outer[1:]):
+            divisor = b.cast(b.index(found.reduce_extents[position]), u32)
+            quotient = b.op("floordiv", rest, divisor)
+            env[found.k[position]] = b.cast(b.sub(rest, b.mul(quotient, divisor)), i64)
+            rest = quotient
+        env[found.k[outer[0]]] = b.cast(rest, i64)
+        return start
+
+    def _walk_sum(self, b: Builder, k: Value, axis: int, env: dict[Value, Value]) -> list[Condition]:
+        found = self.found
+        if self.inner < 0:
+            return self._walk(b, k, axis, self.matrix.k, found.k, found.reduce_extents, env)
+        start = self._step_indices(b, k, env)
+        return self._walk(b, start, axis, self.matrix.k, [found.k[self.inner]], [found.reduce_extents[self.inner]], env)
+
+    def _image(self, b: Builder, factor: Factor, lies: Image, start: Value, extent: int, k: Value, env: dict[Value, Value]) -> Value:
+        """A tile of pixels by channels."""
+        assert factor.load is not None
+        found = self.found
+        channel = self._step_indices(b, k, env)
+        offsets = [
+            b.index(0) if p is None else b.mul(env[found.k[p]], b.index(d)) for p, d in zip(lies.offsets, lies.dilations, strict=True)
+        ]
+        rows, columns = (found.extents[p] for p in lies.pixels)
+        with b.at(factor.load.span):
+            return b.op(
+                "load_image", factor.load.operands[0], start, *offsets, channel,
+                rows=rows, columns=columns, lower=lies.lower, steps=lies.steps, shape=(extent, self.matrix.k),
+            )  # fmt: skip
+
+    # -- one tile -----------------------------------------------------------------------------------------------
+
+    def _tile(
+        self, b: Builder, number: Value, rank: Value | None, down: Size, across: Size, env: dict[Value, Value]
+    ) -> None:
+        found, schedule = self.found, self.matrix
+        batch, row, column = self._place(b, number, rank, down, across)
+        env.update(zip((found.indices[p] for p in found.batch), batch, strict=True))
+        region = found.parallel.regions[0]
+        zero = b.op("broadcast", b.const(0, found.accumulator), shape=(schedule.m, schedule.n))
+
+        def step(inner: Builder, k: Value, *totals: Value) -> list[Value]:
+            a = self._factor(inner, found.a, found.m, row, schedule.m, k, 0, dict(env))
+            dtype = found.a.dtype if found.a.dtype is found.b.dtype else found.accumulator
+            a = inner.cast(a, dtype)
+            sums: list[Value] = []
+            for product, total in zip(self.products, totals, strict=True):
+                self.found = product  # its own index walks the sum
+                c = self._factor(inner, product.b, product.n, column, schedule.n, k, 1, dict(env))
+                with inner.at(product.reduction.span):
+                    sums.append(inner.op("dot", a, inner.cast(c, dtype), total))
+            self.found = found
+            return sums
+
+        with b.at(found.reduction.span):
+            totals = b.for_(
+                b.index(0), b.index(self._steps()), b.index(schedule.k), [zero] * schedule.horizontal, step, name="k", role="sum",
+                stages=schedule.stages,
+            )  # fmt: skip
+        masks = self._walk(b, row, 0, schedule.m, [found.indices[p] for p in found.m], [found.extents[p] for p in found.m], env)
+        masks += self._walk(b, column, 1, schedule.n, [found.indices[p] for p in found.n], [found.extents[p] for p in found.n], env)
+        sums = {product.reduction: total for product, total in zip(self.products, totals, strict=True)}
+        env.update((reduction.result, total) for reduction, total in sums.items())
+        self.ops(b, [op for op in region.ops if op not in sums], env, masks)
+
+    def _factor(
+        self, b: Builder, factor: Factor, side: Sequence[int], start: Value, extent: int, k: Value, axis: int, env: dict[Value, Value]
+    ) -> Value:
+        """The tile of one factor: rows along `axis`, the sum along the other."""
+        found, schedule = self.found, self.matrix
+        if axis == 0 and schedule.a_copy == "im2col":
+            lies = image(found, factor)
+            assert lies is not None and lies.channel == self.inner
+            return self._image(b, factor, lies, start, extent, k, env)
+        masks = self._walk(b, start, axis, extent, [found.indices[p] for p in side], [found.extents[p] for p in side], env)
+        inside = self._walk_sum(b, k, 1 - axis, env)
+        shape = (extent, schedule.k) if axis == 0 else (schedule.k, extent)
+        values = [v for v in (factor.value, factor.guard) if v is not None]
+        needed = self._needed(values)
+        conditions = [*masks, *inside]
+        if factor.guard is not None:
+            self._evaluate(b, self._needed([factor.guard]), env, [])
+            guard = env[factor.guard]
+            conditions.append(Condition(guard, edge=False))
+            inside = [*inside, Condition(guard, edge=False)]
+        self._evaluate(b, [op for op in needed if op.results and op.results[0] not in env], env, conditions)
+        value = self.widen(b, env[factor.value], shape)
+        if factor.load is None and inside:
+            # What is computed from masked loads need not be zero where nothing was loaded.
+            keep = self.widen(b, inside[0].value, join(shape, shape_of(inside[0].value)))
+            for condition in inside[1:]:
+                keep = b.logical_and(keep, self.widen(b, condition.value, shape))
+            value = b.select(keep, value, b.splat(0, value))
+        return value
+
+    def _needed(self, values: Sequence[Value]) -> list[Op]:
+        """The ops of the nest that make these values, in order."""
+        wanted: set[Value] = set()
+        waiting = list(values)
+        while waiting:
+            value = waiting.pop()
+            op = self.made.get(value)
+            if value in wanted or op is None:
+                continue
+            wanted.update(op.results)
+            waiting += op.operands
+            waiting += [v for region in op.regions for inner in walk(region) for v in inner.operands]
+        inside = {id(inner) for op in self.everything if op.regions and any(r in wanted for r in op.results)
+                  for region in op.regions for inner in walk(region)}  # fmt: skip
+        return [op for op in self.everything if any(r in wanted for r in op.results) and id(op) not in inside]
+
+    def _evaluate(self, b: Builder, ops: Sequence[Op], env: dict[Value, Value], masks: list[Condition]) -> None:
+        self.ops(b, ops, env, masks)
+
+

@@ -1,0 +1,835 @@
+"""Loop stage -> tile stage: what one block of the grid computes.
+
+In: a loop-stage kernel and its schedule. Out: a tile-stage kernel. Each parallel index becomes a scalar of the block or a
+tile of indices; every value becomes a tile of the shape it depends on, so work that does not vary along an axis is done
+once. Reductions are carried in tiles and combined across the tile at their end. Conditions that vary inside a tile become
+masks and selects; uniform ones stay control flow.
+
+Edges: on a GPU a block that is not full runs a masked twin of its code; on a CPU a block walks its chunk in full tiles and
+finishes element by element, so that no masked access exists there.
+
+    parallel %n (%i) { %v = load %x, %i; … }            tiles=(1024,)
+    -> grid [ceildiv(n, 1024)]:  %lo = program_id * 1024
+       if %lo + 1024 <= n { %i = %lo + iota; %v = load %x, %i : tile<f32, [1024]> … } else { the same, masked }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from tilewright.analysis.affine import Affine, address, analyse
+from tilewright.analysis.guarded import guarded_loads
+from tilewright.analysis.loop_nest import is_sweep, nest_of
+from tilewright.analysis.recomputed import find_recomputed
+from tilewright.analysis.row_arrays import row_arrays
+from tilewright.base.dtypes import i64, u32
+from tilewright.base.sizes import ONE, Size, ceildiv
+from tilewright.base.target import Target
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Attr, Attrs, Block, Kernel, Op, Stage, Value, is_watched, walk, watched_axes
+from tilewright.ir.ops import OPS
+from tilewright.ir.rewrite import clone_ops
+from tilewright.ir.types import INDEX, Tensor, Tile, dtype_of
+from tilewright.passes.common.combine import combine, combine_later, identities
+from tilewright.passes.common.nest_shapes import Condition, Shape, join, shape_of
+from tilewright.passes.common.shift_rows import aligned_accesses, row_start, shift_of
+from tilewright.passes.schedules.loops import Schedule
+from tilewright.passes.to_tile.extreme_on_cpu import ExtremeOnCpu
+from tilewright.passes.to_tile.lower_while import WhileLowering
+
+LINE = 64
+"""Bytes that a CPU fetches together."""
+FETCHED = 4096
+"""Elements by which what a CPU fetches lies ahead, if rows are not shorter."""
+SHORT_LOOP = 8
+"""Turns of a short loop inside a reduction that are written out."""
+
+
+def lower_loops(kernel: Kernel, schedule: Schedule, target: Target) -> Kernel:
+    """The tile-stage kernel."""
+    return LoopLowering(kernel, schedule, target).run()
+
+
+class LoopLowering:
+    def __init__(self, kernel: Kernel, schedule: Schedule, target: Target) -> None:
+        self.kernel, self.schedule, self.target = kernel, schedule, target
+        self.nest = nest_of(kernel)
+        self.forms = analyse(kernel)
+        self.region = self.nest.parallel.regions[0]
+        self.tiled = [p for p, t in enumerate(schedule.tiles) if t > 1]
+        self.rank = len(self.tiled) + (1 if schedule.reduce_tile > 1 else 0)
+        self.reduce_position = self.rank - 1 if schedule.reduce_tile > 1 else None
+        self.inside_reduction = False
+        self.unguarded = {id(g.load) for g in guarded_loads(kernel) if g.needs_no_guard and not watched_axes(g.load)}
+        """Loads under conditions that stay inside anyway."""
+        rows = not target.simt and schedule.reduce_tile > 1 and schedule.vector_on_reduction
+        self.recomputed = find_recomputed(kernel) if rows and not is_watched(kernel) else None
+        self.fetched = row_arrays(self.region) if rows else {}
+        """Arrays whose next rows are fetched, with an access to each; not a result in which a sum leaves something, for that is there already."""
+        if self.recomputed is not None:
+            self.fetched.pop(self.recomputed.store.operands[0], None)
+        walks = (*self.nest.reductions, *self.nest.sweeps)
+        self.row_start = row_start(kernel, self.nest.parallel, walks, schedule.vector) if schedule.shifted else None
+        self.aligned = aligned_accesses(kernel, walks, self.row_start, schedule.vector) if self.row_start is not None else set()
+        self.tested: set[tuple[int, int]] = set()
+        """Accesses, and axes of them, whose indices were tested before the loop they stand in."""
+        self.shift: Value | None = None
+        """How many elements a row's tile begins before the row."""
+
+    # -- the whole kernel ---------------------------------------------------------------------------------------
+
+    def run(self) -> Kernel:
+        b = Builder(self.kernel.span)
+        env: dict[Value, Value] = {p: p for p in self.kernel.params}
+        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], env)
+        if self.target.simt:
+            blocks = self._gpu(b, env)
+        else:
+            blocks = self._cpu(b, env)
+        attrs = dict(self.kernel.attrs)
+        attrs["schedule"] = self.schedule.describe()
+        if self.schedule.whole:
+            attrs["early"] = True  # such kernels are short: what starts them overlaps the end of the kernel before
+        if self.schedule.resident:
+            attrs["min_blocks"] = self.schedule.resident
+        name = self.nest.reduce_extent.name
+        if self.schedule.whole and name is not None:
+            # The schedule was made for rows that need all registers of a thread.
+            least = self.schedule.reduce_tile - self.schedule.row_step + (0 if self.schedule.shifted else 1)
+            attrs["least"] = ((name, least),) if self.schedule.reduce_tile > self.schedule.row_step else ()
+        if self.schedule.window:
+            attrs["tiled"] = tuple(self.nest.extents[p] for p in self.tiled)
+        return replace(
+            self.kernel, stage=Stage.TILE, body=Block((), tuple(b.ops)), grid=(blocks,), attrs=MappingProxyType(attrs)
+        )
+
+    def _block_indices(self, b: Builder, steps: Sequence[int]) -> tuple[Size, list[Value]]:
+        """The number of blocks when index p advances by steps[p] per block, and this block's first index along each."""
+        counts = [ceildiv(extent, step) for extent, step in zip(self.nest.extents, steps, strict=True)]
+        blocks = ONE
+        for count in counts:
+            blocks = blocks * count
+        pid = b.op("program_id", axis=0)
+        if len(counts) == 1:
+            positions = [pid]
+        else:
+            # Block numbers fit 32 bits, where division is cheap.
+            positions = []
+            rest = b.cast(pid, u32)
+            for position in reversed(range(len(counts))):
+                if position == 0 or all(c == ONE for c in counts[:position]):
+                    positions.append(b.cast(rest, i64))
+                    positions += [b.index(0)] * position
+                    break
+                divisor = b.cast(b.index(counts[position]), u32)
+                quotient = b.op("floordiv", rest, divisor)
+                positions.append(b.cast(b.sub(rest, b.mul(quotient, divisor)), i64))
+                rest = quotient
+            positions.reverse()
+        starts = [p if s == 1 else b.mul(p, b.index(s)) for p, s in zip(positions, steps, strict=True)]
+        return blocks, starts
+
+    def _gpu(self, b: Builder, env: dict[Value, Value]) -> Size:
+        tiles = self.schedule.tiles
+        blocks, starts = self._block_indices(b, tiles)
+        extents = [b.index(e) for e in self.nest.extents]
+        full: Value | None = None
+        for p in self.tiled:
+            if self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts):
+                continue
+            if self.schedule.window and p != self.schedule.along:
+                continue  # a thread's own results are all there or none is
+            inside = b.op("le", b.add(starts[p], b.index(tiles[p])), extents[p])
+            full = inside if full is None else b.logical_and(full, inside)
+
+        def body(inner: Builder, masked: bool) -> list[Value]:
+            local, masks = dict(env), []
+            for p, index in enumerate(self.region.args):
+                if tiles[p] == 1:
+                    local[index] = starts[p]
+                    continue
+                local[index] = self.index_tile(inner, starts[p], self.tiled.index(p), tiles[p])
+                cut = masked or (self.schedule.window and p != self.schedule.along)
+                if cut and not self.nest.extents[p].divisible_by(tiles[p], self.kernel.facts):
+                    limit = inner.like(extents[p], local[index])
+                    masks.append(Condition(inner.op("lt", local[index], limit), edge=True))
+            if self.row_start is not None:
+                self.shift = shift_of(inner, self.row_start, local, self.schedule.vector)
+            self.ops(inner, self.region.ops, local, masks)
+            return []
+
+        if full is None:
+            body(b, False)
+        else:
+            b.if_(full, lambda inner: body(inner, False), lambda inner: body(inner, True))
+        return blocks
+
+    def _cpu(self, b: Builder, env: dict[Value, Value]) -> Size:
+        axis = self.schedule.vector_index
+        steps = [1] * len(self.schedule.tiles)
+        if axis >= 0 and self.tiled:
+            steps[axis] = self.schedule.chunk
+        row_axis, rows = self.schedule.row_axis, self.schedule.rows_per_block
+        if rows > 1:
+            steps[row_axis] = rows
+        blocks, starts = self._block_indices(b, steps)
+        if rows == 1:
+            self._cpu_row(b, env, starts)
+            return blocks
+
+        def row(inner: Builder, number: Value) -> list[Value]:
+            self._cpu_row(inner, env, [number if p == row_axis else s for p, s in enumerate(starts)])
+            return []
+
+        end = b.op("min", b.add(starts[row_axis], b.index(rows)), b.index(self.nest.extents[row_axis]))
+        b.for_(starts[row_axis], end, b.index(1), [], row, name="row")
+        return blocks
+
+    def _cpu_row(self, b: Builder, env: dict[Value, Value], starts: Sequence[Value]) -> None:
+        """One block, or one of its rows: what lies along the vector axis from `starts` on."""
+        axis = self.schedule.vector_index
+
+        def body(inner: Builder, index: Value | None) -> list[Value]:
+            local = dict(env)
+            for p, arg in enumerate(self.region.args):
+                local[arg] = index if index is not None and p == axis else starts[p]
+            self.ops(inner, self.region.ops, local, [])
+            return []
+
+        if not self.tiled:
+            body(b, None)
+            return
+        tile = self.schedule.tiles[axis]
+        low = starts[axis]
+        high = b.op("min", b.add(low, b.index(self.schedule.chunk)), b.index(self.nest.extents[axis]))
+        if self.schedule.repeat:
+            self._repeating(b, low, high, (tile, self.schedule.vector), body)
+            return
+        first = dict(env) | {arg: starts[p] for p, arg in enumerate(self.region.args)}
+        self._test_rows(b, dict(first), self.region.args[axis])
+        head = self._head(b, self.region.ops, first, self.region.args[axis])
+        self._strips(
+            b, low, high, tile, head, [], [], lambda inner, k: body(inner, self.index_tile(inner, k, 0, tile)), body
+        )
+
+    def _repeating(self, b: Builder, low: Value, high: Value, widths: Sequence[int], body: Callable[..., list[Value]]) -> None:
+        """Walk low..high in vectors of the widest kind that fits; the last one ends where the row does and repeats a few elements."""
+        if not widths:
+            b.for_(low, high, b.index(1), [], body)
+            return
+        width = b.index(widths[0])
+
+        def vectors(at: Builder) -> list[Value]:
+            last = at.sub(high, width)
+            at.for_(low, high, width, [], lambda inner, k: body(inner, self.index_tile(inner, inner.op("min", k, last), 0, widths[0])))
+            return []
+
+        def narrower(at: Builder) -> list[Value]:
+            self._repeating(at, low, high, widths[1:], body)
+            return []
+
+        b.if_(b.op("ge", b.sub(high, low), width), vectors, narrower)
+
+    def _strips(
+        self, b: Builder, low: Value, high: Value, tile: int, head: Value | None, lanes: Sequence[Value],
+        singles: Sequence[Value], wide: Callable[..., Sequence[Value]], single: Callable[..., Sequence[Value]],
+    ) -> tuple[tuple[Value, ...], tuple[Value, ...]]:  # fmt: skip
+        """Walk low..high on a CPU: elements up to an aligned address, full tiles, the rest.
+
+        `wide(builder, first, *lanes)` does a tile, `single(builder, index, *singles)` an element; each carries its own values.
+        Both loops stand in a loop of two turns (head and tiles; rest and nothing), so that each body is there once.
+        """
+        width, zero, one = b.index(tile), b.index(0), b.index(1)
+        length = b.op("max", b.sub(high, low), zero)
+        begin = low if head is None else b.add(low, b.op("min", head, length))
+        middle = b.add(begin, b.mul(b.op("floordiv", b.sub(b.add(low, length), begin), width), width))
+        count = len(lanes)
+        if head is None:
+            wides = b.for_(low, middle, width, lanes, wide)
+            return wides, b.for_(middle, high, one, singles, single)
+
+        def turn(inner: Builder, number: Value, *carried: Value) -> list[Value]:
+            last = inner.op("gt", number, zero)
+            start, stop = inner.select(last, middle, low), inner.select(last, high, begin)
+            alone = inner.for_(start, stop, one, carried[count:], single)
+            together = inner.for_(inner.select(last, middle, begin), middle, width, carried[:count], wide)
+            return [*together, *alone]
+
+        results = b.for_(zero, b.index(2), one, [*lanes, *singles], turn, name="turn")
+        return results[:count], results[count:]
+
+    def _head(self, b: Builder, ops: Sequence[Op], env: dict[Value, Value], index: Value) -> Value | None:
+        """How far the first array walked with stride one along `index` is from an aligned address; stores count first."""
+        accesses = [
+            op for op in ops
+            if op.opcode in ("store", "load") and address(op, self.forms).factor(index) == ONE
+        ]  # fmt: skip
+        chosen = next((op for op in accesses if op.opcode == "store"), accesses[0] if accesses else None)
+        if chosen is None or len(ops) > 64:
+            return None
+        memory = chosen.operands[0].type
+        assert isinstance(memory, Tensor)
+        local = dict(env)
+        for op in ops:
+            if op is chosen:
+                break
+            if op.regions or op.opcode in ("store", "yield") or any(v not in local for v in op.operands):
+                continue  # the last: it needs the result of a loop or a branch, which is not repeated here
+            with b.at(op.span):
+                local.update(zip(op.results, self._op(b, op, local, []), strict=True))
+        where = [local.get(v) for v in chosen.operands[1 : 1 + memory.rank]]
+        if any(v is None for v in where):
+            return None
+        return b.op("head", local[chosen.operands[0]], *(v for v in where if v is not None), bytes=self.target.vector_bytes)
+
+    def index_tile(self, b: Builder, start: Value, position: int, extent: int) -> Value:
+        """`start + 0, 1, 2…` along a tile axis."""
+        shape = tuple(extent if a == position else 1 for a in range(self.rank))
+        iota = b.op("iota", shape=shape, axis=position)
+        return b.add(b.op("broadcast", start, shape=shape), iota)
+
+    def _whole_row(self, b: Builder, extent: Value) -> tuple[Value, Value]:
+        """The indices of a row that one tile holds, and which of them are the row's."""
+        position, tile = self.reduce_position, self.schedule.reduce_tile
+        assert position is not None
+        if self.shift is None:
+            index = self.index_tile(b, b.index(0), position, tile)
+            return index, b.op("lt", index, b.like(extent, index))
+        index = self.index_tile(b, b.sub(b.index(0), self.shift), position, tile)
+        places = self.index_tile(b, b.index(0), position, tile)
+        begun = b.op("lt", b.sub(b.like(self.shift, places), places), b.splat(1, places))  # index > -1
+        return index, b.logical_and(begun, b.op("lt", index, b.like(extent, index)))
+
+    # -- one body -----------------------------------------------------------------------------------------------
+
+    def ops(self, b: Builder, ops: Sequence[Op], env: dict[Value, Value], masks: list[Condition]) -> tuple[Value, ...]:
+        """Lower ops in order; returns what the block yields."""
+        for op in ops:
+            with b.at(op.span):
+                if op.opcode == "yield":
+                    return tuple(env[v] for v in op.operands)
+                results = self._op(b, op, env, masks)
+                env.update(zip(op.results, results, strict=True))
+        return ()
+
+    def _op(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[Condition]) -> Sequence[Value]:
+        twice = self.recomputed
+        if twice is not None and op is twice.again:
+            return [self._load(b, [env[v] for v in twice.store.operands[:-1]], masks, {})]
+        if twice is not None and op is twice.first:
+            self.recomputed = None  # so that this one is computed here
+            (value,) = self._op(b, op, env, masks)
+            self.recomputed = twice
+            local = {**env, twice.loop.regions[0].args[0]: env[twice.sum.regions[0].args[0]]}
+            self._store(b, [*(local[v] for v in twice.store.operands[:-1]), value], masks, {})
+            return [value]
+        operands = [env[v] for v in op.operands]
+        if op.opcode == "load":
+            attrs = self._access_attrs(op)
+            return [self._load(b, operands, [m for m in masks if m.edge] if id(op) in self.unguarded else masks, attrs)]
+        if op.opcode == "store":
+            self._store(b, operands, masks, self._access_attrs(op))
+            return []
+        if op.opcode == "if":
+            return self._if(b, op, operands[0], env, masks)
+        if op.opcode == "for":
+            return self._for(b, op, operands, env, masks)
+        if op.opcode == "reduce":
+            return self._reduce(b, op, operands, env, masks)
+        if op.opcode == "while":
+            return WhileLowering(self, op, env, masks).run(b, operands)
+        if op.opcode == "parallel":
+            from tilewright.base.errors import UserError
+
+            what = "a parallel loop inside a parallel loop"
+            raise UserError.at("TW005", f"{what} is not available in kernels yet", op.span, "use for with a fixed number of turns")
+        shape = join(*(shape_of(v) for v in operands))
+        return b.emit(op.opcode, [self.widen(b, v, shape) for v in operands], op.attrs)
+
+    def _access_attrs(self, op: Op) -> Attrs:
+        """What a tile's access says beside its indices."""
+        attrs: dict[str, Attr] = {"aligned": self.schedule.vector} if id(op) in self.aligned else {}
+        watch = tuple(axis for axis in watched_axes(op) if (id(op), axis) not in self.tested)
+        return attrs | {"watch": watch} if watch else attrs
+
+    def _test_reduction(self, b: Builder, op: Op, extent: Value, env: Mapping[Value, Value]) -> None:
+        """CPU: indices that walk with a reduction are tested before it, the first and the last."""
+        region = op.regions[0]
+        inner = {v for o in walk(region) for v in o.results}
+        found: list[tuple[Op, int, Affine]] = []
+        for access in region.ops:
+            for axis in watched_axes(access):
+                form = self.forms.get(access.operands[1 + axis])
+                others = [v for v in form.values if v is not region.args[0]] if form is not None else []
+                known = all(v in env and v not in inner and not shape_of(env[v]) for v in others)
+                if form is not None and known and form.factor(region.args[0]) == ONE:
+                    found.append((access, axis, form))
+
+        def tests(at: Builder) -> list[Value]:
+            for access, axis, form in found:
+                first = at.index(form.constant)
+                for value, factor in form.factors:
+                    if value is not region.args[0]:
+                        first = at.add(first, env[value] if factor == ONE else at.mul(env[value], at.index(factor)))
+                last = at.add(first, at.sub(extent, at.index(1)))
+                with at.at(access.span):
+                    at.multi("within", access.operands[0], first, last, axis=axis, access=access.opcode)
+            return []
+
+        if found:
+            b.if_(b.op("gt", extent, b.index(0)), tests, lambda at: [])
+            self.tested |= {(id(access), axis) for access, axis, _ in found}
+
+    def _test_rows(self, b: Builder, env: dict[Value, Value], moving: Value) -> None:
+        """CPU: indices that stay the same along a row of a block are tested before it. A block has an element at least."""
+        made = {result: op for op in self.region.ops for result in op.results}
+
+        def still(value: Value) -> bool:
+            op = made.get(value)
+            if op is None:
+                return value is not moving
+            plain = not op.regions and (OPS[op.opcode].is_pure or (op.opcode == "load" and not watched_axes(op)))
+            return plain and all(map(still, op.operands))
+
+        def lowered(value: Value) -> Value:
+            op = made.get(value)
+            if op is not None and value not in env:
+                for operand in op.operands:
+                    lowered(operand)
+                env.update(zip(op.results, self._op(b, op, env, []), strict=True))
+            return env[value]
+
+        for access in self.region.ops:
+            for axis in watched_axes(access):
+                index = access.operands[1 + axis]
+                if still(index) and not shape_of(place := lowered(index)):
+                    with b.at(access.span):
+                        b.multi("within", access.operands[0], place, place, axis=axis, access=access.opcode)
+                    self.tested.add((id(access), axis))
+
+    def widen(self, b: Builder, value: Value, shape: Shape) -> Value:
+        return value if shape_of(value) == shape or not shape else b.op("broadcast", value, shape=shape)
+
+    def _mask_for(self, b: Builder, shape: Shape, masks: list[Condition]) -> tuple[Shape, Value | None]:
+        """The condition an access of that shape runs under, and the shape it then has."""
+        relevant: list[Value] = []
+        # A guard that varies is asked by elements beyond the edge, too: what they make of it counts for nothing.
+        full = join(shape, *(shape_of(mask.value) for mask in masks if not mask.edge))
+        for mask in masks:
+            mine = shape_of(mask.value)
+            if mask.edge and not (full and all(m == 1 or s > 1 for m, s in zip(mine, full, strict=True))):
+                continue
+            relevant.append(mask.value)
+        if not relevant:
+            return shape, None
+        shape = join(shape, *(shape_of(v) for v in relevant))
+        total = self.widen(b, relevant[0], shape)
+        for value in relevant[1:]:
+            total = b.logical_and(total, self.widen(b, value, shape))
+        return shape, total
+
+    def _load(self, b: Builder, operands: Sequence[Value], masks: list[Condition], attrs: Attrs) -> Value:
+        memory, indices = operands[0], list(operands[1:])
+        shape = join(*(shape_of(v) for v in indices))
+        if not indices:
+            return b.op("load", memory)
+        access, mask = self._mask_for(b, shape, masks)
+        if mask is None:
+            return b.emit("load", [memory, *indices], attrs)[0]
+        if access != shape:
+            indices[0] = self.widen(b, indices[0], access)
+        return b.emit("load", [memory, *indices, mask], {"masked": True, **attrs})[0]
+
+    def _store(self, b: Builder, operands: Sequence[Value], masks: list[Condition], attrs: Attrs) -> None:
+        memory, indices, value = operands[0], list(operands[1:-1]), operands[-1]
+        shape = join(*(shape_of(v) for v in indices))
+        if not shape and shape_of(value):
+            # All indices are scalars of the block: the value is a tile of one element.
+            value = self._item(b, value)
+        access, mask = self._mask_for(b, shape, masks)
+        if shape and access != shape:
+            indices[0] = self.widen(b, indices[0], access)
+        value = self.widen(b, value, access)
+        if mask is None:
+            b.emit("store", [memory, *indices, value], attrs)
+        elif not access:
+            b.if_(mask, lambda inner: inner.emit("store", [memory, *indices, value], attrs), lambda inner: [])
+        else:
+            b.emit("store", [memory, *indices, value, mask], {"masked": True, **attrs})
+
+    def _item(self, b: Builder, value: Value) -> Value:
+        return b.op("item", value) if isinstance(value.type, Tile) else value
+
+    # -- control flow -------------------------------------------------------------------------------------------
+
+    def _if(self, b: Builder, op: Op, cond: Value, env: dict[Value, Value], masks: list[Condition]) -> Sequence[Value]:
+        if shape_of(cond):
+            then = self.ops(b, op.regions[0].ops, env, [*masks, Condition(cond, edge=False)])
+            inverse = b.op("not", cond)
+            otherwise = self.ops(b, op.regions[1].ops, env, [*masks, Condition(inverse, edge=False)])
+            results = []
+            for x, y in zip(then, otherwise, strict=True):
+                shape = join(shape_of(cond), shape_of(x), shape_of(y))
+                results.append(b.select(*(self.widen(b, v, shape) for v in (cond, x, y))))
+            return results
+        builders = [Builder(b.span), Builder(b.span)]
+        yields = [self.ops(inner, r.ops, dict(env), masks) for inner, r in zip(builders, op.regions, strict=True)]
+        shapes = [join(shape_of(x), shape_of(y)) for x, y in zip(*yields, strict=True)]
+        for inner, values in zip(builders, yields, strict=True):
+            inner.multi("yield", *(self.widen(inner, v, s) for v, s in zip(values, shapes, strict=True)))
+        types = [v.type for v in builders[0].ops[-1].operands]
+        blocks = tuple(Block((), tuple(inner.ops)) for inner in builders)
+        return b.append(Op("if", (cond,), tuple(Value(t) for t in types), regions=blocks, span=b.span))
+
+    def _for(
+        self, b: Builder, op: Op, operands: Sequence[Value], env: dict[Value, Value], masks: list[Condition]
+    ) -> Sequence[Value]:
+        low, high, step, *init = operands
+        if is_sweep(op) and self.reduce_position is not None and not self.inside_reduction and not (shape_of(low) or shape_of(high)):
+            return self._sweep(b, op, low, high, step, env, masks)
+        varying = join(shape_of(low), shape_of(high))
+
+        def body(inner: Builder, index: Value, *carried: Value) -> Sequence[Value]:
+            local = dict(env)
+            local[op.regions[0].args[0]] = index
+            local.update(zip(op.regions[0].args[1:], carried, strict=True))
+            if not varying:
+                return self.ops(inner, op.regions[0].ops, local, masks)
+            # Bounds differ inside the tile: walk the common range and mask what lies outside one's own.
+            wide = self.widen(inner, index, varying)
+            active = inner.logical_and(
+                inner.op("ge", wide, self.widen(inner, low, varying)), inner.op("lt", wide, self.widen(inner, high, varying))
+            )
+            values = self.ops(inner, op.regions[0].ops, local, [*masks, Condition(active, edge=False)])
+            kept = []
+            for new, old in zip(values, carried, strict=True):
+                shape = join(varying, shape_of(new), shape_of(old))
+                kept.append(inner.select(*(self.widen(inner, v, shape) for v in (active, new, old))))
+            return kept
+
+        if varying:
+            high = self._within_edges(b, high, low, masks)
+            varying = join(varying, shape_of(high))
+            bounds = self._extreme(b, "min", low), self._extreme(b, "max", high)
+        else:
+            bounds = low, high
+        return self._carried(b, bounds[0], bounds[1], self._item(b, step), init, body, op)
+
+    def _sweep(
+        self, b: Builder, op: Op, low: Value, high: Value, step: Value, env: dict[Value, Value], masks: list[Condition]
+    ) -> Sequence[Value]:
+        """An inner loop of independent iterations, along the axis reductions use: tiles, then the rest."""
+        position, tile = self.reduce_position, self.schedule.reduce_tile
+        assert position is not None
+        was_inside, self.inside_reduction = self.inside_reduction, True
+        if self.schedule.whole:
+            index, inside = self._whole_row(b, high)
+            self.ops(b, op.regions[0].ops, {**env, op.regions[0].args[0]: index}, [*masks, Condition(inside, edge=True)])
+            self.inside_reduction = was_inside
+            return []
+        zero, width = b.index(0), b.index(tile)
+        count = b.op("max", b.op("floordiv", b.add(b.sub(high, low), b.sub(step, b.index(1))), step), zero)
+        whole = b.mul(b.op("floordiv", count, width), width)
+
+        def body(inner: Builder, number: Value, masked: bool) -> list[Value]:
+            """Iterations `number`, `number + 1`…: one, or a tile of them."""
+            local, edge = dict(env), []
+            if shape_of(number) and masked:
+                edge = [Condition(inner.op("lt", number, inner.like(count, number)), edge=True)]
+            index = inner.add(inner.like(low, number), inner.mul(number, inner.like(step, number)))
+            local[op.regions[0].args[0]] = index
+            self.ops(inner, op.regions[0].ops, local, [*masks, *edge])
+            return []
+
+        ahead = b.op("min", count, b.index(FETCHED)) if self.fetched else count
+
+        def step_along(inner: Builder, k: Value) -> list[Value]:
+            self._fetch_ahead(inner, inner.add(k, ahead), env)
+            return body(inner, self.index_tile(inner, k, position, tile), False)
+
+        b.for_(zero, whole, width, [], step_along)
+        if self.target.simt:
+            b.if_(
+                b.op("lt", whole, count),
+                lambda inner: body(inner, self.index_tile(inner, whole, position, tile), True),
+                lambda inner: [],
+            )
+        else:
+            b.for_(whole, count, b.index(1), [], lambda inner, k: body(inner, k, False))
+        self.inside_reduction = was_inside
+        return []
+
+    def _fetch_ahead(self, b: Builder, place: Value, env: Mapping[Value, Value]) -> None:
+        """What the next rows read and write, a tile of it: rows follow one another in memory."""
+        for memory, access in self.fetched.items():
+            tensor = memory.type
+            assert isinstance(tensor, Tensor)
+            size = tensor.dtype.itemsize
+            row = [env[v] for v in access.operands[1 : tensor.rank]]
+            for line in range(0, self.schedule.reduce_tile * size, LINE):
+                b.multi("prefetch", env[memory], *row, b.add(place, b.index(line // size)))
+
+    def _within_edges(self, b: Builder, value: Value, otherwise: Value, masks: list[Condition]) -> Value:
+        """A bound that differs inside the tile; elements beyond the edge have none of their own."""
+        for mask in masks:
+            if mask.edge:
+                shape = join(shape_of(mask.value), shape_of(value), shape_of(otherwise))
+                value = b.select(*(self.widen(b, v, shape) for v in (mask.value, value, otherwise)))
+        return value
+
+    def _extreme(self, b: Builder, kind: str, value: Value) -> Value:
+        if not shape_of(value):
+            return value
+        for axis in range(self.rank):
+            value = b.op("reduce_tile", value, kind=kind, axis=axis)
+        return b.op("item", value)
+
+    def _carried(
+        self, b: Builder, low: Value, high: Value, step: Value, init: Sequence[Value], body: Callable[..., Sequence[Value]],
+        op: Op,
+    ) -> tuple[Value, ...]:  # fmt: skip
+        """A serial loop whose carried values may grow from scalars to tiles: widen them until the shapes hold still."""
+        attrs = {k: v for k, v in op.attrs.items() if k in ("unroll", "stages")}
+        current = list(init)
+        while True:
+            shapes = [shape_of(v) for v in current]
+            trial = Builder(b.span)
+            values = body(trial, Value(INDEX), *(Value(v.type) for v in current))
+            grown = [join(s, shape_of(v)) for s, v in zip(shapes, values, strict=True)]
+            if grown == shapes:
+                break
+            current = [self.widen(b, v, s) for v, s in zip(current, grown, strict=True)]
+
+        def widened(inner: Builder, index: Value, *carried: Value) -> list[Value]:
+            values = body(inner, index, *carried)
+            return [self.widen(inner, v, shape_of(c)) for v, c in zip(values, carried, strict=True)]
+
+        return b.for_(low, high, step, current, widened, name="k", **attrs)
+
+    # -- reductions ---------------------------------------------------------------------------------------------
+
+    def _reduce(
+        self, b: Builder, op: Op, operands: Sequence[Value], env: dict[Value, Value], masks: list[Condition]
+    ) -> Sequence[Value]:
+        kind = str(op.attrs["kind"])
+        dtypes = [dtype_of(r.type) for r in op.results]
+        start = [b.const(v, d) for v, d in zip(identities(kind, dtypes), dtypes, strict=True)]
+        tiled = self.reduce_position is not None and not self.inside_reduction and bool(operands)
+        if not self.target.simt and not masks and len(operands) == 1 and not shape_of(operands[0]):
+            self._test_reduction(b, op, operands[0], env)
+        was_inside, self.inside_reduction = self.inside_reduction, True
+        try:
+            return self._reduce_dimension(b, op, kind, operands, 0, env, masks, start, tiled)
+        finally:
+            self.inside_reduction = was_inside
+
+    def _reduce_dimension(
+        self, b: Builder, op: Op, kind: str, extents: Sequence[Value], dimension: int, env: dict[Value, Value],
+        masks: list[Condition], start: Sequence[Value], tiled: bool,
+    ) -> Sequence[Value]:  # fmt: skip
+        """Combine over dimensions `dimension`… into `start`: serial loops outside, the innermost tiled when asked."""
+        last = dimension == len(extents) - 1
+        if last and tiled and dimension:
+            # Every element of a tile starts from the identity; what came before joins once, not once per element.
+            dtypes = [dtype_of(r.type) for r in op.results]
+            fresh = [b.const(v, d) for v, d in zip(identities(kind, dtypes), dtypes, strict=True)]
+            return self._combine(b, kind, start, self._reduce_tiled(b, op, kind, extents[-1], env, masks, fresh))
+        if last and tiled:
+            return self._reduce_tiled(b, op, kind, extents[-1], env, masks, start)
+        zero, one = b.index(0), b.index(1)
+
+        def body(inner: Builder, index: Value, *carried: Value) -> Sequence[Value]:
+            env[op.regions[0].args[dimension]] = index
+            if last:
+                values = self.ops(inner, op.regions[0].ops, dict(env), masks)
+                return self._combine(inner, kind, carried, values)
+            return self._reduce_dimension(inner, op, kind, extents, dimension + 1, env, masks, carried, tiled)
+
+        if not extents:
+            return self._combine(b, kind, start, self.ops(b, op.regions[0].ops, dict(env), masks))
+        extent = extents[dimension]
+        if shape_of(extent):
+            return self._ragged(b, op, kind, extents, dimension, env, masks, start)
+        turns = self.forms[op.operands[dimension]].constant.constant if op.operands[dimension] in self.forms else None
+        if turns is not None and 0 < turns <= SHORT_LOOP and (len(extents) > 1 or self.schedule.window):
+            # A few turns stand one after another: what they load is on its way together.
+            values: Sequence[Value] = start
+            for turn in range(turns):
+                values = body(b, b.index(turn), *values)
+            return values
+        return self._carried(b, zero, extent, one, start, body, op)
+
+    def _ragged(
+        self, b: Builder, op: Op, kind: str, extents: Sequence[Value], dimension: int, env: dict[Value, Value],
+        masks: list[Condition], start: Sequence[Value],
+    ) -> Sequence[Value]:  # fmt: skip
+        """A serial reduction whose extent differs inside the tile: walk to the longest, masked."""
+        extent = self._within_edges(b, extents[dimension], b.index(0), masks)
+
+        def body(inner: Builder, index: Value, *carried: Value) -> Sequence[Value]:
+            env[op.regions[0].args[dimension]] = index
+            active = inner.op("lt", self.widen(inner, index, shape_of(extent)), extent)
+            inner_masks = [*masks, Condition(active, edge=False)]
+            new: Sequence[Value]
+            if dimension == len(extents) - 1:
+                values = self.ops(inner, op.regions[0].ops, dict(env), inner_masks)
+                new = self._combine(inner, kind, carried, values)
+            else:
+                new = self._reduce_dimension(inner, op, kind, extents, dimension + 1, env, inner_masks, carried, False)
+            kept = []
+            for value, old in zip(new, carried, strict=True):
+                shape = join(shape_of(active), shape_of(value), shape_of(old))
+                kept.append(inner.select(*(self.widen(inner, v, shape) for v in (active, value, old))))
+            return kept
+
+        return self._carried(b, b.index(0), self._extreme(b, "max", extent), b.index(1), start, body, op)
+
+    def _combine(self, b: Builder, kind: str, left: Sequence[Value], right: Sequence[Value]) -> tuple[Value, ...]:
+        shape = join(*(shape_of(v) for v in (*left, *right)))
+        return combine(
+            b, kind, [self.widen(b, v, shape) for v in left], [self.widen(b, v, shape) for v in right]
+        )
+
+    def _reduce_tiled(
+        self, b: Builder, op: Op, kind: str, extent: Value, env: dict[Value, Value], masks: list[Condition], start: Sequence[Value]
+    ) -> Sequence[Value]:
+        position, tile = self.reduce_position, self.schedule.reduce_tile
+        assert position is not None
+        if shape_of(extent):
+            return self._ragged(b, op, kind, [extent], 0, {**env}, masks, start)
+        index_arg = op.regions[0].args[-1]
+        rising = self.target.simt and self._rises(op)
+
+        def values_at(inner: Builder, first: Value | None, masked: bool) -> list[Value]:
+            """The terms from `first` on; of a whole row where there is none."""
+            local = dict(env)
+            edge = []
+            if first is None:
+                local[index_arg], inside = self._whole_row(inner, extent)
+                edge = [Condition(inside, edge=True)]
+            else:
+                local[index_arg] = self.index_tile(inner, first, position, tile)
+            if masked:
+                limit = inner.like(extent, local[index_arg])
+                edge = [Condition(inner.op("lt", local[index_arg], limit), edge=True)]
+            values = list(self.ops(inner, op.regions[0].ops, local, [*masks, *edge]))
+            shape = join(*(shape_of(v) for v in values), shape_of(local[index_arg]))
+            values = [self.widen(inner, v, shape) for v in values]
+            if edge:
+                keep = self.widen(inner, edge[0].value, shape)
+                dtypes = [dtype_of(v.type) for v in values]
+                values = [
+                    inner.select(keep, v, inner.splat(n, v))
+                    for v, n in zip(values, identities(kind, dtypes), strict=True)
+                ]
+            return values
+
+        def step(inner: Builder, first: Value, masked: bool, carried: Sequence[Value]) -> Sequence[Value]:
+            values = values_at(inner, first, masked)
+            if rising:
+                full = join(*(shape_of(v) for v in (*carried, *values)))
+                return combine_later(
+                    inner, kind, [self.widen(inner, v, full) for v in carried], [self.widen(inner, v, full) for v in values]
+                )
+            return self._combine(inner, kind, carried, values)
+
+        if self.schedule.whole:
+            return self._combine(b, kind, start, self._folded(b, kind, values_at(b, None, False)))
+        if not self.target.simt and kind in ("min", "max", "argmin", "argmax"):
+            return self._extreme_on_cpu(op, env, masks).lower(b, extent, start)
+        # Lanes start from nothing: what was reduced before joins once, at the end.
+        dtypes = [dtype_of(v.type) for v in start]
+        nothing = [b.const(v, d) for v, d in zip(identities(kind, dtypes), dtypes, strict=True)]
+        shape = self._reduced_shape(b, step, nothing, position, tile)
+        lanes = [self.widen(b, v, shape) for v in nothing]
+        if not self.target.simt:
+            return self._reduce_on_cpu(b, op, kind, extent, env, masks, start, step, lanes)
+        whole = b.mul(b.op("floordiv", extent, b.index(tile)), b.index(tile))
+        sums: Sequence[Value] = self._carried(
+            b, b.index(0), whole, b.index(tile), lanes, lambda inner, k, *c: step(inner, k, False, c), op
+        )
+        remainder = b.op("lt", whole, extent)
+        sums = b.if_(
+            remainder,
+            lambda inner: [self.widen(inner, v, shape) for v in step(inner, whole, True, sums)],
+            lambda inner: sums,
+        )
+        results = self._folded(b, kind, sums)
+        if rising:
+            # Nothing beat the identity: all values are equal to it, and the first one is the place.
+            first = self.ops(b, op.regions[0].ops, {**env, index_arg: b.index(0)}, masks)[1]
+            kept = shape_of(results[1])
+            lost = b.op("eq", results[1], b.splat(identities(kind, dtypes)[1], results[1]))
+            some = self.widen(b, b.op("gt", extent, b.index(0)), kept)
+            results = [results[0], b.select(b.op("and", lost, some), self.widen(b, first, kept), results[1])]
+        return self._combine(b, kind, start, results)
+
+    def _folded(self, b: Builder, kind: str, lanes: Sequence[Value]) -> Sequence[Value]:
+        """Lanes combined along the reduction's axis; scalars where nothing else is left."""
+        assert self.reduce_position is not None
+        results: Sequence[Value] = b.multi("reduce_tile", *lanes, kind=kind, axis=self.reduce_position)
+        return [b.op("item", v) for v in results] if all(s == 1 for s in shape_of(results[0])) else results
+
+    def _reduce_on_cpu(
+        self, b: Builder, op: Op, kind: str, extent: Value, env: dict[Value, Value], masks: list[Condition], start: Sequence[Value],
+        step: Callable[..., Sequence[Value]], lanes: Sequence[Value],
+    ) -> Sequence[Value]:  # fmt: skip
+        """Vectors from an aligned address on, single elements before and after."""
+        index_arg = op.regions[0].args[-1]
+
+        def single(inner: Builder, index: Value, *carried: Value) -> Sequence[Value]:
+            values = self.ops(inner, op.regions[0].ops, {**env, index_arg: index}, masks)
+            return self._combine(inner, kind, carried, values)
+
+        # Sums of floats are taken in an order that does not depend on where the array lies.
+        exact = kind not in ("add", "mul") or not dtype_of(start[0].type).is_float
+        head = self._head(b, op.regions[0].ops, {**env, index_arg: b.index(0)}, index_arg) if exact else None
+        wides, singles = self._strips(
+            b, b.index(0), extent, self.schedule.reduce_tile, head, lanes, start,
+            lambda inner, k, *carried: step(inner, k, False, carried), single,
+        )  # fmt: skip
+        return self._combine(b, kind, singles, self._folded(b, kind, wides))
+
+    def _rises(self, op: Op) -> bool:
+        """Whether an argmin's or argmax's index grows with the reduction's own."""
+        if len(op.results) != 2:
+            return False
+        step = self.forms[op.regions[0].yields[1]].factor(op.regions[0].args[-1]).constant
+        return step is not None and step > 0
+
+    def _extreme_on_cpu(self, op: Op, env: dict[Value, Value], masks: list[Condition]) -> ExtremeOnCpu:
+        rising = self._rises(op)
+        assert self.reduce_position is not None
+        body = _ReductionBody(self, env, masks)
+        return ExtremeOnCpu(body, op, self.reduce_position, self.schedule.reduce_tile, self.schedule.block_search, rising)
+
+    def _reduced_shape(
+        self, b: Builder, step: Callable[..., Sequence[Value]], sums: Sequence[Value], position: int, tile: int
+    ) -> Shape:
+        """The shape the accumulators have once a step was taken (the loop may have run no time)."""
+        trial = Builder(b.span)
+        values = step(trial, Value(INDEX), False, [Value(v.type) for v in sums])
+        full = tuple(tile if a == position else 1 for a in range(self.rank))
+        return join(full, *(shape_of(v) for v in (*values, *sums)))
+
+
+class _ReductionBody:
+    """A reduction's body, evaluated where `ExtremeOnCpu` asks for it."""
+
+    def __init__(self, lowering: LoopLowering, env: dict[Value, Value], masks: list[Condition]) -> None:
+        self.lowering, self.env, self.masks = lowering, env, masks
+        self.rank = lowering.rank
+
+    def values(self, b: Builder, op: Op, index: Value) -> tuple[Value, ...]:
+        local = {**self.env, op.regions[0].args[-1]: index}
+        found = self.lowering.ops(b, op.regions[0].ops, local, self.masks)
+        return tuple(self.lowering.widen(b, v, shape_of(index)) for v in found)
+
+    def head(self, b: Builder, op: Op) -> Value | None:
+        index = op.regions[0].args[-1]
+        return self.lowering._head(b, op.regions[0].ops, {**self.env, index: b.index(0)}, index)
+
+    def index_tile(self, b: Builder, start: Value, position: int, extent: int) -> Value:
+        return self.lowering.index_tile(b, start, position, extent)

@@ -1,0 +1,432 @@
+"""Copies of a contraction's factors for a CPU: panels of rows and columns in the order the innermost loop reads them.
+
+In: the factors (`panel_sides.py`) and where in the result and the sum a block is. Out: tile-stage ops that fill panels in local memory, with zeros for
+what lies outside; or, where columns lie side by side as they are, ops that read them there. `lower_contraction_cpu.py` builds the kernel around this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tilewright.analysis.contraction import Contraction
+from tilewright.base.dtypes import DType
+from tilewright.base.sizes import ONE, Size
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Value
+from tilewright.ir.types import dtype_of
+from tilewright.passes.common.nest_shapes import Condition, join, shape_of
+from tilewright.passes.schedules.matrix import CpuProduct
+from tilewright.passes.to_tile.lower_loops import LoopLowering
+from tilewright.passes.to_tile.panel_sides import Side, needed_ops
+
+LINE = 64
+"""Bytes of a cache line."""
+
+
+class PanelCopies(LoopLowering):
+    """Bodies are lowered as for loops, over tiles of rank 2."""
+
+    found: Contraction
+    matrix: CpuProduct
+    dtype: DType
+    lanes: int
+    a: Side
+    b: Side
+    k_extents: tuple[Size, ...]
+    k_indices: tuple[Value, ...]
+    direct: tuple[int, ...]
+    """Which indices of the second factor's load change along the sum, where panels of it are read without a copy."""
+    rows: Value
+    columns: Value
+    """The panels."""
+    places: Value
+    """Where each step of the sum is read then."""
+
+    def _apart(self, b: Builder, number: Value, extents: Sequence[Size]) -> list[Value]:
+        """The digits of a number, the last fastest."""
+        digits: list[Value] = []
+        for extent in reversed(extents[1:]):
+            quotient = b.op("floordiv", number, b.index(extent))
+            digits.insert(0, b.sub(number, b.mul(quotient, b.index(extent))))
+            number = quotient
+        return [number, *digits]
+
+    # -- columns read where they lie ------------------------------------------------------------------------------
+
+    def _direct(self) -> tuple[int, ...]:
+        """A factor that is copied panel by panel, each for a few tiles only, needs no copy where its columns lie side by side as they are."""
+        side, load = self.b, self.b.factor.load
+        if self.matrix.keep != "a" or load is None or side.factor.guard is not None or not side.along_side:
+            return ()
+        forms = self.found.access(side.factor)
+        own = [form.factor(side.copied[-1]) for form in forms]
+        indices = {*self.found.indices, *self.k_indices}
+        if dtype_of(load.operands[0].type) is not self.dtype or sorted(map(str, own)) != [*["0"] * (len(own) - 1), "1"]:
+            return ()
+        if not all(value in indices for form in forms for value in form.values):
+            return ()
+        return tuple(p for p, form in enumerate(forms) if any(k in form.values for k in self.k_indices))
+
+    def _load_indices(self, b: Builder, env: dict[Value, Value], k: dict[Value, Value], columns: dict[Value, Value]) -> list[Value]:
+        load = self.b.factor.load
+        assert load is not None
+        zero = b.index(0)
+        local = {**env, **dict.fromkeys((*self.k_indices, *self.b.indices), zero), **k, **columns}
+        self.ops(b, [op for op in self.b.ops if op is not load], local, [])
+        return [local[v] for v in load.operands[1:]]
+
+    def _note_places(self, b: Builder, env: dict[Value, Value], start: Value, count: Value) -> None:
+        """Write down where each step of the sum is read, as seen from column 0."""
+
+        def each(at: Builder, k: Value, found: dict[Value, Value]) -> None:
+            indices = self._load_indices(at, env, found, {})
+            for number, position in enumerate(self.direct):
+                at.multi("store", self.places, at.index(number), k, indices[position])
+
+        self._k_loop(b, start, count, each)
+
+    def _in_one_run(self, b: Builder, left: Value, end: Value) -> Value:
+        """Whether the panel from column `left` on lies side by side."""
+        side, nr = self.b, b.index(self.matrix.nr)
+        inside = b.op("le", b.add(left, nr), end)
+        digit = self._apart(b, left, side.copied_extents)[-1]
+        return b.logical_and(inside, b.op("le", b.add(digit, nr), b.index(side.copied_extents[-1])))
+
+    def _reader(self, b: Builder, env: dict[Value, Value], left: Value) -> Callable[[Builder, Value], Value]:
+        """`read(builder, k)` gives a row of the panel from column `left` on."""
+        side, load = self.b, self.b.factor.load
+        assert load is not None
+        digits = dict(zip(side.copied, self._apart(b, left, side.copied_extents), strict=True))
+        here, origin = self._load_indices(b, env, {}, digits), self._load_indices(b, env, {}, {})
+        along = next(p for p, form in enumerate(self.found.access(side.factor)) if form.factor(side.copied[-1]) == ONE)
+
+        def read(at: Builder, k: Value) -> Value:
+            indices: list[Value] = []
+            for position, (index, first) in enumerate(zip(here, origin, strict=True)):
+                if position in self.direct:
+                    place = at.op("load", self.places, at.index(self.direct.index(position)), k)
+                    index = at.add(at.sub(index, first), place)
+                indices.append(index)
+            indices[along] = self.index_tile(at, indices[along], 1, self.matrix.nr)
+            return at.op("load", load.operands[0], *indices)
+
+        return read
+
+    def _prefetch_rows(
+        self, b: Builder, env: dict[Value, Value], rows: tuple[Value, Value], start: Value, number: Value
+    ) -> None:
+        """A share of the rows of the next panel, so that copying them does not wait."""
+        s, load = self.matrix, self.a.factor.load
+        if load is None or not self.a.along_k or len(self.k_indices) > 1:
+            return
+        share = max(1, s.k * s.nr // s.n)
+        line = LINE // dtype_of(load.operands[0].type).itemsize
+        first = b.add(start, b.mul(number, b.index(share)))
+
+        def by_row(at: Builder, row: Value) -> list[Value]:
+            for place in range(0, share, line):
+                local = dict(env)
+                self._bind(at, local, self.a.indices, self.a.extents, row)
+                local[self.k_indices[0]] = at.add(first, at.index(place))
+                self.ops(at, [op for op in self.a.ops if op is not load], local, [])
+                at.multi("prefetch", *(local[v] for v in load.operands))
+            return []
+
+        b.for_(rows[0], b.op("min", b.add(rows[0], b.index(s.mr)), rows[1]), b.index(1), [], by_row, name="row")
+
+    # -- copying factors ----------------------------------------------------------------------------------------
+
+    def _value(self, b: Builder, side: Side, env: dict[Value, Value]) -> Value:
+        """The factor at the indices in `env`; zero where its guard does not hold."""
+        local = dict(env)
+        conditions: list[Condition] = []
+        guard = side.factor.guard
+        if guard is not None:
+            before = needed_ops(self.found, [guard])
+            assert before is not None
+            self.ops(b, before, local, [])
+            conditions.append(Condition(local[guard], edge=False))
+        self.ops(b, [op for op in side.ops if op.results[0] not in local], local, conditions)
+        value = b.cast(local[side.factor.value], side.dtype)
+        if guard is None:
+            return value
+        shape = join(shape_of(value), shape_of(local[guard]))
+        value = self.widen(b, value, shape)
+        return b.select(self.widen(b, local[guard], shape), value, b.splat(0, value))
+
+    def _bind(self, b: Builder, env: dict[Value, Value], indices: Sequence[Value], extents: Sequence[Size], number: Value) -> Value:
+        """Bind the loop indices that make up `number`; returns the innermost."""
+        digits = self._apart(b, number, extents)
+        env.update(zip(indices, digits, strict=True))
+        return digits[-1]
+
+    def _run_fits(self, b: Builder, inner: Value, number: Value, width: int, end: Value, side: Side) -> Value:
+        """Whether `width` numbers from here on differ in the innermost index only, and lie before the end."""
+        inside = b.op("le", b.add(number, b.index(width)), end)
+        if len(side.extents) == 1:
+            return inside
+        return b.logical_and(inside, b.op("le", b.add(inner, b.index(width)), b.index(side.limit)))
+
+    def _pack_columns(
+        self, b: Builder, env: dict[Value, Value], across: tuple[Value, Value], number: Value, panel: Value, start: Value, count: Value
+    ) -> None:
+        """Copy columns of panel `number` to place `panel`."""
+        s, side = self.matrix, self.b
+        zero, one = b.index(0), b.index(1)
+        first = b.add(across[0], b.mul(number, b.index(s.nr)))
+        end = b.op("min", b.add(first, b.index(s.nr)), across[1])
+        if side.along_k and len(self.k_indices) == 1:
+            self._transpose_columns(b, env, first, end, panel, start, count)
+            return
+
+        def blank(inner: Builder, k: Value) -> list[Value]:
+            nothing = inner.op("broadcast", inner.const(0, side.dtype), shape=(1, s.nr))
+            return list(inner.multi("store", self.columns, panel, k, self.index_tile(inner, zero, 1, s.nr), nothing))
+
+        partly = b.op("lt", b.sub(end, first), b.index(s.nr))
+        b.if_(partly, lambda inner: inner.for_(zero, count, one, [], blank, name="k"), lambda inner: [])
+
+        def segment(at: Builder, digits: Sequence[Value], low: Value, high: Value, base: Value) -> None:
+            local = {**env, **dict(zip(side.copied, digits, strict=False)), **dict.fromkeys(side.idle, zero)}
+            shift = at.sub(base, first)
+
+            def some(inner: Builder, place: Value, width: int) -> list[Value]:
+                def each(deep: Builder, k: Value, found: dict[Value, Value]) -> None:
+                    own = {**local, **found, side.copied[-1]: self._several(deep, place, width)}
+                    value = self._value(deep, side, own)
+                    value = self.widen(deep, value, (1, width)) if width > 1 else value
+                    deep.multi("store", self.columns, panel, k, self._several(deep, deep.add(shift, place), width), value)
+
+                self._k_loop(inner, start, count, each)
+                return []
+
+            self._strips_of(at, low, high, (s.nr, self.lanes), some, True)
+
+        self._segments(b, side.copied_extents, side.copied_extents[-1], first, end, segment)
+
+    def _several(self, b: Builder, first: Value, width: int) -> Value:
+        return self.index_tile(b, first, 1, width) if width > 1 else first
+
+    def _k_loop(
+        self, b: Builder, start: Value, count: Value, body: Callable[[Builder, Value, dict[Value, Value]], None]
+    ) -> None:
+        """`count` steps of the sum from `start` on. The indices that make up a step are counted up, not taken apart every time."""
+        zero, one = b.index(0), b.index(1)
+        if len(self.k_indices) == 1:
+
+            def plain(inner: Builder, k: Value) -> list[Value]:
+                body(inner, k, {self.k_indices[0]: inner.add(start, k)})
+                return []
+
+            b.for_(zero, count, one, [], plain, name="k")
+            return
+
+        def step(inner: Builder, k: Value, *digits: Value) -> list[Value]:
+            body(inner, k, dict(zip(self.k_indices, digits, strict=True)))
+            return self._count_up(inner, digits)
+
+        b.for_(zero, count, one, self._apart(b, start, self.k_extents), step, name="k")
+
+    def _count_up(self, b: Builder, digits: Sequence[Value]) -> list[Value]:
+        """The indices of the next step of the sum."""
+        following: list[Value] = []
+        zero, one = b.index(0), b.index(1)
+        carry = one
+        for position in reversed(range(len(digits))):
+            raised = b.add(digits[position], carry)
+            full = b.op("eq", raised, b.index(self.k_extents[position]))
+            following.insert(0, b.select(full, zero, raised) if position else raised)
+            carry = b.select(full, one, zero)
+        return following
+
+    def _segments(
+        self, b: Builder, extents: Sequence[Size], limit: Size, low: Value, high: Value,
+        body: Callable[[Builder, Sequence[Value], Value, Value, Value], None],
+    ) -> None:  # fmt: skip
+        """Cut the numbers low..high where their outer digits change: `body(builder, outer digits, first, end, base)` for each piece, whose
+        numbers are `base` and the innermost index, below `limit`."""
+        if len(extents) == 1:
+            body(b, (), low, high, b.index(0))
+            return
+        row = b.index(extents[-1])
+
+        def piece(inner: Builder, outer: Value) -> list[Value]:
+            base = inner.mul(outer, row)
+            first, end = inner.op("max", inner.sub(low, base), inner.index(0)), inner.op("min", inner.sub(high, base), inner.index(limit))
+            body(inner, self._apart(inner, outer, extents[:-1]), first, end, base)
+            return []
+
+        last = b.op("floordiv", b.sub(b.add(high, row), b.index(1)), row)
+        b.for_(b.op("floordiv", low, row), last, b.index(1), [], piece, name="outer")
+
+    def _strips_of(
+        self, b: Builder, low: Value, high: Value, widths: Sequence[int], some: Callable[[Builder, Value, int], Sequence[Value]],
+        again: bool,
+    ) -> None:  # fmt: skip
+        """Walk low..high in vectors. With `again`, what is left over is done by a vector that ends there and repeats a few elements."""
+        one, lanes = b.index(1), b.index(widths[-1])
+
+        def vectors(at: Builder) -> list[Value]:
+            begin = low
+            for width in widths[:-1]:
+                middle = at.add(begin, at.mul(at.op("floordiv", at.sub(high, begin), at.index(width)), at.index(width)))
+                at.for_(begin, middle, at.index(width), [], lambda inner, k, w=width: some(inner, k, w), name="c")
+                begin = middle
+            if again:
+                at.for_(begin, high, lanes, [], lambda inner, k: some(inner, inner.op("min", k, inner.sub(high, lanes)), widths[-1]), name="c")
+                return []
+            middle = at.add(begin, at.mul(at.op("floordiv", at.sub(high, begin), lanes), lanes))
+            at.for_(begin, middle, lanes, [], lambda inner, k: some(inner, k, widths[-1]), name="c")
+            at.for_(middle, high, one, [], lambda inner, k: some(inner, k, 1), name="c")
+            return []
+
+        def singles(at: Builder) -> list[Value]:
+            at.for_(low, high, one, [], lambda inner, k: some(inner, k, 1), name="c")
+            return []
+
+        if again:
+            b.if_(b.op("ge", b.sub(high, low), lanes), vectors, singles)
+        else:
+            vectors(b)
+
+    def _transpose_columns(
+        self, b: Builder, env: dict[Value, Value], first: Value, end: Value, panel: Value, start: Value, count: Value
+    ) -> None:
+        """Copy a panel of a factor that lies along k: a vector of each column in turn, so that no line of memory is read twice."""
+        s, side = self.matrix, self.b
+        zero, one = b.index(0), b.index(1)
+        whole = b.mul(b.op("floordiv", count, b.index(self.lanes)), b.index(self.lanes))
+
+        def put(at: Builder, k: Value, c: Value, width: int) -> list[Value]:
+            number = at.add(first, c)
+
+            def there(inner: Builder) -> list[Value]:
+                local = dict(env)
+                self._bind(inner, local, side.indices, side.extents, number)
+                local[self.k_indices[0]] = self._several(inner, inner.add(start, k), width)
+                value = self._value(inner, side, local)
+                return [self.widen(inner, value, (1, width)) if width > 1 else value]
+
+            def outside(inner: Builder) -> list[Value]:
+                nothing = inner.const(0, side.dtype)
+                return [inner.op("broadcast", nothing, shape=(1, width)) if width > 1 else nothing]
+
+            (value,) = at.if_(at.op("lt", number, end), there, outside)
+            at.multi("store", self.columns, panel, self._several(at, k, width), c, value)
+            return []
+
+        def steps(low: Value, high: Value, width: int) -> None:
+            b.for_(
+                low, high, b.index(width), [],
+                lambda at, k: at.for_(zero, at.index(s.nr), one, [], lambda inner, c: put(inner, k, c, width), name="c"),
+                name="k",
+            )  # fmt: skip
+
+        steps(zero, whole, self.lanes)
+        steps(whole, count, 1)
+
+    def _run(
+        self, b: Builder, env: dict[Value, Value], side: Side, first: Value, end: Value, width: int,
+        put: Callable[[Builder, Value, Value], object],
+    ) -> None:  # fmt: skip
+        """Copy `width` neighbours along a side, zeros from `end` on: as one vector where they lie side by side."""
+        zero, one = b.index(0), b.index(1)
+
+        def single(at: Builder, c: Value) -> list[Value]:
+            number = at.add(first, c)
+
+            def there(inner: Builder) -> list[Value]:
+                local = dict(env)
+                self._bind(inner, local, side.indices, side.extents, number)
+                return [self._value(inner, side, local)]
+
+            (value,) = at.if_(at.op("lt", number, end), there, lambda inner: [inner.const(0, side.dtype)])
+            put(at, c, value)
+            return []
+
+        def singles(at: Builder) -> list[Value]:
+            at.for_(zero, at.index(width), one, [], single, name="c")
+            return []
+
+        def together(at: Builder) -> list[Value]:
+            local = dict(env)
+            digit = self._bind(at, local, side.indices, side.extents, first)
+            local[side.indices[-1]] = self.index_tile(at, digit, 1, width)
+            value = self.widen(at, self._value(at, side, local), (1, width))
+            put(at, self.index_tile(at, zero, 1, width), value)
+            return []
+
+        digit = self._apart(b, first, side.extents)[-1]
+        b.if_(self._run_fits(b, digit, first, width, end, side), together, singles)
+
+    def _pack_rows(
+        self, b: Builder, env: dict[Value, Value], panel: Value, top: Value, bottom: Value, start: Value, count: Value
+    ) -> None:
+        """Copy `mr` rows from `top` on to place `panel`."""
+        s, side = self.matrix, self.a
+        zero, one = b.index(0), b.index(1)
+        if side.along_side:
+            width = -(-s.mr // self.lanes) * self.lanes
+
+            def by_k(at: Builder, k: Value) -> list[Value]:
+                local = dict(env)
+                self._bind(at, local, self.k_indices, self.k_extents, at.add(start, k))
+                self._run(at, local, side, top, bottom, width, lambda inner, c, v: inner.multi("store", self.rows, panel, k, c, v))
+                return []
+
+            b.for_(zero, count, one, [], by_k, name="k")
+            return
+
+        def by_row(at: Builder, row: Value) -> list[Value]:
+            number = at.add(top, row)
+
+            def there(inner: Builder) -> list[Value]:
+                local = dict(env)
+                self._bind(inner, local, side.indices, side.extents, number)
+                self._along_k(inner, local, panel, row, start, count)
+                return []
+
+            def outside(inner: Builder) -> list[Value]:
+                inner.for_(zero, count, one, [], lambda deep, k: deep.multi("store", self.rows, panel, row, k, deep.const(0, side.dtype)))
+                return []
+
+            at.if_(at.op("lt", number, bottom), there, outside)
+            return []
+
+        b.for_(zero, b.index(s.mr), one, [], by_row, name="row")
+
+    def _along_k(self, b: Builder, env: dict[Value, Value], panel: Value, row: Value, start: Value, count: Value) -> None:
+        """Copy one row of the first factor, vectors where they follow one another along k."""
+        side = self.a
+
+        def each(at: Builder, k: Value, found: dict[Value, Value]) -> None:
+            at.multi("store", self.rows, panel, row, k, self._value(at, side, {**env, **found}))
+
+        def one_by_one(at: Builder) -> list[Value]:
+            self._k_loop(at, start, count, each)
+            return []
+
+        if not side.along_k:
+            one_by_one(b)
+            return
+
+        def segment(at: Builder, digits: Sequence[Value], low: Value, high: Value, base: Value) -> None:
+            local = {**env, **dict(zip(self.k_indices, digits, strict=False))}
+            shift = at.sub(base, start)
+
+            def some(inner: Builder, place: Value, width: int) -> list[Value]:
+                own = {**local, self.k_indices[-1]: self._several(inner, place, width)}
+                value = self._value(inner, side, own)
+                value = self.widen(inner, value, (1, width)) if width > 1 else value
+                return list(inner.multi("store", self.rows, panel, row, self._several(inner, inner.add(shift, place), width), value))
+
+            self._strips_of(at, low, high, (4 * self.lanes, self.lanes), some, True)
+
+        def by_vectors(at: Builder) -> list[Value]:
+            self._segments(at, self.k_extents, self.k_extents[-1], start, at.add(start, count), segment)
+            return []
+
+        if len(self.k_extents) == 1:
+            by_vectors(b)
+        else:
+            b.if_(b.op("ge", b.index(self.k_extents[-1]), b.index(self.lanes)), by_vectors, one_by_one)

@@ -1,0 +1,1 @@
+"""The CPU: loaded programs, the thread pool, recorded graphs."""

@@ -1,0 +1,278 @@
+"""The CPU thread pool: one control block per process, daemon threads that stay in machine code, started at the first need.
+
+In: the pool's object code (`provide_code`, from the code generator) and the wish for threads (`set_num_threads`,
+`TILEWRIGHT_NUM_THREADS`, else the cores this process may use). Out: the symbols through which entry stubs run jobs, and
+`launch` for everybody else.
+
+The control block stays where it is for the life of the process, since loaded stubs hold its address. A forked child has the
+block but not the threads: it is cleared there and the workers start again at the first large call. At exit the workers are
+asked to leave before the interpreter goes away. The caller of a job always works too, so `n` threads are `n - 1` workers.
+
+A part of the cores (`partition`) has a pool of its own, whose threads stay on those cores; so does whoever calls it, meanwhile.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import operator
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from tilewright.base import abi
+from tilewright.base.errors import CompilerBug, UserError
+from tilewright.base.forks import fork_safe_lock
+from tilewright.runtime.core.objects import ObjectCode, bind_symbol
+from tilewright.runtime.cpu import interrupts
+
+SPIN = 2000
+"""Looks at the job counter before a worker goes to sleep; `TILEWRIGHT_SPIN` changes it."""
+
+_ALIGN = 128
+_JOIN_SECONDS = 5.0
+
+_OneAddress = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_Launch = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+_LaunchAll = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+_Start = ctypes.PYFUNCTYPE(None)
+
+
+def most_threads() -> int:
+    """How many threads may be asked for: far more than any kernel gains from, far fewer than a system breaks at."""
+    return max(1024, 4 * (os.cpu_count() or 1))
+
+
+def _positive(variable: str, most: int) -> int | None:
+    """The whole number an environment variable holds, None when it is not set."""
+    text = os.environ.get(variable, "").strip()
+    if not text:
+        return None
+    if not text.isdecimal() or len(text) > 18 or not 1 <= int(text) <= most:
+        shown = text if len(text) <= 40 else f"{text[:40]}…"
+        raise UserError.at("TW016", f"{variable} is '{shown}'", help=f"set it to a whole number from 1 to {most}, or not at all")
+    return int(text)
+
+
+def available_threads() -> int:
+    """How many threads a job uses when nobody chose: the environment's number, else the cores this process may run on."""
+    chosen = _positive("TILEWRIGHT_NUM_THREADS", most_threads())
+    if chosen is not None:
+        return chosen
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@functools.cache
+def usable_cores() -> tuple[int, ...]:
+    """The cores this process may run on, as the system numbers them."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+class ThreadPool:
+    """The control block, its code and its threads. With `cores`, they stay on those, and entry stubs know nothing of it."""
+
+    def __init__(self, code: bytes, cores: tuple[int, ...] = ()) -> None:
+        self.cores = cores
+        interrupts.bind()
+        self._code = ObjectCode(code)
+        self._worker = _OneAddress(self._code.address("tilewright_pool_worker"))
+        self._initialise = _OneAddress(self._code.address("tilewright_pool_init"))
+        self._stop = _OneAddress(self._code.address("tilewright_pool_stop"))
+        self._launch = _Launch(self._code.address("tilewright_launch"))
+        self._launch_all = _LaunchAll(self._code.address("tilewright_launch_all"))
+        self._memory = ctypes.create_string_buffer(abi.POOL_BYTES + _ALIGN)
+        self.address = (ctypes.addressof(self._memory) + _ALIGN - 1) // _ALIGN * _ALIGN
+        self._spin = _positive("TILEWRIGHT_SPIN", 2**31 - 1) or SPIN
+        self._threads: list[threading.Thread] = []
+        self._lock = fork_safe_lock()
+        self._wanted = len(cores) or _chosen or available_threads()
+        self._prepare()
+        self._start_callback = _Start(self.start)
+        if not cores:
+            bind_symbol("tilewright_pool", self.address)
+            bind_symbol("tilewright_pool_start", ctypes.cast(self._start_callback, ctypes.c_void_p).value or 0)
+            bind_symbol("tilewright_launch", self._code.address("tilewright_launch"))
+            interrupts.provide(self._code)
+        atexit.register(self._leave)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    def _field(self, offset: int) -> ctypes.c_int32:
+        return ctypes.c_int32.from_address(self.address + offset)
+
+    def _prepare(self) -> None:
+        ctypes.memset(self.address, 0, abi.POOL_BYTES)
+        self._field(abi.POOL_SPIN).value = self._spin
+        self._initialise(self.address)
+
+    @property
+    def threads(self) -> int:
+        """Threads a job uses, the caller included."""
+        return self._wanted
+
+    @threads.setter
+    def threads(self, count: int) -> None:
+        with self._lock:
+            if count != self._wanted:
+                self._send_home()
+                self._wanted = count
+
+    @property
+    def workers(self) -> int:
+        """Worker threads that take part in jobs now; 0 before the first large job."""
+        return self._field(abi.POOL_WORKERS).value
+
+    def start(self) -> None:
+        """Start the workers unless they run already."""
+        with self._lock:
+            if self._field(abi.POOL_STARTED).value:
+                return
+            # The workers of systems without a pool return at once; there is nothing to start.
+            count = self._wanted - 1 if os.name == "posix" else 0
+            for number in range(count):
+                name = f"tilewright-{number + 1}"
+                work = self._stay if self.cores else self._worker
+                thread = threading.Thread(target=work, args=(self.address,), name=name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    # No more threads to be had (a limit, or the interpreter is leaving): go on with those there are.
+                    break
+                self._threads.append(thread)
+            self._field(abi.POOL_WORKERS).value = len(self._threads)
+            self._field(abi.POOL_STARTED).value = 1
+
+    def _stay(self, address: int) -> None:
+        """A worker that keeps to the pool's cores."""
+        with self._on_cores():
+            self._worker(address)
+
+    @contextmanager
+    def _on_cores(self) -> Iterator[None]:
+        """This thread runs on the pool's cores inside; where the system has no say in that, anywhere."""
+        if not self.cores or not hasattr(os, "sched_setaffinity"):
+            yield
+            return
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self.cores)
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, before)
+
+    def launch(self, entry: int, slots: int, blocks: int, work: int) -> None:
+        """Run `entry` over the blocks, `work` elements each, with the GIL released."""
+        if not self._field(abi.POOL_STARTED).value:
+            self.start()
+        if not self.cores:
+            with interrupts.heard():
+                self._launch(self.address, entry, slots, blocks, work)
+            return
+        with self._on_cores(), interrupts.heard():
+            self._launch(self.address, entry, slots, blocks, work)
+
+    def launch_all(self, jobs: int, count: int) -> None:
+        """One launch after another, with the GIL released: `jobs` is the address of a table of entry, slots, blocks and work."""
+        if not self._field(abi.POOL_STARTED).value:
+            self.start()
+        with interrupts.heard():
+            self._launch_all(self.address, jobs, count)
+
+    def _send_home(self) -> None:
+        """Wait for the current job, ask the workers to leave and wait until they have. The next large job starts new ones."""
+        if self._threads:
+            self._stop(self.address)
+            for thread in self._threads:
+                thread.join(_JOIN_SECONDS)
+            self._threads.clear()
+        for offset in (abi.POOL_WORKERS, abi.POOL_STOP, abi.POOL_READY, abi.POOL_STARTED):
+            self._field(offset).value = 0
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._send_home()
+            # What still runs after this runs alone.
+            self._field(abi.POOL_STARTED).value = 1
+
+    def _after_fork(self) -> None:
+        self._lock = fork_safe_lock()
+        self._threads = []
+        self._prepare()
+
+
+_code_source: Callable[[], bytes] | None = None
+_pool: ThreadPool | None = None
+_chosen: int | None = None
+"""The number of threads that `set_num_threads` was given."""
+_pool_lock = fork_safe_lock()
+
+
+def provide_code(build: Callable[[], bytes]) -> None:
+    """Tell where the pool's object code comes from; it is built when the first program is loaded."""
+    global _code_source
+    _code_source = build
+
+
+def pool() -> ThreadPool:
+    """The process's pool; its threads start later."""
+    global _pool
+    if _pool is None:
+        with _pool_lock:
+            if _pool is None:
+                if _code_source is None:
+                    raise CompilerBug.at("TW040", "no code for the CPU thread pool was provided before loading a program")
+                _pool = ThreadPool(_code_source())
+    return _pool
+
+
+_partitions: dict[tuple[int, int], ThreadPool] = {}
+
+
+def partition_cores(index: int, count: int) -> tuple[int, ...]:
+    """The cores of part `index` of `count`: neighbours, as many in each part as can be. Empty where there are not enough."""
+    cores = usable_cores()
+    return cores[len(cores) * index // count : len(cores) * (index + 1) // count]
+
+
+def partition(index: int, count: int) -> ThreadPool:
+    """The pool of part `index` of `count` of the cores; its threads start later."""
+    pool()
+    with _pool_lock:
+        found = _partitions.get((index, count))
+        if found is None:
+            assert _code_source is not None
+            found = _partitions[index, count] = ThreadPool(_code_source(), partition_cores(index, count))
+        return found
+
+
+def set_num_threads(count: int) -> None:
+    """Use `count` threads for large CPU kernels, the calling thread included."""
+    global _chosen
+    try:
+        number = 0 if isinstance(count, (bool, np.bool_)) else operator.index(count)
+    except TypeError:
+        number = 0
+    if not 1 <= number <= most_threads():
+        shown = repr(count) if abs(number) < 10**18 else f"{'-' * (number < 0)}10**18 or more"
+        raise UserError.at(
+            "TW016", f"the number of threads is {shown if len(shown) <= 40 else shown[:40] + '…'}",
+            help=f"give a whole number from 1 to {most_threads()}",
+        )  # fmt: skip
+    with _pool_lock:
+        _chosen = number
+        # Before the first program is loaded there is no pool; it is made with this number.
+        if _pool is not None:
+            _pool.threads = number
+
+
+def get_num_threads() -> int:
+    """How many threads large CPU kernels use, the calling thread included."""
+    return _pool.threads if _pool is not None else _chosen or available_threads()

@@ -1,0 +1,242 @@
+"""Loading and calling CPU artifacts.
+
+In: an `Artifact` of kind 'object'. Out: a `CpuProgram` with two ways in. `call` is the artifact's entry stub as a builtin
+function: fast, and it returns `NotImplemented` for whatever it does not recognise. `run` takes every array by name, outputs
+included, already checked by the caller, and launches the kernels. Both run on the pool of `runtime.cpu.pool`.
+
+`call` owns its machine code: a caller may keep just the function. The code is freed with the last of function and program.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewright.base import abi, dtypes
+from tilewright.base.artifact import (
+    FAILURE,
+    FAILURE_FIELDS,
+    FAILURE_SITE,
+    ArrayParam,
+    Artifact,
+    Launch,
+    ScalarParam,
+    index_error,
+)
+from tilewright.base.errors import DeviceError, TilewrightError
+from tilewright.base.target import host_cpu
+from tilewright.runtime.core.builtin import METH_FASTCALL_KEYWORDS, MethodDefinition, bind_python, builtin_function
+from tilewright.runtime.core.entry import provide_front
+from tilewright.runtime.core.objects import ObjectCode, bind_symbol
+from tilewright.runtime.core.run_sizes import block_count, bounded, no_scratch, scratch_bytes
+from tilewright.runtime.cpu import pool as cpu_pool
+
+_LEVELS = ("scalar", "sse4.1", "avx2", "avx512", "amx")
+
+@functools.cache
+def _bind_interpreter() -> None:
+    """Bind what entry stubs name: Python's C API, NumPy's function table, type and dtype objects."""
+    bind_python()
+    pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+        ctypes.cast(ctypes.pythonapi.PyCapsule_GetPointer, ctypes.c_void_p).value or 0
+    )
+    core = importlib.import_module("numpy._core._multiarray_umath")
+    bind_symbol("tilewright_numpy_api", pointer(core._ARRAY_API, None))
+    bind_symbol("tilewright_ndarray", id(np.ndarray))
+    for dtype in dtypes.ALL:
+        # `DType.numpy` keeps the object, so the address stays good.
+        bind_symbol(f"tilewright_descr_{dtype.name}", id(dtype.numpy))
+        bind_symbol(f"tilewright_number_{dtype.name}", id(dtype.numpy.type))
+
+
+def _require_runnable(artifact: Artifact) -> None:
+    """Refuse code for another machine; running it would end the process."""
+    host = host_cpu().name
+    base = "aarch64" if artifact.target.startswith("aarch64") else "x86-64"
+    wanted = artifact.target.removeprefix(base).lstrip("-") or "scalar"
+    have = host.removeprefix(base).lstrip("-")
+    fits = host.startswith(base) and artifact.kind == "object"
+    if fits and wanted in _LEVELS and have in _LEVELS:
+        fits = _LEVELS.index(wanted) <= _LEVELS.index(have)
+    if not fits:
+        raise DeviceError.at(
+            "TW030",
+            f"'{artifact.name}' is {artifact.kind} code for {artifact.target}; this machine ({platform.machine()}) is {host}",
+            help="compile for target 'cpu'",
+        )
+
+
+def _no_stub(*arguments: object, **keywords: object) -> object:
+    """The entry of a program without a host part: every call takes the slow path."""
+    return NotImplemented
+
+
+class _ProgramCode:
+    """The linked objects of one program and the method definition of its entry; what the builtin function keeps alive."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.objects = ObjectCode(artifact.code, artifact.host) if artifact.host else ObjectCode(artifact.code)
+        self.entries = {x.entry: self.objects.address(x.entry) for x in artifact.launches}
+        self.sites = artifact.sites
+        self.method = MethodDefinition()
+        if artifact.host:
+            provide_front(self.objects)
+            self.method = MethodDefinition(
+                artifact.name.encode(), self.objects.address(abi.STUB_ENTRY), METH_FASTCALL_KEYWORDS, None
+            )
+
+    def outside(self, site: int, index: int, extent: int) -> None:
+        """An access of the program lay outside its array: the entry stub asks for the error."""
+        raise index_error(self.sites, site, index, extent)
+
+    def function(self, fallback: Callable[..., object] | None = None) -> Callable[..., object]:
+        """A builtin function that runs the stub. Its `__self__` holds this object, which CPython releases last.
+
+        With a fallback, calls the stub refuses are handed on to it; without, they give `NotImplemented`.
+        """
+        return builtin_function(self.method, self if fallback is None else (self, fallback))
+
+
+@dataclass(frozen=True)
+class LaunchJob:
+    """One launch with its arguments."""
+
+    entry: int
+    slots: ctypes.Array[ctypes.c_uint64]
+    blocks: int
+    work: int
+    scratch: list[np.ndarray]
+    """Memory the slots name."""
+    launch: Launch
+    report: ctypes.c_uint64 | None
+    """Where a failure (an assertion, or no memory for local arrays) says which it was; None where nothing can fail."""
+    failure: np.ndarray | None = None
+    """Where an access outside its array says which it was; None where none is checked."""
+
+    @property
+    def can_fail(self) -> bool:
+        return self.report is not None or self.failure is not None
+
+
+class CpuProgram:
+    """A loaded artifact."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        _require_runnable(artifact)
+        self.pool = cpu_pool.pool()
+        _bind_interpreter()
+        self.artifact = artifact
+        self._code = _ProgramCode(artifact)
+        self.call: Callable[..., object] = self._code.function() if artifact.host else _no_stub
+        """The entry stub: inputs by position, `out=` optional; `NotImplemented` for anything it does not recognise."""
+        self._scalars = {p.name: p for p in artifact.inputs if isinstance(p, ScalarParam)}
+        self._arrays = {p.name: p for p in (*artifact.inputs, *artifact.outputs) if isinstance(p, ArrayParam)}
+
+    def entry(self, fallback: Callable[..., object]) -> Callable[..., object] | None:
+        """The entry stub as a function that hands refused calls to `fallback`; None where there is no stub."""
+        return self._code.function(fallback) if self.artifact.host else None
+
+    def sizes(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool]) -> dict[str, int]:
+        """The value of every size and stride name, read off the arrays. An axis of packed blocks counts elements."""
+        values = {n: int(scalars[n]) for n, p in self._scalars.items() if p.dtype.is_int}
+        for binding in self.artifact.bindings:
+            array, dtype = arrays[binding.array], self._arrays[binding.array].dtype
+            if binding.stride:
+                values[binding.name] = array.strides[binding.axis] // dtype.itemsize
+            else:
+                packed = dtype.block if binding.axis == array.ndim - 1 else 1
+                values[binding.name] = array.shape[binding.axis] * packed
+        return values
+
+    def run(
+        self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool], pool: cpu_pool.ThreadPool | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
+        """Launch the kernels on these arrays: inputs and outputs by name, already checked; scratch is made here. `sizes`: what no array binds."""
+        for job in self.jobs(arrays, scalars, sizes):
+            (pool or self.pool).launch(job.entry, ctypes.addressof(job.slots), job.blocks, job.work)
+            raise_failed(job, self.artifact)
+
+    def jobs(
+        self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool], sizes: Mapping[str, int] | None = None
+    ) -> list[LaunchJob]:
+        """What a run launches."""
+        values = {**self.sizes(arrays, scalars), **(sizes or {})}
+        words = {name: _word(scalars[name], param) for name, param in self._scalars.items()}
+        for name, param in self._arrays.items():
+            assert arrays[name].dtype.itemsize == param.dtype.itemsize, name
+            assert arrays[name].ndim == len(param.shape), name
+            words[name] = _address(arrays[name])
+        kept: list[np.ndarray] = []
+        cell = np.zeros(FAILURE_FIELDS, np.int64) if self.artifact.sites else None
+        for param in self.artifact.scratch:
+            if cell is not None and param.name == FAILURE:
+                words[param.name] = _address(cell)
+                continue
+            nbytes = scratch_bytes(self.artifact, param, values)
+            try:
+                memory = np.empty(nbytes + abi.SCRATCH_ALIGN, np.uint8)
+            except (MemoryError, ValueError) as error:
+                raise no_scratch(self.artifact, param, values) from error
+            kept.append(memory)
+            words[param.name] = (_address(memory) + abi.SCRATCH_ALIGN - 1) // abi.SCRATCH_ALIGN * abi.SCRATCH_ALIGN
+        jobs: list[LaunchJob] = []
+        for launch in self.artifact.launches:
+            content = [words[name] for name in launch.args] + [values[name] for name in launch.sizes]
+            report = ctypes.c_uint64() if launch.asserts else None
+            if report is not None:
+                content.append(ctypes.addressof(report))
+            slots = (ctypes.c_uint64 * max(len(content), 1))(*[word & (2**64 - 1) for word in content])
+            blocks, work = block_count(self.artifact, launch, values), bounded(launch.work.evaluate(values))
+            jobs.append(LaunchJob(self._code.entries[launch.entry], slots, blocks, work, kept, launch, report, cell))
+        return jobs
+
+
+def raise_failed(job: LaunchJob, artifact: Artifact) -> None:
+    """Raise what a launch that ran has reported, if anything, and forget it."""
+    if job.report is not None and job.report.value:
+        word, job.report.value = job.report.value, 0
+        raise _failed(job.launch, word)
+    if job.failure is not None and job.failure[FAILURE_SITE]:
+        site, index, extent = (int(v) for v in job.failure[:3])
+        job.failure[FAILURE_SITE] = 0
+        raise index_error(artifact.sites, site, index, extent)
+
+
+def _failed(launch: Launch, word: int) -> TilewrightError:
+    """The error for an assertion that failed: `word` says which, and where."""
+    blocks, threads, ordinals, _ = abi.ASSERT_BITS
+    block, thread = word & (1 << blocks) - 1, word >> blocks & (1 << threads) - 1
+    place, text = launch.asserts[word >> (blocks + threads) & (1 << ordinals) - 1]
+    at = f" at {place}" if place else ""
+    if text.startswith(abi.LOCAL_MEMORY):
+        return DeviceError.at(
+            "TW031", f"out of memory on cpu: {text.removeprefix(abi.LOCAL_MEMORY)} bytes for local and shared arrays of kernel {launch.entry}{at}, "
+            "for each thread of the CPU",
+            help="make the arrays smaller; what other blocks wrote until then is there",
+        )  # fmt: skip
+    return DeviceError.at(
+        "TW037", f"assertion failed{at}: {text}, in kernel {launch.entry}, block {block}, thread {thread}, on cpu",
+        help="what other threads wrote until then is there; run the kernel on the emulator to see more",
+    )  # fmt: skip
+
+
+def _address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _word(value: int | float | bool, param: ScalarParam) -> int:
+    """A scalar as the 8 bytes of its slot."""
+    data = np.asarray(value, param.dtype.numpy).tobytes()
+    return int.from_bytes(data.ljust(abi.SLOT_BYTES, b"\0"), "little")
+
+
+def load(artifact: Artifact) -> CpuProgram:
+    """Link the artifact's objects into the process."""
+    return CpuProgram(artifact)

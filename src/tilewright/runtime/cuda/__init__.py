@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: the driver, memory, copies, streams, launches and graphs."""

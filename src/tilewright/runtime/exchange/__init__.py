@@ -1,0 +1,1 @@
+"""Arrays of other libraries without a copy: DLPack, PyTorch, CuPy, JAX."""

@@ -1,0 +1,1 @@
+"""Arrays in device memory and the pools they come from."""

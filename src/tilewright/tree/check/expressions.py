@@ -1,0 +1,495 @@
+"""Checking expressions: names to things, operators and functions to typed operations, accesses to sizes and bounds.
+
+In come syntax expressions; out come typed ones. On the way every access of an array is looked at: the number of indices,
+which sizes it makes equal, and whether it stays inside; what cannot be decided here becomes a check at calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tilewright.base import dtypes
+from tilewright.base.dtypes import DType
+from tilewright.base.sizes import Size, product
+from tilewright.base.source import Span
+from tilewright.tree import syntax
+from tilewright.tree.check.arrays import ArrayTable
+from tilewright.tree.check.context import Context, Late, Skip
+from tilewright.tree.check.elements import ElementBuilder
+from tilewright.tree.check.infer import size_of, sum_dtype
+from tilewright.tree.check.operations import COMPARISONS, FLOAT_FUNCTIONS, ROUNDINGS, Typing
+from tilewright.tree.check.sizes import SizeChecker
+from tilewright.tree.check.slices import SliceChecker
+from tilewright.tree.check.state import Alias, Poison, SharedArray, TileValue, VariableSlot
+from tilewright.tree.metadata import suggest
+from tilewright.tree.names import is_output
+from tilewright.tree.typed import (
+    FALSE,
+    TRUE,
+    ArrayInfo,
+    Choose,
+    Const,
+    Element,
+    Expr,
+    IndexRef,
+    Local,
+    LoopVar,
+    Reduce,
+    ScalarInfo,
+    ScalarRef,
+    Shape,
+    SizeValue,
+    Whole,
+)
+from tilewright.tree.typed_text import show_expr
+from tilewright.tree.typed_walk import walk_expr
+
+_ARITY: Mapping[str, tuple[int, int]] = {
+    **dict.fromkeys((*FLOAT_FUNCTIONS, *ROUNDINGS, "abs", "relu", "silu", "softplus", "isnan", "len"), (1, 1)),
+    "gelu": (1, 2), "min": (2, 99), "max": (2, 99), "pow": (2, 2), "clamp": (3, 3), "fma": (3, 3), "where": (3, 3),
+    "select": (3, 3), "cast": (2, 2), "maximum": (2, 99), "minimum": (2, 99), "dot": (2, 2), "matmul": (2, 2), "transpose": (1, 1),
+    "row_max": (1, 1), "row_min": (1, 1), "row_sum": (1, 1),
+}  # fmt: skip
+_TILE_FUNCTIONS = ("dot", "matmul", "transpose", "row_max", "row_min", "row_sum")
+CREATORS = ("empty", "zeros", "ones", "full", "empty_like", "zeros_like")
+FUNCTIONS = (*_ARITY, *CREATORS, "reduce", "grid", "range", "shared", "barrier")
+
+
+class ExpressionChecker:
+    """Types expressions in the scope the walk is at."""
+
+    def __init__(self, context: Context, sizes: SizeChecker, typing: Typing, arrays: ArrayTable, elements: ElementBuilder) -> None:
+        self.context = context
+        self.sizes = sizes
+        self.typing = typing
+        self.arrays = arrays
+        self.elements = elements
+        self.slices = SliceChecker(context, sizes, typing, elements, self.expr)
+
+    # -- names --------------------------------------------------------------------------------------------------------
+
+    def unbound(self, name: str, span: Span) -> Expr:
+        """A name that nothing declares: in ZynML it is a size, to be found from the accesses."""
+        if self.context.is_python:
+            raise self.unknown(name, span)
+        self.context.state.equations.used.setdefault(name, span)
+        return SizeValue(self.context.state.solution.of(name), span=span)
+
+    def unknown(self, name: str, span: Span) -> Skip:
+        known = [n for n in self.context.scope.visible() if "$" not in n]
+        return self.context.fail("TW002", f"unknown name '{name}'", span, suggest(name, known) or f"known names: {', '.join(known)}")
+
+    def name(self, node: syntax.Name) -> Expr:
+        binding = self.context.scope.find(node.id)
+        if binding is None:
+            return self.unbound(node.id, node.span)
+        if isinstance(binding, Poison):
+            raise Skip
+        if isinstance(binding, VariableSlot):
+            return Local(binding.var, span=node.span)
+        if isinstance(binding, Alias):
+            return replace(binding.value, span=node.span)
+        if isinstance(binding, TileValue):
+            return self.elements.tile_value(binding, node.span)
+        if isinstance(binding, SharedArray):
+            self.arrays.on_read(binding.array, node.span)
+            return self.slices.view(binding.array, binding.lead, (), node.span)
+        if isinstance(binding, LoopVar):
+            return IndexRef(binding, span=node.span)
+        if isinstance(binding, ScalarInfo):
+            return ScalarRef(binding, span=node.span)
+        if isinstance(binding, ArrayInfo):
+            self.arrays.on_read(binding, node.span)
+            return Whole(binding, span=node.span)
+        raise self.context.fail("TW009", f"'{node.id}' is a tuple, not a number", node.span, f"take an item, as in {node.id}[0]")
+
+    def array(self, node: syntax.Expr) -> ArrayInfo | Expr | None:
+        """The array (or array value) an expression names, or None when it is something else."""
+        dotted = _dotted(node)
+        if dotted is None:
+            return None
+        binding = self.context.scope.find(dotted)
+        if isinstance(binding, ArrayInfo):
+            return binding
+        if isinstance(binding, SharedArray):
+            return binding.array
+        if isinstance(binding, Alias) and binding.value.shape:
+            return binding.value
+        if isinstance(binding, TileValue):
+            return self.elements.tile_value(binding, node.span)
+        if isinstance(binding, Poison):
+            raise Skip
+        return None
+
+    def extents(self, node: syntax.Expr) -> tuple[Expr, ...] | None:
+        """The items of a tuple of numbers: `x.shape`, a tuple, a name of one; None when it is no tuple."""
+        if isinstance(node, syntax.Tuple | syntax.List):
+            return tuple(self.expr(item) for item in node.items)
+        if isinstance(node, syntax.Attribute) and node.name == "shape":
+            array = self.array(node.value)
+            if array is None:
+                raise self.context.fail("TW009", f"'{_text(node.value)}' is not an array and has no shape", node.span)
+            return tuple(SizeValue(s, span=node.span) for s in array.shape[len(self.lead(node.value)) :])
+        if isinstance(node, syntax.Name):
+            binding = self.context.scope.find(node.id)
+            return binding if isinstance(binding, tuple) else None
+        return None
+
+    # -- expressions --------------------------------------------------------------------------------------------------
+
+    def expr(self, node: syntax.Expr) -> Expr:
+        """The typed expression; reports and raises Skip where there is none."""
+        span = node.span
+        if isinstance(node, syntax.Number | syntax.Bool):
+            return self.typing.literal(node.value, span)
+        if isinstance(node, syntax.Name):
+            return self.name(node)
+        if isinstance(node, syntax.Binary):
+            return self.operator(node)
+        if isinstance(node, syntax.Unary):
+            operand = self.expr(node.operand)
+            return self.typing.negate(operand, span) if node.op == "-" else self.typing.invert(node.op, operand, span)
+        if isinstance(node, syntax.Index):
+            return self.indexed(node)
+        if isinstance(node, syntax.Call):
+            return self.call(node)
+        if isinstance(node, syntax.IfExpr):
+            cond = self.expr(node.cond)
+            then, otherwise = self.aside(node.then, cond), self.aside(node.otherwise, cond)
+            if then[1] or otherwise[1]:
+                return self.elements.late(cond, then, otherwise, span)
+            return self.typing.select(cond, then[0], otherwise[0], span, lazy=True)
+        if isinstance(node, syntax.ReduceExpr):
+            return self.reduction(node)
+        if isinstance(node, syntax.Attribute):
+            return self.attribute(node)
+        if isinstance(node, syntax.Pipe):
+            first = syntax.Argument(node.value, span=node.value.span)
+            return self.call(replace(node.call, args=(first, *node.call.args), span=span))
+        kind = type(node).__name__.lower()
+        raise self.context.fail("TW005", f"a {kind} cannot be used as a number in a kernel", span)
+
+    def operator(self, node: syntax.Binary) -> Expr:
+        if node.op in ("and", "or"):
+            first = self.expr(node.left)
+            left = self.typing.logical(first, node.span)
+            value, before = self.aside(node.right, left)
+            if node.valued and not (value.dtype.is_bool and (node.op == "and" or first.dtype.is_bool)):
+                raise self.context.fail(
+                    "TW009", f"'a {node.op} b' of numbers is one of them in Python; in a kernel it is true or false", node.span,
+                    f"write {'b if a != 0 else a' if node.op == 'and' else 'a if a != 0 else b'}, or compare the operands",
+                )  # fmt: skip
+            right = self.typing.logical(value, node.span)
+            if before:
+                sides: tuple[Late, Late] = ((right, before), (FALSE, ())) if node.op == "and" else ((TRUE, ()), (right, before))
+                return self.elements.late(left, *sides, node.span)
+            if left.shape or right.shape or not _reads(right):
+                return self.typing.apply(node.op, [left, right], (dtypes.bool_, ""), node.span)
+            # The right side reads memory: only where the left one lets it.
+            then, otherwise = (right, FALSE) if node.op == "and" else (TRUE, right)
+            return Choose(left, then, otherwise, dtypes.bool_, span=node.span)
+        a, b = self.expr(node.left), self.expr(node.right)
+        if node.op == "@":
+            return self.elements.matrix_product("'@'", a, b, node.span)
+        if node.op not in COMPARISONS and node.op not in ("+", "-", "*", "/", "zdiv", "//", "%", "**", "&", "|", "^", "<<", ">>"):
+            raise self.context.fail("TW005", f"operator '{node.op}' is not available in kernels", node.span)
+        return self.typing.binary(node.op, a, b, node.span)
+
+    def attribute(self, node: syntax.Attribute) -> Expr:
+        array = self.array(node)
+        if array is not None:
+            if isinstance(array, ArrayInfo):
+                self.arrays.on_read(array, node.span)
+                return Whole(array, span=node.span)
+            return array
+        if node.name == "T":
+            return self.elements.tile_function("transpose", [self.expr(node.value)], node.span)
+        owner = self.array(node.value)
+        if owner is not None and node.name == "size":
+            return SizeValue(product(owner.shape[len(self.lead(node.value)) :]), span=node.span)
+        if owner is not None and node.name == "ndim":
+            return self.typing.literal(len(owner.shape) - len(self.lead(node.value)), node.span)
+        if owner is not None:
+            known = ["shape", "size", "ndim", "dtype"]
+            if node.name in ("shape", "dtype"):
+                what = "a tuple of sizes" if node.name == "shape" else "a type"
+                help = "write m, n = x.shape, or x.shape[0]" if node.name == "shape" else "use it where a dtype is given: tw.zeros((n,), x.dtype)"
+                raise self.context.fail("TW005", f"'{_text(node)}' is {what} and no number", node.span, help)
+            raise self.context.fail(
+                "TW002", f"an array has no attribute '{node.name}' in a kernel", node.span,
+                suggest(node.name, known) or f"it has {', '.join(known)}",
+            )  # fmt: skip
+        raise self.context.fail("TW002", f"unknown name '{_text(node)}'", node.span)
+
+    # -- accesses -----------------------------------------------------------------------------------------------------
+
+    def indexed(self, node: syntax.Index) -> Expr:
+        base, indices = flatten_index(node)
+        items = self.extents(base) if isinstance(base, syntax.Attribute | syntax.Tuple | syntax.Name) and (
+            not isinstance(base, syntax.Attribute) or base.name == "shape"
+        ) else None  # fmt: skip
+        if items is not None:
+            return self._item(items, indices, node)
+        array = self.array(base)
+        if array is None:
+            array = self.arrays.implicit_array(base)
+        if array is None and (_dotted(base) is None or (isinstance(base, syntax.Attribute) and base.name == "T")):
+            value = self.expr(base)
+            array = value.array if isinstance(value, Whole) else value if value.shape else None
+        if array is None:
+            name = _dotted(base)
+            if name is not None and self.context.scope.find(name) is None:
+                if not self.context.is_python and is_output(name):
+                    raise self.context.fail("TW017", f"'{name}' is read before anything is written to it", node.span, f"store to {name}[…] first")
+                arrays = [n for n in self.context.scope.visible() if isinstance(self.context.scope.find(n), ArrayInfo)]
+                raise self.context.fail("TW002", f"unknown name '{name}'", base.span, suggest(name, arrays) or f"known arrays: {', '.join(arrays)}")
+            raise self.context.fail("TW003", f"'{_text(base)}' is not an array and cannot be indexed", node.span)
+        if isinstance(array, ArrayInfo):
+            self.arrays.on_read(array, node.span)
+            lead = self.lead(base)
+            if len(indices) + len(lead) < array.rank or any(isinstance(i, syntax.Slice) for i in indices):
+                return self.slices.view(array, lead, indices, node.span)
+            return Element(array, self.slices.access(array, indices, node.span, lead=lead), span=node.span)
+        if self.context.loops:
+            return self.slices.part_of_tile(_text(base), array, indices, node.span)
+        values = self.slices.index_values(_text(base), array.shape, indices, node.span)
+        return self.elements.pick(array, values, node.span)
+
+    def lead(self, base: syntax.Expr) -> tuple[Expr, ...]:
+        """The indices that come before those written: which of the shared arrays of one name it is."""
+        binding = self.context.scope.find(base.id) if isinstance(base, syntax.Name) else None
+        return binding.lead if isinstance(binding, SharedArray) else ()
+
+    def _item(self, items: tuple[Expr, ...], indices: tuple[syntax.Expr, ...], node: syntax.Index) -> Expr:
+        position = self.expr(indices[0])
+        if len(indices) != 1 or not isinstance(position, Const) or not isinstance(position.value, int):
+            raise self.context.fail("TW016", "a shape is indexed with one constant integer", node.span)
+        if not -len(items) <= position.value < len(items):
+            raise self.context.fail("TW013", f"axis {position.value} of something with {len(items)} axes", node.span)
+        return items[position.value]
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def call(self, node: syntax.Call) -> Expr:
+        span = node.span
+        if not isinstance(node.function, syntax.Name):
+            raise self.context.fail("TW005", f"'{_text(node.function)}' cannot be called in a kernel", span)
+        name = node.function.id
+        if dtypes.is_name(name):
+            if len(node.args) != 1:
+                raise self.context.fail("TW016", f"{name}() takes 1 argument, got {len(node.args)}", span)
+            if node.args[0].keyword is not None:
+                raise self.context.fail("TW016", f"{name}() has no argument '{node.args[0].keyword}'", node.args[0].span)
+            return self.typing.cast(self.expr(node.args[0].value), self.scalar_dtype(name, span), span)
+        if name in CREATORS and self.context.loops:
+            return self.filled(name, node)
+        if name in CREATORS:
+            raise self.context.fail("TW005", f"{name}() must be assigned to a name at the top of the kernel", span, f"write out = {name}(…)")
+        if name == "shared":
+            raise self.context.fail("TW016", "shared() takes shape, dtype and is assigned to a new name", span, "write x = shared((n,), f32)")
+        if name not in _ARITY:
+            raise self.context.fail(
+                "TW002", f"unknown function '{name}'", node.function.span, suggest(name, FUNCTIONS) or f"known: {', '.join(_ARITY)}"
+            )
+        least, most = _ARITY[name]
+        if not least <= len(node.args) <= most:
+            wanted = f"{least} or more" if most == 99 else str(least) if least == most else f"{least} to {most}"
+            noun = "argument" if wanted == "1" else "arguments"
+            raise self.context.fail("TW016", f"{name}() takes {wanted} {noun}, got {len(node.args)}", span)
+        self._keywords(name, node)
+        if name == "len":
+            return self._length(node)
+        if name == "cast":
+            return self.typing.cast(self.expr(node.args[0].value), self.dtype_argument(node.args[1].value), span)
+        if name == "gelu" and len(node.args) == 2:
+            flag = node.args[1].value
+            if not isinstance(flag, syntax.Bool):
+                raise self.context.fail("TW016", "approximate must be True or False", flag.span)
+            return self.typing.composite("gelu", self.expr(node.args[0].value), span, flag.value)
+        return self.apply_function(name, [self.expr(a.value) for a in node.args], span)
+
+    def _keywords(self, name: str, node: syntax.Call) -> None:
+        allowed = {"gelu": ["approximate"], "cast": ["dtype"]}.get(name, [])
+        for argument in node.args:
+            if argument.keyword is not None and argument.keyword not in allowed:
+                raise self.context.fail("TW016", f"{name}() has no argument '{argument.keyword}'", argument.span)
+
+    def apply_function(self, name: str, args: list[Expr], span: Span) -> Expr:
+        if name in FLOAT_FUNCTIONS:
+            return self.typing.function(name, args[0], span)
+        if name in ROUNDINGS:
+            return self.typing.rounding(name, args[0], span)
+        if name == "abs":
+            return self.typing.absolute(args[0], span)
+        if name in ("min", "max", "minimum", "maximum"):
+            return self.typing.extreme(name[:3], args, span)
+        if name in _TILE_FUNCTIONS:
+            return self.elements.tile_function(name, args, span)
+        if name == "pow":
+            return self.typing.power(args[0], args[1], span)
+        if name == "clamp":
+            return self.typing.extreme("min", [self.typing.extreme("max", args[:2], span), args[2]], span)
+        if name == "fma":
+            return self.typing.fused(args, span)
+        if name in ("where", "select"):
+            return self.typing.select(args[0], args[1], args[2], span, lazy=False)
+        if name == "isnan":
+            if not args[0].dtype.is_float:
+                return Const(False, dtypes.bool_, span=span)
+            return self.typing.apply("isnan", args, (args[0].dtype, ""), span, dtypes.bool_)
+        return self.typing.composite(name, args[0], span)
+
+    def _length(self, node: syntax.Call) -> Expr:
+        argument = node.args[0].value
+        items = self.extents(argument)
+        if items is not None:
+            return self.typing.literal(len(items), node.span)
+        array = self.array(argument)
+        if array is None or not array.shape:
+            raise self.context.fail("TW009", f"len() takes an array, got '{_text(argument)}'", node.span)
+        return SizeValue(array.shape[len(self.lead(argument))], span=node.span)
+
+    # -- dtypes -------------------------------------------------------------------------------------------------------
+
+    def scalar_dtype(self, name: str, span: Span) -> DType:
+        dtype = dtypes.by_name(name)
+        if dtype not in dtypes.SCALARS:
+            raise self.context.fail("TW005", f"{dtype} holds packed blocks and cannot be computed with", span)
+        return dtype
+
+    def dtype_argument(self, node: syntax.Expr) -> DType:
+        """A dtype as written: its name, or the dtype of an array."""
+        if isinstance(node, syntax.Name | syntax.String):
+            name = node.id if isinstance(node, syntax.Name) else node.value
+            if dtypes.is_name(name):
+                return self.scalar_dtype(name, node.span)
+            known = [d.name for d in dtypes.SCALARS]
+            raise self.context.fail("TW002", f"unknown dtype '{name}'", node.span, suggest(name, known) or f"known: {', '.join(known)}")
+        if isinstance(node, syntax.Attribute) and node.name == "dtype":
+            array = self.array(node.value)
+            if array is not None:
+                return array.dtype
+        raise self.context.fail("TW016", "a dtype is expected here", node.span, "write for example f32")
+
+    # -- reductions ---------------------------------------------------------------------------------------------------
+
+    def reduction(self, node: syntax.ReduceExpr) -> Expr:
+        span = node.span
+        if self.context.guarded and not self.context.loops:
+            raise self.context.fail("TW005", "a reduction of a whole array cannot be inside an if", span, "compute it before, into a variable")
+        value = self.typing.settled(self.expr(node.value))
+        if not value.shape:
+            raise self.context.fail("TW003", f"reduce() takes an array, got a number ({value.dtype})", span)
+        axes = self._axes(node.axis, len(value.shape))
+        if node.op in ("and", "or"):
+            value = self.typing.logical(value, span)
+        elif node.op not in ("argmin", "argmax"):
+            value = self.typing.convert(value, sum_dtype(value.dtype, node.op))
+        shape = tuple(s for axis, s in enumerate(value.shape) if axis not in axes)
+        if node.op in ("argmin", "argmax"):
+            self.sizes.not_empty(node.op, [value.shape[a] for a in axes], shape, span)
+        if self.context.loops:
+            return self.elements.tile_reduction(node.op, value, axes, False, span)
+        reduce = Reduce(node.op, value, axes, sum_dtype(value.dtype, node.op), shape, span=span)
+        return self.arrays.materialise(reduce)
+
+    def _axes(self, node: syntax.Expr | None, rank: int) -> tuple[int, ...]:
+        if node is None:
+            return tuple(range(rank))
+        items = self.extents(node) if isinstance(node, syntax.Tuple | syntax.List) else (self.expr(node),)
+        axes: set[int] = set()
+        for item in items or ():
+            if not isinstance(item, Const) or not isinstance(item.value, int):
+                raise self.context.fail("TW016", "axis must be a constant integer", node.span)
+            if not -rank <= item.value < rank:
+                raise self.context.fail("TW003", f"axis {item.value} of an array of rank {rank}", node.span)
+            axes.add(item.value % rank)
+        return tuple(sorted(axes))
+
+    def aside(self, node: syntax.Expr, cond: Expr | None = None) -> Late:
+        """An expression that is evaluated only under a condition, and the statements it needs first."""
+        with self.context.condition(cond), self.context.collected() as statements:
+            value = self.expr(node)
+        return value, tuple(statements)
+
+    # -- shapes and arrays of one value -------------------------------------------------------------------------------
+
+    def filled(self, maker: str, node: syntax.Call) -> Expr:
+        """`zeros(64, d)` and its kin inside a loop: a tile of one value."""
+        if maker not in ("zeros", "ones", "full"):
+            raise self.context.fail("TW005", f"{maker}() in a loop makes nothing", node.span, "write zeros(…) or full(…), or make the array at the top")
+        named = {a.keyword: a.value for a in node.args if a.keyword is not None}
+        given = [a.value for a in node.args if a.keyword is None]
+        if given and self.extents(given[0]) is None and maker != "full" and all(self.counts(n) for n in given):
+            # zeros(64, d)
+            shape = tuple(s for n in given for s in self.shape_argument(n))
+            given = []
+        else:
+            node_of_shape = given.pop(0) if given else named.pop("shape", None)
+            if node_of_shape is None:
+                raise self.context.fail("TW016", f"{maker}() takes a shape", node.span, f"write {maker}(64, 64)")
+            shape = self.shape_argument(node_of_shape)
+        value: Expr = self.typing.literal(float(maker == "ones"), node.span)
+        if maker == "full":
+            filling = given.pop(0) if given else named.pop("value", None)
+            if filling is None:
+                raise self.context.fail("TW016", "full() takes shape, value", node.span)
+            value = self.expr(filling)
+        wanted = given.pop(0) if given else named.pop("dtype", None)
+        if given or named:
+            raise self.context.fail("TW016", f"{maker}() takes a shape and a dtype, got {len(node.args)} arguments", node.span)
+        if wanted is not None:
+            value = self.typing.assignable(value, self.dtype_argument(wanted), f"{maker}()", node.span)
+        if value.shape or not isinstance(value, Const):
+            raise self.context.fail("TW005", f"{maker}() in a loop takes a constant", node.span, "add the value to zeros(…)")
+        return replace(value, shape=shape)
+
+    def counts(self, node: syntax.Expr) -> bool:
+        """Whether the argument is an extent, not a dtype."""
+        if isinstance(node, syntax.Attribute) and node.name == "dtype":
+            return False
+        try:
+            self.dtype_argument(node)
+        except Skip:
+            self.context.sink.items.pop()
+            return True
+        return False
+
+    def shape_argument(self, node: syntax.Expr) -> Shape:
+        """A shape as written: a tuple, or one extent."""
+        items = self.extents(node)
+        if items is None:
+            items = (self.expr(node),)
+        sizes: list[Size] = []
+        for item in items:
+            size = size_of(item)
+            if size is None:
+                raise self.context.fail("TW014", f"extent {show_expr(item)} is not made of sizes of the inputs", node.span, "use x.shape[…] or a constant")
+            sizes.append(size)
+        return tuple(sizes)
+
+
+def flatten_index(node: syntax.Index) -> tuple[syntax.Expr, tuple[syntax.Expr, ...]]:
+    """`x[i][j]` is `x[i, j]`."""
+    if isinstance(node.value, syntax.Index):
+        base, before = flatten_index(node.value)
+        return base, (*before, *node.indices)
+    return node.value, node.indices
+
+
+def _dotted(node: syntax.Expr) -> str | None:
+    if isinstance(node, syntax.Name):
+        return node.id
+    if isinstance(node, syntax.Attribute):
+        owner = _dotted(node.value)
+        return None if owner is None else f"{owner}.{node.name}"
+    return None
+
+
+def _text(node: syntax.Expr) -> str:
+    return _dotted(node) or "this expression"
+
+
+def _reads(expr: Expr) -> bool:
+    return any(isinstance(e, Element) for e in walk_expr(expr))

@@ -1,0 +1,93 @@
+"""Types: which two meet in which, and how weak operands settle.
+
+In come the types of operands, out comes the type of the result (`operations.py` builds the expressions).
+
+A weak expression carries how it is weak: `int` (a literal), `index` (a loop index, a size) or `float` (a literal, or made of
+weak things by a division or a function). Weak floats keep their operands unsettled, so that `x / sqrt(n)` computes the root
+in the dtype of `x`; `settled` fixes one that met nothing.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+from tilewright.base.dtypes import DType, accumulator, bool_, f32, f64, i64, promote
+from tilewright.base.sizes import Size
+from tilewright.tree.typed import Apply, Cast, Const, Expr, SizeValue
+
+TypePair = tuple[DType, str]
+"""A dtype and how weak it is."""
+
+
+def join(a: TypePair, b: TypePair) -> TypePair | None:
+    """The type two operands (or two values of one variable) meet in; None where data would be lost."""
+    if a[1] and not b[1]:
+        a, b = b, a
+    (left, weak_left), (right, weak_right) = a, b
+    if weak_left:
+        kinds = {weak_left, weak_right}
+        if "float" in kinds:
+            return (left if weak_left == "float" else right), "float"
+        return i64, "index" if "index" in kinds else "int"
+    if weak_right == "float":
+        return (left, "") if left.is_float else (f64, "")
+    if weak_right and left.is_bool:
+        return i64, ""
+    if weak_right == "int" or (weak_right == "index" and left.is_float):
+        return left, ""
+    met = promote(left, right)
+    return None if met is None else (met, "")
+
+
+def type_of(expr: Expr) -> TypePair:
+    return expr.dtype, expr.weak
+
+
+def describe(expr: Expr) -> str:
+    """How a message names the type of an operand."""
+    kind = {"int": "a literal", "float": "a literal", "index": "an index", "": ""}[expr.weak]
+    return f"{kind} ({expr.dtype})" if kind else expr.dtype.name
+
+
+def size_of(expr: Expr) -> Size | None:
+    """The size an integer expression is, where it is made of literals and sizes alone."""
+    if isinstance(expr, SizeValue):
+        return expr.size
+    if isinstance(expr, Const) and isinstance(expr.value, int) and not isinstance(expr.value, bool):
+        return Size.of(expr.value)
+    return None
+
+
+_TRUTH: dict[str, Callable[..., bool]] = {
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+    "and": lambda a, b: bool(a and b), "or": lambda a, b: bool(a or b), "not": operator.not_,
+}  # fmt: skip
+
+
+def constant_of(expr: Expr) -> int | float | bool | None:
+    """The value of an expression that is made of literals alone, as far as conditions need it."""
+    if isinstance(expr, Const) and not expr.shape:
+        return expr.value
+    if isinstance(expr, SizeValue):
+        return expr.size.constant
+    if isinstance(expr, Cast):
+        return constant_of(expr.value)
+    if isinstance(expr, Apply) and expr.op in _TRUTH:
+        values = [constant_of(a) for a in expr.args]
+        return None if None in values else _TRUTH[expr.op](*values)
+    return None
+
+
+def sum_dtype(dtype: DType, kind: str) -> DType:
+    """What a reduction of such elements gives: sums and products of integers are wide, everything else stays."""
+    if kind in ("argmin", "argmax"):
+        return i64
+    if kind in ("and", "or"):
+        return bool_
+    return accumulator(dtype) if kind in ("add", "mul") and not dtype.is_float else dtype
+
+
+def default_float(flavour: str) -> DType:
+    """A float that met nothing: Python's is f64, ZynML's f32."""
+    return f64 if flavour == "kernel" else f32

@@ -1,0 +1,322 @@
+"""Which loops can run in any order: the classification of a checked body.
+
+In comes a typed body whose loops are as written; out comes one where every loop has its kind:
+
+    parallel  top level only: no point reads or overwrites what another one writes
+    reduce    only accumulates, each target with one operation, and never reads a target otherwise
+    each      inside a kernel: serial, but its iterations are independent
+    serial    everything else
+
+Loops directly inside one another become one loop over several indices where their ranges allow it. A top-level loop that
+both stores and accumulates is split in two. Errors are about what the source promised: `grid` that is not parallel, an
+elementwise kernel that accumulates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tilewright.base.errors import Diagnostics
+from tilewright.tree.bounds import Indices, disjoint, injective, linear_indices, owns_axis
+from tilewright.tree.races import collision, promised
+from tilewright.tree.typed import (
+    Accumulate,
+    ArrayAssign,
+    Element,
+    Expr,
+    IndexRef,
+    Local,
+    LoopVar,
+    ReduceLoop,
+    SetVar,
+    Stmt,
+    Store,
+    TypedBarrier,
+    TypedIf,
+    TypedLoop,
+    TypedWhile,
+    TypedYield,
+    Variable,
+)
+from tilewright.tree.typed_text import show_expr
+from tilewright.tree.typed_walk import assigned, exprs_in, walk, walk_expr
+
+
+def classify(stmts: tuple[Stmt, ...], elementwise: bool, sink: Diagnostics) -> tuple[Stmt, ...]:
+    """The top-level statements with every loop classified."""
+    result: list[Stmt] = []
+    for stmt in stmts:
+        if isinstance(stmt, TypedLoop):
+            for part in _between_barriers(merge_nest(stmt)):
+                result += _top_loop(merge_nest(part), sink)
+        else:
+            result += _inners(without((stmt,), _is_barrier))
+    _check_promises(stmts, sink)
+    if elementwise:
+        _check_elementwise(tuple(result), sink)
+    return tuple(result)
+
+
+def _check_promises(stmts: tuple[Stmt, ...], sink: Diagnostics) -> None:
+    """`grid` promised independent iterations: two that surely race are an error, each store or read once."""
+    said = {d.span for d in sink.errors}
+    for loop in promised(stmts):
+        found = None if independent(loop, loop.vars) else collision(loop)
+        if found is not None and found.span not in said:
+            said.add(found.span)
+            sink.error(
+                "TW012", found.message(), found.span,
+                "use range for a loop whose order matters" + ("" if found.reads else ", or let each iteration write places of its own"),
+            )  # fmt: skip
+
+
+def merge_nest(loop: TypedLoop) -> TypedLoop:
+    """`for i: for j: body` -> `for i, j: body`, as long as inner ranges do not depend on outer indices."""
+    while len(loop.body) == 1 and isinstance(loop.body[0], TypedLoop):
+        inner = loop.body[0]
+        if (inner.asked == "yes") != (loop.asked == "yes") or not _rectangular(loop.vars, inner.vars):
+            break
+        loop = replace(loop, vars=loop.vars + inner.vars, body=inner.body)
+    return loop
+
+
+def _rectangular(outer: Sequence[LoopVar], inner: Sequence[LoopVar]) -> bool:
+    for var in inner:
+        for bound in (var.lo, var.hi):
+            for expr in walk_expr(bound):
+                if (isinstance(expr, IndexRef) and expr.var in outer) or isinstance(expr, Element):
+                    return False
+                if isinstance(expr, Local) and expr.var.mutable:
+                    return False
+    return True
+
+
+def _is_barrier(stmt: Stmt) -> bool:
+    return isinstance(stmt, TypedBarrier)
+
+
+def _between_barriers(loop: TypedLoop) -> list[TypedLoop]:
+    """A loop with barriers as one loop after the other, where its iterations are independent and no variable lives across one.
+
+    A block then has the whole device for every part. Elsewhere statements run in order as they are, which is all a barrier asks.
+    """
+    plain = replace(loop, body=without(loop.body, _is_barrier))
+    parts: list[list[Stmt]] = [[]]
+    for stmt in loop.body:
+        if isinstance(stmt, TypedBarrier):
+            parts.append([])
+        else:
+            parts[-1].append(stmt)
+    bodies = [without(tuple(part), _is_barrier) for part in parts]
+    if len(bodies) == 1 or assigned(plain.body) or not _rectangular((), loop.vars) or not independent(plain, loop.vars):
+        return [plain]
+    for position, body in enumerate(bodies):
+        declared = {s.var for s in walk(body) if isinstance(s, SetVar) and s.declares}
+        later = tuple(s for other in bodies[position + 1 :] for s in other)
+        if declared & set(assigned(later)) or any(isinstance(e, Local) and e.var in declared for e in exprs_in(later)):
+            return [plain]
+    return [replace(loop, body=body, asked="auto") for body in bodies if body]
+
+
+# -- top level ----------------------------------------------------------------------------------------------------
+
+
+def _top_loop(loop: TypedLoop, sink: Diagnostics) -> list[Stmt]:
+    outer = assigned(loop.body)
+    domain_known = _rectangular((), loop.vars)
+    if not outer:
+        depth = max((d for d in range(len(loop.vars), 0, -1) if independent(loop, loop.vars[:d])), default=0)
+        if loop.asked == "yes" and depth < len(loop.vars):
+            _race(loop, loop.vars[depth:], sink)
+        if depth and domain_known:
+            rest = loop.vars[depth:]
+            body = (replace(loop, vars=rest, kind=""),) if rest else loop.body
+            return [replace(loop, vars=loop.vars[:depth], body=_inners(body), kind="parallel")]
+        return [_inner(loop)]
+    if is_reduction(loop, outer):
+        return [replace(loop, body=_inners(loop.body), kind="reduce")]
+    split = _split(loop, outer)
+    if split is not None:
+        return _top_loop(split[0], sink) + _top_loop(split[1], sink)
+    if loop.asked == "yes":
+        names = ", ".join(f"'{v.name}'" for v in outer)
+        sink.error(
+            "TW012", f"grid runs its iterations in any order, but {names} is carried from one to the next", loop.span,
+            "use range for a loop whose order matters",
+        )  # fmt: skip
+    return [_inner(loop)]
+
+
+def _race(loop: TypedLoop, beyond: Sequence[LoopVar], sink: Diagnostics) -> None:
+    """grid promised independence. What is surely broken is an error; what is only unproven is serialised."""
+    for stmt in walk(loop.body):
+        if isinstance(stmt, Store):
+            linear = linear_indices(stmt.indices)
+            if linear is None:
+                continue
+            reached = {v for index in linear for v in index.values}
+            inner = {v for s in walk(loop.body) if isinstance(s, TypedLoop) for v in s.vars}
+            missing = [v.name for v in loop.vars if v not in reached and v.count is not None and v.count.constant != 1]
+            if missing and not inner & reached:
+                place = f"{stmt.array.name}[{', '.join(map(show_expr, stmt.indices))}]"
+                sink.error(
+                    "TW012", f"every '{missing[0]}' of the grid stores to the same {place}", stmt.span,
+                    f"accumulate over '{missing[0]}' in an inner range loop",
+                )  # fmt: skip
+
+
+def _split(loop: TypedLoop, outer: Sequence[Variable]) -> tuple[TypedLoop, TypedLoop] | None:
+    """A loop that stores and accumulates as two loops, when neither half needs the other."""
+    stores = [s for s in walk(loop.body) if isinstance(s, Store)]
+    written = {s.array.name for s in stores}
+    if not stores or any(isinstance(s, TypedWhile) for s in walk(loop.body)):
+        return None
+    accumulating = without(loop.body, lambda s: isinstance(s, Store))
+    storing = without(loop.body, lambda s: isinstance(s, Accumulate) and s.var in outer)
+    if assigned(storing) or any(isinstance(e, Local) and e.var in outer for e in exprs_in(storing)):
+        return None
+    if any(isinstance(e, Element) and e.array.name in written for e in exprs_in(accumulating)):
+        return None
+    halves = replace(loop, body=storing), replace(loop, body=accumulating)
+    return halves if is_reduction(halves[1], outer) else None
+
+
+def without(stmts: tuple[Stmt, ...], drop: Callable[[Stmt], bool]) -> tuple[Stmt, ...]:
+    """The statements without those `drop` picks, nor loops and ifs that are empty then."""
+    result: list[Stmt] = []
+    for stmt in stmts:
+        if drop(stmt):
+            continue
+        if isinstance(stmt, TypedIf):
+            stmt = replace(stmt, then=without(stmt.then, drop), otherwise=without(stmt.otherwise, drop))
+            if not stmt.then and not stmt.otherwise:
+                continue
+        elif isinstance(stmt, TypedLoop):
+            stmt = replace(stmt, body=without(stmt.body, drop))
+            if not stmt.body:
+                continue
+        result.append(stmt)
+    return tuple(result)
+
+
+# -- inside a kernel ----------------------------------------------------------------------------------------------
+
+
+def _inners(stmts: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    return tuple(_inner(s) for s in stmts)
+
+
+def _inner(stmt: Stmt) -> Stmt:
+    """A statement inside a kernel, its loops classified."""
+    if isinstance(stmt, TypedLoop):
+        loop = merge_nest(stmt)
+        outer = assigned(loop.body)
+        if is_reduction(loop, outer):
+            kind = "reduce"
+        elif not outer and independent(loop, loop.vars):
+            kind = "each"
+        else:
+            # A part of the nest may be simpler than the whole: `for i: for k: c[i] += …`.
+            kind = "serial"
+            if len(loop.vars) > 1:
+                first, rest = loop.vars[:1], replace(loop, vars=loop.vars[1:])
+                inner = _inner(rest)
+                if not assigned((inner,)) and independent(replace(loop, vars=first, body=(inner,)), first):
+                    kind = "each"
+                return replace(loop, vars=first, body=(inner,), kind=kind)
+        return replace(loop, body=_inners(loop.body), kind=kind)
+    if isinstance(stmt, ReduceLoop | TypedWhile):
+        return replace(stmt, body=_inners(stmt.body))
+    if isinstance(stmt, TypedIf):
+        return replace(stmt, then=_inners(stmt.then), otherwise=_inners(stmt.otherwise))
+    return stmt
+
+
+# -- the two proofs -----------------------------------------------------------------------------------------------
+
+
+def is_reduction(loop: TypedLoop, outer: Sequence[Variable]) -> bool:
+    """Whether the loop does nothing but accumulate into outer variables or into array elements that it does not move over."""
+    stores = [s for s in walk(loop.body) if isinstance(s, Store)]
+    if not outer and not stores:
+        return False
+    kinds: dict[Variable, str] = {}
+    for stmt in walk(loop.body):
+        if isinstance(stmt, TypedWhile | ArrayAssign | ReduceLoop | TypedYield):
+            return False
+        if isinstance(stmt, SetVar) and stmt.var in outer:
+            return False
+        if isinstance(stmt, Accumulate) and stmt.var in outer and kinds.setdefault(stmt.var, stmt.kind) != stmt.kind:
+            return False
+    if any(isinstance(e, Local) and e.var in outer for e in exprs_in(loop.body)):
+        return False
+    return _one_element(loop, stores)
+
+
+def _one_element(loop: TypedLoop, stores: Sequence[Store]) -> bool:
+    """Stores of a reduction all accumulate: per array into one element that stays the same over the loop."""
+    moving = {v for s in walk((loop,)) if isinstance(s, TypedLoop) for v in s.vars}
+    inside = {s.var for s in walk(loop.body) if isinstance(s, SetVar)}
+    places: dict[str, tuple[tuple[Expr, ...], str]] = {}
+    for store in stores:
+        if not store.kind or places.setdefault(store.array.name, (store.indices, store.kind)) != (store.indices, store.kind):
+            return False
+        for index in store.indices:
+            for expr in walk_expr(index):
+                if isinstance(expr, Element) or (isinstance(expr, IndexRef) and expr.var in moving):
+                    return False
+                if isinstance(expr, Local) and expr.var in inside:
+                    return False
+    return not any(isinstance(e, Element) and e.array.name in places for e in exprs_in(loop.body))
+
+
+def independent(loop: TypedLoop, over: Sequence[LoopVar]) -> bool:
+    """Whether the points over these indices (of the loop's first) can run in any order, as far as arrays are concerned."""
+    body: tuple[Stmt, ...] = loop.body
+    writes: dict[str, list[Indices]] = {}
+    accesses: dict[str, list[Indices]] = {}
+    reads: set[str] = set()
+    for stmt in walk(body):
+        if isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield):
+            return False
+        if isinstance(stmt, Store):
+            linear = linear_indices(stmt.indices)
+            if linear is None:
+                return False
+            writes.setdefault(stmt.array.name, []).append(linear)
+            if stmt.kind:
+                reads.add(stmt.array.name)
+    if not writes:
+        return False
+    for expr in exprs_in(body):
+        if isinstance(expr, Element) and expr.array.name in writes:
+            linear = linear_indices(expr.indices)
+            if linear is None:
+                return False
+            accesses.setdefault(expr.array.name, []).append(linear)
+            reads.add(expr.array.name)
+    return all(_array_independent(writes[name], accesses.get(name, []), over) for name in writes)
+
+
+def _array_independent(writes: list[Indices], reads: list[Indices], over: Sequence[LoopVar]) -> bool:
+    distinct = list(dict.fromkeys(writes + reads))
+    if all(owns_axis(distinct, var) for var in over):
+        return True
+    if not all(injective(w, over) for w in writes):
+        return False
+    return all(a == b or disjoint(a, b) for w in dict.fromkeys(writes) for a, b in ((w, other) for other in distinct))
+
+
+def _check_elementwise(stmts: tuple[Stmt, ...], sink: Diagnostics) -> None:
+    for stmt in walk(stmts):
+        if isinstance(stmt, TypedLoop) and stmt.kind in ("reduce", "serial"):
+            names = ", ".join(f"'{v.name}'" for v in stmt.vars)
+            sink.error(
+                "TW012", f"an elementwise kernel computes each element on its own, but the loop over {names} carries values", stmt.span,
+                "use @kernel reduce or @kernel fused",
+            )  # fmt: skip
+            return
+        if isinstance(stmt, ReduceLoop):
+            sink.error("TW012", "an elementwise kernel cannot yield", stmt.span, "use @kernel reduce(…)")
+            return

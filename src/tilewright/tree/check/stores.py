@@ -1,0 +1,280 @@
+"""Checking stores: to elements, to parts of arrays, and to shared arrays.
+
+In come assignments to `array[…]`; out come typed stores. One to a part is a loop over the elements of the value, each at its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.base.dtypes import DType, bool_, i64
+from tilewright.base.intervals import surely_nonnegative
+from tilewright.base.sizes import ONE, Size
+from tilewright.base.source import Span
+from tilewright.tree import syntax
+from tilewright.tree.bounds import IndexForm, affine
+from tilewright.tree.check.arrays import ArrayTable
+from tilewright.tree.check.context import Context, Skip
+from tilewright.tree.check.elements import ElementBuilder, limits_of
+from tilewright.tree.check.expressions import ExpressionChecker, flatten_index
+from tilewright.tree.check.infer import type_of
+from tilewright.tree.check.operations import Typing
+from tilewright.tree.check.sizes import SizeChecker
+from tilewright.tree.check.state import Alias, Key, Poison, SharedArray, VariableState
+from tilewright.tree.check.tiles import TileChecker, all_of
+from tilewright.tree.check.variables import COMBINE, VariableTypes
+from tilewright.tree.typed import (
+    Apply,
+    ArrayInfo,
+    Const,
+    Element,
+    Expr,
+    IndexRef,
+    LoopVar,
+    Stmt,
+    Store,
+    TypedIf,
+    TypedLoop,
+    TypedView,
+)
+from tilewright.tree.typed_walk import exprs_in
+
+
+class StoreChecker:
+    def __init__(
+        self, context: Context, sizes: SizeChecker, typing: Typing, arrays: ArrayTable, elements: ElementBuilder, expressions: ExpressionChecker,
+        variables: VariableTypes, tiles: TileChecker,
+    ) -> None:  # fmt: skip
+        self.context = context
+        self.sizes = sizes
+        self.typing = typing
+        self.arrays = arrays
+        self.elements = elements
+        self.expressions = expressions
+        self.slices = expressions.slices
+        self.variables = variables
+        self.tiles = tiles
+
+    # -- elements -----------------------------------------------------------------------------------------------------
+
+    def store(self, stmt: syntax.Assign, target: syntax.Index) -> None:
+        """`array[…] = value`, and with an operator."""
+        base, nodes = flatten_index(target)
+        array = self.expressions.array(base)
+        if isinstance(array, ArrayInfo) and array.role == "input" and not self.context.is_python:
+            raise self.context.fail("TW015", f"'{array.name}' is not an output and cannot be written", stmt.span, "write to out[…], or to an out_… of its own")
+        if isinstance(array, ArrayInfo) and array.role == "input":
+            raise self.context.fail("TW015", f"'{array.name}' is an input and cannot be written", stmt.span, "make an output and write to that")
+        implicit = array is None and isinstance(base, syntax.Name) and self.arrays.is_place(base.id)
+        if not implicit and not isinstance(array, ArrayInfo):
+            name = base.id if isinstance(base, syntax.Name) else "this"
+            if isinstance(base, syntax.Name) and self.context.scope.find(name) is None:
+                raise self.expressions.unknown(name, base.span)
+            binding = self.context.scope.find(name)
+            if self.context.is_python and isinstance(binding, Alias) and binding.value.shape and binding.key not in self.context.state.stored:
+                self.context.state.stored.add(binding.key)
+                self.context.state.changed = True
+                raise Skip
+            raise self.context.fail("TW015", f"'{name}' is not an output and cannot be written", stmt.span, "make an array at the top of the kernel and write to that")
+        lead = self.expressions.lead(base)
+        if any(isinstance(n, syntax.Slice) for n in nodes) or (array is not None and len(nodes) + len(lead) < len(array.shape)):
+            self.store_part(stmt, base, array if isinstance(array, ArrayInfo) else None, nodes)
+            return
+        value = self.expressions.expr(stmt.value)
+        if implicit and value.shape and self.context.loops:
+            self.store_part(stmt, base, None, nodes)
+            return
+        self.learn_shared(base, value, stmt.span)
+        if isinstance(array, ArrayInfo):
+            place = array
+        else:
+            assert isinstance(base, syntax.Name)
+            if stmt.op and base.id not in self.arrays.written:
+                raise self.context.fail("TW017", f"'{base.id}' is read before anything is written to it", stmt.span, f"store to {base.id}[…] with = first")
+            place = self.arrays.output(base.id, len(nodes), type_of(value), stmt.span)
+        self.typing.scalar_only(f"an element of '{place.name}'", value, stmt.span)
+        indices = self.slices.access(place, nodes, stmt.span, write=True, lead=lead)
+        if self.sizes.implicit(place):
+            self.arrays.reach_output(place, indices, stmt.span)
+        kind, value = self.store_kind(stmt, place, indices, value)
+        value = self.typing.assignable(value, place.dtype, f"'{place.name}'", stmt.span)
+        self.arrays.written.add(place.name)
+        self.context.changed(place.name)
+        store = Store(place, indices, value, kind, span=stmt.span)
+        if self.context.spread is None:
+            self.context.emit(store)
+        else:
+            self.context.spread.guards.append(())
+            self.context.out += self.once([store], set(), stmt.span)
+
+    def store_kind(self, stmt: syntax.Assign, place: ArrayInfo, indices: tuple[Expr, ...], value: Expr) -> tuple[str, Expr]:
+        """`place[…] op= value` as an accumulation where it is one, else as a plain store of the combined value."""
+        if not stmt.op:
+            return "", value
+        self.arrays.on_read(place, stmt.span)
+        if stmt.op == "-" and not place.dtype.is_bool:
+            return "add", self.typing.negate(self.typing.assignable(value, place.dtype, f"'{place.name}'", stmt.span), stmt.span)
+        if stmt.op in COMBINE and not (place.dtype.is_bool and stmt.op in "+*"):
+            return COMBINE[stmt.op], value
+        return "", self.typing.binary(stmt.op, Element(place, indices, span=stmt.span), value, stmt.span)
+
+    # -- parts of arrays ----------------------------------------------------------------------------------------------
+
+    def store_part(self, stmt: syntax.Assign, base: syntax.Expr, array: ArrayInfo | None, nodes: Sequence[syntax.Expr]) -> None:
+        """`array[i, a:b] = value`; without an array, to the output of that name."""
+        span = stmt.span
+        value = self.expressions.expr(stmt.value)
+        self.learn_shared(base, value, span)
+        slices = sum(isinstance(n, syntax.Slice) for n in nodes)
+        if array is None:
+            assert isinstance(base, syntax.Name)
+            if stmt.op and base.id not in self.arrays.written:
+                raise self.context.fail("TW017", f"'{base.id}' is read before anything is written to it", span, f"store to {base.id}[…] with = first")
+            missing = max(0, len(value.shape) - slices)
+            column = missing == 1 and slices > 0 and value.shape[-1] == ONE
+            array = self.arrays.output(base.id, len(nodes) + (0 if column else missing), type_of(value), span)
+        lead = self.expressions.lead(base)
+        self.arrays.written.add(array.name)
+        place = self.slices.view(array, lead, nodes, span) if self.context.loops else None
+        if not isinstance(place, TypedView):
+            raise self.context.fail("TW005", "a slice is assigned to inside a loop only", span, f"loop over the elements of '{array.name}'")
+        axes = self.store_axes(array, value, place, span)
+        extents, limits = [], []
+        for position, axis in enumerate(axes):
+            extent = place.shape[position]
+            if axis is not None and self.sizes.implicit(array) and _slice_at(nodes, lead, place.kept[position]) is None:
+                extents.append(value.shape[axis])
+            elif axis is None or value.shape[axis] == ONE:
+                extents.append(extent)
+            else:
+                if extent != value.shape[axis]:
+                    self.sizes.make_equal(extent, value.shape[axis], span)
+                extents.append(extent)
+            bounds = () if axis is None or value.shape[axis] == ONE else limits_of(value)[axis]
+            limits.append(tuple(dict.fromkeys((*bounds, *place.limits[position]))))
+        self.write_part(stmt, array, place, value, axes, extents, limits)
+
+    def store_axes(self, array: ArrayInfo, value: Expr, place: TypedView, span: Span) -> list[int | None]:
+        """For each axis of the part that is written, that of the value (None: it repeats)."""
+        rank, wanted = len(value.shape), len(place.kept)
+        if rank == wanted + 1 and value.shape[-1] == ONE:
+            return list(range(wanted))  # a column into a vector
+        if rank > wanted:
+            raise self.context.fail("TW003", f"the part of '{array.name}' has rank {wanted}, and the value has rank {rank}", span)
+        return [None] * (wanted - rank) + list(range(rank))
+
+    def write_part(
+        self, stmt: syntax.Assign, array: ArrayInfo, place: TypedView, value: Expr, axes: list[int | None], extents: list[Size],
+        limits: list[tuple[Expr, ...]],
+    ) -> None:  # fmt: skip
+        span, spread = stmt.span, self.context.spread
+        rank = len(value.shape)
+        element_vars: list[LoopVar] = []
+        used: set[LoopVar] = set()
+        conditions: dict[Expr, None] = {}
+        indices: list[Expr] = []
+        for position, axis in enumerate(axes):
+            shared = spread.at(axis - rank) if spread is not None and axis is not None else None
+            if shared is not None and shared.count == extents[position]:
+                used.add(shared)
+                conditions.update((Apply("lt", (IndexRef(shared), bound), bool_), None) for bound in limits[position])
+                indices.append(IndexRef(shared, span=span))
+            else:
+                element_vars.append(self.elements.index(extents[position], limits[position], span))
+                indices.append(IndexRef(element_vars[-1], span=span))
+        by_axis = {axis: index for axis, index in zip(axes, indices, strict=True) if axis is not None}
+        at = [by_axis.get(axis, self.typing.literal(0, span)) for axis in range(rank)]
+        with self.context.inside(element_vars) as before:
+            element = self.elements.element(value, at, span) if rank else value
+            starts = list(place.starts)
+            for axis, index in zip(place.kept, indices, strict=True):
+                starts[axis] = self.elements.shifted(starts[axis], index, span)
+            if self.sizes.implicit(array):
+                self.reach_part(array, place, extents, limits, span)
+            kind, element = self.store_kind(stmt, array, tuple(starts), element)
+            element = self.typing.assignable(element, array.dtype, f"'{array.name}'", span)
+        body: list[Stmt] = [*before, Store(array, tuple(starts), element, kind, span=span)]
+        self.apart(array, tuple(starts), element_vars, body)
+        if element_vars:
+            body = [TypedLoop(tuple(element_vars), tuple(body), asked="no", span=span)]
+        if spread is not None:
+            spread.guards.append(tuple(conditions))
+            body = self.once(body, used, span)
+        self.tiles.under(tuple(conditions), body, span)
+        self.context.changed(array.name)
+
+    def apart(self, array: ArrayInfo, written: tuple[Expr, ...], element_vars: Sequence[LoopVar], body: Sequence[Stmt]) -> None:
+        """A part that is written may not be read in the same statement, but for the element itself."""
+        for expr in exprs_in(tuple(body)):
+            if isinstance(expr, Element) and expr.array.name == array.name and expr.indices != written:
+                pairs = [(affine(a), affine(b)) for a, b in zip(expr.indices, written, strict=True)]
+                if not any(a is not None and b is not None and _never_meet(a, b, element_vars) for a, b in pairs):
+                    raise self.context.fail(
+                        "TW005", f"this reads elements of '{array.name}' while others are written", expr.span, "write to another array"
+                    )
+
+    def once(self, body: list[Stmt], used: set[LoopVar], span: Span) -> list[Stmt]:
+        """Stores without some of the spread indices happen once."""
+        spread = () if self.context.spread is None else self.context.spread.vars
+        zero = Const(0, i64, span=span)
+        others = [Apply("eq", (IndexRef(v, span=span), zero), bool_) for v in spread if v is not None and v not in used]
+        if not others or self.context.spread is None:
+            return body
+        self.context.spread.once = True
+        return [TypedIf(all_of(others), tuple(body), span=span)]
+
+    def reach_part(self, array: ArrayInfo, place: TypedView, extents: Sequence[Size], limits: Sequence[tuple[Expr, ...]], span: Span) -> None:
+        """How far a store to a part of an output goes: as far as the value has elements."""
+        ends: list[Size] = []
+        for axis, start in enumerate(place.starts):
+            position = place.kept.index(axis) if axis in place.kept else None
+            end = self.arrays.last_index(array, axis, start, span) + (extents[position] if position is not None else 1)
+            for bound in limits[position] if position is not None else ():
+                limit = affine(self.typing.binary("+", start, bound, span))
+                if limit is not None and not limit.factors:
+                    end = limit.constant
+            ends.append(end)
+        self.arrays.reach.setdefault(array.name, []).append(tuple(ends))
+
+    # -- shared arrays ------------------------------------------------------------------------------------------------
+
+    def declare_shared(self, name: str, extents: Sequence[syntax.Expr], fixed: DType | None, key: Key, span: Span) -> None:
+        """`shared var x[n]`: memory for each iteration of the loops around."""
+        if not self.context.loops:
+            raise self.context.fail("TW005", f"the shared array '{name}' must be in a loop", span, "an array of the whole kernel is made with zeros(…)")
+        if self.context.spread is not None:
+            raise self.context.fail("TW005", f"the shared array '{name}' stands between tiles that change", span, "declare it in an outer loop")
+        shape = tuple(s for node in extents for s in self.expressions.shape_argument(node))
+        lead, outer = [], []
+        for var in self.context.loops:
+            if var.low is None or var.high is None or not surely_nonnegative(var.low):
+                raise self.context.fail("TW014", f"the shared array '{name}' stands in a loop over '{var.name}', whose range is not made of sizes", span)
+            lead.append(IndexRef(var, span=span))
+            outer.append(var.high + 1)
+        known = self.context.state.variables.setdefault(key, VariableState())
+        array = self.arrays.new_array(name, fixed or self.variables.dtype(known), (*outer, *shape), "scratch")
+        self.context.scope.names[name] = SharedArray(array, tuple(lead), (0, "") if fixed is not None else key)
+
+    def learn_shared(self, base: syntax.Expr, value: Expr, span: Span) -> None:
+        """A shared array without a dtype has that of what is stored to it."""
+        binding = self.context.scope.find(base.id) if isinstance(base, syntax.Name) else None
+        if isinstance(binding, SharedArray) and binding.key[0] and isinstance(base, syntax.Name):
+            known = self.context.state.variables[binding.key]
+            first = known.strong is None and known.weak is None
+            dtype = self.variables.learn(binding.key, type_of(value), base.id, span)[0]
+            if first or dtype is not binding.array.dtype:
+                self.context.scope.rebind(base.id, Poison())  # what reads it learns nothing from a type that was only assumed
+                raise Skip  # the next walk knows
+
+
+def _never_meet(a: IndexForm, b: IndexForm, element_vars: Sequence[LoopVar]) -> bool:
+    """Whether two indices differ by a constant at every iteration."""
+    gap = (a.constant - b.constant).constant
+    return dict(a.factors) == dict(b.factors) and gap is not None and gap != 0 and not set(a.values) & set(element_vars)
+
+
+def _slice_at(nodes: Sequence[syntax.Expr], lead: Sequence[Expr], axis: int) -> syntax.Slice | None:
+    """The slice written for an axis, None where it is missing or bare."""
+    position = axis - len(lead)
+    node = nodes[position] if position < len(nodes) else None
+    return node if isinstance(node, syntax.Slice) and (node.lo is not None or node.hi is not None) else None

@@ -1,0 +1,1 @@
+"""Statements, expressions and functions of ZynML programs around their compute blocks."""

@@ -1,0 +1,182 @@
+"""For every place in every order of passes, a small compilation that reaches it.
+
+`PATHS` names, for each order, the compilation that takes its steps; `OTHER` those of steps that only certain kernels take. Nothing here is found in a cache:
+kernels are made anew by each function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+
+import tilewright as tw
+from kernels_attention import plain
+from tilewright.base.dtypes import f32
+from tilewright.base.target import parse_target
+from tilewright.compile.driver import compile_kernel
+from tilewright.compile.primitives import finished_program
+from tilewright.compile.simt import addressed
+from tilewright.frontend.python.functions import parse_scalar_function
+from tilewright.primitives.functions import Monoid, scalar_function
+from tilewright.primitives.scan import scan_program
+
+BF16 = ml_dtypes.bfloat16
+Reach = Callable[[], object]
+
+
+def numbers(*shape: int, dtype: object = np.float32) -> np.ndarray:
+    return np.random.default_rng(shape).standard_normal(shape).astype(dtype)  # type: ignore[call-overload, no-any-return]
+
+
+@tw.kernel
+def scale(m: tw.Array, v: tw.Array) -> tw.Array:
+    rows, cols = m.shape
+    out = tw.empty((rows, cols), m.dtype)
+    for i, j in tw.grid(rows, cols):
+        out[i, j] = m[i, j] * v[j]
+    return out
+
+
+@tw.kernel
+def centred(x: tw.Array) -> tw.Array:
+    """Sums along columns, then differences: two kernels, the second of which needs all of the first."""
+    rows, cols = x.shape
+    total = tw.empty((cols,), tw.f32)
+    for j in tw.grid(cols):
+        s = 0.0
+        for i in range(rows):
+            s += x[i, j]
+        total[j] = s
+    out = tw.empty((rows, cols), x.dtype)
+    for i, j in tw.grid(rows, cols):
+        out[i, j] = x[i, j] - total[j] / rows
+    return out
+
+
+@tw.kernel
+def product(a: tw.Array, b: tw.Array) -> tw.Array:
+    m, k = a.shape
+    n = b.shape[0]
+    out = tw.empty((m, n), a.dtype)
+    for i, j in tw.grid(m, n):
+        total = tw.f32(0)
+        for p in range(k):
+            total += a[i, p] * b[j, p]
+        out[i, j] = total
+    return out
+
+
+@tw.kernel
+def gated(x: tw.Array, gate: tw.Array, up: tw.Array) -> tw.Array:
+    """Two products of the same rows."""
+    n, k = x.shape
+    m = gate.shape[1]
+    g = tw.empty((n, m), tw.f32)
+    out = tw.empty((n, m), x.dtype)
+    for i, j in tw.grid(n, m):
+        total = 0.0
+        for p in range(k):
+            total += x[i, p] * gate[p, j]
+        g[i, j] = total
+    for i, j in tw.grid(n, m):
+        total = 0.0
+        for p in range(k):
+            total += x[i, p] * up[p, j]
+        out[i, j] = tw.silu(g[i, j]) * total
+    return out
+
+
+@tw.kernel
+def planes(x: tw.Array, w: tw.Array) -> tw.Array:
+    """A convolution of each plane by a window of its own."""
+    c, height, width = x.shape
+    _, kh, kw = w.shape
+    out = tw.empty((c, height, width), x.dtype)
+    for q, i, j in tw.grid(c, height, width):
+        acc = tw.f32(0)
+        for r in range(kh):
+            for s in range(kw):
+                y = i + r - 1
+                z = j + s - 1
+                if y >= 0 and y < height and z >= 0 and z < width:
+                    acc += x[q, y, z] * w[q, r, s]
+        out[q, i, j] = acc
+    return out
+
+
+def doubled(x: tw.Array):
+    i = tw.gpu_thread_id()
+    if i < len(x):
+        x[i] = tw.exp(x[i]) * 2.0 + 1.0
+
+
+def lanes(x: tw.Array):
+    (tw.f32x4.load(x, 0).shuffle(3, 2, 1, 0) + 1.0).store(x, 0)
+
+
+BLOCKS = """
+pipeline turned(x: tensor[n, m]) -> tensor[m, n]:
+    let a = compute(x) { for i in 0..n, j in 0..m: out[i, j] = x[i, j] * 2.0 }
+    let b = transpose(a, [1, 0])
+    let c = compute(b) { for i in 0..m, j in 0..n: out[i, j] = b[i, j] + 1.0 }
+    return c
+"""
+
+
+def stages(kernel: tw.Kernel[..., object], target: str, *arguments: object, **options: object) -> Reach:
+    return lambda: tw.kernel(**options)(kernel.python).stages(*arguments, target=target)  # type: ignore[arg-type]
+
+
+def compiled() -> object:
+    kernel, target = tw.kernel(centred.python), parse_target("cpu")
+    return compile_kernel(kernel.function, kernel._signature((numbers(8, 8),), target), target)
+
+
+SQUARE = numbers(64, 64, dtype=BF16)
+ATTENTION = (*(numbers(1, 1, 64, 64, dtype=BF16),) * 3, 0.125)
+GATED = numbers(64, 64), numbers(64, 64), numbers(64, 64)
+WINDOWS = numbers(2, 16, 16), numbers(2, 3, 3)
+
+SCALED = stages(scale, "sm_90a", numbers(8, 64), numbers(64))
+PLANES = stages(planes, "sm_90a", *WINDOWS)
+ON_HOPPER = stages(product, "sm_90a", SQUARE, SQUARE, schedule="family=wgmma m=64 n=64 k=64 stages=2")
+ATTENTION_ON_HOPPER = stages(plain, "sm_90a", *ATTENTION)
+EXPLICIT_ON_CPU: Reach = lambda: tw.gpu(doubled)[1, 32](numbers(20), device="cpu")  # noqa: E731
+
+PATHS: dict[str, Reach] = {
+    "kernel": SCALED,
+    "blocks": lambda: tw.load(BLOCKS).turned(numbers(3, 5), device="cpu"),
+    "index checks": SCALED,
+    "fusion": stages(centred, "sm_90a", numbers(8, 8)),
+    "sizes": PLANES,
+    "loop": SCALED,
+    "plan": SCALED,
+    "program": SCALED,
+    "tile": SCALED,
+    "thread": SCALED,
+    "one launch": stages(centred, "sm_90a", numbers(8, 8), launches=1),
+    "memory": compiled,
+    "explicit checks": lambda: tw.gpu(check=True)(doubled)[1, 32](numbers(20), device="cpu"),
+    "explicit": EXPLICIT_ON_CPU,
+    "explicit addresses": lambda: addressed(tw.gpu(doubled)[1, 32].thread_stage(numbers(20)), parse_target("sm_90a")),
+    "primitives": lambda: finished_program(scan_program(f32, Monoid(f32, "add"), f32, parse_target("sm_90a")), parse_target("sm_90a")),
+    "functions": lambda: scalar_function(parse_scalar_function(lambda a, b: a * b + 1), (f32, f32), f32),
+}
+OTHER: dict[tuple[str, str], Reach] = {
+    ("tile", "lower_contraction_amx"): stages(product, "x86-64-amx", SQUARE, SQUARE),
+    ("tile", "lower_attention_cpu"): stages(plain, "x86-64-avx512", *ATTENTION),
+    ("tile", "lower_products_cpu"): stages(gated, "x86-64-avx512", *GATED),
+    ("tile", "lower_contraction_cpu"): stages(product, "x86-64-avx512", numbers(64, 64), numbers(64, 64)),
+    ("tile", "lower_attention"): ATTENTION_ON_HOPPER,
+    ("tile", "lower_contraction"): ON_HOPPER,
+    ("tile", "window_sums"): PLANES,
+    ("tile", "fuse_multiply_add"): PLANES,
+    ("thread", "lower_wgmma"): ON_HOPPER,
+    ("thread", "lower_wgmma_attention"): ATTENTION_ON_HOPPER,
+    ("thread", "lower_mma_attention"): stages(plain, "sm_80", *ATTENTION),
+    ("thread", "lower_mma"): stages(product, "sm_80", SQUARE, SQUARE),
+    ("thread", "lower_windows"): PLANES,
+    ("explicit", "split_vectors"): lambda: tw.cpu(lanes)(numbers(4), device="emulator"),
+}

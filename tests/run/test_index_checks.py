@@ -1,0 +1,457 @@
+"""Indices that nothing proves are checked as kernels run: what is found, what is said, and what stays as it was."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright.base.target import parse_target
+from tilewright.ir.emulator import run_program
+from tilewright.ir.nodes import is_watched, walk
+
+NUMBERS = np.arange(100, dtype=np.float32)
+ROOM = np.arange(200, dtype=np.float32)
+"""Of whose first half a read at 100 is outside, and harmless."""
+
+
+@tw.kernel
+def gather(x: tw.Array, at: tw.Array):
+    out = tw.empty((len(at),), x.dtype)
+    for i in tw.grid(len(at)):
+        out[i] = x[at[i]]
+    return out
+
+
+@tw.kernel
+def rows(t: tw.Array, at: tw.Array):
+    (n,) = at.shape
+    _, cols = t.shape
+    out = tw.empty((n, cols), t.dtype)
+    for i, j in tw.grid(n, cols):
+        out[i, j] = t[at[i], j]
+    return out
+
+
+@tw.kernel
+def columns(t: tw.Array, at: tw.Array):
+    n, _ = t.shape
+    (m,) = at.shape
+    out = tw.empty((n, m), t.dtype)
+    for i, j in tw.grid(n, m):
+        out[i, j] = t[i, at[j]]
+    return out
+
+
+@tw.kernel
+def deep(t: tw.Array, at: tw.Array):
+    out = tw.empty((len(at),), t.dtype)
+    for i in tw.grid(len(at)):
+        out[i] = t[0, at[i], 0, at[i]]
+    return out
+
+
+@tw.kernel
+def sparse(values: tw.Array, at: tw.Array, starts: tw.Array, x: tw.Array):
+    (m,) = starts.shape
+    out = tw.empty((m - 1,), values.dtype)
+    for i in tw.grid(m - 1):
+        total = 0.0
+        for k in range(starts[i], starts[i + 1]):
+            total += values[k] * x[at[k]]
+        out[i] = total
+    return out
+
+
+@tw.kernel
+def scatter(y: tw.Array, at: tw.Array, v: tw.Array):
+    out = tw.zeros((len(y),), y.dtype)
+    for i in range(len(at)):
+        out[at[i]] = v[i]
+    return out
+
+
+@tw.kernel
+def count(y: tw.Array, at: tw.Array):
+    out = tw.zeros((len(y),), y.dtype)
+    for i in range(len(at)):
+        out[at[i]] += 1
+    return out
+
+
+@tw.kernel
+def guarded(x: tw.Array, at: tw.Array):
+    out = tw.empty((len(at),), x.dtype)
+    for i in tw.grid(len(at)):
+        t = 0.0
+        if at[i] >= 0:
+            t = x[at[i]]
+        out[i] = t
+    return out
+
+
+@tw.kernel
+def walk_until(x: tw.Array, steps: int):
+    out = tw.zeros((1,), x.dtype)
+    k = 0
+    t = 0.0
+    while k < steps:
+        t += x[k]
+        k += 1
+    out[0] = t
+    return out
+
+
+@tw.kernel
+def shifted(x: tw.Array, by: int):
+    (n,) = x.shape
+    out = tw.empty((n,), x.dtype)
+    for i in tw.grid(n):
+        out[i] = x[i + by]
+    return out
+
+
+@tw.kernel
+def first_sum(x: tw.Array, m: int):
+    total = 0.0
+    for i in range(m):
+        total += x[i]
+    return total
+
+
+@tw.kernel
+def first_written(x: tw.Array, m: int):
+    out = tw.zeros((len(x),), x.dtype)
+    for i in tw.grid(m):
+        out[i] = x[0]
+    return out
+
+
+@tw.kernel
+def largest_of(x: tw.Array, at: tw.Array):
+    best = -1.0e30
+    for i in range(len(at)):
+        best = max(best, x[at[i]])
+    return best
+
+
+def at(*wrong: int, n: int = 70, dtype: object = np.int32) -> np.ndarray:
+    """Indices, the last of which are these."""
+    found = np.arange(n) % 50
+    if wrong:
+        found[-len(wrong) :] = wrong
+    return found.astype(dtype)
+
+
+TABLE = np.arange(5 * 20, dtype=np.float32).reshape(5, 20)
+FOUR = np.zeros((2, 3, 2, 4), np.float32)
+STARTS = np.array([0, 30, 30, 70])
+
+WRONG: list[tuple[Callable[[], object], str]] = [
+    (lambda: gather(NUMBERS, at(100)), "gather reads 'x' at index 100, but its extent there is 100"),
+    (lambda: gather(NUMBERS, at(-1)), "gather reads 'x' at index -1, "),
+    (lambda: gather(NUMBERS, at(-1, 5, dtype=np.int64)), "gather reads 'x' at index -1, "),
+    (lambda: gather(NUMBERS, at(2**62, dtype=np.int64)), f"gather reads 'x' at index {2**62}, "),
+    (lambda: gather(NUMBERS, at(200, dtype=np.uint8)), "gather reads 'x' at index 200, "),
+    (lambda: gather(NUMBERS, at(-128, dtype=np.int8)), "gather reads 'x' at index -128, "),
+    (lambda: gather(NUMBERS, at(100, n=1)), "at index 100, "),
+    (lambda: gather(NUMBERS[:0], at()), "at index 0, but its extent there is 0"),
+    (lambda: rows(TABLE, np.array([0, 5])), "rows reads 't' at index 5 (axis 0), but its extent there is 5"),
+    (lambda: columns(TABLE, np.array([0, 20])), "columns reads 't' at index 20 (axis 1), but its extent there is 20"),
+    (lambda: deep(FOUR, np.array([0, 3])), "deep reads 't' at index 3 (axis 1), but its extent there is 3"),
+    (lambda: sparse(NUMBERS[:70], at(101), STARTS, NUMBERS), "sparse reads 'x' at index 101, "),
+    (lambda: sparse(NUMBERS[:69], at(), STARTS, NUMBERS), "sparse reads 'values' at index 69, but its extent there is 69"),
+    (lambda: sparse(NUMBERS[:70], at(), STARTS - 1, NUMBERS), "sparse reads 'values' at index -1, "),
+    (lambda: scatter(NUMBERS, at(100), NUMBERS[:70]), "scatter writes 'out' at index 100, but its extent there is 100"),
+    (lambda: count(NUMBERS, at(-3)), "'out' at index -3, "),
+    (lambda: guarded(NUMBERS, at(-5, 100)), "guarded reads 'x' at index 100, "),
+    (lambda: walk_until(NUMBERS, 101), "walk_until reads 'x' at index 100, "),
+    (lambda: shifted(NUMBERS, 1), "shifted reads 'x' at index 100, "),
+    (lambda: shifted(NUMBERS, -1), "shifted reads 'x' at index -1, "),
+    (lambda: shifted(NUMBERS, 2**63 - 1), "shifted reads 'x' at index "),
+    (lambda: first_sum(NUMBERS, 101), "first_sum reads 'x' at index 100, "),
+    (lambda: first_written(NUMBERS, 101), "first_written writes 'out' at index 100, "),
+    (lambda: first_written(NUMBERS[:4], 100_000), "first_written writes 'out' at index "),
+    (lambda: largest_of(NUMBERS, at(100)), "largest_of reads 'x' at index 100, "),
+]
+
+
+@pytest.mark.parametrize(("call", "text"), WRONG, ids=lambda v: v if isinstance(v, str) else "")
+def test_an_index_outside_is_found_and_named(call: Callable[[], object], text: str) -> None:
+    for _ in range(2):  # the general path, then the entry stub
+        with pytest.raises(tw.UserError, match=re.escape(text)) as caught:
+            call()
+        assert caught.value.code == "TW050"
+        assert re.search(r"\(at .*test_index_checks\.py:\d+:\d+\)", str(caught.value))
+
+
+def test_what_is_inside_is_as_before() -> None:
+    wanted = NUMBERS[at()]
+    assert np.array_equal(gather(NUMBERS, at()), wanted)
+    assert np.array_equal(gather(NUMBERS, at(dtype=np.int64)), wanted)
+    assert np.array_equal(gather(NUMBERS, at(dtype=np.uint8)), wanted)
+    assert np.array_equal(guarded(NUMBERS, at(-5)), np.append(wanted[:-1], 0))
+    assert np.array_equal(rows(TABLE, np.array([4, 0])), TABLE[[4, 0]])
+    assert shifted(NUMBERS, 0)[99] == 99 and walk_until(NUMBERS, 100)[0] == NUMBERS.sum()
+    assert first_sum(NUMBERS, 0) == 0 and first_sum(NUMBERS[:0], 0) == 0
+    assert gather(NUMBERS[:0], at()[:0]).shape == (0,)
+    x = NUMBERS[:70]
+    wanted = [np.dot(x[a:b], NUMBERS[at()[a:b]]) for a, b in ((0, 30), (30, 30), (30, 70))]
+    assert np.allclose(sparse(x, at(), STARTS, NUMBERS), wanted)
+
+
+def test_an_error_writes_nothing_outside_and_the_next_call_is_fine() -> None:
+    room = np.full(64, 7, np.float32)
+    with pytest.raises(tw.UserError, match="first_written"):
+        first_written(NUMBERS[:5], 12, out=room[:5])
+    assert (room[5:] == 7).all()
+    with pytest.raises(tw.UserError, match="scatter"):
+        scatter(NUMBERS[:5], np.array([1, 5]), NUMBERS[:2], out=room[:5])
+    assert (room[5:] == 7).all()
+    assert scatter(NUMBERS[:5], np.array([1, 4]), NUMBERS[1:3], out=room[:5]).tolist() == [0, 1, 0, 0, 2]
+
+
+def test_graphs_check_every_replay() -> None:
+    places = at()
+    out = np.empty(70, np.float32)
+    with tw.capture(device="cpu") as graph:
+        gather(NUMBERS, places, out=out)
+    graph.replay()
+    assert np.array_equal(out, NUMBERS[places])
+    places[3] = 100
+    for _ in range(2):
+        with pytest.raises(tw.UserError, match="gather reads 'x' at index 100"):
+            graph.replay()
+    places[3] = 3
+    graph.replay()
+
+
+def test_unchecked_kernels_have_no_tests() -> None:
+    plain = tw.kernel(unchecked=True)(gather.python)
+    assert not plain.compile(NUMBERS, at()).sites and gather.compile(NUMBERS, at()).sites
+    assert not any(op.opcode == "report" for call in plain.stages(NUMBERS, at()).stages.thread.calls for op in walk(call.kernel.body))
+    assert plain(ROOM[:100], at(100))[-1] == 100
+    with pytest.raises(tw.UserError, match="both unchecked=True and check=True"):
+        tw.kernel(unchecked=True, check=True)(gather.python)
+    with pytest.raises(tw.UserError, match="unchecked is 'no'"):
+        tw.kernel(unchecked="no")(gather.python)  # type: ignore[call-overload]
+
+
+PROVEN = """
+def f(x: tw.Array, y: tw.Array):
+    (n,) = x.shape
+    out = tw.zeros((n,), x.dtype)
+    for i in tw.grid(n):
+        {}
+    return out
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "out[i] = x[(i * 7) % n]",
+        "out[i] = x[max(i - 1, 0)] + x[min(i + 1, n - 1)] + x[n - 1 - i]",
+        "out[i] = x[i - 1] if i > 0 else x[i]",
+        "out[i] = x[i + 1] if not i >= n - 1 else 0.0",
+        "out[i] = x[i // 2] + x[(i + n) // 2]",
+        "j = i - 3 if i > 3 else 0\n        out[i] = x[j]",
+        "out[i] = y[i] if x[i] > 0 else 0.0",
+        "t = 0.0\n        for k in range(i):\n            t = t * 0.5 + x[k] + x[i - k - 1]\n        out[i] = t",
+        "t = 0.0\n        for k in range(i, n):\n            t = t + x[k]\n        out[i] = t",
+        "t = 0.0\n        for k in range(n - i):\n            t += x[i + k]\n        out[i] = t",
+    ],
+)
+def test_what_loops_and_conditions_prove_is_not_tested(body: str) -> None:
+    text = PROVEN.format(body)
+    path = f"<proven {abs(hash(body))}>"
+    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+    names: dict[str, object] = {"tw": tw}
+    exec(compile(text, path, "exec"), names)
+    kernel = tw.kernel(names["f"])  # type: ignore[call-overload]
+    arguments = NUMBERS[:15], NUMBERS[:15]
+    assert not any(is_watched(call.kernel) for call in kernel.stages(*arguments).stages.loop.calls)
+    # Threads past the extent run none of it.
+    assert np.allclose(kernel(*arguments), kernel(*arguments, device="emulator"))
+
+
+def test_gpus_assert_what_is_written_and_with_check_what_is_read() -> None:
+    picky = tw.kernel(check=True)(gather.python)
+    for kernel, arguments, wrong in (
+        (picky, (NUMBERS, at()), (NUMBERS, at(100))),
+        (picky, (NUMBERS, at()), (NUMBERS, at(-1))),
+        (scatter, (NUMBERS, at(), NUMBERS[:70]), (NUMBERS, at(100), NUMBERS[:70])),
+    ):
+        thread = kernel.stages(*arguments, target="sm_90a").stages.thread
+        names = [p.name for p in thread.inputs]
+        run_program(thread, dict(zip(names, arguments, strict=True)), target=parse_target("sm_90a"))
+        with pytest.raises(tw.UserError, match=r"assertion failed: '(x|out)' is (read|written) at an index inside its extent"):
+            run_program(thread, dict(zip(names, wrong, strict=True)), target=parse_target("sm_90a"))
+    assert b"trap" in scatter.compile(NUMBERS, at(), NUMBERS[:70], target="sm_90a").code
+    assert b"trap" in picky.compile(NUMBERS, at(), target="sm_90a").code
+    assert b"trap" not in gather.compile(NUMBERS, at(), target="sm_90a").code
+    with pytest.raises(tw.UserError, match=r"load of 'x' at \[100\] is out of bounds"):
+        gather(NUMBERS, at(100), device="emulator")
+
+
+@pytest.mark.parametrize("factor", [2**62 + 1, 2**63 - 1, 2**61 + 1])
+def test_constants_of_indices_wrap(factor: int) -> None:
+    @tw.kernel
+    def wrapped(x: tw.Array):
+        (n,) = x.shape
+        out = tw.empty((n,), x.dtype)
+        for i in tw.grid(n):
+            out[i] = x[(i * factor) % n] + x[((i * factor) * 3 + 1) % n]
+        return out
+
+    x = np.arange(11.0)
+    i = np.arange(11, dtype=np.int64)
+    with np.errstate(over="ignore"):
+        f = np.int64(factor)
+        wanted = x[(i * f) % 11] + x[(i * f * 3 + 1) % 11]
+    assert np.array_equal(wrapped(x), wanted)
+    assert np.array_equal(wrapped(x, device="emulator"), wanted)
+
+
+def test_signs_of_sizes_are_proven() -> None:
+    @tw.kernel
+    def signs(x: tw.Array, y: tw.Array):
+        (n,) = x.shape
+        (m,) = y.shape
+        out = tw.empty((n,), x.dtype)
+        for i in tw.grid(n):
+            a = 1.0 if min(n - 5, m) >= 0 else 2.0
+            b = 10.0 if (n - 5) // 2 >= 0 else 20.0
+            out[i] = a + b + (0.0 if i * 9223372036854775807 >= 0 else 100.0)
+        return out
+
+    for device in ("cpu", "emulator"):
+        assert signs(np.ones(3), np.ones(7), device=device).tolist() == [22.0, 22.0, 122.0]
+        assert signs(np.ones(6), np.ones(7), device=device)[0] == 11.0
+
+
+def test_an_axis_may_be_longer_than_the_loop_over_it() -> None:
+    @tw.kernel
+    def steps(w: tw.Array, v: tw.Array):
+        (n,) = v.shape
+        out = tw.empty((n,), w.dtype)
+        for i in tw.grid(n):
+            out[i] = w[i + 1] - w[i]
+        return out
+
+    squares = np.arange(5.0) ** 2
+    for device in ("cpu", "emulator"):
+        assert steps(squares, squares[:4], device=device).tolist() == [1, 3, 5, 7]
+        with pytest.raises(tw.UserError, match=r"index i \+ 1 of 'w' reaches 5, but axis 0 has extent 5"):
+            steps(squares, squares, device=device)
+
+
+def test_explicit_kernels_on_a_cpu_are_checked() -> None:
+    def beyond(x, y):
+        i = tw.gpu_thread_id()
+        y[i] = x[i + 1]
+
+    def serial(x, y):
+        for i in range(len(x) + 1):
+            y[i] = x[i]
+
+    y = np.zeros(100, np.float32)
+    checked = tw.gpu(beyond)
+    with pytest.raises(tw.UserError, match=r"load of 'x' at \[100\] is out of bounds"):
+        checked[1, 100](NUMBERS, y, device="cpu")
+    checked[1, 99](NUMBERS, y, device="cpu")
+    tw.gpu(unchecked=True)(beyond)[1, 99](NUMBERS, y, device="cpu")
+    with pytest.raises(tw.UserError, match=r"load of 'x' at \[100\] is out of bounds"):
+        tw.cpu(serial)(NUMBERS, np.zeros(101, np.float32))
+    with pytest.raises(tw.UserError, match="both"):
+        tw.gpu(check=True, unchecked=True)(beyond)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_zynml_kernels_are_checked_too(joined: bool) -> None:
+    more = "    let b = compute(a) { for i in 0..n: out[i] = a[i] + 1.0 }\n    return b\n" if joined else "    return a\n"
+    text = "pipeline pick(x: tensor, at: tensor[n]) -> tensor[n]:\n    let a = compute(x, at) { %s for i in 0..n: out[i] = x[at[i]] }\n" + more
+    program = tw.load(text % "")
+    assert np.array_equal(program.pick(NUMBERS, at(), device="cpu"), NUMBERS[at()] + joined)
+    for _ in range(3):  # statements, then a trace, then a replay
+        with pytest.raises(tw.UserError, match="'x' at index 100, but its extent there is 100"):
+            program.pick(NUMBERS, at(100), device="cpu")
+    unchecked = tw.load(text % "@unchecked")
+    assert unchecked.pick(ROOM[:100], at(100), device="cpu")[-1] == 100 + joined
+
+
+def test_quotients_by_sizes_are_checked_at_the_call() -> None:
+    @tw.kernel
+    def spread(x: tw.Array, y: tw.Array):
+        n, m = len(x), len(y)
+        group = m // n
+        out = tw.empty((m,), x.dtype)
+        for i in tw.grid(m):
+            out[i] = x[i // group] + y[i]
+        return out
+
+    np.testing.assert_array_equal(spread(NUMBERS[:2], NUMBERS[:6]), [0, 1, 2, 4, 5, 6])
+    assert spread.last is not None
+    assert spread.last.sites == ()
+    assert spread(NUMBERS[:2], NUMBERS[:0]).shape == (0,)
+    with pytest.raises(tw.UserError, match=r"TW013.*'x' reaches 2, but axis 0 has extent 2"):
+        spread(NUMBERS[:2], NUMBERS[:5])
+    with pytest.raises(tw.UserError, match=r"TW013.*'x' is divided by 0"):
+        spread(NUMBERS[:2], NUMBERS[:1])
+
+
+def test_ends_that_an_index_does_not_reach_are_no_errors() -> None:
+    @tw.kernel
+    def near(x: tw.Array, y: tw.Array):
+        (n,) = y.shape
+        out = tw.empty((n,), y.dtype)
+        for i in tw.grid(n):
+            out[i] = x[i % 4] + x[i - i // 2]
+        return out
+
+    np.testing.assert_array_equal(near(NUMBERS[:2], NUMBERS[:2]), [0, 2])
+    with pytest.raises(tw.TilewrightError, match=r"near reads 'x' at index 2, but its extent there is 2"):
+        near(NUMBERS[:2], NUMBERS[:5])
+
+
+def test_conditions_on_an_index_say_how_far_it_goes() -> None:
+    @tw.kernel
+    def before(x: tw.Array, y: tw.Array, z: tw.Array):
+        n, m = len(x), len(y)
+        out = tw.empty((n,), x.dtype)
+        for i in tw.grid(n):
+            total = tw.f32(0)
+            for j in range(m):
+                if j <= i:
+                    total += y[j] * z[j]
+            out[i] = total + x[i]
+        return out
+
+    @tw.kernel
+    def first(x: tw.Array, y: tw.Array, z: tw.Array):
+        n, m = len(x), len(y)
+        out = tw.empty((n,), x.dtype)
+        for i in tw.grid(n):
+            total = tw.f32(0)
+            for j in range(m):
+                if i < 3 and j <= i:
+                    total += y[j] * z[j]
+            out[i] = total + x[i]
+        return out
+
+    for kernel in (before, first):
+        for n, m, k in ((5, 3, 3), (3, 5, 3), (0, 4, 0), (4, 0, 0)):
+            x, y, z = NUMBERS[:n], NUMBERS[:m], NUMBERS[:k]
+            want = [x[i] + sum(y[j] * z[j] for j in range(m) if j <= i and (kernel is before or i < 3)) for i in range(n)]
+            np.testing.assert_array_equal(kernel(x, y, z), np.float32(want))
+    assert before.last is not None
+    assert before.last.sites == ()
+    with pytest.raises(tw.UserError, match=r"TW013.*'z' is read at indices up to 3, but its axis 0 has extent 3"):
+        before(NUMBERS[:4], NUMBERS[:5], NUMBERS[:3])
+    first(NUMBERS[:4], NUMBERS[:5], NUMBERS[:3])
+    with pytest.raises(tw.TilewrightError, match=r"TW050.*'z' at index 2"):
+        first(NUMBERS[:4], NUMBERS[:5], NUMBERS[:2])

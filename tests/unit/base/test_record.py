@@ -1,0 +1,161 @@
+"""Records, hooks, and the layouts that machine code and the runtime agree on."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pickle
+import re
+
+import pytest
+
+from tilewright.base import abi, hooks, launch_abi, memory_abi
+from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, ScalarParam, SizeBinding
+from tilewright.base.dtypes import f32, i64
+from tilewright.base.record import record
+from tilewright.base.sizes import Size, ceildiv
+from tilewright.compile.cache import deserialise, serialise
+
+
+@record
+class Point:
+    """Two numbers."""
+
+    x: int
+    y: int = 2
+    tags: list[str] = dataclasses.field(default_factory=list, compare=False, repr=False)
+
+
+@record(kw_only=True)
+class Named:
+    x: int = 1
+
+
+@record(identity=True)
+class Single:
+    x: int = 1
+
+
+# -- records --------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_is_a_frozen_dataclass() -> None:
+    point = Point(1)
+    assert dataclasses.is_dataclass(Point) and [f.name for f in dataclasses.fields(Point)] == ["x", "y", "tags"]
+    assert (point.x, point.y, point.tags) == (1, 2, [])
+    assert repr(point) == "Point(x=1, y=2)"
+    assert dataclasses.replace(point, y=5) == Point(1, 5)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        point.x = 3  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(point)) == point
+    match point:
+        case Point(x, y):
+            assert (x, y) == (1, 2)
+
+
+def test_equality_and_hash_are_those_of_the_fields() -> None:
+    assert Point(1, tags=["a"]) == Point(1) != Point(2)
+    assert hash(Point(1)) == hash(Point(1, 2))
+    assert Point(1) != (1, 2)
+    assert Point(1).tags is not Point(1).tags
+
+
+def test_identity() -> None:
+    one, other = Single(), Single()
+    assert one != other and len({one, other}) == 2
+
+
+@pytest.mark.parametrize(("arguments", "named"), [((), {}), ((1, 2, [], 4), {}), ((1,), {"z": 3})])
+def test_wrong_arguments(arguments: tuple[int, ...], named: dict[str, int]) -> None:
+    with pytest.raises(TypeError, match="Point"):
+        Point(*arguments, **named)
+
+
+def test_keyword_only() -> None:
+    assert Named(x=3).x == 3
+    with pytest.raises(TypeError, match="positional"):
+        Named(3)  # type: ignore[misc]
+
+
+# -- artifacts ------------------------------------------------------------------------------------------------------
+
+N = Size.of("n")
+ARTIFACT = Artifact(
+    "scale", "sm_90a", "ptx", b"code\0", (ArrayParam("x", f32, (N,), (Size.of(1),), "input", 16), ScalarParam("a", i64)),
+    (ArrayParam("o", f32, (N,), (Size.of(1),), "output"),), (), (Launch("k", ("x", "a", "o"), ("n",), (ceildiv(N, 128),), 128),),
+    (SizeBinding("n", "x", 0),), (CallCheck(N, "le", Size.of(8), "too long"),), facts=(("n", 4),), key="0" * 64,
+)  # fmt: skip
+
+
+def test_an_artifact_comes_back() -> None:
+    assert deserialise(serialise(ARTIFACT)) == ARTIFACT
+    assert pickle.loads(pickle.dumps(ARTIFACT)) == ARTIFACT
+    assert dataclasses.replace(ARTIFACT, code=b"other") != ARTIFACT
+
+
+# -- hooks ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_provided_is_loaded_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "_loaders", {})
+    loaded: list[str] = []
+    hooks.provide("answer", lambda: loaded.append("now") or 42)
+    assert not loaded
+    assert hooks.asked("answer") == 42 and loaded == ["now"]
+    with pytest.raises(KeyError):
+        hooks.asked("nothing")
+
+
+# -- layouts --------------------------------------------------------------------------------------------------------
+
+
+def fields(module: object, prefix: str) -> dict[str, int]:
+    found = {name: getattr(module, name) for name in dir(module) if re.fullmatch(rf"{prefix}_[A-Z_]+", name)}
+    return {name: value for name, value in found.items() if not name.endswith("_BYTES") or name == "FORM_MAP_BYTES"}
+
+
+@pytest.mark.parametrize(
+    ("module", "prefix", "size"),
+    [
+        (launch_abi, "STATE", launch_abi.STATE_BYTES), (launch_abi, "WAIT", launch_abi.WAIT_BYTES), (launch_abi, "FORM", launch_abi.FORM_BYTES),
+        (launch_abi, "APART", launch_abi.APART_BYTES), (launch_abi, "SCALAR", launch_abi.SCALAR_BYTES),
+        (launch_abi, "STEP", launch_abi.STEP_BYTES), (memory_abi, "IMPORT", memory_abi.IMPORT_BYTES),
+    ],
+)  # fmt: skip
+def test_fields_are_words_that_do_not_overlap(module: object, prefix: str, size: int) -> None:
+    offsets = sorted(fields(module, prefix).values())
+    assert offsets and all(offset % 8 == 0 for offset in offsets)
+    assert len(set(offsets)) == len(offsets) and offsets[-1] + 8 <= size
+
+
+def test_hot_fields_of_the_pool_have_cache_lines_of_their_own() -> None:
+    hot = (abi.POOL_GENERATION, abi.POOL_PENDING, abi.POOL_SLEEPERS, abi.POOL_NEXT, abi.POOL_ENTRY)
+    assert len({offset // 128 for offset in hot}) == len(hot)
+    offsets = sorted(fields(abi, "POOL").values())
+    assert all(after - before >= 4 for before, after in itertools.pairwise(offsets))
+    assert abi.POOL_CONDITION + 64 <= abi.POOL_BYTES and abi.POOL_BYTES % 128 == 0
+
+
+def test_an_assertion_fits_beside_its_mark() -> None:
+    assert sum(abi.ASSERT_BITS) <= 62
+    assert abi.WATCHDOG_MARK & abi.ASSERT_MARK == 0
+
+
+def test_slots_of_a_class() -> None:
+    assert memory_abi.slot(("a", "b", "c"), "c", 16) == 32
+    assert list(memory_abi.BLOCK_SLOTS) == sorted(memory_abi.BLOCK_SLOTS)
+    assert list(memory_abi.ARRAY_SLOTS) == sorted(memory_abi.ARRAY_SLOTS)
+
+
+@pytest.mark.parametrize("nbytes", [1, 511, 512, 513, 8192, 8193, 9216, 9217, 1 << 20, (1 << 20) + 1, 1 << 30])
+def test_size_classes(nbytes: int) -> None:
+    found = memory_abi.size_class(nbytes)
+    assert nbytes <= found.nbytes < nbytes + max(memory_abi.SMALLEST, nbytes // 8 + 1)
+    assert 0 <= found.index < memory_abi.CLASSES
+    assert memory_abi.size_class(found.nbytes) == found
+    assert memory_abi.size_class(found.nbytes + 1).index in (found.index + 1, -1)
+
+
+def test_memory_beyond_the_largest_class() -> None:
+    found = memory_abi.size_class(memory_abi.LARGEST + 1)
+    assert found.index == -1 and found.nbytes == memory_abi.LARGEST + (2 << 20)

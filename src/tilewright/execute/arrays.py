@@ -46,10 +46,11 @@ def device_named(name: str | None) -> ArrayDevice | None:
     if known is not None:
         return known
     chosen = find_device(default_device() if name is None else name)
+    generation = kind_of(chosen).generation
+    now = generation()  # before the device is asked for: another thread may fork or forget meanwhile
     found = array_device(chosen)
     if found is not None and name is not None and name != "auto":
-        generation = kind_of(chosen).generation
-        _named[name] = found, generation, generation()
+        _named[name] = found, generation, now
     return found
 
 

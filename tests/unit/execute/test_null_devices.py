@@ -112,6 +112,20 @@ def test_devices_are_independent() -> None:
     assert driver.violations == []
 
 
+def test_a_name_never_means_a_device_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it was asked for while no device was in use."""
+    from tilewright.runtime.cuda import device as cuda
+
+    v = np.arange(1, 9, dtype=np.float32)
+    with installed(), monkeypatch.context() as patch:
+        before = cuda.devices()
+        patch.setattr(cuda, "devices", lambda: before)
+        patch.setattr(cuda, "_found", None)
+        assert tw.to_device(v, "cuda:0").device is before[0]
+    with installed():
+        assert tw.to_device(v, "cuda:0").device is cuda.devices()[0] is not before[0]
+
+
 def test_memory_goes_back() -> None:
     v = np.arange(1, 1001, dtype=np.float32)
     with installed(mode="lazy") as driver:

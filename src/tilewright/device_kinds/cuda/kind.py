@@ -53,7 +53,7 @@ class CudaKind(ArrayKind):
         return cuda.devices()[int(device.id.partition(":")[2])]
 
     def generation(self) -> object:
-        return cuda.in_use()
+        return cuda.in_use() or object()  # none in use is never the same generation as before
 
     def in_use(self) -> Sequence[cuda.CudaDevice]:
         return cuda.in_use()

@@ -53,7 +53,7 @@ def index_error(sites: Sequence[IndexSite], site: int, index: int, extent: int, 
 
 @record
 class ArrayParam:
-    """An array the caller passes ('input'), receives ('output') or never sees ('scratch')."""
+    """An array the caller passes ('input', or 'inout' where it is written in place), receives ('output') or never sees ('scratch')."""
 
     name: str
     dtype: DType
@@ -172,6 +172,11 @@ class Artifact:
     """The schedules chosen, one line per kernel, for `inspect` and logs."""
     notes: tuple[Note, ...] = ()
     """What makes it slow, for the first call to say."""
+
+    @property
+    def in_place(self) -> tuple[ArrayParam, ...]:
+        """Arrays of the caller that are written where they lie."""
+        return tuple(p for p in self.inputs if isinstance(p, ArrayParam) and p.role == "inout")
 
     def __repr__(self) -> str:
         kernels = f"{len(self.launches)} kernel{'' if len(self.launches) == 1 else 's'}"

@@ -299,6 +299,8 @@ class Param(Node):
     name: str
     type: Expr | None = None
     default: Expr | None = None
+    in_place: bool = False
+    """An array that the kernel writes where it lies: `tw.InOut`, `inout x`."""
 
 
 @record

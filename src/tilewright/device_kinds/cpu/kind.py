@@ -22,6 +22,7 @@ from tilewright.compile.driver import Signature, compile_kernel
 from tilewright.execute.calls.arguments import ReadArgument, numbers
 from tilewright.execute.calls.checks import bind_sizes
 from tilewright.execute.calls.host_calls import output_arrays, recorded_result, strides_of
+from tilewright.execute.calls.in_place import host_apart
 from tilewright.execute.calls.kernel_calls import Entry, KernelCalls, KernelSource
 from tilewright.execute.calls.outputs import converted, keep, result_of
 from tilewright.execute.device import Device
@@ -170,6 +171,7 @@ class CpuCalls(KernelCalls):
         artifact = program.artifact
         arrays = {a.name: a.value for a in arguments if isinstance(a.value, np.ndarray)}
         outputs, copies = self._outputs(artifact, arrays, out)
+        arrays = host_apart(artifact, arrays, self.function.span)
         program.run({**arrays, **outputs}, converted(artifact, numbers(arguments)), pool)
         for given, temporary in copies:
             given[...] = temporary
@@ -183,7 +185,12 @@ class CpuCalls(KernelCalls):
         recorder.check_arguments({a.name: a.value for a in arguments}, values)
         arrays = {a.name: a.value for a in arguments if isinstance(a.value, np.ndarray)}
         outputs, copies = self._outputs(artifact, arrays, out)
-        recorder.add_program(program, {**arrays, **outputs}, converted(artifact, numbers(arguments)), frozenset(outputs))
+        apart = host_apart(artifact, arrays, self.function.span)
+        for name, array in apart.items():
+            if array is not arrays[name]:
+                recorder.add_copy(array, arrays[name])
+        written = frozenset((*outputs, *(p.name for p in artifact.in_place)))
+        recorder.add_program(program, {**apart, **outputs}, converted(artifact, numbers(arguments)), written)
         for given, temporary in copies:
             recorder.add_copy(given, temporary)
         return recorded_result(artifact, outputs, out)

@@ -367,8 +367,16 @@ class ExpressionReader:
             if isinstance(meaning, Constant):
                 return self._literal(meaning.value, node)
             name = meaning.name if isinstance(meaning, Word) else _last_name(node)
-            return syntax.Name("array" if name == "Array" else name, span=span)
+            return syntax.Name("array" if name in ("Array", "InOut") else name, span=span)
         return self.read(node)
+
+    def is_in_place(self, node: ast.expr | None) -> bool:
+        """Whether an annotation says that the parameter is written where it lies: `tw.InOut`, `Annotated[tw.InOut, "f32[n]"]`."""
+        if isinstance(node, ast.Subscript) and _last_name(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple):
+            node = node.slice.elts[0]
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return node.value.strip().rpartition(".")[2] == "InOut"
+        return isinstance(node, ast.Name | ast.Attribute) and self.meaning(node) == Word("InOut")
 
     def _text_annotation(self, text: str, node: ast.expr, span: Span) -> Expr:
         try:
@@ -382,7 +390,7 @@ class ExpressionReader:
         """A type written as text: names are sizes and dtypes, nothing is captured; every part has the text's span."""
         if isinstance(node, ast.Name | ast.Attribute):
             name = _last_name(node)
-            return syntax.Name("array" if name == "Array" else name, span=span)
+            return syntax.Name("array" if name in ("Array", "InOut") else name, span=span)
         if isinstance(node, ast.Constant) and isinstance(node.value, int):
             return syntax.Number(node.value, span=span)
         if isinstance(node, ast.BinOp):

@@ -244,7 +244,7 @@ class FunctionReader:
             annotation = None if argument.annotation is None else self._expressions.annotation(argument.annotation)
             check_parameter(argument.arg, annotation, self._sink)
             value = None if default is None else self._expressions.read(default)
-            params.append(syntax.Param(argument.arg, annotation, value, span=self._span(argument)))
+            params.append(syntax.Param(argument.arg, annotation, value, self._expressions.is_in_place(argument.annotation), span=self._span(argument)))
         return tuple(params)
 
     # -- names ------------------------------------------------------------------------------------------------------

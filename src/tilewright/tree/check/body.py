@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType
@@ -115,12 +116,16 @@ class BodyChecker:
     def finish(self) -> None:
         if self.context.is_python and self.metadata.kind is not KernelKind.REDUCE:
             returns = [s for s in self.kernel.body if isinstance(s, syntax.Return) and s.value is not None]
-            if not returns:
+            if not returns and not any(p.in_place for p in self.kernel.params):
                 self.context.sink.error("TW017", f"'{self.kernel.name}' returns nothing", self.kernel.span, "return the arrays it makes")
         else:
             self.results = [a for a in self.arrays.by_name.values() if a.role == "output"]
-            if not self.results and not self.context.sink.errors:
+            if not self.results and not any(p.in_place for p in self.kernel.params) and not self.context.sink.errors:
                 self.context.sink.error("TW017", "the kernel writes no output", self.kernel.span, "write out[…] = …, or yield in a reduce kernel")
+        for param in self.kernel.params:
+            if param.in_place and param.name not in self.context.versions and param.name in self.arrays.inputs and not self.context.sink.errors:
+                word = "tw.Array" if self.context.is_python else f"{param.name} without inout"
+                self.context.sink.error("TW017", f"'{param.name}' is to be written in place, and nothing is written to it", param.span, f"write to it, or declare it as {word}")
         for result in self.results:
             # A store that is wrong in itself has been reported.
             if result.name not in self.arrays.written and not self.context.sink.errors:
@@ -338,7 +343,7 @@ class BodyChecker:
         """A name for an array value: computed where it is used, unless what it reads may change."""
         self.context.outside_loops(f"the array '{name}'", span)
         value = self.typing.settled(value)
-        if isinstance(value, Whole):
+        if isinstance(value, Whole) and value.array.role != "inout":
             self.context.scope.names[name] = value.array
             return
         if self.unrolling or key in self.context.state.stored or any(isinstance(e, Whole) and e.array.role != "input" and e.array.name not in self.arrays.temporaries for e in walk_expr(value)):
@@ -429,6 +434,8 @@ class BodyChecker:
                 raise Skip
             made = self.creation(name, stmt.value) if not stmt.op else None
             self.array_loops.assign(stmt, name, binding, made)
+        elif not stmt.op and isinstance(binding, ArrayInfo) and binding.role == "inout":
+            self.write_whole(stmt, name, binding)
         elif not stmt.op:
             self.let_name(name, stmt.value, (id(stmt), name), stmt.span)
         else:
@@ -441,12 +448,28 @@ class BodyChecker:
         value = self.typing.assignable(value, dtype, f"'{name}'", stmt.span)
         self.array_loops.same_type(name, dtype, shape, value, stmt.span)
         if isinstance(binding, ArrayInfo) and binding.name not in self.arrays.temporaries:
-            self.context.emit(ArrayAssign(binding, value, span=stmt.span))
+            self.array_loops.replace_elements(binding, value, stmt.span)
             return
         if self.array_loops.aliased.get(id(stmt)):
             self.array_loops.owned.add(name)
             self.array_loops.written_in_place(stmt, name)
         self.declare_array(name, value, (id(stmt), name), stmt.span)
+
+    def write_whole(self, stmt: syntax.Assign, name: str, array: ArrayInfo) -> None:
+        """`name = value` at the top of a kernel, where the name is an array that is written in place: every element gets a value."""
+        made = self.creation(name, stmt.value)
+        if made is not None:
+            dtype, shape, fill = made
+            self.array_loops.same_type(name, array.dtype, array.shape, Whole(replace(array, dtype=dtype, shape=shape)), stmt.span)
+            if fill is None:
+                raise self.context.fail("TW015", f"'{name}' is written in place and cannot become a new array without values", stmt.span, "leave this statement out")
+            value = fill
+        else:
+            value = self.typing.settled(self.expressions.expr(stmt.value))
+            if value.shape:
+                self.array_loops.same_type(name, array.dtype, array.shape, value, stmt.span)
+            value = self.typing.assignable(value, array.dtype, f"'{name}'", stmt.span)
+        self.array_loops.replace_elements(array, value, stmt.span)
 
     def assign_output(self, name: str, value: Expr, span: Span) -> None:
         """`out = expression`"""
@@ -617,6 +640,11 @@ class BodyChecker:
     def result(self, node: syntax.Expr, name: str, span: Span) -> None:
         """One returned value: an array the kernel made is the output itself, anything else is computed into one."""
         binding = self.context.scope.find(node.id) if isinstance(node, syntax.Name) else None
+        if isinstance(binding, ArrayInfo) and binding.role == "inout":
+            raise self.context.fail(
+                "TW005", f"'{binding.name}' is written in place: the caller has it, and it cannot be returned as well", span,
+                f"leave it out, or return a copy of it, {binding.name} + 0",
+            )  # fmt: skip
         if isinstance(binding, ArrayInfo) and binding.role != "input" and binding not in self.results and binding.name not in self.arrays.temporaries:
             if binding.role != "output":
                 self.context.state.returned.add(binding.name)

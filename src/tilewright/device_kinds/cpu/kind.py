@@ -129,7 +129,8 @@ class CpuCalls(KernelCalls):
     def run(self, values: Mapping[str, object], device: Device, out: object = None) -> tuple[object, Artifact]:
         if device.partition is not None:
             streams.refuse_in_capture(f"a call on {device.id}", help="graphs of the CPU use all its cores: capture with device='cpu'")
-        values = {name: v.on_host() if isinstance(v, DeviceArray) else v for name, v in values.items()}
+        in_place = {p.name for p in self.function.params if p.in_place}
+        values = {name: (v.host() if name in in_place else v.on_host()) if isinstance(v, DeviceArray) else v for name, v in values.items()}
         if isinstance(out, DeviceArray):
             _, artifact = self.run(values, device, out.host())
             return out, artifact

@@ -19,6 +19,7 @@ from tilewright.base.errors import UserError
 from tilewright.base.source import Span
 from tilewright.execute.speed_warnings import copied
 from tilewright.runtime.memory.device_array import DeviceArray
+from tilewright.tree.syntax import Function
 
 A = TypeVar("A")
 _MOST_WORK = 10_000
@@ -32,7 +33,7 @@ def check_in_place(name: str, value: object, array: np.ndarray | DeviceArray | N
     readonly = array.readonly if isinstance(array, DeviceArray) else not array.flags.writeable
     if readonly:
         raise UserError.at("TW018", f"argument '{name}' is read-only, and the kernel writes to it", span, "pass an array that can be written, or a copy")
-    if isinstance(array, np.ndarray) and isinstance(value, np.ndarray) and not np.may_share_memory(array, value):
+    if isinstance(array, np.ndarray) and array is not value and array.flags.owndata:  # what was read is a copy
         raise UserError.at(
             "TW018", f"argument '{name}' is written in place, and its elements are not aligned as {array.dtype} wants", span,
             "pass an array whose memory and strides are whole elements",
@@ -69,7 +70,7 @@ def apart(
     artifact: Artifact, arrays: Mapping[str, A], overlap: Callable[[A, A], bool], copy: Callable[[A], A], span: Span
 ) -> dict[str, A]:
     """The arrays of a call; those that are read and share memory with one that is written are copies."""
-    written = [param.name for param in artifact.in_place]
+    written = [param.name for param in artifact.in_place if param.name in arrays]
     found = dict(arrays)
     for position, name in enumerate(written):
         for other in written[position + 1 :]:
@@ -114,3 +115,19 @@ def check_given(artifact: Artifact, arrays: Mapping[str, A], given: Mapping[str,
                 raise UserError.at(
                     "TW018", f"out= for '{name}' and '{param.name}' share memory, and {artifact.name} writes to both", span, "pass arrays that do not overlap"
                 )
+
+
+def refuse_in_place(artifact: Artifact, where: str, span: Span) -> None:
+    """Refuse what would write other arrays than the caller's: recordings of the emulator, which work on copies."""
+    if artifact.in_place:
+        raise UserError.at(
+            "TW036", f"'{artifact.in_place[0].name}' is written in place, which a graph of {where} cannot do: it works on copies", span,
+            "capture the graph on the CPU or on a GPU",
+        )  # fmt: skip
+
+
+def refuse_function(function: Function, what: str, help: str) -> None:
+    """Refuse a kernel with arrays that are written in place: `what` would not be what its author means."""
+    name = next((p.name for p in function.params if p.in_place), None)
+    if name is not None:
+        raise UserError.at("TW016", f"{function.name} writes '{name}' in place, {what}", function.span, help)

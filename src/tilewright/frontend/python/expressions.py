@@ -255,6 +255,8 @@ class ExpressionReader:
 
     def _index(self, node: ast.Subscript, span: Span) -> Expr:
         items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if len(items) == 1 and isinstance(items[0], ast.Constant) and items[0].value is ...:
+            items = []  # all of it: indices may be missing at the end
         return syntax.Index(self.read(node.value), tuple(self._subscript(i) for i in items), span=span)
 
     def _subscript(self, node: ast.expr) -> Expr:

@@ -299,7 +299,7 @@ class CudaGraph(DeviceGraph):
         named = {slot: self.names[name] for name, slot in program.scalar_slots().items() if name in self.names}
         if named:
             self.names = {}
-        written = {param.name for param in program.artifact.outputs}
+        written = {param.name for param in (*program.artifact.outputs, *program.artifact.in_place)}
         extents = tuple((*bounds(a), name in written) for name, a in arrays.items() if isinstance(a, DeviceArray) and a.size)
         self._launch_call(CapturedCall(program, plan, list(values), (), named, extents), steps, stream)
 

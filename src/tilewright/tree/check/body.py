@@ -387,8 +387,15 @@ class BodyChecker:
             base = flatten_index(stmt.target)[0]
             if isinstance(base, syntax.Name):
                 self.array_loops.written_in_place(stmt, base.id)
-            self.stores.store(stmt, stmt.target)
-            return
+            whole = self.whole_target(stmt.target)
+            if whole is None:
+                self.stores.store(stmt, stmt.target)
+                return
+            stmt = replace(stmt, target=whole)
+            binding = self.context.scope.find(whole.id)
+            if isinstance(binding, ArrayInfo) and binding.role != "inout" and not stmt.op and self.context.scope.parent is None:
+                self.write_whole(stmt, whole.id, binding)
+                return
         if not isinstance(stmt.target, syntax.Name):
             raise self.context.fail("TW015", "only a name or an element of an output can be assigned to", stmt.span)
         name = stmt.target.id
@@ -418,6 +425,16 @@ class BodyChecker:
             raise self.expressions.unknown(name, stmt.span)
         else:
             raise self.context.fail("TW015", f"'{name}' cannot be assigned to", stmt.span)
+
+    def whole_target(self, target: syntax.Index) -> syntax.Name | None:
+        """`x` where `x[…]` or `x[:]` outside loops means all elements of an array that has memory."""
+        base, nodes = flatten_index(target)
+        binding = self.context.scope.find(base.id) if isinstance(base, syntax.Name) and not self.context.loops else None
+        if not isinstance(binding, ArrayInfo) or binding.role == "input" or not binding.shape or binding.name in self.arrays.temporaries:
+            return None
+        bare = all(isinstance(n, syntax.Slice) and n.lo is None and n.hi is None for n in nodes)
+        assert isinstance(base, syntax.Name)
+        return base if bare and len(nodes) <= len(binding.shape) else None
 
     def assign_array(self, stmt: syntax.Assign, name: str, binding: ArrayInfo | Alias) -> None:
         """`name = value` where the name means an array: at the top it means another one from here on, elsewhere all its elements change."""

@@ -174,7 +174,8 @@ def _expression(node: Expr) -> str:
 
 
 def _compute(node: syntax.Compute) -> str:
-    head = f"compute({', '.join(_expression(i) for i in node.inputs)}) {{"
+    given = (("inout " if isinstance(i, syntax.Name) and i.id in node.in_place else "") + _expression(i) for i in node.inputs)
+    head = f"compute({', '.join(given)}) {{"
     attributes = ["    " + _attribute(a) for a in node.attributes]
     return "\n".join([head, *attributes, *_block(node.body), "}"])
 

@@ -73,6 +73,8 @@ class Argument(Node):
 
     value: Expr
     keyword: str | None = None
+    in_place: bool = False
+    """ZynML: `inout x` among the inputs of a compute."""
 
 
 @record
@@ -168,6 +170,8 @@ class Compute(Node):
     inputs: tuple[Expr, ...]
     attributes: tuple[KernelAttribute, ...]
     body: tuple[Stmt, ...]
+    in_place: tuple[str, ...] = ()
+    """Inputs that the block writes where they lie: `inout x`."""
 
 
 @record

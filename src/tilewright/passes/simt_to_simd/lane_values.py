@@ -277,11 +277,12 @@ def _floordiv(m: Arithmetic, op: Op, operands: Sequence[Lanes]) -> Lanes | None:
 
 
 def _shr(m: Arithmetic, op: Op, operands: Sequence[Lanes]) -> Lanes | None:
-    count = m.constant(operands[1])
-    if count is None or not isinstance(operands[1], Uniform):
+    a, b = operands
+    count = m.constant(b)
+    if not isinstance(a, Linear) or count is None or not isinstance(b, Uniform):
         return None
-    within = _within(m, operands[0], 1 << count)
-    return Uniform(m.b.op("shr", within.base, operands[1].value)) if within is not None else None
+    within = _within(m, a, 1 << (count % dtype_of(a.base.type).bits))
+    return Uniform(m.b.op("shr", within.base, b.value)) if within is not None else None
 
 
 def _select(m: Arithmetic, op: Op, operands: Sequence[Lanes]) -> Lanes | None:

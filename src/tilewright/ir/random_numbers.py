@@ -70,6 +70,10 @@ class Terms(Protocol[V]):
 
     def op(self, opcode: str, *terms: V | float | int) -> V: ...
     def cast(self, a: V, dtype: DType) -> V: ...
+    def product(self, a: V, factor: int) -> tuple[V, V]:
+        """The lower and the upper word of the product of a word with a constant."""
+        ...
+
     def signed(self, a: V) -> V:
         """The same bits as a signed integer."""
         ...
@@ -93,12 +97,10 @@ def philox(t: Terms[V], key: V, low: V, high: V) -> tuple[V, V, V, V]:
     for number in range(ROUNDS):
         if number:
             keys = [t.op("add", k, step) for k, step in zip(keys, _KEY_STEPS, strict=True)]
-        first = t.op("mul", t.cast(counter[0], u64), _MULTIPLIERS[0])
-        second = t.op("mul", t.cast(counter[2], u64), _MULTIPLIERS[1])
-        (low_0, high_0), (low_1, high_1) = _halves(t, first), _halves(t, second)
+        (low_0, high_0), (low_1, high_1) = (t.product(counter[2 * k], _MULTIPLIERS[k]) for k in (0, 1))
         counter = [
-            t.op("xor", t.op("xor", high_1, counter[1]), keys[0]), low_1,
-            t.op("xor", t.op("xor", high_0, counter[3]), keys[1]), low_0,
+            t.op("xor", t.op("xor", counter[1], keys[0]), high_1), low_1,
+            t.op("xor", t.op("xor", counter[3], keys[1]), high_0), low_0,
         ]  # fmt: skip
     return counter[0], counter[1], counter[2], counter[3]
 
@@ -253,6 +255,9 @@ class ArrayTerms:
 
     def cast(self, a: np.ndarray, dtype: DType) -> np.ndarray:
         return self._evaluate("cast", [a], {"dtype": dtype}, _DTYPES[a.dtype.name])
+
+    def product(self, a: np.ndarray, factor: int) -> tuple[np.ndarray, np.ndarray]:
+        return _halves(self, self.op("mul", self.cast(a, u64), factor))
 
     def signed(self, a: np.ndarray) -> np.ndarray:
         return np.asarray(a).view(np.int32 if a.dtype == np.uint32 else np.int64)

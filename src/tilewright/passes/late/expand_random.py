@@ -30,6 +30,12 @@ from tilewright.passes.late import math_terms
 class Terms(math_terms.Terms):
     """Terms of IR, as `ir.random_numbers` asks for them."""
 
+    def product(self, a: Value, factor: int) -> tuple[Value, Value]:  # type: ignore[override]
+        wide = self.op("mul", self.cast(a, u64), factor)
+        # LLVM would compute with whole products instead of their halves, were the lower one taken from there in a vector.
+        low = self.op("mul", a, factor) if isinstance(a.type, Vec) else self.cast(wide, u32)
+        return low, self.cast(self.op("shr", wide, 32), u32)
+
     def signed(self, a: Value) -> Value:
         return self.builder.bitcast(a, i32 if dtype_of(a.type) is u32 else i64)
 

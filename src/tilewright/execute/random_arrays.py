@@ -182,9 +182,9 @@ def _array(value: int) -> np.ndarray:
 
 def _checked(where: str, what: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise UserError.at("TW009", f"the {what} of {where} is {value!r}", help=f"a {what} is a whole number from 0 on below 2^64")
+        raise UserError.at("TW009", f"the {what} of {where} is {value!r}", help="it is a whole number from 0 on below 2^64")
     if not 0 <= int(value) < _WORD:
-        raise UserError.at("TW013", f"the {what} of {where} is {int(value)}", help=f"a {what} is at least 0 and below 2^64")
+        raise UserError.at("TW013", f"the {what} of {where} is {int(value)}", help="it is at least 0 and below 2^64")
     return int(value)
 
 

@@ -76,7 +76,7 @@ class RandomDraws:
         first, last = constant_of(low), constant_of(high)
         if first is not None and last is not None and first >= last:
             raise self.context.fail("TW016", f"random.randint() has no number from {first} on below {last}", span, "high must be above low")
-        for value, most in ((first, int(dtype.max_value)), (last, int(dtype.max_value) + 1)):
+        for value, most in ((first, int(dtype.max_value)), (last, int(dtype.max_value) + (dtype.bits < 64))):
             if value is not None and not int(dtype.min_value) <= value <= most:
                 raise self.context.fail("TW006", f"random.randint() of {dtype} cannot reach {value}", span, "ask for a wider dtype")
         a, b = (self.typing.assignable(v, bound, f"a bound of random.randint() of {dtype}", span) for v in (low, high))
@@ -95,7 +95,7 @@ class RandomDraws:
         self._integer(what, value, name)
         constant = constant_of(value)
         if constant is not None and not 0 <= constant < 1 << 64:
-            raise self.context.fail("TW013", f"the {what} of {name}() is {constant}", value.span, f"a {what} is at least 0 and below 2^64")
+            raise self.context.fail("TW013", f"the {what} of {name}() is {constant}", value.span, "it is at least 0 and below 2^64")
         if isinstance(value, Const):
             return replace(value, value=int(value.value), dtype=u64, weak="")
         return _as(value, u64)

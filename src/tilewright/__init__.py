@@ -42,6 +42,7 @@ _EXPORTS = {
     "execute.graphs": "Graph capture graph",
     "execute.kernel": "Kernel kernel",
     "execute.memory": "Pool default_pool memory_pool",
+    "execute.random_arrays": "random",
     "execute.simt.kernels": "GpuKernel gpu gpu_launch",
     "execute.simt.memory": "gpu_alloc gpu_check_leaks gpu_copy_from gpu_copy_to gpu_free gpu_sync",
     "execute.streams": "Event Stream current_stream stream timed",

@@ -1,4 +1,4 @@
-"""Sorting and what follows from it: `gpu_sort`, `gpu_argsort`, `gpu_unique`, `gpu_run_lengths`.
+"""Sorting and what follows from it: `sort`, `argsort`, `unique`, `run_lengths`.
 
 In and out: as for the other primitives (`execute.primitives`). All sorts are stable. Floats are in NumPy's order: every NaN behind
 everything else (before everything else where the order is descending).
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from tilewright.primitives.sort import SortPlan
 
 
-def gpu_sort(data: Any, values: Any = None, *, descending: bool = False, device: str | None = None) -> Any:
+def sort(data: Any, values: Any = None, *, descending: bool = False, device: str | None = None) -> Any:
     """The elements in order, row by row where there are several axes; with `values` (of the same shape) also those, moved alike.
 
-    `gpu_sort(keys)` gives an array, `gpu_sort(keys, values)` a pair. Equal keys keep their order. -0.0 comes before 0.0.
+    `sort(keys)` gives an array, `sort(keys, values)` a pair. Equal keys keep their order. -0.0 comes before 0.0.
     """
     given = [data] if values is None else [data, values]
     place = place_of(given, device)
@@ -32,21 +32,27 @@ def gpu_sort(data: Any, values: Any = None, *, descending: bool = False, device:
     if values is not None:
         v = arrays["values"] = place.read("values", values)
         if v.shape != x.shape:
-            raise UserError.at("TW004", f"gpu_sort's values have shape {list(v.shape)}, but its keys {list(x.shape)}")
-    _check_axes(x, "gpu_sort")
+            raise UserError.at("TW004", f"sort's values have shape {list(v.shape)}, but its keys {list(x.shape)}")
+    _check_axes(x, "sort")
     done = _sorted(place, arrays, descending, None)
     return tuple(place.give(a) for a in done) if values is not None else place.give(done[0])
 
 
-def gpu_argsort(data: Any, *, descending: bool = False, device: str | None = None) -> Any:
+gpu_sort = sort
+
+
+def argsort(data: Any, *, descending: bool = False, device: str | None = None) -> Any:
     """Where the elements are that stand first, second… in order, as i64; row by row where there are several axes. Stable."""
     place = place_of([data], device)
     x = place.read("data", data)
-    _check_axes(x, "gpu_argsort")
+    _check_axes(x, "argsort")
     return place.give(_sorted(place, {"keys": x}, descending, i64)[0])
 
 
-def gpu_unique(data: Any, *, return_counts: bool = False, device: str | None = None) -> Any:
+gpu_argsort = argsort
+
+
+def unique(data: Any, *, return_counts: bool = False, device: str | None = None) -> Any:
     """The different elements, in order; with `return_counts` also how often each occurs. All NaN are one element."""
     place = place_of([data], device)
     x = place.read("data", data).reshape(-1)
@@ -54,10 +60,16 @@ def gpu_unique(data: Any, *, return_counts: bool = False, device: str | None = N
     return (values, counts) if return_counts else values
 
 
-def gpu_run_lengths(data: Any, *, device: str | None = None) -> Any:
+gpu_unique = unique
+
+
+def run_lengths(data: Any, *, device: str | None = None) -> Any:
     """Run-length encoding: the value of each run of equal neighbours, and its length (i64). NaN equals NaN here."""
     place = place_of([data], device)
-    return _runs(place, one_axis(place, "data", data, "gpu_run_lengths"))
+    return _runs(place, one_axis(place, "data", data, "run_lengths"))
+
+
+gpu_run_lengths = run_lengths
 
 
 def _check_axes(x: Array, what: str) -> None:

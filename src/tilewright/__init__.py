@@ -24,7 +24,7 @@ _EXPORTS = {
     "api.export": "export",
     "api.marks": "gpu_compute inline_always target vectorizable",
     "api.occupancy": "best_block occupancy",
-    "execute.primitive_sorts": "argsort gpu_argsort gpu_run_lengths gpu_sort gpu_unique run_lengths sort unique",
+    "execute.primitive_sorts": "argsort gpu_argsort gpu_run_lengths gpu_sort gpu_unique run_lengths sort topk unique",
     "execute.primitives": "filter gpu_filter gpu_histogram gpu_map gpu_reduce gpu_transpose histogram map",
     "execute.scans": "gpu_scan scan",
     "api.profile": "Profile profile",

@@ -143,6 +143,7 @@ from tilewright.execute.primitive_sorts import (
     gpu_unique as gpu_unique,
     run_lengths as run_lengths,
     sort as sort,
+    topk as topk,
     unique as unique,
 )
 from tilewright.execute.primitives import (

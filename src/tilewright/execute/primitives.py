@@ -238,16 +238,21 @@ def _extreme(place: DevicePlace, x: Array, op: str) -> Any:
 
 def gpu_transpose(data: Any, *, device: str | None = None) -> Any:
     """The matrix, or each matrix of an array of more axes, with its last two axes exchanged: a new contiguous array."""
-    from tilewright.primitives.transpose import transpose_program, transpose_program_cpu
-
     place = place_of([data], device)
     x = place.read("data", data)
     if x.ndim < 2:
         raise UserError.at("TW003", f"gpu_transpose takes an array of at least two axes, got shape {list(x.shape)}")
+    return place.give(exchanged(place, x))
+
+
+def exchanged(place: DevicePlace, x: Array) -> Array:
+    """An array with its last two axes exchanged."""
+    from tilewright.primitives.transpose import transpose_program, transpose_program_cpu
+
     *around, rows, columns = x.shape
-    y = place.new((*around, columns, rows), dtype_of(x))
+    dtype = dtype_of(x)
+    y = place.new((*around, columns, rows), dtype)
     if x.size:
-        dtype = dtype_of(x)
         width = min(16 // dtype.itemsize, 8)
         into = place.aligned(x) and columns % width == 0
         outof = rows % width == 0
@@ -258,4 +263,4 @@ def gpu_transpose(data: Any, *, device: str | None = None) -> Any:
             return transpose_program(dtype, into, outof) if place.is_gpu else transpose_program_cpu(dtype)
 
         place.run(f"transpose {dtype} {into} {outof}", build, flat)
-    return place.give(y)
+    return y

@@ -126,6 +126,10 @@ from tilewright.execute.graphs import (
     capture as capture,
     graph as graph,
 )
+from tilewright.execute.histograms import (
+    gpu_histogram as gpu_histogram,
+    histogram as histogram,
+)
 from tilewright.execute.kernel import (
     Kernel as Kernel,
     kernel as kernel,
@@ -149,11 +153,9 @@ from tilewright.execute.primitive_sorts import (
 from tilewright.execute.primitives import (
     filter as filter,
     gpu_filter as gpu_filter,
-    gpu_histogram as gpu_histogram,
     gpu_map as gpu_map,
     gpu_reduce as gpu_reduce,
     gpu_transpose as gpu_transpose,
-    histogram as histogram,
     map as map,
 )
 from tilewright.execute.scans import (

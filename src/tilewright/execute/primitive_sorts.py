@@ -6,7 +6,6 @@ everything else (before everything else where the order is descending).
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,8 @@ from tilewright.base.errors import UserError
 from tilewright.execute.devices import place_of
 from tilewright.execute.places import Array, DevicePlace, dtype_of
 from tilewright.execute.primitive_functions import Function
-from tilewright.execute.primitives import exchanged, filter_into, map, one_axis
-from tilewright.execute.scans import axis_of
+from tilewright.execute.primitives import filter_into, map, one_axis
+from tilewright.execute.primitive_axes import Lines
 
 if TYPE_CHECKING:
     from tilewright.ir.program import Program
@@ -35,7 +34,7 @@ def sort(
     """
     place = place_of([data] if values is None else [data, values], device)
     x = place.read("data", data)
-    lines = _Lines(x.shape, axis, "sort")
+    lines = Lines(x.shape, axis, "sort")
     arrays = {"keys": x}
     if values is not None:
         v = arrays["values"] = place.read("values", values)
@@ -58,7 +57,7 @@ def argsort(data: Any, *, axis: int = -1, key: Function | None = None, descendin
     """Where the elements are that stand first, second… in order along an axis, as i64. Stable; `key` as in `sort`."""
     place = place_of([data], device)
     x = place.read("data", data)
-    lines = _Lines(x.shape, axis, "argsort")
+    lines = Lines(x.shape, axis, "argsort")
     keys = lines.last(place, x) if key is None else _keys(place, lines.last(place, x), key)
     return place.give(lines.back(place, _sorted(place, {"keys": keys}, descending, i64)[0]))
 
@@ -73,7 +72,7 @@ def topk(data: Any, k: int, *, axis: int = -1, largest: bool = True, key: Functi
     """
     place = place_of([data], device)
     x = place.read("data", data)
-    lines = _Lines(x.shape, axis, "topk")
+    lines = Lines(x.shape, axis, "topk")
     size = x.shape[lines.axis]
     if not isinstance(k, int | np.integer) or isinstance(k, bool) or not 0 <= k <= size:
         raise UserError.at("TW009", f"k is {k!r}, but axis {lines.axis} of the data has {size} element(s)", help=f"give a whole number from 0 to {size}")
@@ -101,30 +100,6 @@ def run_lengths(data: Any, *, device: str | None = None) -> Any:
 
 
 gpu_run_lengths = run_lengths
-
-
-class _Lines:
-    """Lines along an axis, as rows: the axis goes last, and back."""
-
-    def __init__(self, shape: tuple[int, ...], axis: Any, what: str) -> None:
-        self.axis = axis_of(axis, shape, what)
-        self.before, self.after = shape[: self.axis], shape[self.axis + 1 :]
-        self.moved = math.prod(self.after) != 1
-
-    def last(self, place: DevicePlace, array: Array) -> Array:
-        size = array.shape[self.axis]
-        if not self.moved:
-            return array.reshape((*self.before, *self.after, size)) if self.after else array
-        three = array.reshape((math.prod(self.before), size, math.prod(self.after)))
-        return exchanged(place, three).reshape((*self.before, *self.after, size))
-
-    def back(self, place: DevicePlace, array: Array) -> Array:
-        size = array.shape[-1]
-        shape = (*self.before, size, *self.after)
-        if not self.moved:
-            return array.reshape(shape) if self.after else array
-        three = array.reshape((math.prod(self.before), math.prod(self.after), size))
-        return exchanged(place, three).reshape(shape)
 
 
 def _keys(place: DevicePlace, x: Array, key: Function) -> Array:

@@ -1,4 +1,4 @@
-"""Device-wide primitives: map, reduction, filter, histogram, transposition. Scans are in `scans`, sorting is in `primitive_sorts`.
+"""Device-wide primitives: map, reduction, filter, transposition. Scans are in `scans`, sorts in `primitive_sorts`, histograms in `histograms`.
 
 In: arrays (NumPy, device arrays, tensors of PyTorch, arrays of CuPy) and functions of numbers. Out: arrays of the same library.
 The same call runs on a GPU, on the CPU and in the emulator; the device is chosen as for kernels.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tilewright.ir.program import Program
     from tilewright.primitives.functions import Monoid, ScalarFunction
 
-def _flat(place: DevicePlace, name: str, value: object) -> Array:
+def flattened(place: DevicePlace, name: str, value: object) -> Array:
     array = place.read(name, value)
     return array.reshape(-1) if array.ndim != 1 else array
 
@@ -91,14 +91,14 @@ def gpu_reduce(
     The function need not be commutative; where it is not, the order of the elements is kept.
     """
     place = place_of([data], device)
-    x = _flat(place, "data", data)
+    x = flattened(place, "data", data)
     result = dtype_of(x) if dtype is None else as_dtype(dtype)
     monoid = monoid_of(function, result, "gpu_reduce")
     first = number_of(init, monoid.dtype, "init")
-    return _scalar(place, _reduced(place, x, monoid, result, first) if x.size else _filled(place.new((1,), result), first))
+    return _scalar(place, reduced(place, x, monoid, result, first) if x.size else filled(place.new((1,), result), first))
 
 
-def _reduced(place: DevicePlace, x: Array, monoid: Monoid, result: DType, first: Number) -> Array:
+def reduced(place: DevicePlace, x: Array, monoid: Monoid, result: DType, first: Number) -> Array:
     """The reduction of data that are not empty, as an array of one element."""
 
     def build() -> Program:
@@ -114,7 +114,7 @@ def _reduced(place: DevicePlace, x: Array, monoid: Monoid, result: DType, first:
     return y
 
 
-def _filled(array: Array, value: Number) -> Array:
+def filled(array: Array, value: Number) -> Array:
     if isinstance(array, np.ndarray):
         array[...] = value
     else:
@@ -131,21 +131,23 @@ def _scalar(place: DevicePlace, array: Array) -> Any:
 
 
 def filter(data: Any, wanted: Any, *, device: str | None = None) -> Any:
-    """The elements for which `wanted` holds, in order: a predicate (`lambda v: v > 0`) or an array of bools of the same shape."""
+    """The elements for which `wanted` holds, in order: a predicate (`lambda v: v > 0`) or an array of bools of the same shape. The result has one axis."""
     place = place_of([data] if callable(wanted) else [data, wanted], device)
-    x = one_axis(place, "data", data, "filter")
+    given = place.read("data", data)
+    x = given.reshape(-1)
     arrays = {"x": x}
     predicate = None
     aligned = place.aligned(x)
     if callable(wanted):
         predicate = function_of(wanted, (dtype_of(x),), bool_)
     else:
-        mask = arrays["mask"] = place.read("wanted", wanted)
-        if dtype_of(mask) is not bool_ or mask.shape != x.shape:
+        mask = place.read("wanted", wanted)
+        if dtype_of(mask) is not bool_ or mask.shape != given.shape:
             raise UserError.at(
-                "TW009", f"filter's mask is {dtype_of(mask)}{list(mask.shape)}, but the data have shape {list(x.shape)}",
+                "TW009", f"filter's mask is {dtype_of(mask)}{list(mask.shape)}, but the data have shape {list(given.shape)}",
                 help="give a function, or an array of bools with an element for each of the data's",
             )  # fmt: skip
+        mask = arrays["mask"] = mask.reshape(-1)
         aligned = aligned and place.aligned(mask)
     if not x.size:
         return place.give(place.new((0,), dtype_of(x)))
@@ -172,68 +174,7 @@ def filter_into(
     place.run(what, build, {**arrays, "y": y, "count": count})
 
 
-# -- histogram and transpose ----------------------------------------------------------------------------------------
-
-
-def histogram(
-    data: Any, bins: int = 256, range: tuple[float, float] | None = None, *, device: str | None = None
-) -> Any:
-    """How many elements fall into each of `bins` equal parts of `range`, as i64.
-
-    Without a range, integers have bins 0, 1, 2… of their own, floats the range from their smallest to their largest element. Elements
-    outside, and NaN, are not counted; the upper end belongs to the last bin. An element's bin is floor((v - low) * (bins / (high - low))),
-    computed in the data's dtype (f32 at least; f64 for integers, unless every bin is one integer).
-    """
-    from tilewright.primitives.cpu_chunks import histogram_program_cpu
-    from tilewright.primitives.histogram import histogram_program, number_dtype
-
-    if not isinstance(bins, int) or isinstance(bins, bool) or not 1 <= bins <= 1 << 31:
-        raise UserError.at("TW009", f"bins is {bins!r}, not a number of bins from 1 to {1 << 31}")
-    place = place_of([data], device)
-    x = _flat(place, "data", data)
-    dtype = dtype_of(x)
-    if dtype.is_bool:
-        raise UserError.at("TW009", "histogram takes integers or floats, got bool")
-    low, high = _range(place, x, bins, range)
-    unit = dtype.is_int and high - low == bins and low == math.floor(low)
-    number = i64 if unit else number_dtype(dtype)
-    counts = place.new((bins,), i64)
-    if not x.size:
-        return place.give(_filled(counts, 0))
-    aligned = place.aligned(x)
-    bounds = {"low": int(low), "high": int(high), "scale": 0} if unit else {"low": low, "high": high, "scale": bins / (high - low)}
-    if not unit and number is not f64:
-        bounds = {name: float(np.float32(value)) for name, value in bounds.items()}
-
-    def build() -> Program:
-        return histogram_program(dtype, bins, place.target, unit, aligned) if place.is_gpu else histogram_program_cpu(dtype, bins, unit)
-
-    place.run(f"histogram {dtype} {bins} {unit} {aligned}", build, {"x": x, "counts": counts}, bounds)
-    return place.give(counts)
-
-
-gpu_histogram = histogram
-
-
-def _range(place: DevicePlace, x: Array, bins: int, given: tuple[float, float] | None) -> tuple[float, float]:
-    if given is not None:
-        low, high = (float(v) for v in given)
-        if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise UserError.at("TW009", f"range is {given!r}, not a smaller and a larger finite number")
-        return low, high
-    if dtype_of(x).is_int:
-        return 0, bins
-    if not x.size:
-        return 0.0, 1.0
-    low, high = (float(_extreme(place, x, op)) for op in ("min", "max"))
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise UserError.at("TW009", f"the data range from {low} to {high}, which is no range for bins", help="give range=")
-    return (low, high) if low < high else (low - 0.5, high + 0.5)
-
-
-def _extreme(place: DevicePlace, x: Array, op: str) -> Any:
-    monoid = monoid_of(op, dtype_of(x), "histogram")
-    return place.number(_reduced(place, x, monoid, dtype_of(x), number_of(monoid.identity, monoid.dtype, "init")))
+# -- transpose ----------------------------------------------------------------------------------------
 
 
 def gpu_transpose(data: Any, *, device: str | None = None) -> Any:

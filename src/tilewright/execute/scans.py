@@ -6,7 +6,6 @@ In and out: as for the other primitives (`execute.primitives`). Arrays are read 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from tilewright.base.errors import UserError
 from tilewright.execute.arrays import as_dtype
 from tilewright.execute.devices import place_of
 from tilewright.execute.places import Array, DevicePlace, Number, dtype_of
+from tilewright.execute.primitive_axes import axis_of
 from tilewright.execute.primitive_functions import Function, monoid_of, number_of, state_functions_of
 
 if TYPE_CHECKING:
@@ -59,21 +59,6 @@ def scan(
 
 
 gpu_scan = scan
-
-
-def axis_of(axis: Any, shape: tuple[int, ...], what: str) -> int:
-    """The number of an axis, counted from the first."""
-    if not shape:
-        raise UserError.at("TW003", f"{what} takes an array of at least one axis, got a single element")
-    try:
-        number = operator.index(axis)
-    except TypeError:
-        raise UserError.at("TW009", f"axis is {axis!r}, not a whole number") from None
-    if isinstance(axis, bool) or not -len(shape) <= number < len(shape):
-        raise UserError.at(
-            "TW003", f"axis is {axis!r}, but the data have shape {list(shape)}", help=f"give one from {-len(shape)} to {len(shape) - 1}"
-        )
-    return number % len(shape)
 
 
 def _plan(

@@ -161,11 +161,24 @@ class BodyChecker:
                 for name in stmt.targets:
                     if not isinstance(self.context.scope.find(name), LoopVar):
                         self.context.scope.names[name] = Poison()
+            if isinstance(stmt, syntax.Assign) and isinstance(stmt.target, syntax.Index):
+                self.stores.attempted(stmt.target)
+            if self.context.sink.errors and isinstance(stmt, syntax.For | syntax.While | syntax.If):
+                self.rest(stmt)
+
+    def rest(self, stmt: syntax.For | syntax.While | syntax.If) -> None:
+        """What else is wrong inside a loop or condition whose head is wrong."""
+        for block in (stmt.then, stmt.otherwise) if isinstance(stmt, syntax.If) else (stmt.body,):
+            with self.context.block():
+                for name in stmt.vars if isinstance(stmt, syntax.For) else ():
+                    self.context.scope.names[name] = Poison()
+                for inner in block:
+                    self.statement(inner)
 
     def bare(self, stmt: syntax.ExprStmt) -> None:
         value = stmt.value
         if isinstance(value, syntax.String):
-            return
+            raise self.context.fail("TW005", "a text has no effect in a kernel", stmt.span, "write a comment: # …")
         if isinstance(value, syntax.Call) and isinstance(value.function, syntax.Name) and value.function.id == "barrier":
             self.barrier(value)
             return

@@ -178,9 +178,14 @@ class KernelAttribute(Node):
     args: tuple[Argument, ...]
 
 
+@record
+class Broken(Node):
+    """Something that a front end could not read and has reported: what uses it is not looked at further."""
+
+
 Expr = (
     Number | Bool | String | Name | Attribute | Index | Slice | Call | Unary | Binary | IfExpr | Tuple | List | Record
-    | Pipe | ReduceExpr | Await | Compute | Callee
+    | Pipe | ReduceExpr | Await | Compute | Callee | Broken
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Expressions and annotations of Python kernels: from `ast` nodes to nodes of the untyped tree.
 
 In: an expression of a kernel's body and what its names mean. Out: the tree's expression with its span. What a kernel cannot contain is
-reported to the sink and stands as a zero, so that the rest of the kernel is still read.
+reported to the sink and stands as `syntax.Broken`, so that the rest of the kernel is still read.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class ExpressionReader:
     def _unsupported(self, node: ast.expr, what: str, help: str) -> Expr:
         span = self._place.span(node)
         self._sink.error("TW005", f"{what} is not available in a kernel", span, help)
-        return syntax.Number(0, span=span)
+        return syntax.Broken(span=span)
 
     # -- names ------------------------------------------------------------------------------------------------------
 
@@ -161,12 +161,12 @@ class ExpressionReader:
             if around:
                 chain = " calls ".join(f"'{name}'" for name in (*around, meaning.name))
                 self._sink.error("TW005", f"{chain}: a kernel cannot call itself", span, "use a loop")
-                return syntax.Number(0, span=span)
+                return syntax.Broken(span=span)
             try:
                 return syntax.Callee(meaning.read(), span=span)
             except UserError as error:
                 self._sink.items += [d for d in error.diagnostics if d not in self._sink.items]
-                return syntax.Number(0, span=span)
+                return syntax.Broken(span=span)
 
     def _literal(self, value: bool | int | float | str, node: ast.expr) -> Expr:
         span = self._place.span(node)
@@ -301,10 +301,10 @@ class ExpressionReader:
         if not isinstance(operation, str) or operation not in REDUCTION_NAMES:
             help = f"choose one of {', '.join(REDUCTION_NAMES)}" if isinstance(operation, str) else usage
             self._sink.error("TW016", f"unknown reduction {ast.unparse(node.args[0]) if node.args else 'of nothing'}", span, help)
-            return syntax.Number(0, span=span)
+            return syntax.Broken(span=span)
         if not 2 <= len(node.args) <= 3:
             self._sink.error("TW016", f"reduce takes an operation, an array and an axis, got {len(node.args)} argument(s)", span, usage)
-            return syntax.Number(0, span=span)
+            return syntax.Broken(span=span)
         axis = self.read(node.args[2]) if len(node.args) == 3 else None
         found = self._reduce("reduce", self.read(node.args[1]), axis, node, span)
         return replace(found, op=REDUCTION_NAMES[operation]) if isinstance(found, syntax.ReduceExpr) else found

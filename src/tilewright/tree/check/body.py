@@ -91,6 +91,8 @@ class BodyChecker:
         self.array_loops = ArrayLoopChecker(context, sizes, typing, arrays, elements, expressions, aliased)
         self.frozen: set[str] = set()
         """Arrays declared with let."""
+        self.headless = 0
+        """Loops and conditions around whose heads are wrong."""
         self.unrolling = 0
         """Unrolled loops around."""
         self.levels: dict[Key, int] = {}
@@ -141,7 +143,8 @@ class BodyChecker:
             elif isinstance(stmt, syntax.While):
                 self.repeat(stmt)
             elif isinstance(stmt, syntax.Yield):
-                self.nests.yielded(stmt)
+                if not self.headless:  # else nobody knows what takes it
+                    self.nests.yielded(stmt)
             elif isinstance(stmt, syntax.Return):
                 self.returned(stmt, last)
             elif isinstance(stmt, syntax.Made):
@@ -161,11 +164,26 @@ class BodyChecker:
                 for name in stmt.targets:
                     if not isinstance(self.context.scope.find(name), LoopVar):
                         self.context.scope.names[name] = Poison()
+            if isinstance(stmt, syntax.Assign) and isinstance(stmt.target, syntax.Index):
+                self.stores.attempted(stmt.target)
+            if self.context.sink.errors and isinstance(stmt, syntax.For | syntax.While | syntax.If):
+                self.rest(stmt)
+
+    def rest(self, stmt: syntax.For | syntax.While | syntax.If) -> None:
+        """What else is wrong inside a loop or condition whose head is wrong."""
+        self.headless += 1
+        for block in (stmt.then, stmt.otherwise) if isinstance(stmt, syntax.If) else (stmt.body,):
+            with self.context.block():
+                for name in stmt.vars if isinstance(stmt, syntax.For) else ():
+                    self.context.scope.names[name] = Poison()
+                for inner in block:
+                    self.statement(inner)
+        self.headless -= 1
 
     def bare(self, stmt: syntax.ExprStmt) -> None:
         value = stmt.value
         if isinstance(value, syntax.String):
-            return
+            raise self.context.fail("TW005", "a text has no effect in a kernel", stmt.span, "write a comment: # …")
         if isinstance(value, syntax.Call) and isinstance(value.function, syntax.Name) and value.function.id == "barrier":
             self.barrier(value)
             return

@@ -55,6 +55,8 @@ _ARITY: Mapping[str, tuple[int, int]] = {
 }  # fmt: skip
 _TILE_FUNCTIONS = ("dot", "matmul", "transpose", "row_max", "row_min", "row_sum")
 CREATORS = ("empty", "zeros", "ones", "full", "empty_like", "zeros_like")
+UNREAD = "this could not be read"
+"""The message about a `syntax.Broken`; whoever read the text has said more."""
 FUNCTIONS = (*_ARITY, *CREATORS, "reduce", "grid", "range", "shared", "barrier", *RANDOM)
 
 
@@ -170,6 +172,8 @@ class ExpressionChecker:
         if isinstance(node, syntax.Pipe):
             first = syntax.Argument(node.value, span=node.value.span)
             return self.call(replace(node.call, args=(first, *node.call.args), span=span))
+        if isinstance(node, syntax.Broken):
+            raise self.context.fail("TW005", UNREAD, span)
         kind = type(node).__name__.lower()
         raise self.context.fail("TW005", f"a {kind} cannot be used as a number in a kernel", span)
 

@@ -166,6 +166,8 @@ class Artifact:
     """The host part: an object with the CPython entry stub for this signature; empty where there is none."""
     key: str = ""
     """Content hash, also the cache key."""
+    computed: tuple[tuple[str, Size], ...] = ()
+    """Sizes that the call computes from its numbers and its arrays: a name and what it is. None is made of another one."""
     sites: tuple[IndexSite, ...] = ()
     """The indices that are checked as it runs; the scratch array `base.artifact.FAILURE` says which one lay outside."""
     schedule: str = ""

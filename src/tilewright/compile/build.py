@@ -60,6 +60,7 @@ def describe_program(
             for c in program.checks
         ),
         facts=tuple(sorted(facts.items())),
+        computed=program.computed,
         sites=program.sites,
         alias_safe=alias_safe,
         key=key,

@@ -491,6 +491,8 @@ class TypedKernel(TypedNode):
     body: tuple[Stmt, ...]
     checks: tuple[SizeCheck, ...]
     metadata: KernelMetadata
+    computed: tuple[tuple[str, Size], ...] = ()
+    """Sizes that a call computes from its numbers: names and what they are."""
 
 
 def row_major(name: str, dtype: DType, shape: Shape, role: str, align: int = 0) -> ArrayInfo:

@@ -20,7 +20,7 @@ from tilewright.base import abi
 from tilewright.base.artifact import FAILURE, FAILURE_SITE, ArrayParam, Artifact, CallCheck, Launch, ScalarParam
 from tilewright.base.dtypes import DType
 from tilewright.base.record import record
-from tilewright.base.sizes import Size, contiguous_strides, product
+from tilewright.base.sizes import Size, contiguous_strides, number_name, product
 from tilewright.base.target import Target
 from tilewright.codegen.host import interpreter as at
 from tilewright.codegen.host.entry_text import CONVERSIONS, FRONT, HEADER, REJECT
@@ -127,6 +127,11 @@ class _Stub(StubEmitter):
         self._guard_sizes([size for size in self._all_sizes() if size.names <= known])
         for view in inputs:
             self._check_axes(view, self.sizes)
+        for name, size in artifact.computed:
+            self.sizes.bind(name, self.sizes.value(size))
+        computed = [name for name, _ in artifact.computed]
+        known.update(computed)
+        self._guard_sizes([size for size in self._all_sizes() if size.names <= known and not size.names.isdisjoint(computed)])
         late = self._checks(known, early=True)
         self.settle()
         self._outputs(out, inputs)
@@ -212,8 +217,13 @@ class _Stub(StubEmitter):
         self.require(self.new(f"icmp sge i64 {value}, {low}"))
         self.require(self.new(f"icmp sle i64 {value}, {high}"))
         self.settle()
+        self._bind_number(param, value)
+
+    def _bind_number(self, param: ScalarParam, value: str) -> None:
+        """A whole number, as a value and as a part of sizes."""
         self.scalars[param.name] = ("i64", value)
         self.sizes.bind(param.name, value)
+        self.sizes.bind(number_name(param.name), value)
 
     def _typed_scalar(self, param: ScalarParam, argument: str) -> None:
         """A number of NumPy of just that type: the value lies behind the header."""
@@ -230,8 +240,7 @@ class _Stub(StubEmitter):
         elif dtype.kind == "u":
             self.require(self.new(f"icmp sge i64 {value}, 0"))  # larger ones are for the slow path
             self.settle()
-        self.scalars[param.name] = ("i64", value)
-        self.sizes.bind(param.name, value)
+        self._bind_number(param, value)
 
     def _array(self, param: ArrayParam, argument: str, flags: int) -> _View:
         """Check what can be checked without sizes, and read the fields."""
@@ -289,7 +298,7 @@ class _Stub(StubEmitter):
         offsets, total = self._scratch_layout()
         work = sum((product(x.grid) * x.work for x in launches), Size.of(0))
         return [
-            *(size for p in arrays for size in (*p.shape, *p.strides)), *(size for c in artifact.checks for size in (c.left, c.right)),
+            *(size for _, size in artifact.computed), *(size for p in arrays for size in (*p.shape, *p.strides)), *(size for c in artifact.checks for size in (c.left, c.right)),
             *self.scratch_bytes, *offsets, total + abi.SCRATCH_ALIGN, *(product(x.grid) for x in launches), *(x.work for x in launches), work,
         ]  # fmt: skip
 

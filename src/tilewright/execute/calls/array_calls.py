@@ -14,7 +14,7 @@ from tilewright.base.artifact import ArrayParam, Artifact
 from tilewright.base.errors import UserError
 from tilewright.base.record import record
 from tilewright.compile.driver import Signature, compile_kernel
-from tilewright.execute.calls.arguments import Number, ReadArgument, element_strides
+from tilewright.execute.calls.arguments import Number, ReadArgument, element_strides, numbers
 from tilewright.execute.calls.checks import bind_sizes, check_output
 from tilewright.execute.calls.kernel_calls import KernelCalls, KernelSource
 from tilewright.execute.calls.outputs import converted, given_outputs, keep, result_of
@@ -154,7 +154,7 @@ class ArrayCalls(KernelCalls):
         inputs = {a.name: a.value for a in arguments if isinstance(a.value, np.ndarray | DeviceArray)}
         shapes = {name: array.shape for name, array in inputs.items()}
         strides = {name: element_strides(array) for name, array in inputs.items()}
-        sizes = bind_sizes(program.artifact, shapes, strides, self.function.span)
+        sizes = bind_sizes(program.artifact, shapes, strides, self.function.span, numbers(arguments))
         results = tuple(tuple(s.evaluate(sizes) for s in p.shape) for p in program.artifact.outputs)
         keep(self._plans, forms, CallPlan(program, sizes, results))
         return CallPlan(program, sizes, results, tuple(arguments))

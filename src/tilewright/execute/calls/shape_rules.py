@@ -13,6 +13,7 @@ from typing import Any
 from tilewright.base.artifact import Artifact, ScalarParam
 from tilewright.base.dtypes import DType, bool_, f64, i64
 from tilewright.base.errors import UserError
+from tilewright.base.sizes import add_numbers
 from tilewright.base.target import host_cpu
 from tilewright.compile.build import describe_program
 from tilewright.compile.driver import Signature, front_end
@@ -68,6 +69,7 @@ def results(function: Function, forms: Sequence[Form]) -> list[OutputForm]:
         form = given.get(binding.array)
         if isinstance(form, OutputForm) and not binding.stride:
             values[binding.name] = form.shape[binding.axis]
+    add_numbers(values, given, rule.computed)
     return [OutputForm(out.dtype, tuple(extent.evaluate(values) for extent in out.shape)) for out in rule.outputs]
 
 

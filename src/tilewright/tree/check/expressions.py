@@ -97,6 +97,8 @@ class ExpressionChecker:
             return self.slices.view(binding.array, binding.lead, (), node.span)
         if isinstance(binding, LoopVar):
             return IndexRef(binding, span=node.span)
+        if isinstance(binding, ScalarInfo) and binding.weak == "index":
+            return self.sizes.numbers.parameter(binding, node.span)
         if isinstance(binding, ScalarInfo):
             return ScalarRef(binding, span=node.span)
         if isinstance(binding, ArrayInfo):
@@ -461,12 +463,16 @@ class ExpressionChecker:
         items = self.extents(node)
         if items is None:
             items = (self.expr(node),)
+        written = node.items if isinstance(node, syntax.Tuple | syntax.List) else (node,) * len(items)
         sizes: list[Size] = []
-        for item in items:
+        for item, source in zip(items, written, strict=True):
             size = size_of(item)
             if size is None:
-                raise self.context.fail("TW014", f"extent {show_expr(item)} is not made of sizes of the inputs", node.span, "use x.shape[…] or a constant")
-            sizes.append(size)
+                raise self.context.fail(
+                    "TW014", f"extent {show_expr(item)} is not made of sizes of the inputs and whole numbers", node.span,
+                    "use x.shape[…], an int parameter or a constant",
+                )  # fmt: skip
+            sizes.append(self.sizes.numbers.extent(size, source.id if isinstance(source, syntax.Name) else "", source.span))
         return tuple(sizes)
 
 

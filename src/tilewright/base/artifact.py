@@ -11,7 +11,7 @@ from dataclasses import field
 from tilewright.base.dtypes import DType
 from tilewright.base.errors import Note, UserError
 from tilewright.base.record import record
-from tilewright.base.sizes import Size
+from tilewright.base.sizes import Size, is_number, parameter_of
 
 FAILURE = "$failure"
 """The scratch array in which a program leaves its first access outside an array. It is zero when the program starts."""
@@ -174,6 +174,12 @@ class Artifact:
     """The schedules chosen, one line per kernel, for `inspect` and logs."""
     notes: tuple[Note, ...] = ()
     """What makes it slow, for the first call to say."""
+
+    @property
+    def shaping(self) -> frozenset[str]:
+        """Numbers of a call that decide shapes, grids or whether it is allowed: another value may mean another launch, though the same code."""
+        sizes = [size for _, size in self.computed] + [side for check in self.checks for side in (check.left, check.right)]
+        return frozenset(parameter_of(name) for size in sizes for name in size.names if is_number(name))
 
     def __repr__(self) -> str:
         kernels = f"{len(self.launches)} kernel{'' if len(self.launches) == 1 else 's'}"

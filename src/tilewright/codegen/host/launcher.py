@@ -88,7 +88,8 @@ def value_count(pattern: Pattern) -> int:
 
 def key_count(pattern: Pattern) -> int:
     given = pattern.results if pattern.given else ()
-    return sum(1 if slot.kind == abi.OWN else 1 + 2 * slot.rank for slot in (*pattern.arguments, *given) if slot.is_array)
+    arrays = [slot for slot in (*pattern.arguments, *given) if slot.is_array]
+    return sum(1 if slot.kind == abi.OWN else 1 + 2 * slot.rank for slot in arrays) + sum(slot.kind == abi.SHAPING for slot in pattern.arguments)
 
 
 def _value_of(pattern: Pattern) -> tuple[list[int], list[int]]:
@@ -249,6 +250,8 @@ class _Read(_Frame):
         self.jump("reject")
         self.start(fine)
         self.store("i64", number, "%values", value)
+        if slot.kind == abi.SHAPING:
+            self._key(number)
 
     def _array(self, slot: Slot, item: str, value: int, written: bool) -> None:
         if slot.kind == abi.OWN:

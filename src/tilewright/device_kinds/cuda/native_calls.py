@@ -152,7 +152,9 @@ class NativeCalls:
 
 def _pattern(call: ObservedCall) -> Pattern | None:
     """What kind of call it is; None where machine code does not know an argument."""
-    arguments = [_slot(value) for value in call.values]
+    shaping = call.program.artifact.shaping
+    shapes = {position for position, param in enumerate(call.program.artifact.inputs) if param.name in shaping}
+    arguments = [_slot(value, position in shapes) for position, value in enumerate(call.values)]
     outputs = call.program.artifact.outputs
     if not outputs and call.written is None:
         return None
@@ -173,9 +175,11 @@ def _pattern(call: ObservedCall) -> Pattern | None:
     return Pattern(tuple(known[: len(arguments)]), tuple(known[len(arguments) :]), call.out is not None, written)
 
 
-def _slot(value: object) -> Slot | None:
+def _slot(value: object, shapes: bool = False) -> Slot | None:
     if type(value) is DeviceArray:
         return Slot(abi.OWN, value.ndim)
+    if shapes:
+        return Slot(abi.SHAPING) if type(value) is int else None
     if type(value) in _NUMBERS:
         return Slot(_NUMBERS[type(value)])
     if not is_tensor(value):

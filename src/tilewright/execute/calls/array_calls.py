@@ -57,6 +57,8 @@ class ArrayCalls(KernelCalls):
         super().__init__(kernel)
         self._programs: dict[tuple[int, str], LoadedProgram] = {}
         self._plans: dict[tuple[object, ...], CallPlan] = {}
+        self._shaping: dict[tuple[object, ...], tuple[str, ...]] = {}
+        """Numbers that decide sizes, by the forms of all arguments."""
 
     @property
     def programs(self) -> list[LoadedProgram]:
@@ -141,7 +143,8 @@ class ArrayCalls(KernelCalls):
     def _plan(self, values: Mapping[str, object], device: Device, runtime: ArrayDevice) -> CallPlan:
         """What to run for arguments of these forms. Calls like an earlier one find it without being looked at in detail."""
         forms = (runtime.ordinal, *map(form_of, values.values()))
-        plan = self._plans.get(forms)
+        key = forms + tuple(values[name] for name in self._shaping.get(forms, ()))
+        plan = self._plans.get(key)
         if plan is not None:
             return plan
         gpu = device.target.is_gpu
@@ -156,5 +159,7 @@ class ArrayCalls(KernelCalls):
         strides = {name: element_strides(array) for name, array in inputs.items()}
         sizes = bind_sizes(program.artifact, shapes, strides, self.function.span, numbers(arguments))
         results = tuple(tuple(s.evaluate(sizes) for s in p.shape) for p in program.artifact.outputs)
-        keep(self._plans, forms, CallPlan(program, sizes, results))
+        shaping = tuple(name for name in values if name in program.artifact.shaping)
+        keep(self._shaping, forms, shaping)
+        keep(self._plans, forms + tuple(values[name] for name in shaping), CallPlan(program, sizes, results))
         return CallPlan(program, sizes, results, tuple(arguments))

@@ -18,7 +18,7 @@ from tilewright.base import launch_abi as abi
 from tilewright.base.launch_abi import Layout, Pattern, Slot
 from tilewright.base.target import host_cpu
 from tilewright.codegen.host import interpreter as at
-from tilewright.codegen.host.entry_text import FRONT, REJECT
+from tilewright.codegen.host.entry_text import ARRANGE, FRONT, REJECT
 from tilewright.codegen.host.launcher_text import ENGINE, OUTSIDE
 from tilewright.codegen.host.stub_emitter import StubEmitter
 from tilewright.codegen.llvm.native import compile_object
@@ -73,7 +73,7 @@ def stub_object(pattern: Pattern, layout: Layout) -> bytes:
 
 def stub_ir(pattern: Pattern, layout: Layout) -> str:
     """LLVM text of `CALL` and `PROBE`."""
-    parts = [OUTSIDE, _DECLARATIONS, FRONT]
+    parts = [OUTSIDE, _DECLARATIONS, FRONT, ARRANGE]
     parts += [*_Read(pattern, layout).emit(), "}", ""]
     parts.append(f"define ptr @{abi.PROBE}(ptr %self, ptr %args, i64 %count, ptr %names) {{")
     parts += [*_Probe(pattern).emit(), "}", ""]

@@ -168,6 +168,8 @@ class Artifact:
     """Content hash, also the cache key."""
     computed: tuple[tuple[str, Size], ...] = ()
     """Sizes that the call computes from its numbers and its arrays: a name and what it is. None is made of another one."""
+    absent: tuple[int, ...] = ()
+    """Where None stands among the arguments of a call; `inputs` are the others."""
     sites: tuple[IndexSite, ...] = ()
     """The indices that are checked as it runs; the scratch array `base.artifact.FAILURE` says which one lay outside."""
     schedule: str = ""

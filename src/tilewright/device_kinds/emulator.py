@@ -121,6 +121,8 @@ class EmulatorCalls(KernelCalls):
         inputs: dict[str, np.ndarray | Number] = {}
         for a in arguments:
             assert not isinstance(a.value, DeviceArray)
+            if a.value is None:
+                continue
             inputs[a.name] = contiguous(a.name, a.value, self.function.span) if isinstance(a.value, np.ndarray) else a.value
         # The call-time checks of real devices: same errors, same texts.
         artifact, span = describe_program(program, device.target), self.function.span

@@ -43,7 +43,12 @@ class ScalarArg:
     weak: bool = False
 
 
-ArgSpec = ArrayArg | ScalarArg
+@record
+class NoneArg:
+    """None, for a parameter that may be left out."""
+
+
+ArgSpec = ArrayArg | ScalarArg | NoneArg
 
 
 # -- named things -------------------------------------------------------------------------------------------------

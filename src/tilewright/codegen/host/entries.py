@@ -112,7 +112,10 @@ class _Stub(StubEmitter):
         self.start("entry")
         self._allocate_frame()
         out = self._keyword()
-        arguments = [self.load("ptr", "%args", 8 * i) for i in range(len(artifact.inputs))]
+        for position in artifact.absent:
+            self.require(self.equal("ptr", self.load("ptr", "%args", 8 * position), "@_Py_NoneStruct"))
+        places = [position for position in range(len(artifact.inputs) + len(artifact.absent)) if position not in artifact.absent]
+        arguments = [self.load("ptr", "%args", 8 * position) for position in places]
         for parameter, argument in zip(artifact.inputs, arguments):
             if isinstance(parameter, ScalarParam):
                 self._scalar(parameter, argument)
@@ -164,7 +167,7 @@ class _Stub(StubEmitter):
 
     def _keyword(self) -> str:
         """Count the positional arguments and find `out=`; null when it was not given."""
-        count = len(self.artifact.inputs)
+        count = len(self.artifact.inputs) + len(self.artifact.absent)
         self.require(self.equal("i64", "%count", str(count)))
         self.settle()
         before = self.current

@@ -83,7 +83,7 @@ def stub_ir(pattern: Pattern, layout: Layout) -> str:
 
 
 def value_count(pattern: Pattern) -> int:
-    return len(pattern.arguments) + len(pattern.results)
+    return sum(slot.is_array or slot.is_number for slot in pattern.arguments) + len(pattern.results)
 
 
 def key_count(pattern: Pattern) -> int:
@@ -103,7 +103,7 @@ def _value_of(pattern: Pattern) -> tuple[list[int], list[int]]:
             next_array += 1
         else:
             arguments.append(next_number)
-            next_number += 1
+            next_number += slot.is_number
     return arguments, [arrays + i for i in range(len(pattern.results))]
 
 
@@ -163,8 +163,11 @@ class _Read(_Frame):
             if slot.kind == abi.OWN:
                 self._named(item)
         for slot, item, value in zip(pattern.arguments, objects, self.argument_values, strict=True):
-            if not slot.is_array:
+            if slot.is_number:
                 self._number(slot, item, value)
+            elif slot.kind == abi.NOTHING:
+                self.require(self.equal("ptr", item, "@_Py_NoneStruct"))
+                self.settle()
         for position, (slot, item, value) in enumerate(zip(pattern.arguments, objects, self.argument_values, strict=True)):
             if slot.is_array:
                 self._array(slot, item, value, written=position in pattern.written)
@@ -415,7 +418,7 @@ class _StubCall(_Frame):
     def _scalars(self, form: str) -> None:
         index = 0
         for position, slot in enumerate(self.pattern.arguments):
-            if slot.is_array:
+            if not slot.is_number:
                 continue
             place = self.place("%values", self.argument_values[position])
             item = self.load("ptr", "%args", 8 * position)

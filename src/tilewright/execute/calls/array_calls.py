@@ -88,7 +88,7 @@ class ArrayCalls(KernelCalls):
                 arrays[a.name] = runtime.from_numpy(contiguous(a.name, a.value, self.function.span), stream=place.stream)
             elif isinstance(a.value, DeviceArray):
                 arrays[a.name] = a.value
-            else:
+            elif a.value is not None:
                 scalars[a.name] = a.value
         given = given_outputs(artifact, out, self.function.span)
         results: dict[str, object] = {}

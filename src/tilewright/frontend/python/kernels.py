@@ -23,7 +23,7 @@ from functools import partial
 
 from tilewright.base.errors import Diagnostics, UserError
 from tilewright.base.source import Source, Span
-from tilewright.frontend.python.annotations import check_parameter
+from tilewright.frontend.python.annotations import check_parameter, without_none
 from tilewright.frontend.python.expressions import ExpressionReader, SourcePlace
 from tilewright.frontend.python.kernel_options import decorated
 from tilewright.frontend.python.names import PACKAGE, Called, Environment, Opaque, Word, is_package
@@ -241,10 +241,13 @@ class FunctionReader:
         defaults += [*arguments.defaults, *arguments.kw_defaults]
         params: list[syntax.Param] = []
         for argument, default in zip([*positional, *arguments.kwonlyargs], defaults):
-            annotation = None if argument.annotation is None else self._expressions.annotation(argument.annotation)
+            written = None if argument.annotation is None else self._expressions.annotation(argument.annotation)
+            annotation, optional = without_none(written)
             check_parameter(argument.arg, annotation, self._sink)
             value = None if default is None else self._expressions.read(default)
-            params.append(syntax.Param(argument.arg, annotation, value, span=self._span(argument)))
+            optional = optional or (written is None and isinstance(value, syntax.Nothing))
+            only = argument in arguments.kwonlyargs
+            params.append(syntax.Param(argument.arg, annotation, value, optional, only, span=self._span(argument)))
         return tuple(params)
 
     # -- names ------------------------------------------------------------------------------------------------------

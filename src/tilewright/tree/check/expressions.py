@@ -17,11 +17,12 @@ from tilewright.tree import syntax
 from tilewright.tree.check.arrays import ArrayTable
 from tilewright.tree.check.context import Context, Late, Skip
 from tilewright.tree.check.elements import ElementBuilder
-from tilewright.tree.check.infer import size_of, sum_dtype
+from tilewright.tree.check.infer import constant_of, size_of, sum_dtype
 from tilewright.tree.check.operations import COMPARISONS, FLOAT_FUNCTIONS, ROUNDINGS, Typing
 from tilewright.tree.check.sizes import SizeChecker
 from tilewright.tree.check.slices import SliceChecker
-from tilewright.tree.check.state import Alias, Poison, SharedArray, TileValue, VariableSlot
+from tilewright.tree.check.state import Absent, Alias, Poison, SharedArray, TileValue, VariableSlot
+from tilewright.tree.inline import nodes
 from tilewright.tree.metadata import suggest
 from tilewright.tree.names import is_output
 from tilewright.tree.typed import (
@@ -86,6 +87,8 @@ class ExpressionChecker:
             return self.unbound(node.id, node.span)
         if isinstance(binding, Poison):
             raise Skip
+        if isinstance(binding, Absent):
+            raise self.absent(node.id, node.span)
         if isinstance(binding, VariableSlot):
             return Local(binding.var, span=node.span)
         if isinstance(binding, Alias):
@@ -106,6 +109,22 @@ class ExpressionChecker:
             return Whole(binding, span=node.span)
         raise self.context.fail("TW009", f"'{node.id}' is a tuple, not a number", node.span, f"take an item, as in {node.id}[0]")
 
+    def absent(self, name: str, span: Span) -> Skip:
+        return self.context.fail("TW009", f"'{name}' is None here", span, f"use it under 'if {name} is not None:'")
+
+    def is_none(self, node: syntax.Expr) -> bool:
+        """Whether it is a parameter that the call left out."""
+        if isinstance(node, syntax.Nothing):
+            return True
+        binding = self.context.scope.find(node.id) if isinstance(node, syntax.Name) else None
+        if isinstance(binding, Absent):
+            return True
+        if isinstance(binding, Poison):
+            raise Skip
+        if binding is None:
+            self.expr(node)
+        return False
+
     def array(self, node: syntax.Expr) -> ArrayInfo | Expr | None:
         """The array (or array value) an expression names, or None when it is something else."""
         dotted = _dotted(node)
@@ -122,6 +141,8 @@ class ExpressionChecker:
             return self.elements.tile_value(binding, node.span)
         if isinstance(binding, Poison):
             raise Skip
+        if isinstance(binding, Absent):
+            raise self.absent(dotted, node.span)
         return None
 
     def extents(self, node: syntax.Expr) -> tuple[Expr, ...] | None:
@@ -147,6 +168,10 @@ class ExpressionChecker:
             return self.typing.literal(node.value, span)
         if isinstance(node, syntax.Name):
             return self.name(node)
+        if isinstance(node, syntax.IsNone):
+            return Const(self.is_none(node.value) != node.negated, dtypes.bool_, span=span)
+        if isinstance(node, syntax.Nothing):
+            raise self.context.fail("TW009", "None is no number", span, "compare it with 'is None', or pass it to a parameter that may be left out")
         if isinstance(node, syntax.Binary):
             return self.operator(node)
         if isinstance(node, syntax.Unary):
@@ -158,6 +183,8 @@ class ExpressionChecker:
             return self.call(node)
         if isinstance(node, syntax.IfExpr):
             cond = self.expr(node.cond)
+            if is_decided(node.cond) and (known := constant_of(cond)) is not None:
+                return self.expr(node.then if known else node.otherwise)
             then, otherwise = self.aside(node.then, cond), self.aside(node.otherwise, cond)
             if then[1] or otherwise[1]:
                 return self.elements.late(cond, then, otherwise, span)
@@ -176,6 +203,9 @@ class ExpressionChecker:
         if node.op in ("and", "or"):
             first = self.expr(node.left)
             left = self.typing.logical(first, node.span)
+            known = constant_of(left) if is_decided(node.left) else None
+            if known is not None:
+                return left if bool(known) == (node.op == "or") else self.expr(node.right)
             value, before = self.aside(node.right, left)
             if node.valued and not (value.dtype.is_bool and (node.op == "and" or first.dtype.is_bool)):
                 raise self.context.fail(
@@ -474,6 +504,11 @@ class ExpressionChecker:
                 )  # fmt: skip
             sizes.append(self.sizes.numbers.extent(size, source.id if isinstance(source, syntax.Name) else "", source.span))
         return tuple(sizes)
+
+
+def is_decided(cond: syntax.Expr) -> bool:
+    """Whether a condition asks if a parameter was left out: what it excludes is not looked at."""
+    return any(isinstance(node, syntax.IsNone) for node in nodes(cond))
 
 
 def flatten_index(node: syntax.Index) -> tuple[syntax.Expr, tuple[syntax.Expr, ...]]:

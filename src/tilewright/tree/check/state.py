@@ -123,11 +123,16 @@ class SharedArray:
 
 
 @record
+class Absent:
+    """A parameter that the call left out: it is None."""
+
+
+@record
 class Poison:
     """A name whose declaration was wrong; using it says nothing more."""
 
 
-Binding = VariableSlot | Alias | TileValue | SharedArray | Poison | LoopVar | ArrayInfo | ScalarInfo | tuple[Expr, ...]
+Binding = VariableSlot | Alias | TileValue | SharedArray | Absent | Poison | LoopVar | ArrayInfo | ScalarInfo | tuple[Expr, ...]
 
 
 class Scope:

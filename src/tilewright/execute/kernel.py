@@ -32,6 +32,7 @@ from tilewright.execute.devices import (
     when_default_changes,
 )
 from tilewright.execute.dispatch_devices import checked_spread, spans_devices, spread_call
+from tilewright.frontend.python.defaults import wrong_signature
 from tilewright.frontend.python.kernel_options import attributes_of, check_options
 from tilewright.frontend.python.kernels import parse_function
 from tilewright.frontend.python.options import reduction
@@ -125,6 +126,9 @@ class Kernel(Entry, Generic[P, R]):
         """Machine code that takes all arguments in order, once there is some."""
         self._arranger: Callable[..., object] | None = None
         self._runner: Runner | None = None
+        message = wrong_signature(function)
+        if message:
+            raise UserError.at("TW009", message, self.function.span)  # unless reading it finds the very place
         self._launch: Callable[..., object] | None = None
         """Machine code for calls on GPUs, once there is some."""
 

@@ -102,7 +102,7 @@ class Program:
                 if extent.name and extent.name not in found and extent.name not in computed:
                     found[extent.name] = Binding(extent.name, array.name, axis)
             for axis, stride in enumerate(array.type.strides):
-                if stride.name and stride.name not in found:
+                if stride.name and stride.name not in found and stride.name not in computed:
                     found[stride.name] = Binding(stride.name, array.name, axis, stride=True)
         return tuple(found.values())
 

@@ -157,7 +157,17 @@ class ExpressionChecker:
         if isinstance(node, syntax.Name):
             binding = self.context.scope.find(node.id)
             return binding if isinstance(binding, tuple) else None
+        if isinstance(node, syntax.Index) and len(node.indices) == 1 and isinstance(node.indices[0], syntax.Slice) and _may_be_tuple(node.value):
+            items = self.extents(node.value)
+            return None if items is None else items[self._edge(node.indices[0].lo) : self._edge(node.indices[0].hi)]
         return None
+
+    def _edge(self, node: syntax.Expr | None) -> int | None:
+        """An end of a slice of a shape."""
+        value = None if node is None else self.expr(node)
+        if node is not None and (not isinstance(value, Const) or not isinstance(value.value, int)):
+            raise self.context.fail("TW016", "a shape is sliced with constant integers", node.span)
+        return value.value if isinstance(value, Const) and isinstance(value.value, int) else None
 
     # -- expressions --------------------------------------------------------------------------------------------------
 
@@ -504,6 +514,10 @@ class ExpressionChecker:
                 )  # fmt: skip
             sizes.append(self.sizes.numbers.extent(size, source.id if isinstance(source, syntax.Name) else "", source.span))
         return tuple(sizes)
+
+
+def _may_be_tuple(node: syntax.Expr) -> bool:
+    return isinstance(node, syntax.Name | syntax.Tuple) or (isinstance(node, syntax.Attribute) and node.name == "shape")
 
 
 def is_decided(cond: syntax.Expr) -> bool:

@@ -121,11 +121,13 @@ class EmulatorCalls(KernelCalls):
         inputs: dict[str, np.ndarray | Number] = {}
         for a in arguments:
             assert not isinstance(a.value, DeviceArray)
+            if a.value is None:
+                continue
             inputs[a.name] = contiguous(a.name, a.value, self.function.span) if isinstance(a.value, np.ndarray) else a.value
         # The call-time checks of real devices: same errors, same texts.
         artifact, span = describe_program(program, device.target), self.function.span
         arrays = {n: v for n, v in inputs.items() if isinstance(v, np.ndarray)}
-        sizes = bind_sizes(artifact, {n: a.shape for n, a in arrays.items()}, strides_of(arrays), span)
+        sizes = bind_sizes(artifact, {n: a.shape for n, a in arrays.items()}, strides_of(arrays), span, numbers(arguments))
         given = given_outputs(artifact, out, span)
         for param in artifact.outputs:
             if param.name in given:

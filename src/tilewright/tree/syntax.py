@@ -39,6 +39,19 @@ class String(Node):
 
 
 @record
+class Nothing(Node):
+    """`None`: what an optional parameter is where a call leaves it out."""
+
+
+@record
+class IsNone(Node):
+    """`value is None`, or `value is not None`: known when the kernel is compiled."""
+
+    value: Expr
+    negated: bool = False
+
+
+@record
 class Name(Node):
     id: str
 
@@ -184,7 +197,7 @@ class Broken(Node):
 
 
 Expr = (
-    Number | Bool | String | Name | Attribute | Index | Slice | Call | Unary | Binary | IfExpr | Tuple | List | Record
+    Number | Bool | String | Nothing | IsNone | Name | Attribute | Index | Slice | Call | Unary | Binary | IfExpr | Tuple | List | Record
     | Pipe | ReduceExpr | Await | Compute | Callee | Broken
 )  # fmt: skip
 
@@ -269,7 +282,9 @@ class Expect(Node):
 
     name: str
     value: Expr
-    type: Expr
+    type: Expr | None
+    optional: bool = False
+    """The argument may be None."""
     call: Span = field(default=NOWHERE, compare=False, repr=False)
 
 
@@ -304,6 +319,9 @@ class Param(Node):
     name: str
     type: Expr | None = None
     default: Expr | None = None
+    optional: bool = False
+    """It may be None: `type | None`."""
+    keyword_only: bool = False
 
 
 @record

@@ -19,7 +19,7 @@ from tilewright.base.artifact import Artifact
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.base.target import Target, host_cpu
 from tilewright.compile.driver import Signature, compile_kernel
-from tilewright.execute.calls.arguments import ReadArgument, numbers
+from tilewright.execute.calls.arguments import Number, ReadArgument, numbers
 from tilewright.execute.calls.checks import bind_sizes
 from tilewright.execute.calls.host_calls import output_arrays, recorded_result, strides_of
 from tilewright.execute.calls.kernel_calls import Entry, KernelCalls, KernelSource
@@ -169,7 +169,7 @@ class CpuCalls(KernelCalls):
     ) -> object:
         artifact = program.artifact
         arrays = {a.name: a.value for a in arguments if isinstance(a.value, np.ndarray)}
-        outputs, copies = self._outputs(artifact, arrays, out)
+        outputs, copies = self._outputs(artifact, arrays, out, numbers(arguments))
         program.run({**arrays, **outputs}, converted(artifact, numbers(arguments)), pool)
         for given, temporary in copies:
             given[...] = temporary
@@ -182,15 +182,15 @@ class CpuCalls(KernelCalls):
         artifact = program.artifact
         recorder.check_arguments({a.name: a.value for a in arguments}, values)
         arrays = {a.name: a.value for a in arguments if isinstance(a.value, np.ndarray)}
-        outputs, copies = self._outputs(artifact, arrays, out)
+        outputs, copies = self._outputs(artifact, arrays, out, numbers(arguments))
         recorder.add_program(program, {**arrays, **outputs}, converted(artifact, numbers(arguments)), frozenset(outputs))
         for given, temporary in copies:
             recorder.add_copy(given, temporary)
         return recorded_result(artifact, outputs, out)
 
     def _outputs(
-        self, artifact: Artifact, arrays: Mapping[str, np.ndarray], out: object
+        self, artifact: Artifact, arrays: Mapping[str, np.ndarray], out: object, given: Mapping[str, Number]
     ) -> tuple[dict[str, np.ndarray], list[tuple[np.ndarray, np.ndarray]]]:
         span = self.function.span
-        sizes = bind_sizes(artifact, {n: a.shape for n, a in arrays.items()}, strides_of(arrays), span)
+        sizes = bind_sizes(artifact, {n: a.shape for n, a in arrays.items()}, strides_of(arrays), span, given)
         return output_arrays(artifact, sizes, out, arrays, span)

@@ -192,6 +192,8 @@ class ExpressionReader:
         if isinstance(node, ast.Constant):
             if isinstance(node.value, bool | int | float | str):
                 return self._literal(node.value, node)
+            if node.value is None:
+                return syntax.Nothing(span=span)
             return self._unsupported(node, f"'{ast.unparse(node)}'", "use a number")
         if isinstance(node, ast.Attribute):
             return self._resolved(node) or syntax.Attribute(self.read(node.value), node.attr, span=span)
@@ -246,7 +248,11 @@ class ExpressionReader:
             right = self.read(comparator)
             spelling = _COMPARE.get(type(op))
             if spelling is None:
+                if isinstance(op, ast.Is | ast.IsNot) and len(node.ops) == 1 and isinstance(right, syntax.Nothing):
+                    return syntax.IsNone(left, isinstance(op, ast.IsNot), span=self._place.span(node))
                 return self._unsupported(node, "'in' or 'is'", "compare with == or !=")
+            if isinstance(left, syntax.Nothing) or isinstance(right, syntax.Nothing):
+                self._sink.error("TW005", f"'{spelling}' with None compares nothing in a kernel", self._place.span(node), "write 'is None' or 'is not None'")
             pair = syntax.Binary(spelling, left, right, span=self._join(left, right))
             result = pair if result is None else syntax.Binary("and", result, pair, span=self._join(result, pair))
             left = right
@@ -368,6 +374,8 @@ class ExpressionReader:
                 return self._literal(meaning.value, node)
             name = meaning.name if isinstance(meaning, Word) else _last_name(node)
             return syntax.Name("array" if name == "Array" else name, span=span)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            return syntax.Binary("|", self.annotation(node.left), self.annotation(node.right), span=span)
         return self.read(node)
 
     def _text_annotation(self, text: str, node: ast.expr, span: Span) -> Expr:
@@ -385,6 +393,8 @@ class ExpressionReader:
             return syntax.Name("array" if name == "Array" else name, span=span)
         if isinstance(node, ast.Constant) and isinstance(node.value, int):
             return syntax.Number(node.value, span=span)
+        if isinstance(node, ast.Constant) and node.value is None:
+            return syntax.Nothing(span=span)
         if isinstance(node, ast.BinOp):
             return syntax.Binary(_BINARY[type(node.op)], self._at(node.left, span), self._at(node.right, span), span=span)
         if isinstance(node, ast.Subscript):

@@ -32,12 +32,12 @@ from tilewright.tree.check.array_loops import ArrayLoopChecker
 from tilewright.tree.check.arrays import ArrayTable
 from tilewright.tree.check.context import Context, Skip
 from tilewright.tree.check.elements import ElementBuilder
-from tilewright.tree.check.expressions import CREATORS, ExpressionChecker, flatten_index
+from tilewright.tree.check.expressions import CREATORS, ExpressionChecker, flatten_index, is_decided
 from tilewright.tree.check.infer import constant_of, size_of, type_of
 from tilewright.tree.check.nests import NestChecker
 from tilewright.tree.check.operations import Typing
 from tilewright.tree.check.sizes import SizeChecker
-from tilewright.tree.check.state import Alias, Key, Poison, SharedArray, State, TileValue, VariableSlot
+from tilewright.tree.check.state import Absent, Alias, Key, Poison, SharedArray, State, TileValue, VariableSlot
 from tilewright.tree.check.stores import StoreChecker
 from tilewright.tree.check.tiles import TileChecker
 from tilewright.tree.check.variables import VariableTypes, contribution, summed
@@ -152,7 +152,8 @@ class BodyChecker:
             elif isinstance(stmt, syntax.ReduceNest):
                 self.nests.reduce_loop(stmt.loop, stmt.op, stmt.axes, stmt.name)
             elif isinstance(stmt, syntax.Expect):
-                self.expected(stmt.name, self.expressions.expr(stmt.value), stmt)
+                if not self.is_absent(stmt):
+                    self.expected(stmt.name, self.expressions.expr(stmt.value), stmt)
             elif isinstance(stmt, syntax.ExprStmt):
                 self.bare(stmt)
             else:
@@ -232,6 +233,9 @@ class BodyChecker:
     ) -> None:  # fmt: skip
         """`name = node`, for a new name: an array, a tuple or a number."""
         if self.create(name, node, fixed):
+            return
+        if isinstance(node, syntax.Nothing) or (isinstance(node, syntax.Name) and isinstance(self.context.scope.find(node.id), Absent)):
+            self.context.scope.names[name] = Absent()
             return
         binding = self.context.scope.find(node.id) if isinstance(node, syntax.Name) else None
         if isinstance(binding, Alias) and binding.value.shape and fixed is None and self.context.scope.parent is None:
@@ -366,6 +370,14 @@ class BodyChecker:
             self.context.scope.names[name] = array
             return
         self.context.scope.names[name] = Alias(value, key)
+
+    def is_absent(self, stmt: syntax.Expect) -> bool:
+        """Whether the argument is None, which the parameter allows."""
+        if not isinstance(stmt.value, syntax.Name | syntax.Nothing) or not self.expressions.is_none(stmt.value):
+            return False
+        if not stmt.optional:
+            raise self.context.fail("TW009", f"{stmt.name} cannot be None", stmt.span, "annotate the parameter as 'tw.Array | None' where it may be left out")
+        return True
 
     def expected(self, name: str, value: Expr, stmt: syntax.Expect) -> None:
         """An argument of a kernel called here is what the parameter's annotation says; its size names mean extents of it."""
@@ -586,7 +598,7 @@ class BodyChecker:
     def branch(self, stmt: syntax.If) -> None:
         cond = self.typing.logical(self.expressions.expr(stmt.cond), stmt.span)
         self.typing.scalar_only("the condition", cond, stmt.span)
-        known = constant_of(cond) if self.unrolling and not self.array_loops.around else None
+        known = constant_of(cond) if is_decided(stmt.cond) or (self.unrolling and not self.array_loops.around) else None
         if known is not None:
             for inner in stmt.then if known else stmt.otherwise:
                 self.statement(inner)

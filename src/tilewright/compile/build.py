@@ -62,6 +62,7 @@ def describe_program(
             for c in program.checks
         ),
         facts=tuple(sorted(facts.items())),
+        computed=program.computed,
         sites=program.sites,
         alias_safe=alias_safe,
         key=key,
@@ -80,14 +81,15 @@ def _launch(entry: str, call: KernelCall, target: Target, in_place: Collection[s
 
 def build_artifact(
     program: Program, target: Target, key: str = "", alias_safe: bool = False, schedules: tuple[str, ...] = (), entry: bool = True,
-    typed: Collection[str] = (),
+    typed: Collection[str] = (), absent: tuple[int, ...] = (),
 ) -> Artifact:  # fmt: skip
-    """Generate code for the whole program; without `entry`, for a CPU, there is no stub that Python calls. `typed`: numbers with a type of their own."""
+    """Generate code for the whole program; without `entry`, for a CPU, there is no stub that Python calls. `typed`: numbers with a type of their own;
+    `absent`: positions of arguments that are None."""
     backend = backend_for(target)
     program, target = backend.prepare(program, target)
     text, _ = llvm_text(program, target)
     code = _generate(backend, text, target, all(is_proven(c.kernel) for c in program.calls))
-    artifact = replace(describe_program(program, target, key, alias_safe, typed), code=code, schedule="\n".join(schedules))
+    artifact = replace(describe_program(program, target, key, alias_safe, typed), code=code, schedule="\n".join(schedules), absent=absent)
     return artifact if backend.entry is None or not entry else replace(artifact, host=backend.entry(artifact, target))
 
 

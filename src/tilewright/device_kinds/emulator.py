@@ -127,13 +127,15 @@ class EmulatorCalls(KernelCalls):
         inputs: dict[str, np.ndarray | Number] = {}
         for a in arguments:
             assert not isinstance(a.value, DeviceArray)
+            if a.value is None:
+                continue
             if a.name in targets:
                 inputs[a.name] = np.array(a.value, order="C")
             else:
                 inputs[a.name] = contiguous(a.name, apart[a.name], span) if isinstance(a.value, np.ndarray) else a.value
         # The call-time checks of real devices: same errors, same texts.
         arrays = {n: v for n, v in inputs.items() if isinstance(v, np.ndarray)}
-        sizes = bind_sizes(artifact, {n: a.shape for n, a in arrays.items()}, strides_of(arrays), span)
+        sizes = bind_sizes(artifact, {n: a.shape for n, a in arrays.items()}, strides_of(arrays), span, numbers(arguments))
         given = given_outputs(artifact, out, span)
         check_given(artifact, {n: a.value for n, a in ((a.name, a) for a in arguments) if n in targets}, given, _share, span)
         for param in artifact.outputs:

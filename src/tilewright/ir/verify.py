@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from tilewright.base.dtypes import DType
 from tilewright.base.errors import CODES, CompilerBug, TilewrightError
-from tilewright.base.sizes import Size
+from tilewright.base.sizes import Size, number_name
 from tilewright.base.source import NOWHERE, Span
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
 from tilewright.ir.ops import ATOMICS, OPS, OpDef, TypeRuleError, reduction_results
@@ -53,6 +53,11 @@ def verify_program(program: Program, known: frozenset[Kernel] = frozenset()) -> 
                 raise fail(f"{roles[0]} {array.name!r} is marked as {array.role}")
             arrays[array.name] = array
     bound = {binding.name for binding in program.bindings()} | set(program.launch_sizes)
+    numbers = {number_name(s.name) for s in program.inputs if isinstance(s, ScalarInput) and s.dtype.is_int}
+    for name, value in program.computed:
+        if name in bound or not value.names <= bound | numbers:
+            raise fail(f"the computed size {name!r} = {value} is bound elsewhere, or made of names that nothing binds")
+    bound |= {name for name, _ in program.computed}
     for array in arrays.values():
         if isinstance(array, ProgramArray):
             for size in (*array.type.shape, *array.type.strides):
@@ -63,7 +68,7 @@ def verify_program(program: Program, known: frozenset[Kernel] = frozenset()) -> 
             raise fail(f"unknown relation {check.relation!r} in a check", check.span)
         if check.code not in CODES:
             raise fail(f"unknown code {check.code!r} in a check", check.span)
-        if not check.left.names | check.right.names <= bound:
+        if not check.left.names | check.right.names <= bound | numbers:
             raise fail(
                 f"no input binds {_listed((check.left.names | check.right.names) - bound)}, used by a check", check.span
             )

@@ -251,7 +251,9 @@ class _Inliner:
         for param in callee.params:
             if param.type is not None and _says_something(param.type):
                 label = f"{callee.name}'s '{param.name}'"
-                before.append(syntax.Expect(label, names[param.name], renamed(param.type, names, call), call, span=given[param.name].span))
+                before.append(syntax.Expect(label, names[param.name], renamed(param.type, names, call), param.optional, call, span=given[param.name].span))
+            elif not param.optional and isinstance(given[param.name], syntax.Nothing):
+                before.append(syntax.Expect(f"{callee.name}'s '{param.name}'", names[param.name], None, False, call, span=given[param.name].span))
         before.extend(renamed(statements, names, call))
         if last.value is None:
             return syntax.Number(0, span=call)
@@ -266,6 +268,10 @@ class _Inliner:
         positional = [a for a in args if a.keyword is None]
         if len(positional) > len(names):
             self._sink.error("TW016", f"{shown} takes {len(names)} argument(s), got {len(positional)}", call)
+            return None
+        most = sum(not p.keyword_only for p in callee.params)
+        if len(positional) > most:
+            self._sink.error("TW016", f"{shown} takes {most} argument(s) by position, got {len(positional)}", call, f"give {', '.join(names[most:])} by keyword")
             return None
         for name, argument in [*zip(names, positional), *((a.keyword, a) for a in args if a.keyword is not None)]:
             assert name is not None
@@ -290,7 +296,7 @@ class _Inliner:
     def _argument(self, param: syntax.Param, value: Expr, assigned: bool, owner: str, before: list[Stmt]) -> Expr:
         """What stands for a parameter in the body."""
         typed = isinstance(param.type, syntax.Name) and param.type.id not in ("int", "float", "bool") and dtypes.is_name(param.type.id)
-        if not assigned and not typed and isinstance(value, syntax.Name | syntax.Number | syntax.Bool):
+        if not assigned and not typed and isinstance(value, syntax.Name | syntax.Number | syntax.Bool | syntax.Nothing):
             return value
         name = self._fresh(param.name, owner)
         before.append(syntax.Let((name,), value, mutable=True, type=param.type if typed else None, span=value.span))

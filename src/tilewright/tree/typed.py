@@ -43,7 +43,12 @@ class ScalarArg:
     weak: bool = False
 
 
-ArgSpec = ArrayArg | ScalarArg
+@record
+class NoneArg:
+    """None, for a parameter that may be left out."""
+
+
+ArgSpec = ArrayArg | ScalarArg | NoneArg
 
 
 # -- named things -------------------------------------------------------------------------------------------------
@@ -492,6 +497,8 @@ class TypedKernel(TypedNode):
     body: tuple[Stmt, ...]
     checks: tuple[SizeCheck, ...]
     metadata: KernelMetadata
+    computed: tuple[tuple[str, Size], ...] = ()
+    """Sizes that a call computes from its numbers: names and what they are."""
 
 
 def row_major(name: str, dtype: DType, shape: Shape, role: str, align: int = 0) -> ArrayInfo:

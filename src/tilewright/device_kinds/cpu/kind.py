@@ -19,7 +19,7 @@ from tilewright.base.artifact import Artifact
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.base.target import Target, host_cpu
 from tilewright.compile.driver import Signature, compile_kernel
-from tilewright.execute.calls.arguments import ReadArgument, numbers
+from tilewright.execute.calls.arguments import Number, ReadArgument, numbers
 from tilewright.execute.calls.checks import bind_sizes
 from tilewright.execute.calls.host_calls import output_arrays, recorded_result, strides_of
 from tilewright.execute.calls.in_place import host_apart
@@ -171,7 +171,7 @@ class CpuCalls(KernelCalls):
     ) -> object:
         artifact = program.artifact
         arrays = {a.name: a.value for a in arguments if isinstance(a.value, np.ndarray)}
-        outputs, copies = self._outputs(artifact, arrays, out)
+        outputs, copies = self._outputs(artifact, arrays, out, numbers(arguments))
         arrays = host_apart(artifact, arrays, self.function.span)
         program.run({**arrays, **outputs}, converted(artifact, numbers(arguments)), pool)
         for given, temporary in copies:
@@ -185,7 +185,7 @@ class CpuCalls(KernelCalls):
         artifact = program.artifact
         recorder.check_arguments({a.name: a.value for a in arguments}, values)
         arrays = {a.name: a.value for a in arguments if isinstance(a.value, np.ndarray)}
-        outputs, copies = self._outputs(artifact, arrays, out)
+        outputs, copies = self._outputs(artifact, arrays, out, numbers(arguments))
         apart = host_apart(artifact, arrays, self.function.span)
         for name, array in apart.items():
             if array is not arrays[name]:
@@ -197,8 +197,8 @@ class CpuCalls(KernelCalls):
         return recorded_result(artifact, outputs, out)
 
     def _outputs(
-        self, artifact: Artifact, arrays: Mapping[str, np.ndarray], out: object
+        self, artifact: Artifact, arrays: Mapping[str, np.ndarray], out: object, given: Mapping[str, Number]
     ) -> tuple[dict[str, np.ndarray], list[tuple[np.ndarray, np.ndarray]]]:
         span = self.function.span
-        sizes = bind_sizes(artifact, {n: a.shape for n, a in arrays.items()}, strides_of(arrays), span)
+        sizes = bind_sizes(artifact, {n: a.shape for n, a in arrays.items()}, strides_of(arrays), span, given)
         return output_arrays(artifact, sizes, out, arrays, span)

@@ -14,7 +14,7 @@ from tilewright.base.artifact import ArrayParam, Artifact
 from tilewright.base.errors import UserError
 from tilewright.base.record import record
 from tilewright.compile.driver import Signature, compile_kernel
-from tilewright.execute.calls.arguments import Number, ReadArgument, element_strides
+from tilewright.execute.calls.arguments import Number, ReadArgument, element_strides, numbers
 from tilewright.execute.calls.checks import bind_sizes, check_output
 from tilewright.execute.calls.in_place import apart, check_given, check_in_place, share_memory
 from tilewright.execute.calls.kernel_calls import KernelCalls, KernelSource
@@ -58,6 +58,8 @@ class ArrayCalls(KernelCalls):
         super().__init__(kernel)
         self._programs: dict[tuple[int, str], LoadedProgram] = {}
         self._plans: dict[tuple[object, ...], CallPlan] = {}
+        self._shaping: dict[tuple[object, ...], tuple[str, ...]] = {}
+        """Numbers that decide sizes, by the forms of all arguments."""
 
     @property
     def programs(self) -> list[LoadedProgram]:
@@ -89,7 +91,7 @@ class ArrayCalls(KernelCalls):
                 arrays[a.name] = runtime.from_numpy(contiguous(a.name, a.value, self.function.span), stream=place.stream)
             elif isinstance(a.value, DeviceArray):
                 arrays[a.name] = a.value
-            else:
+            elif a.value is not None:
                 scalars[a.name] = a.value
         read = self._apart(artifact, arrays, hosts, runtime, place)
         given = given_outputs(artifact, out, self.function.span)
@@ -173,7 +175,8 @@ class ArrayCalls(KernelCalls):
     def _plan(self, values: Mapping[str, object], device: Device, runtime: ArrayDevice) -> CallPlan:
         """What to run for arguments of these forms. Calls like an earlier one find it without being looked at in detail."""
         forms = (runtime.ordinal, *map(form_of, values.values()))
-        plan = self._plans.get(forms)
+        key = forms + tuple(values[name] for name in self._shaping.get(forms, ()))
+        plan = self._plans.get(key)
         if plan is not None:
             return plan
         gpu = device.target.is_gpu
@@ -186,7 +189,9 @@ class ArrayCalls(KernelCalls):
         inputs = {a.name: a.value for a in arguments if isinstance(a.value, np.ndarray | DeviceArray)}
         shapes = {name: array.shape for name, array in inputs.items()}
         strides = {name: element_strides(array) for name, array in inputs.items()}
-        sizes = bind_sizes(program.artifact, shapes, strides, self.function.span)
+        sizes = bind_sizes(program.artifact, shapes, strides, self.function.span, numbers(arguments))
         results = tuple(tuple(s.evaluate(sizes) for s in p.shape) for p in program.artifact.outputs)
-        keep(self._plans, forms, CallPlan(program, sizes, results))
+        shaping = tuple(name for name in values if name in program.artifact.shaping)
+        keep(self._shaping, forms, shaping)
+        keep(self._plans, forms + tuple(values[name] for name in shaping), CallPlan(program, sizes, results))
         return CallPlan(program, sizes, results, tuple(arguments))

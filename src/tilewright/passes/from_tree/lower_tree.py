@@ -223,7 +223,7 @@ class _TreeLowering:
             ProgramArray(a.name, tensor_type(a), "scratch") for a in self.arrays.values() if a.role == "scratch" and a.name in present
         )
         checks = tuple(ProgramCheck(c.left, c.relation, c.right, c.message, c.span, c.code) for c in typed.checks)
-        return Program(typed.name, inputs, outputs, scratch, tuple(calls), checks, typed.span)
+        return Program(typed.name, inputs, outputs, scratch, tuple(calls), checks, typed.span, computed=typed.computed)
 
     def read_arrays(self) -> set[str]:
         """Arrays some kernel loads from; stores to other scratch arrays are dropped."""

@@ -33,12 +33,12 @@ from tilewright.tree.check.array_loops import ArrayLoopChecker
 from tilewright.tree.check.arrays import ArrayTable
 from tilewright.tree.check.context import Context, Skip
 from tilewright.tree.check.elements import ElementBuilder
-from tilewright.tree.check.expressions import CREATORS, ExpressionChecker, flatten_index
+from tilewright.tree.check.expressions import CREATORS, ExpressionChecker, flatten_index, is_decided
 from tilewright.tree.check.infer import constant_of, size_of, type_of
 from tilewright.tree.check.nests import NestChecker
 from tilewright.tree.check.operations import Typing
 from tilewright.tree.check.sizes import SizeChecker
-from tilewright.tree.check.state import Alias, Key, Poison, SharedArray, State, TileValue, VariableSlot
+from tilewright.tree.check.state import Absent, Alias, Key, Poison, SharedArray, State, TileValue, VariableSlot
 from tilewright.tree.check.stores import StoreChecker
 from tilewright.tree.check.tiles import TileChecker
 from tilewright.tree.check.variables import VariableTypes, contribution, summed
@@ -92,6 +92,8 @@ class BodyChecker:
         self.array_loops = ArrayLoopChecker(context, sizes, typing, arrays, elements, expressions, aliased)
         self.frozen: set[str] = set()
         """Arrays declared with let."""
+        self.headless = 0
+        """Loops and conditions around whose heads are wrong."""
         self.unrolling = 0
         """Unrolled loops around."""
         self.levels: dict[Key, int] = {}
@@ -146,7 +148,8 @@ class BodyChecker:
             elif isinstance(stmt, syntax.While):
                 self.repeat(stmt)
             elif isinstance(stmt, syntax.Yield):
-                self.nests.yielded(stmt)
+                if not self.headless:  # else nobody knows what takes it
+                    self.nests.yielded(stmt)
             elif isinstance(stmt, syntax.Return):
                 self.returned(stmt, last)
             elif isinstance(stmt, syntax.Made):
@@ -154,7 +157,8 @@ class BodyChecker:
             elif isinstance(stmt, syntax.ReduceNest):
                 self.nests.reduce_loop(stmt.loop, stmt.op, stmt.axes, stmt.name)
             elif isinstance(stmt, syntax.Expect):
-                self.expected(stmt.name, self.expressions.expr(stmt.value), stmt)
+                if not self.is_absent(stmt):
+                    self.expected(stmt.name, self.expressions.expr(stmt.value), stmt)
             elif isinstance(stmt, syntax.ExprStmt):
                 self.bare(stmt)
             else:
@@ -166,11 +170,26 @@ class BodyChecker:
                 for name in stmt.targets:
                     if not isinstance(self.context.scope.find(name), LoopVar):
                         self.context.scope.names[name] = Poison()
+            if isinstance(stmt, syntax.Assign) and isinstance(stmt.target, syntax.Index):
+                self.stores.attempted(stmt.target)
+            if self.context.sink.errors and isinstance(stmt, syntax.For | syntax.While | syntax.If):
+                self.rest(stmt)
+
+    def rest(self, stmt: syntax.For | syntax.While | syntax.If) -> None:
+        """What else is wrong inside a loop or condition whose head is wrong."""
+        self.headless += 1
+        for block in (stmt.then, stmt.otherwise) if isinstance(stmt, syntax.If) else (stmt.body,):
+            with self.context.block():
+                for name in stmt.vars if isinstance(stmt, syntax.For) else ():
+                    self.context.scope.names[name] = Poison()
+                for inner in block:
+                    self.statement(inner)
+        self.headless -= 1
 
     def bare(self, stmt: syntax.ExprStmt) -> None:
         value = stmt.value
         if isinstance(value, syntax.String):
-            return
+            raise self.context.fail("TW005", "a text has no effect in a kernel", stmt.span, "write a comment: # …")
         if isinstance(value, syntax.Call) and isinstance(value.function, syntax.Name) and value.function.id == "barrier":
             self.barrier(value)
             return
@@ -219,6 +238,9 @@ class BodyChecker:
     ) -> None:  # fmt: skip
         """`name = node`, for a new name: an array, a tuple or a number."""
         if self.create(name, node, fixed):
+            return
+        if isinstance(node, syntax.Nothing) or (isinstance(node, syntax.Name) and isinstance(self.context.scope.find(node.id), Absent)):
+            self.context.scope.names[name] = Absent()
             return
         binding = self.context.scope.find(node.id) if isinstance(node, syntax.Name) else None
         if isinstance(binding, Alias) and binding.value.shape and fixed is None and self.context.scope.parent is None:
@@ -353,6 +375,14 @@ class BodyChecker:
             self.context.scope.names[name] = array
             return
         self.context.scope.names[name] = Alias(value, key)
+
+    def is_absent(self, stmt: syntax.Expect) -> bool:
+        """Whether the argument is None, which the parameter allows."""
+        if not isinstance(stmt.value, syntax.Name | syntax.Nothing) or not self.expressions.is_none(stmt.value):
+            return False
+        if not stmt.optional:
+            raise self.context.fail("TW009", f"{stmt.name} cannot be None", stmt.span, "annotate the parameter as 'tw.Array | None' where it may be left out")
+        return True
 
     def expected(self, name: str, value: Expr, stmt: syntax.Expect) -> None:
         """An argument of a kernel called here is what the parameter's annotation says; its size names mean extents of it."""
@@ -608,7 +638,7 @@ class BodyChecker:
     def branch(self, stmt: syntax.If) -> None:
         cond = self.typing.logical(self.expressions.expr(stmt.cond), stmt.span)
         self.typing.scalar_only("the condition", cond, stmt.span)
-        known = constant_of(cond) if self.unrolling and not self.array_loops.around else None
+        known = constant_of(cond) if is_decided(stmt.cond) or (self.unrolling and not self.array_loops.around) else None
         if known is not None:
             for inner in stmt.then if known else stmt.otherwise:
                 self.statement(inner)

@@ -158,6 +158,9 @@ from tilewright.execute.primitives import (
     gpu_transpose as gpu_transpose,
     map as map,
 )
+from tilewright.execute.random_arrays import (
+    random as random,
+)
 from tilewright.execute.scans import (
     gpu_scan as gpu_scan,
     scan as scan,

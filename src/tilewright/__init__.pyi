@@ -192,6 +192,7 @@ from tilewright.execute.tune import (
 from tilewright.frontend.words import (
     Array as Array,
     GpuBuffer as GpuBuffer,
+    InOut as InOut,
     abs as abs,
     active_mask as active_mask,
     all as all,

@@ -45,12 +45,12 @@ def verify_program(program: Program, known: frozenset[Kernel] = frozenset()) -> 
         return CompilerBug.at("TW042", f"program @{program.name}: {reason}", span if span.line else program.span)
 
     arrays: dict[str, ProgramArray | ScalarInput] = {}
-    for role, group in (("input", program.inputs), ("output", program.outputs), ("scratch", program.scratch)):
+    for roles, group in ((("input", "inout"), program.inputs), (("output",), program.outputs), (("scratch",), program.scratch)):
         for array in group:
             if array.name in arrays:
                 raise fail(f"two arrays are called {array.name!r}")
-            if isinstance(array, ProgramArray) and array.role != role:
-                raise fail(f"{role} {array.name!r} is marked as {array.role}")
+            if isinstance(array, ProgramArray) and array.role not in roles:
+                raise fail(f"{roles[0]} {array.name!r} is marked as {array.role}")
             arrays[array.name] = array
     bound = {binding.name for binding in program.bindings()} | set(program.launch_sizes)
     numbers = {number_name(s.name) for s in program.inputs if isinstance(s, ScalarInput) and s.dtype.is_int}

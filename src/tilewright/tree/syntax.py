@@ -322,6 +322,8 @@ class Param(Node):
     optional: bool = False
     """It may be None: `type | None`."""
     keyword_only: bool = False
+    in_place: bool = False
+    """An array that the kernel writes where it lies: `tw.InOut`, `inout x`."""
 
 
 @record

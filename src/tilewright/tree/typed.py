@@ -56,7 +56,8 @@ ArgSpec = ArrayArg | ScalarArg | NoneArg
 
 @record
 class ArrayInfo:
-    """An array of the kernel: 'input', 'output' or 'scratch'. Names are unique within a kernel."""
+    """An array of the kernel: 'input', 'inout' (an argument that is written where it lies), 'output' or 'scratch'. Names are unique within a
+    kernel."""
 
     name: str
     dtype: DType

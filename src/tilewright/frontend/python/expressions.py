@@ -261,6 +261,8 @@ class ExpressionReader:
 
     def _index(self, node: ast.Subscript, span: Span) -> Expr:
         items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if len(items) == 1 and isinstance(items[0], ast.Constant) and items[0].value is ...:
+            items = []  # all of it: indices may be missing at the end
         return syntax.Index(self.read(node.value), tuple(self._subscript(i) for i in items), span=span)
 
     def _subscript(self, node: ast.expr) -> Expr:
@@ -373,10 +375,20 @@ class ExpressionReader:
             if isinstance(meaning, Constant):
                 return self._literal(meaning.value, node)
             name = meaning.name if isinstance(meaning, Word) else _last_name(node)
-            return syntax.Name("array" if name == "Array" else name, span=span)
+            return syntax.Name("array" if name in ("Array", "InOut") else name, span=span)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
             return syntax.Binary("|", self.annotation(node.left), self.annotation(node.right), span=span)
         return self.read(node)
+
+    def is_in_place(self, node: ast.expr | None) -> bool:
+        """Whether an annotation says that the parameter is written where it lies: `tw.InOut`, `Annotated[tw.InOut, "f32[n]"]`."""
+        if isinstance(node, ast.Subscript) and _last_name(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple):
+            node = node.slice.elts[0]
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return node.value.strip().rpartition(".")[2] == "InOut"
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            return self.is_in_place(node.left) or self.is_in_place(node.right)
+        return isinstance(node, ast.Name | ast.Attribute) and self.meaning(node) == Word("InOut")
 
     def _text_annotation(self, text: str, node: ast.expr, span: Span) -> Expr:
         try:
@@ -390,7 +402,7 @@ class ExpressionReader:
         """A type written as text: names are sizes and dtypes, nothing is captured; every part has the text's span."""
         if isinstance(node, ast.Name | ast.Attribute):
             name = _last_name(node)
-            return syntax.Name("array" if name == "Array" else name, span=span)
+            return syntax.Name("array" if name in ("Array", "InOut") else name, span=span)
         if isinstance(node, ast.Constant) and isinstance(node.value, int):
             return syntax.Number(node.value, span=span)
         if isinstance(node, ast.Constant) and node.value is None:

@@ -66,6 +66,8 @@ class Draft:
         self.indices: tuple[Value, ...] = ()
         self.written: set[str] = set()
         """Arrays the kernel stores to."""
+        self.read: set[str] = set()
+        """Arrays it loads from."""
         self._stored: dict[str, tuple[tuple[Value, ...], Value]] = {}
         """For arrays whose last store is sure: where it went, and the value as stored."""
         self._arrays = arrays
@@ -169,6 +171,7 @@ class Draft:
         stored = self._stored.get(array.name)
         if stored is not None and stored[0] == tuple(indices) and builder is self.body:
             return builder.cast(stored[1], compute_dtype(array.dtype))
+        self.read.add(array.name)
         value = builder.op("load", self.param(array.name), *indices, name="")
         return builder.cast(value, compute_dtype(array.dtype))
 

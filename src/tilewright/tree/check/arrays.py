@@ -74,7 +74,7 @@ class ArrayTable:
             strides = contiguous_strides(shape) if arg.strides is None else tuple(
                 Size.of(f"{param.name}$s{axis}" if s is None else s) for axis, s in enumerate(arg.strides)
             )  # fmt: skip
-            array = ArrayInfo(param.name, arg.dtype, shape, strides, "input", arg.align)
+            array = ArrayInfo(param.name, arg.dtype, shape, strides, "inout" if param.in_place else "input", arg.align)
             self.inputs[param.name] = array
             self.params.append(array)
             self.written.add(param.name)

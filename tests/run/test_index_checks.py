@@ -279,21 +279,85 @@ def test_what_loops_and_conditions_prove_is_not_tested(body: str) -> None:
     assert np.allclose(kernel(*arguments), kernel(*arguments, device="emulator"))
 
 
-def test_gpus_assert_what_is_written_and_with_check_what_is_read() -> None:
-    picky = tw.kernel(check=True)(gather.python)
-    for kernel, arguments, wrong in (
-        (picky, (NUMBERS, at()), (NUMBERS, at(100))),
-        (picky, (NUMBERS, at()), (NUMBERS, at(-1))),
-        (scatter, (NUMBERS, at(), NUMBERS[:70]), (NUMBERS, at(100), NUMBERS[:70])),
-    ):
-        thread = kernel.stages(*arguments, target="sm_90a").stages.thread
-        names = [p.name for p in thread.inputs]
-        run_program(thread, dict(zip(names, arguments, strict=True)), target=parse_target("sm_90a"))
-        with pytest.raises(tw.UserError, match=r"assertion failed: '(x|out)' is (read|written) at an index inside its extent"):
-            run_program(thread, dict(zip(names, wrong, strict=True)), target=parse_target("sm_90a"))
-    assert b"trap" in scatter.compile(NUMBERS, at(), NUMBERS[:70], target="sm_90a").code
-    assert b"trap" in picky.compile(NUMBERS, at(), target="sm_90a").code
-    assert b"trap" not in gather.compile(NUMBERS, at(), target="sm_90a").code
+def run_stage(kernel: tw.kernel, stage: str, *arguments: object, **outputs: np.ndarray) -> dict[str, np.ndarray]:
+    """A stage of the kernel as it is compiled for a GPU, in the emulator."""
+    program = getattr(kernel.stages(*arguments, target="sm_90a").stages, stage)
+    named = dict(zip([p.name for p in program.inputs], arguments, strict=True))
+    return run_program(program, named, outputs, target=parse_target("sm_90a"))
+
+
+@tw.kernel(check=True)
+def checked_gather(x: tw.Array, at: tw.Array):
+    out = tw.empty((len(at),), x.dtype)
+    for i in tw.grid(len(at)):
+        out[i] = x[at[i]]
+    return out
+
+
+@tw.kernel
+def scattered_rows(y: tw.Array, at: tw.Array, v: tw.Array):
+    rows, cols = v.shape
+    out = tw.zeros(y.shape, v.dtype)
+    for i in range(rows):
+        for j in tw.grid(cols):
+            out[at[i], j] = v[i, j]
+    return out
+
+
+@tw.kernel
+def moved(x: tw.Array, by: int):
+    (n,) = x.shape
+    out = tw.zeros((n,), x.dtype)
+    for i in tw.grid(n):
+        out[i + by] = x[i]
+    return out
+
+
+ROWS = np.arange(3 * 33, dtype=np.float32).reshape(3, 33)
+ON_GPUS: list[tuple[tw.kernel, tuple[object, ...], tuple[object, ...], str]] = [
+    (checked_gather, (NUMBERS, at()), (NUMBERS, at(100)), "checked_gather reads 'x' at index 100, but its extent there is 100"),
+    (checked_gather, (NUMBERS, at()), (NUMBERS, at(-1)), "checked_gather reads 'x' at index -1, "),
+    (checked_gather, (NUMBERS, at(n=1)), (NUMBERS, at(2**62, n=1, dtype=np.int64)), f"at index {2**62}, "),
+    (scatter, (NUMBERS, at(), NUMBERS[:70]), (NUMBERS, at(100), NUMBERS[:70]), "scatter writes 'out' at index 100, "),
+    (count, (NUMBERS, at()), (NUMBERS, at(-3)), "count reads 'out' at index -3, "),
+    (scattered_rows, (np.zeros((5, 33)), np.array([4, 0, 2]), ROWS), (np.zeros((5, 33)), np.array([4, 5, 2]), ROWS), "'out' at index 5 (axis 0), but its extent there is 5"),
+    (first_written, (NUMBERS, 100), (NUMBERS, 101), "first_written writes 'out' at index 100, "),
+    (first_written, (NUMBERS[:31], 31), (NUMBERS[:31], 33), "first_written writes 'out' at index 3"),
+    (moved, (NUMBERS, 0), (NUMBERS, 1), "moved writes 'out' at index 100, "),
+    (moved, (NUMBERS, 0), (NUMBERS, -1), "moved writes 'out' at index -1, "),
+]
+
+
+@pytest.mark.parametrize(("kernel", "right", "wrong", "text"), ON_GPUS, ids=lambda v: v if isinstance(v, str) else "")
+def test_gpus_leave_out_what_is_outside_and_say_so(kernel: tw.kernel, right: tuple[object, ...], wrong: tuple[object, ...], text: str) -> None:
+    wanted = kernel(*right, device="cpu")
+    for stage in ("loop", "tile", "thread"):
+        assert np.array_equal(run_stage(kernel, stage, *right)["out"], wanted)
+    for stage in ("tile", "thread"):
+        with pytest.raises(tw.UserError, match=re.escape(text)) as caught:
+            run_stage(kernel, stage, *wrong)
+        assert caught.value.code == "TW050"
+        assert re.search(r"\(at .*test_index_checks\.py:\d+:\d+\)", str(caught.value))
+    code = kernel.compile(*right, target="sm_90a").code
+    assert b"trap" not in code and b"atom" in code
+
+
+def test_gpus_write_all_that_is_inside() -> None:
+    for by in (1, -1, 5, -100, 100, 2**62):
+        given = NUMBERS + 1
+        wanted = np.zeros(100, np.float32)
+        inside = [i for i in range(100) if 0 <= i + by < 100]
+        wanted[[i + by for i in inside]] = given[inside]
+        for stage in ("tile", "thread"):
+            out = np.full(100, 7, np.float32)
+            with pytest.raises(tw.UserError):
+                run_stage(moved, stage, given, by, out=out)
+            np.testing.assert_array_equal(out, wanted)
+
+
+def test_gpus_read_unchecked_unless_asked() -> None:
+    assert not gather.compile(NUMBERS, at(), target="sm_90a").sites
+    assert not tw.kernel(unchecked=True)(scatter.python).compile(NUMBERS, at(), NUMBERS[:70], target="sm_90a").sites
     with pytest.raises(tw.UserError, match=r"load of 'x' at \[100\] is out of bounds"):
         gather(NUMBERS, at(100), device="emulator")
 

@@ -519,3 +519,54 @@ def test_conditions_on_an_index_say_how_far_it_goes() -> None:
     first(NUMBERS[:4], NUMBERS[:5], NUMBERS[:3])
     with pytest.raises(tw.TilewrightError, match=r"TW050.*'z' at index 2"):
         first(NUMBERS[:4], NUMBERS[:5], NUMBERS[:2])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "i8", "u16", "i64"])
+def test_simd_accesses_are_checked(dtype: str) -> None:
+    lanes = {"f32": tw.f32x8, "f64": tw.f64x4, "i8": tw.i8x32, "u16": tw.u16x16, "i64": tw.i64x4}[dtype]
+
+    def read(x, y, at: int):
+        lanes.load(x, at).store(y, 0)
+
+    def write(x, y, at: int):
+        lanes.load(x, 0).store(y, at)
+
+    def row(x, y, at: int):
+        lanes.load(x, 1, at).store(y, 0)
+
+    w = lanes.width
+    room = np.arange(6 * w).astype({"f": "f", "i": "i", "u": "u"}[dtype[0]] + str(int(dtype[1:]) // 8))
+    x, y = room[w : 3 * w], np.zeros(w, room.dtype)
+    for at in (0, 1, w):
+        tw.cpu(read)(x, y, at)
+        np.testing.assert_array_equal(y, x[at : at + w])
+    for at, text in ((w + 1, rf"from \[{w + 1}\] on is out of bounds: it has {2 * w} elements"), (-1, "index -1"), (2**62, f"index {2**62}"), (2 * w, f"index {2 * w}")):
+        with pytest.raises(tw.UserError, match=text) as caught:
+            tw.cpu(read)(x, y, at)
+        assert caught.value.code == "TW050"
+        target = np.zeros(6 * w, room.dtype)
+        with pytest.raises(tw.UserError, match=text):
+            tw.cpu(write)(x, target[w : 3 * w], at)
+        assert not target.any()
+    with pytest.raises(tw.UserError, match="out of bounds"):
+        tw.cpu(row)(room[: 4 * w].reshape(2, 2 * w), y, w + 1)
+    tw.cpu(unchecked=True)(read)(x, y, w + 1)
+    np.testing.assert_array_equal(y, room[2 * w + 1 : 3 * w + 1])
+
+
+def test_simd_accesses_that_a_loop_proves_have_no_test() -> None:
+    def scaled(x: tw.Array, y: tw.Array):
+        for i in range(0, len(x) - 3, 4):
+            v = tw.f32x4.load(x, i)
+            (v + v).store(x, i)
+        for i in range(0, len(y), 4):
+            tw.f32x4.load(y, i).store(y, i)
+
+    x, y = NUMBERS[:22].copy(), NUMBERS[:22].copy()
+    function = tw.cpu(scaled)
+    with pytest.raises(tw.UserError, match=r"load of 4 elements of 'y' from \[20\] on is out of bounds: it has 22 elements"):
+        function(x, y)
+    np.testing.assert_array_equal(x, np.where(np.arange(22) < 20, 2, 1) * NUMBERS[:22])
+    (sites,) = function.kernel.runner.sites.values()
+    assert {site.array for site in sites} == {"y"}
+    function(x, y[:20])

@@ -221,6 +221,12 @@ def _head(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return (INDEX,)
 
 
+def _inside(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 2 or dtype_of(types[0]) is not i64 or types[1] != INDEX:
+        raise _fail("takes indices and an extent")
+    return (BOOL,)
+
+
 def _within(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     if len(types) != 3 or not isinstance(types[0], Tensor) or types[1:] != [INDEX, INDEX] or attrs.get("access") not in ("load", "store"):
         raise _fail("takes a tensor and two indices, and needs the kind of `access`")
@@ -466,6 +472,7 @@ _define("report", "`report %failure, %index, %extent {site}`: an access lies out
         "which of the indices of a tile lie outside.", _report, "tile thread", "write", "memory")  # fmt: skip
 _define("within", "`within %t, %first, %last {axis, access}`: both indices lie in the tensor along `axis`; checked as an access that has `watch` is.",
         _within, "tile", "write", "memory")  # fmt: skip
+_define("inside", "`inside %i, %n`: whether no index of a tile is negative, or `%n` or more. They are looked at one by one.", _inside, "tile", group="memory")
 _define("alloc", "A tensor of static `shape` and `dtype` in `space` (shared, local or constant); contents undefined, but for constant memory, which "
         "holds the numbers `values`.", _alloc,
         "tile thread", "write", "memory")  # fmt: skip

@@ -18,7 +18,7 @@ from math import gcd
 from types import MappingProxyType
 
 from tilewright.analysis import divisors
-from tilewright.base.dtypes import bool_, i64
+from tilewright.base.dtypes import bool_, i64, u64
 from tilewright.base.errors import CompilerBug
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
@@ -100,7 +100,7 @@ class TileLowering(ThreadView):
         special: dict[str, Callable[[Builder, Op], None]] = {
             "load": self.load, "store": self.store, "reduce_tile": self._reduce_tile, "for": self.for_, "if": self.if_, "while": self._while,
             "iota": self._iota, "broadcast": self.broadcast, "item": self._item, "alloc": self._alloc,
-            "program_id": self.program_id, "report": self._report, "reshape": self._unsupported,
+            "program_id": self.program_id, "report": self._report, "inside": self._inside, "reshape": self._unsupported,
             "transpose": self._unsupported, "slice": self._unsupported, "dot": self.dot, "scan_tile": self._unsupported,
         }  # fmt: skip
         handler = special.get(op.opcode)
@@ -170,6 +170,16 @@ class TileLowering(ThreadView):
             return []
 
         b.if_(functools.reduce(lambda one, other: b.op("or", one, other), dict.fromkeys(wrong)), first, lambda inner: [])
+
+    def _inside(self, b: Builder, op: Op) -> None:
+        extent = self.env[op.operands[1]]
+        assert isinstance(extent, Value)
+        limit = b.cast(extent, u64)
+        found = [b.op("lt", b.cast(one, u64), limit) for one in self._singles_of(b, op.operands[0])]
+        while len(found) > 1:
+            # In pairs, so that compilers see how to chain them.
+            found = [*map(b.logical_and, found[::2], found[1::2]), *found[len(found) & ~1 :]]
+        self.env[op.result] = found[0]
 
     def _singles_of(self, b: Builder, value: Value) -> list[Value]:
         """The numbers of a tile that this thread holds, one by one."""

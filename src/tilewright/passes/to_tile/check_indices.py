@@ -15,11 +15,14 @@ On a GPU a tile is many threads'. What lies outside is masked out and reported, 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import groupby
+from math import prod
 
 from tilewright.base.artifact import FAILURE, FAILURE_FIELDS, IndexSite
-from tilewright.base.dtypes import i64, u8, u16, u32
+from tilewright.base.dtypes import i64, u8, u16, u32, u64
 from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target
@@ -31,6 +34,12 @@ from tilewright.ir.types import Tensor, Tile, dtype_of, tensor
 from tilewright.passes.common.nest_shapes import Shape, join, shape_of
 from tilewright.passes.to_tile.index_sites import Sites, inside_of, parts, unwatched, widen
 from tilewright.passes.to_tile.mask_accesses import MaskedAccesses
+
+
+_NARROW = 16
+"""Bytes of registers that hold too few numbers of 64 bits to compare them together."""
+_FEW = 8
+"""Comparisons that compilers chain without branches between them."""
 
 
 def check_indices(program: Program, target: Target) -> Program:
@@ -50,7 +59,7 @@ def _checked(call: KernelCall, program: Program, target: Target, sites: list[Ind
     if target.simt:
         body = rewrite(call.kernel, MaskedAccesses(own, failure).one).body
     else:
-        body = _Tests(call, failure, own).block(call.kernel.body)
+        body = _Tests(call, failure, own, target.vector_bytes <= _NARROW).block(call.kernel.body)
     kernel = eliminate_dead(replace(call.kernel, params=(*call.kernel.params, failure), body=body))
     return KernelCall(kernel, (*call.args, FAILURE))
 
@@ -79,18 +88,49 @@ class _Range:
 class _Tests:
     """The tests of one kernel on a CPU. They stand before the accesses; where one fails, the kernel's thread ends."""
 
-    def __init__(self, call: KernelCall, failure: Value, sites: Sites) -> None:
+    def __init__(self, call: KernelCall, failure: Value, sites: Sites, narrow: bool) -> None:
         self.failure, self.sites = failure, sites
+        self.narrow = narrow
+        """Registers hold two numbers of 64 bits, or one: such numbers are compared one by one."""
         self.made = {result: op for op in walk(call.kernel.body) for result in op.results}
         self.written = {op.operands[0] for op in walk(call.kernel.body) if op.opcode == "store"}
 
     def block(self, block: Block, loop: Op | None = None, before: dict[_Range, None] | None = None) -> Block:
         """The block with tests. Those that can stand before `loop`, whose body it is, go to `before`."""
         b = Builder()
-        for op in block.ops:
-            with b.at(op.span):
-                self._op(b, op, loop, before)
+        # Tests of the same indices, one for each array that they are used for, are made together.
+        for ends, ops in groupby(block.ops, lambda op: op.operands[1:] if op.opcode == "within" else ()):
+            for op in [] if ends else ops:
+                with b.at(op.span):
+                    self._op(b, op, loop, before)
+            if ends:
+                self._within(b, tuple(ops))
         return Block(block.args, tuple(b.ops))
+
+    def _within(self, b: Builder, tests: tuple[Op, ...]) -> None:
+        """Two ends lie inside all arrays, so inside the shortest. Which one they leave is asked only where they do not."""
+        _, first, last = tests[0].operands
+        extents: dict[Size, None] = {}
+        for op in tests:
+            memory, axis = op.operands[0].type, op.attrs["axis"]
+            assert isinstance(memory, Tensor) and isinstance(axis, int)
+            extents[memory.shape[axis]] = None
+        least = functools.reduce(lambda one, other: b.op("min", one, other), map(b.index, extents))
+        inside = inside_of(b, last, least)
+        if last is not first:
+            # The first is not after the last: as numbers without a sign it is then not negative either.
+            inside = b.logical_and(b.op("le", b.cast(first, u64), b.cast(last, u64)), inside)
+
+        def each(inner: Builder) -> Sequence[Value]:
+            for op in tests:
+                memory, axis = op.operands[0].type, op.attrs["axis"]
+                assert isinstance(memory, Tensor) and isinstance(axis, int)
+                with inner.at(op.span):
+                    site = self.sites.number(replace(op, opcode=str(op.attrs["access"])), axis)
+                    self._ends(inner, first, None if last is first else last, inner.index(memory.shape[axis]), site)
+            return []
+
+        b.if_(inside, lambda inner: [], each)
 
     def _op(self, b: Builder, op: Op, loop: Op | None, before: dict[_Range, None] | None) -> None:
         if op.opcode == "for":
@@ -98,13 +138,6 @@ class _Tests:
             body = self.block(op.regions[0], op, found)
             self._ranges(b, op, tuple(found))
             op = replace(op, regions=(body,))
-        elif op.opcode == "within":
-            memory, first, last = op.operands
-            axis, access = op.attrs["axis"], op.attrs["access"]
-            assert isinstance(memory.type, Tensor) and isinstance(axis, int)
-            site = self.sites.number(replace(op, opcode=str(access)), axis)
-            self._ends(b, first, None if last is first else last, b.index(memory.type.shape[axis]), site)
-            return
         elif op.regions:
             op = replace(op, regions=tuple(self.block(region) for region in op.regions))
         elif watched_axes(op):
@@ -215,6 +248,8 @@ class _Tests:
             return inside_of(b, b.cast(index, i64), extent)
         if mask is not None:
             return self._reduced(b, "and", self._unless(b, inside_of(b, b.cast(index, i64), extent), mask, shape))
+        if self._one_by_one(index):
+            return b.op("inside", b.cast(index, i64), extent)
         narrow = self._again(b, index)
         if narrow is not None and dtype_of(narrow.type).bits <= 32:
             dtype = {8: u8, 16: u16, 32: u32}[dtype_of(narrow.type).bits]
@@ -237,6 +272,12 @@ class _Tests:
             return None
         return op, casts
 
+    def _one_by_one(self, index: Value) -> bool:
+        """Whether indices are compared one by one, as they are used, and are in registers for that."""
+        source = self._source(index)
+        few = isinstance(index.type, Tile) and prod(index.type.shape) <= _FEW
+        return self.narrow and few and (source is None or dtype_of(source[0].result.type).bits > 32)
+
     def _again(self, b: Builder, index: Value) -> Value | None:
         """Such indices, loaded once more to be compared: that is best done together, and what is used one by one is best loaded so."""
         source = self._source(index)
@@ -245,7 +286,7 @@ class _Tests:
     def _loaded_here(self, b: Builder, index: Value) -> Value:
         """Such indices, loaded behind the test: no branch is then between them and what they are used for."""
         source = self._source(index)
-        if source is None:
+        if source is None or self._one_by_one(index):
             return index
         load, casts = source
         (value,) = b.emit("load", load.operands, unwatched(load))

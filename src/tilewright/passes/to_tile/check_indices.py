@@ -35,7 +35,6 @@ from tilewright.passes.common.nest_shapes import Shape, join, shape_of
 from tilewright.passes.to_tile.index_sites import Sites, inside_of, parts, unwatched, widen
 from tilewright.passes.to_tile.mask_accesses import MaskedAccesses
 
-
 _NARROW = 16
 """Bytes of registers that hold too few numbers of 64 bits to compare them together."""
 _FEW = 8

@@ -19,7 +19,7 @@ from tilewright.base.sizes import ONE, Atom, Monomial, Size, SizeCall, floordiv,
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.ops import OPS
 from tilewright.ir.program import ProgramCheck
-from tilewright.ir.types import Scalar, Tensor
+from tilewright.ir.types import Scalar, Tensor, Vec
 
 Linear = Inequality
 """`constant + Σ factor * atom`, where an atom is a pair: an index or None, and a product of sizes."""
@@ -43,6 +43,12 @@ def reaches(kernel: Kernel, checks: Sequence[ProgramCheck] = ()) -> Iterator[tup
 
     0 where a loop around has no turns. An array that is longer than that makes the proof."""
     yield from _Proofs(kernel, checks, ("load",)).reaches(kernel.body, (), (), ())
+
+
+def access_width(op: Op) -> int:
+    """Elements that an access has to do with."""
+    types = [*(r.type for r in op.results), *(v.type for v in op.operands)]
+    return next((t.width for t in types if isinstance(t, Vec)), 1)
 
 
 Facts = tuple[Linear, ...]
@@ -173,10 +179,14 @@ class _Proofs:
     def unproven(self, op: Op, facts: Facts) -> tuple[int, ...]:
         memory = op.operands[0].type
         assert isinstance(memory, Tensor)
+        # The elements of a vector follow one another in memory, so along the last axis if that is dense: it must have room for all of them.
+        more = access_width(op) - 1
+        rooms = [*memory.shape[:-1], *(extent - more for extent in memory.shape[-1:])]
+        apart = more and (not memory.rank or memory.strides[-1] != ONE)
         return tuple(
             axis
-            for axis, (index, extent) in enumerate(zip(op.operands[1 : 1 + memory.rank], memory.shape, strict=True))
-            if not self.is_inside(index, extent, facts)
+            for axis, (index, room) in enumerate(zip(op.operands[1 : 1 + memory.rank], rooms, strict=True))
+            if apart or not self.is_inside(index, room, facts)
         )
 
     def is_inside(self, index: Value, extent: Size, facts: Facts) -> bool:

@@ -17,7 +17,16 @@ import tempfile
 from pathlib import Path
 
 from tilewright.base.abi import NEVER_STOPS, STOP_DECLARATION
-from tilewright.base.artifact import ArrayParam, Artifact, IndexSite, Launch, MapParam, ScalarParam
+from tilewright.base.artifact import (
+    FAILURE,
+    FAILURE_FIELDS,
+    ArrayParam,
+    Artifact,
+    IndexSite,
+    Launch,
+    MapParam,
+    ScalarParam,
+)
 from tilewright.base.errors import TargetLimit, UserError
 from tilewright.base.sizes import Size, SizeCall, product
 from tilewright.base.target import Target, parse_target
@@ -324,6 +333,11 @@ def _gpu_header(artifact: Artifact, name: str, names: _ExportNames) -> str:
     for array in artifact.scratch:
         count = _c_size(product(array.shape) * array.dtype.itemsize, names)
         lines += [f"/* bytes of the scratch array {array.name}; negative where 64 bits do not hold them */", f"static inline int64_t {name}_{identifier(array.name)}_bytes({sizes}) {{ {ignored} return {count}; }}"]
+    if artifact.sites:
+        lines += [
+            f"/* {FAILURE} is {FAILURE_FIELDS} int64_t that must be 0 before the launch. Afterwards the first is 0, or says what lay outside its array and",
+            "   was left out; the index and the extent follow.", *(f"   {number}: {_outside(site)}".replace("*/", "* /") for number, site in enumerate(artifact.sites, 1)), "*/",
+        ]  # fmt: skip
     for launch in artifact.launches:
         grid = (*(_c_size(extent, names) for extent in launch.grid), "1", "1", "1")[:3]
         parameters = [*launch.args, *(f"(int64_t) {names[s]}" for s in launch.sizes), *(f"CUtensorMap of {m.array}" for m in launch.maps)]

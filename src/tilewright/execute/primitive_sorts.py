@@ -15,9 +15,9 @@ from tilewright.base.dtypes import i64
 from tilewright.base.errors import UserError
 from tilewright.execute.devices import place_of
 from tilewright.execute.places import Array, DevicePlace, dtype_of
+from tilewright.execute.primitive_axes import Lines
 from tilewright.execute.primitive_functions import Function
 from tilewright.execute.primitives import filter_into, map, one_axis
-from tilewright.execute.primitive_axes import Lines
 
 if TYPE_CHECKING:
     from tilewright.ir.program import Program

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.base.dtypes import DType, bool_, f64, i64
+from tilewright.base.dtypes import DType, bool_, i64
 from tilewright.base.errors import UserError
 from tilewright.execute.arrays import as_dtype
 from tilewright.execute.calls.outputs import keep

@@ -262,7 +262,7 @@ WATCH_INDICES = Pass(
 )  # fmt: skip
 CHECK_INDICES = Pass(
     "check_indices", "program", "program", check_indices,
-    "Marked accesses get tests; the first that fails is left in an array of the program. On a GPU they are assertions.", takes=TARGET,
+    "Marked accesses get tests; the first that fails is left in an array of the program. On a GPU what lies outside is masked out, and the kernel goes on.", takes=TARGET,
 )  # fmt: skip
 WINDOW_SUMS = Pass(
     "window_sums", "tile", "tile", window_sums,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilewright.base.dtypes import i64
-from tilewright.base.intervals import clamped
 from tilewright.base.sizes import ONE, ZERO, Size, ceildiv
 from tilewright.tree import syntax
 from tilewright.tree.bounds import interval

@@ -34,6 +34,7 @@ from tilewright.codegen.host.c_entry import (
     MISALIGNED,
     NEGATIVE,
     NO_MEMORY,
+    NULL,
     OUTSIDE,
     TOO_LARGE,
     call_checks,
@@ -256,7 +257,7 @@ def _cpu_header(artifact: Artifact, name: str, names: _ExportNames) -> str:
         f"int32_t {name}_with({parameters}, tilewright_runner runner, void *context);", "",
         f"static inline const char *{name}_error(int32_t code) {{", "    switch (code) {", '    case 0: return "";',
         f'    case {NO_MEMORY}: return "no memory for scratch arrays";', f'    case {NEGATIVE}: return "a size is negative";',
-        f'    case {MISALIGNED}: return "an array is not aligned as this code needs it";',
+        f'    case {MISALIGNED}: return "an array is not aligned as this code needs it";', f'    case {NULL}: return "an array with elements is NULL";',
         f'    case {TOO_LARGE}: return "a number computed from the sizes is more than 64 bits hold";', *codes,
         '    default: return "unknown code";', "    }", "}", "", "#ifdef __cplusplus", "}", "#endif", "#endif", "",
     ]  # fmt: skip

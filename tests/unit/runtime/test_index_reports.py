@@ -230,3 +230,30 @@ def test_exported_code_says_so_too(tmp_path: Path) -> None:
             exported(*arguments("cuda", 100), out=out)
         assert out.numpy()[9] == 10
     assert driver.violations == []
+
+
+def test_an_array_without_memory_is_refused_and_not_launched() -> None:
+    """Also by launches from machine code; an empty array need not have any."""
+
+    @tw.kernel
+    def twice(x: tw.Array):
+        out = tw.empty_like(x)
+        for i in tw.grid(len(x)):
+            out[i] = x[i] * 2
+        return out
+
+    with installed(mode="lazy") as driver:
+        x, empty = tw.to_device(NUMBERS, "cuda"), tw.to_device(NUMBERS[:0], "cuda")
+        for _ in range(4):
+            np.testing.assert_array_equal(twice(x).numpy(), NUMBERS * 2)
+        launched = len(driver.programs.launched)
+        address, x._pointer = x._pointer, 0
+        for _ in range(2):
+            with pytest.raises(tw.UserError, match=r"an array of shape \[100\] has no memory"):
+                twice(x)
+        assert len(driver.programs.launched) == launched
+        x._pointer = address
+        np.testing.assert_array_equal(twice(x).numpy(), NUMBERS * 2)
+        for _ in range(4):
+            assert twice(empty).shape == (0,)
+    assert driver.violations == []

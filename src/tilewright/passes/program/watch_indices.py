@@ -14,7 +14,7 @@ from tilewright.ir.nodes import Block, Op
 from tilewright.ir.program import KernelCall, Program, ProgramCheck
 from tilewright.tree.metadata import KernelMetadata
 
-WATCHED = {"all": ("load", "store"), "stores": ("store",)}
+WATCHED = {"all": ("load", "store", "accumulate"), "stores": ("store", "accumulate")}
 
 
 def watch_indices(program: Program, checks: str, metadata: KernelMetadata | None = None) -> Program:

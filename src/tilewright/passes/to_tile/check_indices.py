@@ -124,7 +124,7 @@ class _Tests:
         self.program, self.failure, self.sites = program, failure, sites
         self.names = dict(zip(call.kernel.params, call.args, strict=True))
         self.made = {result: op for op in walk(call.kernel.body) for result in op.results}
-        self.written = {op.operands[0] for op in walk(call.kernel.body) if op.opcode == "store"}
+        self.written = {op.operands[0] for op in walk(call.kernel.body) if op.opcode in ("store", "accumulate")}
 
     def block(self, block: Block, loop: Op | None = None, before: dict[_Range, None] | None = None) -> Block:
         """The block with tests. Those that can stand before `loop`, whose body it is, go to `before`."""
@@ -185,8 +185,10 @@ class _Tests:
         memory = op.operands[0]
         assert isinstance(memory.type, Tensor)
         place, excerpt = (op.span.places(), op.span.excerpt()) if op.span.line else ("", "")
-        name = self.names.get(memory, memory.name)
-        site = IndexSite(self.program, op.opcode, name, axis, memory.type.rank, place, excerpt)
+        name, rank = self.names.get(memory, memory.name), memory.type.rank
+        if isinstance(op.attrs.get("of"), str):
+            name, axis, rank = str(op.attrs["of"]), axis - 1, rank - 1  # a private copy: its author knows the array
+        site = IndexSite(self.program, "load" if op.opcode == "load" else "store", name, axis, rank, place, excerpt)
         if site not in self.sites:
             self.sites.append(site)
         return self.sites.index(site) + 1

@@ -116,6 +116,8 @@ class StoreChecker:
             return "add", self.typing.negate(self.typing.assignable(value, place.dtype, f"'{place.name}'", stmt.span), stmt.span)
         if stmt.op in COMBINE and not (place.dtype.is_bool and stmt.op in "+*"):
             return COMBINE[stmt.op], value
+        if stmt.op == "^" and not place.dtype.is_float:
+            return "xor", value
         return "", self.typing.binary(stmt.op, Element(place, indices, span=stmt.span), value, stmt.span)
 
     # -- parts of arrays ----------------------------------------------------------------------------------------------

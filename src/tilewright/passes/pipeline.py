@@ -214,7 +214,7 @@ SPLIT_REDUCTIONS = Pass(
 SPLIT_SCATTERS = Pass(
     "split_scatters", "program", "program", split_scatters,
     "Scatters run side by side: on a CPU each part of the points has a copy of what it combines into, on a GPU they are atomics.",
-    takes=("plans", "target", "hints"), gives="plans",
+    takes=("plans", "target", "hints", "metadata"), gives="plans",
 )  # fmt: skip
 STREAM_K = Pass(
     "stream_k", "program", "program", stream_k,

@@ -12,27 +12,31 @@ on every run. Where the array is large for the points, there is one part.
        parallel %parts (%p) { for i in p*chunk .. { accumulate copy, p, k[i], w[i] {alone} } }
        parallel %m (%j) { out[j] = out[j] + copy[0, j] + copy[1, j] + … }
 
-On a GPU points combine by atomics. Elements narrower than 32 bits are added up in a copy of 32 bits, which rounds once at the end.
+On a GPU points combine by atomics, in a copy of the array where `scatter_forms` says so: elements narrower than 32 bits, least and greatest floats, and
+sums of floats that are to be deterministic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.analysis.loop_nest import Nest, nest_of
-from tilewright.base.dtypes import DType, compute_dtype, i32, u32
+from tilewright.base.dtypes import DType, compute_dtype, f64, i32, i64, u32
+from tilewright.base.errors import UserError
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size, ceildiv, maximum, minimum, product
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk, watched_axes
 from tilewright.ir.program import KernelCall, Program, ProgramArray
-from tilewright.ir.rewrite import clone_ops, rewrite, rewrite_block
+from tilewright.ir.rewrite import clone_ops, eliminate_dead, rewrite, rewrite_block
 from tilewright.ir.types import INDEX, Tensor, dtype_of, tensor
 from tilewright.passes.from_tree.lower_body import identity
+from tilewright.passes.program.scatter_forms import CopySpec, ScatterForm, depends_on_order, form_for
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.plans import Plan, Plans
+from tilewright.tree.metadata import KernelMetadata
 
 MOST_PARTS = 64
 """Parts of a nest on a CPU: enough for its threads, and few enough for the copies."""
@@ -42,6 +46,8 @@ SHORTEST_PART = 4096
 """Points that are worth a part."""
 FEW_OWNERS = 8
 """An index that says which elements a point may reach is cut instead where it has so many values."""
+MOST_TERMS = 36
+"""The exponent of how many terms one element may have where inner loops make more of them than there are points."""
 LANES = 4
 """SIMD registers that one step of a part fills."""
 
@@ -65,7 +71,9 @@ class _Scatter:
         return product(self.type.shape)
 
 
-def split_scatters(program: Program, plans: Plans, target: Target, hints: Mapping[str, int]) -> tuple[Program, Plans]:
+def split_scatters(
+    program: Program, plans: Plans, target: Target, hints: Mapping[str, int], metadata: KernelMetadata | None = None
+) -> tuple[Program, Plans]:
     """The program with parallel scatters, and plans for the calls there are then."""
     if not any(op.opcode == "accumulate" for call in program.calls for op in walk(call.kernel.body)):
         return program, plans
@@ -79,7 +87,8 @@ def split_scatters(program: Program, plans: Plans, target: Target, hints: Mappin
             schedules.append(plan)
             continue
         split = _Split(call, scatters, len(scratch))
-        made = split.on_gpu() if target.simt else split.on_cpu(target, hints)
+        own = metadata.of(call.kernel.name) if metadata is not None else None
+        made = split.on_gpu(own is not None and own.deterministic) if target.simt else split.on_cpu(target, hints)
         calls += [one for one, _ in made]
         schedules += [schedule for _, schedule in made]
         scratch += split.scratch
@@ -102,6 +111,18 @@ def _wide(dtype: DType) -> DType:
     return i32 if dtype.kind == "i" else u32
 
 
+@record
+class _Held:
+    """The copies of an array on a GPU."""
+
+    form: ScatterForm
+    copies: tuple[Value, ...]
+
+
+def _pairs(held: _Held | None) -> Iterator[tuple[CopySpec, Value]]:
+    return zip(held.form.copies, held.copies, strict=True) if held is not None else iter(())
+
+
 class _Split:
     """The kernels that take the place of one call."""
 
@@ -114,15 +135,74 @@ class _Split:
 
     # -- devices ------------------------------------------------------------------------------------------------------
 
-    def on_gpu(self) -> list[tuple[KernelCall, Plan]]:
-        narrow = [s for s in self.scatters if s.wide is not s.type.dtype]
-        copies = {s.memory: self._copy(s, ONE) for s in narrow}
-        if not copies:
-            return [(self.call, None)]
-        kernel = rewrite(self.kernel, lambda b, op: self._accumulate(b, op, copies, b.index(0), {}) if op.opcode == "accumulate" else None)
-        used = {v for op in walk(kernel.body) for v in op.operands}
-        kernel = replace(kernel, params=tuple(p for p in (*kernel.params, *copies.values()) if p in used))
-        return [*self._fills(copies, ONE), (self._called(kernel, copies), None), *self._merges(copies, ONE)]
+    def on_gpu(self, deterministic: bool) -> list[tuple[KernelCall, Plan]]:
+        held: dict[Value, _Held] = {}
+        for scatter in self.scatters:
+            if deterministic and depends_on_order(scatter.kind, scatter.type.dtype):
+                raise UserError.at(
+                    "TW020", f"deterministic: a product of {scatter.type.dtype} at places that data decides depends on the order of its factors", self.kernel.span,
+                    "add up logarithms, leave deterministic out, or run it on a CPU, which has an order",
+                )  # fmt: skip
+            form = form_for(scatter.kind, scatter.type.dtype, identity(scatter.kind, scatter.type.dtype), deterministic)
+            if form is not None:
+                held[scatter.memory] = _Held(form, tuple(self._copy(scatter, spec.dtype) for spec in form.copies))
+        fills = [self._call(self._fill(scatter, spec.start, copy)) for scatter in self.scatters for spec, copy in _pairs(held.get(scatter.memory))]
+        merges = [self._call(self._decode(scatter, held[scatter.memory])) for scatter in self.scatters if scatter.memory in held]
+        last = max((own.form.rounds for own in held.values()), default=1)
+        rounds = [self._call(self._round(held, number, last)) for number in range(last)]
+        return [*fills, *rounds, *merges]
+
+    def _round(self, held: Mapping[Value, _Held], number: int, last: int) -> Kernel:
+        """The points, gone through once. All but the scatters of several rounds belongs to the last."""
+
+        def change(b: Builder, op: Op) -> list[Value] | None:
+            if op.opcode not in ("store", "accumulate"):
+                return None
+            own = held.get(op.operands[0]) if op.opcode == "accumulate" else None
+            if own is None or own.form.rounds == 1:
+                if number < last - 1:
+                    return []
+                return None if own is None else self._terms(b, op, own, 0)
+            return self._terms(b, op, own, number)
+
+        kernel = eliminate_dead(rewrite(self.kernel, change))
+        copies = [copy for own in held.values() for copy in own.copies]
+        name = self.kernel.name if number == last - 1 else f"{self.kernel.name}.largest"
+        return self._with_params(replace(kernel, name=name), (*kernel.params, *copies))
+
+    def _terms(self, b: Builder, op: Op, own: _Held, number: int) -> list[Value]:
+        place, value = op.operands[1:-1], op.operands[-1]
+        attrs: dict[str, Attr] = {k: v for k, v in op.attrs.items() if k == "watch"}
+        if attrs:
+            attrs["of"] = self.names[op.operands[0]]
+        before = [b.emit("load", [copy, *place], attrs)[0] for copy in own.copies[:1]] if number else []
+        for which, term, condition in own.form.terms(b, value, before, self._counts(b), number):
+            copy, spec = own.copies[which], own.form.copies[which]
+            own_attrs = {**attrs, "kind": spec.kind}
+            if condition is None:
+                b.emit("accumulate", [copy, *place, term], own_attrs)
+            else:
+                b.if_(condition, lambda inner, c=copy, t=term, a=own_attrs: inner.emit("accumulate", [c, *place, t], a), lambda inner: [])
+        return []
+
+    def _counts(self, b: Builder) -> Value:
+        """The exponent of a number of points, and of terms, that is surely large enough."""
+        if any(op.opcode in ("for", "while") for op in walk(self.region)):
+            return b.index(MOST_TERMS)
+        points = b.cast(b.index(maximum(ONE, product(self.nest.extents))), f64)
+        return b.sub(b.op("shr", b.bitcast(points, i64), b.index(52)), b.index(1022))
+
+    def _decode(self, scatter: _Scatter, own: _Held) -> Kernel:
+        b = Builder(self.kernel.span)
+
+        def body(inner: Builder, *indices: Value) -> list[Value]:
+            before = inner.cast(inner.op("load", scatter.memory, *indices), compute_dtype(scatter.type.dtype))
+            copies = [inner.op("load", copy, *indices) for copy in own.copies]
+            after = own.form.result(inner, before, copies, self._counts(inner))
+            return list(inner.multi("store", scatter.memory, *indices, inner.cast(after, scatter.type.dtype)))
+
+        b.parallel([b.index(e) for e in scatter.type.shape], body)
+        return self._kernel(f"{self.kernel.name}.merge", b, (scatter.memory, *own.copies))
 
     def on_cpu(self, target: Target, hints: Mapping[str, int]) -> list[tuple[KernelCall, Plan]]:
         owner = self._owner(hints)
@@ -131,11 +211,14 @@ class _Split:
         known = parts.evaluate(hints) if parts.names <= hints.keys() else None
         copies: dict[Value, Value] = {}
         if owner is None and axis is not None and known != 1:
-            copies = {s.memory: self._copy(s, parts) for s in self.scatters}
+            copies = {s.memory: self._copy(s, s.wide, parts) for s in self.scatters}
         elif owner is None:
             parts = ONE
         kernel, schedule = self._parts_kernel(axis, parts, copies, target)
-        return [*self._fills(copies, parts), (self._called(kernel, copies), schedule), *self._merges(copies, parts)]
+        copied = [s for s in self.scatters if s.memory in copies]
+        fills = [self._call(self._fill(s, _start(s), copies[s.memory])) for s in copied]
+        merges = [self._call(self._merge(s, copies[s.memory], parts)) for s in copied]
+        return [*fills, self._call(kernel, schedule), *merges]
 
     def _owner(self, hints: Mapping[str, int]) -> int | None:
         """An index of the nest that is an index of every scatter, at the same axis of each array: points that differ in it never meet."""
@@ -168,32 +251,26 @@ class _Split:
 
     # -- kernels ------------------------------------------------------------------------------------------------------
 
-    def _copy(self, scatter: _Scatter, parts: Size) -> Value:
-        """A tensor with a copy of an array for each part."""
+    def _copy(self, scatter: _Scatter, dtype: DType, *parts: Size) -> Value:
+        """A copy of an array, or one for each part."""
         name = f"{self.kernel.name}.copy{self.number + len(self.scratch)}"
-        copy = Value(tensor(scatter.wide, parts, *scatter.type.shape, align=64), name)
+        copy = Value(tensor(dtype, *parts, *scatter.type.shape, align=64), name)
         assert isinstance(copy.type, Tensor)
         self.scratch.append(ProgramArray(name, copy.type, "scratch"))
         return copy
 
-    def _called(self, kernel: Kernel, copies: Mapping[Value, Value]) -> KernelCall:
-        names = self.names | {copy: copy.name for copy in copies.values()}
-        return KernelCall(kernel, tuple(names[p] for p in kernel.params))
+    def _call(self, kernel: Kernel, plan: Plan = None) -> tuple[KernelCall, Plan]:
+        return KernelCall(kernel, tuple(self.names.get(p, p.name) for p in kernel.params)), plan
 
-    def _fills(self, copies: Mapping[Value, Value], parts: Size) -> list[tuple[KernelCall, Plan]]:
-        return [(self._called(self._fill(scatter, copies[scatter.memory], parts), copies), None) for scatter in self.scatters if scatter.memory in copies]
-
-    def _fill(self, scatter: _Scatter, copy: Value, parts: Size) -> Kernel:
+    def _fill(self, scatter: _Scatter, start: int | float | bool, copy: Value) -> Kernel:
         b = Builder(self.kernel.span)
+        assert isinstance(copy.type, Tensor)
 
         def body(inner: Builder, *indices: Value) -> list[Value]:
-            return list(inner.multi("store", copy, *indices, inner.const(_start(scatter), scatter.wide)))
+            return list(inner.multi("store", copy, *indices, inner.const(start, dtype_of(copy.type))))
 
-        b.parallel([b.index(e) for e in (parts, *scatter.type.shape)], body)
+        b.parallel([b.index(e) for e in copy.type.shape], body)
         return self._kernel(f"{self.kernel.name}.fill", b, (copy,))
-
-    def _merges(self, copies: Mapping[Value, Value], parts: Size) -> list[tuple[KernelCall, Plan]]:
-        return [(self._called(self._merge(scatter, copies[scatter.memory], parts), copies), None) for scatter in self.scatters if scatter.memory in copies]
 
     def _merge(self, scatter: _Scatter, copy: Value, parts: Size) -> Kernel:
         b = Builder(self.kernel.span)
@@ -254,9 +331,11 @@ class _Split:
 
     def _kernel(self, name: str, b: Builder, params: Sequence[Value]) -> Kernel:
         body = Block((), tuple(b.ops))
-        used = {v for op in walk(body) for v in op.operands}
-        kept = tuple(p for p in params if p in used)
-        return Kernel(name, Stage.LOOP, kept, body, facts=self.kernel.facts, attrs=self.kernel.attrs, span=self.kernel.span)
+        return self._with_params(Kernel(name, Stage.LOOP, (), body, facts=self.kernel.facts, attrs=self.kernel.attrs, span=self.kernel.span), params)
+
+    def _with_params(self, kernel: Kernel, params: Sequence[Value]) -> Kernel:
+        used = {v for op in walk(kernel.body) for v in op.operands}
+        return replace(kernel, params=tuple(p for p in params if p in used))
 
     def _accumulate(self, b: Builder, op: Op, copies: Mapping[Value, Value], part: Value, extra: Mapping[str, Attr]) -> list[Value]:
         """The same, into the copy of a part where the array has copies."""

@@ -92,7 +92,7 @@ def _required(b: Builder, op: Op) -> Sequence[Value] | None:
             wide = join(shape_of(inside), shape_of(mask))
             inside = b.op("or", _widen(b, inside, wide), b.op("not", _widen(b, mask, wide)))
         which = f" of axis {axis}" if memory.type.rank > 1 else ""
-        b.multi("require", inside, text=f"'{memory.name}' is {verb} at an index{which} inside its extent")
+        b.multi("require", inside, text=f"'{op.attrs.get('of', memory.name)}' is {verb} at an index{which} inside its extent")
     return b.append(replace(op, attrs=_unwatched(op), results=tuple(Value(r.type, r.name) for r in op.results)))
 
 
@@ -187,7 +187,8 @@ class _Tests:
         place, excerpt = (op.span.places(), op.span.excerpt()) if op.span.line else ("", "")
         name, rank = self.names.get(memory, memory.name), memory.type.rank
         if isinstance(op.attrs.get("of"), str):
-            name, axis, rank = str(op.attrs["of"]), axis - 1, rank - 1  # a private copy: its author knows the array
+            parted = int(bool(op.attrs.get("alone")))
+            name, axis, rank = str(op.attrs["of"]), axis - parted, rank - parted  # a copy: its author knows the array
         site = IndexSite(self.program, "load" if op.opcode == "load" else "store", name, axis, rank, place, excerpt)
         if site not in self.sites:
             self.sites.append(site)

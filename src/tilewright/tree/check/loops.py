@@ -138,6 +138,9 @@ def _top_loop(loop: TypedLoop, sink: Diagnostics) -> list[Stmt]:
             body = (replace(loop, vars=rest, kind=""),) if rest else loop.body
             if not rest or is_reduction(replace(loop, vars=rest), ()) or scattered(replace(loop, vars=rest)) is None:
                 return [replace(loop, vars=loop.vars[:depth], body=_inners(body), kind="parallel")]
+        turned = interchanged(loop) if domain_known else None
+        if turned is not None:
+            return _top_loop(turned, sink)
         scatter = scattered(loop) if domain_known and not is_reduction(loop, ()) else None
         if scatter is not None:
             return [replace(scatter, body=_inners(scatter.body), kind="parallel")]
@@ -307,14 +310,34 @@ def independent(loop: TypedLoop, over: Sequence[LoopVar]) -> bool:
     return all(_array_independent(writes[name], accesses.get(name, []), over) for name in writes)
 
 
+def interchanged(loop: TypedLoop) -> TypedLoop | None:
+    """`for k: for i: out[i] += x[i, k]` as `for i: for k: …`, so that the loop over results is outside and the sum inside; None for other nests."""
+    joined = _joined(loop)
+    stores = [s for s in walk(joined.body) if isinstance(s, Store)]
+    reached = {e.var for s in stores for index in s.indices for e in walk_expr(index) if isinstance(e, IndexRef)}
+    kept = tuple(v for v in joined.vars if v in reached)
+    order = (*kept, *(v for v in joined.vars if v not in reached))
+    if not kept or order == loop.vars or any(not s.kind for s in stores):
+        return None
+    turned = replace(joined, vars=order)
+    inner = replace(joined, vars=order[len(kept) :])
+    return turned if order != kept and independent(turned, kept) and is_reduction(inner, ()) else None
+
+
+def _joined(loop: TypedLoop) -> TypedLoop:
+    """The nest with the loops directly inside, whoever asked for which order: for bodies in which order does not count."""
+    while len(loop.body) == 1 and isinstance(loop.body[0], TypedLoop) and _rectangular(loop.vars, loop.body[0].vars):
+        loop = replace(loop, vars=loop.vars + loop.body[0].vars, body=loop.body[0].body)
+    return loop
+
+
 def scattered(loop: TypedLoop) -> TypedLoop | None:
     """The loop with its scatters marked, where its points can run in any order but for stores that combine; None where they cannot.
 
     A scatter combines into elements that nothing else in the loop reads or writes in another way. Loops directly inside join the nest: what is
     combined may come in any order.
     """
-    while len(loop.body) == 1 and isinstance(loop.body[0], TypedLoop) and _rectangular(loop.vars, loop.body[0].vars):
-        loop = replace(loop, vars=loop.vars + loop.body[0].vars, body=loop.body[0].body)
+    loop = _joined(loop)
     if assigned(loop.body) or any(isinstance(s, ArrayAssign | ReduceLoop | TypedYield) for s in walk(loop.body)):
         return None
     kinds: dict[str, set[str]] = {}

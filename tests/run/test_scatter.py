@@ -186,13 +186,18 @@ def test_deterministic_sums_do_not_depend_on_the_order() -> None:
         check(once, expected(np.add, first, k, w), 8, str(dtype))
 
 
-def test_deterministic_on_a_cpu_whatever_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bits_on_a_cpu_do_not_depend_on_threads() -> None:
     n, m = 200_000, 50
     k, w, first = RNG.integers(0, m, n).astype(np.int32), RNG.normal(size=n).astype(np.float32), np.zeros(m, np.float32)
-    results = [scatter_add_deterministic(k, w, first, device="cpu") for _ in range(5)]
-    with tw.threads(1) if hasattr(tw, "threads") else np.errstate():
-        results.append(scatter_add_deterministic(k, w, first, device="cpu"))
+    before, results = tw.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 4, 2):
+            tw.set_num_threads(threads)
+            results.append(scatter_add_deterministic(k, w, first, device="cpu"))
+    finally:
+        tw.set_num_threads(before)
     assert all(np.array_equal(results[0], other) for other in results[1:])
+    check(results[0], expected(np.add, first, k, w), n // m)
 
 
 def test_a_deterministic_product_of_floats_is_refused_on_a_gpu() -> None:

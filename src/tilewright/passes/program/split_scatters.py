@@ -33,6 +33,7 @@ from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.rewrite import clone_ops, eliminate_dead, rewrite, rewrite_block
 from tilewright.ir.types import INDEX, Tensor, dtype_of, tensor
 from tilewright.passes.from_tree.lower_body import identity
+from tilewright.passes.loop.collapse import collapse
 from tilewright.passes.program.scatter_forms import CopySpec, ScatterForm, depends_on_order, form_for
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.plans import Plan, Plans
@@ -202,7 +203,7 @@ class _Split:
             return list(inner.multi("store", scatter.memory, *indices, inner.cast(after, scatter.type.dtype)))
 
         b.parallel([b.index(e) for e in scatter.type.shape], body)
-        return self._kernel(f"{self.kernel.name}.merge", b, (scatter.memory, *own.copies))
+        return collapse(self._kernel(f"{self.kernel.name}.merge", b, (scatter.memory, *own.copies)))
 
     def on_cpu(self, target: Target, hints: Mapping[str, int]) -> list[tuple[KernelCall, Plan]]:
         owner = self._owner(hints)
@@ -221,13 +222,14 @@ class _Split:
         return [*fills, self._call(kernel, schedule), *merges]
 
     def _owner(self, hints: Mapping[str, int]) -> int | None:
-        """An index of the nest that is an index of every scatter, at the same axis of each array: points that differ in it never meet."""
+        """An index of the nest that is an index of every scatter, at the same axis of each array: points that differ in it never meet. Not the last
+        axis: neighbours in memory stay together."""
         ops = [op for op in walk(self.kernel.body) if op.opcode == "accumulate"]
         for position, index in enumerate(self.region.args):
             axes: dict[Value, set[int]] = {}
             for op in ops:
                 rank = len(op.operands) - 2
-                own = {axis for axis in range(rank) if op.operands[1 + axis] is index}
+                own = {axis for axis in range(rank - 1) if op.operands[1 + axis] is index}
                 axes[op.operands[0]] = axes.get(op.operands[0], own) & own
             extent = self.nest.extents[position]
             many = not extent.names <= hints.keys() or extent.evaluate(hints) >= FEW_OWNERS
@@ -270,7 +272,7 @@ class _Split:
             return list(inner.multi("store", copy, *indices, inner.const(start, dtype_of(copy.type))))
 
         b.parallel([b.index(e) for e in copy.type.shape], body)
-        return self._kernel(f"{self.kernel.name}.fill", b, (copy,))
+        return collapse(self._kernel(f"{self.kernel.name}.fill", b, (copy,)))
 
     def _merge(self, scatter: _Scatter, copy: Value, parts: Size) -> Kernel:
         b = Builder(self.kernel.span)
@@ -285,7 +287,7 @@ class _Split:
             return list(inner.multi("store", scatter.memory, *indices, inner.cast(after, scatter.type.dtype)))
 
         b.parallel([b.index(e) for e in scatter.type.shape], body)
-        return self._kernel(f"{self.kernel.name}.merge", b, (scatter.memory, copy))
+        return collapse(self._kernel(f"{self.kernel.name}.merge", b, (scatter.memory, copy)))
 
     def _parts_kernel(self, axis: int | None, parts: Size, copies: Mapping[Value, Value], target: Target) -> tuple[Kernel, Plan]:
         """Points of a part, one after the other. The innermost loop computes places and values in SIMD registers."""

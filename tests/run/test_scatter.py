@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from examples import histogram
+from tests.run.test_language import run_zyn
 from tilewright.base.errors import UserError
 
 DEVICES = ("cpu", "emulator:loop", "emulator:tile", "emulator:thread")
@@ -401,6 +403,50 @@ def repeated(k: tw.Array, turns: tw.Array) -> tw.Array:
 def test_every_point_counts_once(device: str) -> None:
     k = RNG.integers(0, 4, 77)
     np.testing.assert_array_equal(repeated(k, np.zeros(13), device=device), np.bincount(k, minlength=4) * 13)
+
+
+# -- ZynML and the examples --------------------------------------------------------------------------------------------
+
+ZYN = """
+let y = compute(start, k, w) {{
+    {attribute}
+    for j in 0..m: out[j] = start[j]
+    for i in 0..n {{
+        {body}
+    }}
+}}
+"""
+
+
+@pytest.mark.parametrize(("body", "ufunc"), [
+    ("out[k[i]] += w[i]", np.add), ("out[k[i]] *= w[i]", np.multiply), ("out[k[i]] = max(out[k[i]], w[i])", np.maximum),
+    ("out[k[i]] = min(w[i], out[k[i]])", np.minimum),
+])  # fmt: skip
+@pytest.mark.parametrize("attribute", ["", "@deterministic"])
+def test_zynml(body: str, ufunc: np.ufunc, attribute: str) -> None:
+    k, w, start = RNG.integers(0, 5, 600), RNG.uniform(0.9, 1.1, 600).astype(np.float32), RNG.random(5).astype(np.float32)
+    for device in DEVICES:
+        if attribute and ufunc is np.multiply and device != "cpu":
+            continue
+        found = run_zyn(ZYN.format(body=body, attribute=attribute), device, start=start, k=k, w=w)
+        check(np.asarray(found), expected(ufunc, start, k, w), 600, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_example(device: str) -> None:
+    x, w = RNG.normal(size=1500).astype(np.float32), RNG.random(1500).astype(np.float32)
+    found = histogram.counts(x, -3.0, 3.0, np.empty(12), device=device)
+    inside = (x >= -3) & (x < 3)
+    np.testing.assert_array_equal(found, np.histogram(x[inside].astype(np.float64), 12, (-3, 3))[0])
+    edges_ = np.array([-1, 0, 0.5, 2], np.float32)
+    inside = x < 2
+    check(histogram.weighted(x, w, edges_, device=device), np.histogram(x[inside].astype(np.float64), edges_, weights=w[inside].astype(np.float64))[0], 1500)
+    keys, rows = RNG.integers(0, 4, 90), RNG.normal(size=(90, 5)).astype(np.float32)
+    wanted = np.zeros((4, 5))
+    np.add.at(wanted, keys, rows.astype(np.float64))
+    check(histogram.rows_by_key(keys, rows, np.empty((4, 5)), device=device), wanted, 90)
+    largest = histogram.largest_by_key(keys, rows[:, 0], np.empty(5), device=device)
+    np.testing.assert_array_equal(largest, [*(rows[keys == key, 0].max() for key in range(4)), -np.inf])
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------

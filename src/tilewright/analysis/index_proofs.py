@@ -25,6 +25,8 @@ Linear = Inequality
 """`constant + Σ factor * atom`, where an atom is a pair: an index or None, and a product of sizes."""
 SPLITS = 4
 """Choices (of a minimum, of a condition) that one proof looks into."""
+TRIES = 128
+"""Cases that one proof looks at in all; those of real kernels take fewer than 100. What is not proven by then is tested as it runs."""
 _LARGE = 1 << 31
 """Factors from which on products of indices may wrap around."""
 
@@ -68,6 +70,7 @@ class _Proofs:
         self.held: dict[int, list[Linear]] = {}
         """What checks say in a place, by the identity of its facts."""
         self.kept: list[Facts] = []
+        self.tries = TRIES
 
     # -- the walk -----------------------------------------------------------------------------------------------------
 
@@ -189,6 +192,7 @@ class _Proofs:
         if not goal[0]:
             return goal[1] >= 0
         against = negated(goal)
+        self.tries = TRIES
         return self._contradict([against], facts, SPLITS)
 
     def _contradict(self, assumed: Sequence[Linear], facts: Facts, splits: int) -> bool:
@@ -198,7 +202,8 @@ class _Proofs:
         known = self._completed([*assumed, *near], assumed[0])
         if contradict(known):
             return True
-        if not splits:
+        self.tries -= 1
+        if not splits or self.tries <= 0:
             return False
         atoms = {atom for fact in known for atom in fact[0]}
         for case in self._cases(atoms):

@@ -142,6 +142,7 @@ def _describe(artifact: Artifact, names: _ExportNames) -> dict[str, object]:
         "target": artifact.target,
         "inputs": tuple(map(param, artifact.inputs)),
         "outputs": tuple(map(param, artifact.outputs)),
+        "in_place": tuple(p.name for p in artifact.in_place),
         "scratch": tuple(map(param, artifact.scratch)),
         "alias_safe": artifact.alias_safe,
         "bindings": tuple((names[b.name], b.array, b.axis, b.stride) for b in artifact.bindings),
@@ -204,7 +205,7 @@ def _parameters(artifact: Artifact, names: _ExportNames) -> list[str]:
         if isinstance(p, ScalarParam):
             found.append(f"{kind} {names[p.name]}")
         else:
-            found.append(f"{'' if p in artifact.outputs else 'const '}{kind} *{identifier(p.name)}")
+            found.append(f"{'const ' if p.role == 'input' else ''}{kind} *{identifier(p.name)}")
     return found + [f"int64_t {names[name]}" for name in size_names(artifact)]
 
 
@@ -214,7 +215,7 @@ def _about(artifact: Artifact, names: _ExportNames) -> list[str]:
     for p in (*artifact.inputs, *artifact.outputs):
         if isinstance(p, ArrayParam):
             shape, strides = ", ".join(map(names.text, p.shape)), ", ".join(map(names.text, p.strides))
-            note = " (as its bits)" if p.dtype.is_small_float else ""
+            note = (" (as its bits)" if p.dtype.is_small_float else "") + (", written in place" if p.role == "inout" else "")
             lines.append(f"   {identifier(p.name)}: {p.dtype}[{shape}]{note}, strides in elements ({strides})")
     return lines
 

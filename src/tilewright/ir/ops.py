@@ -23,6 +23,7 @@ from tilewright.ir.opdef import integer as _int_attr
 from tilewright.ir.opdef import memory_access as memory_access
 from tilewright.ir.ops_lanes import DEFINITIONS as LANE_DEFINITIONS
 from tilewright.ir.ops_matrix import DEFINITIONS
+from tilewright.ir.ops_random import DEFINITIONS as RANDOM_DEFINITIONS
 from tilewright.ir.ops_simt import ATOMICS as ATOMICS
 from tilewright.ir.ops_simt import DEFINITIONS as SIMT
 from tilewright.ir.ops_simt import LOAD_CACHES, STORE_CACHES, check_cache
@@ -529,6 +530,8 @@ _define("step", "`step %a, %x {names, function}`: before a statement of the sour
 
 # Matrix units, asynchronous copies and their barriers.
 OPS.update({row.name: row for row in DEFINITIONS})
+# Random numbers: expanded to arithmetic by the pass expand_random.
+OPS.update({row.name: row for row in RANDOM_DEFINITIONS})
 # Lanes of vecs on a CPU.
 OPS.update({row.name: row for row in LANE_DEFINITIONS})
 

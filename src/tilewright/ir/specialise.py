@@ -20,6 +20,9 @@ def with_sizes(program: Program, values: Mapping[str, int]) -> Program:
     return substituted(program, {name: Size.of(number) for name, number in values.items()})
 
 
+CONTRADICTION = "sizes {left} and {right} do not match"
+
+
 def substituted(program: Program, known: Mapping[str, Size]) -> Program:
     """The program with these names replaced by other sizes. What is known of what divides them goes with them."""
 
@@ -64,5 +67,6 @@ def substituted(program: Program, known: Mapping[str, Size]) -> Program:
         outputs=tuple(map(array, program.outputs)),
         scratch=tuple(map(array, program.scratch)),
         calls=tuple(KernelCall(kernel(call.kernel), call.args) for call in program.calls),
-        checks=tuple(map(check, program.checks)),
+        checks=(*map(check, program.checks), *(ProgramCheck(size(s), "eq", known[n], CONTRADICTION) for n, s in program.computed if n in known)),
+        computed=tuple((n, size(s)) for n, s in program.computed if n not in known),
     )

@@ -123,7 +123,7 @@ def _bind(program: Program, values: Mapping[str, Argument]) -> dict[str, int]:
     arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
     shapes = {name: array.shape for name, array in arrays.items()}
     strides = {name: tuple(s // array.itemsize for s in array.strides) for name, array in arrays.items()}
-    return program.sizes(shapes, strides)
+    return program.sizes(shapes, strides, values)
 
 
 def _check_sizes(program: Program, values: Mapping[str, Argument], sizes: Mapping[str, int]) -> None:
@@ -141,4 +141,4 @@ def _check_sizes(program: Program, values: Mapping[str, Argument], sizes: Mappin
         left, right = check.left.evaluate(sizes), check.right.evaluate(sizes)
         holds = {"eq": left == right, "le": left <= right, "lt": left < right}[check.relation]
         if not holds:
-            raise UserError.at(check.code, check.message.format(left=left, right=right), check.span)
+            raise UserError.at(check.code, check.message.format(left=left, right=right, values=sizes), check.span)

@@ -15,6 +15,7 @@ from tilewright.runtime.loaders.common import (
     Description,
     bind,
     check,
+    check_in_place,
     checked_number,
     checked_pointer,
     from_interface,
@@ -66,7 +67,7 @@ class ExportedGpuProgram:
         scalars: dict[str, Any] = {}
         for param, value in zip(d["inputs"], inputs):
             if len(param) > 2:
-                arrays[param[0]] = _array(param[0], param[1], value)
+                arrays[param[0]] = _array(param[0], param[1], value, param[0] in d["in_place"])
             else:
                 scalars[param[0]] = checked_number(param[0], param[1], value)
         given = outputs_of(out, len(d["outputs"]))
@@ -80,12 +81,13 @@ class ExportedGpuProgram:
             results.append(item)
         sizes.update({k: v for k, v in bind(d, arrays, scalars).items() if k not in sizes})
         check(d, sizes, arrays, self._sizes)
+        check_in_place(d, arrays)
         for param, item in zip(d["outputs"], given):
             other = overlapping(param[0], d, arrays) if item is not None else ""
             if other and not (d["alias_safe"] and other in [p[0] for p in d["inputs"]]):
                 raise ValueError(f"out= for '{param[0]}' shares memory with '{other}'; give another array")
         self._launch({name: array.pointer for name, array in arrays.items()}, scalars, sizes, stream)
-        return results[0] if len(results) == 1 else tuple(results)
+        return results[0] if len(results) == 1 else tuple(results) or None
 
     def _launch(self, pointers: dict[str, int], scalars: Mapping[str, Any], sizes: Mapping[str, int], stream: int) -> None:
         driver = _driver()

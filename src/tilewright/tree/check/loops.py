@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tilewright.base.errors import Diagnostics
-from tilewright.tree.bounds import Indices, disjoint, injective, linear_indices, owns_axis
+from tilewright.tree.bounds import Indices, disjoint, injective, known_indices, linear_indices, owns_axis
 from tilewright.tree.races import collision, promised
 from tilewright.tree.typed import (
     Accumulate,
@@ -292,20 +292,14 @@ def independent(loop: TypedLoop, over: Sequence[LoopVar]) -> bool:
         if isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield):
             return False
         if isinstance(stmt, Store) and not stmt.scatter:
-            linear = linear_indices(stmt.indices)
-            if linear is None:
-                return False
-            writes.setdefault(stmt.array.name, []).append(linear)
+            writes.setdefault(stmt.array.name, []).append(known_indices(stmt.indices))
             if stmt.kind:
                 reads.add(stmt.array.name)
     if not writes:
         return any(isinstance(s, Store) for s in walk(body))
     for expr in exprs_in(body):
         if isinstance(expr, Element) and expr.array.name in writes:
-            linear = linear_indices(expr.indices)
-            if linear is None:
-                return False
-            accesses.setdefault(expr.array.name, []).append(linear)
+            accesses.setdefault(expr.array.name, []).append(known_indices(expr.indices))
             reads.add(expr.array.name)
     return all(_array_independent(writes[name], accesses.get(name, []), over) for name in writes)
 

@@ -481,3 +481,37 @@ def test_what_is_scattered_is_not_read_in_the_same_grid() -> None:
 
     with pytest.raises(UserError, match="TW012"):
         mixed(np.ones(10, np.float32), device="cpu")
+
+
+# -- in place --------------------------------------------------------------------------------------------------------
+
+
+@tw.kernel
+def add_into(table: tw.InOut, k: tw.Array, w: tw.Array):
+    for i in tw.grid(k.shape[0]):
+        table[k[i]] += w[i]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("n", [3, 5000])
+def test_into_an_array_where_it_lies(device: str, n: int) -> None:
+    k, w = RNG.integers(0, 20, n), RNG.normal(size=n).astype(np.float32)
+    for step in (1, -2):
+        whole = RNG.normal(size=40 if step == -2 else 20).astype(np.float32)
+        before, table = whole.copy(), whole[::step]
+        add_into(table, k, w, device=device)
+        check(table, expected(np.add, before[::step], k, w), n)
+        if step == -2:
+            np.testing.assert_array_equal(whole[::2], before[::2])
+
+
+def test_bits_of_floats_are_refused() -> None:
+    @tw.kernel
+    def bits(k: tw.Array, w: tw.Array) -> tw.Array:
+        out = tw.zeros((4,), w.dtype)
+        for i in tw.grid(k.shape[0]):
+            out[k[i]] |= w[i]
+        return out
+
+    with pytest.raises(UserError, match="TW006|TW005"):
+        bits(np.zeros(3, np.int32), np.ones(3, np.float32), device="cpu")

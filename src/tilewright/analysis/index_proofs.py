@@ -32,7 +32,7 @@ _LARGE = 1 << 31
 
 
 def unproven_accesses(
-    kernel: Kernel, checks: Sequence[ProgramCheck] = (), opcodes: Collection[str] = ("load", "store")
+    kernel: Kernel, checks: Sequence[ProgramCheck] = (), opcodes: Collection[str] = ("load", "store", "accumulate")
 ) -> Iterator[tuple[Op, tuple[int, ...]]]:
     """Accesses by these ops, with the axes whose index may lie outside. `checks` hold wherever the kernel runs."""
     yield from _Proofs(kernel, checks, opcodes).block(kernel.body, ())

@@ -147,6 +147,6 @@ def _is_open_ended(kernel: Kernel) -> bool:
     for op in walk(kernel.body):
         if op.opcode == "while" or (op.opcode == "for" and any(v in free for v in op.operands[:3])):
             return True
-        if op.opcode in ("load", "atomic") or any(v in free for v in op.operands):
+        if op.opcode in ("load", "atomic", "accumulate") or any(v in free for v in op.operands):
             free.update(op.results)
     return False

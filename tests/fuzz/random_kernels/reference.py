@@ -219,7 +219,9 @@ class Reference:
                 cells.data[at] = convert(source, dtype, value(env))
                 return
             term = convert(source, dtype, value(env), rounds=False)
-            if floats:
+            if floats and op in ("min", "max"):
+                cells.data[at] = float_binary(op, dtype, cells.read(at), convert(source, dtype, term))
+            elif floats:
                 assert cells.data[at] is not None, f"{array} is accumulated into before it is written"
                 cells.data[at] = added(cells.data[at], op, term)
             else:

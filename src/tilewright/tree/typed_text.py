@@ -106,7 +106,8 @@ def _show_stmts(stmts: tuple[Stmt, ...], indent: str) -> Iterator[str]:
         elif isinstance(stmt, ArrayAssign):
             yield f"{indent}{stmt.array.name}[...] = {show_expr(stmt.value)}"
         elif isinstance(stmt, TypedLoop):
-            yield f"{indent}{stmt.kind or 'loop'} {', '.join(map(_show_range, stmt.vars))}:"
+            until = f" until {stmt.until.name}" if stmt.until is not None else ""
+            yield f"{indent}{stmt.kind or 'loop'} {', '.join(map(_show_range, stmt.vars))}{until}:"
             yield from _show_stmts(stmt.body, inner)
         elif isinstance(stmt, ReduceLoop):
             outer = f" for {', '.join(map(_show_range, stmt.outer))}" if stmt.outer else ""

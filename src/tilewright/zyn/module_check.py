@@ -68,6 +68,8 @@ class ModuleCheck:
         """What is known of a name: that it is a 'future', or the 'result' of a block that is not asynchronous."""
         self._in_function = 0
         self.functions = {s.name: s for s in module.body if isinstance(s, syntax.Function)}
+        self.writes_in_place = False
+        """Whether a block of it writes an array in place."""
         self.bodies: dict[int, Body] = {}
         """By identity of the compute."""
         self.callees: dict[int, Expr] = {}
@@ -414,7 +416,10 @@ class ModuleCheck:
 
     def _compute(self, node: syntax.Compute) -> None:
         several = is_spread(node.attributes)
+        self.writes_in_place = self.writes_in_place or bool(node.in_place)
         for attribute in node.attributes:
+            if attribute.name == "parallel" and node.in_place:
+                self.sink.error("TW016", f"@parallel on a block that writes '{node.in_place[0]}' in place: each device has a part", attribute.span, "leave it out")
             if attribute.name == "parallel" and not several:
                 if is_mode(attribute):  # what is wrong with another word, the kernel's check says
                     self.sink.error("TW016", "@parallel without a list of devices", attribute.span, f"write @device({registry.accelerator_examples()}) @parallel(data)")

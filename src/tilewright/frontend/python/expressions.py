@@ -384,6 +384,8 @@ class ExpressionReader:
         """Whether an annotation says that the parameter is written where it lies: `tw.InOut`, `Annotated[tw.InOut, "f32[n]"]`."""
         if isinstance(node, ast.Subscript) and _last_name(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple):
             node = node.slice.elts[0]
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            return self.is_in_place(node.left) or self.is_in_place(node.right)
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             return node.value.strip().rpartition(".")[2] == "InOut"
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):

@@ -149,6 +149,9 @@ from tilewright.execute.primitives import (
     gpu_scan as gpu_scan,
     gpu_transpose as gpu_transpose,
 )
+from tilewright.execute.random_arrays import (
+    random as random,
+)
 from tilewright.execute.simt.kernels import (
     GpuKernel as GpuKernel,
     gpu as gpu,

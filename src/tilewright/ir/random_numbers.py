@@ -65,12 +65,12 @@ _LOG_F64 = (
 _LN2 = 0.6931471805599453
 
 
-class Terms(Protocol[V]):
+class RandomTerms(Protocol[V]):
     """What the steps need: ops of the op table, in which plain numbers take the dtype of the first operand that is a value."""
 
     def op(self, opcode: str, *terms: V | float | int) -> V: ...
     def cast(self, a: V, dtype: DType) -> V: ...
-    def product(self, a: V, factor: int) -> tuple[V, V]:
+    def wide_product(self, a: V, factor: int) -> tuple[V, V]:
         """The lower and the upper word of the product of a word with a constant."""
         ...
 
@@ -90,14 +90,14 @@ class Terms(Protocol[V]):
 # -- Philox -----------------------------------------------------------------------------------------------------------
 
 
-def philox(t: Terms[V], key: V, low: V, high: V) -> tuple[V, V, V, V]:
+def philox(t: RandomTerms[V], key: V, low: V, high: V) -> tuple[V, V, V, V]:
     """The four words of a block: u32, from a key and a counter of u64."""
     counter = [*_halves(t, low), *_halves(t, high)]
     keys = list(_halves(t, key))
     for number in range(ROUNDS):
         if number:
             keys = [t.op("add", k, step) for k, step in zip(keys, _KEY_STEPS, strict=True)]
-        (low_0, high_0), (low_1, high_1) = (t.product(counter[2 * k], _MULTIPLIERS[k]) for k in (0, 1))
+        (low_0, high_0), (low_1, high_1) = (t.wide_product(counter[2 * k], _MULTIPLIERS[k]) for k in (0, 1))
         counter = [
             t.op("xor", t.op("xor", counter[1], keys[0]), high_1), low_1,
             t.op("xor", t.op("xor", counter[3], keys[1]), high_0), low_0,
@@ -105,43 +105,43 @@ def philox(t: Terms[V], key: V, low: V, high: V) -> tuple[V, V, V, V]:
     return counter[0], counter[1], counter[2], counter[3]
 
 
-def _halves(t: Terms[V], value: V) -> tuple[V, V]:
+def _halves(t: RandomTerms[V], value: V) -> tuple[V, V]:
     return t.cast(value, u32), t.cast(t.op("shr", value, 32), u32)
 
 
-def counter_low(t: Terms[V], block: V, several: bool) -> V:
+def counter_low(t: RandomTerms[V], block: V, several: bool) -> V:
     """The lower half of the counter of a block."""
     return t.op("or", block, _SEVERAL) if several else block
 
 
-def joined(t: Terms[V], low: V, high: V) -> V:
+def joined(t: RandomTerms[V], low: V, high: V) -> V:
     """Two words as one of 64 bits."""
     return t.op("or", t.cast(low, u64), t.op("shl", t.cast(high, u64), 32))
 
 
-def random_u32(t: Terms[V], key: V, index: V, high: V | None = None) -> V:
+def random_u32(t: RandomTerms[V], key: V, index: V, high: V | None = None) -> V:
     words = philox(t, key, counter_low(t, t.op("shr", index, 2), high is not None), _upper(t, index, high))
     odd = t.op("ne", t.op("and", index, 1), 0)
     first, second = t.op("select", odd, words[1], words[0]), t.op("select", odd, words[3], words[2])
     return t.op("select", t.op("ne", t.op("and", index, 2), 0), second, first)
 
 
-def random_u64(t: Terms[V], key: V, index: V, high: V | None = None) -> V:
+def random_u64(t: RandomTerms[V], key: V, index: V, high: V | None = None) -> V:
     words = philox(t, key, counter_low(t, t.op("shr", index, 1), high is not None), _upper(t, index, high))
     odd = t.op("ne", t.op("and", index, 1), 0)
     return t.op("select", odd, joined(t, words[2], words[3]), joined(t, words[0], words[1]))
 
 
-def random_key(t: Terms[V], key: V, index: V) -> V:
+def random_key(t: RandomTerms[V], key: V, index: V) -> V:
     words = philox(t, key, index, t.op("or", index, (1 << 64) - 1))
     return joined(t, words[0], words[1])
 
 
-def _upper(t: Terms[V], index: V, high: V | None) -> V:
+def _upper(t: RandomTerms[V], index: V, high: V | None) -> V:
     return t.op("xor", index, index) if high is None else high
 
 
-def random_below(t: Terms[V], word: V, count: V) -> V:
+def random_below(t: RandomTerms[V], word: V, count: V) -> V:
     """By halves, each product of which fits in 64 bits."""
     (w_low, w_high), (c_low, c_high) = ([t.cast(half, u64) for half in _halves(t, value)] for value in (word, count))
     middle = t.op("add", t.op("mul", w_high, c_low), t.op("shr", t.op("mul", w_low, c_low), 32))
@@ -153,7 +153,7 @@ def random_below(t: Terms[V], word: V, count: V) -> V:
 # -- the normal distribution ------------------------------------------------------------------------------------------
 
 
-def random_normal_f32(t: Terms[V], word: V) -> V:
+def random_normal_f32(t: RandomTerms[V], word: V) -> V:
     """Of a u32. The tails mirror each other: the quantile of ~word is minus that of word."""
     signed = t.signed(word)
     sign = t.op("shr", signed, 31)
@@ -172,7 +172,7 @@ def random_normal_f32(t: Terms[V], word: V) -> V:
     return t.float_bits(t.op("xor", t.bits(size), t.op("xor", t.op("and", sign, -(1 << 31)), -(1 << 31))))
 
 
-def random_normal_f64(t: Terms[V], word: V) -> V:
+def random_normal_f64(t: RandomTerms[V], word: V) -> V:
     """Of a u64, by its upper 54 bits."""
     signed = t.signed(word)
     sign = t.op("shr", signed, 63)
@@ -190,14 +190,14 @@ def random_normal_f64(t: Terms[V], word: V) -> V:
     return t.float_bits(t.op("xor", t.bits(size), t.op("xor", t.op("and", sign, -(1 << 63)), -(1 << 63))))
 
 
-def _polynomial(t: Terms[V], x: V, coefficients: Sequence[float]) -> V:
+def _polynomial(t: RandomTerms[V], x: V, coefficients: Sequence[float]) -> V:
     total = t.op("fma", x, coefficients[0], coefficients[1])
     for coefficient in coefficients[2:]:
         total = t.op("fma", total, x, coefficient)
     return total
 
 
-def _minus_log_f32(t: Terms[V], p: V) -> V:
+def _minus_log_f32(t: RandomTerms[V], p: V) -> V:
     """-log(p) for p from 2^-33 to 1/2, where nothing cancels."""
     pattern = t.bits(p)
     k = t.op("shr", t.op("sub", pattern, 0x3F3504F3), 23)
@@ -208,7 +208,7 @@ def _minus_log_f32(t: Terms[V], p: V) -> V:
     return t.op("fma", t.op("neg", t.cast(k, f32)), _LN2, rest)
 
 
-def _minus_log_f64(t: Terms[V], p: V) -> V:
+def _minus_log_f64(t: RandomTerms[V], p: V) -> V:
     """-log(p) for p from 2^-55 to 1/2."""
     pattern = t.bits(p)
     k = t.op("shr", t.op("sub", pattern, 0x3FE6A09E667F3BCD), 52)
@@ -229,7 +229,7 @@ STEPS: dict[str, Callable[..., object]] = {
 OPCODES = frozenset((*STEPS, "random_normal"))
 
 
-def steps(t: Terms[V], opcode: str, operands: Sequence[V], dtype: DType) -> V:
+def steps(t: RandomTerms[V], opcode: str, operands: Sequence[V], dtype: DType) -> V:
     """The value of a random op, from operands of that dtype."""
     if opcode == "random_normal":
         return random_normal_f32(t, *operands) if dtype is u32 else random_normal_f64(t, *operands)
@@ -256,7 +256,7 @@ class ArrayTerms:
     def cast(self, a: np.ndarray, dtype: DType) -> np.ndarray:
         return self._evaluate("cast", [a], {"dtype": dtype}, _DTYPES[a.dtype.name])
 
-    def product(self, a: np.ndarray, factor: int) -> tuple[np.ndarray, np.ndarray]:
+    def wide_product(self, a: np.ndarray, factor: int) -> tuple[np.ndarray, np.ndarray]:
         return _halves(self, self.op("mul", self.cast(a, u64), factor))
 
     def signed(self, a: np.ndarray) -> np.ndarray:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import kernels_random as kernels
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
-import random_reference as reference
 
+import kernels_random as kernels
+import random_reference as reference
 import tilewright as tw
 from assembled import assemble
 
@@ -60,7 +65,7 @@ def test_normal_arrays_on_a_gpu(dtype: str) -> None:
     assert same(np.asarray(tw.random.normal(SEED, shape=1 << 16, dtype=dtype, device="cuda").numpy()), tw.random.normal(SEED, shape=1 << 16, dtype=dtype))
 
 
-@pytest.mark.parametrize("dtype, low, high", [
+@pytest.mark.parametrize(("dtype", "low", "high"), [
     (tw.i64, -5, 12), (tw.i32, -(2**31), 2**31), (tw.u32, 0, 2**32), (tw.i64, -(2**63), 2**63 - 1), (tw.u64, 3, 2**64 - 1), (tw.i32, 7, 8),
 ])  # fmt: skip
 def test_randint_arrays(dtype: tw.DType, low: int, high: int) -> None:
@@ -248,6 +253,27 @@ def test_an_import_called_random_stands_before_the_word(tmp_path: object) -> Non
     assert tw.load(tmp_path / "main.zyn").run(x=np.ones(3, np.float32))["y"].tolist() == [3, 3, 3]  # type: ignore[operator]
 
 
+def _examples() -> tuple[object, ...]:
+    path = Path(__file__).parents[2] / "examples" / "monte_carlo.py"
+    specification = importlib.util.spec_from_file_location("example_monte_carlo", path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    specification.loader.exec_module(module)
+    return tuple(module.EXAMPLES)
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator", pytest.param("cuda", marks=pytest.mark.requires("cuda"))])
+@pytest.mark.parametrize("example", _examples(), ids=lambda e: e.name)
+def test_examples_against_numpys_philox(example: Any, device: str) -> None:
+    for number in (1, 3000, 40000) if device != "emulator" else (3000,):
+        inputs = example.make(np.random.default_rng(number), number)
+        run = tw.load(example.program).run if isinstance(example.program, Path) else None
+        found = run(**inputs, device=device)[example.result] if run else example.program(*inputs.values(), device=device)
+        wanted = example.reference(*(x.astype(np.float64) if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x for x in inputs.values()))
+        assert np.abs(np.asarray(found, np.float64) - wanted).max() <= example.tolerance * max(1.0, np.abs(wanted).max())
+
+
 # -- code -------------------------------------------------------------------------------------------------------------
 
 
@@ -362,7 +388,7 @@ def test_numpys_philox_draws_alike() -> None:
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call, code, text", [
+@pytest.mark.parametrize(("call", "code", "text"), [
     (lambda: tw.random.uniform(-1, shape=3), "TW013", "the seed of tw.random.uniform is -1"),
     (lambda: tw.random.uniform(1 << 64, shape=3), "TW013", "18446744073709551616"),
     (lambda: tw.random.uniform(1, 1 << 64, shape=3), "TW013", "the index of tw.random.uniform is 18446744073709551616"),
@@ -388,7 +414,7 @@ def test_refused_arrays(call: object, code: str, text: str) -> None:
     assert info.value.diagnostics[0].code == code and text in str(info.value)
 
 
-@pytest.mark.parametrize("drawn, code, text", [
+@pytest.mark.parametrize(("drawn", "code", "text"), [
     ("random.uniform(3)", "TW016", "takes seed and one index or more"),
     ("random.uniform(3, -1)", "TW013", "the index of random.uniform() is -1"),
     ("random.uniform(-3, i)", "TW013", "the seed of random.uniform() is -3"),

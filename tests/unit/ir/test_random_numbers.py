@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from random_reference import philox as reference_philox
 from random_reference import quantile, randint, word
-
 from tilewright.base.dtypes import u32, u64
 from tilewright.ir.numerics import evaluate
 from tilewright.ir.random_numbers import ArrayTerms, philox
@@ -24,7 +24,7 @@ def _array(*values: int) -> np.ndarray:
     return np.array(values, np.uint64)
 
 
-@pytest.mark.parametrize("counter, key, expected", VECTORS)
+@pytest.mark.parametrize(("counter", "key", "expected"), VECTORS)
 def test_published_vectors(counter: tuple[int, ...], key: tuple[int, ...], expected: tuple[int, ...]) -> None:
     halves = [a | b << 32 for a, b in (key, counter[:2], counter[2:])]
     found = philox(ArrayTerms(evaluate), *map(_array, halves))

@@ -20,6 +20,8 @@ NEEDED = {
     "primitives": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
     "primitives-cpu": {"torch": "torch", "numba": "numba"},
     "checks-cpu": {},
+    "random": {"torch": "torch", "cupy": "cupy-cuda13x"},
+    "random-cpu": {},
     "host": {},
     "simt": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
 }
@@ -41,7 +43,7 @@ def require(kind: str) -> None:
             f"the {kind} benchmarks compare with {', '.join(NEEDED[kind])}, and this Python has no {', '.join(missing)}\n"
             f"help: run {how}"
         )
-    if kind in ("gpu", "runtime", "zyn", "simt", "primitives"):
+    if kind in ("gpu", "runtime", "zyn", "simt", "primitives", "random"):
         torch = importlib.import_module("torch")
         if not torch.cuda.is_available():
             raise PeerMissing(

@@ -14,7 +14,7 @@ Runs late, beside expand_math and before expand_casts: earlier passes share and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tilewright.analysis import divisors
 from tilewright.base.dtypes import DType, i32, i64, u32, u64
@@ -35,6 +35,14 @@ class BuilderTerms(Terms):
         # LLVM would compute with whole products instead of their halves, were the lower one taken from there in a vector.
         low = self.op("mul", a, factor) if isinstance(a.type, Vec) else self.cast(wide, u32)
         return low, self.cast(self.op("shr", wide, 32), u32)
+
+    def where_any(self, condition: Value, then: Callable[[BuilderTerms], Value], otherwise: Value) -> Value:
+        def chosen(inner: Builder) -> Sequence[Value]:
+            value = then(BuilderTerms(inner, self.like))
+            return [value if self.is_scalar else inner.select(condition, value, otherwise)]
+
+        any_ = condition if self.is_scalar else self.op("not", self.op("every", self.op("not", condition)))
+        return self.builder.if_(any_, chosen, lambda inner: [otherwise])[0]
 
     def signed(self, a: Value) -> Value:
         return self.builder.bitcast(a, i32 if dtype_of(a.type) is u32 else i64)

@@ -162,6 +162,9 @@ from tilewright.execute.scans import (
     gpu_scan as gpu_scan,
     scan as scan,
 )
+from tilewright.execute.random_arrays import (
+    random as random,
+)
 from tilewright.execute.simt.kernels import (
     GpuKernel as GpuKernel,
     gpu as gpu,

@@ -160,7 +160,7 @@ def member(owner: Opaque, name: str) -> Meaning | None:
             return Opaque(found)
         return Word(found.name if isinstance(found, DType) else name)
     if not hasattr(value, name):
-        return None
+        return Word(f"random.{name}") if _has_words(value) else None
     return classify(getattr(value, name))
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from tilewright.base.errors import UserError
 from tilewright.base.source import Span
-from tilewright.execute.histograms import histogram
-from tilewright.execute.primitive_sorts import sort
-from tilewright.execute.primitives import filter
-from tilewright.execute.scans import scan
+from tilewright.execute.primitives.elements import filter
+from tilewright.execute.primitives.histograms import histogram
+from tilewright.execute.primitives.scans import scan
+from tilewright.execute.primitives.sorts import sort
 from tilewright.frontend.zyn.parse import parse_module
 from tilewright.tree import syntax
 from tilewright.tree.metadata import KernelKind, KernelMetadata

@@ -54,6 +54,7 @@ from tilewright.passes.program.persistent_kernel import persistent_kernel
 from tilewright.passes.program.repack import repack
 from tilewright.passes.program.reuse_buffers import reuse_buffers
 from tilewright.passes.program.split_reductions import split_reductions
+from tilewright.passes.program.split_scans import split_scans
 from tilewright.passes.program.stream_k import stream_k
 from tilewright.passes.program.tile_counters import add_counters
 from tilewright.passes.program.to_channels_last import to_channels_last
@@ -208,6 +209,11 @@ WIDEN_OPERANDS = Pass(
 SPLIT_REDUCTIONS = Pass(
     "split_reductions", "program", "program", split_reductions,
     "A long reduction with few results becomes two kernels; so does a contraction whose schedule says so (split-K).",
+    takes=("plans", "target", "hints"), gives="plans",
+)  # fmt: skip
+SPLIT_SCANS = Pass(
+    "split_scans", "program", "program", split_scans,
+    "A loop that is a scan (a running sum, product, minimum or maximum) is cut into parts that run side by side.",
     takes=("plans", "target", "hints"), gives="plans",
 )  # fmt: skip
 STREAM_K = Pass(
@@ -454,6 +460,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(REPACK, "After to_channels_last: packs what the copy engine still cannot read."),
         Step(WIDEN_OPERANDS, "Beside the other copies of operands."),
         Step(SPLIT_REDUCTIONS, "After copies of operands: each part of the sum reads the copies."),
+        Step(SPLIT_SCANS, "Beside split_reductions: the parts are kernels like others."),
         Step(STREAM_K, "Adds parameters that the lowering alone uses; kernels are otherwise done."),
         Step(ADD_COUNTERS, "As stream_k."),
         Step(ONE_PASS_VARIANCE, "After split_reductions: only rows that stay in one kernel.", UNPLANNED),

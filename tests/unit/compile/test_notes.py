@@ -109,37 +109,40 @@ return out"""
 
 
 SCANS: Mapping[str, tuple[str, str]] = {
-    "sum": ("""
+    "sum, which is wanted at the end": ("""
 (n,) = x.shape
-out = tw.empty((n,), x.dtype)
+out = tw.empty((n + 1,), x.dtype)
 total = 0.0
 for i in range(n):
     total = total + x[i]
     out[i] = total
-return out""", "tw.gpu_scan(x)"),
+out[n] = total
+return out""", "tw.scan(x)"),
     "exclusive product": ("""
 (n,) = x.shape
-out = tw.empty((n,), x.dtype)
+out = tw.empty((n + 1,), x.dtype)
 total = 1.0
 for i in range(n):
     out[i] = total
     total *= x[i]
-return out""", 'tw.gpu_scan(x, "prod", exclusive=True)'),
+out[n] = total
+return out""", 'tw.scan(x, "prod", exclusive=True)'),
     "maximum through the array": ("""
 (n,) = x.shape
 out = tw.empty((n,), x.dtype)
 out[0] = x[0]
 for i in range(1, n):
     out[i] = tw.max(out[i - 1], x[i])
-return out""", 'tw.gpu_scan(x, "max")'),
+return out""", 'tw.scan(x, "max")'),
     "rows": ("""
 n, m = x.shape
-out = tw.empty((n, m), x.dtype)
+out = tw.empty((n, m + 1), x.dtype)
 for r in tw.grid(n):
     total = 0.0
     for i in range(m):
         total += x[r, i]
         out[r, i] = total
+    out[r, m] = total
 return out""", "for each"),
 }  # fmt: skip
 
@@ -297,7 +300,7 @@ def test_what_is_fast_or_small_is_silent(name: str) -> None:
 
 
 def test_zynml_says_the_same() -> None:
-    text = "let y = compute(x) {\n    @kernel custom\n    var total = 0.0\n    for i in 0..n {\n        total = total + x[i]\n        out[i] = total\n    }\n}\n"
+    text = "let y = compute(x) {\n    @kernel custom\n    var total = 0.0\n    for i in 0..n {\n        total = total + x[i]\n        out[i] = total\n    }\n    out[n] = total\n}\n"
     (note,) = notes(text, args="x=f32[*]", path="program.zyn")
     assert (note.code, note.line) == ("TW062", 4)
 

@@ -128,13 +128,13 @@ class _Stub(StubEmitter):
             self._bind(view, self.sizes)
         known = set(self.sizes.values)
         self._guard_sizes([size for size in self._all_sizes() if size.names <= known])
-        for view in inputs:
-            self._check_axes(view, self.sizes)
         for name, size in artifact.computed:
             self.sizes.bind(name, self.sizes.value(size))
         computed = [name for name, _ in artifact.computed]
         known.update(computed)
         self._guard_sizes([size for size in self._all_sizes() if size.names <= known and not size.names.isdisjoint(computed)])
+        for view in inputs:
+            self._check_axes(view, self.sizes)
         late = self._checks(known, early=True)
         self.settle()
         self._outputs(out, inputs)

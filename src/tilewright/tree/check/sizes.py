@@ -75,6 +75,11 @@ class SizeChecker:
         if a == b:
             return
         if _of_call(a) or _of_call(b):
+            name, other = (left.name, right) if _of_call(b) else (right.name, left)
+            if name is not None and "$" not in name and not has_numbers(other):
+                # A name that stands for a size, as in ZynML: it is that one.
+                self.context.state.equations.defined.setdefault((name, other), span)
+                return
             self.require(a, "eq", b, "extents {left} and {right} do not match", span)
             return
         if a.constant is not None and b.constant is not None:

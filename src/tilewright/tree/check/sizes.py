@@ -151,7 +151,7 @@ class SizeChecker:
         if reach is None:
             return
         low, high = reach.low, reach.high
-        if has_numbers(low) or has_numbers(high):
+        if not self.numbers.decide(low, high):
             return  # a place that the call names: found when the kernel runs
         spare = extent - high - 1
         text = show_expr(value)
@@ -266,7 +266,7 @@ class SizeChecker:
     def stay_in_tile(self, name: str, axis: int, extent: Size, index: Expr, span: Span) -> None:
         """As `stay_inside`, for an element of a tile."""
         reach = interval(index)
-        if reach is None or self.context.guarded or has_numbers(reach.low) or has_numbers(reach.high):
+        if reach is None or self.context.guarded or not self.numbers.decide(reach.low, reach.high):
             return
         text = f"index {show_expr(index)} of '{name}'"
         if surely_negative(extent - reach.high - 1):

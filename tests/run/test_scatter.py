@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-import tilewright as tw
 from examples import histogram
 from tests.run.test_language import run_zyn
+
+import tilewright as tw
 from tilewright.base.errors import UserError
 
 DEVICES = ("cpu", "emulator:loop", "emulator:tile", "emulator:thread")

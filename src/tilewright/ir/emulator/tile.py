@@ -111,7 +111,7 @@ class TileMachine(Machine):
     def _inside(self, op: Op, frame: Frame) -> Results:
         index, extent = frame.full(op.operands[0]), frame.full(op.operands[1])
         right = (index >= 0) & (index < align(extent, index.ndim - 1))
-        return (right.reshape(frame.lanes, -1).all(axis=1),)
+        return (np.all(right.reshape(frame.lanes, -1), axis=1),)
 
     def _scan_tile(self, op: Op, frame: Frame) -> Results:
         axis = op.attrs["axis"]

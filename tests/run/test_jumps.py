@@ -129,7 +129,7 @@ def guarded(x: tw.Array, n: int) -> float:
 
 @tw.kernel
 def is_sorted(x: tw.Array) -> bool:
-    for i in range(1, len(x)):
+    for i in range(1, len(x)):  # noqa: SIM110
         if x[i] < x[i - 1]:
             return False
     return True
@@ -245,7 +245,7 @@ def return_in_grid(x: tw.Array) -> tw.Array:
 
 
 @tw.kernel
-def not_always(x: tw.Array) -> float:
+def not_always(x: tw.Array) -> float:  # noqa: RET503
     for i in range(len(x)):
         if x[i] < 0:
             return x[i]

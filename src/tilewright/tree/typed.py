@@ -403,12 +403,16 @@ class Accumulate(TypedNode):
 
 @record
 class Store(TypedNode):
-    """`array[indices] = value`; with `kind`, `array[indices] = kind(array[indices], value)`."""
+    """`array[indices] = value`; with `kind`, `array[indices] = kind(array[indices], value)`.
+
+    `scatter`: other points of the parallel loop around may combine into the same element, in any order.
+    """
 
     array: ArrayInfo
     indices: tuple[Expr, ...]
     value: Expr
     kind: str = ""
+    scatter: bool = False
 
 
 @record

@@ -258,8 +258,8 @@ class FunctionReader:
             check_parameter(argument.arg, annotation, self._sink)
             value = None if default is None else self._default(argument.arg, default)
             optional = optional or (written is None and isinstance(value, syntax.Nothing))
-            only = argument in arguments.kwonlyargs
-            params.append(syntax.Param(argument.arg, annotation, value, optional, only, self._expressions.is_in_place(argument.annotation), span=self._span(argument)))
+            only, in_place = argument in arguments.kwonlyargs, self._expressions.is_in_place(argument.annotation)
+            params.append(syntax.Param(argument.arg, annotation, value, optional, only, in_place, span=self._span(argument)))
             check_default(params[-1], self._sink)
         return tuple(params)
 

@@ -202,11 +202,6 @@ class Blocks(ABC):
         values = tuple(settled(v) for v in values) if isinstance(values, tuple) else settled(values)
         place = None if device == "auto" else device
         try:
-            if metadata.kind is KernelKind.SCAN:
-                axis = primitive_blocks.scan_axis(metadata, len(values.shape), span)
-                if len(values.shape) > 1:
-                    kernel = primitive_blocks.scan_along(metadata, len(values.shape), axis, span)
-                    return self._run_compute(kernel, {"x": values}, device) if values.shape[axis] else values
             return primitive_blocks.finished(metadata, values, place, span)
         except UserError as error:
             first = error.diagnostics[0]

@@ -1,5 +1,7 @@
 """`break`, `continue` and early `return`, against the same functions run by Python: on the CPU and at every stage of the emulator."""
 
+# ruff: noqa: RET503, SIM110
+
 from __future__ import annotations
 
 from typing import Any
@@ -129,7 +131,7 @@ def guarded(x: tw.Array, n: int) -> float:
 
 @tw.kernel
 def is_sorted(x: tw.Array) -> bool:
-    for i in range(1, len(x)):  # noqa: SIM110
+    for i in range(1, len(x)):
         if x[i] < x[i - 1]:
             return False
     return True
@@ -245,7 +247,7 @@ def return_in_grid(x: tw.Array) -> tw.Array:
 
 
 @tw.kernel
-def not_always(x: tw.Array) -> float:  # noqa: RET503
+def not_always(x: tw.Array) -> float:
     for i in range(len(x)):
         if x[i] < 0:
             return x[i]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from assembled import assemble
-
 from tests.run import test_scatter as scatters
+
+from assembled import assemble
 from tilewright.execute.kernel import Kernel
 
 K, W, SMALL, LARGE = np.zeros(100_000, np.int32), np.zeros(100_000, np.float32), np.zeros(256, np.float32), np.zeros(1 << 20, np.float32)

@@ -32,8 +32,8 @@ from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk, wat
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.rewrite import clone_ops, eliminate_dead, rewrite, rewrite_block
 from tilewright.ir.types import INDEX, Tensor, dtype_of, tensor
-from tilewright.passes.from_tree.lower_body import identity
 from tilewright.passes.choose.loops import power_of_two
+from tilewright.passes.from_tree.lower_body import identity
 from tilewright.passes.loop.collapse import collapse
 from tilewright.passes.program.scatter_forms import CopySpec, ScatterForm, depends_on_order, form_for
 from tilewright.passes.schedules.loops import Schedule

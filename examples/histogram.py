@@ -44,9 +44,10 @@ def weighted(x: tw.Array, w: tw.Array, edges: tw.Array) -> tw.Array:
 
 @tw.kernel
 def rows_by_key(keys: tw.Array, rows: tw.Array, like: tw.Array) -> tw.Array:
-    """Rows with one key are added up: the gradient of an embedding, or the sums of segments. `like` has the shape of the result."""
+    """Rows with one key are added up: the gradient of an embedding, or the sums of segments. `like` has an element for each key."""
     n, width = rows.shape
-    out = tw.zeros(like.shape, rows.dtype)
+    (count,) = like.shape
+    out = tw.zeros((count, width), rows.dtype)
     for i, j in tw.grid(n, width):
         out[keys[i], j] += rows[i, j]
     return out

@@ -444,7 +444,7 @@ def test_the_example(device: str) -> None:
     keys, rows = RNG.integers(0, 4, 90), RNG.normal(size=(90, 5)).astype(np.float32)
     wanted = np.zeros((4, 5))
     np.add.at(wanted, keys, rows.astype(np.float64))
-    check(histogram.rows_by_key(keys, rows, np.empty((4, 5)), device=device), wanted, 90)
+    check(histogram.rows_by_key(keys, rows, np.empty(4), device=device), wanted, 90)
     largest = histogram.largest_by_key(keys, rows[:, 0], np.empty(5), device=device)
     np.testing.assert_array_equal(largest, [*(rows[keys == key, 0].max() for key in range(4)), -np.inf])
 

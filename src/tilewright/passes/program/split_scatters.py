@@ -291,7 +291,7 @@ class _Split:
 
     def _copy(self, scatter: _Scatter, dtype: DType, *parts: Size) -> Value:
         """A copy of an array, or one for each part."""
-        name = f"{self.kernel.name}.copy{self.number + len(self.scratch)}"
+        name = f"{self.names[scatter.memory]}.copy{self.number + len(self.scratch)}"
         copy = Value(tensor(dtype, *parts, *scatter.type.shape, align=64), name)
         assert isinstance(copy.type, Tensor)
         self.scratch.append(ProgramArray(name, copy.type, "scratch"))

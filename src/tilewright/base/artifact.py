@@ -16,8 +16,9 @@ from tilewright.base.sizes import Size, is_number, parameter_of
 FAILURE = "$failure"
 """The scratch array in which a program leaves its first access outside an array. It is zero when the program starts."""
 FAILURE_FIELDS = 4
-FAILURE_SITE, FAILURE_INDEX, FAILURE_EXTENT = range(3)
-"""What lies where in it. Sites are counted from 1 on; 0 is none."""
+FAILURE_SITE, FAILURE_INDEX, FAILURE_EXTENT, FAILURE_FLAG = range(4)
+"""What lies where in it. Sites are counted from 1 on; 0 is none. GPUs have it in memory of theirs as long as the program is loaded. There the
+site is negative until the rest is written, and the flag is the address of a word of the host, or 0; who has written the rest sets it to 1."""
 
 
 @record

@@ -13,7 +13,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from tilewright.base import registry
 from tilewright.base.artifact import Artifact
@@ -79,7 +79,7 @@ class Kernel(Entry, Generic[P, R]):
         @overload
         def __call__(self, *args: Array | float) -> R: ...
         @overload
-        def __call__(self, *args: object, **keywords: object) -> object: ...
+        def __call__(self, *args: object, **keywords: object) -> Any: ...
         def __call__(self, *args: object, **keywords: object) -> object:
             """Run the kernel: arrays and numbers in, arrays out. Inside another kernel: what it computes, as part of that one."""
 
@@ -267,19 +267,19 @@ class Kernel(Entry, Generic[P, R]):
 
     # -- looking inside -----------------------------------------------------------------------------------------
 
-    def _signature(self, args: tuple[object, ...], target: Target) -> Signature:
-        values = self._bind(args, {})
+    def _signature(self, args: tuple[object, ...], keywords: dict[str, object], target: Target) -> Signature:
+        values = self._bind(args, keywords)
         return self.runner.signature(self.runner.arguments(values, target.is_gpu), target.is_gpu)
 
-    def stages(self, *args: object, target: str = "cpu") -> Compilation:
+    def stages(self, *args: object, target: str = "cpu", **keywords: object) -> Compilation:
         """Every stage of compiling for these arguments."""
         chosen = parse_target(target)
-        return compile_stages(self.function, self._signature(args, chosen), chosen)
+        return compile_stages(self.function, self._signature(args, keywords, chosen), chosen)
 
-    def compile(self, *args: object, target: str = "cpu") -> Artifact:
+    def compile(self, *args: object, target: str = "cpu", **keywords: object) -> Artifact:
         """The artifact for these arguments: PTX for GPU targets, an object for CPUs."""
         chosen = parse_target(target)
-        return compile_kernel(self.function, self._signature(args, chosen), chosen)
+        return compile_kernel(self.function, self._signature(args, keywords, chosen), chosen)
 
     def __reduce__(self) -> str:
         """Copies are the kernel itself, and pickles its name, as with functions."""

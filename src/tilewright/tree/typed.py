@@ -435,6 +435,8 @@ class TypedLoop(TypedNode):
     body: tuple[Stmt, ...]
     kind: str = ""
     asked: str = "auto"
+    until: Variable | None = None
+    """The flag that ends the loop, which has one index and runs in order, before its next iteration."""
 
 
 @record

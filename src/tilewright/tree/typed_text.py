@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilewright.base.sizes import readable
+from tilewright.base.sizes import without_marks
 from tilewright.tree.typed import (
     Accumulate,
     Apply,
@@ -59,7 +59,7 @@ def _nested(expr: Expr) -> str:
     if isinstance(expr, Const):
         return str(expr.value).lower() if isinstance(expr.value, bool) else repr(expr.value)
     if isinstance(expr, SizeValue):
-        text = readable(str(expr.size))
+        text = without_marks(str(expr.size))
         return text if expr.size.name or expr.size.constant is not None else f"({text})"
     if isinstance(expr, IndexRef | Local | TileLocal):
         return expr.var.name
@@ -106,7 +106,8 @@ def _show_stmts(stmts: tuple[Stmt, ...], indent: str) -> Iterator[str]:
         elif isinstance(stmt, ArrayAssign):
             yield f"{indent}{stmt.array.name}[...] = {show_expr(stmt.value)}"
         elif isinstance(stmt, TypedLoop):
-            yield f"{indent}{stmt.kind or 'loop'} {', '.join(map(_show_range, stmt.vars))}:"
+            until = f" until {stmt.until.name}" if stmt.until is not None else ""
+            yield f"{indent}{stmt.kind or 'loop'} {', '.join(map(_show_range, stmt.vars))}{until}:"
             yield from _show_stmts(stmt.body, inner)
         elif isinstance(stmt, ReduceLoop):
             outer = f" for {', '.join(map(_show_range, stmt.outer))}" if stmt.outer else ""

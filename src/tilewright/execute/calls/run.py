@@ -74,6 +74,8 @@ class Runner:
         found = [read_argument(name, value, self.function.span, gpu) for name, value in values.items()]
         for name in self.in_place:
             argument = next(a for a in found if a.name == name)
+            if values[name] is None:
+                continue  # whether it may be left out is the kernel's to say
             check_in_place(name, values[name], argument.value if isinstance(argument.value, np.ndarray | DeviceArray) else None, self.function.span)
         return found
 

@@ -31,6 +31,7 @@ from tilewright.frontend.python.names import PACKAGE, Called, Environment, Opaqu
 from tilewright.frontend.python.nesting import reading
 from tilewright.tree import syntax
 from tilewright.tree.inline import inline
+from tilewright.tree.jumps import without_jumps
 from tilewright.tree.syntax import Expr, Stmt
 
 _HELP: dict[type[ast.stmt], tuple[str, str]] = {
@@ -49,8 +50,6 @@ _HELP: dict[type[ast.stmt], tuple[str, str]] = {
     ast.Raise: ("raise", "check the values before the kernel is called"),
     ast.Assert: ("assert", "check the values before the kernel is called"),
     ast.Match: ("match", "use if and elif"),
-    ast.Break: ("break", "put the rest of the body under an if"),
-    ast.Continue: ("continue", "put the rest of the body under an if"),
 }
 
 _MAKERS = ("zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like", "shared", "local")
@@ -237,7 +236,7 @@ class FunctionReader:
         result = None if definition.returns is None else self._expressions.annotation(definition.returns)
         check_result(definition.name, result, self._sink)
         tree = syntax.Function(definition.name, params, result, body, "kernel", self._attributes, span=self._span(definition))
-        return inline(tree, self._sink)
+        return inline(without_jumps(tree, self._sink), self._sink)
 
     def _span(self, node: ast.stmt | ast.expr | ast.arg) -> Span:
         return self._place.span(node)
@@ -350,6 +349,8 @@ class FunctionReader:
             body = self._block(node.body)
             self._around -= 1
             return [syntax.While(test, body, span=span)]
+        if isinstance(node, ast.Break | ast.Continue):
+            return [syntax.Break(span=span) if isinstance(node, ast.Break) else syntax.Continue(span=span)]
         if isinstance(node, ast.For):
             self._no_else(node.orelse, "for")
             return self._for(node, span)

@@ -264,6 +264,8 @@ class LayoutReader:
             return "KERNEL" if previous == "AT" and after == "NAME" else "NAME"
         if word == "compute":
             return "COMPUTE" if after == "LPAR" else "NAME"
+        if word == "inout":
+            return "INOUT" if previous in ("LPAR", "COMMA") and after == "NAME" else "NAME"
         if word in ("pipeline", "fn"):
             return word.upper() if after == "NAME" and (starts or previous in ("NAME", "RPAR")) else "NAME"
         if word == "config":

@@ -339,6 +339,9 @@ class Draft:
 
     def serial(self, builder: Builder, variables: Sequence[LoopVar], loop: TypedLoop, scope: Scope) -> None:
         """Nested `for`s over the indices, carrying what the body assigns."""
+        if loop.until is not None:
+            self.serial_until(builder, variables[0], loop, loop.until, scope)
+            return
         targets = list(assigned(loop.body))
         start = [self.variable(v, scope) for v in targets]
         var, rest = variables[0], variables[1:]
@@ -365,6 +368,31 @@ class Draft:
         operands = (lo, hi, self.number(builder, 1, i64), *start)
         builder.append(Op("for", operands, results, attrs, (block,), builder.span))
         self.merge(scope, targets, results)
+
+    def serial_until(self, builder: Builder, var: LoopVar, loop: TypedLoop, stop: Variable, scope: Scope) -> None:
+        """A `while` over the positions of the index, which ends when they do or when the flag is set."""
+        targets = list(assigned(loop.body))
+        start = [self.variable(v, scope) for v in targets]
+        count = self.extent(builder, var, scope)
+        types, names = [INDEX, *(v.type for v in start)], [var.name, *(v.name for v in targets)]
+
+        def test(inner: Builder, position: Value, *carried: Value) -> Sequence[Value]:
+            own = scope | dict(zip(targets, carried, strict=True))
+            going = inner.op("not", self.variable(stop, own))
+            return [inner.logical_and(inner.op("lt", position, count), going), position, *carried]
+
+        def body(inner: Builder, position: Value, *carried: Value) -> Sequence[Value]:
+            own = scope | dict(zip(targets, carried, strict=True))
+            own[var] = self.index(inner, var, position, own)
+            self.statements(inner, loop.body, own)
+            return [inner.add(position, self.number(inner, 1, i64)), *(own[v] for v in targets)]
+
+        self._stored.clear()
+        regions = builder.region(types, names, test), builder.region(types, names, body)
+        results = tuple(Value(t, n) for t, n in zip(types, names, strict=True))
+        operands = (self.number(builder, 0, i64), *start)
+        builder.append(Op("while", operands, results, regions=regions, span=builder.span))
+        self.merge(scope, targets, results[1:])
 
     # -- reductions -------------------------------------------------------------------------------------------------
 

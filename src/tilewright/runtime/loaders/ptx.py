@@ -43,6 +43,8 @@ _TORCH = {
 _MOST_BLOCKS = ((1 << 31) - 1, 65535)
 """Along x, and along y and z."""
 _OUT_OF_MEMORY = 2
+_FAILURE = "$failure"
+"""The scratch array in which kernels leave the first index that lies outside: its site, from 1 on, the index and the extent."""
 
 
 class ExportedGpuProgram:
@@ -102,11 +104,23 @@ class ExportedGpuProgram:
                     raise MemoryError(f"{self.description['name']}: the scratch array {name} would have {nbytes} bytes")
                 pointers[name] = int(_call(driver.cuMemAllocAsync, max(16, nbytes), stream))
                 scratch.append(pointers[name])
+                if name == _FAILURE:
+                    _call(driver.cuMemsetD8Async, pointers[name], 0, nbytes, stream)
             for launch in self.description["launches"]:
                 self._one(driver, functions[launch["entry"]], launch, pointers, scalars, sizes, stream)
+            if _FAILURE in pointers:
+                self._check_failure(driver, pointers[_FAILURE], stream)
         finally:
             for pointer in scratch:
                 driver.cuMemFreeAsync(pointer, stream)
+
+    def _check_failure(self, driver: Any, cell: int, stream: int) -> None:
+        """Wait, and raise what lay outside its array: the kernels left it out."""
+        found = (ctypes.c_int64 * 3)()
+        _call(driver.cuMemcpyDtoHAsync, ctypes.addressof(found), cell, ctypes.sizeof(found), stream)
+        _call(driver.cuStreamSynchronize, stream)
+        if found[0]:
+            raise IndexError(f"{self.description['sites'][found[0] - 1]}: index {found[1]}, extent {found[2]}")
 
     def _one(
         self, driver: Any, function: Any, launch: Mapping[str, Any], pointers: Mapping[str, int], scalars: Mapping[str, Any],

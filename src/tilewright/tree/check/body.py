@@ -589,17 +589,21 @@ class BodyChecker:
             if values is not None:
                 self.unroll(stmt, values)
                 return
+        flag = self.context.scope.find(stmt.until) if stmt.until else None
+        until = flag.var if isinstance(flag, VariableSlot) else None
         self.tiles.changes_in(stmt.body)
         with self.array_loops.inside(stmt), self.ordered(stmt), self.context.loop_body(stmt) as body:
             variables = self.nests.enter(stmt)
             shape = self.context.state.tiled.get(id(stmt)) if self.context.spread is None and not self.array_loops.ordered() else None
+            if shape is not None and until is not None:
+                raise self.context.fail("TW005", "a loop that changes tiles cannot be left by 'break' or 'return'", stmt.span, "change the tiles in a loop of their own")
             spread = None if shape is None else self.tiles.open_spread(shape, stmt.span)
             for inner in stmt.body:
                 self.statement(inner)
             # Such stores keep some axes from running in parallel; that is not what the source promised with grid.
             asked = "auto" if spread is not None and spread.once else stmt.parallel
             statements = tuple(body) if spread is None else self.tiles.close_spread(spread, tuple(body), asked, stmt.span)
-        self.context.emit(TypedLoop(variables, statements, asked=asked, span=stmt.span))
+        self.context.emit(TypedLoop(variables, statements, asked=asked, until=until, span=stmt.span))
 
     @contextmanager
     def ordered(self, stmt: syntax.For | syntax.While) -> Iterator[None]:

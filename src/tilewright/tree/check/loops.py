@@ -79,6 +79,8 @@ def merge_nest(loop: TypedLoop) -> TypedLoop:
     """`for i: for j: body` -> `for i, j: body`, as long as inner ranges do not depend on outer indices."""
     while len(loop.body) == 1 and isinstance(loop.body[0], TypedLoop):
         inner = loop.body[0]
+        if loop.until is not None or inner.until is not None:
+            break
         if (inner.asked == "yes") != (loop.asked == "yes") or not _rectangular(loop.vars, inner.vars):
             break
         loop = replace(loop, vars=loop.vars + inner.vars, body=inner.body)

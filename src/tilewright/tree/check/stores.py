@@ -65,9 +65,9 @@ class StoreChecker:
         base, nodes = flatten_index(target)
         array = self.expressions.array(base)
         if isinstance(array, ArrayInfo) and array.role == "input" and not self.context.is_python:
-            raise self.context.fail("TW015", f"'{array.name}' is not an output and cannot be written", stmt.span, "write to out[…], or to an out_… of its own")
+            raise self.context.fail("TW015", f"'{array.name}' is not an output and cannot be written", stmt.span, f"write to out[…], or to an out_… of its own; compute(inout {array.name}, …) writes it in place")
         if isinstance(array, ArrayInfo) and array.role == "input":
-            raise self.context.fail("TW015", f"'{array.name}' is an input and cannot be written", stmt.span, "make an output and write to that")
+            raise self.context.fail("TW015", f"'{array.name}' is an input and cannot be written", stmt.span, "make an output and write to that, or annotate it as tw.InOut")
         implicit = array is None and isinstance(base, syntax.Name) and self.arrays.is_place(base.id)
         if not implicit and not isinstance(array, ArrayInfo):
             name = base.id if isinstance(base, syntax.Name) else "this"

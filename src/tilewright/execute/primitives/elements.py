@@ -1,4 +1,4 @@
-"""Device-wide primitives: map, reduction, filter, transposition. Scans are in `scans`, sorts in `primitive_sorts`, histograms in `histograms`.
+"""Device-wide primitives: map, reduction, filter, transposition. Scans are in `scans`, sorts in `sorts`, histograms in `histograms`.
 
 In: arrays (NumPy, device arrays, tensors of PyTorch, arrays of CuPy) and functions of numbers. Out: arrays of the same library.
 The same call runs on a GPU, on the CPU and in the emulator; the device is chosen as for kernels.
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.base.dtypes import DType, bool_, f64, i64
+from tilewright.base.dtypes import DType, bool_, i64
 from tilewright.base.errors import UserError
 from tilewright.execute.arrays import as_dtype
 from tilewright.execute.calls.outputs import keep
 from tilewright.execute.devices import place_of
 from tilewright.execute.places import Array, DevicePlace, Number, dtype_of
-from tilewright.execute.primitive_functions import Function, function_of, monoid_of, number_of, tree_of
+from tilewright.execute.primitives.functions import Function, function_of, monoid_of, number_of, tree_of
 from tilewright.runtime.exchange.libraries import is_foreign
 from tilewright.runtime.memory.device_array import DeviceArray
 

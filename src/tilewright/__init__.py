@@ -44,6 +44,7 @@ _EXPORTS = {
     "execute.primitives.histograms": "gpu_histogram histogram",
     "execute.primitives.scans": "gpu_scan scan",
     "execute.primitives.sorts": "argsort gpu_argsort gpu_run_lengths gpu_sort gpu_unique run_lengths sort topk unique",
+    "execute.random_arrays": "random",
     "execute.simt.kernels": "GpuKernel gpu gpu_launch",
     "execute.simt.memory": "gpu_alloc gpu_check_leaks gpu_copy_from gpu_copy_to gpu_free gpu_sync",
     "execute.streams": "Event Stream current_stream stream timed",

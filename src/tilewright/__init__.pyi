@@ -162,6 +162,9 @@ from tilewright.execute.primitives.sorts import (
     topk as topk,
     unique as unique,
 )
+from tilewright.execute.random_arrays import (
+    random as random,
+)
 from tilewright.execute.simt.kernels import (
     GpuKernel as GpuKernel,
     gpu as gpu,
@@ -192,6 +195,7 @@ from tilewright.execute.tune import (
 from tilewright.frontend.words import (
     Array as Array,
     GpuBuffer as GpuBuffer,
+    InOut as InOut,
     abs as abs,
     active_mask as active_mask,
     all as all,

@@ -93,12 +93,14 @@ class Environment:
                 for alias in statement.names:
                     _bind_member(names, statement.module or "", alias)
             elif isinstance(statement, ast.Assign):
-                value = _constant(statement.value, names)
+                value = _constants(statement.value, names)
                 for target in statement.targets:
                     if isinstance(target, ast.Name):
                         names[target.id] = Opaque(None) if value is None else value
+                    elif isinstance(target, ast.Tuple | ast.List):
+                        _bind_parts(names, target, value)
             elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value is not None:
-                value = _constant(statement.value, names)
+                value = _constants(statement.value, names)
                 names[statement.target.id] = Opaque(None) if value is None else value
         return cls(names)
 
@@ -138,8 +140,13 @@ def classify(value: object) -> Meaning:
     if callable(python):
         owner: Any = value
         return Called(python.__name__, python, lambda: owner.function)
-    name = _word(value)
+    name = None if _has_words(value) else _word(value)
     return Opaque(value) if name is None else Word(name)
+
+
+def _has_words(value: object) -> bool:
+    """Whether its members are words: `tw.random`."""
+    return getattr(value, "__simt__", None) == "random"
 
 
 def member(owner: Opaque, name: str) -> Meaning | None:
@@ -149,16 +156,19 @@ def member(owner: Opaque, name: str) -> Meaning | None:
         if name in _CONSTANTS:
             return Constant(_CONSTANTS[name])
         found = getattr(value, name, None)
-        if isinstance(found, ModuleType):
+        if isinstance(found, ModuleType) or _has_words(found):
             return Opaque(found)
         return Word(found.name if isinstance(found, DType) else name)
     if not hasattr(value, name):
-        return None
+        return Word(f"random.{name}") if _has_words(value) else None
     return classify(getattr(value, name))
 
 
 def _word(value: object) -> str | None:
     """The spelling of an object the kernel language knows, or None."""
+    spelled = getattr(value, "__simt__", None)
+    if isinstance(spelled, str) and "." in spelled:
+        return spelled
     name = getattr(value, "__name__", None)
     module = getattr(value, "__module__", None)
     if isinstance(value, ModuleType) or not isinstance(name, str):
@@ -187,11 +197,31 @@ def _bind_import(names: dict[str, object], alias: ast.alias) -> None:
 def _bind_member(names: dict[str, object], module: str, alias: ast.alias) -> None:
     name = alias.asname or alias.name
     if module == PACKAGE:
-        names[name] = _CONSTANTS.get(alias.name, Word(alias.name))
+        found = member(Opaque(importlib.import_module(PACKAGE)), alias.name)
+        names[name] = found if isinstance(found, Opaque) and _has_words(found.value) else _CONSTANTS.get(alias.name, Word(alias.name))
     elif module in _FILE_MODULES and hasattr(importlib.import_module(module), alias.name):
         names[name] = getattr(importlib.import_module(module), alias.name)
     elif module != "__future__":
         names[name] = Opaque(None)
+
+
+def _bind_parts(names: dict[str, object], target: ast.Tuple | ast.List, value: object) -> None:
+    """`S, P = 4, 2`"""
+    parts = value if isinstance(value, tuple) and len(value) == len(target.elts) else (None,) * len(target.elts)
+    for item, part in zip(target.elts, parts):
+        if isinstance(item, ast.Name):
+            names[item.id] = Opaque(None) if part is None else part
+
+
+def _constants(node: ast.expr, names: Mapping[str, object]) -> object:
+    """The value of a constant, or of a tuple, list or dict of constants; None where it is something else."""
+    if isinstance(node, ast.Tuple | ast.List):
+        parts = tuple(_constants(item, names) for item in node.elts)
+        return parts if None not in parts else None
+    if isinstance(node, ast.Dict):
+        table = {key.value if isinstance(key, ast.Constant) else None: _constants(value, names) for key, value in zip(node.keys, node.values)}
+        return table if None not in table and None not in table.values() else None
+    return _constant(node, names)
 
 
 def _constant(node: ast.expr, names: Mapping[str, object]) -> bool | int | float | str | None:

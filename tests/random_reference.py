@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from fuzz.random_kernels.philox import normal, philox, quantile, randint, uniform, word
 
 __all__ = ["normal", "philox", "quantile", "randint", "uniform", "uniforms", "word", "words"]

@@ -11,7 +11,7 @@ where e is the place of the element in row-major order. So an array does not dep
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -46,6 +46,9 @@ class random:
     """
 
     __simt__ = "random"
+
+    def __new__(cls) -> NoReturn:  # type: ignore[misc]
+        raise UserError.at("TW005", "tw.random is no function", help="name one of its functions, as in tw.random.uniform(seed, shape=3)")
 
     @_word("uniform")
     def uniform(

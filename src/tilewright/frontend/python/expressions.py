@@ -21,6 +21,7 @@ from tilewright.frontend.python.names import (
     Opaque,
     Word,
     classify,
+    has_words,
     is_package,
     member,
 )
@@ -147,6 +148,8 @@ class ExpressionReader:
                 return self._unsupported(node, "the module itself", "name one of its members")
             kind = type(meaning.value).__name__ if meaning.value is not None else "object"
             shown = ast.unparse(node)
+            if has_words(meaning.value):
+                return self._unsupported(node, f"'{shown}' itself", f"name one of its functions, as in {shown}.uniform(seed, i)")
             if callable(meaning.value):
                 own = "mark it with @tw.kernel: kernels can call kernels" if _is_plain(meaning.value) else ""
                 return self._unsupported(

@@ -24,7 +24,7 @@ from tilewright.tree.typed_walk import own_exprs, walk_expr
 from tilewright.zyn.program_files import read_program
 
 KEYWORDS = ("let", "var", "for", "in", "if", "elif", "else", "while", "and", "or", "not", "yield", "return", "await", "true", "false", "inf",
-            "step", "compute", "pipeline", "fn", "config", "import", "as", "shared", "timeout")  # fmt: skip
+            "step", "compute", "inout", "pipeline", "fn", "config", "import", "as", "shared", "timeout")  # fmt: skip
 _ARRAY_MEMBERS = ("shape", "dtype", "size")
 _NAME_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789"
 
@@ -60,13 +60,13 @@ def analyse(text: str, path: str) -> Analysis:
     result = Analysis(path, text)
     found: list[Diagnostic] = []
     try:
-        file: File = parse_source(text, path)
+        file: File = parse_source(text, path, every_error=True)
         found += warnings(file)
         result.program = file.program
         if file.program is not None:
             result.bindings = bind(file.program)
         walked = walk(file, {})
-        found += walked.errors
+        found += [*walked.errors, *walked.warnings]
         _read_types(walked, result)
     except TilewrightError as error:
         found += error.diagnostics

@@ -20,6 +20,7 @@ from dataclasses import field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from tilewright.base import environment
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import Note
 from tilewright.base.record import record
@@ -33,7 +34,7 @@ from tilewright.tree.block_graph import BlockGraph
 from tilewright.tree.check.kernel import check_kernel
 from tilewright.tree.inline import nodes
 from tilewright.tree.syntax import Function
-from tilewright.tree.typed import ArgSpec, ScalarArg, TypedKernel
+from tilewright.tree.typed import ArgSpec, NoneArg, ScalarArg, TypedKernel
 
 if TYPE_CHECKING:
     from tilewright.ir.nodes import Kernel
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from tilewright.passes.schedules.plans import Plans
 
 log = logging.getLogger("tilewright")
-if os.environ.get("TILEWRIGHT_LOG"):
+if environment.text("TILEWRIGHT_LOG").lower() not in ("", "0", "off", "no", "false"):
     # One line per compilation, on request; an application's own logging setup is left alone.
     _handler = logging.StreamHandler()
     _handler.setFormatter(logging.Formatter("tilewright: %(message)s"))
@@ -403,7 +404,8 @@ def _compiled(
         param.name for param, arg in zip(prepared.function.params, signature.args, strict=True)
         if isinstance(arg, ScalarArg) and not arg.weak and not arg.dtype.is_bool
     ]  # fmt: skip
-    artifact = build_artifact(final, target, key, apart and alias_safe(done.program), schedules, typed=typed)
+    absent = tuple(position for position, arg in enumerate(signature.args) if isinstance(arg, NoneArg))
+    artifact = build_artifact(final, target, key, apart and alias_safe(done.program), schedules, typed=typed, absent=absent)
     artifact = replace(artifact, notes=prepared.notes(signature, plan))
     if log.isEnabledFor(logging.INFO):
         log.info(

@@ -55,6 +55,8 @@ from tilewright.passes.program.persistent_kernel import persistent_kernel
 from tilewright.passes.program.repack import repack
 from tilewright.passes.program.reuse_buffers import reuse_buffers
 from tilewright.passes.program.split_reductions import split_reductions
+from tilewright.passes.program.split_scans import split_scans
+from tilewright.passes.program.split_scatters import split_scatters
 from tilewright.passes.program.stream_k import stream_k
 from tilewright.passes.program.tile_counters import add_counters
 from tilewright.passes.program.to_channels_last import to_channels_last
@@ -211,6 +213,16 @@ SPLIT_REDUCTIONS = Pass(
     "A long reduction with few results becomes two kernels; so does a contraction whose schedule says so (split-K).",
     takes=("plans", "target", "hints"), gives="plans",
 )  # fmt: skip
+SPLIT_SCATTERS = Pass(
+    "split_scatters", "program", "program", split_scatters,
+    "Scatters run side by side: on a CPU each part of the points has a copy of what it combines into, on a GPU they are atomics.",
+    takes=("plans", "target", "hints", "metadata"), gives="plans",
+)  # fmt: skip
+SPLIT_SCANS = Pass(
+    "split_scans", "program", "program", split_scans,
+    "A loop that is a scan (a running sum, product, minimum or maximum) is cut into parts that run side by side.",
+    takes=("plans", "target", "hints"), gives="plans",
+)  # fmt: skip
 STREAM_K = Pass(
     "stream_k", "program", "program", stream_k,
     "A contraction whose blocks hand on partial sums gets the memory for them.", takes=("plans", "target"), gives="plans",
@@ -262,7 +274,7 @@ WATCH_INDICES = Pass(
 )  # fmt: skip
 CHECK_INDICES = Pass(
     "check_indices", "program", "program", check_indices,
-    "Marked accesses get tests; the first that fails is left in an array of the program. On a GPU they are assertions.", takes=TARGET,
+    "Marked accesses get tests; the first that fails is left in an array of the program. On a GPU what lies outside is masked out, and the kernel goes on.", takes=TARGET,
 )  # fmt: skip
 WINDOW_SUMS = Pass(
     "window_sums", "tile", "tile", window_sums,
@@ -459,6 +471,8 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(REPACK, "After to_channels_last: packs what the copy engine still cannot read."),
         Step(WIDEN_OPERANDS, "Beside the other copies of operands."),
         Step(SPLIT_REDUCTIONS, "After copies of operands: each part of the sum reads the copies."),
+        Step(SPLIT_SCATTERS, "Beside split_reductions: the kernels it makes have few results and long loops, but are cut already."),
+        Step(SPLIT_SCANS, "Beside split_reductions: the parts are kernels like others."),
         Step(STREAM_K, "Adds parameters that the lowering alone uses; kernels are otherwise done."),
         Step(ADD_COUNTERS, "As stream_k."),
         Step(ONE_PASS_VARIANCE, "After split_reductions: only rows that stay in one kernel.", UNPLANNED),

@@ -39,6 +39,19 @@ class String(Node):
 
 
 @record
+class Nothing(Node):
+    """`None`: what an optional parameter is where a call leaves it out."""
+
+
+@record
+class IsNone(Node):
+    """`value is None`, or `value is not None`: known when the kernel is compiled."""
+
+    value: Expr
+    negated: bool = False
+
+
+@record
 class Name(Node):
     id: str
 
@@ -73,6 +86,8 @@ class Argument(Node):
 
     value: Expr
     keyword: str | None = None
+    in_place: bool = False
+    """ZynML: `inout x` among the inputs of a compute."""
 
 
 @record
@@ -168,6 +183,8 @@ class Compute(Node):
     inputs: tuple[Expr, ...]
     attributes: tuple[KernelAttribute, ...]
     body: tuple[Stmt, ...]
+    in_place: tuple[str, ...] = ()
+    """Inputs that the block writes where they lie: `inout x`."""
 
 
 @record
@@ -178,9 +195,14 @@ class KernelAttribute(Node):
     args: tuple[Argument, ...]
 
 
+@record
+class Broken(Node):
+    """Something that a front end could not read and has reported: what uses it is not looked at further."""
+
+
 Expr = (
-    Number | Bool | String | Name | Attribute | Index | Slice | Call | Unary | Binary | IfExpr | Tuple | List | Record
-    | Pipe | ReduceExpr | Await | Compute | Callee
+    Number | Bool | String | Nothing | IsNone | Name | Attribute | Index | Slice | Call | Unary | Binary | IfExpr | Tuple | List | Record
+    | Pipe | ReduceExpr | Await | Compute | Callee | Broken
 )  # fmt: skip
 
 
@@ -232,6 +254,8 @@ class For(Node):
     parallel: str = "auto"
     over: Expr | None = None
     """Host loops `for x in list`: the thing iterated, with no ranges."""
+    until: str = ""
+    """The flag that ends the loop before its next iteration, once `jumps.py` has made one of each `break`."""
 
 
 @record
@@ -245,6 +269,16 @@ class If(Node):
     cond: Expr
     then: tuple[Stmt, ...]
     otherwise: tuple[Stmt, ...] = ()
+
+
+@record
+class Break(Node):
+    """Leaves the innermost loop."""
+
+
+@record
+class Continue(Node):
+    """Goes on with the next iteration of the innermost loop."""
 
 
 @record
@@ -264,7 +298,9 @@ class Expect(Node):
 
     name: str
     value: Expr
-    type: Expr
+    type: Expr | None
+    optional: bool = False
+    """The argument may be None."""
     call: Span = field(default=NOWHERE, compare=False, repr=False)
 
 
@@ -299,6 +335,11 @@ class Param(Node):
     name: str
     type: Expr | None = None
     default: Expr | None = None
+    optional: bool = False
+    """It may be None: `type | None`."""
+    keyword_only: bool = False
+    in_place: bool = False
+    """An array that the kernel writes where it lies: `tw.InOut`, `inout x`."""
 
 
 @record
@@ -336,7 +377,7 @@ class Import(Node):
     alias: str = ""
 
 
-Stmt = Let | Assign | For | While | If | Yield | Return | Expect | Made | ReduceNest | ExprStmt | Function | Config | Import
+Stmt = Let | Assign | For | While | If | Break | Continue | Yield | Return | Expect | Made | ReduceNest | ExprStmt | Function | Config | Import
 
 
 @record

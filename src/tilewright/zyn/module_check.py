@@ -22,6 +22,7 @@ from tilewright.tree.kernel_words import FUNCTION, KINDS
 from tilewright.tree.metadata import read_attributes
 from tilewright.tree.names import BodyNames, body_names, substitute
 from tilewright.tree.syntax import Expr, Stmt
+from tilewright.tree.unknown_functions import help_for
 from tilewright.zyn.host import functions as host_functions
 from tilewright.zyn.host import values as host_values
 from tilewright.zyn.host.dimensions import count_mismatch, parameter_sizes, shape_names
@@ -68,6 +69,8 @@ class ModuleCheck:
         """What is known of a name: that it is a 'future', or the 'result' of a block that is not asynchronous."""
         self._in_function = 0
         self.functions = {s.name: s for s in module.body if isinstance(s, syntax.Function)}
+        self.writes_in_place = False
+        """Whether a block of it writes an array in place."""
         self.bodies: dict[int, Body] = {}
         """By identity of the compute."""
         self.callees: dict[int, Expr] = {}
@@ -329,8 +332,7 @@ class ModuleCheck:
             )
         else:
             known = sorted(host_values.ELEMENTWISE | host_values.ARRAY_FUNCTIONS | set(self.functions) | set(host_functions.FUNCTIONS))
-            close = difflib.get_close_matches(function.id, known, 1)
-            self.sink.error("TW002", f"unknown function '{function.id}'", function.span, f"did you mean '{close[0]}'?" if close else "")
+            self.sink.error("TW002", f"unknown function '{function.id}'", function.span, help_for(function.id, known, python=False))
 
     def _known_call(
         self, shown: str, name: str, table: Mapping[str, host_functions.HostSignature], node: syntax.Call, positional: int, keywords: list[str]
@@ -414,7 +416,10 @@ class ModuleCheck:
 
     def _compute(self, node: syntax.Compute) -> None:
         several = is_spread(node.attributes)
+        self.writes_in_place = self.writes_in_place or bool(node.in_place)
         for attribute in node.attributes:
+            if attribute.name == "parallel" and node.in_place:
+                self.sink.error("TW016", f"@parallel on a block that writes '{node.in_place[0]}' in place: each device has a part", attribute.span, "leave it out")
             if attribute.name == "parallel" and not several:
                 if is_mode(attribute):  # what is wrong with another word, the kernel's check says
                     self.sink.error("TW016", "@parallel without a list of devices", attribute.span, f"write @device({registry.accelerator_examples()}) @parallel(data)")

@@ -1,14 +1,14 @@
 """Expressions and annotations of Python kernels: from `ast` nodes to nodes of the untyped tree.
 
 In: an expression of a kernel's body and what its names mean. Out: the tree's expression with its span. What a kernel cannot contain is
-reported to the sink and stands as a zero, so that the rest of the kernel is still read.
+reported to the sink and stands as `syntax.Broken`, so that the rest of the kernel is still read.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tilewright.base.errors import Diagnostics, UserError
@@ -27,8 +27,10 @@ from tilewright.frontend.python.names import (
 )
 from tilewright.frontend.python.nesting import reading
 from tilewright.tree import syntax
+from tilewright.tree.check.expressions import FUNCTIONS
 from tilewright.tree.metadata import REDUCTION_NAMES
 from tilewright.tree.syntax import Argument, Expr
+from tilewright.tree.unknown_functions import help_for
 
 REDUCTIONS = {
     "sum": "add", "prod": "mul", "min": "min", "max": "max", "all": "and", "any": "or", "argmin": "argmin", "argmax": "argmax",
@@ -50,6 +52,8 @@ _HELP: dict[type[ast.expr], tuple[str, str]] = {
     ast.YieldFrom: ("yield from", "yield single values"),
     ast.Await: ("await", "wait for the result outside the kernel"),
 }
+
+GROWS = "make an array with tw.empty or tw.zeros and write its elements, or add up in a variable: total += value"
 
 _BINARY: dict[type[ast.operator], str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.MatMult: "@",
@@ -111,7 +115,7 @@ class ExpressionReader:
     def _unsupported(self, node: ast.expr, what: str, help: str) -> Expr:
         span = self._place.span(node)
         self._sink.error("TW005", f"{what} is not available in a kernel", span, help)
-        return syntax.Number(0, span=span)
+        return syntax.Broken(span=span)
 
     # -- names ------------------------------------------------------------------------------------------------------
 
@@ -126,6 +130,8 @@ class ExpressionReader:
             owner = self.meaning(node.value)
             value, key = (owner.value, node.slice.value) if isinstance(owner, Opaque) else (None, None)
             if isinstance(value, tuple | list) and isinstance(key, int) and -len(value) <= key < len(value):
+                return classify(value[key])
+            if isinstance(value, Mapping) and isinstance(key, str | int) and key in value:
                 return classify(value[key])
         return None
 
@@ -151,11 +157,8 @@ class ExpressionReader:
             if has_words(meaning.value):
                 return self._unsupported(node, f"'{shown}' itself", f"name one of its functions, as in {shown}.uniform(seed, i)")
             if callable(meaning.value):
-                own = "mark it with @tw.kernel: kernels can call kernels" if _is_plain(meaning.value) else ""
-                return self._unsupported(
-                    node, f"the Python function '{shown}'", own or "use a function of tilewright, or write its body where it is called"
-                )
-            return self._unsupported(node, f"'{shown}' (a captured {kind})", "pass it as a parameter")
+                return self._unsupported(node, f"the Python function '{shown}'", _instead_of(meaning.value))
+            return self._unsupported(node, f"'{shown}' (a captured {kind})", _how_to_pass(meaning.value))
         return None
 
     def _callee(self, meaning: Called, node: ast.expr) -> Expr:
@@ -164,12 +167,12 @@ class ExpressionReader:
             if around:
                 chain = " calls ".join(f"'{name}'" for name in (*around, meaning.name))
                 self._sink.error("TW005", f"{chain}: a kernel cannot call itself", span, "use a loop")
-                return syntax.Number(0, span=span)
+                return syntax.Broken(span=span)
             try:
                 return syntax.Callee(meaning.read(), span=span)
             except UserError as error:
                 self._sink.items += [d for d in error.diagnostics if d not in self._sink.items]
-                return syntax.Number(0, span=span)
+                return syntax.Broken(span=span)
 
     def _literal(self, value: bool | int | float | str, node: ast.expr) -> Expr:
         span = self._place.span(node)
@@ -195,6 +198,8 @@ class ExpressionReader:
         if isinstance(node, ast.Constant):
             if isinstance(node.value, bool | int | float | str):
                 return self._literal(node.value, node)
+            if node.value is None:
+                return syntax.Nothing(span=span)
             return self._unsupported(node, f"'{ast.unparse(node)}'", "use a number")
         if isinstance(node, ast.Attribute):
             return self._resolved(node) or syntax.Attribute(self.read(node.value), node.attr, span=span)
@@ -213,6 +218,8 @@ class ExpressionReader:
             return syntax.IfExpr(self.test(node.test), self.read(node.body), self.read(node.orelse), span=span)
         if isinstance(node, ast.Tuple):
             return syntax.Tuple(tuple(self.read(e) for e in node.elts), span=span)
+        if isinstance(node, ast.List) and not node.elts:
+            return self._unsupported(node, "a list that grows", GROWS)
         if isinstance(node, ast.List):
             return syntax.List(tuple(self.read(e) for e in node.elts), span=span)
         if isinstance(node, ast.Call):
@@ -249,7 +256,11 @@ class ExpressionReader:
             right = self.read(comparator)
             spelling = _COMPARE.get(type(op))
             if spelling is None:
+                if isinstance(op, ast.Is | ast.IsNot) and len(node.ops) == 1 and isinstance(right, syntax.Nothing):
+                    return syntax.IsNone(left, isinstance(op, ast.IsNot), span=self._place.span(node))
                 return self._unsupported(node, "'in' or 'is'", "compare with == or !=")
+            if isinstance(left, syntax.Nothing) or isinstance(right, syntax.Nothing):
+                self._sink.error("TW005", f"'{spelling}' with None compares nothing in a kernel", self._place.span(node), "write 'is None' or 'is not None'")
             pair = syntax.Binary(spelling, left, right, span=self._join(left, right))
             result = pair if result is None else syntax.Binary("and", result, pair, span=self._join(result, pair))
             left = right
@@ -258,6 +269,8 @@ class ExpressionReader:
 
     def _index(self, node: ast.Subscript, span: Span) -> Expr:
         items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if len(items) == 1 and isinstance(items[0], ast.Constant) and items[0].value is ...:
+            items = []  # all of it: indices may be missing at the end
         return syntax.Index(self.read(node.value), tuple(self._subscript(i) for i in items), span=span)
 
     def _subscript(self, node: ast.expr) -> Expr:
@@ -275,6 +288,8 @@ class ExpressionReader:
         for keyword in node.keywords:
             if keyword.arg is None:
                 return self._unsupported(keyword.value, "'**' in a call", "write every argument")
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("append", "extend", "insert", "pop") and isinstance(node.func.value, ast.Name):
+            return self._unsupported(node.func, "a list that grows", GROWS)
         if isinstance(node.func, ast.Name) and node.func.id in self._local_names:
             return self._unsupported(node.func, f"a call of the variable '{node.func.id}'", "choose another name for the variable")
         word = self.called_word(node)
@@ -304,10 +319,10 @@ class ExpressionReader:
         if not isinstance(operation, str) or operation not in REDUCTION_NAMES:
             help = f"choose one of {', '.join(REDUCTION_NAMES)}" if isinstance(operation, str) else usage
             self._sink.error("TW016", f"unknown reduction {ast.unparse(node.args[0]) if node.args else 'of nothing'}", span, help)
-            return syntax.Number(0, span=span)
+            return syntax.Broken(span=span)
         if not 2 <= len(node.args) <= 3:
             self._sink.error("TW016", f"reduce takes an operation, an array and an axis, got {len(node.args)} argument(s)", span, usage)
-            return syntax.Number(0, span=span)
+            return syntax.Broken(span=span)
         axis = self.read(node.args[2]) if len(node.args) == 3 else None
         found = self._reduce("reduce", self.read(node.args[1]), axis, node, span)
         return replace(found, op=REDUCTION_NAMES[operation]) if isinstance(found, syntax.ReduceExpr) else found
@@ -370,8 +385,22 @@ class ExpressionReader:
             if isinstance(meaning, Constant):
                 return self._literal(meaning.value, node)
             name = meaning.name if isinstance(meaning, Word) else _last_name(node)
-            return syntax.Name("array" if name == "Array" else name, span=span)
+            return syntax.Name("array" if name in ("Array", "InOut") else name, span=span)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            return syntax.Binary("|", self.annotation(node.left), self.annotation(node.right), span=span)
         return self.read(node)
+
+    def is_in_place(self, node: ast.expr | None) -> bool:
+        """Whether an annotation says that the parameter is written where it lies: `tw.InOut`, `Annotated[tw.InOut, "f32[n]"]`."""
+        if isinstance(node, ast.Subscript) and _last_name(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple):
+            node = node.slice.elts[0]
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            return self.is_in_place(node.left) or self.is_in_place(node.right)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return node.value.strip().rpartition(".")[2] == "InOut"
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            return self.is_in_place(node.left) or self.is_in_place(node.right)
+        return isinstance(node, ast.Name | ast.Attribute) and self.meaning(node) == Word("InOut")
 
     def _text_annotation(self, text: str, node: ast.expr, span: Span) -> Expr:
         try:
@@ -385,9 +414,11 @@ class ExpressionReader:
         """A type written as text: names are sizes and dtypes, nothing is captured; every part has the text's span."""
         if isinstance(node, ast.Name | ast.Attribute):
             name = _last_name(node)
-            return syntax.Name("array" if name == "Array" else name, span=span)
+            return syntax.Name("array" if name in ("Array", "InOut") else name, span=span)
         if isinstance(node, ast.Constant) and isinstance(node.value, int):
             return syntax.Number(node.value, span=span)
+        if isinstance(node, ast.Constant) and node.value is None:
+            return syntax.Nothing(span=span)
         if isinstance(node, ast.BinOp):
             return syntax.Binary(_BINARY[type(node.op)], self._at(node.left, span), self._at(node.right, span), span=span)
         if isinstance(node, ast.Subscript):
@@ -405,5 +436,21 @@ def _last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _is_plain(value: object) -> bool:
-    return inspect.isfunction(value)
+def _instead_of(function: object) -> str:
+    """What to write instead of a call of a function of Python."""
+    name = str(getattr(function, "__name__", ""))
+    library = str(getattr(function, "__module__", "") or "").split(".")[0]
+    if inspect.isfunction(function) and library not in ("numpy", "torch", "scipy", "jax", "cupy"):
+        return "mark it with @tw.kernel: kernels can call kernels"
+    if name in FUNCTIONS or name in REDUCTIONS:
+        return f"use tw.{name}"
+    return help_for(name, (), python=True) or "use a function of tilewright, or write its body where it is called"
+
+
+def _how_to_pass(value: object) -> str:
+    """How a kernel comes by what is in a captured object."""
+    if isinstance(value, Mapping):
+        return 'name one of its numbers, as in settings["rate"]: such a number is a constant of the kernel'
+    if isinstance(value, list | tuple):
+        return "pass an array of its numbers as a parameter, or index it with a constant"
+    return "pass its numbers and arrays as parameters"

@@ -359,16 +359,20 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
         )  # fmt: skip
 
     def compute(self, parts: list[Part]) -> syntax.Compute:
-        inputs = self._plain_arguments(next(p.items for p in parts if isinstance(p, _Arguments)))
+        inputs = self._plain_arguments(next(p.items for p in parts if isinstance(p, _Arguments)), in_place=True)
         for argument in inputs:
             if argument.keyword is not None:
                 raise syntax_error(f"'{argument.keyword}=' in compute", argument.span, "the inputs of a compute are positional")
+        in_place = [a.value.id for a in inputs if a.in_place and isinstance(a.value, syntax.Name)]
+        for name in in_place:
+            if [a.value for a in inputs].count(syntax.Name(name)) > 1:
+                raise syntax_error(f"'{name}' is given twice, and written in place", self._span(parts), "give it once", "TW010")
         header = [p for p in parts if isinstance(p, KernelAttribute)]
         block = parts[-1]
         assert isinstance(block, _BlockText)
         inner = [p for p in block.items if isinstance(p, KernelAttribute)]
         body = tuple(p for p in block.items if not isinstance(p, KernelAttribute))
-        return syntax.Compute(tuple(a.value for a in inputs), (*header, *inner), body, span=self._span(parts))
+        return syntax.Compute(tuple(a.value for a in inputs), (*header, *inner), body, tuple(in_place), span=self._span(parts))
 
     # -- expressions ------------------------------------------------------------------------------------------------
 
@@ -443,8 +447,10 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
             raise syntax_error("unknown reduction", op.span, "use one of + * min max and or argmin argmax", "TW016")
         return syntax.ReduceExpr(REDUCTIONS[op.id], values["x"].value, values["axis"].value if "axis" in values else None, span=span)
 
-    def _plain_arguments(self, arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
+    def _plain_arguments(self, arguments: tuple[Argument, ...], in_place: bool = False) -> tuple[Argument, ...]:
         for argument in arguments:
+            if argument.in_place and not in_place:
+                raise syntax_error("'inout' in a call", argument.span, "it stands before an input of compute(…)")
             if isinstance(argument.value, syntax.Name) and argument.value.id in ("+", "*", "and", "or"):
                 raise syntax_error(f"'{argument.value.id}' has no operands", argument.span, "an operator alone can only be given to reduce")
         return arguments
@@ -454,6 +460,10 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
 
     def argument(self, parts: list[Part]) -> Argument:
         return Argument(_nodes(parts)[0], str(parts[0]) if len(parts) > 1 else None, span=self._span(parts))
+
+    def in_place_argument(self, parts: list[Part]) -> Argument:
+        name = syntax.Name(str(parts[1]), span=self._span(parts[1:]))
+        return Argument(name, in_place=True, span=self._span(parts))
 
     def operator_argument(self, parts: list[Part]) -> Argument:
         span = self._span(parts)

@@ -116,7 +116,7 @@ class LayoutReader:
         column = token.column or 1
         start = token.start_pos or 0
         if "\t" in self._text[start - column + 1 : start]:
-            raise LayoutError("tab in the indentation", token, "indent with spaces")
+            raise LayoutError("tab in the indentation", token, "indent with spaces; tilewright fmt replaces tabs")
         if previous is not None and (previous.value in _CONTINUES or previous.type in (*_WORDS, "RANGE", "COMPARE", "SHIFT", "ASSIGN")):
             return
         if token.value == "{":
@@ -264,6 +264,8 @@ class LayoutReader:
             return "KERNEL" if previous == "AT" and after == "NAME" else "NAME"
         if word == "compute":
             return "COMPUTE" if after == "LPAR" else "NAME"
+        if word == "inout":
+            return "INOUT" if previous in ("LPAR", "COMMA") and after == "NAME" else "NAME"
         if word in ("pipeline", "fn"):
             return word.upper() if after == "NAME" and (starts or previous in ("NAME", "RPAR")) else "NAME"
         if word == "config":

@@ -454,6 +454,8 @@ class Run(Blocks):
     def _function(self, function: syntax.Function, call: syntax.Call, given: Sequence[object], named: Mapping[str, object], span: Span) -> object:
         """A call of a function that runs block by block."""
         self._check.require_apart(function, call)
+        if self._waiting is not None and self._check.writes_in_place:
+            self._waiting.run_all()  # what waits may read what the function writes
         values: dict[str, object] = {p.name: value for p, value in zip(function.params, given)} | dict(named)
         values = {name: settled(value) for name, value in values.items()}
         outside = self._inner({**self._program})

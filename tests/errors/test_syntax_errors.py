@@ -186,8 +186,6 @@ def test_python_reports_everything_at_once() -> None:
         ("raise E", "5:5", "raise", "check the values before the kernel is called"),
         ("assert n", "5:5", "assert", "check the values before the kernel is called"),
         ("match n:\n    case 1: pass", "5:5", "match", "use if and elif"),
-        ("while n:\n    break", "6:9", "break", "put the rest of the body under an if"),
-        ("while n:\n    continue", "6:9", "continue", "put the rest of the body under an if"),
         ("a = x[::2]", "5:11", "a slice with a step", "index in a loop over range(start, stop, step)"),
         ("a = n in x", "5:9", "'in' or 'is'", "compare with == or !="),
         ("a: int", "5:5", "'a' without a value", "write 'a: type = value'"),

@@ -1,5 +1,7 @@
 """`break`, `continue` and early `return`, against the same functions run by Python: on the CPU and at every stage of the emulator."""
 
+# ruff: noqa: RET503, SIM110
+
 from __future__ import annotations
 
 from typing import Any
@@ -272,3 +274,59 @@ def test_wrong_jumps(kernel: Any, line: int, message: str) -> None:
     with pytest.raises(tw.UserError, match=message) as caught:
         kernel(np.ones(3))
     assert f".py:{kernel.python.__code__.co_firstlineno + line}:" in str(caught.value)
+
+
+# -- ZynML ----------------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+let sums = compute(x) {
+    for i in 0..rows:
+        var total = 0.0
+        for j in 0..cols:
+            if x[i, j] < -1: break
+            if x[i, j] < 0: continue
+            total += x[i, j]
+        out[i] = total
+}
+var k = 0
+var odd = 0
+while true:
+    k += 1
+    if k > 10: break
+    if k % 2 == 0 { continue }
+    odd += k
+for i in 0..100:
+    for j in 0..5:
+        if j == 2: break
+        k = 10 * i + j
+    if i == 7: break
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+def test_jumps_of_zynml(device: str) -> None:
+    program = tw.load(PROGRAM)
+    x = np.random.default_rng(0).integers(-2, 30, (5, 33)).astype(np.float32)
+    for _ in range(3):  # recorded and replayed, too
+        found = program.run(x=x, device=device)
+        np.testing.assert_allclose(found["sums"], python(rows)(x))
+        assert (found["odd"], found["k"]) == (25, 71)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("let a = 1\nbreak", "TW005.*'break' outside a loop"),
+        ("fn f(x):\n    continue\n    return x\nfor i in 0..3:\n    let y = f(str(i))", "TW005.*'continue' outside a loop"),
+        ("let y = compute(x) {\n    break\n    for i in 0..n: out[i] = x[i]\n}", "TW005.*'break' outside a loop"),
+        ("let y = compute(x) { for i in 0..n, j in 0..m { if x[i, j] < 0 { break }\n out[i, j] = 1.0 } }", "TW005.*'break' in a loop over several indices"),
+        ("for i in 0..3:\n    break\n    print(i)", "TW005.*never reached: line 2 has left the loop"),
+    ],
+)
+def test_wrong_jumps_of_zynml(text: str, message: str) -> None:
+    with pytest.raises(tw.UserError, match=message):
+        tw.load(text).run(**({"x": np.ones((2, 2), np.float32)} if "compute(x)" in text else {}))
+
+
+def test_the_words_are_names_elsewhere() -> None:
+    assert tw.load("var break = 3\nlet continue = break + 1").run() == {"break": 3, "continue": 4}

@@ -24,7 +24,7 @@ from tilewright.tree.typed_walk import own_exprs, walk_expr
 from tilewright.zyn.program_files import read_program
 
 KEYWORDS = ("let", "var", "for", "in", "if", "elif", "else", "while", "and", "or", "not", "yield", "return", "await", "true", "false", "inf",
-            "step", "compute", "inout", "pipeline", "fn", "config", "import", "as", "shared", "timeout")  # fmt: skip
+            "step", "compute", "inout", "break", "continue", "pipeline", "fn", "config", "import", "as", "shared", "timeout")  # fmt: skip
 _ARRAY_MEMBERS = ("shape", "dtype", "size")
 _NAME_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789"
 

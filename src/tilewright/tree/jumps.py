@@ -131,7 +131,9 @@ class _Jumps:
         for position, stmt in enumerate(body):
             rest = body[position + 1 :]
             if isinstance(stmt, _Jump):
-                return [*result, *self._jump(stmt)]  # nothing behind it is reached
+                if rest:
+                    self._sink.error("TW005", f"this is never reached: line {stmt.span.line} has left {'the kernel' if isinstance(stmt, syntax.Return) else 'the iteration'}", rest[0].span, "remove it")
+                return [*result, *self._jump(stmt)]
             if not self._may_jump(stmt):
                 result.append(stmt)
                 continue

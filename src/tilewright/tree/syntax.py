@@ -282,6 +282,14 @@ class Continue(Node):
 
 
 @record
+class Print(Node):
+    """`print(…)` in a kernel: a text with places (`{}`, `{:.3f}`), and the numbers for them."""
+
+    text: str
+    values: tuple[Expr, ...]
+
+
+@record
 class Yield(Node):
     value: Expr
 
@@ -377,7 +385,7 @@ class Import(Node):
     alias: str = ""
 
 
-Stmt = Let | Assign | For | While | If | Break | Continue | Yield | Return | Expect | Made | ReduceNest | ExprStmt | Function | Config | Import
+Stmt = Let | Assign | For | While | If | Break | Continue | Print | Yield | Return | Expect | Made | ReduceNest | ExprStmt | Function | Config | Import
 
 
 @record

@@ -474,11 +474,19 @@ class TypedYield(TypedNode):
 
 
 @record
+class TypedPrint(TypedNode):
+    """Writes a text with numbers in its places. What is around it runs in order."""
+
+    text: str
+    values: tuple[Expr, ...]
+
+
+@record
 class TypedBarrier(TypedNode):
     """What stands before it in the loop body is done when what follows begins. Gone once loops are classified."""
 
 
-Stmt = SetVar | Accumulate | Store | ArrayAssign | TypedLoop | ReduceLoop | TypedWhile | TypedIf | TypedYield | TypedBarrier
+Stmt = SetVar | Accumulate | Store | ArrayAssign | TypedLoop | ReduceLoop | TypedWhile | TypedIf | TypedYield | TypedBarrier | TypedPrint
 
 
 @record

@@ -36,6 +36,7 @@ from tilewright.tree.typed import (
     TypedIf,
     TypedKernel,
     TypedLoop,
+    TypedPrint,
     TypedView,
     TypedWhile,
     Whole,
@@ -114,6 +115,8 @@ def _show_stmts(stmts: tuple[Stmt, ...], indent: str) -> Iterator[str]:
             over = ", ".join(map(_show_range, stmt.inner))
             yield f"{indent}{stmt.array.name} = reduce {stmt.kind} over {over}{outer}:"
             yield from _show_stmts(stmt.body, inner)
+        elif isinstance(stmt, TypedPrint):
+            yield f"{indent}print {', '.join([repr(stmt.text), *map(show_expr, stmt.values)])}"
         elif isinstance(stmt, TypedWhile):
             yield f"{indent}while {show_expr(stmt.cond)}:"
             yield from _show_stmts(stmt.body, inner)

@@ -227,6 +227,9 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
     def return_statement(self, parts: list[Part]) -> syntax.Return:
         return syntax.Return(self._value(parts) if len(parts) > 1 else None, span=self._span(parts))
 
+    def jump(self, parts: list[Part]) -> syntax.Break | syntax.Continue:
+        return syntax.Break(span=self._span(parts)) if str(parts[0]) == "break" else syntax.Continue(span=self._span(parts))
+
     def yield_statement(self, parts: list[Part]) -> syntax.Yield:
         return syntax.Yield(self._value(parts), span=self._span(parts))
 
@@ -237,9 +240,6 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
 
     def expression_statement(self, parts: list[Part]) -> syntax.ExprStmt:
         value = _nodes(parts)[0]
-        if isinstance(value, syntax.Name) and value.id in ("break", "continue"):
-            help = "write a while whose condition ends the loop" if value.id == "break" else "put what follows under an if"
-            raise syntax_error(f"there is no {value.id}", value.span, help, "TW005")
         return syntax.ExprStmt(value, span=self._span(parts))
 
     def for_range(self, parts: list[Part]) -> _Head:

@@ -11,11 +11,13 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.base.dtypes import DType, bool_, compute_dtype, i64
+from tilewright.base.errors import UserError
 from tilewright.base.sizes import Size, SizeCall, has_numbers, is_number, parameter_of
 from tilewright.base.source import Span
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
 from tilewright.ir.ops import OPS
+from tilewright.ir.printing import FormatError, pieces
 from tilewright.ir.types import INDEX, Scalar, Tensor, dtype_of
 from tilewright.tree.check.loops import without
 from tilewright.tree.typed import (
@@ -42,6 +44,7 @@ from tilewright.tree.typed import (
     TypedBarrier,
     TypedIf,
     TypedLoop,
+    TypedPrint,
     TypedWhile,
     TypedYield,
     Variable,
@@ -273,6 +276,8 @@ class Draft:
             if stmt.kind:
                 value = self.combine(builder, stmt.kind, self.load(builder, stmt.array, indices), value)
             self.store(builder, stmt.array, indices, value)
+        elif isinstance(stmt, TypedPrint):
+            self.printed(builder, stmt, scope)
         elif isinstance(stmt, TypedIf):
             self.branch(builder, stmt, scope)
         elif isinstance(stmt, TypedWhile):
@@ -284,6 +289,14 @@ class Draft:
         else:
             assert isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield | TypedBarrier)
             raise AssertionError(f"{type(stmt).__name__} inside a kernel")
+
+    def printed(self, builder: Builder, stmt: TypedPrint, scope: Scope) -> None:
+        values = [self.expr(builder, v, scope) for v in stmt.values]
+        try:
+            pieces(stmt.text, [dtype_of(v.type) for v in values])
+        except FormatError as error:
+            raise UserError.at("TW009", str(error), stmt.span) from None
+        builder.multi("print", *values, text=stmt.text)
 
     def combine(self, builder: Builder, kind: str, before: Value, value: Value) -> Value:
         """`kind(before, value)`, or the value alone where nothing came before."""

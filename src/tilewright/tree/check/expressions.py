@@ -440,8 +440,6 @@ class ExpressionChecker:
 
     def reduction(self, node: syntax.ReduceExpr) -> Expr:
         span = node.span
-        if self.context.guarded and not self.context.loops:
-            raise self.context.fail("TW005", "a reduction of a whole array cannot be inside an if", span, "compute it before, into a variable")
         value = self.typing.settled(self.expr(node.value))
         if not value.shape:
             raise self.context.fail("TW003", f"reduce() takes an array, got a number ({value.dtype})", span)
@@ -453,7 +451,9 @@ class ExpressionChecker:
         shape = tuple(s for axis, s in enumerate(value.shape) if axis not in axes)
         if node.op in ("argmin", "argmax"):
             self.sizes.not_empty(node.op, [value.shape[a] for a in axes], shape, span)
-        if self.context.loops:
+        if self.context.guarded and not self.context.loops and shape:
+            raise self.context.fail("TW005", "a reduction along some axes cannot be inside an if or a while", span, "compute it before, into a variable")
+        if self.context.loops or self.context.guarded:
             return self.elements.tile_reduction(node.op, value, axes, False, span)
         reduce = Reduce(node.op, value, axes, sum_dtype(value.dtype, node.op), shape, span=span)
         return self.arrays.materialise(reduce)

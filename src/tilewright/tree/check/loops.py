@@ -36,6 +36,7 @@ from tilewright.tree.typed import (
     TypedBarrier,
     TypedIf,
     TypedLoop,
+    TypedPrint,
     TypedWhile,
     TypedYield,
     Variable,
@@ -129,6 +130,8 @@ def _between_barriers(loop: TypedLoop) -> list[TypedLoop]:
 
 
 def _top_loop(loop: TypedLoop, sink: Diagnostics) -> list[Stmt]:
+    if _prints(loop):
+        return [_inner(loop)]  # in order, so that what is printed is
     outer = assigned(loop.body)
     domain_known = _rectangular((), loop.vars)
     if not outer:
@@ -249,6 +252,10 @@ def _inner(stmt: Stmt) -> Stmt:
 # -- the two proofs -----------------------------------------------------------------------------------------------
 
 
+def _prints(loop: TypedLoop) -> bool:
+    return any(isinstance(s, TypedPrint) for s in walk(loop.body))
+
+
 def is_reduction(loop: TypedLoop, outer: Sequence[Variable]) -> bool:
     """Whether the loop does nothing but accumulate into outer variables or into array elements that it does not move over."""
     stores = [s for s in walk(loop.body) if isinstance(s, Store)]
@@ -256,7 +263,7 @@ def is_reduction(loop: TypedLoop, outer: Sequence[Variable]) -> bool:
         return False
     kinds: dict[Variable, str] = {}
     for stmt in walk(loop.body):
-        if isinstance(stmt, TypedWhile | ArrayAssign | ReduceLoop | TypedYield):
+        if isinstance(stmt, TypedWhile | ArrayAssign | ReduceLoop | TypedYield | TypedPrint):
             return False
         if isinstance(stmt, SetVar) and stmt.var in outer:
             return False
@@ -291,7 +298,7 @@ def independent(loop: TypedLoop, over: Sequence[LoopVar]) -> bool:
     accesses: dict[str, list[Indices]] = {}
     reads: set[str] = set()
     for stmt in walk(body):
-        if isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield):
+        if isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield | TypedPrint):
             return False
         if isinstance(stmt, Store) and not stmt.scatter:
             writes.setdefault(stmt.array.name, []).append(known_indices(stmt.indices))
@@ -323,6 +330,8 @@ def interchanged(loop: TypedLoop) -> TypedLoop | None:
 def _joined(loop: TypedLoop) -> TypedLoop:
     """The nest with the loops directly inside, whoever asked for which order: for bodies in which order does not count."""
     while len(loop.body) == 1 and isinstance(loop.body[0], TypedLoop) and _rectangular(loop.vars, loop.body[0].vars):
+        if loop.until is not None or loop.body[0].until is not None:
+            break
         loop = replace(loop, vars=loop.vars + loop.body[0].vars, body=loop.body[0].body)
     return loop
 

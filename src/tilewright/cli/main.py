@@ -5,12 +5,12 @@ Errors of Tilewright are printed as their text on stderr, with exit status 1; `T
 
 from __future__ import annotations
 
-import os
 import sys
 
 import click
 from click.core import ParameterSource
 
+from tilewright.base import environment
 from tilewright.base.errors import TilewrightError, UserError
 
 
@@ -19,7 +19,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except TilewrightError as error:
-            if os.environ.get("TILEWRIGHT_DEBUG", "") not in ("", "0"):
+            if environment.is_on("TILEWRIGHT_DEBUG"):
                 raise
             click.echo(str(error), err=True)
             ctx.exit(1)

@@ -8,11 +8,10 @@ generation is covered by tests on every target. Anything else is compiled in a s
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from dataclasses import replace
 
-from tilewright.base import abi
+from tilewright.base import abi, environment
 from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, ScalarParam, SizeBinding
 from tilewright.base.sizes import Size, ceildiv, maximum, product
 from tilewright.base.target import Target
@@ -90,7 +89,7 @@ def build_artifact(
 
 
 def _generate(backend: Backend, text: str, target: Target, proven: bool) -> bytes:
-    mode = os.environ.get("TILEWRIGHT_ISOLATE", "auto")
+    mode = environment.word("TILEWRIGHT_ISOLATE")
     if backend.finish_apart is not None and (mode == "always" or (mode == "auto" and not proven)):
         from tilewright.compile.isolate import compile_isolated
 

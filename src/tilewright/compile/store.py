@@ -16,9 +16,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from tilewright.base import environment
 from tilewright.base.artifact import Artifact
 from tilewright.base.forks import at_work, fork_safe_lock, fork_safe_rlock
 from tilewright.base.headroom import LOAD_BYTES, require_room
+from tilewright.base.private_files import say_once
 from tilewright.compile.cache import DiskCache
 
 log = logging.getLogger("tilewright")
@@ -80,6 +82,9 @@ class ArtifactStore:
     @contextmanager
     def alone(self, key: str) -> Iterator[None]:
         """Inside, no other thread looks the key up or builds for it."""
+        environment.check()
+        for slip in environment.slips():
+            say_once(slip)
         require_room(LOAD_BYTES, "compile")
         with at_work(), self._alone(key):
             yield

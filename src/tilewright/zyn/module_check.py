@@ -21,6 +21,7 @@ from tilewright.tree.kernel_words import FUNCTION, KINDS
 from tilewright.tree.metadata import read_attributes
 from tilewright.tree.names import BodyNames, body_names, substitute
 from tilewright.tree.syntax import Expr, Stmt
+from tilewright.tree.unknown_functions import help_for
 from tilewright.zyn.host import functions as host_functions
 from tilewright.zyn.host import values as host_values
 from tilewright.zyn.host.dimensions import count_mismatch, parameter_sizes, shape_names
@@ -324,8 +325,7 @@ class ModuleCheck:
                 self.sink.error("TW016", f"'{function.id}' takes no keywords", node.span, "give the arguments in order")
         else:
             known = sorted(host_values.ELEMENTWISE | host_values.ARRAY_FUNCTIONS | set(self.functions) | set(host_functions.FUNCTIONS))
-            close = difflib.get_close_matches(function.id, known, 1)
-            self.sink.error("TW002", f"unknown function '{function.id}'", function.span, f"did you mean '{close[0]}'?" if close else "")
+            self.sink.error("TW002", f"unknown function '{function.id}'", function.span, help_for(function.id, known, python=False))
 
     def _known_call(
         self, shown: str, name: str, table: Mapping[str, host_functions.HostSignature], node: syntax.Call, positional: int, keywords: list[str]

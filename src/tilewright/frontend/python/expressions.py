@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tilewright.base.errors import Diagnostics, UserError
@@ -26,8 +26,10 @@ from tilewright.frontend.python.names import (
 )
 from tilewright.frontend.python.nesting import reading
 from tilewright.tree import syntax
+from tilewright.tree.check.expressions import FUNCTIONS
 from tilewright.tree.metadata import REDUCTION_NAMES
 from tilewright.tree.syntax import Argument, Expr
+from tilewright.tree.unknown_functions import help_for
 
 REDUCTIONS = {
     "sum": "add", "prod": "mul", "min": "min", "max": "max", "all": "and", "any": "or", "argmin": "argmin", "argmax": "argmax",
@@ -49,6 +51,8 @@ _HELP: dict[type[ast.expr], tuple[str, str]] = {
     ast.YieldFrom: ("yield from", "yield single values"),
     ast.Await: ("await", "wait for the result outside the kernel"),
 }
+
+GROWS = "make an array with tw.empty or tw.zeros and write its elements, or add up in a variable: total += value"
 
 _BINARY: dict[type[ast.operator], str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.MatMult: "@",
@@ -126,6 +130,8 @@ class ExpressionReader:
             value, key = (owner.value, node.slice.value) if isinstance(owner, Opaque) else (None, None)
             if isinstance(value, tuple | list) and isinstance(key, int) and -len(value) <= key < len(value):
                 return classify(value[key])
+            if isinstance(value, Mapping) and isinstance(key, str | int) and key in value:
+                return classify(value[key])
         return None
 
     def called_word(self, node: ast.expr) -> str | None:
@@ -148,11 +154,8 @@ class ExpressionReader:
             kind = type(meaning.value).__name__ if meaning.value is not None else "object"
             shown = ast.unparse(node)
             if callable(meaning.value):
-                own = "mark it with @tw.kernel: kernels can call kernels" if _is_plain(meaning.value) else ""
-                return self._unsupported(
-                    node, f"the Python function '{shown}'", own or "use a function of tilewright, or write its body where it is called"
-                )
-            return self._unsupported(node, f"'{shown}' (a captured {kind})", "pass it as a parameter")
+                return self._unsupported(node, f"the Python function '{shown}'", _instead_of(meaning.value))
+            return self._unsupported(node, f"'{shown}' (a captured {kind})", _how_to_pass(meaning.value))
         return None
 
     def _callee(self, meaning: Called, node: ast.expr) -> Expr:
@@ -210,6 +213,8 @@ class ExpressionReader:
             return syntax.IfExpr(self.test(node.test), self.read(node.body), self.read(node.orelse), span=span)
         if isinstance(node, ast.Tuple):
             return syntax.Tuple(tuple(self.read(e) for e in node.elts), span=span)
+        if isinstance(node, ast.List) and not node.elts:
+            return self._unsupported(node, "a list that grows", GROWS)
         if isinstance(node, ast.List):
             return syntax.List(tuple(self.read(e) for e in node.elts), span=span)
         if isinstance(node, ast.Call):
@@ -272,6 +277,8 @@ class ExpressionReader:
         for keyword in node.keywords:
             if keyword.arg is None:
                 return self._unsupported(keyword.value, "'**' in a call", "write every argument")
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("append", "extend", "insert", "pop") and isinstance(node.func.value, ast.Name):
+            return self._unsupported(node.func, "a list that grows", GROWS)
         if isinstance(node.func, ast.Name) and node.func.id in self._local_names:
             return self._unsupported(node.func, f"a call of the variable '{node.func.id}'", "choose another name for the variable")
         word = self.called_word(node)
@@ -402,5 +409,21 @@ def _last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _is_plain(value: object) -> bool:
-    return inspect.isfunction(value)
+def _instead_of(function: object) -> str:
+    """What to write instead of a call of a function of Python."""
+    name = str(getattr(function, "__name__", ""))
+    library = str(getattr(function, "__module__", "") or "").split(".")[0]
+    if inspect.isfunction(function) and library not in ("numpy", "torch", "scipy", "jax", "cupy"):
+        return "mark it with @tw.kernel: kernels can call kernels"
+    if name in FUNCTIONS or name in REDUCTIONS:
+        return f"use tw.{name}"
+    return help_for(name, (), python=True) or "use a function of tilewright, or write its body where it is called"
+
+
+def _how_to_pass(value: object) -> str:
+    """How a kernel comes by what is in a captured object."""
+    if isinstance(value, Mapping):
+        return 'name one of its numbers, as in settings["rate"]: such a number is a constant of the kernel'
+    if isinstance(value, list | tuple):
+        return "pass an array of its numbers as a parameter, or index it with a constant"
+    return "pass its numbers and arrays as parameters"

@@ -93,12 +93,14 @@ class Environment:
                 for alias in statement.names:
                     _bind_member(names, statement.module or "", alias)
             elif isinstance(statement, ast.Assign):
-                value = _constant(statement.value, names)
+                value = _constants(statement.value, names)
                 for target in statement.targets:
                     if isinstance(target, ast.Name):
                         names[target.id] = Opaque(None) if value is None else value
+                    elif isinstance(target, ast.Tuple | ast.List):
+                        _bind_parts(names, target, value)
             elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value is not None:
-                value = _constant(statement.value, names)
+                value = _constants(statement.value, names)
                 names[statement.target.id] = Opaque(None) if value is None else value
         return cls(names)
 
@@ -192,6 +194,25 @@ def _bind_member(names: dict[str, object], module: str, alias: ast.alias) -> Non
         names[name] = getattr(importlib.import_module(module), alias.name)
     elif module != "__future__":
         names[name] = Opaque(None)
+
+
+def _bind_parts(names: dict[str, object], target: ast.Tuple | ast.List, value: object) -> None:
+    """`S, P = 4, 2`"""
+    parts = value if isinstance(value, tuple) and len(value) == len(target.elts) else (None,) * len(target.elts)
+    for item, part in zip(target.elts, parts):
+        if isinstance(item, ast.Name):
+            names[item.id] = Opaque(None) if part is None else part
+
+
+def _constants(node: ast.expr, names: Mapping[str, object]) -> object:
+    """The value of a constant, or of a tuple, list or dict of constants; None where it is something else."""
+    if isinstance(node, ast.Tuple | ast.List):
+        parts = tuple(_constants(item, names) for item in node.elts)
+        return parts if None not in parts else None
+    if isinstance(node, ast.Dict):
+        table = {key.value if isinstance(key, ast.Constant) else None: _constants(value, names) for key, value in zip(node.keys, node.values)}
+        return table if None not in table and None not in table.values() else None
+    return _constant(node, names)
 
 
 def _constant(node: ast.expr, names: Mapping[str, object]) -> bool | int | float | str | None:

@@ -44,6 +44,7 @@ from tilewright.tree.typed import (
 )
 from tilewright.tree.typed_text import show_expr
 from tilewright.tree.typed_walk import walk_expr
+from tilewright.tree.unknown_functions import help_for
 
 _ARITY: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys((*FLOAT_FUNCTIONS, *ROUNDINGS, "abs", "relu", "silu", "softplus", "isnan", "len"), (1, 1)),
@@ -294,7 +295,7 @@ class ExpressionChecker:
             raise self.context.fail("TW016", "shared() takes shape, dtype and is assigned to a new name", span, "write x = shared((n,), f32)")
         if name not in _ARITY:
             raise self.context.fail(
-                "TW002", f"unknown function '{name}'", node.function.span, suggest(name, FUNCTIONS) or f"known: {', '.join(_ARITY)}"
+                "TW002", f"unknown function '{name}'", node.function.span, help_for(name, FUNCTIONS, self.context.is_python) or f"known: {', '.join(_ARITY)}"
             )
         least, most = _ARITY[name]
         if not least <= len(node.args) <= most:

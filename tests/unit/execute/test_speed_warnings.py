@@ -140,3 +140,27 @@ def test_what_ran_last_is_one_line() -> None:
     assert str(double.last).startswith("<artifact double for ")
     assert "\n" not in str(double.last)
     assert len(str(double.last)) < 120
+
+
+@tw.kernel
+def packed_product(a: tw.Array, b: tw.Array) -> tw.Array:
+    rows, depth = a.shape
+    columns = b.shape[1]
+    out = tw.empty((rows, columns), a.dtype)
+    for i, j in tw.grid(rows, columns):
+        total = 0.0
+        for k in range(depth):
+            total += a[i, k] * b[k, j]
+        out[i, j] = total
+    return out
+
+
+def test_operands_that_a_gpu_packs_for_their_strides_are_said() -> None:
+    def notes(rows: int, depth: int, columns: int) -> list[str]:
+        found = packed_product.compile(np.ones((rows, depth), np.float16), np.ones((depth, columns), np.float16), target="sm_90a").notes
+        assert all(note.code == "TW063" for note in found)
+        return [note.message for note in found]
+
+    assert notes(256, 256, 256) == []
+    assert [m.split(":")[0].split("'")[1] for m in notes(256, 250, 256)] == ["a"]
+    assert [m.split(":")[0].split("'")[1] for m in notes(256, 250, 250)] == ["a", "b"]

@@ -19,6 +19,8 @@ NEEDED = {
     "zyn-cpu": {"torch": "torch"},
     "primitives": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
     "primitives-cpu": {"torch": "torch", "numba": "numba"},
+    "scatter": {"torch": "torch", "cupy": "cupy-cuda13x"},
+    "scatter-cpu": {},
     "checks-cpu": {},
     "host": {},
     "simt": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
@@ -41,7 +43,7 @@ def require(kind: str) -> None:
             f"the {kind} benchmarks compare with {', '.join(NEEDED[kind])}, and this Python has no {', '.join(missing)}\n"
             f"help: run {how}"
         )
-    if kind in ("gpu", "runtime", "zyn", "simt", "primitives"):
+    if kind in ("gpu", "runtime", "zyn", "simt", "primitives", "scatter"):
         torch = importlib.import_module("torch")
         if not torch.cuda.is_available():
             raise PeerMissing(

@@ -23,7 +23,7 @@ from bench.peers import PeerMissing, require
 from tilewright.base.errors import TilewrightError
 
 RESULTS = Path(__file__).resolve().parent / "results"
-KINDS = ("cpu", "gpu", "runtime", "zyn", "zyn-cpu", "simt", "primitives", "primitives-cpu", "checks-cpu", "host", *contraction_run.KINDS)
+KINDS = ("cpu", "gpu", "runtime", "zyn", "zyn-cpu", "simt", "primitives", "primitives-cpu", "scatter", "scatter-cpu", "checks-cpu", "host", *contraction_run.KINDS)
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,27 @@ def primitive_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
     return [Job(case.label, (case.op,), lambda case=case: run(case)) for case in primitives.gpu_cases(quick)]  # type: ignore[misc]
 
 
+def scatter_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
+    from bench import scatter
+
+    if kind == "scatter-cpu":
+        plan = Plan(rounds=5, per_round=3, warmups=1, seconds=3.0) if quick else Plan(rounds=15, per_round=1, warmups=1, seconds=10.0)
+        clock = HostClock()
+        return [
+            Job(case.label, (case.op,), lambda case=case: iter([measure(case, clock, plan, setting)]))  # type: ignore[misc]
+            for case in scatter.cpu_cases(quick)
+        ]
+    from bench import gpu
+
+    session = gpu.Session.open(setting, quick)
+
+    def run(case: Case) -> Iterator[Record]:
+        yield measure(case, session.machine.clock, session.plan, setting, session.copy_rate("f32"))
+        session.release()
+
+    return [Job(case.label, (case.op,), lambda case=case: run(case)) for case in scatter.gpu_cases(quick)]  # type: ignore[misc]
+
+
 def contraction_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
     runner = contraction_run.Runner(kind, setting, quick)
     runner.start()
@@ -192,6 +213,8 @@ def main(
             jobs = (runtime_jobs if kind == "runtime" else simt_jobs)(setting, quick)
         elif kind.startswith("primitives"):
             jobs = primitive_jobs(kind, setting, quick)
+        elif kind.startswith("scatter"):
+            jobs = scatter_jobs(kind, setting, quick)
         elif kind == "checks-cpu":
             jobs = check_jobs(setting, quick)
         elif kind == "host":

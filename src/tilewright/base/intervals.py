@@ -56,9 +56,7 @@ def constant_floor(
     for monomial, factor in size.terms:
         if not monomial:
             total += factor
-        elif any(isinstance(atom, str) and is_number(atom) for atom in monomial):
-            return None
-        elif factor < 0 or (trusts is not None and not all(trusts(atom) for atom in monomial if isinstance(atom, SizeCall))):
+        elif any(isinstance(atom, str) and is_number(atom) for atom in monomial) or factor < 0 or (trusts is not None and not all(trusts(atom) for atom in monomial if isinstance(atom, SizeCall))):
             return None
         elif least and len(monomial) == 1 and isinstance(monomial[0], str):
             total += factor * least.get(monomial[0], 0)

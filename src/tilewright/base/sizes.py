@@ -15,14 +15,27 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class SizeCall:
-    """An opaque operation on two sizes."""
+    """An opaque operation on two sizes. Such trees may be deep: hash and text are found once."""
 
     op: str
     a: Size
     b: Size
 
+    def __hash__(self) -> int:
+        known: int | None = self.__dict__.get("_hash")
+        if known is None:
+            known = self.__dict__["_hash"] = hash((self.op, self.a, self.b))
+        return known
+
     def __str__(self) -> str:
-        return f"{self.op}({self.a}, {self.b})"
+        known: str | None = self.__dict__.get("_text")
+        if known is None:
+            known = self.__dict__["_text"] = f"{self.op}({self.a}, {self.b})"
+        return known
+
+    def __reduce__(self) -> tuple[type[SizeCall], tuple[str, Size, Size]]:
+        # Hashes of texts are another process's own.
+        return SizeCall, (self.op, self.a, self.b)
 
 
 Atom = str | SizeCall

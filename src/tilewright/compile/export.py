@@ -17,7 +17,17 @@ import tempfile
 from pathlib import Path
 
 from tilewright.base.abi import NEVER_STOPS, STOP_DECLARATION
-from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, IndexSite, Launch, MapParam, ScalarParam
+from tilewright.base.artifact import (
+    FAILURE,
+    FAILURE_FIELDS,
+    ArrayParam,
+    Artifact,
+    CallCheck,
+    IndexSite,
+    Launch,
+    MapParam,
+    ScalarParam,
+)
 from tilewright.base.errors import TargetLimit, UserError
 from tilewright.base.sizes import Size, SizeCall, number_name, product
 from tilewright.base.target import Target, parse_target
@@ -25,6 +35,7 @@ from tilewright.codegen.host.c_entry import (
     MISALIGNED,
     NEGATIVE,
     NO_MEMORY,
+    NULL,
     OUTSIDE,
     TOO_LARGE,
     call_checks,
@@ -145,6 +156,7 @@ def _describe(artifact: Artifact, names: _ExportNames) -> dict[str, object]:
         "target": artifact.target,
         "inputs": tuple(map(param, artifact.inputs)),
         "outputs": tuple(map(param, artifact.outputs)),
+        "in_place": tuple(p.name for p in artifact.in_place),
         "scratch": tuple(map(param, artifact.scratch)),
         "alias_safe": artifact.alias_safe,
         "bindings": tuple((names[b.name], b.array, b.axis, b.stride) for b in artifact.bindings),
@@ -208,7 +220,7 @@ def _parameters(artifact: Artifact, names: _ExportNames) -> list[str]:
         if isinstance(p, ScalarParam):
             found.append(f"{kind} {names[p.name]}")
         else:
-            found.append(f"{'' if p in artifact.outputs else 'const '}{kind} *{identifier(p.name)}")
+            found.append(f"{'const ' if p.role == 'input' else ''}{kind} *{identifier(p.name)}")
     return found + [f"int64_t {names[name]}" for name in size_names(artifact)]
 
 
@@ -218,7 +230,7 @@ def _about(artifact: Artifact, names: _ExportNames) -> list[str]:
     for p in (*artifact.inputs, *artifact.outputs):
         if isinstance(p, ArrayParam):
             shape, strides = ", ".join(map(names.text, p.shape)), ", ".join(map(names.text, p.strides))
-            note = " (as its bits)" if p.dtype.is_small_float else ""
+            note = (" (as its bits)" if p.dtype.is_small_float else "") + (", written in place" if p.role == "inout" else "")
             lines.append(f"   {identifier(p.name)}: {p.dtype}[{shape}]{note}, strides in elements ({strides})")
     return lines
 
@@ -255,7 +267,7 @@ def _cpu_header(artifact: Artifact, name: str, names: _ExportNames) -> str:
         f"int32_t {name}_with({parameters}, tilewright_runner runner, void *context);", "",
         f"static inline const char *{name}_error(int32_t code) {{", "    switch (code) {", '    case 0: return "";',
         f'    case {NO_MEMORY}: return "no memory for scratch arrays";', f'    case {NEGATIVE}: return "a size is negative";',
-        f'    case {MISALIGNED}: return "an array is not aligned as this code needs it";',
+        f'    case {MISALIGNED}: return "an array is not aligned as this code needs it";', f'    case {NULL}: return "an array with elements is NULL";',
         f'    case {TOO_LARGE}: return "a number computed from the sizes is more than 64 bits hold";', *codes,
         '    default: return "unknown code";', "    }", "}", "", "#ifdef __cplusplus", "}", "#endif", "#endif", "",
     ]  # fmt: skip
@@ -333,6 +345,11 @@ def _gpu_header(artifact: Artifact, name: str, names: _ExportNames) -> str:
     for array in artifact.scratch:
         count = _c_size(product(array.shape) * array.dtype.itemsize, names)
         lines += [f"/* bytes of the scratch array {array.name}; negative where 64 bits do not hold them */", f"static inline int64_t {name}_{identifier(array.name)}_bytes({sizes}) {{ {ignored} return {count}; }}"]
+    if artifact.sites:
+        lines += [
+            f"/* {FAILURE} is {FAILURE_FIELDS} int64_t that must be 0 before the launch. Afterwards the first is 0, or says what lay outside its array and",
+            "   was left out; the index and the extent follow.", *(f"   {number}: {_outside(site)}".replace("*/", "* /") for number, site in enumerate(artifact.sites, 1)), "*/",
+        ]  # fmt: skip
     for launch in artifact.launches:
         grid = (*(_c_size(extent, names) for extent in launch.grid), "1", "1", "1")[:3]
         parameters = [*launch.args, *(f"(int64_t) {names[s]}" for s in launch.sizes), *(f"CUtensorMap of {m.array}" for m in launch.maps)]

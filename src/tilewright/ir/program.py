@@ -1,6 +1,6 @@
 """A `Program`: kernel calls in order, with the arrays between them. What one user call compiles to.
 
-Arrays of a program are named. Inputs come from the caller, outputs are created for (or given by) the caller, scratch lives
+Arrays of a program are named. Inputs come from the caller (those of role 'inout' are written, too), outputs are created for (or given by) the caller, scratch lives
 for the call. Sizes are symbolic; a name is *bound* by the first input axis whose extent is just that name; every other axis
 of an input must equal its size (`axis_checks`), and `checks` hold what else must be true, such as index bounds.
 A scalar input is passed by value. Passes that split or fuse kernels are `Program -> Program`.
@@ -22,7 +22,7 @@ from tilewright.ir.types import Tensor
 
 @record
 class ProgramArray:
-    """A named array of the program: 'input', 'output' or 'scratch'."""
+    """A named array of the program: 'input', 'inout' (an input that is written where it lies), 'output' or 'scratch'."""
 
     name: str
     type: Tensor

@@ -501,12 +501,13 @@ class _IrParser:
         header_end = self.tokens[self.position - 1]
         self.path()
         self.expect("{")
-        arrays: dict[str, list[ProgramArray | ScalarInput]] = {"input": [], "output": [], "scratch": []}
+        arrays: dict[str, list[ProgramArray | ScalarInput]] = {"input": [], "inout": [], "output": [], "scratch": []}
+        arrays["inout"] = arrays["input"]
         checks: list[ProgramCheck] = []
         computed: list[tuple[str, Size]] = []
         calls: list[tuple[_IrToken, str, tuple[str, ...]]] = []
         while not self.accept("}"):
-            token = self.kind("name", "input, output, scratch, computed, check or call")
+            token = self.kind("name", "input, inout, output, scratch, computed, check or call")
             if token.text in arrays:
                 arrays[token.text].append(self.array(token.text))
             elif token.text == "computed":
@@ -518,7 +519,7 @@ class _IrParser:
             elif token.text == "call":
                 calls.append(self.call())
             else:
-                raise self.error(f"expected input, output, scratch, computed, check or call, got `{token.text}`", token)
+                raise self.error(f"expected input, inout, output, scratch, computed, check or call, got `{token.text}`", token)
         span = self.place(first) if self.explicit_places else self.span(first, header_end)
         kernels: dict[str, Kernel] = {}
         while self.peek("kernel"):

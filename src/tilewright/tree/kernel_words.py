@@ -60,6 +60,7 @@ ATTRIBUTES: tuple[AttributeWord, ...] = (
     AttributeWord("unroll", "@unroll(n)", "how often the loops that stay loops are unrolled; 1: not at all", HINT),
     AttributeWord("async_copy", "@async_copy", "takes a schedule that copies operands asynchronously (`cp.async`, the copy engine)", HINT),
     AttributeWord("unchecked", "@unchecked", "leaves out the checks of indices that come from data"),
+    AttributeWord("deterministic", "@deterministic", "scatters (`out[k[i]] += w[i]`) give the same bits on every run and for any number of threads"),
     AttributeWord("critical_path", "@critical_path", "low-latency code", REFUSED, reason=_LATER),
     AttributeWord("no_allocation", "@no_allocation", "code that allocates no memory", REFUSED, reason=_LATER),
     AttributeWord("no_syscalls", "@no_syscalls", "code that makes no system calls", REFUSED, reason=_LATER),

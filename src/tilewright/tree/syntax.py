@@ -191,9 +191,14 @@ class KernelAttribute(Node):
     args: tuple[Argument, ...]
 
 
+@record
+class Broken(Node):
+    """Something that a front end could not read and has reported: what uses it is not looked at further."""
+
+
 Expr = (
     Number | Bool | String | Nothing | IsNone | Name | Attribute | Index | Slice | Call | Unary | Binary | IfExpr | Tuple | List | Record
-    | Pipe | ReduceExpr | Await | Compute | Callee
+    | Pipe | ReduceExpr | Await | Compute | Callee | Broken
 )  # fmt: skip
 
 
@@ -317,6 +322,8 @@ class Param(Node):
     optional: bool = False
     """It may be None: `type | None`."""
     keyword_only: bool = False
+    in_place: bool = False
+    """An array that the kernel writes where it lies: `tw.InOut`, `inout x`."""
 
 
 @record

@@ -56,7 +56,8 @@ ArgSpec = ArrayArg | ScalarArg | NoneArg
 
 @record
 class ArrayInfo:
-    """An array of the kernel: 'input', 'output' or 'scratch'. Names are unique within a kernel."""
+    """An array of the kernel: 'input', 'inout' (an argument that is written where it lies), 'output' or 'scratch'. Names are unique within a
+    kernel."""
 
     name: str
     dtype: DType
@@ -402,12 +403,16 @@ class Accumulate(TypedNode):
 
 @record
 class Store(TypedNode):
-    """`array[indices] = value`; with `kind`, `array[indices] = kind(array[indices], value)`."""
+    """`array[indices] = value`; with `kind`, `array[indices] = kind(array[indices], value)`.
+
+    `scatter`: other points of the parallel loop around may combine into the same element, in any order.
+    """
 
     array: ArrayInfo
     indices: tuple[Expr, ...]
     value: Expr
     kind: str = ""
+    scatter: bool = False
 
 
 @record

@@ -101,7 +101,8 @@ def _show_stmts(stmts: tuple[Stmt, ...], indent: str) -> Iterator[str]:
             yield f"{indent}{stmt.var.name} {stmt.kind}= {show_expr(stmt.value)}"
         elif isinstance(stmt, Store):
             place = f"{stmt.array.name}[{', '.join(map(show_expr, stmt.indices))}]"
-            yield f"{indent}{place} {stmt.kind}= {show_expr(stmt.value)}"
+            scatter = "  # scatter" if stmt.scatter else ""
+            yield f"{indent}{place} {stmt.kind}= {show_expr(stmt.value)}{scatter}"
         elif isinstance(stmt, ArrayAssign):
             yield f"{indent}{stmt.array.name}[...] = {show_expr(stmt.value)}"
         elif isinstance(stmt, TypedLoop):

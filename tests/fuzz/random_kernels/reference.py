@@ -84,7 +84,7 @@ class Terms:
     def value(self, dtype: str, digits: int | None = None) -> Number:
         if len(self.terms) == 2 and digits is None:
             return float_binary(self.op, dtype, *self.terms)
-        return any_order_sum(dtype, self.terms, digits) if self.op == "+" else any_order_product(dtype, self.terms)
+        return any_order_sum(dtype, self.terms, digits) if self.op == "+" else any_order_product(dtype, self.terms, digits)
 
 
 class Cells:
@@ -219,7 +219,9 @@ class Reference:
                 cells.data[at] = convert(source, dtype, value(env))
                 return
             term = convert(source, dtype, value(env), rounds=False)
-            if floats:
+            if floats and op in ("min", "max"):
+                cells.data[at] = float_binary(op, dtype, cells.read(at), convert(source, dtype, term))
+            elif floats:
                 assert cells.data[at] is not None, f"{array} is accumulated into before it is written"
                 cells.data[at] = added(cells.data[at], op, term)
             else:
@@ -574,6 +576,8 @@ def _agrees(found: Any, wanted: Number, floats: bool) -> bool:
     value, err = parts(wanted)
     if math.isnan(value):
         return math.isnan(found)
+    if math.isinf(value):
+        return bool(found == value)
     if isinstance(wanted, Near):
         return abs(found - value) <= err * 1.0000001
     return found == value and (value != 0 or math.copysign(1.0, found) == math.copysign(1.0, value))

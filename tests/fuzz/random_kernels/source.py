@@ -105,6 +105,9 @@ class Printer:
                 self.add(depth, f"{stmt.name} = {stmt.name} {stmt.op} {self.expr(stmt.value)}")
             else:
                 self.add(depth, f"{stmt.name} {stmt.op}= {self.expr(stmt.value)}")
+        elif isinstance(stmt, Store) and stmt.op in ("min", "max"):
+            place = f"{stmt.array}[{self.indices(stmt.indices)}]"
+            self.add(depth, f"{place} = tw.{stmt.op}({place}, {self.expr(stmt.value)})")
         elif isinstance(stmt, Store):
             self.add(depth, f"{stmt.array}[{self.indices(stmt.indices)}] {stmt.op}= {self.expr(stmt.value)}")
         elif isinstance(stmt, For):

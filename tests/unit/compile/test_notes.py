@@ -52,7 +52,7 @@ return total""", XY, 7, "an element of 'y'"),
     "scatter": ("""
 out = tw.zeros((16,), x.dtype)
 for i in tw.grid(x.shape[0]):
-    out[y[i]] += x[i]
+    out[y[i]] = 0.5 * out[y[i]] + x[i]
 return out""", XY, 7, "data decides where the loop over 'i' writes in 'out'"),
     "while": ("""
 i = 0
@@ -92,6 +92,25 @@ def test_kernels_on_one_thread_are_named(name: str) -> None:
         assert reason in note.message
         assert where in note.message
         assert note.help
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
+@pytest.mark.parametrize("body", [
+    "out = tw.zeros((16,), x.dtype)\nfor i in tw.grid(x.shape[0]):\n    out[y[i]] += x[i]\nreturn out",
+    "out = tw.zeros((16,), x.dtype)\nfor i in range(x.shape[0]):\n    out[y[i]] = tw.max(out[y[i]], x[i])\nreturn out",
+])  # fmt: skip
+def test_scatters_are_parallel(body: str, target: str) -> None:
+    assert not notes(python("\n" + body, XY), target, "y=i64[*]")
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
+def test_a_product_whose_sum_is_the_outermost_loop_is_one(target: str) -> None:
+    body = NEST + """
+for k in range(depth):
+    for i, j in tw.grid(m, n):
+        out[i, j] += x[i, k] * y[k, j]
+return out"""
+    assert not notes(python(body, XY), target)
 
 
 SCANS: Mapping[str, tuple[str, str]] = {
@@ -159,11 +178,6 @@ for i, j in tw.grid(m, n):
         total += x[i, k] * y[k, j] * x[0, k]
     out[i, j] = total
 return out""", "multiplied last"),
-    "sum outermost": (NEST + """
-for k in range(depth):
-    for i, j in tw.grid(m, n):
-        out[i, j] += x[i, k] * y[k, j]
-return out""", "no loop over its results"),
     "triangular": (NEST + """
 for i, j in tw.grid(m, n):
     total = 0.0
@@ -301,12 +315,12 @@ def test_the_examples_are_silent() -> None:
 
 
 def test_notes_are_kept_with_the_code() -> None:
-    body, params, *_ = ONE_THREAD["scatter"]
-    (entry,) = walk(parse_source(python(body, params), "kernel.py"), parse_arguments("y=i64[*]")).entries
+    body, params, *_ = ONE_THREAD["carried"]
+    (entry,) = walk(parse_source(python(body, params), "kernel.py"), parse_arguments("")).entries
     artifact = compile_kernel(entry.function, entry.signature(gpu=False), parse_target("cpu"))
     assert [note.code for note in artifact.notes] == ["TW060"]
     assert deserialise(serialise(artifact)) == artifact
     forget()
     again = compile_kernel(entry.function, entry.signature(gpu=False), parse_target("cpu"))
     assert again.notes == artifact.notes
-    assert "7 | " in again.notes[0].render()
+    assert "8 | " in again.notes[0].render()

@@ -41,7 +41,7 @@ def make_linear() -> Any:
             v = x[i] if scale is None else x[i] * scale
             if bias is not None and bias[i] > 0:
                 v += bias[i]
-            if not (more is None):
+            if more is not None:
                 v += more[i]
             out[i] = v
         return out

@@ -67,7 +67,8 @@ def host_ir(artifact: Artifact) -> str:
     parts += [f"@tilewright_number_{n} = external global i8" for n in sorted({p.dtype.name for p in scalars if p.typed})]
     parts += [f'declare void @"{e}"(ptr, i64, i64) nonlazybind' for e in sorted({x.entry for x in artifact.launches})]
     parts.append(f"define ptr @{abi.STUB_ENTRY}(ptr %self, ptr %args, i64 %count, ptr %names) {{")
-    if any(p.dtype.kind == "q" for p in arrays) or not all(_scalar_is_native(p.dtype) for p in scalars):
+    unsure = artifact.in_place and any(x.asserts for x in artifact.launches)  # a call that failed halfway must not be made again
+    if unsure or any(p.dtype.kind == "q" for p in arrays) or not all(_scalar_is_native(p.dtype) for p in scalars):
         parts.append("  br label %reject")
     else:
         parts += _Stub(artifact).emit()
@@ -120,7 +121,7 @@ class _Stub(StubEmitter):
             if isinstance(parameter, ScalarParam):
                 self._scalar(parameter, argument)
         inputs = [
-            self._array(parameter, argument, at.ALIGNED)
+            self._array(parameter, argument, at.ALIGNED | (at.WRITEABLE if parameter.role == "inout" else 0))
             for parameter, argument in zip(artifact.inputs, arguments)
             if isinstance(parameter, ArrayParam)
         ]
@@ -136,6 +137,7 @@ class _Stub(StubEmitter):
         for view in inputs:
             self._check_axes(view, self.sizes)
         late = self._checks(known, early=True)
+        self._written_in_place(inputs)
         self.settle()
         self._outputs(out, inputs)
         self._guard_sizes([size for size in self._all_sizes() if not size.names <= known])
@@ -436,6 +438,30 @@ class _Stub(StubEmitter):
             empty = self.equal("i64", self.sizes.product(list(view.extents)), "0")
             for condition in safe:
                 self.require(self.new(f"or i1 {empty}, {condition}"))
+
+    def _written_in_place(self, inputs: list[_View]) -> None:
+        """Arrays that are written where they lie share no memory with others, nor their elements with each other."""
+        written = [view for view in inputs if view.param.role == "inout"]
+        ranges = {view.param.name: self._range(view) for view in inputs} if written else {}
+        for position, view in enumerate(written):
+            for other in (*written[position + 1 :], *(v for v in inputs if v.param.role != "inout")):
+                self.require(self._disjoint(ranges[view.param.name], ranges[other.param.name]))
+            self._elements_apart(view)
+
+    def _elements_apart(self, view: _View) -> None:
+        """Each stride reaches beyond all that smaller ones do."""
+        sizes = [self.new(f"call i64 @llvm.smax.i64(i64 {stride}, i64 {self.new(f'sub i64 0, {stride}')})") for stride in view.strides]
+        reaches = [
+            self.new(f"mul i64 {size}, {self.new(f'sub i64 {extent}, 1')}") for size, extent in zip(sizes, view.extents)
+        ]
+        for axis, (size, extent) in enumerate(zip(sizes, view.extents)):
+            below = "0"
+            for other, reach in enumerate(reaches):
+                if other != axis:
+                    smaller = self.new(f"icmp {'ule' if other < axis else 'ult'} i64 {sizes[other]}, {size}")
+                    below = self.new(f"add i64 {below}, {self.new(f'select i1 {smaller}, i64 {reach}, i64 0')}")
+            one = self.new(f"icmp sle i64 {extent}, 1")
+            self.require(self.new(f"or i1 {one}, {self.new(f'icmp sgt i64 {size}, {below}')}"))
 
     def _range(self, view: _View) -> tuple[str, str]:
         """First byte and the byte after the last, as integers."""

@@ -132,13 +132,14 @@ def _is_complete(lines: list[str]) -> bool:
     return True
 
 
-def parse_python_file(text: str, path: str) -> list[syntax.Function]:
-    """The trees of all kernels in a Python file, in order, without executing it. Errors of all of them are raised together."""
+def parse_python_file(text: str, path: str, sink: Diagnostics | None = None) -> list[syntax.Function]:
+    """The trees of all kernels in a Python file, in order, without executing it. Errors of all of them are raised together, or go to
+    the `sink`: what could not be read is `syntax.Broken` in the trees then."""
     text = text.removeprefix("\ufeff")  # the byte order mark of some editors
     place = SourcePlace(Source(path, text))
     module = _parse_text(text, place)
     environment = Environment.of_file(module)
-    sink = Diagnostics()
+    raises, sink = sink is None, Diagnostics() if sink is None else sink
 
     def read(node: ast.FunctionDef | ast.AsyncFunctionDef) -> syntax.Function:
         with reading(node, node.name):
@@ -148,12 +149,13 @@ def parse_python_file(text: str, path: str) -> list[syntax.Function]:
     for node in module.body:
         if isinstance(node, ast.FunctionDef) and any(_is_kernel(d, environment) for d in node.decorator_list):
             environment.define(node.name, Called(node.name, node, partial(read, node)))
-    with sink.collecting():
-        functions = [
-            read(node)
-            for node in ast.walk(module)
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(_is_kernel(d, environment) for d in node.decorator_list)
-        ]
+    functions = [
+        read(node)
+        for node in ast.walk(module)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(_is_kernel(d, environment) for d in node.decorator_list)
+    ]
+    if raises:
+        sink.raise_if_errors()
     return sorted(functions, key=lambda f: (f.span.line, f.span.column))
 
 
@@ -257,8 +259,8 @@ class FunctionReader:
             check_parameter(argument.arg, annotation, self._sink)
             value = None if default is None else self._default(argument.arg, default)
             optional = optional or (written is None and isinstance(value, syntax.Nothing))
-            only = argument in arguments.kwonlyargs
-            params.append(syntax.Param(argument.arg, annotation, value, optional, only, span=self._span(argument)))
+            only, in_place = argument in arguments.kwonlyargs, self._expressions.is_in_place(argument.annotation)
+            params.append(syntax.Param(argument.arg, annotation, value, optional, only, in_place, span=self._span(argument)))
             check_default(params[-1], self._sink)
         return tuple(params)
 
@@ -304,7 +306,9 @@ class FunctionReader:
             self._visible.append(set(names))
         result: list[Stmt] = []
         for statement in body:
-            result.extend(self._statement(statement))
+            known = len(self._sink.items)
+            read = self._statement(statement)
+            result.extend(read if read or len(self._sink.items) == known else self._broken(statement))
         if own_scope:
             self._visible.pop()
         return tuple(result)
@@ -352,6 +356,15 @@ class FunctionReader:
         what, help = _HELP.get(type(node), (type(node).__name__.lower(), "leave it out of the kernel"))
         self._sink.error("TW005", f"{what} is not available in a kernel", self._place.head(node), help)
         return []
+
+    def _broken(self, node: ast.stmt) -> list[Stmt]:
+        """A statement that was not read: the names it gives a value have one nobody knows."""
+        span = self._place.head(node)
+        names = dict.fromkeys(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and not self._is_visible(n.id))
+        for name in names:
+            self._declare(name, node.lineno + self._place.line_offset)
+        nothing = syntax.Broken(span=span)
+        return [syntax.Let((name,), nothing, mutable=True, span=span) for name in names] or [syntax.ExprStmt(nothing, span=span)]
 
     def _no_else(self, body: list[ast.stmt], loop: str) -> None:
         if body:
@@ -439,10 +452,10 @@ class FunctionReader:
         word = self._expressions.called_word(node.iter)
         if word not in ("range", "grid") or not isinstance(node.iter, ast.Call):
             self._unsupported(node.iter, "a loop over this", "loop over tw.grid(...) or range(...) and index")
-            return []
+            return self._broken_loop(node, names, span)
         if node.iter.keywords:
             self._unsupported(node.iter, f"a keyword in {word}()", "give the bounds in order")
-            return []
+            return self._broken_loop(node, names, span)
         before: list[Stmt] = []
         if word == "range":
             found = [self._range(node.iter)]
@@ -453,13 +466,13 @@ class FunctionReader:
         if not names or not ranges:
             if not node.iter.args:
                 self._unsupported(node.iter, f"{word}() without bounds", f"write {word}(n)")
-            return []
+            return self._broken_loop(node, names, span)
         if len(names) != len(ranges):
             self._sink.error(
                 "TW016", f"{len(names)} loop variable(s) for {len(ranges)} range(s)", self._span(node.target),
                 f"give {word}() one bound for each variable" if word == "grid" else "use tw.grid(...) for several variables",
             )  # fmt: skip
-            return []
+            return self._broken_loop(node, names, span)
         for name in names:
             self._gone.setdefault(name, node.lineno + self._place.line_offset)
         indices = {name for block in self._loop_blocks for name in block}
@@ -491,6 +504,15 @@ class FunctionReader:
         ranges = [syntax.RangeExpr(syntax.Number(0, span=span), syntax.Name(name, span=span), span=span) for name in extents]
         place = arguments.index(starred[0])
         return [let], [*arguments[:place], *ranges, *arguments[place + 1 :]]
+
+    def _broken_loop(self, node: ast.For, names: tuple[str, ...], span: Span) -> list[Stmt]:
+        """A loop whose head was not read; its body is, for what else is wrong."""
+        nothing = syntax.Broken(span=self._span(node.iter))
+        names = names or tuple(dict.fromkeys(n.id for n in ast.walk(node.target) if isinstance(n, ast.Name))) or ("_",)
+        self._around += 1
+        body = self._block(node.body, names=names)
+        self._around -= 1
+        return [syntax.For(names, (syntax.RangeExpr(nothing, nothing, span=nothing.span),) * len(names), body, "no", span=span)]
 
     def _loop_names(self, target: ast.expr) -> tuple[str, ...]:
         items = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]

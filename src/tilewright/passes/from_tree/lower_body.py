@@ -66,6 +66,8 @@ class Draft:
         self.indices: tuple[Value, ...] = ()
         self.written: set[str] = set()
         """Arrays the kernel stores to."""
+        self.read: set[str] = set()
+        """Arrays it loads from."""
         self._stored: dict[str, tuple[tuple[Value, ...], Value]] = {}
         """For arrays whose last store is sure: where it went, and the value as stored."""
         self._arrays = arrays
@@ -169,6 +171,7 @@ class Draft:
         stored = self._stored.get(array.name)
         if stored is not None and stored[0] == tuple(indices) and builder is self.body:
             return builder.cast(stored[1], compute_dtype(array.dtype))
+        self.read.add(array.name)
         value = builder.op("load", self.param(array.name), *indices, name="")
         return builder.cast(value, compute_dtype(array.dtype))
 
@@ -180,6 +183,13 @@ class Draft:
             self._stored[array.name] = (tuple(indices), value)
         else:
             self._stored.pop(array.name, None)
+
+    def accumulate(self, builder: Builder, store: Store, indices: Sequence[Value], value: Value) -> None:
+        """Combine into an element that other points may combine into as well."""
+        name = store.array.name
+        builder.multi("accumulate", self.param(name), *indices, builder.cast(value, compute_dtype(store.array.dtype)), kind=store.kind)
+        self.written.add(name)
+        self._stored.pop(name, None)
 
     def variable(self, var: Variable, scope: Scope) -> Value:
         if var not in scope:
@@ -257,6 +267,9 @@ class Draft:
         elif isinstance(stmt, Store):
             indices = [self.expr(builder, i, scope) for i in stmt.indices]
             value = self.expr(builder, stmt.value, scope)
+            if stmt.scatter:
+                self.accumulate(builder, stmt, indices, value)
+                return
             if stmt.kind:
                 value = self.combine(builder, stmt.kind, self.load(builder, stmt.array, indices), value)
             self.store(builder, stmt.array, indices, value)
@@ -365,6 +378,9 @@ class Draft:
             if target in places:
                 store = places[target]
                 indices = [self.expr(builder, i, scope) for i in store.indices]
+                if store.scatter:
+                    self.accumulate(builder, store, indices, result)
+                    continue
                 before = self.load(builder, store.array, indices)
                 self.store(builder, store.array, indices, self.combine(builder, store.kind, before, result))
             else:
@@ -539,7 +555,7 @@ def _drop_stores(block: Block, keep: set[str]) -> Block:
     """The block without stores to tensors that are not named in `keep`."""
     ops: list[Op] = []
     for op in block.ops:
-        if op.opcode == "store" and op.operands[0].name not in keep:
+        if op.opcode in ("store", "accumulate") and op.operands[0].name not in keep:
             continue
         ops.append(replace(op, regions=tuple(_drop_stores(r, keep) for r in op.regions)) if op.regions else op)
     return Block(block.args, tuple(ops))

@@ -301,7 +301,7 @@ class CudaGraph(DeviceGraph):
         self.shaped |= {name for parameter, name in self.names.items() if parameter in program.artifact.shaping}
         if named:
             self.names = {}
-        written = {param.name for param in program.artifact.outputs}
+        written = {param.name for param in (*program.artifact.outputs, *program.artifact.in_place)}
         extents = tuple((*bounds(a), name in written) for name, a in arrays.items() if isinstance(a, DeviceArray) and a.size)
         self._launch_call(CapturedCall(program, plan, list(values), (), named, extents), steps, stream)
 

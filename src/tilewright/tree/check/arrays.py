@@ -74,7 +74,7 @@ class ArrayTable:
             strides = contiguous_strides(shape) if arg.strides is None else tuple(
                 Size.of(f"{param.name}$s{axis}" if s is None else s) for axis, s in enumerate(arg.strides)
             )  # fmt: skip
-            array = ArrayInfo(param.name, arg.dtype, shape, strides, "input", arg.align)
+            array = ArrayInfo(param.name, arg.dtype, shape, strides, "inout" if param.in_place else "input", arg.align)
             self.inputs[param.name] = array
             self.params.append(array)
             self.written.add(param.name)
@@ -203,8 +203,12 @@ class ArrayTable:
             known.shape, self.context.state.changed = shape, True
 
     def reach_output(self, place: ArrayInfo, indices: Sequence[Expr], span: Span) -> None:
-        """How far a store of one element goes."""
-        ends = [self.last_index(place, axis, index, span) + 1 for axis, index in enumerate(indices)]
+        """How far a store of one element goes. A place that data decides lies as far as stores before it go."""
+        before = self.reach.get(place.name, [None])[0]
+        ends = [
+            before[axis] if before is not None and interval(index) is None else self.last_index(place, axis, index, span) + 1
+            for axis, index in enumerate(indices)
+        ]
         self.reach.setdefault(place.name, []).append(tuple(ends))
 
     def last_index(self, place: ArrayInfo, axis: int, index: Expr, span: Span) -> Size:

@@ -19,6 +19,8 @@ from tilewright.tree.check.context import Context, Late, Skip
 from tilewright.tree.check.elements import ElementBuilder
 from tilewright.tree.check.infer import constant_of, size_of, sum_dtype
 from tilewright.tree.check.operations import COMPARISONS, FLOAT_FUNCTIONS, ROUNDINGS, Typing
+from tilewright.tree.check.random_draws import DTYPES as RANDOM
+from tilewright.tree.check.random_draws import RandomDraws
 from tilewright.tree.check.sizes import SizeChecker
 from tilewright.tree.check.slices import SliceChecker
 from tilewright.tree.check.state import Absent, Alias, Poison, SharedArray, TileValue, VariableSlot
@@ -54,7 +56,9 @@ _ARITY: Mapping[str, tuple[int, int]] = {
 }  # fmt: skip
 _TILE_FUNCTIONS = ("dot", "matmul", "transpose", "row_max", "row_min", "row_sum")
 CREATORS = ("empty", "zeros", "ones", "full", "empty_like", "zeros_like")
-FUNCTIONS = (*_ARITY, *CREATORS, "reduce", "grid", "range", "shared", "barrier")
+UNREAD = "this could not be read"
+"""The message about a `syntax.Broken`; whoever read the text has said more."""
+FUNCTIONS = (*_ARITY, *CREATORS, "reduce", "grid", "range", "shared", "barrier", *RANDOM)
 
 
 class ExpressionChecker:
@@ -66,6 +70,7 @@ class ExpressionChecker:
         self.typing = typing
         self.arrays = arrays
         self.elements = elements
+        self.random = RandomDraws(context, typing)
         self.slices = SliceChecker(context, sizes, typing, elements, self.expr)
 
     # -- names --------------------------------------------------------------------------------------------------------
@@ -206,6 +211,8 @@ class ExpressionChecker:
         if isinstance(node, syntax.Pipe):
             first = syntax.Argument(node.value, span=node.value.span)
             return self.call(replace(node.call, args=(first, *node.call.args), span=span))
+        if isinstance(node, syntax.Broken):
+            raise self.context.fail("TW005", UNREAD, span)
         kind = type(node).__name__.lower()
         raise self.context.fail("TW005", f"a {kind} cannot be used as a number in a kernel", span)
 
@@ -330,6 +337,8 @@ class ExpressionChecker:
             raise self.context.fail("TW005", f"{name}() must be assigned to a name at the top of the kernel", span, f"write out = {name}(…)")
         if name == "shared":
             raise self.context.fail("TW016", "shared() takes shape, dtype and is assigned to a new name", span, "write x = shared((n,), f32)")
+        if name in RANDOM:
+            return self._random(name, node)
         if name not in _ARITY:
             raise self.context.fail(
                 "TW002", f"unknown function '{name}'", node.function.span, suggest(name, FUNCTIONS) or f"known: {', '.join(_ARITY)}"
@@ -350,6 +359,18 @@ class ExpressionChecker:
                 raise self.context.fail("TW016", "approximate must be True or False", flag.span)
             return self.typing.composite("gelu", self.expr(node.args[0].value), span, flag.value)
         return self.apply_function(name, [self.expr(a.value) for a in node.args], span)
+
+    def _random(self, name: str, node: syntax.Call) -> Expr:
+        dtype = None
+        for argument in node.args:
+            if argument.keyword == "dtype":
+                dtype = self.dtype_argument(argument.value)
+            elif argument.keyword is not None:
+                raise self.context.fail(
+                    "TW016", f"{name}() has no argument '{argument.keyword}' in a kernel", argument.span, "it takes a seed, indices and dtype="
+                )
+        given = [self.expr(a.value) for a in node.args if a.keyword is None]
+        return self.random.draw(name, given, dtype, node.span)
 
     def _keywords(self, name: str, node: syntax.Call) -> None:
         allowed = {"gelu": ["approximate"], "cast": ["dtype"]}.get(name, [])

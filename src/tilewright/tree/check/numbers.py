@@ -12,7 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tilewright.base.intervals import clamped
-from tilewright.base.sizes import ONE, ZERO, Size, SizeCall, computed_name, has_numbers, is_number, maximum, number_name, size_text
+from tilewright.base.sizes import (
+    ONE,
+    ZERO,
+    Size,
+    SizeCall,
+    computed_name,
+    has_numbers,
+    is_number,
+    maximum,
+    number_name,
+    size_text,
+)
 from tilewright.base.source import Span
 from tilewright.tree.check.context import Context
 from tilewright.tree.check.state import ComputedSize

@@ -103,6 +103,8 @@ class SizeChecker:
     def learn_axis(self, array: ArrayInfo, axis: int, value: Expr, span: Span, write: bool = False) -> None:
         if array.role == "input":
             self.bind(array, axis, value, span)
+        elif array.role == "inout":
+            self.bind_in_place(array, axis, value)
         elif not write:
             self.bind_made(array, axis, value, span)
         if not self.context.trusts(value, reach=True):
@@ -141,6 +143,15 @@ class SizeChecker:
         if not self.context.trusts(value):
             known = full if full is not None and full.constant is None and not _of_call(full) else None
             self.ranges.setdefault(axis_name, {}).setdefault(known, span)
+
+    def bind_in_place(self, array: ArrayInfo, axis: int, value: Expr) -> None:
+        """An array that is written in place may be longer than a loop that walks over it. In ZynML it still says what a size is that nothing else
+        gives a value."""
+        linear = affine(value)
+        full = linear.bare.full if linear is not None and linear.bare is not None else None
+        name = self.raw_name(full) if full is not None else None
+        if name is not None and not self.context.is_python:
+            self.context.state.equations.perhaps[name, Size.of(f"{array.name}${axis}")] = None
 
     def stay_inside(self, array: ArrayInfo, axis: int, value: Expr, span: Span, write: bool = False) -> None:
         """Prove that an index stays inside its axis, or leave it to a check at calls."""
@@ -243,12 +254,12 @@ class SizeChecker:
         name = self.raw_name(last) if last is not None else None
         if name is None or bare is None:
             return
-        if array.role != "input":
+        if array.role not in ("input", "inout"):
             if bare.step == length and last is not None:
                 self.bind_size(array, axis, last, start.span)
             return
         axis_name = f"{array.name}${axis}"
-        if bare.step == length and not self.context.guarded:
+        if bare.step == length and not self.context.guarded and array.role == "input":
             self.equal(axis_name, name)
         elif not self.context.is_python:
             self.context.state.equations.perhaps[name, Size.of(axis_name)] = None
@@ -257,7 +268,7 @@ class SizeChecker:
         """ZynML: `x[i, a:n]` says that n is the extent, unless something else says what it is."""
         size = size_of(stop)
         name = self.raw_name(size) if size is not None else None
-        if name is not None and array.role == "input" and not self.context.is_python:
+        if name is not None and array.role in ("input", "inout") and not self.context.is_python:
             self.context.state.equations.perhaps[name, Size.of(f"{array.name}${axis}")] = None
             self.context.state.equations.ranges.add(name)
 

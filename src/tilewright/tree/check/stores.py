@@ -12,7 +12,7 @@ from tilewright.base.intervals import surely_nonnegative
 from tilewright.base.sizes import ONE, Size
 from tilewright.base.source import Span
 from tilewright.tree import syntax
-from tilewright.tree.bounds import IndexForm, affine
+from tilewright.tree.bounds import IndexForm, affine, linear_indices
 from tilewright.tree.check.arrays import ArrayTable
 from tilewright.tree.check.context import Context, Skip
 from tilewright.tree.check.elements import ElementBuilder, limits_of
@@ -38,6 +38,9 @@ from tilewright.tree.typed import (
     TypedView,
 )
 from tilewright.tree.typed_walk import exprs_in
+
+COMBINATIONS = ("add", "mul", "min", "max", "and", "or", "xor")
+"""Operations of two numbers that accumulate."""
 
 
 class StoreChecker:
@@ -107,16 +110,34 @@ class StoreChecker:
             self.context.spread.guards.append(())
             self.context.out += self.once([store], set(), stmt.span)
 
+    def attempted(self, target: syntax.Index) -> None:
+        """A store that is wrong: what reads the array later is not wrong for that."""
+        base = flatten_index(target)[0]
+        array = self.context.scope.find(base.id) if isinstance(base, syntax.Name) else None
+        if isinstance(array, ArrayInfo) and array.role != "input":
+            self.arrays.written.add(array.name)
+
     def store_kind(self, stmt: syntax.Assign, place: ArrayInfo, indices: tuple[Expr, ...], value: Expr) -> tuple[str, Expr]:
         """`place[…] op= value` as an accumulation where it is one, else as a plain store of the combined value."""
         if not stmt.op:
-            return "", value
+            return self.combination(stmt, place, indices, value)
         self.arrays.on_read(place, stmt.span)
         if stmt.op == "-" and not place.dtype.is_bool:
             return "add", self.typing.negate(self.typing.assignable(value, place.dtype, f"'{place.name}'", stmt.span), stmt.span)
-        if stmt.op in COMBINE and not (place.dtype.is_bool and stmt.op in "+*"):
+        if stmt.op in COMBINE and not (place.dtype.is_bool and stmt.op in "+*") and not (place.dtype.is_float and stmt.op in "&|"):
             return COMBINE[stmt.op], value
+        if stmt.op == "^" and not place.dtype.is_float:
+            return "xor", value
         return "", self.typing.binary(stmt.op, Element(place, indices, span=stmt.span), value, stmt.span)
+
+    def combination(self, stmt: syntax.Assign, place: ArrayInfo, indices: tuple[Expr, ...], value: Expr) -> tuple[str, Expr]:
+        """`place[k] = max(place[k], value)`, and the like, as an accumulation at a place that data decides."""
+        if not isinstance(value, Apply) or value.op not in COMBINATIONS or value.dtype is not place.dtype or linear_indices(indices) is not None:
+            return "", value
+        for own, other in (value.args, value.args[::-1]):
+            if isinstance(own, Element) and own.array.name == place.name and own.indices == indices:
+                return value.op, other
+        return "", value
 
     # -- parts of arrays ----------------------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ def _checked(call: KernelCall, program: Program, target: Target, sites: list[Ind
     failure = Value(tensor(i64, FAILURE_FIELDS, align=16), FAILURE)
     body = _Tests(call, program.name, failure, sites).block(call.kernel.body)
     kernel = eliminate_dead(replace(call.kernel, params=(*call.kernel.params, failure), body=body))
-    return KernelCall(kernel, (*call.args, FAILURE))
+    return replace(call, kernel=kernel, args=(*call.args, FAILURE))
 
 
 def _parts(op: Op) -> tuple[Value, list[Value], list[Value], Value | None]:

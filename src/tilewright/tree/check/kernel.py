@@ -73,7 +73,7 @@ def check_kernel(function: syntax.Function, args: Sequence[ArgSpec], sink: Diagn
             shared = _shared(function, walk, diagnostics)
     kernel = None
     if walk is not None and not diagnostics.errors:
-        body = classify(walk.body, metadata.kind is KernelKind.ELEMENTWISE or metadata.vectorizable, diagnostics)
+        body = classify(walk.body, metadata.kind is KernelKind.ELEMENTWISE or metadata.vectorizable, diagnostics, _all_checks(walk))
         used = {s.name for s in walk.arrays.by_name.values() if s.role == "scratch"}
         kernel = TypedKernel(
             function.name or "compute", tuple(walk.arrays.params), tuple(walk.results),

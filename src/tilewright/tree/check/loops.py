@@ -23,7 +23,7 @@ from tilewright.base.errors import Diagnostics
 from tilewright.base.sizes import Size, product
 from tilewright.tree.bounds import linear_indices, range_under
 from tilewright.tree.check.independence import NOTHING_FIXED, Fixed, independent, is_reduction
-from tilewright.tree.check.rotation import is_ordered, needed_after, rotated
+from tilewright.tree.check.rotation import equal_sizes, is_ordered, needed_after, rotated
 from tilewright.tree.races import collision, promised
 from tilewright.tree.typed import (
     Accumulate,
@@ -35,6 +35,7 @@ from tilewright.tree.typed import (
     LoopVar,
     ReduceLoop,
     SetVar,
+    SizeCheck,
     Stmt,
     Store,
     TypedBarrier,
@@ -51,12 +52,13 @@ _FEWEST_POINTS = 64
 """Iterations of a parallel loop for which a step of an ordered loop is worth more than one thread."""
 
 
-def classify(stmts: tuple[Stmt, ...], elementwise: bool, sink: Diagnostics) -> tuple[Stmt, ...]:
-    """The top-level statements with every loop classified."""
+def classify(stmts: tuple[Stmt, ...], elementwise: bool, sink: Diagnostics, checks: Sequence[SizeCheck] = ()) -> tuple[Stmt, ...]:
+    """The top-level statements with every loop classified. `checks` hold at every call."""
+    same = equal_sizes(checks)
     result: list[Stmt] = []
     for position, stmt in enumerate(stmts):
         for part in _top_statement(stmt, sink, NOTHING_FIXED):
-            result += rotated(part, needed_after(stmts[position + 1 :])) if is_ordered(part) else [part]
+            result += rotated(part, needed_after(stmts[position + 1 :]), same) if is_ordered(part) else [part]
     _check_promises(stmts, sink)
     if elementwise:
         _check_elementwise(tuple(result), sink)
@@ -174,6 +176,11 @@ def _ordered(loop: TypedLoop, sink: Diagnostics, fixed: Fixed) -> TypedLoop | No
     if loop.asked == "yes":
         return None
     var, rest = loop.vars[0], loop.vars[1:]
+    if rest and not assigned(loop.body) and independent(loop, rest, fixed):
+        # Inner iterations never meet: each runs through all outer ones by itself.
+        inner = _inner(replace(loop, vars=(var,)))
+        assert isinstance(inner, TypedLoop)
+        return replace(loop, vars=rest, body=(inner,), kind="parallel")
     reached = range_under(var, fixed)
     around = dict(fixed) if reached is None else {**fixed, var: reached[0] + var.step * Size.of(step_name(var, fixed))}
     body = _ordered_body((replace(loop, vars=rest),) if rest else loop.body, sink, around)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
-import assembled
 import numpy as np
 import pytest
 
+import assembled
 import tilewright as tw
 from tilewright.ir.program import call_tree
 from tilewright.ir.text import print_program

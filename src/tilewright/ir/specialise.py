@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from tilewright.base.sizes import Size
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Value
-from tilewright.ir.program import OrderedLoop, Program, ProgramArray, ProgramCheck, LoopTurn
+from tilewright.ir.program import LoopTurn, OrderedLoop, Program, ProgramArray, ProgramCheck
 from tilewright.ir.types import Tensor, Type
 
 

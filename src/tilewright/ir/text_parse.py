@@ -20,7 +20,7 @@ from tilewright.base.sizes import Size, parse_size
 from tilewright.base.source import NOWHERE, Source, Span
 from tilewright.ir.layouts import Accumulator, Blocked, Layout, Operand, Shared
 from tilewright.ir.nodes import NO_ATTRS, Attr, Attrs, Block, Kernel, Op, Stage, Value
-from tilewright.ir.program import KernelCall, OrderedLoop, Program, ProgramArray, ProgramCheck, ScalarInput, LoopTurn
+from tilewright.ir.program import KernelCall, LoopTurn, OrderedLoop, Program, ProgramArray, ProgramCheck, ScalarInput
 from tilewright.ir.types import CopyMap, Scalar, Tensor, Tile, Type, Vec
 
 _TOKEN = re.compile(

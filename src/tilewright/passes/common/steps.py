@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Op, Value
-from tilewright.ir.program import OrderedLoop, LoopTurn
+from tilewright.ir.program import LoopTurn, OrderedLoop
 from tilewright.ir.types import dtype_of
 from tilewright.passes.common.size_values import size_value
 

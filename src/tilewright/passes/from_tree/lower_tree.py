@@ -26,7 +26,7 @@ from tilewright.base.dtypes import DType, bool_, compute_dtype, i64
 from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.ir.nodes import Kernel, Value, walk
-from tilewright.ir.program import KernelCall, OrderedLoop, Program, ProgramArray, ProgramCheck, ScalarInput, LoopTurn
+from tilewright.ir.program import KernelCall, LoopTurn, OrderedLoop, Program, ProgramArray, ProgramCheck, ScalarInput
 from tilewright.ir.rewrite import eliminate_dead
 from tilewright.ir.types import Tensor
 from tilewright.passes.from_tree.lower_body import Draft

@@ -22,14 +22,12 @@ from tilewright.base.dtypes import bool_
 from tilewright.base.errors import Diagnostics
 from tilewright.base.sizes import Size, product
 from tilewright.tree.bounds import linear_indices, range_under
-from tilewright.tree.check.independence import NOTHING_FIXED, Fixed, independent, is_reduction
-from tilewright.tree.check.rotation import equal_sizes, is_ordered, needed_after, rotated
+from tilewright.tree.order.independence import NOTHING_FIXED, Fixed, independent, is_reduction
+from tilewright.tree.order.rotation import equal_sizes, is_ordered, needed_after, rotated
 from tilewright.tree.races import collision, promised
 from tilewright.tree.typed import (
     Accumulate,
-    ArrayAssign,
     Element,
-    Expr,
     IndexRef,
     Local,
     LoopVar,
@@ -42,7 +40,6 @@ from tilewright.tree.typed import (
     TypedIf,
     TypedLoop,
     TypedWhile,
-    TypedYield,
     Variable,
 )
 from tilewright.tree.typed_text import show_expr

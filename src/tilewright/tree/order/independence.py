@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from tilewright.base.sizes import ONE, ZERO, Size
-from tilewright.tree.bounds import IndexForm, Indices, affine, disjoint, fixed_form, injective, linear_indices, owns_axis
+from tilewright.tree.bounds import (
+    IndexForm,
+    Indices,
+    affine,
+    disjoint,
+    fixed_form,
+    injective,
+    linear_indices,
+    owns_axis,
+)
 from tilewright.tree.typed import (
     Accumulate,
     Apply,

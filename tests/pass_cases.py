@@ -111,7 +111,7 @@ def swapped(x: tw.Array, steps: int) -> tw.Array:
     """Steps that swap two arrays."""
     u = x * 1.0
     v = x * 1.0
-    for t in range(steps):
+    for _ in range(steps):
         for i in tw.grid(range(1, len(x))):
             v[i] = u[i - 1] + u[i]
         u, v = v, u

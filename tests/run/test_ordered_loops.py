@@ -27,7 +27,7 @@ def heat(x: tw.Array, steps: int) -> tw.Array:
     rows, cols = x.shape
     u = x * 1.0
     v = tw.empty_like(x)
-    for t in range(steps):
+    for _ in range(steps):
         for i, j in tw.grid(rows, cols):
             if 0 < i < rows - 1 and 0 < j < cols - 1:
                 v[i, j] = u[i, j] + ALPHA * (u[i - 1, j] + u[i + 1, j] + u[i, j - 1] + u[i, j + 1] - 4 * u[i, j])
@@ -53,7 +53,7 @@ def life(x: tw.Array, steps: int) -> tw.Array:
     v = tw.empty_like(x)
     for i, j in tw.grid(rows, cols):
         u[i, j] = x[i, j]
-    for t in range(steps):
+    for _ in range(steps):
         for i, j in tw.grid(rows, cols):
             count = tw.i32(0)
             for di in range(-1, 2):
@@ -79,7 +79,7 @@ def wave(a: tw.Array, b: tw.Array, steps: int) -> tuple[tw.Array, tw.Array]:
     before = a * 1.0
     now = b * 1.0
     after = tw.zeros_like(a)
-    for t in range(steps):
+    for _ in range(steps):
         for i in tw.grid(range(1, n - 1)):
             after[i] = 2 * now[i] - before[i] + 0.25 * (now[i - 1] - 2 * now[i] + now[i + 1])
         before, now, after = now, after, before
@@ -98,7 +98,7 @@ def wave_numpy(a: np.ndarray, b: np.ndarray, steps: int) -> tuple[np.ndarray, np
 def red_black(x: tw.Array, steps: int) -> tw.Array:
     n, m = x.shape
     u = x * 1.0
-    for t in range(steps):
+    for _ in range(steps):
         for colour in range(2):
             for i, j in tw.grid(range(1, n - 1), range(1, m - 1)):
                 if (i + j) % 2 == colour:
@@ -175,7 +175,7 @@ def power(a: tw.Array, steps: int) -> tuple[tw.Array, float]:
     v = tw.full((n,), 1.0, a.dtype)
     w = tw.empty((n,), a.dtype)
     norm = 0.0
-    for t in range(steps):
+    for _ in range(steps):
         for i in tw.grid(n):
             total = 0.0
             for j in range(n):
@@ -216,7 +216,7 @@ def smoothed_numpy(u: np.ndarray) -> np.ndarray:
 @tw.kernel
 def with_helper(x: tw.Array, steps: int) -> tw.Array:
     u = x * 1.0
-    for t in range(steps):
+    for _ in range(steps):
         u = smoothed(u)
     return u
 
@@ -392,7 +392,7 @@ def test_conditions_and_variables_between_steps(device: str) -> None:
 
 def test_names_change_places_instead_of_copies() -> None:
     text = show(heat.stages(random(8, 8), 3).typed)
-    assert "ordered t in 0..steps" in text and "turn 1 of 2" in text
+    assert "ordered _ in 0..steps" in text and "turn 1 of 2" in text
     steps = text[text.index("turn 0") : text.index("parallel home")]
     assert steps.count("parallel") == 2 and "new_v" not in steps
     assert "turn 2 of 3" in show(wave.stages(random(8), random(8), 3).typed)
@@ -411,7 +411,7 @@ def test_the_stages_print_and_parse() -> None:
     stages = heat.stages(random(64, 64), 3, target="sm_90a").stages
     for program in (stages.loop, stages.tile):
         text = print_program(program)
-        assert "ordered t.0 cell t$count {" in text and "turn 1 of 2 {" in text
+        assert "ordered _.0 cell _$count {" in text and "turn 1 of 2 {" in text
         assert print_program(parse_program(text)) == text
         assert len(call_tree(program)) < len(program.calls)
     assert not stages.thread.loops

@@ -130,7 +130,8 @@ class _Merger:
 
     def run(self) -> KernelCall:
         self._items(self.body, call_tree(self.program), _Since(set(), set()))
-        return self._call(reduce(maximum, self.wanted))
+        blocks = reduce(maximum, self.wanted)
+        return self._call(maximum(blocks, Size.of(1)) if self.program.loops else blocks)
 
     def _items(self, b: Builder, items: Sequence[KernelCall | OrderedCalls], since: _Since) -> None:
         for item in items:
@@ -179,7 +180,7 @@ class _Merger:
         for loop in self.program.loops:
             last = [Size.of(0)] if loop.count is None else [Size.of(0), loop.count - 1]
             ends = [end.substitute({loop.name: step}) for end in ends for step in (last if loop.name in end.names else last[:1])]
-        return reduce(maximum, [end for end in dict.fromkeys(ends)], Size.of(1))
+        return reduce(maximum, dict.fromkeys(ends))
 
     def _call(self, blocks: Size) -> KernelCall:
         args = tuple(name for name, _ in self.params)

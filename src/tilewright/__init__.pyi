@@ -126,6 +126,10 @@ from tilewright.execute.graphs import (
     capture as capture,
     graph as graph,
 )
+from tilewright.execute.histograms import (
+    gpu_histogram as gpu_histogram,
+    histogram as histogram,
+)
 from tilewright.execute.kernel import (
     Kernel as Kernel,
     kernel as kernel,
@@ -136,18 +140,27 @@ from tilewright.execute.memory import (
     memory_pool as memory_pool,
 )
 from tilewright.execute.primitive_sorts import (
+    argsort as argsort,
     gpu_argsort as gpu_argsort,
     gpu_run_lengths as gpu_run_lengths,
     gpu_sort as gpu_sort,
     gpu_unique as gpu_unique,
+    run_lengths as run_lengths,
+    sort as sort,
+    topk as topk,
+    unique as unique,
 )
 from tilewright.execute.primitives import (
+    filter as filter,
     gpu_filter as gpu_filter,
-    gpu_histogram as gpu_histogram,
     gpu_map as gpu_map,
     gpu_reduce as gpu_reduce,
-    gpu_scan as gpu_scan,
     gpu_transpose as gpu_transpose,
+    map as map,
+)
+from tilewright.execute.scans import (
+    gpu_scan as gpu_scan,
+    scan as scan,
 )
 from tilewright.execute.simt.kernels import (
     GpuKernel as GpuKernel,
@@ -179,6 +192,7 @@ from tilewright.execute.tune import (
 from tilewright.frontend.words import (
     Array as Array,
     GpuBuffer as GpuBuffer,
+    InOut as InOut,
     abs as abs,
     active_mask as active_mask,
     all as all,

@@ -98,7 +98,7 @@ def test_zyn_expectations(text: str, place: str, message: str) -> None:
          "a block is indented only after ':'"),
         ("  let x = 1\nlet y = 2", "2:1", "indentation fits no open block: the nearest one begins in column 3, this line in column 1",
          "align the line with the statement it follows"),
-        ("\tlet x = 1", "1:2", "tab in the indentation", "indent with spaces"),
+        ("\tlet x = 1", "1:2", "tab in the indentation", "indent with spaces; tilewright fmt replaces tabs"),
         ('let s = "abc', "1:9", "this string is not closed on its line", 'add " where it ends'),
         ('let s = "\\q"', "1:9", "unknown escape '\\q'", "write \\\\ for a backslash"),
         ("let x = 3kb", "1:10", "unknown unit 'kb'", "units are KB, MB, GB, TB, ns, us, ms and s"),

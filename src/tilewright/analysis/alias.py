@@ -1,7 +1,7 @@
 """Whether a program may write its result over its input.
 
 `alias_safe` holds when an output array that *is* an input array (same start, shape, strides and dtype) gives the same result as a
-fresh one: from the first kernel that stores to an output on, input elements are only read at the place stored to, before it is
+fresh one: nothing is written in place, and from the first kernel that stores to an output on, input elements are only read at the place stored to, before it is
 stored to, and not by later kernels. Inputs of another rank or dtype cannot be the same array and do not matter.
 """
 
@@ -14,6 +14,8 @@ from tilewright.ir.types import Tensor
 
 def alias_safe(program: Program) -> bool:
     """Whether every output may be an input of the same type. Works on loop-stage kernels."""
+    if any(i.role == "inout" for i in program.input_arrays):
+        return False
     outputs = {o.name: o.type for o in program.outputs}
     inputs = {i.name: i.type for i in program.input_arrays}
     if program.loops:

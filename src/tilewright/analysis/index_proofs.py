@@ -19,12 +19,14 @@ from tilewright.base.sizes import ONE, Atom, Monomial, Size, SizeCall, floordiv,
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.ops import OPS
 from tilewright.ir.program import ProgramCheck
-from tilewright.ir.types import Scalar, Tensor
+from tilewright.ir.types import Scalar, Tensor, Vec
 
 Linear = Inequality
 """`constant + Σ factor * atom`, where an atom is a pair: an index or None, and a product of sizes."""
 SPLITS = 4
 """Choices (of a minimum, of a condition) that one proof looks into."""
+TRIES = 128
+"""Cases that one proof looks at in all; those of real kernels take fewer than 100. What is not proven by then is tested as it runs."""
 _LARGE = 1 << 31
 """Factors from which on products of indices may wrap around."""
 
@@ -41,6 +43,12 @@ def reaches(kernel: Kernel, checks: Sequence[ProgramCheck] = ()) -> Iterator[tup
 
     0 where a loop around has no turns. An array that is longer than that makes the proof."""
     yield from _Proofs(kernel, checks, ("load",)).reaches(kernel.body, (), (), ())
+
+
+def access_width(op: Op) -> int:
+    """Elements that an access has to do with."""
+    types = [*(r.type for r in op.results), *(v.type for v in op.operands)]
+    return next((t.width for t in types if isinstance(t, Vec)), 1)
 
 
 Facts = tuple[Linear, ...]
@@ -68,6 +76,7 @@ class _Proofs:
         self.held: dict[int, list[Linear]] = {}
         """What checks say in a place, by the identity of its facts."""
         self.kept: list[Facts] = []
+        self.tries = TRIES
 
     # -- the walk -----------------------------------------------------------------------------------------------------
 
@@ -170,10 +179,14 @@ class _Proofs:
     def unproven(self, op: Op, facts: Facts) -> tuple[int, ...]:
         memory = op.operands[0].type
         assert isinstance(memory, Tensor)
+        # The elements of a vector follow one another in memory, so along the last axis if that is dense: it must have room for all of them.
+        more = access_width(op) - 1
+        rooms = [*memory.shape[:-1], *(extent - more for extent in memory.shape[-1:])]
+        apart = more and (not memory.rank or memory.strides[-1] != ONE)
         return tuple(
             axis
-            for axis, (index, extent) in enumerate(zip(op.operands[1 : 1 + memory.rank], memory.shape, strict=True))
-            if not self.is_inside(index, extent, facts)
+            for axis, (index, room) in enumerate(zip(op.operands[1 : 1 + memory.rank], rooms, strict=True))
+            if apart or not self.is_inside(index, room, facts)
         )
 
     def is_inside(self, index: Value, extent: Size, facts: Facts) -> bool:
@@ -189,6 +202,7 @@ class _Proofs:
         if not goal[0]:
             return goal[1] >= 0
         against = negated(goal)
+        self.tries = TRIES
         return self._contradict([against], facts, SPLITS)
 
     def _contradict(self, assumed: Sequence[Linear], facts: Facts, splits: int) -> bool:
@@ -198,7 +212,8 @@ class _Proofs:
         known = self._completed([*assumed, *near], assumed[0])
         if contradict(known):
             return True
-        if not splits:
+        self.tries -= 1
+        if not splits or self.tries <= 0:
             return False
         atoms = {atom for fact in known for atom in fact[0]}
         for case in self._cases(atoms):

@@ -113,15 +113,23 @@ def rank_in(name: str, root: Node) -> int | None:
 
 def _passed(name: str, root: Node, functions: Mapping[str, syntax.Function], around: tuple[str, ...]) -> Iterator[int]:
     """The ranks that functions of the program take `name` to have, where it is given to them."""
-    for called, position in uses_in(root).given.get(name, ()):
-        function = functions.get(called)
-        if function is None or called in around or position >= len(function.params):
+    for function, param in parameters_given(name, root, functions):
+        if function.name in around:
             continue
-        param = function.params[position]
         if isinstance(param.type, syntax.Index):
             yield len(param.type.indices)
         rank = rank_in(param.name, function)
         yield from [rank] if rank is not None else _passed(param.name, function, functions, (*around, function.name))
+
+
+def parameters_given(name: str, root: Node, functions: Mapping[str, syntax.Function]) -> Iterator[tuple[syntax.Function, syntax.Param]]:
+    """The functions that are called with a name, and what it is there."""
+    for called, place in uses_in(root).given.get(name, ()):
+        function = functions.get(called)
+        params = () if function is None else function.params
+        found = [p for position, p in enumerate(params) if place in (position, p.name)]
+        if function is not None and found:
+            yield function, found[0]
 
 
 class Uses:
@@ -136,8 +144,8 @@ class Uses:
         """Arrays whose elements are indices of others: `x[places[i]]`."""
         self.whole: set[str] = set()
         """Names that stand where only whole numbers do: in bounds of loops, in indices, in parameters of kinds."""
-        self.given: dict[str, list[tuple[str, int]]] = {}
-        """Functions that are called with a name, and where among the arguments it is."""
+        self.given: dict[str, list[tuple[str, int | str]]] = {}
+        """Functions that are called with a name, and where among the arguments it is, or as which of them."""
         self.fields: dict[str, set[str]] = {}
         """What stands behind the point of a name."""
         self._parts: dict[int, list[int]] = {}
@@ -197,9 +205,10 @@ class Uses:
 
     def _call(self, call: syntax.Call, piped: syntax.Expr | None) -> None:
         if isinstance(call.function, syntax.Name):
-            for position, value in enumerate([*([] if piped is None else [piped]), *(a.value for a in call.args)]):
+            values = [*([] if piped is None else [(None, piped)]), *((a.keyword, a.value) for a in call.args)]
+            for position, (keyword, value) in enumerate(values):
                 if isinstance(value, syntax.Name):
-                    self.given.setdefault(value.id, []).append((call.function.id, position))
+                    self.given.setdefault(value.id, []).append((call.function.id, keyword or position))
 
 
 _TILE_FUNCTIONS = {"dot": 1, "transpose": 2, "matmul": 2, "row_max": 2, "row_min": 2, "row_sum": 2}

@@ -58,13 +58,13 @@ def analyse(text: str, path: str) -> Analysis:
     result = Analysis(path, text)
     found: list[Diagnostic] = []
     try:
-        file: File = parse_source(text, path)
+        file: File = parse_source(text, path, every_error=True)
         found += warnings(file)
         result.program = file.program
         if file.program is not None:
             result.bindings = bind(file.program)
         walked = walk(file, {})
-        found += walked.errors
+        found += [*walked.errors, *walked.warnings]
         _read_types(walked, result)
     except TilewrightError as error:
         found += error.diagnostics

@@ -8,6 +8,7 @@ checked, and gives results of the right type to what follows.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,14 +16,16 @@ from pathlib import Path
 import numpy as np
 
 from tilewright.base.dtypes import from_numpy
-from tilewright.base.errors import Diagnostic, UserError
-from tilewright.cli.guess import GuessedArguments, guess, nodes, uses_in
+from tilewright.base.errors import Diagnostic, Diagnostics, UserError
+from tilewright.cli.guess import GuessedArguments, guess, nodes, parameters_given, uses_in
 from tilewright.compile.driver import Signature, front_end
 from tilewright.execute.calls.arguments import DIVISORS, read_argument, size_class
 from tilewright.execute.calls.watchdog import watchdog_nanoseconds
 from tilewright.frontend.zyn.parse import parse_module
 from tilewright.tree import syntax
+from tilewright.tree.check.expressions import UNREAD
 from tilewright.tree.check.kernel import check_kernel
+from tilewright.tree.inline import nodes as all_nodes
 from tilewright.tree.metadata import CONTRACTIONS
 from tilewright.tree.syntax import Function, Module
 from tilewright.tree.typed import TypedKernel
@@ -86,6 +89,8 @@ class File:
     path: str
     kernels: tuple[Function, ...] = ()
     program: Module | None = None
+    errors: tuple[Diagnostic, ...] = ()
+    """What could not be read of Python kernels, where the caller goes on to check the rest."""
 
 
 @dataclass
@@ -98,6 +103,8 @@ class Walk:
     errors: list[Diagnostic] = field(default_factory=list)
     records: list[str] = field(default_factory=list)
     """Inputs of a program that are records or lists."""
+    warnings: list[Diagnostic] = field(default_factory=list)
+    """Inputs of a program that look like names it defines."""
 
     def raise_if_errors(self) -> Walk:
         if self.errors:
@@ -105,21 +112,24 @@ class Walk:
         return self
 
 
-def read_source(path: str) -> File:
-    """Read and parse a file. Raises UserError."""
+def read_source(path: str, every_error: bool = False) -> File:
+    """Read and parse a file. Raises UserError, but for what `parse_source` keeps."""
     suffix = Path(path).suffix.lower()
     if suffix not in (".py", ".zyn"):
         raise UserError.at("TW007", f"'{path}' is neither a .zyn nor a .py file", help="give a ZynML program or a Python file with kernels")
-    return parse_source(read_program(Path(path), help=""), path)
+    return parse_source(read_program(Path(path), help=""), path, every_error)
 
 
-def parse_source(text: str, path: str) -> File:
-    """The same for a text; the path's ending says which language it is."""
+def parse_source(text: str, path: str, every_error: bool = False) -> File:
+    """The same for a text; the path's ending says which language it is. With `every_error`, what is wrong in parts of Python kernels is
+    kept for `walk`, which finds the rest."""
     if Path(path).suffix.lower() == ".zyn":
         return File(path, program=parse_module(text, path))
     from tilewright.frontend.python.kernels import parse_python_file
 
-    return File(path, kernels=tuple(parse_python_file(text, path)))
+    sink = Diagnostics()
+    kernels = tuple(parse_python_file(text, path, sink if every_error else None))
+    return File(path, kernels, errors=tuple(sink.errors))
 
 
 def inputs_of(file: File, known: Mapping[str, GuessedArguments]) -> dict[str, GuessedArguments]:
@@ -140,10 +150,13 @@ def walk(file: File, known: Mapping[str, GuessedArguments], only: str | None = N
     """Check every kernel of the file, or in a Python file the one called `only`. Errors are collected, not raised, but for names in
     `known` that nothing has."""
     if file.program is not None:
-        return _walk_program(file.program, *_inputs(file, known))
+        inputs, check = _inputs(file, known)
+        found = _walk_program(file.program, inputs, check)
+        found.warnings = mistyped(file.program, [name for name in inputs if name not in known])
+        return found
     if any(function.name == only for function in file.kernels):
         file = replace(file, kernels=tuple(function for function in file.kernels if function.name == only))
-    result = Walk()
+    result = Walk(errors=list(file.errors))
     _check_names(known, [p.name for function in file.kernels for p in function.params], file.path)
     for function in file.kernels:
         args = tuple((p.name, known.get(p.name) or guess(p.name, p.type, function)) for p in function.params)
@@ -164,7 +177,7 @@ def _check(entry: Entry, result: Walk) -> TypedKernel | None:
         if conflicts:
             raise UserError(*conflicts)
     except UserError as error:
-        result.errors += error.diagnostics
+        result.errors += [d for d in error.diagnostics if d.message != UNREAD]
         return None
     result.typed.append(typed)
     return typed
@@ -241,17 +254,54 @@ def _look_at_function(program: Module, function: Function, result: Walk) -> None
     module = call_module(program, function, tuple(params))
     names, check = ZynModule(module, _no_compute).with_inputs()
     inputs = {n: guess(n, params[n].type if n in params else None, function) for n in names}
+    functions = {s.name: s for s in program.body if isinstance(s, Function)}
+    records = {n for n in names if (_takes_record(function, params[n], functions, ()) if n in params else is_record(n, function))}
     values = {
-        n: AbstractValue() if is_record(n, function) or (inputs[n].guessed and inputs[n].extents is None) else _stand_in(inputs[n]) for n in names
+        n: AbstractValue() if n in records or (inputs[n].guessed and inputs[n].extents is None) else _stand_in(inputs[n]) for n in names
     }  # fmt: skip
     _look(module, values, inputs, result, check)
 
 
 def is_record(name: str, root: syntax.Node) -> bool:
     """Whether the uses of a name show a record: a field is taken that arrays do not have."""
-    inner = [s for s in (root.body if isinstance(root, Module) else ()) if isinstance(s, Function)]
-    owners: list[syntax.Node] = [root, *(s for s in inner if all(p.name != name for p in s.params))]
-    return any(uses_in(owner).fields.get(name, _ARRAY_PARTS) - _ARRAY_PARTS for owner in owners)
+    functions = {s.name: s for s in (root.body if isinstance(root, Module) else ()) if isinstance(s, Function)}
+    owners: list[syntax.Node] = [root, *(s for s in functions.values() if all(p.name != name for p in s.params))]
+    if any(uses_in(owner).fields.get(name, _ARRAY_PARTS) - _ARRAY_PARTS for owner in owners):
+        return True
+    return any(_takes_record(function, param, functions, ()) for owner in owners for function, param in parameters_given(name, owner, functions))
+
+
+def _takes_record(function: Function, param: syntax.Param, functions: Mapping[str, Function], around: tuple[str, ...]) -> bool:
+    """Whether a parameter is a record or a list: its type says so, its uses do, or those of functions it is handed on to."""
+    if param.type is not None:
+        return isinstance(param.type, syntax.Name) and param.type.id in ("record", "list")
+    if function.name in around:
+        return False
+    if uses_in(function).fields.get(param.name, _ARRAY_PARTS) - _ARRAY_PARTS:
+        return True
+    inner = parameters_given(param.name, function, functions)
+    return any(_takes_record(called, taken, functions, (*around, function.name)) for called, taken in inner)
+
+
+def mistyped(program: Module, inputs: Sequence[str]) -> list[Diagnostic]:
+    """Warnings about inputs that are spelled almost as a name that the program itself defines."""
+    whole = list(all_nodes(program))
+    defined = {name for n in whole if isinstance(n, syntax.Let) for name in n.targets} | {n.name for n in whole if isinstance(n, syntax.Param | Function)}
+    found: list[Diagnostic] = []
+    for name in inputs:
+        close = [other for other in difflib.get_close_matches(name, sorted(defined), 3, 0.8) if _is_slip(name, other)]
+        span = next((n.span for n in whole if isinstance(n, syntax.Name) and n.id == name), None)
+        if close and span is not None:
+            help = f"did you mean '{close[0]}'? If it is an input, say what it is: --args {name}=…"
+            found.append(Diagnostic("TW002", f"'{name}' is defined nowhere and becomes an input", span, help, "warning"))
+    return found
+
+
+def _is_slip(name: str, other: str) -> bool:
+    """Whether one name may be the other with a slip: names of two things differ in numbers, in what follows a _, or are one and many."""
+    if min(len(name), len(other)) < 4 or re.sub(r"\d", "", name) == re.sub(r"\d", "", other):
+        return False
+    return name.count("_") == other.count("_") == 0 and name.rstrip("s") != other.rstrip("s") and name.lower() != other.lower()
 
 
 def _stand_in(given: GuessedArguments) -> object:

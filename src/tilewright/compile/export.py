@@ -17,7 +17,16 @@ import tempfile
 from pathlib import Path
 
 from tilewright.base.abi import LAUNCH_DECLARATIONS, LAUNCHES_ALONE, NEVER_STOPS, STOP_DECLARATION
-from tilewright.base.artifact import ArrayParam, Artifact, IndexSite, Launch, MapParam, ScalarParam
+from tilewright.base.artifact import (
+    FAILURE,
+    FAILURE_FIELDS,
+    ArrayParam,
+    Artifact,
+    IndexSite,
+    Launch,
+    MapParam,
+    ScalarParam,
+)
 from tilewright.base.errors import TargetLimit, UserError
 from tilewright.base.sizes import Size, SizeCall, product
 from tilewright.base.target import Target, parse_target
@@ -144,6 +153,7 @@ def _describe(artifact: Artifact, names: _ExportNames) -> dict[str, object]:
         "target": artifact.target,
         "inputs": tuple(map(param, artifact.inputs)),
         "outputs": tuple(map(param, artifact.outputs)),
+        "in_place": tuple(p.name for p in artifact.in_place),
         "scratch": tuple(map(param, artifact.scratch)),
         "alias_safe": artifact.alias_safe,
         "bindings": tuple((names[b.name], b.array, b.axis, b.stride) for b in artifact.bindings),
@@ -206,7 +216,7 @@ def _parameters(artifact: Artifact, names: _ExportNames) -> list[str]:
         if isinstance(p, ScalarParam):
             found.append(f"{kind} {names[p.name]}")
         else:
-            found.append(f"{'' if p in artifact.outputs else 'const '}{kind} *{identifier(p.name)}")
+            found.append(f"{'const ' if p.role == 'input' else ''}{kind} *{identifier(p.name)}")
     return found + [f"int64_t {names[name]}" for name in size_names(artifact)]
 
 
@@ -216,7 +226,7 @@ def _about(artifact: Artifact, names: _ExportNames) -> list[str]:
     for p in (*artifact.inputs, *artifact.outputs):
         if isinstance(p, ArrayParam):
             shape, strides = ", ".join(map(names.text, p.shape)), ", ".join(map(names.text, p.strides))
-            note = " (as its bits)" if p.dtype.is_small_float else ""
+            note = (" (as its bits)" if p.dtype.is_small_float else "") + (", written in place" if p.role == "inout" else "")
             lines.append(f"   {identifier(p.name)}: {p.dtype}[{shape}]{note}, strides in elements ({strides})")
     return lines
 
@@ -325,6 +335,11 @@ def _gpu_header(artifact: Artifact, name: str, names: _ExportNames) -> str:
     for array in artifact.scratch:
         count = _c_size(product(array.shape) * array.dtype.itemsize, names)
         lines += [f"/* bytes of the scratch array {array.name}; negative where 64 bits do not hold them */", f"static inline int64_t {name}_{identifier(array.name)}_bytes({sizes}) {{ {ignored} return {count}; }}"]
+    if artifact.sites:
+        lines += [
+            f"/* {FAILURE} is {FAILURE_FIELDS} int64_t that must be 0 before the launch. Afterwards the first is 0, or says what lay outside its array and",
+            "   was left out; the index and the extent follow.", *(f"   {number}: {_outside(site)}".replace("*/", "* /") for number, site in enumerate(artifact.sites, 1)), "*/",
+        ]  # fmt: skip
     for launch in artifact.launches:
         grid = (*(_c_size(extent, names) for extent in launch.grid), "1", "1", "1")[:3]
         parameters = [*launch.args, *(f"(int64_t) {names[s]}" for s in launch.sizes), *(f"CUtensorMap of {m.array}" for m in launch.maps)]

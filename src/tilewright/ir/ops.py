@@ -23,6 +23,7 @@ from tilewright.ir.opdef import integer as _int_attr
 from tilewright.ir.opdef import memory_access as memory_access
 from tilewright.ir.ops_lanes import DEFINITIONS as LANE_DEFINITIONS
 from tilewright.ir.ops_matrix import DEFINITIONS
+from tilewright.ir.ops_random import DEFINITIONS as RANDOM_DEFINITIONS
 from tilewright.ir.ops_simt import ATOMICS as ATOMICS
 from tilewright.ir.ops_simt import DEFINITIONS as SIMT
 from tilewright.ir.ops_simt import LOAD_CACHES, STORE_CACHES, check_cache
@@ -221,10 +222,10 @@ def _head(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return (INDEX,)
 
 
-def _require(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
-    if not _numbers(types, 1).dtype.is_bool or not isinstance(attrs.get("text"), str):
-        raise _fail("takes a bool, or a tile of them, and needs a text")
-    return ()
+def _inside(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 2 or dtype_of(types[0]) is not i64 or types[1] != INDEX:
+        raise _fail("takes indices and an extent")
+    return (BOOL,)
 
 
 def _within(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
@@ -236,8 +237,12 @@ def _within(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
 
 
 def _report(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
-    if len(types) != 3 or not isinstance(types[0], Tensor) or types[0].dtype is not i64 or types[1:] != [INDEX, INDEX]:
+    if len(types) not in (3, 4) or not isinstance(types[0], Tensor) or types[0].dtype is not i64:
         raise _fail("takes a tensor of i64, an index and an extent")
+    if len(types) == 3 and types[1:] != [INDEX, INDEX]:
+        raise _fail("takes one index and one extent")
+    if len(types) == 4 and (dtype_of(types[1]) is not i64 or types[2] != INDEX or types[3] != with_dtype(types[1], bool_)):
+        raise _fail("takes indices, one extent, and as many bools that say which of them lie outside")
     if _int_attr(attrs, "site") < 1:
         raise _fail("sites are counted from 1 on")
     return ()
@@ -466,10 +471,11 @@ _define("head", "`head %t, %i, %j {bytes}`: how many elements from there on lie 
 _define("prefetch", "`prefetch %t, %i, %j`: that element will be needed soon. Changes nothing but time, and may lie outside.", _prefetch,
         "tile thread", "sync", "memory")  # fmt: skip
 _define("report", "`report %failure, %index, %extent {site}`: an access lies outside its array. The first to say so leaves its site, index and extent "
-        "in `%failure`. On a CPU the kernel's thread ends there.", _report, "tile thread", "write", "memory")  # fmt: skip
-_define("require", "`require %b {text}`: an assertion about every element of a tile.", _require, "tile", "write", "memory")
+        "in `%failure`. On a CPU the kernel's thread ends there; on a GPU it goes on, and the access is masked out. Tile stage: a fourth operand says "
+        "which of the indices of a tile lie outside.", _report, "tile thread", "write", "memory")  # fmt: skip
 _define("within", "`within %t, %first, %last {axis, access}`: both indices lie in the tensor along `axis`; checked as an access that has `watch` is.",
         _within, "tile", "write", "memory")  # fmt: skip
+_define("inside", "`inside %i, %n`: whether no index of a tile is negative, or `%n` or more. They are looked at one by one.", _inside, "tile", group="memory")
 _define("alloc", "A tensor of static `shape` and `dtype` in `space` (shared, local or constant); contents undefined, but for constant memory, which "
         "holds the numbers `values`.", _alloc,
         "tile thread", "write", "memory")  # fmt: skip
@@ -506,6 +512,8 @@ _define("step", "`step %a, %x {names, function}`: before a statement of the sour
 
 # Matrix units, asynchronous copies and their barriers.
 OPS.update({row.name: row for row in DEFINITIONS})
+# Random numbers: expanded to arithmetic by the pass expand_random.
+OPS.update({row.name: row for row in RANDOM_DEFINITIONS})
 # Lanes of vecs on a CPU.
 OPS.update({row.name: row for row in LANE_DEFINITIONS})
 

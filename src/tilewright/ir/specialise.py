@@ -20,6 +20,9 @@ def with_sizes(program: Program, values: Mapping[str, int]) -> Program:
     return substituted(program, {name: Size.of(number) for name, number in values.items()})
 
 
+CONTRADICTION = "sizes {left} and {right} do not match"
+
+
 def substituted(program: Program, known: Mapping[str, Size]) -> Program:
     """The program with these names replaced by other sizes. What is known of what divides them goes with them."""
 
@@ -74,6 +77,7 @@ def substituted(program: Program, known: Mapping[str, Size]) -> Program:
         outputs=tuple(map(array, program.outputs)),
         scratch=tuple(map(array, program.scratch)),
         calls=tuple(replace(call, kernel=kernel(call.kernel), loops=turns(call.loops)) for call in program.calls),
-        checks=tuple(map(check, program.checks)),
         loops=tuple(map(loop, program.loops)),
+        checks=(*map(check, program.checks), *(ProgramCheck(size(s), "eq", known[n], CONTRADICTION) for n, s in program.computed if n in known)),
+        computed=tuple((n, size(s)) for n, s in program.computed if n not in known),
     )

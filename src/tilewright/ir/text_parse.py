@@ -501,20 +501,26 @@ class _IrParser:
         header_end = self.tokens[self.position - 1]
         self.path()
         self.expect("{")
-        arrays: dict[str, list[ProgramArray | ScalarInput]] = {"input": [], "output": [], "scratch": []}
+        arrays: dict[str, list[ProgramArray | ScalarInput]] = {"input": [], "inout": [], "output": [], "scratch": []}
+        arrays["inout"] = arrays["input"]
         checks: list[ProgramCheck] = []
+        computed: list[tuple[str, Size]] = []
         calls: list[tuple[_IrToken, str, tuple[str, ...], tuple[LoopTurn, ...]]] = []
         loops: list[OrderedLoop] = []
         while not self.accept("}"):
-            token = self.kind("name", "input, output, scratch, check, call or ordered")
+            token = self.kind("name", "input, inout, output, scratch, computed, check, call or ordered")
             if token.text in arrays:
                 arrays[token.text].append(self.array(token.text))
+            elif token.text == "computed":
+                label = self.name("the name of a size")
+                self.expect("=")
+                computed.append((label, self.size()))
             elif token.text == "check":
                 checks.append(self.check(token))
             elif token.text in ("call", "ordered"):
                 self.calls(token, (), calls, loops)
             else:
-                raise self.error(f"expected input, output, scratch, check, call or ordered, got `{token.text}`", token)
+                raise self.error(f"expected input, inout, output, scratch, computed, check, call or ordered, got `{token.text}`", token)
         span = self.place(first) if self.explicit_places else self.span(first, header_end)
         kernels: dict[str, Kernel] = {}
         while self.peek("kernel"):
@@ -529,7 +535,9 @@ class _IrParser:
                 raise self.error(f"no kernel is called @{label}", token)
             resolved.append(KernelCall(kernels[label], args, around))
         outputs, scratch = (tuple(a for a in arrays[role] if isinstance(a, ProgramArray)) for role in ("output", "scratch"))
-        return Program(name, tuple(arrays["input"]), outputs, scratch, tuple(resolved), tuple(checks), span, loops=tuple(loops))
+        return Program(
+            name, tuple(arrays["input"]), outputs, scratch, tuple(resolved), tuple(checks), span, computed=tuple(computed), loops=tuple(loops)
+        )  # fmt: skip
 
     def calls(
         self, token: _IrToken, around: tuple[LoopTurn, ...], calls: list[tuple[_IrToken, str, tuple[str, ...], tuple[LoopTurn, ...]]],

@@ -29,6 +29,7 @@ from tilewright.passes.late.divide_by_reciprocal import divide_by_reciprocal
 from tilewright.passes.late.exact_functions import exact_functions
 from tilewright.passes.late.expand_casts import expand_casts
 from tilewright.passes.late.expand_math import expand_math
+from tilewright.passes.late.expand_random import expand_random
 from tilewright.passes.late.flat_accesses import flat_accesses
 from tilewright.passes.late.indices_to_i32 import indices_to_i32
 from tilewright.passes.late.minmax_before_widening import minmax_before_widening
@@ -262,7 +263,7 @@ WATCH_INDICES = Pass(
 )  # fmt: skip
 CHECK_INDICES = Pass(
     "check_indices", "program", "program", check_indices,
-    "Marked accesses get tests; the first that fails is left in an array of the program. On a GPU they are assertions.", takes=TARGET,
+    "Marked accesses get tests; the first that fails is left in an array of the program. On a GPU what lies outside is masked out, and the kernel goes on.", takes=TARGET,
 )  # fmt: skip
 WINDOW_SUMS = Pass(
     "window_sums", "tile", "tile", window_sums,
@@ -303,6 +304,10 @@ MINMAX_BEFORE_WIDENING = Pass(
 EXPAND_MATH = Pass(
     "expand_math", "thread", "thread", expand_math,
     "Functions become arithmetic.", takes=TARGET,
+)  # fmt: skip
+EXPAND_RANDOM = Pass(
+    "expand_random", "thread", "thread", expand_random,
+    "Random numbers become the arithmetic of Philox; neighbours in a vec share its blocks.", takes=TARGET,
 )  # fmt: skip
 EXPAND_CASTS = Pass(
     "expand_casts", "thread", "thread", expand_casts,
@@ -479,6 +484,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(SIMPLIFY, "Folds index arithmetic of the lowering."),
         Step(MINMAX_BEFORE_WIDENING, "Before casts become arithmetic."),
         Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first."),
+        Step(EXPAND_RANDOM, "Beside expand_math, for the same reason."),
         Step(EXPAND_CASTS, "After expand_math."),
         Step(DIVIDE_BY_RECIPROCAL, "After expand_math, whose divisions it sees too."),
         Step(SIMPLIFY, "Code generators see short code."),
@@ -503,6 +509,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(SIMT_TO_SIMD, "Before functions become arithmetic, which is then that of vectors.", ON_CPU),
         Step(SIMPLIFY, "Folds what simt_to_simd writes for lanes that do the same.", ON_CPU),
         Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first."),
+        Step(EXPAND_RANDOM, "Beside expand_math, for the same reason."),
         Step(EXPAND_CASTS, "After expand_math."),
         Step(SIMPLIFY, "This is what the emulator runs; code generators see short code."),
     ),
@@ -515,6 +522,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     "primitives": (
         Step(SIMPLIFY, "All that follows sees short code."),
         Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first."),
+        Step(EXPAND_RANDOM, "Beside expand_math, for the same reason."),
         Step(EXPAND_CASTS, "After expand_math."),
         Step(SIMPLIFY, "This is what the emulator runs; code generators see short code."),
     ),

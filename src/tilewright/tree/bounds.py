@@ -140,6 +140,12 @@ def linear_indices(indices: Sequence[Expr]) -> Indices | None:
     return tuple(f for f in forms if f is not None) if None not in forms else None
 
 
+def known_indices(indices: Sequence[Expr]) -> Indices:
+    """All indices as linear functions; one that is none, as a number that the caller gives, counts as the same at every iteration. What is proven
+    to lie apart then does so along the other axes."""
+    return tuple(affine(i) or AffineForm((), ZERO) for i in indices)
+
+
 def injective(indices: Indices, over: Collection[LoopVar]) -> bool:
     """Whether different values of the `over` indices always reach different elements, whatever other indices do."""
     missing = set(over)

@@ -95,7 +95,7 @@ def _function(node: syntax.Function) -> list[str]:
 
 
 def _param(node: syntax.Param) -> str:
-    annotation = "" if node.type is None else f": {_expression(node.type)}"
+    annotation = "" if node.type is None else f": {_expression(node.type)}{' | none' if node.optional else ''}"
     default = "" if node.default is None else f" = {_expression(node.default)}"
     return f"{node.name}{annotation}{default}"
 
@@ -137,6 +137,10 @@ def _expression(node: Expr) -> str:
         return "true" if node.value else "false"
     if isinstance(node, syntax.String):
         return _string(node.value)
+    if isinstance(node, syntax.Nothing):
+        return "none"
+    if isinstance(node, syntax.IsNone):
+        return f"({_operand(node.value)} is {'not ' if node.negated else ''}none)"
     if isinstance(node, syntax.Name):
         return node.id
     if isinstance(node, syntax.Attribute):

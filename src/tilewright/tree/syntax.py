@@ -39,6 +39,19 @@ class String(Node):
 
 
 @record
+class Nothing(Node):
+    """`None`: what an optional parameter is where a call leaves it out."""
+
+
+@record
+class IsNone(Node):
+    """`value is None`, or `value is not None`: known when the kernel is compiled."""
+
+    value: Expr
+    negated: bool = False
+
+
+@record
 class Name(Node):
     id: str
 
@@ -178,9 +191,14 @@ class KernelAttribute(Node):
     args: tuple[Argument, ...]
 
 
+@record
+class Broken(Node):
+    """Something that a front end could not read and has reported: what uses it is not looked at further."""
+
+
 Expr = (
-    Number | Bool | String | Name | Attribute | Index | Slice | Call | Unary | Binary | IfExpr | Tuple | List | Record
-    | Pipe | ReduceExpr | Await | Compute | Callee
+    Number | Bool | String | Nothing | IsNone | Name | Attribute | Index | Slice | Call | Unary | Binary | IfExpr | Tuple | List | Record
+    | Pipe | ReduceExpr | Await | Compute | Callee | Broken
 )  # fmt: skip
 
 
@@ -264,7 +282,9 @@ class Expect(Node):
 
     name: str
     value: Expr
-    type: Expr
+    type: Expr | None
+    optional: bool = False
+    """The argument may be None."""
     call: Span = field(default=NOWHERE, compare=False, repr=False)
 
 
@@ -299,6 +319,11 @@ class Param(Node):
     name: str
     type: Expr | None = None
     default: Expr | None = None
+    optional: bool = False
+    """It may be None: `type | None`."""
+    keyword_only: bool = False
+    in_place: bool = False
+    """An array that the kernel writes where it lies: `tw.InOut`, `inout x`."""
 
 
 @record

@@ -43,7 +43,12 @@ class ScalarArg:
     weak: bool = False
 
 
-ArgSpec = ArrayArg | ScalarArg
+@record
+class NoneArg:
+    """None, for a parameter that may be left out."""
+
+
+ArgSpec = ArrayArg | ScalarArg | NoneArg
 
 
 # -- named things -------------------------------------------------------------------------------------------------
@@ -51,7 +56,8 @@ ArgSpec = ArrayArg | ScalarArg
 
 @record
 class ArrayInfo:
-    """An array of the kernel: 'input', 'output' or 'scratch'. Names are unique within a kernel."""
+    """An array of the kernel: 'input', 'inout' (an argument that is written where it lies), 'output' or 'scratch'. Names are unique within a
+    kernel."""
 
     name: str
     dtype: DType
@@ -502,6 +508,8 @@ class TypedKernel(TypedNode):
     body: tuple[Stmt, ...]
     checks: tuple[SizeCheck, ...]
     metadata: KernelMetadata
+    computed: tuple[tuple[str, Size], ...] = ()
+    """Sizes that a call computes from its numbers: names and what they are."""
 
 
 def row_major(name: str, dtype: DType, shape: Shape, role: str, align: int = 0) -> ArrayInfo:

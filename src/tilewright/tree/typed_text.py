@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tilewright.base.sizes import readable
 from tilewright.tree.typed import (
     Accumulate,
     Apply,
@@ -59,7 +60,8 @@ def _nested(expr: Expr) -> str:
     if isinstance(expr, Const):
         return str(expr.value).lower() if isinstance(expr.value, bool) else repr(expr.value)
     if isinstance(expr, SizeValue):
-        return str(expr.size) if expr.size.name or expr.size.constant is not None else f"({expr.size})"
+        text = readable(str(expr.size))
+        return text if expr.size.name or expr.size.constant is not None else f"({text})"
     if isinstance(expr, IndexRef | Local | TileLocal):
         return expr.var.name
     if isinstance(expr, TypedView):

@@ -41,10 +41,10 @@ def _check(paths: Sequence[str], arguments: str, verbose: bool, as_list: bool) -
         result = Walk()
         diagnostics: list[Diagnostic] = []
         try:
-            file = read_source(path)
+            file = read_source(path, every_error=True)
             diagnostics += warnings(file)
             result = walk(file, known)
-            diagnostics = in_order([*result.errors, *diagnostics, *([] if result.errors else slow(result))])
+            diagnostics = in_order([*result.errors, *result.warnings, *diagnostics, *([] if result.errors else slow(result))])
         except UserError as error:
             diagnostics = in_order([*error.diagnostics, *diagnostics])
         found += [(path, d) for d in diagnostics]

@@ -16,7 +16,7 @@ import re
 from tilewright.base import abi
 from tilewright.base.artifact import FAILURE, ArrayParam, Artifact, CallCheck, ScalarParam
 from tilewright.base.dtypes import DType
-from tilewright.base.sizes import ONE, ZERO, Size, product
+from tilewright.base.sizes import ONE, ZERO, Size, number_name, product
 from tilewright.codegen.llvm.sizes import DECLARATIONS, SizeEmitter
 
 NO_MEMORY, NEGATIVE, MISALIGNED, TOO_LARGE = -1, -2, -3, -4
@@ -107,6 +107,9 @@ class _Writer:
         extents = [b.name for b in artifact.bindings if not b.stride and b.name in named]
         for name in dict.fromkeys(extents):
             self.unless(self.new(f"icmp sge i64 {self.sizes.values[name]}, 0"), NEGATIVE)
+        for name, size in artifact.computed:
+            self.sizes.bind(name, self.sizes.value(size))
+            self.unless_overflow(TOO_LARGE)
         for number, check in enumerate(call_checks(artifact), 1):
             left, right = self.sizes.value(check.left), self.sizes.value(check.right)
             self.unless_overflow(TOO_LARGE)
@@ -153,6 +156,7 @@ class _Writer:
         self.words[param.name] = bits
         if param.dtype.is_int:
             self.sizes.bind(param.name, bits)
+            self.sizes.bind(number_name(param.name), bits)
 
     def _scratch(self) -> str:
         """One piece of memory for all scratch arrays; '' where there are none."""

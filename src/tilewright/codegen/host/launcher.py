@@ -18,7 +18,7 @@ from tilewright.base import launch_abi as abi
 from tilewright.base.launch_abi import Layout, Pattern, Slot
 from tilewright.base.target import host_cpu
 from tilewright.codegen.host import interpreter as at
-from tilewright.codegen.host.entry_text import FRONT, REJECT
+from tilewright.codegen.host.entry_text import ARRANGE, FRONT, REJECT
 from tilewright.codegen.host.launcher_text import ENGINE, OUTSIDE
 from tilewright.codegen.host.stub_emitter import StubEmitter
 from tilewright.codegen.llvm.native import compile_object
@@ -73,7 +73,7 @@ def stub_object(pattern: Pattern, layout: Layout) -> bytes:
 
 def stub_ir(pattern: Pattern, layout: Layout) -> str:
     """LLVM text of `CALL` and `PROBE`."""
-    parts = [OUTSIDE, _DECLARATIONS, FRONT]
+    parts = [OUTSIDE, _DECLARATIONS, FRONT, ARRANGE]
     parts += [*_Read(pattern, layout).emit(), "}", ""]
     parts.append(f"define ptr @{abi.PROBE}(ptr %self, ptr %args, i64 %count, ptr %names) {{")
     parts += [*_Probe(pattern).emit(), "}", ""]
@@ -83,12 +83,13 @@ def stub_ir(pattern: Pattern, layout: Layout) -> str:
 
 
 def value_count(pattern: Pattern) -> int:
-    return len(pattern.arguments) + len(pattern.results)
+    return sum(slot.is_array or slot.is_number for slot in pattern.arguments) + len(pattern.results)
 
 
 def key_count(pattern: Pattern) -> int:
     given = pattern.results if pattern.given else ()
-    return sum(1 if slot.kind == abi.OWN else 1 + 2 * slot.rank for slot in (*pattern.arguments, *given) if slot.is_array)
+    arrays = [slot for slot in (*pattern.arguments, *given) if slot.is_array]
+    return sum(1 if slot.kind == abi.OWN else 1 + 2 * slot.rank for slot in arrays) + sum(slot.kind == abi.SHAPING for slot in pattern.arguments)
 
 
 def _value_of(pattern: Pattern) -> tuple[list[int], list[int]]:
@@ -102,7 +103,7 @@ def _value_of(pattern: Pattern) -> tuple[list[int], list[int]]:
             next_array += 1
         else:
             arguments.append(next_number)
-            next_number += 1
+            next_number += slot.is_number
     return arguments, [arrays + i for i in range(len(pattern.results))]
 
 
@@ -162,8 +163,11 @@ class _Read(_Frame):
             if slot.kind == abi.OWN:
                 self._named(item)
         for slot, item, value in zip(pattern.arguments, objects, self.argument_values, strict=True):
-            if not slot.is_array:
+            if slot.is_number:
                 self._number(slot, item, value)
+            elif slot.kind == abi.NOTHING:
+                self.require(self.equal("ptr", item, "@_Py_NoneStruct"))
+                self.settle()
         for position, (slot, item, value) in enumerate(zip(pattern.arguments, objects, self.argument_values, strict=True)):
             if slot.is_array:
                 self._array(slot, item, value, written=position in pattern.written)
@@ -249,6 +253,8 @@ class _Read(_Frame):
         self.jump("reject")
         self.start(fine)
         self.store("i64", number, "%values", value)
+        if slot.kind == abi.SHAPING:
+            self._key(number)
 
     def _array(self, slot: Slot, item: str, value: int, written: bool) -> None:
         if slot.kind == abi.OWN:
@@ -412,7 +418,7 @@ class _StubCall(_Frame):
     def _scalars(self, form: str) -> None:
         index = 0
         for position, slot in enumerate(self.pattern.arguments):
-            if slot.is_array:
+            if not slot.is_number:
                 continue
             place = self.place("%values", self.argument_values[position])
             item = self.load("ptr", "%args", 8 * position)

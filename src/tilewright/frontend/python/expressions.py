@@ -1,7 +1,7 @@
 """Expressions and annotations of Python kernels: from `ast` nodes to nodes of the untyped tree.
 
 In: an expression of a kernel's body and what its names mean. Out: the tree's expression with its span. What a kernel cannot contain is
-reported to the sink and stands as a zero, so that the rest of the kernel is still read.
+reported to the sink and stands as `syntax.Broken`, so that the rest of the kernel is still read.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class ExpressionReader:
     def _unsupported(self, node: ast.expr, what: str, help: str) -> Expr:
         span = self._place.span(node)
         self._sink.error("TW005", f"{what} is not available in a kernel", span, help)
-        return syntax.Number(0, span=span)
+        return syntax.Broken(span=span)
 
     # -- names ------------------------------------------------------------------------------------------------------
 
@@ -161,12 +161,12 @@ class ExpressionReader:
             if around:
                 chain = " calls ".join(f"'{name}'" for name in (*around, meaning.name))
                 self._sink.error("TW005", f"{chain}: a kernel cannot call itself", span, "use a loop")
-                return syntax.Number(0, span=span)
+                return syntax.Broken(span=span)
             try:
                 return syntax.Callee(meaning.read(), span=span)
             except UserError as error:
                 self._sink.items += [d for d in error.diagnostics if d not in self._sink.items]
-                return syntax.Number(0, span=span)
+                return syntax.Broken(span=span)
 
     def _literal(self, value: bool | int | float | str, node: ast.expr) -> Expr:
         span = self._place.span(node)
@@ -192,6 +192,8 @@ class ExpressionReader:
         if isinstance(node, ast.Constant):
             if isinstance(node.value, bool | int | float | str):
                 return self._literal(node.value, node)
+            if node.value is None:
+                return syntax.Nothing(span=span)
             return self._unsupported(node, f"'{ast.unparse(node)}'", "use a number")
         if isinstance(node, ast.Attribute):
             return self._resolved(node) or syntax.Attribute(self.read(node.value), node.attr, span=span)
@@ -246,7 +248,11 @@ class ExpressionReader:
             right = self.read(comparator)
             spelling = _COMPARE.get(type(op))
             if spelling is None:
+                if isinstance(op, ast.Is | ast.IsNot) and len(node.ops) == 1 and isinstance(right, syntax.Nothing):
+                    return syntax.IsNone(left, isinstance(op, ast.IsNot), span=self._place.span(node))
                 return self._unsupported(node, "'in' or 'is'", "compare with == or !=")
+            if isinstance(left, syntax.Nothing) or isinstance(right, syntax.Nothing):
+                self._sink.error("TW005", f"'{spelling}' with None compares nothing in a kernel", self._place.span(node), "write 'is None' or 'is not None'")
             pair = syntax.Binary(spelling, left, right, span=self._join(left, right))
             result = pair if result is None else syntax.Binary("and", result, pair, span=self._join(result, pair))
             left = right
@@ -255,6 +261,8 @@ class ExpressionReader:
 
     def _index(self, node: ast.Subscript, span: Span) -> Expr:
         items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if len(items) == 1 and isinstance(items[0], ast.Constant) and items[0].value is ...:
+            items = []  # all of it: indices may be missing at the end
         return syntax.Index(self.read(node.value), tuple(self._subscript(i) for i in items), span=span)
 
     def _subscript(self, node: ast.expr) -> Expr:
@@ -301,10 +309,10 @@ class ExpressionReader:
         if not isinstance(operation, str) or operation not in REDUCTION_NAMES:
             help = f"choose one of {', '.join(REDUCTION_NAMES)}" if isinstance(operation, str) else usage
             self._sink.error("TW016", f"unknown reduction {ast.unparse(node.args[0]) if node.args else 'of nothing'}", span, help)
-            return syntax.Number(0, span=span)
+            return syntax.Broken(span=span)
         if not 2 <= len(node.args) <= 3:
             self._sink.error("TW016", f"reduce takes an operation, an array and an axis, got {len(node.args)} argument(s)", span, usage)
-            return syntax.Number(0, span=span)
+            return syntax.Broken(span=span)
         axis = self.read(node.args[2]) if len(node.args) == 3 else None
         found = self._reduce("reduce", self.read(node.args[1]), axis, node, span)
         return replace(found, op=REDUCTION_NAMES[operation]) if isinstance(found, syntax.ReduceExpr) else found
@@ -367,8 +375,20 @@ class ExpressionReader:
             if isinstance(meaning, Constant):
                 return self._literal(meaning.value, node)
             name = meaning.name if isinstance(meaning, Word) else _last_name(node)
-            return syntax.Name("array" if name == "Array" else name, span=span)
+            return syntax.Name("array" if name in ("Array", "InOut") else name, span=span)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            return syntax.Binary("|", self.annotation(node.left), self.annotation(node.right), span=span)
         return self.read(node)
+
+    def is_in_place(self, node: ast.expr | None) -> bool:
+        """Whether an annotation says that the parameter is written where it lies: `tw.InOut`, `Annotated[tw.InOut, "f32[n]"]`."""
+        if isinstance(node, ast.Subscript) and _last_name(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple):
+            node = node.slice.elts[0]
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return node.value.strip().rpartition(".")[2] == "InOut"
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            return self.is_in_place(node.left) or self.is_in_place(node.right)
+        return isinstance(node, ast.Name | ast.Attribute) and self.meaning(node) == Word("InOut")
 
     def _text_annotation(self, text: str, node: ast.expr, span: Span) -> Expr:
         try:
@@ -382,9 +402,11 @@ class ExpressionReader:
         """A type written as text: names are sizes and dtypes, nothing is captured; every part has the text's span."""
         if isinstance(node, ast.Name | ast.Attribute):
             name = _last_name(node)
-            return syntax.Name("array" if name == "Array" else name, span=span)
+            return syntax.Name("array" if name in ("Array", "InOut") else name, span=span)
         if isinstance(node, ast.Constant) and isinstance(node.value, int):
             return syntax.Number(node.value, span=span)
+        if isinstance(node, ast.Constant) and node.value is None:
+            return syntax.Nothing(span=span)
         if isinstance(node, ast.BinOp):
             return syntax.Binary(_BINARY[type(node.op)], self._at(node.left, span), self._at(node.right, span), span=span)
         if isinstance(node, ast.Subscript):

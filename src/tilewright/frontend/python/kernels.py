@@ -17,13 +17,14 @@ import ast
 import inspect
 import linecache
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from tilewright.base.errors import Diagnostics, UserError
 from tilewright.base.source import Source, Span
-from tilewright.frontend.python.annotations import check_parameter
+from tilewright.frontend.python.annotations import check_parameter, without_none
+from tilewright.frontend.python.defaults import check_default, check_result, constant
 from tilewright.frontend.python.expressions import ExpressionReader, SourcePlace
 from tilewright.frontend.python.kernel_options import decorated
 from tilewright.frontend.python.names import PACKAGE, Called, Environment, Opaque, Word, is_package
@@ -71,7 +72,8 @@ def parse_function(function: Callable[..., object], attributes: tuple[syntax.Ker
         raise UserError.at("TW005", f"'{name}' is not a kernel: only a 'def' can be one", span, "write it as a function with 'def'")
     sink = Diagnostics()
     with reading(function, name):
-        tree = FunctionReader(place, Environment.of_function(function), sink, attributes).read(definition)
+        defaults = {name: p.default for name, p in inspect.signature(function).parameters.items() if p.default is not p.empty}
+        tree = FunctionReader(place, Environment.of_function(function), sink, attributes, defaults).read(definition)
     sink.raise_if_errors()
     return tree
 
@@ -130,13 +132,14 @@ def _is_complete(lines: list[str]) -> bool:
     return True
 
 
-def parse_python_file(text: str, path: str) -> list[syntax.Function]:
-    """The trees of all kernels in a Python file, in order, without executing it. Errors of all of them are raised together."""
+def parse_python_file(text: str, path: str, sink: Diagnostics | None = None) -> list[syntax.Function]:
+    """The trees of all kernels in a Python file, in order, without executing it. Errors of all of them are raised together, or go to
+    the `sink`: what could not be read is `syntax.Broken` in the trees then."""
     text = text.removeprefix("\ufeff")  # the byte order mark of some editors
     place = SourcePlace(Source(path, text))
     module = _parse_text(text, place)
     environment = Environment.of_file(module)
-    sink = Diagnostics()
+    raises, sink = sink is None, Diagnostics() if sink is None else sink
 
     def read(node: ast.FunctionDef | ast.AsyncFunctionDef) -> syntax.Function:
         with reading(node, node.name):
@@ -146,12 +149,13 @@ def parse_python_file(text: str, path: str) -> list[syntax.Function]:
     for node in module.body:
         if isinstance(node, ast.FunctionDef) and any(_is_kernel(d, environment) for d in node.decorator_list):
             environment.define(node.name, Called(node.name, node, partial(read, node)))
-    with sink.collecting():
-        functions = [
-            read(node)
-            for node in ast.walk(module)
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(_is_kernel(d, environment) for d in node.decorator_list)
-        ]
+    functions = [
+        read(node)
+        for node in ast.walk(module)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(_is_kernel(d, environment) for d in node.decorator_list)
+    ]
+    if raises:
+        sink.raise_if_errors()
     return sorted(functions, key=lambda f: (f.span.line, f.span.column))
 
 
@@ -188,9 +192,12 @@ class FunctionReader:
     """Reads one function definition. `_visible` mirrors the blocks that are open: which names have a value there."""
 
     def __init__(
-        self, place: SourcePlace, environment: Environment, sink: Diagnostics, attributes: tuple[syntax.KernelAttribute, ...] = ()
-    ) -> None:
+        self, place: SourcePlace, environment: Environment, sink: Diagnostics, attributes: tuple[syntax.KernelAttribute, ...] = (),
+        defaults: Mapping[str, object] | None = None,
+    ) -> None:  # fmt: skip
+        """`defaults`: those of a live function, whatever expressions they came from."""
         self._attributes = attributes
+        self._defaults = defaults
         self._place = place
         self._environment = environment
         self._sink = sink
@@ -205,6 +212,10 @@ class FunctionReader:
         """The indices of these loops."""
         self._chains = 0
         """Assignments with several targets so far."""
+        self._hidden = 0
+        """Names made up so far for what nobody reads."""
+        self._ignores = False
+        """Whether `_` is only ever assigned."""
 
     def read(self, definition: ast.FunctionDef | ast.AsyncFunctionDef) -> syntax.Function:
         try:
@@ -220,9 +231,11 @@ class FunctionReader:
         local_names = _local_names(definition)
         self._expressions = ExpressionReader(self._place, self._environment, self._sink, local_names, self._check_read)
         params = self._params(definition.args)
+        self._ignores = not any(isinstance(n, ast.Name) and n.id == "_" and isinstance(n.ctx, ast.Load) for n in ast.walk(definition))
         self._visible = [{p.name for p in params}]
         body = self._block(definition.body, own_scope=False)
         result = None if definition.returns is None else self._expressions.annotation(definition.returns)
+        check_result(definition.name, result, self._sink)
         tree = syntax.Function(definition.name, params, result, body, "kernel", self._attributes, span=self._span(definition))
         return inline(tree, self._sink)
 
@@ -241,11 +254,28 @@ class FunctionReader:
         defaults += [*arguments.defaults, *arguments.kw_defaults]
         params: list[syntax.Param] = []
         for argument, default in zip([*positional, *arguments.kwonlyargs], defaults):
-            annotation = None if argument.annotation is None else self._expressions.annotation(argument.annotation)
+            written = None if argument.annotation is None else self._expressions.annotation(argument.annotation)
+            annotation, optional = without_none(written)
             check_parameter(argument.arg, annotation, self._sink)
-            value = None if default is None else self._expressions.read(default)
-            params.append(syntax.Param(argument.arg, annotation, value, span=self._span(argument)))
+            value = None if default is None else self._default(argument.arg, default)
+            optional = optional or (written is None and isinstance(value, syntax.Nothing))
+            only, in_place = argument in arguments.kwonlyargs, self._expressions.is_in_place(argument.annotation)
+            params.append(syntax.Param(argument.arg, annotation, value, optional, only, in_place, span=self._span(argument)))
+            check_default(params[-1], self._sink)
         return tuple(params)
+
+    def _default(self, name: str, node: ast.expr) -> Expr | None:
+        """A default as an expression; None for an array, which only calls from Python can use."""
+        if self._defaults is None or name not in self._defaults:
+            return self._expressions.read(node)
+        return constant(self._defaults[name], self._span(node))
+
+    def _hide(self, name: str) -> str:
+        """A name of its own for each `_` that nobody reads."""
+        if name != "_" or not self._ignores:
+            return name
+        self._hidden += 1
+        return f"_${self._hidden}"
 
     # -- names ------------------------------------------------------------------------------------------------------
 
@@ -276,7 +306,9 @@ class FunctionReader:
             self._visible.append(set(names))
         result: list[Stmt] = []
         for statement in body:
-            result.extend(self._statement(statement))
+            known = len(self._sink.items)
+            read = self._statement(statement)
+            result.extend(read if read or len(self._sink.items) == known else self._broken(statement))
         if own_scope:
             self._visible.pop()
         return tuple(result)
@@ -325,6 +357,15 @@ class FunctionReader:
         self._sink.error("TW005", f"{what} is not available in a kernel", self._place.head(node), help)
         return []
 
+    def _broken(self, node: ast.stmt) -> list[Stmt]:
+        """A statement that was not read: the names it gives a value have one nobody knows."""
+        span = self._place.head(node)
+        names = dict.fromkeys(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and not self._is_visible(n.id))
+        for name in names:
+            self._declare(name, node.lineno + self._place.line_offset)
+        nothing = syntax.Broken(span=span)
+        return [syntax.Let((name,), nothing, mutable=True, span=span) for name in names] or [syntax.ExprStmt(nothing, span=span)]
+
     def _no_else(self, body: list[ast.stmt], loop: str) -> None:
         if body:
             self._unsupported(body[0], f"'else' after '{loop}'", "set a flag in the loop and test it in an if")
@@ -364,7 +405,7 @@ class FunctionReader:
             return []
         if any(isinstance(t, ast.Tuple | ast.List) for t in target.elts):
             return self._nested(target, value, span)
-        names = [t.id for t in target.elts if isinstance(t, ast.Name)]
+        names = [self._hide(t.id) for t in target.elts if isinstance(t, ast.Name)]
         new = [name for name in names if not self._is_visible(name)]
         if len(names) == len(target.elts) and len(set(new)) == len(names):
             for name in names:
@@ -374,7 +415,9 @@ class FunctionReader:
             self._declare(name, target.lineno + self._place.line_offset)
         # What new names start with is never seen.
         start = [syntax.Let((name,), syntax.Number(0, span=span), mutable=True, span=span) for name in dict.fromkeys(new)]
-        return [*start, syntax.Assign(self._expressions.read(target), value, span=span)]
+        own = iter(names)
+        items = [syntax.Name(next(own), span=self._span(t)) if isinstance(t, ast.Name) else self._expressions.read(t) for t in target.elts]
+        return [*start, syntax.Assign(syntax.Tuple(tuple(items), span=self._span(target)), value, span=span)]
 
     def _nested(self, target: ast.Tuple | ast.List, value: Expr, span: Span) -> list[Stmt]:
         """`(m, d), n = x.shape, y.shape[1]`: one assignment after the other, which is the same where all names are new."""
@@ -409,25 +452,27 @@ class FunctionReader:
         word = self._expressions.called_word(node.iter)
         if word not in ("range", "grid") or not isinstance(node.iter, ast.Call):
             self._unsupported(node.iter, "a loop over this", "loop over tw.grid(...) or range(...) and index")
-            return []
+            return self._broken_loop(node, names, span)
         if node.iter.keywords:
             self._unsupported(node.iter, f"a keyword in {word}()", "give the bounds in order")
-            return []
+            return self._broken_loop(node, names, span)
+        before: list[Stmt] = []
         if word == "range":
             found = [self._range(node.iter)]
         else:
-            found = [self._extent(argument) for argument in node.iter.args]
+            before, bounds = self._spread(node.iter.args, len(names))
+            found = [self._extent(argument) if isinstance(argument, ast.expr) else argument for argument in bounds]
         ranges = tuple(r for r in found if r is not None)
         if not names or not ranges:
             if not node.iter.args:
                 self._unsupported(node.iter, f"{word}() without bounds", f"write {word}(n)")
-            return []
+            return self._broken_loop(node, names, span)
         if len(names) != len(ranges):
             self._sink.error(
                 "TW016", f"{len(names)} loop variable(s) for {len(ranges)} range(s)", self._span(node.target),
                 f"give {word}() one bound for each variable" if word == "grid" else "use tw.grid(...) for several variables",
             )  # fmt: skip
-            return []
+            return self._broken_loop(node, names, span)
         for name in names:
             self._gone.setdefault(name, node.lineno + self._place.line_offset)
         indices = {name for block in self._loop_blocks for name in block}
@@ -441,11 +486,37 @@ class FunctionReader:
         self._around -= 1
         for name in hidden:
             self._stale[name] = node.lineno + self._place.line_offset, len(self._visible)
-        return [syntax.For(names, ranges, body, "yes" if word == "grid" else "no", span=span)]
+        return [*before, syntax.For(names, ranges, body, "yes" if word == "grid" else "no", span=span)]
+
+    def _spread(self, arguments: Sequence[ast.expr], count: int) -> tuple[list[Stmt], list[ast.expr | syntax.RangeExpr]]:
+        """Bounds of a grid with `*x.shape` among them: the loop variables say how many axes it has, which is checked."""
+        starred = [a for a in arguments if isinstance(a, ast.Starred)]
+        if not starred:
+            return [], list(arguments)
+        own = count - len(arguments) + 1
+        if len(starred) > 1 or own < 1:
+            self._unsupported(starred[-1], "this '*' in tw.grid()", "give one '*' at most, and a variable for each axis")
+            return [], []
+        span = self._span(starred[0])
+        self._hidden += 1
+        extents = tuple(f"extent${self._hidden}${axis}" for axis in range(own))
+        let = syntax.Let(extents, self._expressions.read(starred[0].value), mutable=True, destructure=True, span=span)
+        ranges = [syntax.RangeExpr(syntax.Number(0, span=span), syntax.Name(name, span=span), span=span) for name in extents]
+        place = arguments.index(starred[0])
+        return [let], [*arguments[:place], *ranges, *arguments[place + 1 :]]
+
+    def _broken_loop(self, node: ast.For, names: tuple[str, ...], span: Span) -> list[Stmt]:
+        """A loop whose head was not read; its body is, for what else is wrong."""
+        nothing = syntax.Broken(span=self._span(node.iter))
+        names = names or tuple(dict.fromkeys(n.id for n in ast.walk(node.target) if isinstance(n, ast.Name))) or ("_",)
+        self._around += 1
+        body = self._block(node.body, names=names)
+        self._around -= 1
+        return [syntax.For(names, (syntax.RangeExpr(nothing, nothing, span=nothing.span),) * len(names), body, "no", span=span)]
 
     def _loop_names(self, target: ast.expr) -> tuple[str, ...]:
         items = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
-        names = tuple(t.id for t in items if isinstance(t, ast.Name))
+        names = tuple(self._hide(t.id) for t in items if isinstance(t, ast.Name))
         if len(names) != len(items):
             self._unsupported(target, "this loop variable", "use plain names")
             return ()

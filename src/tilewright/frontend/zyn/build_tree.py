@@ -7,6 +7,7 @@ nothing) is a `UserError` from here.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from tilewright.base import dtypes
 from tilewright.base.errors import UserError
 from tilewright.base.source import NOWHERE, Source, Span
 from tilewright.tree import syntax
+from tilewright.tree.check.random_draws import DTYPES as RANDOM
 from tilewright.tree.syntax import Argument, Expr, KernelAttribute, Node, Stmt
 
 REDUCTIONS: dict[str, str] = {
@@ -101,6 +103,15 @@ def _block(part: Part) -> tuple[Stmt, ...]:
     """The statements of a block that holds no attributes: `_statements` saw to that."""
     assert isinstance(part, _BlockText)
     return part.items  # type: ignore[return-value]
+
+
+def _with_dotted_word(function: Expr) -> Expr:
+    """`random.uniform`, called, is one name; so is one that is nearly that."""
+    if isinstance(function, syntax.Attribute) and isinstance(function.value, syntax.Name):
+        name = f"{function.value.id}.{function.name}"
+        if function.value.id == "random" and (name in RANDOM or difflib.get_close_matches(function.name, [r.partition(".")[2] for r in RANDOM], 1, 0.7)):
+            return syntax.Name(name, span=function.span)
+    return function
 
 
 def _typed(node: Expr) -> Expr:
@@ -364,7 +375,7 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
     def pipe(self, parts: list[Part]) -> syntax.Pipe:
         value, call = _nodes(parts)
         if isinstance(call, syntax.Name | syntax.Attribute):
-            call = syntax.Call(call, (), span=call.span)
+            call = syntax.Call(_with_dotted_word(call), (), span=call.span)
         if not isinstance(call, syntax.Call):
             raise syntax_error("the right side of '|>' must be a call", call.span, "write for example '|> sqrt()'")
         return syntax.Pipe(value, call, span=self._span(parts))
@@ -414,6 +425,7 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
         arguments = next(p.items for p in parts if isinstance(p, _Arguments))
         if isinstance(function, syntax.Name) and function.id == "reduce":
             return self._reduce(arguments, self._span(parts))
+        function = _with_dotted_word(function)
         return syntax.Call(function, self._plain_arguments(arguments), span=self._span(parts))
 
     def _reduce(self, arguments: tuple[Argument, ...], span: Span) -> syntax.ReduceExpr:

@@ -24,7 +24,8 @@ _OPERATORS = frozenset({"+", "-", "*", "/", "%", "@", "**", "|", "^", "&", "<<",
 
 
 def format_text(text: str, path: str = "<string>") -> str:
-    """The text in the one style. Raises UserError where it is not ZynML."""
+    """The text in the one style; tabs that indent become four spaces each. Raises UserError where it is not ZynML."""
+    text = re.sub(r"^[ \t]+", lambda indent: indent[0].expandtabs(4), text, flags=re.MULTILINE)
     before = show(parse_module(text, path))
     done = _Formatter(text, path).run()
     try:

@@ -116,7 +116,7 @@ class LayoutReader:
         column = token.column or 1
         start = token.start_pos or 0
         if "\t" in self._text[start - column + 1 : start]:
-            raise LayoutError("tab in the indentation", token, "indent with spaces")
+            raise LayoutError("tab in the indentation", token, "indent with spaces; tilewright fmt replaces tabs")
         if previous is not None and (previous.value in _CONTINUES or previous.type in (*_WORDS, "RANGE", "COMPARE", "SHIFT", "ASSIGN")):
             return
         if token.value == "{":

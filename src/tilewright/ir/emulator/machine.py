@@ -246,10 +246,12 @@ class Machine(ABC):
 
     def _report(self, op: Op, frame: Frame) -> Results:
         cell = self.memories[op.operands[0]]
-        lanes = np.arange(frame.lanes) if frame.mask is None else np.flatnonzero(frame.mask)
-        if lanes.size and not cell.read(np.zeros(1, np.int64))[0]:
-            index, extent = (int(frame.full(v)[lanes[0]]) for v in op.operands[1:])
-            cell.write(np.arange(3), np.array([int(str(op.attrs["site"])), index, extent]))
+        index, extent, *outside = (frame.full(v) for v in op.operands[1:])
+        active = align(frame.active, index.ndim - 1)
+        found = np.argwhere(np.broadcast_to(active & outside[0] if outside else active, index.shape))
+        if len(found) and not cell.read(np.zeros(1, np.int64))[0]:
+            first = tuple(found[0])
+            cell.write(np.arange(3), np.array([int(str(op.attrs["site"])), int(index[first]), int(extent[first[0]])]))
         return ()
 
     def _broadcast(self, op: Op, frame: Frame) -> Results:

@@ -7,6 +7,7 @@ from itertools import count, takewhile
 
 import numpy as np
 
+from tilewright.base.artifact import FAILURE, FAILURE_EXTENT, FAILURE_FIELDS, FAILURE_INDEX, FAILURE_SITE, index_error
 from tilewright.base.dtypes import from_numpy
 from tilewright.base.errors import TargetLimit, UserError
 from tilewright.base.target import DEFAULT_NVPTX, NVPTX, Target
@@ -97,8 +98,8 @@ def run_program(
     sizes = _bind(program, values)
     _check_sizes(program, values, sizes)
     for array in program.scratch:
-        values[array.name] = new_array(array.type, sizes)
-    _run_calls(call_tree(program), values, sizes, target)
+        values[array.name] = np.zeros(FAILURE_FIELDS, np.int64) if array.name == FAILURE else new_array(array.type, sizes)
+    _run_calls(program, call_tree(program), values, sizes, target)
     results: dict[str, np.ndarray] = {}
     for array in program.outputs:
         result = values[array.name]
@@ -108,18 +109,19 @@ def run_program(
 
 
 def _run_calls(
-    items: Sequence[KernelCall | OrderedCalls], values: Mapping[str, Argument], sizes: Mapping[str, int], target: Target
+    program: Program, items: Sequence[KernelCall | OrderedCalls], values: Mapping[str, Argument], sizes: Mapping[str, int], target: Target
 ) -> None:
     """Calls in order; those of an ordered loop once for each of its steps."""
     for item in items:
         if isinstance(item, KernelCall):
             arguments = [_viewed(values[name], param, sizes) for name, param in zip(item.args, item.kernel.params, strict=True)]
             run_kernel(item.kernel, arguments, sizes, target)
+            _check_failure(program, values.get(FAILURE))
             continue
         for step in _steps(item.loop, values, sizes):
             for turn, calls in item.turns:
                 if step % turn.period == turn.turn:
-                    _run_calls(calls, values, {**sizes, item.loop.name: step}, target)
+                    _run_calls(program, calls, values, {**sizes, item.loop.name: step}, target)
 
 
 def _steps(loop: OrderedLoop, values: Mapping[str, Argument], sizes: Mapping[str, int]) -> Iterable[int]:
@@ -128,6 +130,12 @@ def _steps(loop: OrderedLoop, values: Mapping[str, Argument], sizes: Mapping[str
     cell = values[loop.cell]
     assert isinstance(cell, np.ndarray)
     return range(int(cell[()])) if cell.dtype != np.bool_ else takewhile(lambda _: bool(cell[()]), count())
+
+
+def _check_failure(program: Program, cell: Argument | None) -> None:
+    """Raise what a kernel with index checks left behind."""
+    if program.sites and isinstance(cell, np.ndarray) and cell[FAILURE_SITE]:
+        raise index_error(program.sites, *(int(cell[field]) for field in (FAILURE_SITE, FAILURE_INDEX, FAILURE_EXTENT)))
 
 
 def _viewed(value: Argument, param: Value, sizes: Mapping[str, int]) -> Argument:
@@ -145,7 +153,7 @@ def _bind(program: Program, values: Mapping[str, Argument]) -> dict[str, int]:
     arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
     shapes = {name: array.shape for name, array in arrays.items()}
     strides = {name: tuple(s // array.itemsize for s in array.strides) for name, array in arrays.items()}
-    return program.sizes(shapes, strides)
+    return program.sizes(shapes, strides, values)
 
 
 def _check_sizes(program: Program, values: Mapping[str, Argument], sizes: Mapping[str, int]) -> None:
@@ -163,4 +171,4 @@ def _check_sizes(program: Program, values: Mapping[str, Argument], sizes: Mappin
         left, right = check.left.evaluate(sizes), check.right.evaluate(sizes)
         holds = {"eq": left == right, "le": left <= right, "lt": left < right}[check.relation]
         if not holds:
-            raise UserError.at(check.code, check.message.format(left=left, right=right), check.span)
+            raise UserError.at(check.code, check.message.format(left=left, right=right, values=sizes), check.span)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.base.dtypes import DType, bool_, compute_dtype, i64
-from tilewright.base.sizes import Size
+from tilewright.base.sizes import Size, SizeCall, has_numbers, is_number, parameter_of
 from tilewright.base.source import Span
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
@@ -66,6 +66,8 @@ class Draft:
         self.indices: tuple[Value, ...] = ()
         self.written: set[str] = set()
         """Arrays the kernel stores to."""
+        self.read: set[str] = set()
+        """Arrays it loads from."""
         self._stored: dict[str, tuple[tuple[Value, ...], Value]] = {}
         """For arrays whose last store is sure: where it went, and the value as stored."""
         self._arrays = arrays
@@ -133,6 +135,27 @@ class Draft:
             self._sizes[size] = self.top.index(size)
         return self._sizes[size]
 
+    def size_of_numbers(self, builder: Builder, size: Size) -> Value:
+        """A size with numbers of the call in it, which are parameters of the kernel and may be negative."""
+        total: Value | None = None
+        for monomial, factor in size.terms:
+            value = self.number(builder, factor, i64) if factor != 1 or not monomial else None
+            for atom in monomial:
+                part = self.atom(builder, atom)
+                value = part if value is None else builder.mul(value, part)
+            assert value is not None
+            total = value if total is None else builder.add(total, value)
+        return total if total is not None else self.number(builder, 0, i64)
+
+    def atom(self, builder: Builder, atom: str | SizeCall) -> Value:
+        if isinstance(atom, str):
+            return builder.cast(self.param(parameter_of(atom)), i64) if is_number(atom) else self.size(Size.of(atom))
+        a, b = (self.size_of_numbers(builder, side) for side in (atom.a, atom.b))
+        if atom.op == "ceildiv":
+            zero = self.number(builder, 0, i64)
+            return builder.op("sub", zero, builder.op("floordiv", builder.op("sub", zero, a), b))
+        return builder.op(atom.op, a, b)
+
     def number(self, builder: Builder, value: int | float | bool, dtype: DType) -> Value:
         found = builder.const(value, dtype)
         self._numbers[found] = value
@@ -151,6 +174,7 @@ class Draft:
         stored = self._stored.get(array.name)
         if stored is not None and stored[0] == tuple(indices) and builder is self.body:
             return builder.cast(stored[1], compute_dtype(array.dtype))
+        self.read.add(array.name)
         value = builder.op("load", self.param(array.name), *indices, name="")
         return builder.cast(value, compute_dtype(array.dtype))
 
@@ -180,7 +204,7 @@ class Draft:
         if isinstance(expr, Const):
             return self.number(builder, expr.value, compute_dtype(expr.dtype))
         if isinstance(expr, SizeValue):
-            return self.size(expr.size)
+            return self.size_of_numbers(builder, expr.size) if has_numbers(expr.size) else self.size(expr.size)
         if isinstance(expr, IndexRef):
             return scope[expr.var]
         if isinstance(expr, Local):

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from types import MappingProxyType
 
+from tilewright.base.artifact import FAILURE
 from tilewright.base.errors import UserError
 from tilewright.base.sizes import Size, ceildiv, maximum, product
 from tilewright.base.target import Target
@@ -144,7 +145,8 @@ class _Merger:
 
     def _kernel(self, b: Builder, call: KernelCall, since: _Since) -> None:
         names = dict(zip(call.kernel.params, call.args, strict=True))
-        touched, written = set(call.args), {names[p] for p in _written(call.kernel)}
+        # Nobody reads what index checks leave behind, so it is no reason to wait.
+        touched, written = set(call.args) - {FAILURE}, {names[p] for p in _written(call.kernel)} - {FAILURE}
         if not since.meet(b, touched, written) and self.number and _meets(call.kernel):
             b.multi("barrier")  # others may still use the shared memory that becomes this kernel's
         self.wanted.append(self._widest(self._one(b, call, self.number)))

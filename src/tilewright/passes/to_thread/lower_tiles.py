@@ -18,7 +18,7 @@ from math import gcd
 from types import MappingProxyType
 
 from tilewright.analysis import divisors
-from tilewright.base.dtypes import bool_, i64
+from tilewright.base.dtypes import bool_, i64, u64
 from tilewright.base.errors import CompilerBug
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
@@ -100,7 +100,7 @@ class TileLowering(ThreadView):
         special: dict[str, Callable[[Builder, Op], None]] = {
             "load": self.load, "store": self.store, "reduce_tile": self._reduce_tile, "for": self.for_, "if": self.if_, "while": self._while,
             "iota": self._iota, "broadcast": self.broadcast, "item": self._item, "alloc": self._alloc,
-            "program_id": self.program_id, "report": self._report, "require": self._require, "reshape": self._unsupported,
+            "program_id": self.program_id, "report": self._report, "inside": self._inside, "reshape": self._unsupported,
             "transpose": self._unsupported, "slice": self._unsupported, "dot": self.dot, "scan_tile": self._unsupported,
         }  # fmt: skip
         handler = special.get(op.opcode)
@@ -149,22 +149,49 @@ class TileLowering(ThreadView):
             number = b.op("shr", number, b.index(self.blocks.bit_length() - 1))
         self.remember(op, [number])
 
-    def _require(self, b: Builder, op: Op) -> None:
-        held, shape = self.env[op.operands[0]], shape_of(op.operands[0])
-        if isinstance(held, Value):
-            b.emit("assert", [held], op.attrs)
-            return
-        registers = self.registers(b, held, shape)
-        for value in dict.fromkeys(registers.cells[cell] for cell in self.cells(shape)):
-            if isinstance(value.type, Vec):
-                lanes = [b.op("extract", value, lane=lane) for lane in range(value.type.width)]
-                value = functools.reduce(b.logical_and, lanes)
-            b.emit("assert", [value], op.attrs)
-
     def _report(self, b: Builder, op: Op) -> None:
-        index, extent = (self.env[v] for v in op.operands[1:])
-        assert isinstance(index, Value) and isinstance(extent, Value)
-        b.emit(op.opcode, [op.operands[0], index, extent], op.attrs)
+        cell, place, extent, *outside = op.operands
+        limit = self.env[extent]
+        assert isinstance(limit, Value)
+        if not outside:
+            index = self.env[place]
+            assert isinstance(index, Value)
+            b.emit(op.opcode, [cell, index, limit], op.attrs)
+            return
+        wrong = self._singles_of(b, outside[0])
+
+        def first(inner: Builder) -> list[Value]:
+            """The first of a thread's elements that lies outside, which is looked for only where there is one."""
+            indices = self._singles_of(inner, place)
+            index = indices[-1]
+            for bad, one in zip(reversed(wrong[:-1]), reversed(indices[:-1]), strict=True):
+                index = inner.select(bad, one, index)
+            inner.emit(op.opcode, [cell, index, limit], op.attrs)
+            return []
+
+        b.if_(functools.reduce(lambda one, other: b.op("or", one, other), dict.fromkeys(wrong)), first, lambda inner: [])
+
+    def _inside(self, b: Builder, op: Op) -> None:
+        extent = self.env[op.operands[1]]
+        assert isinstance(extent, Value)
+        limit = b.cast(extent, u64)
+        found = [b.op("lt", b.cast(one, u64), limit) for one in self._singles_of(b, op.operands[0])]
+        while len(found) > 1:
+            # In pairs, so that compilers see how to chain them.
+            found = [*map(b.logical_and, found[::2], found[1::2]), *found[len(found) & ~1 :]]
+        self.env[op.result] = found[0]
+
+    def _singles_of(self, b: Builder, value: Value) -> list[Value]:
+        """The numbers of a tile that this thread holds, one by one."""
+        held, shape = self.env[value], shape_of(value)
+        if isinstance(held, Value):
+            return [held]
+        registers = self.registers(b, held, shape)
+        found: list[Value] = []
+        for cell in self.cells(shape):
+            one = registers.cells[cell]
+            found += [b.op("extract", one, lane=lane) for lane in range(one.type.width)] if isinstance(one.type, Vec) else [one]
+        return found
 
     def dot(self, b: Builder, op: Op) -> None:
         """Matrix instructions are for lowerings of their own."""
@@ -576,14 +603,14 @@ class TileLowering(ThreadView):
                 only = b.logical_and(only, mask)
             b.if_(only, lambda inner: inner.multi("store", memory, *operands), lambda inner: [])
             return
-        registers, aligned = self.registers(b, value, shape), _aligned(op)
+        registers, aligned, checked = self.registers(b, value, shape), _aligned(op), bool(op.attrs.get("checked"))
 
         def everything(inner: Builder) -> list[Value]:
             cells = self.cells(shape)
             if aligned:
                 cells = [*cells[1:-1], cells[0], *cells[1:][-1:]]  # edges have branches: what comes before them has not to wait
             for cell in cells:
-                self._store_cell(inner, memory, held, shape, cell, registers.cells[cell], mask, aligned)
+                self._store_cell(inner, memory, held, shape, cell, registers.cells[cell], mask, aligned, checked)
             return []
 
         owner = self._owner(b, shape)
@@ -603,7 +630,7 @@ class TileLowering(ThreadView):
 
     def _store_cell(
         self, b: Builder, memory: Value, held: Sequence[Held], shape: Shape, cell: Cell, value: Value, mask: Held | None,
-        aligned: int,
+        aligned: int, checked: bool,
     ) -> None:  # fmt: skip
         tensor = memory.type
         assert isinstance(tensor, Tensor)
@@ -621,13 +648,23 @@ class TileLowering(ThreadView):
 
             b.if_(self._whole(b, mask, cell), together, alone)
             return
-        if mask is not None and len(pieces) < self.vector and self.is_wide(shape) and not self.whole_vectors(b, mask, cell):
-            pieces = self.singles(b, tensor, held, pieces)
-        self._store_pieces(b, memory, pieces, value, self.condition(b, mask, shape, cell, len(pieces)))
+        cut = mask is not None and len(pieces) < self.vector and self.is_wide(shape) and not self.whole_vectors(b, mask, cell)
+        singles = self.singles(b, tensor, held, pieces) if cut else pieces
+        conditions = self.condition(b, mask, shape, cell, len(singles))
+        if not (checked and cut):
+            self._store_pieces(b, memory, singles, value, conditions)
+            return
+        # What is checked is nearly always inside: then vectors are written as such.
+        assert conditions is not None
+        b.if_(
+            functools.reduce(b.logical_and, conditions),
+            lambda inner: self._store_pieces(inner, memory, pieces, value, None),
+            lambda inner: self._store_pieces(inner, memory, singles, value, conditions),
+        )
 
     def _store_pieces(
         self, b: Builder, memory: Value, pieces: list[tuple[list[Value], int]], value: Value, conditions: Sequence[Value] | None
-    ) -> None:
+    ) -> list[Value]:
         position = 0
         for number, (indices, width) in enumerate(pieces):
             if isinstance(value.type, Vec) and width != value.type.width:
@@ -644,6 +681,7 @@ class TileLowering(ThreadView):
                     lambda inner, i=indices, p=part: self._plain_store(inner, memory, i, p),
                     lambda inner: [],
                 )
+        return []
 
     # -- control flow -------------------------------------------------------------------------------------------
 

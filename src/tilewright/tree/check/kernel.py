@@ -22,6 +22,7 @@ from tilewright.tree.check.loops import classify
 from tilewright.tree.check.solve import Equations, Solution, solve
 from tilewright.tree.check.state import State, WalkAgain, assigned_names
 from tilewright.tree.check.tuples import split_assignments
+from tilewright.tree.check.unwritten import fill_unwritten
 from tilewright.tree.inline import declared, nodes
 from tilewright.tree.kind_claims import check_claim
 from tilewright.tree.kind_sizes import bind_by_kind, check_parameters, kind_checks
@@ -73,11 +74,13 @@ def check_kernel(function: syntax.Function, args: Sequence[ArgSpec], sink: Diagn
             shared = _shared(function, walk, diagnostics)
     kernel = None
     if walk is not None and not diagnostics.errors:
-        body = classify(walk.body, metadata.kind is KernelKind.ELEMENTWISE or metadata.vectorizable, diagnostics, _all_checks(walk))
+        written = walk.body if walk.context.is_python else fill_unwritten(walk.body, walk.results)
+        body = classify(written, metadata.kind is KernelKind.ELEMENTWISE or metadata.vectorizable, diagnostics, _all_checks(walk))
+        computed = walk.sizes.numbers.finish()
         used = {s.name for s in walk.arrays.by_name.values() if s.role == "scratch"}
         kernel = TypedKernel(
             function.name or "compute", tuple(walk.arrays.params), tuple(walk.results),
-            tuple(a for a in walk.arrays.by_name.values() if a.name in used), body, (*_all_checks(walk), *shared, *kind_checks(function, args, metadata, walk.context.state)), metadata, span=function.span,
+            tuple(a for a in walk.arrays.by_name.values() if a.name in used), body, (*_all_checks(walk), *shared, *kind_checks(function, args, metadata, walk.context.state)), metadata, computed, span=function.span,
         )  # fmt: skip
         _check_result(function, kernel, diagnostics)
     sink.items.extend(diagnostics.items)

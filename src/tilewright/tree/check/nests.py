@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilewright.base.dtypes import i64
-from tilewright.base.intervals import clamped
 from tilewright.base.sizes import ONE, ZERO, Size, ceildiv
 from tilewright.tree import syntax
 from tilewright.tree.bounds import interval
@@ -57,11 +56,13 @@ class NestChecker:
         if step is None or step == ZERO:
             what = "0" if step == ZERO else "not made of constants and sizes"
             raise self.context.fail("TW016", f"the step of a loop cannot be {what}", node.span)
+        title = node.hi.id if isinstance(node.hi, syntax.Name) else name
+        step = self.sizes.numbers.extent(step, node.step.id if isinstance(node.step, syntax.Name) else f"{name}_step", node.span, least=1)
         first, last = size_of(lo), size_of(hi)
         down = step.constant is not None and step.constant < 0
         count = None
         if first is not None and last is not None:
-            count = ceildiv(first - last, -step) if down else ceildiv(last - first, step)
+            count = self.sizes.numbers.count(ceildiv(first - last, -step) if down else ceildiv(last - first, step), title, node.span)
         start, end = interval(lo), interval(hi)
         low = start.low if start else None
         high = end.high - 1 if end else None
@@ -71,7 +72,7 @@ class NestChecker:
             low, high = (end.low + 1 if end else None), (start.high if start else None)
         if first is not None and count is not None and down:
             low, high = high, low
-        return LoopVar(name, lo, hi, step, first, None if count is None else clamped(count), low, high)
+        return LoopVar(name, lo, hi, step, first, count, low, high)
 
     def bound(self, node: syntax.Expr) -> Expr:
         """A bound of a range, an integer."""

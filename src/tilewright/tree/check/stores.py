@@ -107,6 +107,13 @@ class StoreChecker:
             self.context.spread.guards.append(())
             self.context.out += self.once([store], set(), stmt.span)
 
+    def attempted(self, target: syntax.Index) -> None:
+        """A store that is wrong: what reads the array later is not wrong for that."""
+        base = flatten_index(target)[0]
+        array = self.context.scope.find(base.id) if isinstance(base, syntax.Name) else None
+        if isinstance(array, ArrayInfo) and array.role != "input":
+            self.arrays.written.add(array.name)
+
     def store_kind(self, stmt: syntax.Assign, place: ArrayInfo, indices: tuple[Expr, ...], value: Expr) -> tuple[str, Expr]:
         """`place[…] op= value` as an accumulation where it is one, else as a plain store of the combined value."""
         if not stmt.op:

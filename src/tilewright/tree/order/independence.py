@@ -16,6 +16,7 @@ from tilewright.tree.bounds import (
     disjoint,
     fixed_form,
     injective,
+    known_indices,
     linear_indices,
     owns_axis,
 )
@@ -90,7 +91,7 @@ def independent(loop: TypedLoop, over: Sequence[LoopVar], fixed: Fixed = NOTHING
         if isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield):
             return False
         if isinstance(stmt, Store):
-            linear = _linear(stmt.indices, fixed)
+            linear = _forms(stmt.indices, fixed)
             if linear is None:
                 return False
             writes.setdefault(stmt.array.name, []).append(linear)
@@ -100,7 +101,7 @@ def independent(loop: TypedLoop, over: Sequence[LoopVar], fixed: Fixed = NOTHING
         return False
     for expr in exprs_in(body):
         if isinstance(expr, Element) and expr.array.name in writes:
-            linear = _linear(expr.indices, fixed)
+            linear = _forms(expr.indices, fixed)
             if linear is None:
                 return False
             accesses.setdefault(expr.array.name, []).append(linear)
@@ -109,9 +110,11 @@ def independent(loop: TypedLoop, over: Sequence[LoopVar], fixed: Fixed = NOTHING
     return all(_array_independent(writes[name], accesses.get(name, []), over, fixed, colours) for name in writes)
 
 
-def _linear(indices: Sequence[Expr], fixed: Fixed) -> Indices | None:
+def _forms(indices: Sequence[Expr], fixed: Fixed) -> Indices | None:
+    if not fixed:
+        return known_indices(indices)
     forms = linear_indices(indices)
-    return forms if forms is None or not fixed else tuple(fixed_form(form, fixed) for form in forms)
+    return None if forms is None else tuple(fixed_form(form, fixed) for form in forms)
 
 
 def _array_independent(

@@ -95,7 +95,7 @@ class _Rotation:
     def __init__(self, loop: TypedLoop | TypedWhile, needed: set[str], same: Same) -> None:
         self.loop, self.same = loop, same
         self.arrays = {name: array for name, array in _arrays((loop,)).items() if array.role != "input"}
-        self.needed = {name for name, array in self.arrays.items() if name in needed or array.role == "output"}
+        self.needed = {name for name, array in self.arrays.items() if name in needed or array.role != "scratch"}
 
     def run(self) -> list[Stmt] | None:
         """The loop with turns; None where it stays as it is."""

@@ -11,8 +11,10 @@ from typing import Any
 
 from tilewright.base.errors import UserError
 from tilewright.base.source import Span
-from tilewright.execute.primitive_sorts import gpu_sort
-from tilewright.execute.primitives import gpu_filter, gpu_histogram, gpu_scan
+from tilewright.execute.histograms import histogram
+from tilewright.execute.primitive_sorts import sort
+from tilewright.execute.primitives import filter
+from tilewright.execute.scans import scan
 from tilewright.frontend.zyn.parse import parse_module
 from tilewright.tree import syntax
 from tilewright.tree.metadata import KernelKind, KernelMetadata
@@ -27,15 +29,15 @@ def finished(metadata: KernelMetadata, values: Any, device: str | None, span: Sp
     given: dict[str, Any] = dict(metadata.params)
     if metadata.kind is KernelKind.SORT:
         keys, moved = values if isinstance(values, tuple) else (values, None)
-        return gpu_sort(keys, moved, descending=given.get("descending", False), device=device)
+        return sort(keys, moved, descending=given.get("descending", False), device=device)
     if metadata.kind is KernelKind.FILTER:
         kept, wanted = values
-        return gpu_filter(wanted.reshape(-1), kept.reshape(-1), device=device)
+        return filter(wanted.reshape(-1), kept.reshape(-1), device=device)
     if metadata.kind is KernelKind.HISTOGRAM:
         if ("low" in given) != ("high" in given):
             raise UserError.at("TW016", "@kernel histogram takes low and high together", span, "give both, or none")
-        return gpu_histogram(values, int(given.get("bins", 256)), (given["low"], given["high"]) if "low" in given else None, device=device)
-    return gpu_scan(values, scan_name(metadata, span), exclusive=given.get("exclusive", False), init=given.get("init"), device=device)
+        return histogram(values, int(given.get("bins", 256)), (given["low"], given["high"]) if "low" in given else None, device=device)
+    return scan(values, scan_name(metadata, span), exclusive=given.get("exclusive", False), init=given.get("init"), device=device)
 
 
 def scan_name(metadata: KernelMetadata, span: Span) -> str:

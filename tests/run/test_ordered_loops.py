@@ -411,7 +411,7 @@ def test_the_stages_print_and_parse() -> None:
     stages = heat.stages(random(64, 64), 3, target="sm_90a").stages
     for program in (stages.loop, stages.tile):
         text = print_program(program)
-        assert "ordered _.0 cell _$count {" in text and "turn 1 of 2 {" in text
+        assert "ordered _.0 count steps$size {" in text and "turn 1 of 2 {" in text
         assert print_program(parse_program(text)) == text
         assert len(call_tree(program)) < len(program.calls)
     assert not stages.thread.loops

@@ -392,7 +392,7 @@ def test_conditions_and_variables_between_steps(device: str) -> None:
 
 def test_names_change_places_instead_of_copies() -> None:
     text = show(heat.stages(random(8, 8), 3).typed)
-    assert "ordered _ in 0..steps" in text and "turn 1 of 2" in text
+    assert "ordered _$1 in 0..steps" in text and "turn 1 of 2" in text
     steps = text[text.index("turn 0") : text.index("parallel home")]
     assert steps.count("parallel") == 2 and "new_v" not in steps
     assert "turn 2 of 3" in show(wave.stages(random(8), random(8), 3).typed)
@@ -411,7 +411,7 @@ def test_the_stages_print_and_parse() -> None:
     stages = heat.stages(random(64, 64), 3, target="sm_90a").stages
     for program in (stages.loop, stages.tile):
         text = print_program(program)
-        assert "ordered _.0 count steps$size {" in text and "turn 1 of 2 {" in text
+        assert "ordered _$1.0 count steps$size {" in text and "turn 1 of 2 {" in text
         assert print_program(parse_program(text)) == text
         assert len(call_tree(program)) < len(program.calls)
     assert not stages.thread.loops
@@ -433,3 +433,134 @@ def test_out_may_be_the_input() -> None:
     wanted = heat_numpy(x, 3)
     assert heat(x, 3, out=x) is x
     np.testing.assert_allclose(x, wanted, rtol=1e-5)
+
+
+# -- slices -----------------------------------------------------------------------------------------------------------
+
+
+@tw.kernel
+def slices(x: tw.Array, steps: int) -> tw.Array:
+    a = x * 1.0
+    a[1:] = a[:-1] + 1
+    for _ in range(steps):
+        a[1:-1] = (a[:-2] + a[1:-1] + a[2:]) / 3
+        a[2:-2] += a[4:]
+        a[:3] = a[2:5]
+    return a
+
+
+@tw.kernel
+def slices_of_rows(x: tw.Array, steps: int) -> tw.Array:
+    a = x * 1.0
+    for _ in range(steps):
+        for r in range(x.shape[0]):
+            a[r, 1:] = a[r, :-1] * 2
+        a[1:-1, 1:-1] = (a[:-2, 1:-1] + a[2:, 1:-1] + a[1:-1, :-2] + a[1:-1, 2:]) / 4
+    return a
+
+
+@tw.kernel
+def slices_in_a_grid(x: tw.Array) -> tw.Array:
+    a = x * 1.0
+    for r in tw.grid(x.shape[0]):
+        a[r, 1:] = a[r, :-1] * 2
+    return a
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_slices_are_read_before_they_are_written(device: str) -> None:
+    x = random(70, dtype=np.float64)
+    wanted = x.copy()
+    wanted[1:] = wanted[:-1] + 1
+    for _ in range(3):
+        wanted[1:-1] = (wanted[:-2] + wanted[1:-1] + wanted[2:]) / 3
+        wanted[2:-2] += wanted[4:]
+        wanted[:3] = wanted[2:5]
+    np.testing.assert_allclose(run(slices, x, 3, device=device), wanted, rtol=1e-12)
+    y = random(7, 40, dtype=np.float64)
+    wanted = y.copy()
+    for _ in range(2):
+        wanted[:, 1:] = wanted[:, :-1] * 2
+        wanted[1:-1, 1:-1] = (wanted[:-2, 1:-1] + wanted[2:, 1:-1] + wanted[1:-1, :-2] + wanted[1:-1, 2:]) / 4
+    np.testing.assert_allclose(slices_of_rows(y, 2, device=device), wanted, rtol=1e-12)
+
+
+def test_slices_that_meet_in_a_grid_are_refused() -> None:
+    with pytest.raises(tw.TilewrightError, match="reads elements of 'a' while others are written"):
+        slices_in_a_grid(random(4, 4))
+
+
+# -- other orders -------------------------------------------------------------------------------------------------------
+
+
+@tw.kernel
+def product(a: tw.Array, b: tw.Array) -> tw.Array:
+    m, depth = a.shape
+    n = b.shape[1]
+    out = tw.zeros((m, n), a.dtype)
+    for k in range(depth):
+        for i, j in tw.grid(m, n):
+            out[i, j] += a[i, k] * b[k, j]
+    return out
+
+
+@tw.kernel
+def columns(x: tw.Array) -> tw.Array:
+    n, m = x.shape
+    out = tw.zeros_like(x)
+    for i in range(1, n):
+        for j in range(m):
+            out[i, j] = out[i - 1, j] * 0.5 + x[i, j]
+    return out
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_steps_that_never_meet_run_inside(device: str) -> None:
+    a, b = random(33, 40), random(40, 65)
+    np.testing.assert_allclose(run(product, a, b, device=device), a @ b, rtol=1e-5)
+    x = random(9, 70, dtype=np.float64)
+    wanted = np.zeros_like(x)
+    for i in range(1, 9):
+        wanted[i] = wanted[i - 1] * 0.5 + x[i]
+    np.testing.assert_allclose(run(columns, x, device=device), wanted, rtol=1e-12)
+
+
+ZYNML = """
+let result = compute(x, steps) {
+    var u = zeros((rows, cols), f32)
+    var v = zeros((rows, cols), f32)
+    for i in 0..rows, j in 0..cols:
+        u[i, j] = x[i, j]
+        v[i, j] = x[i, j]
+    for t in 0..steps:
+        for i in 1..rows - 1, j in 1..cols - 1:
+            v[i, j] = u[i, j] + 0.1 * (u[i - 1, j] + u[i + 1, j] + u[i, j - 1] + u[i, j + 1] - 4.0 * u[i, j])
+        for i in 0..rows, j in 0..cols:
+            u[i, j] = v[i, j]
+    out = u
+}
+"""
+
+
+def test_zynml_means_the_same() -> None:
+    x = random(17, 40)
+    result = tw.load(ZYNML).run(x=x, steps=5)["result"]
+    np.testing.assert_allclose(np.asarray(result), heat_numpy(x, 5), rtol=1e-5)
+
+
+def test_an_index_outside_stops_all_steps() -> None:
+    @tw.kernel
+    def gathers(x: tw.Array, places: tw.Array, steps: int) -> tw.Array:
+        u = x * 1.0
+        v = tw.empty_like(x)
+        for _ in range(steps):
+            for i in tw.grid(len(x)):
+                v[i] = u[places[i]]
+            u, v = v, u
+        return u
+
+    places = np.arange(100)[::-1].copy()
+    np.testing.assert_array_equal(gathers(np.arange(100.0), places, 3), np.arange(100.0)[::-1])
+    places[50] = 1000
+    with pytest.raises(tw.TilewrightError, match="TW050.*index 1000"):
+        gathers(np.arange(100.0), places, 1 << 40)

@@ -37,7 +37,8 @@ for i, j in tw.grid(n, m):
     u[i, j] = x[i, j]
 for t in range(steps):
     for i, j in tw.grid(n, m):
-        u[i, j] = 0.5 * u[i, j]
+        if x[i, j] > 0:
+            u[i, j] = 0.5 * u[n - 1 - i, m - 1 - j]
 return u""", X + ", steps: int", 10, "which the turn before it wrote"),
     "number as the length": ("""
 total = 0.0
@@ -159,11 +160,6 @@ for i, j in tw.grid(m, n):
         total += x[i, k] * y[k, j] * x[0, k]
     out[i, j] = total
 return out""", "multiplied last"),
-    "sum outermost": (NEST + """
-for k in range(depth):
-    for i, j in tw.grid(m, n):
-        out[i, j] += x[i, k] * y[k, j]
-return out""", "no loop over its results"),
     "triangular": (NEST + """
 for i, j in tw.grid(m, n):
     total = 0.0

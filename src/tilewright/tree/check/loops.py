@@ -173,11 +173,16 @@ def _ordered(loop: TypedLoop, sink: Diagnostics, fixed: Fixed) -> TypedLoop | No
     if loop.asked == "yes":
         return None
     var, rest = loop.vars[0], loop.vars[1:]
-    if rest and not assigned(loop.body) and independent(loop, rest, fixed):
+    nest = loop
+    if not rest and len(loop.body) == 1 and isinstance(loop.body[0], TypedLoop) and _rectangular(loop.vars, loop.body[0].vars):
+        nest = replace(merge_nest(loop.body[0]), span=loop.span)
+        nest = replace(nest, vars=(var, *nest.vars))
+    inside = nest.vars[1:]
+    if inside and not assigned(nest.body) and independent(nest, inside, fixed):
         # Inner iterations never meet: each runs through all outer ones by itself.
-        inner = _inner(replace(loop, vars=(var,)))
+        inner = _inner(replace(nest, vars=(var,), asked="auto"))
         assert isinstance(inner, TypedLoop)
-        return replace(loop, vars=rest, body=(inner,), kind="parallel")
+        return replace(nest, vars=inside, body=(inner,), kind="parallel")
     reached = range_under(var, fixed)
     around = dict(fixed) if reached is None else {**fixed, var: reached[0] + var.step * Size.of(step_name(var, fixed))}
     body = _ordered_body((replace(loop, vars=rest),) if rest else loop.body, sink, around)

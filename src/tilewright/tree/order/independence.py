@@ -147,7 +147,7 @@ def _colours(body: tuple[Stmt, ...], over: Sequence[LoopVar], fixed: Fixed) -> t
             if not isinstance(side, Apply) or side.op != "mod" or not isinstance(side.args[1], Const):
                 continue
             form, modulus = affine(side.args[0]), side.args[1].value
-            moves = any((isinstance(e, IndexRef) and e.var in over) or isinstance(e, Local) for e in walk_expr(other))
+            moves = any((isinstance(e, IndexRef) and e.var not in fixed) or isinstance(e, Local) for e in walk_expr(other))
             if form is not None and isinstance(modulus, int) and modulus > 1 and not moves:
                 return fixed_form(form, fixed), modulus
     return None

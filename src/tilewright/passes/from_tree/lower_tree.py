@@ -176,10 +176,10 @@ class _TreeLowering:
             return OrderedLoop(name, count, "", stmt.span), _StepIndex(var, first + var.step * Size.of(name))
         draft = self.start(stmt, (), ())
         draft.body.span = stmt.span
-        count, first = self.scratch(f"{var.name}$count", i64), self.scratch(f"{var.name}$first", i64)
-        draft.store(draft.body, count, (), draft.extent(draft.body, var, draft.scope))
-        draft.store(draft.body, first, (), draft.expr(draft.body, var.lo, draft.scope))
-        return OrderedLoop(name, None, count.name, stmt.span), _StepIndex(var, None, first, Size.of(name))
+        number, begin = self.scratch(f"{var.name}$count", i64), self.scratch(f"{var.name}$first", i64)
+        draft.store(draft.body, number, (), draft.extent(draft.body, var, draft.scope))
+        draft.store(draft.body, begin, (), draft.expr(draft.body, var.lo, draft.scope))
+        return OrderedLoop(name, None, number.name, stmt.span), _StepIndex(var, None, begin, Size.of(name))
 
     def step_name(self, name: str) -> str:
         taken = {n for s in (*self.typed.inputs, *self.typed.outputs, *self.typed.scratch) if isinstance(s, ArrayInfo) for e in s.shape for n in e.names}

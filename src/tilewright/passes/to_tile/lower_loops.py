@@ -488,9 +488,9 @@ class LoopLowering:
                 shape = join(shape_of(cond), shape_of(x), shape_of(y))
                 results.append(b.select(*(self.widen(b, v, shape) for v in (cond, x, y))))
             return results
-        then, otherwise = op.regions
+        first, second = op.regions
         return self._branches(
-            b, cond, lambda inner: self.ops(inner, then.ops, dict(env), masks), lambda inner: self.ops(inner, otherwise.ops, dict(env), masks)
+            b, cond, lambda inner: self.ops(inner, first.ops, dict(env), masks), lambda inner: self.ops(inner, second.ops, dict(env), masks)
         )
 
     def _branches(

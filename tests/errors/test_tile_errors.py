@@ -250,7 +250,7 @@ ZYNML = {
            |
          3 |         x[i, 0:3] = 0.0
            |         ^^^^^^^^^^^^^^^
-        help: write to out[…], or to an out_… of its own"""),
+        help: write to out[…], or to an out_… of its own; compute(inout x, …) writes it in place"""),
     "changing tile in a reduction": ("x", """
         @kernel reduce(+)
         for i in 0..r:

@@ -23,7 +23,7 @@ def alias_safe(program: Program) -> bool:
     started = False
     for call in program.calls:
         names = dict(zip(call.kernel.params, call.args, strict=True))
-        stores = [op for op in walk(call.kernel.body) if op.opcode == "store" and names[op.operands[0]] in outputs]
+        stores = [op for op in walk(call.kernel.body) if op.opcode in ("store", "accumulate") and names[op.operands[0]] in outputs]
         loads = [op for op in walk(call.kernel.body) if op.opcode == "load" and names[op.operands[0]] in inputs]
         risky = [op for op in loads if any(_could_be(inputs[names[op.operands[0]]], t) for t in outputs.values())]
         if risky and started:
@@ -54,7 +54,7 @@ def _same_place(
                 continue
             here = [keys.of(v) for v in load.operands[1 : 1 + source.rank]]
             there = [keys.of(v) for v in store.operands[1 : 1 + target.rank]]
-            if load in inside or store in inside or order[load] > order[store]:
+            if load in inside or store in inside or order[load] > order[store] or store.opcode != "store":
                 return False
             if here != there or source.strides != target.strides:
                 return False

@@ -32,7 +32,7 @@ _LARGE = 1 << 31
 
 
 def unproven_accesses(
-    kernel: Kernel, checks: Sequence[ProgramCheck] = (), opcodes: Collection[str] = ("load", "store")
+    kernel: Kernel, checks: Sequence[ProgramCheck] = (), opcodes: Collection[str] = ("load", "store", "accumulate")
 ) -> Iterator[tuple[Op, tuple[int, ...]]]:
     """Accesses by these ops, with the axes whose index may lie outside. `checks` hold wherever the kernel runs."""
     yield from _Proofs(kernel, checks, opcodes).block(kernel.body, ())
@@ -76,6 +76,8 @@ class _Proofs:
         self.held: dict[int, list[Linear]] = {}
         """What checks say in a place, by the identity of its facts."""
         self.kept: list[Facts] = []
+        self.of_atoms: dict[Hashable, list[Linear]] = {}
+        """What holds of atoms."""
         self.tries = TRIES
 
     # -- the walk -----------------------------------------------------------------------------------------------------
@@ -261,14 +263,31 @@ class _Proofs:
                 if atom in seen:
                     continue
                 seen.add(atom)
-                more = list(self._of_atom(atom, goal))
+                more = self._of_atom(atom, goal)
                 known += more
                 waiting += more
         return known
 
-    def _of_atom(self, atom: Hashable, goal: Linear) -> Iterator[Linear]:
-        assert isinstance(atom, tuple)
-        index, sizes = atom
+    def _of_atom(self, atom: Hashable, goal: Linear) -> Sequence[Linear]:
+        """What holds of an atom; of a quotient, the goal times its divisor, too."""
+        index, sizes = _pair(atom)
+        # Whether a divisor is positive may depend on the place.
+        key = (atom, id(self.facts)) if self._has_open_divisor(index) else atom
+        found = self.of_atoms.get(key)
+        if found is None:
+            found = list(self._about(index, sizes, atom))
+            if not self.asked:
+                self.of_atoms[key] = found
+                self.kept.append(self.facts)
+        divisor = self._divisor(index) if not sizes else None
+        return [*found, *_times(goal, divisor)] if divisor is not None else found
+
+    def _has_open_divisor(self, index: Hashable) -> bool:
+        value = _value(index)
+        op = self.made.get(value) if value is not None else None
+        return op is not None and op.opcode in ("mod", "floordiv") and _is_integer(op.operands[1]) and bool(self.form(op.operands[1])[0])
+
+    def _about(self, index: Hashable, sizes: Monomial, atom: Hashable) -> Iterator[Linear]:
         if index is None:
             if surely_nonnegative(Size(((sizes, 1),))):
                 yield {atom: 1}, 0
@@ -284,9 +303,6 @@ class _Proofs:
         if sizes:
             for fact in self.loops.get(index, ()):
                 yield from _times(fact, sizes)
-        divisor = self._divisor(index)
-        if divisor is not None and not sizes:
-            yield from _times(goal, divisor)
 
     def _divisor(self, index: Hashable) -> Monomial | None:
         """The product of sizes that a value is divided by."""

@@ -15,14 +15,27 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class SizeCall:
-    """An opaque operation on two sizes."""
+    """An opaque operation on two sizes. Such trees may be deep: hash and text are found once."""
 
     op: str
     a: Size
     b: Size
 
+    def __hash__(self) -> int:
+        known: int | None = self.__dict__.get("_hash")
+        if known is None:
+            known = self.__dict__["_hash"] = hash((self.op, self.a, self.b))
+        return known
+
     def __str__(self) -> str:
-        return f"{self.op}({self.a}, {self.b})"
+        known: str | None = self.__dict__.get("_text")
+        if known is None:
+            known = self.__dict__["_text"] = f"{self.op}({self.a}, {self.b})"
+        return known
+
+    def __reduce__(self) -> tuple[type[SizeCall], tuple[str, Size, Size]]:
+        # Hashes of texts are another process's own.
+        return SizeCall, (self.op, self.a, self.b)
 
 
 Atom = str | SizeCall
@@ -294,7 +307,7 @@ def add_numbers(values: dict[str, int], numbers: Mapping[str, object], computed:
 def size_text(size: Size) -> str:
     """The size as the user would write it: `(length - k) // stride + 1`."""
     text = ""
-    for monomial, factor in [t for t in size.terms if t[0]] + [t for t in size.terms if not t[0]]:
+    for monomial, factor in sorted(size.terms, key=lambda term: (not term[0], term[1] < 0)):
         parts = [atom if isinstance(atom, str) else _call_text(atom, len(monomial) > 1 or abs(factor) != 1) for atom in monomial]
         body = " * ".join(([str(abs(factor))] if abs(factor) != 1 or not parts else []) + parts)
         text = f"{text} {'-' if factor < 0 else '+'} {body}" if text else f"-{body}" if factor < 0 else body
@@ -310,9 +323,14 @@ def _call_text(call: SizeCall, inner: bool) -> str:
     return f"({text})" if inner else text
 
 
+def without_marks(text: str) -> str:
+    """Text with sizes in it, numbers of the call under their own names."""
+    return re.sub(r"(?<=[\w.])\$(?:int|size)\b", "", text)
+
+
 def readable(text: str) -> str:
-    """Text with sizes in it as the user wrote their names."""
-    return re.sub(r"([\w.]+)\$(\d+)\b", r"\1.shape[\2]", re.sub(r"(?<=[\w.])\$(?:int|size)\b", "", text))
+    """Text with sizes in it as the user writes them: an axis that nobody named is `x.shape[0]`."""
+    return re.sub(r"([\w.]+)\$(\d+)\b", r"\1.shape[\2]", without_marks(text))
 
 
 def product(sizes: Iterable[Size]) -> Size:

@@ -20,6 +20,7 @@ from dataclasses import field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from tilewright.base import environment
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import Note
 from tilewright.base.record import record
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from tilewright.passes.schedules.plans import Plans
 
 log = logging.getLogger("tilewright")
-if os.environ.get("TILEWRIGHT_LOG"):
+if environment.text("TILEWRIGHT_LOG").lower() not in ("", "0", "off", "no", "false"):
     # One line per compilation, on request; an application's own logging setup is left alone.
     _handler = logging.StreamHandler()
     _handler.setFormatter(logging.Formatter("tilewright: %(message)s"))

@@ -22,18 +22,20 @@ from tilewright.base.artifact import (
     FAILURE_FIELDS,
     ArrayParam,
     Artifact,
+    CallCheck,
     IndexSite,
     Launch,
     MapParam,
     ScalarParam,
 )
 from tilewright.base.errors import TargetLimit, UserError
-from tilewright.base.sizes import Size, SizeCall, product
+from tilewright.base.sizes import Size, SizeCall, number_name, product
 from tilewright.base.target import Target, parse_target
 from tilewright.codegen.host.c_entry import (
     MISALIGNED,
     NEGATIVE,
     NO_MEMORY,
+    NULL,
     OUTSIDE,
     TOO_LARGE,
     call_checks,
@@ -126,13 +128,16 @@ class _ExportNames:
     def __init__(self, artifact: Artifact) -> None:
         self._taken: dict[str, str] = {}
         reserved = {identifier(p.name) for p in (*artifact.inputs, *artifact.outputs) if isinstance(p, ArrayParam)}
-        names = [*(p.name for p in artifact.inputs if isinstance(p, ScalarParam)), *(b.name for b in artifact.bindings)]
+        self.computed = dict(artifact.computed)
+        names = [*(p.name for p in artifact.inputs if isinstance(p, ScalarParam)), *(b.name for b in artifact.bindings), *self.computed]
         for name in dict.fromkeys(names):
             made = identifier(name)
             while made in reserved:
                 made += "_"
             reserved.add(made)
             self._taken[name] = made
+        # In sizes, a whole number has a name of its own.
+        self._taken |= {number_name(p.name): self._taken[p.name] for p in artifact.inputs if isinstance(p, ScalarParam)}
 
     def __getitem__(self, name: str) -> str:
         return self._taken[name]
@@ -157,7 +162,8 @@ def _describe(artifact: Artifact, names: _ExportNames) -> dict[str, object]:
         "scratch": tuple(map(param, artifact.scratch)),
         "alias_safe": artifact.alias_safe,
         "bindings": tuple((names[b.name], b.array, b.axis, b.stride) for b in artifact.bindings),
-        "checks": tuple((names.text(c.left), c.relation, names.text(c.right), c.message) for c in call_checks(artifact)),
+        "computed": tuple((names[name], names.text(size)) for name, size in artifact.computed),
+        "checks": tuple((names.text(c.left), c.relation, names.text(c.right), _message(c)) for c in call_checks(artifact)),
         "sites": tuple(map(_outside, artifact.sites)),
     }
 
@@ -238,11 +244,16 @@ def _outside(site: IndexSite) -> str:
     return f"{site.kernel} {verb} '{site.array}' outside its extent on axis {site.axis}{at}; results hold part of the new values"
 
 
+def _message(check: CallCheck) -> str:
+    """What is wrong, for callers that know their numbers."""
+    return check.message.replace(" ({values})", "")
+
+
 def _cpu_header(artifact: Artifact, name: str, names: _ExportNames) -> str:
     parameters = ", ".join(_parameters(artifact, names))
     guard = f"TILEWRIGHT_{name.upper()}_H"
     checks = call_checks(artifact)
-    codes = [f'    case {number}: return "{_quoted(check.message)}";' for number, check in enumerate(checks, 1)]
+    codes = [f'    case {number}: return "{_quoted(_message(check))}";' for number, check in enumerate(checks, 1)]
     codes += [f'    case {OUTSIDE - number}: return "{_quoted(_outside(site))}";' for number, site in enumerate(artifact.sites, 1)]
     lines = [
         f"/* {name}, compiled by Tilewright for {artifact.target}.", *_about(artifact, names),
@@ -258,7 +269,7 @@ def _cpu_header(artifact: Artifact, name: str, names: _ExportNames) -> str:
         f"int32_t {name}_with({parameters}, tilewright_runner runner, void *context);", "",
         f"static inline const char *{name}_error(int32_t code) {{", "    switch (code) {", '    case 0: return "";',
         f'    case {NO_MEMORY}: return "no memory for scratch arrays";', f'    case {NEGATIVE}: return "a size is negative";',
-        f'    case {MISALIGNED}: return "an array is not aligned as this code needs it";',
+        f'    case {MISALIGNED}: return "an array is not aligned as this code needs it";', f'    case {NULL}: return "an array with elements is NULL";',
         f'    case {TOO_LARGE}: return "a number computed from the sizes is more than 64 bits hold";', *codes,
         '    default: return "unknown code";', "    }", "}", "", "#ifdef __cplusplus", "}", "#endif", "#endif", "",
     ]  # fmt: skip
@@ -331,7 +342,8 @@ def _gpu_header(artifact: Artifact, name: str, names: _ExportNames) -> str:
     ]  # fmt: skip
     for check in call_checks(artifact):
         relation = {"eq": "==", "le": "<=", "lt": "<"}[check.relation]
-        lines.append(f"/* must hold: {names.text(check.left)} {relation} {names.text(check.right)}: {check.message} */".replace("*/ */", "*/"))
+        lines.append(f"/* must hold: {names.text(check.left)} {relation} {names.text(check.right)}: {_message(check)} */".replace("*/ */", "*/"))
+    lines += [f"/* {names[computed]} is {names.text(value)} */" for computed, value in artifact.computed]
     for array in artifact.scratch:
         count = _c_size(product(array.shape) * array.dtype.itemsize, names)
         lines += [f"/* bytes of the scratch array {array.name}; negative where 64 bits do not hold them */", f"static inline int64_t {name}_{identifier(array.name)}_bytes({sizes}) {{ {ignored} return {count}; }}"]
@@ -364,6 +376,7 @@ def _together(launch: Launch) -> str:
 def _c_size(size: Size, names: _ExportNames) -> str:
     """A size as an expression of C."""
     total = ""
+    size = size.substitute(names.computed)
     for monomial, factor in size.terms:
         factors = [names[a] if isinstance(a, str) else _c_call(a, names) for a in monomial]
         if factor != 1 or not factors:

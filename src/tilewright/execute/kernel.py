@@ -13,7 +13,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from tilewright.base import registry
 from tilewright.base.artifact import Artifact
@@ -79,7 +79,7 @@ class Kernel(Entry, Generic[P, R]):
         @overload
         def __call__(self, *args: Array | float) -> R: ...
         @overload
-        def __call__(self, *args: object, **keywords: object) -> object: ...
+        def __call__(self, *args: object, **keywords: object) -> Any: ...
         def __call__(self, *args: object, **keywords: object) -> object:
             """Run the kernel: arrays and numbers in, arrays out. Inside another kernel: what it computes, as part of that one."""
 
@@ -267,19 +267,19 @@ class Kernel(Entry, Generic[P, R]):
 
     # -- looking inside -----------------------------------------------------------------------------------------
 
-    def _signature(self, args: tuple[object, ...], target: Target) -> Signature:
-        values = self._bind(args, {})
+    def _signature(self, args: tuple[object, ...], keywords: dict[str, object], target: Target) -> Signature:
+        values = self._bind(args, keywords)
         return self.runner.signature(self.runner.arguments(values, target.is_gpu), target.is_gpu)
 
-    def stages(self, *args: object, target: str = "cpu") -> Compilation:
+    def stages(self, *args: object, target: str = "cpu", **keywords: object) -> Compilation:
         """Every stage of compiling for these arguments."""
         chosen = parse_target(target)
-        return compile_stages(self.function, self._signature(args, chosen), chosen)
+        return compile_stages(self.function, self._signature(args, keywords, chosen), chosen)
 
-    def compile(self, *args: object, target: str = "cpu") -> Artifact:
+    def compile(self, *args: object, target: str = "cpu", **keywords: object) -> Artifact:
         """The artifact for these arguments: PTX for GPU targets, an object for CPUs."""
         chosen = parse_target(target)
-        return compile_kernel(self.function, self._signature(args, chosen), chosen)
+        return compile_kernel(self.function, self._signature(args, keywords, chosen), chosen)
 
     def __reduce__(self) -> str:
         """Copies are the kernel itself, and pickles its name, as with functions."""
@@ -320,6 +320,7 @@ def kernel(
     vectorizable: bool = False,
     gpu_compute: bool = False,
     unchecked: bool = False,
+    deterministic: bool = False,
     check: bool = False,
 ) -> Kernel[P, R]: ...
 @overload
@@ -349,6 +350,7 @@ def kernel(
     vectorizable: bool = False,
     gpu_compute: bool = False,
     unchecked: bool = False,
+    deterministic: bool = False,
     check: bool = False,
 ) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
 def kernel(
@@ -378,6 +380,7 @@ def kernel(
     vectorizable: bool = False,
     gpu_compute: bool = False,
     unchecked: bool = False,
+    deterministic: bool = False,
     check: bool = False,
 ) -> Kernel[P, R] | Callable[[Callable[P, R]], Kernel[P, R]]:
     """Mark a Python function as a kernel: `@tw.kernel`, or with options.
@@ -389,6 +392,7 @@ def kernel(
     loops that data decides turn, or threads wait for each other, for too long. `parallel="data"` with `devices` splits the batch of every
     call over these devices. `launches=1` makes all that the kernel does on a GPU one launch. On a CPU every index that is not proven to lie
     in its array is checked as the kernel runs; `unchecked=True` leaves that out. With `check=True` it is done on GPUs, too.
+    `deterministic=True` makes scatters (`out[k[i]] += w[i]`) give the same bits on every run and for any number of threads.
 
     The others are the attributes of ZynML: `kind` holds the loops to a kind of kernel; `tile`, `workgroup`, `shared`, `vector`, `unroll`,
     `max_registers`, `tensor_cores` and `async_copy` are hints for the schedule, which `strict` makes binding; `broadcast`, `vectorizable` and
@@ -399,7 +403,7 @@ def kernel(
     attributes = attributes_of({
         "reduce": reduce, "axis": axis, "kind": kind, "tile": tile, "workgroup": workgroup, "shared": shared, "vector": vector, "unroll": unroll,
         "max_registers": max_registers, "tensor_cores": tensor_cores, "async_copy": async_copy, "strict": strict, "broadcast": broadcast,
-        "vectorizable": vectorizable, "gpu_compute": gpu_compute, "unchecked": unchecked,
+        "vectorizable": vectorizable, "gpu_compute": gpu_compute, "unchecked": unchecked, "deterministic": deterministic,
     })  # fmt: skip
 
     def made(wrapped: Callable[P, R]) -> Kernel[P, R]:

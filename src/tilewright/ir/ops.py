@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tilewright.base.dtypes import DType, bool_, i32, i64
+from tilewright.base.dtypes import DType, bool_, compute_dtype, i32, i64
 from tilewright.base.sizes import Size
 from tilewright.ir.nodes import Attrs
 from tilewright.ir.opdef import ALL_STAGES as ALL_STAGES
@@ -212,6 +212,27 @@ def _store(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     if value != access and not (isinstance(value, Tile) and isinstance(access, Tile) and value.shape == access.shape
                                 and value.dtype is access.dtype):  # fmt: skip
         raise _fail(f"stores {access}, got {value}")
+    return ()
+
+
+ACCUMULATIONS = ("add", "mul", "min", "max", "and", "or", "xor")
+"""What `accumulate` combines with."""
+
+
+def _accumulate(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    masked, kind = bool(attrs.get("masked")), str(attrs.get("kind"))
+    memory, access = memory_access(types, 1 + int(masked))
+    if kind not in ACCUMULATIONS:
+        raise _fail(f"unknown accumulation {kind!r}")
+    if memory.dtype.is_float and kind in ("and", "or", "xor"):
+        raise _fail(f"accumulation {kind} does not take {memory.dtype}")
+    if memory.dtype.is_bool and kind in ("add", "mul"):
+        raise _fail(f"accumulation {kind} does not take bool")
+    if masked:
+        _check_mask(types[-1], access)
+    value, wanted = types[1 + memory.rank], with_dtype(access, compute_dtype(memory.dtype))
+    if not is_number(value) or dtype_of(value) is not dtype_of(wanted) or getattr(value, "shape", ()) != getattr(wanted, "shape", ()):
+        raise _fail(f"combines {wanted}, got {value}")
     return ()
 
 
@@ -466,6 +487,10 @@ _define("load_image", "`load_image %x, %row, %oh, %ow, %c {rows, columns, lower,
         "w = q * `steps[1]` + `lower[1]` + ow of image n, where row + r = (n * `rows` + p) * `columns` + q; 0 where there is none.",
         _load_image, "tile", "read", "memory")  # fmt: skip
 _define("store", "`store %t, %i, %j, %v`: like load, the other way round. `cache`: " + " ".join(STORE_CACHES) + ".", _store, effect="write", group="memory")
+_define("accumulate", "`accumulate %t, %i, %j, %v {kind}`: the element there becomes `kind` of itself and `%v`, which other points of the domain may do "
+        "to it too, in any order: no update is lost. Nothing else in the kernel reads or writes the tensor. Kinds: " + " ".join(ACCUMULATIONS) + ". `%v` of a "
+        "float narrower than f32 is f32. `masked` and `watch`: as for a store; `of`: the array that a private copy, which has one axis more, is for. "
+        "`alone`: only one thread has to do with the elements; `shared`, on a GPU: the most elements that blocks first combine in shared memory.", _accumulate, "loop tile", "write", "memory")  # fmt: skip
 _define("head", "`head %t, %i, %j {bytes}`: how many elements from there on lie before the next address that is a multiple of `bytes`. "
         "Only where things lie depends on it, never a result.", _head, "tile thread", group="memory")  # fmt: skip
 _define("prefetch", "`prefetch %t, %i, %j`: that element will be needed soon. Changes nothing but time, and may lie outside.", _prefetch,
@@ -496,7 +521,7 @@ _define("convert_layout", "The same tile in another layout.", _convert_layout, "
 
 # Threads.
 _define("thread_id", "This thread's index in its block.", _index_result, "thread", group="thread")
-_define("barrier", "Every thread of the block arrives before any leaves; memory is consistent after.", _nothing, "thread", "sync", "thread")
+_define("barrier", "Every thread of the block arrives before any leaves; memory is consistent after.", _nothing, "tile thread", "sync", "thread")
 _define("grid_size", "How many blocks the launch has along grid axis `axis`.", _index_result, "thread", group="thread")
 _define("grid_barrier", "Every thread of every block of the grid arrives before any leaves; memory is consistent across the device after. "
         "The blocks must all run at once: the launch is cooperative.", _nothing, "thread", "sync", "thread")  # fmt: skip

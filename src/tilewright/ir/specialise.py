@@ -23,8 +23,9 @@ def with_sizes(program: Program, values: Mapping[str, int]) -> Program:
 CONTRADICTION = "sizes {left} and {right} do not match"
 
 
-def substituted(program: Program, known: Mapping[str, Size]) -> Program:
-    """The program with these names replaced by other sizes. What is known of what divides them goes with them."""
+def substituted(program: Program, known: Mapping[str, Size], renames: bool = False) -> Program:
+    """The program with these names replaced by other sizes. What is known of what divides them goes with them. A computed size that becomes another one
+    must be equal to it; with `renames` it only gets another name."""
 
     def size(old: Size) -> Size:
         return old.substitute(known) if old.names & known.keys() else old
@@ -78,6 +79,6 @@ def substituted(program: Program, known: Mapping[str, Size]) -> Program:
         scratch=tuple(map(array, program.scratch)),
         calls=tuple(replace(call, kernel=kernel(call.kernel), loops=turns(call.loops)) for call in program.calls),
         loops=tuple(map(loop, program.loops)),
-        checks=(*map(check, program.checks), *(ProgramCheck(size(s), "eq", known[n], CONTRADICTION) for n, s in program.computed if n in known)),
-        computed=tuple((n, size(s)) for n, s in program.computed if n not in known),
+        checks=(*map(check, program.checks), *(ProgramCheck(size(s), "eq", known[n], CONTRADICTION) for n, s in program.computed if n in known and not renames)),
+        computed=tuple((str(known.get(n, n)), size(s)) for n, s in program.computed if renames or n not in known),
     )

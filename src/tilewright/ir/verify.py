@@ -17,7 +17,7 @@ from tilewright.base.dtypes import DType, i64
 from tilewright.base.errors import CODES, CompilerBug, TilewrightError
 from tilewright.base.sizes import Size, number_name
 from tilewright.base.source import NOWHERE, Span
-from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
+from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.ops import ATOMICS, OPS, OpDef, TypeRuleError, reduction_results
 from tilewright.ir.program import KernelCall, Program, ProgramArray, ScalarInput, call_tree
 from tilewright.ir.text import print_op
@@ -196,6 +196,19 @@ class _Verifier:
         if kernel.body.args:
             raise self.fail("the body takes no arguments")
         self.block(kernel.body, None, False)
+        self.check_accumulated()
+
+    def check_accumulated(self) -> None:
+        """What is combined into, in any order, is combined in one way only, and not read or written otherwise."""
+        kinds: dict[Value, Op] = {}
+        for op in walk(self.kernel.body):
+            if op.opcode == "accumulate":
+                first = kinds.setdefault(op.operands[0], op)
+                if first.attrs["kind"] != op.attrs["kind"]:
+                    raise self.fail(f"{op.operands[0]} is combined by {first.attrs['kind']} too", op)
+        for op in walk(self.kernel.body) if kinds else ():
+            if op.opcode in ("load", "store", "atomic") and op.operands[0] in kinds and op.operands[0] in self.kernel.params and not kinds[op.operands[0]].attrs.get("alone"):
+                raise self.fail(f"{op.operands[0]} is combined into in any order, so nothing else may access it", op)
 
     def check_launch(self) -> None:
         kernel = self.kernel

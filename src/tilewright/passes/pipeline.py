@@ -56,6 +56,8 @@ from tilewright.passes.program.persistent_kernel import persistent_kernel
 from tilewright.passes.program.repack import repack
 from tilewright.passes.program.reuse_buffers import reuse_buffers
 from tilewright.passes.program.split_reductions import split_reductions
+from tilewright.passes.program.split_scans import split_scans
+from tilewright.passes.program.split_scatters import split_scatters
 from tilewright.passes.program.stream_k import stream_k
 from tilewright.passes.program.tile_counters import add_counters
 from tilewright.passes.program.to_channels_last import to_channels_last
@@ -93,6 +95,7 @@ from tilewright.passes.to_tile.lower_contraction_amx import lower_contraction_am
 from tilewright.passes.to_tile.lower_contraction_cpu import lower_contraction_cpu
 from tilewright.passes.to_tile.lower_loops import lower_loops
 from tilewright.passes.to_tile.lower_products_cpu import lower_products_cpu
+from tilewright.passes.to_tile.share_scatters import share_scatters
 from tilewright.tree.block_graph import BlockGraph
 from tilewright.tree.metadata import KernelMetadata
 from tilewright.tree.typed import TypedKernel
@@ -212,6 +215,16 @@ SPLIT_REDUCTIONS = Pass(
     "A long reduction with few results becomes two kernels; so does a contraction whose schedule says so (split-K).",
     takes=("plans", "target", "hints"), gives="plans",
 )  # fmt: skip
+SPLIT_SCATTERS = Pass(
+    "split_scatters", "program", "program", split_scatters,
+    "Scatters run side by side: on a CPU each part of the points has a copy of what it combines into, on a GPU they are atomics.",
+    takes=("plans", "target", "hints", "metadata"), gives="plans",
+)  # fmt: skip
+SPLIT_SCANS = Pass(
+    "split_scans", "program", "program", split_scans,
+    "A loop that is a scan (a running sum, product, minimum or maximum) is cut into parts that run side by side.",
+    takes=("plans", "target", "hints"), gives="plans",
+)  # fmt: skip
 STREAM_K = Pass(
     "stream_k", "program", "program", stream_k,
     "A contraction whose blocks hand on partial sums gets the memory for them.", takes=("plans", "target"), gives="plans",
@@ -264,6 +277,10 @@ WATCH_INDICES = Pass(
 CHECK_INDICES = Pass(
     "check_indices", "program", "program", check_indices,
     "Marked accesses get tests; the first that fails is left in an array of the program. On a GPU what lies outside is masked out, and the kernel goes on.", takes=TARGET,
+)  # fmt: skip
+SHARE_SCATTERS = Pass(
+    "share_scatters", "tile", "tile", share_scatters,
+    "GPU: the scatters of a block meet in shared memory, and are combined into the array once.", takes=("schedule",),
 )  # fmt: skip
 WINDOW_SUMS = Pass(
     "window_sums", "tile", "tile", window_sums,
@@ -413,6 +430,10 @@ WITH_LANES = When(
     "on a GPU, kernels with SIMD values",
     lambda kernel, context: context.simt and any(OPS[op.opcode].group == "lanes" for op in walk(kernel.body)),
 )
+WITH_SHARED_SCATTERS = When(
+    "scatters into small arrays, on a GPU",
+    lambda kernel, context: any(op.opcode == "accumulate" and "shared" in op.attrs for op in walk(kernel.body)),
+)
 WITH_WINDOWS = When("windows that overlap, on a GPU", lambda kernel, context: isinstance(context.schedule, Schedule) and context.schedule.window)
 
 ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
@@ -465,6 +486,8 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(REPACK, "After to_channels_last: packs what the copy engine still cannot read."),
         Step(WIDEN_OPERANDS, "Beside the other copies of operands."),
         Step(SPLIT_REDUCTIONS, "After copies of operands: each part of the sum reads the copies."),
+        Step(SPLIT_SCATTERS, "Beside split_reductions: the kernels it makes have few results and long loops, but are cut already."),
+        Step(SPLIT_SCANS, "Beside split_reductions: the parts are kernels like others."),
         Step(STREAM_K, "Adds parameters that the lowering alone uses; kernels are otherwise done."),
         Step(ADD_COUNTERS, "As stream_k."),
         Step(ONE_PASS_VARIANCE, "After split_reductions: only rows that stay in one kernel.", UNPLANNED),
@@ -477,6 +500,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(WINDOW_SUMS, "After simplify, which leaves one guard for each sum.", WITH_WINDOWS),
         Step(FUSE_MULTIPLY_ADD, "window_sums leaves products beside their sums.", WITH_WINDOWS),
         Step(CHECK_INDICES, "Accesses are those of tiles now, with their masks."),
+        Step(SHARE_SCATTERS, "After check_indices: indices are still those of the array there.", WITH_SHARED_SCATTERS),
         Step(ASSIGN_LAYOUTS, "Last: the tiles are final."),
     ),
     "thread": (

@@ -403,12 +403,16 @@ class Accumulate(TypedNode):
 
 @record
 class Store(TypedNode):
-    """`array[indices] = value`; with `kind`, `array[indices] = kind(array[indices], value)`."""
+    """`array[indices] = value`; with `kind`, `array[indices] = kind(array[indices], value)`.
+
+    `scatter`: other points of the parallel loop around may combine into the same element, in any order.
+    """
 
     array: ArrayInfo
     indices: tuple[Expr, ...]
     value: Expr
     kind: str = ""
+    scatter: bool = False
 
 
 @record
@@ -432,6 +436,8 @@ class TypedLoop(TypedNode):
     body: tuple[Stmt, ...]
     kind: str = ""
     asked: str = "auto"
+    until: Variable | None = None
+    """The flag that ends the loop, which has one index and runs in order, before its next iteration."""
 
 
 @record
@@ -479,11 +485,19 @@ class TypedYield(TypedNode):
 
 
 @record
+class TypedPrint(TypedNode):
+    """Writes a text with numbers in its places. What is around it runs in order."""
+
+    text: str
+    values: tuple[Expr, ...]
+
+
+@record
 class TypedBarrier(TypedNode):
     """What stands before it in the loop body is done when what follows begins. Gone once loops are classified."""
 
 
-Stmt = SetVar | Accumulate | Store | ArrayAssign | TypedLoop | ReduceLoop | TypedWhile | TypedIf | TypedTurns | TypedYield | TypedBarrier
+Stmt = SetVar | Accumulate | Store | ArrayAssign | TypedLoop | ReduceLoop | TypedWhile | TypedIf | TypedTurns | TypedYield | TypedBarrier | TypedPrint
 
 
 @record

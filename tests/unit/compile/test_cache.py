@@ -24,7 +24,7 @@ from tilewright.base.artifact import (
     ScalarParam,
     SizeBinding,
 )
-from tilewright.base.errors import Note
+from tilewright.base.errors import Note, UserError
 from tilewright.base.private_files import PrivateFolder, UnsafeFile, cache_root, open_to_others
 from tilewright.base.sizes import Size, ceildiv, floordiv, maximum, minimum, mod
 from tilewright.compile.cache import DiskCache, deserialise, parse_bytes, serialise
@@ -395,8 +395,9 @@ def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: py
     cache = DiskCache(None)
     assert (cache.root, cache.max_bytes, cache.enabled) == (tmp_path / "here", 3 << 20, True)
     monkeypatch.setenv("TILEWRIGHT_CACHE_SIZE", "plenty")
-    assert DiskCache(None).max_bytes == 1 << 30
-    assert "'plenty'" in caplog.text
+    with pytest.raises(UserError, match="TILEWRIGHT_CACHE_SIZE is 'plenty'"):
+        DiskCache(None)
+    monkeypatch.delenv("TILEWRIGHT_CACHE_SIZE")
     monkeypatch.setenv("TILEWRIGHT_CACHE", "0")
     off = DiskCache(None)
     off.put(KEY, make())

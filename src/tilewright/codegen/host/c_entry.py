@@ -19,7 +19,7 @@ from tilewright.base.dtypes import DType
 from tilewright.base.sizes import ONE, ZERO, Size, number_name, product
 from tilewright.codegen.llvm.sizes import DECLARATIONS, SizeEmitter
 
-NO_MEMORY, NEGATIVE, MISALIGNED, TOO_LARGE = -1, -2, -3, -4
+NO_MEMORY, NEGATIVE, MISALIGNED, TOO_LARGE, NULL = -1, -2, -3, -4, -5
 OUTSIDE = -1000
 """An index that is checked as the kernel runs lay outside its array: this, less the number of its site (from 1). Arrays may hold part
 of the results then."""
@@ -115,6 +115,8 @@ class _Writer:
             self.unless_overflow(TOO_LARGE)
             self.unless(self.new(f"icmp {_RELATIONS[check.relation]} i64 {left}, {right}"), number)
         for param in (*artifact.inputs, *artifact.outputs):
+            if isinstance(param, ArrayParam):
+                self._not_null(param)
             if isinstance(param, ArrayParam) and param.align > 1:
                 low = self.new(f"and i64 {self.words[param.name]}, {param.align - 1}")
                 self.unless(self.new(f"icmp eq i64 {low}, 0"), MISALIGNED)
@@ -137,6 +139,16 @@ class _Writer:
         else:
             self.line("ret i32 0")
         return self.lines
+
+    def _not_null(self, param: ArrayParam) -> None:
+        """An array has memory, or no elements."""
+        fine = self.new(f"icmp ne i64 {self.words[param.name]}, 0")
+        for extent in param.shape:
+            if extent.constant is None or extent.constant <= 0:
+                empty = self.new(f"icmp sle i64 {self.sizes.value(extent)}, 0")
+                self.unless_overflow(TOO_LARGE)
+                fine = self.new(f"or i1 {fine}, {empty}")
+        self.unless(fine, NULL)
 
     def _parameter(self, param: ArrayParam | ScalarParam, register: str) -> None:
         if isinstance(param, ArrayParam):

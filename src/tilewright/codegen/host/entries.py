@@ -23,7 +23,7 @@ from tilewright.base.record import record
 from tilewright.base.sizes import Size, contiguous_strides, number_name, product
 from tilewright.base.target import Target
 from tilewright.codegen.host import interpreter as at
-from tilewright.codegen.host.entry_text import ARRANGE, CONVERSIONS, FRONT, HEADER, REJECT
+from tilewright.codegen.host.entry_text import ARRANGE, FRONT, HEADER, REJECT, conversions
 from tilewright.codegen.host.stub_emitter import StubEmitter
 from tilewright.codegen.llvm.native import compile_object
 from tilewright.codegen.llvm.sizes import DECLARATIONS, SizeEmitter, names_bound
@@ -62,7 +62,7 @@ def host_ir(artifact: Artifact) -> str:
     """LLVM text of the entry stub for the artifact's signature."""
     arrays = [p for p in (*artifact.inputs, *artifact.outputs) if isinstance(p, ArrayParam)]
     scalars = [p for p in artifact.inputs if isinstance(p, ScalarParam)]
-    parts = [HEADER, *DECLARATIONS, CONVERSIONS, FRONT, ARRANGE]
+    parts = [HEADER, *DECLARATIONS, conversions(), FRONT, ARRANGE]
     parts += [f"@tilewright_descr_{n} = external global i8" for n in sorted({p.dtype.name for p in arrays})]
     parts += [f"@tilewright_number_{n} = external global i8" for n in sorted({p.dtype.name for p in scalars if p.typed})]
     parts += [f'declare void @"{e}"(ptr, i64, i64) nonlazybind' for e in sorted({x.entry for x in artifact.launches})]
@@ -129,13 +129,13 @@ class _Stub(StubEmitter):
             self._bind(view, self.sizes)
         known = set(self.sizes.values)
         self._guard_sizes([size for size in self._all_sizes() if size.names <= known])
-        for view in inputs:
-            self._check_axes(view, self.sizes)
         for name, size in artifact.computed:
             self.sizes.bind(name, self.sizes.value(size))
         computed = [name for name, _ in artifact.computed]
         known.update(computed)
         self._guard_sizes([size for size in self._all_sizes() if size.names <= known and not size.names.isdisjoint(computed)])
+        for view in inputs:
+            self._check_axes(view, self.sizes)
         late = self._checks(known, early=True)
         self._written_in_place(inputs)
         self.settle()

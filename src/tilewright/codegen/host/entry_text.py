@@ -51,7 +51,20 @@ declare void @tilewright_pool_start() nonlazybind
 
 # Python's own float and int, and nothing that converts to one: a number of NumPy has a type of its own, and an int is no float. The
 # slow path knows what code they need.
-CONVERSIONS = f"""
+_SMALL = {
+    "size": "  %small = icmp ult i64 %more, 3\n  %sign = add i64 %word, 0\n",
+    "tag": "  %small = icmp ult i64 %word, 16\n  %bits = and i64 %word, 3\n  %sign = sub i64 1, %bits\n",
+    "": "  %small = icmp ult i64 %word, 0\n  %sign = add i64 0, 0\n",
+}
+"""Whether a whole number is kept in one digit, and its sign, by how the interpreter keeps them."""
+
+
+def conversions() -> str:
+    """Functions that read Python's own numbers."""
+    return _CONVERSIONS.replace("; small\n", _SMALL[at.small_ints()])
+
+
+_CONVERSIONS = f"""
 define internal i1 @float_argument(ptr %object, ptr %result) {{
   %type.at = getelementptr i8, ptr %object, i64 {at.TYPE}
   %type = load ptr, ptr %type.at
@@ -72,6 +85,19 @@ define internal i1 @int_argument(ptr %object, ptr %result) {{
   %exact = icmp eq ptr %type, @PyLong_Type
   br i1 %exact, label %convert, label %no
 convert:
+  %word.at = getelementptr i8, ptr %object, i64 {at.INT_SIZE}
+  %word = load i64, ptr %word.at
+  %more = add i64 %word, 1
+; small
+  br i1 %small, label %one.digit, label %ask.python
+one.digit:
+  %digit.at = getelementptr i8, ptr %object, i64 {at.INT_DIGIT}
+  %digit = load i32, ptr %digit.at
+  %wide = zext i32 %digit to i64
+  %value = mul i64 %sign, %wide
+  store i64 %value, ptr %result
+  br label %yes
+ask.python:
   %converted = call i64 @PyLong_AsLongLong(ptr %object)
   store i64 %converted, ptr %result
   %suspect = icmp eq i64 %converted, -1

@@ -273,8 +273,8 @@ class _Read(_Frame):
         pointer = self.pointer_of(item, layout.array_pointer)
         self.store("i64", pointer, "%values", value)
         form = self.new(f"ptrtoint ptr {self.load('ptr', item, layout.array_form)} to i64")
-        # Objects lie at multiples of 16, so there is room for the bit.
-        self._key(self.new(f"or i64 {form}, {self._misaligned(pointer)}"))
+        # Objects lie at multiples of 16, so there is room for the bits.
+        self._key(self.new(f"or i64 {form}, {self._about_address(pointer)}"))
 
     def _tensor(self, slot: Slot, item: str, value: int) -> None:
         handle = self.new(f"getelementptr i8, ptr {item}, i64 {self.layout.tensor}")
@@ -288,7 +288,7 @@ class _Read(_Frame):
         index = self.new(f"zext i32 {self._ask('get_device_index', handle, 'i32')} to i64")
         pointer = self.new(f"ptrtoint ptr {self._ask('get_data_ptr', handle, 'ptr')} to i64")
         self.store("i64", pointer, "%values", value)
-        word = self.new(f"or i64 {dtype}, {self.new(f'shl i64 {self._misaligned(pointer)}, 16')}")
+        word = self.new(f"or i64 {dtype}, {self.new(f'shl i64 {self._about_address(pointer)}, 16')}")
         self._key(self.new(f"or i64 {word}, {self.new(f'shl i64 {index}, 32')}"))
         if slot.rank:
             for question in ("get_sizes", "get_strides"):
@@ -335,9 +335,12 @@ class _Read(_Frame):
         self.line(f"call void @Py_DecRef(ptr {answer})")
         self.jump("reject")
 
-    def _misaligned(self, pointer: str) -> str:
+    def _about_address(self, pointer: str) -> str:
+        """What the code to run depends on: bit 0 says that it is not aligned, bit 1 that there is no memory, as empty arrays may be."""
         low = self.new(f"and i64 {pointer}, {_ALIGNED - 1}")
-        return self.new(f"zext i1 {self.new(f'icmp ne i64 {low}, 0')} to i64")
+        misaligned = self.new(f"zext i1 {self.new(f'icmp ne i64 {low}, 0')} to i64")
+        nowhere = self.new(f"select i1 {self.equal('i64', pointer, '0')}, i64 2, i64 0")
+        return self.new(f"or i64 {misaligned}, {nowhere}")
 
     def _key(self, word: str) -> None:
         self.store("i64", word, "%keys", self.keys)

@@ -30,6 +30,7 @@ def bind_sizes(
         if b.array in inputs:
             values[b.name] = (strides if b.stride else shapes)[b.array][b.axis]
             origin[b.name] = (b.array, b.axis)
+    add_numbers(values, numbers or {}, artifact.computed)
     wrong: list[Diagnostic] = []
     for param in inputs.values():
         for axis, extent in enumerate(param.shape):
@@ -40,7 +41,6 @@ def bind_sizes(
                 wrong.append(Diagnostic("TW004", mismatch(param.name, axis, found, extent, wanted, origin), span))
     if wrong:
         raise UserError(*wrong)
-    add_numbers(values, numbers or {}, artifact.computed)
     for name, size in artifact.computed:
         if values.get(name, 0) >= 1 << 63:
             wrong.append(Diagnostic("TW004", f"{size_text(without_clamp(size))} = {values[name]} is beyond 64 bits ({values_text([size], values)})", span))

@@ -135,7 +135,7 @@ def _steps(loop: OrderedLoop, values: Mapping[str, Argument], sizes: Mapping[str
 def _check_failure(program: Program, cell: Argument | None) -> None:
     """Raise what a kernel with index checks left behind."""
     if program.sites and isinstance(cell, np.ndarray) and cell[FAILURE_SITE]:
-        raise index_error(program.sites, *(int(cell[field]) for field in (FAILURE_SITE, FAILURE_INDEX, FAILURE_EXTENT)))
+        raise index_error(program.sites, int(cell[FAILURE_SITE]), int(cell[FAILURE_INDEX]), int(cell[FAILURE_EXTENT]))
 
 
 def _viewed(value: Argument, param: Value, sizes: Mapping[str, int]) -> Argument:

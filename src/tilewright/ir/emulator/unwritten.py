@@ -103,7 +103,7 @@ def _uses(program: Program, name: str) -> Iterator[tuple[Kernel, Value]]:
 
 
 def _writes(op: Op, param: Value) -> bool:
-    return op.opcode in ("store", "atomic") and op.operands[0] is param
+    return op.opcode in ("store", "atomic", "accumulate") and op.operands[0] is param
 
 
 def _is_filled(program: Program, array: ProgramArray) -> bool:

@@ -17,7 +17,7 @@ from tilewright.ir.program import KernelCall, Program, ProgramCheck
 from tilewright.ir.types import Tensor
 from tilewright.tree.metadata import KernelMetadata
 
-WATCHED = {"all": ("load", "store"), "stores": ("store",)}
+WATCHED = {"all": ("load", "store", "accumulate"), "stores": ("store", "accumulate")}
 
 
 def watch_indices(program: Program, checks: str, metadata: KernelMetadata | None = None) -> Program:

@@ -25,6 +25,7 @@ from tilewright.ir.build import Builder
 from tilewright.ir.layouts import Blocked
 from tilewright.ir.nodes import Attrs, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.types import Tensor, Tile, Vec, dtype_of
+from tilewright.passes.common.accumulate import combine_alone, combine_atomic
 from tilewright.passes.common.registers import Cell, Held, Mask, RegisterIndex, Registers, Shape, ThreadView, shape_of
 from tilewright.passes.to_thread.cluster_softmax import ClusterMeeting, find_meeting
 from tilewright.passes.to_thread.tile_reductions import TileReductions
@@ -98,8 +99,8 @@ class TileLowering(ThreadView):
         if self.meeting is not None and self.meeting.lower(b, op):
             return
         special: dict[str, Callable[[Builder, Op], None]] = {
-            "load": self.load, "store": self.store, "reduce_tile": self._reduce_tile, "for": self.for_, "if": self.if_, "while": self._while,
-            "iota": self._iota, "broadcast": self.broadcast, "item": self._item, "alloc": self._alloc,
+            "load": self.load, "store": self.store, "accumulate": self.accumulate, "reduce_tile": self._reduce_tile, "for": self.for_, "if": self.if_, "while": self._while,
+            "print": self._print, "iota": self._iota, "broadcast": self.broadcast, "item": self._item, "alloc": self._alloc,
             "program_id": self.program_id, "report": self._report, "inside": self._inside, "reshape": self._unsupported,
             "transpose": self._unsupported, "slice": self._unsupported, "dot": self.dot, "scan_tile": self._unsupported,
         }  # fmt: skip
@@ -148,6 +149,19 @@ class TileLowering(ThreadView):
         if self.blocks > 1 and op.attrs.get("axis", 0) == 0:
             number = b.op("shr", number, b.index(self.blocks.bit_length() - 1))
         self.remember(op, [number])
+
+    def _print(self, b: Builder, op: Op) -> None:
+        """One thread writes for all: kernels that print have no tiles."""
+        values = [v for v in (self.env[operand] for operand in op.operands) if isinstance(v, Value)]
+        if self.kernel.threads == 1:
+            b.emit("print", values, op.attrs)
+            return
+
+        def write(inner: Builder) -> list[Value]:
+            inner.emit("print", values, op.attrs)
+            return []
+
+        b.if_(b.op("eq", self.thread, b.index(0)), write, lambda inner: [])
 
     def _report(self, b: Builder, op: Op) -> None:
         cell, place, extent, *outside = op.operands
@@ -682,6 +696,60 @@ class TileLowering(ThreadView):
                     lambda inner: [],
                 )
         return []
+
+    def accumulate(self, b: Builder, op: Op) -> None:
+        """Each thread combines the elements that it holds, one by one; those that many threads hold are one thread's."""
+        memory = op.operands[0]
+        assert isinstance(memory.type, Tensor)
+        tensor, rank, kind, alone = memory.type, memory.type.rank, str(op.attrs["kind"]), bool(op.attrs.get("alone"))
+        held = [self.env[v] for v in op.operands[1 : 1 + rank]]
+        value = self.env[op.operands[1 + rank]]
+        mask = self.env[op.operands[-1]] if op.attrs.get("masked") else None
+        shape = shape_of(op.operands[1 + rank])
+
+        def one(inner: Builder, indices: Sequence[Value], part: Value) -> list[Value]:
+            if alone:
+                combine_alone(inner, memory, indices, part, kind, part.type.width if isinstance(part.type, Vec) else 1)
+            else:
+                combine_atomic(inner, memory, indices, part, kind, "block" if tensor.space == "shared" else "device")
+            return []
+
+        def everything(inner: Builder) -> list[Value]:
+            if not shape:
+                assert isinstance(value, Value)
+                return one(inner, [v for v in held if isinstance(v, Value)], value)
+            registers = self.registers(inner, value, shape)
+            for cell in self.cells(shape):
+                pieces = self.pieces_of(inner, tensor, held, shape, cell) if held else [([], 1)] * (self.vector if self.is_wide(shape) else 1)
+                if len(pieces) < self.vector and self.is_wide(shape) and (mask is not None or not alone):
+                    pieces = self.singles(inner, tensor, held, pieces)
+                self._combine_pieces(inner, pieces, registers.cells[cell], self.condition(inner, mask, shape, cell, len(pieces)), one)
+            return []
+
+        owner = self._owner(b, shape) if shape else None
+        if self.kernel.threads > 1 and not shape:
+            owner = b.op("eq", self.thread, b.index(0))
+        if isinstance(mask, Value) and not shape:
+            owner = mask if owner is None else b.logical_and(owner, mask)
+        if owner is None:
+            everything(b)
+        else:
+            b.if_(owner, everything, lambda inner: [])
+
+    def _combine_pieces(
+        self, b: Builder, pieces: list[tuple[list[Value], int]], value: Value, conditions: Sequence[Value] | None,
+        one: Callable[[Builder, Sequence[Value], Value], list[Value]],
+    ) -> None:  # fmt: skip
+        position = 0
+        for number, (indices, width) in enumerate(pieces):
+            part = value
+            if isinstance(value.type, Vec) and width != value.type.width:
+                part = b.op("extract", value, lane=position)
+            position += width
+            if conditions is None:
+                one(b, indices, part)
+            else:
+                b.if_(conditions[number], lambda inner, i=indices, p=part: one(inner, i, p), lambda inner: [])
 
     # -- control flow -------------------------------------------------------------------------------------------
 

@@ -92,7 +92,7 @@ class _Tests:
         self.narrow = narrow
         """Registers hold two numbers of 64 bits, or one: such numbers are compared one by one."""
         self.made = {result: op for op in walk(call.kernel.body) for result in op.results}
-        self.written = {op.operands[0] for op in walk(call.kernel.body) if op.opcode == "store"}
+        self.written = {op.operands[0] for op in walk(call.kernel.body) if op.opcode in ("store", "accumulate")}
 
     def block(self, block: Block, loop: Op | None = None, before: dict[_Range, None] | None = None) -> Block:
         """The block with tests. Those that can stand before `loop`, whose body it is, go to `before`."""

@@ -25,8 +25,11 @@ class Sites:
         memory = op.operands[0]
         assert isinstance(memory.type, Tensor)
         place, excerpt = (op.span.places(), op.span.excerpt()) if op.span.line else ("", "")
-        name = self.names.get(memory, memory.name)
-        site = IndexSite(self.program, op.opcode, name, axis, memory.type.rank, place, excerpt)
+        name, rank = self.names.get(memory, memory.name), memory.type.rank
+        if isinstance(op.attrs.get("of"), str):
+            parted = int(bool(op.attrs.get("alone")))
+            name, axis, rank = str(op.attrs["of"]), axis - parted, rank - parted  # a copy: its author knows the array
+        site = IndexSite(self.program, "load" if op.opcode == "load" else "store", name, axis, rank, place, excerpt)
         if site not in self.sites:
             self.sites.append(site)
         return self.sites.index(site) + 1

@@ -336,6 +336,10 @@ class CudaProgram(LoadedProgram):
         if isinstance(array, DeviceArray):
             if array.device is not self.device:
                 raise UserError.at("TW009", f"an array on {array.device.label} was given to a program on {self.device.label}")
+            if not array.pointer and array.size:
+                raise UserError.at(
+                    "TW009", f"an array of shape {list(array.shape)} has no memory", help="its storage was freed: pass one with values"
+                )
             return array.launch_pointer(stream)
         return int(array)
 

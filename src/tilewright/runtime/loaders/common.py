@@ -42,6 +42,10 @@ class BoundSizes:
         return tuple(self.value(expression, sizes) for expression in expressions)
 
 
+_COMPUTED = BoundSizes()
+"""Sizes that a call computes from its numbers."""
+
+
 class CallArguments:
     """One array argument: address, shape, strides in elements."""
 
@@ -152,6 +156,8 @@ def bind(description: Description, arrays: Mapping[str, CallArguments], scalars:
     for name, array, axis, stride in description["bindings"]:
         if array in arrays:
             sizes[name] = arrays[array].strides[axis] if stride else arrays[array].shape[axis]
+    for name, expression in description["computed"]:
+        sizes[name] = _COMPUTED.value(expression, sizes)
     return sizes
 
 

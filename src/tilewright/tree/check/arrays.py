@@ -203,8 +203,12 @@ class ArrayTable:
             known.shape, self.context.state.changed = shape, True
 
     def reach_output(self, place: ArrayInfo, indices: Sequence[Expr], span: Span) -> None:
-        """How far a store of one element goes."""
-        ends = [self.last_index(place, axis, index, span) + 1 for axis, index in enumerate(indices)]
+        """How far a store of one element goes. A place that data decides lies as far as stores before it go."""
+        before = self.reach.get(place.name, [None])[0]
+        ends = [
+            before[axis] if before is not None and interval(index) is None else self.last_index(place, axis, index, span) + 1
+            for axis, index in enumerate(indices)
+        ]
         self.reach.setdefault(place.name, []).append(tuple(ends))
 
     def last_index(self, place: ArrayInfo, axis: int, index: Expr, span: Span) -> Size:

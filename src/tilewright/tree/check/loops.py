@@ -2,7 +2,8 @@
 
 In comes a typed body whose loops are as written; out comes one where every loop has its kind:
 
-    parallel  top level only: no point reads or overwrites what another one writes
+    parallel  top level only: no point reads or overwrites what another one writes; stores that only combine (`out[k[i]] += w[i]`)
+              may meet in one element, and are then marked as scatters
     reduce    only accumulates, each target with one operation, and never reads a target otherwise
     each      inside a kernel: serial, but its iterations are independent
     ordered   serial, at the top or in another ordered loop, around parallel ones: its body is run statement by statement, each by the whole device
@@ -27,6 +28,7 @@ from tilewright.tree.order.rotation import equal_sizes, is_ordered, needed_after
 from tilewright.tree.races import collision, promised
 from tilewright.tree.typed import (
     Accumulate,
+    ArrayAssign,
     Element,
     IndexRef,
     Local,
@@ -39,7 +41,9 @@ from tilewright.tree.typed import (
     TypedBarrier,
     TypedIf,
     TypedLoop,
+    TypedPrint,
     TypedWhile,
+    TypedYield,
     Variable,
 )
 from tilewright.tree.typed_text import show_expr
@@ -47,6 +51,7 @@ from tilewright.tree.typed_walk import assigned, exprs_in, walk, walk_expr
 
 _FEWEST_POINTS = 64
 """Iterations of a parallel loop for which a step of an ordered loop is worth more than one thread."""
+
 
 
 def classify(stmts: tuple[Stmt, ...], elementwise: bool, sink: Diagnostics, checks: Sequence[SizeCheck] = ()) -> tuple[Stmt, ...]:
@@ -92,6 +97,8 @@ def merge_nest(loop: TypedLoop) -> TypedLoop:
     """`for i: for j: body` -> `for i, j: body`, as long as inner ranges do not depend on outer indices."""
     while len(loop.body) == 1 and isinstance(loop.body[0], TypedLoop):
         inner = loop.body[0]
+        if loop.until is not None or inner.until is not None:
+            break
         if (inner.asked == "yes") != (loop.asked == "yes") or not _rectangular(loop.vars, inner.vars):
             break
         loop = replace(loop, vars=loop.vars + inner.vars, body=inner.body)
@@ -140,6 +147,8 @@ def _between_barriers(loop: TypedLoop) -> list[TypedLoop]:
 
 
 def _top_loop(loop: TypedLoop, sink: Diagnostics, fixed: Fixed) -> list[Stmt]:
+    if _prints(loop):
+        return [_inner(loop)]  # in order, so that what is printed is
     outer = assigned(loop.body)
     domain_known = _rectangular((), loop.vars)
     if not outer:
@@ -149,7 +158,14 @@ def _top_loop(loop: TypedLoop, sink: Diagnostics, fixed: Fixed) -> list[Stmt]:
         if depth and domain_known:
             rest = loop.vars[depth:]
             body = (replace(loop, vars=rest, kind=""),) if rest else loop.body
-            return [replace(loop, vars=loop.vars[:depth], body=_inners(body), kind="parallel")]
+            if not rest or is_reduction(replace(loop, vars=rest), ()) or scattered(replace(loop, vars=rest)) is None:
+                return [replace(loop, vars=loop.vars[:depth], body=_inners(body), kind="parallel")]
+        turned = interchanged(loop) if domain_known else None
+        if turned is not None:
+            return _top_loop(turned, sink, fixed)
+        scatter = scattered(loop) if domain_known and not is_reduction(loop, ()) else None
+        if scatter is not None:
+            return [replace(scatter, body=_inners(scatter.body), kind="parallel")]
         return [_ordered(loop, sink, fixed) or _inner(loop)]
     if is_reduction(loop, outer):
         return [replace(loop, body=_inners(loop.body), kind="reduce")]
@@ -170,11 +186,11 @@ def _top_loop(loop: TypedLoop, sink: Diagnostics, fixed: Fixed) -> list[Stmt]:
 
 def _ordered(loop: TypedLoop, sink: Diagnostics, fixed: Fixed) -> TypedLoop | None:
     """A loop whose iterations run one after the other, and whose body is worth the whole device; None where it is not."""
-    if loop.asked == "yes":
+    if loop.asked == "yes" or loop.until is not None:
         return None
     var, rest = loop.vars[0], loop.vars[1:]
     nest = loop
-    if not rest and len(loop.body) == 1 and isinstance(loop.body[0], TypedLoop) and _rectangular(loop.vars, loop.body[0].vars):
+    if not rest and len(loop.body) == 1 and isinstance(loop.body[0], TypedLoop) and loop.body[0].until is None and _rectangular(loop.vars, loop.body[0].vars):
         nest = replace(merge_nest(loop.body[0]), span=loop.span)
         nest = replace(nest, vars=(var, *nest.vars))
     inside = nest.vars[1:]
@@ -250,9 +266,9 @@ def _under(cond: Variable, holds: bool, body: tuple[Stmt, ...], stmt: TypedIf) -
 
 
 def _race(loop: TypedLoop, beyond: Sequence[LoopVar], sink: Diagnostics) -> None:
-    """grid promised independence. What is surely broken is an error; what is only unproven is serialised."""
+    """grid promised independence. What is surely broken is an error; what is only unproven is serialised. Stores that combine may meet."""
     for stmt in walk(loop.body):
-        if isinstance(stmt, Store):
+        if isinstance(stmt, Store) and not stmt.kind:
             linear = linear_indices(stmt.indices)
             if linear is None:
                 continue
@@ -332,6 +348,73 @@ def _inner(stmt: Stmt) -> Stmt:
     if isinstance(stmt, TypedIf):
         return replace(stmt, then=_inners(stmt.then), otherwise=_inners(stmt.otherwise))
     return stmt
+
+
+# -- scatters --------------------------------------------------------------------------------------------------------
+
+
+def _prints(loop: TypedLoop) -> bool:
+    return any(isinstance(s, TypedPrint) for s in walk(loop.body))
+
+
+def interchanged(loop: TypedLoop) -> TypedLoop | None:
+    """`for k: for i: out[i] += x[i, k]` as `for i: for k: …`, so that the loop over results is outside and the sum inside; None for other nests."""
+    joined = _joined(loop)
+    stores = [s for s in walk(joined.body) if isinstance(s, Store)]
+    reached = {e.var for s in stores for index in s.indices for e in walk_expr(index) if isinstance(e, IndexRef)}
+    kept = tuple(v for v in joined.vars if v in reached)
+    order = (*kept, *(v for v in joined.vars if v not in reached))
+    if not kept or order == loop.vars or any(not s.kind for s in stores):
+        return None
+    turned = replace(joined, vars=order)
+    inner = replace(joined, vars=order[len(kept) :])
+    return turned if order != kept and independent(turned, kept) and is_reduction(inner, ()) else None
+
+
+def _joined(loop: TypedLoop) -> TypedLoop:
+    """The nest with the loops directly inside, whoever asked for which order: for bodies in which order does not count."""
+    while len(loop.body) == 1 and isinstance(loop.body[0], TypedLoop) and _rectangular(loop.vars, loop.body[0].vars):
+        if loop.until is not None or loop.body[0].until is not None:
+            break
+        loop = replace(loop, vars=loop.vars + loop.body[0].vars, body=loop.body[0].body)
+    return loop
+
+
+def scattered(loop: TypedLoop) -> TypedLoop | None:
+    """The loop with its scatters marked, where its points can run in any order but for stores that combine; None where they cannot.
+
+    A scatter combines into elements that nothing else in the loop reads or writes in another way. Loops directly inside join the nest: what is
+    combined may come in any order.
+    """
+    loop = _joined(loop)
+    if assigned(loop.body) or any(isinstance(s, ArrayAssign | ReduceLoop | TypedYield) for s in walk(loop.body)):
+        return None
+    kinds: dict[str, set[str]] = {}
+    for stmt in walk(loop.body):
+        if isinstance(stmt, Store):
+            kinds.setdefault(stmt.array.name, set()).add(stmt.kind)
+    read = {e.array.name for e in exprs_in(loop.body) if isinstance(e, Element)}
+    combined = {name for name, found in kinds.items() if len(found) == 1 and "" not in found and name not in read}
+    while True:
+        marked = replace(loop, body=_marked(loop.body, combined))
+        unneeded = [name for name in sorted(combined) if independent(replace(loop, body=_marked(loop.body, combined - {name})), loop.vars)]
+        if not unneeded or not combined - {unneeded[0]}:
+            break
+        combined = combined - {unneeded[0]}
+    return marked if combined and independent(marked, loop.vars) else None
+
+
+def _marked(stmts: tuple[Stmt, ...], arrays: set[str]) -> tuple[Stmt, ...]:
+    result: list[Stmt] = []
+    for stmt in stmts:
+        if isinstance(stmt, Store):
+            stmt = replace(stmt, scatter=stmt.array.name in arrays)
+        elif isinstance(stmt, TypedIf):
+            stmt = replace(stmt, then=_marked(stmt.then, arrays), otherwise=_marked(stmt.otherwise, arrays))
+        elif isinstance(stmt, TypedLoop | TypedWhile):
+            stmt = replace(stmt, body=_marked(stmt.body, arrays))
+        result.append(stmt)
+    return tuple(result)
 
 
 def _check_elementwise(stmts: tuple[Stmt, ...], sink: Diagnostics) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilewright.base.dtypes import i64
-from tilewright.base.sizes import ONE, ZERO, Size, ceildiv
+from tilewright.base.intervals import clamped
+from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, has_numbers
 from tilewright.tree import syntax
 from tilewright.tree.bounds import interval
 from tilewright.tree.check.arrays import ArrayTable
@@ -62,7 +63,8 @@ class NestChecker:
         down = step.constant is not None and step.constant < 0
         count = None
         if first is not None and last is not None:
-            count = self.sizes.numbers.count(ceildiv(first - last, -step) if down else ceildiv(last - first, step), title, node.span)
+            count = ceildiv(first - last, -step) if down else ceildiv(last - first, step)
+            count = self.sizes.numbers.count(count, title, node.span) if has_numbers(count) else count
         start, end = interval(lo), interval(hi)
         low = start.low if start else None
         high = end.high - 1 if end else None
@@ -72,7 +74,7 @@ class NestChecker:
             low, high = (end.low + 1 if end else None), (start.high if start else None)
         if first is not None and count is not None and down:
             low, high = high, low
-        return LoopVar(name, lo, hi, step, first, count, low, high)
+        return LoopVar(name, lo, hi, step, first, None if count is None else clamped(count), low, high)
 
     def bound(self, node: syntax.Expr) -> Expr:
         """A bound of a range, an integer."""

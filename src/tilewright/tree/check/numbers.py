@@ -12,7 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tilewright.base.intervals import clamped
-from tilewright.base.sizes import ONE, ZERO, Size, SizeCall, computed_name, has_numbers, maximum, number_name, size_text
+from tilewright.base.sizes import (
+    ONE,
+    ZERO,
+    Size,
+    SizeCall,
+    computed_name,
+    has_numbers,
+    is_number,
+    maximum,
+    number_name,
+    size_text,
+)
 from tilewright.base.source import Span
 from tilewright.tree.check.context import Context
 from tilewright.tree.check.state import ComputedSize
@@ -44,6 +55,11 @@ class NumberSizes:
     def count(self, size: Size, title: str, span: Span) -> Size:
         """How often a loop turns: not at all where the size is negative."""
         return self._computed(size, title, span, False, 0) if has_numbers(size) else clamped(size)
+
+    def decide(self, *sizes: Size) -> bool:
+        """Whether calls look at all numbers in the sizes anyway. A number that is only an index is not one of them: a call with another one is the same call."""
+        shaping = {name for key in self.context.state.computed for name in key.names}
+        return all(name in shaping for size in sizes for name in size.names if is_number(name))
 
     def _computed(self, size: Size, title: str, span: Span, checked: bool, least: int) -> Size:
         state, key = self.context.state, self._canonical(size)

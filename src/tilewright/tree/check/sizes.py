@@ -75,6 +75,11 @@ class SizeChecker:
         if a == b:
             return
         if _of_call(a) or _of_call(b):
+            name, other = (left.name, right) if _of_call(b) else (right.name, left)
+            if name is not None and "$" not in name and not has_numbers(other):
+                # A name that stands for a size, as in ZynML: it is that one.
+                self.context.state.equations.defined.setdefault((name, other), span)
+                return
             self.require(a, "eq", b, "extents {left} and {right} do not match", span)
             return
         if a.constant is not None and b.constant is not None:
@@ -157,7 +162,7 @@ class SizeChecker:
         if reach is None:
             return
         low, high = reach.low, reach.high
-        if has_numbers(low) or has_numbers(high):
+        if not self.numbers.decide(low, high):
             return  # a place that the call names: found when the kernel runs
         spare = extent - high - 1
         text = show_expr(value)
@@ -272,7 +277,7 @@ class SizeChecker:
     def stay_in_tile(self, name: str, axis: int, extent: Size, index: Expr, span: Span) -> None:
         """As `stay_inside`, for an element of a tile."""
         reach = interval(index)
-        if reach is None or self.context.guarded or has_numbers(reach.low) or has_numbers(reach.high):
+        if reach is None or self.context.guarded or not self.numbers.decide(reach.low, reach.high):
             return
         text = f"index {show_expr(index)} of '{name}'"
         if surely_negative(extent - reach.high - 1):

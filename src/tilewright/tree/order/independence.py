@@ -36,12 +36,15 @@ from tilewright.tree.typed import (
     Store,
     TypedIf,
     TypedLoop,
+    TypedPrint,
     TypedWhile,
     TypedYield,
     Variable,
 )
 from tilewright.tree.typed_walk import exprs_in, walk, walk_expr
 
+REDUCED = ("add", "mul", "min", "max", "and", "or")
+"""Stores that a reduction can stand for."""
 Fixed = Mapping[LoopVar, Size]
 NOTHING_FIXED: Fixed = {}
 
@@ -49,11 +52,11 @@ NOTHING_FIXED: Fixed = {}
 def is_reduction(loop: TypedLoop, outer: Sequence[Variable]) -> bool:
     """Whether the loop does nothing but accumulate into outer variables or into array elements that it does not move over."""
     stores = [s for s in walk(loop.body) if isinstance(s, Store)]
-    if not outer and not stores:
+    if (not outer and not stores) or any(s.kind not in REDUCED for s in stores):
         return False
     kinds: dict[Variable, str] = {}
     for stmt in walk(loop.body):
-        if isinstance(stmt, TypedWhile | ArrayAssign | ReduceLoop | TypedYield):
+        if isinstance(stmt, TypedWhile | ArrayAssign | ReduceLoop | TypedYield | TypedPrint):
             return False
         if isinstance(stmt, SetVar) and stmt.var in outer:
             return False
@@ -88,9 +91,9 @@ def independent(loop: TypedLoop, over: Sequence[LoopVar], fixed: Fixed = NOTHING
     accesses: dict[str, list[Indices]] = {}
     reads: set[str] = set()
     for stmt in walk(body):
-        if isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield):
+        if isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield | TypedPrint):
             return False
-        if isinstance(stmt, Store):
+        if isinstance(stmt, Store) and not stmt.scatter:
             linear = _forms(stmt.indices, fixed)
             if linear is None:
                 return False
@@ -98,7 +101,7 @@ def independent(loop: TypedLoop, over: Sequence[LoopVar], fixed: Fixed = NOTHING
             if stmt.kind:
                 reads.add(stmt.array.name)
     if not writes:
-        return False
+        return any(isinstance(s, Store) for s in walk(body))
     for expr in exprs_in(body):
         if isinstance(expr, Element) and expr.array.name in writes:
             linear = _forms(expr.indices, fixed)

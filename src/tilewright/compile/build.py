@@ -144,7 +144,7 @@ def _is_open_ended(kernel: Kernel) -> bool:
     """Whether sizes do not bound how long it runs: a loop's length comes from a number or from memory."""
     free = {param for param in kernel.params if not isinstance(param.type, Tensor)}
     for op in walk(kernel.body):
-        if op.opcode == "while" or (op.opcode == "for" and any(v in free for v in op.operands[:3])):
+        if op.opcode in ("while", "run_blocks") or (op.opcode == "for" and any(v in free for v in op.operands[:3])):
             return True
         if op.opcode in ("load", "atomic", "accumulate") or any(v in free for v in op.operands):
             free.update(op.results)

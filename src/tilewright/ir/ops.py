@@ -425,6 +425,8 @@ _define("if", "`if %cond {… yield %a} {… yield %b}`: results are what the ta
         "control", "structure", regions=2)  # fmt: skip
 _define("while", "`while %init… (%c…) {… yield %cond, %c…} (%c…) {… yield %next…}`: loop as long as the first region's first value holds.",
         None, "loop tile thread", "control", "structure", regions=2)  # fmt: skip
+_define("run_blocks", "`run_blocks %n, %work (%block) {…}`: run the body for every block from 0 to `%n`, in any order and side by side; all are done "
+        "before the next op. `%work` says how many elements a block touches. On CPUs.", None, "thread", "sync", "structure", regions=1)  # fmt: skip
 _define("yield", "Hands the region's values to its op.", _any_operands, effect="control", group="structure")
 
 # Arithmetic.

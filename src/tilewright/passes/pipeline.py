@@ -50,6 +50,7 @@ from tilewright.passes.program.fission_products import fission_products
 from tilewright.passes.program.fuse import FusionReport, fuse
 from tilewright.passes.program.fuse_horizontally import fuse_horizontally
 from tilewright.passes.program.guard_checks import guard_checks
+from tilewright.passes.program.ordered_kernels import ordered_kernels
 from tilewright.passes.program.pad_windows import pad_windows
 from tilewright.passes.program.persistent_kernel import persistent_kernel
 from tilewright.passes.program.repack import repack
@@ -337,6 +338,11 @@ PERSISTENT_KERNEL = Pass(
     "persistent_kernel", "program", "program", persistent_kernel,
     "All kernels become loops over their blocks in one kernel that stays, with a `grid_barrier` between those that depend on each other.",
 )  # fmt: skip
+ORDERED_KERNELS = Pass(
+    "ordered_kernels", "program", "program", ordered_kernels,
+    "The calls of each ordered loop become one kernel that holds the loop: its blocks meet between calls (GPU), or one thread hands them out (CPU).",
+    takes=TARGET,
+)  # fmt: skip
 REUSE_BUFFERS = Pass(
     "reuse_buffers", "program", "program", reuse_buffers,
     "Arrays between kernels that are never needed at the same time lie in the same memory.", takes=("loop",),
@@ -507,6 +513,9 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(DIVIDE_BY_RECIPROCAL, "After expand_math, whose divisions it sees too."),
         Step(SIMPLIFY, "Code generators see short code."),
     ),
+    "ordered loops": (
+        Step(ORDERED_KERNELS, "Kernels are final: only the order of their blocks is left to arrange."),
+    ),
     "one launch": (
         Step(PERSISTENT_KERNEL, "Kernels are final: only their blocks and barriers are left to arrange."),
     ),
@@ -559,6 +568,7 @@ TITLES: Mapping[str, str] = MappingProxyType({
     "program": "The loop stage, by plan",
     "tile": "To the tile stage",
     "thread": "To the thread stage",
+    "ordered loops": "Programs with ordered loops",
     "one launch": "Programs with `launches=1` on a GPU",
     "memory": "Programs of several kernels: memory",
     "explicit checks": "Explicit kernels with `check=True`",
@@ -655,6 +665,11 @@ def lower_planned(
     tile, context = run_order(ORDERS["tile"], loop, context, trace)
     thread, context = run_order(ORDERS["thread"], tile, context, trace)
     return Stages(loop, tile, thread, tuple(schedule for schedule in context.plans if schedule is not None))
+
+
+def merge_steps(program: Program, target: Target, trace: Trace) -> Program:
+    """The thread stage's kernels with those of an ordered loop as one."""
+    return run_order(ORDERS["ordered loops"], program, PassContext(target), trace)[0] if program.loops else program
 
 
 def merge_launches(program: Program, trace: Trace) -> Program:

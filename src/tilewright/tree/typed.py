@@ -428,7 +428,8 @@ class TypedLoop(TypedNode):
     """A loop nest over a rectangular domain (one whose ranges do not depend on its own indices, unless there is one index).
 
     kind: 'parallel' (points are independent), 'reduce' (it only accumulates into outer variables or elements), 'each' (serial,
-    but its iterations are independent), 'serial'; empty until classified. `asked` is what the source said: yes, no, auto.
+    but its iterations are independent), 'serial', 'ordered' (one index; its iterations run one after the other, and what
+    stands in it runs like statements of the kernel's top); empty until classified. `asked` is what the source said: yes, no, auto.
     """
 
     vars: tuple[LoopVar, ...]
@@ -454,8 +455,18 @@ class ReduceLoop(TypedNode):
 
 @record
 class TypedWhile(TypedNode):
+    """kind: 'ordered' as for a `TypedLoop`, or empty."""
+
     cond: Expr
     body: tuple[Stmt, ...]
+    kind: str = ""
+
+
+@record
+class TypedTurns(TypedNode):
+    """The only statement of an ordered loop: iterations take the bodies in turn, `bodies[t % len(bodies)]` in iteration t."""
+
+    bodies: tuple[tuple[Stmt, ...], ...]
 
 
 @record
@@ -486,7 +497,7 @@ class TypedBarrier(TypedNode):
     """What stands before it in the loop body is done when what follows begins. Gone once loops are classified."""
 
 
-Stmt = SetVar | Accumulate | Store | ArrayAssign | TypedLoop | ReduceLoop | TypedWhile | TypedIf | TypedYield | TypedBarrier | TypedPrint
+Stmt = SetVar | Accumulate | Store | ArrayAssign | TypedLoop | ReduceLoop | TypedWhile | TypedIf | TypedTurns | TypedYield | TypedBarrier | TypedPrint
 
 
 @record

@@ -37,6 +37,7 @@ from tilewright.tree.typed import (
     TypedKernel,
     TypedLoop,
     TypedPrint,
+    TypedTurns,
     TypedView,
     TypedWhile,
     Whole,
@@ -118,7 +119,7 @@ def _show_stmts(stmts: tuple[Stmt, ...], indent: str) -> Iterator[str]:
         elif isinstance(stmt, TypedPrint):
             yield f"{indent}print {', '.join([repr(stmt.text), *map(show_expr, stmt.values)])}"
         elif isinstance(stmt, TypedWhile):
-            yield f"{indent}while {show_expr(stmt.cond)}:"
+            yield f"{indent}{stmt.kind}{' ' if stmt.kind else ''}while {show_expr(stmt.cond)}:"
             yield from _show_stmts(stmt.body, inner)
         elif isinstance(stmt, TypedIf):
             yield f"{indent}if {show_expr(stmt.cond)}:"
@@ -126,6 +127,10 @@ def _show_stmts(stmts: tuple[Stmt, ...], indent: str) -> Iterator[str]:
             if stmt.otherwise:
                 yield f"{indent}else:"
                 yield from _show_stmts(stmt.otherwise, inner)
+        elif isinstance(stmt, TypedTurns):
+            for turn, body in enumerate(stmt.bodies):
+                yield f"{indent}turn {turn} of {len(stmt.bodies)}:"
+                yield from _show_stmts(body, inner)
         elif isinstance(stmt, TypedBarrier):
             yield f"{indent}barrier()"
         else:

@@ -24,6 +24,7 @@ from tilewright.tree.typed import (
     TypedIf,
     TypedLoop,
     TypedPrint,
+    TypedTurns,
     TypedView,
     TypedWhile,
     Variable,
@@ -66,7 +67,7 @@ def own_exprs(stmt: Stmt) -> tuple[Expr, ...]:
         return tuple(e for v in (*stmt.outer, *stmt.inner) for e in (v.lo, v.hi))
     if isinstance(stmt, TypedWhile | TypedIf):
         return (stmt.cond,)
-    if isinstance(stmt, TypedBarrier):
+    if isinstance(stmt, TypedBarrier | TypedTurns):
         return ()
     if isinstance(stmt, TypedPrint):
         return stmt.values
@@ -79,7 +80,7 @@ def bodies(stmt: Stmt) -> tuple[tuple[Stmt, ...], ...]:
         return (stmt.body,)
     if isinstance(stmt, TypedIf):
         return (stmt.then, stmt.otherwise)
-    return ()
+    return stmt.bodies if isinstance(stmt, TypedTurns) else ()
 
 
 def walk(stmts: tuple[Stmt, ...]) -> Iterator[Stmt]:

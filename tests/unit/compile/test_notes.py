@@ -37,7 +37,8 @@ for i, j in tw.grid(n, m):
     u[i, j] = x[i, j]
 for t in range(steps):
     for i, j in tw.grid(n, m):
-        u[i, j] = 0.5 * u[i, j]
+        if x[i, j] > 0:
+            u[i, j] = 0.5 * u[n - 1 - i, m - 1 - j]
 return u""", X + ", steps: int", 10, "which the turn before it wrote"),
     "length from memory": ("""
 total = 0.0

@@ -98,9 +98,12 @@ class Draft:
         self.domain = tuple(self.size(s) for s in shape)
         self.indices = tuple(Value(INDEX, f"i{axis}") for axis in range(len(shape)))
 
-    def open_loops(self, variables: Sequence[LoopVar]) -> None:
-        """A domain over loop indices; each counts from 0 by ones, the index is computed from that."""
-        self.domain = tuple(self.extent(self.top, var, self.scope) for var in variables)
+    def open_loops(self, variables: Sequence[LoopVar], counts: Sequence[Size | None] = ()) -> None:
+        """A domain over loop indices; each counts from 0 by ones, the index is computed from that. `counts` says how many values they take."""
+        known = counts or [var.count for var in variables]
+        self.domain = tuple(
+            self.extent(self.top, var, self.scope) if count is None else self.size(count) for var, count in zip(variables, known, strict=True)
+        )
         self.indices = tuple(Value(INDEX, var.name) for var in variables)
         for var, position in zip(variables, self.indices, strict=True):
             self.scope[var] = self.index(self.body, var, position, self.scope)

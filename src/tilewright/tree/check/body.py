@@ -626,13 +626,15 @@ class BodyChecker:
     @contextmanager
     def ordered(self, stmt: syntax.For | syntax.While) -> Iterator[None]:
         """Inside a loop whose iterations run in order, reads may be of what iterations before wrote."""
-        before = self.context.written_later
+        before, in_grid = self.context.written_later, self.context.in_grid
         if not isinstance(stmt, syntax.For) or stmt.parallel != "yes":
             self.context.written_later = before | self.stored_in(stmt.body)
+        else:
+            self.context.in_grid = True
         try:
             yield
         finally:
-            self.context.written_later = before
+            self.context.written_later, self.context.in_grid = before, in_grid
 
     def stored_in(self, body: tuple[syntax.Stmt, ...]) -> set[str]:
         """Arrays whose elements the statements write, by unique name."""

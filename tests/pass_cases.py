@@ -21,6 +21,7 @@ from tilewright.compile.simt import addressed
 from tilewright.frontend.python.functions import parse_scalar_function
 from tilewright.primitives.functions import Monoid, scalar_function
 from tilewright.primitives.scan import scan_program
+from tilewright.primitives.scan_plan import ScanPlan, StateFunction
 
 BF16 = ml_dtypes.bfloat16
 Reach = Callable[[], object]
@@ -161,7 +162,7 @@ PATHS: dict[str, Reach] = {
     "explicit checks": lambda: tw.gpu(check=True)(doubled)[1, 32](numbers(20), device="cpu"),
     "explicit": EXPLICIT_ON_CPU,
     "explicit addresses": lambda: addressed(tw.gpu(doubled)[1, 32].thread_stage(numbers(20)), parse_target("sm_90a")),
-    "primitives": lambda: finished_program(scan_program(f32, Monoid(f32, "add"), f32, parse_target("sm_90a")), parse_target("sm_90a")),
+    "primitives": lambda: finished_program(scan_program(ScanPlan((f32,), (f32,), StateFunction(Monoid(f32, "add"))), parse_target("sm_90a")), parse_target("sm_90a")),
     "functions": lambda: scalar_function(parse_scalar_function(lambda a, b: a * b + 1), (f32, f32), f32),
 }
 OTHER: dict[tuple[str, str], Reach] = {

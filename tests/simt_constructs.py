@@ -357,12 +357,27 @@ def zeros(count: int, dtype: Any = np.float32) -> np.ndarray:
 X3 = np.add.outer(np.add.outer(np.arange(4) // 2 * 100000 + np.arange(4) % 2 * 100, np.arange(6) // 3 * 10000 + np.arange(6) % 3 * 10), np.arange(8) // 4 * 1000 + np.arange(8) % 4)
 M = RNG.normal(size=(21, 37)).astype(np.float32)
 Case = tuple[Any, tuple[Any, ...], Callable[[], list[Any]], dict[int, Any]]
+@tw.gpu
+def counts_down(out: tw.GpuBuffer[tw.u32]):
+    t = tw.i32(tw.thread.x)
+    tw.atomic_max(out, t % len(out), tw.u32(-t))
+
+
+@tw.gpu
+def shifts(out: tw.GpuBuffer[tw.i64]):
+    """Counts are modulo the bits."""
+    t = tw.i64(tw.thread.x)
+    out[t] = (t >> -63) + (t << -60) + (t >> 66)
+
+
 CASES: dict[str, Case] = {
     "saxpy": (saxpy, (3, 32), lambda: [2.0, F, np.ones(64, np.float32)], {2: 1 + 2 * F}),
     "early return": (early_return, (2, 64), lambda: [F, zeros(64)], {1: np.where(F < 0, -1, F * 3)}),
     "indices": (indices, ((2, 2, 2), (4, 3, 2)), lambda: [np.zeros((4, 6, 8), np.int64)], {0: X3}),
     "sizes": (sizes, ((2, 3), (4, 2)), lambda: [zeros(55, np.int32)], {0: [4, 2, 1, 2, 3, 1, 32, *range(48)]}),
     "block sum": (block_sum, (2, 64), lambda: [np.arange(500, dtype=np.float32), zeros(2)], {}),
+    "counts down": (counts_down, (1, 64), lambda: [zeros(5, np.uint32)], {0: [2**32 - 5, 2**32 - 1, 2**32 - 2, 2**32 - 3, 2**32 - 4]}),
+    "shifts": (shifts, (1, 64), lambda: [zeros(64, np.int64)], {0: [(t >> 1) + (t << 4) + (t >> 2) for t in range(64)]}),
     "jumps": (jumps, (2, 32), lambda: [N, zeros(64, np.int32)], {1: [python_jumps(v) for v in N]}),
     "collatz": (collatz, (1, 64), lambda: [N, zeros(64, np.int32)], {1: [python_collatz(int(v)) for v in N]}),
     "found in loop": (found_in_loop, (1, 64), lambda: [G, zeros(64)], {1: np.full(64, 2.0)}),

@@ -135,19 +135,35 @@ from tilewright.execute.memory import (
     default_pool as default_pool,
     memory_pool as memory_pool,
 )
-from tilewright.execute.primitive_sorts import (
+from tilewright.execute.primitives.elements import (
+    filter as filter,
+    gpu_filter as gpu_filter,
+    gpu_map as gpu_map,
+    gpu_reduce as gpu_reduce,
+    gpu_transpose as gpu_transpose,
+    map as map,
+)
+from tilewright.execute.primitives.histograms import (
+    gpu_histogram as gpu_histogram,
+    histogram as histogram,
+)
+from tilewright.execute.primitives.scans import (
+    gpu_scan as gpu_scan,
+    scan as scan,
+)
+from tilewright.execute.primitives.sorts import (
+    argsort as argsort,
     gpu_argsort as gpu_argsort,
     gpu_run_lengths as gpu_run_lengths,
     gpu_sort as gpu_sort,
     gpu_unique as gpu_unique,
+    run_lengths as run_lengths,
+    sort as sort,
+    topk as topk,
+    unique as unique,
 )
-from tilewright.execute.primitives import (
-    gpu_filter as gpu_filter,
-    gpu_histogram as gpu_histogram,
-    gpu_map as gpu_map,
-    gpu_reduce as gpu_reduce,
-    gpu_scan as gpu_scan,
-    gpu_transpose as gpu_transpose,
+from tilewright.execute.random_arrays import (
+    random as random,
 )
 from tilewright.execute.simt.kernels import (
     GpuKernel as GpuKernel,
@@ -179,6 +195,7 @@ from tilewright.execute.tune import (
 from tilewright.frontend.words import (
     Array as Array,
     GpuBuffer as GpuBuffer,
+    InOut as InOut,
     abs as abs,
     active_mask as active_mask,
     all as all,

@@ -103,7 +103,7 @@ def test_a_list_is_no_array() -> None:
 
 def test_none_is_no_array() -> None:
     assert message(lambda: scale_columns(m(1, 1), None)) == (
-        "error[TW009]: argument 'v' is a NoneType, not an array or a number\nhelp: pass an array or a number"
+        "error[TW009]: 'v' must be an array, got None\nhelp: annotate it as 'tw.Array | None' where it may be left out"
     )
 
 

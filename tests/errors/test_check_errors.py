@@ -6,14 +6,14 @@ import textwrap
 
 import pytest
 
-from tilewright.base.dtypes import DType, bf16, f16, i8, i64, u64
+from tilewright.base.dtypes import DType, bf16, f16, f64, i8, i64, u64
 from tilewright.base.dtypes import f32 as single
 from tilewright.base.errors import Diagnostics, UserError
 from tilewright.frontend.python.kernels import parse_python_file
 from tilewright.frontend.zyn.parse import parse_module
 from tilewright.tree import syntax
 from tilewright.tree.check.kernel import check_kernel
-from tilewright.tree.typed import ArgSpec, ArrayArg, ScalarArg
+from tilewright.tree.typed import ArgSpec, ArrayArg, NoneArg, ScalarArg
 
 
 def a(rank: int, dtype: DType = single) -> ArrayArg:
@@ -94,7 +94,7 @@ PYTHON = {
            |
          6 |         x[i] = 1.0
            |         ^^^^^^^^^^
-        help: make an output and write to that"""),
+        help: make an output and write to that, or annotate it as tw.InOut"""),
     "float into integers": ("x", loop("out[i] = x[i] * 0.5"), [a(1, i8)], """
         k.py:6:9: error[TW006]: 'out' is i8, and f64 does not fit it
            |
@@ -165,12 +165,30 @@ PYTHON = {
          3 | def k(x):
            | ^^^^^^^^^
         help: return the arrays it makes"""),
-    "extent from a number": ("x, n", "out = tw.empty((n,), tw.f32)\nreturn out", [a(1), ScalarArg(i64)], """
-        k.py:4:20: error[TW014]: extent n is not made of sizes of the inputs
+    "extent from an element": ("x", "out = tw.empty((x[0],), tw.f32)\nreturn out", [a(1, i64)], """
+        k.py:4:20: error[TW014]: extent x[0] is not made of sizes of the inputs and whole numbers
+           |
+         4 |     out = tw.empty((x[0],), tw.f32)
+           |                    ^^^^^^^
+        help: use x.shape[…], an int parameter or a constant"""),
+    "extent from a number with a fraction": ("x, n", "out = tw.empty((n,), tw.f32)\nreturn out", [a(1), ScalarArg(f64, weak=True)], """
+        k.py:4:20: error[TW014]: extent n is not made of sizes of the inputs and whole numbers
            |
          4 |     out = tw.empty((n,), tw.f32)
            |                    ^^^^
-        help: use x.shape[…] or a constant"""),
+        help: use x.shape[…], an int parameter or a constant"""),
+    "None that is used": ("x: tw.Array, bias: tw.Array | None", "out = tw.empty_like(x)\nfor i in tw.grid(len(x)):\n    out[i] = x[i] + bias[i]\nreturn out", [a(1), NoneArg()], """
+        k.py:6:25: error[TW009]: 'bias' is None here
+           |
+         6 |         out[i] = x[i] + bias[i]
+           |                         ^^^^
+        help: use it under 'if bias is not None:'"""),
+    "None for an array": ("x: tw.Array, bias: tw.Array", "return x + bias", [a(1), NoneArg()], """
+        k.py:3:20: error[TW009]: 'bias' must be an array, got None
+           |
+         3 | def k(x: tw.Array, bias: tw.Array):
+           |                    ^^^^^^^^^^^^^^
+        help: annotate it as 'tw.Array | None' where it may be left out"""),
     "race in a grid": ("m", "out = tw.empty((4,), tw.f32)\nfor i, j in tw.grid(4, m.shape[1]):\n    out[i] = m[i, j]\nreturn out", [a(2)], """
         k.py:6:9: error[TW012]: every 'j' of the grid stores to the same out[i]
            |

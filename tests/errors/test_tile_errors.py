@@ -259,7 +259,7 @@ ZYNML = {
            |
          3 |         x[i, 0:3] = 0.0
            |         ^^^^^^^^^^^^^^^
-        help: write to out[…], or to an out_… of its own"""),
+        help: write to out[…], or to an out_… of its own; compute(inout x, …) writes it in place"""),
     "slice stored outside loops": ("x", """
         out[0:3] = x[0:3]""", [a(2)], """
         k.zyn:2:5: error[TW005]: a slice is assigned to inside a loop only

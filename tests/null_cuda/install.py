@@ -26,7 +26,7 @@ import numpy as np
 from null_cuda.driver import NullCuda
 from null_cuda.programs import Config, Function, Parameters
 from null_cuda.state import Fault
-from tilewright.base.artifact import Artifact
+from tilewright.base.artifact import FAILURE, FAILURE_FIELDS, FAILURE_FLAG, FAILURE_SITE, Artifact
 from tilewright.base.errors import TilewrightError
 from tilewright.compile import build, store
 from tilewright.compile import driver as compile_driver
@@ -105,10 +105,20 @@ class Programs:
         except TilewrightError as error:
             self.driver.kernel_errors.append(error)
             raise Fault from error
+        if FAILURE in call.args:
+            self._raise_flag(int.from_bytes(values[FAILURE], "little"))
         return True
 
+    def _raise_flag(self, cell: int) -> None:
+        """What a GPU does beside what the emulator does: who left a record sets the word that the record names."""
+        fields = (ctypes.c_int64 * FAILURE_FIELDS).from_address(cell)
+        if fields[FAILURE_SITE] and fields[FAILURE_FLAG]:
+            ctypes.c_int64.from_address(fields[FAILURE_FLAG]).value = 1
+
     def _call(self, built: _Built, position: int, values: dict[str, bytes], sizes: dict[str, int]) -> KernelCall:
-        other = getattr(built.stages, self.stage, None)
+        # Index checks are made on the way to the tile stage.
+        checked = built.artifact.sites and self.stage == "loop"
+        other = None if checked else getattr(built.stages, self.stage, None)
         if other is not None and len(other.calls) == len(built.thread.calls):
             call: KernelCall = other.calls[position]
             if set(call.args) <= set(values) and set(call.kernel.size_names) <= set(sizes):

@@ -165,7 +165,11 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: deep(FOUR, np.array([0, 3])), "deep reads 't' at index 3 (axis 1), but its extent there is 3"),
     (lambda: sparse(NUMBERS[:70], at(101), STARTS, NUMBERS), "sparse reads 'x' at index 101, "),
     (lambda: sparse(NUMBERS[:69], at(), STARTS, NUMBERS), "sparse reads 'values' at index 69, but its extent there is 69"),
-    (lambda: sparse(NUMBERS[:70], at(), STARTS - 1, NUMBERS), "sparse reads 'values' at index -1, "),
+    (lambda: sparse(NUMBERS[:70], at(n=69), STARTS, NUMBERS), "sparse reads 'at' at index 69, but its extent there is 69"),
+    (lambda: sparse(NUMBERS[:70], at(), STARTS - 1, NUMBERS), "' at index -1, but its extent there is 70"),
+    (lambda: sparse(NUMBERS[:70], at(), np.array([0, 2**63 - 1]), NUMBERS), f"' at index {2**63 - 2}, but its extent there is 70"),
+    (lambda: sparse(NUMBERS[:70], at(-1, 3, dtype=np.int64), STARTS, NUMBERS), "sparse reads 'x' at index -1, "),
+    (lambda: deep(FOUR, np.where(np.arange(40) == 37, 3, np.arange(40) % 3)), "(axis 1), but its extent there is 3"),
     (lambda: scatter(NUMBERS, at(100), NUMBERS[:70]), "scatter writes 'out' at index 100, but its extent there is 100"),
     (lambda: count(NUMBERS, at(-3)), "'out' at index -3, "),
     (lambda: guarded(NUMBERS, at(-5, 100)), "guarded reads 'x' at index 100, "),
@@ -173,9 +177,6 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: shifted(NUMBERS, 1), "shifted reads 'x' at index 100, "),
     (lambda: shifted(NUMBERS, -1), "shifted reads 'x' at index -1, "),
     (lambda: shifted(NUMBERS, 2**63 - 1), "shifted reads 'x' at index "),
-    (lambda: first_sum(NUMBERS, 101), "first_sum reads 'x' at index 100, "),
-    (lambda: first_written(NUMBERS, 101), "first_written writes 'out' at index 100, "),
-    (lambda: first_written(NUMBERS[:4], 100_000), "first_written writes 'out' at index "),
     (lambda: largest_of(NUMBERS, at(100)), "largest_of reads 'x' at index 100, "),
 ]
 
@@ -230,6 +231,13 @@ def test_graphs_check_every_replay() -> None:
     graph.replay()
 
 
+def test_numbers_that_loops_end_at_are_checked_at_the_call() -> None:
+    for call in (lambda: first_sum(NUMBERS, 101), lambda: first_written(NUMBERS, 101), lambda: first_written(NUMBERS[:4], 100_000)):
+        with pytest.raises(tw.UserError, match=r"index i of '(x|out)' reaches (100|99999), but axis 0 has extent (100|4)") as caught:
+            call()
+        assert caught.value.code == "TW013"
+
+
 def test_unchecked_kernels_have_no_tests() -> None:
     plain = tw.kernel(unchecked=True)(gather.python)
     assert not plain.compile(NUMBERS, at()).sites and gather.compile(NUMBERS, at()).sites
@@ -279,21 +287,94 @@ def test_what_loops_and_conditions_prove_is_not_tested(body: str) -> None:
     assert np.allclose(kernel(*arguments), kernel(*arguments, device="emulator"))
 
 
-def test_gpus_assert_what_is_written_and_with_check_what_is_read() -> None:
-    picky = tw.kernel(check=True)(gather.python)
-    for kernel, arguments, wrong in (
-        (picky, (NUMBERS, at()), (NUMBERS, at(100))),
-        (picky, (NUMBERS, at()), (NUMBERS, at(-1))),
-        (scatter, (NUMBERS, at(), NUMBERS[:70]), (NUMBERS, at(100), NUMBERS[:70])),
-    ):
-        thread = kernel.stages(*arguments, target="sm_90a").stages.thread
-        names = [p.name for p in thread.inputs]
-        run_program(thread, dict(zip(names, arguments, strict=True)), target=parse_target("sm_90a"))
-        with pytest.raises(tw.UserError, match=r"assertion failed: '(x|out)' is (read|written) at an index inside its extent"):
-            run_program(thread, dict(zip(names, wrong, strict=True)), target=parse_target("sm_90a"))
-    assert b"trap" in scatter.compile(NUMBERS, at(), NUMBERS[:70], target="sm_90a").code
-    assert b"trap" in picky.compile(NUMBERS, at(), target="sm_90a").code
-    assert b"trap" not in gather.compile(NUMBERS, at(), target="sm_90a").code
+def run_stage(kernel: tw.kernel, stage: str, *arguments: object, **outputs: np.ndarray) -> dict[str, np.ndarray]:
+    """A stage of the kernel as it is compiled for a GPU, in the emulator."""
+    program = getattr(kernel.stages(*arguments, target="sm_90a").stages, stage)
+    named = dict(zip([p.name for p in program.inputs], arguments, strict=True))
+    return run_program(program, named, outputs, target=parse_target("sm_90a"))
+
+
+@tw.kernel(check=True)
+def checked_gather(x: tw.Array, at: tw.Array):
+    out = tw.empty((len(at),), x.dtype)
+    for i in tw.grid(len(at)):
+        out[i] = x[at[i]]
+    return out
+
+
+@tw.kernel
+def scattered_rows(y: tw.Array, at: tw.Array, v: tw.Array):
+    rows, cols = v.shape
+    out = tw.zeros(y.shape, v.dtype)
+    for i in range(rows):
+        for j in tw.grid(cols):
+            out[at[i], j] = v[i, j]
+    return out
+
+
+@tw.kernel
+def moved(x: tw.Array, by: int):
+    (n,) = x.shape
+    out = tw.zeros((n,), x.dtype)
+    for i in tw.grid(n):
+        out[i + by] = x[i]
+    return out
+
+
+@tw.kernel
+def one_row(x: tw.Array, at: int):
+    _, n = x.shape
+    out = tw.zeros(x.shape, x.dtype)
+    for j in tw.grid(n):
+        out[at, j] = x[0, j] * 2
+    return out
+
+
+ROWS = np.arange(3 * 33, dtype=np.float32).reshape(3, 33)
+ON_GPUS: list[tuple[tw.kernel, tuple[object, ...], tuple[object, ...], str]] = [
+    (checked_gather, (NUMBERS, at()), (NUMBERS, at(100)), "checked_gather reads 'x' at index 100, but its extent there is 100"),
+    (checked_gather, (NUMBERS, at()), (NUMBERS, at(-1)), "checked_gather reads 'x' at index -1, "),
+    (checked_gather, (NUMBERS, at(n=1)), (NUMBERS, at(2**62, n=1, dtype=np.int64)), f"at index {2**62}, "),
+    (scatter, (NUMBERS, at(), NUMBERS[:70]), (NUMBERS, at(100), NUMBERS[:70]), "scatter writes 'out' at index 100, "),
+    (count, (NUMBERS, at()), (NUMBERS, at(-3)), "count writes 'out' at index -3, "),
+    (scattered_rows, (np.zeros((5, 33)), np.array([4, 0, 2]), ROWS), (np.zeros((5, 33)), np.array([4, 5, 2]), ROWS), "'out' at index 5 (axis 0), but its extent there is 5"),
+    (one_row, (ROWS, 0), (ROWS, 3), "one_row writes 'out' at index 3 (axis 0), "),
+    (one_row, (ROWS[:1], 0), (ROWS[:1], -1), "one_row writes 'out' at index -1 (axis 0), "),
+    (moved, (NUMBERS, 0), (NUMBERS, 1), "moved writes 'out' at index 100, "),
+    (moved, (NUMBERS, 0), (NUMBERS, -1), "moved writes 'out' at index -1, "),
+]
+
+
+@pytest.mark.parametrize(("kernel", "right", "wrong", "text"), ON_GPUS, ids=lambda v: v if isinstance(v, str) else "")
+def test_gpus_leave_out_what_is_outside_and_say_so(kernel: tw.kernel, right: tuple[object, ...], wrong: tuple[object, ...], text: str) -> None:
+    wanted = kernel(*right, device="cpu")
+    for stage in ("loop", "tile", "thread"):
+        assert np.array_equal(run_stage(kernel, stage, *right)["out"], wanted)
+    for stage in ("tile", "thread"):
+        with pytest.raises(tw.UserError, match=re.escape(text)) as caught:
+            run_stage(kernel, stage, *wrong)
+        assert caught.value.code == "TW050"
+        assert re.search(r"\(at .*test_index_checks\.py:\d+:\d+\)", str(caught.value))
+    code = kernel.compile(*right, target="sm_90a").code
+    assert b"trap" not in code and b"atom" in code
+
+
+def test_gpus_write_all_that_is_inside() -> None:
+    for by in (1, -1, 5, -100, 100, 2**62):
+        given = NUMBERS + 1
+        wanted = np.zeros(100, np.float32)
+        inside = [i for i in range(100) if 0 <= i + by < 100]
+        wanted[[i + by for i in inside]] = given[inside]
+        for stage in ("tile", "thread"):
+            out = np.full(100, 7, np.float32)
+            with pytest.raises(tw.UserError):
+                run_stage(moved, stage, given, by, out=out)
+            np.testing.assert_array_equal(out, wanted)
+
+
+def test_gpus_read_unchecked_unless_asked() -> None:
+    assert not gather.compile(NUMBERS, at(), target="sm_90a").sites
+    assert not tw.kernel(unchecked=True)(scatter.python).compile(NUMBERS, at(), NUMBERS[:70], target="sm_90a").sites
     with pytest.raises(tw.UserError, match=r"load of 'x' at \[100\] is out of bounds"):
         gather(NUMBERS, at(100), device="emulator")
 
@@ -455,3 +536,54 @@ def test_conditions_on_an_index_say_how_far_it_goes() -> None:
     first(NUMBERS[:4], NUMBERS[:5], NUMBERS[:3])
     with pytest.raises(tw.TilewrightError, match=r"TW050.*'z' at index 2"):
         first(NUMBERS[:4], NUMBERS[:5], NUMBERS[:2])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "i8", "u16", "i64"])
+def test_simd_accesses_are_checked(dtype: str) -> None:
+    lanes = {"f32": tw.f32x8, "f64": tw.f64x4, "i8": tw.i8x32, "u16": tw.u16x16, "i64": tw.i64x4}[dtype]
+
+    def read(x, y, at: int):
+        lanes.load(x, at).store(y, 0)
+
+    def write(x, y, at: int):
+        lanes.load(x, 0).store(y, at)
+
+    def row(x, y, at: int):
+        lanes.load(x, 1, at).store(y, 0)
+
+    w = lanes.width
+    room = np.arange(6 * w).astype({"f": "f", "i": "i", "u": "u"}[dtype[0]] + str(int(dtype[1:]) // 8))
+    x, y = room[w : 3 * w], np.zeros(w, room.dtype)
+    for at in (0, 1, w):
+        tw.cpu(read)(x, y, at)
+        np.testing.assert_array_equal(y, x[at : at + w])
+    for at, text in ((w + 1, rf"from \[{w + 1}\] on is out of bounds: it has {2 * w} elements"), (-1, "index -1"), (2**62, f"index {2**62}"), (2 * w, f"index {2 * w}")):
+        with pytest.raises(tw.UserError, match=text) as caught:
+            tw.cpu(read)(x, y, at)
+        assert caught.value.code == "TW050"
+        target = np.zeros(6 * w, room.dtype)
+        with pytest.raises(tw.UserError, match=text):
+            tw.cpu(write)(x, target[w : 3 * w], at)
+        assert not target.any()
+    with pytest.raises(tw.UserError, match="out of bounds"):
+        tw.cpu(row)(room[: 4 * w].reshape(2, 2 * w), y, w + 1)
+    tw.cpu(unchecked=True)(read)(x, y, w + 1)
+    np.testing.assert_array_equal(y, room[2 * w + 1 : 3 * w + 1])
+
+
+def test_simd_accesses_that_a_loop_proves_have_no_test() -> None:
+    def scaled(x: tw.Array, y: tw.Array):
+        for i in range(0, len(x) - 3, 4):
+            v = tw.f32x4.load(x, i)
+            (v + v).store(x, i)
+        for i in range(0, len(y), 4):
+            tw.f32x4.load(y, i).store(y, i)
+
+    x, y = NUMBERS[:22].copy(), NUMBERS[:22].copy()
+    function = tw.cpu(scaled)
+    with pytest.raises(tw.UserError, match=r"load of 4 elements of 'y' from \[20\] on is out of bounds: it has 22 elements"):
+        function(x, y)
+    np.testing.assert_array_equal(x, np.where(np.arange(22) < 20, 2, 1) * NUMBERS[:22])
+    (sites,) = function.kernel.runner.sites.values()
+    assert {site.array for site in sites} == {"y"}
+    function(x, y[:20])

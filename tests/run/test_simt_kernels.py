@@ -19,6 +19,14 @@ def test_emulated(name: str) -> None:
     check(name, given)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_on_a_cpu(name: str) -> None:
+    kernel, launch, arguments, _ = CASES[name]
+    given = arguments()
+    kernel[launch](*given, device="cpu")
+    check(name, given)
+
+
 @pytest.mark.requires("ptxas")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])

@@ -284,7 +284,7 @@ def test_shared_sums_stay_in_registers(name: str) -> None:
 
 @pytest.mark.parametrize(
     "words", ["cluster_k=3", "cluster_k=2 cluster=2", "stream_k=1 pingpong=1 math_warpgroups=2", "stream_k=1 split_k=2", "stream_k=1 cluster_k=2",
-              "stream=1 persistent=0"],
+              "stream=1 persistent=0", "math_warpgroups=2", "math_warpgroups=3 pingpong=1", "math_warpgroups=2 mma_in_flight=1"],
 )  # fmt: skip
 def test_sums_that_cannot_be_shared_that_way_are_refused(words: str) -> None:
     kernel = again(kernels.linear, schedule=f"family=wgmma m=64 n=64 k=64 stages=3 {words}")

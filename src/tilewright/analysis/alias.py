@@ -1,7 +1,7 @@
 """Whether a program may write its result over its input.
 
 `alias_safe` holds when an output array that *is* an input array (same start, shape, strides and dtype) gives the same result as a
-fresh one: from the first kernel that stores to an output on, input elements are only read at the place stored to, before it is
+fresh one: nothing is written in place, and from the first kernel that stores to an output on, input elements are only read at the place stored to, before it is
 stored to, and not by later kernels. Inputs of another rank or dtype cannot be the same array and do not matter.
 """
 
@@ -14,12 +14,14 @@ from tilewright.ir.types import Tensor
 
 def alias_safe(program: Program) -> bool:
     """Whether every output may be an input of the same type. Works on loop-stage kernels."""
+    if any(i.role == "inout" for i in program.input_arrays):
+        return False
     outputs = {o.name: o.type for o in program.outputs}
     inputs = {i.name: i.type for i in program.input_arrays}
     started = False
     for call in program.calls:
         names = dict(zip(call.kernel.params, call.args, strict=True))
-        stores = [op for op in walk(call.kernel.body) if op.opcode == "store" and names[op.operands[0]] in outputs]
+        stores = [op for op in walk(call.kernel.body) if op.opcode in ("store", "accumulate") and names[op.operands[0]] in outputs]
         loads = [op for op in walk(call.kernel.body) if op.opcode == "load" and names[op.operands[0]] in inputs]
         risky = [op for op in loads if any(_could_be(inputs[names[op.operands[0]]], t) for t in outputs.values())]
         if risky and started:
@@ -50,7 +52,7 @@ def _same_place(
                 continue
             here = [keys.of(v) for v in load.operands[1 : 1 + source.rank]]
             there = [keys.of(v) for v in store.operands[1 : 1 + target.rank]]
-            if load in inside or store in inside or order[load] > order[store]:
+            if load in inside or store in inside or order[load] > order[store] or store.opcode != "store":
                 return False
             if here != there or source.strides != target.strides:
                 return False

@@ -297,7 +297,7 @@ class _AttentionFinder(ExpressionTable):
             if opcode == "if":
                 position = op.results.index(value)
                 inner, other = (region.yields[position] for region in op.regions)
-                if any(x.opcode in ("store", "atomic") for region in op.regions for x in walk(region)):
+                if any(x.opcode in ("store", "atomic", "accumulate") for region in op.regions for x in walk(region)):
                     break
             else:
                 inner, other = op.operands[1:]

@@ -214,7 +214,7 @@ class _ContractionFinder:
         return None, []
 
     def _stores(self, op: Op) -> bool:
-        return any(inner.opcode in ("store", "atomic") for region in op.regions for inner in walk(region))
+        return any(inner.opcode in ("store", "atomic", "accumulate") for region in op.regions for inner in walk(region))
 
     def _is_zero(self, value: Value) -> bool:
         op = self.made.get(value)

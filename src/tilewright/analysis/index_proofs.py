@@ -19,18 +19,20 @@ from tilewright.base.sizes import ONE, Atom, Monomial, Size, SizeCall, floordiv,
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
 from tilewright.ir.ops import OPS
 from tilewright.ir.program import ProgramCheck
-from tilewright.ir.types import Scalar, Tensor
+from tilewright.ir.types import Scalar, Tensor, Vec
 
 Linear = Inequality
 """`constant + Σ factor * atom`, where an atom is a pair: an index or None, and a product of sizes."""
 SPLITS = 4
 """Choices (of a minimum, of a condition) that one proof looks into."""
+TRIES = 128
+"""Cases that one proof looks at in all; those of real kernels take fewer than 100. What is not proven by then is tested as it runs."""
 _LARGE = 1 << 31
 """Factors from which on products of indices may wrap around."""
 
 
 def unproven_accesses(
-    kernel: Kernel, checks: Sequence[ProgramCheck] = (), opcodes: Collection[str] = ("load", "store")
+    kernel: Kernel, checks: Sequence[ProgramCheck] = (), opcodes: Collection[str] = ("load", "store", "accumulate")
 ) -> Iterator[tuple[Op, tuple[int, ...]]]:
     """Accesses by these ops, with the axes whose index may lie outside. `checks` hold wherever the kernel runs."""
     yield from _Proofs(kernel, checks, opcodes).block(kernel.body, ())
@@ -41,6 +43,12 @@ def reaches(kernel: Kernel, checks: Sequence[ProgramCheck] = ()) -> Iterator[tup
 
     0 where a loop around has no turns. An array that is longer than that makes the proof."""
     yield from _Proofs(kernel, checks, ("load",)).reaches(kernel.body, (), (), ())
+
+
+def access_width(op: Op) -> int:
+    """Elements that an access has to do with."""
+    types = [*(r.type for r in op.results), *(v.type for v in op.operands)]
+    return next((t.width for t in types if isinstance(t, Vec)), 1)
 
 
 Facts = tuple[Linear, ...]
@@ -68,6 +76,9 @@ class _Proofs:
         self.held: dict[int, list[Linear]] = {}
         """What checks say in a place, by the identity of its facts."""
         self.kept: list[Facts] = []
+        self.of_atoms: dict[Hashable, list[Linear]] = {}
+        """What holds of atoms."""
+        self.tries = TRIES
 
     # -- the walk -----------------------------------------------------------------------------------------------------
 
@@ -170,10 +181,14 @@ class _Proofs:
     def unproven(self, op: Op, facts: Facts) -> tuple[int, ...]:
         memory = op.operands[0].type
         assert isinstance(memory, Tensor)
+        # The elements of a vector follow one another in memory, so along the last axis if that is dense: it must have room for all of them.
+        more = access_width(op) - 1
+        rooms = [*memory.shape[:-1], *(extent - more for extent in memory.shape[-1:])]
+        apart = more and (not memory.rank or memory.strides[-1] != ONE)
         return tuple(
             axis
-            for axis, (index, extent) in enumerate(zip(op.operands[1 : 1 + memory.rank], memory.shape, strict=True))
-            if not self.is_inside(index, extent, facts)
+            for axis, (index, room) in enumerate(zip(op.operands[1 : 1 + memory.rank], rooms, strict=True))
+            if apart or not self.is_inside(index, room, facts)
         )
 
     def is_inside(self, index: Value, extent: Size, facts: Facts) -> bool:
@@ -189,6 +204,7 @@ class _Proofs:
         if not goal[0]:
             return goal[1] >= 0
         against = negated(goal)
+        self.tries = TRIES
         return self._contradict([against], facts, SPLITS)
 
     def _contradict(self, assumed: Sequence[Linear], facts: Facts, splits: int) -> bool:
@@ -198,7 +214,8 @@ class _Proofs:
         known = self._completed([*assumed, *near], assumed[0])
         if contradict(known):
             return True
-        if not splits:
+        self.tries -= 1
+        if not splits or self.tries <= 0:
             return False
         atoms = {atom for fact in known for atom in fact[0]}
         for case in self._cases(atoms):
@@ -246,14 +263,31 @@ class _Proofs:
                 if atom in seen:
                     continue
                 seen.add(atom)
-                more = list(self._of_atom(atom, goal))
+                more = self._of_atom(atom, goal)
                 known += more
                 waiting += more
         return known
 
-    def _of_atom(self, atom: Hashable, goal: Linear) -> Iterator[Linear]:
-        assert isinstance(atom, tuple)
-        index, sizes = atom
+    def _of_atom(self, atom: Hashable, goal: Linear) -> Sequence[Linear]:
+        """What holds of an atom; of a quotient, the goal times its divisor, too."""
+        index, sizes = _pair(atom)
+        # Whether a divisor is positive may depend on the place.
+        key = (atom, id(self.facts)) if self._has_open_divisor(index) else atom
+        found = self.of_atoms.get(key)
+        if found is None:
+            found = list(self._about(index, sizes, atom))
+            if not self.asked:
+                self.of_atoms[key] = found
+                self.kept.append(self.facts)
+        divisor = self._divisor(index) if not sizes else None
+        return [*found, *_times(goal, divisor)] if divisor is not None else found
+
+    def _has_open_divisor(self, index: Hashable) -> bool:
+        value = _value(index)
+        op = self.made.get(value) if value is not None else None
+        return op is not None and op.opcode in ("mod", "floordiv") and _is_integer(op.operands[1]) and bool(self.form(op.operands[1])[0])
+
+    def _about(self, index: Hashable, sizes: Monomial, atom: Hashable) -> Iterator[Linear]:
         if index is None:
             if surely_nonnegative(Size(((sizes, 1),))):
                 yield {atom: 1}, 0
@@ -269,9 +303,6 @@ class _Proofs:
         if sizes:
             for fact in self.loops.get(index, ()):
                 yield from _times(fact, sizes)
-        divisor = self._divisor(index)
-        if divisor is not None and not sizes:
-            yield from _times(goal, divisor)
 
     def _divisor(self, index: Hashable) -> Monomial | None:
         """The product of sizes that a value is divided by."""

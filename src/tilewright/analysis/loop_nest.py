@@ -117,5 +117,5 @@ def slides(kernel: Kernel, nest: Nest, any_axis: bool = False) -> bool:
 
 def can_repeat(kernel: Kernel) -> bool:
     """Whether computing an element twice is the same as once: nothing that is written is read."""
-    written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic")}
-    return not any(op.opcode in ("load", "atomic") and op.operands[0] in written for op in walk(kernel.body))
+    written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "accumulate")}
+    return not any(op.opcode in ("load", "atomic", "accumulate") and op.operands[0] in written for op in walk(kernel.body))

@@ -67,7 +67,7 @@ def _in_both(kernel: Kernel, parallel: Op, total: Op, loop: Op) -> Recomputed | 
     if store is None:
         return None
     dtype = dtype_of(store.operands[0].type)
-    written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic")}
+    written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "accumulate")}
     summed = {}
     keys = Keys(total.regions[0].args[0], total, written)
     for op in total.regions[0].ops:

@@ -76,7 +76,7 @@ def _walks(facts: NestFacts, loop: Op) -> bool:
     own = {arg for region in loop.regions for arg in region.args}
     for region in loop.regions:
         for op in walk(region):
-            if op.opcode in ("load", "store", "atomic") and any(facts.depends(v) & own for v in _subscripts(op)):
+            if op.opcode in ("load", "store", "atomic", "accumulate") and any(facts.depends(v) & own for v in _subscripts(op)):
                 return True
     return False
 
@@ -144,13 +144,13 @@ def _reason(facts: NestFacts, op: Op) -> tuple[str, str]:
         reason = f"{carried} is carried from one turn of the loop over {names} to the next{inside}"
         return reason, outside if inner else "let each turn write an element of its own, or only add up (`total += …`): both run side by side"
     own = set(op.regions[0].args)
-    stores = [x for region in op.regions for x in walk(region) if x.opcode in ("store", "atomic")]
+    stores = [x for region in op.regions for x in walk(region) if x.opcode in ("store", "atomic", "accumulate")]
     for store in stores:
         if any(_from_memory(facts, v) for v in _subscripts(store)):
             name = store.operands[0].name
             return (
                 f"data decides where the loop over {names} writes in '{name}', and two turns may write the same element",
-                f"loop over the elements of '{name}' and read what belongs to each, use tw.gpu_histogram to count, or write an explicit kernel "
+                f"loop over the elements of '{name}' and read what belongs to each, use tw.histogram to count, or write an explicit kernel "
                 f"(@tw.gpu) with tw.atomic_add",
             )
     for store in stores:
@@ -239,7 +239,7 @@ def _advice(opcode: str, name: str, exclusive: bool) -> str:
     kind = _SCANS[opcode]
     arguments = "" if kind == "sum" else f', "{kind}"'
     arguments += ", exclusive=True" if exclusive else ""
-    return f"tw.gpu_scan(x{arguments}) computes it in parallel, on CPUs too; x are the terms that are combined"
+    return f"tw.scan(x{arguments}) computes it in parallel, on CPUs too; x are the terms that are combined"
 
 
 def _names(facts: NestFacts, op: Op) -> str:

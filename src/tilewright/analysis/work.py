@@ -102,7 +102,7 @@ def _bytes(kernel: Kernel) -> Size:
     reads: dict[Value, None] = {}
     writes: dict[Value, None] = {}
     for op in walk(kernel.body):
-        if op.opcode in ("load", "store", "atomic"):
+        if op.opcode in ("load", "store", "atomic", "accumulate"):
             if op.opcode != "store":
                 reads[op.operands[0]] = None
             if op.opcode != "load":

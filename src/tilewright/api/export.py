@@ -12,16 +12,16 @@ from tilewright.compile.export import export_target, write_files
 from tilewright.execute.kernel import Kernel
 
 
-def export(kernel: Kernel[Any, Any], *args: object, target: str = "cpu", folder: str | Path = ".", name: str = "") -> list[Path]:
+def export(kernel: Kernel[Any, Any], *args: object, target: str = "cpu", folder: str | Path = ".", name: str = "", **keywords: object) -> list[Path]:
     """Write code, C header and Python loader of a kernel; the paths written.
 
-    `args` are arguments like those of later calls: their dtypes, ranks and layouts are fixed by the code, and on a GPU what divides
+    `args` and `keywords` are arguments like those of later calls: their dtypes, ranks and layouts are fixed by the code, and on a GPU what divides
     their sizes. `target` is `cpu` (this machine), `sm_90a`, `x86-64-avx2`…
     """
     if not isinstance(kernel, Kernel):
         raise UserError.at("TW009", f"export() takes a kernel, not a {type(kernel).__name__}", help="mark the function with @tw.kernel")
     chosen = export_target(parse_target(target))
-    values = kernel.bound(*args)
+    values = kernel.bound(*args, **keywords)
     runner = kernel.runner
     signature = runner.signature(runner.arguments(values, chosen.is_gpu), chosen.is_gpu)
     return write_files(files_of(kernel.function, signature, chosen, name or kernel.__name__), folder)

@@ -33,6 +33,7 @@ SCRATCH_ALIGN = 64
 STUB_ENTRY = "tilewright_call"
 """The symbol of a CPU host part's entry stub."""
 FRONT = "tilewright_front"
+ARRANGE = "tilewright_arrange"
 """The symbol, in every object with a stub, of a function whose `self` is a list: it calls what is first in it."""
 
 WATCHDOG_SYMBOL = "tilewright_watchdog"

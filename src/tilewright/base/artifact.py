@@ -11,13 +11,14 @@ from dataclasses import field
 from tilewright.base.dtypes import DType
 from tilewright.base.errors import Note, UserError
 from tilewright.base.record import record
-from tilewright.base.sizes import Size
+from tilewright.base.sizes import Size, is_number, parameter_of
 
 FAILURE = "$failure"
 """The scratch array in which a program leaves its first access outside an array. It is zero when the program starts."""
 FAILURE_FIELDS = 4
-FAILURE_SITE, FAILURE_INDEX, FAILURE_EXTENT = range(3)
-"""What lies where in it. Sites are counted from 1 on; 0 is none."""
+FAILURE_SITE, FAILURE_INDEX, FAILURE_EXTENT, FAILURE_FLAG = range(4)
+"""What lies where in it. Sites are counted from 1 on; 0 is none. GPUs have it in memory of theirs as long as the program is loaded. There the
+site is negative until the rest is written, and the flag is the address of a word of the host, or 0; who has written the rest sets it to 1."""
 
 
 @record
@@ -53,7 +54,7 @@ def index_error(sites: Sequence[IndexSite], site: int, index: int, extent: int, 
 
 @record
 class ArrayParam:
-    """An array the caller passes ('input'), receives ('output') or never sees ('scratch')."""
+    """An array the caller passes ('input', or 'inout' where it is written in place), receives ('output') or never sees ('scratch')."""
 
     name: str
     dtype: DType
@@ -166,12 +167,27 @@ class Artifact:
     """The host part: an object with the CPython entry stub for this signature; empty where there is none."""
     key: str = ""
     """Content hash, also the cache key."""
+    computed: tuple[tuple[str, Size], ...] = ()
+    """Sizes that the call computes from its numbers and its arrays: a name and what it is. None is made of another one."""
+    absent: tuple[int, ...] = ()
+    """Where None stands among the arguments of a call; `inputs` are the others."""
     sites: tuple[IndexSite, ...] = ()
     """The indices that are checked as it runs; the scratch array `base.artifact.FAILURE` says which one lay outside."""
     schedule: str = ""
     """The schedules chosen, one line per kernel, for `inspect` and logs."""
     notes: tuple[Note, ...] = ()
     """What makes it slow, for the first call to say."""
+
+    @property
+    def shaping(self) -> frozenset[str]:
+        """Numbers of a call that decide shapes, grids or whether it is allowed: another value may mean another launch, though the same code."""
+        sizes = [size for _, size in self.computed] + [side for check in self.checks for side in (check.left, check.right)]
+        return frozenset(parameter_of(name) for size in sizes for name in size.names if is_number(name))
+
+    @property
+    def in_place(self) -> tuple[ArrayParam, ...]:
+        """Arrays of the caller that are written where they lie."""
+        return tuple(p for p in self.inputs if isinstance(p, ArrayParam) and p.role == "inout")
 
     def __repr__(self) -> str:
         kernels = f"{len(self.launches)} kernel{'' if len(self.launches) == 1 else 's'}"

@@ -1,6 +1,6 @@
 """What can be proven about sizes: their signs, and intervals of numbers and sizes.
 
-Names of sizes stand for extents and are never negative. Every answer is safe: `False` or `None` means "not proven". The typed tree, the IR's
+Names of sizes stand for extents and are never negative, but for those of numbers that a call gives (`is_number`). Every answer is safe: `False` or `None` means "not proven". The typed tree, the IR's
 range analysis and passes that need numbers use this one arithmetic: an `Interval` of sizes is symbolic, one of integers is exact.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from tilewright.base.record import record
-from tilewright.base.sizes import ZERO, Size, SizeCall, maximum
+from tilewright.base.sizes import ZERO, Size, SizeCall, has_numbers, is_number, maximum
 
 # -- signs --------------------------------------------------------------------------------------------------------
 
@@ -56,7 +56,7 @@ def constant_floor(
     for monomial, factor in size.terms:
         if not monomial:
             total += factor
-        elif factor < 0 or (trusts is not None and not all(trusts(atom) for atom in monomial if isinstance(atom, SizeCall))):
+        elif any(isinstance(atom, str) and is_number(atom) for atom in monomial) or factor < 0 or (trusts is not None and not all(trusts(atom) for atom in monomial if isinstance(atom, SizeCall))):
             return None
         elif least and len(monomial) == 1 and isinstance(monomial[0], str):
             total += factor * least.get(monomial[0], 0)
@@ -105,7 +105,7 @@ def _call_bounds(call: SizeCall, factor: int) -> list[Size]:
         return [a * factor, b * factor]
     if call.op == "max" and factor > 0:
         return [a * factor, b * factor]
-    if call.op == "mod" and factor < 0:
+    if call.op == "mod" and factor < 0 and not has_numbers(b):
         return [maximum(b - 1, ZERO) * factor, b * factor]
     if call.op in ("floordiv", "ceildiv") and divisor and divisor > 0 and factor % divisor == 0:
         each = factor // divisor

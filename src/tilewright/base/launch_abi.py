@@ -131,9 +131,9 @@ INTEGER_AS_F64, INTEGER_AS_F32 = 3, 4
 ASKED = 5
 """By FORM_ASK; the words are the latest value and its bits."""
 
-OWN, TENSOR, CHECKED_TENSOR, FLOAT, INTEGER, BOOL = "own", "tensor", "tensor?", "float", "int", "bool"
+OWN, TENSOR, CHECKED_TENSOR, FLOAT, INTEGER, BOOL, SHAPING, NOTHING = "own", "tensor", "tensor?", "float", "int", "bool", "int!", "none"
 """What an argument can be: an array of ours, a tensor of PyTorch (with `?` one whose strides do not tell that it is not a negated
-view), an exact Python number."""
+view), an exact Python number. A shaping one is a whole number that sizes are made of: it is a key, as the extents of arrays are."""
 
 
 @record
@@ -146,6 +146,10 @@ class Slot:
     @property
     def is_array(self) -> bool:
         return self.kind in (OWN, TENSOR, CHECKED_TENSOR)
+
+    @property
+    def is_number(self) -> bool:
+        return not self.is_array and self.kind != NOTHING
 
 
 @record

@@ -15,14 +15,27 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class SizeCall:
-    """An opaque operation on two sizes."""
+    """An opaque operation on two sizes. Such trees may be deep: hash and text are found once."""
 
     op: str
     a: Size
     b: Size
 
+    def __hash__(self) -> int:
+        known: int | None = self.__dict__.get("_hash")
+        if known is None:
+            known = self.__dict__["_hash"] = hash((self.op, self.a, self.b))
+        return known
+
     def __str__(self) -> str:
-        return f"{self.op}({self.a}, {self.b})"
+        known: str | None = self.__dict__.get("_text")
+        if known is None:
+            known = self.__dict__["_text"] = f"{self.op}({self.a}, {self.b})"
+        return known
+
+    def __reduce__(self) -> tuple[type[SizeCall], tuple[str, Size, Size]]:
+        # Hashes of texts are another process's own.
+        return SizeCall, (self.op, self.a, self.b)
 
 
 Atom = str | SizeCall
@@ -239,6 +252,85 @@ def minimum(a: Size | int, b: Size | int) -> Size:
 
 def maximum(a: Size | int, b: Size | int) -> Size:
     return call("max", Size.of(a), Size.of(b))
+
+
+# -- numbers of a call --------------------------------------------------------------------------------------------
+
+_NUMBER = "$int"
+_COMPUTED = "$size"
+
+
+def number_name(parameter: str) -> str:
+    """The name of a whole-number parameter in sizes. Its value may be negative, unlike that of every other name."""
+    return parameter + _NUMBER
+
+
+def is_number(name: str) -> bool:
+    """Whether the name is that of a whole-number parameter."""
+    return name.endswith(_NUMBER)
+
+
+def parameter_of(name: str) -> str:
+    """The parameter that such a name stands for."""
+    return name.removesuffix(_NUMBER)
+
+
+def has_numbers(size: Size) -> bool:
+    """Whether it is made of parameters that may be negative."""
+    return any(is_number(name) for name in size.names)
+
+
+def computed_name(title: str) -> str:
+    """The name of a size that a call computes from its numbers; it is never negative."""
+    return title + _COMPUTED
+
+
+def is_computed(name: str) -> bool:
+    return name.endswith(_COMPUTED)
+
+
+def without_clamp(size: Size) -> Size:
+    """`a` for `max(a, 0)`."""
+    if len(size.terms) == 1 and size.terms[0][1] == 1 and len(size.terms[0][0]) == 1:
+        atom = size.terms[0][0][0]
+        if isinstance(atom, SizeCall) and atom.op == "max" and ZERO in (atom.a, atom.b):
+            return atom.b if atom.a == ZERO else atom.a
+    return size
+
+
+def add_numbers(values: dict[str, int], numbers: Mapping[str, object], computed: Iterable[tuple[str, Size]]) -> None:
+    """Give the whole numbers of a call, and the sizes computed from them, their values."""
+    values.update({number_name(name): value for name, value in numbers.items() if isinstance(value, int) and not isinstance(value, bool)})
+    values.update({name: size.evaluate(values) for name, size in computed if size.names <= values.keys()})
+
+
+def size_text(size: Size) -> str:
+    """The size as the user would write it: `(length - k) // stride + 1`."""
+    text = ""
+    for monomial, factor in sorted(size.terms, key=lambda term: (not term[0], term[1] < 0)):
+        parts = [atom if isinstance(atom, str) else _call_text(atom, len(monomial) > 1 or abs(factor) != 1) for atom in monomial]
+        body = " * ".join(([str(abs(factor))] if abs(factor) != 1 or not parts else []) + parts)
+        text = f"{text} {'-' if factor < 0 else '+'} {body}" if text else f"-{body}" if factor < 0 else body
+    return readable(text or "0")
+
+
+def _call_text(call: SizeCall, inner: bool) -> str:
+    sign = {"floordiv": "//", "mod": "%"}.get(call.op)
+    if sign is None:
+        return f"{call.op}({size_text(call.a)}, {size_text(call.b)})"
+    sides = [text if part.name is not None or part.constant is not None else f"({text})" for part in (call.a, call.b) for text in [size_text(part)]]
+    text = f"{sides[0]} {sign} {sides[1]}"
+    return f"({text})" if inner else text
+
+
+def without_marks(text: str) -> str:
+    """Text with sizes in it, numbers of the call under their own names."""
+    return re.sub(r"(?<=[\w.])\$(?:int|size)\b", "", text)
+
+
+def readable(text: str) -> str:
+    """Text with sizes in it as the user writes them: an axis that nobody named is `x.shape[0]`."""
+    return re.sub(r"([\w.]+)\$(\d+)\b", r"\1.shape[\2]", without_marks(text))
 
 
 def product(sizes: Iterable[Size]) -> Size:

@@ -1,7 +1,8 @@
 """What a kernel's arguments are, when nobody said.
 
 In: an untyped tree and the name of a parameter. Out: a `GuessedArguments`: an array of a rank, or a number. An annotation decides where there is
-one; else the uses do: `x[i, j]` and `rows, cols = x.shape` mean rank 2. Element types nobody wrote are f32.
+one, else a default; else the uses do: `x[i, j]` and `rows, cols = x.shape` mean rank 2, `range(n)` and `tw.empty((n,), …)` a whole number, `range(lengths[b])`
+whole elements, also by way of variables. Element types nobody wrote are f32.
 """
 
 from __future__ import annotations
@@ -88,6 +89,9 @@ def guess(name: str, type_: syntax.Expr | None, root: Node) -> GuessedArguments:
             return GuessedArguments(_PLAIN[type_.id].dtype, plain=type_.id)
         if dtypes.is_name(type_.id):
             return GuessedArguments(dtypes.by_name(type_.id))
+    default = _default_of(name, root) if type_ is None else None
+    if default is not None:
+        return default
     rank = rank_in(name, root)
     if rank is not None and name in uses_in(root).places:
         return GuessedArguments(i64, (None,) * rank, guessed=True)
@@ -98,6 +102,18 @@ def guess(name: str, type_: syntax.Expr | None, root: Node) -> GuessedArguments:
         if rank is None:
             return GuessedArguments(f64, plain="float", guessed=True)
     return GuessedArguments(f32, (None,) * (1 if rank is None else rank), guessed=True)
+
+
+def _default_of(name: str, root: Node) -> GuessedArguments | None:
+    """What a parameter without an annotation is by its default."""
+    params = root.params if isinstance(root, syntax.Function) else ()
+    default = next((p.default for p in params if p.name == name), None)
+    if isinstance(default, syntax.Bool):
+        return GuessedArguments(bool_)
+    if isinstance(default, syntax.Number):
+        plain = "int" if isinstance(default.value, int) else "float"
+        return GuessedArguments(_PLAIN[plain].dtype, plain=plain)
+    return None
 
 
 def rank_in(name: str, root: Node) -> int | None:
@@ -151,6 +167,11 @@ class Uses:
         self._parts: dict[int, list[int]] = {}
         for part, axes in _parts(root):
             self._parts.setdefault(id(part), []).append(axes)
+        self._values: dict[str, list[syntax.Expr]] = {}
+        """What variables are assigned."""
+        for node in nodes(root):
+            if isinstance(node, syntax.Let) and len(node.targets) == 1 and node.value is not None:
+                self._values.setdefault(node.targets[0], []).append(node.value)
         for node in nodes(root):
             self._add(node)
 
@@ -182,12 +203,26 @@ class Uses:
             self._call(node, None)
 
     def _whole(self, *places: syntax.Expr | None) -> None:
-        """Names and arrays in places where only whole numbers stand."""
-        for inner in (n for place in places if place is not None for n in nodes(place)):
-            if isinstance(inner, syntax.Index) and isinstance(inner.value, syntax.Name):
-                self.places.add(inner.value.id)
-            elif isinstance(inner, syntax.Name):
-                self.whole.add(inner.id)
+        """Names and arrays in places where only whole numbers stand, and in what variables there are made of."""
+        waiting = [place for place in places if place is not None]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, syntax.Index) and isinstance(node.value, syntax.Name):
+                self.places.add(node.value.id)
+            elif isinstance(node, syntax.Name):
+                if node.id not in self.whole:
+                    waiting += self._values.get(node.id, ())
+                self.whole.add(node.id)
+            elif isinstance(node, syntax.Binary):
+                waiting += (node.left, node.right)
+            elif isinstance(node, syntax.Unary):
+                waiting.append(node.operand)
+            elif isinstance(node, syntax.IfExpr):
+                waiting += (node.then, node.otherwise)
+            elif isinstance(node, syntax.Tuple):
+                waiting += node.items
+            elif isinstance(node, syntax.Call) and isinstance(node.function, syntax.Name) and node.function.id in ("min", "max", "abs"):
+                waiting += (argument.value for argument in node.args)
 
     def _index(self, node: syntax.Index) -> None:
         if isinstance(node.value, syntax.Name):
@@ -198,12 +233,11 @@ class Uses:
         elif (array := _shape_of(node.value)) and isinstance(node.indices[0], syntax.Number):
             self.at_least.setdefault(array, []).append(int(node.indices[0].value) + 1)
         for index in node.indices:
-            if isinstance(index, syntax.Index) and isinstance(index.value, syntax.Name):
-                self.places.add(index.value.id)
-            elif isinstance(index, syntax.Name):
-                self.whole.add(index.id)
+            self._whole(*((index.lo, index.hi) if isinstance(index, syntax.Slice) else (index,)))
 
     def _call(self, call: syntax.Call, piped: syntax.Expr | None) -> None:
+        if isinstance(call.function, syntax.Name) and call.function.id in ("empty", "zeros", "ones", "full", "shared"):
+            self._whole(*(a.value for position, a in enumerate(call.args) if a.keyword == "shape" or (position == 0 and a.keyword is None)))
         if isinstance(call.function, syntax.Name):
             values = [*([] if piped is None else [(None, piped)]), *((a.keyword, a.value) for a in call.args)]
             for position, (keyword, value) in enumerate(values):

@@ -28,7 +28,7 @@ from tilewright.tree.check.kernel import check_kernel
 from tilewright.tree.inline import nodes as all_nodes
 from tilewright.tree.metadata import CONTRACTIONS
 from tilewright.tree.syntax import Function, Module
-from tilewright.tree.typed import TypedKernel
+from tilewright.tree.typed import NoneArg, TypedKernel
 from tilewright.zyn.host.abstract_run import Looker, look, stand_in
 from tilewright.zyn.host.dimensions import AbstractValue
 from tilewright.zyn.host.functions import METHODS
@@ -165,7 +165,18 @@ def walk(file: File, known: Mapping[str, GuessedArguments], only: str | None = N
     for function in file.kernels:
         args = tuple((p.name, known.get(p.name) or guess(p.name, p.type, function)) for p in function.params)
         _check(Entry(function.name, function, args), result)
+        if any(p.optional for p in function.params):
+            _check_without(function, args, result)
     return result
+
+
+def _check_without(function: Function, args: tuple[tuple[str, GuessedArguments], ...], result: Walk) -> None:
+    """The kernel where a call leaves all optional parameters out."""
+    specs = tuple(NoneArg() if p.optional else given.spec(False) for p, (_, given) in zip(function.params, args, strict=True))
+    try:
+        check_kernel(function, specs)
+    except UserError as error:
+        result.errors += [d for d in error.diagnostics if d not in result.errors]
 
 
 def _check(entry: Entry, result: Walk) -> TypedKernel | None:

@@ -16,7 +16,8 @@ from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, Sc
 from tilewright.base.sizes import Size, ceildiv, maximum, product
 from tilewright.base.target import Target
 from tilewright.codegen.registry import Backend, backend_for, entry_name
-from tilewright.ir.nodes import Kernel, walk
+from tilewright.ir.nodes import Kernel, Value, walk
+from tilewright.ir.ops import OPS
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.types import Tensor
 from tilewright.passes.late.check_target import check_target
@@ -44,6 +45,7 @@ def describe_program(
     facts: dict[str, int] = {}
     for call in program.calls:
         facts.update(call.kernel.facts)
+    in_place = {a.name for a in program.input_arrays if a.role == "inout"}
     return Artifact(
         name=program.name,
         target=target.name,
@@ -52,23 +54,24 @@ def describe_program(
         inputs=tuple(_array(a) if isinstance(a, ProgramArray) else ScalarParam(a.name, a.dtype, a.name in typed) for a in program.inputs),
         outputs=tuple(_array(a) for a in program.outputs),
         scratch=tuple(_array(a) for a in program.scratch),
-        launches=tuple(_launch(entry_name(program, position), call, target) for position, call in enumerate(program.calls)),
+        launches=tuple(_launch(entry_name(program, position), call, target, in_place) for position, call in enumerate(program.calls)),
         bindings=tuple(SizeBinding(b.name, b.array, b.axis, b.stride) for b in program.bindings()),
         checks=tuple(
             CallCheck(c.left, c.relation, c.right, c.message, c.span.places() if c.span.line else "", c.span.excerpt(), c.code)
             for c in program.checks
         ),
         facts=tuple(sorted(facts.items())),
+        computed=program.computed,
         sites=program.sites,
         alias_safe=alias_safe,
         key=key,
     )  # fmt: skip
 
 
-def _launch(entry: str, call: KernelCall, target: Target) -> Launch:
+def _launch(entry: str, call: KernelCall, target: Target, in_place: Collection[str]) -> Launch:
     kernel = call.kernel
     place = kernel.span.place() if kernel.span.line else ""
-    plain = Launch(entry, call.args, kernel.size_names, kernel.grid, kernel.threads, 0, _work(kernel), place=place)
+    plain = Launch(entry, call.args, kernel.size_names, kernel.grid, kernel.threads, 0, _work(call, in_place), place=place)
     limit = kernel.attrs.get("watchdog", 0)
     if isinstance(limit, int) and limit:
         plain = replace(plain, watchdog=limit)
@@ -77,14 +80,15 @@ def _launch(entry: str, call: KernelCall, target: Target) -> Launch:
 
 def build_artifact(
     program: Program, target: Target, key: str = "", alias_safe: bool = False, schedules: tuple[str, ...] = (), entry: bool = True,
-    typed: Collection[str] = (),
+    typed: Collection[str] = (), absent: tuple[int, ...] = (),
 ) -> Artifact:  # fmt: skip
-    """Generate code for the whole program; without `entry`, for a CPU, there is no stub that Python calls. `typed`: numbers with a type of their own."""
+    """Generate code for the whole program; without `entry`, for a CPU, there is no stub that Python calls. `typed`: numbers with a type of their own;
+    `absent`: positions of arguments that are None."""
     backend = backend_for(target)
     program, target = backend.prepare(program, target)
     text, _ = llvm_text(program, target)
     code = _generate(backend, text, target, all(is_proven(c.kernel) for c in program.calls))
-    artifact = replace(describe_program(program, target, key, alias_safe, typed), code=code, schedule="\n".join(schedules))
+    artifact = replace(describe_program(program, target, key, alias_safe, typed), code=code, schedule="\n".join(schedules), absent=absent)
     return artifact if backend.entry is None or not entry else replace(artifact, host=backend.entry(artifact, target))
 
 
@@ -103,14 +107,37 @@ def _array(array: ProgramArray) -> ArrayParam:
     return ArrayParam(array.name, type_.dtype, type_.shape, type_.strides, array.role, type_.align)
 
 
-def _work(kernel: Kernel) -> Size:
-    """Elements one block touches: those of all arrays, shared out over the blocks. Kernels that may run for any time count as ones for
-    which other Python threads are let go on."""
+def _work(call: KernelCall, in_place: Collection[str]) -> Size:
+    """Elements one block touches: those of all arrays, shared out over the blocks; of arrays written in place, the part that is reached. Kernels
+    that may run for any time count as ones for which other Python threads are let go on."""
+    kernel = call.kernel
     total = Size.of(abi.RELEASE_WORK if _is_open_ended(kernel) else 0)
-    for param in kernel.tensors:
-        assert isinstance(param.type, Tensor)
-        total = total + product(param.type.shape)
+    fixed = _fixed_axes(kernel) if in_place else {}
+    for param, name in zip(kernel.params, call.args, strict=True):
+        if isinstance(param.type, Tensor):
+            still = fixed.get(param, frozenset()) if name in in_place else frozenset()
+            total = total + product(tuple(s for axis, s in enumerate(param.type.shape) if axis not in still))
     return ceildiv(total, maximum(Size.of(1), product(kernel.grid)))
+
+
+def _fixed_axes(kernel: Kernel) -> dict[Value, frozenset[int]]:
+    """The axes of tensors along which a kernel has the same index at all its accesses, as the row that it writes."""
+    still: set[Value] = {param for param in kernel.params if not isinstance(param.type, Tensor)}
+    places: dict[tuple[Value, int], set[Value | None]] = {}
+    for op in walk(kernel.body):
+        row = OPS[op.opcode]
+        if row.is_pure and not op.regions and row.group not in ("tile", "thread") and all(v in still for v in op.operands):
+            still.update(op.results)
+        if op.opcode in ("load", "store", "atomic"):
+            tensor = op.operands[0]
+            rank = tensor.type.rank if isinstance(tensor.type, Tensor) else 0
+            for axis, index in enumerate(op.operands[1 : 1 + rank]):
+                places.setdefault((tensor, axis), set()).add(index if index in still else None)
+    found: dict[Value, set[int]] = {}
+    for (tensor, axis), indices in places.items():
+        if len(indices) == 1 and None not in indices:
+            found.setdefault(tensor, set()).add(axis)
+    return {tensor: frozenset(axes) for tensor, axes in found.items()}
 
 
 def _is_open_ended(kernel: Kernel) -> bool:
@@ -119,6 +146,6 @@ def _is_open_ended(kernel: Kernel) -> bool:
     for op in walk(kernel.body):
         if op.opcode == "while" or (op.opcode == "for" and any(v in free for v in op.operands[:3])):
             return True
-        if op.opcode in ("load", "atomic") or any(v in free for v in op.operands):
+        if op.opcode in ("load", "atomic", "accumulate") or any(v in free for v in op.operands):
             free.update(op.results)
     return False

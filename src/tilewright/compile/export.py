@@ -17,14 +17,25 @@ import tempfile
 from pathlib import Path
 
 from tilewright.base.abi import NEVER_STOPS, STOP_DECLARATION
-from tilewright.base.artifact import ArrayParam, Artifact, IndexSite, Launch, MapParam, ScalarParam
+from tilewright.base.artifact import (
+    FAILURE,
+    FAILURE_FIELDS,
+    ArrayParam,
+    Artifact,
+    CallCheck,
+    IndexSite,
+    Launch,
+    MapParam,
+    ScalarParam,
+)
 from tilewright.base.errors import TargetLimit, UserError
-from tilewright.base.sizes import Size, SizeCall, product
+from tilewright.base.sizes import Size, SizeCall, number_name, product
 from tilewright.base.target import Target, parse_target
 from tilewright.codegen.host.c_entry import (
     MISALIGNED,
     NEGATIVE,
     NO_MEMORY,
+    NULL,
     OUTSIDE,
     TOO_LARGE,
     call_checks,
@@ -115,13 +126,16 @@ class _ExportNames:
     def __init__(self, artifact: Artifact) -> None:
         self._taken: dict[str, str] = {}
         reserved = {identifier(p.name) for p in (*artifact.inputs, *artifact.outputs) if isinstance(p, ArrayParam)}
-        names = [*(p.name for p in artifact.inputs if isinstance(p, ScalarParam)), *(b.name for b in artifact.bindings)]
+        self.computed = dict(artifact.computed)
+        names = [*(p.name for p in artifact.inputs if isinstance(p, ScalarParam)), *(b.name for b in artifact.bindings), *self.computed]
         for name in dict.fromkeys(names):
             made = identifier(name)
             while made in reserved:
                 made += "_"
             reserved.add(made)
             self._taken[name] = made
+        # In sizes, a whole number has a name of its own.
+        self._taken |= {number_name(p.name): self._taken[p.name] for p in artifact.inputs if isinstance(p, ScalarParam)}
 
     def __getitem__(self, name: str) -> str:
         return self._taken[name]
@@ -142,10 +156,12 @@ def _describe(artifact: Artifact, names: _ExportNames) -> dict[str, object]:
         "target": artifact.target,
         "inputs": tuple(map(param, artifact.inputs)),
         "outputs": tuple(map(param, artifact.outputs)),
+        "in_place": tuple(p.name for p in artifact.in_place),
         "scratch": tuple(map(param, artifact.scratch)),
         "alias_safe": artifact.alias_safe,
         "bindings": tuple((names[b.name], b.array, b.axis, b.stride) for b in artifact.bindings),
-        "checks": tuple((names.text(c.left), c.relation, names.text(c.right), c.message) for c in call_checks(artifact)),
+        "computed": tuple((names[name], names.text(size)) for name, size in artifact.computed),
+        "checks": tuple((names.text(c.left), c.relation, names.text(c.right), _message(c)) for c in call_checks(artifact)),
         "sites": tuple(map(_outside, artifact.sites)),
     }
 
@@ -204,7 +220,7 @@ def _parameters(artifact: Artifact, names: _ExportNames) -> list[str]:
         if isinstance(p, ScalarParam):
             found.append(f"{kind} {names[p.name]}")
         else:
-            found.append(f"{'' if p in artifact.outputs else 'const '}{kind} *{identifier(p.name)}")
+            found.append(f"{'const ' if p.role == 'input' else ''}{kind} *{identifier(p.name)}")
     return found + [f"int64_t {names[name]}" for name in size_names(artifact)]
 
 
@@ -214,7 +230,7 @@ def _about(artifact: Artifact, names: _ExportNames) -> list[str]:
     for p in (*artifact.inputs, *artifact.outputs):
         if isinstance(p, ArrayParam):
             shape, strides = ", ".join(map(names.text, p.shape)), ", ".join(map(names.text, p.strides))
-            note = " (as its bits)" if p.dtype.is_small_float else ""
+            note = (" (as its bits)" if p.dtype.is_small_float else "") + (", written in place" if p.role == "inout" else "")
             lines.append(f"   {identifier(p.name)}: {p.dtype}[{shape}]{note}, strides in elements ({strides})")
     return lines
 
@@ -226,11 +242,16 @@ def _outside(site: IndexSite) -> str:
     return f"{site.kernel} {verb} '{site.array}' outside its extent on axis {site.axis}{at}; results hold part of the new values"
 
 
+def _message(check: CallCheck) -> str:
+    """What is wrong, for callers that know their numbers."""
+    return check.message.replace(" ({values})", "")
+
+
 def _cpu_header(artifact: Artifact, name: str, names: _ExportNames) -> str:
     parameters = ", ".join(_parameters(artifact, names))
     guard = f"TILEWRIGHT_{name.upper()}_H"
     checks = call_checks(artifact)
-    codes = [f'    case {number}: return "{_quoted(check.message)}";' for number, check in enumerate(checks, 1)]
+    codes = [f'    case {number}: return "{_quoted(_message(check))}";' for number, check in enumerate(checks, 1)]
     codes += [f'    case {OUTSIDE - number}: return "{_quoted(_outside(site))}";' for number, site in enumerate(artifact.sites, 1)]
     lines = [
         f"/* {name}, compiled by Tilewright for {artifact.target}.", *_about(artifact, names),
@@ -246,7 +267,7 @@ def _cpu_header(artifact: Artifact, name: str, names: _ExportNames) -> str:
         f"int32_t {name}_with({parameters}, tilewright_runner runner, void *context);", "",
         f"static inline const char *{name}_error(int32_t code) {{", "    switch (code) {", '    case 0: return "";',
         f'    case {NO_MEMORY}: return "no memory for scratch arrays";', f'    case {NEGATIVE}: return "a size is negative";',
-        f'    case {MISALIGNED}: return "an array is not aligned as this code needs it";',
+        f'    case {MISALIGNED}: return "an array is not aligned as this code needs it";', f'    case {NULL}: return "an array with elements is NULL";',
         f'    case {TOO_LARGE}: return "a number computed from the sizes is more than 64 bits hold";', *codes,
         '    default: return "unknown code";', "    }", "}", "", "#ifdef __cplusplus", "}", "#endif", "#endif", "",
     ]  # fmt: skip
@@ -319,10 +340,16 @@ def _gpu_header(artifact: Artifact, name: str, names: _ExportNames) -> str:
     ]  # fmt: skip
     for check in call_checks(artifact):
         relation = {"eq": "==", "le": "<=", "lt": "<"}[check.relation]
-        lines.append(f"/* must hold: {names.text(check.left)} {relation} {names.text(check.right)}: {check.message} */".replace("*/ */", "*/"))
+        lines.append(f"/* must hold: {names.text(check.left)} {relation} {names.text(check.right)}: {_message(check)} */".replace("*/ */", "*/"))
+    lines += [f"/* {names[computed]} is {names.text(value)} */" for computed, value in artifact.computed]
     for array in artifact.scratch:
         count = _c_size(product(array.shape) * array.dtype.itemsize, names)
         lines += [f"/* bytes of the scratch array {array.name}; negative where 64 bits do not hold them */", f"static inline int64_t {name}_{identifier(array.name)}_bytes({sizes}) {{ {ignored} return {count}; }}"]
+    if artifact.sites:
+        lines += [
+            f"/* {FAILURE} is {FAILURE_FIELDS} int64_t that must be 0 before the launch. Afterwards the first is 0, or says what lay outside its array and",
+            "   was left out; the index and the extent follow.", *(f"   {number}: {_outside(site)}".replace("*/", "* /") for number, site in enumerate(artifact.sites, 1)), "*/",
+        ]  # fmt: skip
     for launch in artifact.launches:
         grid = (*(_c_size(extent, names) for extent in launch.grid), "1", "1", "1")[:3]
         parameters = [*launch.args, *(f"(int64_t) {names[s]}" for s in launch.sizes), *(f"CUtensorMap of {m.array}" for m in launch.maps)]
@@ -347,6 +374,7 @@ def _together(launch: Launch) -> str:
 def _c_size(size: Size, names: _ExportNames) -> str:
     """A size as an expression of C."""
     total = ""
+    size = size.substitute(names.computed)
     for monomial, factor in size.terms:
         factors = [names[a] if isinstance(a, str) else _c_call(a, names) for a in monomial]
         if factor != 1 or not factors:

@@ -20,6 +20,7 @@ from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.types import Tensor
 from tilewright.passes.choose.refusals import product_refusal, refused_attention
 from tilewright.passes.program.split_reductions import would_split
+from tilewright.passes.program.split_scans import would_split_scan
 from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule
 from tilewright.passes.schedules.plans import Plans
 
@@ -43,6 +44,8 @@ def _kernel_notes(kernel: Kernel, target: Target, sizes: Mapping[str, int], name
         note = _not_recognised(look, kernel, target, sizes)
         if note is not None:
             return [note]
+    if would_split_scan(kernel, target, sizes):
+        return []
     return serial_notes(facts, target.simt, would_split(kernel, target, sizes))
 
 

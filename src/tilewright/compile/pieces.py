@@ -66,7 +66,7 @@ def _touched(call: KernelCall) -> tuple[set[str], set[str]]:
     reads: set[str] = set()
     writes: set[str] = set()
     for op in walk(call.kernel.body):
-        if op.opcode in ("load", "store", "atomic") and op.operands[0] in names:
+        if op.opcode in ("load", "store", "atomic", "accumulate") and op.operands[0] in names:
             if op.opcode != "store":
                 reads.add(names[op.operands[0]])
             if op.opcode != "load":

@@ -46,6 +46,8 @@ def serialise(artifact: Artifact) -> bytes:
             [str(c.left), c.relation, str(c.right), c.message, c.place, c.excerpt, c.code] for c in artifact.checks
         ],
         "facts": [[name, divisor] for name, divisor in artifact.facts],
+        "computed": [[name, str(size)] for name, size in artifact.computed],
+        "absent": list(artifact.absent),
         "alias_safe": artifact.alias_safe,
         "key": artifact.key,
         "sites": [[s.kernel, s.opcode, s.array, s.axis, s.rank, s.place, s.excerpt] for s in artifact.sites],
@@ -83,6 +85,8 @@ def deserialise(data: bytes) -> Artifact:
                 CallCheck(_size(left), relation, _size(right), *rest) for left, relation, right, *rest in head["checks"]
             ),
             facts=tuple((name, divisor) for name, divisor in head["facts"]),
+            computed=tuple((name, _size(size)) for name, size in head["computed"]),
+            absent=tuple(head["absent"]),
             alias_safe=head["alias_safe"],
             host=data[host_at:],
             key=head["key"],

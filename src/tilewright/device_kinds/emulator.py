@@ -24,6 +24,7 @@ from tilewright.compile.simt import prepare_simt
 from tilewright.execute.calls.arguments import numbers
 from tilewright.execute.calls.checks import bind_sizes, check_output
 from tilewright.execute.calls.host_calls import recorded_result, strides_of
+from tilewright.execute.calls.in_place import check_given, host_apart, refuse_in_place, share_memory
 from tilewright.execute.calls.kernel_calls import KernelCalls, KernelSource
 from tilewright.execute.calls.outputs import converted, given_outputs, keep, result_of
 from tilewright.execute.device import Device
@@ -112,21 +113,31 @@ class EmulatorCalls(KernelCalls):
     def run(self, values: Mapping[str, object], device: Device, out: object = None) -> tuple[object, Artifact]:
         from tilewright.compile.build import describe_program
 
+        given_arrays = {p.name: values[p.name] for p in self.function.params if p.in_place and isinstance(values[p.name], DeviceArray)}
         values = {name: v.numpy() if isinstance(v, DeviceArray) else v for name, v in values.items()}
         arguments = self.kernel.arguments(values, gpu=True)
         done = compile_stages(self.function, replace(self.kernel.signature(arguments, gpu=True), indices="none"), device.target)  # it checks all accesses itself
         announce(done.notes)
         stages = done.stages
         program = {"loop": stages.loop, "tile": stages.tile, "thread": stages.thread}[device.stage]
+        artifact, span = describe_program(program, device.target), self.function.span
+        # As on a GPU, arrays of the host are copied; what is written in place is copied back.
+        targets = {p.name: next(a.value for a in arguments if a.name == p.name) for p in artifact.in_place}
+        apart = host_apart(artifact, {a.name: a.value for a in arguments if isinstance(a.value, np.ndarray)}, span)
         inputs: dict[str, np.ndarray | Number] = {}
         for a in arguments:
             assert not isinstance(a.value, DeviceArray)
-            inputs[a.name] = contiguous(a.name, a.value, self.function.span) if isinstance(a.value, np.ndarray) else a.value
+            if a.value is None:
+                continue
+            if a.name in targets:
+                inputs[a.name] = np.array(a.value, order="C")
+            else:
+                inputs[a.name] = contiguous(a.name, apart[a.name], span) if isinstance(a.value, np.ndarray) else a.value
         # The call-time checks of real devices: same errors, same texts.
-        artifact, span = describe_program(program, device.target), self.function.span
         arrays = {n: v for n, v in inputs.items() if isinstance(v, np.ndarray)}
-        sizes = bind_sizes(artifact, {n: a.shape for n, a in arrays.items()}, strides_of(arrays), span)
+        sizes = bind_sizes(artifact, {n: a.shape for n, a in arrays.items()}, strides_of(arrays), span, numbers(arguments))
         given = given_outputs(artifact, out, span)
+        check_given(artifact, {n: a.value for n, a in ((a.name, a) for a in arguments) if n in targets}, given, _share, span)
         for param in artifact.outputs:
             if param.name in given:
                 shape = tuple(s.evaluate(sizes) for s in param.shape)
@@ -136,6 +147,7 @@ class EmulatorCalls(KernelCalls):
             recorder.check_arguments({a.name: a.value for a in arguments}, values)
             shapes = {p.name: tuple(s.evaluate(sizes) for s in p.shape) for p in artifact.outputs}
             results = {p.name: given.get(p.name, np.empty(shapes[p.name], p.dtype.numpy)) for p in artifact.outputs}
+            refuse_in_place(artifact, device.id, span)
             recorder.add_emulated(program, inputs, converted(artifact, numbers(arguments)), results, partial(_run_aligned, target=device.target))
             return recorded_result(artifact, results, out), artifact
         everything = {**inputs, **converted(artifact, numbers(arguments))}
@@ -146,7 +158,13 @@ class EmulatorCalls(KernelCalls):
                 old[made.name][...] = given[made.name]
         if done.written is not None:
             check_all_written(done.written, everything, old)
-        outputs = _run_aligned(program, everything, old or None, device.target)
+        try:
+            outputs = _run_aligned(program, everything, old or None, device.target)
+        finally:
+            for name, target in targets.items():
+                target[...] = inputs[name]  # type: ignore[index]
+            for name, array in given_arrays.items():
+                array.copy_from(values[name])  # type: ignore[attr-defined]
         for name, array in given.items():
             assert isinstance(array, np.ndarray)
             array[...] = outputs[name]
@@ -211,10 +229,15 @@ def _run_aligned(
 
     moved = {n: _aligned(a) for n, a in (outputs or {}).items() if not _is_aligned(a)}
     given = {n: v if not isinstance(v, np.ndarray) or _is_aligned(v) else _aligned(v) for n, v in inputs.items()}
-    results = run_program(program, given, None if outputs is None else {**outputs, **moved}, target)
-    for name, array in moved.items():
+    try:
+        results = run_program(program, given, None if outputs is None else {**outputs, **moved}, target)
+    finally:
+        for array in program.input_arrays:
+            if array.role == "inout" and given[array.name] is not inputs[array.name]:
+                inputs[array.name][...] = given[array.name]  # type: ignore[index]
+    for name, copy in moved.items():
         assert outputs is not None
-        outputs[name][...] = array
+        outputs[name][...] = copy
     return {**results, **{n: outputs[n] for n in moved}} if outputs is not None else results
 
 
@@ -233,6 +256,10 @@ def _aligned(array: np.ndarray) -> np.ndarray:
     made = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     made[...] = array
     return made
+
+
+def _share(a: object, b: object) -> bool:
+    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and share_memory(a, b)
 
 
 def _meets_others(name: str, arrays: Mapping[str, np.ndarray]) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from tilewright.base import hooks, registry
 from tilewright.base.errors import UserError
 from tilewright.execute.calls.callable_kernel import CallableKernel
+from tilewright.execute.calls.in_place import refuse_function
 from tilewright.execute.devices import Device
 from tilewright.tree.metadata import CompileTarget
 
@@ -29,6 +30,7 @@ def spread_call(kernel: CallableKernel, asked: Any, args: tuple[object, ...], ke
         return kernel(*args, device=asked.id, **keywords)
     if asked in (CompileTarget.CPU, CompileTarget.GPU):
         return kernel(*args, device="cpu" if asked is CompileTarget.CPU else registry.accelerator(), **keywords)
+    refuse_function(kernel.function, "which calls on several devices cannot do: each has a part", "call it on one device")
     if not isinstance(asked, tuple | list):
         return hooks.asked("place a call")(kernel, args, keywords)
     return hooks.asked("spread a kernel")(kernel, asked)(*args, **keywords)

@@ -186,6 +186,8 @@ class Graph:
                 if self._function is not None:
                     # It may compute with the number.
                     return f"'{name}' goes through a function"
+                if name in graph.shaped and value != self._inputs[name]:
+                    return f"'{name}' decides the shape of what the graph computes, and would be {value} instead of {self._inputs[name]}"
                 continue
             old, new = self._array(self._inputs[name]), self._array(value)
             if _form(old) != _form(new):

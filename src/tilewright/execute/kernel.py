@@ -32,11 +32,12 @@ from tilewright.execute.devices import (
     when_default_changes,
 )
 from tilewright.execute.dispatch_devices import checked_spread, spans_devices, spread_call
+from tilewright.frontend.python.defaults import wrong_signature
 from tilewright.frontend.python.kernel_options import attributes_of, check_options
 from tilewright.frontend.python.kernels import parse_function
 from tilewright.frontend.python.options import reduction
 from tilewright.frontend.words.objects import Array
-from tilewright.runtime.core.entry import Entry
+from tilewright.runtime.core.entry import Entry, arranger
 from tilewright.runtime.core.streams import FAST_PATH_OFF
 from tilewright.runtime.exchange.host_tensors import as_array, as_tensor, has_host_tensors
 from tilewright.tree.metadata import DeviceTarget, KernelMetadata, read_attributes
@@ -54,7 +55,10 @@ def leave_direct_ways() -> None:
     """The default device changed, or a graph is recorded: calls have to be looked at again."""
     for known in list(_direct):
         assert isinstance(known, Kernel)
-        known.enter(known._launch or known._general_function)
+        if known._launch is not None:
+            known._go_straight(known._launch)
+        else:
+            known.enter(known._general_function)
     _direct.clear()
 
 
@@ -95,6 +99,7 @@ class Kernel(Entry, Generic[P, R]):
         check: bool = False,
     ) -> None:
         self._general_function = self._general
+        self._in_order_function = self._in_order
         super().__init__(self._general_function)
         functools.update_wrapper(self, function)
         check_options({"device": device, "precision": precision, "schedule": schedule, "asynchronous": asynchronous, "launches": launches})
@@ -115,7 +120,15 @@ class Kernel(Entry, Generic[P, R]):
         signature = inspect.signature(function).parameters
         self._names = self.parameter_names = tuple(signature)
         self._defaults = {name: p.default for name, p in signature.items() if p.default is not p.empty}
+        self._positional = sum(p.kind is not p.KEYWORD_ONLY for p in signature.values())
+        """How many parameters may be given by position."""
+        self._direct: list[object] = [None]
+        """Machine code that takes all arguments in order, once there is some."""
+        self._arranger: Callable[..., object] | None = None
         self._runner: Runner | None = None
+        message = wrong_signature(function)
+        if message:
+            raise UserError.at("TW009", message, self.function.span)  # unless reading it finds the very place
         self._launch: Callable[..., object] | None = None
         """Machine code for calls on GPUs, once there is some."""
 
@@ -152,6 +165,12 @@ class Kernel(Entry, Generic[P, R]):
             raise UserError.at(
                 "TW016", f"{self.__name__} takes {len(names)} argument(s) ({', '.join(names)}), got {len(args)}", span
             )
+        if len(args) > self._positional:
+            only = ", ".join(names[self._positional :])
+            raise UserError.at(
+                "TW016", f"{self.__name__} takes {self._positional} argument(s) by position ({', '.join(names[: self._positional])}), got {len(args)}", span,
+                f"give {only} by keyword",
+            )  # fmt: skip
         values = dict(zip(names, args, strict=False))
         for name, value in keywords.items():
             if name not in names:
@@ -164,6 +183,25 @@ class Kernel(Entry, Generic[P, R]):
         if missing:
             raise UserError.at("TW008", f"{self.__name__} is missing {', '.join(map(repr, missing))}", span)
         return {name: values[name] for name in names}
+
+    def _in_order(self, *args: object, **keywords: object) -> object:
+        """The general path for a call that was arranged before."""
+        return self._general(*args[: self._positional], **dict(zip(self._names[self._positional :], args[self._positional :], strict=False)), **keywords)
+
+    def _go_straight(self, entry: Callable[..., object]) -> None:
+        """Calls go to machine code that takes all arguments in order."""
+        self._direct[0] = entry
+        self.enter(entry if self._positional == len(self._names) else self._arranged())
+
+    def _arranged(self) -> Callable[..., object]:
+        """What takes calls with keywords and defaults, in machine code where there is some."""
+        if self._arranger is None:
+            self._arranger = arranger(self._direct, self._names, self._positional, self._defaults, self._general_function)
+        return self._arranger or self._general_function
+
+    def _rest(self) -> Callable[..., object]:
+        """Where machine code hands on the calls that it does not take."""
+        return self._arranged() if self._positional == len(self._names) else self._in_order_function
 
     def _general(self, *args: object, **keywords: object) -> object:
         asked = keywords.get("device", self.spread)
@@ -203,19 +241,19 @@ class Kernel(Entry, Generic[P, R]):
                 self._take_launches(device)
         elif asked is None and self.device in (None, device.id) and default_device() == device.id:
             # From now on calls like this one go straight to the code that just ran.
-            entry = self.runner.entry(device, self._launch or self._general_function)
+            entry = self.runner.entry(device, self._launch or self._rest())
             if entry is not None:
-                self.enter(entry)
+                self._go_straight(entry)
                 _direct.add(self)
                 _leave_while_special()
         return result
 
     def _take_launches(self, device: Device) -> None:
         """From now on calls on such devices like those so far go straight to machine code."""
-        launch = self.runner.entry(device, self._general_function)
+        launch = self.runner.entry(device, self._rest())
         if launch is not None and launch is not self._launch:
             self._launch = launch
-            self.enter(launch)
+            self._go_straight(launch)
 
     def bound(self, *args: object, **keywords: object) -> dict[str, object]:
         """The arguments of a call by name."""
@@ -229,19 +267,19 @@ class Kernel(Entry, Generic[P, R]):
 
     # -- looking inside -----------------------------------------------------------------------------------------
 
-    def _signature(self, args: tuple[object, ...], target: Target) -> Signature:
-        values = self._bind(args, {})
+    def _signature(self, args: tuple[object, ...], keywords: dict[str, object], target: Target) -> Signature:
+        values = self._bind(args, keywords)
         return self.runner.signature(self.runner.arguments(values, target.is_gpu), target.is_gpu)
 
-    def stages(self, *args: object, target: str = "cpu") -> Compilation:
+    def stages(self, *args: object, target: str = "cpu", **keywords: object) -> Compilation:
         """Every stage of compiling for these arguments."""
         chosen = parse_target(target)
-        return compile_stages(self.function, self._signature(args, chosen), chosen)
+        return compile_stages(self.function, self._signature(args, keywords, chosen), chosen)
 
-    def compile(self, *args: object, target: str = "cpu") -> Artifact:
+    def compile(self, *args: object, target: str = "cpu", **keywords: object) -> Artifact:
         """The artifact for these arguments: PTX for GPU targets, an object for CPUs."""
         chosen = parse_target(target)
-        return compile_kernel(self.function, self._signature(args, chosen), chosen)
+        return compile_kernel(self.function, self._signature(args, keywords, chosen), chosen)
 
     def __reduce__(self) -> str:
         """Copies are the kernel itself, and pickles its name, as with functions."""
@@ -282,6 +320,7 @@ def kernel(
     vectorizable: bool = False,
     gpu_compute: bool = False,
     unchecked: bool = False,
+    deterministic: bool = False,
     check: bool = False,
 ) -> Kernel[P, R]: ...
 @overload
@@ -311,6 +350,7 @@ def kernel(
     vectorizable: bool = False,
     gpu_compute: bool = False,
     unchecked: bool = False,
+    deterministic: bool = False,
     check: bool = False,
 ) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
 def kernel(
@@ -340,6 +380,7 @@ def kernel(
     vectorizable: bool = False,
     gpu_compute: bool = False,
     unchecked: bool = False,
+    deterministic: bool = False,
     check: bool = False,
 ) -> Kernel[P, R] | Callable[[Callable[P, R]], Kernel[P, R]]:
     """Mark a Python function as a kernel: `@tw.kernel`, or with options.
@@ -351,6 +392,7 @@ def kernel(
     loops that data decides turn, or threads wait for each other, for too long. `parallel="data"` with `devices` splits the batch of every
     call over these devices. `launches=1` makes all that the kernel does on a GPU one launch. On a CPU every index that is not proven to lie
     in its array is checked as the kernel runs; `unchecked=True` leaves that out. With `check=True` it is done on GPUs, too.
+    `deterministic=True` makes scatters (`out[k[i]] += w[i]`) give the same bits on every run and for any number of threads.
 
     The others are the attributes of ZynML: `kind` holds the loops to a kind of kernel; `tile`, `workgroup`, `shared`, `vector`, `unroll`,
     `max_registers`, `tensor_cores` and `async_copy` are hints for the schedule, which `strict` makes binding; `broadcast`, `vectorizable` and
@@ -361,7 +403,7 @@ def kernel(
     attributes = attributes_of({
         "reduce": reduce, "axis": axis, "kind": kind, "tile": tile, "workgroup": workgroup, "shared": shared, "vector": vector, "unroll": unroll,
         "max_registers": max_registers, "tensor_cores": tensor_cores, "async_copy": async_copy, "strict": strict, "broadcast": broadcast,
-        "vectorizable": vectorizable, "gpu_compute": gpu_compute, "unchecked": unchecked,
+        "vectorizable": vectorizable, "gpu_compute": gpu_compute, "unchecked": unchecked, "deterministic": deterministic,
     })  # fmt: skip
 
     def made(wrapped: Callable[P, R]) -> Kernel[P, R]:

@@ -33,6 +33,7 @@ from tilewright.compile.tuning import Extents, Measurement, TuningTable
 from tilewright.execute.arrays import to_device
 from tilewright.execute.calls.arguments import ReadArgument
 from tilewright.execute.calls.callable_kernel import TunableKernel
+from tilewright.execute.calls.in_place import refuse_function
 from tilewright.execute.calls.run import Runner
 from tilewright.execute.devices import Device, array_device, default_device, device_of, find_device, kind_of, own_memory
 from tilewright.runtime.memory.device_array import DeviceArray
@@ -154,6 +155,7 @@ def tune_function(
     clock: Callable[[], float] = time.perf_counter,
 ) -> Tuning:
     """`tune` for the tree of a kernel and arguments by name."""
+    refuse_function(function, "and tuning would run it again and again", "tune a kernel that returns its results")
     if kind_of(device).simulated:
         raise UserError.at("TW030", "the emulator has no speed to tune", help="use device='cpu' or a GPU")
     gpu = device.target.is_gpu

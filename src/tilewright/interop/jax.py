@@ -17,6 +17,7 @@ import numpy as np
 from tilewright.base import dtypes
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.execute.calls import shape_rules
+from tilewright.execute.calls.in_place import refuse_function
 from tilewright.execute.calls.shape_rules import OutputForm
 from tilewright.execute.kernel import Kernel
 from tilewright.runtime.exchange import imports
@@ -34,6 +35,7 @@ def jax_function(kernel: Kernel[..., Any], backward: Any = None) -> Callable[...
         raise UserError.at("TW009", f"a {type(kernel).__name__} is no kernel", help="decorate the function with @tw.kernel")
     if backward is not None and not callable(backward):
         raise UserError.at("TW009", f"backward= is a {type(backward).__name__}, not a function or a kernel")
+    refuse_function(kernel.function, "and arrays of JAX never change", "return the new array, and donate the old one to jax.jit")
     made = _Function(_jax(), kernel)
     if backward is None:
         return functools.wraps(kernel.python)(lambda *arguments: made.call(*arguments))

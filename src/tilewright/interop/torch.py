@@ -16,6 +16,7 @@ from tilewright.base.dtypes import DType
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.base.forks import fork_safe_rlock
 from tilewright.execute.calls import shape_rules
+from tilewright.execute.calls.in_place import refuse_function
 from tilewright.execute.calls.shape_rules import OutputForm
 from tilewright.execute.devices import default_device
 from tilewright.execute.kernel import Kernel
@@ -47,6 +48,7 @@ def torch_op(kernel: Kernel[..., Any], name: str | None = None, backward: Any = 
     """
     if not isinstance(kernel, Kernel):
         raise UserError.at("TW009", f"a {type(kernel).__name__} is no kernel", help="decorate the function with @tw.kernel")
+    refuse_function(kernel.function, "and operators of PyTorch made here only return tensors", "call the kernel itself with tensors")
     torch = _torch()
     full = name or f"tilewright::{kernel.__name__}"
     if not re.fullmatch(r"[A-Za-z_]\w*::[A-Za-z_]\w*", full):

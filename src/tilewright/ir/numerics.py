@@ -15,6 +15,8 @@ import numpy as np
 from tilewright.base.dtypes import DType, f32, f64
 from tilewright.base.errors import CompilerBug
 from tilewright.ir.nodes import NO_ATTRS, Attrs
+from tilewright.ir.random_numbers import OPCODES as RANDOM
+from tilewright.ir.random_numbers import ArrayTerms, steps
 
 Array = np.ndarray
 
@@ -29,6 +31,8 @@ def evaluate(opcode: str, operands: Sequence[Array], attrs: Attrs, dtype: DType)
             return convert(arrays[0], dtype, _attr_dtype(attrs))
         if opcode == "bitcast":
             return arrays[0].view(_attr_dtype(attrs).numpy)
+        if opcode in RANDOM:
+            return steps(ArrayTerms(evaluate), opcode, arrays, dtype)
         if opcode in _FUNCTIONS:
             return _function(_FUNCTIONS[opcode], arrays, dtype)
         if dtype.is_small_float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tilewright.base.dtypes import DType, bool_, i32, i64
+from tilewright.base.dtypes import DType, bool_, compute_dtype, i32, i64
 from tilewright.base.sizes import Size
 from tilewright.ir.nodes import Attrs
 from tilewright.ir.opdef import ALL_STAGES as ALL_STAGES
@@ -23,6 +23,7 @@ from tilewright.ir.opdef import integer as _int_attr
 from tilewright.ir.opdef import memory_access as memory_access
 from tilewright.ir.ops_lanes import DEFINITIONS as LANE_DEFINITIONS
 from tilewright.ir.ops_matrix import DEFINITIONS
+from tilewright.ir.ops_random import DEFINITIONS as RANDOM_DEFINITIONS
 from tilewright.ir.ops_simt import ATOMICS as ATOMICS
 from tilewright.ir.ops_simt import DEFINITIONS as SIMT
 from tilewright.ir.ops_simt import LOAD_CACHES, STORE_CACHES, check_cache
@@ -214,6 +215,27 @@ def _store(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return ()
 
 
+ACCUMULATIONS = ("add", "mul", "min", "max", "and", "or", "xor")
+"""What `accumulate` combines with."""
+
+
+def _accumulate(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    masked, kind = bool(attrs.get("masked")), str(attrs.get("kind"))
+    memory, access = memory_access(types, 1 + int(masked))
+    if kind not in ACCUMULATIONS:
+        raise _fail(f"unknown accumulation {kind!r}")
+    if memory.dtype.is_float and kind in ("and", "or", "xor"):
+        raise _fail(f"accumulation {kind} does not take {memory.dtype}")
+    if memory.dtype.is_bool and kind in ("add", "mul"):
+        raise _fail(f"accumulation {kind} does not take bool")
+    if masked:
+        _check_mask(types[-1], access)
+    value, wanted = types[1 + memory.rank], with_dtype(access, compute_dtype(memory.dtype))
+    if not is_number(value) or dtype_of(value) is not dtype_of(wanted) or getattr(value, "shape", ()) != getattr(wanted, "shape", ()):
+        raise _fail(f"combines {wanted}, got {value}")
+    return ()
+
+
 def _head(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     _, access = memory_access(types, 0)
     if not isinstance(access, Scalar) or _int_attr(attrs, "bytes") < 1:
@@ -221,10 +243,10 @@ def _head(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return (INDEX,)
 
 
-def _require(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
-    if not _numbers(types, 1).dtype.is_bool or not isinstance(attrs.get("text"), str):
-        raise _fail("takes a bool, or a tile of them, and needs a text")
-    return ()
+def _inside(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 2 or dtype_of(types[0]) is not i64 or types[1] != INDEX:
+        raise _fail("takes indices and an extent")
+    return (BOOL,)
 
 
 def _within(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
@@ -236,8 +258,12 @@ def _within(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
 
 
 def _report(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
-    if len(types) != 3 or not isinstance(types[0], Tensor) or types[0].dtype is not i64 or types[1:] != [INDEX, INDEX]:
+    if len(types) not in (3, 4) or not isinstance(types[0], Tensor) or types[0].dtype is not i64:
         raise _fail("takes a tensor of i64, an index and an extent")
+    if len(types) == 3 and types[1:] != [INDEX, INDEX]:
+        raise _fail("takes one index and one extent")
+    if len(types) == 4 and (dtype_of(types[1]) is not i64 or types[2] != INDEX or types[3] != with_dtype(types[1], bool_)):
+        raise _fail("takes indices, one extent, and as many bools that say which of them lie outside")
     if _int_attr(attrs, "site") < 1:
         raise _fail("sites are counted from 1 on")
     return ()
@@ -459,15 +485,20 @@ _define("load_image", "`load_image %x, %row, %oh, %ow, %c {rows, columns, lower,
         "w = q * `steps[1]` + `lower[1]` + ow of image n, where row + r = (n * `rows` + p) * `columns` + q; 0 where there is none.",
         _load_image, "tile", "read", "memory")  # fmt: skip
 _define("store", "`store %t, %i, %j, %v`: like load, the other way round. `cache`: " + " ".join(STORE_CACHES) + ".", _store, effect="write", group="memory")
+_define("accumulate", "`accumulate %t, %i, %j, %v {kind}`: the element there becomes `kind` of itself and `%v`, which other points of the domain may do "
+        "to it too, in any order: no update is lost. Nothing else in the kernel reads or writes the tensor. Kinds: " + " ".join(ACCUMULATIONS) + ". `%v` of a "
+        "float narrower than f32 is f32. `masked` and `watch`: as for a store; `of`: the array that a private copy, which has one axis more, is for. "
+        "`alone`: only one thread has to do with the elements; `shared`, on a GPU: the most elements that blocks first combine in shared memory.", _accumulate, "loop tile", "write", "memory")  # fmt: skip
 _define("head", "`head %t, %i, %j {bytes}`: how many elements from there on lie before the next address that is a multiple of `bytes`. "
         "Only where things lie depends on it, never a result.", _head, "tile thread", group="memory")  # fmt: skip
 _define("prefetch", "`prefetch %t, %i, %j`: that element will be needed soon. Changes nothing but time, and may lie outside.", _prefetch,
         "tile thread", "sync", "memory")  # fmt: skip
 _define("report", "`report %failure, %index, %extent {site}`: an access lies outside its array. The first to say so leaves its site, index and extent "
-        "in `%failure`. On a CPU the kernel's thread ends there.", _report, "tile thread", "write", "memory")  # fmt: skip
-_define("require", "`require %b {text}`: an assertion about every element of a tile.", _require, "tile", "write", "memory")
+        "in `%failure`. On a CPU the kernel's thread ends there; on a GPU it goes on, and the access is masked out. Tile stage: a fourth operand says "
+        "which of the indices of a tile lie outside.", _report, "tile thread", "write", "memory")  # fmt: skip
 _define("within", "`within %t, %first, %last {axis, access}`: both indices lie in the tensor along `axis`; checked as an access that has `watch` is.",
         _within, "tile", "write", "memory")  # fmt: skip
+_define("inside", "`inside %i, %n`: whether no index of a tile is negative, or `%n` or more. They are looked at one by one.", _inside, "tile", group="memory")
 _define("alloc", "A tensor of static `shape` and `dtype` in `space` (shared, local or constant); contents undefined, but for constant memory, which "
         "holds the numbers `values`.", _alloc,
         "tile thread", "write", "memory")  # fmt: skip
@@ -488,7 +519,7 @@ _define("convert_layout", "The same tile in another layout.", _convert_layout, "
 
 # Threads.
 _define("thread_id", "This thread's index in its block.", _index_result, "thread", group="thread")
-_define("barrier", "Every thread of the block arrives before any leaves; memory is consistent after.", _nothing, "thread", "sync", "thread")
+_define("barrier", "Every thread of the block arrives before any leaves; memory is consistent after.", _nothing, "tile thread", "sync", "thread")
 _define("grid_size", "How many blocks the launch has along grid axis `axis`.", _index_result, "thread", group="thread")
 _define("grid_barrier", "Every thread of every block of the grid arrives before any leaves; memory is consistent across the device after. "
         "The blocks must all run at once: the launch is cooperative.", _nothing, "thread", "sync", "thread")  # fmt: skip
@@ -504,6 +535,8 @@ _define("step", "`step %a, %x {names, function}`: before a statement of the sour
 
 # Matrix units, asynchronous copies and their barriers.
 OPS.update({row.name: row for row in DEFINITIONS})
+# Random numbers: expanded to arithmetic by the pass expand_random.
+OPS.update({row.name: row for row in RANDOM_DEFINITIONS})
 # Lanes of vecs on a CPU.
 OPS.update({row.name: row for row in LANE_DEFINITIONS})
 

@@ -20,8 +20,12 @@ def with_sizes(program: Program, values: Mapping[str, int]) -> Program:
     return substituted(program, {name: Size.of(number) for name, number in values.items()})
 
 
-def substituted(program: Program, known: Mapping[str, Size]) -> Program:
-    """The program with these names replaced by other sizes. What is known of what divides them goes with them."""
+CONTRADICTION = "sizes {left} and {right} do not match"
+
+
+def substituted(program: Program, known: Mapping[str, Size], renames: bool = False) -> Program:
+    """The program with these names replaced by other sizes. What is known of what divides them goes with them. A computed size that becomes another one
+    must be equal to it; with `renames` it only gets another name."""
 
     def size(old: Size) -> Size:
         return old.substitute(known) if old.names & known.keys() else old
@@ -64,5 +68,6 @@ def substituted(program: Program, known: Mapping[str, Size]) -> Program:
         outputs=tuple(map(array, program.outputs)),
         scratch=tuple(map(array, program.scratch)),
         calls=tuple(KernelCall(kernel(call.kernel), call.args) for call in program.calls),
-        checks=tuple(map(check, program.checks)),
+        checks=(*map(check, program.checks), *(ProgramCheck(size(s), "eq", known[n], CONTRADICTION) for n, s in program.computed if n in known and not renames)),
+        computed=tuple((str(known.get(n, n)), size(s)) for n, s in program.computed if renames or n not in known),
     )

@@ -82,7 +82,8 @@ def print_program(program: Program, locations: bool = False) -> str:
     path = f" path={json.dumps(program.span.path)}" if locations else ""
     lines = [f"program @{quote_name(program.name)}{path} {{"]
     for word, arrays in (("input", program.inputs), ("output", program.outputs), ("scratch", program.scratch)):
-        lines += [f"{INDENT}{word} {_print_array(array)}" for array in arrays]
+        lines += [f"{INDENT}{array.role if isinstance(array, ProgramArray) else word} {_print_array(array)}" for array in arrays]
+    lines += [f"{INDENT}computed {quote_name(name)} = {size}" for name, size in program.computed]
     for check in program.checks:
         place = _print_place(check.span, program.span.path) if locations else ""
         lines.append(f"{INDENT}check {_print_check(check)}{place}")

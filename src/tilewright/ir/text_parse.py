@@ -501,19 +501,25 @@ class _IrParser:
         header_end = self.tokens[self.position - 1]
         self.path()
         self.expect("{")
-        arrays: dict[str, list[ProgramArray | ScalarInput]] = {"input": [], "output": [], "scratch": []}
+        arrays: dict[str, list[ProgramArray | ScalarInput]] = {"input": [], "inout": [], "output": [], "scratch": []}
+        arrays["inout"] = arrays["input"]
         checks: list[ProgramCheck] = []
+        computed: list[tuple[str, Size]] = []
         calls: list[tuple[_IrToken, str, tuple[str, ...]]] = []
         while not self.accept("}"):
-            token = self.kind("name", "input, output, scratch, check or call")
+            token = self.kind("name", "input, inout, output, scratch, computed, check or call")
             if token.text in arrays:
                 arrays[token.text].append(self.array(token.text))
+            elif token.text == "computed":
+                label = self.name("the name of a size")
+                self.expect("=")
+                computed.append((label, self.size()))
             elif token.text == "check":
                 checks.append(self.check(token))
             elif token.text == "call":
                 calls.append(self.call())
             else:
-                raise self.error(f"expected input, output, scratch, check or call, got `{token.text}`", token)
+                raise self.error(f"expected input, inout, output, scratch, computed, check or call, got `{token.text}`", token)
         span = self.place(first) if self.explicit_places else self.span(first, header_end)
         kernels: dict[str, Kernel] = {}
         while self.peek("kernel"):
@@ -528,7 +534,7 @@ class _IrParser:
                 raise self.error(f"no kernel is called @{label}", token)
             resolved.append(KernelCall(kernels[label], args))
         outputs, scratch = (tuple(a for a in arrays[role] if isinstance(a, ProgramArray)) for role in ("output", "scratch"))
-        return Program(name, tuple(arrays["input"]), outputs, scratch, tuple(resolved), tuple(checks), span)
+        return Program(name, tuple(arrays["input"]), outputs, scratch, tuple(resolved), tuple(checks), span, computed=tuple(computed))
 
     def array(self, role: str) -> ProgramArray | ScalarInput:
         name = self.name("the name of an array")

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from tilewright.base.dtypes import DType
 from tilewright.base.errors import CODES, CompilerBug, TilewrightError
-from tilewright.base.sizes import Size
+from tilewright.base.sizes import Size, number_name
 from tilewright.base.source import NOWHERE, Span
-from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
+from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.ops import ATOMICS, OPS, OpDef, TypeRuleError, reduction_results
 from tilewright.ir.program import KernelCall, Program, ProgramArray, ScalarInput
 from tilewright.ir.text import print_op
@@ -45,14 +45,19 @@ def verify_program(program: Program, known: frozenset[Kernel] = frozenset()) -> 
         return CompilerBug.at("TW042", f"program @{program.name}: {reason}", span if span.line else program.span)
 
     arrays: dict[str, ProgramArray | ScalarInput] = {}
-    for role, group in (("input", program.inputs), ("output", program.outputs), ("scratch", program.scratch)):
+    for roles, group in ((("input", "inout"), program.inputs), (("output",), program.outputs), (("scratch",), program.scratch)):
         for array in group:
             if array.name in arrays:
                 raise fail(f"two arrays are called {array.name!r}")
-            if isinstance(array, ProgramArray) and array.role != role:
-                raise fail(f"{role} {array.name!r} is marked as {array.role}")
+            if isinstance(array, ProgramArray) and array.role not in roles:
+                raise fail(f"{roles[0]} {array.name!r} is marked as {array.role}")
             arrays[array.name] = array
     bound = {binding.name for binding in program.bindings()} | set(program.launch_sizes)
+    numbers = {number_name(s.name) for s in program.inputs if isinstance(s, ScalarInput) and s.dtype.is_int}
+    for name, value in program.computed:
+        if name in bound or not value.names <= bound | numbers:
+            raise fail(f"the computed size {name!r} = {value} is bound elsewhere, or made of names that nothing binds")
+    bound |= {name for name, _ in program.computed}
     for array in arrays.values():
         if isinstance(array, ProgramArray):
             for size in (*array.type.shape, *array.type.strides):
@@ -63,7 +68,7 @@ def verify_program(program: Program, known: frozenset[Kernel] = frozenset()) -> 
             raise fail(f"unknown relation {check.relation!r} in a check", check.span)
         if check.code not in CODES:
             raise fail(f"unknown code {check.code!r} in a check", check.span)
-        if not check.left.names | check.right.names <= bound:
+        if not check.left.names | check.right.names <= bound | numbers:
             raise fail(
                 f"no input binds {_listed((check.left.names | check.right.names) - bound)}, used by a check", check.span
             )
@@ -157,6 +162,19 @@ class _Verifier:
         if kernel.body.args:
             raise self.fail("the body takes no arguments")
         self.block(kernel.body, None, False)
+        self.check_accumulated()
+
+    def check_accumulated(self) -> None:
+        """What is combined into, in any order, is combined in one way only, and not read or written otherwise."""
+        kinds: dict[Value, Op] = {}
+        for op in walk(self.kernel.body):
+            if op.opcode == "accumulate":
+                first = kinds.setdefault(op.operands[0], op)
+                if first.attrs["kind"] != op.attrs["kind"]:
+                    raise self.fail(f"{op.operands[0]} is combined by {first.attrs['kind']} too", op)
+        for op in walk(self.kernel.body) if kinds else ():
+            if op.opcode in ("load", "store", "atomic") and op.operands[0] in kinds and op.operands[0] in self.kernel.params and not kinds[op.operands[0]].attrs.get("alone"):
+                raise self.fail(f"{op.operands[0]} is combined into in any order, so nothing else may access it", op)
 
     def check_launch(self) -> None:
         kernel = self.kernel

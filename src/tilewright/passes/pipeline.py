@@ -29,6 +29,7 @@ from tilewright.passes.late.divide_by_reciprocal import divide_by_reciprocal
 from tilewright.passes.late.exact_functions import exact_functions
 from tilewright.passes.late.expand_casts import expand_casts
 from tilewright.passes.late.expand_math import expand_math
+from tilewright.passes.late.expand_random import expand_random
 from tilewright.passes.late.flat_accesses import flat_accesses
 from tilewright.passes.late.indices_to_i32 import indices_to_i32
 from tilewright.passes.late.minmax_before_widening import minmax_before_widening
@@ -54,6 +55,8 @@ from tilewright.passes.program.persistent_kernel import persistent_kernel
 from tilewright.passes.program.repack import repack
 from tilewright.passes.program.reuse_buffers import reuse_buffers
 from tilewright.passes.program.split_reductions import split_reductions
+from tilewright.passes.program.split_scans import split_scans
+from tilewright.passes.program.split_scatters import split_scatters
 from tilewright.passes.program.stream_k import stream_k
 from tilewright.passes.program.tile_counters import add_counters
 from tilewright.passes.program.to_channels_last import to_channels_last
@@ -91,6 +94,7 @@ from tilewright.passes.to_tile.lower_contraction_amx import lower_contraction_am
 from tilewright.passes.to_tile.lower_contraction_cpu import lower_contraction_cpu
 from tilewright.passes.to_tile.lower_loops import lower_loops
 from tilewright.passes.to_tile.lower_products_cpu import lower_products_cpu
+from tilewright.passes.to_tile.share_scatters import share_scatters
 from tilewright.tree.block_graph import BlockGraph
 from tilewright.tree.metadata import KernelMetadata
 from tilewright.tree.typed import TypedKernel
@@ -210,6 +214,16 @@ SPLIT_REDUCTIONS = Pass(
     "A long reduction with few results becomes two kernels; so does a contraction whose schedule says so (split-K).",
     takes=("plans", "target", "hints"), gives="plans",
 )  # fmt: skip
+SPLIT_SCATTERS = Pass(
+    "split_scatters", "program", "program", split_scatters,
+    "Scatters run side by side: on a CPU each part of the points has a copy of what it combines into, on a GPU they are atomics.",
+    takes=("plans", "target", "hints", "metadata"), gives="plans",
+)  # fmt: skip
+SPLIT_SCANS = Pass(
+    "split_scans", "program", "program", split_scans,
+    "A loop that is a scan (a running sum, product, minimum or maximum) is cut into parts that run side by side.",
+    takes=("plans", "target", "hints"), gives="plans",
+)  # fmt: skip
 STREAM_K = Pass(
     "stream_k", "program", "program", stream_k,
     "A contraction whose blocks hand on partial sums gets the memory for them.", takes=("plans", "target"), gives="plans",
@@ -261,7 +275,11 @@ WATCH_INDICES = Pass(
 )  # fmt: skip
 CHECK_INDICES = Pass(
     "check_indices", "program", "program", check_indices,
-    "Marked accesses get tests; the first that fails is left in an array of the program. On a GPU they are assertions.", takes=TARGET,
+    "Marked accesses get tests; the first that fails is left in an array of the program. On a GPU what lies outside is masked out, and the kernel goes on.", takes=TARGET,
+)  # fmt: skip
+SHARE_SCATTERS = Pass(
+    "share_scatters", "tile", "tile", share_scatters,
+    "GPU: the scatters of a block meet in shared memory, and are combined into the array once.", takes=("schedule",),
 )  # fmt: skip
 WINDOW_SUMS = Pass(
     "window_sums", "tile", "tile", window_sums,
@@ -302,6 +320,10 @@ MINMAX_BEFORE_WIDENING = Pass(
 EXPAND_MATH = Pass(
     "expand_math", "thread", "thread", expand_math,
     "Functions become arithmetic.", takes=TARGET,
+)  # fmt: skip
+EXPAND_RANDOM = Pass(
+    "expand_random", "thread", "thread", expand_random,
+    "Random numbers become the arithmetic of Philox; neighbours in a vec share its blocks.", takes=TARGET,
 )  # fmt: skip
 EXPAND_CASTS = Pass(
     "expand_casts", "thread", "thread", expand_casts,
@@ -402,6 +424,10 @@ WITH_LANES = When(
     "on a GPU, kernels with SIMD values",
     lambda kernel, context: context.simt and any(OPS[op.opcode].group == "lanes" for op in walk(kernel.body)),
 )
+WITH_SHARED_SCATTERS = When(
+    "scatters into small arrays, on a GPU",
+    lambda kernel, context: any(op.opcode == "accumulate" and "shared" in op.attrs for op in walk(kernel.body)),
+)
 WITH_WINDOWS = When("windows that overlap, on a GPU", lambda kernel, context: isinstance(context.schedule, Schedule) and context.schedule.window)
 
 ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
@@ -454,6 +480,8 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(REPACK, "After to_channels_last: packs what the copy engine still cannot read."),
         Step(WIDEN_OPERANDS, "Beside the other copies of operands."),
         Step(SPLIT_REDUCTIONS, "After copies of operands: each part of the sum reads the copies."),
+        Step(SPLIT_SCATTERS, "Beside split_reductions: the kernels it makes have few results and long loops, but are cut already."),
+        Step(SPLIT_SCANS, "Beside split_reductions: the parts are kernels like others."),
         Step(STREAM_K, "Adds parameters that the lowering alone uses; kernels are otherwise done."),
         Step(ADD_COUNTERS, "As stream_k."),
         Step(ONE_PASS_VARIANCE, "After split_reductions: only rows that stay in one kernel.", UNPLANNED),
@@ -466,6 +494,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(WINDOW_SUMS, "After simplify, which leaves one guard for each sum.", WITH_WINDOWS),
         Step(FUSE_MULTIPLY_ADD, "window_sums leaves products beside their sums.", WITH_WINDOWS),
         Step(CHECK_INDICES, "Accesses are those of tiles now, with their masks."),
+        Step(SHARE_SCATTERS, "After check_indices: indices are still those of the array there.", WITH_SHARED_SCATTERS),
         Step(ASSIGN_LAYOUTS, "Last: the tiles are final."),
     ),
     "thread": (
@@ -473,6 +502,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(SIMPLIFY, "Folds index arithmetic of the lowering."),
         Step(MINMAX_BEFORE_WIDENING, "Before casts become arithmetic."),
         Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first."),
+        Step(EXPAND_RANDOM, "Beside expand_math, for the same reason."),
         Step(EXPAND_CASTS, "After expand_math."),
         Step(DIVIDE_BY_RECIPROCAL, "After expand_math, whose divisions it sees too."),
         Step(SIMPLIFY, "Code generators see short code."),
@@ -494,6 +524,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(SIMT_TO_SIMD, "Before functions become arithmetic, which is then that of vectors.", ON_CPU),
         Step(SIMPLIFY, "Folds what simt_to_simd writes for lanes that do the same.", ON_CPU),
         Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first."),
+        Step(EXPAND_RANDOM, "Beside expand_math, for the same reason."),
         Step(EXPAND_CASTS, "After expand_math."),
         Step(SIMPLIFY, "This is what the emulator runs; code generators see short code."),
     ),
@@ -506,6 +537,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     "primitives": (
         Step(SIMPLIFY, "All that follows sees short code."),
         Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first."),
+        Step(EXPAND_RANDOM, "Beside expand_math, for the same reason."),
         Step(EXPAND_CASTS, "After expand_math."),
         Step(SIMPLIFY, "This is what the emulator runs; code generators see short code."),
     ),

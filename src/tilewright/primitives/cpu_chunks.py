@@ -1,8 +1,7 @@
-"""Scan, filter and reduction on a CPU: chunks of the data, each the work of one block, in two walks over the data.
+"""Filter, histogram and reduction on a CPU: chunks of the data, each the work of one block, in two walks over the data.
 
-In: as for the programs of GPUs. Out: programs of three kernels: what each chunk amounts to; what is before each chunk, in one
-block; the results of each chunk. Chains of dependent steps are what takes time on a CPU, so a chunk is walked as several
-stretches side by side: first what each stretch amounts to, then all of them, one element of each at a time.
+In: as for the programs of GPUs. Out: programs of up to three kernels: what each chunk amounts to; what is before each chunk, in one
+block; the results of each chunk. Scans are in `cpu_scan`.
 """
 
 from __future__ import annotations
@@ -23,72 +22,8 @@ from tilewright.primitives.parts import call, scratch
 N = Size.of("n")
 CHUNK = 65536
 """Elements of a block."""
-SIDE = 8
-"""Stretches walked side by side."""
-LENGTH = 512
-"""Elements of a stretch: all of a chunk's walk fits a first-level cache."""
 VECTOR = 64
 """Bytes of a vector."""
-
-
-def scan_program_cpu(dtype: DType, monoid: Monoid, result: DType, exclusive: bool, init: bool) -> Program:
-    """The program `x, init? -> y`."""
-    chunks = ceildiv(N, CHUNK)
-    totals, before = scratch("totals", monoid.dtype, chunks), scratch("before", monoid.dtype, chunks)
-    x, y = tensor(dtype, N), tensor(result, N)
-
-    def total_body(c: Code, x: Mem, totals: Mem) -> None:
-        low, high = _bounds(c)
-        totals.store(c.block(), _combined(c, monoid, x, low, high))
-
-    kernels = [_kernel("scan_totals", [chunks], [("x", x), ("totals", totals.type)], total_body)]
-    kernels.append(_prefix_kernel(monoid, totals, before, chunks, init))
-
-    def body(c: Code, x: Mem, y: Mem, before: Mem) -> None:
-        low, high = _bounds(c)
-        start = before[c.block()]
-        has = c.block() > 0 if not init else c.const(True, bool_)
-        group = SIDE * LENGTH
-
-        def join(there: Num | None, a: Num, b: Num) -> Num:
-            both = monoid(a, b)
-            return both if there is None else c.select(there, both, b)
-
-        def side_by_side(first: Num, carry: Num, there: Num) -> list[Num]:
-            parts = [_combined(c, monoid, x, first + k * LENGTH, first + (k + 1) * LENGTH) for k in range(SIDE - 1)]
-            heads = [(carry, there)]
-            for part in parts:
-                value, has_value = heads[-1]
-                heads.append((join(has_value, value, part), c.const(True, bool_)))
-
-            def step(i: Num, *running: Num) -> list[Num]:
-                out: list[Num] = []
-                for k in range(SIDE):
-                    value = x.load(first + i + k * LENGTH).to(monoid.dtype)
-                    known = None if k or init else (there | (i > 0))
-                    now = join(known, running[k], value)
-                    y.store(first + i + k * LENGTH, (running[k] if exclusive else now).to(result))
-                    out.append(now)
-                return out
-
-            ends = c.loop(0, LENGTH, 1, [value for value, _ in heads], step)
-            return [ends[-1], c.const(True, bool_)]
-
-        whole = low + (high - low) // group * group
-        carry, there = c.loop(low, whole, group, [start, has], side_by_side)
-
-        def single(i: Num, carry: Num, there: Num) -> list[Num]:
-            value = x.load(i).to(monoid.dtype)
-            now = join(there, carry, value)
-            y.store(i, (carry if exclusive else now).to(result))
-            return [now, c.const(True, bool_)]
-
-        c.loop(whole, high, 1, [carry, there], single)
-
-    kernels.append(_kernel("scan", [chunks], [("x", x), ("y", y), ("before", before.type)], body))
-    inputs: list[ProgramArray | ScalarInput] = [ProgramArray("x", x, "input")]
-    inputs += [ScalarInput("init", monoid.dtype)] if init else []
-    return Program("scan", tuple(inputs), (ProgramArray("y", y, "output"),), (totals, before), tuple(call(k) for k in kernels))
 
 
 def reduce_program_cpu(dtype: DType, monoid: Monoid, result: DType) -> Program:

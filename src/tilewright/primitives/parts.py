@@ -102,38 +102,58 @@ def tile_index(c: Code, at: LaneNumbers, tile: Num, shape: BlockShape, step: int
     return tile * shape.tile + inside
 
 
-def load_tile(c: Code, data: Mem, at: LaneNumbers, tile: Num, shape: BlockShape, size: Num, aligned: bool, hint: str = "") -> list[list[Num]]:
-    """The thread's elements, step by step; behind the end of the data the last element stands."""
+def load_tile(
+    c: Code, data: Mem, at: LaneNumbers, tile: Num, shape: BlockShape, size: Num, aligned: bool, hint: str = "", reverse: bool = False
+) -> list[list[Num]]:
+    """The thread's elements, step by step; behind the end of the data the last element stands. `reverse`: tiles are counted from the data's end, and
+    `aligned` says that they begin where vectors may all the same."""
     attrs = {"cache": hint} if hint else {}
+
+    def vector(step: int) -> list[Num]:
+        place = tile_index(c, at, tile, shape, step)
+        if reverse:
+            return data.load(size - shape.width - place, shape.width, **attrs).lanes()[::-1]
+        return data.load(place, shape.width, **attrs).lanes()
 
     def whole() -> list[Num]:
         if not aligned:
             places = [tile_index(c, at, tile, shape, k) + j for k in range(shape.steps) for j in range(shape.width)]
-            return [data.load(p) for p in places]
-        vectors = [data.load(tile_index(c, at, tile, shape, k), shape.width, **attrs) for k in range(shape.steps)]
-        return [x for v in vectors for x in v.lanes()]
+            return [data.load(size - 1 - p if reverse else p) for p in places]
+        return [x for v in [vector(k) for k in range(shape.steps)] for x in v]
 
     def edge() -> list[Num]:
         last = size - 1
-        return [data.load((tile_index(c, at, tile, shape, k) + j).min(last)) for k in range(shape.steps) for j in range(shape.width)]
+        places = [(tile_index(c, at, tile, shape, k) + j).min(last) for k in range(shape.steps) for j in range(shape.width)]
+        return [data.load(last - p if reverse else p) for p in places]
 
     flat = c.either((tile + 1) * shape.tile <= size, whole, edge)
     return [flat[k * shape.width : (k + 1) * shape.width] for k in range(shape.steps)]
 
 
-def store_tile(c: Code, out: Mem, at: LaneNumbers, tile: Num, shape: BlockShape, size: Num, values: Sequence[Sequence[Num]], hint: str = "") -> None:
-    """The reverse; the output is aligned."""
+def store_tile(
+    c: Code, out: Mem, at: LaneNumbers, tile: Num, shape: BlockShape, size: Num, values: Sequence[Sequence[Num]], hint: str = "", reverse: bool = False,
+    aligned: bool = True,
+) -> None:  # fmt: skip
+    """The reverse. The output is aligned; a tile of it that is counted from the end only where `aligned` says so."""
     attrs = {"cache": hint} if hint else {}
 
     def whole() -> None:
         for k, vector in enumerate(values):
-            out.store(tile_index(c, at, tile, shape, k), c.pack(vector), **attrs)
+            place = tile_index(c, at, tile, shape, k)
+            if not reverse:
+                out.store(place, c.pack(vector), **attrs)
+            elif aligned:
+                out.store(size - shape.width - place, c.pack(list(vector)[::-1]), **attrs)
+            else:
+                for j, value in enumerate(vector):
+                    out.store(size - 1 - place - j, value)
 
     def edge() -> None:
         for k, vector in enumerate(values):
             for j, value in enumerate(vector):
                 place = tile_index(c, at, tile, shape, k) + j
-                c.when(place < size, lambda place=place, value=value: out.store(place, value))  # type: ignore[misc]
+                target = size - 1 - place if reverse else place
+                c.when(place < size, lambda target=target, value=value: out.store(target, value))  # type: ignore[misc]
 
     c.either((tile + 1) * shape.tile <= size, whole, edge)
 

@@ -12,7 +12,7 @@ from math import gcd
 
 from tilewright.base.affine import AffineForm, combined
 from tilewright.base.intervals import Interval, clamped, sign_of, surely_nonnegative, surely_positive
-from tilewright.base.sizes import ONE, ZERO, Size, floordiv, maximum, minimum
+from tilewright.base.sizes import ONE, ZERO, Size, floordiv, has_numbers, maximum, minimum
 from tilewright.tree.typed import Apply, Cast, Const, Expr, IndexRef, LoopVar, SizeValue
 from tilewright.tree.typed_walk import walk_expr
 
@@ -70,6 +70,11 @@ def _end(form: IndexForm, upper: bool) -> Size | None:
             ((v, f) for v, f in form.factors if not any(v in bound_by(other) for other in form.values if other is not v)), form.factors[0]
         )
         sign = sign_of(factor)
+        if sign is None and has_numbers(factor):
+            # A number of the call, which may be negative: at one of the ends.
+            rest = form.plus(AffineForm(((var, ONE),)), -factor)
+            ends = [None if place is None else _end(rest.plus(place, factor), upper) for place in (_bound(var, False), _bound(var, True))]
+            return None if ends[0] is None or ends[1] is None else (maximum if upper else minimum)(ends[0], ends[1])
         if sign is None:
             return None
         last = (sign > 0) == upper
@@ -107,6 +112,12 @@ def linear_indices(indices: Sequence[Expr]) -> Indices | None:
     """All indices as linear functions, or None when one is not."""
     forms = tuple(affine(i) for i in indices)
     return tuple(f for f in forms if f is not None) if None not in forms else None
+
+
+def known_indices(indices: Sequence[Expr]) -> Indices:
+    """All indices as linear functions; one that is none, as a number that the caller gives, counts as the same at every iteration. What is proven
+    to lie apart then does so along the other axes."""
+    return tuple(affine(i) or AffineForm((), ZERO) for i in indices)
 
 
 def injective(indices: Indices, over: Collection[LoopVar]) -> bool:

@@ -29,7 +29,7 @@ from tilewright.tree.syntax import Argument, Expr, Function, KernelAttribute, St
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 _OWN_PROGRAM = (
     "device", "precision", "strict", "tile", "async", "parallel", "workgroup", "shared", "max_registers", "vector", "unroll",
-    "tensor_cores", "async_copy", "gpu_compute", "vectorizable", "unchecked",
+    "tensor_cores", "async_copy", "gpu_compute", "vectorizable", "unchecked", "deterministic",
 )  # fmt: skip
 """Attributes of a block that hold for all of a program."""
 _OWN_SIZES = (KernelKind.CONV2D, KernelKind.CONV2D_DEPTHWISE)
@@ -194,6 +194,8 @@ class _Flattener(_Linker):
         own = next((a for a in node.attributes if a.name in _OWN_PROGRAM), None)
         if own is not None:
             raise Apart(f"a block has @{own.name} of its own", own.span)
+        if node.in_place:
+            raise Apart(f"a block writes '{node.in_place[0]}' in place", node.span)
         if metadata.kind in _PRIMITIVES:
             raise Apart(f"a block is @kernel {metadata.kind.value}, which takes all of its values at once", node.span)
         if metadata.kind in _OWN_SIZES:

@@ -102,6 +102,22 @@ def reduced_into(name: str, nest: syntax.For, metadata: KernelMetadata) -> tuple
     return syntax.Made((name,), span=nest.span), filled, syntax.Made((name,), True, span=nest.span)
 
 
+def _without_rebinding(callee: Function) -> Function:
+    """A kernel where `x = value`, for an array that is written in place, writes the elements: in the body around, the name is not always one of those."""
+    written = {p.name for p in callee.params if p.in_place}
+
+    def change(node: Stmt) -> Stmt:
+        if isinstance(node, syntax.Assign) and isinstance(node.target, syntax.Name) and node.target.id in written:
+            return replace(node, target=syntax.Index(node.target, (), span=node.target.span))
+        if isinstance(node, syntax.For | syntax.While):
+            return replace(node, body=tuple(map(change, node.body)))
+        if isinstance(node, syntax.If):
+            return replace(node, then=tuple(map(change, node.then)), otherwise=tuple(map(change, node.otherwise)))
+        return node
+
+    return replace(callee, body=tuple(map(change, callee.body))) if written else callee
+
+
 def _size_names(type_: Expr | None) -> list[str]:
     """`f32[rows, 4]`: the names of its extents."""
     return [e.id for e in type_.indices if isinstance(e, syntax.Name)] if isinstance(type_, syntax.Index) else []
@@ -133,6 +149,11 @@ class _Inliner:
             return [stmt]
         before: list[Stmt] = []
         new: Stmt
+        if isinstance(stmt, syntax.ExprStmt) and isinstance(stmt.value, syntax.Call) and isinstance(stmt.value.function, syntax.Callee):
+            args = tuple(replace(a, value=self._expr(a.value, before)) for a in stmt.value.args)
+            if any(p.in_place for p in stmt.value.function.function.params):
+                self._called(stmt.value.function.function, args, stmt.value.span, before, used=False)
+                return before
         if isinstance(stmt, syntax.For):
             new = replace(stmt, ranges=self._parts(stmt.ranges, before), body=self.block(stmt.body))
         elif isinstance(stmt, syntax.If):
@@ -202,13 +223,16 @@ class _Inliner:
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
-    def _called(self, callee: Function, args: tuple[Argument, ...], call: Span, before: list[Stmt]) -> Expr:
+    def _called(self, callee: Function, args: tuple[Argument, ...], call: Span, before: list[Stmt], used: bool = True) -> Expr:
+        """What stands where a kernel was called; its statements go to `before`. Where nothing is `used` of the result it need not have one."""
         given = self._bound(callee, args, call)
         if given is None:
             return syntax.Number(0, span=call)
-        callee = _returning(callee)
+        callee = _returning(_without_rebinding(callee))
         statements, last = callee.body[:-1], callee.body[-1] if callee.body else None
-        if not isinstance(last, syntax.Return) or last.value is None:
+        if not used and not isinstance(last, syntax.Return):
+            statements, last = callee.body, syntax.Return(None)
+        if not isinstance(last, syntax.Return) or (last.value is None and used):
             self._sink.error("TW017", f"'{callee.name}' returns nothing", call, "return what it computes, as its last statement")
             return syntax.Number(0, span=call)
         early = next((n for n in nodes(statements) if isinstance(n, syntax.Return)), None)
@@ -220,12 +244,19 @@ class _Inliner:
         names: dict[str, Expr] = {name: syntax.Name(self._fresh(name, callee.name)) for name in own if name not in given}
         assigned = {n.target.id for n in nodes(statements) if isinstance(n, syntax.Assign) and isinstance(n.target, syntax.Name)} | set(own)
         for param in callee.params:
-            names[param.name] = self._argument(param, given[param.name], param.name in assigned, callee.name, before)
+            if param.in_place and not isinstance(given[param.name], syntax.Name):
+                self._sink.error("TW005", f"{callee.name} writes its '{param.name}' in place: it must be the name of an array", given[param.name].span, "give the array a name first")
+                return syntax.Number(0, span=call)
+            names[param.name] = given[param.name] if param.in_place else self._argument(param, given[param.name], param.name in assigned, callee.name, before)
         for param in callee.params:
             if param.type is not None and _says_something(param.type):
                 label = f"{callee.name}'s '{param.name}'"
-                before.append(syntax.Expect(label, names[param.name], renamed(param.type, names, call), call, span=given[param.name].span))
+                before.append(syntax.Expect(label, names[param.name], renamed(param.type, names, call), param.optional, call, span=given[param.name].span))
+            elif not param.optional and isinstance(given[param.name], syntax.Nothing):
+                before.append(syntax.Expect(f"{callee.name}'s '{param.name}'", names[param.name], None, False, call, span=given[param.name].span))
         before.extend(renamed(statements, names, call))
+        if last.value is None:
+            return syntax.Number(0, span=call)
         result = renamed(last.value, names, call)
         return replace(result, span=call) if isinstance(result, syntax.Name | syntax.Number | syntax.Bool) else result
 
@@ -237,6 +268,10 @@ class _Inliner:
         positional = [a for a in args if a.keyword is None]
         if len(positional) > len(names):
             self._sink.error("TW016", f"{shown} takes {len(names)} argument(s), got {len(positional)}", call)
+            return None
+        most = sum(not p.keyword_only for p in callee.params)
+        if len(positional) > most:
+            self._sink.error("TW016", f"{shown} takes {most} argument(s) by position, got {len(positional)}", call, f"give {', '.join(names[most:])} by keyword")
             return None
         for name, argument in [*zip(names, positional), *((a.keyword, a) for a in args if a.keyword is not None)]:
             assert name is not None
@@ -261,7 +296,7 @@ class _Inliner:
     def _argument(self, param: syntax.Param, value: Expr, assigned: bool, owner: str, before: list[Stmt]) -> Expr:
         """What stands for a parameter in the body."""
         typed = isinstance(param.type, syntax.Name) and param.type.id not in ("int", "float", "bool") and dtypes.is_name(param.type.id)
-        if not assigned and not typed and isinstance(value, syntax.Name | syntax.Number | syntax.Bool):
+        if not assigned and not typed and isinstance(value, syntax.Name | syntax.Number | syntax.Bool | syntax.Nothing):
             return value
         name = self._fresh(param.name, owner)
         before.append(syntax.Let((name,), value, mutable=True, type=param.type if typed else None, span=value.span))
@@ -292,6 +327,8 @@ def renamed(item: _T, names: Mapping[str, Expr], call: Span | None = None) -> _T
     for field in ("targets", "vars", "names"):
         if field in values:
             values[field] = tuple(_new_name(name, names) for name in values[field])
+    if isinstance(item, syntax.For):
+        values["until"] = _new_name(item.until, names)
     if isinstance(item, syntax.ReduceNest):
         values["name"] = _new_name(item.name, names)
     return type(item)(**values, span=span)  # type: ignore[call-arg]

@@ -60,6 +60,7 @@ ATTRIBUTES: tuple[AttributeWord, ...] = (
     AttributeWord("unroll", "@unroll(n)", "how often the loops that stay loops are unrolled; 1: not at all", HINT),
     AttributeWord("async_copy", "@async_copy", "takes a schedule that copies operands asynchronously (`cp.async`, the copy engine)", HINT),
     AttributeWord("unchecked", "@unchecked", "leaves out the checks of indices that come from data"),
+    AttributeWord("deterministic", "@deterministic", "scatters (`out[k[i]] += w[i]`) give the same bits on every run and for any number of threads"),
     AttributeWord("critical_path", "@critical_path", "low-latency code", REFUSED, reason=_LATER),
     AttributeWord("no_allocation", "@no_allocation", "code that allocates no memory", REFUSED, reason=_LATER),
     AttributeWord("no_syscalls", "@no_syscalls", "code that makes no system calls", REFUSED, reason=_LATER),
@@ -143,17 +144,19 @@ KINDS: tuple[KindWord, ...] = (
         "scan", "one value is yielded for each index: results are the values up to there, combined",
         (
             _AXIS, KindParameter("exclusive", False, "whether a value itself is left out", "bool"),
+            KindParameter("reverse", False, "whether it runs from the last value to the first", "bool"),
             KindParameter("init", None, "what everything begins with", "number"),
         ), "op",
     ),
     KindWord(
         "sort", "a key, or a key and a value, is yielded for each index: results are in the order of keys, which is stable",
-        (KindParameter("descending", False, "whether the largest comes first", "bool"),),
+        (_AXIS, KindParameter("descending", False, "whether the largest comes first", "bool")),
     ),
     KindWord("filter", "values are yielded under an if: results are those values, in order"),
     KindWord(
-        "histogram", "one value is yielded for each index: results count those in each bin",
+        "histogram", "a value, or a value and a weight, is yielded for each index: results count those in each bin, or add up their weights",
         (
+            KindParameter("axis", None, "the loop along which, counted from 0; otherwise all values are counted together"),
             KindParameter("bins", 256, "equal parts of the range", least=1),
             KindParameter("low", None, "where the first bin begins", "number"), KindParameter("high", None, "where the last one ends", "number"),
         ),

@@ -120,6 +120,8 @@ class KernelMetadata:
     """How it is split over several devices: `data` or `model`."""
     strict: bool = False
     """Schedule attributes bind: what they ask for is used, or refused."""
+    deterministic: bool = False
+    """`@deterministic`: the same bits on every run, whatever threads meet."""
     precision: str = ""
     """`@precision(tf32)`: how contractions of f32 are multiplied."""
     broadcast: tuple[tuple[str, int], ...] = ()
@@ -164,6 +166,7 @@ class KernelMetadata:
         flags = {
             "tensor_cores": hints.use_tensor_cores, "async_copy": hints.async_copy, "strict": self.strict, "async": self.is_async,
             "gpu_compute": self.gpu_only, "vectorizable": self.vectorizable, "unchecked": self.unchecked,
+            "deterministic": self.deterministic,
         }  # fmt: skip
         found += [f"@{name}" for name, given in flags.items() if given]
         found += [f"@precision({self.precision})"] if self.precision else []
@@ -406,6 +409,7 @@ class _MetadataReader:
             "broadcast": self.broadcast,
             "parallel": self.parallel,
             "strict": self.flag("fields", "strict"),
+            "deterministic": self.flag("fields", "deterministic"),
             "precision": self.precision,
             "async": self.flag("fields", "is_async"),
             "device_function": self.flag("fields", "is_device_function"),

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice, product
 
 from tilewright.base.record import record
-from tilewright.base.sizes import Size
+from tilewright.base.sizes import Size, has_numbers
 from tilewright.base.source import Span
 from tilewright.tree.typed import (
     Apply,
@@ -150,6 +150,8 @@ class _Numbers:
         self.around: dict[LoopVar, int] = {}
 
     def size(self, size: Size) -> int | None:
+        if has_numbers(size):
+            return None
         for name in sorted(size.names):
             self.names.setdefault(name, Size.of(self.trial + 7 * len(self.names)))
         return size.substitute(self.names).constant

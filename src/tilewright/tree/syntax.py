@@ -39,6 +39,19 @@ class String(Node):
 
 
 @record
+class Nothing(Node):
+    """`None`: what an optional parameter is where a call leaves it out."""
+
+
+@record
+class IsNone(Node):
+    """`value is None`, or `value is not None`: known when the kernel is compiled."""
+
+    value: Expr
+    negated: bool = False
+
+
+@record
 class Name(Node):
     id: str
 
@@ -73,6 +86,8 @@ class Argument(Node):
 
     value: Expr
     keyword: str | None = None
+    in_place: bool = False
+    """ZynML: `inout x` among the inputs of a compute."""
 
 
 @record
@@ -168,6 +183,8 @@ class Compute(Node):
     inputs: tuple[Expr, ...]
     attributes: tuple[KernelAttribute, ...]
     body: tuple[Stmt, ...]
+    in_place: tuple[str, ...] = ()
+    """Inputs that the block writes where they lie: `inout x`."""
 
 
 @record
@@ -184,7 +201,7 @@ class Broken(Node):
 
 
 Expr = (
-    Number | Bool | String | Name | Attribute | Index | Slice | Call | Unary | Binary | IfExpr | Tuple | List | Record
+    Number | Bool | String | Nothing | IsNone | Name | Attribute | Index | Slice | Call | Unary | Binary | IfExpr | Tuple | List | Record
     | Pipe | ReduceExpr | Await | Compute | Callee | Broken
 )  # fmt: skip
 
@@ -237,6 +254,8 @@ class For(Node):
     parallel: str = "auto"
     over: Expr | None = None
     """Host loops `for x in list`: the thing iterated, with no ranges."""
+    until: str = ""
+    """The flag that ends the loop before its next iteration, once `jumps.py` has made one of each `break`."""
 
 
 @record
@@ -250,6 +269,24 @@ class If(Node):
     cond: Expr
     then: tuple[Stmt, ...]
     otherwise: tuple[Stmt, ...] = ()
+
+
+@record
+class Break(Node):
+    """Leaves the innermost loop."""
+
+
+@record
+class Continue(Node):
+    """Goes on with the next iteration of the innermost loop."""
+
+
+@record
+class Print(Node):
+    """`print(…)` in a kernel: a text with places (`{}`, `{:.3f}`), and the numbers for them."""
+
+    text: str
+    values: tuple[Expr, ...]
 
 
 @record
@@ -269,7 +306,9 @@ class Expect(Node):
 
     name: str
     value: Expr
-    type: Expr
+    type: Expr | None
+    optional: bool = False
+    """The argument may be None."""
     call: Span = field(default=NOWHERE, compare=False, repr=False)
 
 
@@ -304,6 +343,11 @@ class Param(Node):
     name: str
     type: Expr | None = None
     default: Expr | None = None
+    optional: bool = False
+    """It may be None: `type | None`."""
+    keyword_only: bool = False
+    in_place: bool = False
+    """An array that the kernel writes where it lies: `tw.InOut`, `inout x`."""
 
 
 @record
@@ -341,7 +385,7 @@ class Import(Node):
     alias: str = ""
 
 
-Stmt = Let | Assign | For | While | If | Yield | Return | Expect | Made | ReduceNest | ExprStmt | Function | Config | Import
+Stmt = Let | Assign | For | While | If | Break | Continue | Print | Yield | Return | Expect | Made | ReduceNest | ExprStmt | Function | Config | Import
 
 
 @record

@@ -43,7 +43,12 @@ class ScalarArg:
     weak: bool = False
 
 
-ArgSpec = ArrayArg | ScalarArg
+@record
+class NoneArg:
+    """None, for a parameter that may be left out."""
+
+
+ArgSpec = ArrayArg | ScalarArg | NoneArg
 
 
 # -- named things -------------------------------------------------------------------------------------------------
@@ -51,7 +56,8 @@ ArgSpec = ArrayArg | ScalarArg
 
 @record
 class ArrayInfo:
-    """An array of the kernel: 'input', 'output' or 'scratch'. Names are unique within a kernel."""
+    """An array of the kernel: 'input', 'inout' (an argument that is written where it lies), 'output' or 'scratch'. Names are unique within a
+    kernel."""
 
     name: str
     dtype: DType
@@ -397,12 +403,16 @@ class Accumulate(TypedNode):
 
 @record
 class Store(TypedNode):
-    """`array[indices] = value`; with `kind`, `array[indices] = kind(array[indices], value)`."""
+    """`array[indices] = value`; with `kind`, `array[indices] = kind(array[indices], value)`.
+
+    `scatter`: other points of the parallel loop around may combine into the same element, in any order.
+    """
 
     array: ArrayInfo
     indices: tuple[Expr, ...]
     value: Expr
     kind: str = ""
+    scatter: bool = False
 
 
 @record
@@ -425,6 +435,8 @@ class TypedLoop(TypedNode):
     body: tuple[Stmt, ...]
     kind: str = ""
     asked: str = "auto"
+    until: Variable | None = None
+    """The flag that ends the loop, which has one index and runs in order, before its next iteration."""
 
 
 @record
@@ -462,11 +474,19 @@ class TypedYield(TypedNode):
 
 
 @record
+class TypedPrint(TypedNode):
+    """Writes a text with numbers in its places. What is around it runs in order."""
+
+    text: str
+    values: tuple[Expr, ...]
+
+
+@record
 class TypedBarrier(TypedNode):
     """What stands before it in the loop body is done when what follows begins. Gone once loops are classified."""
 
 
-Stmt = SetVar | Accumulate | Store | ArrayAssign | TypedLoop | ReduceLoop | TypedWhile | TypedIf | TypedYield | TypedBarrier
+Stmt = SetVar | Accumulate | Store | ArrayAssign | TypedLoop | ReduceLoop | TypedWhile | TypedIf | TypedYield | TypedBarrier | TypedPrint
 
 
 @record
@@ -491,6 +511,8 @@ class TypedKernel(TypedNode):
     body: tuple[Stmt, ...]
     checks: tuple[SizeCheck, ...]
     metadata: KernelMetadata
+    computed: tuple[tuple[str, Size], ...] = ()
+    """Sizes that a call computes from its numbers: names and what they are."""
 
 
 def row_major(name: str, dtype: DType, shape: Shape, role: str, align: int = 0) -> ArrayInfo:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tilewright.base.sizes import without_marks
 from tilewright.tree.typed import (
     Accumulate,
     Apply,
@@ -35,6 +36,7 @@ from tilewright.tree.typed import (
     TypedIf,
     TypedKernel,
     TypedLoop,
+    TypedPrint,
     TypedView,
     TypedWhile,
     Whole,
@@ -58,7 +60,8 @@ def _nested(expr: Expr) -> str:
     if isinstance(expr, Const):
         return str(expr.value).lower() if isinstance(expr.value, bool) else repr(expr.value)
     if isinstance(expr, SizeValue):
-        return str(expr.size) if expr.size.name or expr.size.constant is not None else f"({expr.size})"
+        text = without_marks(str(expr.size))
+        return text if expr.size.name or expr.size.constant is not None else f"({text})"
     if isinstance(expr, IndexRef | Local | TileLocal):
         return expr.var.name
     if isinstance(expr, TypedView):
@@ -99,17 +102,21 @@ def _show_stmts(stmts: tuple[Stmt, ...], indent: str) -> Iterator[str]:
             yield f"{indent}{stmt.var.name} {stmt.kind}= {show_expr(stmt.value)}"
         elif isinstance(stmt, Store):
             place = f"{stmt.array.name}[{', '.join(map(show_expr, stmt.indices))}]"
-            yield f"{indent}{place} {stmt.kind}= {show_expr(stmt.value)}"
+            scatter = "  # scatter" if stmt.scatter else ""
+            yield f"{indent}{place} {stmt.kind}= {show_expr(stmt.value)}{scatter}"
         elif isinstance(stmt, ArrayAssign):
             yield f"{indent}{stmt.array.name}[...] = {show_expr(stmt.value)}"
         elif isinstance(stmt, TypedLoop):
-            yield f"{indent}{stmt.kind or 'loop'} {', '.join(map(_show_range, stmt.vars))}:"
+            until = f" until {stmt.until.name}" if stmt.until is not None else ""
+            yield f"{indent}{stmt.kind or 'loop'} {', '.join(map(_show_range, stmt.vars))}{until}:"
             yield from _show_stmts(stmt.body, inner)
         elif isinstance(stmt, ReduceLoop):
             outer = f" for {', '.join(map(_show_range, stmt.outer))}" if stmt.outer else ""
             over = ", ".join(map(_show_range, stmt.inner))
             yield f"{indent}{stmt.array.name} = reduce {stmt.kind} over {over}{outer}:"
             yield from _show_stmts(stmt.body, inner)
+        elif isinstance(stmt, TypedPrint):
+            yield f"{indent}print {', '.join([repr(stmt.text), *map(show_expr, stmt.values)])}"
         elif isinstance(stmt, TypedWhile):
             yield f"{indent}while {show_expr(stmt.cond)}:"
             yield from _show_stmts(stmt.body, inner)

@@ -23,6 +23,7 @@ from tilewright.tree.typed import (
     TypedBarrier,
     TypedIf,
     TypedLoop,
+    TypedPrint,
     TypedView,
     TypedWhile,
     Variable,
@@ -67,6 +68,8 @@ def own_exprs(stmt: Stmt) -> tuple[Expr, ...]:
         return (stmt.cond,)
     if isinstance(stmt, TypedBarrier):
         return ()
+    if isinstance(stmt, TypedPrint):
+        return stmt.values
     return (stmt.value,) if stmt.index is None else (stmt.value, stmt.index)
 
 

@@ -142,8 +142,12 @@ class _LinkNames:
             return tuple(self.any(part) for part in item)
         if not isinstance(item, syntax.Node):
             return item
-        if isinstance(item, syntax.Name):
+        if isinstance(item, syntax.Name) and "." not in item.id:
             return replace(item, id=self._new[item.id]) if item.id in self._new else item
+        if isinstance(item, syntax.Name):
+            # A word such as `random.uniform`, unless a file is imported under that name.
+            owner, _, name = item.id.partition(".")
+            return self.any(syntax.Attribute(syntax.Name(owner, span=item.span), name, span=item.span)) if owner in self._aliases else item
         if isinstance(item, syntax.For):
             return self._for(item)
         if isinstance(item, syntax.Attribute) and isinstance(item.value, syntax.Name) and item.value.id in self._aliases:

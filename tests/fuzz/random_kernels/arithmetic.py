@@ -396,7 +396,12 @@ def any_order_sum(dtype: str, terms: Sequence[Number], digits: int | None = None
     return near(total, err + (len(terms) + 2) * math.ldexp(size, -kept + 1) + unit(dtype, total))
 
 
-def any_order_product(dtype: str, terms: Sequence[Number]) -> Number:
+_PRODUCTS = {8: (120, -120), 11: (15, -13), 4: (8, -5), 3: (15, -13)}
+"""By digits of a small float: the exponents that products in it may have, without care for overflow and denormals."""
+
+
+def any_order_product(dtype: str, terms: Sequence[Number], kept: int | None = None) -> Number:
+    """The product of floats, in whatever order; `kept`: the digits that each step keeps, where they are fewer than the dtype's."""
     if any(t is UNKNOWN for t in terms):
         return UNKNOWN
     values = [parts(t)[0] for t in terms]
@@ -404,7 +409,7 @@ def any_order_product(dtype: str, terms: Sequence[Number]) -> Number:
         return UNKNOWN
     exact = Fraction(1)
     digits = 0
-    top = bottom = 0
+    top = bottom = least = 0
     for value in values:
         exact *= Fraction(value)
         if value:
@@ -412,15 +417,19 @@ def any_order_product(dtype: str, terms: Sequence[Number]) -> Number:
             digits += (numerator >> ((numerator & -numerator).bit_length() - 1)).bit_length()
             exponent = math.frexp(value)[1]
             top, bottom = top + max(exponent, 0), bottom + min(exponent - KINDS[dtype].digits, 0)
+            least += min(exponent - 1, 0)
     if top > 120 or bottom < -140:
+        return UNKNOWN
+    if kept is not None and (top > _PRODUCTS[kept][0] or least < _PRODUCTS[kept][1]):
         return UNKNOWN
     value = rounded_exact(dtype, exact)
     if not value:
         return Near(0.0, 0.0)
     loose = any(isinstance(t, Near) and t.factors for t in terms)
-    if digits <= KINDS[dtype].digits and not loose:
+    if digits <= (kept or KINDS[dtype].digits) and not loose:
         return value
-    return near(value, (2 * len(terms) + 2) * unit(dtype, value))
+    wide = 1 if kept is None else 2 ** (KINDS[dtype].digits - kept)
+    return near(value, (2 * len(terms) + 2) * wide * unit(dtype, value))
 
 
 # -- functions -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """A kernel from a seed. What is drawn is legal by construction:
 
 - indices stay inside their arrays: extents follow from the indices, and numbers that index are drawn below the extent;
-- a grid writes each element at most once; what may meet (scatters, recurrences) stands in a `range`, which keeps its order;
+- a grid writes each element at most once, unless all that it does there combines; what else may meet (plain stores to places from data, recurrences) stands
+  in a `range`, which keeps its order;
 - everything that is read has been written;
 - types meet without losing data, or a conversion is written.
 """
@@ -18,6 +19,7 @@ from .model import (
     Cast,
     Choice,
     Compare,
+    Draw,
     Expr,
     Extent,
     For,
@@ -89,6 +91,9 @@ class Drawing:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.r = random.Random(seed)
+        self.draws = random.Random(f"draws {seed}")
+        """Of its own, so that the rest of a seed's kernel does not depend on it."""
+        self.is_random = self.draws.random() < 0.2
         self.tags: set[str] = set()
         self.inputs: list[Input] = []
         self.numbers: list[Number] = []
@@ -298,7 +303,23 @@ class Drawing:
             return Lit("i64", self.r.choice((0, 1, 2, 3)))
         return Lit(dtype, self.r.choice((0, 1, 2, 3, 5, 7, 100) if kind == "u" else (0, 1, 2, 3, -1, -5, 100)))
 
+    def drawn(self, scope: Scope) -> Expr:
+        """A random number, by indices in scope."""
+        r = self.draws
+        name = r.choice(("uniform", "uniform", "normal", "randint", "bits"))
+        dtype = r.choice({"bits": ("u32", "u64"), "randint": ("i32", "i64", "u32", "u64")}.get(name, ("f16", "bf16", "f32", "f32", "f64")))
+        low = r.choice((0, 1, 100)) if dtype.startswith("u") else r.choice((-7, 0, 3))
+        high = low + r.choice((1, 2, 6, 1000, 1 << 30))
+        indices: list[Expr] = []
+        for _ in range(r.choice((1, 1, 1, 2, 2, 3, 4))):
+            place = r.choice(scope.places).expr
+            indices.append(r.choice((place, place, place, plus(place, r.randint(1, 9)), whole(r.choice((0, 1, 1 << 40))))))
+        self.tags.add("random")
+        return Draw(dtype, name, r.choice((0, 1, 7, (1 << 63) - 1)), tuple(indices), low, high)
+
     def leaf(self, scope: Scope) -> Expr:
+        if self.is_random and scope.places and self.draws.random() < 0.3:
+            return self.drawn(scope)
         kind = self.r.random()
         if scope.variables and kind < 0.3:
             name, dtype = self.r.choice(scope.variables)
@@ -639,7 +660,7 @@ class Drawing:
         self.tags.add("recurrence")
 
     def scatter(self) -> None:
-        """Stores to places that data names, in a range; or to places that are all different."""
+        """Stores to places that data or arithmetic decide: combining ones in a grid or a range, plain ones in a range or to places that are all different."""
         size = Size(self.r.choice(list(self.dims)))
         below = self.r.choice((Size("", 1, self.r.randint(1, 9)), Size(self.r.choice(list(self.dims)))))
         if not self.value(below):
@@ -649,7 +670,7 @@ class Drawing:
         scope = Scope([Place(index, size)], [])
         places = self.index_input((size,), below, unique)
         found = next(i for i in self.inputs if i.name == places)
-        indices: tuple[Expr, ...] = (Load(found.dtype, places, (Index("i64", index),)),)
+        indices: tuple[Expr, ...] = (self.scatter_place(Load(found.dtype, places, (Index("i64", index),)), Index("i64", index), below, unique),)
         shape: tuple[Size, ...] = (below,)
         loops: list[tuple[str, Range]] = [(index, Range(whole(0), Extent("i64", size)))]
         if self.chance(30):
@@ -658,19 +679,50 @@ class Drawing:
                 scope.places.append(second)
                 loops.append((second.name, Range(whole(0), Extent("i64", second.size))))
                 indices, shape = (*indices, second.expr), (*shape, second.size)
-        op = self.r.choice(("", "", "+", "+", "+", "-", "*")) if dtype != "bool" else ""
+        op = self.scatter_op(dtype)
         body: list[Stmt] = self.locals(scope, 4)
-        value = self.stored(self.expr(scope, 2), dtype)
-        body.append(Store(name, dtype, indices, value, op))
-        if self.chance(15):
-            body[-1] = If(self.condition(scope, 1), (body[-1],))
-        self.body.append(Make(name, dtype, shape, self.r.choice((0, 0, 1))))
+        stores = [(name, dtype, op)]
+        if op and self.chance(25):
+            other = self.dtype()
+            stores.append((self.name("t"), other, self.scatter_op(other) or ("|" if other == "bool" else "+")))
+        for target, kind, how in stores:
+            value = self.stored(self.expr(scope, 2), kind)
+            if how in ("min", "max", "&", "|", "^"):
+                value = Cast(kind, value)
+            body.append(Store(target, kind, indices, value, how))
+            if self.chance(15):
+                body[-1] = If(self.condition(scope, 1), (body[-1],))
+            self.body.append(Make(target, kind, shape, self.r.choice((0, 0, 1))))
         inner = tuple(body)
-        for each, bounds in reversed(loops):
-            inner = (For((each,), (bounds,), inner),)
+        if op and self.chance(50):
+            self.tags.add("grid scatter")
+            names, ranges = zip(*loops, strict=True)
+            inner = (For(tuple(names), tuple(ranges), inner, grid=True),)
+        else:
+            for each, bounds in reversed(loops):
+                inner = (For((each,), (bounds,), inner),)
         self.body += inner
-        self.made[name] = dtype, shape
+        self.made |= {target: (kind, shape) for target, kind, _ in stores}
         self.tags.add("scatter")
+
+    def scatter_op(self, dtype: str) -> str:
+        """How a scatter combines; empty where it only stores."""
+        if dtype == "bool":
+            return self.r.choice(("", "&", "|", "^"))
+        ops = ("", "", "+", "+", "+", "-", "*", "min", "max")
+        return self.r.choice(ops if KINDS[dtype].kind == "f" else (*ops, "&", "|", "^"))
+
+    def scatter_place(self, loaded: Expr, index: Expr, below: Size, unique: bool) -> Expr:
+        """Where a scatter goes: what data names, or what arithmetic makes of the index."""
+        kind = self.r.random()
+        if unique or kind < 0.7:
+            return loaded
+        if kind < 0.85:
+            return Binary("i64", "%", index, Extent("i64", below) if below.dim else whole(below.plus), "i64")
+        if kind < 0.95:
+            top = Extent("i64", replace(below, plus=below.plus - 1)) if below.dim else whole(below.plus - 1)
+            return Binary("i64", "min", Binary("i64", "//", index, whole(self.r.randint(2, 4)), "i64"), top, "i64")
+        return whole(0)
 
     def contraction(self) -> None:
         """A sum of products: a matrix product, perhaps batched, with what is done to its factors and its sum."""

@@ -135,6 +135,8 @@ class ExplicitDrawing:
         if at in FLOATS:
             return Binary(at, self.r.choice(("+", "-", "*", "min", "max", "/")), a, b, at)
         op = self.r.choice(("+", "-", "*", "min", "max", "&", "|", "^", "//", "%", "<<", ">>"))
+        if op in ("<<", ">>"):
+            at = a.dtype  # a shift has the dtype of what is shifted
         return Binary(at, op, a, b, at)
 
     def condition(self) -> Expr:

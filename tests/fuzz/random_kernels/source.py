@@ -12,6 +12,7 @@ from .model import (
     Cast,
     Choice,
     Compare,
+    Draw,
     Expr,
     Extent,
     For,
@@ -105,6 +106,9 @@ class Printer:
                 self.add(depth, f"{stmt.name} = {stmt.name} {stmt.op} {self.expr(stmt.value)}")
             else:
                 self.add(depth, f"{stmt.name} {stmt.op}= {self.expr(stmt.value)}")
+        elif isinstance(stmt, Store) and stmt.op in ("min", "max"):
+            place = f"{stmt.array}[{self.indices(stmt.indices)}]"
+            self.add(depth, f"{place} = tw.{stmt.op}({place}, {self.expr(stmt.value)})")
         elif isinstance(stmt, Store):
             self.add(depth, f"{stmt.array}[{self.indices(stmt.indices)}] {stmt.op}= {self.expr(stmt.value)}")
         elif isinstance(stmt, For):
@@ -187,6 +191,9 @@ class Printer:
             return f"({expr.op}{' ' if expr.op == 'not' else ''}{self.expr(expr.value)})"
         if isinstance(expr, Function):
             return f"{'' if expr.name == 'round' else 'tw.'}{expr.name}({self.expr(expr.value)})"
+        if isinstance(expr, Draw):
+            bounds = [literal(expr.low), literal(expr.high)] if expr.name == "randint" else []
+            return f"tw.random.{expr.name}({', '.join([literal(expr.seed), *bounds, *map(self.bare, expr.indices)])}, dtype={dtype_word(expr.dtype)})"
         if isinstance(expr, Cast):
             return f"{dtype_word(expr.dtype)}({self.expr(expr.value)})"
         if isinstance(expr, Compare | Logic):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import struct
 import subprocess
@@ -312,3 +313,22 @@ else:
     raise AssertionError("float16 was taken for bfloat16")
 """,
     )
+
+
+@needs_linux
+def test_arrays_without_memory_are_refused_in_c(tmp_path: Path) -> None:
+    """One that has elements; an empty one need not have any."""
+    tw.export(shift_rows, np.zeros((4, 5), np.float32), 3, np.float32(2), folder=tmp_path)
+    function = ctypes.CDLL(str(tmp_path / "libshift_rows.so")).shift_rows
+    header = (tmp_path / "shift_rows.h").read_text()
+    assert 'case -5: return "an array with elements is NULL";' in header
+    x, out = np.ones((4, 5), np.float32), np.zeros((4, 5), np.float32)
+
+    def call(x: int | None, out: int | None, rows: int, columns: int) -> int:
+        sizes = ctypes.c_int64(rows), ctypes.c_int64(columns)
+        return int(function(ctypes.c_void_p(x), ctypes.c_int64(3), ctypes.c_float(2), ctypes.c_void_p(out), *sizes))
+
+    assert call(x.ctypes.data, out.ctypes.data, 4, 5) == 0
+    assert (out == 5).all()
+    assert call(None, out.ctypes.data, 4, 5) == call(x.ctypes.data, None, 4, 5) == call(None, None, 1, 1) == -5
+    assert call(None, None, 0, 5) == call(None, None, 4, 0) == 0

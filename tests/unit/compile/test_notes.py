@@ -39,11 +39,6 @@ for t in range(steps):
     for i, j in tw.grid(n, m):
         u[i, j] = 0.5 * u[i, j]
 return u""", X + ", steps: int", 10, "which the turn before it wrote"),
-    "number as the length": ("""
-total = 0.0
-for i in range(n):
-    total += tw.sin(1.0 * i) * x[0]
-return total""", X + ", n: int", 7, "comes with the number 'n'"),
     "length from memory": ("""
 total = 0.0
 for i in range(y[0]):
@@ -52,7 +47,7 @@ return total""", XY, 7, "an element of 'y'"),
     "scatter": ("""
 out = tw.zeros((16,), x.dtype)
 for i in tw.grid(x.shape[0]):
-    out[y[i]] += x[i]
+    out[y[i]] = 0.5 * out[y[i]] + x[i]
 return out""", XY, 7, "data decides where the loop over 'i' writes in 'out'"),
     "while": ("""
 i = 0
@@ -94,38 +89,60 @@ def test_kernels_on_one_thread_are_named(name: str) -> None:
         assert note.help
 
 
+@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
+@pytest.mark.parametrize("body", [
+    "out = tw.zeros((16,), x.dtype)\nfor i in tw.grid(x.shape[0]):\n    out[y[i]] += x[i]\nreturn out",
+    "out = tw.zeros((16,), x.dtype)\nfor i in range(x.shape[0]):\n    out[y[i]] = tw.max(out[y[i]], x[i])\nreturn out",
+])  # fmt: skip
+def test_scatters_are_parallel(body: str, target: str) -> None:
+    assert not notes(python("\n" + body, XY), target, "y=i64[*]")
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
+def test_a_product_whose_sum_is_the_outermost_loop_is_one(target: str) -> None:
+    body = NEST + """
+for k in range(depth):
+    for i, j in tw.grid(m, n):
+        out[i, j] += x[i, k] * y[k, j]
+return out"""
+    assert not notes(python(body, XY), target)
+
+
 SCANS: Mapping[str, tuple[str, str]] = {
-    "sum": ("""
+    "sum, which is wanted at the end": ("""
 (n,) = x.shape
-out = tw.empty((n,), x.dtype)
+out = tw.empty((n + 1,), x.dtype)
 total = 0.0
 for i in range(n):
     total = total + x[i]
     out[i] = total
-return out""", "tw.gpu_scan(x)"),
+out[n] = total
+return out""", "tw.scan(x)"),
     "exclusive product": ("""
 (n,) = x.shape
-out = tw.empty((n,), x.dtype)
+out = tw.empty((n + 1,), x.dtype)
 total = 1.0
 for i in range(n):
     out[i] = total
     total *= x[i]
-return out""", 'tw.gpu_scan(x, "prod", exclusive=True)'),
+out[n] = total
+return out""", 'tw.scan(x, "prod", exclusive=True)'),
     "maximum through the array": ("""
 (n,) = x.shape
 out = tw.empty((n,), x.dtype)
 out[0] = x[0]
 for i in range(1, n):
     out[i] = tw.max(out[i - 1], x[i])
-return out""", 'tw.gpu_scan(x, "max")'),
+return out""", 'tw.scan(x, "max")'),
     "rows": ("""
 n, m = x.shape
-out = tw.empty((n, m), x.dtype)
+out = tw.empty((n, m + 1), x.dtype)
 for r in tw.grid(n):
     total = 0.0
     for i in range(m):
         total += x[r, i]
         out[r, i] = total
+    out[r, m] = total
 return out""", "for each"),
 }  # fmt: skip
 
@@ -159,11 +176,6 @@ for i, j in tw.grid(m, n):
         total += x[i, k] * y[k, j] * x[0, k]
     out[i, j] = total
 return out""", "multiplied last"),
-    "sum outermost": (NEST + """
-for k in range(depth):
-    for i, j in tw.grid(m, n):
-        out[i, j] += x[i, k] * y[k, j]
-return out""", "no loop over its results"),
     "triangular": (NEST + """
 for i, j in tw.grid(m, n):
     total = 0.0
@@ -236,6 +248,11 @@ return out"""
 
 
 SILENT = {
+    "a number as the length of a sum": ("""
+total = 0.0
+for i in range(n):
+    total += tw.sin(1.0 * i) * x[0]
+return total""", X + ", n: int"),
     "short": ("""
 out = tw.empty((8,), x.dtype)
 total = 0.0
@@ -283,7 +300,7 @@ def test_what_is_fast_or_small_is_silent(name: str) -> None:
 
 
 def test_zynml_says_the_same() -> None:
-    text = "let y = compute(x) {\n    @kernel custom\n    var total = 0.0\n    for i in 0..n {\n        total = total + x[i]\n        out[i] = total\n    }\n}\n"
+    text = "let y = compute(x) {\n    @kernel custom\n    var total = 0.0\n    for i in 0..n {\n        total = total + x[i]\n        out[i] = total\n    }\n    out[n] = total\n}\n"
     (note,) = notes(text, args="x=f32[*]", path="program.zyn")
     assert (note.code, note.line) == ("TW062", 4)
 
@@ -301,12 +318,12 @@ def test_the_examples_are_silent() -> None:
 
 
 def test_notes_are_kept_with_the_code() -> None:
-    body, params, *_ = ONE_THREAD["scatter"]
-    (entry,) = walk(parse_source(python(body, params), "kernel.py"), parse_arguments("y=i64[*]")).entries
+    body, params, *_ = ONE_THREAD["carried"]
+    (entry,) = walk(parse_source(python(body, params), "kernel.py"), parse_arguments("")).entries
     artifact = compile_kernel(entry.function, entry.signature(gpu=False), parse_target("cpu"))
     assert [note.code for note in artifact.notes] == ["TW060"]
     assert deserialise(serialise(artifact)) == artifact
     forget()
     again = compile_kernel(entry.function, entry.signature(gpu=False), parse_target("cpu"))
     assert again.notes == artifact.notes
-    assert "7 | " in again.notes[0].render()
+    assert "8 | " in again.notes[0].render()

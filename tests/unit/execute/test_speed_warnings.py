@@ -28,11 +28,12 @@ def make() -> tw.Kernel:
     @tw.kernel
     def running(x: tw.Array) -> tw.Array:
         (n,) = x.shape
-        out = tw.empty((n,), x.dtype)
+        out = tw.empty((n + 1,), x.dtype)
         total = 0.0
         for i in range(n):
             total += x[i]
             out[i] = total
+        out[n] = total
         return out
 
     return running
@@ -73,7 +74,7 @@ def test_once_for_each_kernel_at_the_line_of_the_caller(device: str) -> None:
     assert warning.filename == __file__
     assert "warning[TW062]" in str(warning.message)
     assert f"{__file__}:" in str(warning.message)
-    assert "tw.gpu_scan" in str(warning.message)
+    assert "tw.scan" in str(warning.message)
 
 
 def test_a_kernel_from_the_cache_warns_too() -> None:
@@ -85,7 +86,7 @@ def test_a_kernel_from_the_cache_warns_too() -> None:
 
 def test_error_raises_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWRIGHT_WARN", "error")
-    running, out = make(), np.zeros(64, np.float32)
+    running, out = make(), np.zeros(65, np.float32)
     for _ in range(2):
         with pytest.raises(tw.UserError, match=r"error\[TW062\]"):
             running(X, out=out)

@@ -84,7 +84,7 @@ def test_gpu_options_act_when_the_function_is_given_with_them() -> None:
         ({"strict": 1}, "strict is 1"),
         ({"kind": "mtmul"}, "did you mean 'matmul'"),
         ({"kind": "mine"}, "unknown kernel kind"),
-        ({"kind": "scan"}, "call tw.gpu_scan"),
+        ({"kind": "scan"}, "call tw.scan"),
         ({"kind": "matmul", "reduce": "+"}, "leave kind= out"),
         ({"broadcast": "v"}, "broadcast is 'v'"),
         ({"device": 3}, "device is 3"),

@@ -19,16 +19,27 @@ from tilewright.primitives.histogram import histogram_program, histogram_table
 from tilewright.primitives.reduce import reduce_program
 from tilewright.primitives.rows import row_shape, rows_program
 from tilewright.primitives.scan import scan_program
+from tilewright.primitives.scan_columns import columns_scan_program
+from tilewright.primitives.scan_plan import ScanPlan, Segments, StateFunction
 from tilewright.primitives.sort import SortPlan, sort_program
 from tilewright.primitives.transpose import transpose_program
 
 LAST = Monoid(f32, function=scalar_function(parse_scalar_function(lambda a, b: b), (f32, f32), f32))
 POSITIVE = scalar_function(parse_scalar_function(lambda v: v > 0), (f32,), bool_)
+PAIRS = ScanPlan(
+    (f64, i8), (f64, i8),
+    StateFunction(functions=tuple(scalar_function(parse_scalar_function(f), (f64, i8, f64, i8), d) for f, d in ((lambda a, b, c, d: a * c, f64), (lambda a, b, c, d: b + d, i8))), segmented=True),
+    exclusive=True, init=True, reverse=True, segments=Segments("ids", i64, False),
+)  # fmt: skip
 PROGRAMS: dict[str, Callable[[Target], Program]] = {
-    "scan": lambda t: scan_program(f32, Monoid(f32, "add"), f32, t),
-    "scan f16": lambda t: scan_program(f16, Monoid(f32, "max"), f16, t, exclusive=True, init=True, aligned=False),
-    "scan f64": lambda t: scan_program(f64, Monoid(f64, "mul"), f64, t),
-    "scan of a function": lambda t: scan_program(f32, LAST, f32, t),
+    "scan": lambda t: scan_program(ScanPlan((f32,), (f32,), StateFunction(Monoid(f32, "add"))), t),
+    "scan f16": lambda t: scan_program(ScanPlan((f16,), (f16,), StateFunction(Monoid(f32, "max")), exclusive=True, init=True), t, aligned=False),
+    "scan f64": lambda t: scan_program(ScanPlan((f64,), (f64,), StateFunction(Monoid(f64, "mul"))), t),
+    "scan of a function": lambda t: scan_program(ScanPlan((f32,), (f32,), StateFunction(LAST)), t),
+    "scan of reversed rows": lambda t: scan_program(ScanPlan((f16,), (f16,), StateFunction(Monoid(f32, "add"), segmented=True), reverse=True), t, rows=True),
+    "scan of segments of pairs": lambda t: scan_program(PAIRS, t, aligned=False, rows=True),
+    "scan of columns": lambda t: columns_scan_program(ScanPlan((f32,), (f32,), StateFunction(Monoid(f32, "add"))), t, 1),
+    "scan of columns in chunks": lambda t: columns_scan_program(PAIRS, t, 64),
     "filter": lambda t: filter_program(f32, POSITIVE, t),
     "filter by a mask": lambda t: filter_program(i64, None, t, aligned=False),
     "heads": lambda t: filter_program(i8, None, t, heads=True),

@@ -31,9 +31,20 @@ def test_results_are_arrays_of_the_device(programs: Programs) -> None:
         (tw.gpu_transpose(given.reshape((50, 60))), x.reshape(50, 60).T),
         (tw.gpu_sort(given.reshape((50, 60))), np.sort(x.reshape(50, 60))),
         (tw.gpu_scan(given[1:]), np.cumsum(x[1:], dtype=np.int32)),
+        (tw.scan(given.reshape((50, 60))), np.cumsum(x.reshape(50, 60), 1, np.int32)),
+        (tw.scan(given.reshape((50, 60)), axis=0, reverse=True), np.cumsum(x.reshape(50, 60)[::-1], 0, np.int32)[::-1]),
+        (tw.scan(given.reshape((10, 5, 60)), axis=1, exclusive=True), np.cumsum(x.reshape(10, 5, 60), 1, np.int32) - x.reshape(10, 5, 60)),
+        (tw.scan(given, segments=given), _restarted(x)),
     ):
         assert type(found).__name__ == "DeviceArray"
         assert np.array_equal(found.numpy(), wanted)
+
+
+def _restarted(x: np.ndarray) -> np.ndarray:
+    """Running sums that begin anew where the number changes."""
+    starts = np.flatnonzero(np.append(True, x[1:] != x[:-1]))
+    before = np.cumsum(x) - x
+    return np.cumsum(x) - np.repeat(before[starts], np.diff(np.append(starts, x.size)))
 
 
 def test_host_arrays_come_back_as_host_arrays(programs: Programs) -> None:
@@ -48,8 +59,8 @@ def test_host_arrays_come_back_as_host_arrays(programs: Programs) -> None:
 def test_nothing_is_launched_for_what_is_refused(programs: Programs) -> None:
     given = tw.asarray(np.zeros((4, 5), np.float32), device="cuda")
     before = len(programs.launched)
-    with pytest.raises(UserError, match="one axis"):
-        tw.gpu_scan(given)
+    with pytest.raises(UserError, match="axis is 2"):
+        tw.scan(given, axis=2)
     with pytest.raises(UserError, match="does not know"):
         tw.gpu_reduce(given, 0, "median")
     assert tw.gpu_sort(given[:0]).shape == (0, 5)

@@ -16,10 +16,10 @@ import re
 from tilewright.base import abi
 from tilewright.base.artifact import FAILURE, ArrayParam, Artifact, CallCheck, ScalarParam
 from tilewright.base.dtypes import DType
-from tilewright.base.sizes import ONE, ZERO, Size, product
+from tilewright.base.sizes import ONE, ZERO, Size, number_name, product
 from tilewright.codegen.llvm.sizes import DECLARATIONS, SizeEmitter
 
-NO_MEMORY, NEGATIVE, MISALIGNED, TOO_LARGE = -1, -2, -3, -4
+NO_MEMORY, NEGATIVE, MISALIGNED, TOO_LARGE, NULL = -1, -2, -3, -4, -5
 OUTSIDE = -1000
 """An index that is checked as the kernel runs lay outside its array: this, less the number of its site (from 1). Arrays may hold part
 of the results then."""
@@ -107,11 +107,16 @@ class _Writer:
         extents = [b.name for b in artifact.bindings if not b.stride and b.name in named]
         for name in dict.fromkeys(extents):
             self.unless(self.new(f"icmp sge i64 {self.sizes.values[name]}, 0"), NEGATIVE)
+        for name, size in artifact.computed:
+            self.sizes.bind(name, self.sizes.value(size))
+            self.unless_overflow(TOO_LARGE)
         for number, check in enumerate(call_checks(artifact), 1):
             left, right = self.sizes.value(check.left), self.sizes.value(check.right)
             self.unless_overflow(TOO_LARGE)
             self.unless(self.new(f"icmp {_RELATIONS[check.relation]} i64 {left}, {right}"), number)
         for param in (*artifact.inputs, *artifact.outputs):
+            if isinstance(param, ArrayParam):
+                self._not_null(param)
             if isinstance(param, ArrayParam) and param.align > 1:
                 low = self.new(f"and i64 {self.words[param.name]}, {param.align - 1}")
                 self.unless(self.new(f"icmp eq i64 {low}, 0"), MISALIGNED)
@@ -135,6 +140,16 @@ class _Writer:
             self.line("ret i32 0")
         return self.lines
 
+    def _not_null(self, param: ArrayParam) -> None:
+        """An array has memory, or no elements."""
+        fine = self.new(f"icmp ne i64 {self.words[param.name]}, 0")
+        for extent in param.shape:
+            if extent.constant is None or extent.constant <= 0:
+                empty = self.new(f"icmp sle i64 {self.sizes.value(extent)}, 0")
+                self.unless_overflow(TOO_LARGE)
+                fine = self.new(f"or i1 {fine}, {empty}")
+        self.unless(fine, NULL)
+
     def _parameter(self, param: ArrayParam | ScalarParam, register: str) -> None:
         if isinstance(param, ArrayParam):
             self.parameters.append(f"ptr {register}")
@@ -153,6 +168,7 @@ class _Writer:
         self.words[param.name] = bits
         if param.dtype.is_int:
             self.sizes.bind(param.name, bits)
+            self.sizes.bind(number_name(param.name), bits)
 
     def _scratch(self) -> str:
         """One piece of memory for all scratch arrays; '' where there are none."""

@@ -20,10 +20,10 @@ from tilewright.base import abi
 from tilewright.base.artifact import FAILURE, FAILURE_SITE, ArrayParam, Artifact, CallCheck, Launch, ScalarParam
 from tilewright.base.dtypes import DType
 from tilewright.base.record import record
-from tilewright.base.sizes import Size, contiguous_strides, product
+from tilewright.base.sizes import Size, contiguous_strides, number_name, product
 from tilewright.base.target import Target
 from tilewright.codegen.host import interpreter as at
-from tilewright.codegen.host.entry_text import CONVERSIONS, FRONT, HEADER, REJECT
+from tilewright.codegen.host.entry_text import ARRANGE, FRONT, HEADER, REJECT, conversions
 from tilewright.codegen.host.stub_emitter import StubEmitter
 from tilewright.codegen.llvm.native import compile_object
 from tilewright.codegen.llvm.sizes import DECLARATIONS, SizeEmitter, names_bound
@@ -62,12 +62,13 @@ def host_ir(artifact: Artifact) -> str:
     """LLVM text of the entry stub for the artifact's signature."""
     arrays = [p for p in (*artifact.inputs, *artifact.outputs) if isinstance(p, ArrayParam)]
     scalars = [p for p in artifact.inputs if isinstance(p, ScalarParam)]
-    parts = [HEADER, *DECLARATIONS, CONVERSIONS, FRONT]
+    parts = [HEADER, *DECLARATIONS, conversions(), FRONT, ARRANGE]
     parts += [f"@tilewright_descr_{n} = external global i8" for n in sorted({p.dtype.name for p in arrays})]
     parts += [f"@tilewright_number_{n} = external global i8" for n in sorted({p.dtype.name for p in scalars if p.typed})]
     parts += [f'declare void @"{e}"(ptr, i64, i64) nonlazybind' for e in sorted({x.entry for x in artifact.launches})]
     parts.append(f"define ptr @{abi.STUB_ENTRY}(ptr %self, ptr %args, i64 %count, ptr %names) {{")
-    if any(p.dtype.kind == "q" for p in arrays) or not all(_scalar_is_native(p.dtype) for p in scalars):
+    unsure = artifact.in_place and any(x.asserts for x in artifact.launches)  # a call that failed halfway must not be made again
+    if unsure or any(p.dtype.kind == "q" for p in arrays) or not all(_scalar_is_native(p.dtype) for p in scalars):
         parts.append("  br label %reject")
     else:
         parts += _Stub(artifact).emit()
@@ -112,12 +113,15 @@ class _Stub(StubEmitter):
         self.start("entry")
         self._allocate_frame()
         out = self._keyword()
-        arguments = [self.load("ptr", "%args", 8 * i) for i in range(len(artifact.inputs))]
+        for position in artifact.absent:
+            self.require(self.equal("ptr", self.load("ptr", "%args", 8 * position), "@_Py_NoneStruct"))
+        places = [position for position in range(len(artifact.inputs) + len(artifact.absent)) if position not in artifact.absent]
+        arguments = [self.load("ptr", "%args", 8 * position) for position in places]
         for parameter, argument in zip(artifact.inputs, arguments):
             if isinstance(parameter, ScalarParam):
                 self._scalar(parameter, argument)
         inputs = [
-            self._array(parameter, argument, at.ALIGNED)
+            self._array(parameter, argument, at.ALIGNED | (at.WRITEABLE if parameter.role == "inout" else 0))
             for parameter, argument in zip(artifact.inputs, arguments)
             if isinstance(parameter, ArrayParam)
         ]
@@ -125,9 +129,15 @@ class _Stub(StubEmitter):
             self._bind(view, self.sizes)
         known = set(self.sizes.values)
         self._guard_sizes([size for size in self._all_sizes() if size.names <= known])
+        for name, size in artifact.computed:
+            self.sizes.bind(name, self.sizes.value(size))
+        computed = [name for name, _ in artifact.computed]
+        known.update(computed)
+        self._guard_sizes([size for size in self._all_sizes() if size.names <= known and not size.names.isdisjoint(computed)])
         for view in inputs:
             self._check_axes(view, self.sizes)
         late = self._checks(known, early=True)
+        self._written_in_place(inputs)
         self.settle()
         self._outputs(out, inputs)
         self._guard_sizes([size for size in self._all_sizes() if not size.names <= known])
@@ -159,7 +169,7 @@ class _Stub(StubEmitter):
 
     def _keyword(self) -> str:
         """Count the positional arguments and find `out=`; null when it was not given."""
-        count = len(self.artifact.inputs)
+        count = len(self.artifact.inputs) + len(self.artifact.absent)
         self.require(self.equal("i64", "%count", str(count)))
         self.settle()
         before = self.current
@@ -212,8 +222,13 @@ class _Stub(StubEmitter):
         self.require(self.new(f"icmp sge i64 {value}, {low}"))
         self.require(self.new(f"icmp sle i64 {value}, {high}"))
         self.settle()
+        self._bind_number(param, value)
+
+    def _bind_number(self, param: ScalarParam, value: str) -> None:
+        """A whole number, as a value and as a part of sizes."""
         self.scalars[param.name] = ("i64", value)
         self.sizes.bind(param.name, value)
+        self.sizes.bind(number_name(param.name), value)
 
     def _typed_scalar(self, param: ScalarParam, argument: str) -> None:
         """A number of NumPy of just that type: the value lies behind the header."""
@@ -230,8 +245,7 @@ class _Stub(StubEmitter):
         elif dtype.kind == "u":
             self.require(self.new(f"icmp sge i64 {value}, 0"))  # larger ones are for the slow path
             self.settle()
-        self.scalars[param.name] = ("i64", value)
-        self.sizes.bind(param.name, value)
+        self._bind_number(param, value)
 
     def _array(self, param: ArrayParam, argument: str, flags: int) -> _View:
         """Check what can be checked without sizes, and read the fields."""
@@ -289,7 +303,7 @@ class _Stub(StubEmitter):
         offsets, total = self._scratch_layout()
         work = sum((product(x.grid) * x.work for x in launches), Size.of(0))
         return [
-            *(size for p in arrays for size in (*p.shape, *p.strides)), *(size for c in artifact.checks for size in (c.left, c.right)),
+            *(size for _, size in artifact.computed), *(size for p in arrays for size in (*p.shape, *p.strides)), *(size for c in artifact.checks for size in (c.left, c.right)),
             *self.scratch_bytes, *offsets, total + abi.SCRATCH_ALIGN, *(product(x.grid) for x in launches), *(x.work for x in launches), work,
         ]  # fmt: skip
 
@@ -424,6 +438,30 @@ class _Stub(StubEmitter):
             empty = self.equal("i64", self.sizes.product(list(view.extents)), "0")
             for condition in safe:
                 self.require(self.new(f"or i1 {empty}, {condition}"))
+
+    def _written_in_place(self, inputs: list[_View]) -> None:
+        """Arrays that are written where they lie share no memory with others, nor their elements with each other."""
+        written = [view for view in inputs if view.param.role == "inout"]
+        ranges = {view.param.name: self._range(view) for view in inputs} if written else {}
+        for position, view in enumerate(written):
+            for other in (*written[position + 1 :], *(v for v in inputs if v.param.role != "inout")):
+                self.require(self._disjoint(ranges[view.param.name], ranges[other.param.name]))
+            self._elements_apart(view)
+
+    def _elements_apart(self, view: _View) -> None:
+        """Each stride reaches beyond all that smaller ones do."""
+        sizes = [self.new(f"call i64 @llvm.smax.i64(i64 {stride}, i64 {self.new(f'sub i64 0, {stride}')})") for stride in view.strides]
+        reaches = [
+            self.new(f"mul i64 {size}, {self.new(f'sub i64 {extent}, 1')}") for size, extent in zip(sizes, view.extents)
+        ]
+        for axis, (size, extent) in enumerate(zip(sizes, view.extents)):
+            below = "0"
+            for other, reach in enumerate(reaches):
+                if other != axis:
+                    smaller = self.new(f"icmp {'ule' if other < axis else 'ult'} i64 {sizes[other]}, {size}")
+                    below = self.new(f"add i64 {below}, {self.new(f'select i1 {smaller}, i64 {reach}, i64 0')}")
+            one = self.new(f"icmp sle i64 {extent}, 1")
+            self.require(self.new(f"or i1 {one}, {self.new(f'icmp sgt i64 {size}, {below}')}"))
 
     def _range(self, view: _View) -> tuple[str, str]:
         """First byte and the byte after the last, as integers."""

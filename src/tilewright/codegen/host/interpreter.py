@@ -17,6 +17,8 @@ HEADER = object.__basicsize__
 """Bytes of the object header; the type pointer is its last word."""
 TYPE = HEADER - 8
 FLOAT_VALUE = HEADER
+INT_SIZE = HEADER
+INT_DIGIT = HEADER + 8
 TUPLE_SIZE = HEADER
 TUPLE_ITEMS = tuple.__basicsize__
 
@@ -69,7 +71,28 @@ def stubs_work() -> bool:
     )
 
 
+@functools.cache
+def small_ints() -> str:
+    """How this interpreter keeps whole numbers below 2^30: `size` (a signed count of digits, then the digit), `tag` (from 3.12 on: the sign in two bits below
+    the count), or '' where neither reads back what Python says."""
+    samples = (0, 1, -1, 7, -300, (1 << 30) - 1, 1 - (1 << 30))
+
+    def word(value: int) -> int:
+        return ctypes.c_int64.from_address(id(value) + INT_SIZE).value
+
+    def digit(value: int) -> int:
+        return ctypes.c_uint32.from_address(id(value) + INT_DIGIT).value
+
+    if not stubs_work():
+        return ""
+    if all(-1 <= word(v) <= 1 and word(v) * digit(v) == v for v in samples) and not -1 <= word(1 << 30) <= 1:
+        return "size"
+    if all(0 <= word(v) < 16 and (1 - (word(v) & 3)) * digit(v) == v for v in samples) and not 0 <= word(1 << 30) < 16:
+        return "tag"
+    return ""
+
+
 def abi_key() -> str:
     """What a stub's code depends on beside its artifact; part of the cache key of a host part."""
     numpy_major = np.__version__.split(".", 1)[0]
-    return f"{sys.implementation.cache_tag}|numpy{numpy_major}|{HEADER}|{TUPLE_ITEMS}"
+    return f"{sys.implementation.cache_tag}|numpy{numpy_major}|{HEADER}|{TUPLE_ITEMS}|{small_ints()}"

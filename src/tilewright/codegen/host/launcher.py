@@ -18,7 +18,7 @@ from tilewright.base import launch_abi as abi
 from tilewright.base.launch_abi import Layout, Pattern, Slot
 from tilewright.base.target import host_cpu
 from tilewright.codegen.host import interpreter as at
-from tilewright.codegen.host.entry_text import FRONT, REJECT
+from tilewright.codegen.host.entry_text import ARRANGE, FRONT, REJECT
 from tilewright.codegen.host.launcher_text import ENGINE, OUTSIDE
 from tilewright.codegen.host.stub_emitter import StubEmitter
 from tilewright.codegen.llvm.native import compile_object
@@ -73,7 +73,7 @@ def stub_object(pattern: Pattern, layout: Layout) -> bytes:
 
 def stub_ir(pattern: Pattern, layout: Layout) -> str:
     """LLVM text of `CALL` and `PROBE`."""
-    parts = [OUTSIDE, _DECLARATIONS, FRONT]
+    parts = [OUTSIDE, _DECLARATIONS, FRONT, ARRANGE]
     parts += [*_Read(pattern, layout).emit(), "}", ""]
     parts.append(f"define ptr @{abi.PROBE}(ptr %self, ptr %args, i64 %count, ptr %names) {{")
     parts += [*_Probe(pattern).emit(), "}", ""]
@@ -83,12 +83,13 @@ def stub_ir(pattern: Pattern, layout: Layout) -> str:
 
 
 def value_count(pattern: Pattern) -> int:
-    return len(pattern.arguments) + len(pattern.results)
+    return sum(slot.is_array or slot.is_number for slot in pattern.arguments) + len(pattern.results)
 
 
 def key_count(pattern: Pattern) -> int:
     given = pattern.results if pattern.given else ()
-    return sum(1 if slot.kind == abi.OWN else 1 + 2 * slot.rank for slot in (*pattern.arguments, *given) if slot.is_array)
+    arrays = [slot for slot in (*pattern.arguments, *given) if slot.is_array]
+    return sum(1 if slot.kind == abi.OWN else 1 + 2 * slot.rank for slot in arrays) + sum(slot.kind == abi.SHAPING for slot in pattern.arguments)
 
 
 def _value_of(pattern: Pattern) -> tuple[list[int], list[int]]:
@@ -102,7 +103,7 @@ def _value_of(pattern: Pattern) -> tuple[list[int], list[int]]:
             next_array += 1
         else:
             arguments.append(next_number)
-            next_number += 1
+            next_number += slot.is_number
     return arguments, [arrays + i for i in range(len(pattern.results))]
 
 
@@ -162,8 +163,11 @@ class _Read(_Frame):
             if slot.kind == abi.OWN:
                 self._named(item)
         for slot, item, value in zip(pattern.arguments, objects, self.argument_values, strict=True):
-            if not slot.is_array:
+            if slot.is_number:
                 self._number(slot, item, value)
+            elif slot.kind == abi.NOTHING:
+                self.require(self.equal("ptr", item, "@_Py_NoneStruct"))
+                self.settle()
         for position, (slot, item, value) in enumerate(zip(pattern.arguments, objects, self.argument_values, strict=True)):
             if slot.is_array:
                 self._array(slot, item, value, written=position in pattern.written)
@@ -249,6 +253,8 @@ class _Read(_Frame):
         self.jump("reject")
         self.start(fine)
         self.store("i64", number, "%values", value)
+        if slot.kind == abi.SHAPING:
+            self._key(number)
 
     def _array(self, slot: Slot, item: str, value: int, written: bool) -> None:
         if slot.kind == abi.OWN:
@@ -267,8 +273,8 @@ class _Read(_Frame):
         pointer = self.pointer_of(item, layout.array_pointer)
         self.store("i64", pointer, "%values", value)
         form = self.new(f"ptrtoint ptr {self.load('ptr', item, layout.array_form)} to i64")
-        # Objects lie at multiples of 16, so there is room for the bit.
-        self._key(self.new(f"or i64 {form}, {self._misaligned(pointer)}"))
+        # Objects lie at multiples of 16, so there is room for the bits.
+        self._key(self.new(f"or i64 {form}, {self._about_address(pointer)}"))
 
     def _tensor(self, slot: Slot, item: str, value: int) -> None:
         handle = self.new(f"getelementptr i8, ptr {item}, i64 {self.layout.tensor}")
@@ -282,7 +288,7 @@ class _Read(_Frame):
         index = self.new(f"zext i32 {self._ask('get_device_index', handle, 'i32')} to i64")
         pointer = self.new(f"ptrtoint ptr {self._ask('get_data_ptr', handle, 'ptr')} to i64")
         self.store("i64", pointer, "%values", value)
-        word = self.new(f"or i64 {dtype}, {self.new(f'shl i64 {self._misaligned(pointer)}, 16')}")
+        word = self.new(f"or i64 {dtype}, {self.new(f'shl i64 {self._about_address(pointer)}, 16')}")
         self._key(self.new(f"or i64 {word}, {self.new(f'shl i64 {index}, 32')}"))
         if slot.rank:
             for question in ("get_sizes", "get_strides"):
@@ -329,9 +335,12 @@ class _Read(_Frame):
         self.line(f"call void @Py_DecRef(ptr {answer})")
         self.jump("reject")
 
-    def _misaligned(self, pointer: str) -> str:
+    def _about_address(self, pointer: str) -> str:
+        """What the code to run depends on: bit 0 says that it is not aligned, bit 1 that there is no memory, as empty arrays may be."""
         low = self.new(f"and i64 {pointer}, {_ALIGNED - 1}")
-        return self.new(f"zext i1 {self.new(f'icmp ne i64 {low}, 0')} to i64")
+        misaligned = self.new(f"zext i1 {self.new(f'icmp ne i64 {low}, 0')} to i64")
+        nowhere = self.new(f"select i1 {self.equal('i64', pointer, '0')}, i64 2, i64 0")
+        return self.new(f"or i64 {misaligned}, {nowhere}")
 
     def _key(self, word: str) -> None:
         self.store("i64", word, "%keys", self.keys)
@@ -412,7 +421,7 @@ class _StubCall(_Frame):
     def _scalars(self, form: str) -> None:
         index = 0
         for position, slot in enumerate(self.pattern.arguments):
-            if slot.is_array:
+            if not slot.is_number:
                 continue
             place = self.place("%values", self.argument_values[position])
             item = self.load("ptr", "%args", 8 * position)

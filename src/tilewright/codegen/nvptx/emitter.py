@@ -110,7 +110,7 @@ def _written(kernel: Kernel) -> set[Value]:
     mapped = {op.results[0]: op.operands[0] for op in walk(kernel.body) if op.opcode == "tensor_map"}
     stores = {mapped[op.operands[2]] for op in walk(kernel.body) if op.opcode == "tma_store"}
     stores |= {op.operands[2] for op in walk(kernel.body) if op.opcode == "bulk_store"}
-    return others | stores | {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "atomic_store", "raise_flag")}
+    return others | stores | {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "atomic_store", "raise_flag", "report")}
 
 
 class _NvptxDialect:

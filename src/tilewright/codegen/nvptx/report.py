@@ -2,7 +2,8 @@
 
 In: the op, the names of its operands and the writer of the function. `vprintf` takes a format and the numbers side by side in memory
 as C's variable arguments: narrow integers as 32 bits, floats as doubles. A failed assertion says which it is, of which kernel, and in
-which thread (`base.abi`), in the word that watchdogs report to.
+which thread (`base.abi`), in the word that watchdogs report to. An index outside its array is left in the program's `$failure`
+(`base.artifact`), and a flag of the host is raised.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.base.abi import ASSERT_BITS, ASSERT_MARK, WATCHDOG_SYMBOL
+from tilewright.base.artifact import FAILURE_EXTENT, FAILURE_FLAG, FAILURE_INDEX
 from tilewright.base.errors import TargetLimit
 from tilewright.base.target import Target
 from tilewright.codegen.llvm.emitter import FunctionWriter
@@ -20,6 +22,7 @@ from tilewright.ir.types import dtype_of
 
 _SPACE = " addrspace(1)"
 """Texts lie in global memory."""
+_FENCE = 'call void asm sideeffect "fence.sc.sys;", "~{memory}"()'
 
 
 def assertions(kernel: Kernel) -> list[Op]:
@@ -65,10 +68,34 @@ def assert_true(w: FunctionWriter, op: Op, operands: Sequence[str], target: Targ
     word = w.let(f"or i64 {word}, {fixed - (1 << 64)}")
     place = w.let(f"load volatile ptr, ptr addrspace(1) @{WATCHDOG_SYMBOL}")
     w.line(f"store volatile i64 {word}, ptr {place}")
-    w.line('call void asm sideeffect "fence.sc.sys;", "~{memory}"()')
+    w.line(_FENCE)
     w.call("void", "llvm.trap", attributes=" noreturn")
     w.line("unreachable")
     w.open_label(held)
+    return []
+
+
+def report_index(w: FunctionWriter, op: Op, operands: Sequence[str], target: Target) -> Sequence[str]:
+    """Leave site, index and extent, if nobody has since the host last looked, and raise the flag. The thread goes on."""
+    cell, index, extent = operands
+    space, site = "ptr addrspace(1)", int(str(op.attrs["site"]))
+    tried = w.let(f"cmpxchg {space} {cell}, i64 0, i64 {-site} syncscope(\"device\") monotonic monotonic")
+    first, flagged, after = w.new_label("first"), w.new_label("flagged"), w.new_label("after")
+    w.line(f"br i1 {w.let(f'extractvalue {{ i64, i1 }} {tried}, 1')}, label %{first}, label %{after}")
+    w.open_label(first)
+    places = {field: w.let(f"getelementptr i64, {space} {cell}, i64 {field}") for field in (FAILURE_INDEX, FAILURE_EXTENT, FAILURE_FLAG)}
+    w.line(f"store volatile i64 {index}, {space} {places[FAILURE_INDEX]}, align 8")
+    w.line(f"store volatile i64 {extent}, {space} {places[FAILURE_EXTENT]}, align 8")
+    # Who sees the site sees the rest, and who sees the flag sees the site.
+    w.line(_FENCE)
+    w.line(f"store volatile i64 {site}, {space} {cell}, align 8")
+    w.line(_FENCE)
+    flag = w.let(f"load volatile ptr, {space} {places[FAILURE_FLAG]}, align 8")
+    w.line(f"br i1 {w.let(f'icmp eq ptr {flag}, null')}, label %{after}, label %{flagged}")
+    w.open_label(flagged)
+    w.line(f"store volatile i64 1, ptr {flag}, align 8")
+    w.line(f"br label %{after}")
+    w.open_label(after)
     return []
 
 

@@ -24,7 +24,7 @@ from tilewright.codegen.nvptx.atomics import (
     from_integer,
     remote_place,
 )
-from tilewright.codegen.nvptx.report import assert_true, print_text
+from tilewright.codegen.nvptx.report import assert_true, print_text, report_index
 from tilewright.ir.nodes import Kernel, Op, walk
 from tilewright.ir.types import Tensor, dtype_of
 
@@ -238,5 +238,5 @@ HANDLERS: dict[str, Handler] = {
     "atomic": atomic, "atomic_load": atomic_load, "atomic_store": atomic_store,
     "warp_sync": _warp_sync, "shuffle": _shuffle, "vote": _vote, "match": _match, "redux": _redux, "barrier_reduce": _barrier_reduce,
     "active_mask": _register("llvm.nvvm.activemask"), "lane_id": _register("llvm.nvvm.read.ptx.sreg.laneid"), "warp_id": _warp_id,
-    "print": print_text, "assert": assert_true, "lane_mask": _lane_mask, "clock": _clock, "global_timer": _timer, "nanosleep": _nanosleep,
+    "print": print_text, "assert": assert_true, "report": report_index, "lane_mask": _lane_mask, "clock": _clock, "global_timer": _timer, "nanosleep": _nanosleep,
 }  # fmt: skip

@@ -19,9 +19,10 @@ from tilewright.base.artifact import Artifact
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.base.target import Target, host_cpu
 from tilewright.compile.driver import Signature, compile_kernel
-from tilewright.execute.calls.arguments import ReadArgument, numbers
+from tilewright.execute.calls.arguments import Number, ReadArgument, numbers
 from tilewright.execute.calls.checks import bind_sizes
 from tilewright.execute.calls.host_calls import output_arrays, recorded_result, strides_of
+from tilewright.execute.calls.in_place import host_apart
 from tilewright.execute.calls.kernel_calls import Entry, KernelCalls, KernelSource
 from tilewright.execute.calls.outputs import converted, keep, result_of
 from tilewright.execute.device import Device
@@ -128,7 +129,8 @@ class CpuCalls(KernelCalls):
     def run(self, values: Mapping[str, object], device: Device, out: object = None) -> tuple[object, Artifact]:
         if device.partition is not None:
             streams.refuse_in_capture(f"a call on {device.id}", help="graphs of the CPU use all its cores: capture with device='cpu'")
-        values = {name: v.on_host() if isinstance(v, DeviceArray) else v for name, v in values.items()}
+        in_place = {p.name for p in self.function.params if p.in_place}
+        values = {name: (v.host() if name in in_place else v.on_host()) if isinstance(v, DeviceArray) else v for name, v in values.items()}
         if isinstance(out, DeviceArray):
             _, artifact = self.run(values, device, out.host())
             return out, artifact
@@ -169,7 +171,8 @@ class CpuCalls(KernelCalls):
     ) -> object:
         artifact = program.artifact
         arrays = {a.name: a.value for a in arguments if isinstance(a.value, np.ndarray)}
-        outputs, copies = self._outputs(artifact, arrays, out)
+        outputs, copies = self._outputs(artifact, arrays, out, numbers(arguments))
+        arrays = host_apart(artifact, arrays, self.function.span)
         program.run({**arrays, **outputs}, converted(artifact, numbers(arguments)), pool)
         for given, temporary in copies:
             given[...] = temporary
@@ -182,15 +185,20 @@ class CpuCalls(KernelCalls):
         artifact = program.artifact
         recorder.check_arguments({a.name: a.value for a in arguments}, values)
         arrays = {a.name: a.value for a in arguments if isinstance(a.value, np.ndarray)}
-        outputs, copies = self._outputs(artifact, arrays, out)
-        recorder.add_program(program, {**arrays, **outputs}, converted(artifact, numbers(arguments)), frozenset(outputs))
+        outputs, copies = self._outputs(artifact, arrays, out, numbers(arguments))
+        apart = host_apart(artifact, arrays, self.function.span)
+        for name, array in apart.items():
+            if array is not arrays[name]:
+                recorder.add_copy(array, arrays[name])
+        written = frozenset((*outputs, *(p.name for p in artifact.in_place)))
+        recorder.add_program(program, {**apart, **outputs}, converted(artifact, numbers(arguments)), written)
         for given, temporary in copies:
             recorder.add_copy(given, temporary)
         return recorded_result(artifact, outputs, out)
 
     def _outputs(
-        self, artifact: Artifact, arrays: Mapping[str, np.ndarray], out: object
+        self, artifact: Artifact, arrays: Mapping[str, np.ndarray], out: object, given: Mapping[str, Number]
     ) -> tuple[dict[str, np.ndarray], list[tuple[np.ndarray, np.ndarray]]]:
         span = self.function.span
-        sizes = bind_sizes(artifact, {n: a.shape for n, a in arrays.items()}, strides_of(arrays), span)
+        sizes = bind_sizes(artifact, {n: a.shape for n, a in arrays.items()}, strides_of(arrays), span, given)
         return output_arrays(artifact, sizes, out, arrays, span)

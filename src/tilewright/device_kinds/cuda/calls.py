@@ -46,9 +46,12 @@ class CudaCalls(ArrayCalls):
         for i, param in enumerate(artifact.outputs if out is not None else ()):
             others = [*([] if artifact.alias_safe else call.arrays), *(earlier.name for earlier in artifact.outputs[:i])]
             apart += [(param.name, other) for other in others]
+        written = frozenset(p.name for p in artifact.in_place)
+        known = [*call.arrays, *(p.name for p in artifact.outputs if out is not None)]
+        apart += [(a, b) for a in known if a in written for b in known if a != b and not (b in written and b < a)]
         values, library = tuple(call.values.values()), call.place.library
         self.native.learn(
-            ObservedCall(values, out, program, call.plan.sizes, call.plan.shapes, library, call.arrays, call.outputs, apart)
+            ObservedCall(values, out, program, call.plan.sizes, call.plan.shapes, library, call.arrays, call.outputs, apart, written or None)
         )
 
 

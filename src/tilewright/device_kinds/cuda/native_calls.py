@@ -116,7 +116,7 @@ class NativeCalls:
         keywords = {} if call.out is None else {"out": call.out}
         seen = known.launcher.probe(*call.values, **keywords)
         arrays, numbers = _used(call)
-        count = len(call.values) + len(pattern.results)
+        count = sum(slot.kind != abi.NOTHING for slot in pattern.arguments) + len(pattern.results)
         made = 0 if pattern.given else len(pattern.results)
         if seen is None or not _agree(memoryview(seen)[: 8 * count].cast("Q").tolist(), arrays, numbers, made):
             return
@@ -125,7 +125,7 @@ class NativeCalls:
             return
         from tilewright.runtime.cuda.launch_records import LaunchRecord
 
-        kinds = [slot.kind for slot in pattern.arguments if not slot.is_array]
+        kinds = [slot.kind for slot in pattern.arguments if slot.is_number]
         form = LaunchRecord(call.program, call.sizes, keys, kinds, _pairs(call), _helpers(call, pattern))
         known.launcher.add(form)
         known.keys.add(keys)
@@ -152,7 +152,10 @@ class NativeCalls:
 
 def _pattern(call: ObservedCall) -> Pattern | None:
     """What kind of call it is; None where machine code does not know an argument."""
-    arguments = [_slot(value) for value in call.values]
+    artifact = call.program.artifact
+    places = [position for position in range(len(call.values)) if position not in artifact.absent]
+    shapes = {position for position, param in zip(places, artifact.inputs, strict=False) if param.name in artifact.shaping}
+    arguments = [_slot(value, position in shapes) for position, value in enumerate(call.values)]
     outputs = call.program.artifact.outputs
     if not outputs and call.written is None:
         return None
@@ -173,9 +176,13 @@ def _pattern(call: ObservedCall) -> Pattern | None:
     return Pattern(tuple(known[: len(arguments)]), tuple(known[len(arguments) :]), call.out is not None, written)
 
 
-def _slot(value: object) -> Slot | None:
+def _slot(value: object, shapes: bool = False) -> Slot | None:
     if type(value) is DeviceArray:
         return Slot(abi.OWN, value.ndim)
+    if value is None:
+        return Slot(abi.NOTHING)
+    if shapes:
+        return Slot(abi.SHAPING) if type(value) is int else None
     if type(value) in _NUMBERS:
         return Slot(_NUMBERS[type(value)])
     if not is_tensor(value):

@@ -16,7 +16,7 @@ from tilewright.base.source import NOWHERE, Span
 from tilewright.compile.driver import Signature
 from tilewright.execute.speed_warnings import copied
 from tilewright.runtime.memory.device_array import DeviceArray
-from tilewright.tree.typed import ArgSpec, ArrayArg, ScalarArg
+from tilewright.tree.typed import ArgSpec, ArrayArg, NoneArg, ScalarArg
 
 Number = int | float | bool
 SIZE_CLASSES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536, 1 << 20)
@@ -29,7 +29,8 @@ DIVISORS = (64, 16, 8, 4)
 @dataclass(frozen=True)
 class ReadArgument:
     name: str
-    value: np.ndarray | DeviceArray | Number
+    value: np.ndarray | DeviceArray | Number | None
+    """None where the call leaves an optional parameter out."""
     spec: ArgSpec
 
     @property
@@ -45,6 +46,8 @@ def element_strides(array: np.ndarray | DeviceArray) -> tuple[int, ...]:
 
 def read_argument(name: str, value: object, span: Span = NOWHERE, gpu: bool = False) -> ReadArgument:
     """Classify one argument. For a GPU, alignment counts."""
+    if value is None:
+        return ReadArgument(name, None, NoneArg())
     if isinstance(value, bool | np.bool_):
         return ReadArgument(name, bool(value), ScalarArg(bool_))
     if isinstance(value, np.generic):
@@ -190,4 +193,4 @@ def size_class(extent: int) -> int:
 
 
 def numbers(arguments: list[ReadArgument]) -> dict[str, Number]:
-    return {a.name: a.value for a in arguments if not isinstance(a.value, np.ndarray | DeviceArray)}
+    return {a.name: a.value for a in arguments if a.value is not None and not isinstance(a.value, np.ndarray | DeviceArray)}

@@ -11,6 +11,7 @@ from tilewright.base.errors import DeviceError
 from tilewright.base.source import Span
 from tilewright.execute.calls.arguments import element_strides
 from tilewright.execute.calls.checks import check_output
+from tilewright.execute.calls.in_place import check_given, share_memory
 from tilewright.execute.calls.outputs import given_outputs
 from tilewright.execute.speed_warnings import copied
 
@@ -20,6 +21,7 @@ def output_arrays(
 ) -> tuple[dict[str, np.ndarray], list[tuple[np.ndarray, np.ndarray]]]:
     """Arrays to write to, and (given, temporary) pairs to copy back where the given one cannot be written directly."""
     given = given_outputs(artifact, out, span)
+    check_given(artifact, arrays, {n: t for n, t in given.items() if isinstance(t, np.ndarray)}, share_memory, span)
     outputs: dict[str, np.ndarray] = {}
     copies: list[tuple[np.ndarray, np.ndarray]] = []
     for param in artifact.outputs:
@@ -42,7 +44,7 @@ def output_arrays(
 def recorded_result(artifact: Artifact, outputs: Mapping[str, object], out: object) -> object:
     """As `result_of`, for arrays a replay will write: those of rank 0 stay arrays."""
     values = tuple(outputs[p.name] for p in artifact.outputs)
-    return out if out is not None else values[0] if len(values) == 1 else values
+    return out if out is not None or not values else values[0] if len(values) == 1 else values
 
 
 def strides_of(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[int, ...]]:

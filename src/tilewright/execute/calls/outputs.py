@@ -38,6 +38,8 @@ def converted(artifact: Artifact, given: Mapping[str, Number]) -> dict[str, Numb
 def given_outputs(artifact: Artifact, out: object, span: Span = NOWHERE) -> dict[str, object]:
     if out is None:
         return {}
+    if not artifact.outputs:
+        raise UserError.at("TW018", f"out= is given, but {artifact.name} returns nothing", span, "leave it out")
     several = list(out) if isinstance(out, tuple | list) else [out]
     if len(several) != len(artifact.outputs):
         raise UserError.at(
@@ -47,7 +49,7 @@ def given_outputs(artifact: Artifact, out: object, span: Span = NOWHERE) -> dict
 
 
 def result_of(artifact: Artifact, outputs: Mapping[str, object], out: object) -> object:
-    if out is not None:
+    if out is not None or not artifact.outputs:
         return out
     values = [outputs[p.name] for p in artifact.outputs]
     plain = [v[()] if isinstance(v, np.ndarray) and v.ndim == 0 else v for v in values]

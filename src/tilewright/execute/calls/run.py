@@ -10,16 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import DeviceError
 from tilewright.compile.driver import Signature
 from tilewright.execute.calls.arguments import ReadArgument, read_argument, signature
+from tilewright.execute.calls.in_place import check_in_place
 from tilewright.execute.calls.index_checks import all_checked
 from tilewright.execute.calls.kernel_calls import KernelCalls
 from tilewright.execute.calls.watchdog import watchdog_nanoseconds
 from tilewright.execute.device import Device
 from tilewright.execute.kinds import kind_of
 from tilewright.runtime.core import observe, streams
+from tilewright.runtime.memory.device_array import DeviceArray
 from tilewright.tree.syntax import Function
 
 
@@ -38,6 +42,8 @@ class Runner:
         """What makes calls on several devices, by the names of their arguments."""
         self.by_kind: dict[str, KernelCalls] = {}
         """Its calls on the kinds of devices it ran on."""
+        self.in_place = tuple(p.name for p in function.params if p.in_place)
+        """Parameters that are written where they lie."""
         self._last: Artifact | None = None
 
     @property
@@ -65,7 +71,13 @@ class Runner:
         return found
 
     def arguments(self, values: Mapping[str, object], gpu: bool) -> list[ReadArgument]:
-        return [read_argument(name, value, self.function.span, gpu) for name, value in values.items()]
+        found = [read_argument(name, value, self.function.span, gpu) for name, value in values.items()]
+        for name in self.in_place:
+            argument = next(a for a in found if a.name == name)
+            if values[name] is None:
+                continue  # whether it may be left out is the kernel's to say
+            check_in_place(name, values[name], argument.value if isinstance(argument.value, np.ndarray | DeviceArray) else None, self.function.span)
+        return found
 
     def signature(self, arguments: list[ReadArgument], gpu: bool) -> Signature:
         """What to compile for a call with these arguments."""

@@ -13,11 +13,12 @@ from typing import Any
 from tilewright.base.artifact import Artifact, ScalarParam
 from tilewright.base.dtypes import DType, bool_, f64, i64
 from tilewright.base.errors import UserError
+from tilewright.base.sizes import add_numbers
 from tilewright.base.target import host_cpu
 from tilewright.compile.build import describe_program
 from tilewright.compile.driver import Signature, front_end
 from tilewright.tree.syntax import Function, Name, Param, Return, Tuple
-from tilewright.tree.typed import ArgSpec, ArrayArg, ScalarArg
+from tilewright.tree.typed import ArgSpec, ArrayArg, NoneArg, ScalarArg
 
 _WEAK = {float: f64, int: i64}
 
@@ -30,7 +31,7 @@ class OutputForm:
     shape: tuple[Any, ...]
 
 
-Form = OutputForm | int | float | bool
+Form = OutputForm | int | float | bool | None
 
 
 _MOST_RULES = 256
@@ -51,6 +52,8 @@ def _rule(function: Function, args: tuple[ArgSpec, ...]) -> Artifact:
 def _spec(form: Any) -> ArgSpec:
     if isinstance(form, OutputForm):
         return ArrayArg(form.dtype, len(form.shape))
+    if form is None:
+        return NoneArg()
     if isinstance(form, bool):
         return ScalarArg(bool_)
     return ScalarArg(_WEAK[float] if isinstance(form, float) else _WEAK[int], weak=True)
@@ -68,6 +71,7 @@ def results(function: Function, forms: Sequence[Form]) -> list[OutputForm]:
         form = given.get(binding.array)
         if isinstance(form, OutputForm) and not binding.stride:
             values[binding.name] = form.shape[binding.axis]
+    add_numbers(values, given, rule.computed)
     return [OutputForm(out.dtype, tuple(extent.evaluate(values) for extent in out.shape)) for out in rule.outputs]
 
 

@@ -40,6 +40,21 @@ def check_parameter(name: str, node: syntax.Expr | None, sink: Diagnostics) -> N
             )  # fmt: skip
 
 
+def without_none(node: syntax.Expr | None) -> tuple[syntax.Expr | None, bool]:
+    """`type | None` and `Optional[type]` as the type, and whether None is allowed."""
+    if isinstance(node, syntax.Binary) and node.op == "|":
+        sides = (node.left, node.right)
+        if any(map(_says_none, sides)):
+            return next((side for side in sides if not _says_none(side)), None), True
+    if isinstance(node, syntax.Index) and isinstance(node.value, syntax.Name) and node.value.id == "Optional" and len(node.indices) == 1:
+        return node.indices[0], True
+    return node, False
+
+
+def _says_none(node: syntax.Expr) -> bool:
+    return isinstance(node, syntax.Nothing) or (isinstance(node, syntax.Name) and node.id in ("None", "none"))
+
+
 def _is_size(node: syntax.Expr) -> bool:
     if isinstance(node, syntax.Binary):
         return node.op in ("+", "-", "*") and _is_size(node.left) and _is_size(node.right)

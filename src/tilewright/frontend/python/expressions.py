@@ -21,6 +21,7 @@ from tilewright.frontend.python.names import (
     Opaque,
     Word,
     classify,
+    has_words,
     is_package,
     member,
 )
@@ -153,6 +154,8 @@ class ExpressionReader:
                 return self._unsupported(node, "the module itself", "name one of its members")
             kind = type(meaning.value).__name__ if meaning.value is not None else "object"
             shown = ast.unparse(node)
+            if has_words(meaning.value):
+                return self._unsupported(node, f"'{shown}' itself", f"name one of its functions, as in {shown}.uniform(seed, i)")
             if callable(meaning.value):
                 return self._unsupported(node, f"the Python function '{shown}'", _instead_of(meaning.value))
             return self._unsupported(node, f"'{shown}' (a captured {kind})", _how_to_pass(meaning.value))
@@ -195,6 +198,8 @@ class ExpressionReader:
         if isinstance(node, ast.Constant):
             if isinstance(node.value, bool | int | float | str):
                 return self._literal(node.value, node)
+            if node.value is None:
+                return syntax.Nothing(span=span)
             return self._unsupported(node, f"'{ast.unparse(node)}'", "use a number")
         if isinstance(node, ast.Attribute):
             return self._resolved(node) or syntax.Attribute(self.read(node.value), node.attr, span=span)
@@ -251,7 +256,11 @@ class ExpressionReader:
             right = self.read(comparator)
             spelling = _COMPARE.get(type(op))
             if spelling is None:
+                if isinstance(op, ast.Is | ast.IsNot) and len(node.ops) == 1 and isinstance(right, syntax.Nothing):
+                    return syntax.IsNone(left, isinstance(op, ast.IsNot), span=self._place.span(node))
                 return self._unsupported(node, "'in' or 'is'", "compare with == or !=")
+            if isinstance(left, syntax.Nothing) or isinstance(right, syntax.Nothing):
+                self._sink.error("TW005", f"'{spelling}' with None compares nothing in a kernel", self._place.span(node), "write 'is None' or 'is not None'")
             pair = syntax.Binary(spelling, left, right, span=self._join(left, right))
             result = pair if result is None else syntax.Binary("and", result, pair, span=self._join(result, pair))
             left = right
@@ -260,6 +269,8 @@ class ExpressionReader:
 
     def _index(self, node: ast.Subscript, span: Span) -> Expr:
         items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if len(items) == 1 and isinstance(items[0], ast.Constant) and items[0].value is ...:
+            items = []  # all of it: indices may be missing at the end
         return syntax.Index(self.read(node.value), tuple(self._subscript(i) for i in items), span=span)
 
     def _subscript(self, node: ast.expr) -> Expr:
@@ -374,8 +385,22 @@ class ExpressionReader:
             if isinstance(meaning, Constant):
                 return self._literal(meaning.value, node)
             name = meaning.name if isinstance(meaning, Word) else _last_name(node)
-            return syntax.Name("array" if name == "Array" else name, span=span)
+            return syntax.Name("array" if name in ("Array", "InOut") else name, span=span)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            return syntax.Binary("|", self.annotation(node.left), self.annotation(node.right), span=span)
         return self.read(node)
+
+    def is_in_place(self, node: ast.expr | None) -> bool:
+        """Whether an annotation says that the parameter is written where it lies: `tw.InOut`, `Annotated[tw.InOut, "f32[n]"]`."""
+        if isinstance(node, ast.Subscript) and _last_name(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple):
+            node = node.slice.elts[0]
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            return self.is_in_place(node.left) or self.is_in_place(node.right)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return node.value.strip().rpartition(".")[2] == "InOut"
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            return self.is_in_place(node.left) or self.is_in_place(node.right)
+        return isinstance(node, ast.Name | ast.Attribute) and self.meaning(node) == Word("InOut")
 
     def _text_annotation(self, text: str, node: ast.expr, span: Span) -> Expr:
         try:
@@ -389,9 +414,11 @@ class ExpressionReader:
         """A type written as text: names are sizes and dtypes, nothing is captured; every part has the text's span."""
         if isinstance(node, ast.Name | ast.Attribute):
             name = _last_name(node)
-            return syntax.Name("array" if name == "Array" else name, span=span)
+            return syntax.Name("array" if name in ("Array", "InOut") else name, span=span)
         if isinstance(node, ast.Constant) and isinstance(node.value, int):
             return syntax.Number(node.value, span=span)
+        if isinstance(node, ast.Constant) and node.value is None:
+            return syntax.Nothing(span=span)
         if isinstance(node, ast.BinOp):
             return syntax.Binary(_BINARY[type(node.op)], self._at(node.left, span), self._at(node.right, span), span=span)
         if isinstance(node, ast.Subscript):

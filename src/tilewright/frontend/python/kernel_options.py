@@ -54,6 +54,7 @@ KERNEL_OPTIONS: tuple[KernelOption, ...] = (
     KernelOption("strict", "True, False", "hints bind: one that cannot be followed is an error", "strict"),
     KernelOption("broadcast", "{'v': 1}", "an input lies along that axis of the results; checked", "broadcast"),
     KernelOption("vectorizable", "True, False", "promises that no loop carries a value; checked", "vectorizable"),
+    KernelOption("deterministic", "True, False", "scatters give the same bits on every run and for any number of threads", "deterministic"),
     KernelOption("unchecked", "True, False", "leaves out the checks of indices as a CPU kernel runs", "unchecked"),
     KernelOption("check", "True, False", "checks every index that is not proven, on every device"),
     KernelOption("gpu_compute", "True, False", "refuses to run on a CPU", "gpu_compute"),
@@ -61,13 +62,13 @@ KERNEL_OPTIONS: tuple[KernelOption, ...] = (
 """All options, in the order of the documents."""
 
 _PRIMITIVES = {
-    KernelKind.REDUCE.value: "write reduce=", KernelKind.SCAN.value: "call tw.gpu_scan", KernelKind.SORT.value: "call tw.gpu_sort",
-    KernelKind.FILTER.value: "call tw.gpu_filter", KernelKind.HISTOGRAM.value: "call tw.gpu_histogram",
+    KernelKind.REDUCE.value: "write reduce=", KernelKind.SCAN.value: "call tw.scan", KernelKind.SORT.value: "call tw.sort",
+    KernelKind.FILTER.value: "call tw.filter", KernelKind.HISTOGRAM.value: "call tw.histogram",
 }  # fmt: skip
 """Kinds of ZynML that are something else in Python."""
 KINDS = tuple(kind.value for kind in KernelKind if kind.value not in _PRIMITIVES)
 OPTION = {option.name: option for option in KERNEL_OPTIONS}
-_FLAGS = ("tensor_cores", "async_copy", "strict", "vectorizable", "gpu_compute", "unchecked")
+_FLAGS = ("tensor_cores", "async_copy", "strict", "vectorizable", "gpu_compute", "unchecked", "deterministic")
 _NUMBERS = ("shared", "vector", "unroll", "max_registers")
 CALL_OPTIONS = ("device", "schedule", "asynchronous", "watchdog", "parallel", "devices", "launches", "check")
 """Options that are not attributes: those who call or compile the kernel follow them."""

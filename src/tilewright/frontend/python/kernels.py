@@ -17,19 +17,21 @@ import ast
 import inspect
 import linecache
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from tilewright.base.errors import Diagnostics, UserError
 from tilewright.base.source import Source, Span
-from tilewright.frontend.python.annotations import check_parameter
+from tilewright.frontend.python.annotations import check_parameter, without_none
+from tilewright.frontend.python.defaults import check_default, check_result, constant
 from tilewright.frontend.python.expressions import ExpressionReader, SourcePlace
 from tilewright.frontend.python.kernel_options import decorated
 from tilewright.frontend.python.names import PACKAGE, Called, Environment, Opaque, Word, is_package
 from tilewright.frontend.python.nesting import reading
 from tilewright.tree import syntax
 from tilewright.tree.inline import inline
+from tilewright.tree.jumps import without_jumps
 from tilewright.tree.syntax import Expr, Stmt
 
 _HELP: dict[type[ast.stmt], tuple[str, str]] = {
@@ -48,8 +50,6 @@ _HELP: dict[type[ast.stmt], tuple[str, str]] = {
     ast.Raise: ("raise", "check the values before the kernel is called"),
     ast.Assert: ("assert", "check the values before the kernel is called"),
     ast.Match: ("match", "use if and elif"),
-    ast.Break: ("break", "put the rest of the body under an if"),
-    ast.Continue: ("continue", "put the rest of the body under an if"),
 }
 
 _MAKERS = ("zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like", "shared", "local")
@@ -71,7 +71,8 @@ def parse_function(function: Callable[..., object], attributes: tuple[syntax.Ker
         raise UserError.at("TW005", f"'{name}' is not a kernel: only a 'def' can be one", span, "write it as a function with 'def'")
     sink = Diagnostics()
     with reading(function, name):
-        tree = FunctionReader(place, Environment.of_function(function), sink, attributes).read(definition)
+        defaults = {name: p.default for name, p in inspect.signature(function).parameters.items() if p.default is not p.empty}
+        tree = FunctionReader(place, Environment.of_function(function), sink, attributes, defaults).read(definition)
     sink.raise_if_errors()
     return tree
 
@@ -190,9 +191,12 @@ class FunctionReader:
     """Reads one function definition. `_visible` mirrors the blocks that are open: which names have a value there."""
 
     def __init__(
-        self, place: SourcePlace, environment: Environment, sink: Diagnostics, attributes: tuple[syntax.KernelAttribute, ...] = ()
-    ) -> None:
+        self, place: SourcePlace, environment: Environment, sink: Diagnostics, attributes: tuple[syntax.KernelAttribute, ...] = (),
+        defaults: Mapping[str, object] | None = None,
+    ) -> None:  # fmt: skip
+        """`defaults`: those of a live function, whatever expressions they came from."""
         self._attributes = attributes
+        self._defaults = defaults
         self._place = place
         self._environment = environment
         self._sink = sink
@@ -207,6 +211,10 @@ class FunctionReader:
         """The indices of these loops."""
         self._chains = 0
         """Assignments with several targets so far."""
+        self._hidden = 0
+        """Names made up so far for what nobody reads."""
+        self._ignores = False
+        """Whether `_` is only ever assigned."""
 
     def read(self, definition: ast.FunctionDef | ast.AsyncFunctionDef) -> syntax.Function:
         try:
@@ -222,11 +230,13 @@ class FunctionReader:
         local_names = _local_names(definition)
         self._expressions = ExpressionReader(self._place, self._environment, self._sink, local_names, self._check_read)
         params = self._params(definition.args)
+        self._ignores = not any(isinstance(n, ast.Name) and n.id == "_" and isinstance(n.ctx, ast.Load) for n in ast.walk(definition))
         self._visible = [{p.name for p in params}]
         body = self._block(definition.body, own_scope=False)
         result = None if definition.returns is None else self._expressions.annotation(definition.returns)
+        check_result(definition.name, result, self._sink)
         tree = syntax.Function(definition.name, params, result, body, "kernel", self._attributes, span=self._span(definition))
-        return inline(tree, self._sink)
+        return inline(without_jumps(tree, self._sink), self._sink)
 
     def _span(self, node: ast.stmt | ast.expr | ast.arg) -> Span:
         return self._place.span(node)
@@ -243,11 +253,28 @@ class FunctionReader:
         defaults += [*arguments.defaults, *arguments.kw_defaults]
         params: list[syntax.Param] = []
         for argument, default in zip([*positional, *arguments.kwonlyargs], defaults):
-            annotation = None if argument.annotation is None else self._expressions.annotation(argument.annotation)
+            written = None if argument.annotation is None else self._expressions.annotation(argument.annotation)
+            annotation, optional = without_none(written)
             check_parameter(argument.arg, annotation, self._sink)
-            value = None if default is None else self._expressions.read(default)
-            params.append(syntax.Param(argument.arg, annotation, value, span=self._span(argument)))
+            value = None if default is None else self._default(argument.arg, default)
+            optional = optional or (written is None and isinstance(value, syntax.Nothing))
+            only, in_place = argument in arguments.kwonlyargs, self._expressions.is_in_place(argument.annotation)
+            params.append(syntax.Param(argument.arg, annotation, value, optional, only, in_place, span=self._span(argument)))
+            check_default(params[-1], self._sink)
         return tuple(params)
+
+    def _default(self, name: str, node: ast.expr) -> Expr | None:
+        """A default as an expression; None for an array, which only calls from Python can use."""
+        if self._defaults is None or name not in self._defaults:
+            return self._expressions.read(node)
+        return constant(self._defaults[name], self._span(node))
+
+    def _hide(self, name: str) -> str:
+        """A name of its own for each `_` that nobody reads."""
+        if name != "_" or not self._ignores:
+            return name
+        self._hidden += 1
+        return f"_${self._hidden}"
 
     # -- names ------------------------------------------------------------------------------------------------------
 
@@ -292,6 +319,8 @@ class FunctionReader:
         if isinstance(node, ast.Expr):
             if isinstance(node.value, ast.Yield) and node.value.value is not None and self._attributes:
                 return [syntax.Yield(self._expressions.read(node.value.value), span=span)]
+            if isinstance(node.value, ast.Call) and self._expressions.called_word(node.value) == "print":
+                return self._print(node.value, span)
             is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
             return [] if is_text else [syntax.ExprStmt(self._expressions.read(node.value), span=span)]
         if isinstance(node, ast.Assign):
@@ -322,6 +351,8 @@ class FunctionReader:
             body = self._block(node.body)
             self._around -= 1
             return [syntax.While(test, body, span=span)]
+        if isinstance(node, ast.Break | ast.Continue):
+            return [syntax.Break(span=span) if isinstance(node, ast.Break) else syntax.Continue(span=span)]
         if isinstance(node, ast.For):
             self._no_else(node.orelse, "for")
             return self._for(node, span)
@@ -337,6 +368,34 @@ class FunctionReader:
             self._declare(name, node.lineno + self._place.line_offset)
         nothing = syntax.Broken(span=span)
         return [syntax.Let((name,), nothing, mutable=True, span=span) for name in names] or [syntax.ExprStmt(nothing, span=span)]
+
+    def _print(self, node: ast.Call, span: Span) -> list[Stmt]:
+        """`print(…)`: texts, f-strings and numbers; `sep` and `end` are texts."""
+        words = {"sep": " ", "end": "\n"}
+        for keyword in node.keywords:
+            if keyword.arg not in words or not isinstance(keyword.value, ast.Constant) or not isinstance(keyword.value.value, str):
+                self._unsupported(keyword.value, f"'{keyword.arg}' of print", "its arguments are sep and end, two texts")
+                return []
+            words[keyword.arg] = keyword.value.value
+        parts: list[str] = []
+        values: list[Expr] = []
+        for argument in node.args:
+            pieces = argument.values if isinstance(argument, ast.JoinedStr) else [argument]
+            text = ""
+            for piece in pieces:
+                if isinstance(piece, ast.Constant) and isinstance(piece.value, str):
+                    text += _escaped(piece.value)
+                    continue
+                inner = piece.value if isinstance(piece, ast.FormattedValue) else piece
+                spec = piece.format_spec if isinstance(piece, ast.FormattedValue) else None
+                form = "".join(str(v.value) for v in spec.values if isinstance(v, ast.Constant)) if isinstance(spec, ast.JoinedStr) else ""
+                if isinstance(piece, ast.FormattedValue) and (piece.conversion != -1 or (isinstance(spec, ast.JoinedStr) and any(not isinstance(v, ast.Constant) for v in spec.values))):
+                    self._unsupported(inner, "'!' or a computed format in an f-string", "write the format out")
+                    return []
+                text += f"{{:{form}}}" if form else "{}"
+                values.append(self._expressions.read(inner))
+            parts.append(text)
+        return [syntax.Print(_escaped(words["sep"]).join(parts) + _escaped(words["end"]), tuple(values), span=span)]
 
     def _no_else(self, body: list[ast.stmt], loop: str) -> None:
         if body:
@@ -377,7 +436,7 @@ class FunctionReader:
             return []
         if any(isinstance(t, ast.Tuple | ast.List) for t in target.elts):
             return self._nested(target, value, span)
-        names = [t.id for t in target.elts if isinstance(t, ast.Name)]
+        names = [self._hide(t.id) for t in target.elts if isinstance(t, ast.Name)]
         new = [name for name in names if not self._is_visible(name)]
         if len(names) == len(target.elts) and len(set(new)) == len(names):
             for name in names:
@@ -387,7 +446,9 @@ class FunctionReader:
             self._declare(name, target.lineno + self._place.line_offset)
         # What new names start with is never seen.
         start = [syntax.Let((name,), syntax.Number(0, span=span), mutable=True, span=span) for name in dict.fromkeys(new)]
-        return [*start, syntax.Assign(self._expressions.read(target), value, span=span)]
+        own = iter(names)
+        items = [syntax.Name(next(own), span=self._span(t)) if isinstance(t, ast.Name) else self._expressions.read(t) for t in target.elts]
+        return [*start, syntax.Assign(syntax.Tuple(tuple(items), span=self._span(target)), value, span=span)]
 
     def _nested(self, target: ast.Tuple | ast.List, value: Expr, span: Span) -> list[Stmt]:
         """`(m, d), n = x.shape, y.shape[1]`: one assignment after the other, which is the same where all names are new."""
@@ -426,10 +487,12 @@ class FunctionReader:
         if node.iter.keywords:
             self._unsupported(node.iter, f"a keyword in {word}()", "give the bounds in order")
             return self._broken_loop(node, names, span)
+        before: list[Stmt] = []
         if word == "range":
             found = [self._range(node.iter)]
         else:
-            found = [self._extent(argument) for argument in node.iter.args]
+            before, bounds = self._spread(node.iter.args, len(names))
+            found = [self._extent(argument) if isinstance(argument, ast.expr) else argument for argument in bounds]
         ranges = tuple(r for r in found if r is not None)
         if not names or not ranges:
             if not node.iter.args:
@@ -454,7 +517,24 @@ class FunctionReader:
         self._around -= 1
         for name in hidden:
             self._stale[name] = node.lineno + self._place.line_offset, len(self._visible)
-        return [syntax.For(names, ranges, body, "yes" if word == "grid" else "no", span=span)]
+        return [*before, syntax.For(names, ranges, body, "yes" if word == "grid" else "no", span=span)]
+
+    def _spread(self, arguments: Sequence[ast.expr], count: int) -> tuple[list[Stmt], list[ast.expr | syntax.RangeExpr]]:
+        """Bounds of a grid with `*x.shape` among them: the loop variables say how many axes it has, which is checked."""
+        starred = [a for a in arguments if isinstance(a, ast.Starred)]
+        if not starred:
+            return [], list(arguments)
+        own = count - len(arguments) + 1
+        if len(starred) > 1 or own < 1:
+            self._unsupported(starred[-1], "this '*' in tw.grid()", "give one '*' at most, and a variable for each axis")
+            return [], []
+        span = self._span(starred[0])
+        self._hidden += 1
+        extents = tuple(f"extent${self._hidden}${axis}" for axis in range(own))
+        let = syntax.Let(extents, self._expressions.read(starred[0].value), mutable=True, destructure=True, span=span)
+        ranges = [syntax.RangeExpr(syntax.Number(0, span=span), syntax.Name(name, span=span), span=span) for name in extents]
+        place = arguments.index(starred[0])
+        return [let], [*arguments[:place], *ranges, *arguments[place + 1 :]]
 
     def _broken_loop(self, node: ast.For, names: tuple[str, ...], span: Span) -> list[Stmt]:
         """A loop whose head was not read; its body is, for what else is wrong."""
@@ -467,7 +547,7 @@ class FunctionReader:
 
     def _loop_names(self, target: ast.expr) -> tuple[str, ...]:
         items = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
-        names = tuple(t.id for t in items if isinstance(t, ast.Name))
+        names = tuple(self._hide(t.id) for t in items if isinstance(t, ast.Name))
         if len(names) != len(items):
             self._unsupported(target, "this loop variable", "use plain names")
             return ()
@@ -500,6 +580,10 @@ def _shared(name: str, value: Expr, span: Span) -> syntax.Let | None:
     if "shape" not in arguments or not set(arguments) <= {"shape", "dtype"}:
         return None
     return syntax.Let((name,), None, mutable=True, type=arguments.get("dtype"), shared=True, extents=(arguments["shape"],), span=span)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _always_assigned(body: Sequence[ast.stmt]) -> set[str]:

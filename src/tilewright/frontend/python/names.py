@@ -140,8 +140,13 @@ def classify(value: object) -> Meaning:
     if callable(python):
         owner: Any = value
         return Called(python.__name__, python, lambda: owner.function)
-    name = _word(value)
+    name = None if has_words(value) else _word(value)
     return Opaque(value) if name is None else Word(name)
+
+
+def has_words(value: object) -> bool:
+    """Whether its members are words: `tw.random`."""
+    return getattr(value, "__simt__", None) == "random"
 
 
 def member(owner: Opaque, name: str) -> Meaning | None:
@@ -151,16 +156,19 @@ def member(owner: Opaque, name: str) -> Meaning | None:
         if name in _CONSTANTS:
             return Constant(_CONSTANTS[name])
         found = getattr(value, name, None)
-        if isinstance(found, ModuleType):
+        if isinstance(found, ModuleType) or has_words(found):
             return Opaque(found)
         return Word(found.name if isinstance(found, DType) else name)
     if not hasattr(value, name):
-        return None
+        return Word(f"random.{name}") if has_words(value) else None
     return classify(getattr(value, name))
 
 
 def _word(value: object) -> str | None:
     """The spelling of an object the kernel language knows, or None."""
+    spelled = getattr(value, "__simt__", None)
+    if isinstance(spelled, str) and "." in spelled:
+        return spelled
     name = getattr(value, "__name__", None)
     module = getattr(value, "__module__", None)
     if isinstance(value, ModuleType) or not isinstance(name, str):
@@ -189,7 +197,8 @@ def _bind_import(names: dict[str, object], alias: ast.alias) -> None:
 def _bind_member(names: dict[str, object], module: str, alias: ast.alias) -> None:
     name = alias.asname or alias.name
     if module == PACKAGE:
-        names[name] = _CONSTANTS.get(alias.name, Word(alias.name))
+        found = member(Opaque(importlib.import_module(PACKAGE)), alias.name)
+        names[name] = found if isinstance(found, Opaque) and has_words(found.value) else _CONSTANTS.get(alias.name, Word(alias.name))
     elif module in _FILE_MODULES and hasattr(importlib.import_module(module), alias.name):
         names[name] = getattr(importlib.import_module(module), alias.name)
     elif module != "__future__":

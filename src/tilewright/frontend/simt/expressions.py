@@ -22,8 +22,9 @@ from tilewright.base.errors import TilewrightError
 from tilewright.base.source import Span
 from tilewright.frontend.simt import (
     simd,
-    words_matrix,  # noqa: F401 - the three fill the table of words
+    words_matrix,  # noqa: F401 - these fill the table of words
     words_memory,  # noqa: F401
+    words_random,  # noqa: F401
     words_warp,  # noqa: F401
 )
 from tilewright.frontend.simt.build import Emitter, LaunchShape
@@ -300,11 +301,11 @@ class ExpressionBuilder(Emitter, ABC):
             name = f"{owner.name}.{node.attr}"
             if name in VALUES:
                 return VALUES[name](self)
-            if name in NAMESPACES:
+            if name in NAMESPACES or name in CALLS:
                 return WordValue(name)
             if owner.name in NAMESPACES:
                 known = sorted(
-                    k.rsplit(".", 1)[1] for k in (*VALUES, *NAMESPACES) if k.rsplit(".", 1)[0] == owner.name and "." in k
+                    k.rsplit(".", 1)[1] for k in (*VALUES, *CALLS, *NAMESPACES) if k.rsplit(".", 1)[0] == owner.name and "." in k
                 )
                 raise self.fail(f"tilewright.{owner.name} has no '{node.attr}'", f"it has {', '.join(known)}", "TW002")
             raise self.fail(f"tilewright.{owner.name} has no '{node.attr}'", code="TW002")

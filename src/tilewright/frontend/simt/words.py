@@ -23,7 +23,7 @@ BoundArguments = Mapping[str, Val]
 Build = Callable[[Emitter, BoundArguments], Val]
 VALUES: dict[str, Callable[[Emitter], Val]] = {}
 CALLS: dict[str, Call] = {}
-NAMESPACES = frozenset({"thread", "block", "grid", "block.size", "grid.size", "warp", "cluster"})
+NAMESPACES = frozenset({"thread", "block", "grid", "block.size", "grid.size", "warp", "cluster", "random"})
 """Words that only stand before a dot."""
 
 

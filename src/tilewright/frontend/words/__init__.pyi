@@ -7,6 +7,7 @@ from tilewright.frontend.words.objects import Fragment, Index
 from tilewright.frontend.words.objects import (
     Array as Array,
     GpuBuffer as GpuBuffer,
+    InOut as InOut,
     block as block,
     cluster as cluster,
     device as device,

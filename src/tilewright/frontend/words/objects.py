@@ -12,7 +12,7 @@ from typing import Any, Generic, NoReturn, TypeVar, overload
 from tilewright.base.dtypes import DType
 from tilewright.base.errors import UserError
 
-OBJECTS = ("Array", "GpuBuffer", "block", "cluster", "device", "grid", "inf", "thread", "warp")
+OBJECTS = ("Array", "GpuBuffer", "InOut", "block", "cluster", "device", "grid", "inf", "thread", "warp")
 """What `tilewright` offers of this module."""
 
 T = TypeVar("T")
@@ -68,6 +68,10 @@ class Array:
 
     def __neg__(self) -> Array:
         refuse("Array")
+
+
+class InOut(Array):
+    """A parameter that the kernel writes where it lies: `def append(cache: tw.InOut, row: tw.Array, position: int) -> None`."""
 
 
 class Axes:

@@ -7,6 +7,7 @@ nothing) is a `UserError` from here.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from tilewright.base import dtypes
 from tilewright.base.errors import UserError
 from tilewright.base.source import NOWHERE, Source, Span
 from tilewright.tree import syntax
+from tilewright.tree.check.random_draws import DTYPES as RANDOM
 from tilewright.tree.syntax import Argument, Expr, KernelAttribute, Node, Stmt
 
 REDUCTIONS: dict[str, str] = {
@@ -101,6 +103,15 @@ def _block(part: Part) -> tuple[Stmt, ...]:
     """The statements of a block that holds no attributes: `_statements` saw to that."""
     assert isinstance(part, _BlockText)
     return part.items  # type: ignore[return-value]
+
+
+def _with_dotted_word(function: Expr) -> Expr:
+    """`random.uniform`, called, is one name; so is one that is nearly that."""
+    if isinstance(function, syntax.Attribute) and isinstance(function.value, syntax.Name):
+        name = f"{function.value.id}.{function.name}"
+        if function.value.id == "random" and (name in RANDOM or difflib.get_close_matches(function.name, [r.partition(".")[2] for r in RANDOM], 1, 0.7)):
+            return syntax.Name(name, span=function.span)
+    return function
 
 
 def _typed(node: Expr) -> Expr:
@@ -216,6 +227,9 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
     def return_statement(self, parts: list[Part]) -> syntax.Return:
         return syntax.Return(self._value(parts) if len(parts) > 1 else None, span=self._span(parts))
 
+    def jump(self, parts: list[Part]) -> syntax.Break | syntax.Continue:
+        return syntax.Break(span=self._span(parts)) if str(parts[0]) == "break" else syntax.Continue(span=self._span(parts))
+
     def yield_statement(self, parts: list[Part]) -> syntax.Yield:
         return syntax.Yield(self._value(parts), span=self._span(parts))
 
@@ -226,9 +240,6 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
 
     def expression_statement(self, parts: list[Part]) -> syntax.ExprStmt:
         value = _nodes(parts)[0]
-        if isinstance(value, syntax.Name) and value.id in ("break", "continue"):
-            help = "write a while whose condition ends the loop" if value.id == "break" else "put what follows under an if"
-            raise syntax_error(f"there is no {value.id}", value.span, help, "TW005")
         return syntax.ExprStmt(value, span=self._span(parts))
 
     def for_range(self, parts: list[Part]) -> _Head:
@@ -306,7 +317,8 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
                 annotation = _typed(_nodes([value])[0])
             else:
                 default = _nodes([value])[0]
-        return syntax.Param(str(parts[0]), annotation, default, span=self._span(parts))
+        optional = annotation is None or isinstance(default, syntax.Nothing)
+        return syntax.Param(str(parts[0]), annotation, default, optional, span=self._span(parts))
 
     def result(self, parts: list[Part]) -> _BuildResult:
         return _BuildResult(self._span(parts), _typed(_nodes(parts)[0]))
@@ -348,23 +360,27 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
         )  # fmt: skip
 
     def compute(self, parts: list[Part]) -> syntax.Compute:
-        inputs = self._plain_arguments(next(p.items for p in parts if isinstance(p, _Arguments)))
+        inputs = self._plain_arguments(next(p.items for p in parts if isinstance(p, _Arguments)), in_place=True)
         for argument in inputs:
             if argument.keyword is not None:
                 raise syntax_error(f"'{argument.keyword}=' in compute", argument.span, "the inputs of a compute are positional")
+        in_place = [a.value.id for a in inputs if a.in_place and isinstance(a.value, syntax.Name)]
+        for name in in_place:
+            if [a.value for a in inputs].count(syntax.Name(name)) > 1:
+                raise syntax_error(f"'{name}' is given twice, and written in place", self._span(parts), "give it once", "TW010")
         header = [p for p in parts if isinstance(p, KernelAttribute)]
         block = parts[-1]
         assert isinstance(block, _BlockText)
         inner = [p for p in block.items if isinstance(p, KernelAttribute)]
         body = tuple(p for p in block.items if not isinstance(p, KernelAttribute))
-        return syntax.Compute(tuple(a.value for a in inputs), (*header, *inner), body, span=self._span(parts))
+        return syntax.Compute(tuple(a.value for a in inputs), (*header, *inner), body, tuple(in_place), span=self._span(parts))
 
     # -- expressions ------------------------------------------------------------------------------------------------
 
     def pipe(self, parts: list[Part]) -> syntax.Pipe:
         value, call = _nodes(parts)
         if isinstance(call, syntax.Name | syntax.Attribute):
-            call = syntax.Call(call, (), span=call.span)
+            call = syntax.Call(_with_dotted_word(call), (), span=call.span)
         if not isinstance(call, syntax.Call):
             raise syntax_error("the right side of '|>' must be a call", call.span, "write for example '|> sqrt()'")
         return syntax.Pipe(value, call, span=self._span(parts))
@@ -397,11 +413,14 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
     def unary(self, parts: list[Part]) -> syntax.Unary:
         return syntax.Unary(str(parts[0]), _nodes(parts)[0], span=self._span(parts))
 
-    def comparison(self, parts: list[Part]) -> syntax.Binary:
-        result: syntax.Binary | None = None
+    def comparison(self, parts: list[Part]) -> syntax.Binary | syntax.IsNone:
+        result: syntax.Binary | syntax.IsNone | None = None
         for position in range(1, len(parts), 2):
             left, right = _nodes([parts[position - 1], parts[position + 1]])
-            pair = syntax.Binary(str(parts[position]), left, right, span=self._span(parts[position - 1 : position + 2]))
+            span, sign = self._span(parts[position - 1 : position + 2]), str(parts[position])
+            pair: syntax.Binary | syntax.IsNone = syntax.Binary(sign, left, right, span=span)
+            if sign in ("==", "!=") and isinstance(right, syntax.Nothing):
+                pair = syntax.IsNone(left, sign == "!=", span=span)
             result = pair if result is None else syntax.Binary("and", result, pair, span=self._span(parts[: position + 2]))
         assert result is not None
         return result
@@ -414,6 +433,7 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
         arguments = next(p.items for p in parts if isinstance(p, _Arguments))
         if isinstance(function, syntax.Name) and function.id == "reduce":
             return self._reduce(arguments, self._span(parts))
+        function = _with_dotted_word(function)
         return syntax.Call(function, self._plain_arguments(arguments), span=self._span(parts))
 
     def _reduce(self, arguments: tuple[Argument, ...], span: Span) -> syntax.ReduceExpr:
@@ -431,8 +451,10 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
             raise syntax_error("unknown reduction", op.span, "use one of + * min max and or argmin argmax", "TW016")
         return syntax.ReduceExpr(REDUCTIONS[op.id], values["x"].value, values["axis"].value if "axis" in values else None, span=span)
 
-    def _plain_arguments(self, arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
+    def _plain_arguments(self, arguments: tuple[Argument, ...], in_place: bool = False) -> tuple[Argument, ...]:
         for argument in arguments:
+            if argument.in_place and not in_place:
+                raise syntax_error("'inout' in a call", argument.span, "it stands before an input of compute(…)")
             if isinstance(argument.value, syntax.Name) and argument.value.id in ("+", "*", "and", "or"):
                 raise syntax_error(f"'{argument.value.id}' has no operands", argument.span, "an operator alone can only be given to reduce")
         return arguments
@@ -442,6 +464,10 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
 
     def argument(self, parts: list[Part]) -> Argument:
         return Argument(_nodes(parts)[0], str(parts[0]) if len(parts) > 1 else None, span=self._span(parts))
+
+    def in_place_argument(self, parts: list[Part]) -> Argument:
+        name = syntax.Name(str(parts[1]), span=self._span(parts[1:]))
+        return Argument(name, in_place=True, span=self._span(parts))
 
     def operator_argument(self, parts: list[Part]) -> Argument:
         span = self._span(parts)
@@ -456,8 +482,9 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
         low, high = _nodes(parts[:colon]), _nodes(parts[colon:])
         return syntax.Slice(low[0] if low else None, high[0] if high else None, span=self._span(parts))
 
-    def name(self, parts: list[Part]) -> syntax.Name:
-        return syntax.Name(str(parts[0]), span=self._span(parts))
+    def name(self, parts: list[Part]) -> syntax.Name | syntax.Nothing:
+        span = self._span(parts)
+        return syntax.Nothing(span=span) if str(parts[0]) == "none" else syntax.Name(str(parts[0]), span=span)
 
     def integer_value(self, parts: list[Part]) -> syntax.Number:
         span = self._span(parts)

@@ -7,6 +7,7 @@ lanes compute along, but touch no memory and cannot fail. A region is only enter
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,12 @@ from tilewright.base.sizes import Size
 from tilewright.base.source import Span
 from tilewright.ir import places
 from tilewright.ir.emulator.frames import BLOCK, LANE, SLOT, Frame, align, choose
-from tilewright.ir.emulator.memory.atomics import update
+from tilewright.ir.emulator.memory.atomics import accumulate, update
 from tilewright.ir.emulator.memory.memory import Memory, fault
 from tilewright.ir.nodes import Block, Kernel, Op, Value
 from tilewright.ir.numerics import convert, evaluate
 from tilewright.ir.ops import OPS
+from tilewright.ir.printing import pieces, written
 from tilewright.ir.types import Scalar, Tensor, Tile, Type, Vec, dtype_of
 
 Array = np.ndarray
@@ -123,7 +125,8 @@ class Machine(ABC):
         self.changes = 0
         """Counts writes that changed memory: whether waiting lanes have something new to see."""
         self.simple: dict[str, Callable[[Op, Frame], Results]] = {
-            "const": self._const, "size": self._size, "load": self._load, "store": self._store, "atomic": self._atomic, "head": self._head,
+            "print": self._print,
+            "const": self._const, "size": self._size, "load": self._load, "store": self._store, "atomic": self._atomic, "accumulate": self._accumulate, "head": self._head,
             "broadcast": self._broadcast, "report": self._report, "program_id": self._program_id,
         }  # fmt: skip
         self.control: dict[str, Callable[[Op, Frame], Steps]] = {"for": self.for_, "if": self.if_, "while": self.while_}
@@ -246,10 +249,12 @@ class Machine(ABC):
 
     def _report(self, op: Op, frame: Frame) -> Results:
         cell = self.memories[op.operands[0]]
-        lanes = np.arange(frame.lanes) if frame.mask is None else np.flatnonzero(frame.mask)
-        if lanes.size and not cell.read(np.zeros(1, np.int64))[0]:
-            index, extent = (int(frame.full(v)[lanes[0]]) for v in op.operands[1:])
-            cell.write(np.arange(3), np.array([int(str(op.attrs["site"])), index, extent]))
+        index, extent, *outside = (frame.full(v) for v in op.operands[1:])
+        active = align(frame.active, index.ndim - 1)
+        found = np.argwhere(np.broadcast_to(active & outside[0] if outside else active, index.shape))
+        if len(found) and not cell.read(np.zeros(1, np.int64))[0]:
+            first = tuple(found[0])
+            cell.write(np.arange(3), np.array([int(str(op.attrs["site"])), int(index[first]), int(extent[first[0]])]))
         return ()
 
     def _broadcast(self, op: Op, frame: Frame) -> Results:
@@ -258,6 +263,14 @@ class Machine(ABC):
         shape = result.shape if isinstance(result, Tile) else (result.width,)
         value = align(frame.get(op.operands[0]), len(shape))
         return (np.broadcast_to(value, (value.shape[0], *shape)),)
+
+    def _print(self, op: Op, frame: Frame) -> Results:
+        """Before the thread stage kernels that print have no tiles, and run in order."""
+        parts = pieces(str(op.attrs["text"]), [dtype_of(v.type) for v in op.operands])
+        values = [frame.full(v) for v in op.operands]
+        for lane in np.flatnonzero(frame.active):
+            sys.stdout.write(written(parts, [v[lane].item() for v in values]))
+        return ()
 
     def _elementwise(self, op: Op, frame: Frame) -> Results:
         definition = OPS.get(op.opcode)
@@ -475,3 +488,20 @@ class Machine(ABC):
         old[wanted] = update(kind, memory, chosen, [np.broadcast_to(o, shape)[wanted] for o in operands])
         self.changes += int(not np.array_equal(before, memory.flat[chosen]))
         return (old,)
+
+    def _accumulate(self, op: Op, frame: Frame) -> Results:
+        """Every active lane and element combines once, even where all lanes do the same."""
+        masked = bool(op.attrs.get("masked"))
+        value_operand = op.operands[-2] if masked else op.operands[-1]
+        memory, places, active = self.places(op, frame, tile_rank(value_operand.type), op.operands[-1] if masked else None)
+        if memory.flat.size == 0:
+            return ()
+        self._require_writable(op, memory)
+        self.check_written(op, frame, memory, places, active)
+        values = frame.get(value_operand)
+        inner = np.broadcast_shapes(places.shape[1:], values.shape[1:], () if active is None else active.shape[1:])
+        shape = (frame.lanes, *inner)
+        wanted = np.broadcast_to(np.True_ if active is None else active, shape)
+        accumulate(str(op.attrs["kind"]), memory, np.broadcast_to(places, shape)[wanted], np.broadcast_to(values, shape)[wanted])
+        self.changes += 1
+        return ()

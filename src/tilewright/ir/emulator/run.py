@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tilewright.base.artifact import FAILURE, FAILURE_EXTENT, FAILURE_FIELDS, FAILURE_INDEX, FAILURE_SITE, index_error
 from tilewright.base.dtypes import from_numpy
 from tilewright.base.errors import TargetLimit, UserError
 from tilewright.base.target import DEFAULT_NVPTX, NVPTX, Target
@@ -96,16 +97,23 @@ def run_program(
     sizes = _bind(program, values)
     _check_sizes(program, values, sizes)
     for array in program.scratch:
-        values[array.name] = new_array(array.type, sizes)
+        values[array.name] = np.zeros(FAILURE_FIELDS, np.int64) if array.name == FAILURE else new_array(array.type, sizes)
     for call in program.calls:
         arguments = [_viewed(values[name], param, sizes) for name, param in zip(call.args, call.kernel.params, strict=True)]
         run_kernel(call.kernel, arguments, sizes, target)
+        _check_failure(program, values.get(FAILURE))
     results: dict[str, np.ndarray] = {}
     for array in program.outputs:
         result = values[array.name]
         assert isinstance(result, np.ndarray)
         results[array.name] = result
     return results
+
+
+def _check_failure(program: Program, cell: Argument | None) -> None:
+    """Raise what a kernel with index checks left behind."""
+    if program.sites and isinstance(cell, np.ndarray) and cell[FAILURE_SITE]:
+        raise index_error(program.sites, int(cell[FAILURE_SITE]), int(cell[FAILURE_INDEX]), int(cell[FAILURE_EXTENT]))
 
 
 def _viewed(value: Argument, param: Value, sizes: Mapping[str, int]) -> Argument:
@@ -123,7 +131,7 @@ def _bind(program: Program, values: Mapping[str, Argument]) -> dict[str, int]:
     arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
     shapes = {name: array.shape for name, array in arrays.items()}
     strides = {name: tuple(s // array.itemsize for s in array.strides) for name, array in arrays.items()}
-    return program.sizes(shapes, strides)
+    return program.sizes(shapes, strides, values)
 
 
 def _check_sizes(program: Program, values: Mapping[str, Argument], sizes: Mapping[str, int]) -> None:
@@ -141,4 +149,4 @@ def _check_sizes(program: Program, values: Mapping[str, Argument], sizes: Mappin
         left, right = check.left.evaluate(sizes), check.right.evaluate(sizes)
         holds = {"eq": left == right, "le": left <= right, "lt": left < right}[check.relation]
         if not holds:
-            raise UserError.at(check.code, check.message.format(left=left, right=right), check.span)
+            raise UserError.at(check.code, check.message.format(left=left, right=right, values=sizes), check.span)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewright.base.dtypes import f32
 from tilewright.base.sizes import Size
-from tilewright.ir.emulator.frames import BLOCK, LANE, SLOT, Frame
+from tilewright.ir.emulator.frames import BLOCK, LANE, SLOT, Frame, align
 from tilewright.ir.emulator.machine import Machine, Results, drain
 from tilewright.ir.emulator.memory.memory import Memory
 from tilewright.ir.emulator.memory.panels import Panels
@@ -48,7 +48,7 @@ class TileMachine(Machine):
             "iota": self._iota, "reduce_tile": self._reduce_tile, "scan_tile": self._scan_tile,
             "item": self._item, "dot": self._dot, "transpose": self._transpose, "reshape": self._reshape,
             "slice": self._slice, "convert_layout": self._convert_layout, "alloc": self._alloc,
-            "prefetch": lambda op, frame: (), "require": lambda op, frame: (), "within": lambda op, frame: (), "load_image": self._load_image,
+            "prefetch": lambda op, frame: (), "inside": self._inside, "barrier": lambda op, frame: (), "within": lambda op, frame: (), "load_image": self._load_image,
         }  # fmt: skip
         Panels(self)
 
@@ -107,6 +107,11 @@ class TileMachine(Machine):
         if len(values) == 2 and values[0].shape != values[1].shape:
             values = list(np.broadcast_arrays(*values))
         return combine(str(op.attrs["kind"]), values, [dtype_of(v.type) for v in op.results], axis + 1)
+
+    def _inside(self, op: Op, frame: Frame) -> Results:
+        index, extent = frame.full(op.operands[0]), frame.full(op.operands[1])
+        right = (index >= 0) & (index < align(extent, index.ndim - 1))
+        return (np.all(right.reshape(frame.lanes, -1), axis=1),)
 
     def _scan_tile(self, op: Op, frame: Frame) -> Results:
         axis = op.attrs["axis"]

@@ -56,7 +56,7 @@ def check_all_written(program: Program, inputs: Mapping[str, Argument], given: M
         values[name] = value.copy() if written and isinstance(value, np.ndarray) else value
     arrays = {name: v for name, v in values.items() if isinstance(v, np.ndarray)}
     strides = {name: tuple(s // a.itemsize for s in a.strides) for name, a in arrays.items()}
-    sizes = program.sizes({name: a.shape for name, a in arrays.items()}, strides)
+    sizes = program.sizes({name: a.shape for name, a in arrays.items()}, strides, values)
     marks: dict[str, Array] = {}
     for array in watched:
         made = values[array.name] = new_array(array.type, sizes)
@@ -103,7 +103,7 @@ def _uses(program: Program, name: str) -> Iterator[tuple[Kernel, Value]]:
 
 
 def _writes(op: Op, param: Value) -> bool:
-    return op.opcode in ("store", "atomic") and op.operands[0] is param
+    return op.opcode in ("store", "atomic", "accumulate") and op.operands[0] is param
 
 
 def _is_filled(program: Program, array: ProgramArray) -> bool:

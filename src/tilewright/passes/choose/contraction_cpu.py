@@ -29,7 +29,7 @@ def cpu_schedules(kernel: Kernel, found: Contraction, target: Target) -> tuple[C
     known = ranges.analyse(kernel)
     if not all(_copyable(found, factor, known) for factor in (found.a, found.b)):
         return ()
-    if any(op.opcode == "atomic" for op in found.parallel.regions[0].ops):
+    if any(op.opcode in ("atomic", "accumulate") for op in found.parallel.regions[0].ops):
         return ()
     lanes = target.vector_bytes // dtype.itemsize
     plain = not found.batch and len(found.m) == len(found.n) == 1

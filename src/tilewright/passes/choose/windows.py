@@ -94,7 +94,7 @@ def _sliding(kernel: Kernel, nest: Nest) -> frozenset[int]:
     body = nest.parallel.regions[0]
     inner: set[Value] = set()
     for op in walk(body):
-        if op.opcode in ("for", "while", "parallel", "atomic") or (op.opcode == "reduce" and op not in nest.reductions):
+        if op.opcode in ("for", "while", "parallel", "atomic", "accumulate") or (op.opcode == "reduce" and op not in nest.reductions):
             return frozenset()
         if op.opcode == "reduce":
             iterations = [_iterations(forms.get(v)) for v in op.operands]

@@ -15,7 +15,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilewright.base.sizes import Size, contiguous_strides
+from tilewright.base.sizes import Size, contiguous_strides, is_number, number_name
 from tilewright.base.source import Span
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Op, Value
@@ -74,7 +74,7 @@ class _Linking:
 
     def renamed(self, program: Program) -> Program:
         """The program with size names that no other part has."""
-        own = sorted(_size_names(program))
+        own = sorted(name for name in _size_names(program) if not is_number(name))
         new: dict[str, Size] = {}
         for name in own:
             found, number = name, 0
@@ -84,7 +84,7 @@ class _Linking:
             new[name] = Size.of(found)
             self.equal.rank[found] = len(self.equal.rank)
             self.sizes.add(found)
-        return substituted(program, {n: s for n, s in new.items() if s.name != n})
+        return substituted(program, {n: s for n, s in new.items() if s.name != n}, renames=True)
 
     # -- arrays -----------------------------------------------------------------------------------------------------
 
@@ -101,6 +101,8 @@ class _Linking:
             local[given.name] = name, argument.places
             return
         local[given.name] = argument, None
+        if isinstance(given, ScalarInput) and given.name != argument:
+            self.programs[number] = substituted(self.programs[number], {number_name(given.name): Size.of(number_name(argument))})
         known = self.inputs.setdefault(argument, replace(given, name=argument))
         if isinstance(known, ProgramArray) and isinstance(given, ProgramArray):
             pairs = zip((*known.type.shape, *known.type.strides), (*given.type.shape, *given.type.strides), strict=True)
@@ -148,6 +150,7 @@ class _Linking:
             tuple(calls),
             tuple(dict.fromkeys((*(c for program in parts for c in program.checks if c.left != c.right), *self.equal.checks()))),
             joined.span,
+            computed=tuple(dict.fromkeys(c for program in parts for c in program.computed)),
         )  # fmt: skip
 
     def settled(self, tensor: Tensor) -> Tensor:
@@ -205,6 +208,7 @@ def _size_names(program: Program) -> set[str]:
     arrays = (*program.input_arrays, *program.outputs, *program.scratch)
     found = {n for a in arrays for s in (*a.type.shape, *a.type.strides) for n in s.names}
     found |= {n for check in program.checks for s in (check.left, check.right) for n in s.names}
+    found |= {n for name, value in program.computed for n in (name, *value.names)}
     return found | {n for call in program.calls for n in call.kernel.size_names}
 
 

@@ -11,11 +11,13 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.base.dtypes import DType, bool_, compute_dtype, i64
-from tilewright.base.sizes import Size
+from tilewright.base.errors import UserError
+from tilewright.base.sizes import Size, SizeCall, has_numbers, is_number, parameter_of
 from tilewright.base.source import Span
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
 from tilewright.ir.ops import OPS
+from tilewright.ir.printing import FormatError, pieces
 from tilewright.ir.types import INDEX, Scalar, Tensor, dtype_of
 from tilewright.tree.check.loops import without
 from tilewright.tree.typed import (
@@ -42,6 +44,7 @@ from tilewright.tree.typed import (
     TypedBarrier,
     TypedIf,
     TypedLoop,
+    TypedPrint,
     TypedWhile,
     TypedYield,
     Variable,
@@ -66,6 +69,8 @@ class Draft:
         self.indices: tuple[Value, ...] = ()
         self.written: set[str] = set()
         """Arrays the kernel stores to."""
+        self.read: set[str] = set()
+        """Arrays it loads from."""
         self._stored: dict[str, tuple[tuple[Value, ...], Value]] = {}
         """For arrays whose last store is sure: where it went, and the value as stored."""
         self._arrays = arrays
@@ -130,6 +135,27 @@ class Draft:
             self._sizes[size] = self.top.index(size)
         return self._sizes[size]
 
+    def size_of_numbers(self, builder: Builder, size: Size) -> Value:
+        """A size with numbers of the call in it, which are parameters of the kernel and may be negative."""
+        total: Value | None = None
+        for monomial, factor in size.terms:
+            value = self.number(builder, factor, i64) if factor != 1 or not monomial else None
+            for atom in monomial:
+                part = self.atom(builder, atom)
+                value = part if value is None else builder.mul(value, part)
+            assert value is not None
+            total = value if total is None else builder.add(total, value)
+        return total if total is not None else self.number(builder, 0, i64)
+
+    def atom(self, builder: Builder, atom: str | SizeCall) -> Value:
+        if isinstance(atom, str):
+            return builder.cast(self.param(parameter_of(atom)), i64) if is_number(atom) else self.size(Size.of(atom))
+        a, b = (self.size_of_numbers(builder, side) for side in (atom.a, atom.b))
+        if atom.op == "ceildiv":
+            zero = self.number(builder, 0, i64)
+            return builder.op("sub", zero, builder.op("floordiv", builder.op("sub", zero, a), b))
+        return builder.op(atom.op, a, b)
+
     def number(self, builder: Builder, value: int | float | bool, dtype: DType) -> Value:
         found = builder.const(value, dtype)
         self._numbers[found] = value
@@ -148,6 +174,7 @@ class Draft:
         stored = self._stored.get(array.name)
         if stored is not None and stored[0] == tuple(indices) and builder is self.body:
             return builder.cast(stored[1], compute_dtype(array.dtype))
+        self.read.add(array.name)
         value = builder.op("load", self.param(array.name), *indices, name="")
         return builder.cast(value, compute_dtype(array.dtype))
 
@@ -159,6 +186,13 @@ class Draft:
             self._stored[array.name] = (tuple(indices), value)
         else:
             self._stored.pop(array.name, None)
+
+    def accumulate(self, builder: Builder, store: Store, indices: Sequence[Value], value: Value) -> None:
+        """Combine into an element that other points may combine into as well."""
+        name = store.array.name
+        builder.multi("accumulate", self.param(name), *indices, builder.cast(value, compute_dtype(store.array.dtype)), kind=store.kind)
+        self.written.add(name)
+        self._stored.pop(name, None)
 
     def variable(self, var: Variable, scope: Scope) -> Value:
         if var not in scope:
@@ -177,7 +211,7 @@ class Draft:
         if isinstance(expr, Const):
             return self.number(builder, expr.value, compute_dtype(expr.dtype))
         if isinstance(expr, SizeValue):
-            return self.size(expr.size)
+            return self.size_of_numbers(builder, expr.size) if has_numbers(expr.size) else self.size(expr.size)
         if isinstance(expr, IndexRef):
             return scope[expr.var]
         if isinstance(expr, Local):
@@ -236,9 +270,14 @@ class Draft:
         elif isinstance(stmt, Store):
             indices = [self.expr(builder, i, scope) for i in stmt.indices]
             value = self.expr(builder, stmt.value, scope)
+            if stmt.scatter:
+                self.accumulate(builder, stmt, indices, value)
+                return
             if stmt.kind:
                 value = self.combine(builder, stmt.kind, self.load(builder, stmt.array, indices), value)
             self.store(builder, stmt.array, indices, value)
+        elif isinstance(stmt, TypedPrint):
+            self.printed(builder, stmt, scope)
         elif isinstance(stmt, TypedIf):
             self.branch(builder, stmt, scope)
         elif isinstance(stmt, TypedWhile):
@@ -250,6 +289,14 @@ class Draft:
         else:
             assert isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield | TypedBarrier)
             raise AssertionError(f"{type(stmt).__name__} inside a kernel")
+
+    def printed(self, builder: Builder, stmt: TypedPrint, scope: Scope) -> None:
+        values = [self.expr(builder, v, scope) for v in stmt.values]
+        try:
+            pieces(stmt.text, [dtype_of(v.type) for v in values])
+        except FormatError as error:
+            raise UserError.at("TW009", str(error), stmt.span) from None
+        builder.multi("print", *values, text=stmt.text)
 
     def combine(self, builder: Builder, kind: str, before: Value, value: Value) -> Value:
         """`kind(before, value)`, or the value alone where nothing came before."""
@@ -305,6 +352,9 @@ class Draft:
 
     def serial(self, builder: Builder, variables: Sequence[LoopVar], loop: TypedLoop, scope: Scope) -> None:
         """Nested `for`s over the indices, carrying what the body assigns."""
+        if loop.until is not None:
+            self.serial_until(builder, variables[0], loop, loop.until, scope)
+            return
         targets = list(assigned(loop.body))
         start = [self.variable(v, scope) for v in targets]
         var, rest = variables[0], variables[1:]
@@ -332,6 +382,31 @@ class Draft:
         builder.append(Op("for", operands, results, attrs, (block,), builder.span))
         self.merge(scope, targets, results)
 
+    def serial_until(self, builder: Builder, var: LoopVar, loop: TypedLoop, stop: Variable, scope: Scope) -> None:
+        """A `while` over the positions of the index, which ends when they do or when the flag is set."""
+        targets = list(assigned(loop.body))
+        start = [self.variable(v, scope) for v in targets]
+        count = self.extent(builder, var, scope)
+        types, names = [INDEX, *(v.type for v in start)], [var.name, *(v.name for v in targets)]
+
+        def test(inner: Builder, position: Value, *carried: Value) -> Sequence[Value]:
+            own = scope | dict(zip(targets, carried, strict=True))
+            going = inner.op("not", self.variable(stop, own))
+            return [inner.logical_and(inner.op("lt", position, count), going), position, *carried]
+
+        def body(inner: Builder, position: Value, *carried: Value) -> Sequence[Value]:
+            own = scope | dict(zip(targets, carried, strict=True))
+            own[var] = self.index(inner, var, position, own)
+            self.statements(inner, loop.body, own)
+            return [inner.add(position, self.number(inner, 1, i64)), *(own[v] for v in targets)]
+
+        self._stored.clear()
+        regions = builder.region(types, names, test), builder.region(types, names, body)
+        results = tuple(Value(t, n) for t, n in zip(types, names, strict=True))
+        operands = (self.number(builder, 0, i64), *start)
+        builder.append(Op("while", operands, results, regions=regions, span=builder.span))
+        self.merge(scope, targets, results[1:])
+
     # -- reductions -------------------------------------------------------------------------------------------------
 
     def reduction(self, builder: Builder, loop: TypedLoop, scope: Scope) -> None:
@@ -344,6 +419,9 @@ class Draft:
             if target in places:
                 store = places[target]
                 indices = [self.expr(builder, i, scope) for i in store.indices]
+                if store.scatter:
+                    self.accumulate(builder, store, indices, result)
+                    continue
                 before = self.load(builder, store.array, indices)
                 self.store(builder, store.array, indices, self.combine(builder, store.kind, before, result))
             else:
@@ -518,7 +596,7 @@ def _drop_stores(block: Block, keep: set[str]) -> Block:
     """The block without stores to tensors that are not named in `keep`."""
     ops: list[Op] = []
     for op in block.ops:
-        if op.opcode == "store" and op.operands[0].name not in keep:
+        if op.opcode in ("store", "accumulate") and op.operands[0].name not in keep:
             continue
         ops.append(replace(op, regions=tuple(_drop_stores(r, keep) for r in op.regions)) if op.regions else op)
     return Block(block.args, tuple(ops))

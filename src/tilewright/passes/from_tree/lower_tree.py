@@ -73,6 +73,8 @@ class _TreeLowering:
         self.open: Draft | None = None
         """The last kernel, while code over the same domain may still join it."""
         self.shape: tuple[Size, ...] = ()
+        self.results = {a.name for a in (*typed.outputs, *typed.inputs) if isinstance(a, ArrayInfo) and a.role != "input"}
+        """Arrays that the caller sees."""
 
     def run(self) -> Program:
         for stmt in self.typed.body:
@@ -121,7 +123,7 @@ class _TreeLowering:
 
     def settle(self, expr: Element) -> Expr:
         """An element of an array that may change later is read now, into a scratch of its own."""
-        if expr.array.role == "input" or not expr.indices:
+        if expr.array.role == "input" or (not expr.indices and expr.array.role != "inout"):
             return expr
         scratch = self.scratch(f"{expr.array.name}$value", expr.dtype)
         self.array_assign(ArrayAssign(scratch, expr, span=expr.span))
@@ -160,7 +162,7 @@ class _TreeLowering:
 
     def can_join(self, draft: Draft, stmt: ArrayAssign) -> bool:
         """Whether what it reads of the open kernel's results is only the element at hand."""
-        if stmt.array.name in draft.written:
+        if stmt.array.name in draft.written or stmt.array.name in draft.read:
             return False
         for expr in walk_expr(stmt.value):
             if isinstance(expr, Element) and expr.array.name in draft.written and (expr.indices or self.shape):
@@ -203,7 +205,7 @@ class _TreeLowering:
     def program(self) -> Program:
         typed = self.typed
         order = [s.name for s in typed.inputs] + [n for n in self.arrays if n not in {s.name for s in typed.inputs}]
-        needed = self.read_arrays() | {a.name for a in (*typed.outputs,)}
+        needed = self.read_arrays() | self.results
         calls: list[KernelCall] = []
         for draft in self.drafts:
             kernel = eliminate_dead(draft.kernel(f"{typed.name}_{len(calls)}" if len(self.drafts) > 1 else typed.name, needed))
@@ -213,7 +215,7 @@ class _TreeLowering:
                 calls.append(KernelCall(replace(kernel, params=tuple(params)), tuple(p.name for p in params)))
         present = {name for call in calls for name in call.args}
         inputs = tuple(
-            ProgramArray(p.name, tensor_type(p), "input") if isinstance(p, ArrayInfo) else ScalarInput(p.name, p.dtype)
+            ProgramArray(p.name, tensor_type(p), p.role) if isinstance(p, ArrayInfo) else ScalarInput(p.name, p.dtype)
             for p in typed.inputs
         )
         outputs = tuple(ProgramArray(a.name, tensor_type(a), "output") for a in typed.outputs)
@@ -221,7 +223,7 @@ class _TreeLowering:
             ProgramArray(a.name, tensor_type(a), "scratch") for a in self.arrays.values() if a.role == "scratch" and a.name in present
         )
         checks = tuple(ProgramCheck(c.left, c.relation, c.right, c.message, c.span, c.code) for c in typed.checks)
-        return Program(typed.name, inputs, outputs, scratch, tuple(calls), checks, typed.span)
+        return Program(typed.name, inputs, outputs, scratch, tuple(calls), checks, typed.span, computed=typed.computed)
 
     def read_arrays(self) -> set[str]:
         """Arrays some kernel loads from; stores to other scratch arrays are dropped."""
@@ -231,11 +233,11 @@ class _TreeLowering:
             for draft in self.drafts:
                 kernel = eliminate_dead(draft.kernel("", names or None))
                 found |= {op.operands[0].name for op in walk(kernel.body) if op.opcode == "load"}
-            found |= {a.name for a in self.typed.outputs}
+            found |= self.results
             if found == names:
                 return found
             names = found
 
 
 def _writes(kernel: Kernel) -> bool:
-    return any(op.opcode == "store" for op in walk(kernel.body))
+    return any(op.opcode in ("store", "accumulate", "print") for op in walk(kernel.body))

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from tilewright.analysis.index_proofs import unproven_accesses
+from tilewright.analysis.index_proofs import access_width, unproven_accesses
 from tilewright.base.dtypes import bool_, i64
 from tilewright.base.errors import UserError
 from tilewright.base.sizes import Size
@@ -29,7 +29,7 @@ from tilewright.ir.ops import OPS
 from tilewright.ir.places import block_text, thread_text
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.rewrite import rewrite
-from tilewright.ir.types import Tensor, Vec, dtype_of, tensor
+from tilewright.ir.types import Tensor, dtype_of, tensor
 
 NAME = "$failure"
 FIELDS = 16
@@ -99,7 +99,7 @@ def _with_marks(block: Block, unproven: set[int]) -> Block:
     """The block with a mark on accesses that surely stay inside: they need no test."""
     ops: list[Op] = []
     for op in block.ops:
-        if op.opcode in _ACCESSES and id(op) not in unproven and _Checks.width(op) == 1:
+        if op.opcode in _ACCESSES and id(op) not in unproven:
             op = replace(op, attrs=MappingProxyType({**op.attrs, _INSIDE: True}))
         ops.append(replace(op, regions=tuple(_with_marks(r, unproven) for r in op.regions)) if op.regions else op)
     return Block(block.args, tuple(ops))
@@ -166,7 +166,7 @@ class _Checks:
 
     def _access(self, b: Builder, op: Op, memory: Tensor) -> Sequence[Value]:
         indices = [b.cast(v, i64) for v in op.operands[1 : 1 + memory.rank]]
-        width = self.width(op)
+        width = access_width(op)
         self.sites.append(Site(op.opcode, op.operands[0].name, memory.rank, width, op.span))
         number = len(self.sites)
         zero = b.index(0)
@@ -196,12 +196,6 @@ class _Checks:
             return inner.append(replace(op, results=tuple(Value(r.type, r.name) for r in op.results)))
 
         return b.if_(bad, failing, allowed)
-
-    @staticmethod
-    def width(op: Op) -> int:
-        """Elements that an access has to do with."""
-        types = [r.type for r in op.results] + [v.type for v in op.operands]
-        return next((t.width for t in types if isinstance(t, Vec)), 1)
 
     def _record(self, b: Builder, site: int, axis: Value, limit: Value, indices: Sequence[Value]) -> None:
         old = b.op("atomic", self.failure, b.index(_SITE), b.index(0), b.index(site), kind="cas", scope="device", order="relaxed")

@@ -62,7 +62,7 @@ def one_pass_variance(kernel: Kernel, target: Target) -> Kernel:
 
 def _pairs(kernel: Kernel, region: Block) -> list[_SumPair]:
     forms = analyse(kernel)
-    written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic")}
+    written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "accumulate")}
     sums = [op for op in region.ops if op.opcode == "reduce" and op.attrs["kind"] == "add" and len(op.operands) == 1]
     found: list[_SumPair] = []
     for squares in sums:
@@ -97,7 +97,7 @@ def _same_walk(total: Op, term: Value, squares: Op, written: set[Value], forms: 
     extents = [forms.get(op.operands[0]) for op in (total, squares)]
     if extents[0] is None or extents[0] != extents[1] or total.results[0].type != squares.results[0].type:
         return False
-    if any(op.regions or op.opcode in ("store", "atomic") for op in (*total.regions[0].ops, *squares.regions[0].ops)):
+    if any(op.regions or op.opcode in ("store", "atomic", "accumulate") for op in (*total.regions[0].ops, *squares.regions[0].ops)):
         return False
     loaded = Keys(total.regions[0].args[0], total, written).of(total.regions[0].yields[0])
     return loaded is not None and _reads(total) and loaded == Keys(squares.regions[0].args[0], squares, written).of(term)

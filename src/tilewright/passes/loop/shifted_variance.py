@@ -34,7 +34,7 @@ def shifted_variance(kernel: Kernel) -> Kernel:
 class _Centring:
     def __init__(self, kernel: Kernel) -> None:
         self.forms: Forms = analyse(kernel)
-        self.written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic")}
+        self.written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "accumulate")}
         self.made: dict[Value, Op] = {result: op for op in walk(kernel.body) for result in op.results}
 
     def block(self, old: Block) -> Block:

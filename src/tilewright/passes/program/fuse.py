@@ -127,11 +127,11 @@ def written_by(call: KernelCall) -> list[str]:
 
 def read_by(call: KernelCall) -> set[str]:
     names = names_of(call)
-    return {names[op.operands[0]] for op in walk(call.kernel.body) if op.opcode in ("load", "atomic") and op.operands[0] in names}
+    return {names[op.operands[0]] for op in walk(call.kernel.body) if op.opcode in ("load", "atomic", "accumulate") and op.operands[0] in names}
 
 
 def _writes(op: Op) -> bool:
-    return op.opcode in ("store", "atomic")
+    return op.opcode in ("store", "atomic", "accumulate")
 
 
 class _Nest:
@@ -191,7 +191,7 @@ class _FusedPair:
             raise _NotFused(f"'{self.array}' is accessed at indices that are checked as the kernel runs")
         if len(self.stores) != 1 or self.stores[0].opcode != "store":
             raise _NotFused(f"'{self.array}' is written in {len(self.stores)} places")
-        if any(op.opcode == "atomic" for call in (self.calls[self.first], self.calls[self.second]) for op in walk(call.kernel.body)):
+        if any(op.opcode in ("atomic", "accumulate") for call in (self.calls[self.first], self.calls[self.second]) for op in walk(call.kernel.body)):
             raise _NotFused("one of them has atomics")
         self.producer, self.consumer = _Nest(self.calls[self.first]), _Nest(self.calls[self.second])
         self.store = self.stores[0]

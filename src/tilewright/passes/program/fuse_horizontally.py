@@ -123,7 +123,7 @@ def _check(program: Program, products: Mapping[int, Contraction], members: Seque
     for number in members:
         _check_order(program, number, later, set(members))
     kernels = [program.calls[n].kernel for n in (*members, later)]
-    if any(op.opcode == "atomic" for kernel in kernels for op in walk(kernel.body)):
+    if any(op.opcode in ("atomic", "accumulate") for kernel in kernels for op in walk(kernel.body)):
         raise _NotJoined("one of them has atomics")
     if any(kernel.attrs.get("precision") != kernels[0].attrs.get("precision") for kernel in kernels):
         raise _NotJoined("they multiply with different precision")
@@ -179,7 +179,7 @@ def _at_own_place(program: Program, first: int, later: int, array: str) -> bool:
 
 def _accesses(call: KernelCall, array: str) -> list[Op]:
     names = names_of(call)
-    return [op for op in walk(call.kernel.body) if op.opcode in ("load", "store", "atomic") and names.get(op.operands[0]) == array]
+    return [op for op in walk(call.kernel.body) if op.opcode in ("load", "store", "atomic", "accumulate") and names.get(op.operands[0]) == array]
 
 
 def _nest(call: KernelCall) -> Op:

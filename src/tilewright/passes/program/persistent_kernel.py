@@ -25,6 +25,7 @@ from dataclasses import replace
 from functools import reduce
 from types import MappingProxyType
 
+from tilewright.base.artifact import FAILURE
 from tilewright.base.errors import UserError
 from tilewright.base.sizes import Size, ceildiv, maximum, product
 from tilewright.base.target import Target
@@ -104,7 +105,8 @@ class _Merger:
         wanted: list[Size] = []
         for number, call in enumerate(self.program.calls):
             names = dict(zip(call.kernel.params, call.args, strict=True))
-            own_touched, own_written = set(call.args), {names[p] for p in _written(call.kernel)}
+            # Nobody reads what index checks leave behind, so it is no reason to wait.
+            own_touched, own_written = {*call.args} - {FAILURE}, {names[p] for p in _written(call.kernel)} - {FAILURE}
             with self.body.at(call.kernel.span):
                 if own_written & touched or own_touched & written:
                     self.body.multi("grid_barrier")

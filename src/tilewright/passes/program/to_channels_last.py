@@ -85,7 +85,7 @@ def turns_of(kernel: Kernel, found: Contraction | None = None) -> dict[str, list
         return {}
     ((factor, order),) = images
     assert factor.load is not None
-    written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic")}
+    written = {op.operands[0] for op in walk(kernel.body) if op.opcode in ("store", "atomic", "accumulate")}
     memory = factor.tensor
     assert memory is not None
     lies_otherwise = order != LAST or memory.strides[-1] != ONE
@@ -121,7 +121,7 @@ def _image_order(found: Contraction, factor: Factor) -> tuple[int, ...] | None:
 
 def _result(kernel: Kernel, found: Contraction, image: Factor) -> list[Turn]:
     """The only store of a kernel, where every result has a place of its own and what is not the image's side lies other than last."""
-    stores = [op for op in walk(kernel.body) if op.opcode in ("store", "atomic")]
+    stores = [op for op in walk(kernel.body) if op.opcode in ("store", "atomic", "accumulate")]
     if len(stores) != 1 or stores[0].opcode != "store" or stores[0].attrs.get("masked"):
         return []
     (store,) = stores

@@ -208,6 +208,11 @@ class Wgmma(GpuProduct):
         # Words of the next step are computed before this one is given back.
         if not legal or (self.a_copy == "rs" and (self.cluster > 1 or self.stages < 2)):
             return "a tile has m % 64 == 0, n % 8 == 0 up to 256, k of 128 bytes; factors that lie across the sum need whole blocks of 128 bytes"
+        if self.math_warpgroups < 1 or self.m % (64 * self.sharing) or (self.pingpong and self.math_warpgroups != 2):
+            return (
+                f"math_warpgroups={self.math_warpgroups}: groups that share a tile compute 64 rows each, or more, so m is a multiple of "
+                "64 * math_warpgroups; with pingpong there are 2, and each has a tile of its own"
+            )
         return ""
 
     def has_room(self, target: Target) -> bool:

@@ -13,7 +13,7 @@ from tilewright.base.dtypes import DType, i64, u32
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.types import Tensor, dtype_of
-from tilewright.passes.simt_to_simd.lane_values import Arithmetic, Lanes, Linear, Uniform, Varying
+from tilewright.passes.simt_to_simd.lane_values import Arithmetic, Lanes, Linear, Uniform, Varying, step_between
 
 
 @dataclass(frozen=True)
@@ -198,8 +198,7 @@ class LaneMemory(Arithmetic):
                 elif kept is not None:
                     operands.append(b.op("load", kept, lane))
                 elif isinstance(lanes, Linear):
-                    dtype = dtype_of(lanes.base.type)
-                    operands.append(b.add(lanes.base, b.mul(b.cast(lane, dtype), b.const(lanes.step, dtype))))
+                    operands.append(b.add(lanes.base, b.mul(b.cast(lane, dtype_of(lanes.base.type)), step_between(b, lanes))))
                 else:
                     assert isinstance(lanes, Uniform)
                     operands.append(lanes.value)

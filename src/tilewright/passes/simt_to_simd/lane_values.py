@@ -54,6 +54,14 @@ def same_kind(a: Lanes, b: Lanes) -> bool:
     return type(a) is type(b)
 
 
+def step_between(b: Builder, lanes: Linear) -> Value:
+    """What lies between two lanes, in their dtype, where it may wrap."""
+    dtype = dtype_of(lanes.base.type)
+    bits = 1 << dtype.bits
+    step = lanes.step % bits
+    return b.const(step - bits if dtype.kind == "i" and step >= bits // 2 else step, dtype)
+
+
 class Arithmetic:
     """Pure ops on the lanes of one group; ops are appended to `b`."""
 
@@ -76,10 +84,7 @@ class Arithmetic:
         dtype = dtype_of(lanes.base.type)
         ids = self.b.op("lane_ids", width=self.width, dtype=dtype)
         if lanes.step != 1:
-            bits = 1 << dtype.bits
-            step = lanes.step % bits
-            step = step - bits if dtype.kind == "i" and step >= bits // 2 else step
-            ids = self.b.mul(ids, self.b.op("broadcast", self.b.const(step, dtype), width=self.width))
+            ids = self.b.mul(ids, self.b.op("broadcast", step_between(self.b, lanes), width=self.width))
         return self.b.add(self.b.op("broadcast", lanes.base, width=self.width), ids)
 
     def index(self, lanes: Lanes) -> Lanes:
@@ -272,11 +277,12 @@ def _floordiv(m: Arithmetic, op: Op, operands: Sequence[Lanes]) -> Lanes | None:
 
 
 def _shr(m: Arithmetic, op: Op, operands: Sequence[Lanes]) -> Lanes | None:
-    count = m.constant(operands[1])
-    if count is None or not isinstance(operands[1], Uniform):
+    a, b = operands
+    count = m.constant(b)
+    if not isinstance(a, Linear) or count is None or not isinstance(b, Uniform):
         return None
-    within = _within(m, operands[0], 1 << count)
-    return Uniform(m.b.op("shr", within.base, operands[1].value)) if within is not None else None
+    within = _within(m, a, 1 << (count % dtype_of(a.base.type).bits))
+    return Uniform(m.b.op("shr", within.base, b.value)) if within is not None else None
 
 
 def _select(m: Arithmetic, op: Op, operands: Sequence[Lanes]) -> Lanes | None:

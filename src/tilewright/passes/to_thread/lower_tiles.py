@@ -18,13 +18,14 @@ from math import gcd
 from types import MappingProxyType
 
 from tilewright.analysis import divisors
-from tilewright.base.dtypes import bool_, i64
+from tilewright.base.dtypes import bool_, i64, u64
 from tilewright.base.errors import CompilerBug
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.layouts import Blocked
 from tilewright.ir.nodes import Attrs, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.types import Tensor, Tile, Vec, dtype_of
+from tilewright.passes.common.accumulate import combine_alone, combine_atomic
 from tilewright.passes.common.registers import Cell, Held, Mask, RegisterIndex, Registers, Shape, ThreadView, shape_of
 from tilewright.passes.to_thread.cluster_softmax import ClusterMeeting, find_meeting
 from tilewright.passes.to_thread.tile_reductions import TileReductions
@@ -98,9 +99,9 @@ class TileLowering(ThreadView):
         if self.meeting is not None and self.meeting.lower(b, op):
             return
         special: dict[str, Callable[[Builder, Op], None]] = {
-            "load": self.load, "store": self.store, "reduce_tile": self._reduce_tile, "for": self.for_, "if": self.if_, "while": self._while,
-            "iota": self._iota, "broadcast": self.broadcast, "item": self._item, "alloc": self._alloc,
-            "program_id": self.program_id, "report": self._report, "require": self._require, "reshape": self._unsupported,
+            "load": self.load, "store": self.store, "accumulate": self.accumulate, "reduce_tile": self._reduce_tile, "for": self.for_, "if": self.if_, "while": self._while,
+            "print": self._print, "iota": self._iota, "broadcast": self.broadcast, "item": self._item, "alloc": self._alloc,
+            "program_id": self.program_id, "report": self._report, "inside": self._inside, "reshape": self._unsupported,
             "transpose": self._unsupported, "slice": self._unsupported, "dot": self.dot, "scan_tile": self._unsupported,
         }  # fmt: skip
         handler = special.get(op.opcode)
@@ -149,22 +150,62 @@ class TileLowering(ThreadView):
             number = b.op("shr", number, b.index(self.blocks.bit_length() - 1))
         self.remember(op, [number])
 
-    def _require(self, b: Builder, op: Op) -> None:
-        held, shape = self.env[op.operands[0]], shape_of(op.operands[0])
-        if isinstance(held, Value):
-            b.emit("assert", [held], op.attrs)
+    def _print(self, b: Builder, op: Op) -> None:
+        """One thread writes for all: kernels that print have no tiles."""
+        values = [v for v in (self.env[operand] for operand in op.operands) if isinstance(v, Value)]
+        if self.kernel.threads == 1:
+            b.emit("print", values, op.attrs)
             return
-        registers = self.registers(b, held, shape)
-        for value in dict.fromkeys(registers.cells[cell] for cell in self.cells(shape)):
-            if isinstance(value.type, Vec):
-                lanes = [b.op("extract", value, lane=lane) for lane in range(value.type.width)]
-                value = functools.reduce(b.logical_and, lanes)
-            b.emit("assert", [value], op.attrs)
+
+        def write(inner: Builder) -> list[Value]:
+            inner.emit("print", values, op.attrs)
+            return []
+
+        b.if_(b.op("eq", self.thread, b.index(0)), write, lambda inner: [])
 
     def _report(self, b: Builder, op: Op) -> None:
-        index, extent = (self.env[v] for v in op.operands[1:])
-        assert isinstance(index, Value) and isinstance(extent, Value)
-        b.emit(op.opcode, [op.operands[0], index, extent], op.attrs)
+        cell, place, extent, *outside = op.operands
+        limit = self.env[extent]
+        assert isinstance(limit, Value)
+        if not outside:
+            index = self.env[place]
+            assert isinstance(index, Value)
+            b.emit(op.opcode, [cell, index, limit], op.attrs)
+            return
+        wrong = self._singles_of(b, outside[0])
+
+        def first(inner: Builder) -> list[Value]:
+            """The first of a thread's elements that lies outside, which is looked for only where there is one."""
+            indices = self._singles_of(inner, place)
+            index = indices[-1]
+            for bad, one in zip(reversed(wrong[:-1]), reversed(indices[:-1]), strict=True):
+                index = inner.select(bad, one, index)
+            inner.emit(op.opcode, [cell, index, limit], op.attrs)
+            return []
+
+        b.if_(functools.reduce(lambda one, other: b.op("or", one, other), dict.fromkeys(wrong)), first, lambda inner: [])
+
+    def _inside(self, b: Builder, op: Op) -> None:
+        extent = self.env[op.operands[1]]
+        assert isinstance(extent, Value)
+        limit = b.cast(extent, u64)
+        found = [b.op("lt", b.cast(one, u64), limit) for one in self._singles_of(b, op.operands[0])]
+        while len(found) > 1:
+            # In pairs, so that compilers see how to chain them.
+            found = [*map(b.logical_and, found[::2], found[1::2]), *found[len(found) & ~1 :]]
+        self.env[op.result] = found[0]
+
+    def _singles_of(self, b: Builder, value: Value) -> list[Value]:
+        """The numbers of a tile that this thread holds, one by one."""
+        held, shape = self.env[value], shape_of(value)
+        if isinstance(held, Value):
+            return [held]
+        registers = self.registers(b, held, shape)
+        found: list[Value] = []
+        for cell in self.cells(shape):
+            one = registers.cells[cell]
+            found += [b.op("extract", one, lane=lane) for lane in range(one.type.width)] if isinstance(one.type, Vec) else [one]
+        return found
 
     def dot(self, b: Builder, op: Op) -> None:
         """Matrix instructions are for lowerings of their own."""
@@ -576,14 +617,14 @@ class TileLowering(ThreadView):
                 only = b.logical_and(only, mask)
             b.if_(only, lambda inner: inner.multi("store", memory, *operands), lambda inner: [])
             return
-        registers, aligned = self.registers(b, value, shape), _aligned(op)
+        registers, aligned, checked = self.registers(b, value, shape), _aligned(op), bool(op.attrs.get("checked"))
 
         def everything(inner: Builder) -> list[Value]:
             cells = self.cells(shape)
             if aligned:
                 cells = [*cells[1:-1], cells[0], *cells[1:][-1:]]  # edges have branches: what comes before them has not to wait
             for cell in cells:
-                self._store_cell(inner, memory, held, shape, cell, registers.cells[cell], mask, aligned)
+                self._store_cell(inner, memory, held, shape, cell, registers.cells[cell], mask, aligned, checked)
             return []
 
         owner = self._owner(b, shape)
@@ -603,7 +644,7 @@ class TileLowering(ThreadView):
 
     def _store_cell(
         self, b: Builder, memory: Value, held: Sequence[Held], shape: Shape, cell: Cell, value: Value, mask: Held | None,
-        aligned: int,
+        aligned: int, checked: bool,
     ) -> None:  # fmt: skip
         tensor = memory.type
         assert isinstance(tensor, Tensor)
@@ -621,13 +662,23 @@ class TileLowering(ThreadView):
 
             b.if_(self._whole(b, mask, cell), together, alone)
             return
-        if mask is not None and len(pieces) < self.vector and self.is_wide(shape) and not self.whole_vectors(b, mask, cell):
-            pieces = self.singles(b, tensor, held, pieces)
-        self._store_pieces(b, memory, pieces, value, self.condition(b, mask, shape, cell, len(pieces)))
+        cut = mask is not None and len(pieces) < self.vector and self.is_wide(shape) and not self.whole_vectors(b, mask, cell)
+        singles = self.singles(b, tensor, held, pieces) if cut else pieces
+        conditions = self.condition(b, mask, shape, cell, len(singles))
+        if not (checked and cut):
+            self._store_pieces(b, memory, singles, value, conditions)
+            return
+        # What is checked is nearly always inside: then vectors are written as such.
+        assert conditions is not None
+        b.if_(
+            functools.reduce(b.logical_and, conditions),
+            lambda inner: self._store_pieces(inner, memory, pieces, value, None),
+            lambda inner: self._store_pieces(inner, memory, singles, value, conditions),
+        )
 
     def _store_pieces(
         self, b: Builder, memory: Value, pieces: list[tuple[list[Value], int]], value: Value, conditions: Sequence[Value] | None
-    ) -> None:
+    ) -> list[Value]:
         position = 0
         for number, (indices, width) in enumerate(pieces):
             if isinstance(value.type, Vec) and width != value.type.width:
@@ -644,6 +695,61 @@ class TileLowering(ThreadView):
                     lambda inner, i=indices, p=part: self._plain_store(inner, memory, i, p),
                     lambda inner: [],
                 )
+        return []
+
+    def accumulate(self, b: Builder, op: Op) -> None:
+        """Each thread combines the elements that it holds, one by one; those that many threads hold are one thread's."""
+        memory = op.operands[0]
+        assert isinstance(memory.type, Tensor)
+        tensor, rank, kind, alone = memory.type, memory.type.rank, str(op.attrs["kind"]), bool(op.attrs.get("alone"))
+        held = [self.env[v] for v in op.operands[1 : 1 + rank]]
+        value = self.env[op.operands[1 + rank]]
+        mask = self.env[op.operands[-1]] if op.attrs.get("masked") else None
+        shape = shape_of(op.operands[1 + rank])
+
+        def one(inner: Builder, indices: Sequence[Value], part: Value) -> list[Value]:
+            if alone:
+                combine_alone(inner, memory, indices, part, kind, part.type.width if isinstance(part.type, Vec) else 1)
+            else:
+                combine_atomic(inner, memory, indices, part, kind, "block" if tensor.space == "shared" else "device")
+            return []
+
+        def everything(inner: Builder) -> list[Value]:
+            if not shape:
+                assert isinstance(value, Value)
+                return one(inner, [v for v in held if isinstance(v, Value)], value)
+            registers = self.registers(inner, value, shape)
+            for cell in self.cells(shape):
+                pieces = self.pieces_of(inner, tensor, held, shape, cell) if held else [([], 1)] * (self.vector if self.is_wide(shape) else 1)
+                if len(pieces) < self.vector and self.is_wide(shape) and (mask is not None or not alone):
+                    pieces = self.singles(inner, tensor, held, pieces)
+                self._combine_pieces(inner, pieces, registers.cells[cell], self.condition(inner, mask, shape, cell, len(pieces)), one)
+            return []
+
+        owner = self._owner(b, shape) if shape else None
+        if self.kernel.threads > 1 and not shape:
+            owner = b.op("eq", self.thread, b.index(0))
+        if isinstance(mask, Value) and not shape:
+            owner = mask if owner is None else b.logical_and(owner, mask)
+        if owner is None:
+            everything(b)
+        else:
+            b.if_(owner, everything, lambda inner: [])
+
+    def _combine_pieces(
+        self, b: Builder, pieces: list[tuple[list[Value], int]], value: Value, conditions: Sequence[Value] | None,
+        one: Callable[[Builder, Sequence[Value], Value], list[Value]],
+    ) -> None:  # fmt: skip
+        position = 0
+        for number, (indices, width) in enumerate(pieces):
+            part = value
+            if isinstance(value.type, Vec) and width != value.type.width:
+                part = b.op("extract", value, lane=position)
+            position += width
+            if conditions is None:
+                one(b, indices, part)
+            else:
+                b.if_(conditions[number], lambda inner, i=indices, p=part: one(inner, i, p), lambda inner: [])
 
     # -- control flow -------------------------------------------------------------------------------------------
 

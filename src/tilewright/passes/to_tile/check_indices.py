@@ -10,14 +10,16 @@ loop are tested once, before it: the first and the last. Others are tested a til
     if lt %largest, %n {} { report $failure, %smallest, %n {site = 1} }
     %v = load %x, %i : tile<f32, [64]>
 
-On a GPU a tile is many threads': each asserts that its own indices lie inside, and one that fails ends the kernel before it reads or writes.
+On a GPU a tile is many threads'. What lies outside is masked out and reported, and the kernel goes on (`mask_accesses`).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import MappingProxyType
+from itertools import groupby
+from math import prod
 
 from tilewright.base.artifact import FAILURE, FAILURE_FIELDS, IndexSite
 from tilewright.base.dtypes import i64, u8, u16, u32, u64
@@ -25,11 +27,18 @@ from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Attrs, Block, Op, Value, is_watched, walk, watched_axes
+from tilewright.ir.nodes import Block, Op, Value, is_watched, walk, watched_axes
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.rewrite import eliminate_dead, rewrite
 from tilewright.ir.types import Tensor, Tile, dtype_of, tensor
 from tilewright.passes.common.nest_shapes import Shape, join, shape_of
+from tilewright.passes.to_tile.index_sites import Sites, inside_of, parts, unwatched, widen
+from tilewright.passes.to_tile.mask_accesses import MaskedAccesses
+
+_NARROW = 16
+"""Bytes of registers that hold too few numbers of 64 bits to compare them together."""
+_FEW = 8
+"""Comparisons that compilers chain without branches between them."""
 
 
 def check_indices(program: Program, target: Target) -> Program:
@@ -38,8 +47,6 @@ def check_indices(program: Program, target: Target) -> Program:
         return program
     sites: list[IndexSite] = []
     calls = tuple(_checked(call, program, target, sites) for call in program.calls)
-    if not sites:
-        return replace(program, calls=calls)
     cell = ProgramArray(FAILURE, tensor(i64, FAILURE_FIELDS, align=16), "scratch")
     return replace(program, calls=calls, scratch=(*program.scratch, cell), sites=tuple(sites))
 
@@ -47,53 +54,13 @@ def check_indices(program: Program, target: Target) -> Program:
 def _checked(call: KernelCall, program: Program, target: Target, sites: list[IndexSite]) -> KernelCall:
     if not is_watched(call.kernel):
         return call
+    failure, own = Value(tensor(i64, FAILURE_FIELDS, align=16), FAILURE), Sites(call, program.name, sites)
     if target.simt:
-        return replace(call, kernel=rewrite(call.kernel, _required))
-    failure = Value(tensor(i64, FAILURE_FIELDS, align=16), FAILURE)
-    body = _Tests(call, program.name, failure, sites).block(call.kernel.body)
+        body = rewrite(call.kernel, MaskedAccesses(own, failure).one).body
+    else:
+        body = _Tests(call, failure, own, target.vector_bytes <= _NARROW).block(call.kernel.body)
     kernel = eliminate_dead(replace(call.kernel, params=(*call.kernel.params, failure), body=body))
     return KernelCall(kernel, (*call.args, FAILURE))
-
-
-def _parts(op: Op) -> tuple[Value, list[Value], list[Value], Value | None]:
-    """Memory, indices, what is stored, and the mask of an access."""
-    memory = op.operands[0]
-    assert isinstance(memory.type, Tensor)
-    rank = memory.type.rank
-    rest = list(op.operands[1 + rank :])
-    mask = rest.pop() if op.attrs.get("masked") else None
-    return memory, list(op.operands[1 : 1 + rank]), rest, mask
-
-
-def _inside(b: Builder, index: Value, extent: Value) -> Value:
-    """Whether an index is neither negative nor too large: one comparison of numbers without a sign."""
-    return b.op("lt", b.cast(index, u64), b.like(b.cast(extent, u64), index))
-
-
-def _widen(b: Builder, value: Value, shape: Shape) -> Value:
-    return value if shape_of(value) == shape or not shape else b.op("broadcast", value, shape=shape)
-
-
-def _unwatched(op: Op) -> Attrs:
-    return MappingProxyType({k: v for k, v in op.attrs.items() if k != "watch"})
-
-
-def _required(b: Builder, op: Op) -> Sequence[Value] | None:
-    """A watched access on a GPU, behind tests of every element."""
-    axes = watched_axes(op)
-    if not axes:
-        return None
-    memory, indices, _, mask = _parts(op)
-    assert isinstance(memory.type, Tensor)
-    verb = "read" if op.opcode == "load" else "written"
-    for axis in axes:
-        inside = _inside(b, b.cast(indices[axis], i64), b.index(memory.type.shape[axis]))
-        if mask is not None:
-            wide = join(shape_of(inside), shape_of(mask))
-            inside = b.op("or", _widen(b, inside, wide), b.op("not", _widen(b, mask, wide)))
-        which = f" of axis {axis}" if memory.type.rank > 1 else ""
-        b.multi("require", inside, text=f"'{memory.name}' is {verb} at an index{which} inside its extent")
-    return b.append(replace(op, attrs=_unwatched(op), results=tuple(Value(r.type, r.name) for r in op.results)))
 
 
 @record
@@ -120,19 +87,49 @@ class _Range:
 class _Tests:
     """The tests of one kernel on a CPU. They stand before the accesses; where one fails, the kernel's thread ends."""
 
-    def __init__(self, call: KernelCall, program: str, failure: Value, sites: list[IndexSite]) -> None:
-        self.program, self.failure, self.sites = program, failure, sites
-        self.names = dict(zip(call.kernel.params, call.args, strict=True))
+    def __init__(self, call: KernelCall, failure: Value, sites: Sites, narrow: bool) -> None:
+        self.failure, self.sites = failure, sites
+        self.narrow = narrow
+        """Registers hold two numbers of 64 bits, or one: such numbers are compared one by one."""
         self.made = {result: op for op in walk(call.kernel.body) for result in op.results}
-        self.written = {op.operands[0] for op in walk(call.kernel.body) if op.opcode == "store"}
+        self.written = {op.operands[0] for op in walk(call.kernel.body) if op.opcode in ("store", "accumulate")}
 
     def block(self, block: Block, loop: Op | None = None, before: dict[_Range, None] | None = None) -> Block:
         """The block with tests. Those that can stand before `loop`, whose body it is, go to `before`."""
         b = Builder()
-        for op in block.ops:
-            with b.at(op.span):
-                self._op(b, op, loop, before)
+        # Tests of the same indices, one for each array that they are used for, are made together.
+        for ends, ops in groupby(block.ops, lambda op: op.operands[1:] if op.opcode == "within" else ()):
+            for op in [] if ends else ops:
+                with b.at(op.span):
+                    self._op(b, op, loop, before)
+            if ends:
+                self._within(b, tuple(ops))
         return Block(block.args, tuple(b.ops))
+
+    def _within(self, b: Builder, tests: tuple[Op, ...]) -> None:
+        """Two ends lie inside all arrays, so inside the shortest. Which one they leave is asked only where they do not."""
+        _, first, last = tests[0].operands
+        extents: dict[Size, None] = {}
+        for op in tests:
+            memory, axis = op.operands[0].type, op.attrs["axis"]
+            assert isinstance(memory, Tensor) and isinstance(axis, int)
+            extents[memory.shape[axis]] = None
+        least = functools.reduce(lambda one, other: b.op("min", one, other), map(b.index, extents))
+        inside = inside_of(b, last, least)
+        if last is not first:
+            # The first is not after the last: as numbers without a sign it is then not negative either.
+            inside = b.logical_and(b.op("le", b.cast(first, u64), b.cast(last, u64)), inside)
+
+        def each(inner: Builder) -> Sequence[Value]:
+            for op in tests:
+                memory, axis = op.operands[0].type, op.attrs["axis"]
+                assert isinstance(memory, Tensor) and isinstance(axis, int)
+                with inner.at(op.span):
+                    site = self.sites.number(replace(op, opcode=str(op.attrs["access"])), axis)
+                    self._ends(inner, first, None if last is first else last, inner.index(memory.shape[axis]), site)
+            return []
+
+        b.if_(inside, lambda inner: [], each)
 
     def _op(self, b: Builder, op: Op, loop: Op | None, before: dict[_Range, None] | None) -> None:
         if op.opcode == "for":
@@ -140,13 +137,6 @@ class _Tests:
             body = self.block(op.regions[0], op, found)
             self._ranges(b, op, tuple(found))
             op = replace(op, regions=(body,))
-        elif op.opcode == "within":
-            memory, first, last = op.operands
-            axis, access = op.attrs["axis"], op.attrs["access"]
-            assert isinstance(memory.type, Tensor) and isinstance(axis, int)
-            site = self._site(replace(op, opcode=str(access)), axis)
-            self._ends(b, first, None if last is first else last, b.index(memory.type.shape[axis]), site)
-            return
         elif op.regions:
             op = replace(op, regions=tuple(self.block(region) for region in op.regions))
         elif watched_axes(op):
@@ -155,14 +145,14 @@ class _Tests:
             operands = list(op.operands)
             for axis in watched_axes(op):
                 operands[1 + axis] = self._loaded_here(b, operands[1 + axis])
-            op = replace(op, operands=tuple(operands), attrs=_unwatched(op))
+            op = replace(op, operands=tuple(operands), attrs=unwatched(op))
         b.append(op)
 
     def _axis(self, b: Builder, op: Op, axis: int, loop: Op | None, before: dict[_Range, None] | None) -> None:
         """The test of one axis of an access."""
-        memory, indices, _, mask = _parts(op)
+        memory, indices, _, mask = parts(op)
         assert isinstance(memory.type, Tensor)
-        index, size, site = indices[axis], memory.type.shape[axis], self._site(op, axis)
+        index, size, site = indices[axis], memory.type.shape[axis], self.sites.number(op, axis)
         if mask is None:
             own = _defined(loop) if loop is not None else frozenset[Value]()
             walked = self._walked(index, loop, own)
@@ -180,16 +170,6 @@ class _Tests:
 
     def _unless_inside(self, b: Builder, inside: Value, index: Callable[[Builder], Value], extent: Value, site: int) -> None:
         b.if_(inside, lambda inner: [], lambda inner: inner.multi("report", self.failure, index(inner), extent, site=site))
-
-    def _site(self, op: Op, axis: int) -> int:
-        memory = op.operands[0]
-        assert isinstance(memory.type, Tensor)
-        place, excerpt = (op.span.places(), op.span.excerpt()) if op.span.line else ("", "")
-        name = self.names.get(memory, memory.name)
-        site = IndexSite(self.program, op.opcode, name, axis, memory.type.rank, place, excerpt)
-        if site not in self.sites:
-            self.sites.append(site)
-        return self.sites.index(site) + 1
 
     # -- indices that walk ------------------------------------------------------------------------------------------
 
@@ -230,8 +210,8 @@ class _Tests:
 
     def _ends(self, b: Builder, first: Value, last: Value | None, extent: Value, site: int) -> None:
         """Two ends lie inside, and so does all between them."""
-        begun = _inside(b, first, extent)
-        inside = begun if last is None else b.logical_and(begun, _inside(b, last, extent))
+        begun = inside_of(b, first, extent)
+        inside = begun if last is None else b.logical_and(begun, inside_of(b, last, extent))
         wrong = first if last is None else last
 
         def index(inner: Builder) -> Value:
@@ -264,9 +244,11 @@ class _Tests:
     def _all(self, b: Builder, index: Value, extent: Value, mask: Value | None, shape: Shape) -> Value:
         """Whether all that is accessed lies inside along one axis."""
         if not isinstance(index.type, Tile) and mask is None:
-            return _inside(b, b.cast(index, i64), extent)
+            return inside_of(b, b.cast(index, i64), extent)
         if mask is not None:
-            return self._reduced(b, "and", self._unless(b, _inside(b, b.cast(index, i64), extent), mask, shape))
+            return self._reduced(b, "and", self._unless(b, inside_of(b, b.cast(index, i64), extent), mask, shape))
+        if self._one_by_one(index):
+            return b.op("inside", b.cast(index, i64), extent)
         narrow = self._again(b, index)
         if narrow is not None and dtype_of(narrow.type).bits <= 32:
             dtype = {8: u8, 16: u16, 32: u32}[dtype_of(narrow.type).bits]
@@ -275,7 +257,7 @@ class _Tests:
             return b.op("lt", b.cast(largest, i64), most)
         # Numbers all of whose bits say whether an index lies outside: that is how vectors of 64 bits are compared.
         wide = b.cast(narrow if narrow is not None else index, i64)
-        bits = b.select(_inside(b, wide, extent), b.splat(0, wide), b.splat(-1, wide))
+        bits = b.select(inside_of(b, wide, extent), b.splat(0, wide), b.splat(-1, wide))
         return b.op("eq", self._reduced(b, "or", bits), b.index(0))
 
     def _source(self, index: Value) -> tuple[Op, list[Op]] | None:
@@ -289,18 +271,24 @@ class _Tests:
             return None
         return op, casts
 
+    def _one_by_one(self, index: Value) -> bool:
+        """Whether indices are compared one by one, as they are used, and are in registers for that."""
+        source = self._source(index)
+        few = isinstance(index.type, Tile) and prod(index.type.shape) <= _FEW
+        return self.narrow and few and (source is None or dtype_of(source[0].result.type).bits > 32)
+
     def _again(self, b: Builder, index: Value) -> Value | None:
         """Such indices, loaded once more to be compared: that is best done together, and what is used one by one is best loaded so."""
         source = self._source(index)
-        return b.emit("load", source[0].operands, {**_unwatched(source[0]), "apart": True})[0] if source is not None else None
+        return b.emit("load", source[0].operands, {**unwatched(source[0]), "apart": True})[0] if source is not None else None
 
     def _loaded_here(self, b: Builder, index: Value) -> Value:
         """Such indices, loaded behind the test: no branch is then between them and what they are used for."""
         source = self._source(index)
-        if source is None:
+        if source is None or self._one_by_one(index):
             return index
         load, casts = source
-        (value,) = b.emit("load", load.operands, _unwatched(load))
+        (value,) = b.emit("load", load.operands, unwatched(load))
         for cast in reversed(casts):
             (value,) = b.emit("cast", [value], cast.attrs)
         return value
@@ -308,7 +296,7 @@ class _Tests:
     def _unless(self, b: Builder, inside: Value, mask: Value, shape: Shape) -> Value:
         """Where an access is masked out its index does not count."""
         wide = join(shape, shape_of(mask))
-        return b.op("or", _widen(b, inside, wide), b.op("not", _widen(b, mask, wide)))
+        return b.op("or", widen(b, inside, wide), b.op("not", widen(b, mask, wide)))
 
     @staticmethod
     def _reduced(b: Builder, kind: str, value: Value) -> Value:
@@ -326,10 +314,10 @@ class _Tests:
         index = b.cast(index if again is None else again, i64)
         if not isinstance(index.type, Tile) and mask is None:
             return index
-        inside = _inside(b, index, extent)
+        inside = inside_of(b, index, extent)
         if mask is not None:
             inside = self._unless(b, inside, mask, shape)
-        wide = _widen(b, index, shape_of(inside))
+        wide = widen(b, index, shape_of(inside))
         return self._reduced(b, "min", b.select(inside, b.splat(i64.max_value, wide), wide))
 
 

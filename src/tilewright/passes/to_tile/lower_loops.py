@@ -75,6 +75,8 @@ class LoopLowering:
         self.aligned = aligned_accesses(kernel, walks, self.row_start, schedule.vector) if self.row_start is not None else set()
         self.tested: set[tuple[int, int]] = set()
         """Accesses, and axes of them, whose indices were tested before the loop they stand in."""
+        self.around = _loops_around(self.nest.parallel, ())
+        """For each `accumulate`, the indices of the loops that it stands in."""
         self.shift: Value | None = None
         """How many elements a row's tile begins before the row."""
 
@@ -332,6 +334,9 @@ class LoopLowering:
         if op.opcode == "store":
             self._store(b, operands, masks, self._access_attrs(op))
             return []
+        if op.opcode == "accumulate":
+            self._accumulate(b, op, operands, env, masks)
+            return []
         if op.opcode == "if":
             return self._if(b, op, operands[0], env, masks)
         if op.opcode == "for":
@@ -375,7 +380,7 @@ class LoopLowering:
                         first = at.add(first, env[value] if factor == ONE else at.mul(env[value], at.index(factor)))
                 last = at.add(first, at.sub(extent, at.index(1)))
                 with at.at(access.span):
-                    at.multi("within", access.operands[0], first, last, axis=axis, access=access.opcode)
+                    at.multi("within", access.operands[0], first, last, axis=axis, access="load" if access.opcode == "load" else "store")
             return []
 
         if found:
@@ -406,7 +411,7 @@ class LoopLowering:
                 index = access.operands[1 + axis]
                 if still(index) and not shape_of(place := lowered(index)):
                     with b.at(access.span):
-                        b.multi("within", access.operands[0], place, place, axis=axis, access=access.opcode)
+                        b.multi("within", access.operands[0], place, place, axis=axis, access="load" if access.opcode == "load" else "store")
                     self.tested.add((id(access), axis))
 
     def widen(self, b: Builder, value: Value, shape: Shape) -> Value:
@@ -458,6 +463,22 @@ class LoopLowering:
             b.if_(mask, lambda inner: inner.emit("store", [memory, *indices, value], attrs), lambda inner: [])
         else:
             b.emit("store", [memory, *indices, value, mask], {"masked": True, **attrs})
+
+    def _accumulate(self, b: Builder, op: Op, operands: Sequence[Value], env: Mapping[Value, Value], masks: list[Condition]) -> None:
+        """Every point combines once, also where neither place nor value tell points apart."""
+        memory, indices, value = operands[0], list(operands[1:-1]), operands[-1]
+        points = join(*(shape_of(v) for v in (*operands[1:], *(env[index] for index in self.around[id(op)]))))
+        access, mask = self._mask_for(b, points, masks)
+        attrs = {k: v for k, v in op.attrs.items() if k != "watch"} | self._access_attrs(op)
+        if access and indices:
+            indices[0] = self.widen(b, indices[0], access)
+        value = self.widen(b, value, access)
+        if mask is None:
+            b.emit("accumulate", [memory, *indices, value], attrs)
+        elif not access:
+            b.if_(mask, lambda inner: inner.emit("accumulate", [memory, *indices, value], attrs), lambda inner: [])
+        else:
+            b.emit("accumulate", [memory, *indices, value, mask], {"masked": True, **attrs})
 
     def _item(self, b: Builder, value: Value) -> Value:
         return b.op("item", value) if isinstance(value.type, Tile) else value
@@ -813,6 +834,17 @@ class LoopLowering:
         values = step(trial, Value(INDEX), False, [Value(v.type) for v in sums])
         full = tuple(tile if a == position else 1 for a in range(self.rank))
         return join(full, *(shape_of(v) for v in (*values, *sums)))
+
+
+def _loops_around(op: Op, outer: tuple[Value, ...]) -> dict[int, tuple[Value, ...]]:
+    found: dict[int, tuple[Value, ...]] = {}
+    for region in op.regions:
+        own = (*outer, *region.args) if op.opcode == "parallel" else (*outer, *region.args[:1]) if op.opcode == "for" else outer
+        for inner in region.ops:
+            if inner.opcode == "accumulate":
+                found[id(inner)] = own
+            found |= _loops_around(inner, own)
+    return found
 
 
 class _ReductionBody:

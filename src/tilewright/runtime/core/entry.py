@@ -11,7 +11,8 @@ function itself.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tilewright.base import abi
@@ -21,14 +22,28 @@ from tilewright.runtime.core.objects import ObjectCode
 _VECTORCALL = 1 << 11
 """Py_TPFLAGS_HAVE_VECTORCALL."""
 _front: tuple[ObjectCode, MethodDefinition] | None = None
+_arrange: MethodDefinition | None = None
 
 
 def provide_front(code: ObjectCode) -> None:
     """Every stub brings the code along; the first is kept."""
-    global _front
+    global _front, _arrange
     if _front is None:
         bind_python()
         _front = code, MethodDefinition(b"kernel", code.address(abi.FRONT), METH_FASTCALL_KEYWORDS, None)
+        _arrange = MethodDefinition(b"kernel", code.address(abi.ARRANGE), METH_FASTCALL_KEYWORDS, None)
+
+
+def arranger(
+    latest: list[object], names: tuple[str, ...], positional: int, defaults: Mapping[str, object], general: Callable[..., object]
+) -> Callable[..., object] | None:
+    """A function that puts keywords and defaults in the order of the parameters and calls the entry that `latest` holds, in machine code. What it cannot
+    arrange goes to `general` as it came. The first `positional` parameters may be given by position. None where there is no such code yet."""
+    if _arrange is None:
+        return None
+    known = tuple(sys.intern(name) for name in names)
+    filled = tuple(defaults.get(name, NotImplemented) for name in names)
+    return builtin_function(_arrange, (latest, known, known[:positional], filled, general, (sys.intern("out"),)))
 
 
 def _not_ready(*args: object, **keywords: object) -> object:

@@ -12,6 +12,9 @@ Number = int | float | bool
 class RecordedGraph(ABC):
     """A graph, of a device or of the host."""
 
+    shaped: set[str]
+    """Names of numbers that decide the shapes of what it computes: they cannot be exchanged."""
+
     @property
     @abstractmethod
     def knows_all(self) -> bool:

@@ -77,6 +77,7 @@ class HostGraph(RecordedGraph):
         self._lock = fork_safe_lock()
         self.names: Mapping[str, str] = {}
         """Names of the numbers of the call under way, by parameter; set by whoever makes the call."""
+        self.shaped: set[str] = set()
         self._programs: CallList[_Program] = CallList()
         self._steps: list[int | _RecordedCall] = []
         """In order; a number is that of a program."""
@@ -100,6 +101,7 @@ class HostGraph(RecordedGraph):
         self, program: CpuProgram, arrays: Mapping[str, np.ndarray], numbers: Mapping[str, Number], written: frozenset[str]
     ) -> None:
         names = {parameter: name for parameter, name in self.names.items() if parameter in numbers}
+        self.shaped |= {name for parameter, name in names.items() if parameter in program.artifact.shaping}
         if names:
             self.names = {}
         self._steps.append(len(self._programs))

@@ -30,6 +30,7 @@ from tilewright.base.artifact import (
     index_error,
 )
 from tilewright.base.errors import DeviceError, TilewrightError
+from tilewright.base.sizes import add_numbers
 from tilewright.base.target import host_cpu
 from tilewright.runtime.core.builtin import METH_FASTCALL_KEYWORDS, MethodDefinition, bind_python, builtin_function
 from tilewright.runtime.core.entry import provide_front
@@ -144,7 +145,8 @@ class CpuProgram:
 
     def sizes(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, int | float | bool]) -> dict[str, int]:
         """The value of every size and stride name, read off the arrays. An axis of packed blocks counts elements."""
-        values = {n: int(scalars[n]) for n, p in self._scalars.items() if p.dtype.is_int}
+        whole = {n: int(scalars[n]) for n, p in self._scalars.items() if p.dtype.is_int}
+        values = dict(whole)
         for binding in self.artifact.bindings:
             array, dtype = arrays[binding.array], self._arrays[binding.array].dtype
             if binding.stride:
@@ -152,6 +154,7 @@ class CpuProgram:
             else:
                 packed = dtype.block if binding.axis == array.ndim - 1 else 1
                 values[binding.name] = array.shape[binding.axis] * packed
+        add_numbers(values, whole, self.artifact.computed)
         return values
 
     def run(

@@ -85,6 +85,18 @@ class CudaContext(ArrayDevice):
         """Tell a module where its watchdog reports, if it has one."""
 
     @abstractmethod
+    def index_record(self, artifact: Artifact) -> int:
+        """The address of the record in which a program leaves an index outside its array. The context must be active."""
+
+    @abstractmethod
+    def drop_index_record(self, address: int) -> None:
+        """The program is gone. This may run anywhere."""
+
+    @abstractmethod
+    def raise_reports(self) -> None:
+        """After a wait: raise what kernels found outside their arrays."""
+
+    @abstractmethod
     def retire(self, module: SupportsInt) -> None:
         """Unload a module once nothing can be running of it."""
 

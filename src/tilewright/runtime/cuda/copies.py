@@ -64,6 +64,7 @@ class Ticket(Transfer):
             event, self.event = self.event, None
             self._kept, self._finish = (), None
             self._device.call("cuEventDestroy", event)
+            self._device.raise_reports()
 
     def __del__(self) -> None:
         event = getattr(self, "event", None)
@@ -182,6 +183,7 @@ class CudaCopies(CudaContext):
             else:
                 self.call("cuMemcpyDtoH", host, pointer, nbytes)
             self.log.end_wait(number, home)
+            self.raise_reports()
 
     def copy_in_async(self, target: DeviceArray, source: np.ndarray, stream: int = 0) -> Ticket:
         """Host to device in stream order, without waiting. What is not pinned is read before this returns."""

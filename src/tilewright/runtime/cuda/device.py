@@ -159,6 +159,20 @@ class CudaDevice(CudaStreams, CudaMemory):
     def watch_module(self, module: SupportsInt, artifact: Artifact) -> None:
         self.faults.watchdogs.watch(self, module, artifact)
 
+    def index_record(self, artifact: Artifact) -> int:
+        return self.faults.indices.record(self, artifact.sites)
+
+    def drop_index_record(self, address: int) -> None:
+        self.faults.indices.drop(address)
+
+    def raise_reports(self) -> None:
+        """After a wait: raise what kernels found outside their arrays. They left such accesses out, so the device goes on."""
+        if self.faults.indices.flag.value:
+            with self.active():
+                error = self.faults.indices.take(self)
+            if error is not None:
+                raise error
+
     def watch(self, callback: ErrorCallback, stream: int) -> None:
         """Call `callback` with the error if work launched on `stream` up to its next synchronisation faults."""
         self._callbacks[callback] = stream
@@ -168,6 +182,7 @@ class CudaDevice(CudaStreams, CudaMemory):
         if stream is None and self.quick_wait is not None and not (self._callbacks or self._retired or self.faults.lost):
             status = self.quick_wait()
             if status is True:
+                self.raise_reports()
                 return
             if isinstance(status, int):
                 raise self.error("cuCtxSynchronize", status)
@@ -178,6 +193,7 @@ class CudaDevice(CudaStreams, CudaMemory):
         entered = self.enter()
         try:
             number = self.log.begin_wait()
+            dropped = self.faults.indices.dropped() if stream is None else []
             if stream is None:
                 # The other half of a short kernel's round trip, so without the layers between.
                 status = int(self._wait_for_all()[0])
@@ -190,6 +206,10 @@ class CudaDevice(CudaStreams, CudaMemory):
                 self._callbacks = {c: s for c, s in list(self._callbacks.items()) if stream not in (None, s)}
             while stream is None and self._retired:
                 self.call("cuModuleUnload", self._retired.popleft())
+            try:
+                self.raise_reports()
+            finally:
+                self.faults.indices.settle(dropped)
         finally:
             self.leave(entered)
 

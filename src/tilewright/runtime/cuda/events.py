@@ -46,6 +46,8 @@ class CudaEvent(DeviceEvent):
             status, _ = device.driver.attempt("cuEventQuery", self.handle)
             if status not in (0, NOT_READY):
                 raise device.error("cuEventQuery", status)
+            if not status:
+                device.raise_reports()
             return not status
         finally:
             device.leave(entered)
@@ -56,6 +58,7 @@ class CudaEvent(DeviceEvent):
         entered = device.enter()
         try:
             device.call("cuEventSynchronize", self.handle)
+            device.raise_reports()
         finally:
             device.leave(entered)
 

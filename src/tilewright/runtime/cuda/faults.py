@@ -1,7 +1,8 @@
 """What a device remembers of faults. In: launch rules as they are loaded, and the fault that ended the context; out: texts of errors.
 
 A kernel's fault surfaces in a later call and takes the whole context with it. It is reported once, with the kernels that could have
-caused it and where their source is; whoever uses the device after that gets one short line.
+caused it and where their source is; whoever uses the device after that gets one short line. An index outside its array is no such
+fault: the access is left out, and the next wait raises it (`index_reports`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Iterable
 
 from tilewright.base.artifact import Launch
 from tilewright.base.errors import DeviceError, TilewrightError
+from tilewright.runtime.cuda.host_words import HostWords
+from tilewright.runtime.cuda.index_reports import IndexReports
 from tilewright.runtime.cuda.watchdog import Watchdogs
 
 
@@ -21,7 +24,9 @@ class Faults:
         self.lost = ""
         """Why the context is lost; empty while it is not."""
         self._places: dict[str, dict[str, None]] = {}
-        self.watchdogs = Watchdogs()
+        words = HostWords()
+        self.watchdogs = Watchdogs(words)
+        self.indices = IndexReports(words)
 
     def note(self, launches: Iterable[Launch]) -> None:
         """Remember where the source of these kernels is."""

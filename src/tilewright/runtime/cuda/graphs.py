@@ -142,6 +142,7 @@ class CudaGraph(DeviceGraph):
     def __init__(self, device: CudaContext, origin: int) -> None:
         self.device, self.origin = device, origin
         self.arena = GraphArena(device.pool, origin)
+        self.shaped: set[str] = set()
         self.names: Mapping[str, str] = {}
         """Names of the numbers of the call under way, by parameter; set by whoever makes the call."""
         self.instantiations = 0
@@ -297,9 +298,10 @@ class CudaGraph(DeviceGraph):
         stream: int,
     ) -> None:
         named = {slot: self.names[name] for name, slot in program.scalar_slots().items() if name in self.names}
+        self.shaped |= {name for parameter, name in self.names.items() if parameter in program.artifact.shaping}
         if named:
             self.names = {}
-        written = {param.name for param in program.artifact.outputs}
+        written = {param.name for param in (*program.artifact.outputs, *program.artifact.in_place)}
         extents = tuple((*bounds(a), name in written) for name, a in arrays.items() if isinstance(a, DeviceArray) and a.size)
         self._launch_call(CapturedCall(program, plan, list(values), (), named, extents), steps, stream)
 

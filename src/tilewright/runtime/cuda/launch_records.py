@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.base import launch_abi as abi
-from tilewright.base.artifact import ScalarParam
+from tilewright.base.artifact import FAILURE, ScalarParam
 from tilewright.base.dtypes import DType
 from tilewright.runtime.core.device import Workspace
 from tilewright.runtime.core.launch_log import SEVERAL
@@ -123,7 +123,8 @@ class LaunchRecord:
                 step.attributes, step.attribute_count = ctypes.addressof(own), 1
             places: list[int] = []
             for name in rule.args:
-                places += _place(slots[name], first_scratch)
+                checked = name == FAILURE
+                places += (abi.BASE_NOWHERE, self._words([self.program.failure])) if checked else _place(slots[name], first_scratch)
             for name in rule.sizes:
                 places += (abi.BASE_NOWHERE, self._words([self._sizes[name]]))
             for _ in rule.maps:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, SupportsInt
 
 import numpy as np
 
-from tilewright.base.artifact import ArrayParam, Artifact, Launch, ScalarParam
+from tilewright.base.artifact import FAILURE, ArrayParam, Artifact, Launch, ScalarParam
 from tilewright.base.dtypes import DType
 from tilewright.base.errors import CompilerBug, TargetLimit, TilewrightError, UserError
 from tilewright.runtime.core import observe
@@ -113,13 +113,16 @@ class CudaProgram(LoadedProgram):
         self._functions = {launch.entry: self._find(launch) for launch in artifact.launches}
         self._resident = {rule.entry: resident_blocks(device, self._functions[rule.entry], rule) for rule in artifact.launches}
         device.watch_module(self._module, artifact)
+        self._failure = ctypes.c_uint64(device.index_record(artifact) if artifact.sites else 0)
+        if artifact.sites:
+            weakref.finalize(self, device.drop_index_record, self._failure.value).atexit = False
 
         self._arrays = tuple(p.name for p in (*artifact.inputs, *artifact.outputs) if isinstance(p, ArrayParam))
         self._scalars = {p.name: p.dtype for p in artifact.inputs if isinstance(p, ScalarParam)}
-        self._scratch = artifact.scratch
+        self._scratch = tuple(array for array in artifact.scratch if array.name != FAILURE)
         slot_sizes = tuple(dict.fromkeys(name for launch in artifact.launches for name in launch.sizes))
         needed = {name for launch in artifact.launches for grid in launch.grid for name in grid.names}
-        needed.update(name for array in artifact.scratch for extent in array.shape for name in extent.names)
+        needed.update(name for array in self._scratch for extent in array.shape for name in extent.names)
         maps = [map_ for launch in artifact.launches for map_ in launch.maps]
         needed.update(name for m in maps for size in (*m.shape, *m.strides, *m.lower, *m.upper) for name in size.names)
         self._sizes = (*slot_sizes, *sorted(needed.difference(slot_sizes)))
@@ -204,6 +207,11 @@ class CudaProgram(LoadedProgram):
             names = ("NUM_REGS", "LOCAL_SIZE_BYTES", "SHARED_SIZE_BYTES", "MAX_THREADS_PER_BLOCK")
             return KernelResources(*(self._function_attribute(function, name) for name in names))
 
+    @property
+    def failure(self) -> int:
+        """The address of the record for an index outside its array; 0 where no index is checked."""
+        return self._failure.value
+
     def function_address(self, entry: str) -> int:
         """The driver's handle of a kernel, for host code that launches it directly."""
         return int(self._functions[entry])
@@ -223,12 +231,13 @@ class CudaProgram(LoadedProgram):
             for map_ in launch.maps:
                 check_map(map_, launch.entry)
             named = {*self._arrays, *(array.name for array in self._scratch)}
-            missing = [name for name in launch.args if name not in slot_of]
+            missing = [name for name in launch.args if name not in slot_of and (name != FAILURE or not self.failure)]
             missing += [map_.array for map_ in launch.maps if map_.array not in named]
             if missing:
                 raise CompilerBug.at("TW040", f"kernel '{launch.entry}' takes {missing}, which '{self.artifact.name}' lacks")
-            order = [*(slot_of[name] for name in launch.args), *(size_slot[name] for name in launch.sizes)]
-            pointers = tuple(base + 8 * index for index in order)
+            own = {**slot_of, **({FAILURE: -1} if self.failure else {})}
+            order = [*(own[name] for name in launch.args), *(size_slot[name] for name in launch.sizes)]
+            pointers = tuple(base + 8 * index if index >= 0 else ctypes.addressof(self._failure) for index in order)
             table = _table(pointers)
             map_slots = tuple(slot_of[map_.array] for map_ in launch.maps)
             kernels.append(
@@ -327,6 +336,10 @@ class CudaProgram(LoadedProgram):
         if isinstance(array, DeviceArray):
             if array.device is not self.device:
                 raise UserError.at("TW009", f"an array on {array.device.label} was given to a program on {self.device.label}")
+            if not array.pointer and array.size:
+                raise UserError.at(
+                    "TW009", f"an array of shape {list(array.shape)} has no memory", help="its storage was freed: pass one with values"
+                )
             return array.launch_pointer(stream)
         return int(array)
 

@@ -79,6 +79,7 @@ class CudaStreams(CudaContext):
                 return False
             if status:
                 raise self.error("cuStreamQuery", status)
+            self.raise_reports()
             return True
 
     def order(self, later: int, earlier: int) -> None:

@@ -1,7 +1,6 @@
 """Where watchdogs report. In: a loaded module whose kernels have one; out: which kernel was stopped, and where, after its context is lost.
 
-Kernels write to memory of the host, which outlives the context. A device has pages of words for that, one word for each module; the
-module's variable points to its word. Pages stay as long as the process: work that is still queued may report.
+Kernels write to words of the host, which outlive the context (`host_words`). Each module has one, to which its variable points.
 """
 
 from __future__ import annotations
@@ -11,36 +10,27 @@ from typing import TYPE_CHECKING, SupportsInt
 
 from tilewright.base.abi import ASSERT_BITS, ASSERT_MARK, WATCHDOG_MARK, WATCHDOG_SYMBOL
 from tilewright.base.artifact import Artifact, Launch
+from tilewright.runtime.cuda.host_words import WORD, HostWords
 
 if TYPE_CHECKING:
     from tilewright.runtime.cuda.context import CudaContext
-
-_PAGE = 4096
-_WORD = 8
-_PORTABLE_MAPPED = 3
 
 
 class Watchdogs:
     """The reports of one device's modules."""
 
-    def __init__(self) -> None:
-        self._page = 0
-        self._used = _PAGE
+    def __init__(self, words: HostWords) -> None:
+        self._words = words
         self._modules: dict[int, tuple[Launch, ...]] = {}
 
     def watch(self, device: CudaContext, module: SupportsInt, artifact: Artifact) -> None:
         """Tell a module where to report, if it has a watchdog. The context must be active."""
         if WATCHDOG_SYMBOL.encode() not in artifact.code:
             return
-        if self._used == _PAGE:
-            self._page = int(device.call("cuMemHostAlloc", _PAGE, _PORTABLE_MAPPED)[0])
-            ctypes.memset(self._page, 0, _PAGE)
-            self._used = 0
-        host = self._page + self._used
-        pointer = ctypes.c_uint64(int(device.call("cuMemHostGetDevicePointer", host, 0)[0]))
+        host, there = self._words.take(device)
+        pointer = ctypes.c_uint64(there)
         variable, _ = device.call("cuModuleGetGlobal", module, WATCHDOG_SYMBOL.encode())
-        device.call("cuMemcpyHtoD", int(variable), ctypes.addressof(pointer), _WORD)
-        self._used += _WORD
+        device.call("cuMemcpyHtoD", int(variable), ctypes.addressof(pointer), WORD)
         self._modules[host] = artifact.launches
 
     def stopped(self) -> str:

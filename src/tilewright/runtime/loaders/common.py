@@ -42,6 +42,10 @@ class BoundSizes:
         return tuple(self.value(expression, sizes) for expression in expressions)
 
 
+_COMPUTED = BoundSizes()
+"""Sizes that a call computes from its numbers."""
+
+
 class CallArguments:
     """One array argument: address, shape, strides in elements."""
 
@@ -98,7 +102,7 @@ def checked_pointer(name: str, pointer: int, shape: Sequence[int], size: int, re
     if 0 not in shape and pointer % size:
         raise ValueError(f"'{name}' lies at {pointer:#x}, which is not a multiple of its elements' {size} bytes; copy it first")
     if refuse:
-        raise ValueError(f"out= for '{name}' is read-only")
+        raise ValueError(f"'{name}' is read-only, and the function writes to it")
     return pointer
 
 
@@ -152,6 +156,8 @@ def bind(description: Description, arrays: Mapping[str, CallArguments], scalars:
     for name, array, axis, stride in description["bindings"]:
         if array in arrays:
             sizes[name] = arrays[array].strides[axis] if stride else arrays[array].shape[axis]
+    for name, expression in description["computed"]:
+        sizes[name] = _COMPUTED.value(expression, sizes)
     return sizes
 
 
@@ -172,6 +178,19 @@ def check(description: Description, sizes: Mapping[str, int], arrays: Mapping[st
             raise ValueError(f"'{name}' has strides {given.strides} (in elements), but this code was made for {steps}")
         if align > 1 and given.pointer % align:
             raise ValueError(f"'{name}' lies at {given.pointer:#x}, which is not a multiple of {align}")
+
+
+def check_in_place(description: Description, arrays: Mapping[str, CallArguments]) -> None:
+    """Arrays that are written where they lie share no memory with others, nor their elements with each other. Raises ValueError."""
+    for name in description["in_place"]:
+        other = overlapping(name, description, arrays)
+        if other:
+            raise ValueError(f"'{name}' is written in place and shares memory with '{other}'")
+        reach = 0
+        for step, extent in sorted((abs(s), e) for s, e in zip(arrays[name].strides, arrays[name].shape) if e > 1):
+            if step <= reach and 0 not in arrays[name].shape:
+                raise ValueError(f"'{name}' is written in place, and some of its elements share memory")
+            reach += step * (extent - 1)
 
 
 def outputs_of(out: object, count: int) -> tuple[object, ...]:

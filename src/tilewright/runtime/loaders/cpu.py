@@ -13,6 +13,7 @@ from tilewright.runtime.loaders.common import (
     Description,
     bind,
     check,
+    check_in_place,
     checked_number,
     from_interface,
     outputs_of,
@@ -48,7 +49,7 @@ class ExportedCpuProgram:
         scalars: dict[str, Any] = {}
         for param, value in zip(d["inputs"], inputs):
             if len(param) > 2:
-                arrays[param[0]] = _array(param[0], param[1], value)
+                arrays[param[0]] = _array(param[0], param[1], value, param[0] in d["in_place"])
             else:
                 scalars[param[0]] = checked_number(param[0], param[1], value)
         given = outputs_of(out, len(d["outputs"]))
@@ -62,6 +63,7 @@ class ExportedCpuProgram:
             results.append(item)
         sizes.update({k: v for k, v in bind(d, arrays, scalars).items() if k not in sizes})
         check(d, sizes, arrays, self._sizes)
+        check_in_place(d, arrays)
         copies: list[tuple[Any, Any]] = []
         for param, item in zip(d["outputs"], given):
             # An array that is read or written elsewhere, too, gets its result at the end.
@@ -77,7 +79,7 @@ class ExportedCpuProgram:
         self._call(words, threads if threads > 0 else os.cpu_count() or 1)
         for target, temporary in copies:
             target[...] = temporary
-        return results[0] if len(results) == 1 else tuple(results)
+        return results[0] if len(results) == 1 else tuple(results) or None
 
     def _call(self, words: list[Any], threads: int) -> None:
         errors: list[BaseException] = []

@@ -15,6 +15,7 @@ from tilewright.runtime.loaders.common import (
     Description,
     bind,
     check,
+    check_in_place,
     checked_number,
     checked_pointer,
     from_interface,
@@ -42,6 +43,8 @@ _TORCH = {
 _MOST_BLOCKS = ((1 << 31) - 1, 65535)
 """Along x, and along y and z."""
 _OUT_OF_MEMORY = 2
+_FAILURE = "$failure"
+"""The scratch array in which kernels leave the first index that lies outside: its site, from 1 on, the index and the extent."""
 
 
 class ExportedGpuProgram:
@@ -66,7 +69,7 @@ class ExportedGpuProgram:
         scalars: dict[str, Any] = {}
         for param, value in zip(d["inputs"], inputs):
             if len(param) > 2:
-                arrays[param[0]] = _array(param[0], param[1], value)
+                arrays[param[0]] = _array(param[0], param[1], value, param[0] in d["in_place"])
             else:
                 scalars[param[0]] = checked_number(param[0], param[1], value)
         given = outputs_of(out, len(d["outputs"]))
@@ -80,12 +83,13 @@ class ExportedGpuProgram:
             results.append(item)
         sizes.update({k: v for k, v in bind(d, arrays, scalars).items() if k not in sizes})
         check(d, sizes, arrays, self._sizes)
+        check_in_place(d, arrays)
         for param, item in zip(d["outputs"], given):
             other = overlapping(param[0], d, arrays) if item is not None else ""
             if other and not (d["alias_safe"] and other in [p[0] for p in d["inputs"]]):
                 raise ValueError(f"out= for '{param[0]}' shares memory with '{other}'; give another array")
         self._launch({name: array.pointer for name, array in arrays.items()}, scalars, sizes, stream)
-        return results[0] if len(results) == 1 else tuple(results)
+        return results[0] if len(results) == 1 else tuple(results) or None
 
     def _launch(self, pointers: dict[str, int], scalars: Mapping[str, Any], sizes: Mapping[str, int], stream: int) -> None:
         driver = _driver()
@@ -100,11 +104,23 @@ class ExportedGpuProgram:
                     raise MemoryError(f"{self.description['name']}: the scratch array {name} would have {nbytes} bytes")
                 pointers[name] = int(_call(driver.cuMemAllocAsync, max(16, nbytes), stream))
                 scratch.append(pointers[name])
+                if name == _FAILURE:
+                    _call(driver.cuMemsetD8Async, pointers[name], 0, nbytes, stream)
             for launch in self.description["launches"]:
                 self._one(driver, functions[launch["entry"]], launch, pointers, scalars, sizes, stream)
+            if _FAILURE in pointers:
+                self._check_failure(driver, pointers[_FAILURE], stream)
         finally:
             for pointer in scratch:
                 driver.cuMemFreeAsync(pointer, stream)
+
+    def _check_failure(self, driver: Any, cell: int, stream: int) -> None:
+        """Wait, and raise what lay outside its array: the kernels left it out."""
+        found = (ctypes.c_int64 * 3)()
+        _call(driver.cuMemcpyDtoHAsync, ctypes.addressof(found), cell, ctypes.sizeof(found), stream)
+        _call(driver.cuStreamSynchronize, stream)
+        if found[0]:
+            raise IndexError(f"{self.description['sites'][found[0] - 1]}: index {found[1]}, extent {found[2]}")
 
     def _one(
         self, driver: Any, function: Any, launch: Mapping[str, Any], pointers: Mapping[str, int], scalars: Mapping[str, Any],

@@ -30,8 +30,11 @@ from tilewright.tree.check.sizes import SizeChecker
 from tilewright.tree.check.state import Alias, Binding, Key
 from tilewright.tree.inline import nodes
 from tilewright.tree.typed import (
+    Apply,
     ArrayAssign,
     ArrayInfo,
+    Cast,
+    Choose,
     Element,
     Expr,
     IndexRef,
@@ -40,9 +43,10 @@ from tilewright.tree.typed import (
     Stmt,
     Store,
     TypedLoop,
+    TypedView,
     Whole,
 )
-from tilewright.tree.typed_walk import exprs_in
+from tilewright.tree.typed_walk import children, exprs_in, walk_expr
 
 _MOST_ITERATIONS = 32
 _MOST_STATEMENTS = 96
@@ -64,7 +68,7 @@ class ArrayLoopChecker:
         self.aliased = aliased
         self.around: list[syntax.For | syntax.While | syntax.If] = []
         """The statements around the current one."""
-        self.owned: set[str] = {name for _, name in context.state.kept}
+        self.owned: set[str] = {name for _, name in context.state.kept} | {name for name, array in arrays.inputs.items() if array.role == "inout"}
         """Names that have had memory of their own: `w = u` copied."""
         self.local: set[str] = set()
         """Arrays made below the top."""
@@ -126,7 +130,7 @@ class ArrayLoopChecker:
         names mean one array after the other, and only what is not computed yet needs memory."""
         for name in self.context.state.carried.get(id(stmt), ()):
             binding = self.context.scope.find(name)
-            if unrolled and isinstance(binding, ArrayInfo):
+            if isinstance(binding, ArrayInfo) and (unrolled or binding.role == "inout"):
                 continue
             if not unrolled:
                 self.owned.add(name)
@@ -219,6 +223,17 @@ class ArrayLoopChecker:
         variables = tuple(i.var for i in store.indices if isinstance(i, IndexRef))
         self.context.out += [TypedLoop(variables, tuple(body), asked="no", span=span)] if variables else body
 
+    def replace_elements(self, array: ArrayInfo, value: Expr, span: Span) -> None:
+        """All elements of an array get new values, at the top of the kernel. What the value reads of the array elsewhere than at the element at
+        hand is read before."""
+        if not is_elementwise(value, array.name):
+            fresh = self.arrays.new_array(f"{array.name}_next", array.dtype, array.shape, "scratch")
+            self.arrays.written.add(fresh.name)
+            self.context.emit(ArrayAssign(fresh, value, span=span))
+            value = Whole(fresh, span=span)
+        self.context.emit(ArrayAssign(array, value, span=span))
+        self.context.changed(array.name)
+
     # -- arrays made below the top ------------------------------------------------------------------------------------
 
     def declare(self, name: str, value: Expr, key: Key, span: Span) -> bool:
@@ -262,6 +277,8 @@ class ArrayLoopChecker:
 
     def iterations(self, stmt: syntax.For, variables: Sequence[LoopVar]) -> list[int] | None:
         """The values of the index, where the loop is to be unrolled."""
+        if stmt.until:
+            return None
         var = variables[0]
         first, count, step = (None if size is None else size.constant for size in (var.first, var.count, var.step))
         if first is None or count is None or step is None or stmt.parallel == "yes" or len(variables) != 1:
@@ -270,3 +287,12 @@ class ArrayLoopChecker:
         if count > _MOST_ITERATIONS or count * statements > _MOST_STATEMENTS:
             return None
         return [first + k * step for k in range(count)]
+
+
+def is_elementwise(value: Expr, array: str) -> bool:
+    """Whether a value reads an array only at the element at hand."""
+    if isinstance(value, Whole):
+        return True
+    if isinstance(value, Apply | Cast | Choose):
+        return all(is_elementwise(part, array) for part in children(value))
+    return not any(isinstance(e, Whole | Element | TypedView) and e.array.name == array for e in walk_expr(value))

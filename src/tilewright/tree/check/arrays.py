@@ -17,7 +17,7 @@ from tilewright.tree.bounds import interval
 from tilewright.tree.check.context import Context, Skip
 from tilewright.tree.check.infer import TypePair, join
 from tilewright.tree.check.sizes import SizeChecker
-from tilewright.tree.check.state import Alias, OutputState
+from tilewright.tree.check.state import Absent, Alias, OutputState, Poison
 from tilewright.tree.names import is_output
 from tilewright.tree.typed import (
     ArgSpec,
@@ -25,6 +25,7 @@ from tilewright.tree.typed import (
     ArrayAssign,
     ArrayInfo,
     Expr,
+    NoneArg,
     Reduce,
     ScalarArg,
     ScalarInfo,
@@ -55,8 +56,16 @@ class ArrayTable:
     # -- parameters ---------------------------------------------------------------------------------------------------
 
     def declare_param(self, param: syntax.Param, arg: ArgSpec) -> None:
+        if isinstance(arg, NoneArg):
+            if not param.optional:
+                self.context.sink.error(
+                    "TW009", f"'{param.name}' must be {_wanted(param.type)}, got None", param.span, f"annotate it as '{_wanted_type(param.type)} | None' where it may be left out"
+                )
+            self.context.scope.names[param.name] = Absent() if param.optional else Poison()
+            return
         if isinstance(arg, ScalarArg):
-            weak = ("float" if arg.dtype.is_float else "index" if arg.dtype.is_int else "") if arg.weak else ""
+            plain = arg.weak or (isinstance(param.type, syntax.Name) and param.type.id == "int" and arg.dtype.is_int and arg.dtype is not dtypes.u64)
+            weak = ("float" if arg.dtype.is_float else "index" if arg.dtype.is_int else "") if plain else ""
             dtype = self.context.default_float if weak == "float" else arg.dtype
             scalar = ScalarInfo(param.name, dtype, weak)
             self.params.append(self.annotated_scalar(param, scalar))
@@ -65,7 +74,7 @@ class ArrayTable:
             strides = contiguous_strides(shape) if arg.strides is None else tuple(
                 Size.of(f"{param.name}$s{axis}" if s is None else s) for axis, s in enumerate(arg.strides)
             )  # fmt: skip
-            array = ArrayInfo(param.name, arg.dtype, shape, strides, "input", arg.align)
+            array = ArrayInfo(param.name, arg.dtype, shape, strides, "inout" if param.in_place else "input", arg.align)
             self.inputs[param.name] = array
             self.params.append(array)
             self.written.add(param.name)
@@ -194,8 +203,12 @@ class ArrayTable:
             known.shape, self.context.state.changed = shape, True
 
     def reach_output(self, place: ArrayInfo, indices: Sequence[Expr], span: Span) -> None:
-        """How far a store of one element goes."""
-        ends = [self.last_index(place, axis, index, span) + 1 for axis, index in enumerate(indices)]
+        """How far a store of one element goes. A place that data decides lies as far as stores before it go."""
+        before = self.reach.get(place.name, [None])[0]
+        ends = [
+            before[axis] if before is not None and interval(index) is None else self.last_index(place, axis, index, span) + 1
+            for axis, index in enumerate(indices)
+        ]
         self.reach.setdefault(place.name, []).append(tuple(ends))
 
     def last_index(self, place: ArrayInfo, axis: int, index: Expr, span: Span) -> Size:
@@ -228,6 +241,17 @@ class ArrayTable:
                 self.context.scope.names[name] = self.by_name[name]
             elif not self.context.sink.errors:
                 raise self.context.fail("TW017", f"nothing is written to '{name}'", stmt.span, "write out[…] = …, or yield in a reduce block")
+
+
+def _wanted(node: syntax.Expr | None) -> str:
+    """What an annotation asks for, in words."""
+    kind = node.id if isinstance(node, syntax.Name) else ""
+    return f"a number ({kind})" if kind in ("int", "float", "bool") or dtypes.is_name(kind) else "an array"
+
+
+def _wanted_type(node: syntax.Expr | None) -> str:
+    kind = node.id if isinstance(node, syntax.Name) else ""
+    return kind if kind in ("int", "float", "bool") or dtypes.is_name(kind) else "tw.Array"
 
 
 def _written_size(node: syntax.Expr) -> Size | None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType
@@ -32,12 +33,12 @@ from tilewright.tree.check.array_loops import ArrayLoopChecker
 from tilewright.tree.check.arrays import ArrayTable
 from tilewright.tree.check.context import Context, Skip
 from tilewright.tree.check.elements import ElementBuilder
-from tilewright.tree.check.expressions import CREATORS, ExpressionChecker, flatten_index
+from tilewright.tree.check.expressions import CREATORS, ExpressionChecker, flatten_index, is_decided
 from tilewright.tree.check.infer import constant_of, size_of, type_of
 from tilewright.tree.check.nests import NestChecker
 from tilewright.tree.check.operations import Typing
 from tilewright.tree.check.sizes import SizeChecker
-from tilewright.tree.check.state import Alias, Key, Poison, SharedArray, State, TileValue, VariableSlot
+from tilewright.tree.check.state import Absent, Alias, Key, Poison, SharedArray, State, TileValue, VariableSlot
 from tilewright.tree.check.stores import StoreChecker
 from tilewright.tree.check.tiles import TileChecker
 from tilewright.tree.check.variables import VariableTypes, contribution, summed
@@ -59,6 +60,7 @@ from tilewright.tree.typed import (
     TypedBarrier,
     TypedIf,
     TypedLoop,
+    TypedPrint,
     TypedWhile,
     Variable,
     Whole,
@@ -117,12 +119,16 @@ class BodyChecker:
     def finish(self) -> None:
         if self.context.is_python and self.metadata.kind is not KernelKind.REDUCE:
             returns = [s for s in self.kernel.body if isinstance(s, syntax.Return) and s.value is not None]
-            if not returns:
+            if not returns and not any(p.in_place for p in self.kernel.params):
                 self.context.sink.error("TW017", f"'{self.kernel.name}' returns nothing", self.kernel.span, "return the arrays it makes")
         else:
             self.results = [a for a in self.arrays.by_name.values() if a.role == "output"]
-            if not self.results and not self.context.sink.errors:
+            if not self.results and not any(p.in_place for p in self.kernel.params) and not self.context.sink.errors:
                 self.context.sink.error("TW017", "the kernel writes no output", self.kernel.span, "write out[…] = …, or yield in a reduce kernel")
+        for param in self.kernel.params:
+            if param.in_place and param.name not in self.context.versions and param.name in self.arrays.inputs and not self.context.sink.errors:
+                word = "tw.Array" if self.context.is_python else f"{param.name} without inout"
+                self.context.sink.error("TW017", f"'{param.name}' is to be written in place, and nothing is written to it", param.span, f"write to it, or declare it as {word}")
         for result in self.results:
             # A store that is wrong in itself has been reported.
             if result.name not in self.arrays.written and not self.context.sink.errors:
@@ -152,7 +158,10 @@ class BodyChecker:
             elif isinstance(stmt, syntax.ReduceNest):
                 self.nests.reduce_loop(stmt.loop, stmt.op, stmt.axes, stmt.name)
             elif isinstance(stmt, syntax.Expect):
-                self.expected(stmt.name, self.expressions.expr(stmt.value), stmt)
+                if not self.is_absent(stmt):
+                    self.expected(stmt.name, self.expressions.expr(stmt.value), stmt)
+            elif isinstance(stmt, syntax.Print):
+                self.printed(stmt)
             elif isinstance(stmt, syntax.ExprStmt):
                 self.bare(stmt)
             else:
@@ -187,8 +196,23 @@ class BodyChecker:
         if isinstance(value, syntax.Call) and isinstance(value.function, syntax.Name) and value.function.id == "barrier":
             self.barrier(value)
             return
+        if isinstance(value, syntax.Call) and isinstance(value.function, syntax.Name) and value.function.id == "print":
+            self.printed(print_statement(value, self.context))
+            return
         self.expressions.expr(value)
         raise self.context.fail("TW005", "this expression has no effect", stmt.span, "assign it to a name")
+
+    def printed(self, stmt: syntax.Print) -> None:
+        """`print(…)`: numbers in the places of a text."""
+        values: list[Expr] = []
+        for node in stmt.values:
+            value = self.typing.settled(self.expressions.expr(node))
+            if value.shape:
+                raise self.context.fail("TW009", "an array cannot be printed in a kernel", node.span, "print its elements in a loop")
+            values.append(value)
+        if self.metadata.kind is KernelKind.REDUCE or self.context.spread is not None:
+            raise self.context.fail("TW005", "print in a loop that yields, or whose tiles change", stmt.span, "print in a loop of its own")
+        self.context.emit(TypedPrint(stmt.text, tuple(values), span=stmt.span))
 
     def barrier(self, node: syntax.Call) -> None:
         """`barrier()`: what stands before it is done for all elements of shared arrays."""
@@ -232,6 +256,9 @@ class BodyChecker:
     ) -> None:  # fmt: skip
         """`name = node`, for a new name: an array, a tuple or a number."""
         if self.create(name, node, fixed):
+            return
+        if isinstance(node, syntax.Nothing) or (isinstance(node, syntax.Name) and isinstance(self.context.scope.find(node.id), Absent)):
+            self.context.scope.names[name] = Absent()
             return
         binding = self.context.scope.find(node.id) if isinstance(node, syntax.Name) else None
         if isinstance(binding, Alias) and binding.value.shape and fixed is None and self.context.scope.parent is None:
@@ -356,7 +383,7 @@ class BodyChecker:
         """A name for an array value: computed where it is used, unless what it reads may change."""
         self.context.outside_loops(f"the array '{name}'", span)
         value = self.typing.settled(value)
-        if isinstance(value, Whole):
+        if isinstance(value, Whole) and value.array.role != "inout":
             self.context.scope.names[name] = value.array
             return
         if self.unrolling or key in self.context.state.stored or any(isinstance(e, Whole) and e.array.role != "input" and e.array.name not in self.arrays.temporaries for e in walk_expr(value)):
@@ -366,6 +393,14 @@ class BodyChecker:
             self.context.scope.names[name] = array
             return
         self.context.scope.names[name] = Alias(value, key)
+
+    def is_absent(self, stmt: syntax.Expect) -> bool:
+        """Whether the argument is None, which the parameter allows."""
+        if not isinstance(stmt.value, syntax.Name | syntax.Nothing) or not self.expressions.is_none(stmt.value):
+            return False
+        if not stmt.optional:
+            raise self.context.fail("TW009", f"{stmt.name} cannot be None", stmt.span, "annotate the parameter as 'tw.Array | None' where it may be left out")
+        return True
 
     def expected(self, name: str, value: Expr, stmt: syntax.Expect) -> None:
         """An argument of a kernel called here is what the parameter's annotation says; its size names mean extents of it."""
@@ -400,8 +435,15 @@ class BodyChecker:
             base = flatten_index(stmt.target)[0]
             if isinstance(base, syntax.Name):
                 self.array_loops.written_in_place(stmt, base.id)
-            self.stores.store(stmt, stmt.target)
-            return
+            whole = self.whole_target(stmt.target)
+            if whole is None:
+                self.stores.store(stmt, stmt.target)
+                return
+            stmt = replace(stmt, target=whole)
+            binding = self.context.scope.find(whole.id)
+            if isinstance(binding, ArrayInfo) and binding.role != "inout" and not stmt.op and self.context.scope.parent is None:
+                self.write_whole(stmt, whole.id, binding)
+                return
         if not isinstance(stmt.target, syntax.Name):
             raise self.context.fail("TW015", "only a name or an element of an output can be assigned to", stmt.span)
         name = stmt.target.id
@@ -432,6 +474,16 @@ class BodyChecker:
         else:
             raise self.context.fail("TW015", f"'{name}' cannot be assigned to", stmt.span)
 
+    def whole_target(self, target: syntax.Index) -> syntax.Name | None:
+        """`x` where `x[…]` or `x[:]` outside loops means all elements of an array that has memory."""
+        base, nodes = flatten_index(target)
+        binding = self.context.scope.find(base.id) if isinstance(base, syntax.Name) and not self.context.loops else None
+        if not isinstance(binding, ArrayInfo) or binding.role == "input" or not binding.shape or binding.name in self.arrays.temporaries:
+            return None
+        bare = all(isinstance(n, syntax.Slice) and n.lo is None and n.hi is None for n in nodes)
+        assert isinstance(base, syntax.Name)
+        return base if bare and len(nodes) <= len(binding.shape) else None
+
     def assign_array(self, stmt: syntax.Assign, name: str, binding: ArrayInfo | Alias) -> None:
         """`name = value` where the name means an array: at the top it means another one from here on, elsewhere all its elements change."""
         if name in self.frozen:
@@ -447,6 +499,8 @@ class BodyChecker:
                 raise Skip
             made = self.creation(name, stmt.value) if not stmt.op else None
             self.array_loops.assign(stmt, name, binding, made)
+        elif not stmt.op and isinstance(binding, ArrayInfo) and binding.role == "inout":
+            self.write_whole(stmt, name, binding)
         elif not stmt.op:
             self.let_name(name, stmt.value, (id(stmt), name), stmt.span)
         else:
@@ -459,12 +513,28 @@ class BodyChecker:
         value = self.typing.assignable(value, dtype, f"'{name}'", stmt.span)
         self.array_loops.same_type(name, dtype, shape, value, stmt.span)
         if isinstance(binding, ArrayInfo) and binding.name not in self.arrays.temporaries:
-            self.context.emit(ArrayAssign(binding, value, span=stmt.span))
+            self.array_loops.replace_elements(binding, value, stmt.span)
             return
         if self.array_loops.aliased.get(id(stmt)):
             self.array_loops.owned.add(name)
             self.array_loops.written_in_place(stmt, name)
         self.declare_array(name, value, (id(stmt), name), stmt.span)
+
+    def write_whole(self, stmt: syntax.Assign, name: str, array: ArrayInfo) -> None:
+        """`name = value` at the top of a kernel, where the name is an array that is written in place: every element gets a value."""
+        made = self.creation(name, stmt.value)
+        if made is not None:
+            dtype, shape, fill = made
+            self.array_loops.same_type(name, array.dtype, array.shape, Whole(replace(array, dtype=dtype, shape=shape)), stmt.span)
+            if fill is None:
+                raise self.context.fail("TW015", f"'{name}' is written in place and cannot become a new array without values", stmt.span, "leave this statement out")
+            value = fill
+        else:
+            value = self.typing.settled(self.expressions.expr(stmt.value))
+            if value.shape:
+                self.array_loops.same_type(name, array.dtype, array.shape, value, stmt.span)
+            value = self.typing.assignable(value, array.dtype, f"'{name}'", stmt.span)
+        self.array_loops.replace_elements(array, value, stmt.span)
 
     def assign_output(self, name: str, value: Expr, span: Span) -> None:
         """`out = expression`"""
@@ -537,17 +607,21 @@ class BodyChecker:
             if values is not None:
                 self.unroll(stmt, values)
                 return
+        flag = self.context.scope.find(stmt.until) if stmt.until else None
+        until = flag.var if isinstance(flag, VariableSlot) else None
         self.tiles.changes_in(stmt.body)
         with self.array_loops.inside(stmt), self.ordered(stmt), self.context.loop_body(stmt) as body:
             variables = self.nests.enter(stmt)
             shape = self.context.state.tiled.get(id(stmt)) if self.context.spread is None and not self.array_loops.ordered() else None
+            if shape is not None and until is not None:
+                raise self.context.fail("TW005", "a loop that changes tiles cannot be left by 'break' or 'return'", stmt.span, "change the tiles in a loop of their own")
             spread = None if shape is None else self.tiles.open_spread(shape, stmt.span)
             for inner in stmt.body:
                 self.statement(inner)
             # Such stores keep some axes from running in parallel; that is not what the source promised with grid.
             asked = "auto" if spread is not None and spread.once else stmt.parallel
             statements = tuple(body) if spread is None else self.tiles.close_spread(spread, tuple(body), asked, stmt.span)
-        self.context.emit(TypedLoop(variables, statements, asked=asked, span=stmt.span))
+        self.context.emit(TypedLoop(variables, statements, asked=asked, until=until, span=stmt.span))
 
     @contextmanager
     def ordered(self, stmt: syntax.For | syntax.While) -> Iterator[None]:
@@ -586,7 +660,7 @@ class BodyChecker:
     def branch(self, stmt: syntax.If) -> None:
         cond = self.typing.logical(self.expressions.expr(stmt.cond), stmt.span)
         self.typing.scalar_only("the condition", cond, stmt.span)
-        known = constant_of(cond) if self.unrolling and not self.array_loops.around else None
+        known = constant_of(cond) if is_decided(stmt.cond) or (self.unrolling and not self.array_loops.around) else None
         if known is not None:
             for inner in stmt.then if known else stmt.otherwise:
                 self.statement(inner)
@@ -635,6 +709,11 @@ class BodyChecker:
     def result(self, node: syntax.Expr, name: str, span: Span) -> None:
         """One returned value: an array the kernel made is the output itself, anything else is computed into one."""
         binding = self.context.scope.find(node.id) if isinstance(node, syntax.Name) else None
+        if isinstance(binding, ArrayInfo) and binding.role == "inout":
+            raise self.context.fail(
+                "TW005", f"'{binding.name}' is written in place: the caller has it, and it cannot be returned as well", span,
+                f"leave it out, or return a copy of it, {binding.name} + 0",
+            )  # fmt: skip
         if isinstance(binding, ArrayInfo) and binding.role != "input" and binding not in self.results and binding.name not in self.arrays.temporaries:
             if binding.role != "output":
                 self.context.state.returned.add(binding.name)
@@ -654,6 +733,21 @@ def _is_cast(node: syntax.Expr) -> bool:
     return isinstance(node, syntax.Call) and isinstance(node.function, syntax.Name) and (
         node.function.id == "cast" or dtypes.is_name(node.function.id)
     )  # fmt: skip
+
+
+def print_statement(node: syntax.Call, context: Context) -> syntax.Print:
+    """`print("text", x, …)` of ZynML: its arguments, with spaces between."""
+    parts: list[str] = []
+    values: list[syntax.Expr] = []
+    for argument in node.args:
+        if argument.keyword is not None:
+            raise context.fail("TW016", f"print has no argument '{argument.keyword}' in a kernel", argument.span)
+        if isinstance(argument.value, syntax.String):
+            parts.append(argument.value.value.replace("{", "{{").replace("}", "}}"))
+        else:
+            parts.append("{}")
+            values.append(argument.value)
+    return syntax.Print(" ".join(parts) + "\n", tuple(values), span=node.span)
 
 
 def _is_array_type(node: syntax.Expr) -> bool:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tilewright.base.errors import Diagnostics
+from tilewright.base.sizes import is_number
 from tilewright.base.source import Span
 from tilewright.tree import syntax
 from tilewright.tree.check.infer import default_float
@@ -180,7 +181,7 @@ class Context:
     def _guard(self, cond: Expr) -> frozenset[LoopVar] | None:
         """What a condition speaks of. One about sizes alone may be about any index: it compares their bounds."""
         found = self._spoken_of(cond)
-        about_sizes = any(isinstance(e, SizeValue) for e in walk_expr(cond))
+        about_sizes = any(isinstance(e, SizeValue) and not all(map(is_number, e.size.names)) for e in walk_expr(cond))
         return None if not found and (about_sizes or any(isinstance(e, Local) for e in walk_expr(cond))) else found
 
     def _spoken_of(self, expr: Expr) -> frozenset[LoopVar] | None:

@@ -17,11 +17,14 @@ from tilewright.tree import syntax
 from tilewright.tree.check.arrays import ArrayTable
 from tilewright.tree.check.context import Context, Late, Skip
 from tilewright.tree.check.elements import ElementBuilder
-from tilewright.tree.check.infer import size_of, sum_dtype
+from tilewright.tree.check.infer import constant_of, size_of, sum_dtype
 from tilewright.tree.check.operations import COMPARISONS, FLOAT_FUNCTIONS, ROUNDINGS, Typing
+from tilewright.tree.check.random_draws import DTYPES as RANDOM
+from tilewright.tree.check.random_draws import RandomDraws
 from tilewright.tree.check.sizes import SizeChecker
 from tilewright.tree.check.slices import SliceChecker
-from tilewright.tree.check.state import Alias, Poison, SharedArray, TileValue, VariableSlot
+from tilewright.tree.check.state import Absent, Alias, Poison, SharedArray, TileValue, VariableSlot
+from tilewright.tree.inline import nodes
 from tilewright.tree.metadata import suggest
 from tilewright.tree.names import is_output
 from tilewright.tree.typed import (
@@ -56,7 +59,7 @@ _TILE_FUNCTIONS = ("dot", "matmul", "transpose", "row_max", "row_min", "row_sum"
 CREATORS = ("empty", "zeros", "ones", "full", "empty_like", "zeros_like")
 UNREAD = "this could not be read"
 """The message about a `syntax.Broken`; whoever read the text has said more."""
-FUNCTIONS = (*_ARITY, *CREATORS, "reduce", "grid", "range", "shared", "barrier")
+FUNCTIONS = (*_ARITY, *CREATORS, "reduce", "grid", "range", "shared", "barrier", *RANDOM)
 
 
 class ExpressionChecker:
@@ -68,6 +71,7 @@ class ExpressionChecker:
         self.typing = typing
         self.arrays = arrays
         self.elements = elements
+        self.random = RandomDraws(context, typing)
         self.slices = SliceChecker(context, sizes, typing, elements, self.expr)
 
     # -- names --------------------------------------------------------------------------------------------------------
@@ -89,6 +93,8 @@ class ExpressionChecker:
             return self.unbound(node.id, node.span)
         if isinstance(binding, Poison):
             raise Skip
+        if isinstance(binding, Absent):
+            raise self.absent(node.id, node.span)
         if isinstance(binding, VariableSlot):
             return Local(binding.var, span=node.span)
         if isinstance(binding, Alias):
@@ -100,12 +106,31 @@ class ExpressionChecker:
             return self.slices.view(binding.array, binding.lead, (), node.span)
         if isinstance(binding, LoopVar):
             return IndexRef(binding, span=node.span)
+        if isinstance(binding, ScalarInfo) and binding.weak == "index":
+            return self.sizes.numbers.parameter(binding, node.span)
         if isinstance(binding, ScalarInfo):
             return ScalarRef(binding, span=node.span)
         if isinstance(binding, ArrayInfo):
             self.arrays.on_read(binding, node.span)
             return Whole(binding, span=node.span)
         raise self.context.fail("TW009", f"'{node.id}' is a tuple, not a number", node.span, f"take an item, as in {node.id}[0]")
+
+    def absent(self, name: str, span: Span) -> Skip:
+        none, test = ("None", "is not None") if self.context.is_python else ("none", "!= none")
+        return self.context.fail("TW009", f"'{name}' is {none} here", span, f"use it under 'if {name} {test}:'")
+
+    def is_none(self, node: syntax.Expr) -> bool:
+        """Whether it is a parameter that the call left out."""
+        if isinstance(node, syntax.Nothing):
+            return True
+        binding = self.context.scope.find(node.id) if isinstance(node, syntax.Name) else None
+        if isinstance(binding, Absent):
+            return True
+        if isinstance(binding, Poison):
+            raise Skip
+        if binding is None:
+            self.expr(node)
+        return False
 
     def array(self, node: syntax.Expr) -> ArrayInfo | Expr | None:
         """The array (or array value) an expression names, or None when it is something else."""
@@ -123,6 +148,8 @@ class ExpressionChecker:
             return self.elements.tile_value(binding, node.span)
         if isinstance(binding, Poison):
             raise Skip
+        if isinstance(binding, Absent):
+            raise self.absent(dotted, node.span)
         return None
 
     def extents(self, node: syntax.Expr) -> tuple[Expr, ...] | None:
@@ -137,7 +164,17 @@ class ExpressionChecker:
         if isinstance(node, syntax.Name):
             binding = self.context.scope.find(node.id)
             return binding if isinstance(binding, tuple) else None
+        if isinstance(node, syntax.Index) and len(node.indices) == 1 and isinstance(node.indices[0], syntax.Slice) and _may_be_tuple(node.value):
+            items = self.extents(node.value)
+            return None if items is None else items[self._edge(node.indices[0].lo) : self._edge(node.indices[0].hi)]
         return None
+
+    def _edge(self, node: syntax.Expr | None) -> int | None:
+        """An end of a slice of a shape."""
+        value = None if node is None else self.expr(node)
+        if node is not None and (not isinstance(value, Const) or not isinstance(value.value, int)):
+            raise self.context.fail("TW016", "a shape is sliced with constant integers", node.span)
+        return value.value if isinstance(value, Const) and isinstance(value.value, int) else None
 
     # -- expressions --------------------------------------------------------------------------------------------------
 
@@ -148,6 +185,10 @@ class ExpressionChecker:
             return self.typing.literal(node.value, span)
         if isinstance(node, syntax.Name):
             return self.name(node)
+        if isinstance(node, syntax.IsNone):
+            return Const(self.is_none(node.value) != node.negated, dtypes.bool_, span=span)
+        if isinstance(node, syntax.Nothing):
+            raise self.context.fail("TW009", "None is no number", span, "compare it with 'is None', or pass it to a parameter that may be left out")
         if isinstance(node, syntax.Binary):
             return self.operator(node)
         if isinstance(node, syntax.Unary):
@@ -159,6 +200,8 @@ class ExpressionChecker:
             return self.call(node)
         if isinstance(node, syntax.IfExpr):
             cond = self.expr(node.cond)
+            if is_decided(node.cond) and (known := constant_of(cond)) is not None:
+                return self.expr(node.then if known else node.otherwise)
             then, otherwise = self.aside(node.then, cond), self.aside(node.otherwise, cond)
             if then[1] or otherwise[1]:
                 return self.elements.late(cond, then, otherwise, span)
@@ -179,6 +222,9 @@ class ExpressionChecker:
         if node.op in ("and", "or"):
             first = self.expr(node.left)
             left = self.typing.logical(first, node.span)
+            known = constant_of(left) if is_decided(node.left) else None
+            if known is not None:
+                return left if bool(known) == (node.op == "or") else self.expr(node.right)
             value, before = self.aside(node.right, left)
             if node.valued and not (value.dtype.is_bool and (node.op == "and" or first.dtype.is_bool)):
                 raise self.context.fail(
@@ -293,6 +339,8 @@ class ExpressionChecker:
             raise self.context.fail("TW005", f"{name}() must be assigned to a name at the top of the kernel", span, f"write out = {name}(…)")
         if name == "shared":
             raise self.context.fail("TW016", "shared() takes shape, dtype and is assigned to a new name", span, "write x = shared((n,), f32)")
+        if name in RANDOM:
+            return self._random(name, node)
         if name not in _ARITY:
             raise self.context.fail(
                 "TW002", f"unknown function '{name}'", node.function.span, help_for(name, FUNCTIONS, self.context.is_python) or f"known: {', '.join(_ARITY)}"
@@ -313,6 +361,18 @@ class ExpressionChecker:
                 raise self.context.fail("TW016", "approximate must be True or False", flag.span)
             return self.typing.composite("gelu", self.expr(node.args[0].value), span, flag.value)
         return self.apply_function(name, [self.expr(a.value) for a in node.args], span)
+
+    def _random(self, name: str, node: syntax.Call) -> Expr:
+        dtype = None
+        for argument in node.args:
+            if argument.keyword == "dtype":
+                dtype = self.dtype_argument(argument.value)
+            elif argument.keyword is not None:
+                raise self.context.fail(
+                    "TW016", f"{name}() has no argument '{argument.keyword}' in a kernel", argument.span, "it takes a seed, indices and dtype="
+                )
+        given = [self.expr(a.value) for a in node.args if a.keyword is None]
+        return self.random.draw(name, given, dtype, node.span)
 
     def _keywords(self, name: str, node: syntax.Call) -> None:
         allowed = {"gelu": ["approximate"], "cast": ["dtype"]}.get(name, [])
@@ -381,8 +441,6 @@ class ExpressionChecker:
 
     def reduction(self, node: syntax.ReduceExpr) -> Expr:
         span = node.span
-        if self.context.guarded and not self.context.loops:
-            raise self.context.fail("TW005", "a reduction of a whole array cannot be inside an if", span, "compute it before, into a variable")
         value = self.typing.settled(self.expr(node.value))
         if not value.shape:
             raise self.context.fail("TW003", f"reduce() takes an array, got a number ({value.dtype})", span)
@@ -394,7 +452,9 @@ class ExpressionChecker:
         shape = tuple(s for axis, s in enumerate(value.shape) if axis not in axes)
         if node.op in ("argmin", "argmax"):
             self.sizes.not_empty(node.op, [value.shape[a] for a in axes], shape, span)
-        if self.context.loops:
+        if self.context.guarded and not self.context.loops and shape:
+            raise self.context.fail("TW005", "a reduction along some axes cannot be inside an if or a while", span, "compute it before, into a variable")
+        if self.context.loops or self.context.guarded:
             return self.elements.tile_reduction(node.op, value, axes, False, span)
         reduce = Reduce(node.op, value, axes, sum_dtype(value.dtype, node.op), shape, span=span)
         return self.arrays.materialise(reduce)
@@ -466,13 +526,26 @@ class ExpressionChecker:
         items = self.extents(node)
         if items is None:
             items = (self.expr(node),)
+        written = node.items if isinstance(node, syntax.Tuple | syntax.List) else (node,) * len(items)
         sizes: list[Size] = []
-        for item in items:
+        for item, source in zip(items, written, strict=True):
             size = size_of(item)
             if size is None:
-                raise self.context.fail("TW014", f"extent {show_expr(item)} is not made of sizes of the inputs", node.span, "use x.shape[…] or a constant")
-            sizes.append(size)
+                raise self.context.fail(
+                    "TW014", f"extent {show_expr(item)} is not made of sizes of the inputs and whole numbers", node.span,
+                    "use x.shape[…], an int parameter or a constant",
+                )  # fmt: skip
+            sizes.append(self.sizes.numbers.extent(size, source.id if isinstance(source, syntax.Name) else "", source.span))
         return tuple(sizes)
+
+
+def _may_be_tuple(node: syntax.Expr) -> bool:
+    return isinstance(node, syntax.Name | syntax.Tuple) or (isinstance(node, syntax.Attribute) and node.name == "shape")
+
+
+def is_decided(cond: syntax.Expr) -> bool:
+    """Whether a condition asks if a parameter was left out: what it excludes is not looked at."""
+    return any(isinstance(node, syntax.IsNone) for node in nodes(cond))
 
 
 def flatten_index(node: syntax.Index) -> tuple[syntax.Expr, tuple[syntax.Expr, ...]]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 
-from tilewright.base.dtypes import DType, accumulator, bool_, f32, f64, i64, promote
-from tilewright.base.sizes import Size
-from tilewright.tree.typed import Apply, Cast, Const, Expr, SizeValue
+from tilewright.base.dtypes import DType, accumulator, bool_, f32, f64, i64, promote, u64
+from tilewright.base.sizes import Size, number_name
+from tilewright.tree.typed import Apply, Cast, Const, Expr, ScalarRef, SizeValue
 
 TypePair = tuple[DType, str]
 """A dtype and how weak it is."""
@@ -51,11 +51,14 @@ def describe(expr: Expr) -> str:
 
 
 def size_of(expr: Expr) -> Size | None:
-    """The size an integer expression is, where it is made of literals and sizes alone."""
+    """The size an integer expression is, where it is made of literals, sizes and whole numbers that the call gives."""
     if isinstance(expr, SizeValue):
         return expr.size
     if isinstance(expr, Const) and isinstance(expr.value, int) and not isinstance(expr.value, bool):
         return Size.of(expr.value)
+    value = expr.value if isinstance(expr, Cast) and expr.dtype is i64 else expr
+    if isinstance(value, ScalarRef) and value.dtype.is_int and value.dtype is not u64:
+        return Size.of(number_name(value.scalar.name))
     return None
 
 

@@ -76,10 +76,11 @@ def check_kernel(function: syntax.Function, args: Sequence[ArgSpec], sink: Diagn
     if walk is not None and not diagnostics.errors:
         written = walk.body if walk.context.is_python else fill_unwritten(walk.body, walk.results)
         body = classify(written, metadata.kind is KernelKind.ELEMENTWISE or metadata.vectorizable, diagnostics)
+        computed = walk.sizes.numbers.finish()
         used = {s.name for s in walk.arrays.by_name.values() if s.role == "scratch"}
         kernel = TypedKernel(
             function.name or "compute", tuple(walk.arrays.params), tuple(walk.results),
-            tuple(a for a in walk.arrays.by_name.values() if a.name in used), body, (*_all_checks(walk), *shared, *kind_checks(function, args, metadata, walk.context.state)), metadata, span=function.span,
+            tuple(a for a in walk.arrays.by_name.values() if a.name in used), body, (*_all_checks(walk), *shared, *kind_checks(function, args, metadata, walk.context.state)), metadata, computed, span=function.span,
         )  # fmt: skip
         _check_result(function, kernel, diagnostics)
     sink.items.extend(diagnostics.items)

@@ -2,7 +2,8 @@
 
 In comes a typed body whose loops are as written; out comes one where every loop has its kind:
 
-    parallel  top level only: no point reads or overwrites what another one writes
+    parallel  top level only: no point reads or overwrites what another one writes; stores that only combine (`out[k[i]] += w[i]`)
+              may meet in one element, and are then marked as scatters
     reduce    only accumulates, each target with one operation, and never reads a target otherwise
     each      inside a kernel: serial, but its iterations are independent
     serial    everything else
@@ -18,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tilewright.base.errors import Diagnostics
-from tilewright.tree.bounds import Indices, disjoint, injective, linear_indices, owns_axis
+from tilewright.tree.bounds import Indices, disjoint, injective, known_indices, linear_indices, owns_axis
 from tilewright.tree.races import collision, promised
 from tilewright.tree.typed import (
     Accumulate,
@@ -35,12 +36,16 @@ from tilewright.tree.typed import (
     TypedBarrier,
     TypedIf,
     TypedLoop,
+    TypedPrint,
     TypedWhile,
     TypedYield,
     Variable,
 )
 from tilewright.tree.typed_text import show_expr
 from tilewright.tree.typed_walk import assigned, exprs_in, walk, walk_expr
+
+REDUCED = ("add", "mul", "min", "max", "and", "or")
+"""Stores that a reduction can stand for."""
 
 
 def classify(stmts: tuple[Stmt, ...], elementwise: bool, sink: Diagnostics) -> tuple[Stmt, ...]:
@@ -75,6 +80,8 @@ def merge_nest(loop: TypedLoop) -> TypedLoop:
     """`for i: for j: body` -> `for i, j: body`, as long as inner ranges do not depend on outer indices."""
     while len(loop.body) == 1 and isinstance(loop.body[0], TypedLoop):
         inner = loop.body[0]
+        if loop.until is not None or inner.until is not None:
+            break
         if (inner.asked == "yes") != (loop.asked == "yes") or not _rectangular(loop.vars, inner.vars):
             break
         loop = replace(loop, vars=loop.vars + inner.vars, body=inner.body)
@@ -123,6 +130,8 @@ def _between_barriers(loop: TypedLoop) -> list[TypedLoop]:
 
 
 def _top_loop(loop: TypedLoop, sink: Diagnostics) -> list[Stmt]:
+    if _prints(loop):
+        return [_inner(loop)]  # in order, so that what is printed is
     outer = assigned(loop.body)
     domain_known = _rectangular((), loop.vars)
     if not outer:
@@ -132,7 +141,14 @@ def _top_loop(loop: TypedLoop, sink: Diagnostics) -> list[Stmt]:
         if depth and domain_known:
             rest = loop.vars[depth:]
             body = (replace(loop, vars=rest, kind=""),) if rest else loop.body
-            return [replace(loop, vars=loop.vars[:depth], body=_inners(body), kind="parallel")]
+            if not rest or is_reduction(replace(loop, vars=rest), ()) or scattered(replace(loop, vars=rest)) is None:
+                return [replace(loop, vars=loop.vars[:depth], body=_inners(body), kind="parallel")]
+        turned = interchanged(loop) if domain_known else None
+        if turned is not None:
+            return _top_loop(turned, sink)
+        scatter = scattered(loop) if domain_known and not is_reduction(loop, ()) else None
+        if scatter is not None:
+            return [replace(scatter, body=_inners(scatter.body), kind="parallel")]
         return [_inner(loop)]
     if is_reduction(loop, outer):
         return [replace(loop, body=_inners(loop.body), kind="reduce")]
@@ -149,9 +165,9 @@ def _top_loop(loop: TypedLoop, sink: Diagnostics) -> list[Stmt]:
 
 
 def _race(loop: TypedLoop, beyond: Sequence[LoopVar], sink: Diagnostics) -> None:
-    """grid promised independence. What is surely broken is an error; what is only unproven is serialised."""
+    """grid promised independence. What is surely broken is an error; what is only unproven is serialised. Stores that combine may meet."""
     for stmt in walk(loop.body):
-        if isinstance(stmt, Store):
+        if isinstance(stmt, Store) and not stmt.kind:
             linear = linear_indices(stmt.indices)
             if linear is None:
                 continue
@@ -236,14 +252,18 @@ def _inner(stmt: Stmt) -> Stmt:
 # -- the two proofs -----------------------------------------------------------------------------------------------
 
 
+def _prints(loop: TypedLoop) -> bool:
+    return any(isinstance(s, TypedPrint) for s in walk(loop.body))
+
+
 def is_reduction(loop: TypedLoop, outer: Sequence[Variable]) -> bool:
     """Whether the loop does nothing but accumulate into outer variables or into array elements that it does not move over."""
     stores = [s for s in walk(loop.body) if isinstance(s, Store)]
-    if not outer and not stores:
+    if (not outer and not stores) or any(s.kind not in REDUCED for s in stores):
         return False
     kinds: dict[Variable, str] = {}
     for stmt in walk(loop.body):
-        if isinstance(stmt, TypedWhile | ArrayAssign | ReduceLoop | TypedYield):
+        if isinstance(stmt, TypedWhile | ArrayAssign | ReduceLoop | TypedYield | TypedPrint):
             return False
         if isinstance(stmt, SetVar) and stmt.var in outer:
             return False
@@ -278,25 +298,79 @@ def independent(loop: TypedLoop, over: Sequence[LoopVar]) -> bool:
     accesses: dict[str, list[Indices]] = {}
     reads: set[str] = set()
     for stmt in walk(body):
-        if isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield):
+        if isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield | TypedPrint):
             return False
-        if isinstance(stmt, Store):
-            linear = linear_indices(stmt.indices)
-            if linear is None:
-                return False
-            writes.setdefault(stmt.array.name, []).append(linear)
+        if isinstance(stmt, Store) and not stmt.scatter:
+            writes.setdefault(stmt.array.name, []).append(known_indices(stmt.indices))
             if stmt.kind:
                 reads.add(stmt.array.name)
     if not writes:
-        return False
+        return any(isinstance(s, Store) for s in walk(body))
     for expr in exprs_in(body):
         if isinstance(expr, Element) and expr.array.name in writes:
-            linear = linear_indices(expr.indices)
-            if linear is None:
-                return False
-            accesses.setdefault(expr.array.name, []).append(linear)
+            accesses.setdefault(expr.array.name, []).append(known_indices(expr.indices))
             reads.add(expr.array.name)
     return all(_array_independent(writes[name], accesses.get(name, []), over) for name in writes)
+
+
+def interchanged(loop: TypedLoop) -> TypedLoop | None:
+    """`for k: for i: out[i] += x[i, k]` as `for i: for k: …`, so that the loop over results is outside and the sum inside; None for other nests."""
+    joined = _joined(loop)
+    stores = [s for s in walk(joined.body) if isinstance(s, Store)]
+    reached = {e.var for s in stores for index in s.indices for e in walk_expr(index) if isinstance(e, IndexRef)}
+    kept = tuple(v for v in joined.vars if v in reached)
+    order = (*kept, *(v for v in joined.vars if v not in reached))
+    if not kept or order == loop.vars or any(not s.kind for s in stores):
+        return None
+    turned = replace(joined, vars=order)
+    inner = replace(joined, vars=order[len(kept) :])
+    return turned if order != kept and independent(turned, kept) and is_reduction(inner, ()) else None
+
+
+def _joined(loop: TypedLoop) -> TypedLoop:
+    """The nest with the loops directly inside, whoever asked for which order: for bodies in which order does not count."""
+    while len(loop.body) == 1 and isinstance(loop.body[0], TypedLoop) and _rectangular(loop.vars, loop.body[0].vars):
+        if loop.until is not None or loop.body[0].until is not None:
+            break
+        loop = replace(loop, vars=loop.vars + loop.body[0].vars, body=loop.body[0].body)
+    return loop
+
+
+def scattered(loop: TypedLoop) -> TypedLoop | None:
+    """The loop with its scatters marked, where its points can run in any order but for stores that combine; None where they cannot.
+
+    A scatter combines into elements that nothing else in the loop reads or writes in another way. Loops directly inside join the nest: what is
+    combined may come in any order.
+    """
+    loop = _joined(loop)
+    if assigned(loop.body) or any(isinstance(s, ArrayAssign | ReduceLoop | TypedYield) for s in walk(loop.body)):
+        return None
+    kinds: dict[str, set[str]] = {}
+    for stmt in walk(loop.body):
+        if isinstance(stmt, Store):
+            kinds.setdefault(stmt.array.name, set()).add(stmt.kind)
+    read = {e.array.name for e in exprs_in(loop.body) if isinstance(e, Element)}
+    combined = {name for name, found in kinds.items() if len(found) == 1 and "" not in found and name not in read}
+    while True:
+        marked = replace(loop, body=_marked(loop.body, combined))
+        unneeded = [name for name in sorted(combined) if independent(replace(loop, body=_marked(loop.body, combined - {name})), loop.vars)]
+        if not unneeded or not combined - {unneeded[0]}:
+            break
+        combined = combined - {unneeded[0]}
+    return marked if combined and independent(marked, loop.vars) else None
+
+
+def _marked(stmts: tuple[Stmt, ...], arrays: set[str]) -> tuple[Stmt, ...]:
+    result: list[Stmt] = []
+    for stmt in stmts:
+        if isinstance(stmt, Store):
+            stmt = replace(stmt, scatter=stmt.array.name in arrays)
+        elif isinstance(stmt, TypedIf):
+            stmt = replace(stmt, then=_marked(stmt.then, arrays), otherwise=_marked(stmt.otherwise, arrays))
+        elif isinstance(stmt, TypedLoop | TypedWhile):
+            stmt = replace(stmt, body=_marked(stmt.body, arrays))
+        result.append(stmt)
+    return tuple(result)
 
 
 def _array_independent(writes: list[Indices], reads: list[Indices], over: Sequence[LoopVar]) -> bool:

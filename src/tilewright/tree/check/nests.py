@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tilewright.base.dtypes import i64
 from tilewright.base.intervals import clamped
-from tilewright.base.sizes import ONE, ZERO, Size, ceildiv
+from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, has_numbers
 from tilewright.tree import syntax
 from tilewright.tree.bounds import interval
 from tilewright.tree.check.arrays import ArrayTable
@@ -57,11 +57,14 @@ class NestChecker:
         if step is None or step == ZERO:
             what = "0" if step == ZERO else "not made of constants and sizes"
             raise self.context.fail("TW016", f"the step of a loop cannot be {what}", node.span)
+        title = node.hi.id if isinstance(node.hi, syntax.Name) else name
+        step = self.sizes.numbers.extent(step, node.step.id if isinstance(node.step, syntax.Name) else f"{name}_step", node.span, least=1)
         first, last = size_of(lo), size_of(hi)
         down = step.constant is not None and step.constant < 0
         count = None
         if first is not None and last is not None:
             count = ceildiv(first - last, -step) if down else ceildiv(last - first, step)
+            count = self.sizes.numbers.count(count, title, node.span) if has_numbers(count) else count
         start, end = interval(lo), interval(hi)
         low = start.low if start else None
         high = end.high - 1 if end else None

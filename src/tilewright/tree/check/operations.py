@@ -152,7 +152,7 @@ class Typing:
                 return None
         left, right = size_of(a), size_of(b)
         if left is not None and right is not None and a.weak and b.weak and op in _SIZES:
-            return SizeValue(_SIZES[op](left, right), span=span)
+            return self.sizes.numbers.value(_SIZES[op](left, right), span)
         if isinstance(b, Const) and b.value == 1 and b.weak == "int" and op in ("//", "%", "zdiv") and a.dtype.is_int:
             # A stride or a group of 1: the index is as affine as it was.
             return a if op != "%" else Const(0, a.dtype, a.weak, a.shape, span=span)
@@ -212,7 +212,7 @@ class Typing:
         if isinstance(a, Const) and a.weak:
             return self.literal(-a.value, span)
         if isinstance(a, SizeValue):
-            return SizeValue(-a.size, span=span)
+            return self.sizes.numbers.value(-a.size, span)
         if a.dtype.is_bool:
             a = Cast(a, i64, span=span)
         return self.apply("neg", [a], type_of(a), span)
@@ -262,7 +262,7 @@ class Typing:
                 choose = min if name == "min" else max
                 total = self.literal(choose(total.value, operand.value), span)
             elif left is not None and right is not None and total.weak and operand.weak:
-                total = SizeValue(_SIZES[name](left, right), span=span)
+                total = self.sizes.numbers.value(_SIZES[name](left, right), span)
             else:
                 total = self.apply(name, [total, operand], self.meet(f"'{name}'", [total, operand], span), span)
         return total

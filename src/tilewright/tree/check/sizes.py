@@ -5,15 +5,15 @@ In come typed indices and shapes; out go equations of sizes for the next walk, e
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 from tilewright.base.intervals import surely_negative, surely_nonnegative, surely_positive
-from tilewright.base.sizes import ONE, ZERO, Size, SizeCall, minimum
+from tilewright.base.sizes import ONE, ZERO, Size, SizeCall, has_numbers, is_computed, is_number, minimum, readable
 from tilewright.base.source import Span
 from tilewright.tree.bounds import affine, bound_by, interval
 from tilewright.tree.check.context import Context
 from tilewright.tree.check.infer import size_of
+from tilewright.tree.check.numbers import NumberSizes
 from tilewright.tree.check.state import WalkAgain
 from tilewright.tree.names import is_output
 from tilewright.tree.typed import Apply, ArrayInfo, Expr, IndexRef, LoopVar, Shape, SizeCheck, SizeValue
@@ -26,6 +26,7 @@ class SizeChecker:
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        self.numbers = NumberSizes(context, self.require)
         self.checks: dict[tuple[Size, str, Size], SizeCheck] = {}
         """What must hold at calls."""
         self.ranges: dict[str, dict[Size | None, Span]] = {}
@@ -46,7 +47,7 @@ class SizeChecker:
         """A Python variable that holds one size gives it its name."""
         for name, item in zip(names, items, strict=False):
             raw = self.raw_name(item.size) if isinstance(item, SizeValue) else None
-            if self.context.is_python and raw is not None:
+            if self.context.is_python and raw is not None and not is_number(raw) and not is_computed(raw):
                 self.context.state.equations.calls[raw, name] = None
 
     def require(self, left: Size, relation: str, right: Size, message: str, span: Span, code: str = "TW004") -> None:
@@ -73,6 +74,14 @@ class SizeChecker:
         left, right = self.context.state.solution.raw(a), self.context.state.solution.raw(b)
         if a == b:
             return
+        if _of_call(a) or _of_call(b):
+            name, other = (left.name, right) if _of_call(b) else (right.name, left)
+            if name is not None and "$" not in name and not has_numbers(other):
+                # A name that stands for a size, as in ZynML: it is that one.
+                self.context.state.equations.defined.setdefault((name, other), span)
+                return
+            self.require(a, "eq", b, "extents {left} and {right} do not match", span)
+            return
         if a.constant is not None and b.constant is not None:
             raise self.context.fail("TW004", f"extents {a} and {b} do not match", span)
         if left.name is not None and right.name is not None:
@@ -94,6 +103,8 @@ class SizeChecker:
     def learn_axis(self, array: ArrayInfo, axis: int, value: Expr, span: Span, write: bool = False) -> None:
         if array.role == "input":
             self.bind(array, axis, value, span)
+        elif array.role == "inout":
+            self.bind_in_place(array, axis, value)
         elif not write:
             self.bind_made(array, axis, value, span)
         if not self.context.trusts(value, reach=True):
@@ -105,7 +116,7 @@ class SizeChecker:
         equations, linear = self.context.state.equations, affine(value)
         bare = linear.bare if linear is not None else None
         full = bare.full if bare is not None else None
-        name = self.raw_name(full) if full is not None else None
+        name = self.raw_name(full) if full is not None and not _of_call(full) else None
         if name is not None and axis_name in self.context.state.longer:
             pass
         elif name is not None and not self.context.trusts(value):
@@ -130,8 +141,17 @@ class SizeChecker:
                 if inner is not None:
                     equations.perhaps[inner, Size.of(axis_name)] = None
         if not self.context.trusts(value):
-            known = full if full is not None and full.constant is None else None
+            known = full if full is not None and full.constant is None and not _of_call(full) else None
             self.ranges.setdefault(axis_name, {}).setdefault(known, span)
+
+    def bind_in_place(self, array: ArrayInfo, axis: int, value: Expr) -> None:
+        """An array that is written in place may be longer than a loop that walks over it. In ZynML it still says what a size is that nothing else
+        gives a value."""
+        linear = affine(value)
+        full = linear.bare.full if linear is not None and linear.bare is not None else None
+        name = self.raw_name(full) if full is not None else None
+        if name is not None and not self.context.is_python:
+            self.context.state.equations.perhaps[name, Size.of(f"{array.name}${axis}")] = None
 
     def stay_inside(self, array: ArrayInfo, axis: int, value: Expr, span: Span, write: bool = False) -> None:
         """Prove that an index stays inside its axis, or leave it to a check at calls."""
@@ -142,6 +162,8 @@ class SizeChecker:
         if reach is None:
             return
         low, high = reach.low, reach.high
+        if not self.numbers.decide(low, high):
+            return  # a place that the call names: found when the kernel runs
         spare = extent - high - 1
         text = show_expr(value)
         for divisor in _divisors(value):
@@ -232,12 +254,12 @@ class SizeChecker:
         name = self.raw_name(last) if last is not None else None
         if name is None or bare is None:
             return
-        if array.role != "input":
+        if array.role not in ("input", "inout"):
             if bare.step == length and last is not None:
                 self.bind_size(array, axis, last, start.span)
             return
         axis_name = f"{array.name}${axis}"
-        if bare.step == length and not self.context.guarded:
+        if bare.step == length and not self.context.guarded and array.role == "input":
             self.equal(axis_name, name)
         elif not self.context.is_python:
             self.context.state.equations.perhaps[name, Size.of(axis_name)] = None
@@ -246,7 +268,7 @@ class SizeChecker:
         """ZynML: `x[i, a:n]` says that n is the extent, unless something else says what it is."""
         size = size_of(stop)
         name = self.raw_name(size) if size is not None else None
-        if name is not None and array.role == "input" and not self.context.is_python:
+        if name is not None and array.role in ("input", "inout") and not self.context.is_python:
             self.context.state.equations.perhaps[name, Size.of(f"{array.name}${axis}")] = None
             self.context.state.equations.ranges.add(name)
 
@@ -255,7 +277,7 @@ class SizeChecker:
     def stay_in_tile(self, name: str, axis: int, extent: Size, index: Expr, span: Span) -> None:
         """As `stay_inside`, for an element of a tile."""
         reach = interval(index)
-        if reach is None or self.context.guarded:
+        if reach is None or self.context.guarded or not self.numbers.decide(reach.low, reach.high):
             return
         text = f"index {show_expr(index)} of '{name}'"
         if surely_negative(extent - reach.high - 1):
@@ -265,6 +287,11 @@ class SizeChecker:
             self.require(self.when_reached(reach.high + 1, extent - reach.high - 1) - 1, "lt", extent, message, span, "TW013")
         if surely_negative(reach.low):
             raise self.context.fail("TW013", f"{text} goes down to {reach.low} on axis {axis}", span)
+
+
+def _of_call(size: Size) -> bool:
+    """Whether numbers of the call decide it: then it need not be the extent of what is read with it."""
+    return any(is_number(name) or is_computed(name) for name in size.names)
 
 
 def _divisors(value: Expr) -> Iterator[Size]:
@@ -277,7 +304,7 @@ def _divisors(value: Expr) -> Iterator[Size]:
 
 def _size_text(size: Size) -> str:
     """A size as a message names it: an axis nobody named is `x.shape[0]`."""
-    return re.sub(r"([\w.]+)\$(\d+)", r"\1.shape[\2]", str(size))
+    return readable(str(size))
 
 
 def _numerator(size: Size | None) -> tuple[Size, int] | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tilewright.base.dtypes import i64
-from tilewright.base.intervals import clamped, surely_negative, surely_nonnegative
+from tilewright.base.intervals import surely_negative, surely_nonnegative
 from tilewright.base.sizes import ZERO, Size, minimum
 from tilewright.base.source import Span
 from tilewright.tree import syntax
@@ -121,8 +121,8 @@ class SliceChecker:
             written = self.typing.binary("-", stop, start, node.span)
             return start, axis_extent, (written,) if written == room else (written, room)
         if node.hi is None or (reach is not None and surely_nonnegative(axis_extent - reach.high - length)):
-            return start, clamped(length), ()
-        return start, clamped(length), (room,)
+            return start, self.sizes.numbers.count(length, "", node.span), ()
+        return start, self.sizes.numbers.count(length, "", node.span), (room,)
 
     def part_of_tile(self, name: str, value: Expr, nodes: Sequence[syntax.Expr], span: Span) -> Expr:
         """`value[i, a:b]` of an array value inside a loop."""
@@ -168,7 +168,8 @@ class SliceChecker:
         first, last = size_of(start), size_of(stop)
         if first is None or last is None:
             raise self.context.fail("TW014", f"{text} is not made of sizes of the inputs", span)
-        return clamped(last - first if surely_nonnegative(axis_extent - last) else minimum(last, axis_extent) - first)
+        length = last - first if surely_nonnegative(axis_extent - last) else minimum(last, axis_extent) - first
+        return self.sizes.numbers.count(length, "", span)
 
 
 def _section(node: syntax.Slice, start: Expr, stop: Expr) -> str:

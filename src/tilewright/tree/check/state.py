@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilewright.base.record import record
+from tilewright.base.sizes import Size
+from tilewright.base.source import Span
 from tilewright.tree import syntax
 from tilewright.tree.check.infer import TypePair
 from tilewright.tree.check.solve import Equations, Solution
@@ -31,6 +33,17 @@ class OutputState:
 
     pair: TypePair | None = None
     shape: Shape | None = None
+
+
+@dataclass
+class ComputedSize:
+    """A size that calls compute from their numbers."""
+
+    name: str
+    span: Span
+    checked: bool = False
+    """Calls where it is below `least` are refused; else it counts as 0 there."""
+    least: int = 0
 
 
 class WalkAgain(Exception):
@@ -61,6 +74,8 @@ class State:
     """Axes of inputs that are longer than the loop that walks over them."""
     bound_whole: set[str] = field(default_factory=set)
     """Axes of inputs that are said to be as long as a loop that walks over them."""
+    computed: dict[Size, ComputedSize] = field(default_factory=dict)
+    """Sizes that calls compute from their numbers, by what they are made of: parameters and axes."""
     changed: bool = False
     """This walk learnt something about a variable or an output."""
 
@@ -108,11 +123,16 @@ class SharedArray:
 
 
 @record
+class Absent:
+    """A parameter that the call left out: it is None."""
+
+
+@record
 class Poison:
     """A name whose declaration was wrong; using it says nothing more."""
 
 
-Binding = VariableSlot | Alias | TileValue | SharedArray | Poison | LoopVar | ArrayInfo | ScalarInfo | tuple[Expr, ...]
+Binding = VariableSlot | Alias | TileValue | SharedArray | Absent | Poison | LoopVar | ArrayInfo | ScalarInfo | tuple[Expr, ...]
 
 
 class Scope:

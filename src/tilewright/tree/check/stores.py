@@ -12,7 +12,7 @@ from tilewright.base.intervals import surely_nonnegative
 from tilewright.base.sizes import ONE, Size
 from tilewright.base.source import Span
 from tilewright.tree import syntax
-from tilewright.tree.bounds import IndexForm, affine
+from tilewright.tree.bounds import IndexForm, affine, linear_indices
 from tilewright.tree.check.arrays import ArrayTable
 from tilewright.tree.check.context import Context, Skip
 from tilewright.tree.check.elements import ElementBuilder, limits_of
@@ -39,6 +39,9 @@ from tilewright.tree.typed import (
 )
 from tilewright.tree.typed_walk import exprs_in
 
+COMBINATIONS = ("add", "mul", "min", "max", "and", "or", "xor")
+"""Operations of two numbers that accumulate."""
+
 
 class StoreChecker:
     def __init__(
@@ -62,9 +65,9 @@ class StoreChecker:
         base, nodes = flatten_index(target)
         array = self.expressions.array(base)
         if isinstance(array, ArrayInfo) and array.role == "input" and not self.context.is_python:
-            raise self.context.fail("TW015", f"'{array.name}' is not an output and cannot be written", stmt.span, "write to out[…], or to an out_… of its own")
+            raise self.context.fail("TW015", f"'{array.name}' is not an output and cannot be written", stmt.span, f"write to out[…], or to an out_… of its own; compute(inout {array.name}, …) writes it in place")
         if isinstance(array, ArrayInfo) and array.role == "input":
-            raise self.context.fail("TW015", f"'{array.name}' is an input and cannot be written", stmt.span, "make an output and write to that")
+            raise self.context.fail("TW015", f"'{array.name}' is an input and cannot be written", stmt.span, "make an output and write to that, or annotate it as tw.InOut")
         implicit = array is None and isinstance(base, syntax.Name) and self.arrays.is_place(base.id)
         if not implicit and not isinstance(array, ArrayInfo):
             name = base.id if isinstance(base, syntax.Name) else "this"
@@ -117,13 +120,24 @@ class StoreChecker:
     def store_kind(self, stmt: syntax.Assign, place: ArrayInfo, indices: tuple[Expr, ...], value: Expr) -> tuple[str, Expr]:
         """`place[…] op= value` as an accumulation where it is one, else as a plain store of the combined value."""
         if not stmt.op:
-            return "", value
+            return self.combination(stmt, place, indices, value)
         self.arrays.on_read(place, stmt.span)
         if stmt.op == "-" and not place.dtype.is_bool:
             return "add", self.typing.negate(self.typing.assignable(value, place.dtype, f"'{place.name}'", stmt.span), stmt.span)
-        if stmt.op in COMBINE and not (place.dtype.is_bool and stmt.op in "+*"):
+        if stmt.op in COMBINE and not (place.dtype.is_bool and stmt.op in "+*") and not (place.dtype.is_float and stmt.op in "&|"):
             return COMBINE[stmt.op], value
+        if stmt.op == "^" and not place.dtype.is_float:
+            return "xor", value
         return "", self.typing.binary(stmt.op, Element(place, indices, span=stmt.span), value, stmt.span)
+
+    def combination(self, stmt: syntax.Assign, place: ArrayInfo, indices: tuple[Expr, ...], value: Expr) -> tuple[str, Expr]:
+        """`place[k] = max(place[k], value)`, and the like, as an accumulation at a place that data decides."""
+        if not isinstance(value, Apply) or value.op not in COMBINATIONS or value.dtype is not place.dtype or linear_indices(indices) is not None:
+            return "", value
+        for own, other in (value.args, value.args[::-1]):
+            if isinstance(own, Element) and own.array.name == place.name and own.indices == indices:
+                return value.op, other
+        return "", value
 
     # -- parts of arrays ----------------------------------------------------------------------------------------------
 

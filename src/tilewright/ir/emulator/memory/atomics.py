@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.base.dtypes import DType
+from tilewright.base.dtypes import DType, compute_dtype
 from tilewright.ir.emulator.memory.memory import Memory
 from tilewright.ir.nodes import NO_ATTRS
-from tilewright.ir.numerics import evaluate
+from tilewright.ir.numerics import convert, evaluate
 
 Array = np.ndarray
 
@@ -43,6 +43,22 @@ def update(kind: str, memory: Memory, places: Array, operands: Sequence[Array]) 
         memory.write(places[chosen], _next(kind, found, [o[chosen] for o in operands], memory.dtype))
         old[chosen] = found
     return old
+
+
+def accumulate(kind: str, memory: Memory, places: Array, values: Array) -> None:
+    """Combine values into their places, in order. Floats narrower than f32 are added up in f32 and rounded once."""
+    wide = compute_dtype(memory.dtype)
+    order = np.argsort(places, kind="stable")
+    unique, starts = np.unique(places[order], return_index=True)
+    if not len(unique):
+        return
+    terms = values[order]
+    result = convert(memory.read(unique), memory.dtype, wide)
+    lengths = np.diff(np.append(starts, len(terms)))
+    for number in range(int(lengths.max())):
+        chosen = lengths > number
+        result[chosen] = evaluate(kind, (result[chosen], terms[starts[chosen] + number]), NO_ATTRS, wide)
+    memory.write(unique, convert(result, wide, memory.dtype))
 
 
 def _next(kind: str, old: Array, operands: Sequence[Array], dtype: DType) -> Array:

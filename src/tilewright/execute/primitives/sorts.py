@@ -1,0 +1,221 @@
+"""Sorting and what follows from it: `sort`, `argsort`, `topk`, `unique`, `run_lengths`.
+
+In and out: as for the other primitives (`elements`). All sorts are stable. Floats are in NumPy's order: every NaN behind
+everything else (before everything else where the order is descending).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.base.dtypes import i64
+from tilewright.base.errors import UserError
+from tilewright.execute.devices import place_of
+from tilewright.execute.places import Array, DevicePlace, dtype_of
+from tilewright.execute.primitives.axes import Lines
+from tilewright.execute.primitives.elements import filter_into, map, one_axis
+from tilewright.execute.primitives.functions import Function
+
+if TYPE_CHECKING:
+    from tilewright.ir.program import Program
+    from tilewright.primitives.sort import SortPlan
+
+
+def sort(
+    data: Any, values: Any = None, *, axis: int = -1, key: Function | None = None, descending: bool = False, device: str | None = None
+) -> Any:
+    """The elements in order along an axis; with `values` (of the same shape) also those, moved alike.
+
+    `sort(keys)` gives an array, `sort(keys, values)` a pair. Equal keys keep their order. -0.0 comes before 0.0. `key`, a function of one number, says
+    by what elements are ordered.
+    """
+    place = place_of([data] if values is None else [data, values], device)
+    x = place.read("data", data)
+    lines = Lines(x.shape, axis, "sort")
+    arrays = {"keys": x}
+    if values is not None:
+        v = arrays["values"] = place.read("values", values)
+        if v.shape != x.shape:
+            raise UserError.at("TW004", f"sort's values have shape {list(v.shape)}, but its keys {list(x.shape)}")
+    arrays = {name: lines.last(place, array) for name, array in arrays.items()}
+    if key is None:
+        done = _sorted(place, arrays, descending, None)
+    else:
+        order = _sorted(place, {"keys": _keys(place, arrays["keys"], key)}, descending, i64)[0]
+        done = [_gathered(place, array, order) for array in arrays.values()]
+    given = tuple(place.give(lines.back(place, a)) for a in done)
+    return given if values is not None else given[0]
+
+
+gpu_sort = sort
+
+
+def argsort(data: Any, *, axis: int = -1, key: Function | None = None, descending: bool = False, device: str | None = None) -> Any:
+    """Where the elements are that stand first, second… in order along an axis, as i64. Stable; `key` as in `sort`."""
+    place = place_of([data], device)
+    x = place.read("data", data)
+    lines = Lines(x.shape, axis, "argsort")
+    keys = lines.last(place, x) if key is None else _keys(place, lines.last(place, x), key)
+    return place.give(lines.back(place, _sorted(place, {"keys": keys}, descending, i64)[0]))
+
+
+gpu_argsort = argsort
+
+
+def topk(data: Any, k: int, *, axis: int = -1, largest: bool = True, key: Function | None = None, device: str | None = None) -> Any:
+    """The `k` largest (or smallest) elements along an axis in order, the first one first, and where they are (i64): a pair of arrays.
+
+    Of equal elements those that come first are taken, and come first. NaN is larger than everything else. `key` as in `sort`.
+    """
+    place = place_of([data], device)
+    x = place.read("data", data)
+    lines = Lines(x.shape, axis, "topk")
+    size = x.shape[lines.axis]
+    if not isinstance(k, int | np.integer) or isinstance(k, bool) or not 0 <= k <= size:
+        raise UserError.at("TW009", f"k is {k!r}, but axis {lines.axis} of the data has {size} element(s)", help=f"give a whole number from 0 to {size}")
+    rows = lines.last(place, x)
+    keys = rows if key is None else _keys(place, rows, key)
+    order = _first(place, keys, int(k), largest)
+    return place.give(lines.back(place, _gathered(place, rows, order))), place.give(lines.back(place, order))
+
+
+def unique(data: Any, *, return_counts: bool = False, device: str | None = None) -> Any:
+    """The different elements, in order; with `return_counts` also how often each occurs. All NaN are one element."""
+    place = place_of([data], device)
+    x = place.read("data", data).reshape(-1)
+    values, counts = _runs(place, _sorted(place, {"keys": x}, False, None)[0])
+    return (values, counts) if return_counts else values
+
+
+gpu_unique = unique
+
+
+def run_lengths(data: Any, *, device: str | None = None) -> Any:
+    """Run-length encoding: the value of each run of equal neighbours, and its length (i64). NaN equals NaN here."""
+    place = place_of([data], device)
+    return _runs(place, one_axis(place, "data", data, "run_lengths"))
+
+
+gpu_run_lengths = run_lengths
+
+
+def _keys(place: DevicePlace, x: Array, key: Function) -> Array:
+    """What elements are ordered by."""
+    return place.read("key", map(x, key, device=place.device.id))
+
+
+def _gathered(place: DevicePlace, x: Array, order: Array) -> Array:
+    """The elements of rows at these places."""
+    from tilewright.primitives.gather import gather_program
+
+    dtype = dtype_of(x)
+    y = place.new(order.shape, dtype)
+    if order.size:
+        arrays = {"x": _rows(x), "places": _rows(order), "y": _rows(y)}
+        place.run(f"gather {dtype}", lambda: gather_program(dtype, place.target), arrays)
+    return y
+
+
+def _rows(x: Array) -> Array:
+    columns = x.shape[-1]
+    return x.reshape((x.size // columns, columns))
+
+
+def _first(place: DevicePlace, keys: Array, k: int, largest: bool) -> Array:
+    """Where the k elements are that stand first in each row."""
+    *around, size = keys.shape
+    if not k or not keys.size:
+        return place.new((*around, k), i64)
+    if not place.is_gpu and k * 4 <= size:
+        from tilewright.primitives.cpu_rows import SELECTED, select_program_cpu
+
+        rows, dtype = _rows(keys), dtype_of(keys)
+        found = place.new((rows.shape[0], max(1, size // max(SELECTED, 4 * k)), k), i64)
+        place.run(f"select {dtype} {largest}", lambda: select_program_cpu(dtype, largest), {"keys": rows, "places": found})
+        candidates = found.reshape((rows.shape[0], found.size // rows.shape[0]))
+        order = _sorted(place, {"keys": _gathered(place, rows, candidates)}, largest, i64)[0]
+        return _gathered(place, candidates, _leading(place, order, k)).reshape((*around, k))
+    return _leading(place, _sorted(place, {"keys": keys}, largest, i64)[0], k)
+
+
+def _leading(place: DevicePlace, order: Array, k: int) -> Array:
+    """The first k of each row, contiguous."""
+    if order.shape[-1] == k:
+        return order
+    return place.read("order", order[..., :k])
+
+
+def _runs(place: DevicePlace, x: Array) -> tuple[Any, Any]:
+    dtype = dtype_of(x)
+    if not x.size:
+        return place.give(place.new((0,), dtype)), place.give(place.new((0,), i64))
+    places, count = place.new(x.shape, i64), place.new((1,), i64)
+    filter_into(place, {"x": x}, places, count, None, place.aligned(x), heads=True)
+    number = int(place.number(count))
+    values, lengths = place.new((number,), dtype), place.new((number,), i64)
+
+    def build() -> Program:
+        from tilewright.primitives.cpu_chunks import runs_program_cpu
+        from tilewright.primitives.filter import runs_program
+
+        return runs_program(dtype) if place.is_gpu else runs_program_cpu(dtype)
+
+    place.run(f"runs {dtype}", build, {"x": x, "places": places[:number], "values": values, "lengths": lengths})
+    return place.give(values), place.give(lengths)
+
+
+def _sorted(place: DevicePlace, arrays: dict[str, Array], descending: bool, places: Any) -> list[Array]:
+    """The sorted keys and, where there are values, those; where `places` is a dtype, only where the keys were."""
+    from tilewright.primitives.sort import WIDE, SortPlan
+
+    x = arrays["keys"]
+    payload = places or (dtype_of(arrays["values"]) if "values" in arrays else None)
+    plan = SortPlan(dtype_of(x), payload, places is not None, descending, x.size >= WIDE, all(place.aligned(a) for a in arrays.values()))
+    made = {} if plan.places else {"sorted": place.new(x.shape, plan.dtype)}
+    if payload is not None:
+        made["moved"] = place.new(x.shape, payload)
+    if x.size:
+        if x.ndim == 1:
+            _sort_flat(place, plan, {**arrays, **made})
+        else:
+            _sort_rows(place, plan, {**arrays, **made})
+    return list(made.values())
+
+
+def _sort_flat(place: DevicePlace, plan: SortPlan, arrays: dict[str, Array]) -> None:
+    def build() -> Program:
+        from tilewright.primitives.cpu_buckets import bucket_sort_program
+        from tilewright.primitives.cpu_sort import sort_program_cpu
+        from tilewright.primitives.sort import sort_program
+
+        if place.is_gpu:
+            return sort_program(plan, place.target)
+        return bucket_sort_program(plan) if plan.passes > 2 else sort_program_cpu(plan)
+
+    place.run(f"sort {plan.key}", build, arrays)
+
+
+def _sort_rows(place: DevicePlace, plan: SortPlan, arrays: dict[str, Array]) -> None:
+    from tilewright.primitives.cpu_rows import LONGEST as LONGEST_ROW
+    from tilewright.primitives.cpu_rows import sort_rows_program_cpu
+    from tilewright.primitives.rows import LONGEST, row_shape, rows_program
+
+    *_, columns = arrays["keys"].shape
+    rows = arrays["keys"].size // columns
+    flat = {name: array.reshape((rows, columns)) for name, array in arrays.items()}
+    if place.is_gpu and columns <= LONGEST:
+        shape = row_shape(plan, columns, place.target)
+        own = replace(plan, wide=False, aligned=False)
+        place.run(f"sort rows {own.key} {shape}", lambda: rows_program(own, shape), flat)
+        return
+    if not place.is_gpu and rows > 1 and columns <= LONGEST_ROW:
+        own = replace(plan, wide=False, aligned=False)
+        place.run(f"sort rows {own.key}", lambda: sort_rows_program_cpu(own), flat)
+        return
+    for row in range(rows):
+        part = {name: array[row] for name, array in flat.items()}
+        aligned = all(place.aligned(a) for a in part.values())
+        _sort_flat(place, replace(plan, wide=columns >= 1 << 30, aligned=plan.aligned and aligned), part)

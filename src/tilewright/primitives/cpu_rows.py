@@ -1,0 +1,199 @@
+"""Many rows on a CPU, each the work of one thread: sorting them, and selecting the first of each.
+
+In: what is sorted (`sort.SortPlan`), or how many are selected. Out: programs over `keys[rows, n]`. Blocks share out the rows and have memory for one
+row each. A sort is a radix sort of 8 bits at a time that leaves out digits which all keys of the row share; in short rows all elements are compared with each other. A
+selection finds the digits of the last key that is wanted, from the highest on, and then walks the row once more.
+"""
+
+from __future__ import annotations
+
+from tilewright.base.dtypes import DType, i64
+from tilewright.base.sizes import Size, minimum
+from tilewright.ir.program import Program, ProgramArray
+from tilewright.ir.types import tensor
+from tilewright.primitives.code import Code, Mem, Num, write_kernel
+from tilewright.primitives.cpu_sort import unrolled
+from tilewright.primitives.keys import cooked, from_key, key_dtype, raw, to_key
+from tilewright.primitives.parts import call, scratch
+from tilewright.primitives.sort import SortPlan
+
+_ROWS, _N = Size.of("rows"), Size.of("n")
+_RADIX = 256
+_BLOCKS = 32
+_SHORT = 24
+"""Elements of rows whose elements are all compared with each other."""
+LONGEST = 1 << 18
+"""Elements of the longest row that one thread sorts."""
+
+
+def sort_rows_program_cpu(plan: SortPlan) -> Program:
+    """The program `keys, values? -> sorted?, moved?`."""
+    unsigned, passes = key_dtype(plan.dtype), plan.passes
+    blocks = minimum(_ROWS, _BLOCKS)
+    arrays = {"keys": ProgramArray("keys", tensor(plan.dtype, _ROWS, _N), "input")}
+    if plan.payload is not None and not plan.places:
+        arrays["values"] = ProgramArray("values", tensor(plan.payload, _ROWS, _N), "input")
+    if not plan.places:
+        arrays["sorted"] = ProgramArray("sorted", tensor(plan.dtype, _ROWS, _N), "output")
+    if plan.payload is not None:
+        arrays["moved"] = ProgramArray("moved", tensor(plan.payload, _ROWS, _N), "output")
+    held = plan.held
+    arrays["row_keys"] = scratch("row_keys", unsigned, blocks * 2 * _N)
+    if held is not None:
+        arrays["row_values"] = scratch("row_values", held, blocks * 2 * _N)
+
+    def body(c: Code, *memory: Mem) -> None:
+        by_name = dict(zip(arrays, memory, strict=True))
+        own, carried = by_name["row_keys"], by_name.get("row_values")
+        size, rows, several = c.size(_N), c.size(_ROWS), c.size(blocks)
+        home = c.block() * 2 * size
+        table = c.alloc("local", i64, passes * _RADIX, align=64)
+
+        def read(r: Num, t: Num) -> Num:
+            key = to_key(c, raw(by_name["keys"].load((r, t))), plan.dtype, plan.descending, plan.places)
+            own.store(home + t, key)
+            if carried is not None:
+                carried.store(home + t, by_name["values"].load((r, t)) if "values" in by_name else t.to(carried.dtype))
+            return key
+
+        def write(r: Num, base: Num) -> None:
+            def one(t: Num) -> None:
+                if "sorted" in by_name:
+                    key = from_key(c, own.load(base + t), plan.dtype, plan.descending)
+                    by_name["sorted"].store((r, t), cooked(key, plan.dtype))
+                if carried is not None:
+                    by_name["moved"].store((r, t), carried.load(base + t).to(by_name["moved"].dtype))
+
+            unrolled(c, c.index(0), size, 4, one)
+
+        def by_comparison(r: Num) -> None:
+            c.loop(0, size, 1, [], lambda t: _nothing(read(r, t)))
+
+            def one(t: Num) -> None:
+                key = own.load(home + t)
+                (smaller,) = c.loop(0, t, 1, [c.const(0, i64)], lambda j, n: n + (own.load(home + j) <= key).to(i64))
+                (smaller,) = c.loop(t + 1, size, 1, [smaller], lambda j, n: n + (own.load(home + j) < key).to(i64))
+                own.store(home + size + smaller, key)
+                if carried is not None:
+                    carried.store(home + size + smaller, carried.load(home + t))
+
+            c.loop(0, size, 1, [], one)
+            write(r, home + size)
+
+        def by_digits(r: Num) -> None:
+            zero = c.op("broadcast", c.const(0, i64), width=8)
+            c.loop(0, passes * _RADIX, 8, [], lambda i: table.store(i, zero))
+
+            def count(t: Num) -> None:
+                key = read(r, t)
+                for k in range(passes):
+                    place = _digit(key, k) + k * _RADIX
+                    table.store(place, table[place] + 1)
+
+            unrolled(c, c.index(0), size, 2, count)
+            first = own.load(home)
+            side = c.const(0, i64)
+            for k in range(passes):
+                side = c.either(
+                    table[_digit(first, k) + k * _RADIX].eq(size), lambda side=side: side, lambda side=side, k=k: move(side, k)  # type: ignore[misc]
+                )[0]
+            write(r, home + side * size)
+
+        def move(side: Num, k: int) -> Num:
+            source, target = home + side * size, home + (1 - side) * size
+
+            def begin(i: Num, before: Num) -> Num:
+                mine = table[i]
+                table.store(i, before)
+                return before + mine
+
+            c.loop(k * _RADIX, (k + 1) * _RADIX, 1, [target], begin)
+
+            def one(t: Num) -> None:
+                key = own.load(source + t)
+                d = _digit(key, k) + k * _RADIX
+                place = table[d]
+                table.store(d, place + 1)
+                own.store(place, key)
+                if carried is not None:
+                    carried.store(place, carried.load(source + t))
+
+            unrolled(c, c.index(0), size, 4, one)
+            return 1 - side
+
+        def row(r: Num) -> None:
+            c.either(size <= _SHORT, lambda: by_comparison(r), lambda: by_digits(r))
+
+        c.loop(c.block() * rows // several, (c.block() + 1) * rows // several, 1, [], row)
+
+    kernel = write_kernel("sort_rows", 1, [blocks], [(a.name, a.type) for a in arrays.values()], body)
+    by_kind = {kind: tuple(a for a in arrays.values() if a.role == kind) for kind in ("input", "output", "scratch")}
+    return Program("sort_rows", by_kind["input"], by_kind["output"], by_kind["scratch"], (call(kernel),))
+
+
+SELECTED = 1 << 15
+"""Elements of the parts of a row that are selected from."""
+
+
+def select_program_cpu(dtype: DType, descending: bool) -> Program:
+    """The program `keys[rows, n] -> places[rows, parts, wanted]`: of each of some equal parts of a row, where the `wanted` elements are that stand first
+    in order. Places are in their own order. Of equal elements the first ones are taken. Every part has that many elements."""
+    unsigned = key_dtype(dtype)
+    passes = unsigned.bits // 8
+    parts, wanted = Size.of("parts"), Size.of("wanted")
+    keys, places = tensor(dtype, _ROWS, _N), tensor(i64, _ROWS, parts, wanted)
+
+    def body(c: Code, keys: Mem, places: Mem) -> None:
+        several, size = c.size(parts), c.size(_N)
+        r, chunk = c.block() // several, c.block() % several
+        low, high = chunk * size // several, (chunk + 1) * size // several
+        table = c.alloc("local", i64, _RADIX, align=64)
+        zero = c.op("broadcast", c.const(0, i64), width=8)
+
+        def key_at(t: Num) -> Num:
+            return to_key(c, raw(keys.load((r, t))), dtype, descending, True)
+
+        # The digits of the last key that is wanted, and how many of the keys with these digits are.
+        prefix, left = c.const(0, unsigned), c.size(wanted)
+        for k in reversed(range(passes)):
+            c.loop(0, _RADIX, 8, [], lambda i: table.store(i, zero))
+            shift = 8 * (k + 1)
+
+            def count(t: Num, k: int = k, shift: int = shift, prefix: Num = prefix) -> None:
+                key = key_at(t)
+                place = _digit(key, k)
+                if shift == unsigned.bits:
+                    table.store(place, table[place] + 1)
+                else:
+                    table.store(place, table[place] + (key >> shift).eq(prefix).to(i64))
+
+            unrolled(c, low, high, 4, count)
+
+            def next_digit(d: Num, found: Num, left: Num) -> list[Num]:
+                mine = table[d]
+                beyond = found.eq(d) & (left > mine)
+                return [found + beyond.to(i64), c.select(beyond, left - mine, left)]
+
+            found, left = c.loop(0, _RADIX - 1, 1, [c.const(0, i64), left], next_digit)
+            prefix = found.to(unsigned) if k == passes - 1 else (prefix << 8) | found.to(unsigned)
+
+        last = prefix
+
+        def take(t: Num, used: Num, equal: Num) -> list[Num]:
+            key = key_at(t)
+            same = key.eq(last) & (equal > 0)
+            wants = (key < last) | same
+            c.when(wants, lambda: places.store((r, chunk, used), t))
+            return [used + wants.to(i64), equal - same.to(i64)]
+
+        c.loop(low, high, 1, [c.const(0, i64), left], take)
+
+    kernel = write_kernel("select", 1, [_ROWS * parts], [("keys", keys), ("places", places)], body)
+    return Program("select", (ProgramArray("keys", keys, "input"),), (ProgramArray("places", places, "output"),), (), (call(kernel),))
+
+
+def _digit(key: Num, number: int) -> Num:
+    return ((key >> (8 * number) if number else key) & 0xFF).to(i64)
+
+
+def _nothing(_: object) -> None: ...

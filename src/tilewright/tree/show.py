@@ -178,6 +178,8 @@ def _expression(node: Expr) -> str:
         return f"await {value}{tail}"
     if isinstance(node, syntax.Callee):
         return node.function.name
+    if isinstance(node, syntax.Broken):
+        return "<unread>"
     return _compute(node)
 
 

@@ -98,7 +98,7 @@ def smooth(x: tw.Array, times: int) -> tw.Array:
     n, = x.shape
     u = x * 1.0
     v = tw.empty_like(x)
-    for t in range(times):
+    for _ in range(times):
         for i in range(n):
             v[i] = (u[max(i - 1, 0)] + u[i] + u[min(i + 1, n - 1)]) / 3
         u, v = v, u

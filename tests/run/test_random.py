@@ -10,11 +10,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import kernels_random as kernels
 import random_reference as reference
 import tilewright as tw
 from assembled import assemble
+from tilewright.cli.main import cli
 
 EMULATED = ("emulator:loop", "emulator:tile", "emulator:thread")
 DEVICES = ("cpu", *EMULATED, pytest.param("cuda", marks=pytest.mark.requires("cuda")))
@@ -395,6 +397,7 @@ def test_numpys_philox_draws_alike() -> None:
     (lambda: tw.random.normal(1, -5, shape=3), "TW013", "is -5"),
     (lambda: tw.random.normal(1.5, shape=3), "TW009", "is 1.5"),
     (lambda: tw.random.normal(True, shape=3), "TW009", "is True"),
+    (lambda: tw.random(), "TW005", "tw.random is no function"),
     (lambda: tw.random.normal(1), "TW016", "needs shape= or out="),
     (lambda: tw.random.normal(1, shape=3, dtype=tw.i32), "TW006", "gives no i32"),
     (lambda: tw.random.bits(1, shape=3, dtype=tw.f32), "TW006", "gives no f32"),
@@ -439,6 +442,28 @@ def test_refused_in_kernels(drawn: str, code: str, text: str) -> None:
             run()
         assert info.value.diagnostics[0].code == code and text in str(info.value), str(info.value)
         assert info.value.diagnostics[0].span.line
+
+
+def test_the_group_is_no_function() -> None:
+    @tw.kernel
+    def bad(x: tw.Array) -> tw.Array:
+        out = tw.empty_like(x)
+        for i in tw.grid(len(x)):
+            out[i] = tw.random()
+        return out
+
+    with pytest.raises(tw.UserError, match=r"'tw.random' itself is not available in a kernel") as info:
+        bad(np.zeros(3, np.float32))
+    assert "tw.random.uniform(seed, i)" in str(info.value)
+
+
+def test_names_of_files_that_are_only_read(tmp_path: Path) -> None:
+    """`from tilewright import random` in a file that `tilewright check` and others read."""
+    file = tmp_path / "drawn.py"
+    for head, call in (("import tilewright as tw", "tw.random"), ("import tilewright as tw\nfrom tilewright import random as r", "r")):
+        file.write_text(f"{head}\n@tw.kernel\ndef k(x: tw.Array):\n    out = tw.empty_like(x)\n    for i in tw.grid(len(x)):\n        out[i] = {call}.uniform(3, i)\n    return out\n")
+        result = CliRunner().invoke(cli, ["check", str(file), "--args", "x=f32[*]"])
+        assert result.exit_code == 0, result.output
 
 
 def test_refused_in_explicit_kernels() -> None:

@@ -68,8 +68,8 @@ class RandomTerms(Protocol[V]):
         """The lower and the upper word of the product of a word with a constant."""
         ...
 
-    def where_any(self, condition: V, then: Callable[[RandomTerms[V]], V], otherwise: V) -> V:
-        """`then` where the condition holds, else `otherwise`; `then` need not be computed where it holds nowhere."""
+    def where_any(self, condition: V, then: Callable[[RandomTerms[V], V], V], operand: V, otherwise: V) -> V:
+        """`then` of the operand where the condition holds, else `otherwise`; `then` need not be computed where it holds nowhere."""
         ...
 
     def signed(self, a: V) -> V:
@@ -181,12 +181,12 @@ def random_normal_f64(t: RandomTerms[V], word: V) -> V:
     top, bottom = (_polynomial(t, inner, c) for c in _MIDDLE_F64)
     middle = t.op("div", t.op("mul", q, top), bottom)
 
-    def outside(u: RandomTerms[V]) -> V:
-        p = u.op("fma", u.cast(tail, f64), 2.0**-54, 2.0**-55)
+    def outside(u: RandomTerms[V], distance: V) -> V:
+        p = u.op("fma", u.cast(distance, f64), 2.0**-54, 2.0**-55)
         outer = u.op("sub", u.op("sqrt", _minus_log_f64(u, p)), 2.0)
         return u.op("div", *(_polynomial(u, outer, c) for c in _TAIL_F64))
 
-    size = t.where_any(t.op("gt", q, _REACH_F64), outside, middle)
+    size = t.where_any(t.op("gt", q, _REACH_F64), outside, tail, middle)
     return t.float_bits(t.op("xor", t.bits(size), t.op("xor", t.op("and", sign, -(1 << 63)), -(1 << 63))))
 
 
@@ -259,8 +259,10 @@ class ArrayTerms:
     def wide_product(self, a: np.ndarray, factor: int) -> tuple[np.ndarray, np.ndarray]:
         return _halves(self, self.op("mul", self.cast(a, u64), factor))
 
-    def where_any(self, condition: np.ndarray, then: Callable[[ArrayTerms], np.ndarray], otherwise: np.ndarray) -> np.ndarray:
-        return self.op("select", condition, then(self), otherwise) if np.any(condition) else otherwise
+    def where_any(
+        self, condition: np.ndarray, then: Callable[[ArrayTerms, np.ndarray], np.ndarray], operand: np.ndarray, otherwise: np.ndarray
+    ) -> np.ndarray:  # fmt: skip
+        return self.op("select", condition, then(self, operand), otherwise) if np.any(condition) else otherwise
 
     def signed(self, a: np.ndarray) -> np.ndarray:
         return np.asarray(a).view(np.int32 if a.dtype == np.uint32 else np.int64)

@@ -173,7 +173,7 @@ class _Verifier:
                 if first.attrs["kind"] != op.attrs["kind"]:
                     raise self.fail(f"{op.operands[0]} is combined by {first.attrs['kind']} too", op)
         for op in walk(self.kernel.body) if kinds else ():
-            if op.opcode in ("load", "store", "atomic") and op.operands[0] in kinds and not kinds[op.operands[0]].attrs.get("alone"):
+            if op.opcode in ("load", "store", "atomic") and op.operands[0] in kinds and op.operands[0] in self.kernel.params and not kinds[op.operands[0]].attrs.get("alone"):
                 raise self.fail(f"{op.operands[0]} is combined into in any order, so nothing else may access it", op)
 
     def check_launch(self) -> None:

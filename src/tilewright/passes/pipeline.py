@@ -94,6 +94,7 @@ from tilewright.passes.to_tile.lower_contraction_amx import lower_contraction_am
 from tilewright.passes.to_tile.lower_contraction_cpu import lower_contraction_cpu
 from tilewright.passes.to_tile.lower_loops import lower_loops
 from tilewright.passes.to_tile.lower_products_cpu import lower_products_cpu
+from tilewright.passes.to_tile.share_scatters import share_scatters
 from tilewright.tree.block_graph import BlockGraph
 from tilewright.tree.metadata import KernelMetadata
 from tilewright.tree.typed import TypedKernel
@@ -276,6 +277,10 @@ CHECK_INDICES = Pass(
     "check_indices", "program", "program", check_indices,
     "Marked accesses get tests; the first that fails is left in an array of the program. On a GPU what lies outside is masked out, and the kernel goes on.", takes=TARGET,
 )  # fmt: skip
+SHARE_SCATTERS = Pass(
+    "share_scatters", "tile", "tile", share_scatters,
+    "GPU: the scatters of a block meet in shared memory, and are combined into the array once.", takes=("schedule",),
+)  # fmt: skip
 WINDOW_SUMS = Pass(
     "window_sums", "tile", "tile", window_sums,
     "Guarded products are sums that a guard chooses, so that they can become `fma`.", takes=("schedule",),
@@ -419,6 +424,10 @@ WITH_LANES = When(
     "on a GPU, kernels with SIMD values",
     lambda kernel, context: context.simt and any(OPS[op.opcode].group == "lanes" for op in walk(kernel.body)),
 )
+WITH_SHARED_SCATTERS = When(
+    "scatters into small arrays, on a GPU",
+    lambda kernel, context: any(op.opcode == "accumulate" and "shared" in op.attrs for op in walk(kernel.body)),
+)
 WITH_WINDOWS = When("windows that overlap, on a GPU", lambda kernel, context: isinstance(context.schedule, Schedule) and context.schedule.window)
 
 ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
@@ -485,6 +494,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(WINDOW_SUMS, "After simplify, which leaves one guard for each sum.", WITH_WINDOWS),
         Step(FUSE_MULTIPLY_ADD, "window_sums leaves products beside their sums.", WITH_WINDOWS),
         Step(CHECK_INDICES, "Accesses are those of tiles now, with their masks."),
+        Step(SHARE_SCATTERS, "After check_indices: indices are still those of the array there.", WITH_SHARED_SCATTERS),
         Step(ASSIGN_LAYOUTS, "Last: the tiles are final."),
     ),
     "thread": (

@@ -198,7 +198,7 @@ def test_numbers_that_shape_results_have_forms_as_extents_have(driver: Any) -> N
     assert general == ["shaped"] * 3
     with pytest.raises(UserError, match="an extent cannot be negative: n // step is -1"):
         shaped(x, -1)
-    with pytest.raises(UserError, match="index i [*] step of 'x' reaches 16, but axis 0 has extent 16"):
+    with pytest.raises(UserError, match=r"index i [*] step of 'x' reaches 16, but axis 0 has extent 16"):
         shaped(x, 17)
     assert shaped(x, 16).numpy().tolist() == [2.0 * i for i in range(16)]
 

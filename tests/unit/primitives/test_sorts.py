@@ -55,7 +55,7 @@ def test_every_axis(device: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_along_the_first_axis(device: str, dtype: Any) -> None:
-    """More and fewer elements than are sorted by insertion, on a CPU."""
+    """More and fewer elements than are compared with each other, on a CPU."""
     for shape in ((40, 3), (20, 3)) if device == "cpu" else ((40, 3),):
         x = special(shape, dtype) if np.dtype(dtype).kind in "fV" else numbers(shape, dtype)
         order = order_of(x, 0)

@@ -133,6 +133,7 @@ def _filled_rows(
     if weights is not None:
         arrays["weights"] = weights.reshape((rows, size))
     if edges is not None:
+        scalars = {"steps": (bins - 1).bit_length()}
         arrays["edges"] = place.read("bins", np.ascontiguousarray(edges, plan.number.numpy))
     parts, table = parts_of(place.target, rows), table_for(place.target, bins)
     place.run(f"histogram rows {plan.key} {parts} {table}", lambda: histogram_rows_program(plan, place.target, parts, table), arrays, scalars)

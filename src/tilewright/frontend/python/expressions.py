@@ -21,6 +21,7 @@ from tilewright.frontend.python.names import (
     Opaque,
     Word,
     classify,
+    has_words,
     is_package,
     member,
 )
@@ -153,6 +154,8 @@ class ExpressionReader:
                 return self._unsupported(node, "the module itself", "name one of its members")
             kind = type(meaning.value).__name__ if meaning.value is not None else "object"
             shown = ast.unparse(node)
+            if has_words(meaning.value):
+                return self._unsupported(node, f"'{shown}' itself", f"name one of its functions, as in {shown}.uniform(seed, i)")
             if callable(meaning.value):
                 return self._unsupported(node, f"the Python function '{shown}'", _instead_of(meaning.value))
             return self._unsupported(node, f"'{shown}' (a captured {kind})", _how_to_pass(meaning.value))

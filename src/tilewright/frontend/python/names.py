@@ -140,11 +140,11 @@ def classify(value: object) -> Meaning:
     if callable(python):
         owner: Any = value
         return Called(python.__name__, python, lambda: owner.function)
-    name = None if _has_words(value) else _word(value)
+    name = None if has_words(value) else _word(value)
     return Opaque(value) if name is None else Word(name)
 
 
-def _has_words(value: object) -> bool:
+def has_words(value: object) -> bool:
     """Whether its members are words: `tw.random`."""
     return getattr(value, "__simt__", None) == "random"
 
@@ -156,11 +156,11 @@ def member(owner: Opaque, name: str) -> Meaning | None:
         if name in _CONSTANTS:
             return Constant(_CONSTANTS[name])
         found = getattr(value, name, None)
-        if isinstance(found, ModuleType) or _has_words(found):
+        if isinstance(found, ModuleType) or has_words(found):
             return Opaque(found)
         return Word(found.name if isinstance(found, DType) else name)
     if not hasattr(value, name):
-        return Word(f"random.{name}") if _has_words(value) else None
+        return Word(f"random.{name}") if has_words(value) else None
     return classify(getattr(value, name))
 
 
@@ -198,7 +198,7 @@ def _bind_member(names: dict[str, object], module: str, alias: ast.alias) -> Non
     name = alias.asname or alias.name
     if module == PACKAGE:
         found = member(Opaque(importlib.import_module(PACKAGE)), alias.name)
-        names[name] = found if isinstance(found, Opaque) and _has_words(found.value) else _CONSTANTS.get(alias.name, Word(alias.name))
+        names[name] = found if isinstance(found, Opaque) and has_words(found.value) else _CONSTANTS.get(alias.name, Word(alias.name))
     elif module in _FILE_MODULES and hasattr(importlib.import_module(module), alias.name):
         names[name] = getattr(importlib.import_module(module), alias.name)
     elif module != "__future__":

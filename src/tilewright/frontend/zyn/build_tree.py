@@ -317,7 +317,8 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
                 annotation = _typed(_nodes([value])[0])
             else:
                 default = _nodes([value])[0]
-        return syntax.Param(str(parts[0]), annotation, default, span=self._span(parts))
+        optional = annotation is None or isinstance(default, syntax.Nothing)
+        return syntax.Param(str(parts[0]), annotation, default, optional, span=self._span(parts))
 
     def result(self, parts: list[Part]) -> _BuildResult:
         return _BuildResult(self._span(parts), _typed(_nodes(parts)[0]))
@@ -412,11 +413,14 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
     def unary(self, parts: list[Part]) -> syntax.Unary:
         return syntax.Unary(str(parts[0]), _nodes(parts)[0], span=self._span(parts))
 
-    def comparison(self, parts: list[Part]) -> syntax.Binary:
-        result: syntax.Binary | None = None
+    def comparison(self, parts: list[Part]) -> syntax.Binary | syntax.IsNone:
+        result: syntax.Binary | syntax.IsNone | None = None
         for position in range(1, len(parts), 2):
             left, right = _nodes([parts[position - 1], parts[position + 1]])
-            pair = syntax.Binary(str(parts[position]), left, right, span=self._span(parts[position - 1 : position + 2]))
+            span, sign = self._span(parts[position - 1 : position + 2]), str(parts[position])
+            pair: syntax.Binary | syntax.IsNone = syntax.Binary(sign, left, right, span=span)
+            if sign in ("==", "!=") and isinstance(right, syntax.Nothing):
+                pair = syntax.IsNone(left, sign == "!=", span=span)
             result = pair if result is None else syntax.Binary("and", result, pair, span=self._span(parts[: position + 2]))
         assert result is not None
         return result
@@ -478,8 +482,9 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
         low, high = _nodes(parts[:colon]), _nodes(parts[colon:])
         return syntax.Slice(low[0] if low else None, high[0] if high else None, span=self._span(parts))
 
-    def name(self, parts: list[Part]) -> syntax.Name:
-        return syntax.Name(str(parts[0]), span=self._span(parts))
+    def name(self, parts: list[Part]) -> syntax.Name | syntax.Nothing:
+        span = self._span(parts)
+        return syntax.Nothing(span=span) if str(parts[0]) == "none" else syntax.Name(str(parts[0]), span=span)
 
     def integer_value(self, parts: list[Part]) -> syntax.Number:
         span = self._span(parts)

@@ -48,7 +48,7 @@ class TileMachine(Machine):
             "iota": self._iota, "reduce_tile": self._reduce_tile, "scan_tile": self._scan_tile,
             "item": self._item, "dot": self._dot, "transpose": self._transpose, "reshape": self._reshape,
             "slice": self._slice, "convert_layout": self._convert_layout, "alloc": self._alloc,
-            "prefetch": lambda op, frame: (), "inside": self._inside, "within": lambda op, frame: (), "load_image": self._load_image,
+            "prefetch": lambda op, frame: (), "inside": self._inside, "barrier": lambda op, frame: (), "within": lambda op, frame: (), "load_image": self._load_image,
         }  # fmt: skip
         Panels(self)
 

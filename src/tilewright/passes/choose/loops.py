@@ -48,7 +48,7 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
         return Schedule((1,) * rank)
     lanes = max(1, target.vector_bytes // max(compute_bytes(kernel), nest.widest if not nest.reductions else 1))
     heavy = sum(1 for op in walk(kernel.body) if op.opcode not in ("load", "store", "const", "size"))
-    unroll = 4 if heavy < 24 else 2
+    unroll = 8 if draws_words(kernel) else 4 if heavy < 24 else 2
     on_reduction = bool(nest.reductions or nest.sweeps) and nest.reduce_stride_one > max(nest.stride_one, default=0)
     window = slides(kernel, nest)
     if on_reduction and not window:
@@ -69,6 +69,11 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
     if kernel.attrs.get("in_order"):
         chunk = 4 * lanes * unroll  # A point is a whole line: a few vectors of them are work enough for a block.
     return Schedule(tiles, 1, lanes * unroll, vector_index=axis, chunk=chunk)
+
+
+def draws_words(kernel: Kernel) -> bool:
+    """Whether it draws random numbers: each block of four words is a long chain of products, and two vectors of blocks hide it."""
+    return any(op.opcode in ("random_u32", "random_u64") for op in walk(kernel.body))
 
 
 # -- GPU ----------------------------------------------------------------------------------------------------------

@@ -26,6 +26,9 @@ from tilewright.ir.rewrite import rewrite
 from tilewright.ir.types import Vec, dtype_of
 from tilewright.passes.late.math_terms import Terms
 
+_FEW = 4
+"""Elements that share the branch around what few of them need."""
+
 
 class BuilderTerms(Terms):
     """Terms of IR, as `ir.random_numbers` asks for them."""
@@ -36,12 +39,19 @@ class BuilderTerms(Terms):
         low = self.op("mul", a, factor) if isinstance(a.type, Vec) else self.cast(wide, u32)
         return low, self.cast(self.op("shr", wide, 32), u32)
 
-    def where_any(self, condition: Value, then: Callable[[BuilderTerms], Value], otherwise: Value) -> Value:
-        def chosen(inner: Builder) -> Sequence[Value]:
-            value = then(BuilderTerms(inner, self.like))
-            return [value if self.is_scalar else inner.select(condition, value, otherwise)]
+    def where_any(self, condition: Value, then: Callable[[BuilderTerms, Value], Value], operand: Value, otherwise: Value) -> Value:
+        width = condition.type.width if isinstance(condition.type, Vec) else 1
+        if width > _FEW:
+            # A branch for every few elements: it is seldom taken then.
+            parts = zip(*(self.builder.multi("split", v) for v in (condition, operand, otherwise)), strict=True)
+            low, high = (self.where_any(c, then, o, e) for c, o, e in parts)
+            return self.builder.op("rearrange", low, high, lanes=tuple(range(width)))
 
-        any_ = condition if self.is_scalar else self.op("not", self.op("every", self.op("not", condition)))
+        def chosen(inner: Builder) -> Sequence[Value]:
+            value = then(BuilderTerms(inner, operand), operand)
+            return [inner.select(condition, value, otherwise)]
+
+        any_ = condition if width == 1 else self.builder.op("not", self.builder.op("every", self.builder.op("not", condition)))
         return self.builder.if_(any_, chosen, lambda inner: [otherwise])[0]
 
     def signed(self, a: Value) -> Value:
@@ -63,6 +73,10 @@ def expand_random(kernel: Kernel, target: Target) -> Kernel:
             shared = _by_blocks(builder, op, made, known, target.is_gpu)
             if shared is not None:
                 return (shared,)
+        if target.is_gpu and op.opcode == "random_normal" and isinstance(op.operands[0].type, Vec):
+            # It branches: lane by lane.
+            lanes = [builder.op("extract", op.operands[0], lane=lane) for lane in range(op.operands[0].type.width)]
+            return (builder.op("pack", *(steps(BuilderTerms(builder, lane), op.opcode, [lane], dtype_of(lane.type)) for lane in lanes)),)
         return (_one_by_one(builder, op),)
 
     return rewrite(kernel, replacement)

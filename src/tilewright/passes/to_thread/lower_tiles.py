@@ -711,7 +711,7 @@ class TileLowering(ThreadView):
             if alone:
                 combine_alone(inner, memory, indices, part, kind, part.type.width if isinstance(part.type, Vec) else 1)
             else:
-                combine_atomic(inner, memory, indices, part, kind)
+                combine_atomic(inner, memory, indices, part, kind, "block" if tensor.space == "shared" else "device")
             return []
 
         def everything(inner: Builder) -> list[Value]:

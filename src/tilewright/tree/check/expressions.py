@@ -116,7 +116,8 @@ class ExpressionChecker:
         raise self.context.fail("TW009", f"'{node.id}' is a tuple, not a number", node.span, f"take an item, as in {node.id}[0]")
 
     def absent(self, name: str, span: Span) -> Skip:
-        return self.context.fail("TW009", f"'{name}' is None here", span, f"use it under 'if {name} is not None:'")
+        none, test = ("None", "is not None") if self.context.is_python else ("none", "!= none")
+        return self.context.fail("TW009", f"'{name}' is {none} here", span, f"use it under 'if {name} {test}:'")
 
     def is_none(self, node: syntax.Expr) -> bool:
         """Whether it is a parameter that the call left out."""

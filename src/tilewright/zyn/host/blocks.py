@@ -84,13 +84,13 @@ class Blocks(ABC):
         if on_host and not _has_reduce(formula) and not has_calls(formula) and not _is_product(formula):
             return self._arithmetic(formula, {n: leaves[n] if s is None else s for n, s in scalars.items()})
         for name, value in leaves.items():
-            if scalars[name] is None and not hasattr(value, "shape"):
+            if scalars[name] is None and not hasattr(value, "shape") and not (value is None and has_calls(formula)):
                 raise UserError.at("TW009", f"arithmetic with a {type(value).__name__}", node.span, "use numbers and arrays")
         made = id(node), self._label, tuple(leaves)
         found = self._check.kernels.get(made)
         if found is None:
             sink = Diagnostics()
-            function = kernel_of(self._label, tuple(syntax.Param(name, span=node.span) for name in leaves), formula, sink)
+            function = kernel_of(self._label, tuple(syntax.Param(name, optional=True, span=node.span) for name in leaves), formula, sink)
             sink.raise_if_errors()
             found = self._check.kernels[made] = function, body_names(function.body)
         function, names = found
@@ -107,6 +107,8 @@ class Blocks(ABC):
             return self._leaf(node, self._known[id(node)], leaves)
         if isinstance(node, syntax.Number | syntax.Bool):
             return node
+        if isinstance(node, syntax.IsNone):
+            return syntax.Bool(bool(self.evaluate(node)), span=node.span)
         if isinstance(node, syntax.Name) and not is_output(node.id):
             if node.id not in self._values and dtypes.is_name(node.id):
                 return node
@@ -170,7 +172,9 @@ class Blocks(ABC):
         found = self._check.kernels.get(made)
         if found is None:
             attributes = tuple(a for a in attributes if a.name != "device" or _is_plain(a))
-            params = tuple(syntax.Param(name, in_place=name in node.in_place, span=item.span) for name, item in body.inputs.items() if name not in bound)
+            params = tuple(
+                syntax.Param(name, optional=True, in_place=name in node.in_place, span=item.span) for name, item in body.inputs.items() if name not in bound
+            )
             function = syntax.Function(label, params, None, statements, "compute", attributes, span=node.span)
             names = replace(
                 own_names, free={n: s for n, s in own_names.free.items() if n not in bound}, in_ranges=own_names.in_ranges - set(bound)
@@ -224,7 +228,7 @@ class Blocks(ABC):
             made = id(function), function.name, tuple(arguments)
             known = self._check.captured.get(made)
             if known is None:
-                params = (*function.params, *(syntax.Param(name, span=names.free[name]) for name in values))
+                params = (*function.params, *(syntax.Param(name, optional=True, span=names.free[name]) for name in values))
                 known = self._check.captured[made] = function, replace(function, params=params)
             function = known[1]
         in_place = any(p.in_place for p in function.params)
@@ -284,7 +288,7 @@ class Blocks(ABC):
         made = id(function), function.name, tuple({**arguments, **others})
         known = self._check.captured.get(made)
         if known is None:
-            params = (*function.params, *(syntax.Param(n, span=names.free[n]) for n in others))
+            params = (*function.params, *(syntax.Param(n, optional=True, span=names.free[n]) for n in others))
             known = self._check.captured[made] = function, replace(function, params=params)
         given = known[1] if others else function
         for name, (array, axis) in self._check.sizes.of(given, {**arguments, **others}, numbers).items():

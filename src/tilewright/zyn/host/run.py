@@ -261,6 +261,10 @@ class Run(Blocks):
             return self._known[id(node)]
         if isinstance(node, syntax.Number | syntax.Bool | syntax.String):
             return node.value
+        if isinstance(node, syntax.Nothing):
+            return None
+        if isinstance(node, syntax.IsNone):
+            return (self.evaluate(node.value) is None) != node.negated
         if isinstance(node, syntax.Name):
             return self._named(node)
         if isinstance(node, syntax.Compute):

@@ -19,10 +19,12 @@ from tilewright.tree import syntax
 from tilewright.tree.check.random_draws import DTYPES as RANDOM
 from tilewright.tree.inline import parts_backwards
 from tilewright.tree.syntax import Node
-from tilewright.tree.typed import ArgSpec, ArrayArg, ScalarArg
+from tilewright.tree.typed import ArgSpec, ArrayArg, NoneArg, ScalarArg
 from tilewright.zyn.host.kind_parameters import parameters_in_scope
 
 _PLAIN: dict[str, ScalarArg] = {"float": ScalarArg(f64, weak=True), "int": ScalarArg(i64, weak=True), "bool": ScalarArg(bool_)}
+NOTHING = "none"
+"""In place of the kind of a number: None, for a parameter that is left out."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class GuessedArguments:
     def spec(self, gpu: bool) -> ArgSpec:
         if self.extents is not None:
             return ArrayArg(self.dtype, len(self.extents), None, 16 if gpu else 0)
+        if self.plain == NOTHING:
+            return NoneArg()
         return _PLAIN[self.plain] if self.plain else ScalarArg(self.dtype)
 
     def __str__(self) -> str:

@@ -60,7 +60,7 @@ def _statement(node: Stmt) -> list[str]:
         axes = "" if node.axes is None else f", axis={list(node.axes)}"
         return _braces(f"{node.name} = reduce({_REDUCTIONS.get(node.op, node.op)}{axes})", (node.loop,))
     if isinstance(node, syntax.Expect):
-        return [f"expect {_expression(node.value)}: {_expression(node.type)}"]
+        return [f"expect {_expression(node.value)}{'' if node.type is None else f': {_expression(node.type)}'}"]
     if isinstance(node, syntax.ExprStmt):
         return _expression(node.value).split("\n")
     if isinstance(node, syntax.Function):

@@ -33,6 +33,7 @@ from tilewright.tree.typed import (
     SetVar,
     Stmt,
     Store,
+    TypedAssert,
     TypedBarrier,
     TypedIf,
     TypedLoop,
@@ -253,7 +254,7 @@ def _inner(stmt: Stmt) -> Stmt:
 
 
 def _prints(loop: TypedLoop) -> bool:
-    return any(isinstance(s, TypedPrint) for s in walk(loop.body))
+    return any(isinstance(s, TypedPrint | TypedAssert) for s in walk(loop.body))
 
 
 def is_reduction(loop: TypedLoop, outer: Sequence[Variable]) -> bool:
@@ -263,7 +264,7 @@ def is_reduction(loop: TypedLoop, outer: Sequence[Variable]) -> bool:
         return False
     kinds: dict[Variable, str] = {}
     for stmt in walk(loop.body):
-        if isinstance(stmt, TypedWhile | ArrayAssign | ReduceLoop | TypedYield | TypedPrint):
+        if isinstance(stmt, TypedWhile | ArrayAssign | ReduceLoop | TypedYield | TypedPrint | TypedAssert):
             return False
         if isinstance(stmt, SetVar) and stmt.var in outer:
             return False
@@ -298,7 +299,7 @@ def independent(loop: TypedLoop, over: Sequence[LoopVar]) -> bool:
     accesses: dict[str, list[Indices]] = {}
     reads: set[str] = set()
     for stmt in walk(body):
-        if isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield | TypedPrint):
+        if isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield | TypedPrint | TypedAssert):
             return False
         if isinstance(stmt, Store) and not stmt.scatter:
             writes.setdefault(stmt.array.name, []).append(known_indices(stmt.indices))

@@ -46,6 +46,8 @@ def _statement(node: Stmt) -> list[str]:
     if isinstance(node, syntax.If):
         lines = _braces(f"if {_expression(node.cond)}", node.then)
         return lines if not node.otherwise else [*lines[:-1], "} else {", *_block(node.otherwise), "}"]
+    if isinstance(node, syntax.Assert):
+        return [f"assert({_expression(node.cond)}, {_string(node.text)})"]
     if isinstance(node, syntax.Print):
         return [f"print({', '.join([_string(node.text), *map(_expression, node.values)])})"]
     if isinstance(node, syntax.Break | syntax.Continue):

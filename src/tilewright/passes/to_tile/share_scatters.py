@@ -28,13 +28,17 @@ from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.common.nest_shapes import shape_of
 from tilewright.passes.from_tree.lower_body import identity
 from tilewright.passes.schedules.loops import Schedule
+from tilewright.passes.schedules.plans import Plan
 from tilewright.passes.to_tile.index_sites import inside_of
 
 
-def share_scatters(kernel: Kernel, schedule: Schedule) -> Kernel:
+def share_scatters(kernel: Kernel, schedule: Plan) -> Kernel:
     """The kernel with copies in shared memory; the very same one where none are asked for."""
     asked: dict[Value, Op] = {op.operands[0]: op for op in walk(kernel.body) if op.opcode == "accumulate" and "shared" in op.attrs}
-    return _Sharing(kernel, schedule, asked).run() if asked else kernel
+    if not asked:
+        return kernel
+    assert isinstance(schedule, Schedule)
+    return _Sharing(kernel, schedule, asked).run()
 
 
 class _Sharing:

@@ -184,7 +184,6 @@ def test_python_reports_everything_at_once() -> None:
         ("yield from x", "5:5", "yield from", "yield single values"),
         ("a = {1: 2}", "5:9", "a dict", "use plain variables"),
         ("raise E", "5:5", "raise", "check the values before the kernel is called"),
-        ("assert n", "5:5", "assert", "check the values before the kernel is called"),
         ("match n:\n    case 1: pass", "5:5", "match", "use if and elif"),
         ("a = x[::2]", "5:11", "a slice with a step", "index in a loop over range(start, stop, step)"),
         ("a = n in x", "5:9", "'in' or 'is'", "compare with == or !="),

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tilewright.base.abi import LAUNCH_DECLARATIONS, LAUNCHES_ALONE, NEVER_STOPS, STOP_DECLARATION
+from tilewright.base.abi import LAUNCH_DECLARATIONS, LAUNCHES_ALONE, LOCAL_MEMORY, NEVER_STOPS, STOP_DECLARATION
 from tilewright.base.artifact import (
     FAILURE,
     FAILURE_FIELDS,
@@ -112,6 +112,9 @@ def _without_repeats(text: str, entry: str) -> str:
 
 
 def _require_plain(artifact: Artifact) -> None:
+    said = [(place, text) for launch in artifact.launches for place, text in launch.asserts if not text.startswith(LOCAL_MEMORY)]
+    if said and artifact.kind == "object":
+        raise UserError.at("TW020", f"the assertion '{said[0][1]}' (at {said[0][0]}) cannot be exported: a C function has no error for it", help="check the values before the call")
     for param in (*artifact.inputs, *artifact.outputs):
         if param.dtype.kind == "q":
             raise UserError.at("TW020", f"'{param.name}' is of packed blocks ({param.dtype}), which an exported function cannot take yet")

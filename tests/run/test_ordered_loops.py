@@ -599,5 +599,5 @@ def test_an_index_outside_stops_all_steps() -> None:
     places = np.arange(100)[::-1].copy()
     np.testing.assert_array_equal(gathers(np.arange(100.0), places, 3), np.arange(100.0)[::-1])
     places[50] = 1000
-    with pytest.raises(tw.TilewrightError, match="TW050.*index 1000"):
+    with pytest.raises(tw.TilewrightError, match=r"TW050.*index 1000"):
         gathers(np.arange(100.0), places, 1 << 40)

@@ -140,5 +140,5 @@ EXAMPLES: tuple[Example, ...] = (
 if __name__ == "__main__":
     print("pi is about", np.mean(pi(np.arange(1000))))
     print("dropped:", np.mean(dropout(np.ones((1000, 1000), np.float32), 1, 0.9) == 0))
-    print("calls at 90, 100, 110:", option_prices(np.float32([90, 100, 110]), 1, 100.0, 0.03, 0.2, 1.0))
+    print("calls at 90, 100, 110:", option_prices(np.array([90, 100, 110], np.float32), 1, 100.0, 0.03, 0.2, 1.0))
     print("normal numbers:", tw.random.normal(1, shape=(2, 3)).tolist())

@@ -78,7 +78,6 @@ REFUSED = {
     "a comparison": ("for i in tw.grid(n):\n    out[i] == x[i]", "TW005", "no effect"),
     "a number": ("1", "TW005", "no effect"),
     "an ellipsis": ("...", "TW005", "'...'"),
-    "print": ("for i in tw.grid(n):\n    print(x[i])", "TW002", "'print'"),
     "a method": ("out.fill(3.0)", "TW005", "'out.fill'"),
     "for else": ("for i in range(n):\n    out[i] = x[i]\nelse:\n    out[0] = 9.0", "TW005", "'else' after 'for'"),
     "while else": ("i = 0\nwhile i < n:\n    i += 1\nelse:\n    out[0] = 9.0", "TW005", "'else' after 'while'"),

@@ -109,3 +109,46 @@ def summed(x: tw.Array) -> float:
 def test_sums_inside_while(device: str) -> None:
     assert summed(np.ones(3), device=device) == 13
     assert summed(np.array([0.5]), device=device) == 3.5
+
+
+# -- assert ---------------------------------------------------------------------------------------------------------
+
+
+@tw.kernel
+def checked(x: tw.Array, count: tw.InOut) -> float:
+    assert len(x) > 1
+    total = 0.0
+    for i in tw.grid(len(x)):
+        assert x[i] >= 0, "only {positive} numbers"
+        total += tw.sqrt(x[i])
+        count[0] += 1
+    return total
+
+
+@pytest.mark.parametrize("device", ["cpu", *STAGES])
+def test_assertions(device: str) -> None:
+    count = np.zeros(1, np.int64)
+    for _ in range(2):
+        assert checked(np.array([4.0, 9.0]), count, device=device) == 5
+    assert count[0] == 4
+    for _ in range(2):
+        with pytest.raises(tw.TilewrightError, match=r"assertion failed.*only \{positive\} numbers") as caught:
+            checked(np.array([4.0, -9.0, 1.0]), count, device=device)
+        assert f"test_kernel_print.py:{checked.python.__code__.co_firstlineno + 5}" in str(caught.value)
+    assert count[0] == 6  # up to the one that failed, and once only
+    with pytest.raises(tw.TilewrightError, match=r"assertion failed.*len\(x\) > 1"):
+        checked(np.array([4.0]), count, device=device)
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+def test_assertions_of_zynml(device: str) -> None:
+    program = tw.load('let y = compute(x) {\n    for i in 0..n:\n        assert(x[i] > 0, "x is positive")\n        out[i] = x[i]\n}')
+    for _ in range(3):
+        np.testing.assert_array_equal(program.run(x=np.ones(3, np.float32), device=device)["y"], 1)
+        with pytest.raises(tw.TilewrightError, match=r"assertion failed.*x is positive"):
+            program.run(x=np.array([1, -1], np.float32), device=device)
+
+
+def test_code_for_a_gpu_asserts() -> None:
+    artifact = checked.compile(np.ones(3), np.zeros(1, np.int64), target="sm_80")
+    assert [text for launch in artifact.launches for _, text in launch.asserts if "positive" in text] == ["only {positive} numbers"]

@@ -230,7 +230,8 @@ class Profile:
         if key not in self._work:
             began = time.perf_counter()
             self._work[key] = (_work(function, artifact), function)  # the function is kept: its address is the key
-            record.compile += time.perf_counter() - began
+            if getattr(self._current, "call", None) is record:
+                record.compile += time.perf_counter() - began
         operations, _ = self._work[key]
         shapes = {name: value.shape for name, value in values.items() if hasattr(value, "shape")}
         sizes = {name: int(value) for name, value in values.items() if isinstance(value, int)}

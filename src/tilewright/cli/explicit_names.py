@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ast
 import builtins
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import tilewright
 from tilewright.base.errors import Diagnostic
 from tilewright.base.source import Source
 from tilewright.frontend.python.expressions import SourcePlace
+from tilewright.frontend.python.names import PACKAGE
 from tilewright.tree.metadata import suggest
 from tilewright.tree.unknown_functions import help_for
 from tilewright.zyn.program_files import read_program
@@ -30,7 +31,8 @@ def explicit_names(path: str) -> tuple[list[str], list[Diagnostic]]:
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return [], []  # reading the file for other kernels has said so
     place = SourcePlace(Source(path, text))
-    packages = {alias.asname or alias.name for n in ast.walk(module) if isinstance(n, ast.Import) for alias in n.names if alias.name == "tilewright"}
+    words = dir(sys.modules[PACKAGE])
+    packages = {alias.asname or alias.name for n in ast.walk(module) if isinstance(n, ast.Import) for alias in n.names if alias.name == PACKAGE}
     around = set(_bound(module)) | set(dir(builtins)) | {"__name__", "__file__", "__doc__"}
     if any(isinstance(n, ast.ImportFrom) and any(alias.name == "*" for alias in n.names) for n in ast.walk(module)):
         around |= {n.id for n in ast.walk(module) if isinstance(n, ast.Name)}  # any name may come from there
@@ -39,8 +41,8 @@ def explicit_names(path: str) -> tuple[list[str], list[Diagnostic]]:
     for kernel in kernels:
         inside = around | set(_bound(kernel))
         for part in (n for statement in kernel.body for n in ast.walk(statement)):
-            if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id in packages and not hasattr(tilewright, part.attr):
-                found.append(Diagnostic("TW002", f"tilewright has no '{part.attr}'", place.span(part), help_for(part.attr, dir(tilewright), python=True)))
+            if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id in packages and part.attr not in words:
+                found.append(Diagnostic("TW002", f"{PACKAGE} has no '{part.attr}'", place.span(part), help_for(part.attr, words, python=True)))
             elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load) and part.id not in inside:
                 found.append(Diagnostic("TW002", f"unknown name '{part.id}'", place.span(part), suggest(part.id, sorted(inside - set(dir(builtins))))))
     return [kernel.name for kernel in kernels], found

@@ -16,12 +16,15 @@ from tilewright.base.dtypes import DType, bool_, f32, f64, i64
 from tilewright.base.errors import UserError
 from tilewright.cli.guess_uses import rank_of_use
 from tilewright.tree import syntax
+from tilewright.tree.check.random_draws import DTYPES as RANDOM
 from tilewright.tree.inline import parts_backwards
 from tilewright.tree.syntax import Node
-from tilewright.tree.typed import ArgSpec, ArrayArg, ScalarArg
+from tilewright.tree.typed import ArgSpec, ArrayArg, NoneArg, ScalarArg
 from tilewright.zyn.host.kind_parameters import parameters_in_scope
 
 _PLAIN: dict[str, ScalarArg] = {"float": ScalarArg(f64, weak=True), "int": ScalarArg(i64, weak=True), "bool": ScalarArg(bool_)}
+NOTHING = "none"
+"""In place of the kind of a number: None, for a parameter that is left out."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class GuessedArguments:
     def spec(self, gpu: bool) -> ArgSpec:
         if self.extents is not None:
             return ArrayArg(self.dtype, len(self.extents), None, 16 if gpu else 0)
+        if self.plain == NOTHING:
+            return NoneArg()
         return _PLAIN[self.plain] if self.plain else ScalarArg(self.dtype)
 
     def __str__(self) -> str:
@@ -238,6 +243,8 @@ class Uses:
     def _call(self, call: syntax.Call, piped: syntax.Expr | None) -> None:
         if isinstance(call.function, syntax.Name) and call.function.id in ("empty", "zeros", "ones", "full", "shared"):
             self._whole(*(a.value for position, a in enumerate(call.args) if a.keyword == "shape" or (position == 0 and a.keyword is None)))
+        if isinstance(call.function, syntax.Name) and call.function.id in RANDOM:
+            self._whole(*(a.value for a in call.args if a.keyword != "dtype"))  # the seed, and indices
         if isinstance(call.function, syntax.Name):
             values = [*([] if piped is None else [(None, piped)]), *((a.keyword, a.value) for a in call.args)]
             for position, (keyword, value) in enumerate(values):

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.base.dtypes import from_numpy
+from tilewright.base.dtypes import bool_, from_numpy
 from tilewright.base.errors import Diagnostic, Diagnostics, UserError
-from tilewright.cli.guess import GuessedArguments, guess, nodes, parameters_given, uses_in
+from tilewright.cli.guess import NOTHING, GuessedArguments, guess, nodes, parameters_given, uses_in
 from tilewright.compile.driver import Signature, front_end
 from tilewright.execute.calls.arguments import DIVISORS, read_argument, size_class
 from tilewright.execute.calls.watchdog import watchdog_nanoseconds
@@ -28,7 +28,7 @@ from tilewright.tree.check.kernel import check_kernel
 from tilewright.tree.inline import nodes as all_nodes
 from tilewright.tree.metadata import CONTRACTIONS
 from tilewright.tree.syntax import Function, Module
-from tilewright.tree.typed import NoneArg, TypedKernel
+from tilewright.tree.typed import NoneArg, ScalarArg, TypedKernel
 from tilewright.zyn.host.abstract_run import Looker, look, stand_in
 from tilewright.zyn.host.dimensions import AbstractValue
 from tilewright.zyn.host.functions import METHODS
@@ -235,12 +235,15 @@ class _SourceLooker(Looker):
     def _given(self, name: str, value: object) -> GuessedArguments:
         if name in self._inputs and self._values[name] is value:
             return self._inputs[name]
+        if value is None:
+            return GuessedArguments(bool_, plain=NOTHING)
         argument = read_argument(name, value)
         if isinstance(argument.value, np.ndarray):
             dtype = from_numpy(argument.value.dtype)
             assert dtype is not None
             return GuessedArguments(dtype, self.extents(value))
         plain = "" if isinstance(value, bool | np.generic) else "float" if isinstance(value, float) else "int"
+        assert isinstance(argument.spec, ScalarArg)
         return GuessedArguments(argument.spec.dtype, plain=plain)
 
 

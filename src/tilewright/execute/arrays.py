@@ -76,7 +76,7 @@ def as_dtype(dtype: object) -> DType:
         dtype = dtypes.by_name(dtype)
     if isinstance(dtype, DType):
         if dtype.kind == "q":
-            raise UserError.at("TW005", f"arrays of {dtype} are not available yet", help="use a type of whole elements, such as tw.f16 or tw.i8")
+            raise UserError.at("TW005", f"{dtype} is a type of packed blocks, whose arrays are not available yet", help="use a type of whole elements, such as tw.f16 or tw.i8")
         return dtype
     try:
         found = dtypes.from_numpy(np.dtype(dtype))  # type: ignore[call-overload]

@@ -439,7 +439,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
          "when the host next waits for it; what threads write at once is in no certain order there, in the emulator in that of the threads.", _print,
          "write", "thread", "loop tile thread"),
     _row("assert", "`assert %b {text}`: where the bool is false the kernel ends with an error that says the text, where it is, and which thread it was.",
-         _assert, "write", "thread"),
+         _assert, "write", "thread", "loop tile thread"),
     _row("nanosleep", "`nanosleep %ns`: do nothing for about that many nanoseconds.", _nanosleep, "sync", "thread"),
     _row("popcount", "How many bits are 1.", _bit_count, group="bits"),
     _row("clz", "How many bits above the highest 1 are 0; all of them for 0.", _bit_count, group="bits"),

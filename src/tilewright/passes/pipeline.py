@@ -430,10 +430,6 @@ WITH_LANES = When(
     "on a GPU, kernels with SIMD values",
     lambda kernel, context: context.simt and any(OPS[op.opcode].group == "lanes" for op in walk(kernel.body)),
 )
-WITH_SHARED_SCATTERS = When(
-    "scatters into small arrays, on a GPU",
-    lambda kernel, context: any(op.opcode == "accumulate" and "shared" in op.attrs for op in walk(kernel.body)),
-)
 WITH_WINDOWS = When("windows that overlap, on a GPU", lambda kernel, context: isinstance(context.schedule, Schedule) and context.schedule.window)
 
 ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
@@ -500,7 +496,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(WINDOW_SUMS, "After simplify, which leaves one guard for each sum.", WITH_WINDOWS),
         Step(FUSE_MULTIPLY_ADD, "window_sums leaves products beside their sums.", WITH_WINDOWS),
         Step(CHECK_INDICES, "Accesses are those of tiles now, with their masks."),
-        Step(SHARE_SCATTERS, "After check_indices: indices are still those of the array there.", WITH_SHARED_SCATTERS),
+        Step(SHARE_SCATTERS, "After check_indices: indices are still those of the array there."),
         Step(ASSIGN_LAYOUTS, "Last: the tiles are final."),
     ),
     "thread": (

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from tilewright.base.record import record
 from tilewright.base.sizes import Size, ceildiv, minimum
+from tilewright.ir.nodes import Kernel
 from tilewright.ir.program import Program, ProgramArray, ScalarInput
 from tilewright.ir.types import Scalar, Tensor, Type, tensor
 from tilewright.primitives.code import Code, Mem, Num, write_kernel
@@ -127,7 +128,7 @@ def _split_program(plan: ScanPlan) -> Program:
 
 def prefix_kernel(
     plan: ScanPlan, grid: list[Size], chunks: Size, arrays: list[tuple[str, Tensor]], place: Callable[[Code, Num], tuple[Num, ...]]
-) -> object:
+) -> Kernel:
     """What is before each chunk of a line, one line to a block."""
     numbers = [(n, Scalar(d)) for n, d in zip(plan.initial, plan.value_dtypes, strict=False)]
     count = len(plan.function.dtypes)

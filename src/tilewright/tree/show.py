@@ -46,6 +46,8 @@ def _statement(node: Stmt) -> list[str]:
     if isinstance(node, syntax.If):
         lines = _braces(f"if {_expression(node.cond)}", node.then)
         return lines if not node.otherwise else [*lines[:-1], "} else {", *_block(node.otherwise), "}"]
+    if isinstance(node, syntax.Assert):
+        return [f"assert({_expression(node.cond)}, {_string(node.text)})"]
     if isinstance(node, syntax.Print):
         return [f"print({', '.join([_string(node.text), *map(_expression, node.values)])})"]
     if isinstance(node, syntax.Break | syntax.Continue):
@@ -60,7 +62,7 @@ def _statement(node: Stmt) -> list[str]:
         axes = "" if node.axes is None else f", axis={list(node.axes)}"
         return _braces(f"{node.name} = reduce({_REDUCTIONS.get(node.op, node.op)}{axes})", (node.loop,))
     if isinstance(node, syntax.Expect):
-        return [f"expect {_expression(node.value)}: {_expression(node.type)}"]
+        return [f"expect {_expression(node.value)}{'' if node.type is None else f': {_expression(node.type)}'}"]
     if isinstance(node, syntax.ExprStmt):
         return _expression(node.value).split("\n")
     if isinstance(node, syntax.Function):
@@ -178,6 +180,8 @@ def _expression(node: Expr) -> str:
         return f"await {value}{tail}"
     if isinstance(node, syntax.Callee):
         return node.function.name
+    if isinstance(node, syntax.Broken):
+        return "<unread>"
     return _compute(node)
 
 

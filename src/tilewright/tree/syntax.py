@@ -290,6 +290,14 @@ class Print(Node):
 
 
 @record
+class Assert(Node):
+    """`assert cond, "text"` in a kernel."""
+
+    cond: Expr
+    text: str = ""
+
+
+@record
 class Yield(Node):
     value: Expr
 
@@ -385,7 +393,7 @@ class Import(Node):
     alias: str = ""
 
 
-Stmt = Let | Assign | For | While | If | Break | Continue | Print | Yield | Return | Expect | Made | ReduceNest | ExprStmt | Function | Config | Import
+Stmt = Let | Assign | For | While | If | Break | Continue | Print | Assert | Yield | Return | Expect | Made | ReduceNest | ExprStmt | Function | Config | Import
 
 
 @record

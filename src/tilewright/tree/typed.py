@@ -493,11 +493,19 @@ class TypedPrint(TypedNode):
 
 
 @record
+class TypedAssert(TypedNode):
+    """Ends the kernel with an error where the condition does not hold. What is around it runs in order."""
+
+    cond: Expr
+    text: str
+
+
+@record
 class TypedBarrier(TypedNode):
     """What stands before it in the loop body is done when what follows begins. Gone once loops are classified."""
 
 
-Stmt = SetVar | Accumulate | Store | ArrayAssign | TypedLoop | ReduceLoop | TypedWhile | TypedIf | TypedTurns | TypedYield | TypedBarrier | TypedPrint
+Stmt = SetVar | Accumulate | Store | ArrayAssign | TypedLoop | ReduceLoop | TypedWhile | TypedIf | TypedTurns | TypedYield | TypedBarrier | TypedPrint | TypedAssert
 
 
 @record

@@ -32,6 +32,7 @@ from tilewright.tree.typed import (
     Store,
     TileLocal,
     Transpose,
+    TypedAssert,
     TypedBarrier,
     TypedIf,
     TypedKernel,
@@ -116,6 +117,8 @@ def _show_stmts(stmts: tuple[Stmt, ...], indent: str) -> Iterator[str]:
             over = ", ".join(map(_show_range, stmt.inner))
             yield f"{indent}{stmt.array.name} = reduce {stmt.kind} over {over}{outer}:"
             yield from _show_stmts(stmt.body, inner)
+        elif isinstance(stmt, TypedAssert):
+            yield f"{indent}assert {show_expr(stmt.cond)}, {stmt.text!r}"
         elif isinstance(stmt, TypedPrint):
             yield f"{indent}print {', '.join([repr(stmt.text), *map(show_expr, stmt.values)])}"
         elif isinstance(stmt, TypedWhile):

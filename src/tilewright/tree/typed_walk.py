@@ -20,6 +20,7 @@ from tilewright.tree.typed import (
     Stmt,
     Store,
     Transpose,
+    TypedAssert,
     TypedBarrier,
     TypedIf,
     TypedLoop,
@@ -65,7 +66,7 @@ def own_exprs(stmt: Stmt) -> tuple[Expr, ...]:
         return tuple(e for v in stmt.vars for e in (v.lo, v.hi))
     if isinstance(stmt, ReduceLoop):
         return tuple(e for v in (*stmt.outer, *stmt.inner) for e in (v.lo, v.hi))
-    if isinstance(stmt, TypedWhile | TypedIf):
+    if isinstance(stmt, TypedWhile | TypedIf | TypedAssert):
         return (stmt.cond,)
     if isinstance(stmt, TypedBarrier | TypedTurns):
         return ()

@@ -29,7 +29,7 @@ from .source import kernel_text, signature
 from .trial import Outcome, trial
 
 STATE = ROOT / "build" / "fuzz"
-SHOWN = ("several nests", "hostile", "gather or scatter", "aliasing out", "explicit", "triangular", "stepped", "while", "reduction", "empty")
+SHOWN = ("several nests", "hostile", "gather or scatter", "aliasing out", "explicit", "triangular", "stepped", "while", "reduction", "empty", "numbers as sizes")
 
 
 class Tally:
@@ -45,6 +45,7 @@ class Tally:
         kernel = draw(seed)
         self.outcomes[outcome.label] += 1
         tags = set(kernel.tags) | ({"several nests"} if nests(kernel) > 1 else set()) | ({"gather or scatter"} if kernel.tags & {"gather", "scatter"} else set())
+        tags |= {"numbers as sizes"} if kernel.given else set()
         self.features.update(tags | {f"nests {nests(kernel)}"})
         if outcome.kind == "ok":
             self.stages.update(d for d in devices_of(seed, only) if d == "cpu" or d == "thread" or not kernel.explicit)

@@ -41,6 +41,7 @@ def ptx_hash(code: bytes) -> str:
 def artifact(kernel: Kernel, target: str) -> Any:
     """What a call of the kernel on a GPU compiles."""
     numbers = [KINDS[n.dtype].numpy(n.value) if n.dtype != "bool" else bool(n.value) for n in kernel.numbers]
+    numbers += [kernel.extents[dim] for dim in kernel.given]
     values = [*arguments(kernel).arrays.values(), *numbers]
     function = compiled(kernel)
     return (function[kernel.grid, kernel.block] if kernel.explicit else function).compile(*values, target=target)

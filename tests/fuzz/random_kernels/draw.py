@@ -859,7 +859,9 @@ class Drawing:
             self.seed, tuple(self.dims.items()), tuple(self.inputs), tuple(self.numbers), tuple(self.body), tuple(results),
         )  # fmt: skip
         kernel = trimmed(kernel)
-        return replace(kernel, out=self.outputs(kernel), tags=frozenset(self.tags | tags_of(kernel)))
+        kernel = replace(kernel, out=self.outputs(kernel), tags=frozenset(self.tags | tags_of(kernel)))
+        chance = random.Random(f"given {self.seed}")  # of its own, so that a seed draws the kernel it always drew
+        return replace(kernel, given=tuple(dim for dim, _ in kernel.dims if chance.random() < 0.25))
 
     def outputs(self, kernel: Kernel) -> str:
         """How `out=` is given."""

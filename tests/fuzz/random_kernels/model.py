@@ -302,6 +302,8 @@ class Kernel:
     grid: int = 1
     block: int = 32
     tags: frozenset[str] = field(default_factory=frozenset)
+    given: tuple[str, ...] = ()
+    """Dims that calls give as whole numbers, in place of an axis or a constant."""
 
     @property
     def extents(self) -> dict[str, int]:

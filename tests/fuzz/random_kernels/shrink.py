@@ -77,6 +77,8 @@ def candidates(kernel: Kernel) -> Iterator[Kernel]:
         yield with_body(kernel, body)
     if kernel.out:
         yield replace(kernel, out="")
+    if kernel.given:
+        yield replace(kernel, given=())
     for at, given in enumerate(kernel.inputs):
         for plain in (replace(given, layout="contiguous"), replace(given, style="small")):
             if plain != given:

@@ -58,6 +58,7 @@ class Printer:
         kernel = self.kernel
         arguments = [f"{i.name}: tw.Array" for i in kernel.inputs]
         arguments += [f"{n.name}: {'bool' if n.dtype == 'bool' else dtype_word(n.dtype)}" for n in kernel.numbers]
+        arguments += [f"{dim}: int" for dim in kernel.given]
         self.add(0, "@tw.gpu" if kernel.explicit else "@tw.kernel")
         self.add(0, f"def {name}({', '.join(arguments)}):")
         if kernel.explicit:
@@ -74,8 +75,10 @@ class Printer:
         self.lines.append("    " * depth + text)
 
     def sizes(self) -> None:
-        """Dims come from an input that has them as an axis, else they are constants."""
+        """Dims come from an input that has them as an axis, else they are constants, unless the call gives them."""
         for dim, extent in self.kernel.dims:
+            if dim in self.kernel.given:
+                continue
             places = [
                 f"{i.name}.shape[{axis}]" for i in self.kernel.inputs for axis, s in enumerate(i.shape) if s.dim == dim and s.times == 1 and not s.plus
             ]  # fmt: skip
@@ -214,7 +217,7 @@ def kernel_text(kernel: Kernel, name: str = "kernel") -> str:
 def signature(kernel: Kernel) -> str:
     """One line on the arguments, for reports."""
     arrays = [f"{i.name}: {i.dtype}[{', '.join(str(s.value(kernel.extents)) for s in i.shape)}] {i.layout}" for i in kernel.inputs]
-    numbers = [f"{n.name}: {n.dtype} = {n.value}" for n in kernel.numbers]
+    numbers = [f"{n.name}: {n.dtype} = {n.value}" for n in kernel.numbers] + [f"{dim}: int = {kernel.extents[dim]}" for dim in kernel.given]
     launch = [f"grid {kernel.grid}, block {kernel.block}"] if kernel.explicit else []
     return "; ".join([*arrays, *numbers, *launch, *([f"out={kernel.out}"] if kernel.out else [])])
 

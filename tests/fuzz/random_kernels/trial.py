@@ -144,6 +144,7 @@ def expected(kernel: Kernel) -> dict[str, Cells]:
 def call(kernel: Kernel, function: Any, given: Arguments, device: str) -> dict[str, np.ndarray]:
     """The results by name."""
     numbers = [KINDS[n.dtype].numpy(n.value) if n.dtype != "bool" else bool(n.value) for n in kernel.numbers]
+    numbers += [kernel.extents[dim] for dim in kernel.given]
     values = [*given.arrays.values(), *numbers]
     if kernel.explicit:
         function[kernel.grid, kernel.block](*values, device=device)

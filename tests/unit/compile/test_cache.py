@@ -63,6 +63,8 @@ def make(code: bytes = b"code \x00\xff", name: str = "softmax") -> Artifact:
         bindings=(SizeBinding("rows", "x", 0), SizeBinding("x.cols$1", "x", 1, True)),
         checks=(CallCheck(ROWS, "le", COLS * 2 - 1, "too many 'rows'\n", "file.py:3:4", " 3 | x\n   | ^", "TW013"),),
         facts=(("rows", 16), ("x.cols$1", 4)),
+        computed=(("$scale", ROWS * 2 - 1),),
+        absent=(1,),
         alias_safe=True,
         host=b"\x7fELF host",
         key=KEY,

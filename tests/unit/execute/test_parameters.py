@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from null_cuda.install import installed
 from tilewright.base.errors import UserError
 from tilewright.device_kinds.cpu.kind import CpuCalls
 
@@ -233,3 +235,56 @@ def test_grid_over_a_shape_and_names_nobody_reads() -> None:
     np.testing.assert_allclose(repeated(x, 2), np.repeat(6 * x[:, :, :1], 2, 2), rtol=1e-6)
     with pytest.raises(UserError, match="'x' has rank 2, but 3 names are given"):
         rectified(x[0])
+
+
+@tw.kernel
+def ragged(x: tw.Array, lengths: tw.Array, position: tw.Array) -> tw.Array:
+    rows, _ = x.shape
+    out = tw.empty((rows,), x.dtype)
+    at = position[0]
+    for b in tw.grid(rows):
+        total = 0.0
+        for t in range(lengths[b]):
+            total += x[b, t]
+        out[b] = total + x[b, at]
+    return out
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_numbers_in_memory_change_between_replays(device: str) -> None:
+    """Lengths and positions are read where they lie: nothing comes back to the host, and a graph sees new ones."""
+    with installed(mode="lazy") if device == "cuda" else contextlib.nullcontext():
+        x, lengths, position = np.arange(12, dtype=np.float32).reshape(3, 4), np.array([0, 2, 4], np.int32), np.array([1])
+        place = [tw.to_device(a, device) for a in (x, lengths, position)] if device == "cuda" else [x, lengths, position]
+        graph = tw.graph(ragged, *place, device=device)
+        for new, at in (([0, 2, 4], 1), ([4, 0, 1], 3), ([3, 3, 3], 0)):
+            for target, source in zip(place[1:], (np.array(new, np.int32), np.array([at])), strict=True):
+                if device == "cuda":
+                    tw.copy(target, source)
+                else:
+                    target[...] = source
+            found = graph.replay()
+            wanted = [x[b, : new[b]].sum() + x[b, at] for b in range(3)]
+            assert np.asarray(found.numpy() if device == "cuda" else found).tolist() == wanted
+        graph.close()
+
+
+def test_a_number_that_shapes_what_a_graph_computes_is_not_exchanged() -> None:
+    @tw.kernel
+    def first(x: tw.Array, n: int, scale: float = 1.0) -> tw.Array:
+        out = tw.empty((n,), x.dtype)
+        for i in tw.grid(n):
+            out[i] = x[i] * scale
+        return out
+
+    graph = tw.graph(first, X, 2, 3.0)
+    assert graph.replay().tolist() == [-6, 9]
+    graph.update(n=1)
+    assert graph.replay().tolist() == [-6]
+    with tw.capture("cpu", n=2, scale=1.0) as captured:
+        result = first(X, captured["n"], scale=captured["scale"])
+    captured.update(scale=2.0, n=2)
+    captured.replay()
+    assert result.tolist() == [-4, 6]
+    with pytest.raises(UserError, match="'n' decides the shape of what the graph computes, and would be 1 instead of 2"):
+        captured.update(n=1)

@@ -67,7 +67,8 @@ def host_ir(artifact: Artifact) -> str:
     parts += [f"@tilewright_number_{n} = external global i8" for n in sorted({p.dtype.name for p in scalars if p.typed})]
     parts += [f'declare void @"{e}"(ptr, i64, i64) nonlazybind' for e in sorted({x.entry for x in artifact.launches})]
     parts.append(f"define ptr @{abi.STUB_ENTRY}(ptr %self, ptr %args, i64 %count, ptr %names) {{")
-    unsure = artifact.in_place and any(x.asserts for x in artifact.launches)  # a call that failed halfway must not be made again
+    # A call that failed halfway must not be made again where that writes in place, or prints.
+    unsure = any(artifact.in_place or not text.startswith(abi.LOCAL_MEMORY) for x in artifact.launches for _, text in x.asserts)
     if unsure or any(p.dtype.kind == "q" for p in arrays) or not all(_scalar_is_native(p.dtype) for p in scalars):
         parts.append("  br label %reject")
     else:

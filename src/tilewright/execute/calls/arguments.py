@@ -38,6 +38,11 @@ class ReadArgument:
         return self.value.shape if isinstance(self.value, np.ndarray | DeviceArray) else ()
 
 
+def read_optional(name: str, value: object, span: Span = NOWHERE, gpu: bool = False) -> ReadArgument:
+    """As `read_argument`, for a parameter that may be left out."""
+    return ReadArgument(name, None, NoneArg()) if value is None else read_argument(name, value, span, gpu)
+
+
 def element_strides(array: np.ndarray | DeviceArray) -> tuple[int, ...]:
     if isinstance(array, DeviceArray):
         return array.strides
@@ -46,8 +51,6 @@ def element_strides(array: np.ndarray | DeviceArray) -> tuple[int, ...]:
 
 def read_argument(name: str, value: object, span: Span = NOWHERE, gpu: bool = False) -> ReadArgument:
     """Classify one argument. For a GPU, alignment counts."""
-    if value is None:
-        return ReadArgument(name, None, NoneArg())
     if isinstance(value, bool | np.bool_):
         return ReadArgument(name, bool(value), ScalarArg(bool_))
     if isinstance(value, np.generic):

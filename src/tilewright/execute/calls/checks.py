@@ -41,9 +41,9 @@ def bind_sizes(
                 wrong.append(Diagnostic("TW004", mismatch(param.name, axis, found, extent, wanted, origin), span))
     if wrong:
         raise UserError(*wrong)
-    for name, size in artifact.computed:
+    for name, made in artifact.computed:
         if values.get(name, 0) >= 1 << 63:
-            wrong.append(Diagnostic("TW004", f"{size_text(without_clamp(size))} = {values[name]} is beyond 64 bits ({values_text([size], values)})", span))
+            wrong.append(Diagnostic("TW004", f"{size_text(without_clamp(made))} = {values[name]} is beyond 64 bits ({values_text([made], values)})", span))
     if wrong:
         raise UserError(*wrong)
     for array in (*artifact.outputs, *artifact.scratch):

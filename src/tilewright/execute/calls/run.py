@@ -15,7 +15,7 @@ import numpy as np
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import DeviceError
 from tilewright.compile.driver import Signature
-from tilewright.execute.calls.arguments import ReadArgument, read_argument, signature
+from tilewright.execute.calls.arguments import ReadArgument, read_optional, signature
 from tilewright.execute.calls.in_place import check_in_place
 from tilewright.execute.calls.index_checks import all_checked
 from tilewright.execute.calls.kernel_calls import KernelCalls
@@ -71,7 +71,7 @@ class Runner:
         return found
 
     def arguments(self, values: Mapping[str, object], gpu: bool) -> list[ReadArgument]:
-        found = [read_argument(name, value, self.function.span, gpu) for name, value in values.items()]
+        found = [read_optional(name, value, self.function.span, gpu) for name, value in values.items()]
         for name in self.in_place:
             argument = next(a for a in found if a.name == name)
             if values[name] is None:

@@ -98,10 +98,11 @@ def _read(part: ArgumentPart, leaves: list[Leaf], gpu: bool) -> ArrayArg | Scala
     if isinstance(argument.spec, ScalarArg):
         if parameter.form in ("buffer", "array"):
             raise UserError.at("TW009", f"'{name}' is an array, got {value!r}", parameter.span)
+        assert argument.value is not None
         leaves.append(Leaf(name, argument.value))
         return argument.spec
     array = argument.value
-    assert isinstance(array, np.ndarray | DeviceArray)
+    assert isinstance(array, np.ndarray | DeviceArray) and isinstance(argument.spec, ArrayArg)
     if parameter.form == "number":
         raise UserError.at("TW009", f"'{name}' is a number, got an array of shape {list(array.shape)}", parameter.span)
     dtype = argument.spec.dtype

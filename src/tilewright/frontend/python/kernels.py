@@ -48,7 +48,6 @@ _HELP: dict[type[ast.stmt], tuple[str, str]] = {
     ast.FunctionDef: ("a nested function", "write its body where it is called"),
     ast.AsyncFunctionDef: ("a nested function", "write its body where it is called"),
     ast.Raise: ("raise", "check the values before the kernel is called"),
-    ast.Assert: ("assert", "check the values before the kernel is called"),
     ast.Match: ("match", "use if and elif"),
 }
 
@@ -351,6 +350,12 @@ class FunctionReader:
             body = self._block(node.body)
             self._around -= 1
             return [syntax.While(test, body, span=span)]
+        if isinstance(node, ast.Assert):
+            if node.msg is not None and not (isinstance(node.msg, ast.Constant) and isinstance(node.msg.value, str)):
+                self._unsupported(node.msg, "a message that is computed", "write it as a text; print the numbers before it")
+                return []
+            message = str(node.msg.value) if isinstance(node.msg, ast.Constant) else ast.unparse(node.test)
+            return [syntax.Assert(self._expressions.test(node.test), message, span=span)]
         if isinstance(node, ast.Break | ast.Continue):
             return [syntax.Break(span=span) if isinstance(node, ast.Break) else syntax.Continue(span=span)]
         if isinstance(node, ast.For):

@@ -125,7 +125,7 @@ class Machine(ABC):
         self.changes = 0
         """Counts writes that changed memory: whether waiting lanes have something new to see."""
         self.simple: dict[str, Callable[[Op, Frame], Results]] = {
-            "print": self._print,
+            "print": self._print, "assert": self._assert,
             "const": self._const, "size": self._size, "load": self._load, "store": self._store, "atomic": self._atomic, "accumulate": self._accumulate, "head": self._head,
             "broadcast": self._broadcast, "report": self._report, "program_id": self._program_id,
         }  # fmt: skip
@@ -270,6 +270,12 @@ class Machine(ABC):
         values = [frame.full(v) for v in op.operands]
         for lane in np.flatnonzero(frame.active):
             sys.stdout.write(written(parts, [v[lane].item() for v in values]))
+        return ()
+
+    def _assert(self, op: Op, frame: Frame) -> Results:
+        bad = frame.active & ~frame.full(op.operands[0])
+        if bad.any():
+            raise self.fail_at(op, frame, bad, lambda _: f"assertion failed: {op.attrs['text']}")
         return ()
 
     def _elementwise(self, op: Op, frame: Frame) -> Results:

@@ -41,6 +41,7 @@ from tilewright.tree.typed import (
     SizeValue,
     Stmt,
     Store,
+    TypedAssert,
     TypedBarrier,
     TypedIf,
     TypedLoop,
@@ -281,6 +282,8 @@ class Draft:
             self.store(builder, stmt.array, indices, value)
         elif isinstance(stmt, TypedPrint):
             self.printed(builder, stmt, scope)
+        elif isinstance(stmt, TypedAssert):
+            builder.multi("assert", self.expr(builder, stmt.cond, scope), text=stmt.text)
         elif isinstance(stmt, TypedIf):
             self.branch(builder, stmt, scope)
         elif isinstance(stmt, TypedWhile):

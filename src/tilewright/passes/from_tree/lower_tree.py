@@ -354,4 +354,4 @@ class _TreeLowering:
 
 
 def _writes(kernel: Kernel) -> bool:
-    return any(op.opcode in ("store", "accumulate", "print") for op in walk(kernel.body))
+    return any(op.opcode in ("store", "accumulate", "print", "assert") for op in walk(kernel.body))

@@ -35,9 +35,13 @@ class CopySpec:
 class ScatterForm(Protocol):
     """What one array is combined in."""
 
-    copies: tuple[CopySpec, ...]
-    rounds: int
-    """How often the points are gone through."""
+    @property
+    def copies(self) -> tuple[CopySpec, ...]:
+        """The copies of the array."""
+
+    @property
+    def rounds(self) -> int:
+        """How often the points are gone through."""
 
     def terms(self, b: Builder, value: Value, copies: Sequence[Value], counts: Value, number: int) -> list[tuple[int, Value, Value | None]]:
         """What a term adds in a round: the copy, the value, and a condition. `copies` are the elements that earlier rounds left; `counts` is

@@ -59,7 +59,7 @@ def would_split_scan(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
 
 
 @record
-class _Scan:
+class _CutScan:
     """A loop that is a scan. `term`: what a turn adds (of an `fma`, its two factors); `slice`: the ops of the body that compute it."""
 
     nest: Nest
@@ -90,7 +90,7 @@ class _Scan:
         return ["part", *lines] if self.crosswise else [*lines, "part"]
 
 
-def _plan(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Scan | None:
+def _plan(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _CutScan | None:
     if not any(op.opcode == "parallel" for op in kernel.body.ops):
         return None
     nest = nest_of(kernel)
@@ -109,7 +109,7 @@ def _plan(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> _Scan | N
     accesses = [op for op in walk(loop.regions[0]) if op.opcode in ("load", "store")]
     crosswise = any(address(op, forms).factor(index) == ONE for op in accesses for index in nest.parallel.regions[0].args)
     parts = _parts(nest, extent, target, hints, crosswise)
-    return None if parts is None else _Scan(nest, loop, kind, term, needed, low.constant, extent, parts, crosswise)
+    return None if parts is None else _CutScan(nest, loop, kind, term, needed, low.constant, extent, parts, crosswise)
 
 
 def _only_loop(region: Block) -> Op | None:
@@ -199,7 +199,7 @@ def _parts(nest: Nest, extent: Size, target: Target, hints: Mapping[str, int], c
     return maximum(ONE, minimum(ceildiv(extent, Size.of(shortest)), ceildiv(Size.of(wanted), maximum(ONE, points))))
 
 
-def _split(call: KernelCall, scan: _Scan, number: int) -> tuple[list[KernelCall], list[ProgramArray]]:
+def _split(call: KernelCall, scan: _CutScan, number: int) -> tuple[list[KernelCall], list[ProgramArray]]:
     kernel = call.kernel
     shape = scan.shape(scan.parts)
     dtype = dtype_of(scan.loop.results[0].type)
@@ -210,7 +210,7 @@ def _split(call: KernelCall, scan: _Scan, number: int) -> tuple[list[KernelCall]
     return [KernelCall(k, tuple(names[p] for p in k.params), call.loops) for k in kernels], arrays
 
 
-def _around(scan: _Scan) -> list[Op]:
+def _around(scan: _CutScan) -> list[Op]:
     """The ops beside the loop."""
     return [op for op in scan.nest.parallel.regions[0].ops if op is not scan.loop and op.opcode != "yield"]
 
@@ -227,14 +227,14 @@ def _finished(kernel: Kernel, name: str, b: Builder, own: Sequence[Value]) -> Ke
     return replace(made, params=(*(p for p in kernel.params if p in used), *own))
 
 
-def _bounds(b: Builder, scan: _Scan, part: Value) -> tuple[Value, Value]:
+def _bounds(b: Builder, scan: _CutScan, part: Value) -> tuple[Value, Value]:
     """The first turn of a part, and that of the next one: lengths of parts differ by one at most."""
     low, extent, parts = b.index(scan.low), b.index(scan.extent), b.index(scan.parts)
     start, end = (b.op("floordiv", b.mul(k, extent), parts) for k in (part, b.add(part, b.index(1))))
     return b.add(low, start), b.add(low, end)
 
 
-def _totals(kernel: Kernel, scan: _Scan, total: Value) -> Kernel:
+def _totals(kernel: Kernel, scan: _CutScan, total: Value) -> Kernel:
     """What the terms of each part but the last amount to."""
     region, body = scan.nest.parallel.regions[0], scan.loop.regions[0]
     b, mapping = _begun(kernel)
@@ -263,7 +263,7 @@ def _totals(kernel: Kernel, scan: _Scan, total: Value) -> Kernel:
     return replace(made, attrs=MappingProxyType({**made.attrs, "reduce_extent": ceildiv(scan.extent, scan.parts)}))
 
 
-def _prefixes(kernel: Kernel, scan: _Scan, total: Value, before: Value) -> Kernel:
+def _prefixes(kernel: Kernel, scan: _CutScan, total: Value, before: Value) -> Kernel:
     """What each part begins with."""
     region = scan.nest.parallel.regions[0]
     b, mapping = _begun(kernel)
@@ -288,7 +288,7 @@ def _prefixes(kernel: Kernel, scan: _Scan, total: Value, before: Value) -> Kerne
     return _finished(kernel, f"{kernel.name}.before", b, [total, before])
 
 
-def _walks(kernel: Kernel, scan: _Scan, before: Value) -> Kernel:
+def _walks(kernel: Kernel, scan: _CutScan, before: Value) -> Kernel:
     """The loop itself, part by part."""
     region, body = scan.nest.parallel.regions[0], scan.loop.regions[0]
     b, mapping = _begun(kernel)

@@ -100,7 +100,7 @@ class TileLowering(ThreadView):
             return
         special: dict[str, Callable[[Builder, Op], None]] = {
             "load": self.load, "store": self.store, "accumulate": self.accumulate, "reduce_tile": self._reduce_tile, "for": self.for_, "if": self.if_, "while": self._while,
-            "print": self._print, "iota": self._iota, "broadcast": self.broadcast, "item": self._item, "alloc": self._alloc,
+            "print": self._print, "assert": self._assert, "iota": self._iota, "broadcast": self.broadcast, "item": self._item, "alloc": self._alloc,
             "program_id": self.program_id, "report": self._report, "inside": self._inside, "reshape": self._unsupported,
             "transpose": self._unsupported, "slice": self._unsupported, "dot": self.dot, "scan_tile": self._unsupported,
         }  # fmt: skip
@@ -162,6 +162,20 @@ class TileLowering(ThreadView):
             return []
 
         b.if_(b.op("eq", self.thread, b.index(0)), write, lambda inner: [])
+
+    def _assert(self, b: Builder, op: Op) -> None:
+        """Kernels with assertions of their author have no tiles. A CPU leaves its function where one fails."""
+        holds = self.env[op.operands[0]]
+        assert isinstance(holds, Value)
+        if self.target.simt:
+            b.emit("assert", [holds], op.attrs)
+            return
+
+        def fail(inner: Builder) -> list[Value]:
+            inner.multi("fault", inner.index(0), inner.index(0), text=str(op.attrs["text"]))
+            return []
+
+        b.if_(b.op("not", holds), fail, lambda inner: [])
 
     def _report(self, b: Builder, op: Op) -> None:
         cell, place, extent, *outside = op.operands

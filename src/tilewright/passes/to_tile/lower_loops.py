@@ -472,7 +472,7 @@ class LoopLowering:
         memory, indices, value = operands[0], list(operands[1:-1]), operands[-1]
         points = join(*(shape_of(v) for v in (*operands[1:], *(env[index] for index in self.around[id(op)]))))
         access, mask = self._mask_for(b, points, masks)
-        attrs = {k: v for k, v in op.attrs.items() if k != "watch"} | self._access_attrs(op)
+        attrs: dict[str, Attr] = {**{k: v for k, v in op.attrs.items() if k != "watch"}, **self._access_attrs(op)}
         if access and indices:
             indices[0] = self.widen(b, indices[0], access)
         value = self.widen(b, value, access)

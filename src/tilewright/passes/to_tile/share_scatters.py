@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from tilewright.base.dtypes import bool_, i64
 from tilewright.base.sizes import product
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Value, walk
@@ -27,12 +28,17 @@ from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.common.nest_shapes import shape_of
 from tilewright.passes.from_tree.lower_body import identity
 from tilewright.passes.schedules.loops import Schedule
+from tilewright.passes.schedules.plans import Plan
+from tilewright.passes.to_tile.index_sites import inside_of
 
 
-def share_scatters(kernel: Kernel, schedule: Schedule) -> Kernel:
+def share_scatters(kernel: Kernel, schedule: Plan) -> Kernel:
     """The kernel with copies in shared memory; the very same one where none are asked for."""
     asked: dict[Value, Op] = {op.operands[0]: op for op in walk(kernel.body) if op.opcode == "accumulate" and "shared" in op.attrs}
-    return _Sharing(kernel, schedule, asked).run() if asked else kernel
+    if not asked:
+        return kernel
+    assert isinstance(schedule, Schedule)
+    return _Sharing(kernel, schedule, asked).run()
 
 
 class _Sharing:
@@ -65,8 +71,18 @@ class _Sharing:
         attrs = {name: value for name, value in op.attrs.items() if name != "shared"}
 
         def near(inner: Builder) -> list[Value]:
-            place = _flat(inner, memory, op.operands[1 : 1 + rank], op.operands[1 + rank])
-            return list(inner.emit("accumulate", [self.copies[memory], place, *op.operands[1 + rank :]], attrs))
+            value = op.operands[1 + rank]
+            place = _flat(inner, memory, op.operands[1 : 1 + rank], value)
+            if op.attrs.get("checked"):
+                return list(inner.emit("accumulate", [self.copies[memory], place, *op.operands[1 + rank :]], attrs))
+            # Copies have a few elements more than the array: what lies outside is left to the array, where it is found.
+            inside = _inside(inner, memory, op.operands[1 : 1 + rank], value)
+            outside = inner.op("not", inside)
+            if op.attrs.get("masked"):
+                mask = op.operands[-1] if shape_of(op.operands[-1]) == shape_of(inside) else inner.like(op.operands[-1], inside)
+                inside, outside = inner.logical_and(mask, inside), inner.logical_and(mask, outside)
+            inner.emit("accumulate", [self.copies[memory], place, value, inside], {**attrs, "masked": True})
+            return list(inner.emit("accumulate", [*op.operands[: 2 + rank], outside], {**attrs, "masked": True}))
 
         b.if_(self.fits, near, lambda inner: inner.emit("accumulate", op.operands, attrs))
         return []
@@ -130,6 +146,17 @@ def _flat(b: Builder, memory: Value, indices: Sequence[Value], value: Value) -> 
         total = index if total is None else b.add(total, index)
     if total is None:
         return b.op("broadcast", b.index(0), shape=shape) if shape else b.index(0)
+    return total
+
+
+def _inside(b: Builder, memory: Value, indices: Sequence[Value], value: Value) -> Value:
+    """Whether an element lies in the array."""
+    shape = shape_of(value)
+    total = b.like(b.const(True, bool_), value) if shape else b.const(True, bool_)
+    for index, extent in zip(indices, _tensor(memory).shape, strict=True):
+        if shape and shape_of(index) != shape:
+            index = b.op("broadcast", index, shape=shape)
+        total = b.logical_and(total, inside_of(b, b.cast(index, i64), b.index(extent)))
     return total
 
 

@@ -57,6 +57,7 @@ from tilewright.tree.typed import (
     Shape,
     SizeValue,
     Stmt,
+    TypedAssert,
     TypedBarrier,
     TypedIf,
     TypedLoop,
@@ -65,6 +66,7 @@ from tilewright.tree.typed import (
     Variable,
     Whole,
 )
+from tilewright.tree.typed_text import show_expr
 from tilewright.tree.typed_walk import walk_expr
 
 
@@ -162,6 +164,8 @@ class BodyChecker:
                     self.expected(stmt.name, self.expressions.expr(stmt.value), stmt)
             elif isinstance(stmt, syntax.Print):
                 self.printed(stmt)
+            elif isinstance(stmt, syntax.Assert):
+                self.asserted(stmt)
             elif isinstance(stmt, syntax.ExprStmt):
                 self.bare(stmt)
             else:
@@ -199,6 +203,9 @@ class BodyChecker:
         if isinstance(value, syntax.Call) and isinstance(value.function, syntax.Name) and value.function.id == "print":
             self.printed(print_statement(value, self.context))
             return
+        if isinstance(value, syntax.Call) and isinstance(value.function, syntax.Name) and value.function.id == "assert":
+            self.asserted(assert_statement(value, self.context))
+            return
         self.expressions.expr(value)
         raise self.context.fail("TW005", "this expression has no effect", stmt.span, "assign it to a name")
 
@@ -213,6 +220,14 @@ class BodyChecker:
         if self.metadata.kind is KernelKind.REDUCE or self.context.spread is not None:
             raise self.context.fail("TW005", "print in a loop that yields, or whose tiles change", stmt.span, "print in a loop of its own")
         self.context.emit(TypedPrint(stmt.text, tuple(values), span=stmt.span))
+
+    def asserted(self, stmt: syntax.Assert) -> None:
+        """`assert cond, "text"`"""
+        cond = self.typing.logical(self.expressions.expr(stmt.cond), stmt.span)
+        self.typing.scalar_only("the condition of an assert", cond, stmt.span)
+        if self.metadata.kind is KernelKind.REDUCE or self.context.spread is not None:
+            raise self.context.fail("TW005", "assert in a loop that yields, or whose tiles change", stmt.span, "check in a loop of its own")
+        self.context.emit(TypedAssert(cond, stmt.text or show_expr(cond), span=stmt.span))
 
     def barrier(self, node: syntax.Call) -> None:
         """`barrier()`: what stands before it is done for all elements of shared arrays."""
@@ -750,6 +765,15 @@ def print_statement(node: syntax.Call, context: Context) -> syntax.Print:
             parts.append("{}")
             values.append(argument.value)
     return syntax.Print(" ".join(parts) + "\n", tuple(values), span=node.span)
+
+
+def assert_statement(node: syntax.Call, context: Context) -> syntax.Assert:
+    """`assert(cond, "text")` of ZynML."""
+    values = [a.value for a in node.args if a.keyword is None]
+    text = values[1] if len(values) == 2 else syntax.String("")
+    if not 1 <= len(values) <= 2 or len(values) != len(node.args) or not isinstance(text, syntax.String):
+        raise context.fail("TW016", "assert() takes a condition and a text", node.span, 'write assert(x > 0, "x is positive")')
+    return syntax.Assert(values[0], text.value, span=node.span)
 
 
 def _is_array_type(node: syntax.Expr) -> bool:

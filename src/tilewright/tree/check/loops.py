@@ -38,6 +38,7 @@ from tilewright.tree.typed import (
     SizeCheck,
     Stmt,
     Store,
+    TypedAssert,
     TypedBarrier,
     TypedIf,
     TypedLoop,
@@ -356,7 +357,7 @@ def _inner(stmt: Stmt) -> Stmt:
 
 
 def _prints(loop: TypedLoop) -> bool:
-    return any(isinstance(s, TypedPrint) for s in walk(loop.body))
+    return any(isinstance(s, TypedPrint | TypedAssert) for s in walk(loop.body))
 
 
 def interchanged(loop: TypedLoop) -> TypedLoop | None:

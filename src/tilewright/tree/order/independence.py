@@ -34,6 +34,7 @@ from tilewright.tree.typed import (
     SetVar,
     Stmt,
     Store,
+    TypedAssert,
     TypedIf,
     TypedLoop,
     TypedPrint,
@@ -56,7 +57,7 @@ def is_reduction(loop: TypedLoop, outer: Sequence[Variable]) -> bool:
         return False
     kinds: dict[Variable, str] = {}
     for stmt in walk(loop.body):
-        if isinstance(stmt, TypedWhile | ArrayAssign | ReduceLoop | TypedYield | TypedPrint):
+        if isinstance(stmt, TypedWhile | ArrayAssign | ReduceLoop | TypedYield | TypedPrint | TypedAssert):
             return False
         if isinstance(stmt, SetVar) and stmt.var in outer:
             return False
@@ -91,7 +92,7 @@ def independent(loop: TypedLoop, over: Sequence[LoopVar], fixed: Fixed = NOTHING
     accesses: dict[str, list[Indices]] = {}
     reads: set[str] = set()
     for stmt in walk(body):
-        if isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield | TypedPrint):
+        if isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield | TypedPrint | TypedAssert):
             return False
         if isinstance(stmt, Store) and not stmt.scatter:
             linear = _forms(stmt.indices, fixed)

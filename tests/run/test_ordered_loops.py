@@ -525,6 +525,43 @@ def test_steps_that_never_meet_run_inside(device: str) -> None:
     np.testing.assert_allclose(run(columns, x, device=device), wanted, rtol=1e-12)
 
 
+@tw.kernel
+def nearest_means(x: tw.Array, start: tw.Array, steps: int) -> tuple[tw.Array, tw.Array]:
+    n = len(x)
+    k = len(start)
+    c = start * 1.0
+    sums = tw.zeros((k,), x.dtype)
+    counts = tw.zeros((k,), x.dtype)
+    for _ in range(steps):
+        for j in tw.grid(k):
+            sums[j] = 0.0
+            counts[j] = 0.0
+        for i in range(n):
+            best = 0
+            for j in range(1, k):
+                if abs(x[i] - c[j]) < abs(x[i] - c[best]):
+                    best = j
+            sums[best] += x[i]
+            counts[best] += 1
+        for j in tw.grid(k):
+            if counts[j] > 0:
+                c[j] = sums[j] / counts[j]
+    return c, counts
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_scatters_inside_a_step(device: str) -> None:
+    x, start = random(500, dtype=np.float64), np.array([0.1, 0.4, 0.9])
+    means, counts = start, np.zeros(3)
+    for _ in range(4):
+        labels = abs(x[:, None] - means).argmin(1)
+        counts = np.bincount(labels, minlength=3)
+        means = np.bincount(labels, x, 3) / counts
+    found = run(nearest_means, x, start, 4, device=device)
+    np.testing.assert_allclose(found[0], means, rtol=1e-12)  # type: ignore[index]
+    np.testing.assert_array_equal(found[1], counts)  # type: ignore[index]
+
+
 ZYNML = """
 let result = compute(x, steps) {
     var u = zeros((rows, cols), f32)

@@ -41,7 +41,7 @@ def split_scans(program: Program, plans: Plans, target: Target, hints: Mapping[s
     schedules: list[Plan] = []
     scratch = list(program.scratch)
     for call, schedule in zip(program.calls, plans, strict=True):
-        scan = _plan(call.kernel, target, hints) if schedule is None else None
+        scan = _plan(call.kernel, target, hints) if schedule is None and not call.varies else None
         if scan is None:
             calls.append(call)
             schedules.append(schedule)
@@ -207,7 +207,7 @@ def _split(call: KernelCall, scan: _CutScan, number: int) -> tuple[list[KernelCa
     kernels = [_totals(kernel, scan, total), _prefixes(kernel, scan, total, before), _walks(kernel, scan, before)]
     names = dict(zip(kernel.params, call.args, strict=True)) | {v: v.name for v in (total, before)}
     arrays = [ProgramArray(v.name, v.type, "scratch") for v in (total, before) if isinstance(v.type, Tensor)]
-    return [KernelCall(k, tuple(names[p] for p in k.params)) for k in kernels], arrays
+    return [KernelCall(k, tuple(names[p] for p in k.params), call.loops) for k in kernels], arrays
 
 
 def _around(scan: _CutScan) -> list[Op]:

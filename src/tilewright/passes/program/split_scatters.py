@@ -298,7 +298,7 @@ class _Split:
         return copy
 
     def _call(self, kernel: Kernel, plan: Plan = None) -> tuple[KernelCall, Plan]:
-        return KernelCall(kernel, tuple(self.names.get(p, p.name) for p in kernel.params)), plan
+        return KernelCall(kernel, tuple(self.names.get(p, p.name) for p in kernel.params), self.call.loops), plan
 
     def _fill(self, scatter: _Scatter, start: int | float | bool, copy: Value) -> Kernel:
         b = Builder(self.kernel.span)

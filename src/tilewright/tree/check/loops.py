@@ -164,7 +164,9 @@ def _top_loop(loop: TypedLoop, sink: Diagnostics, fixed: Fixed) -> list[Stmt]:
         turned = interchanged(loop) if domain_known else None
         if turned is not None:
             return _top_loop(turned, sink, fixed)
-        scatter = scattered(loop) if domain_known and not is_reduction(loop, ()) else None
+        # Copies that scatters go to are made before the first step.
+        steady = not fixed or all(var.count is not None for s in walk((loop,)) if isinstance(s, TypedLoop) for var in s.vars)
+        scatter = scattered(loop) if domain_known and steady and not is_reduction(loop, ()) else None
         if scatter is not None:
             return [replace(scatter, body=_inners(scatter.body), kind="parallel")]
         return [_ordered(loop, sink, fixed) or _inner(loop)]

@@ -39,11 +39,6 @@ for t in range(steps):
     for i, j in tw.grid(n, m):
         u[i, j] = 0.5 * u[i, j]
 return u""", X + ", steps: int", 10, "which the turn before it wrote"),
-    "number as the length": ("""
-total = 0.0
-for i in range(n):
-    total += tw.sin(1.0 * i) * x[0]
-return total""", X + ", n: int", 7, "comes with the number 'n'"),
     "length from memory": ("""
 total = 0.0
 for i in range(y[0]):

@@ -21,7 +21,11 @@ NEEDED = {
     "primitives-cpu": {"torch": "torch", "numba": "numba"},
     "scatter": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "scatter-cpu": {},
+    "scans": {"torch": "torch", "cupy": "cupy-cuda13x"},
+    "scans-cpu": {},
     "checks-cpu": {},
+    "random": {"torch": "torch", "cupy": "cupy-cuda13x"},
+    "random-cpu": {},
     "host": {},
     "simt": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
 }
@@ -43,7 +47,7 @@ def require(kind: str) -> None:
             f"the {kind} benchmarks compare with {', '.join(NEEDED[kind])}, and this Python has no {', '.join(missing)}\n"
             f"help: run {how}"
         )
-    if kind in ("gpu", "runtime", "zyn", "simt", "primitives", "scatter"):
+    if kind in ("gpu", "runtime", "zyn", "simt", "primitives", "scans", "scatter", "random"):
         torch = importlib.import_module("torch")
         if not torch.cuda.is_available():
             raise PeerMissing(

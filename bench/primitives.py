@@ -20,7 +20,7 @@ Check = Callable[[Any, Any], str]
 
 
 @dataclass(frozen=True)
-class _Row:
+class Row:
     """One line of the table: how to make the data, the variants, and how results are compared with the first peer's."""
 
     op: str
@@ -46,7 +46,7 @@ def _wide(x: Any) -> Any:
     return x.double() if hasattr(x, "data_ptr") else x.astype(np.float64)
 
 
-def _exactly(found: Any, wanted: Any) -> str:
+def exactly(found: Any, wanted: Any) -> str:
     a, b = _plain(found), _plain(wanted)
     if a.dtype != b.dtype or isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         a, b = (v.cpu().numpy() if hasattr(v, "data_ptr") else v for v in (a, b))
@@ -58,7 +58,7 @@ def _exactly(found: Any, wanted: Any) -> str:
     return "" if same else "the result differs"
 
 
-def _sums(found: Any, wanted: Any) -> str:
+def sums(found: Any, wanted: Any) -> str:
     """Running sums of numbers between 0 and 1, against sums in float64."""
     a, b = _wide(found), _wide(wanted)
     if isinstance(a, np.ndarray) != isinstance(b, np.ndarray):
@@ -76,7 +76,7 @@ def _kept(x: Any) -> Any:
     return x[x > 0.5]
 
 
-def _case(row: _Row) -> Case:
+def case_of(row: Row) -> Case:
     def prepare() -> Prepared:
         data = row.data()
         variants = row.variants(data)
@@ -104,52 +104,52 @@ def gpu_cases(quick: bool) -> list[Case]:
         return lambda: torch.randint(-3, 4, (n,), device="cuda", dtype=torch.int32, generator=generator)
 
     scan, middle, side = 1 << (28 - small), 1 << (26 - small), 8192 >> (small // 2)
-    rows: list[_Row] = [
-        _Row("scan", (scan,), "f32", 8 * scan, 1.25, uniform(scan), lambda x: {
+    rows: list[Row] = [
+        Row("scan", (scan,), "f32", 8 * scan, 1.25, uniform(scan), lambda x: {
             "reference": lambda: torch.cumsum(x.double(), 0), OURS: lambda: tw.gpu_scan(x), "torch": lambda: torch.cumsum(x, 0),
             "cupy": lambda: cupy.cumsum(cupy.asarray(x)),
-        }, _sums),
-        _Row("scan", (scan,), "i32", 8 * scan, 1.25, small_integers(scan), lambda x: {
+        }, sums),
+        Row("scan", (scan,), "i32", 8 * scan, 1.25, small_integers(scan), lambda x: {
             "reference": lambda: torch.cumsum(x, 0, dtype=torch.int32), OURS: lambda: tw.gpu_scan(x),
             "torch": lambda: torch.cumsum(x, 0, dtype=torch.int32), "cupy": lambda: cupy.cumsum(cupy.asarray(x), dtype=cupy.int32),
-        }, _exactly),
-        _Row("sort", (middle,), "f32", 8 * middle, 1.0, uniform(middle), lambda x: {
+        }, exactly),
+        Row("sort", (middle,), "f32", 8 * middle, 1.0, uniform(middle), lambda x: {
             "reference": lambda: torch.sort(x)[0], OURS: lambda: tw.gpu_sort(x), "torch": lambda: torch.sort(x)[0],
             "cupy": lambda: cupy.sort(cupy.asarray(x)),
-        }, _exactly),
-        _Row("sort", (middle,), "u32", 8 * middle, 1.0, whole(middle, torch.uint32), lambda x: {
+        }, exactly),
+        Row("sort", (middle,), "u32", 8 * middle, 1.0, whole(middle, torch.uint32), lambda x: {
             "reference": lambda: cupy.sort(cupy.asarray(x)), OURS: lambda: tw.gpu_sort(x), "cupy": lambda: cupy.sort(cupy.asarray(x)),
-        }, _exactly),
-        _Row("sort_pairs", (middle,), "i32", 16 * middle, 1.0, whole(middle, torch.int32), lambda x: {
+        }, exactly),
+        Row("sort_pairs", (middle,), "i32", 16 * middle, 1.0, whole(middle, torch.int32), lambda x: {
             "reference": lambda: torch.sort(x, stable=True)[0],
             OURS: lambda: tw.gpu_sort(x, x),
             "torch (64-bit places)": lambda: torch.sort(x, stable=True),
-        }, _exactly),
-        _Row("argsort", (middle,), "f32", 12 * middle, 1.0, uniform(middle), lambda x: {
+        }, exactly),
+        Row("argsort", (middle,), "f32", 12 * middle, 1.0, uniform(middle), lambda x: {
             "reference": lambda: torch.argsort(x, stable=True), OURS: lambda: tw.gpu_argsort(x), "torch": lambda: torch.argsort(x, stable=True),
             "cupy": lambda: cupy.argsort(cupy.asarray(x)),
-        }, _exactly),
-        *(_Row("sort_rows", (middle // length, length), "f32", 8 * middle, 1.0, uniform(middle // length, length), lambda x: {
+        }, exactly),
+        *(Row("sort_rows", (middle // length, length), "f32", 8 * middle, 1.0, uniform(middle // length, length), lambda x: {
             "reference": lambda: torch.sort(x, dim=1)[0], OURS: lambda: tw.gpu_sort(x), "torch": lambda: torch.sort(x, dim=1),
             "cupy": lambda: cupy.sort(cupy.asarray(x), axis=1),
-        }, _exactly) for length in (64, 256, 1024, 4096)),
-        _Row("filter", (middle,), "f32", 6 * middle, 2.7, uniform(middle), lambda x: {
+        }, exactly) for length in (64, 256, 1024, 4096)),
+        Row("filter", (middle,), "f32", 6 * middle, 2.7, uniform(middle), lambda x: {
             "reference": lambda: x[x > 0.5], OURS: lambda: tw.gpu_filter(x, lambda v: v > 0.5), "torch": lambda: x[x > 0.5],
             "cupy": lambda: _kept(cupy.asarray(x)),
-        }, _exactly),
-        *(_Row("histogram", (middle, bins), "f32", 4 * middle, bar, uniform(middle), lambda x, bins=bins: {
+        }, exactly),
+        *(Row("histogram", (middle, bins), "f32", 4 * middle, bar, uniform(middle), lambda x, bins=bins: {
             "reference": lambda: torch.histc(x, bins, 0, 1), OURS: lambda: tw.gpu_histogram(x, bins, (0, 1)),
             "torch": lambda: torch.histc(x, bins, 0, 1), "cupy": lambda: cupy.histogram(cupy.asarray(x), bins, (0, 1)),
-        }, _exactly) for bins, bar in ((256, 4.0), (65536, 1.5))),
-        _Row("transpose", (side, side), "f32", 8 * side * side, 3.0, uniform(side, side), lambda x: {
+        }, exactly) for bins, bar in ((256, 4.0), (65536, 1.5))),
+        Row("transpose", (side, side), "f32", 8 * side * side, 3.0, uniform(side, side), lambda x: {
             "reference": lambda: x.T.contiguous(), OURS: lambda: tw.gpu_transpose(x), "torch": lambda: x.T.contiguous(),
             "cupy": lambda: cupy.ascontiguousarray(cupy.asarray(x).T),
-        }, _exactly),
-        _Row("reduce_lambda", (scan,), "f32", 4 * scan, 0.97, uniform(scan), lambda x: {
+        }, exactly),
+        Row("reduce_lambda", (scan,), "f32", 4 * scan, 0.97, uniform(scan), lambda x: {
             "reference": lambda: x.double().sum(), OURS: lambda: tw.gpu_reduce(x, 0.0, lambda acc, v: acc + v), "our tw.sum": lambda: _total(x),
         }, _one_sum),
     ]  # fmt: skip
-    return [_case(row) for row in rows]
+    return [case_of(row) for row in rows]
 
 
 @tw.kernel
@@ -186,24 +186,24 @@ def cpu_cases(quick: bool) -> list[Case]:
         return lambda: rng.random(count, np.float32)
 
     rows = [
-        _Row("scan", (n,), "f32", 8 * n, 1.0, uniform(n), lambda x: {
+        Row("scan", (n,), "f32", 8 * n, 1.0, uniform(n), lambda x: {
             "reference": lambda: np.cumsum(x, dtype=np.float64), OURS: lambda: tw.gpu_scan(x), "numpy": lambda: np.cumsum(x),
             "numba": lambda: running(x), "torch": lambda: torch.cumsum(torch.from_numpy(x), 0),
-        }, _sums),
-        _Row("sort", (m,), "f32", 8 * m, 1.0, uniform(m), lambda x: {
+        }, sums),
+        Row("sort", (m,), "f32", 8 * m, 1.0, uniform(m), lambda x: {
             "reference": lambda: np.sort(x), OURS: lambda: tw.gpu_sort(x), "numpy": lambda: np.sort(x),
             "torch": lambda: torch.sort(torch.from_numpy(x))[0],
-        }, _exactly),
-        _Row("argsort", (m,), "f32", 12 * m, 1.0, uniform(m), lambda x: {
+        }, exactly),
+        Row("argsort", (m,), "f32", 12 * m, 1.0, uniform(m), lambda x: {
             "reference": lambda: np.argsort(x, kind="stable"), OURS: lambda: tw.gpu_argsort(x), "numpy": lambda: np.argsort(x, kind="stable"),
             "torch": lambda: torch.argsort(torch.from_numpy(x), stable=True),
-        }, _exactly),
-        _Row("filter", (n,), "f32", 6 * n, 1.0, uniform(n), lambda x: {
+        }, exactly),
+        Row("filter", (n,), "f32", 6 * n, 1.0, uniform(n), lambda x: {
             "reference": lambda: x[x > 0.5], OURS: lambda: tw.gpu_filter(x, lambda v: v > 0.5), "numpy": lambda: x[x > 0.5],
             "numba": lambda: kept(x), "torch": lambda: _kept(torch.from_numpy(x)),
-        }, _exactly),
+        }, exactly),
     ]  # fmt: skip
-    return [_case(row) for row in rows]
+    return [case_of(row) for row in rows]
 
 
 

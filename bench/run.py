@@ -23,7 +23,7 @@ from bench.peers import PeerMissing, require
 from tilewright.base.errors import TilewrightError
 
 RESULTS = Path(__file__).resolve().parent / "results"
-KINDS = ("cpu", "gpu", "runtime", "zyn", "zyn-cpu", "simt", "primitives", "primitives-cpu", "scatter", "scatter-cpu", "checks-cpu", "host", *contraction_run.KINDS)
+KINDS = ("cpu", "gpu", "runtime", "zyn", "zyn-cpu", "simt", "primitives", "primitives-cpu", "scans", "scans-cpu", "scatter", "scatter-cpu", "random", "random-cpu", "checks-cpu", "host", *contraction_run.KINDS)
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,15 @@ def runtime_jobs(setting: Setting, quick: bool) -> list[Job]:
 
 
 def primitive_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
-    from bench import primitives
+    from bench import primitives, scans
 
-    if kind == "primitives-cpu":
+    family = scans if kind.startswith("scans") else primitives
+    if kind.endswith("-cpu"):
         plan = Plan(rounds=5, per_round=3, warmups=1, seconds=2.0) if quick else Plan(rounds=15, per_round=3, warmups=2, seconds=10.0)
         clock = HostClock()
         return [
             Job(case.label, (case.op,), lambda case=case: iter([measure(case, clock, plan, setting)]))  # type: ignore[misc]
-            for case in primitives.cpu_cases(quick)
+            for case in family.cpu_cases(quick)
         ]
     from bench import gpu
 
@@ -119,7 +120,7 @@ def primitive_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
         yield measure(case, session.machine.clock, session.plan, setting, session.copy_rate("f32"))
         session.release()
 
-    return [Job(case.label, (case.op,), lambda case=case: run(case)) for case in primitives.gpu_cases(quick)]  # type: ignore[misc]
+    return [Job(case.label, (case.op,), lambda case=case: run(case)) for case in family.gpu_cases(quick)]  # type: ignore[misc]
 
 
 def scatter_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
@@ -161,6 +162,27 @@ def check_jobs(setting: Setting, quick: bool) -> list[Job]:
         Job(case.label, (case.op,), lambda case=case: iter([measure(case, clock, plan, setting)]))  # type: ignore[misc]
         for case in index_checks.cases(quick)
     ]
+
+
+def random_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
+    from bench import random_fill
+
+    if kind == "random-cpu":
+        plan = Plan(rounds=5, per_round=2, warmups=1, seconds=3.0) if quick else Plan(rounds=15, per_round=3, warmups=1, seconds=20.0)
+        clock = HostClock()
+        return [
+            Job(case.label, (case.op,), lambda case=case: iter([measure(case, clock, plan, setting)]))  # type: ignore[misc]
+            for case in random_fill.cpu_cases(quick)
+        ]
+    from bench import gpu
+
+    session = gpu.Session.open(setting, quick)
+
+    def run(case: Case) -> Iterator[Record]:
+        yield measure(case, session.machine.clock, session.plan, setting, session.copy_rate("f32"))
+        session.release()
+
+    return [Job(case.label, (case.op,), lambda case=case: run(case)) for case in random_fill.gpu_cases(quick)]  # type: ignore[misc]
 
 
 def host_jobs(setting: Setting) -> list[Job]:
@@ -211,12 +233,14 @@ def main(
             jobs = zyn_jobs(kind, setting, quick)
         elif kind in ("runtime", "simt"):
             jobs = (runtime_jobs if kind == "runtime" else simt_jobs)(setting, quick)
-        elif kind.startswith("primitives"):
+        elif kind.startswith(("primitives", "scans")):
             jobs = primitive_jobs(kind, setting, quick)
         elif kind.startswith("scatter"):
             jobs = scatter_jobs(kind, setting, quick)
         elif kind == "checks-cpu":
             jobs = check_jobs(setting, quick)
+        elif kind.startswith("random"):
+            jobs = random_jobs(kind, setting, quick)
         elif kind == "host":
             jobs = host_jobs(setting)
         else:

@@ -69,7 +69,7 @@ def _case(op: str, shape: tuple[int, ...], dtype: str, nbytes: int, bar: float, 
                 return "" if np.array_equal(found, wanted) else "the result differs"
             # A sum of n numbers in f32 is off by up to n / 2^24 of itself; so is that of peers, which add up in order.
             worst = float((abs(found - wanted) / np.maximum(wanted, 1.0)).max(initial=0.0))
-            return "" if worst < 2e-2 or variant.name != OURS and worst < 1 else f"relative error {worst:.2g}"
+            return "" if worst < 2e-2 or (variant.name != OURS and worst < 1) else f"relative error {worst:.2g}"
 
         return Prepared([Variant(name, lambda _, run=run: run(), returns=True) for name, run in runs.items()], lambda: None, verify)  # type: ignore[misc]
 

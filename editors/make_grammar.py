@@ -99,7 +99,7 @@ def grammar() -> dict[str, object]:
             },
             "calls": {
                 "patterns": [
-                    {"name": "support.function.zyn", "match": rf"\b({'|'.join(sorted(FUNCTIONS))})\b(?=\s*\()"},
+                    {"name": "support.function.zyn", "match": rf"\b({'|'.join(map(re.escape, sorted(FUNCTIONS)))})\b(?=\s*\()"},
                     {"name": "entity.name.function.call.zyn", "match": r"\b[A-Za-z_][A-Za-z_0-9]*(?=\s*\()"},
                 ]
             },

@@ -11,9 +11,8 @@ import tilewright as tw
 
 
 @tw.kernel
-def counts(x: tw.Array, lo: float, hi: float, like: tw.Array) -> tw.Array:
-    """How many of `x` lie in each of equal bins between `lo` and `hi`; `like` has an element for each bin."""
-    (bins,) = like.shape
+def counts(x: tw.Array, lo: float, hi: float, bins: int = 24) -> tw.Array:
+    """How many of `x` lie in each of equal bins between `lo` and `hi`."""
     out = tw.zeros((bins,), tw.i32)
     scale = bins / (hi - lo)
     for i in tw.grid(len(x)):
@@ -43,19 +42,19 @@ def weighted(x: tw.Array, w: tw.Array, edges: tw.Array) -> tw.Array:
 
 
 @tw.kernel
-def rows_by_key(keys: tw.Array, rows: tw.Array, like: tw.Array) -> tw.Array:
-    """Rows with one key are added up: the gradient of an embedding, or the sums of segments. `like` has the shape of the result."""
+def rows_by_key(keys: tw.Array, rows: tw.Array, count: int) -> tw.Array:
+    """Rows with one key are added up: the gradient of an embedding, or the sums of segments. There are `count` keys."""
     n, width = rows.shape
-    out = tw.zeros(like.shape, rows.dtype)
+    out = tw.zeros((count, width), rows.dtype)
     for i, j in tw.grid(n, width):
         out[keys[i], j] += rows[i, j]
     return out
 
 
 @tw.kernel
-def largest_by_key(keys: tw.Array, x: tw.Array, like: tw.Array) -> tw.Array:
+def largest_by_key(keys: tw.Array, x: tw.Array, count: int) -> tw.Array:
     """The largest of `x` for each key; -inf where a key has none."""
-    out = tw.full(like.shape, -tw.inf, x.dtype)
+    out = tw.full((count,), -tw.inf, x.dtype)
     for i in tw.grid(len(keys)):
         out[keys[i]] = max(out[keys[i]], x[i])
     return out
@@ -63,7 +62,7 @@ def largest_by_key(keys: tw.Array, x: tw.Array, like: tw.Array) -> tw.Array:
 
 def main() -> None:
     x = np.random.default_rng(7).normal(size=1_000_000).astype(np.float32)
-    found = np.asarray(counts(x, -3.0, 3.0, np.empty(24)))
+    found = np.asarray(counts(x, -3.0, 3.0))
     for start, count in zip(np.linspace(-3, 3, 24, endpoint=False), found, strict=True):
         print(f"{start:6.2f} {'#' * (60 * int(count) // int(found.max()))}")
 

@@ -107,6 +107,18 @@ def planes(x: tw.Array, w: tw.Array) -> tw.Array:
     return out
 
 
+@tw.kernel
+def swapped(x: tw.Array, steps: int) -> tw.Array:
+    """Steps that swap two arrays."""
+    u = x * 1.0
+    v = x * 1.0
+    for _ in range(steps):
+        for i in tw.grid(range(1, len(x))):
+            v[i] = u[i - 1] + u[i]
+        u, v = v, u
+    return u
+
+
 def doubled(x: tw.Array):
     i = tw.gpu_thread_id()
     if i < len(x):
@@ -157,6 +169,7 @@ PATHS: dict[str, Reach] = {
     "program": SCALED,
     "tile": SCALED,
     "thread": SCALED,
+    "ordered loops": stages(swapped, "x86-64-avx512", numbers(80), 3),
     "one launch": stages(centred, "sm_90a", numbers(8, 8), launches=1),
     "memory": compiled,
     "explicit checks": lambda: tw.gpu(check=True)(doubled)[1, 32](numbers(20), device="cpu"),

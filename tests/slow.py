@@ -27,6 +27,7 @@ SLOW = (
     "run/test_masked_rows.py",
     "run/test_matrix_emulated.py",
     "run/test_rows.py",
+    "run/test_scatter.py",
     "run/test_run_gallery.py",
     "run/test_run_kernels.py",
     "run/test_run_several.py",

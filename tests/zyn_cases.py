@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from random_reference import uniforms
+
 EXAMPLES = Path(__file__).parents[1] / "examples" / "zyn"
 Named = dict[str, Any]
 
@@ -188,6 +190,18 @@ def _vector(name: str) -> Callable[[int], Named]:
     return lambda n: {name: numbers((1024, 1001)[n])}
 
 
+
+def _dropout(x: np.ndarray, seed: int, keep: float) -> Named:
+    rows, cols = x.shape
+    return {"dropped": np.where(uniforms(seed, np.arange(rows)[:, None], np.arange(cols)) < keep, x / keep, 0)}
+
+
+def _pi(seeds: np.ndarray) -> Named:
+    x, y = (uniforms(seeds[:, None], before, np.arange(4096)) for before in (0, 1))
+    estimates = 4 * np.mean(x * x + y * y < 1, axis=1)
+    return {"estimates": estimates, "mean": estimates.mean()}
+
+
 CASES = [
     Case("argmax", _vector("data"), lambda data: {"where_largest": data.argmax()}),
     Case("axpy", lambda n: {"a": 1.5, "x": numbers(64 + n), "y": numbers(64 + n, seed=1)}, lambda a, x, y: {"result": a * x + y}),
@@ -199,6 +213,7 @@ CASES = [
          lambda image, windows: {"filtered": filtered(image, windows)}),
     Case("cross_entropy", lambda n: {"scores": numbers(*_rows(n)), "label": np.arange(_rows(n)[0], dtype=np.int32) * 5},
          lambda scores, label: {"losses": -np.log(softmax(scores))[np.arange(len(label)), label]}),
+    Case("dropout", lambda n: {"x": numbers(*_rows(n)), "seed": 5 + n, "keep": 0.75}, _dropout),
     Case("flash_attention", _heads, lambda Q, K, V: {"mixed": attention(Q, K, V)}),
     Case("layer_norm", lambda n: {"x": numbers(*_rows(n)), "gain": numbers(_rows(n)[1]), "shift": numbers(_rows(n)[1], seed=1)},
          lambda x, gain, shift: {"normed": norm(x, gain, shift, 1e-5)}),
@@ -206,6 +221,7 @@ CASES = [
     Case("matmul", lambda n: {"a": numbers(32 + n, 64 + n), "b": numbers(64 + n, 48)}, lambda a, b: {"product": a @ b}),
     Case("max", _vector("data"), lambda data: {"largest": data.max()}),
     Case("norm", _vector("data"), lambda data: {"norm": np.sqrt((data * data).sum())}),
+    Case("pi", lambda n: {"seeds": np.arange(1 + n) << 40}, _pi),
     Case("relu", _vector("x"), lambda x: {"y": np.maximum(x, 0)}),
     Case("rms_norm", lambda n: {"x": numbers(*_rows(n)), "gain": numbers(_rows(n)[1])},
          lambda x, gain: {"normed": x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * gain}),

@@ -17,6 +17,7 @@ from pathlib import Path
 import click
 
 import tilewright as tw
+from tilewright.base.environment import SETTINGS
 from tilewright.cli.main import cli
 from tilewright.frontend.python.kernel_options import KERNEL_OPTIONS
 from tilewright.frontend.words.python_words import NAMES
@@ -66,23 +67,7 @@ ANNOTATIONS: tuple[Row, ...] = (
     ("any other annotation of a parameter", "the error lists these", "refused"),
     ("`tw.q4_0`, `q4_k`, `q5_k`, `q6_k`, `q8_0`", "blocks of quantised weights: no kernel computes with them yet", "refused"),
 )
-ENVIRONMENT: tuple[Row, ...] = (
-    ("TILEWRIGHT_WARN", "`error`: slow kernels raise; `off`: they say nothing; other values are refused", "acts"),
-    ("TILEWRIGHT_CHECK", "`1`: every index that is not proven is checked, on every device", "acts"),
-    ("TILEWRIGHT_WATCHDOG", "seconds after which a GPU stops open-ended loops", "acts"),
-    ("TILEWRIGHT_NUM_THREADS", "threads of the CPU", "acts"),
-    ("TILEWRIGHT_SPIN", "microseconds that idle threads of the CPU wait awake", "acts"),
-    ("TILEWRIGHT_CACHE", "`0`: nothing is read from or written to the cache on disk", "acts"),
-    ("TILEWRIGHT_CACHE_DIR", "where that cache is", "acts"),
-    ("TILEWRIGHT_CACHE_SIZE", "how large it may grow", "acts"),
-    ("TILEWRIGHT_TUNING", "`off`: measured schedules are not used", "acts"),
-    ("TILEWRIGHT_ISOLATE", "`always`, `never`: whether LLVM runs in a process of its own; `auto` for kernels that no test drives", "acts"),
-    ("TILEWRIGHT_DUMP", "a folder that gets the kernel after every pass", "acts"),
-    ("TILEWRIGHT_LOG", "`1`: a line for every compilation", "acts"),
-    ("TILEWRIGHT_TRACE_MEMORY", "`1`: remembers where device memory was taken", "acts"),
-    ("TILEWRIGHT_ROOTS", "folders, besides the program's own, from which ZynML imports", "acts"),
-    ("TILEWRIGHT_DEBUG", "`1`: commands show where in Tilewright an error was raised", "acts"),
-)
+ENVIRONMENT: tuple[Row, ...] = tuple((name, setting.meaning + ("; other values are refused" if setting.words else ""), "acts") for name, setting in SETTINGS.items())
 _NOT_READ = {"TILEWRIGHT_RUNNER", "TILEWRIGHT_SIZES", "TILEWRIGHT_TOO_LARGE", "TILEWRIGHT_"}
 """Names in the source that are no variables of the environment."""
 _OWN_TABLES = ("kernel", "gpu", "cpu", "target", "gpu_compute", "vectorizable", "inline_always")

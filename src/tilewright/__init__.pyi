@@ -126,10 +126,6 @@ from tilewright.execute.graphs import (
     capture as capture,
     graph as graph,
 )
-from tilewright.execute.histograms import (
-    gpu_histogram as gpu_histogram,
-    histogram as histogram,
-)
 from tilewright.execute.kernel import (
     Kernel as Kernel,
     kernel as kernel,
@@ -139,7 +135,23 @@ from tilewright.execute.memory import (
     default_pool as default_pool,
     memory_pool as memory_pool,
 )
-from tilewright.execute.primitive_sorts import (
+from tilewright.execute.primitives.elements import (
+    filter as filter,
+    gpu_filter as gpu_filter,
+    gpu_map as gpu_map,
+    gpu_reduce as gpu_reduce,
+    gpu_transpose as gpu_transpose,
+    map as map,
+)
+from tilewright.execute.primitives.histograms import (
+    gpu_histogram as gpu_histogram,
+    histogram as histogram,
+)
+from tilewright.execute.primitives.scans import (
+    gpu_scan as gpu_scan,
+    scan as scan,
+)
+from tilewright.execute.primitives.sorts import (
     argsort as argsort,
     gpu_argsort as gpu_argsort,
     gpu_run_lengths as gpu_run_lengths,
@@ -150,17 +162,8 @@ from tilewright.execute.primitive_sorts import (
     topk as topk,
     unique as unique,
 )
-from tilewright.execute.primitives import (
-    filter as filter,
-    gpu_filter as gpu_filter,
-    gpu_map as gpu_map,
-    gpu_reduce as gpu_reduce,
-    gpu_transpose as gpu_transpose,
-    map as map,
-)
-from tilewright.execute.scans import (
-    gpu_scan as gpu_scan,
-    scan as scan,
+from tilewright.execute.random_arrays import (
+    random as random,
 )
 from tilewright.execute.simt.kernels import (
     GpuKernel as GpuKernel,

@@ -94,7 +94,7 @@ PYTHON = {
            |
          6 |         x[i] = 1.0
            |         ^^^^^^^^^^
-        help: make an output and write to that"""),
+        help: make an output and write to that, or annotate it as tw.InOut"""),
     "float into integers": ("x", loop("out[i] = x[i] * 0.5"), [a(1, i8)], """
         k.py:6:9: error[TW006]: 'out' is i8, and f64 does not fit it
            |

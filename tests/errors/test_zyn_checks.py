@@ -56,7 +56,7 @@ CHECKED = {
            |
          2 |     for i in 0..n: a[i] = 2.0
            |                    ^^^^^^^^^^
-        help: write to out[…], or to an out_… of its own"""),
+        help: write to out[…], or to an out_… of its own; compute(inout a, …) writes it in place"""),
     "write outside out": (block("for i in 0..n: out[i - 1] = a[i]"), A, """
         k.zyn:2:20: error[TW013]: index i - 1 of 'out' goes down to -1 on axis 0
            |

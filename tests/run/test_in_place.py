@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -12,6 +15,7 @@ import pytest
 import tilewright as tw
 from null_cuda import NullCuda
 from null_cuda.install import installed
+from tilewright.frontend.zyn.format import format_text
 
 DEVICES = ["cpu", "emulator:loop", "emulator:tile", "emulator:thread"]
 
@@ -68,8 +72,7 @@ def old_and_new(x: tw.InOut) -> tuple[tw.Array, tw.Array]:
 
 @tw.kernel
 def smoothed(x: tw.InOut, times: int) -> None:
-    (n,) = x.shape
-    for t in range(times):
+    for _ in range(times):
         x = (x + x) / 2 + 1
 
 
@@ -210,7 +213,7 @@ def test_refused_before_anything_is_written(device: str) -> None:
         assert refused(lambda: swap(x[:6], x[2:], device=device), x) == "[TW018]: 'a' and 'b' share memory, and swap writes to both in place"
         assert "some of its elements share memory" in refused(lambda: double(np.lib.stride_tricks.as_strided(x, (3,), (0,)), device=device), x)
         packed = np.zeros(4, np.dtype([("a", "i1"), ("b", "f8")]))["b"]
-        assert "not aligned" in refused(lambda: double(packed, device=device), packed)
+        assert "not aligned" in refused(lambda array=packed: double(array, device=device), packed)
         assert refused(lambda: double(3.0, device=device)) == "[TW009]: argument 'x' is written in place and must be an array, got a float"
         double(x, device=device)
     swap(x[::2], x[1::2], device=device)  # between each other, and apart
@@ -228,18 +231,18 @@ def test_dtypes_are_never_converted() -> None:
     add_to(single, np.ones(4))  # what is stored to an element becomes of its dtype, as ever
     np.testing.assert_array_equal(single, 1)
     swapped = np.zeros(4, ">f8")
-    with pytest.raises(tw.UserError, match="TW009.*other byte order"):
+    with pytest.raises(tw.UserError, match=r"TW009.*other byte order"):
         double(swapped)
-    with pytest.raises(tw.UserError, match="TW009"):
+    with pytest.raises(tw.UserError, match=r"TW009"):
         double([1.0, 2.0])
 
 
 def test_indices_are_checked() -> None:
     cache = np.zeros((4, 5))
     for position in (4, -1):
-        with pytest.raises(tw.UserError, match=f"TW050.*append writes 'cache' at index {position} .axis 0.*extent there is 4"):
+        with pytest.raises(tw.UserError, match=rf"TW050.*append writes 'cache' at index {position} .axis 0.*extent there is 4"):
             append(cache, np.ones(5), position)
-    with pytest.raises(tw.UserError, match="TW013.*index j of 'cache' reaches 5, but axis 1 has extent 5"):
+    with pytest.raises(tw.UserError, match=r"TW013.*index j of 'cache' reaches 5, but axis 1 has extent 5"):
         append(cache, np.ones(6), 1)
     np.testing.assert_array_equal(cache, 0)
 
@@ -347,7 +350,7 @@ def test_kernels_that_call_such_kernels(device: str) -> None:
     np.testing.assert_array_equal(copy[0], wanted[0] * 10)
     np.testing.assert_array_equal(copy[1:], wanted[1:])
     np.testing.assert_array_equal(x, wanted)
-    with pytest.raises(tw.UserError, match="TW015.*'x' is an input and cannot be written"):
+    with pytest.raises(tw.UserError, match=r"TW015.*'x' is an input and cannot be written"):
         scales_its_input(x, device=device)
 
 
@@ -366,7 +369,7 @@ def test_captured_graphs_write_in_place() -> None:
         graph.replay()
         np.testing.assert_array_equal(cache[2], (np.arange(3.0) + turn) * 2)
         np.testing.assert_array_equal(cache[0], cache[2])
-    with pytest.raises(tw.UserError, match="TW036"), tw.capture("emulator"):
+    with pytest.raises(tw.UserError, match=r"TW036"), tw.capture("emulator"):
         append(cache, row, 1, device="emulator")
 
 
@@ -379,9 +382,9 @@ def test_asynchronous_calls_write_in_place() -> None:
 
 def test_tuning_and_several_devices_are_refused() -> None:
     x = np.ones(4)
-    with pytest.raises(tw.UserError, match="TW016.*writes 'x' in place"):
+    with pytest.raises(tw.UserError, match=r"TW016.*writes 'x' in place"):
         tw.tune(double, x)
-    with pytest.raises(tw.UserError, match="TW016.*writes 'x' in place"):
+    with pytest.raises(tw.UserError, match=r"TW016.*writes 'x' in place"):
         double(x, device=["cpu:0/2", "cpu:1/2"])
     np.testing.assert_array_equal(x, 1)
 
@@ -411,7 +414,7 @@ def test_on_a_gpu(gpu: NullCuda) -> None:
     swap(x[:3], x[3:6])
     swap(x[:3], x[3:6])
     for _ in range(2):
-        with pytest.raises(tw.UserError, match="TW018.*'a' and 'b' share memory"):
+        with pytest.raises(tw.UserError, match=r"TW018.*'a' and 'b' share memory"):
             swap(x[:3], x[2:5])
     np.testing.assert_array_equal(x.numpy(), np.arange(8.0))
     host = np.arange(5.0)
@@ -430,3 +433,140 @@ def test_graphs_of_a_gpu(gpu: NullCuda) -> None:
         graph.replay()
     np.testing.assert_array_equal(cache.numpy()[1:3], np.stack([np.arange(8)] * 2))
     np.testing.assert_array_equal(cache.numpy()[::3], 0)
+
+
+def test_machine_code_takes_the_calls_on_a_gpu(gpu: NullCuda) -> None:
+    append = tw.kernel(KERNELS[0].python)
+    cache = tw.to_device(np.zeros((4, 8), np.float32), "cuda")
+    row = tw.to_device(np.arange(8, dtype=np.float32), "cuda")
+    append(cache, row, 0)
+    calls = append.runner.by_kind["cuda"]
+    assert len(calls.native.launchers) == 1
+    append(cache, row, 1)
+    assert calls.native.last is not None
+    fixed = cache[:]
+    fixed.readonly = True
+    with pytest.raises(tw.UserError, match=r"TW018.*'cache' is read-only"):
+        append(fixed, row, 2)
+    np.testing.assert_array_equal(cache.numpy()[2:], 0)
+
+
+# -- PyTorch --------------------------------------------------------------------------------------------------------
+
+
+def test_tensors_are_written_where_they_lie() -> None:
+    torch: Any = pytest.importorskip("torch")
+    cache = torch.zeros(4, 5, dtype=torch.bfloat16)
+    append(cache, torch.arange(5, dtype=torch.bfloat16), 2)
+    assert cache[2].tolist() == [0, 1, 2, 3, 4]
+    assert cache[[0, 1, 3]].abs().sum() == 0
+    x = torch.arange(6.0)
+    double(x[1::2])
+    assert x.tolist() == [0, 2, 2, 6, 4, 10]
+    with pytest.raises(tw.UserError, match=r"TW018.*'a' and 'b' share memory"):
+        swap(x[:3], x[1:4])
+    with pytest.raises(tw.TilewrightError):
+        double(torch.ones(3, requires_grad=True))
+
+
+# -- export ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="libraries are made for Linux")
+def test_exported_functions_write_in_place(tmp_path: Path) -> None:
+    cache, row = np.zeros((4, 5), np.float32), np.arange(5, dtype=np.float32)
+    tw.export(append, cache, row, 1, folder=tmp_path)
+    header = (tmp_path / "append.h").read_text()
+    assert "int32_t append(float *cache, const float *row, int64_t position" in header
+    assert "cache: f32[" in header
+    assert "written in place" in header
+    text = """
+import numpy as np
+from append import append
+cache, row = np.zeros((4, 5), "f4"), np.arange(5, dtype="f4")
+assert append(cache, row, 2) is None
+assert (cache[2] == row).all() and (cache[[0, 1, 3]] == 0).all()
+fixed = cache.copy()
+fixed.flags.writeable = False
+for arguments in ((fixed, row, 1), (cache, cache[1], 0), (cache, row, 9)):
+    try:
+        append(*arguments)
+    except (ValueError, IndexError) as error:
+        print(error)
+assert (cache[[0, 1, 3]] == 0).all()
+"""
+    done = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "'cache' is read-only, and the function writes to it"
+    assert lines[1] == "'cache' is written in place and shares memory with 'row'"
+    assert "append writes 'cache' outside its extent on axis 0" in lines[2]
+
+
+# -- ZynML ----------------------------------------------------------------------------------------------------------
+
+APPEND = """
+compute(inout cache, row, position) {
+    for j in 0..n: cache[position, j] = row[j]
+}
+"""
+
+STEP = """
+pipeline step(cache, x, position):
+    let twice = compute(cache) { for i in 0..r, j in 0..n: out[i, j] = cache[i, j] * 2 }
+    compute(inout cache, x, position) { for j in 0..n: cache[position, j] = x[j] }
+    return twice + cache
+let y = step(cache, x, position)
+"""
+
+SEVERAL = """
+let total = compute(inout cache, row) {
+    for i in 0..rows, j in 0..n:
+        cache[i, j] += row[j]
+        out[i, j] = cache[i, j] * 2
+}
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+def test_blocks_of_zynml_write_in_place(device: str) -> None:
+    append, step, several = (tw.load(text) for text in (APPEND, STEP, SEVERAL))
+    for turn in range(4):  # the second run would be recorded, and the third replayed, if nothing were written in place
+        cache, row = np.zeros((3, 4), np.float32), np.arange(4, dtype=np.float32)
+        assert append.run(cache=cache, row=row, position=turn % 3, device=device) == {}
+        np.testing.assert_array_equal(cache[turn % 3], row)
+        assert np.count_nonzero(cache) == 3
+        cache = np.ones((2, 3), np.float32)
+        y = step.run(cache=cache, x=np.full(3, 5, np.float32), position=1, device=device)["y"]
+        np.testing.assert_array_equal(cache, [[1, 1, 1], [5, 5, 5]])
+        np.testing.assert_array_equal(y, [[3, 3, 3], [7, 7, 7]])  # what was computed before does not see the new row
+        cache = np.ones((2, 3), np.float32)
+        total = several.run(cache=cache, row=np.arange(3, dtype=np.float32), device=device)["total"]
+        np.testing.assert_array_equal(cache, [[1, 2, 3]] * 2)
+        np.testing.assert_array_equal(total, cache * 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("compute(inout x) { for i in 0..n: out[i] = x[i] }", "TW017.*'x' is to be written in place, and nothing is written to it"),
+        ("let y = f(inout x)", "TW001.*'inout' in a call"),
+        ("compute(inout x, x) { for i in 0..n: x[i] = 0.0 }", "TW010.*'x' is given twice"),
+        ("compute(x) { for i in 0..n: x[i] = 0.0 }", "TW015.*'x' is not an output and cannot be written"),
+        ("compute(inout x) { @kernel sort\n for i in 0..n: yield x[i] }", "TW012.*writes 'x' in place"),
+        ('compute(inout x) { @device(["cpu", "cpu"])\n @parallel(data)\n for i in 0..n: x[i] = 0.0 }', "TW016.*writes 'x' in place"),
+    ],
+)
+def test_wrong_blocks(text: str, message: str) -> None:
+    x = np.ones(4, np.float32)
+    with pytest.raises(tw.UserError, match=message):
+        tw.load(text).run(x=x)
+    np.testing.assert_array_equal(x, 1)
+
+
+def test_inout_is_a_name_elsewhere() -> None:
+    assert tw.load("let inout = 3\nlet b = max(inout, 1)").run()["b"] == 3
+
+
+def test_the_formatter_knows_the_word() -> None:
+    assert format_text("compute( inout   cache,row ){\n for i in 0..n:  cache[i]=row[i]\n}\n") == "compute(inout cache, row) {\n    for i in 0..n: cache[i] = row[i]\n}\n"

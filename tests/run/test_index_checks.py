@@ -336,7 +336,7 @@ ON_GPUS: list[tuple[tw.kernel, tuple[object, ...], tuple[object, ...], str]] = [
     (checked_gather, (NUMBERS, at()), (NUMBERS, at(-1)), "checked_gather reads 'x' at index -1, "),
     (checked_gather, (NUMBERS, at(n=1)), (NUMBERS, at(2**62, n=1, dtype=np.int64)), f"at index {2**62}, "),
     (scatter, (NUMBERS, at(), NUMBERS[:70]), (NUMBERS, at(100), NUMBERS[:70]), "scatter writes 'out' at index 100, "),
-    (count, (NUMBERS, at()), (NUMBERS, at(-3)), "count reads 'out' at index -3, "),
+    (count, (NUMBERS, at()), (NUMBERS, at(-3)), "count writes 'out' at index -3, "),
     (scattered_rows, (np.zeros((5, 33)), np.array([4, 0, 2]), ROWS), (np.zeros((5, 33)), np.array([4, 5, 2]), ROWS), "'out' at index 5 (axis 0), but its extent there is 5"),
     (one_row, (ROWS, 0), (ROWS, 3), "one_row writes 'out' at index 3 (axis 0), "),
     (one_row, (ROWS[:1], 0), (ROWS[:1], -1), "one_row writes 'out' at index -1 (axis 0), "),

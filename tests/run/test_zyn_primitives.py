@@ -29,6 +29,21 @@ def test_scans(device: str) -> None:
     np.testing.assert_allclose(run("x", "scan(min)", square, device, x=M), np.minimum.accumulate(M, 1))
     shifted = np.cumsum(np.concatenate([np.zeros((7, 1), np.float32), M[:, :-1]], 1), 1)
     np.testing.assert_allclose(run("x", "scan(+, axis=-1, exclusive=true)", square, device, x=M), shifted, rtol=1e-4, atol=1e-4)
+    back = np.cumsum(M[::-1], 0)[::-1]
+    np.testing.assert_allclose(run("x", "scan(+, axis=0, reverse=true)", square, device, x=M), back, rtol=1e-4, atol=1e-4)
+    smallest = np.concatenate([np.full((1, 33), np.inf, np.float32), np.minimum.accumulate(M, 0)[:-1]])
+    np.testing.assert_array_equal(run("x", "scan(min, axis=0, exclusive=true)", square, device, x=M), smallest)
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
+def test_sorts_and_histograms_along_an_axis(device: str) -> None:
+    square = "for i in 0..n, j in 0..m: yield x[i, j]"
+    np.testing.assert_array_equal(run("x", "sort(axis=0)", square, device, x=M), np.sort(M, 0))
+    table = KEYS[:60].reshape(20, 3)
+    wanted = np.stack([np.bincount(column, minlength=50) for column in table.T], 1)
+    np.testing.assert_array_equal(run("x", "histogram(bins=50, axis=0)", square, device, x=table), wanted)
+    found = run("k, w", "histogram(bins=50)", "for i in 0..n: yield (k[i], w[i])", device, k=KEYS, w=np.arange(5000))
+    np.testing.assert_array_equal(found, np.bincount(KEYS, np.arange(5000), 50))
 
 
 @pytest.mark.parametrize("device", ["cpu", "emulator"])
@@ -68,7 +83,8 @@ def test_in_pipelines_and_repeated_runs() -> None:
         ("scan(+, axis=3)", "for i in 0..n: yield x[i]", "TW016: 'axis' of @kernel scan is 3, and the block has 1 loop(s)"),
         ("sort(descnding=true)", "for i in 0..n: yield x[i]", "TW016: @kernel sort has no parameter 'descnding'"),
         ("sort @async", "for i in 0..n: yield x[i]", "TW012: @async on a block of kind sort, which runs at once"),
-        ("scan(min, exclusive=true)", "for i in 0..n, j in 0..4: yield x[i] * j", "TW008: an exclusive scan by min needs init="),
+        ("sort(axis=2)", "for i in 0..n: yield x[i]", "TW016: 'axis' of @kernel sort is 2, and the block has 1 loop(s)"),
+        ("histogram(axis=-2)", "for i in 0..n: yield x[i]", "TW016: 'axis' of @kernel histogram is -2, and the block has 1 loop(s)"),
     ],
 )
 def test_wrong_blocks(kind: str, loops: str, message: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -36,9 +38,21 @@ def test_ruff() -> None:
 
 
 def test_pyright() -> None:
-    command = [tool("pyright"), "--pythonpath", sys.executable, "examples"]
+    check_types("examples", ROOT)
+
+
+def test_pyright_on_the_readme(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks
+    (tmp_path / "readme.py").write_text("\n".join(blocks), encoding="utf-8")
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT / "src")]}))
+    check_types("readme.py", tmp_path)
+
+
+def check_types(what: str, folder: Path) -> None:
+    command = [tool("pyright"), "--pythonpath", sys.executable, what]
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
     except subprocess.TimeoutExpired:
         pytest.skip("pyright did not answer: its first start needs a network")
     if done.returncode not in (0, 1):

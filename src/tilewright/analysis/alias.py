@@ -18,6 +18,8 @@ def alias_safe(program: Program) -> bool:
         return False
     outputs = {o.name: o.type for o in program.outputs}
     inputs = {i.name: i.type for i in program.input_arrays}
+    if program.loops:
+        return False
     started = False
     for call in program.calls:
         names = dict(zip(call.kernel.params, call.args, strict=True))

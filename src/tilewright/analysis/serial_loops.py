@@ -150,7 +150,7 @@ def _reason(facts: NestFacts, op: Op) -> tuple[str, str]:
             name = store.operands[0].name
             return (
                 f"data decides where the loop over {names} writes in '{name}', and two turns may write the same element",
-                f"loop over the elements of '{name}' and read what belongs to each, use tw.gpu_histogram to count, or write an explicit kernel "
+                f"loop over the elements of '{name}' and read what belongs to each, use tw.histogram to count, or write an explicit kernel "
                 f"(@tw.gpu) with tw.atomic_add",
             )
     for store in stores:
@@ -239,7 +239,7 @@ def _advice(opcode: str, name: str, exclusive: bool) -> str:
     kind = _SCANS[opcode]
     arguments = "" if kind == "sum" else f', "{kind}"'
     arguments += ", exclusive=True" if exclusive else ""
-    return f"tw.gpu_scan(x{arguments}) computes it in parallel, on CPUs too; x are the terms that are combined"
+    return f"tw.scan(x{arguments}) computes it in parallel, on CPUs too; x are the terms that are combined"
 
 
 def _names(facts: NestFacts, op: Op) -> str:

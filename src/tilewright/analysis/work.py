@@ -29,6 +29,15 @@ class Work:
     """Otherwise `operations` is a lower bound."""
 
 
+def elements_per_block(kernel: Kernel) -> Size:
+    """Elements one block of a thread-stage kernel touches: those of all arrays, shared out over the blocks."""
+    total = ZERO
+    for param in kernel.tensors:
+        assert isinstance(param.type, Tensor)
+        total = total + product(param.type.shape)
+    return ceildiv(total, maximum(ONE, product(kernel.grid)))
+
+
 def work_of(kernel: Kernel) -> Work:
     counter = _WorkCounter(analyse(kernel), find_attention(kernel))
     operations = counter.block(kernel.body)

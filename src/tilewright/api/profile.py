@@ -50,6 +50,8 @@ class ProfiledCall:
     """Until the call returned: on a GPU that is before its work is done."""
     operations: int = 0
     bytes: int = 0
+    compile: float = 0.0
+    """Seconds of these in which code was compiled or read from the disk."""
     kernels: int = 0
     """Launches its code makes."""
     launches: list[ProfiledLaunch] = field(default_factory=list)
@@ -57,7 +59,7 @@ class ProfiledCall:
     @property
     def busy(self) -> float:
         """Seconds the device worked on it."""
-        return sum(launch.seconds for launch in self.launches) if self.launches else self.seconds
+        return sum(launch.seconds for launch in self.launches) if self.launches else max(0.0, self.seconds - self.compile)
 
 
 @dataclass
@@ -85,6 +87,8 @@ class ProfileRow:
     seconds: float
     operations: int
     bytes: int
+    compile: float = 0.0
+    """Seconds of compilation, which are not in `seconds`."""
 
 
 @dataclass
@@ -198,6 +202,12 @@ class Profile:
             with self._lock:
                 self.calls.append(record)
 
+    def compiled(self, seconds: float) -> None:
+        """Code was compiled, or read from the disk, in this thread."""
+        call = getattr(self._current, "call", None)
+        if call is not None:
+            call.compile += seconds
+
     def before_launch(self, device: ArrayDevice, launch: Launch, grid: tuple[int, int, int], stream: int) -> _Timed:
         with self._lock:
             clock = self._clocks.get(device.ordinal)
@@ -218,7 +228,10 @@ class Profile:
         record.kernels = len(record.launches) or len(artifact.launches)
         key = (id(function), artifact.inputs)
         if key not in self._work:
+            began = time.perf_counter()
             self._work[key] = (_work(function, artifact), function)  # the function is kept: its address is the key
+            if getattr(self._current, "call", None) is record:
+                record.compile += time.perf_counter() - began
         operations, _ = self._work[key]
         shapes = {name: value.shape for name, value in values.items() if hasattr(value, "shape")}
         sizes = {name: int(value) for name, value in values.items() if isinstance(value, int)}
@@ -245,6 +258,7 @@ class Profile:
             ProfileRow(
                 name, device, len(calls), sum(c.kernels for c in calls), sum(c.busy for c in calls),
                 sum(c.operations for c in calls), sum(c.bytes for c in calls),
+                sum(c.compile for c in calls),
             )
             for (name, device), calls in groups.items()
         ]  # fmt: skip
@@ -254,13 +268,13 @@ class Profile:
         """The rows as text, with the part each has of the time, and the launches of kernels that make several."""
         rows = self.rows()
         total = sum(row.seconds for row in rows) or 1.0
-        head = ("kernel", "device", "calls", "launches", "time", "part", "each", "GB/s", "GFLOP/s")
+        head = ("kernel", "device", "calls", "launches", "compile", "time", "part", "each", "GB/s", "GFLOP/s")
         lines: list[tuple[str, ...]] = [head]
         for row in rows:
             rate = [f"{n / row.seconds / 1e9:.1f}" if row.seconds and n else "-" for n in (row.bytes, row.operations)]
             part = f"{100 * row.seconds / total:.1f} %"
             lines.append(
-                (row.name, row.device, str(row.calls), str(row.launches), _time(row.seconds), part, _time(row.seconds / row.calls), *rate)
+                (row.name, row.device, str(row.calls), str(row.launches), _time(row.compile) if row.compile else "-", _time(row.seconds), part, _time(row.seconds / row.calls), *rate)
             )
             lines += self._parts(row, total)
         widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
@@ -278,7 +292,7 @@ class Profile:
         if len(entries) < 2:
             return []
         return [
-            (f"  {entry}", "", "", str(len(times)), _time(sum(times)), f"{100 * sum(times) / total:.1f} %", _time(sum(times) / len(times)), "", "")
+            (f"  {entry}", "", "", str(len(times)), "", _time(sum(times)), f"{100 * sum(times) / total:.1f} %", _time(sum(times) / len(times)), "", "")
             for entry, times in entries.items()
         ]
 

@@ -24,6 +24,16 @@ STOP = "tilewright_stop"
 STOP_DECLARATION = f"@{STOP} = external global i32"
 NEVER_STOPS = f"@{STOP} = internal constant i32 0"
 """For code outside a Python process: nobody asks it to stop, and LLVM drops the questions."""
+LAUNCH_DECLARATIONS = ("@tilewright_pool = external global i8", "declare void @tilewright_launch(ptr, ptr, ptr, i64, i64) nonlazybind")
+"""For CPU kernels that hand out the blocks of others."""
+LAUNCHES_ALONE = (
+    "@tilewright_pool = internal global i8 0",
+    """define internal void @tilewright_launch(ptr %pool, ptr %entry, ptr %slots, i64 %blocks, i64 %work) {
+  call void %entry(ptr %slots, i64 0, i64 %blocks)
+  ret void
+}""",
+)
+"""The same for code outside a Python process: blocks run where they are."""
 SIGINT = 2
 SLOT_BYTES = 8
 RELEASE_WORK = 1 << 15

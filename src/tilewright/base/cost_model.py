@@ -141,6 +141,26 @@ class ReductionCosts:
 
 
 @record
+class ScanCosts:
+    """Where loops that are scans are cut."""
+
+    shortest: int = 256
+    """Turns of a part that is worth a thread."""
+    threads: int = 64
+    """Threads wanted on each multiprocessor: one thread learns for all of them, one after the other, what is before each."""
+    threads_across: int = 512
+    """The same where neighbouring threads have neighbouring lines."""
+    rows: int = 64
+    """Turns of a part there."""
+    cpu_stretch: int = 4096
+    """Turns of a part that is worth a block of a CPU."""
+    cpu_parts: int = 64
+    """Parts that keep all cores busy."""
+    cpu_columns: int = 2048
+    """Lines side by side that do."""
+
+
+@record
 class RowCosts:
     """Rows that are walked several times and stay in registers."""
 
@@ -222,6 +242,7 @@ class CostModel:
     warps: WarpCosts = WarpCosts()
     attention: AttentionCosts = AttentionCosts()
     reductions: ReductionCosts = ReductionCosts()
+    scans: ScanCosts = ScanCosts()
     rows: RowCosts = RowCosts()
     maps: MapCosts = MapCosts()
     caches: CacheCosts = CacheCosts()

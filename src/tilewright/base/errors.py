@@ -11,8 +11,11 @@ A message reads `file:line:col: error[TW012]: what is wrong, with the values`, t
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from tilewright.base.record import record
 from tilewright.base.source import NOWHERE, Source, Span
@@ -140,15 +143,28 @@ class TilewrightError(Exception):
         return cls(Diagnostic(code, message, span, help))
 
 
-class UserError(TilewrightError):
+class _Told(TilewrightError):
+    """An error whose message is all there is to know: notebooks show it without the lines of this package."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython prints: where the caller's own code was, and the message. With TILEWRIGHT_DEBUG, everything."""
+        if os.environ.get("TILEWRIGHT_DEBUG", "").strip() not in ("", "0"):
+            return traceback.format_exception(self)
+        package = str(Path(__file__).resolve().parents[1]) + os.sep
+        frames = [f for f in traceback.extract_tb(self.__traceback__) if not f.filename.startswith(package)]
+        place = [f'  File "{frames[-1].filename}", line {frames[-1].lineno}', f"    {frames[-1].line}"] if frames else []
+        return [*place, f"{type(self).__name__}: {self}"]
+
+
+class UserError(_Told):
     """The program, or what it was given, is wrong."""
 
 
-class TargetLimit(TilewrightError):
+class TargetLimit(_Told):
     """The program is right but the target cannot run it."""
 
 
-class DeviceError(TilewrightError):
+class DeviceError(_Told):
     """A device API call failed, or the device is not there."""
 
 

@@ -15,8 +15,11 @@ import stat
 import sys
 from pathlib import Path
 
+from tilewright.base import environment
+
 TEMPORARY = ".tmp-"
 """What names of files begin with that are not whole yet."""
+
 _MOST_LINKS = 40
 _log = logging.getLogger("tilewright")
 _said: set[str] = set()
@@ -24,7 +27,7 @@ _said: set[str] = set()
 
 def cache_root() -> Path:
     """`$TILEWRIGHT_CACHE_DIR`, or the platform's place for caches. RuntimeError where there is no home folder."""
-    chosen = os.environ.get("TILEWRIGHT_CACHE_DIR")
+    chosen = environment.text("TILEWRIGHT_CACHE_DIR")
     if chosen:
         return Path(chosen)
     if sys.platform == "darwin":

@@ -16,6 +16,7 @@ from tilewright.base.dtypes import DType, bool_, f32, f64, i64
 from tilewright.base.errors import UserError
 from tilewright.cli.guess_uses import rank_of_use
 from tilewright.tree import syntax
+from tilewright.tree.check.random_draws import DTYPES as RANDOM
 from tilewright.tree.inline import parts_backwards
 from tilewright.tree.syntax import Node
 from tilewright.tree.typed import ArgSpec, ArrayArg, NoneArg, ScalarArg
@@ -247,6 +248,8 @@ class Uses:
     def _call(self, call: syntax.Call, piped: syntax.Expr | None) -> None:
         if isinstance(call.function, syntax.Name) and call.function.id in ("empty", "zeros", "ones", "full", "shared"):
             self._whole(*(a.value for position, a in enumerate(call.args) if a.keyword == "shape" or (position == 0 and a.keyword is None)))
+        if isinstance(call.function, syntax.Name) and call.function.id in RANDOM:
+            self._whole(*(a.value for a in call.args if a.keyword != "dtype"))  # the seed, and indices
         if isinstance(call.function, syntax.Name):
             values = [*([] if piped is None else [(None, piped)]), *((a.keyword, a.value) for a in call.args)]
             for position, (keyword, value) in enumerate(values):

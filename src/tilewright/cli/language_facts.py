@@ -18,13 +18,15 @@ from tilewright.cli.commands.check import in_order, warnings
 from tilewright.cli.sources import File, Walk, parse_source, walk
 from tilewright.tree import syntax, typed
 from tilewright.tree.check.expressions import FUNCTIONS
+from tilewright.tree.check.random_draws import DTYPES as RANDOM
 from tilewright.tree.metadata import PRECISIONS, KernelKind, attribute_names
 from tilewright.tree.typed_walk import own_exprs, walk_expr
 from tilewright.zyn.program_files import read_program
 
 KEYWORDS = ("let", "var", "for", "in", "if", "elif", "else", "while", "and", "or", "not", "yield", "return", "await", "true", "false", "inf",
-            "step", "compute", "pipeline", "fn", "config", "import", "as", "shared", "timeout")  # fmt: skip
+            "step", "compute", "inout", "break", "continue", "pipeline", "fn", "config", "import", "as", "shared", "timeout")  # fmt: skip
 _ARRAY_MEMBERS = ("shape", "dtype", "size")
+_NAME_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789"
 
 
 @dataclass
@@ -223,13 +225,15 @@ def completions(analysis: Analysis, text: str, line: int, column: int) -> list[t
     """(word, kind) pairs that fit at a place of the current text; kinds are attribute, kind, member, function, name, type and keyword."""
     lines = text.split("\n")
     before = lines[line - 1][: column - 1] if line <= len(lines) else ""
-    head = before.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789")
+    head = before.rstrip(_NAME_LETTERS)
     if (head.endswith("@") and not head[:-1].rstrip().endswith((")", "]"))) or head.endswith(") @"):
         return [(name, "attribute") for name in attribute_names()]
     if head.rstrip().endswith("@kernel"):
         return [(kind.value, "kind") for kind in KernelKind]
     if head.rstrip().endswith("@precision("):
         return [(name, "kind") for name in PRECISIONS]
+    if head.endswith("random.") and not head[: -len("random.")].endswith((".", *_NAME_LETTERS)) and "random" not in analysis.bindings.visible(line, column):
+        return [(name.partition(".")[2], "function") for name in RANDOM]
     if head.endswith("."):
         return [(name, "member") for name in _ARRAY_MEMBERS]
     known = analysis.bindings.visible(line, column)

@@ -5,12 +5,12 @@ Errors of Tilewright are printed as their text on stderr, with exit status 1; `T
 
 from __future__ import annotations
 
-import os
 import sys
 
 import click
 from click.core import ParameterSource
 
+from tilewright.base import environment
 from tilewright.base.errors import TilewrightError, UserError
 
 
@@ -19,7 +19,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except TilewrightError as error:
-            if os.environ.get("TILEWRIGHT_DEBUG", "") not in ("", "0"):
+            if environment.is_on("TILEWRIGHT_DEBUG"):
                 raise
             click.echo(str(error), err=True)
             ctx.exit(1)
@@ -75,7 +75,7 @@ _ROOT = click.option(
     help="A folder that ZynML programs may import from, beside their own. Repeatable.",
 )  # fmt: skip
 _PRECISION = click.option(
-    "--precision", type=click.Choice(("ieee", "tf32", "3xtf32")), default="ieee", show_default=True, help="How f32 is multiplied in contractions."
+    "--precision", type=click.Choice(("ieee", "tf32", "3xtf32")), help="How f32 is multiplied in contractions; else as the kernel says."
 )
 _PLOT = click.option("--plot", metavar="FILE", help="Also draw it, with Matplotlib.")
 
@@ -246,7 +246,7 @@ def emulate(
 @click.option("--budget", type=click.FloatRange(min=0), default=30.0, show_default=True, help="Seconds to spend on each kernel.")
 @_PLOT
 def tune(
-    file: str, kernel: str | None, arguments: str, device: str | None, precision: str, budget: float, plot: str | None
+    file: str, kernel: str | None, arguments: str, device: str | None, precision: str | None, budget: float, plot: str | None
 ) -> None:
     """Measure schedules of contractions on a device and keep the fastest for later calls, also of other sizes.
 
@@ -272,7 +272,7 @@ def tune(
 @_PLOT
 @click.option("--block", default="256", show_default=True, help="Of an explicit kernel: threads of a block, as 256 or 32,8.")
 def inspect(
-    file: str, kernel: str | None, arguments: str, target: str, precision: str, json: bool, fusion: bool, plot: str | None, block: str
+    file: str, kernel: str | None, arguments: str, target: str, precision: str | None, json: bool, fusion: bool, plot: str | None, block: str
 ) -> None:
     """Show what kernels were compiled to: schedule, registers, occupancy, matrix instructions, and what bounds them.
 
@@ -355,7 +355,7 @@ def cache(action: str) -> None:
 
 @cli.command()
 @click.argument("kind", type=click.Choice((
-    "cpu", "gpu", "runtime", "zyn", "zyn-cpu", "simt", "primitives", "primitives-cpu", "scatter", "scatter-cpu", "checks-cpu", "host", "matmul", "matmul-cpu", "transformer", "transformer-cpu",
+    "cpu", "gpu", "runtime", "zyn", "zyn-cpu", "simt", "primitives", "primitives-cpu", "scans", "scans-cpu", "scatter", "scatter-cpu", "random", "random-cpu", "checks-cpu", "host", "matmul", "matmul-cpu", "transformer", "transformer-cpu",
 )))  # fmt: skip
 @click.option("--json", is_flag=True, help="Print the results as JSON.")
 @click.option("--op", "ops", multiple=True, metavar="NAME", help="Only this operation. Repeatable.")

@@ -65,6 +65,10 @@ class Entry:
         found = Signature(specs, tuple(divisors), (), tuple(hints), extents=tuple(extents))
         return with_options(found, self.function, gpu)
 
+    def without_precision(self) -> Entry:
+        """The kernel without a precision of its own, for those who were given another."""
+        return replace(self, function=replace(self.function, attributes=tuple(a for a in self.function.attributes if a.name != "precision")))
+
     def assumptions(self) -> str:
         """`scale(m: f32[*, *], v: f32[*])`, for the user to see what was taken for granted."""
         return f"{self.name}({', '.join(f'{name}: {given}' for name, given in self.args)})"

@@ -8,11 +8,10 @@ generation is covered by tests on every target. Anything else is compiled in a s
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from dataclasses import replace
 
-from tilewright.base import abi
+from tilewright.base import abi, environment
 from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, ScalarParam, SizeBinding
 from tilewright.base.sizes import Size, ceildiv, maximum, product
 from tilewright.base.target import Target
@@ -94,7 +93,7 @@ def build_artifact(
 
 
 def _generate(backend: Backend, text: str, target: Target, proven: bool) -> bytes:
-    mode = os.environ.get("TILEWRIGHT_ISOLATE", "auto")
+    mode = environment.word("TILEWRIGHT_ISOLATE")
     if backend.finish_apart is not None and (mode == "always" or (mode == "auto" and not proven)):
         from tilewright.compile.isolate import compile_isolated
 
@@ -145,7 +144,7 @@ def _is_open_ended(kernel: Kernel) -> bool:
     """Whether sizes do not bound how long it runs: a loop's length comes from a number or from memory."""
     free = {param for param in kernel.params if not isinstance(param.type, Tensor)}
     for op in walk(kernel.body):
-        if op.opcode == "while" or (op.opcode == "for" and any(v in free for v in op.operands[:3])):
+        if op.opcode in ("while", "run_blocks") or (op.opcode == "for" and any(v in free for v in op.operands[:3])):
             return True
         if op.opcode in ("load", "atomic", "accumulate") or any(v in free for v in op.operands):
             free.update(op.results)

@@ -24,6 +24,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tilewright.base import environment
 from tilewright.base.artifact import Artifact
 from tilewright.base.private_files import TEMPORARY, PrivateFolder, UnsafeFile, cache_root, say_once
 from tilewright.compile.serial import deserialise, serialise
@@ -38,7 +39,6 @@ _SUFFIX = ".twa"
 _STALE_SECONDS = 3600
 _UNUSED_SECONDS = 30 * 24 * 3600
 """How long an entry is kept that nobody uses."""
-_OFF = ("0", "off", "no", "false")
 _log = logging.getLogger("tilewright")
 
 
@@ -65,7 +65,7 @@ class DiskCache:
     def __init__(self, root: Path | None = None, max_bytes: int | None = None) -> None:
         self._warned = False
         self._written: int | None = None
-        self.enabled = os.environ.get("TILEWRIGHT_CACHE", "1").strip().lower() not in _OFF
+        self.enabled = environment.is_on("TILEWRIGHT_CACHE")
         self.max_bytes = self._size_limit() if max_bytes is None else max_bytes
         try:
             self.root = root or cache_root()
@@ -162,13 +162,10 @@ class DiskCache:
             say_once(f"the cache in {self.root} is not used: {message}")
 
     def _size_limit(self) -> int:
-        text = os.environ.get("TILEWRIGHT_CACHE_SIZE")
-        if not text:
-            return DEFAULT_BYTES
-        limit = parse_bytes(text)
+        text = environment.text("TILEWRIGHT_CACHE_SIZE")
+        limit = parse_bytes(text) if text else DEFAULT_BYTES
         if limit is None:
-            self._warn(f"TILEWRIGHT_CACHE_SIZE is '{text}', which is no number of bytes; using 1 GiB")
-            return DEFAULT_BYTES
+            raise environment.refusal("TILEWRIGHT_CACHE_SIZE", "set it to a number of bytes, such as 512M or 2G, or not at all")
         return limit
 
     def _usable(self, create: bool) -> bool:

@@ -20,6 +20,7 @@ from dataclasses import field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from tilewright.base import environment
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import Note
 from tilewright.base.record import record
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from tilewright.passes.schedules.plans import Plans
 
 log = logging.getLogger("tilewright")
-if os.environ.get("TILEWRIGHT_LOG"):
+if environment.text("TILEWRIGHT_LOG").lower() not in ("", "0", "off", "no", "false"):
     # One line per compilation, on request; an application's own logging setup is left alone.
     _handler = logging.StreamHandler()
     _handler.setFormatter(logging.Formatter("tilewright: %(message)s"))
@@ -252,6 +253,8 @@ class PreparedKernel:
         start = time.perf_counter()
         self.typed, written = front_end(function, signature)
         self.written = written
+        if written.loops and target.simt:
+            self.limits = lean(target)
         checks = signature.indices or ("stores" if target.simt else "all")
         if checks != "none":
             written = check_accesses(written, checks, None if signature.indices else self.typed.metadata, self.trace)
@@ -268,7 +271,7 @@ class PreparedKernel:
         extents = _by_name(self.program, signature.extents or signature.hints)
         metadata = self.typed.metadata
         plan = plan_calls(self.loop, self.limits, extents, self.trace, signature.schedule, metadata)
-        if signature.schedule or metadata.strict or self.together or not any(plan):
+        if signature.schedule or metadata.strict or self.limits is not self.target or not any(plan):
             return plan
         tuned = self._tuned(signature)
         return plan_calls(self.loop, self.target, extents, self.trace, tuned) if tuned else plan
@@ -331,7 +334,7 @@ class PreparedKernel:
     def finish(self, signature: Signature, plan: Plans | None = None) -> Compilation:
         from tilewright.passes.choose.code_limits import with_limits
         from tilewright.passes.choose.fates import check_strict, fates
-        from tilewright.passes.pipeline import lower_planned, merge_launches
+        from tilewright.passes.pipeline import lower_planned, merge_launches, merge_steps
 
         hints: Mapping[str, int] = _by_name(self.program, signature.hints)
         metadata = self.typed.metadata
@@ -341,6 +344,7 @@ class PreparedKernel:
         check_strict(metadata, said, self.target, self.typed.span)
         if self.together:
             stages = replace(stages, thread=merge_launches(stages.thread, self.trace))
+        stages = replace(stages, thread=merge_steps(stages.thread, self.target, self.trace))
         if signature.watchdog:
             stages = replace(stages, thread=_watched(stages.thread, signature.watchdog))
         return Compilation(self.typed, self.program, stages, self.trace, self.fusion, fates=said)

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tilewright.base.abi import NEVER_STOPS, STOP_DECLARATION
+from tilewright.base.abi import LAUNCH_DECLARATIONS, LAUNCHES_ALONE, NEVER_STOPS, STOP_DECLARATION
 from tilewright.base.artifact import (
     FAILURE,
     FAILURE_FIELDS,
@@ -100,7 +100,9 @@ def export(function: Function, signature: Signature, target: Target, name: str =
         text = text.replace(f"define void @{launch.entry}(", f"define internal void @{launch.entry}(")
     needed = [f"declare {line}" for line in ("ptr @malloc(i64)", "void @free(ptr)") if f"declare {line}" not in text and artifact.scratch]
     text = "\n".join((*needed, _without_repeats(text, entry_text(artifact, name))))
-    return _cpu_files(artifact, name, native.compile_object(text.replace(STOP_DECLARATION, NEVER_STOPS), target), target)
+    for inside, outside in zip((STOP_DECLARATION, *LAUNCH_DECLARATIONS), (NEVER_STOPS, *LAUNCHES_ALONE), strict=True):
+        text = text.replace(inside, outside)
+    return _cpu_files(artifact, name, native.compile_object(text, target), target)
 
 
 def _without_repeats(text: str, entry: str) -> str:

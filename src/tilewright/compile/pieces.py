@@ -88,7 +88,9 @@ def _groups(program: Program) -> list[list[int]]:
         if number > end:
             found.append([])
         found[-1].append(number)
-        end = max([end, number, *(last[name] for name in first if first[name] == number)])
+        loops = [turn.loop for turn in program.calls[number].loops[:1]]
+        steps = (other for other, call in enumerate(program.calls) if any(turn.loop in loops for turn in call.loops))
+        end = max([end, number, *steps, *(last[name] for name in first if first[name] == number)])
     return found
 
 
@@ -131,6 +133,7 @@ def _sub_program(
     part = Program(
         name, (*(as_role(n, "input") for n in reads), *scalars), tuple(as_role(n, "output") for n in writes),
         tuple(as_role(n, "scratch") for n in inner), calls, (), program.span,
+        loops=tuple(loop for loop in program.loops if any(turn.loop == loop.name for call in calls for turn in call.loops)),
     )  # fmt: skip
     bound = {binding.name for binding in part.bindings()} | {scalar.name for scalar in scalars}
     used = {
@@ -139,7 +142,8 @@ def _sub_program(
         for size in (*array.type.shape, *array.type.strides)
         for n in size.names
     }
-    used |= {n for call in calls for n in call.kernel.size_names}
+    used |= {n for call in calls for n in call.kernel.size_names} | {n for loop in part.loops if loop.count is not None for n in loop.count.names}
+    used -= {loop.name for loop in part.loops}
     missing = tuple(ScalarInput(n, i64) for n in sorted(used - bound))
     return replace(part, inputs=(*part.inputs, *missing))
 

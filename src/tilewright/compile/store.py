@@ -16,10 +16,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from tilewright.base import environment
 from tilewright.base.artifact import Artifact
 from tilewright.base.forks import at_work, fork_safe_lock, fork_safe_rlock
 from tilewright.base.headroom import LOAD_BYTES, require_room
+from tilewright.base.private_files import say_once
 from tilewright.compile.cache import DiskCache
+from tilewright.runtime.core import observe
 
 log = logging.getLogger("tilewright")
 _MOST_RECENT = 16
@@ -80,8 +83,11 @@ class ArtifactStore:
     @contextmanager
     def alone(self, key: str) -> Iterator[None]:
         """Inside, no other thread looks the key up or builds for it."""
+        environment.check()
+        for slip in environment.slips():
+            say_once(slip)
         require_room(LOAD_BYTES, "compile")
-        with at_work(), self._alone(key):
+        with at_work(), self._alone(key), _told():
             yield
 
     @contextmanager
@@ -108,3 +114,21 @@ class ArtifactStore:
 
 STORE = ArtifactStore(lambda: disk_cache())
 """What this process has compiled or loaded."""
+
+
+_inside = threading.local()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Whoever profiles is told how long it took; what is inside other such work counts with it."""
+    observer = observe.observer
+    if observer is None or getattr(_inside, "compiles", False):
+        yield
+        return
+    _inside.compiles, began = True, time.perf_counter()
+    try:
+        yield
+    finally:
+        _inside.compiles = False
+        observer.compiled(time.perf_counter() - began)

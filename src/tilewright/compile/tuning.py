@@ -25,13 +25,13 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tilewright.base import environment
 from tilewright.base.errors import UserError
 from tilewright.base.forks import fork_safe_lock
 from tilewright.base.private_files import TEMPORARY, PrivateFolder, UnsafeFile, cache_root, say_once
@@ -60,7 +60,6 @@ NEAREST = 8
 _FORMAT = 1
 _SUFFIX = ".json"
 _STALE_SECONDS = 3600
-_OFF = ("0", "off", "no", "false")
 
 
 @record
@@ -234,7 +233,7 @@ class TuningStore:
         self._known: dict[str, TuningTable | None] = {}
         self._lock = fork_safe_lock()
         self.directory: Path | None = None
-        if root is not None or os.environ.get("TILEWRIGHT_CACHE", "1").strip().lower() not in _OFF:
+        if root is not None or environment.is_on("TILEWRIGHT_CACHE"):
             with contextlib.suppress(RuntimeError):  # no home directory
                 self.directory = (root or cache_root()) / "tuning"
 
@@ -337,7 +336,7 @@ def look_up(key: str) -> TuningTable | None:
 
 
 def enabled() -> bool:
-    return os.environ.get("TILEWRIGHT_TUNING", "on").strip().lower() not in _OFF
+    return environment.is_on("TILEWRIGHT_TUNING")
 
 
 def _pack(key: str, table: TuningTable) -> str:

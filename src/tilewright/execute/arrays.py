@@ -72,10 +72,12 @@ def require_array_device(name: str | None, what: str) -> ArrayDevice:
 
 def as_dtype(dtype: object) -> DType:
     """A dtype given as ours, by name or as NumPy's."""
-    if isinstance(dtype, DType):
-        return dtype
     if isinstance(dtype, str) and dtypes.is_name(dtype):
-        return dtypes.by_name(dtype)
+        dtype = dtypes.by_name(dtype)
+    if isinstance(dtype, DType):
+        if dtype.kind == "q":
+            raise UserError.at("TW005", f"{dtype} is a type of packed blocks, whose arrays are not available yet", help="use a type of whole elements, such as tw.f16 or tw.i8")
+        return dtype
     try:
         found = dtypes.from_numpy(np.dtype(dtype))  # type: ignore[call-overload]
     except TypeError:
@@ -116,7 +118,7 @@ def allocate(
     """
     if not (pinned or managed):
         gpu = _known(device)
-        if gpu is not None and type(dtype) is DType and type(shape) is tuple and not _OPEN.value:
+        if gpu is not None and type(dtype) is DType and dtype.kind != "q" and type(shape) is tuple and not _OPEN.value:
             return gpu.empty(shape, dtype)
     if pinned and managed:
         raise UserError.at("TW016", "memory is pinned or managed, not both")

@@ -13,7 +13,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from tilewright.base import registry
 from tilewright.base.artifact import Artifact
@@ -79,7 +79,7 @@ class Kernel(Entry, Generic[P, R]):
         @overload
         def __call__(self, *args: Array | float) -> R: ...
         @overload
-        def __call__(self, *args: object, **keywords: object) -> object: ...
+        def __call__(self, *args: object, **keywords: object) -> Any: ...
         def __call__(self, *args: object, **keywords: object) -> object:
             """Run the kernel: arrays and numbers in, arrays out. Inside another kernel: what it computes, as part of that one."""
 

@@ -64,7 +64,7 @@ class Pool:
 
     def allocate(self, shape: int | Sequence[int], dtype: object = f32) -> DeviceArray:
         """A new array of this pool, with undefined contents."""
-        if type(shape) is tuple and type(dtype) is DType and not streams.STREAM_NAMED.value:
+        if type(shape) is tuple and type(dtype) is DType and dtype.kind != "q" and not streams.STREAM_NAMED.value:
             made: DeviceArray | None = self._pool.make(shape, dtype, 0)
             if made is not None:
                 return made

@@ -11,7 +11,7 @@ where e is the place of the element in row-major order. So an array does not dep
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def _word(name: str) -> Callable[[Callable[..., Any]], Any]:
     return mark
 
 
-class random:
+class RandomFunctions:
     """Random numbers: Philox 4x32-10, by seed and index. docs/random.md has the law.
 
     In a kernel `tw.random.uniform(seed, i, j)` is a number. Outside, `shape=` or `out=` asks for an array; its numbers are those of a
@@ -46,6 +46,9 @@ class random:
     """
 
     __simt__ = "random"
+
+    def __call__(self) -> NoReturn:
+        raise UserError.at("TW005", "tw.random is no function", help="name one of its functions, as in tw.random.uniform(seed, shape=3)")
 
     @_word("uniform")
     def uniform(
@@ -75,6 +78,9 @@ class random:
     ) -> Any:  # fmt: skip
         """Integers all of whose bits are random: u32 or u64."""
         return _filled("bits", seed, (), index, shape, dtype, device, out)
+
+
+random = RandomFunctions()
 
 
 # -- kernels --------------------------------------------------------------------------------------------------------

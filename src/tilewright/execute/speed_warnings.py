@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
+from tilewright.base import environment
 from tilewright.base.artifact import Artifact
 from tilewright.base.errors import Diagnostic, Note, PerformanceWarning, UserError
 from tilewright.base.source import NOWHERE, Span
 
 VARIABLE = "TILEWRIGHT_WARN"
-_MODES = ("on", "off", "error")
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _said: set[tuple[object, ...]] = set()
 """What was said: each once, for a process."""
@@ -28,10 +28,7 @@ _said: set[tuple[object, ...]] = set()
 
 def mode() -> str:
     """`on`, `off` or `error`. Raises UserError for anything else."""
-    text = os.environ.get(VARIABLE, "").strip().lower() or "on"
-    if text not in _MODES:
-        raise UserError.at("TW005", f"{VARIABLE} is '{text}'", help="set it to error (slow kernels raise) or off (silence), or leave it out")
-    return text
+    return environment.word(VARIABLE)
 
 
 def announced(artifact: Artifact) -> Artifact:

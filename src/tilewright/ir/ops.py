@@ -425,6 +425,8 @@ _define("if", "`if %cond {… yield %a} {… yield %b}`: results are what the ta
         "control", "structure", regions=2)  # fmt: skip
 _define("while", "`while %init… (%c…) {… yield %cond, %c…} (%c…) {… yield %next…}`: loop as long as the first region's first value holds.",
         None, "loop tile thread", "control", "structure", regions=2)  # fmt: skip
+_define("run_blocks", "`run_blocks %n, %work (%block) {…}`: run the body for every block from 0 to `%n`, in any order and side by side; all are done "
+        "before the next op. `%work` says how many elements a block touches. On CPUs.", None, "thread", "sync", "structure", regions=1)  # fmt: skip
 _define("yield", "Hands the region's values to its op.", _any_operands, effect="control", group="structure")
 
 # Arithmetic.
@@ -488,7 +490,7 @@ _define("store", "`store %t, %i, %j, %v`: like load, the other way round. `cache
 _define("accumulate", "`accumulate %t, %i, %j, %v {kind}`: the element there becomes `kind` of itself and `%v`, which other points of the domain may do "
         "to it too, in any order: no update is lost. Nothing else in the kernel reads or writes the tensor. Kinds: " + " ".join(ACCUMULATIONS) + ". `%v` of a "
         "float narrower than f32 is f32. `masked` and `watch`: as for a store; `of`: the array that a private copy, which has one axis more, is for. "
-        "`alone`: only one thread has to do with the elements.", _accumulate, "loop tile", "write", "memory")  # fmt: skip
+        "`alone`: only one thread has to do with the elements; `shared`, on a GPU: the most elements that blocks first combine in shared memory.", _accumulate, "loop tile", "write", "memory")  # fmt: skip
 _define("head", "`head %t, %i, %j {bytes}`: how many elements from there on lie before the next address that is a multiple of `bytes`. "
         "Only where things lie depends on it, never a result.", _head, "tile thread", group="memory")  # fmt: skip
 _define("prefetch", "`prefetch %t, %i, %j`: that element will be needed soon. Changes nothing but time, and may lie outside.", _prefetch,
@@ -519,7 +521,7 @@ _define("convert_layout", "The same tile in another layout.", _convert_layout, "
 
 # Threads.
 _define("thread_id", "This thread's index in its block.", _index_result, "thread", group="thread")
-_define("barrier", "Every thread of the block arrives before any leaves; memory is consistent after.", _nothing, "thread", "sync", "thread")
+_define("barrier", "Every thread of the block arrives before any leaves; memory is consistent after.", _nothing, "tile thread", "sync", "thread")
 _define("grid_size", "How many blocks the launch has along grid axis `axis`.", _index_result, "thread", group="thread")
 _define("grid_barrier", "Every thread of every block of the grid arrives before any leaves; memory is consistent across the device after. "
         "The blocks must all run at once: the launch is cooperative.", _nothing, "thread", "sync", "thread")  # fmt: skip

@@ -437,7 +437,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("global_timer", "Nanoseconds, the same clock on all multiprocessors.", _no_operands(Scalar(u64)), "sync", "thread"),
     _row("print", "`print %v… {text}`: write the text, with the numbers in its places (`{}`, `{:08.3f}`), to the process's output. A GPU's output comes "
          "when the host next waits for it; what threads write at once is in no certain order there, in the emulator in that of the threads.", _print,
-         "write", "thread"),
+         "write", "thread", "loop tile thread"),
     _row("assert", "`assert %b {text}`: where the bool is false the kernel ends with an error that says the text, where it is, and which thread it was.",
          _assert, "write", "thread"),
     _row("nanosleep", "`nanosleep %ns`: do nothing for about that many nanoseconds.", _nanosleep, "sync", "thread"),

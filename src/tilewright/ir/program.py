@@ -4,12 +4,26 @@ Arrays of a program are named. Inputs come from the caller (those of role 'inout
 for the call. Sizes are symbolic; a name is *bound* by the first input axis whose extent is just that name; every other axis
 of an input must equal its size (`axis_checks`), and `checks` hold what else must be true, such as index bounds.
 A scalar input is passed by value. Passes that split or fuse kernels are `Program -> Program`.
+
+Calls can be marked with *ordered loops*: neighbouring calls of one loop run again and again, one step after the other. Before
+a call begins, the one before it is done. Loops nest. A call with a `period` runs only in every so many steps.
+
+    call @clear(u)                                           clear(u)
+    ordered t count steps {                                  for t in 0..steps:
+      turn 0 of 2 {                                              if t % 2 == 0:
+        call @step(u, v)                           means             step(u, v)
+      }                                                          if t % 2 == 1:
+      turn 1 of 2 {                                                  step(v, u)
+        call @step(v, u)
+      }
+    }
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
+from itertools import groupby
 
 from tilewright.base.artifact import IndexSite
 from tilewright.base.dtypes import DType
@@ -36,11 +50,40 @@ class ScalarInput:
 
 
 @record
+class OrderedLoop:
+    """Steps that run one after the other. In the kernels of its calls the size `name` is the number of the step, from 0.
+
+    There are `count` steps; or as many as the number in the array `cell`, without axes, says before the first (of i64); or
+    steps for as long as the `cell` holds true before each (of bool)."""
+
+    name: str
+    count: Size | None = None
+    cell: str = ""
+    span: Span = field(default=NOWHERE, compare=False)
+
+
+@record
+class LoopTurn:
+    """A call's place in an ordered loop: it runs in the steps `turn`, `turn + period`, …"""
+
+    loop: str
+    period: int = 1
+    turn: int = 0
+
+
+@record
 class KernelCall:
-    """Launch `kernel` with these arrays or scalars, one name per kernel parameter."""
+    """Launch `kernel` with these arrays or scalars, one name per kernel parameter. `loops` are the ordered loops around it, the
+    outermost first."""
 
     kernel: Kernel
     args: tuple[str, ...]
+    loops: tuple[LoopTurn, ...] = ()
+
+    @property
+    def varies(self) -> bool:
+        """Whether sizes of its kernel change from step to step: no array can be made by them."""
+        return bool(self.loops) and not {turn.loop for turn in self.loops}.isdisjoint(self.kernel.size_names)
 
 
 @record
@@ -82,6 +125,12 @@ class Program:
     """Sizes that the call computes from its whole-number inputs (`base.sizes.number_name`) and from extents, never negative."""
     sites: tuple[IndexSite, ...] = field(default=(), compare=False)
     """The indices that are checked as it runs, in the order of their numbers in the array `base.FAILURE`."""
+
+    loops: tuple[OrderedLoop, ...] = ()
+    """The ordered loops that calls are marked with."""
+
+    def ordered(self, name: str) -> OrderedLoop:
+        return next(loop for loop in self.loops if loop.name == name)
 
     def array(self, name: str) -> ProgramArray:
         for array in (*self.inputs, *self.outputs, *self.scratch):
@@ -125,3 +174,27 @@ class Program:
                 values[b.name] = source[b.array][b.axis]
         add_numbers(values, numbers or {}, self.computed)
         return values
+
+
+@record
+class OrderedCalls:
+    """The calls of one ordered loop, and of those in it. Calls that follow each other and share a turn are one group."""
+
+    loop: OrderedLoop
+    turns: tuple[tuple[LoopTurn, tuple[KernelCall | OrderedCalls, ...]], ...]
+
+
+def call_tree(program: Program, calls: Sequence[KernelCall] | None = None, depth: int = 0) -> tuple[KernelCall | OrderedCalls, ...]:
+    """The calls of a program as a tree: those of an ordered loop are in one item. Raises ValueError where a loop's calls are not neighbours."""
+    found: list[KernelCall | OrderedCalls] = []
+    seen: set[str] = set()
+    for name, group in groupby(program.calls if calls is None else calls, key=lambda call: call.loops[depth].loop if len(call.loops) > depth else ""):
+        if not name:
+            found += group
+            continue
+        if name in seen:
+            raise ValueError(f"the calls of the ordered loop {name!r} are not neighbours")
+        seen.add(name)
+        turns = tuple((turn, call_tree(program, list(inner), depth + 1)) for turn, inner in groupby(group, key=lambda call: call.loops[depth]))
+        found.append(OrderedCalls(program.ordered(name), turns))
+    return tuple(found)

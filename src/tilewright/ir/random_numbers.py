@@ -32,30 +32,24 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _SEVERAL = 1 << 63
 """Set in the counter of a draw with two indices or more."""
 
-# The quantile around the middle, q times a function of 0.180625 - q^2; of the tails, a function of sqrt(-log p) - 1.6 and, in f64
-# for p below e^-25, of sqrt(-log p) - 5. Numerators and denominators, the highest power first.
+# The quantile: around the middle q times a function of m^2 - q^2, m being how far the middle reaches; in the tails a function of
+# sqrt(-log p) - s. f32: m = 0.425, s = 1.6, as AS241 has them. f64: m = 0.485, s = 2, where few numbers lie in a tail, and one function is
+# enough for all of it; least squares with 33 digits, 2e-16 and 6e-17. Numerators and denominators, the highest power first.
 _MIDDLE_F32 = ((59.10937472, 159.29113202, 50.434271938, 3.3871327179), (67.1875636, 78.757757664, 17.895169469, 1.0))
 _TAIL_F32 = ((0.17023821103, 1.3067284816, 2.75681539, 1.4234372777), (0.12021132975, 0.7370016425, 1.0))
 _MIDDLE_F64 = (
-    (2509.0809287301226727, 33430.575583588128105, 67265.770927008700853, 45921.953931549871457, 13731.693765509461125,
-     1971.5909503065514427, 133.14166789178437745, 3.3871328727963666080),
-    (5226.4952788528545610, 28729.085735721942674, 39307.895800092710610, 21213.794301586595867, 5394.1960214247511077,
-     687.18700749205790830, 42.313330701600911252, 1.0),
+    (1130043664.0123563, 16473165478.337456, 34632333753.530785, 23766906378.36744, 7020270595.808384, 1023819644.2009628, 79465780.6022433,
+     3397344.669892993, 79481.98923985542, 947.1488487557148, 4.474413149658886),
+    (2455078322.71726, 14382700636.679764, 20041290805.82201, 10610746780.93712, 2607032057.377072, 330992498.59316564, 23062138.77068707,
+     904720.9484977217, 19740.36641317767, 222.09991818571015, 1.0),
 )  # fmt: skip
 _TAIL_F64 = (
-    (7.7454501427834140764e-4, 2.27238449892691845833e-2, 0.241780725177450611770, 1.27045825245236838258, 3.64784832476320460504,
-     5.76949722146069140550, 4.63033784615654529590, 1.42343711074968357734),
-    (1.05075007164441684324e-9, 5.47593808499534494600e-4, 1.51986665636164571966e-2, 0.148103976427480074590, 0.689767334985100004550,
-     1.67638483018380384940, 2.05319162663775882187, 1.0),
+    (0.0012904860986283034, 0.03988658288404693, 0.42665113330946913, 2.1603448148999123, 5.809025132301661, 8.565361354658059,
+     6.6005260092273685, 2.089849982971259),
+    (1.2154899049743497e-09, 0.0009123875566369932, 0.02638939792167743, 0.2513660343908, 1.0735684087133484, 2.2789773996987726,
+     2.3781090878442264, 1.0),
 )  # fmt: skip
-_FAR_F64 = (
-    (2.01033439929228813265e-7, 2.71155556874348757815e-5, 1.24266094738807843860e-3, 2.65321895265761230930e-2, 0.296560571828504891230,
-     1.78482653991729133580, 5.46378491116411436990, 6.65790464350110377720),
-    (2.04426310338993978564e-15, 1.42151175831644588870e-7, 1.84631831751005468180e-5, 7.86869131145613259100e-4, 1.48753612908506148525e-2,
-     0.136929880922735805310, 0.599832206555887937690, 1.0),
-)  # fmt: skip
-_MIDDLE = 0.425
-"""How far from 1/2 the middle reaches: sqrt(0.180625)."""
+_REACH_F32, _REACH_F64 = 0.425, 0.485
 # log(1 + f) / f with 1 + f from sqrt(1/2) to sqrt(2); f64: (log((1+s)/(1-s)) / s - 2) / s^2 in s^2.
 _LOG_F32 = (-0.07902744, 0.12622319, -0.12998183, 0.14214496, -0.16641282, 0.20001045, -0.25000307, 0.3333333)
 _LOG_F64 = (
@@ -65,13 +59,17 @@ _LOG_F64 = (
 _LN2 = 0.6931471805599453
 
 
-class Terms(Protocol[V]):
+class RandomTerms(Protocol[V]):
     """What the steps need: ops of the op table, in which plain numbers take the dtype of the first operand that is a value."""
 
     def op(self, opcode: str, *terms: V | float | int) -> V: ...
     def cast(self, a: V, dtype: DType) -> V: ...
-    def product(self, a: V, factor: int) -> tuple[V, V]:
+    def wide_product(self, a: V, factor: int) -> tuple[V, V]:
         """The lower and the upper word of the product of a word with a constant."""
+        ...
+
+    def where_any(self, condition: V, then: Callable[[RandomTerms[V], V], V], operand: V, otherwise: V) -> V:
+        """`then` of the operand where the condition holds, else `otherwise`; `then` need not be computed where it holds nowhere."""
         ...
 
     def signed(self, a: V) -> V:
@@ -90,14 +88,14 @@ class Terms(Protocol[V]):
 # -- Philox -----------------------------------------------------------------------------------------------------------
 
 
-def philox(t: Terms[V], key: V, low: V, high: V) -> tuple[V, V, V, V]:
+def philox(t: RandomTerms[V], key: V, low: V, high: V) -> tuple[V, V, V, V]:
     """The four words of a block: u32, from a key and a counter of u64."""
     counter = [*_halves(t, low), *_halves(t, high)]
     keys = list(_halves(t, key))
     for number in range(ROUNDS):
         if number:
             keys = [t.op("add", k, step) for k, step in zip(keys, _KEY_STEPS, strict=True)]
-        (low_0, high_0), (low_1, high_1) = (t.product(counter[2 * k], _MULTIPLIERS[k]) for k in (0, 1))
+        (low_0, high_0), (low_1, high_1) = (t.wide_product(counter[2 * k], _MULTIPLIERS[k]) for k in (0, 1))
         counter = [
             t.op("xor", t.op("xor", counter[1], keys[0]), high_1), low_1,
             t.op("xor", t.op("xor", counter[3], keys[1]), high_0), low_0,
@@ -105,43 +103,43 @@ def philox(t: Terms[V], key: V, low: V, high: V) -> tuple[V, V, V, V]:
     return counter[0], counter[1], counter[2], counter[3]
 
 
-def _halves(t: Terms[V], value: V) -> tuple[V, V]:
+def _halves(t: RandomTerms[V], value: V) -> tuple[V, V]:
     return t.cast(value, u32), t.cast(t.op("shr", value, 32), u32)
 
 
-def counter_low(t: Terms[V], block: V, several: bool) -> V:
+def counter_low(t: RandomTerms[V], block: V, several: bool) -> V:
     """The lower half of the counter of a block."""
     return t.op("or", block, _SEVERAL) if several else block
 
 
-def joined(t: Terms[V], low: V, high: V) -> V:
+def joined(t: RandomTerms[V], low: V, high: V) -> V:
     """Two words as one of 64 bits."""
     return t.op("or", t.cast(low, u64), t.op("shl", t.cast(high, u64), 32))
 
 
-def random_u32(t: Terms[V], key: V, index: V, high: V | None = None) -> V:
+def random_u32(t: RandomTerms[V], key: V, index: V, high: V | None = None) -> V:
     words = philox(t, key, counter_low(t, t.op("shr", index, 2), high is not None), _upper(t, index, high))
     odd = t.op("ne", t.op("and", index, 1), 0)
     first, second = t.op("select", odd, words[1], words[0]), t.op("select", odd, words[3], words[2])
     return t.op("select", t.op("ne", t.op("and", index, 2), 0), second, first)
 
 
-def random_u64(t: Terms[V], key: V, index: V, high: V | None = None) -> V:
+def random_u64(t: RandomTerms[V], key: V, index: V, high: V | None = None) -> V:
     words = philox(t, key, counter_low(t, t.op("shr", index, 1), high is not None), _upper(t, index, high))
     odd = t.op("ne", t.op("and", index, 1), 0)
     return t.op("select", odd, joined(t, words[2], words[3]), joined(t, words[0], words[1]))
 
 
-def random_key(t: Terms[V], key: V, index: V) -> V:
+def random_key(t: RandomTerms[V], key: V, index: V) -> V:
     words = philox(t, key, index, t.op("or", index, (1 << 64) - 1))
     return joined(t, words[0], words[1])
 
 
-def _upper(t: Terms[V], index: V, high: V | None) -> V:
+def _upper(t: RandomTerms[V], index: V, high: V | None) -> V:
     return t.op("xor", index, index) if high is None else high
 
 
-def random_below(t: Terms[V], word: V, count: V) -> V:
+def random_below(t: RandomTerms[V], word: V, count: V) -> V:
     """By halves, each product of which fits in 64 bits."""
     (w_low, w_high), (c_low, c_high) = ([t.cast(half, u64) for half in _halves(t, value)] for value in (word, count))
     middle = t.op("add", t.op("mul", w_high, c_low), t.op("shr", t.op("mul", w_low, c_low), 32))
@@ -153,7 +151,7 @@ def random_below(t: Terms[V], word: V, count: V) -> V:
 # -- the normal distribution ------------------------------------------------------------------------------------------
 
 
-def random_normal_f32(t: Terms[V], word: V) -> V:
+def random_normal_f32(t: RandomTerms[V], word: V) -> V:
     """Of a u32. The tails mirror each other: the quantile of ~word is minus that of word."""
     signed = t.signed(word)
     sign = t.op("shr", signed, 31)
@@ -162,42 +160,44 @@ def random_normal_f32(t: Terms[V], word: V) -> V:
     centre = t.op("xor", tail, 0x7FFFFFFF)
     p = t.op("fma", t.cast(tail, f32), 2.0**-32, 2.0**-33)
     q = t.op("fma", t.cast(centre, f32), 2.0**-32, 2.0**-33)
-    inner = t.op("fma", t.op("neg", q), q, 0.180625)
+    inner = t.op("fma", t.op("neg", q), q, _REACH_F32**2)
     top, bottom = (_polynomial(t, inner, c) for c in _MIDDLE_F32)
     outer = t.op("sub", t.op("sqrt", _minus_log_f32(t, p)), 1.6)
     top_2, bottom_2 = (_polynomial(t, outer, c) for c in _TAIL_F32)
-    is_middle = t.op("le", q, _MIDDLE)
+    is_middle = t.op("le", q, _REACH_F32)
     size = t.op("div", t.op("select", is_middle, t.op("mul", q, top), top_2), t.op("select", is_middle, bottom, bottom_2))
     # Words below 2^31 are those of the lower tail.
     return t.float_bits(t.op("xor", t.bits(size), t.op("xor", t.op("and", sign, -(1 << 31)), -(1 << 31))))
 
 
-def random_normal_f64(t: Terms[V], word: V) -> V:
-    """Of a u64, by its upper 54 bits."""
+def random_normal_f64(t: RandomTerms[V], word: V) -> V:
+    """Of a u64, by its upper 54 bits. Tails are computed where there are any: of three numbers in a hundred."""
     signed = t.signed(word)
     sign = t.op("shr", signed, 63)
     tail = t.op("shr", t.op("xor", signed, sign), 10)
     centre = t.op("xor", tail, (1 << 53) - 1)
-    p = t.op("fma", t.cast(tail, f64), 2.0**-54, 2.0**-55)
     q = t.op("fma", t.cast(centre, f64), 2.0**-54, 2.0**-55)
-    inner = t.op("fma", t.op("neg", q), q, 0.180625)
+    inner = t.op("fma", t.op("neg", q), q, _REACH_F64**2)
     top, bottom = (_polynomial(t, inner, c) for c in _MIDDLE_F64)
-    root = t.op("sqrt", _minus_log_f64(t, p))
-    near, far = t.op("sub", root, 1.6), t.op("sub", root, 5.0)
-    is_near, is_middle = t.op("le", root, 5.0), t.op("le", q, _MIDDLE)
-    top_2, bottom_2 = (t.op("select", is_near, _polynomial(t, near, a), _polynomial(t, far, b)) for a, b in zip(_TAIL_F64, _FAR_F64, strict=True))
-    size = t.op("div", t.op("select", is_middle, t.op("mul", q, top), top_2), t.op("select", is_middle, bottom, bottom_2))
+    middle = t.op("div", t.op("mul", q, top), bottom)
+
+    def outside(u: RandomTerms[V], distance: V) -> V:
+        p = u.op("fma", u.cast(distance, f64), 2.0**-54, 2.0**-55)
+        outer = u.op("sub", u.op("sqrt", _minus_log_f64(u, p)), 2.0)
+        return u.op("div", *(_polynomial(u, outer, c) for c in _TAIL_F64))
+
+    size = t.where_any(t.op("gt", q, _REACH_F64), outside, tail, middle)
     return t.float_bits(t.op("xor", t.bits(size), t.op("xor", t.op("and", sign, -(1 << 63)), -(1 << 63))))
 
 
-def _polynomial(t: Terms[V], x: V, coefficients: Sequence[float]) -> V:
+def _polynomial(t: RandomTerms[V], x: V, coefficients: Sequence[float]) -> V:
     total = t.op("fma", x, coefficients[0], coefficients[1])
     for coefficient in coefficients[2:]:
         total = t.op("fma", total, x, coefficient)
     return total
 
 
-def _minus_log_f32(t: Terms[V], p: V) -> V:
+def _minus_log_f32(t: RandomTerms[V], p: V) -> V:
     """-log(p) for p from 2^-33 to 1/2, where nothing cancels."""
     pattern = t.bits(p)
     k = t.op("shr", t.op("sub", pattern, 0x3F3504F3), 23)
@@ -208,7 +208,7 @@ def _minus_log_f32(t: Terms[V], p: V) -> V:
     return t.op("fma", t.op("neg", t.cast(k, f32)), _LN2, rest)
 
 
-def _minus_log_f64(t: Terms[V], p: V) -> V:
+def _minus_log_f64(t: RandomTerms[V], p: V) -> V:
     """-log(p) for p from 2^-55 to 1/2."""
     pattern = t.bits(p)
     k = t.op("shr", t.op("sub", pattern, 0x3FE6A09E667F3BCD), 52)
@@ -229,7 +229,7 @@ STEPS: dict[str, Callable[..., object]] = {
 OPCODES = frozenset((*STEPS, "random_normal"))
 
 
-def steps(t: Terms[V], opcode: str, operands: Sequence[V], dtype: DType) -> V:
+def steps(t: RandomTerms[V], opcode: str, operands: Sequence[V], dtype: DType) -> V:
     """The value of a random op, from operands of that dtype."""
     if opcode == "random_normal":
         return random_normal_f32(t, *operands) if dtype is u32 else random_normal_f64(t, *operands)
@@ -256,8 +256,13 @@ class ArrayTerms:
     def cast(self, a: np.ndarray, dtype: DType) -> np.ndarray:
         return self._evaluate("cast", [a], {"dtype": dtype}, _DTYPES[a.dtype.name])
 
-    def product(self, a: np.ndarray, factor: int) -> tuple[np.ndarray, np.ndarray]:
+    def wide_product(self, a: np.ndarray, factor: int) -> tuple[np.ndarray, np.ndarray]:
         return _halves(self, self.op("mul", self.cast(a, u64), factor))
+
+    def where_any(
+        self, condition: np.ndarray, then: Callable[[ArrayTerms, np.ndarray], np.ndarray], operand: np.ndarray, otherwise: np.ndarray
+    ) -> np.ndarray:  # fmt: skip
+        return self.op("select", condition, then(self, operand), otherwise) if np.any(condition) else otherwise
 
     def signed(self, a: np.ndarray) -> np.ndarray:
         return np.asarray(a).view(np.int32 if a.dtype == np.uint32 else np.int64)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from tilewright.base.sizes import Size
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Value
-from tilewright.ir.program import KernelCall, Program, ProgramArray, ProgramCheck
+from tilewright.ir.program import LoopTurn, OrderedLoop, Program, ProgramArray, ProgramCheck
 from tilewright.ir.types import Tensor, Type
 
 
@@ -62,12 +62,23 @@ def substituted(program: Program, known: Mapping[str, Size], renames: bool = Fal
         facts = MappingProxyType({name: divisor for name, divisor in old.facts.items() if name not in known})
         return replace(old, params=tuple(params.values()), body=block(old.body), facts=facts)
 
+    def loop(old: OrderedLoop) -> OrderedLoop:
+        return replace(old, name=name_of(old.name), count=None if old.count is None else size(old.count))
+
+    def name_of(old: str) -> str:
+        """The number of a step stays a name."""
+        return known[old].name or old if old in known else old
+
+    def turns(old: tuple[LoopTurn, ...]) -> tuple[LoopTurn, ...]:
+        return tuple(replace(turn, loop=name_of(turn.loop)) for turn in old)
+
     return replace(
         program,
         inputs=tuple(array(a) if isinstance(a, ProgramArray) else a for a in program.inputs),
         outputs=tuple(map(array, program.outputs)),
         scratch=tuple(map(array, program.scratch)),
-        calls=tuple(KernelCall(kernel(call.kernel), call.args) for call in program.calls),
+        calls=tuple(replace(call, kernel=kernel(call.kernel), loops=turns(call.loops)) for call in program.calls),
+        loops=tuple(map(loop, program.loops)),
         checks=(*map(check, program.checks), *(ProgramCheck(size(s), "eq", known[n], CONTRADICTION) for n, s in program.computed if n in known and not renames)),
         computed=tuple((str(known.get(n, n)), size(s)) for n, s in program.computed if renames or n not in known),
     )

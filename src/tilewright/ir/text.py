@@ -21,14 +21,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from tilewright.base.dtypes import DType, is_name
 from tilewright.base.errors import CompilerBug
 from tilewright.base.sizes import Size
 from tilewright.base.source import Span
 from tilewright.ir.nodes import Attr, Attrs, Block, Kernel, Op, Value
-from tilewright.ir.program import Program, ProgramArray, ProgramCheck, ScalarInput
+from tilewright.ir.program import KernelCall, OrderedCalls, Program, ProgramArray, ProgramCheck, ScalarInput, call_tree
 
 INDENT = "  "
 IDENTIFIER = re.compile(r"[^\W\d][\w.$]*")
@@ -87,9 +87,7 @@ def print_program(program: Program, locations: bool = False) -> str:
     for check in program.checks:
         place = _print_place(check.span, program.span.path) if locations else ""
         lines.append(f"{INDENT}check {_print_check(check)}{place}")
-    for call in program.calls:
-        arguments = ", ".join(map(quote_name, call.args))
-        lines.append(f"{INDENT}call @{quote_name(labels[call.kernel])}({arguments})")
+    lines += _print_calls(call_tree(program), labels, INDENT)
     lines.append("}" + (_print_place(program.span, program.span.path) if locations else ""))
     kernels = [_Printer(locations).kernel(kernel, label) for kernel, label in labels.items()]
     return "\n".join(["\n".join(lines) + "\n", *kernels])
@@ -101,6 +99,26 @@ def print_op(op: Op, kernel: Kernel | None = None) -> str:
     if kernel is not None:
         printer.kernel(kernel, kernel.name)
     return printer.head(op)
+
+
+def _print_calls(items: Sequence[KernelCall | OrderedCalls], labels: Mapping[Kernel, str], indent: str) -> list[str]:
+    lines: list[str] = []
+    for item in items:
+        if isinstance(item, KernelCall):
+            lines.append(f"{indent}call @{quote_name(labels[item.kernel])}({', '.join(map(quote_name, item.args))})")
+            continue
+        loop = item.loop
+        steps = f"count {loop.count}" if loop.count is not None else f"cell {quote_name(loop.cell)}"
+        lines.append(f"{indent}ordered {quote_name(loop.name)} {steps} {{")
+        for turn, calls in item.turns:
+            if turn.period == 1:
+                lines += _print_calls(calls, labels, indent + INDENT)
+            else:
+                lines.append(f"{indent}{INDENT}turn {turn.turn} of {turn.period} {{")
+                lines += _print_calls(calls, labels, indent + 2 * INDENT)
+                lines.append(f"{indent}{INDENT}}}")
+        lines.append(f"{indent}}}")
+    return lines
 
 
 def _kernel_labels(program: Program) -> dict[Kernel, str]:

@@ -20,7 +20,7 @@ from tilewright.base.sizes import Size, parse_size
 from tilewright.base.source import NOWHERE, Source, Span
 from tilewright.ir.layouts import Accumulator, Blocked, Layout, Operand, Shared
 from tilewright.ir.nodes import NO_ATTRS, Attr, Attrs, Block, Kernel, Op, Stage, Value
-from tilewright.ir.program import KernelCall, Program, ProgramArray, ProgramCheck, ScalarInput
+from tilewright.ir.program import KernelCall, LoopTurn, OrderedLoop, Program, ProgramArray, ProgramCheck, ScalarInput
 from tilewright.ir.types import CopyMap, Scalar, Tensor, Tile, Type, Vec
 
 _TOKEN = re.compile(
@@ -505,9 +505,10 @@ class _IrParser:
         arrays["inout"] = arrays["input"]
         checks: list[ProgramCheck] = []
         computed: list[tuple[str, Size]] = []
-        calls: list[tuple[_IrToken, str, tuple[str, ...]]] = []
+        calls: list[tuple[_IrToken, str, tuple[str, ...], tuple[LoopTurn, ...]]] = []
+        loops: list[OrderedLoop] = []
         while not self.accept("}"):
-            token = self.kind("name", "input, inout, output, scratch, computed, check or call")
+            token = self.kind("name", "input, inout, output, scratch, computed, check, call or ordered")
             if token.text in arrays:
                 arrays[token.text].append(self.array(token.text))
             elif token.text == "computed":
@@ -516,10 +517,10 @@ class _IrParser:
                 computed.append((label, self.size()))
             elif token.text == "check":
                 checks.append(self.check(token))
-            elif token.text == "call":
-                calls.append(self.call())
+            elif token.text in ("call", "ordered"):
+                self.calls(token, (), calls, loops)
             else:
-                raise self.error(f"expected input, inout, output, scratch, computed, check or call, got `{token.text}`", token)
+                raise self.error(f"expected input, inout, output, scratch, computed, check, call or ordered, got `{token.text}`", token)
         span = self.place(first) if self.explicit_places else self.span(first, header_end)
         kernels: dict[str, Kernel] = {}
         while self.peek("kernel"):
@@ -529,12 +530,42 @@ class _IrParser:
                 raise self.error(f"two kernels are called @{label}", start)
             kernels[label] = kernel
         resolved: list[KernelCall] = []
-        for token, label, args in calls:
+        for token, label, args, around in calls:
             if label not in kernels:
                 raise self.error(f"no kernel is called @{label}", token)
-            resolved.append(KernelCall(kernels[label], args))
+            resolved.append(KernelCall(kernels[label], args, around))
         outputs, scratch = (tuple(a for a in arrays[role] if isinstance(a, ProgramArray)) for role in ("output", "scratch"))
-        return Program(name, tuple(arrays["input"]), outputs, scratch, tuple(resolved), tuple(checks), span, computed=tuple(computed))
+        return Program(
+            name, tuple(arrays["input"]), outputs, scratch, tuple(resolved), tuple(checks), span, computed=tuple(computed), loops=tuple(loops)
+        )  # fmt: skip
+
+    def calls(
+        self, token: _IrToken, around: tuple[LoopTurn, ...], calls: list[tuple[_IrToken, str, tuple[str, ...], tuple[LoopTurn, ...]]],
+        loops: list[OrderedLoop],
+    ) -> None:  # fmt: skip
+        """A call, or an ordered loop with all its calls."""
+        if token.text == "call":
+            calls.append((*self.call(), around))
+            return
+        name = self.name("the name of an ordered loop")
+        word = self.kind("name", "count or cell")
+        if word.text not in ("count", "cell"):
+            raise self.error(f"expected count or cell, got `{word.text}`", word)
+        loops.append(OrderedLoop(name, self.size()) if word.text == "count" else OrderedLoop(name, None, self.name("the name of an array")))
+        self.expect("{")
+        while not self.accept("}"):
+            inner = self.kind("name", "call, ordered or turn")
+            if inner.text in ("call", "ordered"):
+                self.calls(inner, (*around, LoopTurn(name)), calls, loops)
+                continue
+            if inner.text != "turn":
+                raise self.error(f"expected call, ordered or turn, got `{inner.text}`", inner)
+            number = int(self.kind("number", "the number of a turn").text)
+            self.expect("of")
+            turn = LoopTurn(name, int(self.kind("number", "a period").text), number)
+            self.expect("{")
+            while not self.accept("}"):
+                self.calls(self.kind("name", "call or ordered"), (*around, turn), calls, loops)
 
     def array(self, role: str) -> ProgramArray | ScalarInput:
         name = self.name("the name of an array")

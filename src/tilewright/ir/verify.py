@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.base.dtypes import DType
+from tilewright.base.dtypes import DType, i64
 from tilewright.base.errors import CODES, CompilerBug, TilewrightError
 from tilewright.base.sizes import Size, number_name
 from tilewright.base.source import NOWHERE, Span
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.ops import ATOMICS, OPS, OpDef, TypeRuleError, reduction_results
-from tilewright.ir.program import KernelCall, Program, ProgramArray, ScalarInput
+from tilewright.ir.program import KernelCall, Program, ProgramArray, ScalarInput, call_tree
 from tilewright.ir.text import print_op
 from tilewright.ir.types import BOOL, INDEX, CopyMap, Scalar, Tensor, Tile, Type, Vec, dtype_of
 
@@ -73,15 +73,49 @@ def verify_program(program: Program, known: frozenset[Kernel] = frozenset()) -> 
                 f"no input binds {_listed((check.left.names | check.right.names) - bound)}, used by a check", check.span
             )
     verified = set(known)
+    problem = _loop_problem(program, arrays, bound)
+    if problem:
+        raise fail(problem)
     for call in program.calls:
         reason = _call_problem(call, arrays)
         if not reason and call.kernel not in verified:
             verify_kernel(call.kernel)
             verified.add(call.kernel)
-            free = set(call.kernel.size_names) - bound
+            free = set(call.kernel.size_names) - bound - {turn.loop for turn in call.loops}
             reason = f"no input binds {_listed(free)}" if free else ""
         if reason:
             raise fail(f"call of @{call.kernel.name}: {reason}", call.kernel.span)
+
+
+def _loop_problem(program: Program, arrays: dict[str, ProgramArray | ScalarInput], bound: set[str]) -> str:
+    """What is wrong with the ordered loops of a program; empty when nothing is."""
+    loops = {loop.name: loop for loop in program.loops}
+    if len(loops) != len(program.loops) or loops.keys() & bound:
+        return "two ordered loops, or one and a size, have the same name"
+    around: dict[str, tuple[str, ...]] = {}
+    for call in program.calls:
+        for depth, turn in enumerate(call.loops):
+            if turn.loop not in loops:
+                return f"no ordered loop is called {turn.loop!r}"
+            if not 0 <= turn.turn < turn.period:
+                return f"turn {turn.turn} of {turn.period} in the ordered loop {turn.loop!r}"
+            outer = tuple(t.loop for t in call.loops[:depth])
+            if around.setdefault(turn.loop, outer) != outer:
+                return f"the ordered loop {turn.loop!r} is in several others"
+    for loop in program.loops:
+        if loop.count is not None:
+            free = loop.count.names - bound - set(around.get(loop.name, ()))
+            if free:
+                return f"no input binds {_listed(free)}, used by the ordered loop {loop.name!r}"
+            continue
+        cell = arrays.get(loop.cell)
+        if not isinstance(cell, ProgramArray) or cell.type.rank or not (cell.type.dtype is i64 or cell.type.dtype.is_bool):
+            return f"the ordered loop {loop.name!r} needs an array of i64 or bool without axes, got {loop.cell!r}"
+    try:
+        call_tree(program)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _listed(names: set[str] | frozenset[str]) -> str:
@@ -173,7 +207,7 @@ class _Verifier:
                 if first.attrs["kind"] != op.attrs["kind"]:
                     raise self.fail(f"{op.operands[0]} is combined by {first.attrs['kind']} too", op)
         for op in walk(self.kernel.body) if kinds else ():
-            if op.opcode in ("load", "store", "atomic") and op.operands[0] in kinds and not kinds[op.operands[0]].attrs.get("alone"):
+            if op.opcode in ("load", "store", "atomic") and op.operands[0] in kinds and op.operands[0] in self.kernel.params and not kinds[op.operands[0]].attrs.get("alone"):
                 raise self.fail(f"{op.operands[0]} is combined into in any order, so nothing else may access it", op)
 
     def check_launch(self) -> None:
@@ -297,6 +331,12 @@ class _Verifier:
             self.expect(op, "region arguments", args[0], [operands[0], *operands[3:]])
             self.expect(op, "yielded values", yields[0], operands[3:])
             self.expect(op, "results", results, operands[3:])
+        elif opcode == "run_blocks":
+            self.expect(op, "number of blocks and work", operands, [INDEX, INDEX])
+            self.expect(op, "region arguments", args[0], [INDEX])
+            self.expect(op, "yielded values", yields[0], [])
+            if owner is not None and owner.opcode == "run_blocks":
+                raise self.fail("run_blocks inside another one", op)
         elif opcode == "if":
             self.expect(op, "condition", operands, [BOOL])
             for number in (0, 1):

@@ -50,11 +50,13 @@ from tilewright.passes.program.fission_products import fission_products
 from tilewright.passes.program.fuse import FusionReport, fuse
 from tilewright.passes.program.fuse_horizontally import fuse_horizontally
 from tilewright.passes.program.guard_checks import guard_checks
+from tilewright.passes.program.ordered_kernels import ordered_kernels
 from tilewright.passes.program.pad_windows import pad_windows
 from tilewright.passes.program.persistent_kernel import persistent_kernel
 from tilewright.passes.program.repack import repack
 from tilewright.passes.program.reuse_buffers import reuse_buffers
 from tilewright.passes.program.split_reductions import split_reductions
+from tilewright.passes.program.split_scans import split_scans
 from tilewright.passes.program.split_scatters import split_scatters
 from tilewright.passes.program.stream_k import stream_k
 from tilewright.passes.program.tile_counters import add_counters
@@ -93,6 +95,7 @@ from tilewright.passes.to_tile.lower_contraction_amx import lower_contraction_am
 from tilewright.passes.to_tile.lower_contraction_cpu import lower_contraction_cpu
 from tilewright.passes.to_tile.lower_loops import lower_loops
 from tilewright.passes.to_tile.lower_products_cpu import lower_products_cpu
+from tilewright.passes.to_tile.share_scatters import share_scatters
 from tilewright.tree.block_graph import BlockGraph
 from tilewright.tree.metadata import KernelMetadata
 from tilewright.tree.typed import TypedKernel
@@ -217,6 +220,11 @@ SPLIT_SCATTERS = Pass(
     "Scatters run side by side: on a CPU each part of the points has a copy of what it combines into, on a GPU they are atomics.",
     takes=("plans", "target", "hints", "metadata"), gives="plans",
 )  # fmt: skip
+SPLIT_SCANS = Pass(
+    "split_scans", "program", "program", split_scans,
+    "A loop that is a scan (a running sum, product, minimum or maximum) is cut into parts that run side by side.",
+    takes=("plans", "target", "hints"), gives="plans",
+)  # fmt: skip
 STREAM_K = Pass(
     "stream_k", "program", "program", stream_k,
     "A contraction whose blocks hand on partial sums gets the memory for them.", takes=("plans", "target"), gives="plans",
@@ -269,6 +277,10 @@ WATCH_INDICES = Pass(
 CHECK_INDICES = Pass(
     "check_indices", "program", "program", check_indices,
     "Marked accesses get tests; the first that fails is left in an array of the program. On a GPU what lies outside is masked out, and the kernel goes on.", takes=TARGET,
+)  # fmt: skip
+SHARE_SCATTERS = Pass(
+    "share_scatters", "tile", "tile", share_scatters,
+    "GPU: the scatters of a block meet in shared memory, and are combined into the array once.", takes=("schedule",),
 )  # fmt: skip
 WINDOW_SUMS = Pass(
     "window_sums", "tile", "tile", window_sums,
@@ -325,6 +337,11 @@ DIVIDE_BY_RECIPROCAL = Pass(
 PERSISTENT_KERNEL = Pass(
     "persistent_kernel", "program", "program", persistent_kernel,
     "All kernels become loops over their blocks in one kernel that stays, with a `grid_barrier` between those that depend on each other.",
+)  # fmt: skip
+ORDERED_KERNELS = Pass(
+    "ordered_kernels", "program", "program", ordered_kernels,
+    "The calls of each ordered loop become one kernel that holds the loop: its blocks meet between calls (GPU), or one thread hands them out (CPU).",
+    takes=TARGET,
 )  # fmt: skip
 REUSE_BUFFERS = Pass(
     "reuse_buffers", "program", "program", reuse_buffers,
@@ -413,6 +430,10 @@ WITH_LANES = When(
     "on a GPU, kernels with SIMD values",
     lambda kernel, context: context.simt and any(OPS[op.opcode].group == "lanes" for op in walk(kernel.body)),
 )
+WITH_SHARED_SCATTERS = When(
+    "scatters into small arrays, on a GPU",
+    lambda kernel, context: any(op.opcode == "accumulate" and "shared" in op.attrs for op in walk(kernel.body)),
+)
 WITH_WINDOWS = When("windows that overlap, on a GPU", lambda kernel, context: isinstance(context.schedule, Schedule) and context.schedule.window)
 
 ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
@@ -466,6 +487,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(WIDEN_OPERANDS, "Beside the other copies of operands."),
         Step(SPLIT_REDUCTIONS, "After copies of operands: each part of the sum reads the copies."),
         Step(SPLIT_SCATTERS, "Beside split_reductions: the kernels it makes have few results and long loops, but are cut already."),
+        Step(SPLIT_SCANS, "Beside split_reductions: the parts are kernels like others."),
         Step(STREAM_K, "Adds parameters that the lowering alone uses; kernels are otherwise done."),
         Step(ADD_COUNTERS, "As stream_k."),
         Step(ONE_PASS_VARIANCE, "After split_reductions: only rows that stay in one kernel.", UNPLANNED),
@@ -478,6 +500,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(WINDOW_SUMS, "After simplify, which leaves one guard for each sum.", WITH_WINDOWS),
         Step(FUSE_MULTIPLY_ADD, "window_sums leaves products beside their sums.", WITH_WINDOWS),
         Step(CHECK_INDICES, "Accesses are those of tiles now, with their masks."),
+        Step(SHARE_SCATTERS, "After check_indices: indices are still those of the array there.", WITH_SHARED_SCATTERS),
         Step(ASSIGN_LAYOUTS, "Last: the tiles are final."),
     ),
     "thread": (
@@ -489,6 +512,9 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(EXPAND_CASTS, "After expand_math."),
         Step(DIVIDE_BY_RECIPROCAL, "After expand_math, whose divisions it sees too."),
         Step(SIMPLIFY, "Code generators see short code."),
+    ),
+    "ordered loops": (
+        Step(ORDERED_KERNELS, "Kernels are final: only the order of their blocks is left to arrange."),
     ),
     "one launch": (
         Step(PERSISTENT_KERNEL, "Kernels are final: only their blocks and barriers are left to arrange."),
@@ -542,6 +568,7 @@ TITLES: Mapping[str, str] = MappingProxyType({
     "program": "The loop stage, by plan",
     "tile": "To the tile stage",
     "thread": "To the thread stage",
+    "ordered loops": "Programs with ordered loops",
     "one launch": "Programs with `launches=1` on a GPU",
     "memory": "Programs of several kernels: memory",
     "explicit checks": "Explicit kernels with `check=True`",
@@ -638,6 +665,11 @@ def lower_planned(
     tile, context = run_order(ORDERS["tile"], loop, context, trace)
     thread, context = run_order(ORDERS["thread"], tile, context, trace)
     return Stages(loop, tile, thread, tuple(schedule for schedule in context.plans if schedule is not None))
+
+
+def merge_steps(program: Program, target: Target, trace: Trace) -> Program:
+    """The thread stage's kernels with those of an ordered loop as one."""
+    return run_order(ORDERS["ordered loops"], program, PassContext(target), trace)[0] if program.loops else program
 
 
 def merge_launches(program: Program, trace: Trace) -> Program:

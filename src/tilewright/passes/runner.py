@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
+from tilewright.base import environment
 from tilewright.base.errors import CompilerBug, TilewrightError
 from tilewright.base.record import record
 from tilewright.base.source import Span
@@ -154,7 +155,7 @@ class Trace:
     """Seconds spent in each pass; and, where `dump` names a folder, a file for what each pass returned."""
 
     times: dict[str, float] = field(default_factory=dict)
-    dump: str = field(default_factory=lambda: os.environ.get("TILEWRIGHT_DUMP", ""))
+    dump: str = field(default_factory=lambda: environment.text("TILEWRIGHT_DUMP"))
 
     def record(self, name: str, seconds: float, text: Callable[[], str]) -> None:
         self.times[name] = self.times.get(name, 0.0) + seconds

@@ -1,7 +1,7 @@
 """Many rows on a CPU, each the work of one thread: sorting them, and selecting the first of each.
 
 In: what is sorted (`sort.SortPlan`), or how many are selected. Out: programs over `keys[rows, n]`. Blocks share out the rows and have memory for one
-row each. A sort is a radix sort of 8 bits at a time that leaves out digits which all keys of the row share; short rows are sorted by insertion. A
+row each. A sort is a radix sort of 8 bits at a time that leaves out digits which all keys of the row share; in short rows all elements are compared with each other. A
 selection finds the digits of the last key that is wanted, from the highest on, and then walks the row once more.
 """
 
@@ -21,7 +21,7 @@ _ROWS, _N = Size.of("rows"), Size.of("n")
 _RADIX = 256
 _BLOCKS = 32
 _SHORT = 24
-"""Elements of rows that are sorted by insertion."""
+"""Elements of rows whose elements are all compared with each other."""
 LONGEST = 1 << 18
 """Elements of the longest row that one thread sorts."""
 
@@ -66,29 +66,19 @@ def sort_rows_program_cpu(plan: SortPlan) -> Program:
 
             unrolled(c, c.index(0), size, 4, one)
 
-        def by_insertion(r: Num) -> None:
+        def by_comparison(r: Num) -> None:
             c.loop(0, size, 1, [], lambda t: _nothing(read(r, t)))
 
-            def insert(t: Num) -> None:
+            def one(t: Num) -> None:
                 key = own.load(home + t)
-                with_it = carried.load(home + t) if carried is not None else None
+                (smaller,) = c.loop(0, t, 1, [c.const(0, i64)], lambda j, n: n + (own.load(home + j) <= key).to(i64))
+                (smaller,) = c.loop(t + 1, size, 1, [smaller], lambda j, n: n + (own.load(home + j) < key).to(i64))
+                own.store(home + size + smaller, key)
+                if carried is not None:
+                    carried.store(home + size + smaller, carried.load(home + t))
 
-                def larger(j: Num) -> Num:
-                    return (j > 0) & (own.load(home + (j - 1).max(0)) > key)
-
-                def shift(j: Num) -> list[Num]:
-                    own.store(home + j, own.load(home + j - 1))
-                    if carried is not None:
-                        carried.store(home + j, carried.load(home + j - 1))
-                    return [j - 1]
-
-                (place,) = c.loop_while([t], larger, shift)
-                own.store(home + place, key)
-                if carried is not None and with_it is not None:
-                    carried.store(home + place, with_it)
-
-            c.loop(1, size, 1, [], insert)
-            write(r, home)
+            c.loop(0, size, 1, [], one)
+            write(r, home + size)
 
         def by_digits(r: Num) -> None:
             zero = c.op("broadcast", c.const(0, i64), width=8)
@@ -132,7 +122,7 @@ def sort_rows_program_cpu(plan: SortPlan) -> Program:
             return 1 - side
 
         def row(r: Num) -> None:
-            c.either(size <= _SHORT, lambda: by_insertion(r), lambda: by_digits(r))
+            c.either(size <= _SHORT, lambda: by_comparison(r), lambda: by_digits(r))
 
         c.loop(c.block() * rows // several, (c.block() + 1) * rows // several, 1, [], row)
 
@@ -179,9 +169,12 @@ def select_program_cpu(dtype: DType, descending: bool) -> Program:
 
             unrolled(c, low, high, 4, count)
 
-            found, left = c.loop_while(
-                [c.const(0, i64), left], lambda d, left: left > table[d], lambda d, left: [d + 1, left - table[d]]
-            )
+            def next_digit(d: Num, found: Num, left: Num) -> list[Num]:
+                mine = table[d]
+                beyond = found.eq(d) & (left > mine)
+                return [found + beyond.to(i64), c.select(beyond, left - mine, left)]
+
+            found, left = c.loop(0, _RADIX - 1, 1, [c.const(0, i64), left], next_digit)
             prefix = found.to(unsigned) if k == passes - 1 else (prefix << 8) | found.to(unsigned)
 
         last = prefix

@@ -27,7 +27,7 @@ _VECTORS = 4
 
 
 @record
-class Lines:
+class ScanMemory:
     """The memory of a scan: the arrays it reads, those it writes, the marks of segments and the initial numbers."""
 
     x: list[Mem]
@@ -50,7 +50,7 @@ def interface(plan: ScanPlan, shape: Sequence[Size]) -> tuple[list[tuple[str, Ty
     return params, [*inputs, *numbers], outputs
 
 
-def unpack(plan: ScanPlan, given: Sequence[Mem | Num]) -> tuple[Lines, list[Mem]]:
+def unpack(plan: ScanPlan, given: Sequence[Mem | Num]) -> tuple[ScanMemory, list[Mem]]:
     """The parameters of `interface` by what they are; what follows the initial numbers is given back."""
     waiting = list(given)
 
@@ -64,7 +64,7 @@ def unpack(plan: ScanPlan, given: Sequence[Mem | Num]) -> tuple[Lines, list[Mem]
     y = memory(len(plan.outputs))
     numbers = [v for v in waiting[: len(plan.initial)] if isinstance(v, Num)]
     rest = [v for v in waiting[len(plan.initial) :] if isinstance(v, Mem)]
-    return Lines(x, y, marks[0] if marks else None, numbers), rest
+    return ScanMemory(x, y, marks[0] if marks else None, numbers), rest
 
 
 def rows_scan_program(plan: ScanPlan, split: bool) -> Program:
@@ -81,7 +81,7 @@ def _whole_program(plan: ScanPlan) -> Program:
         rows, several, size = c.size(ROWS), c.size(blocks), c.size(N)
 
         def row(r: Num) -> None:
-            walk = _Walk(c, plan, lines, r, size)
+            walk = _RowWalk(c, plan, lines, r, size)
             walk.run(c.index(0), size, plan.start(c, lines.initial) if plan.init else None, None)
 
         c.loop(c.block() * rows // several, (c.block() + 1) * rows // several, 1, [], row)
@@ -106,7 +106,7 @@ def _split_program(plan: ScanPlan) -> Program:
     def total_body(c: Code, *given: Mem | Num) -> None:
         lines, sums = unpack(plan, given)
         r, k, low, high = bounds(c)
-        state = _Walk(c, plan, lines, r, c.size(N)).total(low, high)
+        state = _RowWalk(c, plan, lines, r, c.size(N)).total(low, high)
         for memory, value in zip(sums, state, strict=True):
             memory.store((r, k), value)
 
@@ -114,7 +114,7 @@ def _split_program(plan: ScanPlan) -> Program:
         lines, first = unpack(plan, given)
         r, k, low, high = bounds(c)
         there = None if plan.init else k > 0
-        _Walk(c, plan, lines, r, c.size(N)).run(low, high, [m[r, k] for m in first], there)
+        _RowWalk(c, plan, lines, r, c.size(N)).run(low, high, [m[r, k] for m in first], there)
 
     # The kernel of totals writes no result, but takes what the others take.
     kernels = [
@@ -160,10 +160,10 @@ def walk_chunks(
     c.loop(0, c.size(chunks), 1, plan.start(c, initial) if plan.init else nothing(c, function), step)
 
 
-class _Walk:
+class _RowWalk:
     """A walk along (a part of) one row."""
 
-    def __init__(self, c: Code, plan: ScanPlan, lines: Lines, row: Num, size: Num) -> None:
+    def __init__(self, c: Code, plan: ScanPlan, lines: ScanMemory, row: Num, size: Num) -> None:
         self.c, self.plan, self.lines, self.row, self.size = c, plan, lines, row, size
         self.join = plan.function
         self.vectors = plan.function.is_named and plan.segments is None and not plan.results[0].is_bool and not plan.dtypes[0].is_bool
@@ -234,7 +234,7 @@ class _Walk:
     def _by_vectors(self) -> tuple[int, Callable[..., State]]:
         """A function known by name: vectors are scanned in steps of doubling distance."""
         plan, c = self.plan, self.c
-        (dtype,), (result,), (given,) = plan.value_dtypes, plan.results, plan.dtypes
+        (dtype,), (result,) = plan.value_dtypes, plan.results
         identity = plan.function.identity
         assert identity is not None
         width = 16 // max(dtype.itemsize, 1)

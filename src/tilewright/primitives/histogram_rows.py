@@ -1,6 +1,7 @@
 """Histograms with weights, with edges of bins, or of each row by itself.
 
-In: a `HistogramPlan`. Out: a program `x[rows, n], weights[rows, n]?, edges[bins + 1]? or low, high, scale -> counts[rows, bins]` for any number of bins.
+In: a `HistogramPlan`. Out: a program `x[rows, n], weights[rows, n]?, edges[bins + 1] and steps, or low, high, scale -> counts[rows, bins]` for any
+number of bins; an edge is found in `steps` steps, the bits of the number of bins less one.
 
     CPU   a table for each of some parts of a row, then their sums, in the order of the parts
     GPU   a table of each block in shared memory where it fits, which it adds to memory's at the end; else memory's alone
@@ -8,7 +9,7 @@ In: a `HistogramPlan`. Out: a program `x[rows, n], weights[rows, n]?, edges[bins
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tilewright.base.dtypes import DType, f64, i64, u64
 from tilewright.base.record import record
@@ -24,6 +25,8 @@ _ROWS, _N, _BINS = Size.of("rows"), Size.of("n"), Size.of("bins")
 _THREADS = 256
 _CHUNK = 65536
 _STRIP = 4096
+_BESIDE = 8
+"""Elements that a CPU looks at side by side."""
 _TABLES = (256, 1024, 4096)
 """Bins of the tables that a block of a GPU may have."""
 
@@ -62,7 +65,7 @@ def histogram_rows_program(plan: HistogramPlan, target: Target, parts: int, tabl
         arrays.append(ProgramArray("weights", tensor(plan.weights, _ROWS, _N), "input"))
     if plan.bins == "edges":
         arrays.append(ProgramArray("edges", tensor(plan.number, _BINS + 1), "input"))
-    numbers = [] if plan.bins == "edges" else [ScalarInput(name, plan.number) for name in ("low", "high", "scale")]
+    numbers = [ScalarInput("steps", i64)] if plan.bins == "edges" else [ScalarInput(name, plan.number) for name in ("low", "high", "scale")]
     counts = ProgramArray("counts", tensor(plan.total, _ROWS, _BINS), "output")
     make = _gpu_calls if target.is_gpu else _cpu_calls
     calls, held = make(plan, arrays, numbers, counts, parts, table)
@@ -72,38 +75,44 @@ def histogram_rows_program(plan: HistogramPlan, target: Target, parts: int, tabl
 Add = Callable[[Num, Num], None]
 
 
-def _counting(c: Code, plan: HistogramPlan, given: tuple[Mem | Num, ...], row: Num, add: Add) -> Callable[[Num], None]:
-    """What looks at one element of a row: `add(bin, amount)` is called where it falls into a bin."""
+def _counting(c: Code, plan: HistogramPlan, given: tuple[Mem | Num, ...], row: Num, add: Add) -> Callable[[Sequence[Num]], None]:
+    """What looks at some elements of a row: `add(bin, amount)` is called for each that falls into a bin."""
     memory = [v for v in given if isinstance(v, Mem)]
     numbers = [v for v in given if isinstance(v, Num)]
     bins = c.size(_BINS)
 
-    def one(t: Num) -> None:
-        value = memory[0].load((row, t)).to(plan.number)
+    def several(places: Sequence[Num]) -> None:
+        values = [memory[0].load((row, t)).to(plan.number) for t in places]
         if plan.bins == "edges":
             edges = memory[2 if plan.weights is not None else 1]
-            inside = (value >= edges[0]) & (value <= edges[bins])
-            place = _found(c, edges, bins, value)
+            first, last = edges[0], edges[bins]
+            found = _found(c, edges, bins, numbers[0], values)
+            inside = [(value >= first) & (value <= last) for value in values]
         else:
             low, high, scale = numbers
-            inside = (value >= low) & (value <= high)
-            offset = value - low
-            place = (offset if plan.bins == "unit" else (c.select(inside, offset, 0) * scale).to(i64)).max(0).min(bins - 1)
-        amount = memory[1].load((row, t)).to(plan.total) if plan.weights is not None else c.const(1, plan.total)
-        c.when(inside, lambda: add(place, amount))
+            inside = [(value >= low) & (value <= high) for value in values]
+            offsets = [value - low for value in values]
+            if plan.bins != "unit":
+                offsets = [(c.select(is_in, offset, 0) * scale).to(i64) for is_in, offset in zip(inside, offsets, strict=True)]
+            found = [offset.max(0).min(bins - 1) for offset in offsets]
+        for t, is_in, place in zip(places, inside, found, strict=True):
+            amount = memory[1].load((row, t)).to(plan.total) if plan.weights is not None else c.const(1, plan.total)
+            c.when(is_in, lambda place=place, amount=amount: add(place, amount))  # type: ignore[misc]
 
-    return one
+    return several
 
 
-def _found(c: Code, edges: Mem, bins: Num, value: Num) -> Num:
-    """The last bin whose lower edge is not above the value; 0 where all are."""
+def _found(c: Code, edges: Mem, bins: Num, steps: Num, values: Sequence[Num]) -> list[Num]:
+    """For each value the last bin whose lower edge is not above it; 0 where all are. Searches run side by side, in `steps` steps of powers of two."""
 
-    def halve(place: Num, left: Num) -> list[Num]:
-        half = left >> 1
-        middle = place + half
-        return [c.select(edges[middle] <= value, middle, place), left - half]
+    def step(number: Num, *places: Num) -> list[Num]:
+        shift = steps - 1 - number
+        further = [place + (c.const(1, i64) << shift) for place in places]
+        reached = [(place < bins) & (edges[place.min(bins)] <= value) for place, value in zip(further, values, strict=True)]
+        # Shifts, not choices: those would become branches that nobody can predict.
+        return [place + (is_reached.to(i64) << shift) for place, is_reached in zip(places, reached, strict=True)]
 
-    return c.loop_while([c.const(0, i64), bins], lambda place, left: left > 1, halve)[0]
+    return c.loop(0, steps, 1, [c.const(0, i64) for _ in values], step)
 
 
 def _cpu_calls(
@@ -122,8 +131,11 @@ def _cpu_calls(
         def add(place: Num, amount: Num) -> None:
             own.store((row, part, place), own[row, part, place] + amount)
 
-        one = _counting(c, plan, tuple(v for v in given if v is not own), row, add)
-        c.loop(part * size // several, (part + 1) * size // several, 1, [], one)
+        count = _counting(c, plan, tuple(v for v in given if v is not own), row, add)
+        low, high = part * size // several, (part + 1) * size // several
+        middle = low + (high - low) // _BESIDE * _BESIDE
+        c.loop(low, middle, _BESIDE, [], lambda t: count([t + k for k in range(_BESIDE)]))
+        c.loop(middle, high, 1, [], lambda t: count([t]))
 
     def sum_body(c: Code, own: Mem, counts: Mem) -> None:
         strips = c.size(ceildiv(_BINS, _STRIP))
@@ -168,8 +180,8 @@ def _gpu_calls(
             else:
                 _discard(counts.atomic("add", (row, place), amount))
 
-        one = _counting(c, plan, tuple(v for v in given if v is not counts), row, add)
-        c.loop(part * _THREADS + thread, size, several * _THREADS, [], one)
+        count = _counting(c, plan, tuple(v for v in given if v is not counts), row, add)
+        c.loop(part * _THREADS + thread, size, several * _THREADS, [], lambda t: count([t]))
         if own is not None:
             c.barrier()
             c.loop(thread, bins, _THREADS, [], lambda b: _discard(counts.atomic("add", (row, b), own[b])))

@@ -17,13 +17,13 @@ from tilewright.ir.nodes import Kernel
 from tilewright.ir.program import Program
 from tilewright.ir.types import Scalar, Type
 from tilewright.primitives.code import Code, Mem, Num, write_kernel
-from tilewright.primitives.cpu_scan import Lines, interface, unpack, walk_chunks
+from tilewright.primitives.cpu_scan import ScanMemory, interface, unpack, walk_chunks
 from tilewright.primitives.parts import call, scratch
 from tilewright.primitives.scan_plan import ScanPlan, State
 
 OUTER, N, INNER = Size.of("outer"), Size.of("n"), Size.of("inner")
 _STRIP = 1024
-"""Lines of a CPU's block."""
+"""ScanMemory of a CPU's block."""
 _THREADS = 128
 _AHEAD = 8
 """Elements that a thread of a GPU loads before it joins them."""
@@ -44,7 +44,7 @@ def columns_scan_program(plan: ScanPlan, target: Target, pieces: int) -> Program
     strips = ceildiv(INNER, width)
     walk_lines = _thread_lines if target.is_gpu else _strip_lines
 
-    def kernel(name: str, extra: list[tuple[str, Type]], grid: Size, body: Callable[[Code, Lines, list[Mem], Num, Num, Num], None]) -> Kernel:
+    def kernel(name: str, extra: list[tuple[str, Type]], grid: Size, body: Callable[[Code, ScanMemory, list[Mem], Num, Num, Num], None]) -> Kernel:
         def written(c: Code, *given: Mem | Num) -> None:
             lines, rest = unpack(plan, given)
             strip, line = c.block() % c.size(strips), c.block() // c.size(strips)
@@ -57,10 +57,10 @@ def columns_scan_program(plan: ScanPlan, target: Target, pieces: int) -> Program
         size, number = c.size(N), c.size(chunks)
         return k * size // number, (k + 1) * size // number
 
-    def total_body(c: Code, lines: Lines, rest: list[Mem], o: Num, k: Num, first: Num) -> None:
+    def total_body(c: Code, lines: ScanMemory, rest: list[Mem], o: Num, k: Num, first: Num) -> None:
         walk_lines(c, plan, lines, (o, k, first), bounds(c, k), None, rest)
 
-    def scan_body(c: Code, lines: Lines, rest: list[Mem], o: Num, k: Num, first: Num) -> None:
+    def scan_body(c: Code, lines: ScanMemory, rest: list[Mem], o: Num, k: Num, first: Num) -> None:
         walk_lines(c, plan, lines, (o, k, first), bounds(c, k), rest, None)
 
     def before_body(c: Code, *given: Mem | Num) -> None:
@@ -91,7 +91,7 @@ def columns_scan_program(plan: ScanPlan, target: Target, pieces: int) -> Program
     return Program("scan", tuple(inputs), tuple(outputs), (*totals, *before), tuple(call(k) for k in kernels))
 
 
-def _element(c: Code, plan: ScanPlan, lines: Lines, o: Num, t: Num, i: Num, width: int = 1) -> State:
+def _element(c: Code, plan: ScanPlan, lines: ScanMemory, o: Num, t: Num, i: Num, width: int = 1) -> State:
     """The state of the element (or of `width` of them, side by side) at step `t` of a walk."""
     size = c.size(N)
     place = plan.place(t, size)
@@ -104,7 +104,7 @@ def _element(c: Code, plan: ScanPlan, lines: Lines, o: Num, t: Num, i: Num, widt
     return plan.element(c, [x.load((o, place, i), width, **attrs) for x in lines.x], begins, lines.initial)
 
 
-def _store(c: Code, plan: ScanPlan, lines: Lines, o: Num, t: Num, i: Num, values: Sequence[Num]) -> None:
+def _store(c: Code, plan: ScanPlan, lines: ScanMemory, o: Num, t: Num, i: Num, values: Sequence[Num]) -> None:
     place = plan.place(t, c.size(N))
     for memory, value in zip(lines.y, values, strict=True):
         memory.store((o, place, i), value, **({"unaligned": True} if value.width > 1 else {}))
@@ -114,7 +114,7 @@ Place = tuple[Num, Num, Num]
 """The outer index, the chunk and the first line."""
 
 
-def _thread_lines(c: Code, plan: ScanPlan, lines: Lines, at: Place, bounds: tuple[Num, Num], before: list[Mem] | None, totals: list[Mem] | None) -> None:
+def _thread_lines(c: Code, plan: ScanPlan, lines: ScanMemory, at: Place, bounds: tuple[Num, Num], before: list[Mem] | None, totals: list[Mem] | None) -> None:
     """One line to a thread. Where there are `totals`, only what the chunk amounts to is computed."""
     o, k, first = at
     low, high = bounds
@@ -146,7 +146,7 @@ def _thread_lines(c: Code, plan: ScanPlan, lines: Lines, at: Place, bounds: tupl
 
 
 def _begin(
-    c: Code, plan: ScanPlan, lines: Lines, o: Num, k: Num, i: Num, low: Num, before: list[Mem] | None, totals: list[Mem] | None, width: int = 1
+    c: Code, plan: ScanPlan, lines: ScanMemory, o: Num, k: Num, i: Num, low: Num, before: list[Mem] | None, totals: list[Mem] | None, width: int = 1
 ) -> tuple[State, Num]:
     """The state with which the loop over a chunk begins, and at which step. Where nothing need be before the first element, that is done here."""
     join = plan.function
@@ -170,7 +170,7 @@ def _wide(c: Code, value: Num, width: int) -> Num:
     return value if width == 1 or value.width == width else c.op("broadcast", value, width=width)
 
 
-def _strip_lines(c: Code, plan: ScanPlan, lines: Lines, at: Place, bounds: tuple[Num, Num], before: list[Mem] | None, totals: list[Mem] | None) -> None:
+def _strip_lines(c: Code, plan: ScanPlan, lines: ScanMemory, at: Place, bounds: tuple[Num, Num], before: list[Mem] | None, totals: list[Mem] | None) -> None:
     """A strip of lines to a block, whose states lie in memory of its own."""
     o, k, first = at
     low, high = bounds

@@ -35,6 +35,7 @@ from tilewright.tree.typed import (
     TypedIf,
     TypedKernel,
     TypedLoop,
+    TypedTurns,
     TypedWhile,
     Variable,
     Whole,
@@ -205,6 +206,9 @@ class _BatchSplitter:
             self._value(stmt.cond, inside)
             for body in (stmt.then, stmt.otherwise) if isinstance(stmt, TypedIf) else (stmt.body,):
                 self._statements(body, inside)
+        elif isinstance(stmt, TypedTurns):
+            for turn in stmt.bodies:
+                self._statements(turn, inside)
         elif not isinstance(stmt, TypedBarrier):
             if isinstance(stmt, Accumulate) and inside is None:
                 self._repeated(stmt.var, stmt.kind, stmt.span)

@@ -6,13 +6,13 @@ safe: `False` or `None` means "not proven".
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import permutations
 from math import gcd
 
 from tilewright.base.affine import AffineForm, combined
 from tilewright.base.intervals import Interval, clamped, sign_of, surely_nonnegative, surely_positive
-from tilewright.base.sizes import ONE, ZERO, Size, floordiv, has_numbers, maximum, minimum
+from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, floordiv, has_numbers, maximum, minimum
 from tilewright.tree.typed import Apply, Cast, Const, Expr, IndexRef, LoopVar, SizeValue
 from tilewright.tree.typed_walk import walk_expr
 
@@ -97,6 +97,37 @@ def _bound(var: LoopVar, last: bool) -> IndexForm | None:
     return AffineForm((), size) if size is not None else None
 
 
+def size_under(expr: Expr, fixed: Mapping[LoopVar, Size]) -> Size | None:
+    """The expression as a size, where indices have the values `fixed` says; None where it is none."""
+    linear = affine(expr)
+    if linear is not None:
+        form = fixed_form(linear, fixed)
+        return None if form.factors else form.constant
+    if isinstance(expr, Apply) and expr.op in ("min", "max"):
+        a, b = (size_under(e, fixed) for e in expr.args)
+        return None if a is None or b is None else minimum(a, b) if expr.op == "min" else maximum(a, b)
+    return None
+
+
+def range_under(var: LoopVar, fixed: Mapping[LoopVar, Size]) -> tuple[Size, Size] | None:
+    """The first value of an index, and how many it takes, where indices around it have the values `fixed` says."""
+    if var.first is not None and var.count is not None:
+        return var.first, var.count
+    first, last = size_under(var.lo, fixed), size_under(var.hi, fixed)
+    step = var.step.constant
+    if first is None or last is None or not step:
+        return None
+    return first, clamped(ceildiv(first - last, Size.of(-step)) if step < 0 else ceildiv(last - first, var.step))
+
+
+def fixed_form(form: IndexForm, fixed: Mapping[LoopVar, Size]) -> IndexForm:
+    """The linear function with numbers in place of some indices."""
+    for var, factor in form.factors:
+        if var in fixed:
+            form = form.plus(AffineForm(((var, ONE),)), -factor).plus(AffineForm((), fixed[var] * factor))
+    return form
+
+
 def bound_by(var: LoopVar) -> frozenset[LoopVar]:
     """The indices that the range of an index is made of."""
     return frozenset(e.var for bound in (var.lo, var.hi) for e in walk_expr(bound) if isinstance(e, IndexRef))
@@ -155,9 +186,12 @@ def _span(var: LoopVar) -> Size | None:
     return var.high - var.low if var.high is not None and var.low is not None else None
 
 
-def disjoint(a: Indices, b: Indices) -> bool:
-    """Whether two index tuples, each evaluated at any iteration, never meet: some axis keeps them apart."""
+def disjoint(a: Indices, b: Indices, fixed: Mapping[LoopVar, Size] | None = None) -> bool:
+    """Whether two index tuples, each evaluated at any iteration, never meet: some axis keeps them apart. Indices around the iterations have
+    the values `fixed` says, and are no part of the tuples."""
     for x, y in zip(a, b, strict=True):
+        if fixed is not None and (_is_below(x, y, fixed) or _is_below(y, x, fixed)):
+            return True
         if dict(x.factors) != dict(y.factors):
             continue
         reach = _reach(x)
@@ -172,6 +206,36 @@ def disjoint(a: Indices, b: Indices) -> bool:
         if (gap % step if step else gap) != 0:
             return True
     return False
+
+
+def _is_below(x: IndexForm, y: IndexForm, fixed: Mapping[LoopVar, Size]) -> bool:
+    """Whether the largest value of one index is below the smallest of another."""
+    high, low = _end_under(x, fixed, upper=True), _end_under(y, fixed, upper=False)
+    return high is not None and low is not None and surely_positive(low - high)
+
+
+def _end_under(form: IndexForm, fixed: Mapping[LoopVar, Size], upper: bool) -> Size | None:
+    """The largest, or the smallest, value of a linear function of indices whose ranges are sizes under `fixed`."""
+    total = form.constant
+    for var, factor in form.factors:
+        reached, sign = range_under(var, fixed), sign_of(factor)
+        if reached is None or sign is None or var.step.constant is None:
+            return None
+        first, count = reached
+        # Where there are no values nothing is accessed, so that the end of one value and more serves.
+        last = first + var.step * (_unclamped(count) - 1)
+        ends = (first, last) if var.step.constant > 0 else (last, first)
+        total = total + factor * ends[1 if (sign > 0) == upper else 0]
+    return total
+
+
+def _unclamped(count: Size) -> Size:
+    """`n` of `max(n, 0)`: the number of values wherever there are any."""
+    if len(count.terms) == 1 and count.terms[0][1] == 1 and len(count.terms[0][0]) == 1:
+        atom = count.terms[0][0][0]
+        if not isinstance(atom, str) and atom.op == "max" and ZERO in (atom.a, atom.b):
+            return atom.b if atom.a == ZERO else atom.a
+    return count
 
 
 def _reach(index: IndexForm) -> Size | None:

@@ -194,6 +194,8 @@ class _Flattener(_Linker):
         own = next((a for a in node.attributes if a.name in _OWN_PROGRAM), None)
         if own is not None:
             raise Apart(f"a block has @{own.name} of its own", own.span)
+        if node.in_place:
+            raise Apart(f"a block writes '{node.in_place[0]}' in place", node.span)
         if metadata.kind in _PRIMITIVES:
             raise Apart(f"a block is @kernel {metadata.kind.value}, which takes all of its values at once", node.span)
         if metadata.kind in _OWN_SIZES:

@@ -327,6 +327,8 @@ def renamed(item: _T, names: Mapping[str, Expr], call: Span | None = None) -> _T
     for field in ("targets", "vars", "names"):
         if field in values:
             values[field] = tuple(_new_name(name, names) for name in values[field])
+    if isinstance(item, syntax.For):
+        values["until"] = _new_name(item.until, names)
     if isinstance(item, syntax.ReduceNest):
         values["name"] = _new_name(item.name, names)
     return type(item)(**values, span=span)  # type: ignore[call-arg]

@@ -144,17 +144,19 @@ KINDS: tuple[KindWord, ...] = (
         "scan", "one value is yielded for each index: results are the values up to there, combined",
         (
             _AXIS, KindParameter("exclusive", False, "whether a value itself is left out", "bool"),
+            KindParameter("reverse", False, "whether it runs from the last value to the first", "bool"),
             KindParameter("init", None, "what everything begins with", "number"),
         ), "op",
     ),
     KindWord(
         "sort", "a key, or a key and a value, is yielded for each index: results are in the order of keys, which is stable",
-        (KindParameter("descending", False, "whether the largest comes first", "bool"),),
+        (_AXIS, KindParameter("descending", False, "whether the largest comes first", "bool")),
     ),
     KindWord("filter", "values are yielded under an if: results are those values, in order"),
     KindWord(
-        "histogram", "one value is yielded for each index: results count those in each bin",
+        "histogram", "a value, or a value and a weight, is yielded for each index: results count those in each bin, or add up their weights",
         (
+            KindParameter("axis", None, "the loop along which, counted from 0; otherwise all values are counted together"),
             KindParameter("bins", 256, "equal parts of the range", least=1),
             KindParameter("low", None, "where the first bin begins", "number"), KindParameter("high", None, "where the last one ends", "number"),
         ),

@@ -46,6 +46,10 @@ def _statement(node: Stmt) -> list[str]:
     if isinstance(node, syntax.If):
         lines = _braces(f"if {_expression(node.cond)}", node.then)
         return lines if not node.otherwise else [*lines[:-1], "} else {", *_block(node.otherwise), "}"]
+    if isinstance(node, syntax.Print):
+        return [f"print({', '.join([_string(node.text), *map(_expression, node.values)])})"]
+    if isinstance(node, syntax.Break | syntax.Continue):
+        return ["break" if isinstance(node, syntax.Break) else "continue"]
     if isinstance(node, syntax.Yield):
         return f"yield {_expression(node.value)}".split("\n")
     if isinstance(node, syntax.Return):
@@ -79,7 +83,7 @@ def _for_head(node: syntax.For) -> str:
     if node.over is not None:
         names = node.vars[0] if len(node.vars) == 1 else f"({', '.join(node.vars)})"
         return f"for {names} in {_expression(node.over)}"
-    return f"{_LOOPS[node.parallel]} " + ", ".join(f"{name} in {_range(r)}" for name, r in zip(node.vars, node.ranges))
+    return f"{_LOOPS[node.parallel]} " + ", ".join(f"{name} in {_range(r)}" for name, r in zip(node.vars, node.ranges)) + (f" until {node.until}" if node.until else "")
 
 
 def _range(node: syntax.RangeExpr) -> str:
@@ -97,7 +101,7 @@ def _function(node: syntax.Function) -> list[str]:
 def _param(node: syntax.Param) -> str:
     annotation = "" if node.type is None else f": {_expression(node.type)}{' | none' if node.optional else ''}"
     default = "" if node.default is None else f" = {_expression(node.default)}"
-    return f"{node.name}{annotation}{default}"
+    return f"{'inout ' if node.in_place else ''}{node.name}{annotation}{default}"
 
 
 def _attribute(node: KernelAttribute) -> str:
@@ -174,11 +178,14 @@ def _expression(node: Expr) -> str:
         return f"await {value}{tail}"
     if isinstance(node, syntax.Callee):
         return node.function.name
+    if isinstance(node, syntax.Broken):
+        return "<unread>"
     return _compute(node)
 
 
 def _compute(node: syntax.Compute) -> str:
-    head = f"compute({', '.join(_expression(i) for i in node.inputs)}) {{"
+    given = (("inout " if isinstance(i, syntax.Name) and i.id in node.in_place else "") + _expression(i) for i in node.inputs)
+    head = f"compute({', '.join(given)}) {{"
     attributes = ["    " + _attribute(a) for a in node.attributes]
     return "\n".join([head, *attributes, *_block(node.body), "}"])
 

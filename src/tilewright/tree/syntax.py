@@ -86,6 +86,8 @@ class Argument(Node):
 
     value: Expr
     keyword: str | None = None
+    in_place: bool = False
+    """ZynML: `inout x` among the inputs of a compute."""
 
 
 @record
@@ -181,6 +183,8 @@ class Compute(Node):
     inputs: tuple[Expr, ...]
     attributes: tuple[KernelAttribute, ...]
     body: tuple[Stmt, ...]
+    in_place: tuple[str, ...] = ()
+    """Inputs that the block writes where they lie: `inout x`."""
 
 
 @record
@@ -250,6 +254,8 @@ class For(Node):
     parallel: str = "auto"
     over: Expr | None = None
     """Host loops `for x in list`: the thing iterated, with no ranges."""
+    until: str = ""
+    """The flag that ends the loop before its next iteration, once `jumps.py` has made one of each `break`."""
 
 
 @record
@@ -263,6 +269,24 @@ class If(Node):
     cond: Expr
     then: tuple[Stmt, ...]
     otherwise: tuple[Stmt, ...] = ()
+
+
+@record
+class Break(Node):
+    """Leaves the innermost loop."""
+
+
+@record
+class Continue(Node):
+    """Goes on with the next iteration of the innermost loop."""
+
+
+@record
+class Print(Node):
+    """`print(…)` in a kernel: a text with places (`{}`, `{:.3f}`), and the numbers for them."""
+
+    text: str
+    values: tuple[Expr, ...]
 
 
 @record
@@ -361,7 +385,7 @@ class Import(Node):
     alias: str = ""
 
 
-Stmt = Let | Assign | For | While | If | Yield | Return | Expect | Made | ReduceNest | ExprStmt | Function | Config | Import
+Stmt = Let | Assign | For | While | If | Break | Continue | Print | Yield | Return | Expect | Made | ReduceNest | ExprStmt | Function | Config | Import
 
 
 @record

@@ -428,13 +428,16 @@ class TypedLoop(TypedNode):
     """A loop nest over a rectangular domain (one whose ranges do not depend on its own indices, unless there is one index).
 
     kind: 'parallel' (points are independent), 'reduce' (it only accumulates into outer variables or elements), 'each' (serial,
-    but its iterations are independent), 'serial'; empty until classified. `asked` is what the source said: yes, no, auto.
+    but its iterations are independent), 'serial', 'ordered' (one index; its iterations run one after the other, and what
+    stands in it runs like statements of the kernel's top); empty until classified. `asked` is what the source said: yes, no, auto.
     """
 
     vars: tuple[LoopVar, ...]
     body: tuple[Stmt, ...]
     kind: str = ""
     asked: str = "auto"
+    until: Variable | None = None
+    """The flag that ends the loop, which has one index and runs in order, before its next iteration."""
 
 
 @record
@@ -452,8 +455,18 @@ class ReduceLoop(TypedNode):
 
 @record
 class TypedWhile(TypedNode):
+    """kind: 'ordered' as for a `TypedLoop`, or empty."""
+
     cond: Expr
     body: tuple[Stmt, ...]
+    kind: str = ""
+
+
+@record
+class TypedTurns(TypedNode):
+    """The only statement of an ordered loop: iterations take the bodies in turn, `bodies[t % len(bodies)]` in iteration t."""
+
+    bodies: tuple[tuple[Stmt, ...], ...]
 
 
 @record
@@ -472,11 +485,19 @@ class TypedYield(TypedNode):
 
 
 @record
+class TypedPrint(TypedNode):
+    """Writes a text with numbers in its places. What is around it runs in order."""
+
+    text: str
+    values: tuple[Expr, ...]
+
+
+@record
 class TypedBarrier(TypedNode):
     """What stands before it in the loop body is done when what follows begins. Gone once loops are classified."""
 
 
-Stmt = SetVar | Accumulate | Store | ArrayAssign | TypedLoop | ReduceLoop | TypedWhile | TypedIf | TypedYield | TypedBarrier
+Stmt = SetVar | Accumulate | Store | ArrayAssign | TypedLoop | ReduceLoop | TypedWhile | TypedIf | TypedTurns | TypedYield | TypedBarrier | TypedPrint
 
 
 @record

@@ -36,6 +36,8 @@ from tilewright.tree.typed import (
     TypedIf,
     TypedKernel,
     TypedLoop,
+    TypedPrint,
+    TypedTurns,
     TypedView,
     TypedWhile,
     Whole,
@@ -106,15 +108,18 @@ def _show_stmts(stmts: tuple[Stmt, ...], indent: str) -> Iterator[str]:
         elif isinstance(stmt, ArrayAssign):
             yield f"{indent}{stmt.array.name}[...] = {show_expr(stmt.value)}"
         elif isinstance(stmt, TypedLoop):
-            yield f"{indent}{stmt.kind or 'loop'} {', '.join(map(_show_range, stmt.vars))}:"
+            until = f" until {stmt.until.name}" if stmt.until is not None else ""
+            yield f"{indent}{stmt.kind or 'loop'} {', '.join(map(_show_range, stmt.vars))}{until}:"
             yield from _show_stmts(stmt.body, inner)
         elif isinstance(stmt, ReduceLoop):
             outer = f" for {', '.join(map(_show_range, stmt.outer))}" if stmt.outer else ""
             over = ", ".join(map(_show_range, stmt.inner))
             yield f"{indent}{stmt.array.name} = reduce {stmt.kind} over {over}{outer}:"
             yield from _show_stmts(stmt.body, inner)
+        elif isinstance(stmt, TypedPrint):
+            yield f"{indent}print {', '.join([repr(stmt.text), *map(show_expr, stmt.values)])}"
         elif isinstance(stmt, TypedWhile):
-            yield f"{indent}while {show_expr(stmt.cond)}:"
+            yield f"{indent}{stmt.kind}{' ' if stmt.kind else ''}while {show_expr(stmt.cond)}:"
             yield from _show_stmts(stmt.body, inner)
         elif isinstance(stmt, TypedIf):
             yield f"{indent}if {show_expr(stmt.cond)}:"
@@ -122,6 +127,10 @@ def _show_stmts(stmts: tuple[Stmt, ...], indent: str) -> Iterator[str]:
             if stmt.otherwise:
                 yield f"{indent}else:"
                 yield from _show_stmts(stmt.otherwise, inner)
+        elif isinstance(stmt, TypedTurns):
+            for turn, body in enumerate(stmt.bodies):
+                yield f"{indent}turn {turn} of {len(stmt.bodies)}:"
+                yield from _show_stmts(body, inner)
         elif isinstance(stmt, TypedBarrier):
             yield f"{indent}barrier()"
         else:

@@ -23,6 +23,8 @@ from tilewright.tree.typed import (
     TypedBarrier,
     TypedIf,
     TypedLoop,
+    TypedPrint,
+    TypedTurns,
     TypedView,
     TypedWhile,
     Variable,
@@ -65,8 +67,10 @@ def own_exprs(stmt: Stmt) -> tuple[Expr, ...]:
         return tuple(e for v in (*stmt.outer, *stmt.inner) for e in (v.lo, v.hi))
     if isinstance(stmt, TypedWhile | TypedIf):
         return (stmt.cond,)
-    if isinstance(stmt, TypedBarrier):
+    if isinstance(stmt, TypedBarrier | TypedTurns):
         return ()
+    if isinstance(stmt, TypedPrint):
+        return stmt.values
     return (stmt.value,) if stmt.index is None else (stmt.value, stmt.index)
 
 
@@ -76,7 +80,7 @@ def bodies(stmt: Stmt) -> tuple[tuple[Stmt, ...], ...]:
         return (stmt.body,)
     if isinstance(stmt, TypedIf):
         return (stmt.then, stmt.otherwise)
-    return ()
+    return stmt.bodies if isinstance(stmt, TypedTurns) else ()
 
 
 def walk(stmts: tuple[Stmt, ...]) -> Iterator[Stmt]:

@@ -66,7 +66,7 @@ def _valuable(value: Expr) -> str:
     while isinstance(value, syntax.Pipe):
         value = value.value
     if isinstance(value, syntax.Compute):
-        return "block"
+        return "" if value.in_place else "block"
     return "expression" if isinstance(value, _VALUES) else ""
 
 

@@ -66,7 +66,7 @@ def _stores(stmt: syntax.Yield, kind: KernelKind, indices: tuple[Expr, ...]) -> 
     if not indices:
         raise _wrong("yield outside a loop", stmt.span, f"write {_EXAMPLES[kind]}")
     values = stmt.value.items if isinstance(stmt.value, syntax.Tuple) else (stmt.value,)
-    if len(values) > (2 if kind is KernelKind.SORT else 1):
+    if len(values) > (2 if kind in (KernelKind.SORT, KernelKind.HISTOGRAM) else 1):
         raise _wrong(f"@kernel {kind.value} takes one value, not {len(values)}", stmt.span, f"write {_EXAMPLES[kind]}")
     names = ("out",) if len(values) == 1 else ("out_key", "out_value")
     return [_store(name, indices, value) for name, value in zip(names, values, strict=True)]

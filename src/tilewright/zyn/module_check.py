@@ -18,10 +18,12 @@ from tilewright.tree import syntax
 from tilewright.tree.check.random_draws import DTYPES as RANDOM
 from tilewright.tree.compose import Apart, Composer, call_of, kernel_of
 from tilewright.tree.inline import inline, nodes
+from tilewright.tree.jumps import block_without_jumps
 from tilewright.tree.kernel_words import FUNCTION, KINDS
 from tilewright.tree.metadata import read_attributes
 from tilewright.tree.names import BodyNames, body_names, substitute
 from tilewright.tree.syntax import Expr, Stmt
+from tilewright.tree.unknown_functions import help_for
 from tilewright.zyn.host import functions as host_functions
 from tilewright.zyn.host import values as host_values
 from tilewright.zyn.host.dimensions import count_mismatch, parameter_sizes, shape_names
@@ -68,6 +70,10 @@ class ModuleCheck:
         """What is known of a name: that it is a 'future', or the 'result' of a block that is not asynchronous."""
         self._in_function = 0
         self.functions = {s.name: s for s in module.body if isinstance(s, syntax.Function)}
+        self._loops = 0
+        """Loops of the program around the statement."""
+        self.writes_in_place = False
+        """Whether a block of it writes an array in place."""
         self.bodies: dict[int, Body] = {}
         """By identity of the compute."""
         self.callees: dict[int, Expr] = {}
@@ -195,17 +201,25 @@ class ModuleCheck:
         elif isinstance(node, syntax.While):
             self._expression(node.cond)
             self._never(node.cond, True, node.body)
+            self._loops += 1
             self._block(node.body)
+            self._loops -= 1
         elif isinstance(node, syntax.For):
             for item in (*(e for r in node.ranges for e in (r.lo, r.hi, r.step)), node.over):
                 if item is not None:
                     self._expression(item)
+            self._loops += 1
             self._block(node.body, node.vars)
+            self._loops -= 1
         elif isinstance(node, syntax.Return):
             if not self._in_function:
                 self.sink.error("TW005", "return outside a function", node.span, "names of the top level are results by themselves")
             if node.value is not None:
                 self._expression(node.value)
+        elif isinstance(node, syntax.Break | syntax.Continue):
+            if not self._loops:
+                word = "break" if isinstance(node, syntax.Break) else "continue"
+                self.sink.error("TW005", f"'{word}' outside a loop", node.span, "leave it out")
         elif isinstance(node, syntax.Yield):
             self.sink.error("TW005", "yield outside a kernel", node.span, "yield stands in the loops of a compute block")
         elif isinstance(node, syntax.Function) and self._in_function:
@@ -329,8 +343,7 @@ class ModuleCheck:
             )
         else:
             known = sorted(host_values.ELEMENTWISE | host_values.ARRAY_FUNCTIONS | set(self.functions) | set(host_functions.FUNCTIONS))
-            close = difflib.get_close_matches(function.id, known, 1)
-            self.sink.error("TW002", f"unknown function '{function.id}'", function.span, f"did you mean '{close[0]}'?" if close else "")
+            self.sink.error("TW002", f"unknown function '{function.id}'", function.span, help_for(function.id, known, python=False))
 
     def _known_call(
         self, shown: str, name: str, table: Mapping[str, host_functions.HostSignature], node: syntax.Call, positional: int, keywords: list[str]
@@ -398,7 +411,9 @@ class ModuleCheck:
             if name not in self.defined:
                 self._need(name, function.result.span if function.result is not None else function.span)
         self._in_function += 1
+        around_loops, self._loops = self._loops, 0
         self._statements(function.body)
+        self._loops = around_loops
         self._in_function -= 1
         (self.defined, self.mutable, self._kinds), self._outer = around, outer
         self._apart.pop()
@@ -414,7 +429,10 @@ class ModuleCheck:
 
     def _compute(self, node: syntax.Compute) -> None:
         several = is_spread(node.attributes)
+        self.writes_in_place = self.writes_in_place or bool(node.in_place)
         for attribute in node.attributes:
+            if attribute.name == "parallel" and node.in_place:
+                self.sink.error("TW016", f"@parallel on a block that writes '{node.in_place[0]}' in place: each device has a part", attribute.span, "leave it out")
             if attribute.name == "parallel" and not several:
                 if is_mode(attribute):  # what is wrong with another word, the kernel's check says
                     self.sink.error("TW016", "@parallel without a list of devices", attribute.span, f"write @device({registry.accelerator_examples()}) @parallel(data)")
@@ -427,6 +445,7 @@ class ModuleCheck:
             self._expression(item)
         replaced = replacements(node)
         body = self._linked(node, substitute(node.body, replaced))
+        body = block_without_jumps(body, {i.id for i in node.inputs if isinstance(i, syntax.Name)}, self.sink)
         names = body_names(body)
         fresh = iter(replaced)
         inputs: dict[str, Expr] = {}

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from pathlib import Path
 
+from tilewright.base import environment
 from tilewright.base.errors import UserError
 from tilewright.base.source import NOWHERE, Span
 from tilewright.frontend.zyn.parse import parse_module
@@ -63,7 +64,7 @@ def import_roots(module: syntax.Module, declared: Sequence[str | os.PathLike[str
     """The folders imports of a program may lie under: its own, and those declared."""
     source = next((s.span.source.path for s in module.body if s.span.source is not None), "")
     own = Path() if not source or source.startswith("<") else Path(source).parent
-    found = [own, *map(Path, (*declared, *ROOTS.get(), *filter(None, os.environ.get("TILEWRIGHT_ROOTS", "").split(os.pathsep))))]
+    found = [own, *map(Path, (*declared, *ROOTS.get(), *filter(None, environment.text("TILEWRIGHT_ROOTS").split(os.pathsep))))]
     return [_resolved(folder, NOWHERE) for folder in found]
 
 

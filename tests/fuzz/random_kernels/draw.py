@@ -19,6 +19,7 @@ from .model import (
     Cast,
     Choice,
     Compare,
+    Draw,
     Expr,
     Extent,
     For,
@@ -90,6 +91,9 @@ class Drawing:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.r = random.Random(seed)
+        self.draws = random.Random(f"draws {seed}")
+        """Of its own, so that the rest of a seed's kernel does not depend on it."""
+        self.is_random = self.draws.random() < 0.2
         self.tags: set[str] = set()
         self.inputs: list[Input] = []
         self.numbers: list[Number] = []
@@ -299,7 +303,23 @@ class Drawing:
             return Lit("i64", self.r.choice((0, 1, 2, 3)))
         return Lit(dtype, self.r.choice((0, 1, 2, 3, 5, 7, 100) if kind == "u" else (0, 1, 2, 3, -1, -5, 100)))
 
+    def drawn(self, scope: Scope) -> Expr:
+        """A random number, by indices in scope."""
+        r = self.draws
+        name = r.choice(("uniform", "uniform", "normal", "randint", "bits"))
+        dtype = r.choice({"bits": ("u32", "u64"), "randint": ("i32", "i64", "u32", "u64")}.get(name, ("f16", "bf16", "f32", "f32", "f64")))
+        low = r.choice((0, 1, 100)) if dtype.startswith("u") else r.choice((-7, 0, 3))
+        high = low + r.choice((1, 2, 6, 1000, 1 << 30))
+        indices: list[Expr] = []
+        for _ in range(r.choice((1, 1, 1, 2, 2, 3, 4))):
+            place = r.choice(scope.places).expr
+            indices.append(r.choice((place, place, place, plus(place, r.randint(1, 9)), whole(r.choice((0, 1, 1 << 40))))))
+        self.tags.add("random")
+        return Draw(dtype, name, r.choice((0, 1, 7, (1 << 63) - 1)), tuple(indices), low, high)
+
     def leaf(self, scope: Scope) -> Expr:
+        if self.is_random and scope.places and self.draws.random() < 0.3:
+            return self.drawn(scope)
         kind = self.r.random()
         if scope.variables and kind < 0.3:
             name, dtype = self.r.choice(scope.variables)

@@ -92,6 +92,17 @@ class Function(Expr):
 
 
 @dataclass(frozen=True)
+class Draw(Expr):
+    """`tw.random.uniform(seed, indices…)` or another; `low` and `high` are the bounds of `randint`."""
+
+    name: str
+    seed: int
+    indices: tuple[Expr, ...]
+    low: int = 0
+    high: int = 0
+
+
+@dataclass(frozen=True)
 class Cast(Expr):
     value: Expr
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from . import philox
 from .arithmetic import (
     KINDS,
     UNKNOWN,
@@ -39,6 +40,7 @@ from .model import (
     Cast,
     Choice,
     Compare,
+    Draw,
     Expr,
     Extent,
     For,
@@ -327,6 +329,8 @@ class Reference:
         if isinstance(expr, Function):
             inner, name, dtype, source = self.expr(expr.value), expr.name, expr.dtype, expr.value.dtype
             return lambda env: function(name, dtype, convert(source, dtype, inner(env), rounds=False))
+        if isinstance(expr, Draw):
+            return self.draw(expr)
         if isinstance(expr, Cast):
             inner, source, dtype = self.expr(expr.value), expr.value.dtype, expr.dtype
             return lambda env: convert(source, dtype, inner(env))
@@ -339,6 +343,22 @@ class Reference:
         if isinstance(expr, Choice):
             return self.choice(expr)
         raise TypeError(expr)
+
+    def draw(self, expr: Draw) -> Eval:
+        indices, name, dtype, seed = [self.expr(i) for i in expr.indices], expr.name, expr.dtype, expr.seed
+
+        def value(env: Env) -> Number:
+            at = [decided(i(env)) for i in indices]
+            if name == "bits":
+                return philox.word(seed, *at, bits=KINDS[dtype].bits)
+            if name == "randint":
+                return philox.randint(seed, expr.low, expr.high, *at)
+            if name == "uniform":
+                return philox.uniform(seed, *at, dtype=dtype)
+            exact = philox.normal(seed, *at, dtype="f64" if dtype == "f64" else "f32")
+            return round_near(dtype, Near(exact, abs(exact) * (2.0**-48 if dtype == "f64" else 2.0**-20)))
+
+        return value
 
     def operands(self, left: Expr, right: Expr, at: str) -> tuple[Eval, Eval]:
         """Both in the dtype they meet in."""

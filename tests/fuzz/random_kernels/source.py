@@ -12,6 +12,7 @@ from .model import (
     Cast,
     Choice,
     Compare,
+    Draw,
     Expr,
     Extent,
     For,
@@ -193,6 +194,9 @@ class Printer:
             return f"({expr.op}{' ' if expr.op == 'not' else ''}{self.expr(expr.value)})"
         if isinstance(expr, Function):
             return f"{'' if expr.name == 'round' else 'tw.'}{expr.name}({self.expr(expr.value)})"
+        if isinstance(expr, Draw):
+            bounds = [literal(expr.low), literal(expr.high)] if expr.name == "randint" else []
+            return f"tw.random.{expr.name}({', '.join([literal(expr.seed), *bounds, *map(self.bare, expr.indices)])}, dtype={dtype_word(expr.dtype)})"
         if isinstance(expr, Cast):
             return f"{dtype_word(expr.dtype)}({self.expr(expr.value)})"
         if isinstance(expr, Compare | Logic):

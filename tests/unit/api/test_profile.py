@@ -64,7 +64,7 @@ def test_table() -> None:
     with tw.profile() as found:
         halves(x)
     head, line = str(found).splitlines()
-    assert head.split() == ["kernel", "device", "calls", "launches", "time", "part", "each", "GB/s", "GFLOP/s"]
+    assert head.split() == ["kernel", "device", "calls", "launches", "compile", "time", "part", "each", "GB/s", "GFLOP/s"]
     assert line.split()[:4] == ["halves", "cpu", "1", "1"]
     assert "100.0 %" in line
 

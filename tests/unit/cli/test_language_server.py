@@ -215,6 +215,15 @@ def test_completion(client: Client, uri: str) -> None:
     assert "sum" not in labels(**at(PROGRAM, "product)"))
 
 
+def test_members_of_random(client: Client, tmp_path: Path) -> None:
+    uri = (tmp_path / "draws.zyn").as_uri()
+    text = "let y = compute(x) {\n    for i in 0..n: out[i] = random.uniform(7, i) + x[i]\n}\n"
+    assert client.open(uri, text) == []
+    place = {"line": 1, "character": text.splitlines()[1].index("random.") + len("random.")}
+    found = {i["label"] for i in client.request("textDocument/completion", textDocument={"uri": uri}, position=place)}
+    assert found == {"uniform", "normal", "randint", "bits"}
+
+
 def test_messages_come_and_go_with_the_text(client: Client, tmp_path: Path) -> None:
     uri = (tmp_path / "edit.zyn").as_uri()
     right = "let y = compute(x) {\n    for i in 0..n: out[i] = x[i]\n}\n"

@@ -24,7 +24,7 @@ from tilewright.base.artifact import (
     ScalarParam,
     SizeBinding,
 )
-from tilewright.base.errors import Note
+from tilewright.base.errors import Note, UserError
 from tilewright.base.private_files import PrivateFolder, UnsafeFile, cache_root, open_to_others
 from tilewright.base.sizes import Size, ceildiv, floordiv, maximum, minimum, mod
 from tilewright.compile.cache import DiskCache, deserialise, parse_bytes, serialise
@@ -63,6 +63,8 @@ def make(code: bytes = b"code \x00\xff", name: str = "softmax") -> Artifact:
         bindings=(SizeBinding("rows", "x", 0), SizeBinding("x.cols$1", "x", 1, True)),
         checks=(CallCheck(ROWS, "le", COLS * 2 - 1, "too many 'rows'\n", "file.py:3:4", " 3 | x\n   | ^", "TW013"),),
         facts=(("rows", 16), ("x.cols$1", 4)),
+        computed=(("$scale", ROWS * 2 - 1),),
+        absent=(1,),
         alias_safe=True,
         host=b"\x7fELF host",
         key=KEY,
@@ -395,8 +397,9 @@ def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: py
     cache = DiskCache(None)
     assert (cache.root, cache.max_bytes, cache.enabled) == (tmp_path / "here", 3 << 20, True)
     monkeypatch.setenv("TILEWRIGHT_CACHE_SIZE", "plenty")
-    assert DiskCache(None).max_bytes == 1 << 30
-    assert "'plenty'" in caplog.text
+    with pytest.raises(UserError, match="TILEWRIGHT_CACHE_SIZE is 'plenty'"):
+        DiskCache(None)
+    monkeypatch.delenv("TILEWRIGHT_CACHE_SIZE")
     monkeypatch.setenv("TILEWRIGHT_CACHE", "0")
     off = DiskCache(None)
     off.put(KEY, make())

@@ -37,7 +37,8 @@ for i, j in tw.grid(n, m):
     u[i, j] = x[i, j]
 for t in range(steps):
     for i, j in tw.grid(n, m):
-        u[i, j] = 0.5 * u[i, j]
+        if x[i, j] > 0:
+            u[i, j] = 0.5 * u[n - 1 - i, m - 1 - j]
 return u""", X + ", steps: int", 10, "which the turn before it wrote"),
     "length from memory": ("""
 total = 0.0
@@ -109,37 +110,40 @@ return out"""
 
 
 SCANS: Mapping[str, tuple[str, str]] = {
-    "sum": ("""
+    "sum, which is wanted at the end": ("""
 (n,) = x.shape
-out = tw.empty((n,), x.dtype)
+out = tw.empty((n + 1,), x.dtype)
 total = 0.0
 for i in range(n):
     total = total + x[i]
     out[i] = total
-return out""", "tw.gpu_scan(x)"),
+out[n] = total
+return out""", "tw.scan(x)"),
     "exclusive product": ("""
 (n,) = x.shape
-out = tw.empty((n,), x.dtype)
+out = tw.empty((n + 1,), x.dtype)
 total = 1.0
 for i in range(n):
     out[i] = total
     total *= x[i]
-return out""", 'tw.gpu_scan(x, "prod", exclusive=True)'),
+out[n] = total
+return out""", 'tw.scan(x, "prod", exclusive=True)'),
     "maximum through the array": ("""
 (n,) = x.shape
 out = tw.empty((n,), x.dtype)
 out[0] = x[0]
 for i in range(1, n):
     out[i] = tw.max(out[i - 1], x[i])
-return out""", 'tw.gpu_scan(x, "max")'),
+return out""", 'tw.scan(x, "max")'),
     "rows": ("""
 n, m = x.shape
-out = tw.empty((n, m), x.dtype)
+out = tw.empty((n, m + 1), x.dtype)
 for r in tw.grid(n):
     total = 0.0
     for i in range(m):
         total += x[r, i]
         out[r, i] = total
+    out[r, m] = total
 return out""", "for each"),
 }  # fmt: skip
 
@@ -245,6 +249,11 @@ return out"""
 
 
 SILENT = {
+    "a number as the length of a sum": ("""
+total = 0.0
+for i in range(n):
+    total += tw.sin(1.0 * i) * x[0]
+return total""", X + ", n: int"),
     "short": ("""
 out = tw.empty((8,), x.dtype)
 total = 0.0
@@ -292,7 +301,7 @@ def test_what_is_fast_or_small_is_silent(name: str) -> None:
 
 
 def test_zynml_says_the_same() -> None:
-    text = "let y = compute(x) {\n    @kernel custom\n    var total = 0.0\n    for i in 0..n {\n        total = total + x[i]\n        out[i] = total\n    }\n}\n"
+    text = "let y = compute(x) {\n    @kernel custom\n    var total = 0.0\n    for i in 0..n {\n        total = total + x[i]\n        out[i] = total\n    }\n    out[n] = total\n}\n"
     (note,) = notes(text, args="x=f32[*]", path="program.zyn")
     assert (note.code, note.line) == ("TW062", 4)
 

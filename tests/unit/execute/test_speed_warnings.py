@@ -28,11 +28,12 @@ def make() -> tw.Kernel:
     @tw.kernel
     def running(x: tw.Array) -> tw.Array:
         (n,) = x.shape
-        out = tw.empty((n,), x.dtype)
+        out = tw.empty((n + 1,), x.dtype)
         total = 0.0
         for i in range(n):
             total += x[i]
             out[i] = total
+        out[n] = total
         return out
 
     return running
@@ -73,7 +74,7 @@ def test_once_for_each_kernel_at_the_line_of_the_caller(device: str) -> None:
     assert warning.filename == __file__
     assert "warning[TW062]" in str(warning.message)
     assert f"{__file__}:" in str(warning.message)
-    assert "tw.gpu_scan" in str(warning.message)
+    assert "tw.scan" in str(warning.message)
 
 
 def test_a_kernel_from_the_cache_warns_too() -> None:
@@ -85,7 +86,7 @@ def test_a_kernel_from_the_cache_warns_too() -> None:
 
 def test_error_raises_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWRIGHT_WARN", "error")
-    running, out = make(), np.zeros(64, np.float32)
+    running, out = make(), np.zeros(65, np.float32)
     for _ in range(2):
         with pytest.raises(tw.UserError, match=r"error\[TW062\]"):
             running(X, out=out)
@@ -140,3 +141,27 @@ def test_what_ran_last_is_one_line() -> None:
     assert str(double.last).startswith("<artifact double for ")
     assert "\n" not in str(double.last)
     assert len(str(double.last)) < 120
+
+
+@tw.kernel
+def packed_product(a: tw.Array, b: tw.Array) -> tw.Array:
+    rows, depth = a.shape
+    columns = b.shape[1]
+    out = tw.empty((rows, columns), a.dtype)
+    for i, j in tw.grid(rows, columns):
+        total = 0.0
+        for k in range(depth):
+            total += a[i, k] * b[k, j]
+        out[i, j] = total
+    return out
+
+
+def test_operands_that_a_gpu_packs_for_their_strides_are_said() -> None:
+    def notes(rows: int, depth: int, columns: int) -> list[str]:
+        found = packed_product.compile(np.ones((rows, depth), np.float16), np.ones((depth, columns), np.float16), target="sm_90a").notes
+        assert all(note.code == "TW063" for note in found)
+        return [note.message for note in found]
+
+    assert notes(256, 256, 256) == []
+    assert [m.split(":")[0].split("'")[1] for m in notes(256, 250, 256)] == ["a"]
+    assert [m.split(":")[0].split("'")[1] for m in notes(256, 250, 250)] == ["a", "b"]

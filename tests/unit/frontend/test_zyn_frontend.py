@@ -184,7 +184,7 @@ def test_yield_and_return_values() -> None:
     assert loop.body == (Yield(Tuple(names("x", "i"))),)
     function = one("fn f(a, b: int = 3) -> int { return a, b }")
     assert function == syntax.Function(
-        "f", (syntax.Param("a"), syntax.Param("b", Name("int"), Number(3))), Name("int"), (syntax.Return(Tuple(names("a", "b"))),), "function"
+        "f", (syntax.Param("a", optional=True), syntax.Param("b", Name("int"), Number(3))), Name("int"), (syntax.Return(Tuple(names("a", "b"))),), "function"
     )
 
 

@@ -18,6 +18,9 @@ INTEGERS = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint3
 FLOATS = [np.float16, np.float32, np.float64, bf16.numpy]
 SHAPES = [(1,), (31,), (33,), (1, 1), (3, 31), (33, 7), (2, 67, 3), (5, 1, 4), (0, 4), (4, 0), (2, 3, 129), (1, 200, 1)]
 
+EMULATED = [(1,), (33, 7), (2, 3, 129), (4, 0)]
+"""The emulator is slow."""
+
 
 def lines(shape: tuple[int, ...], axis: int) -> list[tuple[Any, ...]]:
     """An index for each line along an axis."""
@@ -55,11 +58,10 @@ def numbers(shape: tuple[int, ...], dtype: Any = np.int32, seed: int = 0) -> np.
     return rng.integers(0 if np.dtype(dtype).kind == "u" else -4, 5, shape).astype(dtype)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("device", "shape"), [*(("cpu", s) for s in SHAPES), *(("emulator", s) for s in EMULATED)], ids=str)
 def test_every_axis_forward_and_back(device: str, shape: tuple[int, ...]) -> None:
     x = numbers(shape)
-    for axis in range(-len(shape), len(shape)):
+    for axis in range(-len(shape) if device == "cpu" else 0, len(shape)):
         assert np.array_equal(tw.scan(x, axis=axis, device=device), np.cumsum(x, axis, np.int32))
         for exclusive in (False, True):
             for reverse in (False, True):
@@ -114,6 +116,8 @@ def test_functions_keep_the_order(device: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("shape", [(500,), (4, 77), (77, 4), (2, 40, 5)], ids=str)
 def test_segments(device: str, exclusive: bool, reverse: bool, shape: tuple[int, ...]) -> None:
+    if device == "emulator" and shape in ((500,), (77, 4)):
+        shape = tuple(min(n, 40) for n in shape)
     x = numbers(shape)
     rng = np.random.default_rng(3)
     for axis in range(len(shape)):

@@ -14,6 +14,9 @@ from tilewright.base.errors import UserError
 DEVICES = ("cpu", "emulator")
 DTYPES = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, np.float32, np.float64, bf16.numpy, np.bool_]
 SHAPES = [(1,), (31,), (1, 1), (3, 31), (33, 7), (2, 29, 3), (0, 4), (4, 0)]
+EMULATED = [(31,), (2, 29, 3), (4, 0)]
+"""The emulator is slow, and its code is the same for all lengths."""
+ON_DEVICES = [*(("cpu", shape) for shape in SHAPES), *(("emulator", shape) for shape in EMULATED)]
 
 
 def numbers(shape: tuple[int, ...], dtype: Any = np.int32, seed: int = 0) -> np.ndarray:
@@ -35,12 +38,11 @@ def order_of(x: np.ndarray, axis: int, descending: bool = False) -> np.ndarray:
     return np.argsort(-ranks if descending else ranks, axis, kind="stable")
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("device", "shape"), ON_DEVICES, ids=str)
 def test_every_axis(device: str, shape: tuple[int, ...]) -> None:
     x = numbers(shape)
     values = np.arange(x.size, dtype=np.float64).reshape(shape)
-    for axis in range(-len(shape), len(shape)):
+    for axis in range(-len(shape) if device == "cpu" else 0, len(shape)):
         for descending in (False, True):
             order = order_of(x, axis, descending)
             options = {"axis": axis, "descending": descending, "device": device}
@@ -53,8 +55,8 @@ def test_every_axis(device: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_along_the_first_axis(device: str, dtype: Any) -> None:
-    """More and fewer elements than are sorted by insertion, on a CPU."""
-    for shape in ((40, 3), (20, 3)):
+    """More and fewer elements than are compared with each other, on a CPU."""
+    for shape in ((40, 3), (20, 3)) if device == "cpu" else ((40, 3),):
         x = special(shape, dtype) if np.dtype(dtype).kind in "fV" else numbers(shape, dtype)
         order = order_of(x, 0)
         assert np.array_equal(tw.argsort(x, axis=0, device=device), order)
@@ -86,12 +88,13 @@ def abs_of(v: Any) -> Any:
     return -v if v < 0 else v
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", [(1,), (37,), (300,), (3, 101), (101, 3), (2, 50, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("device", "shape"), [*(("cpu", s) for s in [(1,), (37,), (300,), (3, 101), (101, 3), (2, 50, 3)]), ("emulator", (37,)), ("emulator", (2, 50, 3))], ids=str
+)
 def test_the_first_k(device: str, shape: tuple[int, ...]) -> None:
-    for x in (numbers(shape), special(shape, np.float32), np.zeros(shape, np.int8)):
+    for x in (numbers(shape), special(shape, np.float32), np.zeros(shape, np.int8)) if device == "cpu" else (special(shape, np.float32),):
         for axis in range(len(shape)):
-            for k in sorted({0, 1, min(3, shape[axis]), shape[axis] // 4, shape[axis]}):
+            for k in sorted({0, 1, min(3, shape[axis]), shape[axis] // 4, shape[axis]}) if device == "cpu" else (3,):
                 for largest in (True, False):
                     values, places = tw.topk(x, k, axis=axis, largest=largest, device=device)
                     wanted = np.take(order_of(x, axis, largest), range(k), axis)
@@ -121,7 +124,7 @@ def test_long_rows() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_views(device: str) -> None:
     x = numbers((12, 10, 6))
-    for view in (x[::2, ::-1], x.transpose(2, 0, 1), np.asfortranarray(x)):
+    for view in (x[::2, ::-1], x.transpose(2, 0, 1), np.asfortranarray(x)) if device == "cpu" else (x[::2, ::-1],):
         for axis in range(3):
             assert np.array_equal(tw.sort(view, axis=axis, device=device), np.sort(view, axis))
             assert np.array_equal(tw.argsort(view, axis=axis, device=device), np.argsort(view, axis, kind="stable"))

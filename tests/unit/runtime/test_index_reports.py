@@ -257,3 +257,42 @@ def test_an_array_without_memory_is_refused_and_not_launched() -> None:
         for _ in range(4):
             assert twice(empty).shape == (0,)
     assert driver.violations == []
+
+
+def test_a_program_first_loaded_in_a_capture() -> None:
+    place = kernel()
+    with installed(mode="lazy") as driver:
+        right = arguments("cuda")
+        at = tw.to_device(np.arange(10) - 1, "cuda")
+        with tw.capture(device="cuda") as graph:
+            out = place(at, *right[1:])
+        graph.replay()
+        with pytest.raises(tw.UserError) as caught:
+            out.numpy()
+        said(caught, -1)
+        at.copy_from(np.arange(10))
+        graph.replay()
+        np.testing.assert_array_equal(out.numpy()[:10], NUMBERS[:10] + 1)
+    assert driver.violations == []
+
+
+def test_zynml_pipelines_say_so_in_every_replay() -> None:
+    text = """
+pipeline pick(x: tensor[n], at: tensor[n]) -> tensor[n]:
+    let a = compute(x, at) {
+        for i in 0..n: out[i] = 0.0
+        for i in 0..n: out[at[i]] += x[i]
+    }
+    return a
+"""
+    with installed(mode="lazy") as driver:
+        program = tw.load(text)
+        x, at = tw.to_device(NUMBERS, "cuda"), np.arange(100)
+        right, wrong = tw.to_device(at, "cuda"), tw.to_device(np.where(at == 41, 100, at), "cuda")
+        for _ in range(4):  # statements, a trace, replays
+            np.testing.assert_array_equal(program.pick(x, right).numpy(), NUMBERS)
+            result = program.pick(x, wrong)
+            with pytest.raises(tw.UserError, match="'out' at index 100, but its extent there is 100"):
+                result.numpy()
+            np.testing.assert_array_equal(result.numpy(), np.where(at == 41, 0, NUMBERS))
+    assert driver.violations == []

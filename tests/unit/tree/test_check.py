@@ -205,7 +205,7 @@ def kinds(kernel: TypedKernel) -> list[str]:
     [
         ("for i in range(n):\n    for j in range(n):\n        out[i, j] = m[j, i]", ["parallel i j"]),
         ("for i in range(n):\n    for j in range(i, n):\n        out[i, j] = m[j, i]", ["parallel i", "each j"]),
-        ("for i in range(1, n):\n    for j in range(n):\n        out[i, j] = out[i - 1, j]", ["serial i", "each j"]),
+        ("for i in range(1, n):\n    for j in range(n):\n        out[i, j] = out[i - 1, j]", ["parallel j", "serial i"]),
         ("for i in range(n):\n    for j in range(1, n):\n        out[i, j] = out[i, j - 1]", ["parallel i", "serial j"]),
         ("for i in range(n):\n    out[i, 0] = 1.0\n    out[i, 1] = 2.0", ["parallel i"]),
         ("for i in range(n):\n    out[0, 0] += m[i, 0]", ["reduce i"]),

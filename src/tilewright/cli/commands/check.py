@@ -14,6 +14,7 @@ import click
 
 from tilewright.base.errors import Diagnostic, TilewrightError, UserError
 from tilewright.base.target import parse_target
+from tilewright.cli.explicit_names import explicit_names
 from tilewright.cli.guess import parse_arguments
 from tilewright.cli.sources import File, Walk, read_source, walk
 from tilewright.compile.driver import performance_notes
@@ -39,17 +40,21 @@ def _check(paths: Sequence[str], arguments: str, verbose: bool, as_list: bool) -
     known = parse_arguments(arguments)
     for path in paths:
         result = Walk()
+        explicit: list[str] = []
         diagnostics: list[Diagnostic] = []
         try:
             file = read_source(path, every_error=True)
             diagnostics += warnings(file)
+            if file.program is None:
+                explicit, wrong = explicit_names(path)
+                diagnostics += wrong
             result = walk(file, known)
             diagnostics = in_order([*result.errors, *result.warnings, *diagnostics, *([] if result.errors else slow(result))])
         except UserError as error:
             diagnostics = in_order([*error.diagnostics, *diagnostics])
         found += [(path, d) for d in diagnostics]
         if not as_list:
-            _tell(path, result, diagnostics, verbose)
+            _tell(path, result, explicit, diagnostics, verbose)
     if as_list:
         click.echo(json.dumps([as_json(path, d) for path, d in found], ensure_ascii=False, indent=1))
     errors = sum(d.severity == "error" for _, d in found)
@@ -91,11 +96,11 @@ def as_json(path: str, diagnostic: Diagnostic) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _tell(path: str, result: Walk, diagnostics: list[Diagnostic], verbose: bool) -> None:
+def _tell(path: str, result: Walk, explicit: list[str], diagnostics: list[Diagnostic], verbose: bool) -> None:
     for diagnostic in diagnostics:
         click.echo(diagnostic.render(), err=True)
     if not any(d.severity == "error" for d in diagnostics):
-        names = ", ".join(e.name for e in result.entries) or "no kernels"
+        names = ", ".join([*(e.name for e in result.entries), *explicit]) or "no kernels"
         click.echo(f"{path}: ok ({names})")
     if verbose:
         for entry in result.entries:

@@ -1,6 +1,6 @@
 """`tilewright demo`: the gallery and the ZynML programs on every device found, checked against float64, in two tables.
 
-In: `examples/gallery.py`, `layers.py`, `blocks.py` and `tours.py` of the repository. Out: the tables, and the PTX of every kernel in a folder, made with or without a GPU. Times are
+In: `examples/gallery.py`, `monte_carlo.py`, `layers.py`, `blocks.py` and `tours.py` of the repository. Out: the tables, and the PTX of every kernel in a folder, made with or without a GPU. Times are
 the best of a few calls after the first; the emulator runs small inputs and is there to be right, not fast. Contractions have a rate of
 arithmetic, the others one of memory.
 """
@@ -102,7 +102,8 @@ def read_gallery() -> list[Item]:
     module = repository.load("examples/gallery.py", "tilewright_gallery")
     layers = repository.load("examples/layers.py", "tilewright_layers")
     blocks = repository.load("examples/blocks.py", "tilewright_blocks")
-    examples = (*module.GALLERY, *module.CONTRACTIONS, *layers.LAYERS, *blocks.BLOCKS)
+    drawn = repository.load("examples/monte_carlo.py", "tilewright_monte_carlo")
+    examples = (*module.GALLERY, *module.CONTRACTIONS, *drawn.EXAMPLES, *layers.LAYERS, *blocks.BLOCKS)
     return [Item(e.name, e.program, e.make, e.reference, e.result, e.operations, e.tolerance) for e in examples]
 
 

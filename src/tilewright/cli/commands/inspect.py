@@ -103,7 +103,7 @@ class Inspected:
 
 
 def inspect(
-    path: str, kernel: str | None, arguments: str, target_name: str, precision: str, as_json: bool, plot: str | None
+    path: str, kernel: str | None, arguments: str, target_name: str, precision: str | None, as_json: bool, plot: str | None
 ) -> None:
     """Print what there is to know of the file's kernels."""
     target = parse_target(target_name)
@@ -119,9 +119,10 @@ def inspect(
         click.echo(plot_roofline(roofs, target.chip or target.name, plot), err=as_json)
 
 
-def inspect_entry(entry: Entry, target: Target, precision: str = "ieee") -> Inspected:
-    """One kernel compiled for a target, looked at from all sides."""
-    signature = replace(entry.signature(target.is_gpu), precision=precision)
+def inspect_entry(entry: Entry, target: Target, precision: str | None = None) -> Inspected:
+    """One kernel compiled for a target, looked at from all sides. A precision that is given holds in place of the kernel's own."""
+    entry = entry if precision is None else entry.without_precision()
+    signature = replace(entry.signature(target.is_gpu), precision=precision or "ieee")
     done = compile_stages(entry.function, signature, target)
     artifact = compile_kernel(entry.function, signature, target)
     sizes = sizes_of(entry, done)
@@ -139,7 +140,7 @@ def inspect_entry(entry: Entry, target: Target, precision: str = "ieee") -> Insp
         sum((w.operations for _, w in work), ZERO), sum((w.bytes for _, w in work), ZERO), all(w.exact for _, w in work)
     )
     arithmetic = _arithmetic([kernel for kernel, _ in work], [launch.matrix for launch in launches])
-    peak = target.peak(arithmetic) / (3 if precision == "3xtf32" and arithmetic == "tf32" else 1)
+    peak = target.peak(arithmetic) / (3 if "3xtf32" in (precision, done.typed.metadata.precision) and arithmetic == "tf32" else 1)
     roofline = _roofline(total, arithmetic, peak, target.bandwidth, sizes)
     return Inspected(
         entry.name, entry.assumptions(), target.name, target.chip, launches, str(total.operations), str(total.bytes), roofline,

@@ -23,7 +23,7 @@ _SHOWN = 8
 
 
 def tune(
-    path: str, kernel: str | None, arguments: str, device: str | None, precision: str, budget: float, plot: str | None
+    path: str, kernel: str | None, arguments: str, device: str | None, precision: str | None, budget: float, plot: str | None
 ) -> None:
     """Tune the file's kernels, or the one named, and print what was found."""
     entries = choose(walk(read_source(path), parse_arguments(arguments), kernel).raise_if_errors().entries, kernel, path)
@@ -31,7 +31,7 @@ def tune(
         raise UserError.at("TW016", f"{path} has {len(entries)} kernels, and a plot shows one", help="choose one with --kernel NAME")
     place = find_device(device or "auto")
     console = Console()
-    for entry in entries:
+    for entry in entries if precision is None else [entry.without_precision() for entry in entries]:
         values = random_values(entry)
         found = _tune_one(entry, values, place, precision, budget, console)
         _show(found, console)
@@ -40,7 +40,7 @@ def tune(
 
 
 def _tune_one(
-    entry: Entry, values: dict[str, object], place: Device, precision: str, budget: float, console: Console
+    entry: Entry, values: dict[str, object], place: Device, precision: str | None, budget: float, console: Console
 ) -> tuner.Tuning:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
@@ -50,7 +50,7 @@ def _tune_one(
             best = f"best {_duration(p.best.seconds)}" if p.best else "none yet"
             bar.update(task, completed=min(p.elapsed, budget), description=f"{entry.name}: {len(p.trials)} tried, {best}")
 
-        return tuner.tune_function(entry.function, values, place, precision, budget, report)
+        return tuner.tune_function(entry.function, values, place, precision or "ieee", budget, report)
 
 
 def random_values(entry: Entry) -> dict[str, object]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from tilewright.base.abi import LOCAL_MEMORY
 from tilewright.base.artifact import Launch
 from tilewright.base.target import Target
-from tilewright.codegen.cpu.emitter import cpu_function, faults, heap_bytes
+from tilewright.codegen.cpu.emitter import cpu_function, faults, heap_bytes, renumbered
 from tilewright.codegen.host.entries import host_object
 from tilewright.codegen.llvm import native
 from tilewright.codegen.registry import Backend, ProgramText, entry_name, register_backend
@@ -22,7 +21,7 @@ def write(program: Program, target: Target) -> ProgramText:
     for position, call in enumerate(program.calls):
         text, needs = cpu_function(call.kernel, entry_name(program, position))
         if position:
-            text = re.sub(r"!(\d+)", lambda m, shift=100000 * position: f"!{int(m.group(1)) + shift}", text)  # type: ignore[misc]
+            text = renumbered(text, 100000 * position)
         parts.append(text)
         declarations |= needs
     return ProgramText("\n".join(sorted(declarations)) + "\n" + "\n".join(parts), (0,) * len(parts))

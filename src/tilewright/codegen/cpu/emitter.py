@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import prod
 
 from tilewright.base.abi import ASSERT_BITS, ASSERT_MARK, SLOT_BYTES, STOP, STOP_DECLARATION
 from tilewright.base.artifact import FAILURE_EXTENT, FAILURE_INDEX
 from tilewright.base.errors import CompilerBug, DeviceError
-from tilewright.codegen.cpu import amx, avx512
+from tilewright.codegen.cpu import amx, avx512, shared_blocks
 from tilewright.codegen.cpu import atomics as cpu_atomics
 from tilewright.codegen.cpu import lanes as cpu_lanes
 from tilewright.codegen.cpu.printing import c_print
@@ -39,6 +40,10 @@ class _CpuDialect:
         self.block = "%block"
         self.local: dict[Value, str] = {}
         """Where each `alloc` lies."""
+        self.shared: dict[Op, shared_blocks.SharedBlocks] = {}
+        """The functions of `run_blocks`."""
+        self.failures: list[Op] = faults(kernel)
+        """The assertions of the whole kernel, in order."""
 
     def better(self, writer: FunctionWriter, op: Op, operands: Sequence[str]) -> str | None:
         return None
@@ -89,6 +94,9 @@ class _CpuDialect:
         if op.opcode == "fault":
             self._fault(writer, op, operands)
             return []
+        if op.opcode == "run_blocks":
+            shared_blocks.launch(writer, op, self.shared[op], operands[0], operands[1])
+            return []
         return cpu_lanes.emit(writer, op, operands)
 
     def _report(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> None:
@@ -106,7 +114,7 @@ class _CpuDialect:
 
     def _fault(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> None:
         """Report a failed assertion, if none has been, and leave the function."""
-        ordinal = next(k for k, one in enumerate(faults(w.kernel)) if one is op)
+        ordinal = next(k for k, one in enumerate(self.failures) if one is op)
         word = w.let(f"or i64 {operands[0]}, {w.let(f'shl i64 {operands[1]}, {ASSERT_BITS[0]}')}")
         word = w.let(f"or i64 {word}, {_failure_word(ordinal)}")
         w.let(f"cmpxchg ptr %report, i64 0, i64 {word} monotonic monotonic")
@@ -188,7 +196,7 @@ def faults(kernel: Kernel) -> list[Op]:
 def heap_bytes(kernel: Kernel) -> int:
     """Bytes of local and shared arrays that a call of the kernel's function takes from the heap; 0 where the stack has room."""
     _, size = _local_places(kernel)
-    return size if size > _STACK else 0
+    return max([size if size > _STACK else 0, *(heap_bytes(body) for body in shared_blocks.bodies(kernel).values())])
 
 
 def _failure_word(ordinal: int) -> int:
@@ -196,8 +204,8 @@ def _failure_word(ordinal: int) -> int:
     return (ASSERT_MARK | ordinal << (ASSERT_BITS[0] + ASSERT_BITS[1])) - (1 << 64)
 
 
-def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
-    """The LLVM text of the kernel's function, and the declarations it needs."""
+def cpu_function(kernel: Kernel, entry: str, failures: list[Op] | None = None) -> tuple[str, set[str]]:
+    """The LLVM text of the kernel's function, and the declarations it needs. `failures`: the assertions of the kernel that it is a part of."""
     if len(kernel.grid) > 1 or kernel.threads != 1:
         raise CompilerBug.at("TW040", f"{kernel.name}: CPU kernels have a one-dimensional grid of single threads")
     writer = FunctionWriter(kernel, _CpuDialect(kernel))
@@ -228,6 +236,8 @@ def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
 
     # The body is a function of its own, so that `noalias` parameters tell LLVM that arrays do not overlap.
     dialect = _CpuDialect(kernel)
+    if failures is not None:
+        dialect.failures = failures
     body = FunctionWriter(kernel, dialect)
     params: list[str] = []
     for position, param in enumerate(kernel.params):
@@ -244,8 +254,13 @@ def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
     if failing:
         params.append("ptr %report")
     body.prepare_sizes(values)
+    parts: list[tuple[str, set[str]]] = []
+    for number, (op, part) in enumerate(shared_blocks.bodies(kernel).items()):
+        slots = body.let(f"alloca [{len(part.params) + len(part.size_names) + 1} x i64], align 8")
+        dialect.shared[op] = shared_blocks.SharedBlocks(part, f"{entry}.{number}", slots, bool(faults(part)) or bool(heap_bytes(part)))
+        parts.append(cpu_function(part, f"{entry}.{number}", dialect.failures))
     dialect.local, owned = _local_arrays(kernel, body)
-    constants = [op for op in walk(kernel.body) if op.opcode == "alloc" and "values" in op.attrs]
+    constants = [op for op in walk(shared_blocks.without_bodies(kernel).body) if op.opcode == "alloc" and "values" in op.attrs]
     dialect.local |= {op.results[0]: f"@{entry}.constant{number}" for number, op in enumerate(constants)}
     body.line("br label %blocks")
     before = body.label
@@ -274,14 +289,23 @@ def cpu_function(kernel: Kernel, entry: str) -> tuple[str, set[str]]:
         + f"\n}}\n\ndefine void @{entry}(ptr %slots, i64 %begin, i64 %end) nounwind {{\nentry:\n{head}\n"
         + f"  call void @{entry}.body({', '.join([*arguments, 'i64 %begin', 'i64 %end'])})\n  ret void\n}}\n"
     )
-    return text + "\n".join(body.metadata), body.declarations
+    written = [text + "\n".join(body.metadata)]
+    for number, (part_text, needs) in enumerate(parts, 1):
+        written.append(renumbered(part_text, 1000 * number))
+        body.declarations |= needs
+    return "\n".join(written), body.declarations
+
+
+def renumbered(text: str, shift: int) -> str:
+    """LLVM text whose marks on loops have other numbers, so that it can stand beside other text."""
+    return re.sub(r"!(\d+)", lambda mark: f"!{int(mark.group(1)) + shift}", text)
 
 
 def _local_places(kernel: Kernel) -> tuple[dict[Value, int], int]:
     """Where each local array begins, in bytes, and how many all take."""
     places: dict[Value, int] = {}
     size = 0
-    for op in walk(kernel.body):
+    for op in walk(shared_blocks.without_bodies(kernel).body):
         if op.opcode == "alloc" and "values" not in op.attrs:
             memory = op.results[0].type
             assert isinstance(memory, Tensor)

@@ -99,6 +99,8 @@ class FunctionWriter:
         self.declarations: set[str] = set()
         self.names: dict[Value, str] = {}
         self.sizes: dict[Size, str] = {}
+        self.size_names: dict[str, str] = {}
+        """The value of every name of a size."""
         self.compared: dict[str, tuple[str, str, str]] = {}
         """The instruction and the operands of each comparison of floats, by its result."""
         self.counter = 0
@@ -144,6 +146,7 @@ class FunctionWriter:
 
     def prepare_sizes(self, values: dict[str, str]) -> None:
         """Compute every symbolic size the body needs, once, at the function's start."""
+        self.size_names = values
         lines: list[str] = []
         emitter = SizeEmitter(lines, values)
         needed: set[Size] = set()

@@ -61,7 +61,7 @@ def share_memory(a: np.ndarray, b: np.ndarray) -> bool:
     if not np.may_share_memory(a, b):
         return False
     try:
-        return bool(np.shares_memory(a, b, max_work=_MOST_WORK))
+        return bool(np.shares_memory(a, b, max_work=_MOST_WORK))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 

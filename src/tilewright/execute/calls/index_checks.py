@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
 
+from tilewright.base import environment
 from tilewright.base.errors import UserError
 
 VARIABLE = "TILEWRIGHT_CHECK"
@@ -13,12 +13,7 @@ VARIABLE = "TILEWRIGHT_CHECK"
 @functools.cache
 def all_checked() -> bool:
     """Whether the environment asks for checks of every kernel on every device, also of those that say `unchecked`. Raises UserError."""
-    asked = os.environ.get(VARIABLE, "")
-    if asked in ("", "0"):
-        return False
-    if asked != "1":
-        raise UserError.at("TW016", f"{VARIABLE} is {asked!r}", help="set it to 1 to check all indices, or to 0")
-    return True
+    return environment.is_on(VARIABLE)
 
 
 def check_flags(unchecked: object, check: object) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tilewright.base.errors import Diagnostics, UserError
@@ -21,13 +21,16 @@ from tilewright.frontend.python.names import (
     Opaque,
     Word,
     classify,
+    has_words,
     is_package,
     member,
 )
 from tilewright.frontend.python.nesting import reading
 from tilewright.tree import syntax
+from tilewright.tree.check.expressions import FUNCTIONS
 from tilewright.tree.metadata import REDUCTION_NAMES
 from tilewright.tree.syntax import Argument, Expr
+from tilewright.tree.unknown_functions import help_for
 
 REDUCTIONS = {
     "sum": "add", "prod": "mul", "min": "min", "max": "max", "all": "and", "any": "or", "argmin": "argmin", "argmax": "argmax",
@@ -49,6 +52,8 @@ _HELP: dict[type[ast.expr], tuple[str, str]] = {
     ast.YieldFrom: ("yield from", "yield single values"),
     ast.Await: ("await", "wait for the result outside the kernel"),
 }
+
+GROWS = "make an array with tw.empty or tw.zeros and write its elements, or add up in a variable: total += value"
 
 _BINARY: dict[type[ast.operator], str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.MatMult: "@",
@@ -126,6 +131,8 @@ class ExpressionReader:
             value, key = (owner.value, node.slice.value) if isinstance(owner, Opaque) else (None, None)
             if isinstance(value, tuple | list) and isinstance(key, int) and -len(value) <= key < len(value):
                 return classify(value[key])
+            if isinstance(value, Mapping) and isinstance(key, str | int) and key in value:
+                return classify(value[key])
         return None
 
     def called_word(self, node: ast.expr) -> str | None:
@@ -147,12 +154,11 @@ class ExpressionReader:
                 return self._unsupported(node, "the module itself", "name one of its members")
             kind = type(meaning.value).__name__ if meaning.value is not None else "object"
             shown = ast.unparse(node)
+            if has_words(meaning.value):
+                return self._unsupported(node, f"'{shown}' itself", f"name one of its functions, as in {shown}.uniform(seed, i)")
             if callable(meaning.value):
-                own = "mark it with @tw.kernel: kernels can call kernels" if _is_plain(meaning.value) else ""
-                return self._unsupported(
-                    node, f"the Python function '{shown}'", own or "use a function of tilewright, or write its body where it is called"
-                )
-            return self._unsupported(node, f"'{shown}' (a captured {kind})", "pass it as a parameter")
+                return self._unsupported(node, f"the Python function '{shown}'", _instead_of(meaning.value))
+            return self._unsupported(node, f"'{shown}' (a captured {kind})", _how_to_pass(meaning.value))
         return None
 
     def _callee(self, meaning: Called, node: ast.expr) -> Expr:
@@ -212,6 +218,8 @@ class ExpressionReader:
             return syntax.IfExpr(self.test(node.test), self.read(node.body), self.read(node.orelse), span=span)
         if isinstance(node, ast.Tuple):
             return syntax.Tuple(tuple(self.read(e) for e in node.elts), span=span)
+        if isinstance(node, ast.List) and not node.elts:
+            return self._unsupported(node, "a list that grows", GROWS)
         if isinstance(node, ast.List):
             return syntax.List(tuple(self.read(e) for e in node.elts), span=span)
         if isinstance(node, ast.Call):
@@ -280,6 +288,8 @@ class ExpressionReader:
         for keyword in node.keywords:
             if keyword.arg is None:
                 return self._unsupported(keyword.value, "'**' in a call", "write every argument")
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("append", "extend", "insert", "pop") and isinstance(node.func.value, ast.Name):
+            return self._unsupported(node.func, "a list that grows", GROWS)
         if isinstance(node.func, ast.Name) and node.func.id in self._local_names:
             return self._unsupported(node.func, f"a call of the variable '{node.func.id}'", "choose another name for the variable")
         word = self.called_word(node)
@@ -384,6 +394,8 @@ class ExpressionReader:
         """Whether an annotation says that the parameter is written where it lies: `tw.InOut`, `Annotated[tw.InOut, "f32[n]"]`."""
         if isinstance(node, ast.Subscript) and _last_name(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple):
             node = node.slice.elts[0]
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            return self.is_in_place(node.left) or self.is_in_place(node.right)
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             return node.value.strip().rpartition(".")[2] == "InOut"
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
@@ -424,5 +436,21 @@ def _last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _is_plain(value: object) -> bool:
-    return inspect.isfunction(value)
+def _instead_of(function: object) -> str:
+    """What to write instead of a call of a function of Python."""
+    name = str(getattr(function, "__name__", ""))
+    library = str(getattr(function, "__module__", "") or "").split(".")[0]
+    if inspect.isfunction(function) and library not in ("numpy", "torch", "scipy", "jax", "cupy"):
+        return "mark it with @tw.kernel: kernels can call kernels"
+    if name in FUNCTIONS or name in REDUCTIONS:
+        return f"use tw.{name}"
+    return help_for(name, (), python=True) or "use a function of tilewright, or write its body where it is called"
+
+
+def _how_to_pass(value: object) -> str:
+    """How a kernel comes by what is in a captured object."""
+    if isinstance(value, Mapping):
+        return 'name one of its numbers, as in settings["rate"]: such a number is a constant of the kernel'
+    if isinstance(value, list | tuple):
+        return "pass an array of its numbers as a parameter, or index it with a constant"
+    return "pass its numbers and arrays as parameters"

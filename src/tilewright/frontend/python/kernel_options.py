@@ -62,8 +62,8 @@ KERNEL_OPTIONS: tuple[KernelOption, ...] = (
 """All options, in the order of the documents."""
 
 _PRIMITIVES = {
-    KernelKind.REDUCE.value: "write reduce=", KernelKind.SCAN.value: "call tw.gpu_scan", KernelKind.SORT.value: "call tw.gpu_sort",
-    KernelKind.FILTER.value: "call tw.gpu_filter", KernelKind.HISTOGRAM.value: "call tw.gpu_histogram",
+    KernelKind.REDUCE.value: "write reduce=", KernelKind.SCAN.value: "call tw.scan", KernelKind.SORT.value: "call tw.sort",
+    KernelKind.FILTER.value: "call tw.filter", KernelKind.HISTOGRAM.value: "call tw.histogram",
 }  # fmt: skip
 """Kinds of ZynML that are something else in Python."""
 KINDS = tuple(kind.value for kind in KernelKind if kind.value not in _PRIMITIVES)

@@ -31,6 +31,7 @@ from tilewright.frontend.python.names import PACKAGE, Called, Environment, Opaqu
 from tilewright.frontend.python.nesting import reading
 from tilewright.tree import syntax
 from tilewright.tree.inline import inline
+from tilewright.tree.jumps import without_jumps
 from tilewright.tree.syntax import Expr, Stmt
 
 _HELP: dict[type[ast.stmt], tuple[str, str]] = {
@@ -49,8 +50,6 @@ _HELP: dict[type[ast.stmt], tuple[str, str]] = {
     ast.Raise: ("raise", "check the values before the kernel is called"),
     ast.Assert: ("assert", "check the values before the kernel is called"),
     ast.Match: ("match", "use if and elif"),
-    ast.Break: ("break", "put the rest of the body under an if"),
-    ast.Continue: ("continue", "put the rest of the body under an if"),
 }
 
 _MAKERS = ("zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like", "shared", "local")
@@ -237,7 +236,7 @@ class FunctionReader:
         result = None if definition.returns is None else self._expressions.annotation(definition.returns)
         check_result(definition.name, result, self._sink)
         tree = syntax.Function(definition.name, params, result, body, "kernel", self._attributes, span=self._span(definition))
-        return inline(tree, self._sink)
+        return inline(without_jumps(tree, self._sink), self._sink)
 
     def _span(self, node: ast.stmt | ast.expr | ast.arg) -> Span:
         return self._place.span(node)
@@ -320,6 +319,8 @@ class FunctionReader:
         if isinstance(node, ast.Expr):
             if isinstance(node.value, ast.Yield) and node.value.value is not None and self._attributes:
                 return [syntax.Yield(self._expressions.read(node.value.value), span=span)]
+            if isinstance(node.value, ast.Call) and self._expressions.called_word(node.value) == "print":
+                return self._print(node.value, span)
             is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
             return [] if is_text else [syntax.ExprStmt(self._expressions.read(node.value), span=span)]
         if isinstance(node, ast.Assign):
@@ -350,6 +351,8 @@ class FunctionReader:
             body = self._block(node.body)
             self._around -= 1
             return [syntax.While(test, body, span=span)]
+        if isinstance(node, ast.Break | ast.Continue):
+            return [syntax.Break(span=span) if isinstance(node, ast.Break) else syntax.Continue(span=span)]
         if isinstance(node, ast.For):
             self._no_else(node.orelse, "for")
             return self._for(node, span)
@@ -365,6 +368,34 @@ class FunctionReader:
             self._declare(name, node.lineno + self._place.line_offset)
         nothing = syntax.Broken(span=span)
         return [syntax.Let((name,), nothing, mutable=True, span=span) for name in names] or [syntax.ExprStmt(nothing, span=span)]
+
+    def _print(self, node: ast.Call, span: Span) -> list[Stmt]:
+        """`print(…)`: texts, f-strings and numbers; `sep` and `end` are texts."""
+        words = {"sep": " ", "end": "\n"}
+        for keyword in node.keywords:
+            if keyword.arg not in words or not isinstance(keyword.value, ast.Constant) or not isinstance(keyword.value.value, str):
+                self._unsupported(keyword.value, f"'{keyword.arg}' of print", "its arguments are sep and end, two texts")
+                return []
+            words[keyword.arg] = keyword.value.value
+        parts: list[str] = []
+        values: list[Expr] = []
+        for argument in node.args:
+            pieces = argument.values if isinstance(argument, ast.JoinedStr) else [argument]
+            text = ""
+            for piece in pieces:
+                if isinstance(piece, ast.Constant) and isinstance(piece.value, str):
+                    text += _escaped(piece.value)
+                    continue
+                inner = piece.value if isinstance(piece, ast.FormattedValue) else piece
+                spec = piece.format_spec if isinstance(piece, ast.FormattedValue) else None
+                form = "".join(str(v.value) for v in spec.values if isinstance(v, ast.Constant)) if isinstance(spec, ast.JoinedStr) else ""
+                if isinstance(piece, ast.FormattedValue) and (piece.conversion != -1 or (isinstance(spec, ast.JoinedStr) and any(not isinstance(v, ast.Constant) for v in spec.values))):
+                    self._unsupported(inner, "'!' or a computed format in an f-string", "write the format out")
+                    return []
+                text += f"{{:{form}}}" if form else "{}"
+                values.append(self._expressions.read(inner))
+            parts.append(text)
+        return [syntax.Print(_escaped(words["sep"]).join(parts) + _escaped(words["end"]), tuple(values), span=span)]
 
     def _no_else(self, body: list[ast.stmt], loop: str) -> None:
         if body:
@@ -549,6 +580,10 @@ def _shared(name: str, value: Expr, span: Span) -> syntax.Let | None:
     if "shape" not in arguments or not set(arguments) <= {"shape", "dtype"}:
         return None
     return syntax.Let((name,), None, mutable=True, type=arguments.get("dtype"), shared=True, extents=(arguments["shape"],), span=span)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _always_assigned(body: Sequence[ast.stmt]) -> set[str]:

@@ -93,12 +93,14 @@ class Environment:
                 for alias in statement.names:
                     _bind_member(names, statement.module or "", alias)
             elif isinstance(statement, ast.Assign):
-                value = _constant(statement.value, names)
+                value = _constants(statement.value, names)
                 for target in statement.targets:
                     if isinstance(target, ast.Name):
                         names[target.id] = Opaque(None) if value is None else value
+                    elif isinstance(target, ast.Tuple | ast.List):
+                        _bind_parts(names, target, value)
             elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value is not None:
-                value = _constant(statement.value, names)
+                value = _constants(statement.value, names)
                 names[statement.target.id] = Opaque(None) if value is None else value
         return cls(names)
 
@@ -138,11 +140,11 @@ def classify(value: object) -> Meaning:
     if callable(python):
         owner: Any = value
         return Called(python.__name__, python, lambda: owner.function)
-    name = None if _has_words(value) else _word(value)
+    name = None if has_words(value) else _word(value)
     return Opaque(value) if name is None else Word(name)
 
 
-def _has_words(value: object) -> bool:
+def has_words(value: object) -> bool:
     """Whether its members are words: `tw.random`."""
     return getattr(value, "__simt__", None) == "random"
 
@@ -154,11 +156,11 @@ def member(owner: Opaque, name: str) -> Meaning | None:
         if name in _CONSTANTS:
             return Constant(_CONSTANTS[name])
         found = getattr(value, name, None)
-        if isinstance(found, ModuleType) or _has_words(found):
+        if isinstance(found, ModuleType) or has_words(found):
             return Opaque(found)
         return Word(found.name if isinstance(found, DType) else name)
     if not hasattr(value, name):
-        return None
+        return Word(f"random.{name}") if has_words(value) else None
     return classify(getattr(value, name))
 
 
@@ -196,11 +198,30 @@ def _bind_member(names: dict[str, object], module: str, alias: ast.alias) -> Non
     name = alias.asname or alias.name
     if module == PACKAGE:
         found = member(Opaque(importlib.import_module(PACKAGE)), alias.name)
-        names[name] = found if isinstance(found, Opaque) and _has_words(found.value) else _CONSTANTS.get(alias.name, Word(alias.name))
+        names[name] = found if isinstance(found, Opaque) and has_words(found.value) else _CONSTANTS.get(alias.name, Word(alias.name))
     elif module in _FILE_MODULES and hasattr(importlib.import_module(module), alias.name):
         names[name] = getattr(importlib.import_module(module), alias.name)
     elif module != "__future__":
         names[name] = Opaque(None)
+
+
+def _bind_parts(names: dict[str, object], target: ast.Tuple | ast.List, value: object) -> None:
+    """`S, P = 4, 2`"""
+    parts = value if isinstance(value, tuple) and len(value) == len(target.elts) else (None,) * len(target.elts)
+    for item, part in zip(target.elts, parts):
+        if isinstance(item, ast.Name):
+            names[item.id] = Opaque(None) if part is None else part
+
+
+def _constants(node: ast.expr, names: Mapping[str, object]) -> object:
+    """The value of a constant, or of a tuple, list or dict of constants; None where it is something else."""
+    if isinstance(node, ast.Tuple | ast.List):
+        parts = tuple(_constants(item, names) for item in node.elts)
+        return parts if None not in parts else None
+    if isinstance(node, ast.Dict):
+        table = {key.value if isinstance(key, ast.Constant) else None: _constants(value, names) for key, value in zip(node.keys, node.values)}
+        return table if None not in table and None not in table.values() else None
+    return _constant(node, names)
 
 
 def _constant(node: ast.expr, names: Mapping[str, object]) -> bool | int | float | str | None:

@@ -51,6 +51,7 @@ from tilewright.frontend.simt.values import (
     literal,
 )
 from tilewright.frontend.simt.words import CALLS, CONSTANTS, NAMESPACES, VALUES, word_of
+from tilewright.tree.unknown_functions import help_for
 
 BINARY: dict[type[ast.operator], str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**",
@@ -347,7 +348,8 @@ class ExpressionBuilder(Emitter, ABC):
             value = getattr(owner, name)
         except AttributeError:
             shown = owner.__name__ if isinstance(owner, ModuleType) else type(owner).__name__
-            raise self.fail(f"{shown} has no '{name}'", code="TW002") from None
+            help = help_for(name, dir(owner), python=True) if isinstance(owner, ModuleType) else ""
+            raise self.fail(f"{shown} has no '{name}'", help, "TW002") from None
         return self.captured(value, name)
 
     def _subscript(self, node: ast.Subscript) -> Val:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from tilewright.base.dtypes import DType, f32, f64
-from tilewright.base.errors import CompilerBug, UserError
+from tilewright.base.errors import CompilerBug, UserError, in_order
 from tilewright.base.sizes import Size, contiguous_strides
 from tilewright.base.source import Span
 from tilewright.frontend.simt.build import COUNT, GRID, LaunchShape
@@ -198,14 +199,25 @@ def build_kernel(
         reader = Statements(launch, default_float, source, types)
         try:
             params = _read_body(reader, source, parameters, args, alike)
-        except UserError:
+        except UserError as error:
             # It may come from types that are not known yet.
             if not types.changed and known == (len(types.pairs), len(types.flags)):
-                raise
+                raise _every_error(error, Statements(launch, default_float, source, types), source, parameters, args, alike) from None
             continue
         if not types.changed:
             return _finished(reader, source, params, attrs or {})
     raise CompilerBug.at("TW040", f"the types of the variables of '{source.name}' do not settle", source.head())
+
+
+def _every_error(
+    error: UserError, reader: Statements, source: FunctionSource, parameters: Sequence[Parameter], args: Sequence[SimtArg],
+    alike: Mapping[str, str],
+) -> UserError:  # fmt: skip
+    """The error with those of all other statements. What a wrong statement leaves behind may be anything: reading ends where it cannot go on."""
+    reader.collected = {}
+    with suppress(Exception):
+        _read_body(reader, source, parameters, args, alike)
+    return UserError(*in_order(dict.fromkeys((*error.diagnostics, *reader.collected))))
 
 
 def _read_body(

@@ -11,6 +11,7 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tilewright.base.errors import Diagnostic, UserError
 from tilewright.base.source import Span
 from tilewright.frontend.simt.expressions import BINARY, bind
 from tilewright.frontend.simt.flow import RESULT, RETURN
@@ -56,6 +57,11 @@ _HELP: dict[type[ast.stmt], tuple[str, str]] = {
 class Statements(Loops):
     """Reads the statements of a function."""
 
+    collected: dict[Diagnostic, None] | None = None
+    """Where all errors are looked for: those found. Then a statement that is wrong does not end the reading."""
+    lost: frozenset[str] = frozenset()
+    """Variables that such statements would have set: what is said of statements that use them may only follow from that."""
+
     # -- blocks ---------------------------------------------------------------------------------------------------
 
     def block(self, statements: Sequence[ast.stmt]) -> None:
@@ -87,6 +93,20 @@ class Statements(Loops):
         return found
 
     def statement(self, node: ast.stmt) -> None:
+        if self.collected is None:
+            self._statement(node)
+            return
+        try:
+            self._statement(node)
+        except UserError as error:
+            names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+            if not self.lost & {n.id for n in names}:
+                self.collected.update(dict.fromkeys(error.diagnostics))
+            self.lost |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
+            for inner in (getattr(node, "body", ()), getattr(node, "orelse", ())):
+                self.block(inner)
+
+    def _statement(self, node: ast.stmt) -> None:
         with self.b.at(self.head(node)):
             if self.launch.steps:
                 self._step(node)

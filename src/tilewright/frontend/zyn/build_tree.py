@@ -227,6 +227,9 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
     def return_statement(self, parts: list[Part]) -> syntax.Return:
         return syntax.Return(self._value(parts) if len(parts) > 1 else None, span=self._span(parts))
 
+    def jump(self, parts: list[Part]) -> syntax.Break | syntax.Continue:
+        return syntax.Break(span=self._span(parts)) if str(parts[0]) == "break" else syntax.Continue(span=self._span(parts))
+
     def yield_statement(self, parts: list[Part]) -> syntax.Yield:
         return syntax.Yield(self._value(parts), span=self._span(parts))
 
@@ -237,9 +240,6 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
 
     def expression_statement(self, parts: list[Part]) -> syntax.ExprStmt:
         value = _nodes(parts)[0]
-        if isinstance(value, syntax.Name) and value.id in ("break", "continue"):
-            help = "write a while whose condition ends the loop" if value.id == "break" else "put what follows under an if"
-            raise syntax_error(f"there is no {value.id}", value.span, help, "TW005")
         return syntax.ExprStmt(value, span=self._span(parts))
 
     def for_range(self, parts: list[Part]) -> _Head:
@@ -360,16 +360,20 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
         )  # fmt: skip
 
     def compute(self, parts: list[Part]) -> syntax.Compute:
-        inputs = self._plain_arguments(next(p.items for p in parts if isinstance(p, _Arguments)))
+        inputs = self._plain_arguments(next(p.items for p in parts if isinstance(p, _Arguments)), in_place=True)
         for argument in inputs:
             if argument.keyword is not None:
                 raise syntax_error(f"'{argument.keyword}=' in compute", argument.span, "the inputs of a compute are positional")
+        in_place = [a.value.id for a in inputs if a.in_place and isinstance(a.value, syntax.Name)]
+        for name in in_place:
+            if [a.value for a in inputs].count(syntax.Name(name)) > 1:
+                raise syntax_error(f"'{name}' is given twice, and written in place", self._span(parts), "give it once", "TW010")
         header = [p for p in parts if isinstance(p, KernelAttribute)]
         block = parts[-1]
         assert isinstance(block, _BlockText)
         inner = [p for p in block.items if isinstance(p, KernelAttribute)]
         body = tuple(p for p in block.items if not isinstance(p, KernelAttribute))
-        return syntax.Compute(tuple(a.value for a in inputs), (*header, *inner), body, span=self._span(parts))
+        return syntax.Compute(tuple(a.value for a in inputs), (*header, *inner), body, tuple(in_place), span=self._span(parts))
 
     # -- expressions ------------------------------------------------------------------------------------------------
 
@@ -447,8 +451,10 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
             raise syntax_error("unknown reduction", op.span, "use one of + * min max and or argmin argmax", "TW016")
         return syntax.ReduceExpr(REDUCTIONS[op.id], values["x"].value, values["axis"].value if "axis" in values else None, span=span)
 
-    def _plain_arguments(self, arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
+    def _plain_arguments(self, arguments: tuple[Argument, ...], in_place: bool = False) -> tuple[Argument, ...]:
         for argument in arguments:
+            if argument.in_place and not in_place:
+                raise syntax_error("'inout' in a call", argument.span, "it stands before an input of compute(…)")
             if isinstance(argument.value, syntax.Name) and argument.value.id in ("+", "*", "and", "or"):
                 raise syntax_error(f"'{argument.value.id}' has no operands", argument.span, "an operator alone can only be given to reduce")
         return arguments
@@ -458,6 +464,10 @@ class TreeBuilder(Transformer[Token, syntax.Module]):
 
     def argument(self, parts: list[Part]) -> Argument:
         return Argument(_nodes(parts)[0], str(parts[0]) if len(parts) > 1 else None, span=self._span(parts))
+
+    def in_place_argument(self, parts: list[Part]) -> Argument:
+        name = syntax.Name(str(parts[1]), span=self._span(parts[1:]))
+        return Argument(name, in_place=True, span=self._span(parts))
 
     def operator_argument(self, parts: list[Part]) -> Argument:
         span = self._span(parts)

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import pickle
 import sys
 from pathlib import Path
 
 import lark
 
+from tilewright.base import environment
 from tilewright.base.private_files import PrivateFolder, UnsafeFile, cache_root, say_once
 
-_OFF = ("0", "off", "no", "false")
 _MAKING = {"parser": "lalr", "lexer": "basic", "keep_all_tokens": True, "maybe_placeholders": False}
 
 
@@ -36,7 +35,7 @@ def make_parser(grammar: str, layout: object, builder: object) -> lark.Lark:
 
 
 def _place(grammar: str) -> Path | None:
-    if os.environ.get("TILEWRIGHT_CACHE", "1").strip().lower() in _OFF:
+    if not environment.is_on("TILEWRIGHT_CACHE"):
         return None
     try:
         root = cache_root()

@@ -264,6 +264,10 @@ class LayoutReader:
             return "KERNEL" if previous == "AT" and after == "NAME" else "NAME"
         if word == "compute":
             return "COMPUTE" if after == "LPAR" else "NAME"
+        if word == "inout":
+            return "INOUT" if previous in ("LPAR", "COMMA") and after == "NAME" else "NAME"
+        if word in ("break", "continue"):
+            return word.upper() if starts and after in ("NEWLINE", "SEMICOLON", "RBRACE", "DEDENT", "COMMENT", "ELSE", "ELIF") else "NAME"
         if word in ("pipeline", "fn"):
             return word.upper() if after == "NAME" and (starts or previous in ("NAME", "RPAR")) else "NAME"
         if word == "config":

@@ -30,7 +30,7 @@ _CONTINUATIONS = frozenset(
 """What may follow any complete expression: naming all of it would bury what matters."""
 
 _ORDER = ("EQUAL", "COLON", "LBRACE", "RPAR", "RSQB", "RBRACE", "COMMA", "IN", "RANGE", "NEWLINE")
-_CONTEXTUAL = frozenset(["VAR", "SHARED", "STEP", "TIMEOUT", "KERNEL", "COMPUTE", "PIPELINE", "FN", "CONFIG", "IMPORT", "AS", "SEMICOLON"])
+_CONTEXTUAL = frozenset(["VAR", "SHARED", "STEP", "TIMEOUT", "KERNEL", "COMPUTE", "INOUT", "BREAK", "CONTINUE", "PIPELINE", "FN", "CONFIG", "IMPORT", "AS", "SEMICOLON"])
 
 
 def found(token: Token) -> str:

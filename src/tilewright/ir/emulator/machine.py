@@ -7,6 +7,7 @@ lanes compute along, but touch no memory and cannot fail. A region is only enter
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from tilewright.ir.emulator.memory.memory import Memory, fault
 from tilewright.ir.nodes import Block, Kernel, Op, Value
 from tilewright.ir.numerics import convert, evaluate
 from tilewright.ir.ops import OPS
+from tilewright.ir.printing import pieces, written
 from tilewright.ir.types import Scalar, Tensor, Tile, Type, Vec, dtype_of
 
 Array = np.ndarray
@@ -123,6 +125,7 @@ class Machine(ABC):
         self.changes = 0
         """Counts writes that changed memory: whether waiting lanes have something new to see."""
         self.simple: dict[str, Callable[[Op, Frame], Results]] = {
+            "print": self._print,
             "const": self._const, "size": self._size, "load": self._load, "store": self._store, "atomic": self._atomic, "accumulate": self._accumulate, "head": self._head,
             "broadcast": self._broadcast, "report": self._report, "program_id": self._program_id,
         }  # fmt: skip
@@ -260,6 +263,14 @@ class Machine(ABC):
         shape = result.shape if isinstance(result, Tile) else (result.width,)
         value = align(frame.get(op.operands[0]), len(shape))
         return (np.broadcast_to(value, (value.shape[0], *shape)),)
+
+    def _print(self, op: Op, frame: Frame) -> Results:
+        """Before the thread stage kernels that print have no tiles, and run in order."""
+        parts = pieces(str(op.attrs["text"]), [dtype_of(v.type) for v in op.operands])
+        values = [frame.full(v) for v in op.operands]
+        for lane in np.flatnonzero(frame.active):
+            sys.stdout.write(written(parts, [v[lane].item() for v in values]))
+        return ()
 
     def _elementwise(self, op: Op, frame: Frame) -> Results:
         definition = OPS.get(op.opcode)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count, takewhile
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from tilewright.ir.emulator.memory.memory import new_array, restrided
 from tilewright.ir.emulator.tile import TileMachine
 from tilewright.ir.emulator.warps.scheduler import launch
 from tilewright.ir.nodes import Kernel, Stage, Value
-from tilewright.ir.program import Program, ProgramArray
+from tilewright.ir.program import KernelCall, OrderedCalls, OrderedLoop, Program, ProgramArray, call_tree
 from tilewright.ir.types import Tensor
 
 Argument = np.ndarray | int | float | bool
@@ -98,10 +99,7 @@ def run_program(
     _check_sizes(program, values, sizes)
     for array in program.scratch:
         values[array.name] = np.zeros(FAILURE_FIELDS, np.int64) if array.name == FAILURE else new_array(array.type, sizes)
-    for call in program.calls:
-        arguments = [_viewed(values[name], param, sizes) for name, param in zip(call.args, call.kernel.params, strict=True)]
-        run_kernel(call.kernel, arguments, sizes, target)
-        _check_failure(program, values.get(FAILURE))
+    _run_calls(program, call_tree(program), values, sizes, target)
     results: dict[str, np.ndarray] = {}
     for array in program.outputs:
         result = values[array.name]
@@ -110,10 +108,34 @@ def run_program(
     return results
 
 
+def _run_calls(
+    program: Program, items: Sequence[KernelCall | OrderedCalls], values: Mapping[str, Argument], sizes: Mapping[str, int], target: Target
+) -> None:
+    """Calls in order; those of an ordered loop once for each of its steps."""
+    for item in items:
+        if isinstance(item, KernelCall):
+            arguments = [_viewed(values[name], param, sizes) for name, param in zip(item.args, item.kernel.params, strict=True)]
+            run_kernel(item.kernel, arguments, sizes, target)
+            _check_failure(program, values.get(FAILURE))
+            continue
+        for step in _steps(item.loop, values, sizes):
+            for turn, calls in item.turns:
+                if step % turn.period == turn.turn:
+                    _run_calls(program, calls, values, {**sizes, item.loop.name: step}, target)
+
+
+def _steps(loop: OrderedLoop, values: Mapping[str, Argument], sizes: Mapping[str, int]) -> Iterable[int]:
+    if loop.count is not None:
+        return range(loop.count.evaluate(sizes))
+    cell = values[loop.cell]
+    assert isinstance(cell, np.ndarray)
+    return range(int(cell[()])) if cell.dtype != np.bool_ else takewhile(lambda _: bool(cell[()]), count())
+
+
 def _check_failure(program: Program, cell: Argument | None) -> None:
     """Raise what a kernel with index checks left behind."""
     if program.sites and isinstance(cell, np.ndarray) and cell[FAILURE_SITE]:
-        raise index_error(program.sites, *(int(cell[field]) for field in (FAILURE_SITE, FAILURE_INDEX, FAILURE_EXTENT)))
+        raise index_error(program.sites, int(cell[FAILURE_SITE]), int(cell[FAILURE_INDEX]), int(cell[FAILURE_EXTENT]))
 
 
 def _viewed(value: Argument, param: Value, sizes: Mapping[str, int]) -> Argument:

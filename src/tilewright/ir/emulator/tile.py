@@ -48,7 +48,7 @@ class TileMachine(Machine):
             "iota": self._iota, "reduce_tile": self._reduce_tile, "scan_tile": self._scan_tile,
             "item": self._item, "dot": self._dot, "transpose": self._transpose, "reshape": self._reshape,
             "slice": self._slice, "convert_layout": self._convert_layout, "alloc": self._alloc,
-            "prefetch": lambda op, frame: (), "inside": self._inside, "within": lambda op, frame: (), "load_image": self._load_image,
+            "prefetch": lambda op, frame: (), "inside": self._inside, "barrier": lambda op, frame: (), "within": lambda op, frame: (), "load_image": self._load_image,
         }  # fmt: skip
         Panels(self)
 
@@ -111,7 +111,7 @@ class TileMachine(Machine):
     def _inside(self, op: Op, frame: Frame) -> Results:
         index, extent = frame.full(op.operands[0]), frame.full(op.operands[1])
         right = (index >= 0) & (index < align(extent, index.ndim - 1))
-        return (right.reshape(frame.lanes, -1).all(axis=1),)
+        return (np.all(right.reshape(frame.lanes, -1), axis=1),)
 
     def _scan_tile(self, op: Op, frame: Frame) -> Results:
         axis = op.attrs["axis"]

@@ -1,7 +1,7 @@
 """What a kernel's attributes say about its contractions, held against the loops and the schedules there are.
 
 `@kernel matmul` promises a contraction: loops that are none are an error at the attribute's kernel. `@tile(128, 256)`, `@workgroup(384)` and
-`@shared(65536)` are wishes: the best schedule that has them is taken, or the best of all where none has; with `@strict` that is an error.
+`@shared(65536)` are wishes: the best schedule that has them is taken, or the best of those that have most of them; with `@strict` that is an error.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ def check_kind(metadata: KernelMetadata, program: Program) -> None:
 
 
 def preferred(found: Sequence[MatrixSchedule], metadata: KernelMetadata, target: Target, span: Span) -> MatrixSchedule:
-    """The best schedule that has what the attributes ask for."""
-    fitting = [s for s in (*found, *_retiled(found, metadata, target)) if _fits(s, metadata, target)]
-    if fitting:
-        return fitting[0]
-    if metadata.strict:
+    """The best schedule that has what the attributes ask for, or most of it."""
+    known = (*found, *_retiled(found, metadata, target))
+    lacking = [_lacking(s, metadata, target) for s in known]
+    if metadata.strict and min(lacking):
         tiles = ", ".join(dict.fromkeys(f"{s.m}x{s.n}" for s in found))
         threads = ", ".join(dict.fromkeys(str(s.threads) for s in found))
         asked = ", ".join(line for line in metadata.lines() if line.startswith(("@tile", "@workgroup", "@shared", "@tensor_cores", "@async_copy")))
@@ -46,7 +45,7 @@ def preferred(found: Sequence[MatrixSchedule], metadata: KernelMetadata, target:
             "TW020", f"no schedule for {target.name} has {asked}", span,
             f"tiles are {tiles}, threads {threads}; without @strict the best one is taken",
         )  # fmt: skip
-    return found[0]
+    return known[lacking.index(min(lacking))]
 
 
 def _retiled(found: Sequence[MatrixSchedule], metadata: KernelMetadata, target: Target) -> list[MatrixSchedule]:
@@ -68,14 +67,12 @@ def _retiled(found: Sequence[MatrixSchedule], metadata: KernelMetadata, target: 
     return made
 
 
-def _fits(schedule: MatrixSchedule, metadata: KernelMetadata, target: Target) -> bool:
-    if metadata.hints.tile and not has_tile(schedule, metadata):
-        return False
-    if metadata.hints.use_tensor_cores and schedule.family not in MATRIX_FAMILIES:
-        return False
-    if metadata.hints.async_copy and target.simt and not copies_asynchronously(schedule):
-        return False
-    if metadata.workgroup_size is not None and prod(metadata.workgroup_size) != schedule.threads:
-        return False
-    limit = metadata.shared_memory_bytes
-    return not limit or schedule.staged_bytes <= limit
+def _lacking(schedule: MatrixSchedule, metadata: KernelMetadata, target: Target) -> int:
+    """How many of the wishes a schedule does not have."""
+    return sum((
+        bool(metadata.hints.tile) and not has_tile(schedule, metadata),
+        metadata.hints.use_tensor_cores and schedule.family not in MATRIX_FAMILIES,
+        metadata.hints.async_copy and target.simt and not copies_asynchronously(schedule),
+        metadata.workgroup_size is not None and prod(metadata.workgroup_size) != schedule.threads,
+        bool(metadata.shared_memory_bytes) and schedule.staged_bytes > metadata.shared_memory_bytes,
+    ))  # fmt: skip

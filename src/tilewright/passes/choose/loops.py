@@ -43,9 +43,12 @@ def power_of_two(number: int) -> int:
 
 def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
     rank, costs = len(nest.extents), target.costs.caches
+    if kernel.attrs.get("in_order") == "parts":
+        # Each point walks a stretch of memory of its own: one to a block.
+        return Schedule((1,) * rank)
     lanes = max(1, target.vector_bytes // max(compute_bytes(kernel), nest.widest if not nest.reductions else 1))
     heavy = sum(1 for op in walk(kernel.body) if op.opcode not in ("load", "store", "const", "size"))
-    unroll = 4 if heavy < 24 else 2
+    unroll = 8 if draws_words(kernel) else 4 if heavy < 24 else 2
     on_reduction = bool(nest.reductions or nest.sweeps) and nest.reduce_stride_one > max(nest.stride_one, default=0)
     window = slides(kernel, nest)
     if on_reduction and not window:
@@ -63,7 +66,14 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
         rows = costs.rows_per_block if row_axis >= 0 else 1
         return Schedule(tiles, 1, lanes, vector_index=axis, chunk=chunk, repeat=True, row_axis=row_axis, rows_per_block=rows)
     tiles = tuple(lanes * unroll if position == axis else 1 for position in range(rank))
+    if kernel.attrs.get("in_order"):
+        chunk = 4 * lanes * unroll  # A point is a whole line: a few vectors of them are work enough for a block.
     return Schedule(tiles, 1, lanes * unroll, vector_index=axis, chunk=chunk)
+
+
+def draws_words(kernel: Kernel) -> bool:
+    """Whether it draws random numbers: each block of four words is a long chain of products, and two vectors of blocks hide it."""
+    return any(op.opcode in ("random_u32", "random_u64") for op in walk(kernel.body))
 
 
 # -- GPU ----------------------------------------------------------------------------------------------------------
@@ -72,8 +82,10 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
 def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, int]) -> Schedule:
     rank, costs = len(nest.extents), target.costs.maps
     vector = max(1, min(8, target.vector_bytes // nest.narrowest))
+    if kernel.attrs.get("in_order") == "parts":
+        return _gpu_map(nest, rank, 1, hints, target, 1)
     if not nest.reductions and not nest.sweeps:
-        return _gpu_map(nest, rank, vector, hints, target, costs.vectors)
+        return _gpu_map(nest, rank, vector, hints, target, 1 if kernel.attrs.get("in_order") else costs.vectors)
     if rank and not nest.sweeps and hint(nest.reduce_extent, hints) <= costs.few_terms and vector_index(nest) >= 0:
         # Every thread adds up its few terms itself. Where the terms are neighbours too (a window that slides along memory), vectors would
         # not be aligned.

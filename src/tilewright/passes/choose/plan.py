@@ -41,8 +41,8 @@ def plan_contractions(
     forced_schedule = "" if horizontal else given
     wished: set[int] = set()
     for number, call in enumerate(program.calls):
-        if is_watched(call.kernel):
-            plans.append(None)  # only loops carry checks of indices
+        if is_watched(call.kernel) or call.varies:
+            plans.append(None)  # only loops carry checks of indices, or take sizes that change from step to step
             continue
         candidates = matrix_schedules(call.kernel, target, sizes) or attention_schedules(call.kernel, target, sizes)
         if candidates and not forced_schedule and is_small_part(call.kernel, target, sizes):
@@ -70,7 +70,7 @@ def plan_contractions(
             "TW020", f"schedule '{given}': nothing in {program.name} is computed by tiles of a matrix here", program.span,
             "leave schedule= out; thin and tiny products, and what is no contraction, have none",
         )  # fmt: skip
-    if forced_schedule or wished or len(program.calls) == 1:
+    if forced_schedule or wished or len(program.calls) == 1 or program.loops:
         return tuple(plans)
     return choose_horizontal_fusion(program, tuple(plans), target, sizes)[0]
 

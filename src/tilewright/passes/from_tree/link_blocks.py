@@ -150,6 +150,10 @@ class _Linking:
             tuple(calls),
             tuple(dict.fromkeys((*(c for program in parts for c in program.checks if c.left != c.right), *self.equal.checks()))),
             joined.span,
+            loops=tuple(
+                replace(loop, cell=names[loop.cell][0] if loop.cell else "")
+                for program, names in zip(parts, self.local, strict=True) for loop in program.loops
+            ),
             computed=tuple(dict.fromkeys(c for program in parts for c in program.computed)),
         )  # fmt: skip
 
@@ -236,7 +240,7 @@ def _rewired(
     kernel = replace(call.kernel, params=tuple(params.values()), body=replace_values(call.kernel.body, plain))
     if moved:
         kernel = rewrite(kernel, functools.partial(_moved, moved))
-    return KernelCall(kernel, tuple(name for name, _ in params))
+    return KernelCall(kernel, tuple(name for name, _ in params), call.loops)
 
 
 def _moved(moved: Mapping[Value, tuple[Value, tuple[AffineIndex, ...]]], builder: Builder, op: Op) -> Sequence[Value] | None:

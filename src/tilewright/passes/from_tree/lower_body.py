@@ -11,11 +11,13 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.base.dtypes import DType, bool_, compute_dtype, i64
+from tilewright.base.errors import UserError
 from tilewright.base.sizes import Size, SizeCall, has_numbers, is_number, parameter_of
 from tilewright.base.source import Span
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value
 from tilewright.ir.ops import OPS
+from tilewright.ir.printing import FormatError, pieces
 from tilewright.ir.types import INDEX, Scalar, Tensor, dtype_of
 from tilewright.tree.check.loops import without
 from tilewright.tree.typed import (
@@ -42,6 +44,7 @@ from tilewright.tree.typed import (
     TypedBarrier,
     TypedIf,
     TypedLoop,
+    TypedPrint,
     TypedWhile,
     TypedYield,
     Variable,
@@ -95,9 +98,12 @@ class Draft:
         self.domain = tuple(self.size(s) for s in shape)
         self.indices = tuple(Value(INDEX, f"i{axis}") for axis in range(len(shape)))
 
-    def open_loops(self, variables: Sequence[LoopVar]) -> None:
-        """A domain over loop indices; each counts from 0 by ones, the index is computed from that."""
-        self.domain = tuple(self.extent(self.top, var, self.scope) for var in variables)
+    def open_loops(self, variables: Sequence[LoopVar], counts: Sequence[Size | None] = ()) -> None:
+        """A domain over loop indices; each counts from 0 by ones, the index is computed from that. `counts` says how many values they take."""
+        known = counts or [var.count for var in variables]
+        self.domain = tuple(
+            self.extent(self.top, var, self.scope) if count is None else self.size(count) for var, count in zip(variables, known, strict=True)
+        )
         self.indices = tuple(Value(INDEX, var.name) for var in variables)
         for var, position in zip(variables, self.indices, strict=True):
             self.scope[var] = self.index(self.body, var, position, self.scope)
@@ -273,6 +279,8 @@ class Draft:
             if stmt.kind:
                 value = self.combine(builder, stmt.kind, self.load(builder, stmt.array, indices), value)
             self.store(builder, stmt.array, indices, value)
+        elif isinstance(stmt, TypedPrint):
+            self.printed(builder, stmt, scope)
         elif isinstance(stmt, TypedIf):
             self.branch(builder, stmt, scope)
         elif isinstance(stmt, TypedWhile):
@@ -284,6 +292,14 @@ class Draft:
         else:
             assert isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield | TypedBarrier)
             raise AssertionError(f"{type(stmt).__name__} inside a kernel")
+
+    def printed(self, builder: Builder, stmt: TypedPrint, scope: Scope) -> None:
+        values = [self.expr(builder, v, scope) for v in stmt.values]
+        try:
+            pieces(stmt.text, [dtype_of(v.type) for v in values])
+        except FormatError as error:
+            raise UserError.at("TW009", str(error), stmt.span) from None
+        builder.multi("print", *values, text=stmt.text)
 
     def combine(self, builder: Builder, kind: str, before: Value, value: Value) -> Value:
         """`kind(before, value)`, or the value alone where nothing came before."""
@@ -339,6 +355,9 @@ class Draft:
 
     def serial(self, builder: Builder, variables: Sequence[LoopVar], loop: TypedLoop, scope: Scope) -> None:
         """Nested `for`s over the indices, carrying what the body assigns."""
+        if loop.until is not None:
+            self.serial_until(builder, variables[0], loop, loop.until, scope)
+            return
         targets = list(assigned(loop.body))
         start = [self.variable(v, scope) for v in targets]
         var, rest = variables[0], variables[1:]
@@ -365,6 +384,31 @@ class Draft:
         operands = (lo, hi, self.number(builder, 1, i64), *start)
         builder.append(Op("for", operands, results, attrs, (block,), builder.span))
         self.merge(scope, targets, results)
+
+    def serial_until(self, builder: Builder, var: LoopVar, loop: TypedLoop, stop: Variable, scope: Scope) -> None:
+        """A `while` over the positions of the index, which ends when they do or when the flag is set."""
+        targets = list(assigned(loop.body))
+        start = [self.variable(v, scope) for v in targets]
+        count = self.extent(builder, var, scope)
+        types, names = [INDEX, *(v.type for v in start)], [var.name, *(v.name for v in targets)]
+
+        def test(inner: Builder, position: Value, *carried: Value) -> Sequence[Value]:
+            own = scope | dict(zip(targets, carried, strict=True))
+            going = inner.op("not", self.variable(stop, own))
+            return [inner.logical_and(inner.op("lt", position, count), going), position, *carried]
+
+        def body(inner: Builder, position: Value, *carried: Value) -> Sequence[Value]:
+            own = scope | dict(zip(targets, carried, strict=True))
+            own[var] = self.index(inner, var, position, own)
+            self.statements(inner, loop.body, own)
+            return [inner.add(position, self.number(inner, 1, i64)), *(own[v] for v in targets)]
+
+        self._stored.clear()
+        regions = builder.region(types, names, test), builder.region(types, names, body)
+        results = tuple(Value(t, n) for t, n in zip(types, names, strict=True))
+        operands = (self.number(builder, 0, i64), *start)
+        builder.append(Op("while", operands, results, regions=regions, span=builder.span))
+        self.merge(scope, targets, results[1:])
 
     # -- reductions -------------------------------------------------------------------------------------------------
 

@@ -13,19 +13,24 @@ accumulations, and `for`/`if`/`while` for the rest. It is the first pass: everyt
 A scalar computed between nests is not stored: each kernel that uses it computes it again from what was stored (a 0-d scratch
 array for every accumulated variable). Elementwise code after a reduction over the same domain joins the reduction's kernel.
 Narrow floats are widened to f32 after a load and rounded at a store.
+
+The body of an ordered loop is lowered like the kernel's top, once; its calls are marked with the loop. The number of the step is a size there, so
+that extents may depend on it. Variables that live from step to step have an array without axes.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from tilewright.base.dtypes import DType, compute_dtype
+from tilewright.base.dtypes import DType, bool_, compute_dtype, i64
+from tilewright.base.record import record
 from tilewright.base.sizes import Size
-from tilewright.ir.nodes import Kernel, walk
-from tilewright.ir.program import KernelCall, Program, ProgramArray, ProgramCheck, ScalarInput
+from tilewright.ir.nodes import Kernel, Value, walk
+from tilewright.ir.program import KernelCall, LoopTurn, OrderedLoop, Program, ProgramArray, ProgramCheck, ScalarInput
 from tilewright.ir.rewrite import eliminate_dead
 from tilewright.ir.types import Tensor
 from tilewright.passes.from_tree.lower_body import Draft
+from tilewright.tree.bounds import range_under
 from tilewright.tree.typed import (
     Accumulate,
     Apply,
@@ -44,6 +49,8 @@ from tilewright.tree.typed import (
     Stmt,
     TypedKernel,
     TypedLoop,
+    TypedTurns,
+    TypedWhile,
     Variable,
     Whole,
     row_major,
@@ -61,6 +68,17 @@ def tensor_type(array: ArrayInfo) -> Tensor:
     return Tensor(array.dtype, array.shape, array.strides, align=array.align)
 
 
+@record
+class _StepIndex:
+    """An ordered loop around a statement: its index, as a size or as `first + number * step`."""
+
+    var: LoopVar | None
+    index: Size | None
+    first: ArrayInfo | None = None
+    number: Size | None = None
+    turn: LoopTurn | None = None
+
+
 class _TreeLowering:
     def __init__(self, typed: TypedKernel) -> None:
         self.typed = typed
@@ -70,6 +88,13 @@ class _TreeLowering:
         self.values: dict[Variable, Expr] = {}
         """Top-level variables, each as an expression over arguments and arrays."""
         self.drafts: list[Draft] = []
+        self.steps: list[_StepIndex] = []
+        """The ordered loops around the statement at hand."""
+        self.loops: list[OrderedLoop] = []
+        self.places: dict[Draft, tuple[LoopTurn, ...]] = {}
+        """The loops each kernel is in."""
+        self.cells: dict[Variable, ArrayInfo] = {}
+        """Where variables are that live from step to step."""
         self.open: Draft | None = None
         """The last kernel, while code over the same domain may still join it."""
         self.shape: tuple[Size, ...] = ()
@@ -85,21 +110,96 @@ class _TreeLowering:
 
     def statement(self, stmt: Stmt) -> None:
         if isinstance(stmt, SetVar):
-            self.set_value(stmt.var, self.resolved(stmt.value))
+            self.set_variable(stmt.var, self.resolved(stmt.value), stmt)
         elif isinstance(stmt, Accumulate):
             args = (self.values[stmt.var], self.resolved(stmt.value))
-            self.set_value(stmt.var, Apply(stmt.kind, args, stmt.var.dtype, span=stmt.span))
+            self.set_variable(stmt.var, Apply(stmt.kind, args, stmt.var.dtype, span=stmt.span), stmt)
+        elif isinstance(stmt, TypedLoop | TypedWhile) and stmt.kind == "ordered":
+            self.ordered(stmt)
         elif isinstance(stmt, ArrayAssign):
             self.array_assign(stmt)
         elif isinstance(stmt, ReduceLoop):
             draft = self.start(stmt, tuple(v.count for v in stmt.outer if v.count is not None), stmt.outer)
             draft.reduce_loop(stmt)
-        elif isinstance(stmt, TypedLoop) and stmt.kind == "parallel" and all(v.count is not None for v in stmt.vars):
+        elif isinstance(stmt, TypedLoop) and stmt.kind == "parallel" and None not in (counts := self.counts(stmt.vars)):
             draft = self.draft(stmt)
-            draft.open_loops(stmt.vars)
+            draft.open_loops(stmt.vars, counts)
             draft.statements(draft.body, stmt.body, draft.scope)
         else:
             self.serial(stmt)
+
+    def counts(self, variables: tuple[LoopVar, ...]) -> list[Size | None]:
+        """How many values each index takes: a size, where it can be one."""
+        fixed = {step.var: step.index for step in self.steps if step.var is not None and step.index is not None}
+        reached = [range_under(var, fixed) for var in variables]
+        return [None if r is None else r[1] for r in reached]
+
+    # -- ordered loops ----------------------------------------------------------------------------------------------
+
+    def ordered(self, stmt: TypedLoop | TypedWhile) -> None:
+        """A loop whose steps run one after the other, each like statements of the top."""
+        self.open, self.shape = None, ()
+        carried = [var for var in assigned(stmt.body) if var not in self.cells]
+        for var in carried:
+            cell = self.scratch(f"{var.name}$carried", compute_dtype(var.dtype))
+            self.array_assign(ArrayAssign(cell, self.values[var], span=stmt.span))
+            self.cells[var] = cell
+            self.set_value(var, Element(cell, (), span=stmt.span))
+        loop, step = self.while_step(stmt) if isinstance(stmt, TypedWhile) else self.for_step(stmt)
+        self.loops.append(loop)
+        self.open, self.shape = None, ()
+        turns = stmt.body[0].bodies if isinstance(stmt.body[0], TypedTurns) else (stmt.body,)
+        for number, body in enumerate(turns):
+            self.steps.append(replace(step, turn=LoopTurn(loop.name, len(turns), number)))
+            for inner in body:
+                self.statement(inner)
+            if isinstance(stmt, TypedWhile):
+                self.array_assign(ArrayAssign(self.arrays[loop.cell], self.resolved(stmt.cond), span=stmt.span))
+            self.open, self.shape = None, ()
+            self.steps.pop()
+        for var in carried:
+            # The array keeps the last value.
+            del self.cells[var]
+
+    def while_step(self, stmt: TypedWhile) -> tuple[OrderedLoop, _StepIndex]:
+        cell = self.scratch("goes_on", bool_)
+        self.array_assign(ArrayAssign(cell, self.resolved(stmt.cond), span=stmt.span))
+        return OrderedLoop(self.step_name("step"), None, cell.name, stmt.span), _StepIndex(None, None)
+
+    def for_step(self, stmt: TypedLoop) -> tuple[OrderedLoop, _StepIndex]:
+        (var,) = stmt.vars
+        name = self.step_name(var.name)
+        fixed = {step.var: step.index for step in self.steps if step.var is not None and step.index is not None}
+        reached = range_under(var, fixed)
+        if reached is not None:
+            first, count = reached
+            return OrderedLoop(name, count, "", stmt.span), _StepIndex(var, first + var.step * Size.of(name))
+        draft = self.start(stmt, (), ())
+        draft.body.span = stmt.span
+        number, begin = self.scratch(f"{var.name}$count", i64), self.scratch(f"{var.name}$first", i64)
+        draft.store(draft.body, number, (), draft.extent(draft.body, var, draft.scope))
+        draft.store(draft.body, begin, (), draft.expr(draft.body, var.lo, draft.scope))
+        return OrderedLoop(name, None, number.name, stmt.span), _StepIndex(var, None, begin, Size.of(name))
+
+    def step_name(self, name: str) -> str:
+        taken = {n for s in (*self.typed.inputs, *self.typed.outputs, *self.typed.scratch) if isinstance(s, ArrayInfo) for e in s.shape for n in e.names}
+        taken |= {loop.name for loop in self.loops} | {s.name for s in self.typed.inputs}
+        number = 0
+        while (found := f"{name}.{number}") in taken:
+            number += 1
+        return found
+
+    def set_variable(self, var: Variable, value: Expr, stmt: Stmt) -> None:
+        """A variable has a new value: in an ordered loop one that memory may change is computed at once."""
+        cell = self.cells.get(var)
+        if cell is None and self.steps and any(isinstance(e, Element) and e.array.role != "input" for e in walk_expr(value)):
+            cell = self.scratch(var.name, compute_dtype(var.dtype))
+        if cell is not None:
+            self.array_assign(ArrayAssign(cell, value, span=stmt.span))
+            value = Element(cell, (), span=stmt.span)
+        self.set_value(var, value)
+
+    # -- values -----------------------------------------------------------------------------------------------------
 
     def set_value(self, var: Variable, value: Expr) -> None:
         self.values[var] = value
@@ -140,7 +240,7 @@ class _TreeLowering:
         draft.statements(draft.body, (stmt,), draft.scope)
         for var in targets:
             value = draft.scope.pop(var)
-            scratch = self.scratch(var.name, compute_dtype(var.dtype))
+            scratch = self.cells.get(var) or self.scratch(var.name, compute_dtype(var.dtype))
             draft.body.span = stmt.span
             draft.store(draft.body, scratch, (), value)
             self.values[var] = Element(scratch, (), span=stmt.span)
@@ -178,7 +278,19 @@ class _TreeLowering:
         self.open, self.shape = None, ()
         draft = Draft(self.arrays, {s.name: s for s in self.typed.inputs if isinstance(s, ScalarInfo)}, self.values, stmt.span)
         self.drafts.append(draft)
+        self.places[draft] = tuple(step.turn for step in self.steps if step.turn is not None)
+        for step in self.steps:
+            if step.var is not None:
+                draft.scope[step.var] = self.index_of(draft, step)
         return draft
+
+    def index_of(self, draft: Draft, step: _StepIndex) -> Value:
+        """The index of an ordered loop around a kernel."""
+        if step.index is not None:
+            return draft.size(step.index)
+        assert step.var is not None and step.first is not None and step.number is not None
+        first = draft.load(draft.body, step.first, ())
+        return draft.body.add(first, draft.body.mul(draft.size(step.number), draft.size(step.var.step)))
 
     def start(self, stmt: Stmt, shape: tuple[Size, ...], variables: tuple[LoopVar, ...] | None) -> Draft:
         """A new kernel over a domain of known sizes, open for more."""
@@ -212,8 +324,10 @@ class _TreeLowering:
             used = {v for op in walk(kernel.body) for v in op.operands}
             params = sorted((p for p in kernel.params if p in used), key=lambda p: order.index(p.name))
             if _writes(kernel):
-                calls.append(KernelCall(replace(kernel, params=tuple(params)), tuple(p.name for p in params)))
-        present = {name for call in calls for name in call.args}
+                calls.append(KernelCall(replace(kernel, params=tuple(params)), tuple(p.name for p in params), self.places[draft]))
+        marked = {turn.loop for call in calls for turn in call.loops}
+        loops = tuple(loop for loop in self.loops if loop.name in marked)
+        present = {name for call in calls for name in call.args} | {loop.cell for loop in loops}
         inputs = tuple(
             ProgramArray(p.name, tensor_type(p), p.role) if isinstance(p, ArrayInfo) else ScalarInput(p.name, p.dtype)
             for p in typed.inputs
@@ -223,7 +337,7 @@ class _TreeLowering:
             ProgramArray(a.name, tensor_type(a), "scratch") for a in self.arrays.values() if a.role == "scratch" and a.name in present
         )
         checks = tuple(ProgramCheck(c.left, c.relation, c.right, c.message, c.span, c.code) for c in typed.checks)
-        return Program(typed.name, inputs, outputs, scratch, tuple(calls), checks, typed.span, computed=typed.computed)
+        return Program(typed.name, inputs, outputs, scratch, tuple(calls), checks, typed.span, computed=typed.computed, loops=loops)
 
     def read_arrays(self) -> set[str]:
         """Arrays some kernel loads from; stores to other scratch arrays are dropped."""
@@ -233,11 +347,11 @@ class _TreeLowering:
             for draft in self.drafts:
                 kernel = eliminate_dead(draft.kernel("", names or None))
                 found |= {op.operands[0].name for op in walk(kernel.body) if op.opcode == "load"}
-            found |= self.results
+            found |= self.results | {loop.cell for loop in self.loops}
             if found == names:
                 return found
             names = found
 
 
 def _writes(kernel: Kernel) -> bool:
-    return any(op.opcode in ("store", "accumulate") for op in walk(kernel.body))
+    return any(op.opcode in ("store", "accumulate", "print") for op in walk(kernel.body))

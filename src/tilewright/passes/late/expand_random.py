@@ -14,7 +14,7 @@ Runs late, beside expand_math and before expand_casts: earlier passes share and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tilewright.analysis import divisors
 from tilewright.base.dtypes import DType, i32, i64, u32, u64
@@ -24,17 +24,35 @@ from tilewright.ir.nodes import Kernel, Op, Stage, Value, walk
 from tilewright.ir.random_numbers import OPCODES, counter_low, joined, philox, steps
 from tilewright.ir.rewrite import rewrite
 from tilewright.ir.types import Vec, dtype_of
-from tilewright.passes.late import math_terms
+from tilewright.passes.late.math_terms import Terms
+
+_FEW = 4
+"""Elements that share the branch around what few of them need."""
 
 
-class Terms(math_terms.Terms):
+class BuilderTerms(Terms):
     """Terms of IR, as `ir.random_numbers` asks for them."""
 
-    def product(self, a: Value, factor: int) -> tuple[Value, Value]:  # type: ignore[override]
+    def wide_product(self, a: Value, factor: int) -> tuple[Value, Value]:
         wide = self.op("mul", self.cast(a, u64), factor)
         # LLVM would compute with whole products instead of their halves, were the lower one taken from there in a vector.
         low = self.op("mul", a, factor) if isinstance(a.type, Vec) else self.cast(wide, u32)
         return low, self.cast(self.op("shr", wide, 32), u32)
+
+    def where_any(self, condition: Value, then: Callable[[BuilderTerms, Value], Value], operand: Value, otherwise: Value) -> Value:
+        width = condition.type.width if isinstance(condition.type, Vec) else 1
+        if width > _FEW:
+            # A branch for every few elements: it is seldom taken then.
+            parts = zip(*(self.builder.multi("split", v) for v in (condition, operand, otherwise)), strict=True)
+            low, high = (self.where_any(c, then, o, e) for c, o, e in parts)
+            return self.builder.op("rearrange", low, high, lanes=tuple(range(width)))
+
+        def chosen(inner: Builder) -> Sequence[Value]:
+            value = then(BuilderTerms(inner, operand), operand)
+            return [inner.select(condition, value, otherwise)]
+
+        any_ = condition if width == 1 else self.builder.op("not", self.builder.op("every", self.builder.op("not", condition)))
+        return self.builder.if_(any_, chosen, lambda inner: [otherwise])[0]
 
     def signed(self, a: Value) -> Value:
         return self.builder.bitcast(a, i32 if dtype_of(a.type) is u32 else i64)
@@ -55,6 +73,10 @@ def expand_random(kernel: Kernel, target: Target) -> Kernel:
             shared = _by_blocks(builder, op, made, known, target.is_gpu)
             if shared is not None:
                 return (shared,)
+        if target.is_gpu and op.opcode == "random_normal" and isinstance(op.operands[0].type, Vec):
+            # It branches: lane by lane.
+            lanes = [builder.op("extract", op.operands[0], lane=lane) for lane in range(op.operands[0].type.width)]
+            return (builder.op("pack", *(steps(BuilderTerms(builder, lane), op.opcode, [lane], dtype_of(lane.type)) for lane in lanes)),)
         return (_one_by_one(builder, op),)
 
     return rewrite(kernel, replacement)
@@ -62,7 +84,7 @@ def expand_random(kernel: Kernel, target: Target) -> Kernel:
 
 def _one_by_one(builder: Builder, op: Op) -> Value:
     first = op.operands[0]
-    return steps(Terms(builder, first), op.opcode, op.operands, dtype_of(first.type))
+    return steps(BuilderTerms(builder, first), op.opcode, op.operands, dtype_of(first.type))
 
 
 # -- neighbours share blocks --------------------------------------------------------------------------------------------
@@ -115,7 +137,7 @@ def _block_number(builder: Builder, of_block: int, first: Value) -> Value:
 
 def _block_words(builder: Builder, of_block: int, key: Value, block: Value, high: Sequence[Value]) -> Sequence[Value]:
     """The numbers of a block, or of a vec of blocks."""
-    t = Terms(builder, block)
+    t = BuilderTerms(builder, block)
     upper = builder.like(high[0] if high else builder.const(0, u64), block)
     words = philox(t, builder.like(key, block), counter_low(t, block, bool(high)), upper)
     return words if of_block == 4 else [joined(t, words[0], words[1]), joined(t, words[2], words[3])]

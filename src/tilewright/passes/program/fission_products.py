@@ -32,7 +32,7 @@ def fission_products(program: Program) -> Program:
     scratch = list(program.scratch)
     for call in program.calls:
         products = find_products(call.kernel)
-        if len(products) < 2 or side_by_side(call.kernel) or not all(_is_matrix(found) for found in products):
+        if len(products) < 2 or call.varies or side_by_side(call.kernel) or not all(_is_matrix(found) for found in products):
             calls.append(call)
             continue
         made, arrays = _parted(call, products, len(scratch))
@@ -57,10 +57,10 @@ def _parted(call: KernelCall, products: Sequence[Contraction], number: int) -> t
         memory = Value(tensor(found.accumulator, *(found.extents[p] for p in order), align=16), f"{kernel.name}.sum{number + place}")
         sums[found.reduction] = memory
         names[memory] = str(memory.name)
-        calls.append(_call(_of_one(kernel, found, memory, order, place), names))
+        calls.append(_call(_of_one(kernel, found, memory, order, place), names, call))
     last = products[-1]
     order = (*last.batch, *last.m, *last.n)
-    calls.append(_call(_of_last(kernel, last, sums, order), names))
+    calls.append(_call(_of_last(kernel, last, sums, order), names, call))
     return calls, [ProgramArray(names[m], _tensor(m), "scratch") for m in sums.values()]
 
 
@@ -69,10 +69,10 @@ def _tensor(value: Value) -> Tensor:
     return value.type
 
 
-def _call(kernel: Kernel, names: dict[Value, str]) -> KernelCall:
+def _call(kernel: Kernel, names: dict[Value, str], of: KernelCall) -> KernelCall:
     used = {v for op in walk(kernel.body) for v in op.operands}
     params = tuple(p for p in names if p in used)
-    return KernelCall(replace(kernel, params=params), tuple(names[p] for p in params))
+    return KernelCall(replace(kernel, params=params), tuple(names[p] for p in params), of.loops)
 
 
 def _of_one(kernel: Kernel, found: Contraction, memory: Value, order: Sequence[int], place: int) -> Kernel:

@@ -91,7 +91,7 @@ def _one_step(program: Program) -> tuple[Program, Fused] | list[Refused]:
         for array in written_by(producer):
             for later in range(number + 1, len(program.calls)):
                 consumer = program.calls[later]
-                if array not in read_by(consumer):
+                if array not in read_by(consumer) or producer.loops or consumer.loops:
                     continue
                 pair = _FusedPair(program, number, later, array)
                 reasons: list[str] = []
@@ -520,7 +520,7 @@ def cleaned(program: Program) -> Program:
     results = {a.name for a in program.outputs}
     calls = list(program.calls)
     while True:
-        read = {name for call in calls for name in read_by(call)}
+        read = {name for call in calls for name in read_by(call)} | {loop.cell for loop in program.loops}
         kept = [c for c in calls if any(name in read or name in results for name in written_by(c))]
         if len(kept) == len(calls):
             break
@@ -530,6 +530,6 @@ def cleaned(program: Program) -> Program:
         kernel = eliminate_dead(call.kernel)
         used = {v for op in walk(kernel.body) for v in op.operands}
         pairs = [(p, n) for p, n in names_of(call).items() if p in used]
-        tidy.append(KernelCall(replace(kernel, params=tuple(p for p, _ in pairs)), tuple(n for _, n in pairs)))
-    named = {name for call in tidy for name in call.args}
+        tidy.append(KernelCall(replace(kernel, params=tuple(p for p, _ in pairs)), tuple(n for _, n in pairs), call.loops))
+    named = {name for call in tidy for name in call.args} | {loop.cell for loop in program.loops}
     return replace(program, calls=tuple(tidy), scratch=tuple(a for a in program.scratch if a.name in named))

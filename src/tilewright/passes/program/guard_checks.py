@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from tilewright.analysis.guarded import guarded_loads
 from tilewright.analysis.index_proofs import reaches
-from tilewright.ir.program import Program, ProgramCheck
+from tilewright.base.sizes import ONE, ZERO, Size, minimum
+from tilewright.ir.program import KernelCall, Program, ProgramCheck
 from tilewright.ir.types import Tensor
 
 
@@ -29,10 +30,27 @@ def guard_checks(program: Program) -> Program:
                     f"a loop over {{left}} elements (index '{index.name}') reads '{names[memory]}', whose axis {axis} has extent {{right}}"
                 )
                 assert isinstance(memory.type, Tensor)
-                checks[ProgramCheck(extent, "le", memory.type.shape[axis], message, guarded.load.span, "TW013")] = None
+                for end in _in_all_steps(program, call, extent):
+                    checks[ProgramCheck(end, "le", memory.type.shape[axis], message, guarded.load.span, "TW013")] = None
         for load, axis, end in reaches(call.kernel, tuple(checks)):
             memory = load.operands[0]
             assert isinstance(memory.type, Tensor)
             message = f"'{names[memory]}' is read at indices up to {{left}}, but its axis {axis} has extent {{right}}"
-            checks[ProgramCheck(end - 1, "lt", memory.type.shape[axis], message, load.span, "TW013")] = None
+            for last in _in_all_steps(program, call, end - 1):
+                checks[ProgramCheck(last, "lt", memory.type.shape[axis], message, load.span, "TW013")] = None
     return replace(program, checks=tuple(checks)) if len(checks) > len(program.checks) else program
+
+
+def _in_all_steps(program: Program, call: KernelCall, size: Size) -> list[Size]:
+    """A size in the first and in the last step of the ordered loops around a call; none where the number of steps is not known then. Sizes that
+    grow or shrink from step to step lie between the two."""
+    ends = [size]
+    for turn in call.loops:
+        loop = program.ordered(turn.loop)
+        if loop.name not in size.names:
+            continue
+        if loop.count is None:
+            return []
+        some = minimum(loop.count, ONE)  # without steps nothing is read
+        ends = [end.substitute({loop.name: step}) * some for end in ends for step in (ZERO, loop.count - 1)]
+    return ends

@@ -63,7 +63,7 @@ def pad_windows(program: Program, plan: Plans, target: Target) -> tuple[Program,
     scratch = list(program.scratch)
     for call, schedule in zip(program.calls, plan, strict=True):
         kept.append(schedule)
-        window = _find(call.kernel)
+        window = None if call.varies else _find(call.kernel)
         if window is None:
             calls.append(call)
             continue
@@ -73,11 +73,11 @@ def pad_windows(program: Program, plan: Plans, target: Target) -> tuple[Program,
         kept.insert(-1, None)
         names = dict(zip(call.kernel.params, call.args, strict=True))
         scratch.append(ProgramArray(padded.name, padded.type, "scratch"))
-        calls.append(KernelCall(_copy_kernel(call.kernel, window, padded), (names[memory], padded.name)))
+        calls.append(KernelCall(_copy_kernel(call.kernel, window, padded), (names[memory], padded.name), call.loops))
         kernel = _without_guard(call.kernel, window, padded)
         used = {v for op in walk(kernel.body) for v in op.operands}
         params = tuple(p for p in call.kernel.params if p in used)
-        calls.append(KernelCall(replace(kernel, params=(*params, padded)), (*(names[p] for p in params), padded.name)))
+        calls.append(KernelCall(replace(kernel, params=(*params, padded)), (*(names[p] for p in params), padded.name), call.loops))
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(kept)
 
 

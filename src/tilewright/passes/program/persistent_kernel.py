@@ -21,7 +21,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from types import MappingProxyType
 
@@ -32,9 +32,11 @@ from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.ops import OPS
-from tilewright.ir.program import KernelCall, Program
+from tilewright.ir.program import KernelCall, OrderedCalls, Program, call_tree
 from tilewright.ir.rewrite import clone_block, rewrite_block
 from tilewright.ir.types import Tensor
+from tilewright.passes.common.size_values import size_value
+from tilewright.passes.common.steps import each_step, in_turn
 
 _WITHOUT = frozenset({"cluster", "tma", "mbarrier", "wgmma", "setmaxnreg", "early"})
 """Features that kernels of one launch do without."""
@@ -53,11 +55,16 @@ def lean(target: Target) -> Target:
 
 def persistent_kernel(program: Program) -> Program:
     """The program as one call."""
-    if len(program.calls) < 2:
+    if len(program.calls) < 2 and not program.loops:
         return program
+    return replace(program, calls=(merged(program),), loops=())
+
+
+def merged(program: Program) -> KernelCall:
+    """All calls of the program as one, with its ordered loops."""
     for call in program.calls:
         _check(call.kernel)
-    return replace(program, calls=(_Merger(program).run(),))
+    return _Merger(program).run()
 
 
 def _check(kernel: Kernel) -> None:
@@ -85,6 +92,24 @@ def _written(kernel: Kernel) -> set[Value]:
     return writes & set(kernel.params)
 
 
+@dataclass
+class _Since:
+    """What was touched and written since all blocks met."""
+
+    touched: set[str]
+    written: set[str]
+
+    def meet(self, b: Builder, touched: set[str], written: set[str]) -> bool:
+        """All blocks meet where this is needed before something touches and writes these arrays; says whether they do."""
+        needed = bool(written & self.touched or touched & self.written)
+        if needed:
+            b.multi("grid_barrier")
+            self.touched, self.written = set(), set()
+        self.touched |= touched
+        self.written |= written
+        return needed
+
+
 class _Merger:
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -98,25 +123,66 @@ class _Merger:
         self.blocks = self.head.op("grid_size", axis=0, name="blocks")
         self.thread = self.head.op("thread_id", name="thread")
         self.body = Builder(program.span)
+        self.number = 0
+        """Of the next kernel."""
+        self.wanted: list[Size] = []
+        self.indices: dict[str, Value] = {}
+        """The numbers of the steps of the ordered loops around."""
 
     def run(self) -> KernelCall:
-        touched: set[str] = set()
-        written: set[str] = set()
-        wanted: list[Size] = []
-        for number, call in enumerate(self.program.calls):
-            names = dict(zip(call.kernel.params, call.args, strict=True))
-            # Nobody reads what index checks leave behind, so it is no reason to wait.
-            own_touched, own_written = {*call.args} - {FAILURE}, {names[p] for p in _written(call.kernel)} - {FAILURE}
-            with self.body.at(call.kernel.span):
-                if own_written & touched or own_touched & written:
-                    self.body.multi("grid_barrier")
-                    touched, written = set(), set()
-                elif number and _meets(call.kernel):
-                    self.body.multi("barrier")  # others may still use the shared memory that becomes this kernel's
-                wanted.append(self._one(call, number))
-            touched |= own_touched
-            written |= own_written
-        return self._call(reduce(maximum, wanted))
+        self._items(self.body, call_tree(self.program), _Since(set(), set()))
+        blocks = reduce(maximum, self.wanted)
+        return self._call(maximum(blocks, Size.of(1)) if self.program.loops else blocks)
+
+    def _items(self, b: Builder, items: Sequence[KernelCall | OrderedCalls], since: _Since) -> None:
+        for item in items:
+            if isinstance(item, KernelCall):
+                with b.at(item.kernel.span):
+                    self._kernel(b, item, since)
+            else:
+                with b.at(item.loop.span):
+                    self._steps(b, item, since)
+
+    def _kernel(self, b: Builder, call: KernelCall, since: _Since) -> None:
+        names = dict(zip(call.kernel.params, call.args, strict=True))
+        # Nobody reads what index checks leave behind, so it is no reason to wait.
+        touched, written = set(call.args) - {FAILURE}, {names[p] for p in _written(call.kernel)} - {FAILURE}
+        if not since.meet(b, touched, written) and self.number and _meets(call.kernel):
+            b.multi("barrier")  # others may still use the shared memory that becomes this kernel's
+        self.wanted.append(self._widest(self._one(b, call, self.number)))
+        self.number += 1
+
+    def _steps(self, b: Builder, item: OrderedCalls, since: _Since) -> None:
+        """An ordered loop. All blocks meet at the end of each step, so that the next may rely on all of it."""
+        loop = item.loop
+        cell = None
+        if loop.cell:
+            type_ = self.program.array(loop.cell).type
+            cell = self.params.setdefault((loop.cell, str(type_)), Value(type_, loop.cell))
+            since.meet(b, {loop.cell}, set())
+
+        def step(inner: Builder, number: Value) -> Sequence[Value]:
+            self.indices[loop.name] = number
+            for turn, calls in item.turns:
+
+                def body(b: Builder, calls: Sequence[KernelCall | OrderedCalls] = calls) -> Sequence[Value]:
+                    self._items(b, calls, _Since(set(since.touched), set(since.written)))
+                    return []
+
+                in_turn(inner, turn, number, body)
+            inner.multi("grid_barrier")
+            del self.indices[loop.name]
+            return []
+
+        each_step(b, loop, self.indices, cell, step)
+
+    def _widest(self, blocks: Size) -> Size:
+        """As many blocks as a kernel has use for in the first step, or in the last."""
+        ends = [blocks]
+        for loop in self.program.loops:
+            last = [Size.of(0)] if loop.count is None else [Size.of(0), loop.count - 1]
+            ends = [end.substitute({loop.name: step}) for end in ends for step in (last if loop.name in end.names else last[:1])]
+        return reduce(maximum, dict.fromkeys(ends))
 
     def _call(self, blocks: Size) -> KernelCall:
         args = tuple(name for name, _ in self.params)
@@ -133,9 +199,9 @@ class _Merger:
         kernel = Kernel(self.program.name, Stage.THREAD, params, Block((), ops), (blocks,), self.threads, known, marks, span)
         return KernelCall(kernel, args)
 
-    def _one(self, call: KernelCall, number: int) -> Size:
+    def _one(self, b: Builder, call: KernelCall, number: int) -> Size:
         """Append a kernel; gives how many blocks it has use for."""
-        kernel, b = call.kernel, self.body
+        kernel = call.kernel
         mapping: dict[Value, Value] = {}
         for param, name in zip(kernel.params, call.args, strict=True):
             mapping[param] = self.params.setdefault((name, str(param.type)), Value(param.type, param.name))
@@ -166,14 +232,14 @@ class _Merger:
         meets = _meets(kernel)
 
         def turn(inner: Builder, index: Value) -> Sequence[Value]:
-            ids = _along(inner, index, kernel.grid)
+            ids = self._along(inner, index, kernel.grid)
             placed = rewrite_block(body, lambda at, op: self._placed(at, op, ids, thread, kernel.threads, number), {})
             inner.ops += placed.ops
             if meets:
                 _barrier(inner, kernel.threads, self.threads)  # before the next block writes to the shared memory of this one
             return []
 
-        b.for_(first, b.index(total), step, [], turn, name="block")
+        b.for_(first, size_value(b, total, self.indices), step, [], turn, name="block")
 
     def _placed(
         self, b: Builder, op: Op, ids: Sequence[Value], thread: Value, threads: int, number: int
@@ -185,6 +251,9 @@ class _Merger:
             return [ids[axis]]
         if op.opcode == "thread_id":
             return [thread]
+        size = op.attrs.get("value")
+        if op.opcode == "size" and isinstance(size, Size) and not size.names.isdisjoint(self.indices):
+            return [size_value(b, size, self.indices)]
         if op.opcode in ("wait_previous", "release_next"):
             return []
         if op.opcode == "alloc":
@@ -198,19 +267,19 @@ class _Merger:
         return None
 
 
+    def _along(self, b: Builder, index: Value, grid: Sequence[Size]) -> list[Value]:
+        """A block's number along each axis of a grid, from its number counted along x first."""
+        ids: list[Value] = []
+        for extent in grid[:-1]:
+            size = size_value(b, extent, self.indices)
+            ids.append(b.op("mod", index, size))
+            index = b.op("floordiv", index, size)
+        return [*ids, index]
+
+
 def _barrier(b: Builder, threads: int, of: int) -> None:
     """Of so many threads of a block."""
     if threads == of:
         b.multi("barrier")
     else:
         b.multi("named_barrier", b.index(_OWN_BARRIER), threads=threads)
-
-
-def _along(b: Builder, index: Value, grid: Sequence[Size]) -> list[Value]:
-    """A block's number along each axis of a grid, from its number counted along x first."""
-    ids: list[Value] = []
-    for extent in grid[:-1]:
-        size = b.index(extent)
-        ids.append(b.op("mod", index, size))
-        index = b.op("floordiv", index, size)
-    return [*ids, index]

@@ -79,10 +79,10 @@ class _Packing:
             packs[id(factor)] = names_pack = pack
             arrays.append(ProgramArray(pack.name, pack.type, "scratch"))
             kernel = self._packing_kernel(factor, pack)
-            calls.append(KernelCall(kernel, tuple(pack.name if p is names_pack else names[p] for p in kernel.params)))
+            calls.append(KernelCall(kernel, tuple(pack.name if p is names_pack else names[p] for p in kernel.params), self.call.loops))
         main = self._main_kernel(packs)
         given = {p: p.name for p in packs.values()} | names
-        return calls, KernelCall(main, tuple(given[p] for p in main.params)), arrays
+        return calls, KernelCall(main, tuple(given[p] for p in main.params), self.call.loops), arrays
 
     def _side(self, factor: Factor) -> tuple[int, ...]:
         return self.found.m if factor is self.found.a else self.found.n

@@ -36,7 +36,7 @@ def split_reductions(program: Program, plans: Plans, target: Target, hints: Mapp
     schedules: list[Plan] = []
     scratch = list(program.scratch)
     for call, schedule in zip(program.calls, plans, strict=True):
-        plan = _plan(call.kernel, target, hints) if schedule is None else None
+        plan = _plan(call.kernel, target, hints) if schedule is None and not call.varies else None
         if isinstance(schedule, GpuProduct):
             plan = _contraction_plan(call.kernel, schedule)
         if plan is None:
@@ -153,8 +153,8 @@ def _split(call: KernelCall, plan: _Plan, number: int) -> tuple[KernelCall, Kern
     second = _second_kernel(kernel, plan, partials)
     names = dict(zip(kernel.params, call.args, strict=True)) | {p: p.name for p in partials}
     return (
-        KernelCall(first, tuple(names[p] for p in first.params)),
-        KernelCall(second, tuple(names[p] for p in second.params)),
+        KernelCall(first, tuple(names[p] for p in first.params), call.loops),
+        KernelCall(second, tuple(names[p] for p in second.params), call.loops),
         arrays,
     )
 

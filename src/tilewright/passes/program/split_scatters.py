@@ -12,7 +12,7 @@ on every run. Where the array is large for the points, there is one part.
        parallel %parts (%p) { for i in p*chunk .. { accumulate copy, p, k[i], w[i] {alone} } }
        parallel %m (%j) { out[j] = out[j] + copy[0, j] + copy[1, j] + … }
 
-On a GPU points combine by atomics, in a copy of the array where `scatter_forms` says so: elements narrower than 32 bits, least and greatest floats, and
+On a GPU points combine by atomics; into a small array they do so in the shared memory of each block first (`share_scatters`). They combine in a copy of the array where `scatter_forms` says so: elements narrower than 32 bits, least and greatest floats, and
 sums of floats that are to be deterministic.
 """
 
@@ -32,6 +32,7 @@ from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk, wat
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.rewrite import clone_ops, eliminate_dead, rewrite, rewrite_block
 from tilewright.ir.types import INDEX, Tensor, dtype_of, tensor
+from tilewright.passes.choose.loops import power_of_two
 from tilewright.passes.from_tree.lower_body import identity
 from tilewright.passes.loop.collapse import collapse
 from tilewright.passes.program.scatter_forms import CopySpec, ScatterForm, depends_on_order, form_for
@@ -49,6 +50,12 @@ FEW_OWNERS = 8
 """An index that says which elements a point may reach is cut instead where it has so many values."""
 MOST_TERMS = 36
 """The exponent of how many terms one element may have where inner loops make more of them than there are points."""
+SHARED_BYTES = 32 << 10
+"""Shared memory that one block takes for its copies on a GPU, at most: several blocks find room on a multiprocessor."""
+SHARED_THREADS, SHARED_BLOCKS = 256, 4
+"""Threads of such a block, and blocks for each multiprocessor."""
+SHARED_POINTS = 4096
+"""Points that are worth such a block."""
 LANES = 4
 """SIMD registers that one step of a part fills."""
 
@@ -89,7 +96,7 @@ def split_scatters(
             continue
         split = _Split(call, scatters, len(scratch))
         own = metadata.of(call.kernel.name) if metadata is not None else None
-        made = split.on_gpu(own is not None and own.deterministic) if target.simt else split.on_cpu(target, hints)
+        made = split.on_gpu(target, hints, own is not None and own.deterministic) if target.simt else split.on_cpu(target, hints)
         calls += [one for one, _ in made]
         schedules += [schedule for _, schedule in made]
         scratch += split.scratch
@@ -136,7 +143,7 @@ class _Split:
 
     # -- devices ------------------------------------------------------------------------------------------------------
 
-    def on_gpu(self, deterministic: bool) -> list[tuple[KernelCall, Plan]]:
+    def on_gpu(self, target: Target, hints: Mapping[str, int], deterministic: bool) -> list[tuple[KernelCall, Plan]]:
         held: dict[Value, _Held] = {}
         for scatter in self.scatters:
             if deterministic and depends_on_order(scatter.kind, scatter.type.dtype):
@@ -150,7 +157,7 @@ class _Split:
         fills = [self._call(self._fill(scatter, spec.start, copy)) for scatter in self.scatters for spec, copy in _pairs(held.get(scatter.memory))]
         merges = [self._call(self._decode(scatter, held[scatter.memory])) for scatter in self.scatters if scatter.memory in held]
         last = max((own.form.rounds for own in held.values()), default=1)
-        rounds = [self._call(self._round(held, number, last)) for number in range(last)]
+        rounds = [self._shared(self._round(held, number, last), target, hints) for number in range(last)]
         return [*fills, *rounds, *merges]
 
     def _round(self, held: Mapping[Value, _Held], number: int, last: int) -> Kernel:
@@ -170,6 +177,35 @@ class _Split:
         copies = [copy for own in held.values() for copy in own.copies]
         name = self.kernel.name if number == last - 1 else f"{self.kernel.name}.largest"
         return self._with_params(replace(kernel, name=name), (*kernel.params, *copies))
+
+    def _shared(self, kernel: Kernel, target: Target, hints: Mapping[str, int]) -> tuple[KernelCall, Plan]:
+        """A round whose points are many for the elements goes through them in as many blocks as the device holds, which combine in shared memory."""
+        into: dict[Value, Tensor] = {}
+        for op in walk(kernel.body):
+            if op.opcode == "accumulate" and isinstance(op.operands[0].type, Tensor):
+                into[op.operands[0]] = op.operands[0].type
+        elements, points, axis = ONE, product(self.nest.extents), self._longest(hints)
+        for type_ in into.values():
+            elements = elements + product(type_.shape)
+        known = all(size.names <= hints.keys() for size in (elements, points))
+        if axis is None or not into or not known or points.evaluate(hints) < max(SHARED_POINTS, 4 * elements.evaluate(hints)):
+            return self._call(kernel)
+        room = {memory: power_of_two(max(1, product(type_.shape).evaluate(hints))) for memory, type_ in into.items()}
+        if sum(room[memory] * type_.dtype.itemsize for memory, type_ in into.items()) > SHARED_BYTES:
+            return self._call(kernel)
+        most = Size.of(target.multiprocessors * SHARED_BLOCKS)
+        blocks = maximum(ONE, minimum(most, ceildiv(points, maximum(Size.of(SHARED_POINTS), elements * POINTS_PER_ELEMENT))))
+        region = next(op for op in kernel.body.ops if op.opcode == "parallel").regions[0]
+
+        def change(b: Builder, op: Op) -> list[Value] | None:
+            if op.opcode != "accumulate":
+                return None
+            return list(b.emit("accumulate", op.operands, {**op.attrs, "shared": room[op.operands[0]]}))
+
+        vector = max(1, min(4, target.vector_bytes // nest_of(kernel).narrowest))
+        parts = self._nest(kernel, rewrite_block(region, change, {}), axis, blocks, kernel.params, None, SHARED_THREADS * vector)
+        schedule = Schedule((1,), SHARED_THREADS * vector, vector, vector_on_reduction=True, threads=SHARED_THREADS)
+        return self._call(parts, schedule)
 
     def _terms(self, b: Builder, op: Op, own: _Held, number: int) -> list[Value]:
         place, value = op.operands[1:-1], op.operands[-1]
@@ -215,7 +251,7 @@ class _Split:
             copies = {s.memory: self._copy(s, s.wide, parts) for s in self.scatters}
         elif owner is None:
             parts = ONE
-        kernel, schedule = self._parts_kernel(axis, parts, copies, target)
+        kernel, schedule = self._parts_kernel(axis, parts, copies, target, owner is not None)
         copied = [s for s in self.scatters if s.memory in copies]
         fills = [self._call(self._fill(s, _start(s), copies[s.memory])) for s in copied]
         merges = [self._call(self._merge(s, copies[s.memory], parts)) for s in copied]
@@ -255,7 +291,7 @@ class _Split:
 
     def _copy(self, scatter: _Scatter, dtype: DType, *parts: Size) -> Value:
         """A copy of an array, or one for each part."""
-        name = f"{self.kernel.name}.copy{self.number + len(self.scratch)}"
+        name = f"{self.names[scatter.memory]}.copy{self.number + len(self.scratch)}"
         copy = Value(tensor(dtype, *parts, *scatter.type.shape, align=64), name)
         assert isinstance(copy.type, Tensor)
         self.scratch.append(ProgramArray(name, copy.type, "scratch"))
@@ -289,32 +325,42 @@ class _Split:
         b.parallel([b.index(e) for e in scatter.type.shape], body)
         return collapse(self._kernel(f"{self.kernel.name}.merge", b, (scatter.memory, copy)))
 
-    def _parts_kernel(self, axis: int | None, parts: Size, copies: Mapping[Value, Value], target: Target) -> tuple[Kernel, Plan]:
+    def _parts_kernel(
+        self, axis: int | None, parts: Size, copies: Mapping[Value, Value], target: Target, owned: bool
+    ) -> tuple[Kernel, Plan]:
         """Points of a part, one after the other. The innermost loop computes places and values in SIMD registers."""
-        inner_loops = any(op.opcode in ("for", "while", "reduce") for op in walk(self.region))
-        order = list(range(len(self.nest.extents)))
         widest = max((dtype_of(r.type).itemsize for op in walk(self.region) for r in op.results if dtype_of(r.type).is_float), default=4)
         width = max(1, target.vector_bytes // widest) * LANES
         here = Value(INDEX, "part")
         changed = rewrite_block(
             self.region, lambda at, op: self._accumulate(at, op, copies, here, {"alone": True}) if op.opcode == "accumulate" else None, {}
         )
-        b = Builder(self.kernel.span)
-        mapping: dict[Value, Value] = {}
-        clone_ops(b, [op for op in self.kernel.body.ops if op.opcode != "parallel"], mapping)
+        kernel = self._nest(self.kernel, changed, axis, parts, (*self.kernel.params, *copies.values()), here, 1 if owned else width)
+        kernel = replace(kernel, name=f"{self.kernel.name}.parts" if copies else self.kernel.name)
+        return kernel, Schedule(() if parts == ONE else (1,), width, width, vector_on_reduction=True)
 
-        def nest(inner: Builder, left: Sequence[int], local: dict[Value, Value], part: Value | None) -> list[Value]:
+    def _nest(self, kernel: Kernel, body: Block, axis: int | None, parts: Size, params: Sequence[Value], here: Value | None, step: int = 1) -> Kernel:
+        """A kernel with a point for each part, which goes through the part's points in loops; `here` stands for the number of the part. Parts along
+        the last index are multiples of `step`."""
+        step = step if axis == len(self.nest.extents) - 1 else 1
+        inner_loops = any(op.opcode in ("for", "while", "reduce") for op in walk(body))
+        b = Builder(kernel.span)
+        mapping: dict[Value, Value] = {}
+        clone_ops(b, [op for op in kernel.body.ops if op.opcode != "parallel"], mapping)
+
+        def nest(inner: Builder, left: Sequence[int], local: dict[Value, Value], part: Value) -> list[Value]:
             if not left:
-                clone_ops(inner, changed.ops[:-1], local if part is None else {**local, here: part})
+                clone_ops(inner, body.ops[:-1], local if here is None else {**local, here: part})
                 return []
             position, rest = left[0], left[1:]
             extent = inner.index(self.nest.extents[position])
             low, high = inner.index(0), extent
-            if position == axis and part is not None:
-                chunk = inner.index(ceildiv(self.nest.extents[position], parts))
-                low = inner.op("min", inner.mul(part, chunk), extent)
+            if position == axis and parts != ONE:
+                # Parts begin where vectors do.
+                chunk = inner.index(ceildiv(ceildiv(self.nest.extents[position], parts), Size.of(step)) * step)
+                low = inner.mul(part, chunk)
                 high = inner.op("min", inner.add(low, chunk), extent)
-            arg = self.region.args[position]
+            arg = body.args[position]
 
             def turn(deep: Builder, index: Value) -> list[Value]:
                 return nest(deep, rest, {**local, arg: index}, part)
@@ -323,13 +369,13 @@ class _Split:
             inner.for_(low, high, inner.index(1), [], turn, name=arg.name, **attrs)
             return []
 
+        order = list(range(len(self.nest.extents)))
         with b.at(self.nest.parallel.span):
             if parts == ONE:
-                b.parallel([], lambda inner: nest(inner, order, dict(mapping), None if not copies else inner.index(0)))
+                b.parallel([], lambda inner: nest(inner, order, dict(mapping), inner.index(0)))
             else:
                 b.parallel([b.index(parts)], lambda inner, part: nest(inner, order, dict(mapping), part), ["part"])
-        kernel = self._kernel(f"{self.kernel.name}.parts" if copies else self.kernel.name, b, (*self.kernel.params, *copies.values()))
-        return kernel, Schedule(() if parts == ONE else (1,), width, width, vector_on_reduction=True)
+        return self._kernel(kernel.name, b, params)
 
     def _kernel(self, name: str, b: Builder, params: Sequence[Value]) -> Kernel:
         body = Block((), tuple(b.ops))

@@ -30,10 +30,10 @@ def stream_k(program: Program, plans: Plans, target: Target) -> tuple[Program, P
         if isinstance(schedule, Wgmma) and schedule.stream_k:
             partials, flags = _memory(call.kernel, schedule, target, len(scratch))
             scratch += [_scratch(partials), _scratch(flags)]
-            calls.append(KernelCall(_clearing(call.kernel, flags), (flags.name,)))
+            calls.append(KernelCall(_clearing(call.kernel, flags), (flags.name,), call.loops))
             schedules.append(None)
             kernel = replace(call.kernel, params=(*call.kernel.params, partials, flags))
-            call = KernelCall(kernel, (*call.args, partials.name, flags.name))
+            call = replace(call, kernel=kernel, args=(*call.args, partials.name, flags.name))
         calls.append(call)
         schedules.append(schedule)
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)

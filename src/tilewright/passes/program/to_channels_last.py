@@ -67,10 +67,10 @@ def to_channels_last(program: Program, plans: Plans) -> tuple[Program, Plans]:
         for turn, copy in zip(turns, copies, strict=True):
             is_load = turn.access.opcode == "load"
             kernel = _copying(call.kernel, turn, copy)
-            (before if is_load else after).append(KernelCall(kernel, (names[turn.memory], copy.name)))
+            (before if is_load else after).append(KernelCall(kernel, (names[turn.memory], copy.name), call.loops))
             assert isinstance(copy.type, Tensor)
             scratch.append(ProgramArray(copy.name, copy.type, "scratch"))
-        calls += [*before, KernelCall(main, tuple(given[p] for p in main.params)), *after]
+        calls += [*before, KernelCall(main, tuple(given[p] for p in main.params), call.loops), *after]
         schedules += [*(None for _ in before), schedule, *(None for _ in after)]
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
 

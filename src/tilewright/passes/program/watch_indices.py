@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tilewright.analysis.index_proofs import unproven_accesses
+from tilewright.base.sizes import Size
 from tilewright.ir.nodes import Block, Op, Value, walk
 from tilewright.ir.program import KernelCall, Program, ProgramCheck
 from tilewright.ir.types import Tensor
@@ -25,10 +26,16 @@ def watch_indices(program: Program, checks: str, metadata: KernelMetadata | None
 
     def one(call: KernelCall) -> KernelCall:
         own = metadata.of(call.kernel.name) if metadata is not None else None
-        return call if own is not None and own.constraints.unsafe_unchecked else _watched(call, opcodes, program.checks)
+        return call if own is not None and own.constraints.unsafe_unchecked else _watched(call, opcodes, (*program.checks, *steps_inside(program, call)))
 
     calls = tuple(map(one, program.calls))
     return replace(program, calls=calls) if any(a is not b for a, b in zip(calls, program.calls, strict=True)) else program
+
+
+def steps_inside(program: Program, call: KernelCall) -> tuple[ProgramCheck, ...]:
+    """What holds of the numbers of the steps that a call runs in: each is below the number of steps."""
+    loops = [program.ordered(turn.loop) for turn in call.loops]
+    return tuple(ProgramCheck(Size.of(loop.name), "lt", loop.count, "") for loop in loops if loop.count is not None)
 
 
 def _watched(call: KernelCall, opcodes: tuple[str, ...], checks: tuple[ProgramCheck, ...]) -> KernelCall:

@@ -100,7 +100,7 @@ class TileLowering(ThreadView):
             return
         special: dict[str, Callable[[Builder, Op], None]] = {
             "load": self.load, "store": self.store, "accumulate": self.accumulate, "reduce_tile": self._reduce_tile, "for": self.for_, "if": self.if_, "while": self._while,
-            "iota": self._iota, "broadcast": self.broadcast, "item": self._item, "alloc": self._alloc,
+            "print": self._print, "iota": self._iota, "broadcast": self.broadcast, "item": self._item, "alloc": self._alloc,
             "program_id": self.program_id, "report": self._report, "inside": self._inside, "reshape": self._unsupported,
             "transpose": self._unsupported, "slice": self._unsupported, "dot": self.dot, "scan_tile": self._unsupported,
         }  # fmt: skip
@@ -149,6 +149,19 @@ class TileLowering(ThreadView):
         if self.blocks > 1 and op.attrs.get("axis", 0) == 0:
             number = b.op("shr", number, b.index(self.blocks.bit_length() - 1))
         self.remember(op, [number])
+
+    def _print(self, b: Builder, op: Op) -> None:
+        """One thread writes for all: kernels that print have no tiles."""
+        values = [v for v in (self.env[operand] for operand in op.operands) if isinstance(v, Value)]
+        if self.kernel.threads == 1:
+            b.emit("print", values, op.attrs)
+            return
+
+        def write(inner: Builder) -> list[Value]:
+            inner.emit("print", values, op.attrs)
+            return []
+
+        b.if_(b.op("eq", self.thread, b.index(0)), write, lambda inner: [])
 
     def _report(self, b: Builder, op: Op) -> None:
         cell, place, extent, *outside = op.operands
@@ -698,7 +711,7 @@ class TileLowering(ThreadView):
             if alone:
                 combine_alone(inner, memory, indices, part, kind, part.type.width if isinstance(part.type, Vec) else 1)
             else:
-                combine_atomic(inner, memory, indices, part, kind)
+                combine_atomic(inner, memory, indices, part, kind, "block" if tensor.space == "shared" else "device")
             return []
 
         def everything(inner: Builder) -> list[Value]:

@@ -60,7 +60,7 @@ def _checked(call: KernelCall, program: Program, target: Target, sites: list[Ind
     else:
         body = _Tests(call, failure, own, target.vector_bytes <= _NARROW).block(call.kernel.body)
     kernel = eliminate_dead(replace(call.kernel, params=(*call.kernel.params, failure), body=body))
-    return KernelCall(kernel, (*call.args, FAILURE))
+    return replace(call, kernel=kernel, args=(*call.args, FAILURE))
 
 
 @record

@@ -36,6 +36,7 @@ from tilewright.passes.common.combine import combine, combine_later, identities
 from tilewright.passes.common.nest_shapes import Condition, Shape, join, shape_of
 from tilewright.passes.common.shift_rows import aligned_accesses, row_start, shift_of
 from tilewright.passes.schedules.loops import Schedule
+from tilewright.passes.to_tile.even_tiles import border_tests
 from tilewright.passes.to_tile.extreme_on_cpu import ExtremeOnCpu
 from tilewright.passes.to_tile.lower_while import WhileLowering
 
@@ -62,6 +63,8 @@ class LoopLowering:
         self.rank = len(self.tiled) + (1 if schedule.reduce_tile > 1 else 0)
         self.reduce_position = self.rank - 1 if schedule.reduce_tile > 1 else None
         self.inside_reduction = False
+        self.border_tests = set() if target.simt else border_tests(kernel)
+        """Conditions that are asked of a whole tile first."""
         self.unguarded = {id(g.load) for g in guarded_loads(kernel) if g.needs_no_guard and not watched_axes(g.load)}
         """Loads under conditions that stay inside anyway."""
         rows = not target.simt and schedule.reduce_tile > 1 and schedule.vector_on_reduction
@@ -486,6 +489,17 @@ class LoopLowering:
     # -- control flow -------------------------------------------------------------------------------------------
 
     def _if(self, b: Builder, op: Op, cond: Value, env: dict[Value, Value], masks: list[Condition]) -> Sequence[Value]:
+        if shape_of(cond) and id(op) in self.border_tests:
+            self.border_tests.discard(id(op))  # so that the other branch is masked
+            holds = cond
+            for axis in range(len(shape_of(cond))):
+                holds = b.op("reduce_tile", holds, kind="and", axis=axis)
+            results = self._branches(
+                b, b.op("item", holds), lambda inner: self.ops(inner, op.regions[0].ops, dict(env), masks),
+                lambda inner: tuple(self._if(inner, op, cond, dict(env), masks)),
+            )  # fmt: skip
+            self.border_tests.add(id(op))
+            return results
         if shape_of(cond):
             then = self.ops(b, op.regions[0].ops, env, [*masks, Condition(cond, edge=False)])
             inverse = b.op("not", cond)
@@ -495,8 +509,17 @@ class LoopLowering:
                 shape = join(shape_of(cond), shape_of(x), shape_of(y))
                 results.append(b.select(*(self.widen(b, v, shape) for v in (cond, x, y))))
             return results
+        first, second = op.regions
+        return self._branches(
+            b, cond, lambda inner: self.ops(inner, first.ops, dict(env), masks), lambda inner: self.ops(inner, second.ops, dict(env), masks)
+        )
+
+    def _branches(
+        self, b: Builder, cond: Value, then: Callable[[Builder], tuple[Value, ...]], otherwise: Callable[[Builder], tuple[Value, ...]]
+    ) -> Sequence[Value]:
+        """An `if` on a number; what its branches give has the same shapes."""
         builders = [Builder(b.span), Builder(b.span)]
-        yields = [self.ops(inner, r.ops, dict(env), masks) for inner, r in zip(builders, op.regions, strict=True)]
+        yields = [side(inner) for inner, side in zip(builders, (then, otherwise), strict=True)]
         shapes = [join(shape_of(x), shape_of(y)) for x, y in zip(*yields, strict=True)]
         for inner, values in zip(builders, yields, strict=True):
             inner.multi("yield", *(self.widen(inner, v, s) for v, s in zip(values, shapes, strict=True)))

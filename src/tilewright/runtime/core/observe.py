@@ -30,6 +30,9 @@ class Observer(Protocol):
     def count(self, record: Any, function: Any, artifact: Artifact, values: Mapping[str, Any]) -> None:
         """With what it was called."""
 
+    def compiled(self, seconds: float) -> None:
+        """Code was compiled, or read from the disk, in this thread."""
+
     def before_launch(self, device: Any, launch: Launch, grid: tuple[int, int, int], stream: int) -> object:
         """A kernel is about to be queued on `stream`; what is returned comes back when it was."""
 

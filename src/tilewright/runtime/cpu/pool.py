@@ -24,7 +24,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from tilewright.base import abi
+from tilewright.base import abi, environment
 from tilewright.base.errors import CompilerBug, UserError
 from tilewright.base.forks import fork_safe_lock
 from tilewright.runtime.core.objects import ObjectCode, bind_symbol
@@ -47,20 +47,9 @@ def most_threads() -> int:
     return max(1024, 4 * (os.cpu_count() or 1))
 
 
-def _positive(variable: str, most: int) -> int | None:
-    """The whole number an environment variable holds, None when it is not set."""
-    text = os.environ.get(variable, "").strip()
-    if not text:
-        return None
-    if not text.isdecimal() or len(text) > 18 or not 1 <= int(text) <= most:
-        shown = text if len(text) <= 40 else f"{text[:40]}…"
-        raise UserError.at("TW016", f"{variable} is '{shown}'", help=f"set it to a whole number from 1 to {most}, or not at all")
-    return int(text)
-
-
 def available_threads() -> int:
     """How many threads a job uses when nobody chose: the environment's number, else the cores this process may run on."""
-    chosen = _positive("TILEWRIGHT_NUM_THREADS", most_threads())
+    chosen = environment.whole("TILEWRIGHT_NUM_THREADS", most_threads())
     if chosen is not None:
         return chosen
     if hasattr(os, "sched_getaffinity"):
@@ -90,7 +79,7 @@ class ThreadPool:
         self._launch_all = _LaunchAll(self._code.address("tilewright_launch_all"))
         self._memory = ctypes.create_string_buffer(abi.POOL_BYTES + _ALIGN)
         self.address = (ctypes.addressof(self._memory) + _ALIGN - 1) // _ALIGN * _ALIGN
-        self._spin = _positive("TILEWRIGHT_SPIN", 2**31 - 1) or SPIN
+        self._spin = environment.whole("TILEWRIGHT_SPIN", 2**31 - 1) or SPIN
         self._threads: list[threading.Thread] = []
         self._lock = fork_safe_lock()
         self._wanted = len(cores) or _chosen or available_threads()

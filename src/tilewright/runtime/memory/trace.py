@@ -6,17 +6,14 @@ import os
 import sys
 from pathlib import Path
 
-from tilewright.base.errors import UserError
+from tilewright.base import environment
 
 _PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
 
 
 def traced() -> bool:
     """Whether the environment asks for tracing from the start."""
-    text = os.environ.get("TILEWRIGHT_TRACE_MEMORY", "").strip()
-    if text not in ("", "0", "1"):
-        raise UserError.at("TW016", f"TILEWRIGHT_TRACE_MEMORY is '{text}'", help="set it to 1, or not at all")
-    return text == "1"
+    return environment.is_on("TILEWRIGHT_TRACE_MEMORY")
 
 
 def caller() -> str | None:

@@ -277,6 +277,8 @@ class ArrayLoopChecker:
 
     def iterations(self, stmt: syntax.For, variables: Sequence[LoopVar]) -> list[int] | None:
         """The values of the index, where the loop is to be unrolled."""
+        if stmt.until:
+            return None
         var = variables[0]
         first, count, step = (None if size is None else size.constant for size in (var.first, var.count, var.step))
         if first is None or count is None or step is None or stmt.parallel == "yes" or len(variables) != 1:

@@ -60,6 +60,7 @@ from tilewright.tree.typed import (
     TypedBarrier,
     TypedIf,
     TypedLoop,
+    TypedPrint,
     TypedWhile,
     Variable,
     Whole,
@@ -159,6 +160,8 @@ class BodyChecker:
             elif isinstance(stmt, syntax.Expect):
                 if not self.is_absent(stmt):
                     self.expected(stmt.name, self.expressions.expr(stmt.value), stmt)
+            elif isinstance(stmt, syntax.Print):
+                self.printed(stmt)
             elif isinstance(stmt, syntax.ExprStmt):
                 self.bare(stmt)
             else:
@@ -193,8 +196,23 @@ class BodyChecker:
         if isinstance(value, syntax.Call) and isinstance(value.function, syntax.Name) and value.function.id == "barrier":
             self.barrier(value)
             return
+        if isinstance(value, syntax.Call) and isinstance(value.function, syntax.Name) and value.function.id == "print":
+            self.printed(print_statement(value, self.context))
+            return
         self.expressions.expr(value)
         raise self.context.fail("TW005", "this expression has no effect", stmt.span, "assign it to a name")
+
+    def printed(self, stmt: syntax.Print) -> None:
+        """`print(…)`: numbers in the places of a text."""
+        values: list[Expr] = []
+        for node in stmt.values:
+            value = self.typing.settled(self.expressions.expr(node))
+            if value.shape:
+                raise self.context.fail("TW009", "an array cannot be printed in a kernel", node.span, "print its elements in a loop")
+            values.append(value)
+        if self.metadata.kind is KernelKind.REDUCE or self.context.spread is not None:
+            raise self.context.fail("TW005", "print in a loop that yields, or whose tiles change", stmt.span, "print in a loop of its own")
+        self.context.emit(TypedPrint(stmt.text, tuple(values), span=stmt.span))
 
     def barrier(self, node: syntax.Call) -> None:
         """`barrier()`: what stands before it is done for all elements of shared arrays."""
@@ -589,28 +607,34 @@ class BodyChecker:
             if values is not None:
                 self.unroll(stmt, values)
                 return
+        flag = self.context.scope.find(stmt.until) if stmt.until else None
+        until = flag.var if isinstance(flag, VariableSlot) else None
         self.tiles.changes_in(stmt.body)
         with self.array_loops.inside(stmt), self.ordered(stmt), self.context.loop_body(stmt) as body:
             variables = self.nests.enter(stmt)
             shape = self.context.state.tiled.get(id(stmt)) if self.context.spread is None and not self.array_loops.ordered() else None
+            if shape is not None and until is not None:
+                raise self.context.fail("TW005", "a loop that changes tiles cannot be left by 'break' or 'return'", stmt.span, "change the tiles in a loop of their own")
             spread = None if shape is None else self.tiles.open_spread(shape, stmt.span)
             for inner in stmt.body:
                 self.statement(inner)
             # Such stores keep some axes from running in parallel; that is not what the source promised with grid.
             asked = "auto" if spread is not None and spread.once else stmt.parallel
             statements = tuple(body) if spread is None else self.tiles.close_spread(spread, tuple(body), asked, stmt.span)
-        self.context.emit(TypedLoop(variables, statements, asked=asked, span=stmt.span))
+        self.context.emit(TypedLoop(variables, statements, asked=asked, until=until, span=stmt.span))
 
     @contextmanager
     def ordered(self, stmt: syntax.For | syntax.While) -> Iterator[None]:
         """Inside a loop whose iterations run in order, reads may be of what iterations before wrote."""
-        before = self.context.written_later
+        before, in_grid = self.context.written_later, self.context.in_grid
         if not isinstance(stmt, syntax.For) or stmt.parallel != "yes":
             self.context.written_later = before | self.stored_in(stmt.body)
+        else:
+            self.context.in_grid = True
         try:
             yield
         finally:
-            self.context.written_later = before
+            self.context.written_later, self.context.in_grid = before, in_grid
 
     def stored_in(self, body: tuple[syntax.Stmt, ...]) -> set[str]:
         """Arrays whose elements the statements write, by unique name."""
@@ -711,6 +735,21 @@ def _is_cast(node: syntax.Expr) -> bool:
     return isinstance(node, syntax.Call) and isinstance(node.function, syntax.Name) and (
         node.function.id == "cast" or dtypes.is_name(node.function.id)
     )  # fmt: skip
+
+
+def print_statement(node: syntax.Call, context: Context) -> syntax.Print:
+    """`print("text", x, …)` of ZynML: its arguments, with spaces between."""
+    parts: list[str] = []
+    values: list[syntax.Expr] = []
+    for argument in node.args:
+        if argument.keyword is not None:
+            raise context.fail("TW016", f"print has no argument '{argument.keyword}' in a kernel", argument.span)
+        if isinstance(argument.value, syntax.String):
+            parts.append(argument.value.value.replace("{", "{{").replace("}", "}}"))
+        else:
+            parts.append("{}")
+            values.append(argument.value)
+    return syntax.Print(" ".join(parts) + "\n", tuple(values), span=node.span)
 
 
 def _is_array_type(node: syntax.Expr) -> bool:

@@ -80,6 +80,8 @@ class Context:
         """The declarations of tiles that do not change."""
         self.written_later: frozenset[str] = frozenset()
         """Arrays whose elements an ordered loop around writes: its reads may be of what iterations before wrote."""
+        self.in_grid = False
+        """A loop around runs its iterations in any order."""
         self._numbered = 0
 
     def fail(self, code: str, message: str, span: Span, help: str = "") -> Skip:

@@ -47,6 +47,7 @@ from tilewright.tree.typed import (
 )
 from tilewright.tree.typed_text import show_expr
 from tilewright.tree.typed_walk import walk_expr
+from tilewright.tree.unknown_functions import help_for
 
 _ARITY: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys((*FLOAT_FUNCTIONS, *ROUNDINGS, "abs", "relu", "silu", "softplus", "isnan", "len"), (1, 1)),
@@ -342,7 +343,7 @@ class ExpressionChecker:
             return self._random(name, node)
         if name not in _ARITY:
             raise self.context.fail(
-                "TW002", f"unknown function '{name}'", node.function.span, suggest(name, FUNCTIONS) or f"known: {', '.join(_ARITY)}"
+                "TW002", f"unknown function '{name}'", node.function.span, help_for(name, FUNCTIONS, self.context.is_python) or f"known: {', '.join(_ARITY)}"
             )
         least, most = _ARITY[name]
         if not least <= len(node.args) <= most:
@@ -440,8 +441,6 @@ class ExpressionChecker:
 
     def reduction(self, node: syntax.ReduceExpr) -> Expr:
         span = node.span
-        if self.context.guarded and not self.context.loops:
-            raise self.context.fail("TW005", "a reduction of a whole array cannot be inside an if", span, "compute it before, into a variable")
         value = self.typing.settled(self.expr(node.value))
         if not value.shape:
             raise self.context.fail("TW003", f"reduce() takes an array, got a number ({value.dtype})", span)
@@ -453,7 +452,9 @@ class ExpressionChecker:
         shape = tuple(s for axis, s in enumerate(value.shape) if axis not in axes)
         if node.op in ("argmin", "argmax"):
             self.sizes.not_empty(node.op, [value.shape[a] for a in axes], shape, span)
-        if self.context.loops:
+        if self.context.guarded and not self.context.loops and shape:
+            raise self.context.fail("TW005", "a reduction along some axes cannot be inside an if or a while", span, "compute it before, into a variable")
+        if self.context.loops or self.context.guarded:
             return self.elements.tile_reduction(node.op, value, axes, False, span)
         reduce = Reduce(node.op, value, axes, sum_dtype(value.dtype, node.op), shape, span=span)
         return self.arrays.materialise(reduce)

@@ -75,7 +75,7 @@ def check_kernel(function: syntax.Function, args: Sequence[ArgSpec], sink: Diagn
     kernel = None
     if walk is not None and not diagnostics.errors:
         written = walk.body if walk.context.is_python else fill_unwritten(walk.body, walk.results)
-        body = classify(written, metadata.kind is KernelKind.ELEMENTWISE or metadata.vectorizable, diagnostics)
+        body = classify(written, metadata.kind is KernelKind.ELEMENTWISE or metadata.vectorizable, diagnostics, _all_checks(walk))
         computed = walk.sizes.numbers.finish()
         used = {s.name for s in walk.arrays.by_name.values() if s.role == "scratch"}
         kernel = TypedKernel(

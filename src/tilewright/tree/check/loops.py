@@ -6,6 +6,7 @@ In comes a typed body whose loops are as written; out comes one where every loop
               may meet in one element, and are then marked as scatters
     reduce    only accumulates, each target with one operation, and never reads a target otherwise
     each      inside a kernel: serial, but its iterations are independent
+    ordered   serial, at the top or in another ordered loop, around parallel ones: its body is run statement by statement, each by the whole device
     serial    everything else
 
 Loops directly inside one another become one loop over several indices where their ranges allow it. A top-level loop that
@@ -18,24 +19,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from tilewright.base.dtypes import bool_
 from tilewright.base.errors import Diagnostics
-from tilewright.tree.bounds import Indices, disjoint, injective, known_indices, linear_indices, owns_axis
+from tilewright.base.sizes import Size, product
+from tilewright.tree.bounds import linear_indices, range_under
+from tilewright.tree.order.independence import NOTHING_FIXED, Fixed, independent, is_reduction
+from tilewright.tree.order.rotation import equal_sizes, is_ordered, needed_after, rotated
 from tilewright.tree.races import collision, promised
 from tilewright.tree.typed import (
     Accumulate,
     ArrayAssign,
     Element,
-    Expr,
     IndexRef,
     Local,
     LoopVar,
     ReduceLoop,
     SetVar,
+    SizeCheck,
     Stmt,
     Store,
     TypedBarrier,
     TypedIf,
     TypedLoop,
+    TypedPrint,
     TypedWhile,
     TypedYield,
     Variable,
@@ -43,23 +49,35 @@ from tilewright.tree.typed import (
 from tilewright.tree.typed_text import show_expr
 from tilewright.tree.typed_walk import assigned, exprs_in, walk, walk_expr
 
-REDUCED = ("add", "mul", "min", "max", "and", "or")
-"""Stores that a reduction can stand for."""
+_FEWEST_POINTS = 64
+"""Iterations of a parallel loop for which a step of an ordered loop is worth more than one thread."""
 
 
-def classify(stmts: tuple[Stmt, ...], elementwise: bool, sink: Diagnostics) -> tuple[Stmt, ...]:
-    """The top-level statements with every loop classified."""
+
+def classify(stmts: tuple[Stmt, ...], elementwise: bool, sink: Diagnostics, checks: Sequence[SizeCheck] = ()) -> tuple[Stmt, ...]:
+    """The top-level statements with every loop classified. `checks` hold at every call."""
+    same = equal_sizes(checks)
     result: list[Stmt] = []
-    for stmt in stmts:
-        if isinstance(stmt, TypedLoop):
-            for part in _between_barriers(merge_nest(stmt)):
-                result += _top_loop(merge_nest(part), sink)
-        else:
-            result += _inners(without((stmt,), _is_barrier))
+    for position, stmt in enumerate(stmts):
+        for part in _top_statement(stmt, sink, NOTHING_FIXED):
+            result += rotated(part, needed_after(stmts[position + 1 :]), same) if is_ordered(part) else [part]
     _check_promises(stmts, sink)
     if elementwise:
         _check_elementwise(tuple(result), sink)
     return tuple(result)
+
+
+def _top_statement(stmt: Stmt, sink: Diagnostics, fixed: Fixed) -> list[Stmt]:
+    """A statement of the kernel's top, or of an ordered loop, with its loops classified."""
+    if isinstance(stmt, TypedLoop):
+        parts = _between_barriers(merge_nest(stmt))
+        return [done for part in parts for done in _top_loop(merge_nest(part), sink, fixed)]
+    if isinstance(stmt, TypedWhile):
+        plain = without((stmt,), _is_barrier)
+        assert isinstance(plain[0], TypedWhile)
+        body = _ordered_body(plain[0].body, sink, fixed)
+        return [replace(plain[0], body=body, kind="ordered")] if body is not None else [_inner(plain[0])]
+    return list(_inners(without((stmt,), _is_barrier)))
 
 
 def _check_promises(stmts: tuple[Stmt, ...], sink: Diagnostics) -> None:
@@ -79,6 +97,8 @@ def merge_nest(loop: TypedLoop) -> TypedLoop:
     """`for i: for j: body` -> `for i, j: body`, as long as inner ranges do not depend on outer indices."""
     while len(loop.body) == 1 and isinstance(loop.body[0], TypedLoop):
         inner = loop.body[0]
+        if loop.until is not None or inner.until is not None:
+            break
         if (inner.asked == "yes") != (loop.asked == "yes") or not _rectangular(loop.vars, inner.vars):
             break
         loop = replace(loop, vars=loop.vars + inner.vars, body=inner.body)
@@ -126,11 +146,13 @@ def _between_barriers(loop: TypedLoop) -> list[TypedLoop]:
 # -- top level ----------------------------------------------------------------------------------------------------
 
 
-def _top_loop(loop: TypedLoop, sink: Diagnostics) -> list[Stmt]:
+def _top_loop(loop: TypedLoop, sink: Diagnostics, fixed: Fixed) -> list[Stmt]:
+    if _prints(loop):
+        return [_inner(loop)]  # in order, so that what is printed is
     outer = assigned(loop.body)
     domain_known = _rectangular((), loop.vars)
     if not outer:
-        depth = max((d for d in range(len(loop.vars), 0, -1) if independent(loop, loop.vars[:d])), default=0)
+        depth = max((d for d in range(len(loop.vars), 0, -1) if independent(loop, loop.vars[:d], fixed)), default=0)
         if loop.asked == "yes" and depth < len(loop.vars):
             _race(loop, loop.vars[depth:], sink)
         if depth and domain_known:
@@ -140,23 +162,107 @@ def _top_loop(loop: TypedLoop, sink: Diagnostics) -> list[Stmt]:
                 return [replace(loop, vars=loop.vars[:depth], body=_inners(body), kind="parallel")]
         turned = interchanged(loop) if domain_known else None
         if turned is not None:
-            return _top_loop(turned, sink)
+            return _top_loop(turned, sink, fixed)
         scatter = scattered(loop) if domain_known and not is_reduction(loop, ()) else None
         if scatter is not None:
             return [replace(scatter, body=_inners(scatter.body), kind="parallel")]
-        return [_inner(loop)]
+        return [_ordered(loop, sink, fixed) or _inner(loop)]
     if is_reduction(loop, outer):
         return [replace(loop, body=_inners(loop.body), kind="reduce")]
     split = _split(loop, outer)
     if split is not None:
-        return _top_loop(split[0], sink) + _top_loop(split[1], sink)
+        return _top_loop(split[0], sink, fixed) + _top_loop(split[1], sink, fixed)
     if loop.asked == "yes":
         names = ", ".join(f"'{v.name}'" for v in outer)
         sink.error(
             "TW012", f"grid runs its iterations in any order, but {names} is carried from one to the next", loop.span,
             "use range for a loop whose order matters",
         )  # fmt: skip
-    return [_inner(loop)]
+    return [_ordered(loop, sink, fixed) or _inner(loop)]
+
+
+# -- ordered loops --------------------------------------------------------------------------------------------------
+
+
+def _ordered(loop: TypedLoop, sink: Diagnostics, fixed: Fixed) -> TypedLoop | None:
+    """A loop whose iterations run one after the other, and whose body is worth the whole device; None where it is not."""
+    if loop.asked == "yes" or loop.until is not None:
+        return None
+    var, rest = loop.vars[0], loop.vars[1:]
+    nest = loop
+    if not rest and len(loop.body) == 1 and isinstance(loop.body[0], TypedLoop) and loop.body[0].until is None and _rectangular(loop.vars, loop.body[0].vars):
+        nest = replace(merge_nest(loop.body[0]), span=loop.span)
+        nest = replace(nest, vars=(var, *nest.vars))
+    inside = nest.vars[1:]
+    if inside and not assigned(nest.body) and independent(nest, inside, fixed):
+        # Inner iterations never meet: each runs through all outer ones by itself.
+        inner = _inner(replace(nest, vars=(var,), asked="auto"))
+        assert isinstance(inner, TypedLoop)
+        return replace(nest, vars=inside, body=(inner,), kind="parallel")
+    reached = range_under(var, fixed)
+    around = dict(fixed) if reached is None else {**fixed, var: reached[0] + var.step * Size.of(step_name(var, fixed))}
+    body = _ordered_body((replace(loop, vars=rest),) if rest else loop.body, sink, around)
+    return None if body is None else replace(loop, vars=(var,), body=body, kind="ordered")
+
+
+def step_name(var: LoopVar, fixed: Fixed) -> str:
+    """The size that is the number of the step of an ordered loop inside others."""
+    return f"{var.name}.{len(fixed)}"
+
+
+def _ordered_body(stmts: tuple[Stmt, ...], sink: Diagnostics, fixed: Fixed) -> tuple[Stmt, ...] | None:
+    """The body of an ordered loop, classified; None where it would not run in parallel, or has what only one thread can do."""
+    result: list[Stmt] = []
+    for stmt in without(stmts, _is_barrier):
+        if isinstance(stmt, TypedIf) and any(isinstance(s, TypedLoop | TypedWhile) for s in walk((stmt,))):
+            spread = _spread_if(stmt, sink, fixed)
+            if spread is None:
+                return None
+            result += spread
+        elif isinstance(stmt, _STEP_STATEMENTS):
+            result += _top_statement(stmt, sink, fixed)
+        else:
+            return None
+    body = tuple(result)
+    return body if _pays(body, fixed) else None
+
+
+_STEP_STATEMENTS = (SetVar, Accumulate, Store, TypedLoop, TypedWhile, TypedIf)
+
+
+def _pays(stmts: tuple[Stmt, ...], fixed: Fixed) -> bool:
+    """Whether something in the body is shared out over the device: a parallel loop whose extents are sizes and that is not surely short."""
+    for stmt in stmts:
+        if is_ordered(stmt):
+            return True
+        if isinstance(stmt, TypedLoop) and stmt.kind == "parallel":
+            reached = [range_under(var, fixed) for var in stmt.vars]
+            count = product(r[1] for r in reached if r is not None).constant
+            if None not in reached and (count is None or count >= _FEWEST_POINTS):
+                return True
+    return False
+
+
+def _spread_if(stmt: TypedIf, sink: Diagnostics, fixed: Fixed) -> list[Stmt] | None:
+    """`if cond: loops` in an ordered loop as loops whose bodies are under the condition; None where that is not the same."""
+    cond = Variable("condition", bool_)
+    result: list[Stmt] = [SetVar(cond, stmt.cond, True, span=stmt.span)]
+    for holds, body in ((True, stmt.then), (False, stmt.otherwise)):
+        for inner in body:
+            if not isinstance(inner, TypedLoop | Store | Accumulate) and not (isinstance(inner, SetVar) and not inner.declares):
+                return None
+            for done in _top_statement(inner, sink, fixed):
+                if is_ordered(done):
+                    return None
+                if isinstance(done, TypedLoop) and done.kind == "parallel":
+                    result.append(replace(done, body=(_under(cond, holds, done.body, stmt),)))
+                else:
+                    result.append(_under(cond, holds, (done,), stmt))
+    return result
+
+
+def _under(cond: Variable, holds: bool, body: tuple[Stmt, ...], stmt: TypedIf) -> TypedIf:
+    return TypedIf(Local(cond, span=stmt.cond.span), body if holds else (), () if holds else body, span=stmt.span)
 
 
 def _race(loop: TypedLoop, beyond: Sequence[LoopVar], sink: Diagnostics) -> None:
@@ -244,64 +350,11 @@ def _inner(stmt: Stmt) -> Stmt:
     return stmt
 
 
-# -- the two proofs -----------------------------------------------------------------------------------------------
+# -- scatters --------------------------------------------------------------------------------------------------------
 
 
-def is_reduction(loop: TypedLoop, outer: Sequence[Variable]) -> bool:
-    """Whether the loop does nothing but accumulate into outer variables or into array elements that it does not move over."""
-    stores = [s for s in walk(loop.body) if isinstance(s, Store)]
-    if (not outer and not stores) or any(s.kind not in REDUCED for s in stores):
-        return False
-    kinds: dict[Variable, str] = {}
-    for stmt in walk(loop.body):
-        if isinstance(stmt, TypedWhile | ArrayAssign | ReduceLoop | TypedYield):
-            return False
-        if isinstance(stmt, SetVar) and stmt.var in outer:
-            return False
-        if isinstance(stmt, Accumulate) and stmt.var in outer and kinds.setdefault(stmt.var, stmt.kind) != stmt.kind:
-            return False
-    if any(isinstance(e, Local) and e.var in outer for e in exprs_in(loop.body)):
-        return False
-    return _one_element(loop, stores)
-
-
-def _one_element(loop: TypedLoop, stores: Sequence[Store]) -> bool:
-    """Stores of a reduction all accumulate: per array into one element that stays the same over the loop."""
-    moving = {v for s in walk((loop,)) if isinstance(s, TypedLoop) for v in s.vars}
-    inside = {s.var for s in walk(loop.body) if isinstance(s, SetVar)}
-    places: dict[str, tuple[tuple[Expr, ...], str]] = {}
-    for store in stores:
-        if not store.kind or places.setdefault(store.array.name, (store.indices, store.kind)) != (store.indices, store.kind):
-            return False
-        for index in store.indices:
-            for expr in walk_expr(index):
-                if isinstance(expr, Element) or (isinstance(expr, IndexRef) and expr.var in moving):
-                    return False
-                if isinstance(expr, Local) and expr.var in inside:
-                    return False
-    return not any(isinstance(e, Element) and e.array.name in places for e in exprs_in(loop.body))
-
-
-def independent(loop: TypedLoop, over: Sequence[LoopVar]) -> bool:
-    """Whether the points over these indices (of the loop's first) can run in any order, as far as arrays are concerned."""
-    body: tuple[Stmt, ...] = loop.body
-    writes: dict[str, list[Indices]] = {}
-    accesses: dict[str, list[Indices]] = {}
-    reads: set[str] = set()
-    for stmt in walk(body):
-        if isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield):
-            return False
-        if isinstance(stmt, Store) and not stmt.scatter:
-            writes.setdefault(stmt.array.name, []).append(known_indices(stmt.indices))
-            if stmt.kind:
-                reads.add(stmt.array.name)
-    if not writes:
-        return any(isinstance(s, Store) for s in walk(body))
-    for expr in exprs_in(body):
-        if isinstance(expr, Element) and expr.array.name in writes:
-            accesses.setdefault(expr.array.name, []).append(known_indices(expr.indices))
-            reads.add(expr.array.name)
-    return all(_array_independent(writes[name], accesses.get(name, []), over) for name in writes)
+def _prints(loop: TypedLoop) -> bool:
+    return any(isinstance(s, TypedPrint) for s in walk(loop.body))
 
 
 def interchanged(loop: TypedLoop) -> TypedLoop | None:
@@ -321,6 +374,8 @@ def interchanged(loop: TypedLoop) -> TypedLoop | None:
 def _joined(loop: TypedLoop) -> TypedLoop:
     """The nest with the loops directly inside, whoever asked for which order: for bodies in which order does not count."""
     while len(loop.body) == 1 and isinstance(loop.body[0], TypedLoop) and _rectangular(loop.vars, loop.body[0].vars):
+        if loop.until is not None or loop.body[0].until is not None:
+            break
         loop = replace(loop, vars=loop.vars + loop.body[0].vars, body=loop.body[0].body)
     return loop
 
@@ -360,15 +415,6 @@ def _marked(stmts: tuple[Stmt, ...], arrays: set[str]) -> tuple[Stmt, ...]:
             stmt = replace(stmt, body=_marked(stmt.body, arrays))
         result.append(stmt)
     return tuple(result)
-
-
-def _array_independent(writes: list[Indices], reads: list[Indices], over: Sequence[LoopVar]) -> bool:
-    distinct = list(dict.fromkeys(writes + reads))
-    if all(owns_axis(distinct, var) for var in over):
-        return True
-    if not all(injective(w, over) for w in writes):
-        return False
-    return all(a == b or disjoint(a, b) for w in dict.fromkeys(writes) for a, b in ((w, other) for other in distinct))
 
 
 def _check_elementwise(stmts: tuple[Stmt, ...], sink: Diagnostics) -> None:

@@ -76,9 +76,9 @@ class RandomDraws:
         first, last = constant_of(low), constant_of(high)
         if first is not None and last is not None and first >= last:
             raise self.context.fail("TW016", f"random.randint() has no number from {first} on below {last}", span, "high must be above low")
-        for value, most in ((first, int(dtype.max_value)), (last, int(dtype.max_value) + (dtype.bits < 64))):
-            if value is not None and not int(dtype.min_value) <= value <= most:
-                raise self.context.fail("TW006", f"random.randint() of {dtype} cannot reach {value}", span, "ask for a wider dtype")
+        for number, most in ((first, int(dtype.max_value)), (last, int(dtype.max_value) + (dtype.bits < 64))):
+            if number is not None and not int(dtype.min_value) <= number <= most:
+                raise self.context.fail("TW006", f"random.randint() of {dtype} cannot reach {number}", span, "ask for a wider dtype")
         a, b = (self.typing.assignable(v, bound, f"a bound of random.randint() of {dtype}", span) for v in (low, high))
         count = Apply("sub", (_as(b, u64), _as(a, u64)), u64, span=span)
         offset = Apply("random_below", (word, count), u64, span=span)

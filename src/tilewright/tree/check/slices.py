@@ -62,7 +62,12 @@ class SliceChecker:
         return values
 
     def view(self, array: ArrayInfo, lead: tuple[Expr, ...], nodes: Sequence[syntax.Expr], span: Span) -> Expr:
-        """A part of an array: some indices are slices, or missing at the end."""
+        """A part of an array, as a value: some indices are slices, or missing at the end."""
+        value = self.place(array, lead, nodes, span)
+        return value if self.context.loops else self.elements.computed("part", value, span)
+
+    def place(self, array: ArrayInfo, lead: tuple[Expr, ...], nodes: Sequence[syntax.Expr], span: Span) -> TypedView:
+        """Where a part of an array lies."""
         starts, kept, shape, limits = list(lead), [], [], []
         if len(nodes) + len(lead) > array.rank:
             plural = "index" if len(nodes) == 1 else "indices"
@@ -78,8 +83,7 @@ class SliceChecker:
             kept.append(axis)
             shape.append(extent)
             limits.append(bounds)
-        value = TypedView(array, tuple(starts), tuple(kept), tuple(shape), tuple(limits), span=span)
-        return value if self.context.loops else self.elements.computed("part", value, span)
+        return TypedView(array, tuple(starts), tuple(kept), tuple(shape), tuple(limits), span=span)
 
     def section(self, array: ArrayInfo, axis: int, node: syntax.Slice) -> tuple[Expr, Size, tuple[Expr, ...]]:
         """A slice of an axis: its first element, its extent, and what limits it."""

@@ -5,7 +5,8 @@ In come assignments to `array[…]`; out come typed stores. One to a part is a l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tilewright.base.dtypes import DType, bool_, i64
 from tilewright.base.intervals import surely_nonnegative
@@ -26,6 +27,7 @@ from tilewright.tree.check.variables import COMBINE, VariableTypes
 from tilewright.tree.typed import (
     Apply,
     ArrayInfo,
+    Cast,
     Const,
     Element,
     Expr,
@@ -65,9 +67,9 @@ class StoreChecker:
         base, nodes = flatten_index(target)
         array = self.expressions.array(base)
         if isinstance(array, ArrayInfo) and array.role == "input" and not self.context.is_python:
-            raise self.context.fail("TW015", f"'{array.name}' is not an output and cannot be written", stmt.span, "write to out[…], or to an out_… of its own")
+            raise self.context.fail("TW015", f"'{array.name}' is not an output and cannot be written", stmt.span, f"write to out[…], or to an out_… of its own; compute(inout {array.name}, …) writes it in place")
         if isinstance(array, ArrayInfo) and array.role == "input":
-            raise self.context.fail("TW015", f"'{array.name}' is an input and cannot be written", stmt.span, "make an output and write to that")
+            raise self.context.fail("TW015", f"'{array.name}' is an input and cannot be written", stmt.span, "make an output and write to that, or annotate it as tw.InOut")
         implicit = array is None and isinstance(base, syntax.Name) and self.arrays.is_place(base.id)
         if not implicit and not isinstance(array, ArrayInfo):
             name = base.id if isinstance(base, syntax.Name) else "this"
@@ -156,9 +158,7 @@ class StoreChecker:
             array = self.arrays.output(base.id, len(nodes) + (0 if column else missing), type_of(value), span)
         lead = self.expressions.lead(base)
         self.arrays.written.add(array.name)
-        place = self.slices.view(array, lead, nodes, span) if self.context.loops else None
-        if not isinstance(place, TypedView):
-            raise self.context.fail("TW005", "a slice is assigned to inside a loop only", span, f"loop over the elements of '{array.name}'")
+        place = self.slices.place(array, lead, nodes, span)
         axes = self.store_axes(array, value, place, span)
         extents, limits = [], []
         for position, axis in enumerate(axes):
@@ -215,8 +215,12 @@ class StoreChecker:
             kind, element = self.store_kind(stmt, array, tuple(starts), element)
             element = self.typing.assignable(element, array.dtype, f"'{array.name}'", span)
         body: list[Stmt] = [*before, Store(array, tuple(starts), element, kind, span=span)]
-        self.apart(array, tuple(starts), element_vars, body)
-        if element_vars:
+        read = self.overlapping(array, tuple(starts), element_vars, body)
+        if read is not None:
+            if spread is not None or self.context.in_grid or not element_vars:
+                raise self.context.fail("TW005", f"this reads elements of '{array.name}' while others are written", read.span, "write to another array")
+            body = self.at_once(element_vars, [self.elements.index(e, n, span) for e, n in zip(extents, limits, strict=True)], extents, body, span)
+        elif element_vars:
             body = [TypedLoop(tuple(element_vars), tuple(body), asked="no", span=span)]
         if spread is not None:
             spread.guards.append(tuple(conditions))
@@ -224,15 +228,32 @@ class StoreChecker:
         self.tiles.under(tuple(conditions), body, span)
         self.context.changed(array.name)
 
-    def apart(self, array: ArrayInfo, written: tuple[Expr, ...], element_vars: Sequence[LoopVar], body: Sequence[Stmt]) -> None:
-        """A part that is written may not be read in the same statement, but for the element itself."""
+    def overlapping(
+        self, array: ArrayInfo, written: tuple[Expr, ...], element_vars: Sequence[LoopVar], body: Sequence[Stmt]
+    ) -> Element | None:  # fmt: skip
+        """What reads elements of a part in the statement that writes the part, but for the element itself."""
         for expr in exprs_in(tuple(body)):
             if isinstance(expr, Element) and expr.array.name == array.name and expr.indices != written:
                 pairs = [(affine(a), affine(b)) for a, b in zip(expr.indices, written, strict=True)]
                 if not any(a is not None and b is not None and _never_meet(a, b, element_vars) for a, b in pairs):
-                    raise self.context.fail(
-                        "TW005", f"this reads elements of '{array.name}' while others are written", expr.span, "write to another array"
-                    )
+                    return expr
+        return None
+
+    def at_once(
+        self, element_vars: Sequence[LoopVar], back: Sequence[LoopVar], extents: Sequence[Size], body: Sequence[Stmt], span: Span
+    ) -> list[Stmt]:  # fmt: skip
+        """A part that is read and written: all of it is computed, over `element_vars`, before any of it changes, over `back`, as in NumPy."""
+        *before, store = body
+        assert isinstance(store, Store)
+        array = store.array
+        fresh = self.arrays.new_array(f"{array.name}_next", array.dtype, tuple(extents), "scratch")
+        self.arrays.written.add(fresh.name)
+        at = tuple(IndexRef(var, span=span) for var in element_vars)
+        computed = TypedLoop(tuple(element_vars), (*before, replace(store, array=fresh, indices=at, kind="")), asked="no", span=span)
+        moved = dict(zip(element_vars, back, strict=True))
+        places = tuple(with_indices(index, moved) for index in store.indices)
+        value = Element(fresh, tuple(IndexRef(var, span=span) for var in back), span=span)
+        return [computed, TypedLoop(tuple(back), (replace(store, indices=places, value=value),), asked="no", span=span)]
 
     def once(self, body: list[Stmt], used: set[LoopVar], span: Span) -> list[Stmt]:
         """Stores without some of the spread indices happen once."""
@@ -299,3 +320,12 @@ def _slice_at(nodes: Sequence[syntax.Expr], lead: Sequence[Expr], axis: int) -> 
     position = axis - len(lead)
     node = nodes[position] if position < len(nodes) else None
     return node if isinstance(node, syntax.Slice) and (node.lo is not None or node.hi is not None) else None
+
+
+def with_indices(expr: Expr, moved: Mapping[LoopVar, LoopVar]) -> Expr:
+    """An index expression with other loop indices in place of some."""
+    if isinstance(expr, IndexRef):
+        return replace(expr, var=moved.get(expr.var, expr.var))
+    if isinstance(expr, Apply):
+        return replace(expr, args=tuple(with_indices(a, moved) for a in expr.args))
+    return replace(expr, value=with_indices(expr.value, moved)) if isinstance(expr, Cast) else expr

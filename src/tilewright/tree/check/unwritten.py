@@ -135,7 +135,8 @@ def _reach(form: IndexForm, counts: dict[LoopVar, Size]) -> _Reach | None:
 
 def _in_order(digits: Sequence[tuple[Size, Size]]) -> tuple[tuple[Size, Size], ...]:
     """Digits by their strides: each next to the one whose multiples it counts, where there is one."""
-    left, ordered, total = list(digits), [], ONE
+    left, total = list(digits), ONE
+    ordered: list[tuple[Size, Size]] = []
     while left:
         following = next((digit for digit in left if digit[0] == total), None)
         if following is None:

@@ -156,6 +156,8 @@ class Blocks(ABC):
         body = self._check.bodies[id(node)]
         attributes, bound = bind_parameters(node.attributes, body.inputs, body.names.free, self._values, self.evaluate)
         primitive = self._primitive_of(attributes)
+        if primitive is not None and node.in_place:
+            raise UserError.at("TW012", f"a block of kind {primitive.kind.value} writes '{node.in_place[0]}' in place", node.span, "write it in a block of its own")
         statements, own_names = body.statements, body.names
         if primitive is not None:
             statements = stored(body.statements, primitive.kind, node.span)
@@ -170,7 +172,9 @@ class Blocks(ABC):
         found = self._check.kernels.get(made)
         if found is None:
             attributes = tuple(a for a in attributes if a.name != "device" or _is_plain(a))
-            params = tuple(syntax.Param(name, optional=True, span=item.span) for name, item in body.inputs.items() if name not in bound)
+            params = tuple(
+                syntax.Param(name, optional=True, in_place=name in node.in_place, span=item.span) for name, item in body.inputs.items() if name not in bound
+            )
             function = syntax.Function(label, params, None, statements, "compute", attributes, span=node.span)
             names = replace(
                 own_names, free={n: s for n, s in own_names.free.items() if n not in bound}, in_ranges=own_names.in_ranges - set(bound)
@@ -202,11 +206,6 @@ class Blocks(ABC):
         values = tuple(settled(v) for v in values) if isinstance(values, tuple) else settled(values)
         place = None if device == "auto" else device
         try:
-            if metadata.kind is KernelKind.SCAN:
-                axis = primitive_blocks.scan_axis(metadata, len(values.shape), span)
-                if len(values.shape) > 1:
-                    kernel = primitive_blocks.scan_along(metadata, len(values.shape), axis, span)
-                    return self._run_compute(kernel, {"x": values}, device) if values.shape[axis] else values
             return primitive_blocks.finished(metadata, values, place, span)
         except UserError as error:
             first = error.diagnostics[0]
@@ -232,8 +231,11 @@ class Blocks(ABC):
                 params = (*function.params, *(syntax.Param(name, optional=True, span=names.free[name]) for name in values))
                 known = self._check.captured[made] = function, replace(function, params=params)
             function = known[1]
+        in_place = any(p.in_place for p in function.params)
         if self._waiting is not None:
-            found = self._waiting.block(function, arguments, device)
+            if in_place:
+                self._waiting.run_all()  # what waits may read what is written now
+            found = NotImplemented if in_place else self._waiting.block(function, arguments, device)
             if found is not NotImplemented:
                 return found
             arguments = {n: settled(v) for n, v in arguments.items()}

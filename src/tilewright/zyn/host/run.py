@@ -33,7 +33,10 @@ MOST_PARTS = 1 << 12
 
 @dataclass(frozen=True)
 class Returned:
+    """How a block ends before its last statement: by `return`, or with a `word`, by `break` or `continue`."""
+
     value: object
+    word: str = ""
 
 
 class Run(Blocks):
@@ -81,8 +84,12 @@ class Run(Blocks):
         elif isinstance(node, syntax.While):
             while self._truth(node.cond, "while"):
                 returned = self._block(node.body)
+                if returned is not None and returned.word == "continue" and not self._looks:
+                    continue
                 if returned is not None or self._looks:
-                    return returned
+                    return None if returned is not None and returned.word else returned
+        elif isinstance(node, syntax.Break | syntax.Continue):
+            return Returned(None, "break" if isinstance(node, syntax.Break) else "continue")
         elif isinstance(node, syntax.Config):
             for name, value in node.fields:
                 if name == "compute_device" and isinstance(found := self.evaluate(value), str):
@@ -119,13 +126,15 @@ class Run(Blocks):
         if not self._looks:
             return self._block(node.then if holds else node.otherwise)
         first, second = self._block(node.then), self._block(node.otherwise)
-        return first if first is not None and second is not None else None
+        return first if first is not None and second is not None and not first.word and not second.word else None
 
     def _for(self, node: syntax.For) -> Returned | None:
         for values in self._turns(node):
             returned = self._block(node.body, self._bind(node.vars, values, node.span, len(node.vars) > 1))
+            if returned is not None and returned.word == "continue" and not self._looks:
+                continue
             if returned is not None or self._looks:
-                return None if self._looks else returned
+                return None if self._looks or (returned is not None and returned.word) else returned
         return None
 
     def _turns(self, node: syntax.For) -> Iterator[object]:
@@ -458,6 +467,8 @@ class Run(Blocks):
     def _function(self, function: syntax.Function, call: syntax.Call, given: Sequence[object], named: Mapping[str, object], span: Span) -> object:
         """A call of a function that runs block by block."""
         self._check.require_apart(function, call)
+        if self._waiting is not None and self._check.writes_in_place:
+            self._waiting.run_all()  # what waits may read what the function writes
         values: dict[str, object] = {p.name: value for p, value in zip(function.params, given)} | dict(named)
         values = {name: settled(value) for name, value in values.items()}
         outside = self._inner({**self._program})

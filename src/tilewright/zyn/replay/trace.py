@@ -257,6 +257,8 @@ class TraceRecorder(BlockRunner):
 
     def __call__(self, function: syntax.Function, arguments: Mapping[str, object], device: str) -> object:
         """Run a compute block."""
+        if any(p.in_place for p in function.params):
+            raise NotRecorded(f"the block '{function.name}' writes in place")
         given = {n: v.value if isinstance(v, Unread) else v for n, v in arguments.items()}
         resolved = self._runners.resolve(function, given, device)
         if resolved is None:

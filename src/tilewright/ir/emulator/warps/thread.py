@@ -140,7 +140,7 @@ class ThreadMachine(Machine):
             "prefetch_map": self._nothing, "cluster_arrive": self._nothing, "prefetch": self._nothing, "fence_init": self._nothing, "wait_previous": self._nothing,
             "release_next": self._nothing, "set_registers": self._nothing,
         }  # fmt: skip
-        self.control |= {"barrier": self._barrier, "grid_barrier": self._grid_barrier}
+        self.control |= {"barrier": self._barrier, "grid_barrier": self._grid_barrier, "run_blocks": self._run_blocks}
         self.barriers = np.zeros(blocks, np.int64)
         """How many barriers each block has passed."""
         self.cluster = waits.cluster
@@ -320,6 +320,11 @@ class ThreadMachine(Machine):
         self.require_whole_warps(op, frame)
         yield BarrierReached(op.span)
         return ()
+
+    def _run_blocks(self, op: Op, frame: Frame) -> Steps:
+        """All blocks, one after the other: any order will do."""
+        low, step = np.zeros(1, np.int64), np.ones(1, np.int64)
+        return (yield from self.for_from(op, frame, low, frame.get(op.operands[0]), step, ()))
 
     def _grid_barrier(self, op: Op, frame: Frame) -> Steps:
         self.require_whole_warps(op, frame)

@@ -1,4 +1,4 @@
-"""Device-wide primitives: map, reduction, filter, transposition. Scans are in `scans`, sorts in `primitive_sorts`, histograms in `histograms`.
+"""Device-wide primitives: map, reduction, filter, transposition. Scans are in `scans`, sorts in `sorts`, histograms in `histograms`.
 
 In: arrays (NumPy, device arrays, tensors of PyTorch, arrays of CuPy) and functions of numbers. Out: arrays of the same library.
 The same call runs on a GPU, on the CPU and in the emulator; the device is chosen as for kernels.
@@ -17,7 +17,7 @@ from tilewright.execute.arrays import as_dtype
 from tilewright.execute.calls.outputs import keep
 from tilewright.execute.devices import place_of
 from tilewright.execute.places import Array, DevicePlace, Number, dtype_of
-from tilewright.execute.primitive_functions import Function, function_of, monoid_of, number_of, tree_of
+from tilewright.execute.primitives.functions import Function, function_of, monoid_of, number_of, tree_of
 from tilewright.runtime.exchange.libraries import is_foreign
 from tilewright.runtime.memory.device_array import DeviceArray
 

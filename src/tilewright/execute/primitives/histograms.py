@@ -1,6 +1,6 @@
 """Histograms: `histogram`, with even bins or edges, weights, of all elements or along an axis.
 
-In and out: as for the other primitives (`execute.primitives`).
+In and out: as for the other primitives (`elements`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from tilewright.base.dtypes import DType, f64, i64
 from tilewright.base.errors import UserError
 from tilewright.execute.devices import place_of
 from tilewright.execute.places import Array, DevicePlace, Number, dtype_of
-from tilewright.execute.primitive_axes import Lines
-from tilewright.execute.primitive_functions import monoid_of, number_of
-from tilewright.execute.primitives import filled, reduced
+from tilewright.execute.primitives.axes import Lines
+from tilewright.execute.primitives.elements import filled, reduced
+from tilewright.execute.primitives.functions import monoid_of, number_of
 
 if TYPE_CHECKING:
     from tilewright.ir.program import Program
@@ -133,6 +133,7 @@ def _filled_rows(
     if weights is not None:
         arrays["weights"] = weights.reshape((rows, size))
     if edges is not None:
+        scalars = {"steps": (bins - 1).bit_length()}
         arrays["edges"] = place.read("bins", np.ascontiguousarray(edges, plan.number.numpy))
     parts, table = parts_of(place.target, rows), table_for(place.target, bins)
     place.run(f"histogram rows {plan.key} {parts} {table}", lambda: histogram_rows_program(plan, place.target, parts, table), arrays, scalars)

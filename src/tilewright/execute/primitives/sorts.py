@@ -1,6 +1,6 @@
 """Sorting and what follows from it: `sort`, `argsort`, `topk`, `unique`, `run_lengths`.
 
-In and out: as for the other primitives (`execute.primitives`). All sorts are stable. Floats are in NumPy's order: every NaN behind
+In and out: as for the other primitives (`elements`). All sorts are stable. Floats are in NumPy's order: every NaN behind
 everything else (before everything else where the order is descending).
 """
 
@@ -15,9 +15,9 @@ from tilewright.base.dtypes import i64
 from tilewright.base.errors import UserError
 from tilewright.execute.devices import place_of
 from tilewright.execute.places import Array, DevicePlace, dtype_of
-from tilewright.execute.primitive_axes import Lines
-from tilewright.execute.primitive_functions import Function
-from tilewright.execute.primitives import filter_into, map, one_axis
+from tilewright.execute.primitives.axes import Lines
+from tilewright.execute.primitives.elements import filter_into, map, one_axis
+from tilewright.execute.primitives.functions import Function
 
 if TYPE_CHECKING:
     from tilewright.ir.program import Program

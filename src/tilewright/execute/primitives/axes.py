@@ -11,7 +11,7 @@ from typing import Any
 
 from tilewright.base.errors import UserError
 from tilewright.execute.places import Array, DevicePlace
-from tilewright.execute.primitives import exchanged
+from tilewright.execute.primitives.elements import exchanged
 
 
 def axis_of(axis: Any, shape: tuple[int, ...], what: str) -> int:

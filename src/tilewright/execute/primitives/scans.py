@@ -1,6 +1,6 @@
 """Scans: `scan`, along any axis of one or several arrays.
 
-In and out: as for the other primitives (`execute.primitives`). Arrays are read as `[outer, n, inner]`, contiguous, and scanned along `n`.
+In and out: as for the other primitives (`elements`). Arrays are read as `[outer, n, inner]`, contiguous, and scanned along `n`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from tilewright.base.errors import UserError
 from tilewright.execute.arrays import as_dtype
 from tilewright.execute.devices import place_of
 from tilewright.execute.places import Array, DevicePlace, Number, dtype_of
-from tilewright.execute.primitive_axes import axis_of
-from tilewright.execute.primitive_functions import Function, monoid_of, number_of, state_functions_of
+from tilewright.execute.primitives.axes import axis_of
+from tilewright.execute.primitives.functions import Function, monoid_of, number_of, state_functions_of
 
 if TYPE_CHECKING:
     from tilewright.ir.program import Program

@@ -1,0 +1,70 @@
+"""Names in explicit kernels of a Python file that nothing defines: what `check` can say of them without running the file.
+
+In: the text of a file. Out: an error (TW002) for each `tw.word` that there is not, and for each name that neither the function, nor the
+file, nor Python has. What else is wrong shows when the kernel is compiled for arguments and a block.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tilewright.base.errors import Diagnostic
+from tilewright.base.source import Source
+from tilewright.frontend.python.expressions import SourcePlace
+from tilewright.frontend.python.names import PACKAGE
+from tilewright.tree.metadata import suggest
+from tilewright.tree.unknown_functions import help_for
+from tilewright.zyn.program_files import read_program
+
+_MARKS = ("gpu", "cpu")
+
+
+def explicit_names(path: str) -> tuple[list[str], list[Diagnostic]]:
+    """The explicit kernels of a file by name, and what is wrong with the names in them."""
+    text = read_program(Path(path), help="")
+    try:
+        module = ast.parse(text)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return [], []  # reading the file for other kernels has said so
+    place = SourcePlace(Source(path, text))
+    words = dir(sys.modules[PACKAGE])
+    packages = {alias.asname or alias.name for n in ast.walk(module) if isinstance(n, ast.Import) for alias in n.names if alias.name == PACKAGE}
+    around = set(_bound(module)) | set(dir(builtins)) | {"__name__", "__file__", "__doc__"}
+    if any(isinstance(n, ast.ImportFrom) and any(alias.name == "*" for alias in n.names) for n in ast.walk(module)):
+        around |= {n.id for n in ast.walk(module) if isinstance(n, ast.Name)}  # any name may come from there
+    kernels = [n for n in ast.walk(module) if isinstance(n, ast.FunctionDef) and any(_is_mark(d, packages) for d in n.decorator_list)]
+    found: list[Diagnostic] = []
+    for kernel in kernels:
+        inside = around | set(_bound(kernel))
+        for part in (n for statement in kernel.body for n in ast.walk(statement)):
+            if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id in packages and part.attr not in words:
+                found.append(Diagnostic("TW002", f"{PACKAGE} has no '{part.attr}'", place.span(part), help_for(part.attr, words, python=True)))
+            elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load) and part.id not in inside:
+                found.append(Diagnostic("TW002", f"unknown name '{part.id}'", place.span(part), suggest(part.id, sorted(inside - set(dir(builtins))))))
+    return [kernel.name for kernel in kernels], found
+
+
+def _is_mark(mark: ast.expr, packages: set[str]) -> bool:
+    called = mark.func if isinstance(mark, ast.Call) else mark
+    if isinstance(called, ast.Attribute):
+        return called.attr in _MARKS and isinstance(called.value, ast.Name) and called.value.id in packages
+    return isinstance(called, ast.Name) and called.id in _MARKS
+
+
+def _bound(root: ast.AST) -> Iterator[str]:
+    """Every name that something inside gives a meaning, in whatever block: more than Python would see, never less."""
+    for node in ast.walk(root):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
+            yield node.id
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.alias):
+            yield (node.asname or node.name).split(".")[0]
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            yield node.name

@@ -1,0 +1,183 @@
+"""Which loops can run in any order: two proofs about a typed loop.
+
+In: a loop, and the values of indices around it that are the same for all of its iterations (`fixed`). Out: whether it only accumulates, or
+whether its iterations reach different elements. `False` means "not proven".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from tilewright.base.sizes import ONE, ZERO, Size
+from tilewright.tree.bounds import (
+    IndexForm,
+    Indices,
+    affine,
+    disjoint,
+    fixed_form,
+    injective,
+    known_indices,
+    linear_indices,
+    owns_axis,
+)
+from tilewright.tree.typed import (
+    Accumulate,
+    Apply,
+    ArrayAssign,
+    Const,
+    Element,
+    Expr,
+    IndexRef,
+    Local,
+    LoopVar,
+    ReduceLoop,
+    SetVar,
+    Stmt,
+    Store,
+    TypedIf,
+    TypedLoop,
+    TypedPrint,
+    TypedWhile,
+    TypedYield,
+    Variable,
+)
+from tilewright.tree.typed_walk import exprs_in, walk, walk_expr
+
+REDUCED = ("add", "mul", "min", "max", "and", "or")
+"""Stores that a reduction can stand for."""
+Fixed = Mapping[LoopVar, Size]
+NOTHING_FIXED: Fixed = {}
+
+
+def is_reduction(loop: TypedLoop, outer: Sequence[Variable]) -> bool:
+    """Whether the loop does nothing but accumulate into outer variables or into array elements that it does not move over."""
+    stores = [s for s in walk(loop.body) if isinstance(s, Store)]
+    if (not outer and not stores) or any(s.kind not in REDUCED for s in stores):
+        return False
+    kinds: dict[Variable, str] = {}
+    for stmt in walk(loop.body):
+        if isinstance(stmt, TypedWhile | ArrayAssign | ReduceLoop | TypedYield | TypedPrint):
+            return False
+        if isinstance(stmt, SetVar) and stmt.var in outer:
+            return False
+        if isinstance(stmt, Accumulate) and stmt.var in outer and kinds.setdefault(stmt.var, stmt.kind) != stmt.kind:
+            return False
+    if any(isinstance(e, Local) and e.var in outer for e in exprs_in(loop.body)):
+        return False
+    return _one_element(loop, stores)
+
+
+def _one_element(loop: TypedLoop, stores: Sequence[Store]) -> bool:
+    """Stores of a reduction all accumulate: per array into one element that stays the same over the loop."""
+    moving = {v for s in walk((loop,)) if isinstance(s, TypedLoop) for v in s.vars}
+    inside = {s.var for s in walk(loop.body) if isinstance(s, SetVar)}
+    places: dict[str, tuple[tuple[Expr, ...], str]] = {}
+    for store in stores:
+        if not store.kind or places.setdefault(store.array.name, (store.indices, store.kind)) != (store.indices, store.kind):
+            return False
+        for index in store.indices:
+            for expr in walk_expr(index):
+                if isinstance(expr, Element) or (isinstance(expr, IndexRef) and expr.var in moving):
+                    return False
+                if isinstance(expr, Local) and expr.var in inside:
+                    return False
+    return not any(isinstance(e, Element) and e.array.name in places for e in exprs_in(loop.body))
+
+
+def independent(loop: TypedLoop, over: Sequence[LoopVar], fixed: Fixed = NOTHING_FIXED) -> bool:
+    """Whether the points over these indices (of the loop's first) can run in any order, as far as arrays are concerned."""
+    body: tuple[Stmt, ...] = loop.body
+    writes: dict[str, list[Indices]] = {}
+    accesses: dict[str, list[Indices]] = {}
+    reads: set[str] = set()
+    for stmt in walk(body):
+        if isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield | TypedPrint):
+            return False
+        if isinstance(stmt, Store) and not stmt.scatter:
+            linear = _forms(stmt.indices, fixed)
+            if linear is None:
+                return False
+            writes.setdefault(stmt.array.name, []).append(linear)
+            if stmt.kind:
+                reads.add(stmt.array.name)
+    if not writes:
+        return any(isinstance(s, Store) for s in walk(body))
+    for expr in exprs_in(body):
+        if isinstance(expr, Element) and expr.array.name in writes:
+            linear = _forms(expr.indices, fixed)
+            if linear is None:
+                return False
+            accesses.setdefault(expr.array.name, []).append(linear)
+            reads.add(expr.array.name)
+    colours = _colours(body, over, fixed)
+    return all(_array_independent(writes[name], accesses.get(name, []), over, fixed, colours) for name in writes)
+
+
+def _forms(indices: Sequence[Expr], fixed: Fixed) -> Indices | None:
+    if not fixed:
+        return known_indices(indices)
+    forms = linear_indices(indices)
+    return None if forms is None else tuple(fixed_form(form, fixed) for form in forms)
+
+
+def _array_independent(
+    writes: list[Indices], reads: list[Indices], over: Sequence[LoopVar], fixed: Fixed, colours: tuple[IndexForm, int] | None
+) -> bool:
+    distinct = list(dict.fromkeys(writes + reads))
+    if all(owns_axis(distinct, var) for var in over):
+        return True
+    if not all(injective(w, over) for w in writes):
+        return False
+    return all(
+        a == b or disjoint(a, b, fixed or None) or (colours is not None and _other_colour(a, b, over, colours))
+        for w in dict.fromkeys(writes) for a, b in ((w, other) for other in distinct)
+    )  # fmt: skip
+
+
+# -- colours ------------------------------------------------------------------------------------------------------
+
+
+def _colours(body: tuple[Stmt, ...], over: Sequence[LoopVar], fixed: Fixed) -> tuple[IndexForm, int] | None:
+    """The form and the modulus of `if form % modulus == colour:` around a whole body: only iterations of one colour do anything."""
+    if len(body) != 1 or not isinstance(body[0], TypedIf) or body[0].otherwise:
+        return None
+    if any(isinstance(e, Element) for e in walk_expr(body[0].cond)):
+        return None
+    for cond in _conjuncts(body[0].cond):
+        if not isinstance(cond, Apply) or cond.op != "eq":
+            continue
+        for side, other in (cond.args, cond.args[::-1]):
+            if not isinstance(side, Apply) or side.op != "mod" or not isinstance(side.args[1], Const):
+                continue
+            form, modulus = affine(side.args[0]), side.args[1].value
+            moves = any((isinstance(e, IndexRef) and e.var not in fixed) or isinstance(e, Local) for e in walk_expr(other))
+            if form is not None and isinstance(modulus, int) and modulus > 1 and not moves:
+                return fixed_form(form, fixed), modulus
+    return None
+
+
+def _conjuncts(cond: Expr) -> Iterator[Expr]:
+    if isinstance(cond, Apply) and cond.op == "and":
+        for arg in cond.args:
+            yield from _conjuncts(arg)
+    else:
+        yield cond
+
+
+def _other_colour(a: Indices, b: Indices, over: Sequence[LoopVar], colours: tuple[IndexForm, int]) -> bool:
+    """Whether two accesses, each index one of the loop's own and a constant, meet only in iterations of different colours."""
+    form, modulus = colours
+    if not set(form.values) <= set(over) & {var for index in a for var in index.values}:
+        return False
+    factors = dict(form.factors)
+    gap = 0
+    for x, y in zip(a, b, strict=True):
+        apart = (x.constant - y.constant).constant
+        if dict(x.factors) != dict(y.factors) or len(x.factors) != 1 or x.factors[0][1] != ONE or x.values[0] not in over or apart is None:
+            return False
+        factor = factors.get(x.values[0], ZERO).constant
+        if factor is None:
+            return False
+        gap += factor * apart
+    return gap % modulus != 0
+

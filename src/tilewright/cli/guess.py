@@ -179,6 +179,11 @@ class Uses:
                 self._values.setdefault(node.targets[0], []).append(node.value)
         for node in nodes(root):
             self._add(node)
+        for name, values in self._values.items():
+            for array in filter(None, map(_shape_like, values)):
+                # What is made in the shape of an array has its rank.
+                if array not in self.exact and name in self.exact:
+                    self.exact[array] = self.exact[name]
 
     def _add(self, node: Node) -> None:
         if isinstance(node, syntax.Index):
@@ -311,6 +316,16 @@ def _shape_of(node: syntax.Expr) -> str:
     """The array whose shape it is; empty where it is none."""
     return node.value.id if isinstance(node, syntax.Attribute) and node.name == "shape" and isinstance(node.value, syntax.Name) else ""
 
+
+
+def _shape_like(node: syntax.Expr) -> str:
+    """The array whose shape a new one has: `zeros(x.shape, …)`, `empty_like(x)`; empty where there is none."""
+    if not isinstance(node, syntax.Call) or not isinstance(node.function, syntax.Name) or not node.args:
+        return ""
+    first = node.args[0].value
+    if node.function.id.endswith("_like"):
+        return first.id if isinstance(first, syntax.Name) else ""
+    return _shape_of(first) if node.function.id in ("empty", "zeros", "ones", "full") else ""
 
 
 def _axes(node: syntax.Expr | None) -> list[int]:

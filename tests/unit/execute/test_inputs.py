@@ -72,7 +72,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "NumPy's complex number": (np.complex64(1), "has dtype complex64"),
     "a large int": (1 << 63, "no 64-bit integer holds"),
     "a date": (np.datetime64("2020-01-01"), "has dtype datetime64"),
-    "nothing": (None, "is a NoneType"),
+    "nothing": (None, "got None"),
 }
 
 

@@ -121,8 +121,8 @@ def test_copies_because_of_strides_are_said() -> None:
 def test_check_and_inspect_say_it(tmp_path: Path) -> None:
     path = tmp_path / "slow.py"
     path.write_text(
-        "import tilewright as tw\n\n\n@tw.kernel\ndef first(x: tw.Array, n: int) -> tw.Array:\n    total = 0.0\n"
-        "    for i in range(n):\n        total += x[i]\n    return total\n"
+        "import tilewright as tw\n\n\n@tw.kernel\ndef first(x: tw.Array, n: tw.Array) -> tw.Array:\n    total = 0.0\n"
+        "    for i in range(n[0]):\n        total += x[i]\n    return total\n"
     )
     done = CliRunner().invoke(cli, ["check", str(path)])
     assert done.exit_code == 0, "a warning is no error"

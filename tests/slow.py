@@ -24,6 +24,7 @@ SLOW = (
     "run/test_instructions_cpu.py",
     "run/test_language.py",
     "run/test_large_arrays.py",
+    "run/test_loop_scans.py",
     "run/test_masked_rows.py",
     "run/test_matrix_emulated.py",
     "run/test_rows.py",

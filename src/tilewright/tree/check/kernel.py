@@ -22,12 +22,12 @@ from tilewright.tree.check.loops import classify
 from tilewright.tree.check.solve import Equations, Solution, solve
 from tilewright.tree.check.state import State, WalkAgain, assigned_names
 from tilewright.tree.check.tuples import split_assignments
-from tilewright.tree.check.unwritten import fill_unwritten
 from tilewright.tree.inline import declared, nodes
 from tilewright.tree.kind_claims import check_claim
 from tilewright.tree.kind_sizes import bind_by_kind, check_parameters, kind_checks
 from tilewright.tree.metadata import KernelKind, KernelMetadata, read_attributes, suggest
 from tilewright.tree.typed import ArgSpec, ArrayArg, ArrayInfo, Shape, SizeCheck, TypedKernel
+from tilewright.tree.unwritten import fill_unwritten
 
 _MOST_WALKS = 24
 _RECENT = 8

@@ -120,14 +120,14 @@ def _wide(dtype: DType) -> DType:
 
 
 @record
-class _Held:
+class _Copies:
     """The copies of an array on a GPU."""
 
     form: ScatterForm
     copies: tuple[Value, ...]
 
 
-def _pairs(held: _Held | None) -> Iterator[tuple[CopySpec, Value]]:
+def _pairs(held: _Copies | None) -> Iterator[tuple[CopySpec, Value]]:
     return zip(held.form.copies, held.copies, strict=True) if held is not None else iter(())
 
 
@@ -144,7 +144,7 @@ class _Split:
     # -- devices ------------------------------------------------------------------------------------------------------
 
     def on_gpu(self, target: Target, hints: Mapping[str, int], deterministic: bool) -> list[tuple[KernelCall, Plan]]:
-        held: dict[Value, _Held] = {}
+        held: dict[Value, _Copies] = {}
         for scatter in self.scatters:
             if deterministic and depends_on_order(scatter.kind, scatter.type.dtype):
                 raise UserError.at(
@@ -153,14 +153,14 @@ class _Split:
                 )  # fmt: skip
             form = form_for(scatter.kind, scatter.type.dtype, identity(scatter.kind, scatter.type.dtype), deterministic)
             if form is not None:
-                held[scatter.memory] = _Held(form, tuple(self._copy(scatter, spec.dtype) for spec in form.copies))
+                held[scatter.memory] = _Copies(form, tuple(self._copy(scatter, spec.dtype) for spec in form.copies))
         fills = [self._call(self._fill(scatter, spec.start, copy)) for scatter in self.scatters for spec, copy in _pairs(held.get(scatter.memory))]
         merges = [self._call(self._decode(scatter, held[scatter.memory])) for scatter in self.scatters if scatter.memory in held]
         last = max((own.form.rounds for own in held.values()), default=1)
         rounds = [self._shared(self._round(held, number, last), target, hints) for number in range(last)]
         return [*fills, *rounds, *merges]
 
-    def _round(self, held: Mapping[Value, _Held], number: int, last: int) -> Kernel:
+    def _round(self, held: Mapping[Value, _Copies], number: int, last: int) -> Kernel:
         """The points, gone through once. All but the scatters of several rounds belongs to the last."""
 
         def change(b: Builder, op: Op) -> list[Value] | None:
@@ -207,7 +207,7 @@ class _Split:
         schedule = Schedule((1,), SHARED_THREADS * vector, vector, vector_on_reduction=True, threads=SHARED_THREADS)
         return self._call(parts, schedule)
 
-    def _terms(self, b: Builder, op: Op, own: _Held, number: int) -> list[Value]:
+    def _terms(self, b: Builder, op: Op, own: _Copies, number: int) -> list[Value]:
         place, value = op.operands[1:-1], op.operands[-1]
         attrs: dict[str, Attr] = {k: v for k, v in op.attrs.items() if k == "watch"}
         if attrs:
@@ -229,7 +229,7 @@ class _Split:
         points = b.cast(b.index(maximum(ONE, product(self.nest.extents))), f64)
         return b.sub(b.op("shr", b.bitcast(points, i64), b.index(52)), b.index(1022))
 
-    def _decode(self, scatter: _Scatter, own: _Held) -> Kernel:
+    def _decode(self, scatter: _Scatter, own: _Copies) -> Kernel:
         b = Builder(self.kernel.span)
 
         def body(inner: Builder, *indices: Value) -> list[Value]:

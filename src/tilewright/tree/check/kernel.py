@@ -18,7 +18,6 @@ from tilewright.tree import syntax
 from tilewright.tree.check.aliases import AliasedWrites
 from tilewright.tree.check.attribute_claims import check_attributes, shared_demand
 from tilewright.tree.check.body import BodyChecker
-from tilewright.tree.check.loops import classify
 from tilewright.tree.check.solve import Equations, Solution, solve
 from tilewright.tree.check.state import State, WalkAgain, assigned_names
 from tilewright.tree.check.tuples import split_assignments
@@ -26,6 +25,7 @@ from tilewright.tree.inline import declared, nodes
 from tilewright.tree.kind_claims import check_claim
 from tilewright.tree.kind_sizes import bind_by_kind, check_parameters, kind_checks
 from tilewright.tree.metadata import KernelKind, KernelMetadata, read_attributes, suggest
+from tilewright.tree.order.classify import classify
 from tilewright.tree.typed import ArgSpec, ArrayArg, ArrayInfo, Shape, SizeCheck, TypedKernel
 from tilewright.tree.unwritten import fill_unwritten
 

@@ -9,6 +9,7 @@ All that this tool knows of the compiler's inside is in the first section.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -43,8 +44,10 @@ from tilewright.compile import pieces as parts
 from tilewright.compile.build import build_artifact
 from tilewright.compile.primitives import compile_program, finished_program
 from tilewright.compile.simt import compile_simt
-from tilewright.execute import places, primitive_sorts, primitives
+from tilewright.execute import places
 from tilewright.execute.calls.run import Runner
+from tilewright.execute.primitives import elements as primitive_elements
+from tilewright.execute.primitives import histograms, scans, sorts
 from tilewright.ir.program import Program
 from tilewright.runtime.cuda.strided_copy import copy_ptx
 from tilewright.zyn import module as zyn
@@ -309,10 +312,9 @@ def compile_primitive(call: Callable[[], object], is_aligned: bool, target: str)
     """The programs that a call of a primitive runs."""
     _fresh()
     place = _Place(target, is_aligned)
-    with (
-        mock.patch.object(primitives, "place_of", return_value=place),
-        mock.patch.object(primitive_sorts, "place_of", return_value=place),
-    ):
+    with contextlib.ExitStack() as stack:
+        for module in (primitive_elements, histograms, scans, sorts):
+            stack.enter_context(mock.patch.object(module, "place_of", return_value=place))
         call()
     return place.found
 

@@ -586,6 +586,32 @@ def test_zynml_means_the_same() -> None:
     np.testing.assert_allclose(np.asarray(result), heat_numpy(x, 5), rtol=1e-5)
 
 
+ZYNML_SWAP = """
+let result = compute(x, steps) {
+    var u = zeros((rows, cols), f32)
+    var v = zeros((rows, cols), f32)
+    for i in 0..rows, j in 0..cols:
+        u[i, j] = x[i, j]
+        v[i, j] = x[i, j]
+    for t in 0..steps:
+        for i in 1..rows - 1, j in 1..cols - 1:
+            v[i, j] = (u[i - 1, j] + u[i + 1, j] + u[i, j - 1] + u[i, j + 1]) / 4
+        (u, v) = (v, u)
+    out = u
+}
+"""
+
+
+@pytest.mark.parametrize("steps", [0, 1, 6, 7])
+def test_zynml_swaps(steps: int) -> None:
+    x = random(9, 14)
+    now, after = x.copy(), x.copy()
+    for _ in range(steps):
+        after[1:-1, 1:-1] = (now[:-2, 1:-1] + now[2:, 1:-1] + now[1:-1, :-2] + now[1:-1, 2:]) / 4
+        now, after = after, now
+    np.testing.assert_allclose(np.asarray(tw.load(ZYNML_SWAP).run(x=x, steps=steps)["result"]), now, rtol=1e-6)
+
+
 def test_an_index_outside_stops_all_steps() -> None:
     @tw.kernel
     def gathers(x: tw.Array, places: tw.Array, steps: int) -> tw.Array:

@@ -1,8 +1,8 @@
 """Races of `grid` loops that can be seen: two iterations that surely reach one element, one of them writing it.
 
 In: a typed loop whose iterations the source promised to be independent, and could not be proven so. Out: the first two iterations that break the
-promise. They are searched for among few values of each index (the first ones, and the constants of the text), with two choices of numbers for all
-sizes: only what holds for both counts. Accesses under a condition, and with indices from data, are not looked at: they are no certain race.
+promise. They are searched for among few values of each index (the first ones, the last ones, and the constants of the text), with two choices of numbers
+for all sizes: only what holds for both counts. Accesses under a condition, and with indices from data, are not looked at: they are no certain race.
 
     for i in tw.grid(n):
         out[i // 2] = x[i]       # iterations i=0 and i=1 both write out[0]
@@ -33,6 +33,7 @@ from tilewright.tree.typed import (
 from tilewright.tree.typed_walk import children, own_exprs, walk, walk_expr
 
 _FIRST = 9
+_LAST = 2
 _MOST_POINTS = 4096
 _TRIALS = (53, 71)
 """Numbers for sizes and indices around: each trial counts up from one."""
@@ -59,12 +60,17 @@ class Collision:
     reads: bool
     """The first iteration reads what the second writes."""
     span: Span
+    turns: tuple[int, ...]
+    """Which turns of the loops these are; those near the end count from there, below 0."""
+    example: str
+    """The sizes it is said for, where turns count from the end."""
 
     def message(self) -> str:
         a, b = (", ".join(f"{name}={value}" for name, value in point.items()) for point in (self.first, self.second))
+        begin = f"grid runs its iterations in any order, but{self.example} iteration"
         if self.reads:
-            return f"grid runs its iterations in any order, but iteration {a} reads {self.place}, which iteration {b} writes"
-        return f"grid runs its iterations in any order, but iterations {a} and {b} both write {self.place}"
+            return f"{begin} {a} reads {self.place}, which iteration {b} writes"
+        return f"{begin}s {a} and {b} both write {self.place}"
 
 
 def collision(loop: TypedLoop) -> Collision | None:
@@ -72,7 +78,7 @@ def collision(loop: TypedLoop) -> Collision | None:
     found = [_search(loop, trial) for trial in _TRIALS]
     if found[0] is None or found[1] is None:
         return None
-    same = (found[0].first, found[0].second, found[0].span) == (found[1].first, found[1].second, found[1].span)
+    same = (found[0].turns, found[0].span) == (found[1].turns, found[1].span)
     return found[0] if same else None
 
 
@@ -104,13 +110,13 @@ def _array_collision(
                     continue
                 other, by = writers.setdefault(place, (inner, access))
                 if any(other[v] != inner[v] for v in outer) and "=" in (access.writes, by.writes):
-                    return _collision(outer, other, inner, array_place(access.array, place), False, access.span)
+                    return _collision(known, outer, other, inner, array_place(access.array, place), False, access.span)
     for access in (a for a in accesses if not a.writes):
         for point in points:
             for inner in islice(_points(access.inner, known, point, extra), _FIRST):
                 place = known.place(access.indices, inner)
                 if place in writers and any(writers[place][0][v] != inner[v] for v in outer):
-                    return _collision(outer, inner, writers[place][0], array_place(access.array, place), True, access.span)
+                    return _collision(known, outer, inner, writers[place][0], array_place(access.array, place), True, access.span)
     return None
 
 
@@ -119,9 +125,13 @@ def array_place(array: str, place: _Point) -> str:
 
 
 def _collision(
-    outer: tuple[LoopVar, ...], first: Mapping[LoopVar, int], second: Mapping[LoopVar, int], place: str, reads: bool, span: Span
+    known: _Numbers, outer: tuple[LoopVar, ...], first: Mapping[LoopVar, int], second: Mapping[LoopVar, int], place: str, reads: bool, span: Span
 ) -> Collision:  # fmt: skip
-    return Collision({v.name: first[v] for v in outer}, {v.name: second[v] for v in outer}, place, reads, span)
+    turns = tuple(known.turn(v, point) for point in (first, second) for v in outer)
+    sizes = sorted({name for v in outer if isinstance(v.hi, SizeValue) for name in v.hi.size.names})
+    example = ", ".join(f"{name} = {known.names[name]}" for name in sizes if name in known.names)
+    said = f" with {example}" if example and min(turns) < 0 else ""
+    return Collision({v.name: first[v] for v in outer}, {v.name: second[v] for v in outer}, place, reads, span, turns, said)
 
 
 def _points(variables: tuple[LoopVar, ...], known: _Numbers, around: Mapping[LoopVar, int], extra: list[int]) -> Iterator[dict[LoopVar, int]]:
@@ -136,7 +146,8 @@ def _points(variables: tuple[LoopVar, ...], known: _Numbers, around: Mapping[Loo
         if lo is None or hi is None or not step:
             return
         count = len(range(lo, hi, step))
-        values.append([lo + k * step for k in (*range(min(few, count)), *(e for e in extra if few <= e < count))])
+        last = range(max(few, count - _LAST), count)
+        values.append([lo + k * step for k in (*range(min(few, count)), *(e for e in extra if few <= e < count and e not in last), *last)])
     for point in product(*values):
         yield {**around, **dict(zip(variables, point, strict=True))}
 
@@ -155,6 +166,13 @@ class _Numbers:
         for name in sorted(size.names):
             self.names.setdefault(name, Size.of(self.trial + 7 * len(self.names)))
         return size.substitute(self.names).constant
+
+    def turn(self, var: LoopVar, point: Mapping[LoopVar, int]) -> int:
+        """Which turn of the loop this is, from the end where it is one of the last."""
+        lo, hi, step = self.value(var.lo, point), self.value(var.hi, point), self.size(var.step)
+        assert lo is not None and hi is not None and step
+        number, count = (point[var] - lo) // step, len(range(lo, hi, step))
+        return number - count if number >= max(_FIRST, count - _LAST) else number
 
     def place(self, indices: tuple[Expr, ...], point: Mapping[LoopVar, int]) -> _Point | None:
         values = [self.value(i, point) for i in indices]

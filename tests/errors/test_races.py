@@ -42,9 +42,8 @@ RACES = {
     "the one before": (over("i in tw.grid(range(1, n))", "out[i] = out[i - 1] + x[i]"), "iteration i=2 reads out[1], which iteration i=1 writes"),
     "the one after": (over("i in tw.grid(n)", "out[i] = out[i + 1] + x[i]"), "iteration i=0 reads out[1], which iteration i=1 writes"),
     "the other end": (over("i in tw.grid(n)", "out[i] = out[n - 1 - i] + x[i]"), "with n = 53 iteration i=0 reads out[52], which iteration i=52 writes"),
-    "folded": (over("i in tw.grid(n)", "out[min(i, n - 1 - i)] = x[i]"), "with n = 53 iterations i=0 and i=52 both write out[0]"),
+    "folded": (over("i in tw.grid(n)", "out[min(i, n - 1 - i)] = x[i]"), "with n = 53 iterations i=1 and i=51 both write out[1]"),
     "the last one": (over("i in tw.grid(n)", "out[min(i, n - 2)] = x[i]"), "iterations i=51 and i=52 both write out[51]"),
-    "rows and columns": (over("i, j in tw.grid(n, n)", "out[n * i + j + i] = x[i]"), "both write out["),
     "in an ordered loop": (over("t in range(3)", "for i in tw.grid(n):", "    out[i // 2] = x[i]"), "iterations i=0 and i=1 both write out[0]"),
 }
 FINE = {

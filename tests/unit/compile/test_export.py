@@ -108,6 +108,38 @@ for n, k, m in ((1, 1, 1), (31, 33, 65), (97, 0, 5), (200, 129, 301)):
     )
 
 
+@tw.kernel
+def smoothed(u: tw.Array, steps: int) -> tw.Array:
+    n, m = u.shape
+    a = u * 1.0
+    b = u * 1.0
+    for _ in range(steps):
+        for i, j in tw.grid(n - 2, m - 2):
+            b[i + 1, j + 1] = (a[i, j + 1] + a[i + 2, j + 1] + a[i + 1, j] + a[i + 1, j + 2]) / 4
+        a, b = b, a
+    return a
+
+
+@needs_linux
+def test_ordered_loops_in_python(tmp_path: Path) -> None:
+    tw.export(smoothed, np.zeros((4, 5), np.float32), 3, folder=tmp_path)
+    run(
+        tmp_path,
+        """
+from smoothed import smoothed
+for shape in ((3, 3), (33, 65), (300, 401)):
+    for steps in (0, 1, 2, 9):
+        x = rng.random(shape).astype("f4")
+        a, b = x.copy(), x.copy()
+        for _ in range(steps):
+            b[1:-1, 1:-1] = (a[:-2, 1:-1] + a[2:, 1:-1] + a[1:-1, :-2] + a[1:-1, 2:]) / 4
+            a, b = b, a
+        for threads in (1, 3):
+            np.testing.assert_allclose(smoothed(x, steps, threads=threads), a, rtol=1e-5)
+""",
+    )
+
+
 @needs_linux
 @pytest.mark.parametrize(
     ("call", "message"),

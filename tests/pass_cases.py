@@ -144,7 +144,7 @@ def stages(kernel: tw.Kernel[..., object], target: str, *arguments: object, **op
 
 def compiled() -> object:
     kernel, target = tw.kernel(centred.python), parse_target("cpu")
-    return compile_kernel(kernel.function, kernel._signature((numbers(8, 8),), target), target)
+    return compile_kernel(kernel.function, kernel._signature((numbers(8, 8),), {}, target), target)
 
 
 SQUARE = numbers(64, 64, dtype=BF16)

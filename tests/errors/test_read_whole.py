@@ -27,7 +27,7 @@ _numbers = itertools.count()
 
 def defined(text: str, package: object, name: str = "k") -> types.FunctionType:
     """The function of a text, whose source can be found again."""
-    path = f"<table {next(_numbers)}>"
+    path = f"<whole {next(_numbers)}>"
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
     names: dict[str, object] = {"tw": package, "functools": functools}
     exec(compile(text, path, "exec"), names)

@@ -16,6 +16,7 @@ from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, Sc
 from tilewright.base.sizes import Size, ceildiv, maximum, product
 from tilewright.base.target import Target
 from tilewright.codegen.registry import Backend, backend_for, entry_name
+from tilewright.ir.free_values import free_values
 from tilewright.ir.nodes import Kernel, Value, walk
 from tilewright.ir.ops import OPS
 from tilewright.ir.program import KernelCall, Program, ProgramArray
@@ -142,10 +143,7 @@ def _fixed_axes(kernel: Kernel) -> dict[Value, frozenset[int]]:
 
 def _is_open_ended(kernel: Kernel) -> bool:
     """Whether sizes do not bound how long it runs: a loop's length comes from a number or from memory."""
-    free = {param for param in kernel.params if not isinstance(param.type, Tensor)}
-    for op in walk(kernel.body):
-        if op.opcode in ("while", "run_blocks") or (op.opcode == "for" and any(v in free for v in op.operands[:3])):
-            return True
-        if op.opcode in ("load", "atomic", "accumulate") or any(v in free for v in op.operands):
-            free.update(op.results)
-    return False
+    free = free_values(kernel)
+    return any(
+        op.opcode in ("while", "run_blocks") or (op.opcode == "for" and any(v in free for v in op.operands[:3])) for op in walk(kernel.body)
+    )

@@ -15,7 +15,7 @@ from tilewright.analysis.work import work_of
 from tilewright.base.artifact import Artifact
 from tilewright.base.dtypes import i64
 from tilewright.base.record import record
-from tilewright.base.sizes import ZERO, Size
+from tilewright.base.sizes import ZERO, Size, is_number, parameter_of
 from tilewright.base.target import Target
 from tilewright.compile import build, driver
 from tilewright.compile.driver import Signature, cache_key, front_end
@@ -144,8 +144,11 @@ def _sub_program(
     }
     used |= {n for call in calls for n in call.kernel.size_names} | {n for loop in part.loops if loop.count is not None for n in loop.count.names}
     used -= {loop.name for loop in part.loops}
-    missing = tuple(ScalarInput(n, i64) for n in sorted(used - bound))
-    return replace(part, inputs=(*part.inputs, *missing))
+    computed = tuple((n, size) for n, size in program.computed if n in used and all(is_number(x) or x in bound for x in size.names))
+    asked = {parameter_of(x) for _, size in computed for x in size.names if is_number(x)}
+    numbers = tuple(x for x in program.inputs if isinstance(x, ScalarInput) and x.name in asked and x not in scalars)
+    missing = tuple(ScalarInput(n, i64) for n in sorted(used - bound - {n for n, _ in computed}))
+    return replace(part, inputs=(*part.inputs, *numbers, *missing), computed=computed)
 
 
 class _PreparedPart(driver.PreparedKernel):

@@ -192,9 +192,9 @@ class _KernelCall:
         self.artifact = describe_program(self.some.program, host_cpu())
         arrays = {n: v for n, v in self.values.items() if isinstance(v, np.ndarray | DeviceArray)}
         strides = {n: element_strides(v) for n, v in arrays.items()}
-        self.sizes = bind_sizes(self.artifact, {n: v.shape for n, v in arrays.items()}, strides, self.span)
         numbers = {n: v for n, v in self.values.items() if not isinstance(v, np.ndarray | DeviceArray)}
         self.numbers: dict[str, Any] = {n: v.item() if isinstance(v, np.generic) else v for n, v in numbers.items()}
+        self.sizes = bind_sizes(self.artifact, {n: v.shape for n, v in arrays.items()}, strides, self.span, self.numbers)
         self.arrays = _Arrays()
         self.ran: tuple[Ran, ...] = ()
 

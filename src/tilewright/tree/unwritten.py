@@ -43,13 +43,15 @@ def fill_unwritten(body: tuple[Stmt, ...], results: Iterable[ArrayInfo]) -> tupl
     for array in results:
         if not writes_all(body, array):
             zero = Const(False if array.dtype.is_bool else 0.0 if array.dtype.is_float else 0, array.dtype)
-            span = next(stmt.span for stmt in walk(body) if isinstance(stmt, Store) and stmt.array.name == array.name)
+            span = next(stmt.span for stmt in walk(body) if isinstance(stmt, Store | ArrayAssign | ReduceLoop) and stmt.array.name == array.name)
             fills.append(ArrayAssign(array, zero, span=span))
     return (*fills, *body)
 
 
 def writes_all(body: tuple[Stmt, ...], array: ArrayInfo) -> bool:
     """Whether the text shows that every element of the array is written."""
+    if any(isinstance(stmt, ArrayAssign | ReduceLoop) and stmt.array.name == array.name for stmt in body):
+        return True
     covers = list(dict.fromkeys(_covers(body, array, (), ())))
     if any(_is_whole(cover, array.shape) for cover in covers):
         return True

@@ -30,7 +30,7 @@ from tilewright.passes.late.check_target import check_kernel_target
 
 KNOWN = set((Path(__file__).parents[2] / "data" / "llvm22_nvvm.txt").read_text().split())
 """Every NVVM intrinsic of LLVM 22 of the families Tilewright uses, overload suffixes left off."""
-UNREACHABLE = {"panel_begin", "panel_dot", "panel_end", "step", "fault", "report", *(row.name for row in LANE_DEFINITIONS)}
+UNREACHABLE = {"panel_begin", "panel_dot", "panel_end", "run_blocks", "step", "fault", "report", *(row.name for row in LANE_DEFINITIONS)}
 """Ops no pass makes for GPUs: those of CPUs, and of the debugger."""
 
 

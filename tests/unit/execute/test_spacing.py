@@ -49,7 +49,7 @@ def seen_on_a_gpu(features: int) -> Signature:
     heads = np.zeros((2, 64, 3, 4, features), ml_dtypes.bfloat16).transpose(2, 0, 3, 1, 4)
     spec = ArrayArg(bf16, 4, (None, None, None, 1), 16)
     arrays = [ReadArgument(name, view, spec) for name, view in zip("qkv", heads, strict=True)]
-    plain = attend._signature((*heads, 0.5), parse_target("sm_90a"))
+    plain = attend._signature((*heads, 0.5), {}, parse_target("sm_90a"))
     return replace(signature(arrays, gpu=True), args=(spec, spec, spec, plain.args[3]))
 
 

@@ -26,7 +26,7 @@ CPU, GPU = parse_target("x86-64-avx512"), parse_target("sm_90a")
 OLDER_CPU = parse_target("x86-64-avx2")
 INF, NAN = math.inf, math.nan
 EXTENDED = np.finfo(np.longdouble).nmant > 60
-FUNCTIONS = [d.name for d in OPS.values() if d.group == "function" and not d.name.endswith("_approx")]
+FUNCTIONS = [d.name for d in OPS.values() if d.group == "function" and not d.name.endswith("_approx") and not d.name.startswith("random_")]
 ONE_OPERAND = [name for name in FUNCTIONS if name != "pow"]
 BASIC = {
     "add", "sub", "mul", "fma", "div", "sqrt", "neg", "abs", "min", "max", "floor", "round", "select", "cast", "bitcast",

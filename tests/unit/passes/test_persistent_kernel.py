@@ -101,7 +101,7 @@ def attended(q: tw.Array, k: tw.Array, v: tw.Array, w: tw.Array, w2: tw.Array) -
 
 def programs(kernel: tw.Kernel[..., object], *arrays: np.ndarray) -> tuple[Program, Program]:
     """The thread stage as several kernels and as one, by the same schedules."""
-    signature = replace(kernel._signature(arrays, TARGET), launches=0)
+    signature = replace(kernel._signature(arrays, {}, TARGET), launches=0)
     several = compile_stages(kernel.function, signature, lean(TARGET)).stages.thread
     return several, persistent_kernel(several)
 
@@ -257,7 +257,7 @@ def test_an_array_with_two_shapes_is_read_after_it_was_written() -> None:
 
 def test_hoppers_own_ways_are_refused_with_the_reason() -> None:
     x, w, v = (numbers(DTYPES["bf16"], *shape) for shape in ((512, 512), (512, 512), (512, 512)))
-    signature = replace(projected._signature((x, w, v), TARGET), launches=0)
+    signature = replace(projected._signature((x, w, v), {}, TARGET), launches=0)
     several = compile_stages(projected.function, signature, TARGET).stages.thread
     assert any(op.opcode == "wgmma" for call in several.calls for op in walk(call.kernel.body))
     with pytest.raises(UserError, match=r"launches=1: kernel .* uses tensor_map, which cannot be part of a larger kernel"):

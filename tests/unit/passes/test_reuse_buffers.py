@@ -81,7 +81,7 @@ def test_arrays_take_turns() -> None:
     for other in others:
         x = x @ other
     np.testing.assert_allclose(chain(*arguments, device="cpu"), x @ x.T, rtol=1e-3, atol=1e-2)
-    assert len(compile_kernel(chain.function, chain._signature(arguments, host_cpu()), host_cpu()).scratch) == 2
+    assert len(compile_kernel(chain.function, chain._signature(arguments, {}, host_cpu()), host_cpu()).scratch) == 2
 
 
 def test_what_is_read_later_keeps_its_memory() -> None:

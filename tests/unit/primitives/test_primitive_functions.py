@@ -92,7 +92,7 @@ def recursive(x: float) -> float:
 @pytest.mark.parametrize(
     ("function", "code", "text"),
     [
-        (no_return, "TW005", "does not return a number on every way"),
+        (no_return, "TW017", "returns a value on some ways through it, and none on others"),
         (recursive, "TW005", "recursive"),
         (math.sqrt, "TW005", "not a function written in Python"),
         (eval("lambda x: x"), "TW007", "source of '<lambda>' is not available"),

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from tilewright.base.dtypes import f64, from_numpy
+from tilewright.base.dtypes import f64, from_numpy, i64
 from tilewright.base.errors import TilewrightError, UserError
 from tilewright.base.target import DEFAULT_NVPTX, NVPTX
 from tilewright.cli import repository
@@ -196,7 +196,7 @@ def _given(value: object) -> GuessedArguments:
         dtype = from_numpy(value.dtype)
         assert dtype is not None
         return GuessedArguments(dtype, value.shape)
-    return GuessedArguments(f64, plain="float")
+    return GuessedArguments(i64, plain="int") if isinstance(value, int) else GuessedArguments(f64, plain="float")
 
 
 def _exact(value: object) -> object:

@@ -19,6 +19,7 @@ from tilewright.codegen.cpu import lanes as cpu_lanes
 from tilewright.codegen.cpu.printing import c_print
 from tilewright.codegen.llvm.constants import initialiser
 from tilewright.codegen.llvm.emitter import FunctionWriter, memory_type
+from tilewright.ir.free_values import free_values
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Scalar, Tensor, dtype_of
 
@@ -154,15 +155,13 @@ class _Loops:
 
     def __init__(self, kernel: Kernel) -> None:
         self._constants: dict[Value, int] = {}
-        self._free: set[Value] = {p for p in kernel.params if not isinstance(p.type, Tensor)}
+        self._free = free_values(kernel)
         # Loops of tiles are over sizes, and mostly of vectors.
         self._tiled = "schedule" in kernel.attrs
         for op in walk(kernel.body):
             value = op.attrs.get("value")
             if op.opcode == "const" and isinstance(value, int):
                 self._constants[op.results[0]] = value
-            if op.opcode in ("load", "atomic") or any(v in self._free for v in op.operands):
-                self._free.update(op.results)
 
     def is_long(self, op: Op) -> bool:
         """Whether it is a loop whose turns are not known to be few."""

@@ -348,7 +348,7 @@ class ExpressionBuilder(Emitter, ABC):
             value = getattr(owner, name)
         except AttributeError:
             shown = owner.__name__ if isinstance(owner, ModuleType) else type(owner).__name__
-            help = help_for(name, dir(owner), python=True) if isinstance(owner, ModuleType) else ""
+            help = help_for(name, [n for n in dir(owner) if n[:1].islower()], python=True) if isinstance(owner, ModuleType) else ""
             raise self.fail(f"{shown} has no '{name}'", help, "TW002") from None
         return self.captured(value, name)
 

@@ -314,7 +314,10 @@ class Statements(Loops):
                 return self.read(called.node.body)
             if self._flag(RETURN) in self.types.flags:
                 inner.variables[RETURN] = literal(False)
+            before = len(self.collected or ())
             self.block(called.node.body)
+            if self.collected is not None and len(self.collected) > before:
+                raise UserError(*list(self.collected)[before:])  # what it would have given is not known
             return self._result(called, span)
         finally:
             self.calls.pop()

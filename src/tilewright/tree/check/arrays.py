@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType
 from tilewright.base.intervals import clamped
-from tilewright.base.sizes import Size, contiguous_strides, maximum
+from tilewright.base.sizes import Size, contiguous_strides, has_numbers, maximum
 from tilewright.base.source import Span
 from tilewright.tree import syntax
 from tilewright.tree.bounds import interval
@@ -209,7 +209,12 @@ class ArrayTable:
             before[axis] if before is not None and interval(index) is None else self.last_index(place, axis, index, span) + 1
             for axis, index in enumerate(indices)
         ]
-        self.reach.setdefault(place.name, []).append(tuple(ends))
+        self.reached(place, tuple(ends), span)
+
+    def reached(self, place: ArrayInfo, ends: Shape, span: Span) -> None:
+        """A store to an output goes that far. What numbers of the call decide is computed by the call."""
+        sizes = tuple(self.sizes.numbers.count(end, place.name, span) if has_numbers(end) else end for end in ends)
+        self.reach.setdefault(place.name, []).append(sizes)
 
     def last_index(self, place: ArrayInfo, axis: int, index: Expr, span: Span) -> Size:
         """The largest index that a store to an output has along an axis."""

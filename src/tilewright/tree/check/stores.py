@@ -276,7 +276,7 @@ class StoreChecker:
                 if limit is not None and not limit.factors:
                     end = limit.constant
             ends.append(end)
-        self.arrays.reach.setdefault(array.name, []).append(tuple(ends))
+        self.arrays.reached(array, tuple(ends), span)
 
     # -- shared arrays ------------------------------------------------------------------------------------------------
 

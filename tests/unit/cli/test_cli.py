@@ -405,7 +405,9 @@ def test_demo(tmp_path: Path) -> None:
     count = 2 * len(names) + 2 * len(tours)
     assert f"{count} of {count} results right" in result.output or "cuda:0" in result.output
     assert all(result.output.count(f"{tour} ") == len(devices()) for tour in tours)
-    assert len(list((tmp_path / "ptx").glob("*.ptx"))) == len(names)
+    stems = {name.replace(".", "_").replace(" ", "_") for name in names}
+    written = {p.stem for p in (tmp_path / "ptx").glob("*.ptx")}
+    assert written == stems - {"pi_zyn"} | {"pi_zyn_0", "pi_zyn_1"}  # a program of two kernels
     assert all(".target sm_90a" in p.read_text() for p in (tmp_path / "ptx").iterdir())
 
 

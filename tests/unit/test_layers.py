@@ -119,7 +119,7 @@ def test_no_two_classes_share_a_name() -> None:
 
 def test_a_folder_has_about_twenty_files_and_says_what_it_holds() -> None:
     for package in {path.parent for path in MODULES.values()}:
-        assert len(list(package.glob("*.py"))) <= 24, package
+        assert len(list(package.glob("*.py"))) <= 23, package
         assert ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))), package
 
 

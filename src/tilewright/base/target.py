@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import platform
 import re
+import sys
 from dataclasses import dataclass, replace
 
-from tilewright.base.amx import may_use_amx
 from tilewright.base.cost_model import FITTED, H200, CostModel, derived
 from tilewright.base.errors import UserError
 
@@ -173,6 +173,21 @@ NVPTX: dict[str, Target] = {
     )
 }
 DEFAULT_NVPTX = "sm_90a"
+
+_ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18
+
+
+@functools.cache
+def may_use_amx() -> bool:
+    """Whether this process may use the CPU's matrix unit; the CPU must have it. Linux gives a process room for the unit's registers only when it asks;
+    without, the first instruction ends the process. Threads share the answer, and children made by fork inherit it."""
+    if not sys.platform.startswith("linux"):
+        return False
+    import ctypes
+
+    syscall = ctypes.CDLL(None).syscall
+    return int(syscall(ctypes.c_long(_ARCH_PRCTL), ctypes.c_long(_REQUEST), ctypes.c_long(_TILE_DATA))) == 0
+
 
 _MATRIX_UNIT = ("amx-tile", "amx-bf16", "amx-int8")
 _X86_LEVELS: tuple[tuple[str, int, str], ...] = (("avx512f", 64, "avx512"), ("avx2", 32, "avx2"), ("sse4.1", 16, "sse4.1"))

@@ -16,7 +16,7 @@ from tilewright.base.artifact import ArrayParam, Artifact, CallCheck, Launch, Sc
 from tilewright.base.sizes import Size, ceildiv, maximum, product
 from tilewright.base.target import Target
 from tilewright.codegen.registry import Backend, backend_for, entry_name
-from tilewright.ir.free_values import free_values
+from tilewright.ir.needs import free_values
 from tilewright.ir.nodes import Kernel, Value, walk
 from tilewright.ir.ops import OPS
 from tilewright.ir.program import KernelCall, Program, ProgramArray

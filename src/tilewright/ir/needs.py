@@ -1,6 +1,6 @@
-"""What thread-stage code asks of a target: the feature an op needs, and the shared memory of a kernel.
+"""What code asks of a target and of a call: the feature an op needs, the shared memory of a kernel, and values that no array's size bounds.
 
-In: an op or a kernel. Out: a name in `Target.features`, or places and bytes. Checks and code generators read both from here.
+In: an op or a kernel. Out: a name in `Target.features`, places and bytes, or values: loops that end at one may run for any time. Checks and code generators read both from here.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilewright.base.dtypes import f8e4m3, f8e5m2, f32
+from tilewright.base.sizes import Size, is_computed, is_number
 from tilewright.ir.nodes import Attr, Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, dtype_of
 
@@ -73,3 +74,18 @@ def shared_places(kernel: Kernel) -> tuple[dict[Value, int], int]:
             places[op.results[0]] = start
             ends[phase] = start + element_count(memory) * memory.dtype.itemsize
     return places, max(ends.values(), default=0)
+
+
+def free_values(kernel: Kernel) -> set[Value]:
+    """Numbers of a call, sizes made of them that no array has, what is read from memory, and what is computed from all of these."""
+    found: set[Value] = {param for param in kernel.params if not isinstance(param.type, Tensor)}
+    extents = {name for param in kernel.params if isinstance(param.type, Tensor) for size in param.type.shape for name in size.names}
+    for op in walk(kernel.body):
+        if op.opcode in ("load", "atomic", "accumulate") or any(v in found for v in op.operands) or _is_number(op, extents):
+            found.update(op.results)
+    return found
+
+
+def _is_number(op: Op, extents: set[str]) -> bool:
+    size = op.attrs.get("value")
+    return op.opcode == "size" and isinstance(size, Size) and any((is_computed(n) or is_number(n)) and n not in extents for n in size.names)

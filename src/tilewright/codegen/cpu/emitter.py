@@ -19,7 +19,7 @@ from tilewright.codegen.cpu import lanes as cpu_lanes
 from tilewright.codegen.cpu.printing import c_print
 from tilewright.codegen.llvm.constants import initialiser
 from tilewright.codegen.llvm.emitter import FunctionWriter, memory_type
-from tilewright.ir.free_values import free_values
+from tilewright.ir.needs import free_values
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Scalar, Tensor, dtype_of
 

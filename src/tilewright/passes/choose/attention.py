@@ -204,6 +204,10 @@ def forced_attention(text: str, listed: tuple[MatrixSchedule, ...], kernel: Kern
     reason = asked.refusal(target, f32) if asked.family == like.family else f"it is family={asked.family} that does not fit"
     if isinstance(asked, GpuAttention) and isinstance(like, GpuAttention) and (asked.k, asked.head_dim_v) != (like.k, like.head_dim_v):
         reason = reason or "rows have other lengths"
+    splits = getattr(asked, "splits", 0)
+    if bool(splits) != bool(getattr(like, "splits", 0)) and (not splits or find_split(kernel) is None):
+        rows.append("splits=…" if not splits else "no splits")
+        reason = reason or ("its keys are in parts" if not splits else "its keys cannot be in parts")
     if reason:
         needs = " ".join([f"family={like.family}", *rows])
         raise UserError.at("TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span, f"it needs {needs}; {reason}")

@@ -32,7 +32,7 @@ from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray
-from tilewright.ir.rewrite import clone_ops, eliminate_dead, rewrite
+from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects, rewrite
 from tilewright.ir.types import Tensor, tensor
 from tilewright.passes.schedules.attention import CpuAttention, MmaAttention
 from tilewright.passes.schedules.plans import Plan, Plans
@@ -274,7 +274,7 @@ class _Parts:
         self.made = {result: op for op in walk(self.kernel.body) for result in op.results}
         self.row = found.indices[found.row]
         self.outer = [found.extents[p] for p in found.batch]
-        lines = (*self.outer, Size.of(splits), found.extents[found.row])
+        lines = (*self.outer, found.extents[found.row], Size.of(splits))
         shapes = (lines, lines, (*lines, found.column_extent))
         self.partials = [
             Value(tensor(f32, *shape, align=16), f"{self.kernel.name}.part{number + place}") for place, shape in enumerate(shapes)
@@ -340,6 +340,7 @@ class _Parts:
     def _part(self, b: Builder, *indices: Value) -> list[Value]:
         found = self.found
         *batch, part, row = indices
+        places = (*batch, row, part)
         env = self._indices([*batch, row])
         low, length = self._range(b, env)
         # Whole steps for each part, so that only the last has a step that is not full.
@@ -364,15 +365,15 @@ class _Parts:
             return inner.op(found.exponential, inner.sub(score, shift))
 
         total = reduction(b, "add", lambda inner, score, j, own: weight(inner, score))
-        b.multi("store", self.partials[0], *indices, most)
-        b.multi("store", self.partials[1], *indices, total)
+        b.multi("store", self.partials[0], *places, most)
+        b.multi("store", self.partials[1], *places, total)
 
         def column(at: Builder, e: Value) -> list[Value]:
             def weighted(inner: Builder, score: Value, j: Value, own: dict[Value, Value]) -> Value:
                 local = {**own, found.weighted.regions[0].args[0]: j, found.column: e}
                 return inner.mul(weight(inner, score), inner.cast(self.value(inner, found.value.result, local), f32))
 
-            at.multi("store", self.partials[2], *indices, e, reduction(at, "add", weighted))
+            at.multi("store", self.partials[2], *places, e, reduction(at, "add", weighted))
             return []
 
         b.for_(b.index(0), b.index(found.column_extent), b.index(1), [], column, name="e", independent=True)
@@ -417,13 +418,27 @@ class _Parts:
         clone_ops(b, [op for op in self.kernel.body.ops if op is not found.parallel], mapping)
         region = found.parallel.regions[0]
 
+        # A single row is no loop: nothing is stored by its index.
+        kept = [p for p in range(len(region.args)) if p != found.row or found.extents[p] != ONE]
+        # The columns are results of their own, where nothing is stored beside them: what is the same for all of them is little.
+        flat = found.loop is not None and not any(has_effects(op) for op in region.ops if op is not found.loop and op.opcode != "yield")
+
         def body(inner: Builder, *indices: Value) -> list[Value]:
-            env = dict(mapping) | dict(zip(region.args, indices, strict=True))
-            self._sums(inner, region.ops, env)
+            env = {**mapping, self.row: inner.index(0)} | dict(zip([region.args[p] for p in kept], indices, strict=False))
+            if flat and found.loop is not None:
+                env[found.column] = indices[-1]
+                self._sums(inner, [op for op in region.ops if op is not found.loop], env)
+                self._sums(inner, found.loop.regions[0].ops, env)
+            else:
+                self._sums(inner, region.ops, env)
             return []
 
+        extents = [mapping.get(found.parallel.operands[p], found.parallel.operands[p]) for p in kept]
+        names = [region.args[p].name for p in kept]
+        if flat:
+            extents, names = [*extents, b.index(found.column_extent)], [*names, found.column.name]
         with b.at(found.parallel.span):
-            b.parallel([mapping.get(v, v) for v in found.parallel.operands], body, [a.name for a in region.args])
+            b.parallel(extents, body, names)
         return self._finished(self.kernel.name, b, early=True)
 
     def _sums(self, b: Builder, ops: Sequence[Op], env: dict[Value, Value]) -> None:
@@ -452,7 +467,7 @@ class _Parts:
     def _over_parts(self, b: Builder, kind: str, term: PartTerm, env: dict[Value, Value]) -> Value:
         batch = [env[self.found.indices[p]] for p in self.found.batch]
         row = env[self.row]
-        return b.reduce(kind, [b.index(self.splits)], lambda inner, s: [term(inner, [*batch, s, row])], ["s"])[0]
+        return b.reduce(kind, [b.index(self.splits)], lambda inner, s: [term(inner, [*batch, row, s])], ["s"])[0]
 
     def _sum(self, b: Builder, op: Op, env: dict[Value, Value]) -> Value:
         found = self.found

@@ -183,11 +183,6 @@ def _on_host(array: Any) -> np.ndarray:
     return np.asarray(array.cpu() if hasattr(array, "cpu") else array)
 
 
-def from_onnx(source: str | Path | bytes, max_bytes: int = 1 << 34) -> OnnxGraph:
-    """The model in an ONNX file (or in its bytes). No tensor that a node makes may take more than `max_bytes`."""
-    return OnnxGraph(source, max_bytes)
-
-
 def onnx_operators() -> dict[str, str]:
     """The ONNX operators that are known: names (with their domain, where it is not ONNX's own), and notes."""
     found = {(f"{rule.domain}." if rule.domain else "") + rule.name: rule.note for rule in OPERATORS.values()}

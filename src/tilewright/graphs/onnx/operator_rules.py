@@ -17,7 +17,7 @@ from tilewright.base import dtypes
 from tilewright.base.errors import UserError
 from tilewright.graphs.onnx.loops import LoopKernel, X, x_of
 from tilewright.graphs.onnx.model import AttributeRecord, GraphRecord, NodeRecord, TensorRecord
-from tilewright.graphs.onnx.values import Known, NodeSink, Shape
+from tilewright.graphs.onnx.values import Known, NodeSink, Shape, as_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -185,7 +185,7 @@ class NodeView:
         """Who makes a value, as the sink knows it."""
         if value.handle is None:
             assert value.host is not None
-            value.handle = self.sink.weight(np.ascontiguousarray(value.host).reshape(value.stored))
+            value.handle = self.sink.weight(as_rows(value.host).reshape(value.stored))
         return value.handle
 
     def check_size(self, shape: Sequence[int], dtype: np.dtype) -> Shape:
@@ -213,7 +213,7 @@ class NodeView:
     def transpose(self, value: Known, axes: Sequence[int]) -> Known:
         """Axes in another order."""
         if value.host is not None:
-            return self.known(np.ascontiguousarray(value.host.transpose(axes)))
+            return self.known(as_rows(value.host.transpose(axes)))
         if not axes:
             return value
         return Known(tuple(value.shape[a] for a in axes), value.dtype, None, self.sink.transpose(value.handle, tuple(axes)), value.inputs)
@@ -222,7 +222,7 @@ class NodeView:
         """Some elements along an axis."""
         if value.host is not None:
             index = (slice(None),) * axis + (slice(start, start + size * step, step),)
-            return self.known(np.ascontiguousarray(value.host[index]))
+            return self.known(as_rows(value.host[index]))
         if start == 0 and size == value.shape[axis] and step == 1:
             return value
         shape = (*value.shape[:axis], size, *value.shape[axis + 1 :])

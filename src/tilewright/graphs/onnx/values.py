@@ -60,3 +60,8 @@ class NodeSink(Protocol):
 
     def slice(self, handle: Any, axis: int, start: int, size: int, step: int) -> Any:
         """Some elements along an axis; steps are positive."""
+
+
+def as_rows(array: np.ndarray) -> np.ndarray:
+    """The array in row-major order. NumPy's own function gives numbers an axis."""
+    return np.asarray(array, order="C")

@@ -6,7 +6,7 @@ import numpy as np
 
 from tilewright.graphs.onnx.loops import X, call, choose
 from tilewright.graphs.onnx.operator_rules import NodeKernel, NodeView, is_float, operator
-from tilewright.graphs.onnx.values import Known
+from tilewright.graphs.onnx.values import Known, as_rows
 
 MOST_FOLDED = 1 << 24
 
@@ -40,7 +40,7 @@ def gather(node: NodeView) -> Known:
     extent = x.shape[axis]
     constant = _known(node, indices, extent)
     if constant is not None and x.host is not None and constant.size * (x.size // max(extent, 1)) <= MOST_FOLDED:
-        return node.known(np.ascontiguousarray(np.take(x.host, np.where(constant < 0, constant + extent, constant), axis=axis)))
+        return node.known(as_rows(np.take(x.host, np.where(constant < 0, constant + extent, constant), axis=axis)))
     if constant is not None and constant.size == 1:
         at = int(constant.reshape(-1)[0]) % extent
         one = node.slice(x, axis, at, 1)

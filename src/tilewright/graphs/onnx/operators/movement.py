@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.graphs.onnx.loops import X, both, call, choose
 from tilewright.graphs.onnx.operator_rules import NodeView, broadcast, is_float, literal_of, operator
-from tilewright.graphs.onnx.values import Known
+from tilewright.graphs.onnx.values import Known, as_rows
 
 MOST_FOLDED = 1 << 24
 """Elements of constants that are moved on the host."""
@@ -106,7 +106,7 @@ def slices(node: NodeView) -> Known:
 
 def _reversed(node: NodeView, x: Known, axis: int, picked: range) -> Known:
     if x.host is not None:
-        return node.known(np.ascontiguousarray(np.take(x.host, list(picked), axis=axis)))
+        return node.known(as_rows(np.take(x.host, list(picked), axis=axis)))
     kernel = node.kernel()
     shape = (*x.shape[:axis], len(picked), *x.shape[axis + 1 :])
     out = kernel.output(shape, x.dtype)
@@ -174,7 +174,7 @@ def expand(node: NodeView) -> Known:
     if shape == x.shape:
         return x
     if x.host is not None and math.prod(shape) <= 1 << 16:
-        return node.known(np.ascontiguousarray(np.broadcast_to(x.host, shape)))
+        return node.known(as_rows(np.broadcast_to(x.host, shape)))
     kernel = node.kernel()
     out = kernel.output(shape, x.dtype)
     with kernel.grid(*shape) as i:

@@ -9,7 +9,7 @@ from tilewright.graphs.onnx.operator_rules import NodeKernel, NodeView, elementw
 from tilewright.graphs.onnx.operators.matrices import product
 from tilewright.graphs.onnx.operators.reductions import reduce_nest
 from tilewright.graphs.onnx.tensors import DTYPES
-from tilewright.graphs.onnx.values import Known
+from tilewright.graphs.onnx.values import Known, as_rows
 
 F32, I32, U8 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.uint8)
 
@@ -139,7 +139,7 @@ def matmul_n_bits(node: NodeView) -> Known:
             offsets = np.stack([(wide >> (bits * n)) & ((1 << bits) - 1) for n in range(per)], -1).reshape(columns, -1)[:, :blocks].astype(np.float32)
     scale = np.repeat(np.asarray(node.host(2), np.float32).reshape(columns, blocks), block, axis=1)[:, :depth]
     weights = ((numbers.astype(np.float32) - np.repeat(offsets, block, axis=1)[:, :depth]) * scale).astype(a.dtype)
-    found = product(node, a, node.known(np.ascontiguousarray(weights.T)))
+    found = product(node, a, node.known(as_rows(weights.T)))
     bias = node.maybe(5)
     if bias is None:
         return found

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilewright.graphs.onnx.loops import choose
 from tilewright.graphs.onnx.operator_rules import NodeView, is_float, operator
-from tilewright.graphs.onnx.values import Known
+from tilewright.graphs.onnx.values import Known, as_rows
 
 I64 = np.dtype(np.int64)
 
@@ -128,7 +128,7 @@ def _along(node: NodeView, x: Known, axis: int, result: int, places: np.ndarray,
     """One axis resized by tables."""
     taps = places.shape[1]
     dtype = x.dtype
-    table = node.known(np.ascontiguousarray(places))
+    table = node.known(as_rows(places))
     plain = taps == 1 and bool(np.all(weights == 1))
     factors = node.known(weights.astype(dtype if dtype == np.float64 else np.float32))
     if not plain and not is_float(dtype):

@@ -20,7 +20,7 @@ Fold = Callable[[NodeView, list[np.ndarray]], "np.ndarray"]
 
 def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if a.dtype.kind not in "iu":
-        return np.divide(a, b)
+        return np.asarray(np.divide(a, b))
     safe = np.where(b == 0, 1, b)
     quotient = np.abs(a) // np.abs(safe)
     return np.where(b == 0, 0, np.where((a < 0) != (b < 0), -quotient, quotient)).astype(a.dtype)
@@ -55,7 +55,7 @@ def folded(node: NodeView) -> list[np.ndarray] | None:
             except ValueError:
                 return None
         if node.op == "ReduceProd" and len(known) == 1 and known[0].dtype.kind in "iu" and known[0].ndim == 1 and not node.has("axes"):
-            return [np.prod(known[0], keepdims=bool(node.int("keepdims", 1)), dtype=known[0].dtype)]
+            return [np.prod(known[0], keepdims=bool(node.integer("keepdims", 1)), dtype=known[0].dtype)]
         if node.op in ("Max", "Min") and known and all(a.dtype == known[0].dtype and a.size <= 1024 for a in known):
             try:
                 found = known[0]
@@ -64,7 +64,7 @@ def folded(node: NodeView) -> list[np.ndarray] | None:
                 return [np.asarray(found)]
             except ValueError:
                 return None
-        if node.op == "Mod" and len(known) == 2 and all(a.dtype.kind in "iu" and a.size == 1 and a.all() for a in known) and not node.int("fmod"):
+        if node.op == "Mod" and len(known) == 2 and all(a.dtype.kind in "iu" and a.size == 1 and a.all() for a in known) and not node.integer("fmod"):
             return [np.asarray(np.mod(*known))]
         if node.op == "Pow" and len(known) == 2 and all(is_float(a.dtype) and a.size == 1 for a in known) and known[0].dtype == known[1].dtype:
             return [np.asarray(np.power(*known))]

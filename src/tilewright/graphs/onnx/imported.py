@@ -136,7 +136,6 @@ class OnnxGraph:
             try:
                 found = self._translated(given, numbers)
             except NeedsValues as needed:
-                assert not needed.names <= self._valued
                 self._valued |= needed.names
                 continue
             if len(self._graphs) >= _MOST_GRAPHS:

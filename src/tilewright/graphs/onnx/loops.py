@@ -14,10 +14,27 @@ import numpy as np
 
 from tilewright.base import dtypes
 from tilewright.tree import syntax
-from tilewright.tree.syntax import Argument, Assign, Binary, Call, For, Function, If, IfExpr, Index, Let, Name, Number, Param, RangeExpr, Return, Stmt, Unary
+from tilewright.tree.syntax import (
+    Argument,
+    Assign,
+    Binary,
+    Call,
+    For,
+    Function,
+    If,
+    IfExpr,
+    Index,
+    Let,
+    Name,
+    Number,
+    Param,
+    RangeExpr,
+    Return,
+    Stmt,
+    Unary,
+)
 
 Shape = tuple[int, ...]
-Operand = "X | float"
 
 
 class X:
@@ -29,46 +46,46 @@ class X:
     def __init__(self, node: syntax.Expr) -> None:
         self.node = node
 
-    def __add__(self, other: Operand) -> X:
+    def __add__(self, other: X | float) -> X:
         return _binary("+", self, other)
 
-    def __radd__(self, other: Operand) -> X:
+    def __radd__(self, other: X | float) -> X:
         return _binary("+", other, self)
 
-    def __sub__(self, other: Operand) -> X:
+    def __sub__(self, other: X | float) -> X:
         return _binary("-", self, other)
 
-    def __rsub__(self, other: Operand) -> X:
+    def __rsub__(self, other: X | float) -> X:
         return _binary("-", other, self)
 
-    def __mul__(self, other: Operand) -> X:
+    def __mul__(self, other: X | float) -> X:
         return _binary("*", self, other)
 
-    def __rmul__(self, other: Operand) -> X:
+    def __rmul__(self, other: X | float) -> X:
         return _binary("*", other, self)
 
-    def __truediv__(self, other: Operand) -> X:
+    def __truediv__(self, other: X | float) -> X:
         return _binary("/", self, other)
 
-    def __rtruediv__(self, other: Operand) -> X:
+    def __rtruediv__(self, other: X | float) -> X:
         return _binary("/", other, self)
 
-    def __floordiv__(self, other: Operand) -> X:
+    def __floordiv__(self, other: X | float) -> X:
         return _binary("//", self, other)
 
-    def __mod__(self, other: Operand) -> X:
+    def __mod__(self, other: X | float) -> X:
         return _binary("%", self, other)
 
-    def __pow__(self, other: Operand) -> X:
+    def __pow__(self, other: X | float) -> X:
         return _binary("**", self, other)
 
-    def __and__(self, other: Operand) -> X:
+    def __and__(self, other: X | float) -> X:
         return _binary("and", self, other)
 
-    def __or__(self, other: Operand) -> X:
+    def __or__(self, other: X | float) -> X:
         return _binary("or", self, other)
 
-    def __xor__(self, other: Operand) -> X:
+    def __xor__(self, other: X | float) -> X:
         return _binary("!=", self, other)
 
     def __invert__(self) -> X:
@@ -77,16 +94,16 @@ class X:
     def __neg__(self) -> X:
         return X(Unary("-", self.node))
 
-    def __lt__(self, other: Operand) -> X:
+    def __lt__(self, other: X | float) -> X:
         return _binary("<", self, other)
 
-    def __le__(self, other: Operand) -> X:
+    def __le__(self, other: X | float) -> X:
         return _binary("<=", self, other)
 
-    def __gt__(self, other: Operand) -> X:
+    def __gt__(self, other: X | float) -> X:
         return _binary(">", self, other)
 
-    def __ge__(self, other: Operand) -> X:
+    def __ge__(self, other: X | float) -> X:
         return _binary(">=", self, other)
 
     def __eq__(self, other: object) -> X:  # type: ignore[override]
@@ -106,9 +123,9 @@ def x_of(value: object) -> X:
         number = int(value)
         return X(Number(number)) if number >= 0 else X(Unary("-", Number(-number)))
     assert isinstance(value, float | np.floating), value
-    number = float(value)
-    assert not math.isnan(number)
-    return X(Number(number)) if math.copysign(1.0, number) > 0 else X(Unary("-", Number(-number)))
+    real = float(value)
+    assert not math.isnan(real)
+    return X(Number(real)) if math.copysign(1.0, real) > 0 else X(Unary("-", Number(-real)))
 
 
 def _binary(op: str, left: object, right: object) -> X:

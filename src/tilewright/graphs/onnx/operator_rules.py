@@ -20,10 +20,9 @@ from tilewright.graphs.onnx.model import AttributeRecord, GraphRecord, NodeRecor
 from tilewright.graphs.onnx.values import Known, NodeSink, Shape, as_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    pass
 
-Results = "Known | Sequence[Known | None]"
-Rule = Callable[["NodeView"], Results]
+Rule = Callable[["NodeView"], "Known | Sequence[Known | None]"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def operator(*names: str, domain: str = "", note: str = "") -> Callable[[Rule], 
     return register
 
 
-class NeedsValues(Exception):  # noqa: N818  a request, not an error
+class NeedsValues(Exception):
     """The numbers of these inputs are needed to translate the model."""
 
     def __init__(self, names: frozenset[str]) -> None:
@@ -77,7 +76,9 @@ class NodeView:
 
     def error(self, message: str, code: str = "TW005", help: str = "") -> UserError:
         """An error that names the node."""
-        return UserError.at(code, f"{self.record.label}: {message}", help=help)
+        error = UserError.at(code, f"{self.record.label}: {message}", help=help)
+        assert isinstance(error, UserError)
+        return error
 
     # -- attributes -----------------------------------------------------------------------------------------------
 
@@ -87,11 +88,11 @@ class NodeView:
             raise self.error(f"its attribute '{name}' is no {what}", "TW009")
         return found
 
-    def int(self, name: str, default: int = 0) -> int:
+    def integer(self, name: str, default: int = 0) -> int:
         found = self._attribute(name, 2, "integer")
         return default if found is None else found.value  # type: ignore[return-value]
 
-    def float(self, name: str, default: float = 0.0) -> float:
+    def number(self, name: str, default: float = 0.0) -> float:
         found = self._attribute(name, 1, "float")
         value = default if found is None else found.value
         assert isinstance(value, float)
@@ -106,7 +107,7 @@ class NodeView:
         assert isinstance(found.value, bytes)
         return found.value.decode("utf-8", "replace")
 
-    def ints(self, name: str) -> list[int] | None:
+    def integers(self, name: str) -> list[int] | None:
         found = self._attribute(name, 7, "list of integers")
         return None if found is None else list(found.value)  # type: ignore[call-overload]
 

@@ -34,7 +34,7 @@ LOOPS = add_op(
         "Loops", ("*x",), _types, _kernel,
         (OpParam("tree", Function, doc="the kernel, as a tree"), OpParam("types", tuple, doc="what it makes")),
         doc="A kernel that a node brings along: what imported models consist of.",
-    )  # fmt: skip
+    )
 )
 
 

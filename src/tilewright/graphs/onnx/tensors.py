@@ -145,6 +145,6 @@ def _from_typed(record: TensorRecord, dtype: np.dtype, shape: tuple[int, ...], c
     if packed:
         return _unpacked((integers & np.uint64(255)).astype(np.uint8), record.data_type, count).reshape(shape)
     if record.data_type == 9:
-        return (integers != 0).reshape(shape)
+        return np.asarray(integers != 0).reshape(shape)
     bits = np.dtype(f"u{dtype.itemsize}")
     return integers.astype(bits).view(dtype).reshape(shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from tilewright.graphs.onnx.loops import X, both
 from tilewright.graphs.onnx.operator_rules import NodeView, is_float, operator
 from tilewright.graphs.onnx.operators.windows import list_of, sliding
@@ -10,7 +9,7 @@ from tilewright.graphs.onnx.values import Known
 
 
 def _operands(node: NodeView) -> tuple[Known, Known, Known | None, int]:
-    x, w, bias, groups = node.input(0), node.input(1), node.maybe(2), node.int("group", 1)
+    x, w, bias, groups = node.input(0), node.input(1), node.maybe(2), node.integer("group", 1)
     if x.rank < 3 or x.rank > 5 or w.rank != x.rank or x.dtype != w.dtype or not is_float(x.dtype):
         raise node.error(f"its operands are {x.dtype}{list(x.shape)} and {w.dtype}{list(w.shape)}", "TW009")
     if groups < 1:
@@ -23,7 +22,7 @@ def convolution(node: NodeView) -> Known:
     x, w, bias, groups = _operands(node)
     batch, channels = x.shape[:2]
     features, each = w.shape[:2]
-    kernel_shape = node.ints("kernel_shape")
+    kernel_shape = node.integers("kernel_shape")
     if channels != each * groups or features % groups or (kernel_shape is not None and tuple(kernel_shape) != w.shape[2:]) or 0 in w.shape:
         raise node.error(f"its operands are {list(x.shape)} and {list(w.shape)}, with {groups} groups", "TW004")
     if bias is not None and bias.shape != (features,):
@@ -66,9 +65,9 @@ def transposed_convolution(node: NodeView) -> Known:
     if w.shape[0] != channels or channels % groups or (bias is not None and bias.shape != (features,)) or 0 in w.shape:
         raise node.error(f"its operands are {list(x.shape)} and {list(w.shape)}, with {groups} groups", "TW004")
     strides, dilations = list_of(node, "strides", axes, 1), list_of(node, "dilations", axes, 1)
-    extra = node.ints("output_padding") or [0] * axes
-    pads = node.ints("pads") or [0] * (2 * axes)
-    asked = node.ints("output_shape")
+    extra = node.integers("output_padding") or [0] * axes
+    pads = node.integers("pads") or [0] * (2 * axes)
+    asked = node.integers("output_shape")
     automatic = node.text("auto_pad", "NOTSET")
     if len(extra) != axes or len(pads) != 2 * axes or any(not -(1 << 31) < p < 1 << 31 for p in (*pads, *extra)):
         raise node.error(f"pads are {pads}, output_padding {extra}", "TW004")
@@ -82,7 +81,7 @@ def transposed_convolution(node: NodeView) -> Known:
         before = []
         for whole, wanted in zip(full, asked, strict=True):
             cut = whole - wanted
-            before.append(cut // 2 if automatic == "SAME_UPPER" or cut < 0 else cut - cut // 2 if automatic != "NOTSET" else cut - cut // 2)
+            before.append(cut // 2 if automatic == "SAME_UPPER" or cut < 0 else cut - cut // 2)
         results = list(asked)
         if automatic == "NOTSET":
             before = [(whole - wanted) // 2 if whole >= wanted else -((wanted - whole) // 2) for whole, wanted in zip(full, asked, strict=True)]

@@ -50,7 +50,7 @@ def divide(node: NodeView) -> Known:
 @operator("Mod")
 def modulo(node: NodeView) -> Known:
     a, b = _pair(node)
-    if not node.int("fmod"):
+    if not node.integer("fmod"):
         return elementwise(node, (a, b), a.dtype, lambda x, y: x % y)
     if is_float(a.dtype):
         return elementwise(node, (a, b), a.dtype, lambda x, y: x - y * call("trunc", x / y))
@@ -95,17 +95,17 @@ _FUNCTIONS: dict[str, Callable[[NodeView, X], X]] = {
     "Round": lambda n, x: call("round", x),
     "Softplus": lambda n, x: call("softplus", x),
     "Softsign": lambda n, x: x / (1.0 + call("abs", x)),
-    "Elu": lambda n, x: choose(x < 0.0, n.float("alpha", 1.0) * (call("exp", x) - 1.0), x),
-    "Celu": lambda n, x: call("max", x, 0.0) + call("min", n.float("alpha", 1.0) * (call("exp", x / n.float("alpha", 1.0)) - 1.0), 0.0),
-    "Selu": lambda n, x: n.float("gamma", 1.0507010221481323)
-    * choose(x > 0.0, x, n.float("alpha", 1.6732631921768188) * (call("exp", x) - 1.0)),
-    "LeakyRelu": lambda n, x: choose(x < 0.0, n.float("alpha", 0.01) * x, x),
-    "ThresholdedRelu": lambda n, x: choose(x > n.float("alpha", 1.0), x, 0.0),
-    "HardSigmoid": lambda n, x: _hard_sigmoid(n, x, n.float("alpha", 0.2), n.float("beta", 0.5)),
+    "Elu": lambda n, x: choose(x < 0.0, n.number("alpha", 1.0) * (call("exp", x) - 1.0), x),
+    "Celu": lambda n, x: call("max", x, 0.0) + call("min", n.number("alpha", 1.0) * (call("exp", x / n.number("alpha", 1.0)) - 1.0), 0.0),
+    "Selu": lambda n, x: n.number("gamma", 1.0507010221481323)
+    * choose(x > 0.0, x, n.number("alpha", 1.6732631921768188) * (call("exp", x) - 1.0)),
+    "LeakyRelu": lambda n, x: choose(x < 0.0, n.number("alpha", 0.01) * x, x),
+    "ThresholdedRelu": lambda n, x: choose(x > n.number("alpha", 1.0), x, 0.0),
+    "HardSigmoid": lambda n, x: _hard_sigmoid(n, x, n.number("alpha", 0.2), n.number("beta", 0.5)),
     "HardSwish": lambda n, x: x * _hard_sigmoid(n, x, 1 / 6, 0.5),
     "Mish": lambda n, x: x * call("tanh", call("softplus", x)),
     "Gelu": lambda n, x: 0.5 * x * (1.0 + call("erf", x * _ERF_SCALE)) if n.text("approximate", "none") == "none" else call("gelu", x),
-    "Swish": lambda n, x: x * call("sigmoid", n.float("alpha", 1.0) * x),
+    "Swish": lambda n, x: x * call("sigmoid", n.number("alpha", 1.0) * x),
 }
 
 
@@ -124,7 +124,7 @@ def microsoft_gelu(node: NodeView) -> Known:
     def compute(x: X, bias: X | None = None) -> X:
         x = x if bias is None else x + bias
         if node.op == "QuickGelu":
-            return x * call("sigmoid", node.float("alpha", 1.702) * x)
+            return x * call("sigmoid", node.number("alpha", 1.702) * x)
         return call("gelu", x) if node.op == "FastGelu" else 0.5 * x * (1.0 + call("erf", x * _ERF_SCALE))
 
     return elementwise(node, values, values[0].dtype, compute)
@@ -158,8 +158,8 @@ def clip(node: NodeView) -> Known:
     values = [x]
     low, high = node.maybe(1), node.maybe(2)
     if node.opset < 11:
-        low = node.known(np.asarray(node.float("min", -math.inf), x.dtype)) if node.has("min") else None
-        high = node.known(np.asarray(node.float("max", math.inf), x.dtype)) if node.has("max") else None
+        low = node.known(np.asarray(node.number("min", -math.inf), x.dtype)) if node.has("min") else None
+        high = node.known(np.asarray(node.number("max", math.inf), x.dtype)) if node.has("max") else None
     values += [v for v in (low, high) if v is not None]
 
     def compute(v: X, *limits: X) -> X:
@@ -210,7 +210,7 @@ def is_nan(node: NodeView) -> Known:
 @operator("IsInf")
 def is_infinite(node: NodeView) -> Known:
     node.float_input(0)
-    up, down = bool(node.int("detect_positive", 1)), bool(node.int("detect_negative", 1))
+    up, down = bool(node.integer("detect_positive", 1)), bool(node.integer("detect_negative", 1))
 
     def compute(x: X) -> X:
         if up and down:
@@ -267,7 +267,7 @@ def converted(node: NodeView, x: Known, wanted: np.dtype, saturate: bool = True)
 
 @operator("Cast")
 def cast_node(node: NodeView) -> Known:
-    number = node.int("to")
+    number = node.integer("to")
     if number not in DTYPES:
         raise node.error(f"converts to element type {number}, which there is not here", "TW009")
     return converted(node, node.input(0), DTYPES[number])

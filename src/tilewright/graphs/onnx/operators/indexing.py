@@ -36,7 +36,7 @@ def gather(node: NodeView) -> Known:
     _integers(node, indices)
     if not x.rank:
         raise node.error("takes elements of a number", "TW003")
-    axis = node.axis(node.int("axis"), x.rank)
+    axis = node.axis(node.integer("axis"), x.rank)
     extent = x.shape[axis]
     constant = _known(node, indices, extent)
     if constant is not None and x.host is not None and constant.size * (x.size // max(extent, 1)) <= MOST_FOLDED:
@@ -60,7 +60,7 @@ def gather(node: NodeView) -> Known:
 def gather_elements(node: NodeView) -> Known:
     x, indices = node.input(0), node.input(1)
     _integers(node, indices)
-    axis = node.axis(node.int("axis"), x.rank)
+    axis = node.axis(node.integer("axis"), x.rank)
     if indices.rank != x.rank or any(a > b for k, (a, b) in enumerate(zip(indices.shape, x.shape, strict=True)) if k != axis):
         raise node.error(f"takes {list(indices.shape)} of {list(x.shape)}", "TW004")
     _known(node, indices, x.shape[axis])
@@ -82,7 +82,7 @@ def _tuple_of(node: NodeView, kernel: NodeKernel, indices: Known, at: tuple[X, .
 def gather_nd(node: NodeView) -> Known:
     x, indices = node.input(0), node.input(1)
     _integers(node, indices)
-    batch = node.int("batch_dims")
+    batch = node.integer("batch_dims")
     count = indices.shape[-1] if indices.rank else 0
     if not count or not 0 <= batch < indices.rank or batch + count > x.rank or x.shape[:batch] != indices.shape[:batch]:
         raise node.error(f"takes {list(indices.shape)} of {list(x.shape)}, batch_dims {batch}", "TW004")
@@ -146,7 +146,7 @@ def scatter_nd(node: NodeView) -> Known:
 def scatter_elements(node: NodeView) -> Known:
     x, indices, updates = node.input(0), node.input(1), node.input(2)
     _integers(node, indices)
-    axis = node.axis(node.int("axis"), x.rank)
+    axis = node.axis(node.integer("axis"), x.rank)
     if indices.shape != updates.shape or indices.rank != x.rank or updates.dtype != x.dtype:
         raise node.error(f"writes {updates.dtype}{list(updates.shape)} at {list(indices.shape)} of {x.dtype}{list(x.shape)}", "TW004")
     how = _reduction(node, x)
@@ -158,11 +158,11 @@ def scatter_elements(node: NodeView) -> Known:
     return kernel.finish_one()
 
 
-def _ordered(kernel: NodeKernel, extents: tuple[int, ...]) -> "_Nest":
-    return _Nest(kernel, extents)
+def _ordered(kernel: NodeKernel, extents: tuple[int, ...]) -> _OrderedLoops:
+    return _OrderedLoops(kernel, extents)
 
 
-class _Nest:
+class _OrderedLoops:
     """Loops inside each other, in order: later updates win."""
 
     def __init__(self, kernel: NodeKernel, extents: tuple[int, ...]) -> None:
@@ -181,7 +181,7 @@ def one_hot(node: NodeView) -> Known:
     indices, values = node.input(0), node.input(2)
     depth = int(node.host(1).reshape(-1)[0])
     rank = indices.rank + 1
-    axis = node.axis(node.int("axis", -1), rank)
+    axis = node.axis(node.integer("axis", -1), rank)
     shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
     kernel = node.kernel()
     out = kernel.output(shape, values.dtype)

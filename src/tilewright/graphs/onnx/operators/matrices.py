@@ -67,7 +67,7 @@ def gemm(node: NodeView) -> Known:
     a, b, c = node.input(0), node.input(1), node.maybe(2)
     if a.rank != 2 or b.rank != 2 or a.dtype != b.dtype or (c is not None and c.dtype != a.dtype):
         raise node.error(f"multiplies {a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}", "TW009")
-    turned_a, turned_b = bool(node.int("transA")), bool(node.int("transB"))
+    turned_a, turned_b = bool(node.integer("transA")), bool(node.integer("transB"))
     if turned_b and b.host is not None:
         b, turned_b = node.transpose(b, (1, 0)), False
     (rows, depth), (depth_b, columns) = a.shape[:: -1 if turned_a else 1], b.shape[:: -1 if turned_b else 1]
@@ -75,7 +75,7 @@ def gemm(node: NodeView) -> Known:
         raise node.error(f"multiplies {list(a.shape)} and {list(b.shape)}", "TW004")
     if c is not None and broadcast(node, c.shape, (rows, columns)) != (rows, columns):
         raise node.error(f"adds {list(c.shape)} to {[rows, columns]}", "TW004")
-    alpha, beta = node.float("alpha", 1.0), node.float("beta", 1.0)
+    alpha, beta = node.number("alpha", 1.0), node.number("beta", 1.0)
     integer = not is_float(a.dtype)
     if integer and (alpha != int(alpha) or beta != int(beta)):
         raise node.error(f"multiplies integers by alpha {alpha} or beta {beta}", "TW009")

@@ -18,8 +18,8 @@ MOST_FOLDED = 1 << 24
 @operator("Reshape")
 def reshape(node: NodeView) -> Known:
     x = node.input(0)
-    wanted = node.host_ints(1) if node.has_input(1) else (node.ints("shape") or [])
-    found = [x.shape[a] if n == 0 and not node.int("allowzero") and a < x.rank else n for a, n in enumerate(wanted)]
+    wanted = node.host_ints(1) if node.has_input(1) else (node.integers("shape") or [])
+    found = [x.shape[a] if n == 0 and not node.integer("allowzero") and a < x.rank else n for a, n in enumerate(wanted)]
     if found.count(-1) > 1 or any(n < -1 for n in found):
         raise node.error(f"the shape is {wanted}", "TW004")
     if -1 in found:
@@ -33,7 +33,7 @@ def reshape(node: NodeView) -> Known:
 @operator("Flatten")
 def flatten(node: NodeView) -> Known:
     x = node.input(0)
-    axis = node.int("axis", 1)
+    axis = node.integer("axis", 1)
     if not -x.rank <= axis <= x.rank:
         raise node.error(f"axis {axis} of {x.rank} axes", "TW003")
     axis = axis + x.rank if axis < 0 else axis
@@ -42,7 +42,7 @@ def flatten(node: NodeView) -> Known:
 
 def _axes(node: NodeView) -> list[int] | None:
     """Axes as an input (opset 13) or an attribute."""
-    return node.host_ints(1) if node.has_input(1) else node.ints("axes")
+    return node.host_ints(1) if node.has_input(1) else node.integers("axes")
 
 
 @operator("Squeeze", note="axes as input or attribute")
@@ -72,7 +72,7 @@ def unsqueeze(node: NodeView) -> Known:
 @operator("Transpose")
 def transpose(node: NodeView) -> Known:
     x = node.input(0)
-    order = node.ints("perm") or list(reversed(range(x.rank)))
+    order = node.integers("perm") or list(reversed(range(x.rank)))
     if sorted(order) != list(range(x.rank)):
         raise node.error(f"perm is {order}, and there are {x.rank} axes", "TW003")
     return node.transpose(x, order)
@@ -82,7 +82,7 @@ def transpose(node: NodeView) -> Known:
 def slices(node: NodeView) -> Known:
     x = node.input(0)
     if node.opset < 10 or not node.has_input(1):
-        starts, ends, axes = node.ints("starts"), node.ints("ends"), node.ints("axes")
+        starts, ends, axes = node.integers("starts"), node.integers("ends"), node.integers("axes")
         steps = None
     else:
         starts, ends = node.host_ints(1), node.host_ints(2)
@@ -118,10 +118,10 @@ def _reversed(node: NodeView, x: Known, axis: int, picked: range) -> Known:
 @operator("Split", note="sizes as input or attribute")
 def split(node: NodeView) -> list[Known]:
     x = node.input(0)
-    axis = node.axis(node.int("axis"), x.rank)
-    sizes = node.host_ints(1) if node.has_input(1) else node.ints("split")
+    axis = node.axis(node.integer("axis"), x.rank)
+    sizes = node.host_ints(1) if node.has_input(1) else node.integers("split")
     if sizes is None:
-        count = node.int("num_outputs", node.outputs)
+        count = node.integer("num_outputs", node.outputs)
         if count < 1 or count > max(1, x.shape[axis]):
             raise node.error(f"cuts {x.shape[axis]} elements into {count} parts", "TW004")
         each = -(-x.shape[axis] // count)
@@ -140,7 +140,7 @@ def concat(node: NodeView) -> Known:
     values = [node.input(n) for n in range(len(node.inputs))]
     if not values:
         raise node.error("has no inputs", "TW008")
-    axis = node.axis(node.int("axis"), values[0].rank)
+    axis = node.axis(node.integer("axis"), values[0].rank)
     shapes = {(*v.shape[:axis], *v.shape[axis + 1 :]) for v in values if v.rank == values[0].rank}
     if len(shapes) != 1 or any(v.rank != values[0].rank or v.dtype != values[0].dtype for v in values):
         raise node.error(f"joins {', '.join(f'{v.dtype}{list(v.shape)}' for v in values)} along axis {axis}", "TW004")
@@ -205,7 +205,7 @@ def tile(node: NodeView) -> Known:
 @operator("Pad", note="constant, edge, reflect and wrap; negative pads cut")
 def pad(node: NodeView) -> Known:
     x = node.input(0)
-    pads = node.host_ints(1) if node.has_input(1) else node.ints("pads")
+    pads = node.host_ints(1) if node.has_input(1) else node.integers("pads")
     axes = [node.axis(a, x.rank) for a in node.host_ints(3)] if node.has_input(3) else list(range(x.rank))
     mode = node.text("mode", "constant")
     if pads is None or len(pads) != 2 * len(axes) or mode not in ("constant", "edge", "reflect", "wrap"):
@@ -215,7 +215,7 @@ def pad(node: NodeView) -> Known:
         before[axis], after[axis] = pads[n], pads[n + len(axes)]
     fill = node.maybe(2)
     if fill is None:
-        zero = node.float("value") if node.opset < 11 and node.has("value") else 0
+        zero = node.number("value") if node.opset < 11 and node.has("value") else 0
         fill = node.known(np.asarray(zero, x.dtype))
     shape = node.check_size([b + n + a for b, n, a in zip(before, x.shape, after, strict=True)], x.dtype)
     if shape == x.shape and not any(before):
@@ -265,7 +265,7 @@ def triangle(node: NodeView) -> Known:
     if x.rank < 2:
         raise node.error(f"its input has {x.rank} axes", "TW003")
     k = int(node.host(1).reshape(-1)[0]) if node.has_input(1) else 0
-    upper = bool(node.int("upper", 1))
+    upper = bool(node.integer("upper", 1))
     if x.host is not None and x.size <= MOST_FOLDED:
         return node.known(np.triu(x.host, k) if upper else np.tril(x.host, k))
     kernel = node.kernel()
@@ -279,7 +279,7 @@ def triangle(node: NodeView) -> Known:
 
 @operator("DepthToSpace", "SpaceToDepth")
 def blocks(node: NodeView) -> Known:
-    x, size = node.input(0), node.int("blocksize")
+    x, size = node.input(0), node.integer("blocksize")
     if x.rank != 4 or size < 1:
         raise node.error(f"its input is {list(x.shape)}, blocksize {size}", "TW003")
     n, c, h, w = x.shape

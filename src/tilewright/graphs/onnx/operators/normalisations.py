@@ -93,28 +93,24 @@ def normalised(
 def layer_normalisation(node: NodeView) -> list[Known | None]:
     node.float_input(0)
     x = node.input(0)
-    axis = node.axis(node.int("axis", -1), x.rank)
-    return normalised(node, x, axis, node.input(1), node.maybe(2), node.float("epsilon", 1e-5), True, statistics=node.outputs > 1)[:3]
+    axis = node.axis(node.integer("axis", -1), x.rank)
+    return normalised(node, x, axis, node.input(1), node.maybe(2), node.number("epsilon", 1e-5), True, statistics=node.outputs > 1)[:3]
 
 
 @operator("RMSNormalization")
 def rms_normalisation(node: NodeView) -> list[Known | None]:
     node.float_input(0)
     x = node.input(0)
-    return normalised(node, x, node.axis(node.int("axis", -1), x.rank), node.input(1), None, node.float("epsilon", 1e-5), False)[:1]
+    return normalised(node, x, node.axis(node.integer("axis", -1), x.rank), node.input(1), None, node.number("epsilon", 1e-5), False)[:1]
 
 
 @operator("SimplifiedLayerNormalization")
+@operator("SimplifiedLayerNormalization", domain="com.microsoft")
 def simplified_layer_normalisation(node: NodeView) -> list[Known | None]:
     node.float_input(0)
     x = node.input(0)
-    found = normalised(node, x, node.axis(node.int("axis", -1), x.rank), node.input(1), None, node.float("epsilon", 1e-5), False, statistics=node.outputs > 1)
+    found = normalised(node, x, node.axis(node.integer("axis", -1), x.rank), node.input(1), None, node.number("epsilon", 1e-5), False, statistics=node.outputs > 1)
     return [found[0], found[2]]
-
-
-@operator("SimplifiedLayerNormalization", domain="com.microsoft")
-def microsoft_simplified(node: NodeView) -> list[Known | None]:
-    return simplified_layer_normalisation(node)
 
 
 @operator("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain="com.microsoft")
@@ -127,7 +123,7 @@ def skip_layer_normalisation(node: NodeView) -> list[Known | None]:
     if skip.shape != x.shape:
         raise node.error(f"adds {list(skip.shape)} to {list(x.shape)}", "TW004")
     added = [skip, *([extra] if extra is not None else [])]
-    found = normalised(node, x, x.rank - 1, node.input(2), bias, node.float("epsilon", 1e-12), centred, added, statistics=False)
+    found = normalised(node, x, x.rank - 1, node.input(2), bias, node.number("epsilon", 1e-12), centred, added, statistics=False)
     return [found[0], None, None, found[3]]
 
 
@@ -136,9 +132,9 @@ def batch_normalisation(node: NodeView) -> Known:
     node.float_input(0)
     x, scale, bias, mean, variance = (node.input(n) for n in range(5))
     channels = x.shape[1] if x.rank > 1 else 1
-    if node.int("training_mode") or any(v.shape != (channels,) for v in (scale, bias, mean, variance)):
+    if node.integer("training_mode") or any(v.shape != (channels,) for v in (scale, bias, mean, variance)):
         raise node.error(f"is in training mode, or its statistics do not fit {channels} channels", "TW004")
-    epsilon = node.float("epsilon", 1e-5)
+    epsilon = node.number("epsilon", 1e-5)
     statistics = (scale, bias, mean, variance)
     kernel = node.kernel()
     out = kernel.output(x.shape, x.dtype)
@@ -167,7 +163,7 @@ def _grouped(node: NodeView, x: Known, groups: int, scale: Known, bias: Known) -
     kernel = node.kernel()
     out = kernel.output(cut.shape, x.dtype)
     count = float(each * pixels)
-    epsilon = node.float("epsilon", 1e-5)
+    epsilon = node.number("epsilon", 1e-5)
     with kernel.grid(batch, groups) as (b, g):
         mean = kernel.let(kernel.reduce([each, pixels], 0.0, lambda acc, k: kernel.set(acc, kernel.read(cut, b, g, *k), "+")) / count)
 
@@ -192,7 +188,7 @@ def instance_normalisation(node: NodeView) -> Known:
 @operator("GroupNormalization")
 def group_normalisation(node: NodeView) -> Known:
     node.float_input(0)
-    x, scale, bias, groups = node.input(0), node.input(1), node.input(2), node.int("num_groups")
+    x, scale, bias, groups = node.input(0), node.input(1), node.input(2), node.integer("num_groups")
     if scale.shape == (groups,) != (x.shape[1],) and scale.host is not None and bias.host is not None and groups and not x.shape[1] % groups:
         each = x.shape[1] // groups  # before opset 21 scale and bias are by group
         scale, bias = node.known(np.repeat(scale.host, each)), node.known(np.repeat(bias.host, each))
@@ -203,7 +199,7 @@ def group_normalisation(node: NodeView) -> Known:
 def lp_normalisation(node: NodeView) -> Known:
     node.float_input(0)
     x = node.input(0)
-    axis, p = node.axis(node.int("axis", -1), x.rank), node.int("p", 2)
+    axis, p = node.axis(node.integer("axis", -1), x.rank), node.integer("p", 2)
     if p not in (1, 2) or not is_float(x.dtype):
         raise node.error(f"p is {p}", "TW004")
     kernel = node.kernel()

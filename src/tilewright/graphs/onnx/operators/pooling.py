@@ -27,13 +27,13 @@ def _image(node: NodeView) -> Known:
 def max_pool(node: NodeView) -> list[Known]:
     x = _image(node)
     sizes = list_of(node, "kernel_shape", x.rank - 2, 0)
-    window = sliding(node, x.shape[2:], sizes, bool(node.int("ceil_mode")))
+    window = sliding(node, x.shape[2:], sizes, bool(node.integer("ceil_mode")))
     low, _ = extremes(x.dtype)
     kernel = node.kernel()
     shape = (*x.shape[:2], *window.results)
     out = kernel.output(shape, x.dtype)
     where = kernel.output(shape, I64) if node.outputs > 1 else None
-    column_major = bool(node.int("storage_order"))
+    column_major = bool(node.integer("storage_order"))
     with kernel.grid(*shape) as i:
         outer, at = i[:2], i[2:]
         index = kernel.let(-1) if where is not None else None
@@ -66,9 +66,9 @@ def average_pool(node: NodeView) -> Known:
     node.float_input(0)
     x = _image(node)
     sizes = list_of(node, "kernel_shape", x.rank - 2, 0)
-    window = sliding(node, x.shape[2:], sizes, bool(node.int("ceil_mode")))
-    with_pads = bool(node.int("count_include_pad"))
-    p = node.int("p", 2)
+    window = sliding(node, x.shape[2:], sizes, bool(node.integer("ceil_mode")))
+    with_pads = bool(node.integer("count_include_pad"))
+    p = node.integer("p", 2)
     if node.op == "LpPool" and p < 1:
         raise node.error(f"p is {p}", "TW004")
     kernel = node.kernel()
@@ -117,7 +117,7 @@ def global_pool(node: NodeView) -> Known:
     if x.rank < 3:
         raise node.error(f"its input is {list(x.shape)}", "TW003")
     axes = list(range(2, x.rank))
-    if node.op == "GlobalLpPool" and node.int("p", 2) != 2:
-        raise node.error(f"p is {node.int('p', 2)}, not 2")
+    if node.op == "GlobalLpPool" and node.integer("p", 2) != 2:
+        raise node.error(f"p is {node.integer('p', 2)}, not 2")
     return reduce_nest(node, x, axes, True, {"GlobalAveragePool": "Mean", "GlobalMaxPool": "Max", "GlobalLpPool": "L2"}[node.op])
 

@@ -18,7 +18,7 @@ def _parameter(node: NodeView, kernel: NodeKernel, value: Known, x: Known, i: tu
     """The scale or zero point of an element: one for all, one along an axis, or one for each block along it."""
     if value.size == 1 and value.rank <= 1:
         return kernel.read(value, *([0] * value.rank), literal=False)
-    axis, block = node.axis(node.int("axis", 1), x.rank), node.int("block_size")
+    axis, block = node.axis(node.integer("axis", 1), x.rank), node.integer("block_size")
     if value.rank == 1 and not block:
         if value.shape[0] != x.shape[axis]:
             raise node.error(f"its scale is {list(value.shape)} along axis {axis} of {list(x.shape)}", "TW004")
@@ -39,9 +39,7 @@ def dequantize(node: NodeView) -> Known:
     wide = F32 if scale.dtype != np.float64 else scale.dtype
     with kernel.grid(*x.stored) as i:
         value = kernel.read(x, *i, literal=False)
-        if is_float(x.dtype):
-            number = cast(value, wide)
-        elif zero is None:
+        if is_float(x.dtype) or zero is None:
             number = cast(value, wide)
         else:
             number = cast(cast(value, np.dtype(np.int64)) - cast(_parameter(node, kernel, zero, x, i), np.dtype(np.int64)), wide)
@@ -52,7 +50,7 @@ def dequantize(node: NodeView) -> Known:
 @operator("QuantizeLinear", note="by tensor, axis or block; to 8- and 16-bit integers")
 def quantize(node: NodeView) -> Known:
     x, scale, zero = node.input(0), node.input(1), node.maybe(2)
-    number = node.int("output_dtype")
+    number = node.integer("output_dtype")
     dtype = zero.dtype if zero is not None else DTYPES.get(number, U8)
     if dtype.kind not in "iu" or dtype.itemsize > 2 or not is_float(x.dtype):
         raise node.error(f"makes {dtype} of {x.dtype}", "TW009")
@@ -118,7 +116,7 @@ def _centred(node: NodeView, x: Known, zero: Known | None, rows: bool) -> Known:
 @operator("MatMulNBits", domain="com.microsoft", note="2, 4 or 8 bits; weights are unpacked when the model is planned")
 def matmul_n_bits(node: NodeView) -> Known:
     a, packed, scales, zeros = node.input(0), node.host(1), node.input(2), node.maybe(3)
-    columns, depth, bits, block = node.int("N"), node.int("K"), node.int("bits", 4), node.int("block_size", 32)
+    columns, depth, bits, block = node.integer("N"), node.integer("K"), node.integer("bits", 4), node.integer("block_size", 32)
     if bits not in (2, 4, 8) or block < 16 or block & (block - 1) or columns < 1 or depth < 1 or node.has_input(4):
         raise node.error(f"N {columns}, K {depth}, bits {bits}, block_size {block}, or an order of groups", "TW004")
     blocks = -(-depth // block)

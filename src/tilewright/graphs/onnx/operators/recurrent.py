@@ -17,12 +17,35 @@ Activation = Callable[[X], X]
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 _DEFAULTS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
 
+_FUNCTIONS: dict[str, tuple[Callable[[X, float, float], X], float, float]] = {
+    "sigmoid": (lambda x, a, b: call("sigmoid", x), 0.0, 0.0),
+    "tanh": (lambda x, a, b: call("tanh", x), 0.0, 0.0),
+    "relu": (lambda x, a, b: call("max", x, 0.0), 0.0, 0.0),
+    "softplus": (lambda x, a, b: call("softplus", x), 0.0, 0.0),
+    "softsign": (lambda x, a, b: x / (1.0 + call("abs", x)), 0.0, 0.0),
+    "leakyrelu": (lambda x, a, b: choose(x < 0.0, a * x, x), 0.01, 0.0),
+    "elu": (lambda x, a, b: choose(x < 0.0, a * (call("exp", x) - 1.0), x), 1.0, 0.0),
+    "thresholdedrelu": (lambda x, a, b: choose(x > a, x, 0.0), 1.0, 0.0),
+    "hardsigmoid": (lambda x, a, b: call("clamp", a * x + b, 0.0, 1.0), 0.2, 0.5),
+    "affine": (lambda x, a, b: a * x + b, 1.0, 0.0),
+    "scaledtanh": (lambda x, a, b: a * call("tanh", b * x), 1.0, 1.0),
+}
+"""Functions of `x`, alpha and beta, with the defaults of these."""
+
+
+def _bound(function: Callable[[X, float, float], X], alpha: float, beta: float) -> Activation:
+    return lambda x: function(x, alpha, beta)
+
+
+def _clipped(function: Activation, limit: float) -> Activation:
+    return lambda x: function(call("clamp", x, -limit, limit))
+
 
 def _activations(node: NodeView, directions: int) -> list[list[Activation]]:
     """The functions of each direction."""
     each = len(_DEFAULTS[node.op])
     record = node.record.attributes.get("activations")
-    names = [b.decode("utf-8", "replace") for b in record.value] if record is not None and isinstance(record.value, list) else _DEFAULTS[node.op] * directions  # type: ignore[union-attr]
+    names = [b.decode("utf-8", "replace") for b in record.value] if record is not None and isinstance(record.value, list) else _DEFAULTS[node.op] * directions
     alphas, betas = node.record.attributes.get("activation_alpha"), node.record.attributes.get("activation_beta")
     if len(names) != each * directions:
         raise node.error(f"has the activations {names} for {directions} direction(s)", "TW004")
@@ -34,25 +57,13 @@ def _activations(node: NodeView, directions: int) -> list[list[Activation]]:
     found: list[Activation] = []
     for position, name in enumerate(names):
         lower = name.lower()
-        table: dict[str, Activation] = {
-            "sigmoid": lambda x: call("sigmoid", x),
-            "tanh": lambda x: call("tanh", x),
-            "relu": lambda x: call("max", x, 0.0),
-            "softplus": lambda x: call("softplus", x),
-            "softsign": lambda x: x / (1.0 + call("abs", x)),
-            "leakyrelu": lambda x, a=number(alphas, position, 0.01): choose(x < 0.0, a * x, x),
-            "elu": lambda x, a=number(alphas, position, 1.0): choose(x < 0.0, a * (call("exp", x) - 1.0), x),
-            "thresholdedrelu": lambda x, a=number(alphas, position, 1.0): choose(x > a, x, 0.0),
-            "hardsigmoid": lambda x, a=number(alphas, position, 0.2), b=number(betas, position, 0.5): call("clamp", a * x + b, 0.0, 1.0),
-            "affine": lambda x, a=number(alphas, position, 1.0), b=number(betas, position, 0.0): a * x + b,
-            "scaledtanh": lambda x, a=number(alphas, position, 1.0), b=number(betas, position, 1.0): a * call("tanh", b * x),
-        }  # type: ignore[misc]
-        if lower not in table:
+        if lower not in _FUNCTIONS:
             raise node.error(f"its activation '{name}' is unknown")
-        found.append(table[lower])
-    clip = node.float("clip") if node.has("clip") else 0.0
+        function, alpha, beta = _FUNCTIONS[lower]
+        found.append(_bound(function, number(alphas, position, alpha), number(betas, position, beta)))
+    clip = node.number("clip") if node.has("clip") else 0.0
     if clip:
-        found = [lambda x, f=f: f(call("clamp", x, -clip, clip)) for f in found]  # type: ignore[misc]
+        found = [_clipped(f, clip) for f in found]
     return [found[d * each : (d + 1) * each] for d in range(directions)]
 
 
@@ -65,12 +76,12 @@ def recurrent(node: NodeView) -> list[Known | None]:
     if direction not in ("forward", "reverse", "bidirectional"):
         raise node.error(f"direction is '{direction}'", "TW004")
     directions = 2 if direction == "bidirectional" else 1
-    batch_first = bool(node.int("layout"))
+    batch_first = bool(node.integer("layout"))
     if x.rank == 3 and batch_first:
         x = node.transpose(x, (1, 0, 2))
     if x.rank != 3 or w.shape != (directions, gates * hidden, x.shape[2]) or r.shape != (directions, gates * hidden, hidden) or not hidden:
         raise node.error(f"its operands are {list(x.shape)}, {list(w.shape)} and {list(r.shape)}", "TW004")
-    if node.int("input_forget"):
+    if node.integer("input_forget"):
         raise node.error("couples input and forget gates")
     steps, batch, _ = x.shape
     bias, lengths = node.maybe(3), node.maybe(4)
@@ -125,7 +136,7 @@ def _direction(
             with kernel.grid(batch, hidden) as (b, h):
                 kernel.store(target, (b, h), 0.0 if start is None else kernel.read(start, b, h, literal=False))
     sums = kernel.array((gates, batch, hidden), dtype)
-    reset = kernel.array((batch, hidden), dtype) if node.op == "GRU" and not node.int("linear_before_reset") else ""
+    reset = kernel.array((batch, hidden), dtype) if node.op == "GRU" and not node.integer("linear_before_reset") else ""
 
     def recurrent_sum(gate: object, b: X, h: X, source: str) -> X:
         return kernel.reduce([hidden], 0.0, lambda acc, k: kernel.set(acc, kernel.at(source, b, k[0]) * kernel.read(r, gate * hidden + h if isinstance(gate, X) else h + gate * hidden, k[0], literal=False), "+"))  # type: ignore[operator]
@@ -143,7 +154,7 @@ def _direction(
             at: Callable[[X], X] = lambda b: steps - 1 - t  # noqa: E731
         elif backward:
             assert lengths is not None
-            at = lambda b: choose(t < kernel.read(lengths, b, literal=False), kernel.read(lengths, b, literal=False) - 1 - t, t)  # type: ignore[assignment]  # noqa: E731
+            at = lambda b: choose(t < kernel.read(lengths, b, literal=False), kernel.read(lengths, b, literal=False) - 1 - t, t)  # noqa: E731
         else:
             at = lambda b: t  # noqa: E731
 

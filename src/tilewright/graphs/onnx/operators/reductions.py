@@ -17,9 +17,9 @@ I64 = np.dtype(np.int64)
 
 def reduced_axes(node: NodeView, rank: int) -> list[int]:
     """The axes that a node reduces: an attribute once, an input today. Without any, all of them, or none where it says so."""
-    axes = node.host_ints(1) if node.has_input(1) else node.ints("axes")
+    axes = node.host_ints(1) if node.has_input(1) else node.integers("axes")
     if not axes:
-        return [] if node.int("noop_with_empty_axes") else list(range(rank))
+        return [] if node.integer("noop_with_empty_axes") else list(range(rank))
     found = sorted({node.axis(a, rank) for a in axes})
     if len(found) != len(axes):
         raise node.error(f"axes {axes} name one twice", "TW003")
@@ -101,7 +101,7 @@ def reduce_nest(node: NodeView, x: Known, axes: Sequence[int], keep: bool, compu
 def reduction(node: NodeView) -> Known:
     x = node.input(0)
     axes = reduced_axes(node, x.rank)
-    keep = bool(node.int("keepdims", 1))
+    keep = bool(node.integer("keepdims", 1))
     compute = node.op.removeprefix("Reduce")
     if compute in ("LogSum", "LogSumExp", "Mean"):
         node.float_input(0) if compute != "Mean" else None
@@ -153,8 +153,8 @@ def softmax(node: NodeView) -> Known:
         flat = node.reshape(x, (1,))
         return node.reshape(softmax_along(node, flat, 0, logarithm), ())
     if node.opset >= 13:
-        return softmax_along(node, x, node.axis(node.int("axis", -1), x.rank), logarithm)
-    axis = node.axis(node.int("axis", 1), x.rank)
+        return softmax_along(node, x, node.axis(node.integer("axis", -1), x.rank), logarithm)
+    axis = node.axis(node.integer("axis", 1), x.rank)
     rows = math.prod(x.shape[:axis])
     flat = node.reshape(x, (rows, math.prod(x.shape[axis:])))
     return node.reshape(softmax_along(node, flat, 1, logarithm), x.shape)
@@ -163,7 +163,7 @@ def softmax(node: NodeView) -> Known:
 @operator("Hardmax")
 def hardmax(node: NodeView) -> Known:
     x = node.input(0)
-    axis = node.axis(node.int("axis", -1), x.rank)
+    axis = node.axis(node.integer("axis", -1), x.rank)
     best = _best(node, x, axis, True, False, False)
     kernel = node.kernel()
     out = kernel.output(x.shape, x.dtype)
@@ -207,21 +207,21 @@ def _best(node: NodeView, x: Known, axis: int, keep: bool, smallest: bool, last:
 @operator("ArgMax", "ArgMin")
 def arg_extreme(node: NodeView) -> Known:
     x = node.input(0)
-    axis = node.axis(node.int("axis"), x.rank)
-    return _best(node, x, axis, bool(node.int("keepdims", 1)), node.op == "ArgMin", bool(node.int("select_last_index")))
+    axis = node.axis(node.integer("axis"), x.rank)
+    return _best(node, x, axis, bool(node.integer("keepdims", 1)), node.op == "ArgMin", bool(node.integer("select_last_index")))
 
 
 @operator("TopK", note="the rank of each element is counted; k must be known")
 def top_k(node: NodeView) -> list[Known]:
     x = node.input(0)
-    axis = node.axis(node.int("axis", -1), x.rank)
+    axis = node.axis(node.integer("axis", -1), x.rank)
     counts = node.host_ints(1)
     if len(counts) != 1 or not 0 <= counts[0] <= x.shape[axis]:
         raise node.error(f"k is {counts}, and axis {axis} has {x.shape[axis]} elements", "TW004")
-    k, largest = counts[0], bool(node.int("largest", 1))
+    k, largest = counts[0], bool(node.integer("largest", 1))
     kernel = node.kernel()
     shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
-    low, high = extremes(x.dtype)
+    low, _ = extremes(x.dtype)
     values = kernel.output(shape, x.dtype, low if is_float(x.dtype) else 0)
     places = kernel.output(shape, I64, 0)
     rest = [n for a, n in enumerate(x.shape) if a != axis]
@@ -252,7 +252,7 @@ def cumulative_sum(node: NodeView) -> Known:
     x = node.input(0)
     (axis,) = node.host_ints(1) or [0]
     axis = node.axis(axis, x.rank)
-    exclusive, reverse = bool(node.int("exclusive")), bool(node.int("reverse"))
+    exclusive, reverse = bool(node.integer("exclusive")), bool(node.integer("reverse"))
     kernel = node.kernel()
     out = kernel.output(x.shape, x.dtype)
     rest = [n for a, n in enumerate(x.shape) if a != axis]

@@ -6,6 +6,7 @@ Where each result reads along an axis depends on sizes alone, so places and weig
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -40,7 +41,7 @@ def _coordinates(node: NodeView, mode: str, extent: int, result: int, scale: flo
 
 
 def _nearest(node: NodeView, places: np.ndarray, how: str) -> np.ndarray:
-    functions = {
+    functions: dict[str, Callable[[np.ndarray], np.ndarray]] = {
         "round_prefer_floor": lambda p: np.ceil(p - 0.5),
         "round_prefer_ceil": lambda p: np.floor(p + 0.5),
         "floor": np.floor,
@@ -61,18 +62,18 @@ def _table(node: NodeView, mode: str, extent: int, result: int, scale: float, co
     if mode == "nearest":
         places = _nearest(node, coordinates, node.text("nearest_mode", "round_prefer_floor"))[:, None]
         return np.clip(places, 0, extent - 1).astype(I64), np.ones_like(places)
-    narrow = min(scale, 1.0) if node.int("antialias") else 1.0
+    narrow = min(scale, 1.0) if node.integer("antialias") else 1.0
     support = (1.0 if mode == "linear" else 2.0) / narrow
     first = np.floor(coordinates - support).astype(np.int64) + 1
-    taps = int(math.ceil(2 * support))
+    taps = math.ceil(2 * support)
     places = first[:, None] + np.arange(taps)
     distance = (places - coordinates[:, None]) * narrow
-    weights = np.maximum(0.0, 1 - np.abs(distance)) if mode == "linear" else _cubic(distance, node.float("cubic_coeff_a", -0.75))
+    weights = np.maximum(0.0, 1 - np.abs(distance)) if mode == "linear" else _cubic(distance, node.number("cubic_coeff_a", -0.75))
     outside = (places < 0) | (places >= extent)
-    if node.int("exclude_outside") or node.int("antialias"):
+    if node.integer("exclude_outside") or node.integer("antialias"):
         weights = np.where(outside, 0.0, weights)
         weights = weights / weights.sum(1, keepdims=True)
-    elif node.int("antialias"):
+    elif node.integer("antialias"):
         weights = weights / weights.sum(1, keepdims=True)
     return np.clip(places, 0, extent - 1).astype(I64), weights
 
@@ -88,9 +89,10 @@ def resize(node: NodeView) -> Known:
     where = 1 if old else 2
     scales = [float(v) for v in node.host(where).reshape(-1)] if node.has_input(where) and node.input(where).size else None
     if old and node.has("scales"):
-        scales = [float(v) for v in node.record.attributes["scales"].value]  # type: ignore[union-attr]
+        values = node.record.attributes["scales"].value
+        scales = [float(v) for v in values] if isinstance(values, list) else None
     sizes = node.host_ints(3) if not old and node.has_input(3) and node.input(3).size else None
-    axes = [node.axis(a, x.rank) for a in (node.ints("axes") or range(x.rank))]
+    axes = [node.axis(a, x.rank) for a in (node.integers("axes") or range(x.rank))]
     roi = [float(v) for v in node.host(1).reshape(-1)] if not old and node.has_input(1) and node.input(1).size else [0.0] * len(axes) + [1.0] * len(axes)
     given = sizes if sizes is not None else scales
     if given is None or len(given) != len(axes) or len(roi) != 2 * len(axes):
@@ -112,7 +114,7 @@ def resize(node: NodeView) -> Known:
     node.check_size(shape, x.dtype)
     if 0 in x.shape and 0 not in shape:
         raise node.error(f"makes {shape} of {list(x.shape)}", "TW004")
-    fill = node.float("extrapolation_value") if coordinate == "tf_crop_and_resize" else None
+    fill = node.number("extrapolation_value") if coordinate == "tf_crop_and_resize" else None
     for position, axis in enumerate(axes):
         crop = (roi[position], roi[position + len(axes)])
         if shape[axis] == x.shape[axis] and ratios[axis] == 1.0 and coordinate != "tf_crop_and_resize":

@@ -17,7 +17,7 @@ I64 = np.dtype(np.int64)
 @operator("Shape")
 def shape(node: NodeView) -> Known:
     x = node.input(0)
-    start, end = node.int("start"), node.int("end", x.rank)
+    start, end = node.integer("start"), node.integer("end", x.rank)
     return node.known(np.array(x.shape[slice(start, end)], I64))
 
 
@@ -33,7 +33,7 @@ def constant(node: NodeView) -> Known:
         return node.known(found)
     for name, dtype in (("value_float", np.float32), ("value_int", np.int64)):
         if node.has(name):
-            return node.known(np.array(node.float(name) if name == "value_float" else node.int(name), dtype))
+            return node.known(np.array(node.number(name) if name == "value_float" else node.integer(name), dtype))
     for name, dtype in (("value_floats", np.float32), ("value_ints", np.int64)):
         if node.has(name):
             value = node.record.attributes[name].value
@@ -73,7 +73,7 @@ def number_range(node: NodeView) -> Known:
     first, last, step = (a[0].item() if start.dtype.kind in "iu" else float(a[0]) for a in (start, limit, delta))
     if step == 0 or not all(math.isfinite(v) for v in (first, last, step)):
         raise node.error(f"goes from {first} to {last} by {step}", "TW004")
-    count = max(0, math.ceil((last - first) / step)) if start.dtype.kind == "f" else max(0, -((first - last) // step))
+    count = int(max(0, math.ceil((last - first) / step)) if start.dtype.kind == "f" else max(0, -((first - last) // step)))
     node.check_size((count,), start.dtype)
     if count <= 1 << 16:
         return node.known((first + np.arange(count) * step).astype(start.dtype))
@@ -111,10 +111,10 @@ def eye_like(node: NodeView) -> Known:
     x = node.input(0)
     if x.rank != 2:
         raise node.error(f"its input has {x.rank} axes, not 2", "TW003")
-    number = node.int("dtype")
+    number = node.integer("dtype")
     dtype = DTYPES.get(number, x.dtype)
     node.check_size(x.shape, dtype)
-    return node.known(np.eye(*x.shape, k=node.int("k"), dtype=dtype)) if x.size <= 1 << 22 else _eye(node, x, dtype)
+    return node.known(np.eye(x.shape[0], x.shape[1], k=node.integer("k"), dtype=dtype)) if x.size <= 1 << 22 else _eye(node, x, dtype)
 
 
 def _eye(node: NodeView, x: Known, dtype: np.dtype) -> Known:
@@ -122,5 +122,5 @@ def _eye(node: NodeView, x: Known, dtype: np.dtype) -> Known:
     out = kernel.output(x.shape, dtype)
     one, zero = (1.0, 0.0) if is_float(dtype) else (1, 0)
     with kernel.grid(*x.shape) as (i, j):
-        kernel.store(out, (i, j), choose(j - i == node.int("k"), one, zero))
+        kernel.store(out, (i, j), choose(j - i == node.integer("k"), one, zero))
     return kernel.finish_one()

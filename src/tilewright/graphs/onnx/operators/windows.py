@@ -49,7 +49,7 @@ class SlidingWindow:
 
 def list_of(node: NodeView, name: str, count: int, default: int) -> tuple[int, ...]:
     """A list of one positive number for each axis."""
-    found = node.ints(name)
+    found = node.integers(name)
     found = [default] * count if found is None else found
     if len(found) != count or any(not 0 < n < 1 << 31 for n in found):
         raise node.error(f"{name} are {found}, for {count} axes", "TW004")
@@ -62,7 +62,7 @@ def sliding(node: NodeView, extents: Sequence[int], sizes: Sequence[int], ceil_m
     strides, dilations = list_of(node, "strides", count, 1), list_of(node, "dilations", count, 1)
     spans = [(k - 1) * d + 1 for k, d in zip(sizes, dilations, strict=True)]
     automatic = node.text("auto_pad", "NOTSET")
-    pads = node.ints("pads")
+    pads = node.integers("pads")
     if automatic in ("NOTSET", "VALID", ""):
         pads = [0] * (2 * count) if pads is None or automatic == "VALID" else pads
     elif automatic in ("SAME_UPPER", "SAME_LOWER"):

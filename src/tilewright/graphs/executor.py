@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.base.dtypes import DType
+from tilewright.base.dtypes import DType, u8
 from tilewright.base.errors import DeviceError, UserError
 from tilewright.execute.arrays import as_shape
 from tilewright.execute.calls.outputs import keep
@@ -23,6 +23,7 @@ from tilewright.graphs.order import ordered
 from tilewright.graphs.plan import GraphPlan, GraphSegment
 from tilewright.graphs.registry import changes
 from tilewright.graphs.tensor import GraphNode
+from tilewright.graphs.workspace import ALIGNMENT
 from tilewright.runtime.core import streams
 from tilewright.runtime.memory.device_array import DeviceArray
 
@@ -66,7 +67,8 @@ class Executor:
             lowering = Lowering(self.graph, self.order, sizes)
             lowering.run()
             outputs = {name: lowering.ref(tensor) for name, tensor in self.graph.outputs.items()}
-            found = GraphPlan(self.graph.name, lowering.calls, outputs, fuse)
+            dropped = [n for n, node in self.graph.nodes.items() if node.kind == "op" and node not in self.order]
+            found = GraphPlan(self.graph.name, lowering.calls, outputs, fuse, dropped)
             keep(self.plans, key, found)
         return found
 
@@ -117,32 +119,72 @@ class Executor:
             raise UserError.at("TW006", f"the input '{node.name}' is {tensor.form}, and was given as {dtype}", help="convert it first")
         return value if node.kind == "cache" and isinstance(value, DeviceArray | np.ndarray) else reads.read(node.name, value)
 
-    def execute(self, plan: GraphPlan, arrays: Arrays, place: Device, watch: Callable[..., Any] | None = None) -> Arrays:
+    def execute(self, plan: GraphPlan, arrays: Arrays, place: Device, watch: Callable[..., Any] | None = None, workspace: Any = None) -> Arrays:
         """Run all segments, and give the outputs."""
         made: dict[int, Any] = {}
         self.fold(plan, place)
+        workspace = self.workspace(plan, place) if workspace is None else workspace
         for segment in plan.segments:
             if self.is_folded(plan, segment, place):
                 continue
             values = {name: self.array(v, made, arrays, plan, place) if isinstance(v, Ref) else v for name, v in segment.arguments.items()}
             if watch is None:
-                result = self.run_segment(segment, values, place)
+                result = self.run_segment(segment, values, place, self.room(plan, segment, workspace))
             else:
-                result = watch(segment, lambda: self.run_segment(segment, values, place))  # noqa: B023
+                result = watch(segment, lambda: self.run_segment(segment, values, place, self.room(plan, segment, workspace)))  # noqa: B023
             for value, array in zip(segment.results, result, strict=True):
                 made[value.number] = array
             for value in segment.free:
                 made.pop(value.number, None)
         return {name: self.array(ref, made, arrays, plan, place) for name, ref in plan.outputs.items()}
 
-    def run_segment(self, segment: GraphSegment, values: Mapping[str, Any], place: Device) -> tuple[Any, ...]:
+    def run_segment(self, segment: GraphSegment, values: Mapping[str, Any], place: Device, out: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
         if segment.function is not None:
             return self._call_function(segment, values, place)
         assert segment.runner is not None
+        if out is not None:
+            segment.runner.run(values, place, out[0] if len(out) == 1 else out)
+            return out
         result = segment.runner.run(values, place)
         if not segment.results:
             return ()
-        return result if isinstance(result, tuple) else (result,)
+        return tuple(np.asarray(r) if isinstance(r, np.generic) else r for r in result) if isinstance(result, tuple) else (np.asarray(result) if isinstance(result, np.generic) else result,)
+
+    # -- the workspace ------------------------------------------------------------------------------------------
+
+    def workspace(self, plan: GraphPlan, place: Device) -> Any:
+        """Memory for the values between segments, for one run."""
+        if not plan.peak_bytes:
+            return None
+        gpu = array_device(place)
+        if gpu is None:
+            room = np.empty(plan.peak_bytes + ALIGNMENT, np.uint8)
+            return room[-room.ctypes.data % ALIGNMENT :]
+        try:
+            return gpu.empty((plan.peak_bytes,), u8, streams.current(gpu.ordinal) or 0)
+        except DeviceError as error:
+            if error.code != "TW031":
+                raise
+            raise DeviceError.at("TW031", f"no memory on '{place.id}' for the workspace of '{self.graph.name}', {plan.peak_bytes:,} bytes: {error.diagnostics[0].message}") from None
+
+    def room(self, plan: GraphPlan, segment: GraphSegment, workspace: Any) -> tuple[Any, ...] | None:
+        """Where a segment's results go: those that only other segments read, to the workspace; None where all are new arrays."""
+        if workspace is None or segment.function is not None or not segment.results or not any(v.number in plan.offsets for v in segment.results):
+            return None
+        found: list[Any] = []
+        for value in segment.results:
+            offset = plan.offsets.get(value.number)
+            shape = value.memory
+            if isinstance(workspace, DeviceArray):
+                if offset is None:
+                    found.append(workspace.device.empty(shape, value.dtype, streams.current(workspace.device.ordinal) or 0))
+                else:
+                    found.append(DeviceArray.at(workspace.device, workspace.owner, workspace.offset + offset, shape, value.dtype))
+            elif offset is None:
+                found.append(np.empty(shape, value.dtype.numpy))
+            else:
+                found.append(workspace[offset : offset + value.nbytes].view(value.dtype.numpy).reshape(shape))
+        return tuple(found)
 
     def _call_function(self, segment: GraphSegment, values: Mapping[str, Any], place: Device) -> tuple[Any, ...]:
         """A replaced kernel that runs by itself, with what it gives checked."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from tilewright.graphs.builder import GraphBuilder
 from tilewright.graphs.executor import Executor
+from tilewright.graphs.explain import explain
 from tilewright.graphs.order import ordered
 from tilewright.graphs.plan import GraphPlan
 from tilewright.graphs.tensor import GraphNode
@@ -34,6 +35,10 @@ class TensorGraph(GraphBuilder):
     def plan(self, device: str | None = None, fuse: bool = True, **inputs: Any) -> GraphPlan:
         """What a run with such inputs does: arrays, or shapes."""
         return self.executor.plan_for(inputs, device, fuse)
+
+    def explain(self, target: str = "cpu", fuse: bool = True, **inputs: Any) -> str:
+        """Which nodes became which launch, and why others did not; for a target such as `sm_90a`."""
+        return explain(self.executor.plan_for(inputs, None, fuse), target)
 
     def validate(self) -> tuple[GraphNode, ...]:
         """The nodes in an order in which they can run. Missing nodes and cycles are errors that name nodes."""

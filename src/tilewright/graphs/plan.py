@@ -18,6 +18,7 @@ from tilewright.graphs.workspace import Lifetime, lower_bound, place_lifetimes
 from tilewright.tree.block_graph import BlockCall, BlockGraph, BlockView
 from tilewright.tree.syntax import Param
 
+
 @dataclass(eq=False)
 class GraphSegment:
     """Calls that run together: `runner` takes `arguments` by name and makes `results`."""
@@ -48,7 +49,7 @@ _runners: dict[tuple[object, ...], tuple[object, Runner]] = {}
 """Programs by what they are made of: like segments share one."""
 
 
-def build_segment(name: str, calls: Sequence[PlannedCall], needed: Callable[[PlannedValue], bool]) -> GraphSegment:
+def build_segment(name: str, calls: Sequence[PlannedCall], needed: Callable[[PlannedValue], bool], launches: int = 0) -> GraphSegment:
     """The calls as one program. `needed` says which values somebody reads later."""
     arguments: dict[str, Any] = {}
     names: dict[object, str] = {}
@@ -76,17 +77,17 @@ def build_segment(name: str, calls: Sequence[PlannedCall], needed: Callable[[Pla
     results = tuple(value for call in calls for value in call.values if needed(value))
     layouts = tuple(tuple(value.layout for value in call.values) for call in calls)
     leaving = tuple(numbers[v.number] for v in results)
-    key = name, tuple(id(c.kernel) for c in calls), tuple(wired), layouts, leaving, tuple(arguments), tuple(written)
+    key = name, tuple(id(c.kernel) for c in calls), tuple(wired), layouts, leaving, tuple(arguments), tuple(written), launches
     found = _runners.get(key)
     if found is None:
         span = calls[0].kernel.function.span
         if len(calls) == 1 and _is_plain(calls[0]):
             function = calls[0].kernel.function
-            found = calls, Runner(function)
+            found = calls, Runner(function, launches=launches)
         else:
             parts = tuple(BlockCall(c.kernel.function, args, kept) for c, args, kept in zip(calls, wired, layouts, strict=True))  # type: ignore[arg-type]
             params = tuple(Param(n, in_place=n in written, span=span) for n in arguments)
-            found = calls, Runner(BlockGraph(name, params, None, (), "compute", parts=parts, results=leaving, span=span))
+            found = calls, Runner(BlockGraph(name, params, None, (), "compute", parts=parts, results=leaving, span=span), launches=launches)
         keep(_runners, key, found)
     if len(calls) == 1 and _is_plain(calls[0]):
         arguments = dict(calls[0].arguments)
@@ -114,7 +115,7 @@ def readers(call: PlannedCall) -> list[PlannedValue]:
 class GraphPlan:
     """What a run does, for one set of sizes: segments in order, where the outputs are, and one workspace for the values between segments."""
 
-    def __init__(self, name: str, calls: Sequence[PlannedCall], outputs: Mapping[str, Ref], fuse: bool, dropped: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, calls: Sequence[PlannedCall], outputs: Mapping[str, Ref], fuse: bool, dropped: Sequence[str] = (), launches: int = 0) -> None:
         self.name, self.calls, self.outputs, self.fuse = name, tuple(calls), dict(outputs), fuse
         self.dropped = tuple(dropped)
         """Names of nodes that no output needs."""
@@ -133,7 +134,7 @@ class GraphPlan:
                 call = group[0]
                 segment = GraphSegment((call,), dict(call.arguments), call.values, function=call.kernel, written=call.written)
             else:
-                segment = build_segment(name, group, lambda value: value.number in self.kept or last.get(value.number, -1) > number)  # noqa: B023
+                segment = build_segment(name, group, lambda value: value.number in self.kept or last.get(value.number, -1) > number, launches)  # noqa: B023
             segment.free = tuple(
                 {v.number: v for call in group for v in (*readers(call), *call.values) if last.get(v.number, -1) <= number and v.number not in self.kept}.values()
             )

@@ -23,7 +23,29 @@ from bench.peers import PeerMissing, require
 from tilewright.base.errors import TilewrightError
 
 RESULTS = Path(__file__).resolve().parent / "results"
-KINDS = ("cpu", "gpu", "runtime", "zyn", "zyn-cpu", "simt", "primitives", "primitives-cpu", "scans", "scans-cpu", "scatter", "scatter-cpu", "random", "random-cpu", "ordered", "ordered-cpu", "checks-cpu", "host", *contraction_run.KINDS)
+KINDS = (
+    "cpu",
+    "gpu",
+    "runtime",
+    "zyn",
+    "zyn-cpu",
+    "simt",
+    "primitives",
+    "primitives-cpu",
+    "scans",
+    "scans-cpu",
+    "scatter",
+    "scatter-cpu",
+    "decode-attention",
+    "decode-attention-cpu",
+    "random",
+    "random-cpu",
+    "ordered",
+    "ordered-cpu",
+    "checks-cpu",
+    "host",
+    *contraction_run.KINDS,
+)
 
 
 @dataclass(frozen=True)
@@ -124,14 +146,15 @@ def primitive_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
 
 
 def scatter_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
-    from bench import scatter
+    from bench import decode_attention, scatter
 
-    if kind == "scatter-cpu":
+    family = decode_attention if kind.startswith("decode") else scatter
+    if kind.endswith("-cpu"):
         plan = Plan(rounds=5, per_round=3, warmups=1, seconds=3.0) if quick else Plan(rounds=15, per_round=1, warmups=1, seconds=10.0)
         clock = HostClock()
         return [
             Job(case.label, (case.op,), lambda case=case: iter([measure(case, clock, plan, setting)]))  # type: ignore[misc]
-            for case in scatter.cpu_cases(quick)
+            for case in family.cpu_cases(quick)
         ]
     from bench import gpu
 
@@ -141,7 +164,7 @@ def scatter_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
         yield measure(case, session.machine.clock, session.plan, setting, session.copy_rate("f32"))
         session.release()
 
-    return [Job(case.label, (case.op,), lambda case=case: run(case)) for case in scatter.gpu_cases(quick)]  # type: ignore[misc]
+    return [Job(case.label, (case.op,), lambda case=case: run(case)) for case in family.gpu_cases(quick)]  # type: ignore[misc]
 
 
 def contraction_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
@@ -265,7 +288,7 @@ def main(
             jobs = (runtime_jobs if kind == "runtime" else simt_jobs)(setting, quick)
         elif kind.startswith(("primitives", "scans")):
             jobs = primitive_jobs(kind, setting, quick)
-        elif kind.startswith("scatter"):
+        elif kind.startswith(("scatter", "decode")):
             jobs = scatter_jobs(kind, setting, quick)
         elif kind == "checks-cpu":
             jobs = check_jobs(setting, quick)

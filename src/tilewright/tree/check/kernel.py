@@ -132,6 +132,10 @@ def _walk_until_settled(
         known = state.equations.count()
         walk = BodyChecker(function, args, metadata, state, Diagnostics(), aliased)
         walk.run()
+        if stale := state.returned - {array.name for array in walk.results}:
+            # What an earlier walk took for a result: it did not know yet which loops are unrolled, and names change places there.
+            state.returned -= stale
+            state.changed = True
         _bind_by_range(walk)
         bind_by_kind(function, args, metadata, state)
         walk.arrays.learn_outputs()

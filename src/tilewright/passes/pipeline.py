@@ -62,6 +62,7 @@ from tilewright.passes.program.split_scans import split_scans
 from tilewright.passes.program.split_scatters import split_scatters
 from tilewright.passes.program.stream_k import stream_k
 from tilewright.passes.program.tile_counters import add_counters
+from tilewright.passes.program.time_tiles import time_tiles
 from tilewright.passes.program.to_channels_last import to_channels_last
 from tilewright.passes.program.watch_indices import watch_indices
 from tilewright.passes.program.widen_operands import widen_operands
@@ -349,6 +350,11 @@ PERSISTENT_KERNEL = Pass(
     "persistent_kernel", "program", "program", persistent_kernel,
     "All kernels become loops over their blocks in one kernel that stays, with a `grid_barrier` between those that depend on each other.",
 )  # fmt: skip
+TIME_TILES = Pass(
+    "time_tiles", "program", "program", time_tiles,
+    "GPU: a stencil in an ordered loop takes several steps for each tile in shared memory, with a frame that is computed more than once.",
+    takes=("target", "loop", "hints"),
+)  # fmt: skip
 ORDERED_KERNELS = Pass(
     "ordered_kernels", "program", "program", ordered_kernels,
     "The calls of each ordered loop become one kernel that holds the loop: its blocks meet between calls (GPU), or one thread hands them out (CPU).",
@@ -524,6 +530,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(SIMPLIFY, "Code generators see short code."),
     ),
     "ordered loops": (
+        Step(TIME_TILES, "Calls are still apart, and the loop stage says what a step computes."),
         Step(ORDERED_KERNELS, "Kernels are final: only the order of their blocks is left to arrange."),
     ),
     "one launch": (
@@ -677,9 +684,10 @@ def lower_planned(
     return Stages(loop, tile, thread, tuple(schedule for schedule in context.plans if schedule is not None))
 
 
-def merge_steps(program: Program, target: Target, trace: Trace) -> Program:
-    """The thread stage's kernels with those of an ordered loop as one."""
-    return run_order(ORDERS["ordered loops"], program, PassContext(target), trace)[0] if program.loops else program
+def merge_steps(program: Program, target: Target, trace: Trace, loop: Program | None = None, hints: Mapping[str, int] | None = None) -> Program:
+    """The thread stage's kernels with those of an ordered loop as one; `loop` is the same program at the loop stage."""
+    context = PassContext(target, loop=loop, hints=hints or {})
+    return run_order(ORDERS["ordered loops"], program, context, trace)[0] if program.loops else program
 
 
 def merge_launches(program: Program, trace: Trace) -> Program:

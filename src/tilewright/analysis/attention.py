@@ -337,6 +337,9 @@ class _AttentionFinder(ExpressionTable):
             op = self.made.get(value)
             if op is not None and op.opcode == "and":
                 waiting = [*op.operands, *waiting]
+            elif op is not None and op.opcode == "if" and self._is_constant(op.regions[1].yields[op.results.index(value)], False):
+                # `a and b` of a text: b is looked at only where a holds.
+                waiting = [op.operands[0], op.regions[0].yields[op.results.index(value)], *waiting]
             else:
                 found.append(value)
         return found

@@ -34,6 +34,8 @@ BLOCK = 64
 """Elements of 128 bytes: what is swizzled together."""
 SHARED = 200 << 10
 """Bytes of shared memory for operands."""
+STEP_BYTES = 16 << 10
+"""Keys and values of one step, where there are few rows."""
 
 
 def fixed_sizes(kernel: Kernel, target: Target, extents: Mapping[str, int]) -> tuple[str, ...]:
@@ -80,17 +82,19 @@ def _split_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
     depth, width = (_padded(size, TERMS) for size in (found.depth, found.column_extent))
     batch, rows, keys = numbers_of(found, hints)
     warps = 1 if rows <= TERMS else 2 if rows <= 2 * TERMS else 4
+    # Steps of about 16 KiB, of which two or three are on their way: more blocks than that do not read faster, and leave more to add up.
+    best = max(16, min(64, STEP_BYTES // (2 * (depth + width)) // 16 * 16))
+    wanted = target.multiprocessors * (4 if depth + width <= 128 else 3)
     made: list[MmaAttention] = []
-    for n, stages in ((32, 3), (32, 4), (32, 2), (16, 4), (16, 3), (64, 2), (64, 3)):
+    for n, stages in ((best, 3), (best, 4), (best, 2), (32, 3), (16, 4), (16, 3), (64, 2)):
         schedule = MmaAttention(
             TERMS * warps, n, depth, stages=stages, warps_m=warps, head_dim_v=width, persistent=False, a_copy="rs" if depth <= 128 else "cp_async",
         )  # fmt: skip
-        if not schedule.has_room(target):
-            continue
         tiles = batch * -(-rows // schedule.m)
-        wanted = target.multiprocessors * schedule.blocks_at_once(target)
         longest = max(1, -(-keys // (2 * n)))
-        made.append(replace(schedule, splits=max(1, min(wanted // max(1, tiles), longest))))
+        own = replace(schedule, splits=max(1, min(wanted // max(1, tiles), longest)))
+        if schedule.has_room(target) and own not in made:
+            made.append(own)
     return tuple(made)
 
 

@@ -9,7 +9,7 @@ adds the parts up, in their order, and does what the text does with its sums.
        parallel (h, i) { m = max_s part.max; l = sum_s part.sum * exp(part.max - m); for e { o = …; out = o / l } }
 
 The number of parts is fixed with the code. Where a part begins and ends is computed in the kernel, from what the text says of the keys that count:
-a length in memory, `j <= pos[0] + i`, a window. All parts are equally long, and those behind the end read nothing. The same numbers
+a length in memory, `j <= pos[0] + i`, a window. All parts are equally long, but for one step, and what lies behind the end is not read. The same numbers
 in memory give the same parts, so that a replayed graph gives the same bits as a call.
 
 Query heads that share keys and values (`k[j, h // 4, d]`) become rows of one tile first (`group_heads`): the keys are read once for all of them.
@@ -425,7 +425,7 @@ class _Parts:
         names = [*(found.indices[p].name for p in found.batch), "part", self.row.name]
         with b.at(found.parallel.span):
             b.parallel(extents, self._part, names)
-        return self._finished(f"{self.kernel.name}.parts", b)
+        return self._finished(f"{self.kernel.name}.parts", b, early=True)
 
     def _part(self, b: Builder, *indices: Value) -> list[Value]:
         found = self.found
@@ -433,12 +433,15 @@ class _Parts:
         places = (*batch, row, part)
         env = self._indices([*batch, row])
         low, length = self._range(b, env)
-        # Whole steps for each part, so that only the last has a step that is not full.
-        even = b.op("floordiv", b.add(length, b.index(self.splits * self.step - 1)), b.index(self.splits * self.step))
-        chunk = b.mul(even, b.index(self.step))
-        skipped = b.mul(part, chunk)
+        # Whole steps for each part, and as many for one as for another, but for one step.
+        steps = b.op("floordiv", b.add(length, b.index(self.step - 1)), b.index(self.step))
+
+        def begin(number: Value) -> Value:
+            return b.mul(b.op("floordiv", b.mul(number, steps), b.index(self.splits)), b.index(self.step))
+
+        skipped, until = begin(part), begin(b.add(part, b.index(1)))
         start = b.add(low, skipped)
-        count = b.op("max", b.op("min", b.sub(length, skipped), chunk), b.index(0))
+        count = b.sub(b.op("min", until, length), skipped)
 
         def reduction(at: Builder, kind: str, finish: Finish) -> Value:
             def term(inner: Builder, k: Value) -> list[Value]:

@@ -93,12 +93,16 @@ class _MmaAttentionLowering:
 
     def run(self) -> Kernel:
         b = Builder(self.kernel.span)
+        attrs: dict[str, Attr] = {**self.kernel.attrs, "min_blocks": self.schedule.blocks_at_once(self.target)}
+        if attrs.get("early") and "early" in self.target.features:
+            b.multi("release_next")  # what adds up parts of keys is there when the last of them ends
+            b.multi("wait_previous")
+            attrs["dependent"] = True
         self._coordinates(b)
         self.ring = b.op(
             "alloc", dtype=self.dtype, shape=(self.schedule.shared_elements,), space="shared", align=128, name="ring"
         )
         self._body(b, self.kernel.body.ops)
-        attrs: dict[str, Attr] = {**self.kernel.attrs, "min_blocks": self.schedule.blocks_at_once(self.target)}
         return unsigned_divisions(
             replace(
                 self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)), threads=self.schedule.threads,

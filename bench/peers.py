@@ -28,6 +28,8 @@ NEEDED = {
     "checks-cpu": {},
     "random": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "random-cpu": {},
+    "ordered": {"torch": "torch", "triton": "triton"},
+    "ordered-cpu": {},
     "host": {},
     "simt": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
 }
@@ -49,7 +51,7 @@ def require(kind: str) -> None:
             f"the {kind} benchmarks compare with {', '.join(NEEDED[kind])}, and this Python has no {', '.join(missing)}\n"
             f"help: run {how}"
         )
-    if kind in ("gpu", "runtime", "zyn", "simt", "primitives", "scans", "scatter", "decode-attention", "random"):
+    if "torch" in NEEDED[kind] and not kind.endswith("cpu"):
         torch = importlib.import_module("torch")
         if not torch.cuda.is_available():
             raise PeerMissing(

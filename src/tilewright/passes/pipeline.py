@@ -45,6 +45,7 @@ from tilewright.passes.loop.shifted_variance import shifted_variance
 from tilewright.passes.loop.split_axes import split_axes
 from tilewright.passes.loop.stabilise import stabilise
 from tilewright.passes.loop.untile import untile
+from tilewright.passes.packed.unpack_blocks import unpack_blocks
 from tilewright.passes.program.drop_empty import drop_empty
 from tilewright.passes.program.fission_products import fission_products
 from tilewright.passes.program.fuse import FusionReport, fuse
@@ -118,6 +119,10 @@ LINK_BLOCKS = Pass(
 GUARD_CHECKS = Pass(
     "guard_checks", "program", "program", guard_checks,
     "Loads under a condition that speaks of other indices get a check that their loops fit their arrays.",
+)  # fmt: skip
+UNPACK_BLOCKS = Pass(
+    "unpack_blocks", "program", "program", unpack_blocks,
+    "Arrays of packed blocks become arrays of bytes; an element becomes arithmetic on those of its block.",
 )  # fmt: skip
 SIMPLIFY = Pass(
     "simplify", ANY, ANY, simplify,
@@ -441,11 +446,13 @@ WITH_WINDOWS = When("windows that overlap, on a GPU", lambda kernel, context: is
 ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     "kernel": (
         Step(LOWER_TREE, "The first: everything after it works on IR alone."),
+        Step(UNPACK_BLOCKS, "The rest of the compiler knows no packed dtypes."),
         Step(GUARD_CHECKS, "The program is still as its author wrote it, so that messages name what the author knows."),
     ),
     "blocks": (
         Step(LOWER_TREE, "Each block is lowered as if it were alone."),
         Step(LINK_BLOCKS, "Fusion must see all blocks as one program."),
+        Step(UNPACK_BLOCKS, "As for one kernel."),
         Step(GUARD_CHECKS, "As for one kernel."),
     ),
     "index checks": (

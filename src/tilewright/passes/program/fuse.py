@@ -134,6 +134,11 @@ def _writes(op: Op) -> bool:
     return op.opcode in ("store", "atomic", "accumulate")
 
 
+def _acts(call: KernelCall) -> bool:
+    """Whether it does something besides what it writes."""
+    return any(op.opcode in ("print", "assert") for op in walk(call.kernel.body))
+
+
 class _Nest:
     """A kernel as one parallel nest."""
 
@@ -517,11 +522,11 @@ def _clone_with(
 
 def cleaned(program: Program) -> Program:
     """Without kernels, parameters and scratch that nothing needs any more."""
-    results = {a.name for a in program.outputs}
+    results = {a.name for a in (*program.outputs, *program.input_arrays)}
     calls = list(program.calls)
     while True:
         read = {name for call in calls for name in read_by(call)} | {loop.cell for loop in program.loops}
-        kept = [c for c in calls if any(name in read or name in results for name in written_by(c))]
+        kept = [c for c in calls if _acts(c) or any(name in read or name in results for name in written_by(c))]
         if len(kept) == len(calls):
             break
         calls = kept

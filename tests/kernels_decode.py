@@ -136,6 +136,39 @@ def up_to_each(q: tw.Array, k: tw.Array, v: tw.Array, pos: tw.Array) -> tw.Array
     return out
 
 
+@tw.kernel
+def paged(q: tw.Array, k: tw.Array, v: tw.Array, table: tw.Array, lengths: tw.Array) -> tw.Array:
+    """Keys and values in pages, which a table lists for each sequence."""
+    B, H, D = q.shape
+    P = k.shape[1]
+    G = H // k.shape[2]
+    scale = 1.0 / tw.sqrt(tw.f32(D))
+    out = tw.empty((B, H, D), q.dtype)
+    for b, h in tw.grid(B, H):
+        n = lengths[b]
+        m = -tw.inf
+        for j in range(n):
+            s = tw.f32(0)
+            for d in range(D):
+                s += q[b, h, d] * k[table[b, j // P], j % P, h // G, d]
+            m = max(m, s * scale)
+        total = tw.f32(0)
+        for j in range(n):
+            s = tw.f32(0)
+            for d in range(D):
+                s += q[b, h, d] * k[table[b, j // P], j % P, h // G, d]
+            total += tw.exp(s * scale - m)
+        for e in range(D):
+            o = tw.f32(0)
+            for j in range(n):
+                s = tw.f32(0)
+                for d in range(D):
+                    s += q[b, h, d] * k[table[b, j // P], j % P, h // G, d]
+                o += tw.exp(s * scale - m) * v[table[b, j // P], j % P, h // G, e]
+            out[b, h, e] = o / total
+    return out
+
+
 def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, low: int, high: int, scale: float | None = None) -> np.ndarray:
     """What one token, q [H, D], sees of keys [T, KH, D] from `low` to `high`, in float64; zeros where it sees none."""
     group = q.shape[0] // k.shape[1]

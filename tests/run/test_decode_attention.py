@@ -94,6 +94,23 @@ def test_ranges_that_end_with_the_token(tokens: int) -> None:
     near(on_cpu(text.up_to_each, *given), want)
 
 
+@pytest.mark.parametrize("page", [16, 24])
+def test_pages(page: int) -> None:
+    lengths = np.array([1, 500, 333], np.int32)
+    pages = -(-512 // page)
+    q, k, v = arrays(page, (3, 4, 64), (3 * pages + 1, page, 2, 64), (3 * pages + 1, page, 2, 64))
+    table = np.random.default_rng(page).permutation(3 * pages).reshape(3, pages).astype(np.int32)
+    whole = [[x[table[b]].reshape(-1, 2, 64) for x in (k, v)] for b in range(3)]
+    want = np.stack([attended(q[b], *whole[b], 0, n) for b, n in enumerate(lengths)])
+    used = np.zeros(k.shape[:2], bool)
+    for b, n in enumerate(lengths):
+        for j in range(n):
+            used[table[b, j // page], j % page] = True
+    k[~used], v[~used] = np.nan, np.nan
+    for found in on_gpu(text.paged, q, k, v, table, lengths).values():
+        near(found, want)
+
+
 def test_special_numbers_stay_in_their_row() -> None:
     q, k, v = arrays(5, (4, 64), (600, 2, 64), (600, 2, 64))
     q[0, 3], k[40, 1, 2] = np.nan, np.inf

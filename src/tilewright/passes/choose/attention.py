@@ -43,7 +43,7 @@ def fixed_sizes(kernel: Kernel, target: Target, extents: Mapping[str, int]) -> t
     if not _has_mma(target):
         return ()
     found = find_attention(kernel)
-    few = found is None or found.count is not None or is_watched(kernel) or has_few_rows(found, extents)
+    few = found is None or found.count is not None or found.gathers or is_watched(kernel) or has_few_rows(found, extents)
     form = find_split(kernel, known=False) if few else None
     found = form.found if form is not None else found
     if found is None:
@@ -60,7 +60,7 @@ def attention_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]
         return cpu_attention_schedules(kernel, found, target, hints)
     if not _has_mma(target):
         return ()
-    if found is None or found.count is not None or is_watched(kernel):
+    if found is None or found.count is not None or found.gathers or is_watched(kernel):
         return _split_schedules(kernel, target, hints)
     if not _operands_fit(kernel, found):
         return ()
@@ -259,11 +259,9 @@ def _operands_fit(kernel: Kernel, found: Attention) -> bool:
     loads = (found.query, found.key, found.value)
     if operand_dtype(found) not in (f16, bf16) or not can_widen(kernel, found):
         return False
-    d, j = found.score.regions[0].args[0], found.weighted.regions[0].args[0]
+    d = found.score.regions[0].args[0]
     columns = (found.axis(found.query, d), found.axis(found.key, d), found.axis(found.value, found.column))
-    if not all(_copyable(kernel, found, op, column) for op, column in zip(loads, columns, strict=True)):
-        return False
-    return found.axis(found.value, j) >= 0
+    return all(_copyable(kernel, found, op, column) for op, column in zip(loads, columns, strict=True))
 
 
 def _fits_engine(found: Attention) -> bool:

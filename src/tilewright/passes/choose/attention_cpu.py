@@ -47,9 +47,10 @@ def cpu_attention_schedules(kernel: Kernel, found: Attention | None, target: Tar
     if target.vector_bytes < 16:
         return ()
     splits = 0
-    if found is None or found.count is not None or is_watched(kernel) or _leaves_cores_idle(found, target, hints):
+    only_in_parts = found is None or found.count is not None or found.gathers or is_watched(kernel)
+    if found is None or only_in_parts or _leaves_cores_idle(found, target, hints):
         form = find_split(kernel)
-        if form is None and (found is None or found.count is not None or is_watched(kernel)):
+        if form is None and only_in_parts:
             return ()
         if form is not None:
             found, splits = form.found, 4 * target.multiprocessors

@@ -196,6 +196,52 @@ def _with_row(kernel: Kernel) -> Kernel | None:
     return replace(kernel, body=Block((), (*before, *b.ops, nest)))
 
 
+def _other_row(kernel: Kernel, found: Attention) -> int | None:
+    """A further parallel index that keys and values do not know: that of tokens, beside the one of heads."""
+    made = {result: op for op in walk(kernel.body) for result in op.results}
+    known = _made_of([*found.key.operands, *found.value.operands], made)
+    queries = _made_of(found.query.operands, made)
+    rows = [p for p in found.batch if found.indices[p] in queries and found.indices[p] not in known]
+    return rows[-1] if rows and found.indices[found.row] in queries else None
+
+
+def _made_of(values: Sequence[Value], made: dict[Value, Op]) -> set[Value]:
+    """All that values are made of, indices among it."""
+    seen: set[Value] = set()
+    waiting = list(values)
+    while waiting:
+        value = waiting.pop()
+        if value not in seen:
+            seen.add(value)
+            op = made.get(value)
+            waiting += op.operands if op is not None else ()
+    return seen
+
+
+def _one_row(kernel: Kernel, found: Attention, other: int) -> Kernel:
+    """The kernel with two parallel indices as one, the last: rows are the pairs of them."""
+    parallel, region = found.parallel, found.parallel.regions[0]
+    b = Builder(kernel.span)
+    mapping: dict[Value, Value] = {}
+    clone_ops(b, [op for op in kernel.body.ops if op is not parallel], mapping)
+    kept = [p for p in range(len(region.args)) if p not in (other, found.row)]
+    inner_extent = found.extents[found.row]
+    extents = [mapping.get(parallel.operands[p], parallel.operands[p]) for p in kept]
+
+    def body(inner: Builder, *indices: Value) -> list[Value]:
+        by = inner.index(inner_extent)
+        local = dict(mapping) | {region.args[p]: v for p, v in zip(kept, indices[:-1], strict=True)}
+        local[region.args[other]] = inner.op("floordiv", indices[-1], by)
+        local[region.args[found.row]] = inner.op("mod", indices[-1], by)
+        clone_ops(inner, region.ops[:-1], local)
+        return []
+
+    with b.at(parallel.span):
+        names = [*(region.args[p].name for p in kept), "row"]
+        b.parallel([*extents, b.index(found.extents[other] * inner_extent)], body, names)
+    return eliminate_dead(replace(kernel, body=Block((), tuple(b.ops))))
+
+
 # -- where the keys begin and end -------------------------------------------------------------------------------------
 
 
@@ -223,6 +269,9 @@ def find_split(kernel: Kernel, known: bool = True) -> SplitForm | None:
     """How attention can be cut; None where a kernel is none, or where its keys end is not known before they are read. `known`: as for `group_heads`."""
     grouped = group_heads(kernel, known)
     found = find_attention(grouped)
+    if found is not None and (other := _other_row(grouped, found)) is not None:
+        grouped = _one_row(grouped, found, other)
+        found = find_attention(grouped)
     if found is None:
         single = _with_row(grouped)
         grouped, found = (single, find_attention(single)) if single is not None else (grouped, None)
@@ -236,10 +285,15 @@ def _limits(kernel: Kernel, found: Attention) -> SplitForm | None:
     row = found.indices[found.row]
     late = {a for op in walk(found.parallel.regions[0]) for region in op.regions for a in region.args}
 
+    def follows(value: Value) -> bool:
+        """Whether a value grows with the row: it is the row, or the row divided by a number."""
+        op = made.get(value)
+        return value is row or (op is not None and op.opcode == "floordiv" and op.operands[0] is row and not found.forms[op.operands[1]].factors)
+
     def fits(form: Affine) -> bool:
         """Whether a limit is a number before the keys are read: what it is made of depends on no row, but for the row itself."""
         for value, factor in form.factors:
-            if value is row and factor.constant is not None:
+            if follows(value) and factor.constant is not None:
                 continue
             waiting = [value]
             while waiting:
@@ -253,7 +307,7 @@ def _limits(kernel: Kernel, found: Attention) -> SplitForm | None:
         return True
 
     def by_row(form: Affine) -> bool:
-        return form.factor(row) != ZERO
+        return any(follows(value) for value in form.values)
 
     watched = _watched(kernel, found)
     if watched is None:
@@ -261,7 +315,7 @@ def _limits(kernel: Kernel, found: Attention) -> SplitForm | None:
     rooms: list[Size] = []
     for load, j in ((found.key, found.j), (found.value, found.weighted.regions[0].args[0])):
         axis = found.axis(load, j)
-        if found.forms[load.operands[1 + axis]].is_just(j):
+        if axis >= 0 and found.forms[load.operands[1 + axis]].is_just(j):
             rooms.append(_tensor(load.operands[0]).shape[axis])
     highs: list[Affine] = [AffineForm((), found.keys)] if found.count is None else []
     lows: list[Affine] = []
@@ -355,14 +409,14 @@ class _Parts:
         clone_ops(b, [_unwatched(op)], env)
         return env[value]
 
-    def _affine(self, b: Builder, form: Affine, row: Value | None, env: dict[Value, Value]) -> Value:
-        """The value of a limit. `row` stands for the row; None: that which makes it the largest."""
+    def _affine(self, b: Builder, form: Affine, env: dict[Value, Value]) -> Value:
+        """A limit of j, for the row that makes it the largest."""
         total = b.index(form.constant)
         for value, factor in form.factors:
-            if value is self.row:
-                last = b.index(self.found.extents[self.found.row] - 1)
+            if self.row in _made_of([value], self.made):
                 positive = factor.constant is not None and factor.constant > 0
-                own = row if row is not None else last if positive else b.index(0)
+                last = b.index(self.found.extents[self.found.row] - 1) if positive else b.index(0)
+                own = self.value(b, value, {**{v: k for v, k in env.items() if self.row not in _made_of([v], self.made)}, self.row: last})
             else:
                 own = self.value(b, value, env)
             total = b.add(total, own if factor == ONE else b.mul(own, b.index(factor)))
@@ -374,12 +428,12 @@ class _Parts:
         low = zero
         for form in self.form.lows:
             # The smallest of all rows: the largest of what it is the negative of.
-            least = b.sub(zero, self._affine(b, form.times(Size.of(-1)), None, env))
+            least = b.sub(zero, self._affine(b, form.times(Size.of(-1)), env))
             low = b.op("max", low, least)
         high: Value | None = None
         rooms = [AffineForm[Value]((), size) for size in self.form.rooms] if inside else []
         for form in (*rooms, *self.form.highs):
-            own = self._affine(b, form, None, env)
+            own = self._affine(b, form, env)
             high = own if high is None else b.op("min", high, own)
         assert high is not None
         return low, b.op("max", b.sub(high, low), zero)

@@ -82,16 +82,16 @@ def _split_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
     depth, width = (_padded(size, TERMS) for size in (found.depth, found.column_extent))
     batch, rows, keys = numbers_of(found, hints)
     warps = 1 if rows <= TERMS else 2 if rows <= 2 * TERMS else 4
-    # Steps of about 16 KiB, of which two or three are on their way: more blocks than that do not read faster, and leave more to add up.
+    # Steps of about 16 KiB, of which three are on their way. As many blocks as the device has room for: the next kernel's then come in evenly.
     best = max(16, min(64, STEP_BYTES // (2 * (depth + width)) // 16 * 16))
-    wanted = target.multiprocessors * (4 if depth + width <= 128 else 3)
     made: list[MmaAttention] = []
-    for n, stages in ((best, 3), (best, 4), (best, 2), (32, 3), (16, 4), (16, 3), (64, 2)):
+    for n, stages in ((best, 4), (best, 3), (best, 2), (32, 3), (16, 4), (16, 3), (64, 2)):
         schedule = MmaAttention(
             TERMS * warps, n, depth, stages=stages, warps_m=warps, head_dim_v=width, persistent=False, a_copy="rs" if depth <= 128 else "cp_async",
         )  # fmt: skip
         tiles = batch * -(-rows // schedule.m)
         longest = max(1, -(-keys // (2 * n)))
+        wanted = target.multiprocessors * schedule.blocks_at_once(target)
         own = replace(schedule, splits=max(1, min(wanted // max(1, tiles), longest)))
         if schedule.has_room(target) and own not in made:
             made.append(own)

@@ -95,8 +95,9 @@ class _MmaAttentionLowering:
     def run(self) -> Kernel:
         b = Builder(self.kernel.span)
         attrs: dict[str, Attr] = {**self.kernel.attrs, "min_blocks": self.schedule.blocks_at_once(self.target)}
-        if attrs.get("early") and "early" in self.target.features:
+        if (attrs.get("early") or attrs.get("release")) and "early" in self.target.features:
             b.multi("release_next")  # what adds up parts of keys is there when the last of them ends
+        if attrs.get("early") and "early" in self.target.features:
             b.multi("wait_previous")
             attrs["dependent"] = True
         self._coordinates(b)

@@ -41,10 +41,15 @@ def plan_contractions(
     forced_schedule = "" if horizontal else given
     wished: set[int] = set()
     for number, call in enumerate(program.calls):
-        if is_watched(call.kernel) or call.varies:
-            plans.append(None)  # only loops carry checks of indices, or take sizes that change from step to step
+        watched = is_watched(call.kernel)
+        if call.varies:
+            plans.append(None)  # only loops take sizes that change from step to step
             continue
-        candidates = matrix_schedules(call.kernel, target, sizes) or attention_schedules(call.kernel, target, sizes)
+        candidates = () if watched else matrix_schedules(call.kernel, target, sizes)
+        candidates = candidates or attention_schedules(call.kernel, target, sizes)
+        if watched and not candidates:
+            plans.append(None)  # only loops carry checks of indices; attention in parts checks the last
+            continue
         if candidates and not forced_schedule and is_small_part(call.kernel, target, sizes):
             candidates = ()
         several = () if candidates else nest_schedules(call.kernel, target, sizes)

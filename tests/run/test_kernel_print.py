@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from support import CUDA
 
 STAGES = ["emulator:loop", "emulator:tile", "emulator:thread"]
 
@@ -39,13 +40,13 @@ def shown_in_grid(x: tw.Array) -> tw.Array:
 WRITTEN = "x 0 is 1.50\nx 1 is -2.00\nx 2 is 3.00\ntotal 2.5!\n"
 
 
-@pytest.mark.parametrize("device", STAGES)
-def test_what_the_emulator_prints(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("device", [*STAGES, CUDA])
+def test_what_the_emulator_prints(device: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert shown(np.array([1.5, -2.0, 3.0]), device=device) == 2.5
-    assert capsys.readouterr().out == WRITTEN
+    assert capfd.readouterr().out == WRITTEN
     x = np.array([[1.0, -1.0, 2.0], [-3.0, 4.0, 5.0]])
     np.testing.assert_array_equal(shown_in_grid(x, device=device), x * 2)
-    assert capsys.readouterr().out == "0,1,-1\n1,0,-3\n"
+    assert capfd.readouterr().out == "0,1,-1\n1,0,-3\n"
 
 
 def run(text: str) -> str:
@@ -67,11 +68,11 @@ def test_what_the_cpu_prints(tmp_path: Any) -> None:
         """) == WRITTEN + "0,1,-1\n1,0,-3\n"
 
 
-@pytest.mark.parametrize("device", ["emulator"])
-def test_blocks_of_zynml_print(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("device", ["emulator", CUDA])
+def test_blocks_of_zynml_print(device: str, capfd: pytest.CaptureFixture[str]) -> None:
     program = tw.load('let y = compute(x) {\n    for i in 0..n:\n        print("x", i, x[i])\n        out[i] = x[i]\n}')
     program.run(x=np.array([1.0, 2.5], np.float32), device=device)
-    assert capsys.readouterr().out == "x 0 1\nx 1 2.5\n"
+    assert capfd.readouterr().out == "x 0 1\nx 1 2.5\n"
 
 
 def test_code_for_a_gpu_prints() -> None:
@@ -105,7 +106,7 @@ def summed(x: tw.Array) -> float:
     return s
 
 
-@pytest.mark.parametrize("device", ["cpu", *STAGES])
+@pytest.mark.parametrize("device", ["cpu", *STAGES, CUDA])
 def test_sums_inside_while(device: str) -> None:
     assert summed(np.ones(3), device=device) == 13
     assert summed(np.array([0.5]), device=device) == 3.5

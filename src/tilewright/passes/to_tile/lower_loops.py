@@ -675,6 +675,8 @@ class LoopLowering:
     ) -> Sequence[Value]:  # fmt: skip
         """Combine over dimensions `dimension`… into `start`: serial loops outside, the innermost tiled when asked."""
         last = dimension == len(extents) - 1
+        if last and tiled and shape_of(extents[-1]):
+            return self._ragged(b, op, kind, extents, dimension, {**env}, masks, start)
         if last and tiled and dimension:
             # Every element of a tile starts from the identity; what came before joins once, not once per element.
             dtypes = [dtype_of(r.type) for r in op.results]
@@ -741,8 +743,6 @@ class LoopLowering:
     ) -> Sequence[Value]:
         position, tile = self.reduce_position, self.schedule.reduce_tile
         assert position is not None
-        if shape_of(extent):
-            return self._ragged(b, op, kind, [extent], 0, {**env}, masks, start)
         index_arg = op.regions[0].args[-1]
         rising = self.target.simt and self._rises(op)
 

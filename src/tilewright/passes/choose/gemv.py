@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.analysis import divisors
-from tilewright.passes.choose.row_dots import RowDots, find_row_dots
 from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.matrix import matrix_schedules
+from tilewright.passes.choose.row_dots import RowDots, find_row_dots
 from tilewright.passes.program.split_reductions import would_split
 from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.matrix import MatrixSchedule

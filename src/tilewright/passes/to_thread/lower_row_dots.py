@@ -156,10 +156,10 @@ def _chain(last: Value, made: dict[Value, Op], carried: dict[Value, tuple[Op, in
             continue
         chain.add(value)
         if value in carried:
-            op, position = carried[value]
-            waiting += [op.operands[3 + position], op.regions[0].yields[position], op.results[position]]
+            loop, position = carried[value]
+            waiting += [loop.operands[3 + position], loop.regions[0].yields[position], loop.results[position]]
             continue
-        op = made[value] if value in made else None  # type: ignore[assignment]
+        op = made.get(value)
         if op is None:
             return None
         match op.opcode:

@@ -45,6 +45,8 @@ from tilewright.passes.loop.shifted_variance import shifted_variance
 from tilewright.passes.loop.split_axes import split_axes
 from tilewright.passes.loop.stabilise import stabilise
 from tilewright.passes.loop.untile import untile
+from tilewright.passes.packed.split_blocks import split_blocks
+from tilewright.passes.packed.unpack_blocks import unpack_blocks
 from tilewright.passes.program.drop_empty import drop_empty
 from tilewright.passes.program.fission_products import fission_products
 from tilewright.passes.program.fuse import FusionReport, fuse
@@ -120,6 +122,14 @@ LINK_BLOCKS = Pass(
 GUARD_CHECKS = Pass(
     "guard_checks", "program", "program", guard_checks,
     "Loads under a condition that speaks of other indices get a check that their loops fit their arrays.",
+)  # fmt: skip
+UNPACK_BLOCKS = Pass(
+    "unpack_blocks", "program", "program", unpack_blocks,
+    "Arrays of packed blocks become arrays of bytes; an element becomes arithmetic on those of its block.",
+)  # fmt: skip
+SPLIT_BLOCKS = Pass(
+    "split_blocks", "loop", "loop", split_blocks,
+    "CPU: loops over rows of packed blocks become loops over blocks and places in them.",
 )  # fmt: skip
 SIMPLIFY = Pass(
     "simplify", ANY, ANY, simplify,
@@ -436,6 +446,7 @@ PICK_TO_THREAD = Selection("to_thread", to_thread_pass, tuple(rule.lowering for 
 
 # -- the orders -------------------------------------------------------------------------------------------------------
 
+UNPLANNED_CPU = When("kernels without a plan, on a CPU", lambda kernel, context: context.schedule is None and not context.simt)
 UNPLANNED = When("kernels without a plan", lambda kernel, context: context.schedule is None)
 ON_CPU = When("on a CPU", lambda kernel, context: not context.simt)
 SHORT_INDICES = When("where a target counts in 32 bits", lambda kernel, context: context.target is not None and context.target.index_bits < 64)
@@ -452,11 +463,13 @@ WITH_OWN_SUMS = When(
 ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     "kernel": (
         Step(LOWER_TREE, "The first: everything after it works on IR alone."),
+        Step(UNPACK_BLOCKS, "The rest of the compiler knows no packed dtypes."),
         Step(GUARD_CHECKS, "The program is still as its author wrote it, so that messages name what the author knows."),
     ),
     "blocks": (
         Step(LOWER_TREE, "Each block is lowered as if it were alone."),
         Step(LINK_BLOCKS, "Fusion must see all blocks as one program."),
+        Step(UNPACK_BLOCKS, "As for one kernel."),
         Step(GUARD_CHECKS, "As for one kernel."),
     ),
     "index checks": (
@@ -493,6 +506,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     ),
     "program": (
         Step(FUSE_HORIZONTALLY, "First: the joined kernel is what the passes below prepare."),
+        Step(SPLIT_BLOCKS, "Before reductions are split, whose parts begin anywhere; contractions unpack as they copy panels.", UNPLANNED_CPU),
         Step(CLIP_WINDOWS, "Before pad_windows: sums that end at the border need no frame.", UNPLANNED),
         Step(PAD_WINDOWS, "Before kernels are lowered with the guards it removes."),
         Step(TO_CHANNELS_LAST, "Before repack, which would pack what the copy engine reads after this."),

@@ -558,7 +558,7 @@ def looked_at(name: str, given: Mapping[str, object]) -> object:
     rank = len(shape) if isinstance(shape, list | tuple) else 1
     if rank > _MOST_SHOWN:
         return AbstractValue()
-    dtype = getattr(first, "dtype", None) if name == "reshape" else host_functions.dtype_of(given.get("dtype", dtypes.f32)).numpy
+    dtype = getattr(first, "dtype", None) if name == "reshape" else host_functions.made_dtype(given.get("dtype", dtypes.f32)).numpy
     return np.ones((4,) * rank, dtype)
 
 

@@ -102,6 +102,8 @@ class GemvCosts:
     """Instructions of the lanes of one multiprocessor."""
     widen: float = 1.0
     """Instructions that widen an element."""
+    unpack: float = 3.0
+    """Instructions that make a number of an element of a packed row."""
     ragged: float = 0.5
     """How much longer a step takes in which some lanes have nothing to read."""
     meeting: float = 0.3

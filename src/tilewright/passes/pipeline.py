@@ -32,6 +32,7 @@ from tilewright.passes.late.expand_math import expand_math
 from tilewright.passes.late.expand_random import expand_random
 from tilewright.passes.late.flat_accesses import flat_accesses
 from tilewright.passes.late.indices_to_i32 import indices_to_i32
+from tilewright.passes.late.merge_loads import merge_loads
 from tilewright.passes.late.minmax_before_widening import minmax_before_widening
 from tilewright.passes.loop.clip_windows import clip_windows
 from tilewright.passes.loop.collapse import collapse
@@ -46,6 +47,7 @@ from tilewright.passes.loop.split_axes import split_axes
 from tilewright.passes.loop.stabilise import stabilise
 from tilewright.passes.loop.untile import untile
 from tilewright.passes.packed.split_blocks import split_blocks
+from tilewright.passes.packed.units import packed_units
 from tilewright.passes.packed.unpack_blocks import unpack_blocks
 from tilewright.passes.program.drop_empty import drop_empty
 from tilewright.passes.program.fission_products import fission_products
@@ -315,6 +317,14 @@ LOWER_ROW_DOTS = Pass(
     "lower_row_dots", "tile", "thread", lower_row_dots,
     "Lanes walk a row, each with a sum of its own that they put together at the end; all loads of a step are on their way at once.", takes=TARGET,
 )  # fmt: skip
+PACKED_UNITS = Pass(
+    "packed_units", "loop", "loop", packed_units,
+    "GPU: sums over packed rows walk units of blocks, whose bytes are read as words and whose scales are applied once.",
+)  # fmt: skip
+MERGE_LOADS = Pass(
+    "merge_loads", "thread", "thread", merge_loads,
+    "Loads of neighbouring elements become one.",
+)  # fmt: skip
 LOWER_WINDOWS = Pass(
     "lower_windows", "tile", "thread", lower_windows,
     "Neighbouring results of a thread share what they load, by predicated loads; only guards at the borders are tested.", takes=TARGET,
@@ -455,6 +465,7 @@ WITH_LANES = When(
     lambda kernel, context: context.simt and any(OPS[op.opcode].group == "lanes" for op in walk(kernel.body)),
 )
 WITH_WINDOWS = When("windows that overlap, on a GPU", lambda kernel, context: isinstance(context.schedule, Schedule) and context.schedule.window)
+WITH_UNITS = When("products of packed rows, `family=gemv`", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.unit > 1)
 WITH_OWN_SUMS = When(
     "windows that overlap, and products with few rows, on a GPU",
     lambda kernel, context: isinstance(context.schedule, Gemv) or (isinstance(context.schedule, Schedule) and context.schedule.window),
@@ -507,6 +518,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     "program": (
         Step(FUSE_HORIZONTALLY, "First: the joined kernel is what the passes below prepare."),
         Step(SPLIT_BLOCKS, "Before reductions are split, whose parts begin anywhere; contractions unpack as they copy panels.", UNPLANNED_CPU),
+        Step(PACKED_UNITS, "Beside split_blocks: it serves sums that have a plan.", WITH_UNITS),
         Step(CLIP_WINDOWS, "Before pad_windows: sums that end at the border need no frame.", UNPLANNED),
         Step(PAD_WINDOWS, "Before kernels are lowered with the guards it removes."),
         Step(TO_CHANNELS_LAST, "Before repack, which would pack what the copy engine reads after this."),
@@ -533,6 +545,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     "thread": (
         Step(PICK_TO_THREAD, "The schedule and the target choose the lowering."),
         Step(SIMPLIFY, "Folds index arithmetic of the lowering."),
+        Step(MERGE_LOADS, "After simplify, which makes equal places the same value.", WITH_UNITS),
         Step(MINMAX_BEFORE_WIDENING, "Before casts become arithmetic."),
         Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first."),
         Step(EXPAND_RANDOM, "Beside expand_math, for the same reason."),

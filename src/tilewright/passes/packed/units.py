@@ -183,6 +183,11 @@ class _Unit:
         self, b: Builder, tensor: Value, lead: Sequence[Value], number: Value, other: Callable[[Builder, Value], Value], elements: int
     ) -> None:
         self.b, self.tensor, self.lead, self.number, self.other, self.elements = b, tensor, lead, number, other, elements
+        memory = tensor.type
+        assert isinstance(memory, Tensor)
+        # Zero, as far as arrays fit memory, but no compiler knows: one that did would not keep 2^23 in a register, and take two instructions where
+        # one combines three registers.
+        self.nothing = b.cast(b.op("shr", b.index(memory.shape[-2]), b.index(48)), u32)
 
     def split(self, count: int) -> None:
         """There are so many units in a block: which block, and which of them it is."""
@@ -222,9 +227,9 @@ class _Unit:
         """The f16 in the low half of a word, as f32."""
         return self.b.cast(self.b.bitcast(self.b.cast(word, u16), f16), f32)
 
-    def float_of(self, word: Value, mask: int, less: int = 0) -> Value:
-        """The whole number that lies under `mask`, less `less`, as f32."""
-        bits = self.b.op("or", self.mask(word, mask), self.b.const(MAGIC, u32))
+    def float_of(self, word: Value, mask: int, less: int = 0, flip: int = 0) -> Value:
+        """The whole number that lies under `mask`, with the bits of `flip` turned over, less `less`, as f32."""
+        bits = self.b.op("xor", self.mask(word, mask), self.b.add(self.b.const(MAGIC | flip, u32), self.nothing))
         return self.b.sub(self.b.bitcast(bits, f32), self.b.const(float(POWER + less), f32))
 
     def x(self, base: Value, offset: int) -> Value:
@@ -317,9 +322,8 @@ def _q8_0(unit: _Unit) -> Value:
     words = [unit.word(base, 1 + j) for j in range(4)]
     d = unit.half(unit.word(None, 0))
     for j, word in enumerate(words):
-        unsigned = b.op("xor", word, b.const(0x8080, u32))
-        sums.add(0, unit.float_of(unsigned, 255, 128), unit.x(x0, 2 * j))
-        sums.add(8, unit.float_of(unsigned, 255 << 8, 128 << 8), unit.x(x0, 2 * j + 1))
+        sums.add(0, unit.float_of(word, 255, 128, 128), unit.x(x0, 2 * j))
+        sums.add(8, unit.float_of(word, 255 << 8, 128 << 8, 128 << 8), unit.x(x0, 2 * j + 1))
     return b.mul(d, sums.total())
 
 

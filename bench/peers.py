@@ -27,6 +27,7 @@ NEEDED = {
     "random": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "random-cpu": {},
     "host": {},
+    "gemv": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "simt": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
 }
 """Module and the package that has it, by kind of run."""
@@ -47,7 +48,7 @@ def require(kind: str) -> None:
             f"the {kind} benchmarks compare with {', '.join(NEEDED[kind])}, and this Python has no {', '.join(missing)}\n"
             f"help: run {how}"
         )
-    if kind in ("gpu", "runtime", "zyn", "simt", "primitives", "scans", "scatter", "random"):
+    if kind in ("gpu", "runtime", "zyn", "simt", "primitives", "scans", "scatter", "random", "gemv"):
         torch = importlib.import_module("torch")
         if not torch.cuda.is_available():
             raise PeerMissing(

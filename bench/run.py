@@ -23,7 +23,7 @@ from bench.peers import PeerMissing, require
 from tilewright.base.errors import TilewrightError
 
 RESULTS = Path(__file__).resolve().parent / "results"
-KINDS = ("cpu", "gpu", "runtime", "zyn", "zyn-cpu", "simt", "primitives", "primitives-cpu", "scans", "scans-cpu", "scatter", "scatter-cpu", "random", "random-cpu", "checks-cpu", "host", *contraction_run.KINDS)
+KINDS = ("cpu", "gpu", "runtime", "zyn", "zyn-cpu", "simt", "primitives", "primitives-cpu", "scans", "scans-cpu", "scatter", "scatter-cpu", "random", "random-cpu", "checks-cpu", "host", "gemv", *contraction_run.KINDS)
 
 
 @dataclass(frozen=True)
@@ -185,6 +185,12 @@ def random_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
     return [Job(case.label, (case.op,), lambda case=case: run(case)) for case in random_fill.gpu_cases(quick)]  # type: ignore[misc]
 
 
+def gemv_jobs(setting: Setting, quick: bool) -> list[Job]:
+    from bench import quantised
+
+    return [Job(row.label, (row.op,), lambda row=row: quantised.records(setting, row)) for row in quantised.rows(quick)]  # type: ignore[misc]
+
+
 def host_jobs(setting: Setting) -> list[Job]:
     from bench import host_times
 
@@ -241,6 +247,8 @@ def main(
             jobs = check_jobs(setting, quick)
         elif kind.startswith("random"):
             jobs = random_jobs(kind, setting, quick)
+        elif kind == "gemv":
+            jobs = gemv_jobs(setting, quick)
         elif kind == "host":
             jobs = host_jobs(setting)
         else:

@@ -106,6 +106,12 @@ class GemvCosts:
     """Instructions that make a number of an element of a packed row."""
     ragged: float = 0.5
     """How much longer a step takes in which some lanes have nothing to read."""
+    lane: int = 96
+    """Bytes that a lane has best on their way at once."""
+    uneven: float = 0.03
+    """What a lane with twice or half as many loses, and a block with twice or half as many warps as four."""
+    step: float = 0.12
+    """What one of the first steps adds, before blocks overlap."""
     meeting: float = 0.3
     """What warps take to put together the sum of a row."""
 

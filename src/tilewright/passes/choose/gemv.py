@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import log2
 
 from tilewright.analysis import divisors
 from tilewright.base.dtypes import by_name
@@ -136,4 +137,8 @@ def gemv_cost(schedule: Gemv, work: GemvWork, target: Target) -> float:
     rounds = -(-share // resident)
     # A last step that is not full goes through predicates, with lanes that have nothing to read.
     reading *= 1 + costs.ragged * (steps * schedule.k - work.length) / (steps * schedule.k) + costs.ragged * (work.length % schedule.k > 0) / steps
-    return costs.latency + max(reading, computing) + 0.2 * min(reading, computing) + meeting + 0.1 * rounds
+    # Measured: four warps in a block, and lanes with about a hundred bytes on their way.
+    lane = schedule.rows * schedule.vectors * schedule.vector * schedule.unit * work.weight_bytes
+    warps = schedule.warps_n * schedule.warps_k
+    reading *= 1 + costs.uneven * (abs(log2(lane / costs.lane)) + abs(log2(warps / 4)) + 0.5 * (schedule.rows > 2) * (schedule.unit == 1))
+    return costs.latency + max(reading, computing) + 0.2 * min(reading, computing) + meeting + costs.step * min(steps - 1 + rounds, 5)

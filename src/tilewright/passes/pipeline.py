@@ -59,6 +59,7 @@ from tilewright.passes.program.pad_windows import pad_windows
 from tilewright.passes.program.persistent_kernel import persistent_kernel
 from tilewright.passes.program.repack import repack
 from tilewright.passes.program.reuse_buffers import reuse_buffers
+from tilewright.passes.program.split_attention import split_attention
 from tilewright.passes.program.split_reductions import split_reductions
 from tilewright.passes.program.split_scans import split_scans
 from tilewright.passes.program.split_scatters import split_scatters
@@ -224,6 +225,11 @@ REPACK = Pass(
 WIDEN_OPERANDS = Pass(
     "widen_operands", "program", "program", widen_operands,
     "8-bit operands of attention are copied to 16-bit ones.", takes=PLANNED, gives="plans",
+)  # fmt: skip
+SPLIT_ATTENTION = Pass(
+    "split_attention", "program", "program", split_attention,
+    "Attention of few queries over many keys becomes two kernels where its schedule says so: parts of the keys, and the sum of the parts.",
+    takes=PLANNED, gives="plans",
 )  # fmt: skip
 SPLIT_REDUCTIONS = Pass(
     "split_reductions", "program", "program", split_reductions,
@@ -523,6 +529,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(PAD_WINDOWS, "Before kernels are lowered with the guards it removes."),
         Step(TO_CHANNELS_LAST, "Before repack, which would pack what the copy engine reads after this."),
         Step(REPACK, "After to_channels_last: packs what the copy engine still cannot read."),
+        Step(SPLIT_ATTENTION, "Before widen_operands: the first of its kernels is attention itself, of parts of the keys."),
         Step(WIDEN_OPERANDS, "Beside the other copies of operands."),
         Step(SPLIT_REDUCTIONS, "After copies of operands: each part of the sum reads the copies."),
         Step(SPLIT_SCATTERS, "Beside split_reductions: the kernels it makes have few results and long loops, but are cut already."),

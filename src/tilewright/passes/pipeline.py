@@ -76,6 +76,7 @@ from tilewright.passes.runner import (
     run_on_program,
     run_order,
 )
+from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import MatrixSchedule
 from tilewright.passes.schedules.plans import Plan, Plans
@@ -84,6 +85,7 @@ from tilewright.passes.simt_to_simd.split_vectors import split_vectors
 from tilewright.passes.to_thread.assign_layouts import assign_layouts
 from tilewright.passes.to_thread.attention.lower_mma_attention import lower_mma_attention
 from tilewright.passes.to_thread.attention.lower_wgmma_attention import lower_wgmma_attention
+from tilewright.passes.to_thread.lower_row_dots import lower_row_dots
 from tilewright.passes.to_thread.lower_tiles import lower_tiles
 from tilewright.passes.to_thread.lower_windows import lower_windows
 from tilewright.passes.to_thread.mma.lower_mma import lower_mma
@@ -95,6 +97,7 @@ from tilewright.passes.to_tile.lower_attention_cpu import lower_attention_cpu
 from tilewright.passes.to_tile.lower_contraction import lower_contraction
 from tilewright.passes.to_tile.lower_contraction_amx import lower_contraction_amx
 from tilewright.passes.to_tile.lower_contraction_cpu import lower_contraction_cpu
+from tilewright.passes.to_tile.lower_gemv import lower_gemv
 from tilewright.passes.to_tile.lower_loops import lower_loops
 from tilewright.passes.to_tile.lower_products_cpu import lower_products_cpu
 from tilewright.passes.to_tile.share_scatters import share_scatters
@@ -257,6 +260,10 @@ LOWER_LOOPS = Pass(
     "lower_loops", "loop", "tile", lower_loops,
     "Cuts the nest into blocks and tiles; edges become masks (GPU) or single elements (CPU).", takes=SCHEDULED,
 )  # fmt: skip
+LOWER_GEMV = Pass(
+    "lower_gemv", "loop", "tile", lower_gemv,
+    "Products with few rows: a block has some rows of the long factor, and tiles along the sum.", takes=SCHEDULED,
+)  # fmt: skip
 LOWER_CONTRACTION = Pass(
     "lower_contraction", "loop", "tile", lower_contraction,
     "Blocks walk a list of result tiles; each adds up `dot`s of tiles in steps along the sum, then finishes its tile.", takes=SCHEDULED,
@@ -304,6 +311,10 @@ ASSIGN_LAYOUTS = Pass(
 LOWER_TILES = Pass(
     "lower_tiles", "tile", "thread", lower_tiles,
     "Tiles become registers, reductions become shuffles and shared memory, loads and stores are wide where alignment is proven.", takes=TARGET,
+)  # fmt: skip
+LOWER_ROW_DOTS = Pass(
+    "lower_row_dots", "tile", "thread", lower_row_dots,
+    "Lanes walk a row, each with a sum of its own that they put together at the end; all loads of a step are on their way at once.", takes=TARGET,
 )  # fmt: skip
 LOWER_WINDOWS = Pass(
     "lower_windows", "tile", "thread", lower_windows,
@@ -401,6 +412,7 @@ TO_TILE: tuple[LoweringRule, ...] = (
     LoweringRule("contractions on a CPU", LOWER_CONTRACTION_CPU),
     LoweringRule("attention on a GPU", LOWER_ATTENTION),
     LoweringRule("contractions on a GPU", LOWER_CONTRACTION),
+    LoweringRule("products with few rows on a GPU", LOWER_GEMV),
     LoweringRule("all other kernels", LOWER_LOOPS),
 )
 """From the loop to the tile stage."""
@@ -409,6 +421,7 @@ TO_THREAD: tuple[LoweringRule, ...] = (
     LoweringRule("attention, `family=attention`", LOWER_WGMMA_ATTENTION),
     LoweringRule("attention, `family=attention_mma`", LOWER_MMA_ATTENTION),
     LoweringRule("other contractions on a GPU", LOWER_MMA),
+    LoweringRule("products with few rows, `family=gemv`", LOWER_ROW_DOTS),
     LoweringRule("windows that overlap, on a GPU", LOWER_WINDOWS),
     LoweringRule("all other kernels", LOWER_TILES),
 )
@@ -442,6 +455,10 @@ WITH_LANES = When(
     lambda kernel, context: context.simt and any(OPS[op.opcode].group == "lanes" for op in walk(kernel.body)),
 )
 WITH_WINDOWS = When("windows that overlap, on a GPU", lambda kernel, context: isinstance(context.schedule, Schedule) and context.schedule.window)
+WITH_OWN_SUMS = When(
+    "windows that overlap, and products with few rows, on a GPU",
+    lambda kernel, context: isinstance(context.schedule, Gemv) or (isinstance(context.schedule, Schedule) and context.schedule.window),
+)
 
 ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     "kernel": (
@@ -508,7 +525,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(PICK_TO_TILE, "The schedule and the target choose the lowering."),
         Step(SIMPLIFY, "Drops masks that are proven, shares indices."),
         Step(WINDOW_SUMS, "After simplify, which leaves one guard for each sum.", WITH_WINDOWS),
-        Step(FUSE_MULTIPLY_ADD, "window_sums leaves products beside their sums.", WITH_WINDOWS),
+        Step(FUSE_MULTIPLY_ADD, "window_sums and lower_gemv leave products beside their sums.", WITH_OWN_SUMS),
         Step(CHECK_INDICES, "Accesses are those of tiles now, with their masks."),
         Step(SHARE_SCATTERS, "After check_indices: indices are still those of the array there."),
         Step(ASSIGN_LAYOUTS, "Last: the tiles are final."),

@@ -54,6 +54,7 @@ _EXPORTS = {
     "graphs.entry": "graph",
     "graphs.graph": "TensorGraph",
     "graphs.registry": "OpParam TensorType",
+    "graphs.onnx.imported": "OnnxGraph",
     "graphs.tensor": "Tensor",
     "interop.jax": "jax_function",
     "interop.torch": "torch_op",

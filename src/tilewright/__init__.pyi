@@ -385,6 +385,9 @@ from tilewright.graphs.entry import (
 from tilewright.graphs.graph import (
     TensorGraph as TensorGraph,
 )
+from tilewright.graphs.onnx.imported import (
+    OnnxGraph as OnnxGraph,
+)
 from tilewright.graphs.registry import (
     OpParam as OpParam,
     TensorType as TensorType,

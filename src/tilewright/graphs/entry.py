@@ -4,17 +4,22 @@
     tw.graph.register("MulMat", kernel=mine)    another kernel for an op, in all graphs
     tw.graph.register("Clip", inputs=("x",), …) a new op
     tw.graph.ops()                              the ops and their records
+    tw.graph.from_onnx("model.onnx")            a model of an ONNX file
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tilewright.base.errors import UserError
 from tilewright.execute import graphs
 from tilewright.graphs.ops.table import op_record, op_records
 from tilewright.graphs.registry import OpParam, OpRecord, add_op, replace_everywhere
+
+if TYPE_CHECKING:
+    from tilewright.graphs.onnx.imported import OnnxGraph
 
 
 class GraphEntry:
@@ -27,6 +32,18 @@ class GraphEntry:
     def ops(self) -> dict[str, OpRecord]:
         """The ops of tensor graphs, by name."""
         return op_records()
+
+    def from_onnx(self, source: str | Path | bytes, *, max_bytes: int = 1 << 34) -> OnnxGraph:
+        """The model in an ONNX file, or in its bytes. No tensor that a node makes may take more than `max_bytes`."""
+        from tilewright.graphs.onnx.imported import OnnxGraph
+
+        return OnnxGraph(source, max_bytes)
+
+    def onnx_operators(self) -> dict[str, str]:
+        """The ONNX operators that `from_onnx` knows, with notes; those of other domains have their domain in front."""
+        from tilewright.graphs.onnx.imported import onnx_operators
+
+        return onnx_operators()
 
     def register(
         self,

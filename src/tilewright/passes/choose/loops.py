@@ -15,11 +15,9 @@ from math import prod
 from tilewright.analysis.affine import analyse
 from tilewright.analysis.loop_nest import Nest, can_repeat, compute_bytes, constant_of, nest_of, slides, vector_index
 from tilewright.base.cost_model import RowCosts
-from tilewright.base.dtypes import u64
 from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, walk
-from tilewright.ir.types import dtype_of
 from tilewright.passes.common.shift_rows import read_shared, row_start, walked
 from tilewright.passes.schedules.loops import Schedule
 

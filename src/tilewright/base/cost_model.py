@@ -205,6 +205,21 @@ class MapCosts:
 
 
 @record
+class RangeCosts:
+    """Rows whose length data decide, as those of a sparse matrix."""
+
+    threads: int = 128
+    terms: int = 4
+    """Terms of a row that a thread has in flight."""
+    fewest_lanes: int = 2
+    """Threads that share a row, at least."""
+    length: int = 32
+    """How long a row is where nothing is known of it."""
+    longest: int = 2048
+    """Rows that are longer on average take a block each."""
+
+
+@record
 class CacheCosts:
     """Work on a CPU: what stays in its caches, and what is worth a unit of work."""
 
@@ -245,6 +260,7 @@ class CostModel:
     scans: ScanCosts = ScanCosts()
     rows: RowCosts = RowCosts()
     maps: MapCosts = MapCosts()
+    ranges: RangeCosts = RangeCosts()
     caches: CacheCosts = CacheCosts()
 
 

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
-from tilewright.analysis.affine import analyse
+from tilewright.analysis.affine import address, analyse
 from tilewright.analysis.loop_nest import Nest, can_repeat, compute_bytes, constant_of, nest_of, slides, vector_index
 from tilewright.base.cost_model import RowCosts
-from tilewright.base.sizes import ONE, ZERO, Size
+from tilewright.base.sizes import ONE, ZERO, Size, product
 from tilewright.base.target import Target
-from tilewright.ir.nodes import Kernel, walk
+from tilewright.ir.nodes import Kernel, Op, walk
+from tilewright.ir.types import Tensor
 from tilewright.passes.common.shift_rows import read_shared, row_start, walked
 from tilewright.passes.schedules.loops import Schedule
 
@@ -86,6 +87,9 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         return _gpu_map(nest, rank, 1, hints, target, 1)
     if not nest.reductions and not nest.sweeps:
         return _gpu_map(nest, rank, vector, hints, target, 1 if kernel.attrs.get("in_order") else costs.vectors)
+    ranges = _gpu_ranges(kernel, nest, rank, vector, hints, target)
+    if ranges is not None:
+        return ranges
     if rank and not nest.sweeps and hint(nest.reduce_extent, hints) <= costs.few_terms and vector_index(nest) >= 0:
         # Every thread adds up its few terms itself. Where the terms are neighbours too (a window that slides along memory), vectors would
         # not be aligned.
@@ -139,6 +143,76 @@ def _gpu_rows(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], targ
     else:
         rows = 1
     return Schedule(tuple(tiles), reduce_tile, vector, vector_on_reduction=True, threads=per_row * rows)
+
+
+def _gpu_ranges(kernel: Kernel, nest: Nest, rank: int, vector: int, hints: Mapping[str, int], target: Target) -> Schedule | None:
+    """Rows whose length data decide (`range(starts[r], starts[r + 1])`): a few lanes for each, by how long they are on average. None for other nests, and
+    where rows are worth a block each."""
+    walks = (*nest.reductions, *nest.sweeps)
+    if not rank or not all(_extent_is_data(kernel, op) for op in walks):
+        return None
+    costs = target.costs.ranges
+    length = power_of_two(max(1, round(_mean_length(kernel, nest, hints) or costs.length)))
+    across = _results_side_by_side(kernel, nest)
+    tiles = [1] * rank
+    if across is not None:
+        # What is read lies along an index of the results: lanes go there, and each thread takes a few terms of its row at once.
+        while vector > 1 and not nest.extents[across].divisible_by(vector, kernel.facts):
+            vector //= 2
+        tiles[across] = min(costs.threads * vector, max(power_of_two(hint(nest.extents[across], hints)), vector))
+        other = next((p for p in reversed(range(rank)) if p != across), None)
+        lanes = max(1, tiles[across] // vector)
+        threads = costs.threads
+        if other is not None:
+            tiles[other] = max(1, threads // lanes)
+        elif lanes < target.warp_size:
+            return None
+        if all(t == 1 for t in tiles):
+            return None
+        return Schedule(tuple(tiles), costs.terms, vector, vector_index=across, threads=threads, row_lanes=1)
+    if length > costs.longest:
+        return None
+    lanes = max(costs.fewest_lanes, min(target.warp_size, length // costs.terms))
+    tiles[rank - 1] = costs.threads // lanes
+    return Schedule(tuple(tiles), lanes * costs.terms, 1, vector_on_reduction=True, threads=costs.threads, row_lanes=lanes)
+
+
+def _extent_is_data(kernel: Kernel, op: Op) -> bool:
+    """Whether how long a reduction or loop is depends on what a load gives."""
+    made = {result: one for one in walk(kernel.body) for result in one.results}
+    pending = list(op.operands if op.opcode == "reduce" else op.operands[:2])
+    while pending:
+        own = made.get(pending.pop())
+        if own is not None and own.opcode == "load":
+            return True
+        pending += own.operands if own is not None else ()
+    return False
+
+
+def _mean_length(kernel: Kernel, nest: Nest, hints: Mapping[str, int]) -> float | None:
+    """How long rows are on average, if they lie one after the other in what is read along them."""
+    forms = analyse(kernel)
+    points, found = product(nest.extents), None
+    for op in (*nest.reductions, *nest.sweeps):
+        for access in walk(op.regions[0]):
+            if access.opcode in ("load", "store") and address(access, forms).factor(op.regions[0].args[-1]) == ONE:
+                memory = access.operands[0].type
+                assert isinstance(memory, Tensor)
+                size = product(memory.shape)
+                if (size.names | points.names) <= hints.keys():
+                    found = max(found or 0.0, size.evaluate(hints) / max(1, points.evaluate(hints)))
+    return found
+
+
+def _results_side_by_side(kernel: Kernel, nest: Nest) -> int | None:
+    """The index of the results along which lies what the terms read: `x[columns[p], j]`."""
+    forms = analyse(kernel)
+    for position, index in reversed(list(enumerate(nest.parallel.regions[0].args))):
+        for op in (*nest.reductions, *nest.sweeps):
+            for access in walk(op.regions[0]):
+                if access.opcode in ("load", "store") and address(access, forms).factor(index) == ONE:
+                    return position
+    return None
 
 
 def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Schedule | None:

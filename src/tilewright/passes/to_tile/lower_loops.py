@@ -39,6 +39,7 @@ from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.to_tile.even_tiles import border_tests
 from tilewright.passes.to_tile.extreme_on_cpu import ExtremeOnCpu
 from tilewright.passes.to_tile.lower_while import WhileLowering
+from tilewright.passes.to_tile.ragged_rows import RaggedRows
 
 LINE = 64
 """Bytes that a CPU fetches together."""
@@ -167,6 +168,8 @@ class LoopLowering:
 
         if full is None:
             body(b, False)
+        elif self.schedule.row_lanes:
+            body(b, True)  # rows that end at different places are masked anyway
         else:
             b.if_(full, lambda inner: body(inner, False), lambda inner: body(inner, True))
         return blocks
@@ -533,6 +536,8 @@ class LoopLowering:
         low, high, step, *init = operands
         if is_sweep(op) and self.reduce_position is not None and not self.inside_reduction and not (shape_of(low) or shape_of(high)):
             return self._sweep(b, op, low, high, step, env, masks)
+        if is_sweep(op) and self.reduce_position is not None and not self.inside_reduction and self.schedule.row_lanes:
+            return self._ragged_sweep(b, op, env, masks)
         varying = join(shape_of(low), shape_of(high))
 
         def body(inner: Builder, index: Value, *carried: Value) -> Sequence[Value]:
@@ -604,6 +609,33 @@ class LoopLowering:
             b.for_(whole, count, b.index(1), [], lambda inner, k: body(inner, k, False))
         self.inside_reduction = was_inside
         return []
+
+    def _ragged_sweep(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[Condition]) -> Sequence[Value]:
+        """An inner loop of independent iterations that has bounds of its own in each row of the tile."""
+        assert self.reduce_position is not None
+        ends = [env[v] for v in op.operands[:3]]
+        shape = join(*(shape_of(v) for v in ends))
+        low, high, step = (self.widen(b, v, shape) for v in ends)
+        count = b.op("floordiv", b.add(b.sub(high, low), b.sub(step, b.splat(1, step))), step)
+
+        def index_of(inner: Builder, number: Value, local: Mapping[Value, Value]) -> Value:
+            first, by = local[op.operands[0]], local[op.operands[2]]
+            wide = join(shape_of(number), shape_of(first), shape_of(by))
+            return inner.add(self.widen(inner, first, wide), inner.mul(self.widen(inner, number, wide), self.widen(inner, by, wide)))
+
+        was_inside, self.inside_reduction = self.inside_reduction, True
+        rows = RaggedRows(self, op.regions[0], "", self.reduce_position, self.schedule.reduce_tile, env, masks, index_of, op.operands[:3])
+        rows.run(b, count, [])
+        self.inside_reduction = was_inside
+        return []
+
+    def combined(self, b: Builder, kind: str, left: Sequence[Value], right: Sequence[Value]) -> tuple[Value, ...]:
+        """What two sets of terms come to."""
+        return self._combine(b, kind, left, right)
+
+    def longest(self, b: Builder, value: Value) -> Value:
+        """The greatest of a tile."""
+        return self._extreme(b, "max", value)
 
     def _fetch_ahead(self, b: Builder, place: Value, env: Mapping[Value, Value]) -> None:
         """What the next rows read and write, a tile of it: rows follow one another in memory."""
@@ -741,6 +773,9 @@ class LoopLowering:
     ) -> Sequence[Value]:
         position, tile = self.reduce_position, self.schedule.reduce_tile
         assert position is not None
+        if shape_of(extent) and self.schedule.row_lanes:
+            rows = RaggedRows(self, op.regions[0], kind, position, tile, env, masks, lambda inner, number, local: number)
+            return rows.run(b, extent, start)
         if shape_of(extent):
             return self._ragged(b, op, kind, [extent], 0, {**env}, masks, start)
         index_arg = op.regions[0].args[-1]

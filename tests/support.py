@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
+import pytest
 
 from tilewright.base.dtypes import DType, by_name, f32
 from tilewright.base.sizes import Size
@@ -29,6 +30,9 @@ cpu_pool.provide_code(lambda: pool_object(host_cpu()))
 
 Number = int | float | bool
 PointBody = Callable[..., object]
+
+CUDA = pytest.param("cuda", marks=pytest.mark.requires("cuda"))
+"""A device of `parametrize` where a GPU is in reach."""
 
 
 # -- building -------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import pytest
 import tilewright as tw
 from null_cuda import NullCuda
 from null_cuda.install import installed
+from support import CUDA
 from tilewright.frontend.zyn.format import format_text
 
 DEVICES = ["cpu", "emulator:loop", "emulator:tile", "emulator:thread"]
@@ -87,7 +88,7 @@ def every_third(x: tw.InOut, value: float) -> None:
         x[i] = value
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 @pytest.mark.parametrize("n", [1, 31, 33])
 def test_what_arrays_hold(device: str, n: int) -> None:
     random = np.random.default_rng(n)
@@ -154,7 +155,7 @@ def test_what_arrays_hold(device: str, n: int) -> None:
     np.testing.assert_array_equal(x, wanted)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_views_are_written_where_they_lie(device: str) -> None:
     for n in (0, 1, 31, 33):
         for view in (slice(1, 2 * n + 1, 2), slice(None), slice(None, None, -1), slice(2 * n + 1, 0, -2)):
@@ -171,7 +172,7 @@ def test_views_are_written_where_they_lie(device: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "float16", "float32", "bool", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn])
-@pytest.mark.parametrize("device", ["cpu", "emulator"])
+@pytest.mark.parametrize("device", ["cpu", "emulator", CUDA])
 def test_dtypes(dtype: Any, device: str) -> None:
     cache = np.ones((3, 5)).astype(dtype)
     row = np.array([0, 1, 1, 0, 1]).astype(dtype)
@@ -180,7 +181,7 @@ def test_dtypes(dtype: Any, device: str) -> None:
     np.testing.assert_array_equal(cache[::2].astype(float), np.ones((2, 5)))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_an_argument_that_is_only_read_may_share_memory(device: str) -> None:
     cache = np.arange(20.0).reshape(4, 5)
     wanted = cache.copy()
@@ -194,7 +195,7 @@ def test_an_argument_that_is_only_read_may_share_memory(device: str) -> None:
     np.testing.assert_array_equal(square, wanted)
 
 
-@pytest.mark.parametrize("device", ["cpu", "emulator"])
+@pytest.mark.parametrize("device", ["cpu", "emulator", CUDA])
 def test_refused_before_anything_is_written(device: str) -> None:
     def refused(call: Any, *array: np.ndarray) -> str:
         before = [a.copy() for a in array]
@@ -339,7 +340,7 @@ def scales_its_input(x: tw.Array) -> tw.Array:
     return x + 1
 
 
-@pytest.mark.parametrize("device", ["cpu", "emulator"])
+@pytest.mark.parametrize("device", ["cpu", "emulator", CUDA])
 def test_kernels_that_call_such_kernels(device: str) -> None:
     x = np.arange(12.0).reshape(4, 3)
     wanted = x.copy()
@@ -528,7 +529,7 @@ let total = compute(inout cache, row) {
 """
 
 
-@pytest.mark.parametrize("device", ["cpu", "emulator"])
+@pytest.mark.parametrize("device", ["cpu", "emulator", CUDA])
 def test_blocks_of_zynml_write_in_place(device: str) -> None:
     append, step, several = (tw.load(text) for text in (APPEND, STEP, SEVERAL))
     for turn in range(4):  # the second run would be recorded, and the third replayed, if nothing were written in place

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from support import CUDA
 
 DEVICES = ["cpu", "emulator:loop", "emulator:tile", "emulator:thread"]
 
@@ -178,7 +179,7 @@ class _Words:
 SCALAR = [sum_until_negative, sum_of_positive, first_negative, first_repeated, mixed, backwards, skipped, is_sorted, filled, calls]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 @pytest.mark.parametrize("kernel", SCALAR, ids=lambda k: k.__name__)
 def test_as_python(kernel: Any, device: str) -> None:
     for seed, n in enumerate((1, 2, 31, 33)):
@@ -187,14 +188,14 @@ def test_as_python(kernel: Any, device: str) -> None:
             np.testing.assert_allclose(kernel(values, device=device), python(kernel)(values))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_rows(device: str) -> None:
     for shape in ((1, 1), (5, 33), (33, 7)):
         x = np.random.default_rng(0).integers(-2, 30, shape).astype(np.float32)
         np.testing.assert_allclose(rows(x, device=device), python(rows)(x))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_others(device: str) -> None:
     x = np.array([3.0, 1.0, 2.0])
     assert condition_is_not_asked_after_break(x, device=device) == 3
@@ -303,7 +304,7 @@ for i in 0..100:
 """
 
 
-@pytest.mark.parametrize("device", ["cpu", "emulator"])
+@pytest.mark.parametrize("device", ["cpu", "emulator", CUDA])
 def test_jumps_of_zynml(device: str) -> None:
     program = tw.load(PROGRAM)
     x = np.random.default_rng(0).integers(-2, 30, (5, 33)).astype(np.float32)

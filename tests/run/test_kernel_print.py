@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from support import CUDA
 
 STAGES = ["emulator:loop", "emulator:tile", "emulator:thread"]
 
@@ -39,7 +40,7 @@ def shown_in_grid(x: tw.Array) -> tw.Array:
 WRITTEN = "x 0 is 1.50\nx 1 is -2.00\nx 2 is 3.00\ntotal 2.5!\n"
 
 
-@pytest.mark.parametrize("device", STAGES)
+@pytest.mark.parametrize("device", [*STAGES, CUDA])
 def test_what_the_emulator_prints(device: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(np.array([1.5, -2.0, 3.0]), device=device) == 2.5
     assert capsys.readouterr().out == WRITTEN
@@ -67,7 +68,7 @@ def test_what_the_cpu_prints(tmp_path: Any) -> None:
         """) == WRITTEN + "0,1,-1\n1,0,-3\n"
 
 
-@pytest.mark.parametrize("device", ["emulator"])
+@pytest.mark.parametrize("device", ["emulator", CUDA])
 def test_blocks_of_zynml_print(device: str, capsys: pytest.CaptureFixture[str]) -> None:
     program = tw.load('let y = compute(x) {\n    for i in 0..n:\n        print("x", i, x[i])\n        out[i] = x[i]\n}')
     program.run(x=np.array([1.0, 2.5], np.float32), device=device)
@@ -105,7 +106,7 @@ def summed(x: tw.Array) -> float:
     return s
 
 
-@pytest.mark.parametrize("device", ["cpu", *STAGES])
+@pytest.mark.parametrize("device", ["cpu", *STAGES, CUDA])
 def test_sums_inside_while(device: str) -> None:
     assert summed(np.ones(3), device=device) == 13
     assert summed(np.array([0.5]), device=device) == 3.5
@@ -125,7 +126,7 @@ def checked(x: tw.Array, count: tw.InOut) -> float:
     return total
 
 
-@pytest.mark.parametrize("device", ["cpu", *STAGES])
+@pytest.mark.parametrize("device", ["cpu", *STAGES, CUDA])
 def test_assertions(device: str) -> None:
     count = np.zeros(1, np.int64)
     for _ in range(2):
@@ -140,7 +141,7 @@ def test_assertions(device: str) -> None:
         checked(np.array([4.0]), count, device=device)
 
 
-@pytest.mark.parametrize("device", ["cpu", "emulator"])
+@pytest.mark.parametrize("device", ["cpu", "emulator", CUDA])
 def test_assertions_of_zynml(device: str) -> None:
     program = tw.load('let y = compute(x) {\n    for i in 0..n:\n        assert(x[i] > 0, "x is positive")\n        out[i] = x[i]\n}')
     for _ in range(3):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from support import CUDA
 
 DEVICES = ("cpu", "emulator:loop", "emulator:tile", "emulator:thread")
 
@@ -114,7 +115,7 @@ def numbers(*shape: int, dtype: Any = np.int32) -> np.ndarray:
     return np.random.default_rng(0).integers(0 if np.dtype(dtype).kind == "u" else -5, 6, shape).astype(dtype)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 @pytest.mark.parametrize("n", [1, 31, 1031, 2048])
 def test_one_line(device: str, n: int) -> None:
     n = n * 40 + 1 if device == "cpu" else n
@@ -127,13 +128,13 @@ def test_one_line(device: str, n: int) -> None:
     np.testing.assert_allclose(running_mean(x.astype(np.float64), device=device), wanted, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_rows(device: str) -> None:
     x, y = numbers(3, 20_011 if device == "cpu" else 1100), numbers(3, 20_011 if device == "cpu" else 1100)[::-1].copy()
     assert np.array_equal(rows_min(x, y, device=device), np.minimum.accumulate(x + y, 1) - y)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 @pytest.mark.parametrize("columns", [1, 7, 40])
 def test_columns(device: str, columns: int) -> None:
     for rows in (1, 5001) if device == "cpu" else (1, 300):
@@ -141,7 +142,7 @@ def test_columns(device: str, columns: int) -> None:
         assert np.array_equal(columns_max(x, device=device), np.maximum.accumulate(x, 0))
 
 
-@pytest.mark.parametrize("device", ["cpu", "emulator:thread"])
+@pytest.mark.parametrize("device", ["cpu", "emulator:thread", CUDA])
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint32, np.int64, np.uint64, np.float16, np.float32, np.float64], ids=str)
 def test_dtypes(device: str, dtype: Any) -> None:
     n = 40_000 if device == "cpu" else 1500

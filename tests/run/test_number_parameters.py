@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from support import CUDA
 from tilewright.base.errors import UserError
 
 pytestmark = [pytest.mark.requires("cpu"), pytest.mark.filterwarnings("ignore::tilewright.PerformanceWarning")]
@@ -218,7 +219,7 @@ def cases() -> Iterator[tuple[Any, tuple[object, ...], dict[str, object], Any]]:
         yield differences, (X, kind(4)), {}, np.diff(X)[:4]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_numbers_shape_results(device: str) -> None:
     for kernel, args, keywords, wanted in cases():
         found = kernel(*args, device=device, **keywords)
@@ -266,7 +267,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("device", ["cpu", "emulator:thread"])
+@pytest.mark.parametrize("device", ["cpu", "emulator:thread", CUDA])
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_numbers(case: str, device: str) -> None:
     call, expected = WRONG[case]

@@ -10,6 +10,7 @@ from examples import histogram
 from tests.run.test_language import run_zyn
 
 import tilewright as tw
+from support import CUDA
 from tilewright.base.errors import UserError
 
 DEVICES = ("cpu", "emulator:loop", "emulator:tile", "emulator:thread")
@@ -147,7 +148,7 @@ def test_kinds_and_dtypes(kind: str, dtype: type) -> None:
             check(kernel(k, w, first, device=device), expected(ufunc, first, k, w), len(w), f"{kind} {n} {device}")
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_sizes_and_layouts(device: str) -> None:
     for n in SIZES:
         k = RNG.integers(0, 5, 2 * n).astype(np.int64)[::-2]
@@ -241,7 +242,7 @@ def rows_of_loops(ids: tw.Array, grad: tw.Array, table: tw.Array) -> tw.Array:
     return out
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 @pytest.mark.parametrize("shape", [(1, 1), (33, 7), (700, 40), (5, 130)])
 def test_rows_at_computed_places(device: str, shape: tuple[int, int]) -> None:
     n, d = shape
@@ -267,7 +268,7 @@ def two_at_once(k: tw.Array, x: tw.Array, lo: float, scale: float) -> tuple[tw.A
     return sums, counts, doubled
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_several_scatters_guards_and_places_from_values(device: str) -> None:
     x = RNG.normal(size=3001).astype(np.float32)
     sums, counts, doubled = two_at_once(np.zeros(1, np.int32), x, -2.0, 4.0, device=device)
@@ -296,7 +297,7 @@ def places(x: tw.Array) -> tuple[tw.Array, tw.Array, tw.Array, tw.Array]:
     return whole, rows, fours, cyclic
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 @pytest.mark.parametrize("shape", [(1, 1), (9, 31), (130, 33)])
 def test_places_that_arithmetic_decides(device: str, shape: tuple[int, int]) -> None:
     x = RNG.normal(size=shape).astype(np.float32)
@@ -326,7 +327,7 @@ def edges(x: tw.Array, w: tw.Array, bins: tw.Array) -> tw.Array:
     return out
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_a_weighted_histogram_with_edges(device: str) -> None:
     x, w = RNG.normal(size=2500).astype(np.float32), RNG.random(2500).astype(np.float32)
     bins = np.array([-2, -1.5, -0.3, 0, 0.1, 1, 3], np.float32)
@@ -363,7 +364,7 @@ def csr_transposed(ptr: tw.Array, col: tw.Array, v: tw.Array, x: tw.Array, y: tw
     return out
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_sparse_products(device: str) -> None:
     rows, columns = 67, 50
     dense = RNG.normal(size=(rows, columns)) * (RNG.random((rows, columns)) < 0.2)
@@ -387,7 +388,7 @@ def channels(k: tw.Array, w: tw.Array) -> tw.Array:
     return out
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 @pytest.mark.parametrize("shape", [(2, 500), (40, 33)])
 def test_histograms_of_rows(device: str, shape: tuple[int, int]) -> None:
     w, k = RNG.normal(size=shape).astype(np.float32), RNG.integers(0, 9, shape[1])
@@ -402,7 +403,7 @@ def repeated(k: tw.Array, turns: tw.Array) -> tw.Array:
     return out
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_every_point_counts_once(device: str) -> None:
     k = RNG.integers(0, 4, 77)
     np.testing.assert_array_equal(repeated(k, np.zeros(13), device=device), np.bincount(k, minlength=4) * 13)
@@ -435,7 +436,7 @@ def test_zynml(body: str, ufunc: np.ufunc, attribute: str) -> None:
         check(np.asarray(found), expected(ufunc, start, k, w), 600, device)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_the_example(device: str) -> None:
     x, w = RNG.normal(size=1500).astype(np.float32), RNG.random(1500).astype(np.float32)
     found = histogram.counts(x, -3.0, 3.0, 12, device=device)
@@ -495,7 +496,7 @@ def add_into(table: tw.InOut, k: tw.Array, w: tw.Array):
         table[k[i]] += w[i]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 @pytest.mark.parametrize("n", [3, 5000])
 def test_into_an_array_where_it_lies(device: str, n: int) -> None:
     k, w = RNG.integers(0, 20, n), RNG.normal(size=n).astype(np.float32)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from support import CUDA
 from tilewright.base.errors import UserError
 
 pytestmark = pytest.mark.requires("cpu")
@@ -70,7 +71,7 @@ def run(text: str, device: str, **inputs: object) -> dict[str, np.ndarray]:
     return results
 
 
-@pytest.mark.parametrize("device", ["cpu", "emulator:thread"])
+@pytest.mark.parametrize("device", ["cpu", "emulator:thread", CUDA])
 def test_a_number_is_the_length_of_a_result(device: str) -> None:
     text = "let y = compute(x, n, k) { for i in 0..n: out[i] = x[i] * k }\nlet z = compute(y, k) { for i in 0..m: out[i] = y[i] + k }"
     for n, k in ((3, 2), (6, -1), (0, 1)):
@@ -81,7 +82,7 @@ def test_a_number_is_the_length_of_a_result(device: str) -> None:
         run(text, device, x=X, n=7, k=1)
 
 
-@pytest.mark.parametrize("device", ["cpu", "emulator:thread"])
+@pytest.mark.parametrize("device", ["cpu", "emulator:thread", CUDA])
 def test_functions_with_defaults(device: str) -> None:
     for stride in (1, 2, 3):
         found = run(POOL, device, x=X, stride=stride)
@@ -98,7 +99,7 @@ def test_loops_that_numbers_end_in_joined_blocks() -> None:
         np.testing.assert_allclose(program.run(x=X, n=n, k=k)["r"], wanted + max(k, 0) * X + max(n, 0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("device", ["cpu", "emulator:thread"])
+@pytest.mark.parametrize("device", ["cpu", "emulator:thread", CUDA])
 def test_optional_arrays(device: str) -> None:
     for b in (None, X):
         found = run(OPTIONAL, device, x=X, b=b)

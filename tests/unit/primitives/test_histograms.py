@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from support import CUDA
 from tilewright.base.errors import UserError
 
 DEVICES = ("cpu", "emulator")
@@ -22,7 +23,7 @@ def floats(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
     return x
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 @pytest.mark.parametrize("n", [0, 1, 31, 33, 997])
 def test_edges(device: str, n: int) -> None:
     for dtype in (np.float16, np.float32, np.float64):
@@ -38,13 +39,13 @@ def test_edges(device: str, n: int) -> None:
         assert np.array_equal(tw.histogram(y, edges + 0.5, device=device), np.histogram(y, edges + 0.5)[0])
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_whole_numbers_beyond_those_of_floats(device: str) -> None:
     x = np.array([2**62, 2**62 + 1, 2**62 + 2])
     assert tw.histogram(x, np.array([2**62, 2**62 + 1, 2**62 + 2, 2**62 + 3]), device=device).tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_weights(device: str) -> None:
     x = floats((1001,))
     known = ~np.isnan(x)
@@ -61,7 +62,7 @@ def test_weights(device: str) -> None:
     assert np.array_equal(tw.histogram(many, 6000, weights=weights, device=device), np.bincount(many, weights, 6000))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 @pytest.mark.parametrize("shape", [(40,), (3, 50), (50, 3), (2, 30, 3), (0, 5), (5, 0)], ids=str)
 def test_axes(device: str, shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(4).integers(0, 8, shape).astype(np.int16)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from support import CUDA
 from tilewright.base.dtypes import bf16, from_numpy
 from tilewright.base.errors import UserError
 from tilewright.base.target import parse_target
@@ -43,7 +44,7 @@ def with_special(values: np.ndarray) -> np.ndarray:
     return values
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_scan_of_every_length(device: str) -> None:
     for n in sizes(device):
         x = numbers(n, np.int32)
@@ -53,7 +54,7 @@ def test_scan_of_every_length(device: str) -> None:
         assert np.array_equal(tw.gpu_scan(x, exclusive=True, init=7, device=device), before), n
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS, bf16.numpy], ids=str)
 def test_scan_of_every_dtype(device: str, dtype: Any) -> None:
     n = 3000
@@ -65,7 +66,7 @@ def test_scan_of_every_dtype(device: str, dtype: Any) -> None:
     assert np.array_equal(tw.gpu_scan(x, "min", device=device).astype(float), np.minimum.accumulate(x.astype(float)))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_scan_keeps_the_order_of_a_function_that_is_not_commutative(device: str) -> None:
     for n in sizes(device):
         x = numbers(n, np.int64)
@@ -75,7 +76,7 @@ def test_scan_keeps_the_order_of_a_function_that_is_not_commutative(device: str)
             assert np.array_equal(tw.gpu_scan(x, lambda a, b: a, exclusive=True, init=3, device=device), np.full(n, 3)), n
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_scan_in_another_dtype(device: str) -> None:
     x = numbers(2000, np.uint8)
     found = tw.gpu_scan(x, dtype=tw.i64, device=device)
@@ -95,7 +96,7 @@ def test_scan_in_the_tiles_of_large_arrays(dtype: Any) -> None:
         assert np.array_equal(found, np.cumsum(x, dtype=dtype))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_reduce(device: str) -> None:
     for n in sizes(device):
         x = numbers(n, np.int64)
@@ -107,7 +108,7 @@ def test_reduce(device: str) -> None:
     assert tw.gpu_reduce(half, 0, device=device) == 5000
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS, np.bool_], ids=str)
 def test_filter(device: str, dtype: Any) -> None:
     for n in sizes(device)[-3:]:
@@ -118,7 +119,7 @@ def test_filter(device: str, dtype: Any) -> None:
         assert found.dtype == x.dtype and np.array_equal(found, x[x > 0]), n
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_filter_of_all_and_none(device: str) -> None:
     for n in sizes(device):
         x = numbers(n, np.float32)
@@ -126,7 +127,7 @@ def test_filter_of_all_and_none(device: str) -> None:
         assert tw.gpu_filter(x, lambda v: v != v, device=device).size == 0
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS, bf16.numpy, np.bool_], ids=str)
 def test_sort_of_every_dtype(device: str, dtype: Any) -> None:
     for n in (0, 1, 700) if device == "emulator" else (0, 1, 3000, 70_001):
@@ -142,7 +143,7 @@ def test_sort_of_every_dtype(device: str, dtype: Any) -> None:
         assert np.array_equal(down, wanted[::-1], equal_nan=wanted.dtype.kind == "f")
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_sorts_are_stable(device: str) -> None:
     n = 5000 if device == "emulator" else 100_000
     keys = np.random.default_rng(2).integers(-5, 5, n).astype(np.int16)
@@ -156,7 +157,7 @@ def test_sorts_are_stable(device: str) -> None:
     assert np.array_equal(tw.gpu_argsort(special, device=device), np.argsort(special, kind="stable"))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 @pytest.mark.parametrize("shape", [(3, 1), (40, 5), (300, 2), (7, 100), (3, 1025), (2, 3, 77), (0, 5), (5, 0)], ids=str)
 def test_sort_of_rows(device: str, shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(3).integers(0, 40, shape).astype(np.int32)
@@ -167,7 +168,7 @@ def test_sort_of_rows(device: str, shape: tuple[int, ...]) -> None:
     assert np.array_equal(moved, np.take_along_axis(values, np.argsort(-x, axis=-1, kind="stable"), -1))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 @pytest.mark.parametrize("bins", [1, 10, 700, 9000, 70_000])
 def test_histogram(device: str, bins: int) -> None:
     n = 3000 if device == "emulator" else 200_001
@@ -178,7 +179,7 @@ def test_histogram(device: str, bins: int) -> None:
     assert np.array_equal(found, np.bincount(np.minimum(inside, bins - 1), minlength=bins))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_histogram_of_floats(device: str) -> None:
     x = with_special(np.random.default_rng(5).random(4000).astype(np.float32))
     finite = x[np.isfinite(x)]
@@ -191,7 +192,7 @@ def test_histogram_of_floats(device: str) -> None:
         tw.gpu_histogram(x, 16, device=device)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_counts_of_more_than_16_bits_in_many_bins(device: str) -> None:
     """Tables of 16-bit counts hand on what overflows: of even bins, odd ones and both in turn."""
     n = 70_000
@@ -201,7 +202,7 @@ def test_counts_of_more_than_16_bits_in_many_bins(device: str) -> None:
         assert np.array_equal(found, np.bincount(x, minlength=70_000))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_unique_and_run_lengths(device: str) -> None:
     for n in sizes(device)[:5]:
         x = np.random.default_rng(6).integers(0, 9, n).astype(np.int16)
@@ -216,7 +217,7 @@ def test_unique_and_run_lengths(device: str) -> None:
     assert lengths.tolist() == [1, 1, 2, 1]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32, np.float64, np.bool_], ids=str)
 @pytest.mark.parametrize("shape", [(1, 1), (64, 128), (65, 33), (3, 70, 130), (0, 4)], ids=str)
 def test_transpose(device: str, dtype: Any, shape: tuple[int, ...]) -> None:
@@ -225,7 +226,7 @@ def test_transpose(device: str, dtype: Any, shape: tuple[int, ...]) -> None:
     assert found.flags.c_contiguous and np.array_equal(found, np.swapaxes(x, -1, -2))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_map(device: str) -> None:
     k = 0.25
     x, y = numbers(1000, np.float32), numbers(1000, np.float32, 1)
@@ -236,7 +237,7 @@ def test_map(device: str) -> None:
     assert tw.gpu_map(np.empty((0, 3), np.float32), lambda v: v + 1, device=device).shape == (0, 3)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [*DEVICES, CUDA])
 def test_views_and_tensors(device: str) -> None:
     torch = pytest.importorskip("torch")
     x = numbers(3001, np.float32)

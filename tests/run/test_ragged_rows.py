@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -94,7 +96,7 @@ def test_sparse_times_vector(device: str, kind: str, rows: int) -> None:
         n = int(ptr[-1])
         col, v, x = RNG.integers(0, 50, n).astype(index), RNG.normal(size=n).astype(dtype), RNG.normal(size=50).astype(dtype)
         terms = v.astype(np.float64) * x.astype(np.float64)[col]
-        wanted = np.array([terms[a:b].sum() for a, b in zip(ptr, ptr[1:], strict=False)])
+        wanted = np.array([terms[a:b].sum() for a, b in pairwise(ptr)])
         found = csr(ptr, col, v, x, device=device)
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)
 
@@ -106,7 +108,7 @@ def test_sparse_times_dense(device: str, d: int) -> None:
     n = int(ptr[-1])
     col, v, x = RNG.integers(0, 50, n).astype(np.int32), RNG.normal(size=n).astype(np.float32), RNG.normal(size=(50, d)).astype(np.float32)
     terms = v.astype(np.float64)[:, None] * x.astype(np.float64)[col]
-    wanted = np.array([terms[a:b].sum(0) for a, b in zip(ptr, ptr[1:], strict=False)])
+    wanted = np.array([terms[a:b].sum(0) for a, b in pairwise(ptr)])
     np.testing.assert_allclose(csr_times_dense(ptr, col, v, x, device=device), wanted, rtol=1e-5, atol=1e-3)
 
 
@@ -118,7 +120,7 @@ def test_segments(device: str, kind: str, step: int) -> None:
     x = RNG.normal(size=int(ptr[-1]) * abs(step)).astype(np.float32)[::step]
     x[::97] = np.inf
     sums, largest, places = segments(ptr, x, device=device)
-    parts = [x[a:b].astype(np.float64) for a, b in zip(ptr, ptr[1:], strict=False)]
+    parts = [x[a:b].astype(np.float64) for a, b in pairwise(ptr)]
     np.testing.assert_allclose(sums, [part.sum() for part in parts], rtol=1e-5, atol=1e-4)
     np.testing.assert_array_equal(largest, [part.max(initial=-np.inf) for part in parts])
     np.testing.assert_array_equal(places, [part.argmax() if part.size else -1 for part in parts])
@@ -130,7 +132,7 @@ def test_a_softmax_of_each_segment(device: str) -> None:
         ptr = offsets(kind, 35)
         x = RNG.normal(size=int(ptr[-1])).astype(np.float32)
         wanted = np.zeros(len(x))
-        for a, b in zip(ptr, ptr[1:], strict=False):
+        for a, b in pairwise(ptr):
             if b > a:
                 own = np.exp(x[a:b].astype(np.float64) - x[a:b].max())
                 wanted[a:b] = own / own.sum()

@@ -745,7 +745,7 @@ class TileLowering(ThreadView):
                     if element.condition is None:
                         one(at, element.place, element.value)
                     else:
-                        at.if_(element.condition, lambda alone, e=element: one(alone, e.place, e.value), lambda alone: [])  # type: ignore[misc]
+                        at.if_(element.condition, lambda alone, e=element: one(alone, e.place, e.value), lambda alone: [])
                 return []
 
             if owner is None and not alone and kind in KINDS and self.kernel.threads > 1 and self._may_meet(held, shape):

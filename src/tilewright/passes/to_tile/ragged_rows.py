@@ -26,6 +26,8 @@ from tilewright.passes.common.nest_shapes import Condition, Shape, join, shape_o
 
 SHARED_STEPS = 8
 """Steps that rows of a block walk together. What is left of a longer row is walked by the whole block."""
+LONG_STEP = 4
+"""How much longer the part of a thread is when its block walks one row: more is in flight then."""
 
 
 class RowLowering(Protocol):
@@ -63,7 +65,7 @@ class RaggedRows:
         extent = self._of_active_rows(b, extent)
         varying = [axis for axis, size in enumerate(shape_of(extent)) if size > 1]
         longest, nothing = self.lowering.longest(b, extent), self._nothing(b, start)
-        shape = self._full_shape(b, extent, nothing)
+        shape = self._full_shape(b, extent, self.step, nothing)
         lanes = [self.lowering.widen(b, v, shape) for v in nothing]
         one_axis = varying[0] if len(varying) == 1 and self._is_row_by_row(varying[0]) else None
         most = b.index(SHARED_STEPS * self.step)
@@ -79,14 +81,15 @@ class RaggedRows:
             return self._joined(b, start, rows)
 
         def rest(inner: Builder) -> Sequence[Value]:
-            return self._long_rows(inner, extent, most, one_axis, rows, shape)
+            return self._long_rows(inner, extent, most, one_axis, rows)
 
         return self._joined(b, start, b.if_(b.op("gt", longest, most), rest, lambda inner: rows))
 
     # -- the rest of long rows ----------------------------------------------------------------------------------
 
-    def _long_rows(self, b: Builder, extent: Value, begin: Value, axis: int, rows: Sequence[Value], shape: Shape) -> Sequence[Value]:
-        count = shape_of(extent)[axis]
+    def _long_rows(self, b: Builder, extent: Value, begin: Value, axis: int, rows: Sequence[Value]) -> Sequence[Value]:
+        count, step = shape_of(extent)[axis], LONG_STEP * self.step
+        shape = self._full_shape(b, extent, step, self._nothing(b, rows))
         held = self._handed_over(b, extent, axis)
 
         def row(inner: Builder, number: Value, *sums: Value) -> Sequence[Value]:
@@ -97,13 +100,13 @@ class RaggedRows:
                 lanes = [self.lowering.widen(at, v, shape) for v in self._nothing(at, sums)]
 
                 def along(inmost: Builder, first: Value, *carried: Value) -> Sequence[Value]:
-                    block = inmost.mul(self._iota(inmost, axis, count, None), inmost.splat(self.step, self._iota(inmost, axis, count, None)))
-                    places = self._iota(inmost, self.position, self.step, first)
+                    block = inmost.mul(self._iota(inmost, axis, count, None), inmost.splat(step, self._iota(inmost, axis, count, None)))
+                    places = self._iota(inmost, self.position, step, first)
                     wide = join(shape_of(block), shape_of(places))
                     places = inmost.add(self.lowering.widen(inmost, block, wide), self.lowering.widen(inmost, places, wide))
                     return self._term(inmost, places, length, env, carried)
 
-                lanes = list(at.for_(begin, length, at.index(self.step * count), lanes, along, name="k"))
+                lanes = list(at.for_(begin, length, at.index(step * count), lanes, along, name="k"))
                 totals = self._folded(at, lanes, [self.position, axis])
                 found = []
                 for total, old in zip(self.lowering.combined(at, self.kind, sums, totals) if self.kind else (), sums, strict=True):
@@ -168,13 +171,13 @@ class RaggedRows:
         for mask in self.masks:
             shape = join(shape_of(mask.value), shape_of(extent))
             none = self.lowering.widen(b, b.index(0), shape) if shape else b.index(0)
-            extent = b.select(*(self.lowering.widen(b, v, shape) for v in (mask.value, extent)), none)
+            extent = b.select(self.lowering.widen(b, mask.value, shape), self.lowering.widen(b, extent, shape), none)
         return extent
 
-    def _full_shape(self, b: Builder, extent: Value, nothing: Sequence[Value]) -> Shape:
+    def _full_shape(self, b: Builder, extent: Value, step: int, nothing: Sequence[Value]) -> Shape:
         """The shape of the sums that lanes carry, once a step was taken."""
         trial = Builder(b.span)
-        number = self._iota(trial, self.position, self.step, trial.index(0))
+        number = self._iota(trial, self.position, step, trial.index(0))
         values = self._term(trial, number, extent, self.env, nothing)
         return join(shape_of(extent), shape_of(number), *(shape_of(v) for v in values))
 

@@ -268,3 +268,32 @@ def test_sixteen_threads(request: pytest.FixtureRequest) -> None:
     print(f"{sum(counts)} launches by 16 threads in {duration:.0f} s")
     assert wrong == []
     assert min(counts) > 0
+
+
+def test_assertions_of_kernels(tmp_path: Path) -> None:
+    script = tmp_path / "asserting.py"
+    script.write_text(
+        dedent("""
+            import numpy as np
+            import tilewright as tw
+
+            @tw.kernel
+            def checked(x: tw.Array) -> float:
+                total = 0.0
+                for i in tw.grid(len(x)):
+                    assert x[i] >= 0, "only {positive} numbers"
+                    total += tw.sqrt(x[i])
+                return total
+
+            print(checked(np.array([4.0, 9.0]), device="cuda"))
+            try:
+                checked(np.array([4.0, -9.0, 1.0]), device="cuda")
+            except tw.TilewrightError as error:
+                print("asserting.py:9" in str(error) and "failed: only {positive} numbers" in str(error), error)
+            print(checked(np.array([4.0, 9.0]), device="cpu"))
+            """),
+        encoding="utf-8",
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    lines = done.stdout.splitlines()
+    assert [lines[0], lines[1][:4], lines[-1]] == ["5.0", "True", "5.0"], done.stdout + done.stderr

@@ -41,12 +41,12 @@ WRITTEN = "x 0 is 1.50\nx 1 is -2.00\nx 2 is 3.00\ntotal 2.5!\n"
 
 
 @pytest.mark.parametrize("device", [*STAGES, CUDA])
-def test_what_the_emulator_prints(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_emulator_prints(device: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert shown(np.array([1.5, -2.0, 3.0]), device=device) == 2.5
-    assert capsys.readouterr().out == WRITTEN
+    assert capfd.readouterr().out == WRITTEN
     x = np.array([[1.0, -1.0, 2.0], [-3.0, 4.0, 5.0]])
     np.testing.assert_array_equal(shown_in_grid(x, device=device), x * 2)
-    assert capsys.readouterr().out == "0,1,-1\n1,0,-3\n"
+    assert capfd.readouterr().out == "0,1,-1\n1,0,-3\n"
 
 
 def run(text: str) -> str:
@@ -69,10 +69,10 @@ def test_what_the_cpu_prints(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("device", ["emulator", CUDA])
-def test_blocks_of_zynml_print(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_blocks_of_zynml_print(device: str, capfd: pytest.CaptureFixture[str]) -> None:
     program = tw.load('let y = compute(x) {\n    for i in 0..n:\n        print("x", i, x[i])\n        out[i] = x[i]\n}')
     program.run(x=np.array([1.0, 2.5], np.float32), device=device)
-    assert capsys.readouterr().out == "x 0 1\nx 1 2.5\n"
+    assert capfd.readouterr().out == "x 0 1\nx 1 2.5\n"
 
 
 def test_code_for_a_gpu_prints() -> None:
@@ -126,7 +126,7 @@ def checked(x: tw.Array, count: tw.InOut) -> float:
     return total
 
 
-@pytest.mark.parametrize("device", ["cpu", *STAGES, CUDA])
+@pytest.mark.parametrize("device", ["cpu", *STAGES])
 def test_assertions(device: str) -> None:
     count = np.zeros(1, np.int64)
     for _ in range(2):
@@ -141,7 +141,7 @@ def test_assertions(device: str) -> None:
         checked(np.array([4.0]), count, device=device)
 
 
-@pytest.mark.parametrize("device", ["cpu", "emulator", CUDA])
+@pytest.mark.parametrize("device", ["cpu", "emulator"])
 def test_assertions_of_zynml(device: str) -> None:
     program = tw.load('let y = compute(x) {\n    for i in 0..n:\n        assert(x[i] > 0, "x is positive")\n        out[i] = x[i]\n}')
     for _ in range(3):

@@ -37,11 +37,13 @@ class ScanMemory:
     initial: list[Num]
 
 
-def interface(plan: ScanPlan, shape: Sequence[Size]) -> tuple[list[tuple[str, Type]], list[ProgramArray | ScalarInput], list[ProgramArray]]:
-    """The parameters of a scan's kernel for arrays of that shape, and the inputs and outputs of its program."""
+def interface(
+    plan: ScanPlan, shape: Sequence[Size], align: int = 0
+) -> tuple[list[tuple[str, Type]], list[ProgramArray | ScalarInput], list[ProgramArray]]:
+    """The parameters of a scan's kernel for arrays of that shape that begin at multiples of `align` bytes, and the inputs and outputs of its program."""
     line = shape[1] if len(shape) > 1 else shape[0]
-    inputs: list[ProgramArray | ScalarInput] = [ProgramArray(n, tensor(d, *shape), "input") for n, d in zip(plan.inputs, plan.dtypes, strict=True)]
-    outputs = [ProgramArray(n, tensor(d, *shape), "output") for n, d in zip(plan.outputs, plan.results, strict=True)]
+    inputs: list[ProgramArray | ScalarInput] = [ProgramArray(n, tensor(d, *shape, align=align), "input") for n, d in zip(plan.inputs, plan.dtypes, strict=True)]
+    outputs = [ProgramArray(n, tensor(d, *shape, align=align), "output") for n, d in zip(plan.outputs, plan.results, strict=True)]
     if plan.segments is not None:
         inputs.append(ProgramArray("segments", tensor(plan.segments.dtype, *(shape if plan.segments.whole else (line,))), "input"))
     numbers: list[ProgramArray | ScalarInput] = [ScalarInput(n, d) for n, d in zip(plan.initial, plan.value_dtypes, strict=False)]

@@ -60,7 +60,7 @@ def scan_program(
     shape: BlockShape | None = None, hint: str = "cs", look: int = 1,
 ) -> Program:  # fmt: skip
     """The program `x…, segments?, init…? -> y…`, for data of any length of at least 1. With `rows` each row of `row` elements is scanned by itself: the
-    function is then a segmented one. `aligned`: all data begin, and for a reversed scan end, where vectors may."""
+    function is then a segmented one, and rows are longer than a warp's part of a tile. `aligned`: all data begin, and for a reversed scan end, where vectors may."""
     shape = shape or scan_shape(plan, large, target)
     function = plan.function
     assert plan.init or not plan.exclusive, "an exclusive scan begins with a value"
@@ -86,15 +86,23 @@ def scan_program(
         tile = ticket(c, tile_states, at.thread)
         loaded = [load_tile(c, m, at, tile, shape, size, aligned, hint, plan.reverse) for m in x]
 
+        start_step = tile_index(c, at, tile, shape, 0).min(size - 1)
+        # One division for all of the thread's elements: they reach into the next row at most.
+        start_inside = start_step if row is None else start_step % row
+
         def element(step: int, k: int) -> State:
             begins = None
             if function.segmented:
-                begins = _begins(c, plan, line, row, size, (tile_index(c, at, tile, shape, step) + k).min(size - 1))
+                place = (tile_index(c, at, tile, shape, step) + k).min(size - 1)
+                inside = place - start_step + start_inside
+                if row is not None:
+                    inside = c.select(inside >= row, inside - row, inside)
+                begins = _begins(c, plan, line, row, size, place, inside)
             return plan.element(c, [values[step][k] for values in loaded], begins, initial)
 
         values = [[element(step, k) for k in range(shape.width)] for step in range(shape.steps)]
-        join = _joiner(c, function)
-        inside = [_running(function, vector) for vector in values]
+        join = joiner(c, function)
+        inside = [running(function, vector) for vector in values]
         before, total = _across_warp(c, join, function, [v[-1] for v in inside], at)
 
         def tell() -> None:
@@ -103,17 +111,17 @@ def scan_program(
 
         c.when(at.is_last_lane, tell)
         c.barrier()
-        aggregate, warp_before = [m[0] for m in totals], _nothing(c, function)
+        aggregate, warp_before = [m[0] for m in totals], missing_part(c, function)
         for w in range(shape.warps - 1):
-            warp_before = _where(c, at.warp > w, aggregate, warp_before)
+            warp_before = part_where(c, at.warp > w, aggregate, warp_before)
             aggregate = function(aggregate, [m[w + 1] for m in totals])
         start = plan.start(c, initial) if plan.init else None
         found = exclusive_prefix(c, tile_states, tile, at, min(shape.warps, look), aggregate, function, start)
-        prefix = ScanPart(found) if plan.init else _where(c, tile > 0, found, _nothing(c, function))
+        prefix = ScanPart(found) if plan.init else part_where(c, tile > 0, found, missing_part(c, function))
         first = join(prefix, warp_before)
         shown: list[list[list[Num]]] = []
         for ahead, vector, own in zip(before, inside, values, strict=True):
-            shown.append(_finished(c, plan, join, join(first, ahead), vector, own, initial))
+            shown.append(finished(c, plan, join, join(first, ahead), vector, own, initial))
         for k, out in enumerate(y):
             store_tile(c, out, at, tile, shape, size, [[v[k] for v in vector] for vector in shown], hint, plan.reverse, aligned)
 
@@ -125,10 +133,9 @@ def scan_program(
     return Program("scan", (*data, *marks, *numbers), tuple(results), (states,), calls)
 
 
-def _begins(c: Code, plan: ScanPlan, marks: Mem | None, row: Num | None, size: Num, step: Num) -> Num:
-    """Whether a segment or a row begins at a step of the walk over all data."""
+def _begins(c: Code, plan: ScanPlan, marks: Mem | None, row: Num | None, size: Num, step: Num, inside: Num) -> Num:
+    """Whether a segment or a row begins at a step of the walk over all data, which is the step `inside` of its row."""
     length = size if row is None else row
-    inside = step if row is None else step % row
     first = inside.eq(0)
     if plan.segments is None or marks is None:
         return first
@@ -141,11 +148,12 @@ def _begins(c: Code, plan: ScanPlan, marks: Mem | None, row: Num | None, size: N
     return plan.segments.begins(marks, (here,), (there,), outside) | first
 
 
-def _nothing(c: Code, function: StateFunction) -> ScanPart:
+def missing_part(c: Code, function: StateFunction) -> ScanPart:
+    """Nothing: the identity, or what is not there."""
     return ScanPart(nothing(c, function), c.const(False, bool_) if function.identity is None else None)
 
 
-def _where(c: Code, cond: Num, state: State, other: ScanPart) -> ScanPart:
+def part_where(c: Code, cond: Num, state: State, other: ScanPart) -> ScanPart:
     """`state` where the condition holds, else what `other` is."""
     chosen = [c.select(cond, a, b) for a, b in zip(state, other.state, strict=True)]
     return ScanPart(chosen) if other.there is None else ScanPart(chosen, cond | other.there)
@@ -154,7 +162,7 @@ def _where(c: Code, cond: Num, state: State, other: ScanPart) -> ScanPart:
 Join = Callable[[ScanPart, ScanPart], ScanPart]
 
 
-def _joiner(c: Code, function: StateFunction) -> Join:
+def joiner(c: Code, function: StateFunction) -> Join:
     def chosen(cond: Num, a: State, b: State) -> State:
         return [c.select(cond, x, y) for x, y in zip(a, b, strict=True)]
 
@@ -173,7 +181,8 @@ def _joiner(c: Code, function: StateFunction) -> Join:
     return join
 
 
-def _running(function: StateFunction, vector: list[State]) -> list[State]:
+def running(function: StateFunction, vector: list[State]) -> list[State]:
+    """The scan of a few states."""
     out = [vector[0]]
     for value in vector[1:]:
         out.append(function(out[-1], value))
@@ -191,7 +200,7 @@ def _across_warp(c: Code, join: Join, function: StateFunction, ends: list[State]
     before: list[ScanPart] = []
     carry: State | None = None
     for total in sums:
-        ahead = _where(c, lane > 0, [c.shuffle(v, 1, "up") for v in total], _nothing(c, function))
+        ahead = part_where(c, lane > 0, [c.shuffle(v, 1, "up") for v in total], missing_part(c, function))
         before.append(ahead if carry is None else join(ScanPart(carry), ahead))
         whole = [c.shuffle(v, at.warp_size - 1) for v in total]
         carry = whole if carry is None else function(carry, whole)
@@ -199,7 +208,7 @@ def _across_warp(c: Code, join: Join, function: StateFunction, ends: list[State]
     return before, carry
 
 
-def _finished(
+def finished(
     c: Code, plan: ScanPlan, join: Join, ahead: ScanPart, inside: list[State], elements: Sequence[State], initial: Sequence[Num]
 ) -> list[list[Num]]:
     """What is stored for each element of a vector."""

@@ -11,6 +11,7 @@ from tilewright.base.errors import CompilerBug
 from tilewright.base.target import host_cpu, parse_target
 from tilewright.codegen.host.pool import pool_ir
 from tilewright.codegen.llvm.native import compile_object, emit_assembly, optimised_ir
+from tilewright.codegen.nvptx.ptxas import cubin, ptxas_path
 
 TWICE = """
 define i64 @twice(i64 %x) {
@@ -77,3 +78,19 @@ def test_pool_code_for_other_machines(name: str, sleeps: str, pauses: str) -> No
     without = emit_assembly(pool_ir(target, futex=False), target)
     assert "syscall" not in without
     assert "pthread_cond_wait" in without
+
+
+@pytest.mark.parametrize(("llvm_value", "gone"), [("sub i16 0, %x", "neg.s16"), ("call i16 @llvm.abs.i16(i16 %x, i1 false)", "abs.s16")])
+def test_what_ptxas_gets_wrong_is_written_otherwise(llvm_value: str, gone: str) -> None:
+    text = f"""target triple = "nvptx64-nvidia-cuda"
+    declare i16 @llvm.abs.i16(i16, i1)
+    define ptx_kernel void @k(ptr addrspace(1) %to, i16 %x) {{
+      %v = {llvm_value}
+      %wide = sext i16 %v to i64
+      store i64 %wide, ptr addrspace(1) %to
+      ret void
+    }}"""
+    ptx = emit_assembly(text, parse_target("sm_90a"))
+    assert gone not in ptx and "mul.lo.s16" in ptx
+    if ptxas_path() is not None:
+        assert cubin(ptx, "sm_90a")

@@ -21,6 +21,7 @@ from tilewright.primitives.rows import row_shape, rows_program
 from tilewright.primitives.scan import scan_program
 from tilewright.primitives.scan_columns import columns_scan_program
 from tilewright.primitives.scan_plan import ScanPlan, Segments, StateFunction
+from tilewright.primitives.scan_rows import RowsShape, gpu_rows_scan_program
 from tilewright.primitives.sort import SortPlan, sort_program
 from tilewright.primitives.transpose import transpose_program
 
@@ -31,6 +32,7 @@ PAIRS = ScanPlan(
     StateFunction(functions=tuple(scalar_function(parse_scalar_function(f), (f64, i8, f64, i8), d) for f, d in ((lambda a, b, c, d: a * c, f64), (lambda a, b, c, d: b + d, i8))), segmented=True),
     exclusive=True, init=True, reverse=True, segments=Segments("ids", i64, False),
 )  # fmt: skip
+SUMS = ScanPlan((f32,), (f32,), StateFunction(Monoid(f32, "add")))
 PROGRAMS: dict[str, Callable[[Target], Program]] = {
     "scan": lambda t: scan_program(ScanPlan((f32,), (f32,), StateFunction(Monoid(f32, "add"))), t),
     "scan f16": lambda t: scan_program(ScanPlan((f16,), (f16,), StateFunction(Monoid(f32, "max")), exclusive=True, init=True), t, aligned=False),
@@ -38,6 +40,9 @@ PROGRAMS: dict[str, Callable[[Target], Program]] = {
     "scan of a function": lambda t: scan_program(ScanPlan((f32,), (f32,), StateFunction(LAST)), t),
     "scan of reversed rows": lambda t: scan_program(ScanPlan((f16,), (f16,), StateFunction(Monoid(f32, "add"), segmented=True), reverse=True), t, rows=True),
     "scan of segments of pairs": lambda t: scan_program(PAIRS, t, aligned=False, rows=True),
+    "scan of short rows": lambda t: gpu_rows_scan_program(SUMS, RowsShape(128, 8, 4, 2, 32), False),
+    "scan of long rows": lambda t: gpu_rows_scan_program(SUMS, RowsShape(256, 128, 4, 4, 32), True),
+    "scan of rows of pairs": lambda t: gpu_rows_scan_program(PAIRS, RowsShape(128, 128, 2, 2, 32), True),
     "scan of columns": lambda t: columns_scan_program(ScanPlan((f32,), (f32,), StateFunction(Monoid(f32, "add"))), t, 1),
     "scan of columns in chunks": lambda t: columns_scan_program(PAIRS, t, 64),
     "filter": lambda t: filter_program(f32, POSITIVE, t),

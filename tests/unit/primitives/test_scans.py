@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.base.dtypes import bf16
+from tilewright.base.dtypes import bf16, f32
 from tilewright.base.errors import UserError
+from tilewright.base.target import parse_target
+from tilewright.primitives.functions import Monoid
+from tilewright.primitives.scan_plan import ScanPlan, StateFunction
+from tilewright.primitives.scan_rows import rows_shape
 
 DEVICES = ("cpu", "emulator")
 INTEGERS = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
@@ -257,3 +261,48 @@ def _x() -> np.ndarray:
 def test_errors(call: Any, text: str) -> None:
     with pytest.raises(UserError, match=text):
         call()
+
+
+ROW_SHAPES = [(70, 1), (9, 5), (5, 256), (3, 600), (2, 1031), (2, 2048), (1, 9000)]
+"""Lanes of a warp, warps and blocks that have a row; rows of several tiles; widths of vectors that divide rows, and none."""
+
+
+@pytest.mark.parametrize("shape", ROW_SHAPES, ids=str)
+def test_rows_of_a_gpu(shape: tuple[int, ...]) -> None:
+    x = numbers(shape)
+    flags = np.random.default_rng(1).random(shape) > 0.9
+    for reverse in (False, True):
+        assert np.array_equal(tw.scan(x, reverse=reverse, exclusive=True, init=2, device="emulator"), expected(x, np.add, 1, exclusive=True, reverse=reverse, init=2))
+        assert np.array_equal(tw.scan(x, lambda a, b: b, reverse=reverse, device="emulator"), x)
+        wanted = expected(x, np.add, 1, reverse=reverse, begins=flags)
+        assert np.array_equal(tw.scan(x, segments=flags, reverse=reverse, device="emulator"), wanted)
+    doubles = numbers(shape, np.float64)
+    assert np.array_equal(tw.scan(doubles, device="emulator"), np.cumsum(doubles, 1))
+    bytes_ = numbers(shape, np.uint8)
+    assert np.array_equal(tw.scan(bytes_, "max", device="emulator"), np.maximum.accumulate(bytes_, 1))
+
+
+@pytest.mark.parametrize("shape", [(1, 700), (3, 1100), (2, 8200)], ids=str)
+def test_rows_that_blocks_share(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
+    """A few long rows are one line for the look-back: here short ones, since the emulator is slow."""
+    monkeypatch.setattr("tilewright.primitives.scan_rows.rows_shape", lambda *_: None)
+    x = numbers(shape)
+    flags = np.random.default_rng(1).random(shape) > 0.9
+    for reverse in (False, True):
+        assert np.array_equal(tw.scan(x, reverse=reverse, device="emulator"), expected(x, np.add, 1, reverse=reverse))
+        options = {"reverse": reverse, "exclusive": True, "init": 3}
+        assert np.array_equal(tw.scan(x, segments=flags, device="emulator", **options), expected(x, np.add, 1, begins=flags, **options))
+
+
+def test_which_rows_have_threads_of_their_own() -> None:
+    target = parse_target("sm_90a")
+    plan = ScanPlan((f32,), (f32,), StateFunction(Monoid(f32, "add")))
+
+    def lanes(rows: int, size: int, aligned: bool = True) -> int:
+        shape = rows_shape(plan, target, rows, size, aligned)
+        return 0 if shape is None else shape.lanes
+
+    assert [lanes(1000, n) for n in (1, 4, 33, 256, 2048, 100_000)] == [1, 1, 8, 16, 128, 512]
+    assert [lanes(4, n) for n in (2048, 16_384, 100_000)] == [128, 512, 0]
+    assert rows_shape(plan, target, 1000, 256, False).width == 1  # type: ignore[union-attr]
+    assert rows_shape(plan, target, 1000, 34, True).width == 2  # type: ignore[union-attr]

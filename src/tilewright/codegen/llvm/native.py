@@ -25,6 +25,7 @@ from tilewright.base.errors import CompilerBug
 from tilewright.base.forks import at_work, fork_safe_rlock
 from tilewright.base.headroom import COMPILE_BYTES, require_room
 from tilewright.base.target import Target
+from tilewright.codegen.llvm.assembler_faults import avoid_faults
 
 # The loader's memory is laid out before linking, and LLVM does not count the table entries that calls of outside functions need.
 # A word of data makes it set aside a page, which holds them all.
@@ -141,7 +142,8 @@ def emit_assembly(text: str, target: Target, opt: int = 3) -> str:
     with at_work(), _compiling:
         module = _Module(text, target, opt)
         try:
-            return str(module.machine.emit_assembly(module.module))
+            assembly = str(module.machine.emit_assembly(module.module))
+            return avoid_faults(assembly) if target.kind == "nvptx" else assembly
         finally:
             module.close()
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from tilewright.base.errors import TargetLimit, UserError
 from tilewright.base.target import Target
 from tilewright.codegen.llvm.emitter import FunctionWriter, llvm_type, memory_type
-from tilewright.codegen.nvptx.masked import registers, value_of
+from tilewright.codegen.nvptx.masked import pieces, register_list, registers, value_of
 from tilewright.ir.nodes import Op
 from tilewright.ir.types import Tensor, Type, Vec
 
@@ -61,11 +61,14 @@ def load(w: FunctionWriter, op: Op, operands: Sequence[str], target: Target, wri
     per_word, words, kind, letter, bits = registers(memory.dtype, width)
     hint, policy = _words(op, target)
     names = [f"${k}" for k in range(words)]
-    to = names[0] if words == 1 else "{" + ", ".join(names) + "}"
-    shape = f".v{words}" if words > 1 else ""
-    text = f"ld.global{hint}{shape}.{kind} {to}, [${words}]{f', ${words + 1}' if policy else ''};"
+    given_policy = f", ${words + 1}" if policy else ""
+    text = " ".join(
+        f"ld.global{hint}{shape}.{kind} {register_list(names[first : first + count])}, [${words}{offset}]{given_policy};"
+        for first, count, offset, shape in pieces(words, memory.dtype, per_word)
+    )
     result = f"i{bits}" if words == 1 else "{ " + ", ".join([f"i{bits}"] * words) + " }"
-    constraints = ",".join([f"={letter}"] * words + ["l"] + ["l"] * policy + ["~{memory}"])
+    written_early = "&" if len(pieces(words, memory.dtype, per_word)) > 1 else ""
+    constraints = ",".join([f"={written_early}{letter}"] * words + ["l"] + ["l"] * policy + ["~{memory}"])
     given = f"ptr addrspace(1) {where}" + (f", i64 {_policy(w, op)}" if policy else "")
     found = w.let(f'call {result} asm sideeffect "{text}", "{constraints}"({given})')
     parts = [found] if words == 1 else [w.let(f"extractvalue {result} {found}, {k}") for k in range(words)]
@@ -79,9 +82,11 @@ def store(w: FunctionWriter, op: Op, operands: Sequence[str], target: Target) ->
     per_word, words, kind, letter, bits = registers(memory.dtype, _width(type_))
     hint, policy = _words(op, target)
     names = [f"${1 + k}" for k in range(words)]
-    value = names[0] if words == 1 else "{" + ", ".join(names) + "}"
-    shape = f".v{words}" if words > 1 else ""
-    text = f"st.global{hint}{shape}.{kind} [$0], {value}{f', ${1 + words}' if policy else ''};"
+    given_policy = f", ${1 + words}" if policy else ""
+    text = " ".join(
+        f"st.global{hint}{shape}.{kind} [$0{offset}], {register_list(names[first : first + count])}{given_policy};"
+        for first, count, offset, shape in pieces(words, memory.dtype, per_word)
+    )
     given = [f"ptr addrspace(1) {where}", *(f"i{bits} {part}" for part in _parts(w, op, operands[-1], per_word, words, bits))]
     if policy:
         given.append(f"i64 {_policy(w, op)}")

@@ -25,6 +25,25 @@ def registers(dtype: DType, width: int) -> tuple[int, int, str, str, int]:
     return per_word, width // per_word, *_SINGLE[size * per_word]
 
 
+WIDEST = 16
+"""Bytes that one instruction loads or stores at most, before sm_100."""
+
+
+def pieces(words: int, dtype: DType, per_word: int) -> list[tuple[int, int, str, str]]:
+    """The instructions for that many registers: the first of each, how many, the address's offset and the shape as PTX has them."""
+    size = dtype.itemsize * per_word
+    most = max(1, WIDEST // size)
+    found = []
+    for first in range(0, words, most):
+        count = min(most, words - first)
+        found.append((first, count, f"+{first * size}" if first else "", f".v{count}" if count > 1 else ""))
+    return found
+
+
+def register_list(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else "{" + ", ".join(names) + "}"
+
+
 def masked_load(w: FunctionWriter, op: Op, operands: Sequence[str], read_only: bool) -> str:
     memory = op.operands[0].type
     assert isinstance(memory, Tensor)
@@ -35,9 +54,12 @@ def masked_load(w: FunctionWriter, op: Op, operands: Sequence[str], read_only: b
     where = w.element_pointer(op.operands[0], operands[1 : 1 + memory.rank])
     names = [f"${k}" for k in range(words)]
     zeros = " ".join(f"mov.b{bits} {name}, 0;" for name in names)
-    target = names[0] if words == 1 else "{" + ", ".join(names) + "}"
-    shape = f".v{words}" if words > 1 else ""
-    text = f"{zeros} @${words + 1} ld.global{'.nc' if read_only else ''}{shape}.{kind} {target}, [${words}];"
+    path = ".nc" if read_only else ""
+    loads = [
+        f"@${words + 1} ld.global{path}{shape}.{kind} {register_list(names[first : first + count])}, [${words}{offset}];"
+        for first, count, offset, shape in pieces(words, memory.dtype, per_word)
+    ]
+    text = " ".join([zeros, *loads])
     result = f"i{bits}" if words == 1 else "{ " + ", ".join([f"i{bits}"] * words) + " }"
     constraints = ",".join([f"=&{letter}"] * words + ["l", "b"])
     effect = "" if read_only else " sideeffect"

@@ -103,6 +103,7 @@ class ArrayCalls(KernelCalls):
             if target is None or isinstance(target, np.ndarray):
                 if target is not None:
                     check_output(param, target, shape, self.function.span)
+                    check_given(artifact, hosts, {param.name: target}, share_memory, self.function.span)
                 results[param.name], outputs[param.name] = place.new(shape, param.dtype)
                 continue
             wrapped = runtime.wrap(target, place.stream)

@@ -111,7 +111,7 @@ def check_given(artifact: Artifact, arrays: Mapping[str, A], given: Mapping[str,
     """Refuse an `out=` that shares memory with an array that is written in place."""
     for param in artifact.in_place:
         for name, target in given.items():
-            if overlap(arrays[param.name], target):
+            if param.name in arrays and overlap(arrays[param.name], target):
                 raise UserError.at(
                     "TW018", f"out= for '{name}' and '{param.name}' share memory, and {artifact.name} writes to both", span, "pass arrays that do not overlap"
                 )

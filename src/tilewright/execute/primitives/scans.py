@@ -119,25 +119,48 @@ def _run(
     from dataclasses import replace
 
     outer, size, inner = extents
-    flat = inner == 1 and place.is_gpu
-    is_segmented = segments is not None or (flat and outer > 1)
-    plan = replace(plan, segments=segments, function=replace(plan.function, segmented=is_segmented))
-    shape: tuple[int, ...] = (outer * size,) if flat else (outer, size) if inner == 1 else (outer, size, inner)
-    arrays = {name: array.reshape(shape) for name, array in named.items()}
-    if marks is not None and segments is not None:
-        arrays["segments"] = marks.reshape(shape) if segments.whole else marks
-    if flat:
-        _run_flat(place, plan, arrays, outer, size, scalars)
-    elif inner == 1:
-        from tilewright.primitives.cpu_scan import is_split, rows_scan_program
-
-        split = is_split(outer, size)
-        place.run(f"scan rows {plan.key} {split}", lambda: rows_scan_program(plan, split), arrays, scalars)
-    else:
+    plan = replace(plan, segments=segments, function=replace(plan.function, segmented=segments is not None))
+    if inner != 1:
         from tilewright.primitives.scan_columns import columns_scan_program, pieces
 
         number = pieces(place.target, outer, size, inner)
+        arrays = _shaped(segments, named, marks, extents)
         place.run(f"scan columns {plan.key} {number}", lambda: columns_scan_program(plan, place.target, number), arrays, scalars)
+    elif place.is_gpu:
+        _run_gpu_rows(place, plan, named, marks, outer, size, scalars)
+    else:
+        from tilewright.primitives.cpu_scan import is_split, rows_scan_program
+
+        split = is_split(outer, size)
+        arrays = _shaped(segments, named, marks, (outer, size))
+        place.run(f"scan rows {plan.key} {split}", lambda: rows_scan_program(plan, split), arrays, scalars)
+
+
+def _shaped(segments: Segments | None, named: Mapping[str, Array], marks: Array | None, shape: tuple[int, ...]) -> dict[str, Array]:
+    arrays = {name: array.reshape(shape) for name, array in named.items()}
+    if marks is not None and segments is not None:
+        arrays["segments"] = marks.reshape(shape) if segments.whole else marks
+    return arrays
+
+
+def _run_gpu_rows(
+    place: DevicePlace, plan: ScanPlan, named: Mapping[str, Array], marks: Array | None, rows: int, size: int, scalars: dict[str, Number]
+) -> None:
+    """Rows that a warp or a block can walk by itself, or one line in which rows follow one another."""
+    from dataclasses import replace
+
+    from tilewright.primitives.scan_rows import gpu_rows_scan_program, rows_shape
+
+    aligned = all(place.aligned(named[name]) for name in (*plan.inputs, *plan.outputs))
+    shape = rows_shape(plan, place.target, rows, size, aligned)
+    if shape is None:
+        arrays = _shaped(plan.segments, named, marks, (rows * size,))
+        is_segmented = plan.segments is not None or rows > 1
+        _run_flat(place, replace(plan, function=replace(plan.function, segmented=is_segmented)), arrays, rows, size, scalars)
+        return
+    long = size > shape.tile
+    arrays = _shaped(plan.segments, named, marks, (rows, size))
+    place.run(f"scan gpu rows {plan.key} {shape.key} {long}", lambda: gpu_rows_scan_program(plan, shape, long), arrays, scalars)
 
 
 def _run_flat(place: DevicePlace, plan: ScanPlan, arrays: Mapping[str, Array], rows: int, size: int, scalars: dict[str, Number]) -> None:

@@ -707,6 +707,8 @@ class LoopLowering:
     ) -> Sequence[Value]:  # fmt: skip
         """Combine over dimensions `dimension`… into `start`: serial loops outside, the innermost tiled when asked."""
         last = dimension == len(extents) - 1
+        if last and tiled and shape_of(extents[-1]) and not self.schedule.row_lanes:
+            return self._ragged(b, op, kind, extents, dimension, {**env}, masks, start)
         if last and tiled and dimension:
             # Every element of a tile starts from the identity; what came before joins once, not once per element.
             dtypes = [dtype_of(r.type) for r in op.results]
@@ -773,11 +775,9 @@ class LoopLowering:
     ) -> Sequence[Value]:
         position, tile = self.reduce_position, self.schedule.reduce_tile
         assert position is not None
-        if shape_of(extent) and self.schedule.row_lanes:
+        if shape_of(extent):
             rows = RaggedRows(self, op.regions[0], kind, position, tile, env, masks, lambda inner, number, local: number)
             return rows.run(b, extent, start)
-        if shape_of(extent):
-            return self._ragged(b, op, kind, [extent], 0, {**env}, masks, start)
         index_arg = op.regions[0].args[-1]
         rising = self.target.simt and self._rises(op)
 

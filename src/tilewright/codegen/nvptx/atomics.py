@@ -122,7 +122,7 @@ def atomic(w: FunctionWriter, op: Op, operands: Sequence[str], target: Target) -
     anywhere = (access.scope == "gpu" and access.space != "shared::cluster") or (
         access.space == "shared" and access.scope == "cta"
     )
-    if access.order == "relaxed" and access.space == "global" and kind != "exchange" and op.results[0] not in w.used:
+    if access.order == "relaxed" and access.scope == "gpu" and access.space == "global" and kind != "exchange" and op.results[0] not in w.used:
         return [_reduction(access, kind, suffix)]
     if access.order == "relaxed" and anywhere:
         return [_rmw(access, kind)]

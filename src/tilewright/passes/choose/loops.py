@@ -205,11 +205,15 @@ def _mean_length(kernel: Kernel, nest: Nest, hints: Mapping[str, int]) -> float 
 
 
 def _results_side_by_side(kernel: Kernel, nest: Nest) -> int | None:
-    """The index of the results along which lies what the terms read: `x[columns[p], j]`."""
+    """The index of the results along which lies what each term reads anew: `x[columns[p], j]`."""
     forms = analyse(kernel)
     for position, index in reversed(list(enumerate(nest.parallel.regions[0].args))):
         for op in (*nest.reductions, *nest.sweeps):
+            anew = {op.regions[0].args[-1]}
             for access in walk(op.regions[0]):
+                if anew.isdisjoint(access.operands):
+                    continue
+                anew.update(access.results)
                 if access.opcode in ("load", "store") and address(access, forms).factor(index) == ONE:
                     return position
     return None

@@ -1,7 +1,7 @@
 """Rows of different lengths, in tiles: a reduction, or a loop of independent iterations, whose extent differs from row to row. Loop stage to tile stage, on a GPU.
 
 In: the extents of a block's rows, a tile of them; what is done at an index; the lowering of the loops around. Out: ops of the tile stage. A group of lanes
-walks each row of the block, all rows at once, masked where a row has ended. That goes on to the longest row, but no further than `SHARED_STEPS` steps: the rest
+walks each row of the block, all rows at once, masked where a row has ended. That goes on to the longest row, but no further than `SHARED_LENGTH`: the rest
 of longer rows is walked by the whole block, one row after the other, with the lanes of all rows along it. So no group waits for one row for long.
 
     %s = reduce %length {kind = "add"} (%p) { … x[start + p] … }       a block has 16 rows, a step 32 elements of each
@@ -24,10 +24,10 @@ from tilewright.ir.types import dtype_of
 from tilewright.passes.common.combine import identities
 from tilewright.passes.common.nest_shapes import Condition, Shape, join, shape_of
 
-SHARED_STEPS = 8
-"""Steps that rows of a block walk together. What is left of a longer row is walked by the whole block."""
-LONG_STEP = 4
-"""How much longer the part of a thread is when its block walks one row: more is in flight then."""
+SHARED_STEPS, SHARED_LENGTH = 8, 256
+"""Steps, and elements, that rows of a block walk together, the more of both. What is left of a longer row is walked by the whole block."""
+LONG_STEPS = 2
+"""Steps that follow one another when a block walks one row, so that more is in flight."""
 
 
 class RowLowering(Protocol):
@@ -65,10 +65,10 @@ class RaggedRows:
         extent = self._of_active_rows(b, extent)
         varying = [axis for axis, size in enumerate(shape_of(extent)) if size > 1]
         longest, nothing = self.lowering.longest(b, extent), self._nothing(b, start)
-        shape = self._full_shape(b, extent, self.step, nothing)
+        shape = self._full_shape(b, extent, nothing)
         lanes = [self.lowering.widen(b, v, shape) for v in nothing]
         one_axis = varying[0] if len(varying) == 1 and self._is_row_by_row(varying[0]) else None
-        most = b.index(SHARED_STEPS * self.step)
+        most = b.index(max(SHARED_LENGTH, SHARED_STEPS * self.step))
         end = longest if one_axis is None else b.op("min", longest, most)
 
         def along(inner: Builder, first: Value, *carried: Value) -> Sequence[Value]:
@@ -81,15 +81,16 @@ class RaggedRows:
             return self._joined(b, start, rows)
 
         def rest(inner: Builder) -> Sequence[Value]:
-            return self._long_rows(inner, extent, most, one_axis, rows)
+            return self._long_rows(inner, extent, most, one_axis, rows, shape)
 
         return self._joined(b, start, b.if_(b.op("gt", longest, most), rest, lambda inner: rows))
 
     # -- the rest of long rows ----------------------------------------------------------------------------------
 
-    def _long_rows(self, b: Builder, extent: Value, begin: Value, axis: int, rows: Sequence[Value]) -> Sequence[Value]:
-        count, step = shape_of(extent)[axis], LONG_STEP * self.step
-        shape = self._full_shape(b, extent, step, self._nothing(b, rows))
+    def _long_rows(self, b: Builder, extent: Value, begin: Value, axis: int, rows: Sequence[Value], shape: Shape) -> Sequence[Value]:
+        count = shape_of(extent)[axis]
+        # Where a thread has several results besides, they are what is in flight.
+        steps = LONG_STEPS if prod(shape) == count * self.step else 1
         held = self._handed_over(b, extent, axis)
 
         def row(inner: Builder, number: Value, *sums: Value) -> Sequence[Value]:
@@ -100,13 +101,16 @@ class RaggedRows:
                 lanes = [self.lowering.widen(at, v, shape) for v in self._nothing(at, sums)]
 
                 def along(inmost: Builder, first: Value, *carried: Value) -> Sequence[Value]:
-                    block = inmost.mul(self._iota(inmost, axis, count, None), inmost.splat(step, self._iota(inmost, axis, count, None)))
-                    places = self._iota(inmost, self.position, step, first)
-                    wide = join(shape_of(block), shape_of(places))
-                    places = inmost.add(self.lowering.widen(inmost, block, wide), self.lowering.widen(inmost, places, wide))
-                    return self._term(inmost, places, length, env, carried)
+                    row = self._iota(inmost, axis, count, None)
+                    row = inmost.mul(row, inmost.splat(self.step, row))
+                    for step in range(steps):
+                        places = self._iota(inmost, self.position, self.step, inmost.add(first, inmost.index(step * self.step * count)))
+                        wide = join(shape_of(row), shape_of(places))
+                        places = inmost.add(self.lowering.widen(inmost, row, wide), self.lowering.widen(inmost, places, wide))
+                        carried = tuple(self._term(inmost, places, length, env, carried))
+                    return carried
 
-                lanes = list(at.for_(begin, length, at.index(step * count), lanes, along, name="k"))
+                lanes = list(at.for_(begin, length, at.index(steps * self.step * count), lanes, along, name="k"))
                 totals = self._folded(at, lanes, [self.position, axis])
                 found = []
                 for total, old in zip(self.lowering.combined(at, self.kind, sums, totals) if self.kind else (), sums, strict=True):
@@ -174,10 +178,10 @@ class RaggedRows:
             extent = b.select(self.lowering.widen(b, mask.value, shape), self.lowering.widen(b, extent, shape), none)
         return extent
 
-    def _full_shape(self, b: Builder, extent: Value, step: int, nothing: Sequence[Value]) -> Shape:
+    def _full_shape(self, b: Builder, extent: Value, nothing: Sequence[Value]) -> Shape:
         """The shape of the sums that lanes carry, once a step was taken."""
         trial = Builder(b.span)
-        number = self._iota(trial, self.position, step, trial.index(0))
+        number = self._iota(trial, self.position, self.step, trial.index(0))
         values = self._term(trial, number, extent, self.env, nothing)
         return join(shape_of(extent), shape_of(number), *(shape_of(v) for v in values))
 

@@ -3,7 +3,7 @@
 In: a loop-stage kernel, the target and the sizes of the call. Out: a `Schedule`. `choose` looks at the nest's accesses: which index walks
 memory one element at a time (the vector axis), whether that index is reduced, how wide the elements are. Sizes are symbolic; `hints` are
 those of the call that caused the compilation and only steer the choice. `row_schedule` plans rows that are walked several times and fit
-registers, for their very length.
+registers, for their very length; `range_schedule` rows whose length data decide.
 """
 
 from __future__ import annotations
@@ -87,15 +87,16 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
         return _gpu_map(nest, rank, 1, hints, target, 1)
     if not nest.reductions and not nest.sweeps:
         return _gpu_map(nest, rank, vector, hints, target, 1 if kernel.attrs.get("in_order") else costs.vectors)
-    ranges = _gpu_ranges(kernel, nest, rank, vector, hints, target)
-    if ranges is not None:
-        return ranges
+    if _are_ranges(kernel, nest):
+        ranges = _gpu_ranges(kernel, nest, vector, hints, target, target.costs.ranges.length)
+        if ranges is not None:
+            return ranges
     if rank and not nest.sweeps and hint(nest.reduce_extent, hints) <= costs.few_terms and vector_index(nest) >= 0:
         # Every thread adds up its few terms itself. Where the terms are neighbours too (a window that slides along memory), vectors would
         # not be aligned.
         return _gpu_map(nest, rank, 1 if nest.reduce_stride_one else vector, hints, target, 1)
     if nest.reduce_stride_one > max(nest.stride_one, default=0):
-        return _gpu_rows(nest, rank, vector, hints, target)
+        return _gpu_rows(nest, rank, vector, power_of_two(hint(nest.reduce_extent, hints)), target)
     return _gpu_columns(nest, rank, vector, target)
 
 
@@ -126,9 +127,8 @@ def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], targe
     return Schedule(tuple(tiles), 1, vector, vector_index=axis, threads=threads)
 
 
-def _gpu_rows(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], target: Target) -> Schedule:
+def _gpu_rows(nest: Nest, rank: int, vector: int, length: int, target: Target) -> Schedule:
     """The reduction walks memory: lanes and warps along it; several rows per block when rows are short."""
-    length = power_of_two(hint(nest.reduce_extent, hints))
     # Wide accumulators and (value, index) pairs leave room for fewer vectors in flight.
     pairs = any(str(op.attrs["kind"]).startswith("arg") for op in nest.reductions)
     steps = 4 if nest.narrowest >= 4 and not pairs else 2
@@ -145,36 +145,46 @@ def _gpu_rows(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], targ
     return Schedule(tuple(tiles), reduce_tile, vector, vector_on_reduction=True, threads=per_row * rows)
 
 
-def _gpu_ranges(kernel: Kernel, nest: Nest, rank: int, vector: int, hints: Mapping[str, int], target: Target) -> Schedule | None:
-    """Rows whose length data decide (`range(starts[r], starts[r + 1])`): a few lanes for each, by how long they are on average. None for other nests, and
-    where rows are worth a block each."""
+def range_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Schedule | None:
+    """The schedule for rows whose length data decide (`range(starts[r], starts[r + 1])`), by how long they are on average in this call. None for other nests,
+    and where that is not known."""
+    nest = nest_of(kernel)
+    if not target.simt or not _are_ranges(kernel, nest):
+        return None
+    mean = _mean_length(kernel, nest, sizes)
+    if mean is None:
+        return None
+    length, vector = power_of_two(max(1, round(mean))), max(1, min(8, target.vector_bytes // nest.narrowest))
+    if length > target.costs.ranges.longest and _results_side_by_side(kernel, nest) is None:
+        return _gpu_rows(nest, len(nest.extents), vector, length, target)  # such a row is worth a block
+    return _gpu_ranges(kernel, nest, vector, sizes, target, length)
+
+
+def _are_ranges(kernel: Kernel, nest: Nest) -> bool:
+    """Whether data decide how long all reductions and sweeps of a nest are."""
     walks = (*nest.reductions, *nest.sweeps)
-    if not rank or not all(_extent_is_data(kernel, op) for op in walks):
+    return bool(nest.extents) and bool(walks) and all(_extent_is_data(kernel, op) for op in walks)
+
+
+def _gpu_ranges(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int], target: Target, length: int) -> Schedule | None:
+    """A few lanes for each row, by how long rows are on average."""
+    costs, across = target.costs.ranges, _results_side_by_side(kernel, nest)
+    tiles = [1] * len(nest.extents)
+    if across is None:
+        lanes = max(costs.fewest_lanes, min(target.warp_size, length // costs.terms))
+        tiles[-1] = costs.threads // lanes
+        return Schedule(tuple(tiles), lanes * costs.terms, 1, vector_on_reduction=True, threads=costs.threads, row_lanes=lanes)
+    # What is read lies along an index of the results: lanes go there, and each thread takes a few terms of its row at once.
+    while vector > 1 and not nest.extents[across].divisible_by(vector, kernel.facts):
+        vector //= 2
+    tiles[across] = min(costs.threads * vector, max(power_of_two(hint(nest.extents[across], hints)), vector))
+    other = next((p for p in reversed(range(len(tiles))) if p != across), None)
+    lanes = max(1, tiles[across] // vector)
+    if other is not None:
+        tiles[other] = max(1, costs.threads // lanes)
+    if all(tile == 1 for tile in tiles) or (other is None and lanes < target.warp_size):
         return None
-    costs = target.costs.ranges
-    length = power_of_two(max(1, round(_mean_length(kernel, nest, hints) or costs.length)))
-    across = _results_side_by_side(kernel, nest)
-    tiles = [1] * rank
-    if across is not None:
-        # What is read lies along an index of the results: lanes go there, and each thread takes a few terms of its row at once.
-        while vector > 1 and not nest.extents[across].divisible_by(vector, kernel.facts):
-            vector //= 2
-        tiles[across] = min(costs.threads * vector, max(power_of_two(hint(nest.extents[across], hints)), vector))
-        other = next((p for p in reversed(range(rank)) if p != across), None)
-        lanes = max(1, tiles[across] // vector)
-        threads = costs.threads
-        if other is not None:
-            tiles[other] = max(1, threads // lanes)
-        elif lanes < target.warp_size:
-            return None
-        if all(t == 1 for t in tiles):
-            return None
-        return Schedule(tuple(tiles), costs.terms, vector, vector_index=across, threads=threads, row_lanes=1)
-    if length > costs.longest:
-        return None
-    lanes = max(costs.fewest_lanes, min(target.warp_size, length // costs.terms))
-    tiles[rank - 1] = costs.threads // lanes
-    return Schedule(tuple(tiles), lanes * costs.terms, 1, vector_on_reduction=True, threads=costs.threads, row_lanes=lanes)
+    return Schedule(tuple(tiles), costs.terms, vector, vector_index=across, threads=costs.threads, row_lanes=1)
 
 
 def _extent_is_data(kernel: Kernel, op: Op) -> bool:

@@ -633,9 +633,19 @@ class LoopLowering:
         """What two sets of terms come to."""
         return self._combine(b, kind, left, right)
 
-    def longest(self, b: Builder, value: Value) -> Value:
-        """The greatest of a tile."""
-        return self._extreme(b, "max", value)
+    def longest(self, b: Builder, value: Value, by_warp: bool) -> Value:
+        """The greatest of a tile; of what a warp has of it, for each warp, where a warp's own will do."""
+        return self._extreme(b, "max", value, by_warp)
+
+    def meets_others(self, region: Block) -> bool:
+        """Whether what is done there makes the threads of a block wait for each other: loops whose ends they have to agree on, and arrays through which
+        elements change threads."""
+        inside = list(walk(region))
+        if any(op.regions and op.opcode != "if" for op in inside):
+            return True
+        written = {op.operands[0] for op in walk(self.kernel.body) if op.opcode in ("store", "accumulate", "atomic")}
+        read = {op.operands[0] for op in walk(self.kernel.body) if op.opcode == "load"}
+        return any(op.opcode in ("load", "store", "accumulate") and op.operands[0] in written & read for op in inside)
 
     def _fetch_ahead(self, b: Builder, place: Value, env: Mapping[Value, Value]) -> None:
         """What the next rows read and write, a tile of it: rows follow one another in memory."""
@@ -655,11 +665,13 @@ class LoopLowering:
                 value = b.select(*(self.widen(b, v, shape) for v in (mask.value, value, otherwise)))
         return value
 
-    def _extreme(self, b: Builder, kind: str, value: Value) -> Value:
+    def _extreme(self, b: Builder, kind: str, value: Value, by_warp: bool = False) -> Value:
         if not shape_of(value):
             return value
         for axis in range(self.rank):
-            value = b.op("reduce_tile", value, kind=kind, axis=axis)
+            attrs: dict[str, Attr] = {"kind": kind, "axis": axis}
+            if shape_of(value)[axis] > 1 or not by_warp:
+                value = b.emit("reduce_tile", [value], attrs | ({"by_warp": True} if by_warp else {}))[0]
         return b.op("item", value)
 
     def _carried(

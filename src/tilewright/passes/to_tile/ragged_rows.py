@@ -20,7 +20,7 @@ from typing import Protocol
 from tilewright.base.dtypes import bool_, i32
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Op, Value, walk
-from tilewright.ir.types import dtype_of
+from tilewright.ir.types import INDEX, dtype_of
 from tilewright.passes.common.combine import identities
 from tilewright.passes.common.nest_shapes import Condition, Shape, join, shape_of
 
@@ -44,8 +44,11 @@ class RowLowering(Protocol):
     def combined(self, b: Builder, kind: str, left: Sequence[Value], right: Sequence[Value]) -> tuple[Value, ...]:
         """What two sets of terms come to."""
 
-    def longest(self, b: Builder, value: Value) -> Value:
-        """The greatest of a tile."""
+    def longest(self, b: Builder, value: Value, by_warp: bool) -> Value:
+        """The greatest of a tile; of what a warp has of it, for each warp, where a warp's own will do."""
+
+    def meets_others(self, region: Block) -> bool:
+        """Whether what is done there makes the threads of a block wait for each other."""
 
 
 class RaggedRows:
@@ -64,26 +67,37 @@ class RaggedRows:
         """What the rows come to; nothing for a loop."""
         extent = self._of_active_rows(b, extent)
         varying = [axis for axis, size in enumerate(shape_of(extent)) if size > 1]
-        longest, nothing = self.lowering.longest(b, extent), self._nothing(b, start)
+        nothing = self._nothing(b, start)
         shape = self._full_shape(b, extent, nothing)
         lanes = [self.lowering.widen(b, v, shape) for v in nothing]
-        one_axis = varying[0] if len(varying) == 1 and self._is_row_by_row(varying[0]) else None
+        step = b.index(self.step)
+        if len(varying) != 1 or not self._is_row_by_row(varying[0]):
+
+            def to_the_end(inner: Builder, first: Value, *carried: Value) -> Sequence[Value]:
+                number = self._iota(inner, self.position, self.step, first)
+                return self._term(inner, number, self._before(inner, number, extent), self.env, carried)
+
+            sums = b.for_(b.index(0), self.lowering.longest(b, extent, False), step, lanes, to_the_end, name="k")
+            return self._joined(b, start, self._folded(b, sums, [self.position]))
+        # Rows are walked together up to a place that 32 bits hold: comparisons are short there.
         most = b.index(max(SHARED_LENGTH, SHARED_STEPS * self.step))
-        end = longest if one_axis is None else b.op("min", longest, most)
+        near = b.cast(b.op("min", extent, b.like(most, extent)), i32)
+        end = b.cast(self.lowering.longest(b, near, not self.lowering.meets_others(self.region)), INDEX.dtype)
 
         def along(inner: Builder, first: Value, *carried: Value) -> Sequence[Value]:
+            places = inner.cast(self._iota(inner, self.position, self.step, None), i32)
+            left = inner.sub(near, inner.like(inner.cast(first, i32), near))
             number = self._iota(inner, self.position, self.step, first)
-            return self._term(inner, number, extent, self.env, carried)
+            return self._term(inner, number, self._before(inner, places, left), self.env, carried)
 
-        lanes = list(b.for_(b.index(0), end, b.index(self.step), lanes, along, name="k"))
-        rows = self._folded(b, lanes, [self.position])
-        if one_axis is None:
-            return self._joined(b, start, rows)
+        sums = b.for_(b.index(0), end, step, lanes, along, name="k")
+        rows = self._folded(b, sums, [self.position])
+        some = self.lowering.longest(b, b.cast(b.op("gt", extent, b.like(most, extent)), i32), False)
 
         def rest(inner: Builder) -> Sequence[Value]:
-            return self._long_rows(inner, extent, most, one_axis, rows, shape)
+            return self._long_rows(inner, extent, most, varying[0], rows, shape)
 
-        return self._joined(b, start, b.if_(b.op("gt", longest, most), rest, lambda inner: rows))
+        return self._joined(b, start, b.if_(b.op("ne", some, b.const(0, i32)), rest, lambda inner: rows))
 
     # -- the rest of long rows ----------------------------------------------------------------------------------
 
@@ -107,7 +121,7 @@ class RaggedRows:
                         places = self._iota(inmost, self.position, self.step, inmost.add(first, inmost.index(step * self.step * count)))
                         wide = join(shape_of(row), shape_of(places))
                         places = inmost.add(self.lowering.widen(inmost, row, wide), self.lowering.widen(inmost, places, wide))
-                        carried = tuple(self._term(inmost, places, length, env, carried))
+                        carried = tuple(self._term(inmost, places, self._before(inmost, places, length), env, carried))
                     return carried
 
                 lanes = list(at.for_(begin, length, at.index(steps * self.step * count), lanes, along, name="k"))
@@ -150,18 +164,19 @@ class RaggedRows:
 
     # -- terms --------------------------------------------------------------------------------------------------
 
-    def _term(
-        self, b: Builder, number: Value, extent: Value, env: Mapping[Value, Value], carried: Sequence[Value]
-    ) -> Sequence[Value]:
+    def _before(self, b: Builder, number: Value, end: Value) -> Value:
+        """Which of the numbers lie before the end of their row."""
+        wide = join(shape_of(number), shape_of(end))
+        return b.op("lt", self.lowering.widen(b, number, wide), self.lowering.widen(b, end, wide))
+
+    def _term(self, b: Builder, number: Value, active: Value, env: Mapping[Value, Value], carried: Sequence[Value]) -> Sequence[Value]:
         """What was carried and the terms of these turns. Rows under conditions that do not hold have no turns, so that nothing else is asked."""
-        wide = join(shape_of(number), shape_of(extent))
-        active = b.op("lt", self.lowering.widen(b, number, wide), self.lowering.widen(b, extent, wide))
         local = dict(env)
         local[self.region.args[-1]] = self.index_of(b, number, env)
         values = self.lowering.ops(b, self.region.ops, local, [Condition(active, edge=False)])
         if not self.kind:
             return []
-        shape = join(wide, *(shape_of(v) for v in (*values, *carried)))
+        shape = join(shape_of(active), *(shape_of(v) for v in (*values, *carried)))
         keep = self.lowering.widen(b, active, shape)
         dtypes = [dtype_of(v.type) for v in values]
         terms = [
@@ -182,7 +197,7 @@ class RaggedRows:
         """The shape of the sums that lanes carry, once a step was taken."""
         trial = Builder(b.span)
         number = self._iota(trial, self.position, self.step, trial.index(0))
-        values = self._term(trial, number, extent, self.env, nothing)
+        values = self._term(trial, number, self._before(trial, number, extent), self.env, nothing)
         return join(shape_of(extent), shape_of(number), *(shape_of(v) for v in values))
 
     def _nothing(self, b: Builder, like: Sequence[Value]) -> list[Value]:

@@ -29,7 +29,7 @@ from tilewright.passes.common.accumulate import combine_alone, combine_atomic
 from tilewright.passes.common.registers import Cell, Held, Mask, RegisterIndex, Registers, Shape, ThreadView, shape_of
 from tilewright.passes.to_thread.cluster_softmax import ClusterMeeting, find_meeting
 from tilewright.passes.to_thread.tile_reductions import TileReductions
-from tilewright.passes.to_thread.warp_scatters import KINDS, Scattered, scatter_by_warp
+from tilewright.passes.to_thread.warp_scatters import KINDS, Scattered, WarpScatter, scatter_each
 
 MANY = 8
 """Elements of a vector from which on it is worth a branch not to ask each of them whether it is inside."""
@@ -733,26 +733,16 @@ class TileLowering(ThreadView):
             if not shape:
                 assert isinstance(value, Value)
                 return one(inner, [v for v in held if isinstance(v, Value)], value)
-            registers, elements = self.registers(inner, value, shape), list[Scattered]()
+            registers, cells = self.registers(inner, value, shape), list[list[Scattered]]()
             for cell in self.cells(shape):
                 pieces = self.pieces_of(inner, tensor, held, shape, cell) if held else [([], 1)] * (self.vector if self.is_wide(shape) else 1)
                 if len(pieces) < self.vector and self.is_wide(shape) and (mask is not None or not alone):
                     pieces = self.singles(inner, tensor, held, pieces)
-                elements += self._pieces(inner, pieces, registers.cells[cell], self.condition(inner, mask, shape, cell, len(pieces)))
-
-            def each(at: Builder) -> list[Value]:
-                for element in elements:
-                    if element.condition is None:
-                        one(at, element.place, element.value)
-                    else:
-                        at.if_(element.condition, lambda alone, e=element: one(alone, e.place, e.value), lambda alone: [])
-                return []
-
+                cells.append(self._pieces(inner, pieces, registers.cells[cell], self.condition(inner, mask, shape, cell, len(pieces))))
             if owner is None and not alone and kind in KINDS and self.kernel.threads > 1 and self._may_meet(held, shape):
-                scatter_by_warp(inner, elements, kind, self.lane, self.target.warp_size, one, each)
-            else:
-                each(inner)
-            return []
+                WarpScatter(cells, kind, self.lane, self.target.warp_size, one).run(inner)
+                return []
+            return scatter_each(inner, [element for cell in cells for element in cell], one)
 
         owner = self._owner(b, shape) if shape else None
         if self.kernel.threads > 1 and not shape:

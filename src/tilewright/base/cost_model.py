@@ -217,6 +217,10 @@ class RangeCosts:
     """How long a row is where nothing is known of it."""
     longest: int = 2048
     """Rows that are longer on average take a block each."""
+    resident: int = 0
+    """Blocks that are to find room on a multiprocessor at once; 0 leaves it to the assembler."""
+    dense_threads: int = 256
+    """Threads of a block where what is read lies along an index of the results: rows of a matrix."""
 
 
 @record

@@ -173,18 +173,19 @@ def _gpu_ranges(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int
     if across is None:
         lanes = max(costs.fewest_lanes, min(target.warp_size, length // costs.terms))
         tiles[-1] = costs.threads // lanes
-        return Schedule(tuple(tiles), lanes * costs.terms, 1, vector_on_reduction=True, threads=costs.threads, row_lanes=lanes)
+        return Schedule(tuple(tiles), lanes * costs.terms, 1, vector_on_reduction=True, threads=costs.threads, row_lanes=lanes, resident=costs.resident)
     # What is read lies along an index of the results: lanes go there, and each thread takes a few terms of its row at once.
     while vector > 1 and not nest.extents[across].divisible_by(vector, kernel.facts):
         vector //= 2
-    tiles[across] = min(costs.threads * vector, max(power_of_two(hint(nest.extents[across], hints)), vector))
+    threads = costs.dense_threads
+    tiles[across] = min(threads * vector, max(power_of_two(hint(nest.extents[across], hints)), vector))
     other = next((p for p in reversed(range(len(tiles))) if p != across), None)
     lanes = max(1, tiles[across] // vector)
     if other is not None:
-        tiles[other] = max(1, costs.threads // lanes)
+        tiles[other] = max(1, threads // lanes)
     if all(tile == 1 for tile in tiles) or (other is None and lanes < target.warp_size):
         return None
-    return Schedule(tuple(tiles), costs.terms, vector, vector_index=across, threads=costs.threads, row_lanes=1)
+    return Schedule(tuple(tiles), costs.terms, vector, vector_index=across, threads=threads, row_lanes=1)
 
 
 def _extent_is_data(kernel: Kernel, op: Op) -> bool:

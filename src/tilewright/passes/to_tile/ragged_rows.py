@@ -103,8 +103,6 @@ class RaggedRows:
 
     def _long_rows(self, b: Builder, extent: Value, begin: Value, axis: int, rows: Sequence[Value], shape: Shape) -> Sequence[Value]:
         count = shape_of(extent)[axis]
-        # Where a thread has several results besides, they are what is in flight.
-        steps = LONG_STEPS if prod(shape) == count * self.step else 1
         held = self._handed_over(b, extent, axis)
 
         def row(inner: Builder, number: Value, *sums: Value) -> Sequence[Value]:
@@ -117,14 +115,14 @@ class RaggedRows:
                 def along(inmost: Builder, first: Value, *carried: Value) -> Sequence[Value]:
                     row = self._iota(inmost, axis, count, None)
                     row = inmost.mul(row, inmost.splat(self.step, row))
-                    for step in range(steps):
+                    for step in range(LONG_STEPS):
                         places = self._iota(inmost, self.position, self.step, inmost.add(first, inmost.index(step * self.step * count)))
                         wide = join(shape_of(row), shape_of(places))
                         places = inmost.add(self.lowering.widen(inmost, row, wide), self.lowering.widen(inmost, places, wide))
                         carried = tuple(self._term(inmost, places, self._before(inmost, places, length), env, carried))
                     return carried
 
-                lanes = list(at.for_(begin, length, at.index(steps * self.step * count), lanes, along, name="k"))
+                lanes = list(at.for_(begin, length, at.index(LONG_STEPS * self.step * count), lanes, along, name="k"))
                 totals = self._folded(at, lanes, [self.position, axis])
                 found = []
                 for total, old in zip(self.lowering.combined(at, self.kind, sums, totals) if self.kind else (), sums, strict=True):

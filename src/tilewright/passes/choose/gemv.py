@@ -60,7 +60,9 @@ def gemv_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> 
         for vectors in range(1, 9)
         if warps_n * warps_k <= 8
     ]
-    fitting = [s for s in listed if s.has_room(target) and s.n <= max(1, work.n) and s.k < 2 * work.length]
+    fitting = [s for s in listed if s.has_room(target) and s.n <= max(1, work.n)]
+    # Rows of few blocks leave lanes without work, and still that is better than to unpack elements one by one.
+    fitting = [s for s in fitting if s.k < 2 * work.length or (s.unit > 1 and s.vectors == s.warps_k == 1)]
     fitting = [replace(s, resident=_resident(s, work, target)) for s in fitting]
     return tuple(sorted((s for s in fitting if s.resident), key=lambda s: gemv_cost(s, work, target)))
 

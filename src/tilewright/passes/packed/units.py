@@ -19,7 +19,7 @@ from tilewright.base.dtypes import DType, f16, f32, i8, i32, u8, u16, u32
 from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size, floordiv
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
+from tilewright.ir.nodes import Block, Kernel, Op, Value
 from tilewright.ir.rewrite import clone_ops, eliminate_dead
 from tilewright.ir.types import Tensor, dtype_of
 

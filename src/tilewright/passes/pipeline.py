@@ -524,7 +524,6 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     "program": (
         Step(FUSE_HORIZONTALLY, "First: the joined kernel is what the passes below prepare."),
         Step(SPLIT_BLOCKS, "Before reductions are split, whose parts begin anywhere; contractions unpack as they copy panels.", UNPLANNED_CPU),
-        Step(PACKED_UNITS, "Beside split_blocks: it serves sums that have a plan.", WITH_UNITS),
         Step(CLIP_WINDOWS, "Before pad_windows: sums that end at the border need no frame.", UNPLANNED),
         Step(PAD_WINDOWS, "Before kernels are lowered with the guards it removes."),
         Step(TO_CHANNELS_LAST, "Before repack, which would pack what the copy engine reads after this."),
@@ -536,6 +535,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(SPLIT_SCANS, "Beside split_reductions: the parts are kernels like others."),
         Step(STREAM_K, "Adds parameters that the lowering alone uses; kernels are otherwise done."),
         Step(ADD_COUNTERS, "As stream_k."),
+        Step(PACKED_UNITS, "What split_blocks is for sums without a plan; the code is long, so it comes late.", WITH_UNITS),
         Step(ONE_PASS_VARIANCE, "After split_reductions: only rows that stay in one kernel.", UNPLANNED),
         Step(SIMPLIFY, "Lowerings see short code."),
     ),

@@ -58,8 +58,7 @@ def _factor(kernel: Kernel, term: PackedTerm) -> tuple[Value, tuple[Op, ...], tu
     region = term.reduction.regions[0]
     made = {result: op for op in region.ops for result in op.results}
     outer = {result: op for op in parallel.regions[0].ops for result in op.results}
-    cast = made.get(term.other)
-    value = cast.operands[0] if cast is not None and cast.opcode == "cast" and dtype_of(cast.operands[0].type).is_float else term.other
+    value = term.other
     needed = sources(value, made)
     if any(v in outer for v in needed) or any(v in term.lead for v in needed):
         return None

@@ -276,16 +276,17 @@ class _Sums:
         return found
 
 
-_LOW = ((0, 0, 0), (8, 0, 8), (16, 0, 16), (4, 20, 4))
-_HIGH = ((4, 0, 4), (12, 0, 12), (0, 20, 0), (8, 20, 8))
-"""Of each byte of a word: where its low and its high nibble lie, once the word is moved down by so many bits."""
+_LOW = ((0, 0), (8, 0), (16, 0), (8, 16))
+_HIGH = ((4, 0), (12, 0), (4, 16), (12, 16))
+"""Of each byte of a word: where its low and its high nibble lie, once the word is moved down by so many bits. None but the first lies at the end, where
+compilers cut it out by two instructions."""
 
 
 def _nibbles(unit: _Unit, word: Value, low: _Sums, high: _Sums, xs: Sequence[tuple[Value, Value]], less: int) -> None:
-    moved = unit.shr(word, 20)
+    moved = unit.shr(word, 16)
     for sums, places, side in ((low, _LOW, 0), (high, _HIGH, 1)):
-        for (shift, down, place), pair in zip(places, xs, strict=True):
-            number = unit.float_of(moved if down else word, 15 << place, less << place)
+        for (shift, down), pair in zip(places, xs, strict=True):
+            number = unit.float_of(moved if down else word, 15 << shift, less << shift)
             sums.add(shift, number, pair[side])
 
 

@@ -69,7 +69,13 @@ def gemv_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> 
     if found.unit >= WIDE_UNIT and work.n * work.length >= target.costs.gemv.staged_from and can_stage(kernel):
         fitting = [replace(s, stage_x=True) for s in fitting]
     fitting = [replace(s, resident=_resident(s, work, target)) for s in fitting]
-    return tuple(sorted((s for s in fitting if s.resident), key=lambda s: gemv_cost(s, work, target)))
+    return tuple(sorted((s for s in fitting if s.resident), key=lambda s: (not _is_usual(s), gemv_cost(s, work, target))))
+
+
+def _is_usual(schedule: Gemv) -> bool:
+    """Whether lanes have as much of packed rows as measured best: 32 elements of two rows, or a wide unit of four."""
+    wide = schedule.unit > WIDE_UNIT
+    return schedule.unit == 1 or (schedule.vectors * schedule.unit == max(WIDE_UNIT, schedule.unit) and schedule.rows == (4 if wide else 2))
 
 
 def _number(size: Size, hints: Mapping[str, int]) -> int:
@@ -148,12 +154,9 @@ def gemv_cost(schedule: Gemv, work: GemvWork, target: Target) -> float:
     # A last step that is not full goes through predicates, with lanes that have nothing to read.
     reading *= 1 + costs.ragged * (steps * schedule.k - work.length) / (steps * schedule.k) + costs.ragged * (work.length % schedule.k > 0) / steps
     # Measured: four warps in a block, and lanes with about a hundred bytes on their way.
-    # Of packed rows, 32 elements or a unit of each of two rows, or of four where x is far.
     lane = schedule.rows * schedule.vectors * schedule.vector * schedule.unit * work.weight_bytes
     warps = schedule.warps_n * schedule.warps_k
     if schedule.unit > 1:
         lane = costs.lane
-        deep = schedule.vectors * schedule.unit / max(WIDE_UNIT, schedule.unit)
-        computing *= 1 + 2 * costs.uneven * (abs(log2(deep)) + abs(log2(schedule.rows / (4 if schedule.unit > WIDE_UNIT else 2))))
     reading *= 1 + costs.uneven * (abs(log2(lane / costs.lane)) + abs(log2(warps / 4)) + 0.5 * (schedule.rows > 2) * (schedule.unit == 1))
     return costs.latency + max(reading, computing) + 0.2 * min(reading, computing) + meeting + costs.step * min(steps - 1 + rounds, 5)

@@ -46,6 +46,7 @@ KINDS = (
     "ordered-cpu",
     "checks-cpu",
     "host",
+    "gemv",
     *contraction_run.KINDS,
 )
 
@@ -240,6 +241,12 @@ def ordered_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
     return [*jobs, Job(numbers.label, (numbers.op,), lambda: run(numbers, session.machine.host_clock, session.plan))]
 
 
+def gemv_jobs(setting: Setting, quick: bool) -> list[Job]:
+    from bench import quantised
+
+    return [Job(row.label, (row.op,), lambda row=row: quantised.records(setting, row)) for row in quantised.rows(quick)]  # type: ignore[misc]
+
+
 def host_jobs(setting: Setting) -> list[Job]:
     from bench import host_times
 
@@ -298,6 +305,8 @@ def main(
             jobs = random_jobs(kind, setting, quick)
         elif kind.startswith("ordered"):
             jobs = ordered_jobs(kind, setting, quick)
+        elif kind == "gemv":
+            jobs = gemv_jobs(setting, quick)
         elif kind == "host":
             jobs = host_jobs(setting)
         else:

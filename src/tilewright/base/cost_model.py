@@ -102,8 +102,16 @@ class GemvCosts:
     """Instructions of the lanes of one multiprocessor."""
     widen: float = 1.0
     """Instructions that widen an element."""
+    unpack: float = 3.0
+    """Instructions that make a number of an element of a packed row."""
     ragged: float = 0.5
     """How much longer a step takes in which some lanes have nothing to read."""
+    lane: int = 96
+    """Bytes that a lane has best on their way at once."""
+    uneven: float = 0.03
+    """What a lane with twice or half as many loses, and a block with twice or half as many warps as four."""
+    step: float = 0.12
+    """What one of the first steps adds, before blocks overlap."""
     meeting: float = 0.3
     """What warps take to put together the sum of a row."""
 
@@ -229,6 +237,25 @@ class MapCosts:
 
 
 @record
+class RangeCosts:
+    """Rows whose length data decide, as those of a sparse matrix."""
+
+    threads: int = 128
+    terms: int = 4
+    """Terms of a row that a thread has in flight."""
+    fewest_lanes: int = 2
+    """Threads that share a row, at least."""
+    length: int = 32
+    """How long a row is where nothing is known of it."""
+    longest: int = 2048
+    """Rows that are longer on average take a block each."""
+    resident: int = 0
+    """Blocks that are to find room on a multiprocessor at once; 0 leaves it to the assembler."""
+    dense_threads: int = 256
+    """Threads of a block where what is read lies along an index of the results: rows of a matrix."""
+
+
+@record
 class CacheCosts:
     """Work on a CPU: what stays in its caches, and what is worth a unit of work."""
 
@@ -270,6 +297,7 @@ class CostModel:
     scans: ScanCosts = ScanCosts()
     rows: RowCosts = RowCosts()
     maps: MapCosts = MapCosts()
+    ranges: RangeCosts = RangeCosts()
     caches: CacheCosts = CacheCosts()
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import log2
 
 from tilewright.analysis import divisors
+from tilewright.base.dtypes import by_name
 from tilewright.base.record import record
 from tilewright.base.sizes import Size
 from tilewright.base.target import Target
@@ -46,12 +48,12 @@ def gemv_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> 
     found = find_row_dots(kernel, sizes)
     if found is None:
         return ()
-    work = work_of(found, sizes)
+    work = work_of(found, sizes, target)
     if work.length < SHORTEST or would_split(kernel, target, sizes):
         return ()
-    vector, early = _vector(kernel, found), "early" in target.features
+    vector, early = 1 if found.formats else _vector(kernel, found), "early" in target.features
     listed = [
-        Gemv(work.m, rows * warps_n, 32 * warps_k * vector * vectors, vector, warps_n, warps_k, found.m, found.n, pdl=early)
+        Gemv(work.m, rows * warps_n, 32 * warps_k * vector * vectors * found.unit, vector, warps_n, warps_k, found.m, found.n, found.unit, pdl=early)
         for rows in (1, 2, 4)
         for warps_k in (1, 2, 4, 8)
         for warps_n in (1, 2, 4, 8)
@@ -83,23 +85,27 @@ def _vector(kernel: Kernel, found: RowDots) -> int:
 
 @record
 class GemvWork:
-    """What is to be computed: `m` rows of x, `n` rows of w, sums of `length` terms; bytes of an element of all w, and of all x."""
+    """What is to be computed: `m` rows of x, `n` rows of w, sums of `length` terms; bytes of an element of all w, and of all x; instructions that make
+    a number of an element."""
 
     m: int
     n: int
     others: int
     length: int
-    weight_bytes: int
+    weight_bytes: float
     shared_bytes: int
+    widen: float
 
 
-def work_of(found: RowDots, sizes: Mapping[str, int]) -> GemvWork:
+def work_of(found: RowDots, sizes: Mapping[str, int], target: Target) -> GemvWork:
     m = _number(found.extents[found.m], sizes) if found.m >= 0 else 1
     n = _number(found.extents[found.n], sizes)
     others = 1
     for p, extent in enumerate(found.extents):
         others *= _number(extent, sizes) if p not in (found.m, found.n) else 1
-    return GemvWork(m, n, others, _number(found.length, sizes), _bytes(found.weights), _bytes(found.shared))
+    costs = target.costs.gemv
+    widths = sum(by_name(name).block_bytes / by_name(name).block for name in found.formats) if found.formats else _bytes(found.weights)
+    return GemvWork(m, n, others, _number(found.length, sizes), widths, _bytes(found.shared), costs.unpack if found.formats else costs.widen)
 
 
 def _bytes(loads: Sequence[Op]) -> int:
@@ -108,7 +114,7 @@ def _bytes(loads: Sequence[Op]) -> int:
 
 def _resident(schedule: Gemv, work: GemvWork, target: Target) -> int:
     """Blocks that a multiprocessor has room for. A load in flight has its registers; sums and what is computed next have theirs."""
-    words = schedule.vectors * schedule.vector * (schedule.rows * work.weight_bytes + schedule.m * work.shared_bytes) / 4
+    words = schedule.vectors * schedule.vector * schedule.unit * (schedule.rows * work.weight_bytes + schedule.m * work.shared_bytes) / 4
     registers = target.costs.gemv.registers + words + schedule.m * schedule.rows
     return min(target.blocks_per_sm, target.threads_per_sm // schedule.threads, int(REGISTERS / registers) // schedule.threads)
 
@@ -119,16 +125,20 @@ def gemv_cost(schedule: Gemv, work: GemvWork, target: Target) -> float:
     blocks = work.others * -(-work.m // schedule.m) * -(-work.n // schedule.n)
     resident = schedule.resident
     share = -(-blocks // target.multiprocessors)
-    in_flight = min(resident, share) * schedule.threads * schedule.rows * schedule.vectors * schedule.vector * work.weight_bytes
+    in_flight = min(resident, share) * schedule.threads * schedule.rows * schedule.vectors * schedule.vector * schedule.unit * work.weight_bytes
     arriving = min(costs.arrive, costs.busy * in_flight / costs.latency)
     total = work.others * work.n * row
     reading = max(total / costs.stream, share * schedule.n * row / arriving)
     steps = -(-work.length // schedule.k)
     terms = work.others * work.n * schedule.k * steps
-    each = costs.widen * (1 + work.m / schedule.rows) + work.m
+    each = work.widen + costs.widen * work.m / schedule.rows + work.m
     computing = terms * each / (target.multiprocessors * costs.rate)
     meeting = costs.meeting * (schedule.warps_k > 1) * (1 + share / resident)
     rounds = -(-share // resident)
     # A last step that is not full goes through predicates, with lanes that have nothing to read.
     reading *= 1 + costs.ragged * (steps * schedule.k - work.length) / (steps * schedule.k) + costs.ragged * (work.length % schedule.k > 0) / steps
-    return costs.latency + max(reading, computing) + 0.2 * min(reading, computing) + meeting + 0.1 * rounds
+    # Measured: four warps in a block, and lanes with about a hundred bytes on their way.
+    lane = schedule.rows * schedule.vectors * schedule.vector * schedule.unit * work.weight_bytes
+    warps = schedule.warps_n * schedule.warps_k
+    reading *= 1 + costs.uneven * (abs(log2(lane / costs.lane)) + abs(log2(warps / 4)) + 0.5 * (schedule.rows > 2) * (schedule.unit == 1))
+    return costs.latency + max(reading, computing) + 0.2 * min(reading, computing) + meeting + costs.step * min(steps - 1 + rounds, 5)

@@ -17,6 +17,7 @@ from tilewright.base.record import record
 from tilewright.base.sizes import ONE, Size
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor
+from tilewright.passes.packed.units import PackedTerm, packed_terms, unit_of
 
 FEW = 8
 """Rows of x, at most: beyond them matrix instructions are needed to keep up with memory."""
@@ -39,6 +40,10 @@ class RowDots:
     """Loads that differ from row to row of w."""
     shared: tuple[Op, ...]
     """Loads along the sum that rows of w share."""
+    unit: int = 1
+    """Elements of packed rows that lanes take together."""
+    formats: tuple[str, ...] = ()
+    """Of the packed rows, one for each sum."""
 
 
 def find_row_dots(kernel: Kernel, hints: Mapping[str, int]) -> RowDots | None:
@@ -59,6 +64,8 @@ def find_row_dots(kernel: Kernel, hints: Mapping[str, int]) -> RowDots | None:
     loads = [(op, r.regions[0].args[0]) for r in reductions for op in r.regions[0].ops if op.opcode == "load"]
     if any(op.attrs.get("masked") or op.attrs.get("watch") for op, _ in loads):
         return None
+    terms = packed_terms(kernel)
+    unit = unit_of(terms) if terms else 1
     depends = _Dependence(kernel)
     walking = [(op, depends.of(op)) for op, k in loads if k in depends.of(op)]
     rows = [p for p, index in enumerate(region.args) if any(index in used for _, used in walking)]
@@ -67,14 +74,16 @@ def find_row_dots(kernel: Kernel, hints: Mapping[str, int]) -> RowDots | None:
     n = max(rows, key=lambda p: (numbers[p], p))
     weights = tuple(op for op, used in walking if region.args[n] in used)
     shared = tuple(op for op, used in walking if region.args[n] not in used)
-    if not shared or not all(_lies_along(op, k, forms) for op, k in loads if op in weights):
+    if not shared or (not terms and not all(_lies_along(op, k, forms) for op, k in loads if op in weights)):
+        return None
+    if terms and not (unit and all(_is_of(op, terms) for op in weights)):
         return None
     others = {p for p in range(len(numbers)) if p != n and any(region.args[p] in used for op, used in walking if op in shared)}
     others -= {p for p in others if any(region.args[p] in used for op, used in walking if op in weights)}
     several = [p for p in others if numbers[p] > 1]
     if len(several) > 1 or any(numbers[p] > FEW for p in several):
         return None
-    return RowDots(parallel, extents, reductions, lengths.pop(), several[0] if several else -1, n, weights, shared)
+    return RowDots(parallel, extents, reductions, lengths.pop(), several[0] if several else -1, n, weights, shared, unit, tuple(t.format for t in terms))
 
 
 def _is_plain_sum(op: Op) -> bool:
@@ -82,6 +91,10 @@ def _is_plain_sum(op: Op) -> bool:
         op.opcode == "reduce" and op.attrs["kind"] == "add" and len(op.results) == 1 and len(op.operands) == 1
         and not any(inner.regions for inner in walk(op.regions[0]))
     )  # fmt: skip
+
+
+def _is_of(load: Op, terms: tuple[PackedTerm, ...]) -> bool:
+    return any(load.operands[0] is term.tensor for term in terms)
 
 
 def _lies_along(op: Op, k: Value, forms: Forms) -> bool:

@@ -34,6 +34,8 @@ class Gemv(MatrixSchedule):
     """Which parallel index walks the rows of x; -1 where there is one row."""
     n_index: int = 0
     """Which parallel index walks the rows of w."""
+    unit: int = 1
+    """Elements of a packed row that a lane takes together."""
     resident: int = 0
     """Blocks that are to find room on a multiprocessor at once. The assembler then spends the registers that this leaves on loads in flight; with 0
     it saves registers, and loads wait for each other."""
@@ -51,7 +53,7 @@ class Gemv(MatrixSchedule):
     @property
     def vectors(self) -> int:
         """Vectors of a row that a lane loads in one step."""
-        return self.k // (MMA_LANES * self.warps_k * self.vector)
+        return self.k // (MMA_LANES * self.warps_k * self.vector * self.unit)
 
     @property
     def rows(self) -> int:
@@ -70,15 +72,15 @@ class Gemv(MatrixSchedule):
         return Blocked((*ones, self.vector), (*ones, MMA_LANES), (*across, self.warps_k))
 
     def validate(self) -> None:
-        for name in ("vector", "warps_n", "warps_k"):
+        for name in ("vector", "warps_n", "warps_k", "unit"):
             value = getattr(self, name)
             if value < 1 or value & (value - 1):
                 raise UserError.at("TW005", f"{name}={value}: a schedule of family {self.family} has powers of two there")
-        step = MMA_LANES * self.warps_k * self.vector
+        step = MMA_LANES * self.warps_k * self.vector * max(1, self.unit)
         if self.m < 1 or self.n < 1 or self.n % self.warps_n or self.k < step or self.k % step:
             raise UserError.at(
                 "TW005", f"n={self.n} k={self.k}: a block has warps_n={self.warps_n} times some rows, and steps of "
-                f"{MMA_LANES} lanes * warps_k * vector = {step} times some terms",
+                f"{MMA_LANES} lanes * warps_k * vector * unit = {step} times some terms",
             )  # fmt: skip
 
     def refusal(self, target: Target, operand: DType) -> str:
@@ -90,6 +92,8 @@ class Gemv(MatrixSchedule):
 
     def has_room(self, target: Target) -> bool:
         legal = min(self.m, self.n, self.warps_n, self.warps_k, self.vector) >= 1 and self.n % self.warps_n == 0 and self.vectors >= 1
-        step = MMA_LANES * self.warps_k * self.vector
+        step = MMA_LANES * self.warps_k * self.vector * self.unit
         words = self.vectors * (self.rows + self.m) * 4 + 2 * self.m * self.rows
+        if self.unit > 1:
+            words = self.vectors * self.unit * (2 * self.rows + 4 * self.m) // 8 + 2 * self.m * self.rows
         return legal and self.k % step == 0 and self.threads <= target.max_threads and words <= 160

@@ -24,7 +24,7 @@ def lower_gemv(kernel: Kernel, schedule: Gemv, target: Target) -> Kernel:
     tiles[schedule.n_index] = schedule.n
     if schedule.m_index >= 0:
         tiles[schedule.m_index] = schedule.m
-    cut = Schedule(tuple(tiles), schedule.k, schedule.vector, vector_on_reduction=True, threads=schedule.threads)
+    cut = Schedule(tuple(tiles), schedule.k // schedule.unit, schedule.vector, vector_on_reduction=True, threads=schedule.threads)
     lowered = lower_loops(kernel, cut, target)
     attrs = {**lowered.attrs, "schedule": schedule.describe()}
     if schedule.resident:

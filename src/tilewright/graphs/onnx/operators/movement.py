@@ -287,7 +287,8 @@ def blocks(node: NodeView) -> Known:
         if h % size or w % size:
             raise node.error(f"blocks of {size} do not divide {list(x.shape)}", "TW004")
         cut = node.reshape(x, (n, c, h // size, size, w // size, size))
-        return node.reshape(node.transpose(cut, (0, 3, 5, 1, 2, 4)), (n, c * size * size, h // size, w // size))
+        order = (0, 3, 5, 1, 2, 4) if node.text("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+        return node.reshape(node.transpose(cut, order), (n, c * size * size, h // size, w // size))
     if c % (size * size):
         raise node.error(f"blocks of {size} do not divide {c} channels", "TW004")
     depth_first = node.text("mode", "DCR") == "DCR"

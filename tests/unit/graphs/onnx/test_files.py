@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import tilewright as tw
-from onnx_writer import attribute, graph, integer, model, node, of_graph, part, single, tensor, value, varint
+from bench.onnx_writer import attribute, graph, integer, model, node, of_graph, part, single, tensor, value, varint
 from tilewright.cli.main import cli
 from tilewright.graphs.onnx.model import read_model, read_tensor
 from tilewright.graphs.onnx.tensors import ExternalFiles, array_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from onnx_writer import graph, model, node, single, value
+from bench.onnx_writer import graph, model, node, single, value
 
 RNG = np.random.default_rng(7)
 A, B = RNG.standard_normal((3, 5)).astype(np.float32), RNG.standard_normal((3, 5)).astype(np.float32)

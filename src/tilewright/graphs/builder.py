@@ -72,11 +72,12 @@ class GraphBuilder:
         node = self._add(GraphNode(self._fresh(name, "weight"), "weight", data=array))
         return self._leaf(node, as_sizes(tuple(int(e) for e in array.shape)), dtype)
 
-    def cache(self, name: str, shape: Sequence[int], dtype: object) -> Tensor:
-        """An array that lives on between runs and that ops write in place. It is zero at first."""
+    def cache(self, name: str, shape: Sequence[Extent], dtype: object) -> Tensor:
+        """An array that lives on between runs and that ops write in place. It is zero at first.
+
+        An extent may be a name, for which `g.capacity(name=…)` or `max_position=` of a capture gives the number.
+        """
         sizes = as_sizes(shape)
-        if any(size.constant is None for size in sizes):
-            raise UserError.at("TW009", f"the cache '{name}' has the shape ({', '.join(map(size_text, sizes))})", help="caches have extents that are numbers")
         node = self._add(GraphNode(self._fresh(name, "cache"), "cache"))
         return self._leaf(node, sizes, as_dtype(dtype))
 

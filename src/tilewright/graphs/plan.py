@@ -10,16 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from tilewright.execute.calls.outputs import keep
 from tilewright.execute.calls.run import Runner
+from tilewright.graphs.groups import group_calls
 from tilewright.graphs.lower import PlannedCall, PlannedValue, Ref
+from tilewright.graphs.workspace import Lifetime, lower_bound, place_lifetimes
 from tilewright.tree.block_graph import BlockCall, BlockGraph, BlockView
 from tilewright.tree.syntax import Param
-
-MOST_PARTS = 32
-"""Nodes that are compiled together."""
 
 
 @dataclass(eq=False)
@@ -38,6 +35,11 @@ class GraphSegment:
     """Values that nobody needs after it."""
 
     @property
+    def constant(self) -> bool:
+        """Whether it depends on weights alone, and runs once."""
+        return all(call.constant for call in self.calls)
+
+    @property
     def title(self) -> str:
         names = [call.node.name for call in self.calls]
         return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
@@ -47,7 +49,7 @@ _runners: dict[tuple[object, ...], tuple[object, Runner]] = {}
 """Programs by what they are made of: like segments share one."""
 
 
-def build_segment(name: str, calls: Sequence[PlannedCall], needed: Callable[[PlannedValue], bool]) -> GraphSegment:
+def build_segment(name: str, calls: Sequence[PlannedCall], needed: Callable[[PlannedValue], bool], launches: int = 0) -> GraphSegment:
     """The calls as one program. `needed` says which values somebody reads later."""
     arguments: dict[str, Any] = {}
     names: dict[object, str] = {}
@@ -75,17 +77,17 @@ def build_segment(name: str, calls: Sequence[PlannedCall], needed: Callable[[Pla
     results = tuple(value for call in calls for value in call.values if needed(value))
     layouts = tuple(tuple(value.layout for value in call.values) for call in calls)
     leaving = tuple(numbers[v.number] for v in results)
-    key = name, tuple(id(c.kernel) for c in calls), tuple(wired), layouts, leaving, tuple(arguments), tuple(written)
+    key = name, tuple(id(c.kernel) for c in calls), tuple(wired), layouts, leaving, tuple(arguments), tuple(written), launches
     found = _runners.get(key)
     if found is None:
         span = calls[0].kernel.function.span
         if len(calls) == 1 and _is_plain(calls[0]):
             function = calls[0].kernel.function
-            found = calls, Runner(function)
+            found = calls, Runner(function, launches=launches)
         else:
             parts = tuple(BlockCall(c.kernel.function, args, kept) for c, args, kept in zip(calls, wired, layouts, strict=True))  # type: ignore[arg-type]
             params = tuple(Param(n, in_place=n in written, span=span) for n in arguments)
-            found = calls, Runner(BlockGraph(name, params, None, (), "compute", parts=parts, results=leaving, span=span))
+            found = calls, Runner(BlockGraph(name, params, None, (), "compute", parts=parts, results=leaving, span=span), launches=launches)
         keep(_runners, key, found)
     if len(calls) == 1 and _is_plain(calls[0]):
         arguments = dict(calls[0].arguments)
@@ -111,61 +113,52 @@ def readers(call: PlannedCall) -> list[PlannedValue]:
 
 
 class GraphPlan:
-    """What a run does, for one set of sizes: segments in order, and where the outputs are."""
+    """What a run does, for one set of sizes: segments in order, where the outputs are, and one workspace for the values between segments."""
 
-    def __init__(self, name: str, calls: Sequence[PlannedCall], outputs: Mapping[str, Ref], fuse: bool) -> None:
+    def __init__(self, name: str, calls: Sequence[PlannedCall], outputs: Mapping[str, Ref], fuse: bool, dropped: Sequence[str] = (), launches: int = 0) -> None:
         self.name, self.calls, self.outputs, self.fuse = name, tuple(calls), dict(outputs), fuse
-        groups = _groups(self.calls, fuse)
+        self.dropped = tuple(dropped)
+        """Names of nodes that no output needs."""
+        groups = group_calls(self.calls, fuse)
         last: dict[int, int] = {}
         for number, group in enumerate(groups):
             for call in group:
                 for value in readers(call):
                     last[value.number] = number
-        kept = {ref.root.number for ref in outputs.values() if isinstance(ref.root, PlannedValue)}
+        self.kept = frozenset(ref.root.number for ref in outputs.values() if isinstance(ref.root, PlannedValue))
+        """Numbers of the values that are outputs, or views of which are."""
         self.segments: list[GraphSegment] = []
+        self.lifetimes: list[Lifetime] = []
         for number, group in enumerate(groups):
             if not group[0].joins:
                 call = group[0]
                 segment = GraphSegment((call,), dict(call.arguments), call.values, function=call.kernel, written=call.written)
             else:
-                segment = build_segment(name, group, lambda value: value.number in kept or last.get(value.number, -1) > number)  # noqa: B023
+                segment = build_segment(name, group, lambda value: value.number in self.kept or last.get(value.number, -1) > number, launches)  # noqa: B023
             segment.free = tuple(
-                {v.number: v for call in group for v in (*readers(call), *call.values) if last.get(v.number, -1) <= number and v.number not in kept}.values()
+                {v.number: v for call in group for v in (*readers(call), *call.values) if last.get(v.number, -1) <= number and v.number not in self.kept}.values()
             )
             self.segments.append(segment)
+            if segment.runner is not None and not segment.constant:
+                self.lifetimes += [
+                    Lifetime(v.number, v.nbytes, number, max(number, last.get(v.number, number))) for v in segment.results if v.number not in self.kept
+                ]
+        self.offsets, self.peak_bytes = place_lifetimes(self.lifetimes)
+        """Where values lie in the workspace, and how large it is. Arrays inside a program are the program's own."""
+
+    @property
+    def least_bytes(self) -> int:
+        """What values between segments take at the same time: no workspace can be smaller."""
+        return lower_bound(self.lifetimes)
+
+    @property
+    def programs(self) -> int:
+        """How many different programs there are."""
+        return len({id(segment.runner) for segment in self.segments if segment.runner is not None})
 
     @property
     def values(self) -> list[PlannedValue]:
         return [value for call in self.calls for value in call.values]
 
-    def constants(self) -> list[np.ndarray]:
-        """Arrays that ops bring along."""
-        found = {id(v.root): v.root for call in self.calls for v in call.arguments.values() if isinstance(v, Ref) and isinstance(v.root, np.ndarray)}
-        return list(found.values())
-
     def __repr__(self) -> str:
-        return f"<plan of {self.name}: {len(self.calls)} nodes in {len(self.segments)} programs>"
-
-
-def _groups(calls: Sequence[PlannedCall], fuse: bool) -> list[list[PlannedCall]]:
-    """Calls that become one program each."""
-    most = MOST_PARTS if fuse else 1
-    found: list[list[PlannedCall]] = []
-    for call in calls:
-        if found and len(found[-1]) < most and call.joins and found[-1][0].joins and not _conflict(found[-1], call):
-            found[-1].append(call)
-        else:
-            found.append([call])
-    return found
-
-
-def _conflict(group: Sequence[PlannedCall], call: PlannedCall) -> bool:
-    """Whether a call has to do with memory that the group writes, or writes what the group reads, by another view."""
-    both = (*group, call)
-    written = {v.root for c in both for n in c.written if isinstance(v := c.arguments[n], Ref) and isinstance(v.root, str)}
-    views: dict[str, set[object]] = {}
-    for other in both:
-        for value in other.arguments.values():
-            if isinstance(value, Ref) and isinstance(value.root, str) and value.root in written:
-                views.setdefault(value.root, set()).add(value.key)
-    return any(len(keys) > 1 for keys in views.values())
+        return f"<plan of {self.name}: {len(self.calls)} nodes in {len(self.segments)} segments, {self.programs} programs>"

@@ -90,7 +90,7 @@ class GraphTensor:
 
     def reshape(self, *shape: Extent | Sequence[Extent]) -> Tensor:
         """Another shape of the same elements; one extent may be -1."""
-        asked = as_sizes(shape[0] if len(shape) == 1 and isinstance(shape[0], list | tuple) else shape)  # type: ignore[arg-type]
+        asked = as_sizes(shape[0] if len(shape) == 1 and isinstance(shape[0], list | tuple) else shape)
         count = product(self.sizes)
         open_ = [axis for axis, size in enumerate(asked) if size.constant == -1]
         if len(open_) > 1:

@@ -18,12 +18,10 @@ def rope(x: tw.Array, positions: tw.Array, frequencies: tw.Array) -> tw.Array:
     sequences, tokens, heads, depth = x.shape
     half = depth // 2
     out = tw.empty((sequences, tokens, heads, depth), x.dtype)
-    for s, t, h, d in tw.grid(sequences, tokens, heads, half):
-        angle = tw.cast(positions[s] + t, f32) * frequencies[d]
-        c = tw.cos(angle)
-        v = tw.sin(angle)
-        out[s, t, h, d] = x[s, t, h, d] * c - x[s, t, h, d + half] * v
-        out[s, t, h, d + half] = x[s, t, h, d] * v + x[s, t, h, d + half] * c
+    for s, t, h, d in tw.grid(sequences, tokens, heads, depth):
+        angle = tw.cast(positions[s] + t, f32) * frequencies[d % half]
+        turned = x[s, t, h, (d + half) % depth] * tw.sin(angle)
+        out[s, t, h, d] = x[s, t, h, d] * tw.cos(angle) + (turned if d >= half else -turned)
     return out
 
 
@@ -32,12 +30,10 @@ def rope_pairs(x: tw.Array, positions: tw.Array, frequencies: tw.Array) -> tw.Ar
     """Neighbouring features turned against each other."""
     sequences, tokens, heads, depth = x.shape
     out = tw.empty((sequences, tokens, heads, depth), x.dtype)
-    for s, t, h, d in tw.grid(sequences, tokens, heads, depth // 2):
-        angle = tw.cast(positions[s] + t, f32) * frequencies[d]
-        c = tw.cos(angle)
-        v = tw.sin(angle)
-        out[s, t, h, 2 * d] = x[s, t, h, 2 * d] * c - x[s, t, h, 2 * d + 1] * v
-        out[s, t, h, 2 * d + 1] = x[s, t, h, 2 * d] * v + x[s, t, h, 2 * d + 1] * c
+    for s, t, h, d in tw.grid(sequences, tokens, heads, depth):
+        angle = tw.cast(positions[s] + t, f32) * frequencies[d // 2]
+        turned = x[s, t, h, d // 2 * 2 + (d + 1) % 2] * tw.sin(angle)
+        out[s, t, h, d] = x[s, t, h, d] * tw.cos(angle) + (turned if d % 2 == 1 else -turned)
     return out
 
 

@@ -6,6 +6,7 @@ theirs are 1 unless `ONNX_SIZES` says otherwise (`batch=1,sequence=576`), intege
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,6 @@ import numpy as np
 import tilewright as tw
 from bench.harness import OURS, Bar, Case, Prepared, Variant
 from bench.onnx_models import encoder
-from bench.peers import require
 
 THREADS = 2
 TOLERANCE = 1e-4
@@ -26,7 +26,7 @@ TOLERANCE = 1e-4
 def cases(quick: bool) -> list[Case]:
     tw.set_num_threads(THREADS)
     layers = 1 if quick else 6
-    found = [_case(f"encoder of {layers} layers", lambda: encoder(layers), (1, 128), _tokens)]
+    found = [_case(f"encoder-{layers}-layers", lambda: encoder(layers), (1, 128), _tokens)]
     for path in filter(None, os.environ.get("ONNX_MODELS", "").split(":")):
         found.append(_case(Path(path).stem, lambda path=path: Path(path).read_bytes(), (), _random))  # type: ignore[misc]
     return found
@@ -51,7 +51,7 @@ def _random(model: tw.OnnxGraph) -> dict[str, Any]:
 
 def _case(name: str, read: Callable[[], bytes], shape: tuple[int, ...], make: Callable[[tw.OnnxGraph], dict[str, Any]]) -> Case:
     def prepare() -> Prepared:
-        runtime = require("onnxruntime")
+        runtime = importlib.import_module("onnxruntime")
         data = read()
         model = tw.graph.from_onnx(data)
         options = runtime.SessionOptions()
@@ -66,7 +66,10 @@ def _case(name: str, read: Callable[[], bytes], shape: tuple[int, ...], make: Ca
             error = max(float(np.abs(results[n].astype(np.float64) - w).max()) for n, w in zip(model.outputs, wanted, strict=True))
             return "" if error <= TOLERANCE * size else f"differs by {error:.2e}, where {TOLERANCE * size:.2e} is allowed"
 
-        variants = [Variant(OURS, lambda slot: model.run(inputs)), Variant("onnxruntime", lambda slot: dict(zip(model.outputs, session.run(None, inputs), strict=True)))]
-        return Prepared(variants, verify)
+        variants = [
+            Variant(OURS, lambda slot: model.run(inputs), returns=True),
+            Variant("onnxruntime", lambda slot: dict(zip(model.outputs, session.run(None, inputs), strict=True)), returns=True),
+        ]
+        return Prepared(variants, lambda: None, verify)
 
-    return Case("onnx", name, shape, "f32", (Bar("onnxruntime", 1.0),), prepare)
+    return Case(name, shape, "f32", 0, prepare, Bar(1.0, ("onnxruntime",)))

@@ -161,7 +161,7 @@ def einsum(node: NodeView) -> Known:
         def value_at(inner: tuple[X, ...]) -> X:
             here = {**place, **dict(zip(summed, inner, strict=True))}
             factors = [
-                kernel.read(v, *(0 if n == 1 else here[name] for name, n in zip(names, v.shape, strict=True)), literal=False)
+                kernel.read(v, *(0 if n == 1 != sizes[name] else here[name] for name, n in zip(names, v.shape, strict=True)), literal=False)
                 for names, v in zip(letters, values, strict=True)
             ]
             whole = factors[0]

@@ -62,7 +62,7 @@ def _case(name: str, read: Callable[[], bytes], shape: tuple[int, ...], make: Ca
         size = max(float(np.abs(w).max()) for w in wanted if w.size) or 1.0
 
         def verify(slot: int, returned: object, variant: Variant) -> str:
-            results = returned if isinstance(returned, dict) else {model.outputs[0]: returned}
+            results: dict[str, Any] = returned if isinstance(returned, dict) else {model.outputs[0]: returned}
             error = max(float(np.abs(results[n].astype(np.float64) - w).max()) for n, w in zip(model.outputs, wanted, strict=True))
             return "" if error <= TOLERANCE * size else f"differs by {error:.2e}, where {TOLERANCE * size:.2e} is allowed"
 

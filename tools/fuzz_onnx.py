@@ -11,8 +11,8 @@ import argparse
 import json
 import sys
 import time
-import tracemalloc
 import traceback
+import tracemalloc
 import warnings
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import tilewright as tw
 from bench.onnx_writer import graph, model, node, single, value, varint
+
+import tilewright as tw
 from tilewright.graphs.onnx.wire import FIXED64, VARINT, Malformed, fields
 
 MOST_BYTES = 1 << 22

@@ -54,7 +54,7 @@ class _Built:
         place = find_device(key[2])
         if plain and place.kind == "cpu" and (quick is None or quick[0] != key):
             executor = self.graph.executor
-            self._quick = key, QuickRun(executor, executor.plan(executor.bind(arrays), fuse), place)
+            self._quick = key, QuickRun(executor, executor.plan(executor.bind(dict(arrays)), fuse), place)
         return made if len(self.graph.outputs) > 1 else {next(iter(self.graph.outputs)): made}
 
 

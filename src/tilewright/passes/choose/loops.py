@@ -15,11 +15,9 @@ from math import prod
 from tilewright.analysis.affine import analyse
 from tilewright.analysis.loop_nest import Nest, can_repeat, compute_bytes, constant_of, nest_of, slides, vector_index
 from tilewright.base.cost_model import RowCosts
-from tilewright.base.dtypes import u64
 from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, walk
-from tilewright.ir.types import dtype_of
 from tilewright.passes.common.shift_rows import read_shared, row_start, walked
 from tilewright.passes.schedules.loops import Schedule
 
@@ -78,8 +76,8 @@ def draws_words(kernel: Kernel) -> bool:
     return any(op.opcode in ("random_u32", "random_u64") for op in walk(kernel.body))
 
 
-def draws_wide_quantiles(kernel: Kernel) -> bool:
-    """Whether it draws normal numbers of f64: elements of a thread share a loop for their tails, and constants."""
+def draws_quantiles(kernel: Kernel) -> bool:
+    """Whether it draws normal numbers: elements of a thread share keys and constants, and in f64 a loop for their tails."""
     return any(op.opcode == "random_normal" for op in walk(kernel.body))
 
 
@@ -92,7 +90,7 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     if kernel.attrs.get("in_order") == "parts":
         return _gpu_map(nest, rank, 1, hints, target, 1)
     if not nest.reductions and not nest.sweeps:
-        return _gpu_map(nest, rank, vector, hints, target, 1 if kernel.attrs.get("in_order") else costs.vectors * (2 if draws_wide_quantiles(kernel) else 1))
+        return _gpu_map(nest, rank, vector, hints, target, 1 if kernel.attrs.get("in_order") else costs.vectors * (2 if draws_quantiles(kernel) else 1))
     if rank and not nest.sweeps and hint(nest.reduce_extent, hints) <= costs.few_terms and vector_index(nest) >= 0:
         # Every thread adds up its few terms itself. Where the terms are neighbours too (a window that slides along memory), vectors would
         # not be aligned.

@@ -90,7 +90,7 @@ def test_large_arrays_take_fewer_steps_at_a_time(monkeypatch: pytest.MonkeyPatch
     small, large = tiles(five_points, plate(64, 64), 9), tiles(five_points, np.zeros((1024, 1024), np.float32), 9)
     assert small and large and small[0] < large[0]
     for name in ("_MEDIUM", "_LARGE"):
-        monkeypatch.setattr(f"tilewright.passes.program.time_tiles.{name}", 1)
+        monkeypatch.setattr(f"tilewright.passes.ordered.time_tiles.{name}", 1)
     x = plate(120, 248)  # one tile lies inside with its frame
     assert same(nine_points(x, 10, device="emulator"), nine_points(x, 10, device="cpu"))
 

@@ -15,10 +15,11 @@ from math import prod
 from tilewright.analysis.affine import address, analyse
 from tilewright.analysis.loop_nest import Nest, can_repeat, compute_bytes, constant_of, nest_of, slides, vector_index
 from tilewright.base.cost_model import RowCosts
+from tilewright.base.dtypes import u64
 from tilewright.base.sizes import ONE, ZERO, Size, product
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, walk
-from tilewright.ir.types import Tensor
+from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.common.shift_rows import read_shared, row_start, walked
 from tilewright.passes.schedules.loops import Schedule
 
@@ -77,9 +78,15 @@ def draws_words(kernel: Kernel) -> bool:
     return any(op.opcode in ("random_u32", "random_u64") for op in walk(kernel.body))
 
 
-def draws_quantiles(kernel: Kernel) -> bool:
-    """Whether it draws normal numbers: elements of a thread share keys and constants, and in f64 a loop for their tails."""
-    return any(op.opcode == "random_normal" for op in walk(kernel.body))
+_MANY_QUANTILES = 1 << 22
+"""Points from which on there are blocks enough when each has twice the work."""
+
+
+def draws_many_quantiles(kernel: Kernel, nest: Nest, hints: Mapping[str, int]) -> bool:
+    """Whether it draws many normal numbers of f64: elements of a thread share a loop for their tails, and constants."""
+    if not any(op.opcode == "random_normal" and dtype_of(op.operands[0].type) is u64 for op in walk(kernel.body)):
+        return False
+    return prod(hint(extent, hints) for extent in nest.extents) >= _MANY_QUANTILES
 
 
 # -- GPU ----------------------------------------------------------------------------------------------------------
@@ -91,7 +98,7 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     if kernel.attrs.get("in_order") == "parts":
         return _gpu_map(nest, rank, 1, hints, target, 1)
     if not nest.reductions and not nest.sweeps:
-        return _gpu_map(nest, rank, vector, hints, target, 1 if kernel.attrs.get("in_order") else costs.vectors * (2 if draws_quantiles(kernel) else 1))
+        return _gpu_map(nest, rank, vector, hints, target, 1 if kernel.attrs.get("in_order") else costs.vectors * (2 if draws_many_quantiles(kernel, nest, hints) else 1))
     if _are_ranges(kernel, nest):
         ranges = _gpu_ranges(kernel, nest, vector, hints, target, target.costs.ranges.length)
         if ranges is not None:

@@ -34,8 +34,8 @@ def run_graph(places: list[Device], best_seconds: Callable[[Callable[[], object]
         except TilewrightError as error:
             yield DemoRow("decode_graph", place.id, failure=str(error))
             continue
-        error = max(float(np.abs(a - b).max()) for a, b in zip(found, wanted, strict=True))
-        yield DemoRow("decode_graph", place.id, seconds, error=error, tolerance=_TOLERANCE)
+        largest = max(float(np.abs(a - b).max()) for a, b in zip(found, wanted, strict=True))
+        yield DemoRow("decode_graph", place.id, seconds, error=largest, tolerance=_TOLERANCE)
 
 
 def _step(step: Callable[[], object], runtime: object) -> None:

@@ -106,6 +106,8 @@ class FunctionWriter:
         """The value of every name of a size."""
         self.compared: dict[str, tuple[str, str, str]] = {}
         """The instruction and the operands of each comparison of floats, by its result."""
+        self.used = frozenset(v for op in walk(kernel.body) for v in op.operands)
+        """Values that some op asks for."""
         self.counter = 0
         self.label = "entry"
         self.metadata: list[str] = []

@@ -21,7 +21,7 @@ from tilewright.passes.choose.horizontal_fusion import (
     is_small_part,
     nest_schedules,
 )
-from tilewright.passes.choose.loops import choose, row_schedule
+from tilewright.passes.choose.loops import choose, range_schedule, row_schedule
 from tilewright.passes.choose.matrix import forced
 from tilewright.passes.choose.windows import window_schedule
 from tilewright.passes.choose.wishes import followed, wishes_for_loops
@@ -58,7 +58,8 @@ def plan_contractions(
             plans.append(several[0][1])
         elif not candidates:
             own = metadata.of(call.kernel.name) if metadata is not None else None
-            plans.append(None if wishes_for_loops(own) else row_schedule(call.kernel, target, sizes))
+            rows = None if wishes_for_loops(own) else row_schedule(call.kernel, target, sizes) or range_schedule(call.kernel, target, sizes)
+            plans.append(rows)
         elif forced_schedule and isinstance(candidates[0], AttentionSchedule):
             plans.append(forced_attention(forced_schedule, candidates, call.kernel, target))
         elif forced_schedule:

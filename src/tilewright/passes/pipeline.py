@@ -233,7 +233,7 @@ WIDEN_OPERANDS = Pass(
 SPLIT_ATTENTION = Pass(
     "split_attention", "program", "program", split_attention,
     "Attention of few queries over many keys becomes two kernels where its schedule says so: parts of the keys, and the sum of the parts.",
-    takes=PLANNED, gives="plans",
+    takes=("plans", "target", "hints"), gives="plans",
 )  # fmt: skip
 SPLIT_REDUCTIONS = Pass(
     "split_reductions", "program", "program", split_reductions,

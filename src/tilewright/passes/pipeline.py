@@ -122,7 +122,7 @@ GUARD_CHECKS = Pass(
 )  # fmt: skip
 UNPACK_BLOCKS = Pass(
     "unpack_blocks", "program", "program", unpack_blocks,
-    "Arrays of packed blocks become arrays of bytes; an element becomes arithmetic on those of its block.",
+    "Arrays of packed blocks become arrays of bytes; an element becomes arithmetic on those of its block.", takes=("metadata",),
 )  # fmt: skip
 SPLIT_BLOCKS = Pass(
     "split_blocks", "loop", "loop", split_blocks,
@@ -612,7 +612,7 @@ class Stages:
 def from_tree(typed: TypedKernel, trace: Trace, order: str = "kernel") -> Program:
     """The loop-stage program of a checked kernel."""
     first, *rest = ORDERS[order]
-    program, context = run_on_program(first.only_pass, typed, PassContext(), trace)
+    program, context = run_on_program(first.only_pass, typed, PassContext(metadata=typed.metadata), trace)
     return run_order(rest, program, context, trace)[0]
 
 

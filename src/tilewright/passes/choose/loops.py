@@ -46,6 +46,10 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
     if kernel.attrs.get("in_order") == "parts":
         # Each point walks a stretch of memory of its own: one to a block.
         return Schedule((1,) * rank)
+    dots = kernel.attrs.get("dots")
+    if isinstance(dots, int):
+        # One row after the other; vectors are those of the integer sums inside.
+        return Schedule((1,) * rank, dots, dots, vector_on_reduction=True)
     lanes = max(1, target.vector_bytes // max(compute_bytes(kernel), nest.widest if not nest.reductions else 1))
     heavy = sum(1 for op in walk(kernel.body) if op.opcode not in ("load", "store", "const", "size"))
     unroll = 8 if draws_words(kernel) else 4 if heavy < 24 else 2

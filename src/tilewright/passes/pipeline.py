@@ -45,6 +45,7 @@ from tilewright.passes.loop.shifted_variance import shifted_variance
 from tilewright.passes.loop.split_axes import split_axes
 from tilewright.passes.loop.stabilise import stabilise
 from tilewright.passes.loop.untile import untile
+from tilewright.passes.packed.dot_products import dot_products
 from tilewright.passes.packed.split_blocks import split_blocks
 from tilewright.passes.packed.unpack_blocks import unpack_blocks
 from tilewright.passes.program.drop_empty import drop_empty
@@ -123,6 +124,10 @@ GUARD_CHECKS = Pass(
 UNPACK_BLOCKS = Pass(
     "unpack_blocks", "program", "program", unpack_blocks,
     "Arrays of packed blocks become arrays of bytes; an element becomes arithmetic on those of its block.", takes=("metadata",),
+)  # fmt: skip
+DOT_PRODUCTS = Pass(
+    "dot_products", "thread", "thread", dot_products,
+    "Arm CPU: sums of products of bytes become dot products, whose lanes are added up as late as can be.", takes=TARGET,
 )  # fmt: skip
 SPLIT_BLOCKS = Pass(
     "split_blocks", "loop", "loop", split_blocks,
@@ -516,6 +521,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     "thread": (
         Step(PICK_TO_THREAD, "The schedule and the target choose the lowering."),
         Step(SIMPLIFY, "Folds index arithmetic of the lowering."),
+        Step(DOT_PRODUCTS, "Before casts become arithmetic.", ON_CPU),
         Step(MINMAX_BEFORE_WIDENING, "Before casts become arithmetic."),
         Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first."),
         Step(EXPAND_RANDOM, "Beside expand_math, for the same reason."),

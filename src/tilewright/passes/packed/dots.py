@@ -209,8 +209,9 @@ class _Term:
     def times(self, value: Value, factor: int) -> Value:
         return self.b.mul(value, self.b.const(factor, i32))
 
-    def sixteenth(self, value: Value) -> Value:
-        return self.b.op("shr", value, self.b.const(4, i32))
+    def sixteenth(self, factor: Value) -> Value:
+        """The factor of sums that are 16 times as large."""
+        return self.b.mul(factor, self.b.const(1 / 16, f32))
 
     # -- formats ------------------------------------------------------------------------------------------------------
 
@@ -222,11 +223,11 @@ class _Term:
         return self.b.add(self.dot((0, self.low(offset)), 16), self.dot((16, self.high(offset)), 16))
 
     def _q4_0(self) -> Value:
-        return self.scaled(self.sixteenth(self.nibbles(2)), self.half(0))
+        return self.scaled(self.nibbles(2), self.sixteenth(self.half(0)))
 
     def _q4_1(self) -> Value:
-        whole = self.b.add(self.sixteenth(self.nibbles(4)), self.times(self.sums(), 8))
-        return self.b.add(self.scaled(whole, self.half(0)), self.scaled(self.sums(), self.half(2)))
+        whole = self.b.add(self.nibbles(4), self.times(self.sums(), 128))
+        return self.b.add(self.scaled(whole, self.sixteenth(self.half(0))), self.scaled(self.sums(), self.half(2)))
 
     def fives(self, bits: int, offset: int) -> Value:
         """The sum of 32 numbers less 16, whose fifth bits are a word."""
@@ -270,18 +271,19 @@ class _Term:
             minima.append(b.cast(pair[1], i32))
         return scales, minima
 
-    def k(self, dots: Sequence[Value], shift: bool, less: int) -> Value:
+    def k(self, dots: Sequence[Value], sixteen: bool, less: int) -> Value:
         b = self.b
         scales, minima = self.k_scales()
         sums = [self.sums(j) for j in range(8)]
         whole = self.total([b.mul(s, dot) for s, dot in zip(scales, dots, strict=True)])
-        whole = b.add(self.sixteenth(whole) if shift else whole, self.times(self.total([b.mul(s, x) for s, x in zip(scales, sums, strict=True)]), less))
+        whole = b.add(whole, self.times(self.total([b.mul(s, x) for s, x in zip(scales, sums, strict=True)]), less))
         low = self.total([b.mul(m, x) for m, x in zip(minima, sums, strict=True)])
-        return b.sub(self.scaled(whole, self.half(0)), self.scaled(low, self.half(2)))
+        factor = self.sixteenth(self.half(0)) if sixteen else self.half(0)
+        return b.sub(self.scaled(whole, factor), self.scaled(low, self.half(2)))
 
     def _q4_k(self) -> Value:
         dots = [self.dot((64 * c + 32 * h, (self.low, self.high)[h](16 + 32 * c)), 32) for c in range(4) for h in range(2)]
-        return self.k(dots, True, 8)
+        return self.k(dots, True, 128)
 
     def _q5_k(self) -> Value:
         def number(c: int, h: int) -> Callable[[Builder, Value], Value]:
@@ -316,14 +318,14 @@ class _Term:
         start, half = scale.itemsize * (1 + dtype.zero_point), dtype.block // 2
         if dtype.bits == 4:
             # The activations lie with all even places first.
-            whole = self.sixteenth(b.add(self.dot((0, self.low(start)), half), self.dot((half, self.high(start)), half)))
+            whole = b.add(self.dot((0, self.low(start)), half), self.dot((half, self.high(start)), half))
         else:
             whole = self.dot((0, lambda b, t: b.bitcast(b.op("xor", self.byte(start, b, t), b.const(0x80, u8)), i8)), dtype.block)
         if dtype.zero_point:
             less = b.sub(b.const(1 << dtype.bits - 1, i32), b.cast(self.byte(scale.itemsize), i32))
-            whole = b.add(whole, b.mul(less, self.sums()))
+            whole = b.add(whole, b.mul(self.times(less, 16) if dtype.bits == 4 else less, self.sums()))
         factor = self.half(0) if scale is f16 else b.bitcast(self.word(0, u32), f32)
-        return self.scaled(whole, factor)
+        return self.scaled(whole, self.sixteenth(factor) if dtype.bits == 4 else factor)
 
 
 # -- rounding activations -------------------------------------------------------------------------------------------------

@@ -148,6 +148,6 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("fold", "All lanes combined to one number: `kind` add, mul, min, max, and, or, xor. Halves are combined lane by lane until one lane is "
          "left. `together`: integers, in any order.", _fold),
     _row("dot_lanes", "`dot_lanes %sums, %a, %b`: to each lane of the sums, i32, four products of bytes, i8, are added: of neighbours on Arm, of those "
-         "that LLVM chooses elsewhere.", _dot_lanes),
+         "that LLVM chooses elsewhere. `sdot`: the CPU has that instruction.", _dot_lanes),
     _row("fault", "`fault %block, %thread {text}`: an assertion of that text has failed in that thread; the kernel ends here.", _fault, "write"),
 )  # fmt: skip

@@ -160,6 +160,9 @@ def _dot_lanes(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
     sums, bytes_ = op.operands[0].type, op.operands[1].type
     assert isinstance(sums, Vec) and isinstance(bytes_, Vec)
     wide, narrow = f"<{bytes_.width} x i32>", f"<{bytes_.width} x i8>"
+    if op.attrs.get("sdot"):
+        parts = [(f"<{sums.width} x i32>", operands[0]), (narrow, operands[1]), (narrow, operands[2])]
+        return w.call(f"<{sums.width} x i32>", f"llvm.aarch64.neon.sdot.v{sums.width}i32.v{bytes_.width}i8", *parts)
     a, b = (w.let(f"sext {narrow} {value} to {wide}") for value in operands[1:])
     product = w.let(f"mul {wide} {a}, {b}")
     name = f"llvm.vector.partial.reduce.add.v{sums.width}i32.v{bytes_.width}i32"

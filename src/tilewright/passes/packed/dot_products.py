@@ -28,11 +28,13 @@ def dot_products(kernel: Kernel, target: Target) -> Kernel:
     """The kernel with dot products; the very same one where there are none."""
     if "dots" not in kernel.attrs or not target.triple.startswith("aarch64"):
         return kernel
-    return replace(kernel, body=_Dots(kernel).block(kernel.body, {}))
+    has_sdot = "+dotprod" in target.cpu_features or target.cpu == "neoverse-n1"
+    return replace(kernel, body=_Dots(kernel, has_sdot).block(kernel.body, {}))
 
 
 class _Dots:
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, has_sdot: bool) -> None:
+        self.has_sdot = has_sdot
         self.made = {result: op for op in walk(kernel.body) for result in op.results}
         self.uses = use_counts(kernel.body)
 
@@ -106,7 +108,7 @@ class _Region:
         assert isinstance(pieces[0][0].type, Vec)
         total = self.b.op("broadcast", self.b.const(0, i32), width=pieces[0][0].type.width // _LANES)
         for x, y in pieces:
-            total = self.b.op("dot_lanes", total, x, y)
+            total = self.b.op("dot_lanes", total, x, y, **({"sdot": True} if self.dots.has_sdot else {}))
         return total
 
     def linear(self, op: Op) -> tuple[Value, Value | None] | None:

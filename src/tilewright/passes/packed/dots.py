@@ -197,6 +197,15 @@ class _Term:
 
         return byte
 
+    def four(self, offset: int, half: int) -> Callable[[Builder, Value], Value]:
+        """Four bits of a byte, from 0 to 15."""
+
+        def byte(b: Builder, t: Value) -> Value:
+            whole = self.byte(offset, b, t)
+            return b.bitcast(b.op("shr", whole, b.const(4, u8)) if half else b.op("and", whole, b.const(15, u8)), i8)
+
+        return byte
+
     def sums(self, number: int = 0) -> Value:
         return self.b.op("load", self.x.sums, *self.row, self.b.index(number))
 
@@ -252,38 +261,34 @@ class _Term:
         return self.b.add(self.scaled(whole, self.half(0)), self.scaled(self.sums(), self.half(2)))
 
     def k_scales(self) -> tuple[list[Value], list[Value]]:
-        """The eight scales and factors of the minimum, as i32."""
+        """The eight scales and factors of the minimum, as i32: four at once in the bytes of words."""
         b = self.b
+        one, two, three = (self.word(offset, u32) for offset in (4, 8, 12))
 
         def bits(value: Value, shift: int, mask: int) -> Value:
-            shifted = b.op("shr", value, b.const(shift, u8)) if shift else value
-            return b.op("and", shifted, b.const(mask, u8))
+            shifted = b.op("shr", value, b.const(shift, u32)) if shift else value
+            return b.op("and", shifted, b.const(mask * 0x01010101, u32))
 
-        scales, minima = [], []
-        for j in range(8):
-            one, two, three = (self.byte(4 + offset + j % 4) for offset in (0, 4, 8))
-            if j < 4:
-                pair = bits(one, 0, 63), bits(two, 0, 63)
-            else:
-                highs = (b.op("shl", bits(part, 6, 3), b.const(4, u8)) for part in (one, two))
-                pair = tuple(b.op("or", low, high) for low, high in zip((bits(three, 0, 15), bits(three, 4, 15)), highs, strict=True))  # type: ignore[assignment]
-            scales.append(b.cast(pair[0], i32))
-            minima.append(b.cast(pair[1], i32))
-        return scales, minima
+        def bytes_of(word: Value) -> list[Value]:
+            return [b.cast(b.op("and", b.op("shr", word, b.const(8 * place, u32)), b.const(255, u32)), i32) for place in range(4)]
 
-    def k(self, dots: Sequence[Value], sixteen: bool, less: int) -> Value:
+        # The upper two bits of the first eight bytes belong to the last four scales.
+        scales = bits(one, 0, 63), b.op("or", bits(three, 0, 15), bits(one, 2, 48))
+        minima = bits(two, 0, 63), b.op("or", bits(three, 4, 15), bits(two, 2, 48))
+        return [s for word in scales for s in bytes_of(word)], [m for word in minima for m in bytes_of(word)]
+
+    def k(self, dots: Sequence[Value], less: int) -> Value:
         b = self.b
         scales, minima = self.k_scales()
         sums = [self.sums(j) for j in range(8)]
         whole = self.total([b.mul(s, dot) for s, dot in zip(scales, dots, strict=True)])
-        whole = b.add(whole, self.times(self.total([b.mul(s, x) for s, x in zip(scales, sums, strict=True)]), less))
+        if less:
+            whole = b.add(whole, self.times(self.total([b.mul(s, x) for s, x in zip(scales, sums, strict=True)]), less))
         low = self.total([b.mul(m, x) for m, x in zip(minima, sums, strict=True)])
-        factor = self.sixteenth(self.half(0)) if sixteen else self.half(0)
-        return b.sub(self.scaled(whole, factor), self.scaled(low, self.half(2)))
+        return b.sub(self.scaled(whole, self.half(0)), self.scaled(low, self.half(2)))
 
     def _q4_k(self) -> Value:
-        dots = [self.dot((64 * c + 32 * h, (self.low, self.high)[h](16 + 32 * c)), 32) for c in range(4) for h in range(2)]
-        return self.k(dots, True, 128)
+        return self.k([self.dot((64 * c + 32 * h, self.four(16 + 32 * c, h)), 32) for c in range(4) for h in range(2)], 0)
 
     def _q5_k(self) -> Value:
         def number(c: int, h: int) -> Callable[[Builder, Value], Value]:
@@ -294,7 +299,7 @@ class _Term:
 
             return byte
 
-        return self.k([self.dot((64 * c + 32 * h, number(c, h)), 32) for c in range(4) for h in range(2)], False, 16)
+        return self.k([self.dot((64 * c + 32 * h, number(c, h)), 32) for c in range(4) for h in range(2)], 16)
 
     def _q6_k(self) -> Value:
         b = self.b

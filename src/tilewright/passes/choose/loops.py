@@ -58,6 +58,9 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
     if on_reduction and not window:
         arg = any(str(op.attrs["kind"]).startswith("arg") for op in nest.reductions)
         width = lanes * (8 if heavy < 8 else 4)
+        inner = nest.reduce_extent.constant
+        if kernel.attrs.get("blocks") and inner and not inner & (inner - 1):
+            width = min(width, inner)  # whole vectors of a block's innermost loop
         return Schedule((1,) * rank, width, width, vector_on_reduction=True, block_search=2048 if arg else 0)
     axis = vector_index(nest)
     if axis < 0:

@@ -164,10 +164,10 @@ class _Term:
         return self.b.cast(self.b.bitcast(self.word(offset, u16), f16), f32)
 
     def total(self, terms: Sequence[Value]) -> Value:
-        found = terms[0]
-        for term in terms[1:]:
-            found = self.b.add(found, term)
-        return found
+        """Their sum, in pairs: no sum waits for all the others."""
+        while len(terms) > 1:
+            terms = [self.b.add(*terms[at : at + 2]) if at + 1 < len(terms) else terms[at] for at in range(0, len(terms), 2)]
+        return terms[0]
 
     def dot(self, sub: Sub, terms: int) -> Value:
         """The sum of bytes times rounded activations."""

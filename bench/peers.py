@@ -24,6 +24,7 @@ NEEDED = {
     "scans": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "scans-cpu": {},
     "checks-cpu": {},
+    "quantised-cpu": {},
     "random": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "random-cpu": {},
     "host": {},

@@ -23,7 +23,7 @@ from bench.peers import PeerMissing, require
 from tilewright.base.errors import TilewrightError
 
 RESULTS = Path(__file__).resolve().parent / "results"
-KINDS = ("cpu", "gpu", "runtime", "zyn", "zyn-cpu", "simt", "primitives", "primitives-cpu", "scans", "scans-cpu", "scatter", "scatter-cpu", "random", "random-cpu", "checks-cpu", "host", *contraction_run.KINDS)
+KINDS = ("cpu", "gpu", "runtime", "zyn", "zyn-cpu", "simt", "primitives", "primitives-cpu", "scans", "scans-cpu", "scatter", "scatter-cpu", "random", "random-cpu", "checks-cpu", "quantised-cpu", "host", *contraction_run.KINDS)
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,17 @@ def primitive_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
         session.release()
 
     return [Job(case.label, (case.op,), lambda case=case: run(case)) for case in family.gpu_cases(quick)]  # type: ignore[misc]
+
+
+def quantised_jobs(setting: Setting, quick: bool) -> list[Job]:
+    from bench import quantised_cpu
+
+    plan = Plan(rounds=5, per_round=3, warmups=1, seconds=3.0) if quick else Plan(rounds=15, per_round=4, warmups=2, seconds=10.0)
+    clock = HostClock()
+    return [
+        Job(case.label, (case.op,), lambda case=case: iter([measure(case, clock, plan, setting)]))  # type: ignore[misc]
+        for case in quantised_cpu.cpu_cases(quick)
+    ]
 
 
 def scatter_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
@@ -237,6 +248,8 @@ def main(
             jobs = primitive_jobs(kind, setting, quick)
         elif kind.startswith("scatter"):
             jobs = scatter_jobs(kind, setting, quick)
+        elif kind == "quantised-cpu":
+            jobs = quantised_jobs(setting, quick)
         elif kind == "checks-cpu":
             jobs = check_jobs(setting, quick)
         elif kind.startswith("random"):

@@ -298,7 +298,7 @@ def test_sizes_that_do_not_fit() -> None:
         product(w, normal(33))
 
     @tw.kernel
-    def fixed(w: "q4_0[n, 48]") -> float:  # type: ignore[name-defined]  # noqa: F821
+    def fixed(w: q4_0[n, 48]) -> float:  # type: ignore[name-defined]  # noqa: F821
         return tw.sum(w)
 
     with pytest.raises(tw.UserError, match="48 elements, and q4_0 has blocks of 32"):
@@ -335,7 +335,7 @@ def test_packed_arrays_are_not_written() -> None:
 
     w = tw.quantize(normal(2, 64), tw.q4_0)
     for kernel in (stored, in_place):
-        with pytest.raises(tw.UserError, match="holds packed blocks .q4_0., which kernels read and do not write"):
+        with pytest.raises(tw.UserError, match=r"holds packed blocks \(q4_0\), which kernels read and do not write"):
             kernel(w)
     with pytest.raises(tw.UserError, match="holds packed blocks, which kernels do not write"):
         product(w, normal(64), out=w)

@@ -108,7 +108,7 @@ class _Region:
         assert isinstance(pieces[0][0].type, Vec)
         total = self.b.op("broadcast", self.b.const(0, i32), width=pieces[0][0].type.width // _LANES)
         for x, y in pieces:
-            total = self.b.op("dot_lanes", total, x, y, **({"sdot": True} if self.dots.has_sdot else {}))
+            total = self.b.op("dot_lanes", total, x, y, sdot=True) if self.dots.has_sdot else self.b.op("dot_lanes", total, x, y)
         return total
 
     def linear(self, op: Op) -> tuple[Value, Value | None] | None:

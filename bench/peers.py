@@ -21,13 +21,19 @@ NEEDED = {
     "primitives-cpu": {"torch": "torch", "numba": "numba"},
     "scatter": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "scatter-cpu": {},
+    "decode-attention": {"torch": "torch"},
+    "decode-attention-cpu": {"torch": "torch"},
+    "decode-step": {"torch": "torch"},
     "scans": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "scans-cpu": {},
     "checks-cpu": {},
     "quantised-cpu": {},
     "random": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "random-cpu": {},
+    "ordered": {"torch": "torch", "triton": "triton"},
+    "ordered-cpu": {},
     "host": {},
+    "gemv": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "simt": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
 }
 """Module and the package that has it, by kind of run."""
@@ -48,7 +54,7 @@ def require(kind: str) -> None:
             f"the {kind} benchmarks compare with {', '.join(NEEDED[kind])}, and this Python has no {', '.join(missing)}\n"
             f"help: run {how}"
         )
-    if kind in ("gpu", "runtime", "zyn", "simt", "primitives", "scans", "scatter", "random"):
+    if "torch" in NEEDED[kind] and not kind.endswith("cpu"):
         torch = importlib.import_module("torch")
         if not torch.cuda.is_available():
             raise PeerMissing(

@@ -127,7 +127,6 @@ from tilewright.execute.devices import (
 from tilewright.execute.graphs import (
     Graph as Graph,
     capture as capture,
-    graph as graph,
 )
 from tilewright.execute.kernel import (
     Kernel as Kernel,
@@ -379,6 +378,22 @@ from tilewright.frontend.words import (
     where as where,
     zeros as zeros,
     zeros_like as zeros_like,
+)
+from tilewright.graphs.entry import (
+    graph as graph,
+)
+from tilewright.graphs.graph import (
+    TensorGraph as TensorGraph,
+)
+from tilewright.graphs.onnx.imported import (
+    OnnxGraph as OnnxGraph,
+)
+from tilewright.graphs.registry import (
+    OpParam as OpParam,
+    TensorType as TensorType,
+)
+from tilewright.graphs.tensor import (
+    Tensor as Tensor,
 )
 from tilewright.interop.jax import (
     jax_function as jax_function,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tilewright.analysis.affine import Affine, Forms, analyse, gap
 from tilewright.analysis.expressions import ExpressionTable, Key, sorted_keys
@@ -75,6 +76,11 @@ class Attention:
     """0 is subtracted where the maximum is -inf: the sums of such rows are 0."""
     exponential: str
     forms: Forms
+    count: Value | None = None
+    """How many terms a reduction has, where that is no size: a number in memory, or one that a row adds something to. `keys` is then how
+    many there are to read."""
+    gathers: bool = False
+    """The rows of an operand are not those of one axis: the tokens and heads of several queries, or keys in pages."""
 
     @property
     def indices(self) -> tuple[Value, ...]:
@@ -135,6 +141,7 @@ class _AttentionFinder(ExpressionTable):
         self.indices = parallel.regions[0].args
         self.used: dict[Value, frozenset[Value]] = {}
         self.leaves = {a for op in walk(kernel.body) for region in op.regions for a in region.args}
+        self.written = {op.operands[0] for op in walk(kernel.body) if op.opcode == "store"}
         self.reason = "its parts do not fit together as scores, weights and weighted values"
         """Why `find` found none."""
 
@@ -224,11 +231,13 @@ class _AttentionFinder(ExpressionTable):
         uses = {v for op in (query, key) for v in self.depends(op.result)}
         if column in uses or any(column in self.depends(op.results[0]) for op in (maximum, *sums)):
             return None
-        bound = self._bound(maximum.operands[0], i)
-        if bound is None:
-            return None
-        keys, reach, grain = bound
-        strict = reach is not None
+        extent = maximum.operands[0]
+        bound = self._bound(extent, i)
+        count = extent if bound is None else None
+        if count is not None and (column in self.depends(count) or self.reads_of(count) & self.written):
+            return self._refuse("where a row ends is not known before it is computed")
+        keys, reach, grain = bound if bound is not None else (None, None, 1)
+        strict = reach is not None or count is not None
         others: list[Value] = []
         for group, hard in ((guards, True), (soft, False)):
             for part in self._parts(group):
@@ -242,30 +251,63 @@ class _AttentionFinder(ExpressionTable):
             return None
         batch = tuple(p for p in range(len(self.indices)) if p not in (row, column_position))
         keys = keys if keys is not None else self._rows_of(key, j)
+        if keys is None:
+            return self._refuse("its keys are not the rows of an array")
         found = Attention(
             self.parallel, extents, row, batch, column, column_extent, loop, keys, depth[0], maximum, tuple(sums), total, product,
             query, key, value, term, tuple(others), reach, grain, strict, scales, shifted, exponential,
-            self.forms,
+            self.forms, count,
         )  # fmt: skip
         d = product.regions[0].args[0]
-        axes = (
-            found.axis(query, i), found.axis(query, d), found.axis(key, j), found.axis(key, d),
-            found.axis(value, j_value), found.axis(value, column),
-        )  # fmt: skip
-        if min(axes) < 0:
+        if min(found.axis(query, d), found.axis(key, d), found.axis(value, column)) < 0:
             return None
+        if min(found.axis(query, i), found.axis(key, j), found.axis(value, j_value)) < 0:
+            found = replace(found, gathers=True)
         fixed = {self.indices[p] for p in batch}
         wanted = ((query, {i, d}), (key, {j, d}), (value, {j_value, column}))
         if any(not self.depends(op.result) <= moving | fixed for op, moving in wanted):
             return None
         return found
 
-    def _rows_of(self, key: Op, j: Value) -> Size:
+    def _rows_of(self, key: Op, j: Value) -> Size | None:
         """Where every row ends by its own limit: as many terms as there are to read."""
         tensor = key.operands[0].type
         assert isinstance(tensor, Tensor)
-        walks = [a for a, v in enumerate(key.operands[1 : 1 + tensor.rank]) if self.forms[v].factor(j) != ZERO]
-        return tensor.shape[walks[0]]
+        indices = key.operands[1 : 1 + tensor.rank]
+        walks = [a for a, v in enumerate(indices) if self.forms[v].factor(j) != ZERO]
+        if walks:
+            return tensor.shape[walks[0]]
+        pages = [size for v in indices if (size := self._pages(v, j)) is not None]
+        return pages[0] if pages else None
+
+    def _pages(self, index: Value, j: Value) -> Size | None:
+        """Of an index `table[…, j // P]`: as many terms as the table has room for."""
+        op = self.made.get(index)
+        while op is not None and op.opcode == "cast":
+            op = self.made.get(op.operands[0])
+        if op is None or op.opcode != "load":
+            return None
+        table = op.operands[0].type
+        assert isinstance(table, Tensor)
+        for extent, place in zip(table.shape, op.operands[1:], strict=False):
+            made = self.made.get(place)
+            if made is None or made.opcode != "floordiv" or self.forms[made.operands[1]].factors:
+                continue
+            if self.forms[made.operands[0]].factor(j) == ONE:
+                return extent * self.forms[made.operands[1]].constant
+        return None
+
+    def reads_of(self, value: Value) -> set[Value]:
+        """The arrays a value is read from."""
+        found: set[Value] = set()
+        waiting = [value]
+        while waiting:
+            op = self.made.get(waiting.pop())
+            if op is None:
+                continue
+            found.update([op.operands[0]] if op.opcode == "load" else ())
+            waiting += op.operands
+        return found
 
     def _column(
         self, loop: Op | None, value: Op, extents: tuple[Size, ...], row: Value
@@ -316,6 +358,9 @@ class _AttentionFinder(ExpressionTable):
             op = self.made.get(value)
             if op is not None and op.opcode == "and":
                 waiting = [*op.operands, *waiting]
+            elif op is not None and op.opcode == "if" and self._is_constant(op.regions[1].yields[op.results.index(value)], False):
+                # `a and b` of a text: b is looked at only where a holds.
+                waiting = [op.operands[0], op.regions[0].yields[op.results.index(value)], *waiting]
             else:
                 found.append(value)
         return found

@@ -39,7 +39,7 @@ from tilewright.frontend.python.kernels import parse_function
 from tilewright.frontend.python.options import reduction
 from tilewright.frontend.words.objects import Array
 from tilewright.runtime.core.entry import Entry, arranger
-from tilewright.runtime.core.streams import FAST_PATH_OFF
+from tilewright.runtime.core.streams import FAST_PATH_OFF, host_recorder, is_capturing
 from tilewright.runtime.exchange.host_tensors import as_array, as_tensor, has_host_tensors
 from tilewright.runtime.memory.packed_array import PackedArray
 from tilewright.tree.metadata import DeviceTarget, KernelMetadata, read_attributes
@@ -260,7 +260,7 @@ class Kernel(Entry, Generic[P, R]):
 
             if ensure_tuned(self.function, values, device, self.precision):
                 self.forget_programs()
-        if not FAST_PATH_OFF.value and has_host_tensors([*values.values(), out]):
+        if (not FAST_PATH_OFF.value or not is_capturing() or host_recorder() is not None) and has_host_tensors([*values.values(), out]):
             result = self.runner.run({n: as_array(v) for n, v in values.items()}, device, as_array(out))
             return as_tensor(result) if out is None else out
         result = self.runner.run(values, device, out)

@@ -6,14 +6,16 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matrix_kernels import matrix_kernels
 from op_kernels import map_kernels, module, reduction_kernels, thread_kernel
 
+import tilewright as tw
 from assembled import assemble
 from instruction_kernels import instruction_cases
 from support import add_2d, array, loop_kernel, ptx_of, reduce_2d, stages_of
-from tilewright.base.dtypes import SCALARS, bool_, f16, f32, i64
+from tilewright.base.dtypes import SCALARS, DType, bool_, f16, f32, f64, i64
 from tilewright.base.errors import TargetLimit
 from tilewright.base.sizes import ONE
 from tilewright.base.target import parse_target
@@ -106,6 +108,40 @@ def test_extremes_are_one_instruction_an_element(target: str, width: int, opcode
     assert len(re.findall(rf"{opcode}\.NaN\.f32", ptx)) == width
     assert "setp" not in ptx
     assert "selp" not in ptx
+
+
+@pytest.mark.requires("ptxas")
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+@pytest.mark.parametrize("width", [1, 2])
+def test_ordinary_divisions_and_roots_do_not_branch(dtype: DType, width: int) -> None:
+    x, o = array("x", dtype, 4096, align=16), array("o", dtype, 4096, align=16)
+    b = Builder()
+    place = b.mul(b.op("thread_id"), b.index(2))
+    attrs = {"width": width} if width > 1 else {}
+    first, second = (b.emit("load", [x, b.add(place, b.index(k))], attrs)[0] for k in (0, 1024))
+    b.multi("store", o, place, b.emit("div", [first, b.emit("sqrt", [second], {"ordinary": True})[0]], {"ordinary": True})[0])
+    kernel = Kernel("k", Stage.THREAD, (x, o), Block((), tuple(b.ops)), grid=(ONE,), threads=32)
+    arrays = [ProgramArray(p.name, p.type, kind) for p, kind in ((x, "input"), (o, "output")) if isinstance(p.type, Tensor)]
+    target = parse_target("sm_90a")
+    ptx = emit_assembly(llvm_text(Program("k", (arrays[0],), (arrays[1],), (), (KernelCall(kernel, ("x", "o")),)), target)[0], target, opt=3)
+    assert len(re.findall(r"rcp\.approx", ptx)) == len(re.findall(r"rsqrt\.approx", ptx)) == width
+    assert not re.search(r"div\.rn|sqrt\.rn|setp", ptx)
+    assemble(ptx, "sm_90a", level=0)
+
+
+@tw.kernel
+def append(cache: tw.InOut, row: tw.Array, position: tw.Array) -> None:
+    for j in tw.grid(len(row)):
+        cache[position[0], j] = row[j]
+
+
+def test_loads_are_under_way_before_an_index_is_checked() -> None:
+    """Else the store of a row would wait for two loads, one after the other."""
+    artifact = append.compile(np.zeros((64, 1024), np.float32), np.zeros(1024, np.float32), np.zeros(1, np.int64), target="sm_90a")
+    blocks = re.split(r"^\$L__BB", artifact.code.decode(), flags=re.MULTILINE)
+    storing = [block for block in blocks if "st.global.v4" in block]
+    assert storing
+    assert not any("ld.global" in block for block in storing)
 
 
 def test_block_size_is_declared() -> None:

@@ -39,7 +39,7 @@ class _Dots:
         self.uses = use_counts(kernel.body)
 
     def block(self, block: Block, values: dict[Value, Value]) -> Block:
-        region = _Region(self, values)
+        region = _LaneSums(self, values)
         for op in block.ops:
             region.op(op)
         return Block(block.args, tuple(region.b.ops))
@@ -68,7 +68,7 @@ class _Dots:
         return None
 
 
-class _Region:
+class _LaneSums:
     """One region: what is linear in sums of lanes stays lanes until somebody needs the number."""
 
     def __init__(self, dots: _Dots, values: dict[Value, Value]) -> None:
@@ -147,7 +147,7 @@ class _Region:
         if found is None:
             return False
         number, factor = found
-        inner = _Region(self.dots, dict(self.values))
+        inner = _LaneSums(self.dots, dict(self.values))
         skipped = {last.results[0], term, next(v for v in self.dots.made[term].operands if v is not factor)}  # type: ignore[index]
         for part in block.ops[:-1]:
             if not any(result in skipped for result in part.results):

@@ -28,6 +28,7 @@ NEEDED = {
     "scans-cpu": {},
     "checks-cpu": {},
     "quantised-cpu": {},
+    "onnx-cpu": {"onnxruntime": "onnxruntime"},
     "random": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "random-cpu": {},
     "ordered": {"torch": "torch", "triton": "triton"},

@@ -48,6 +48,7 @@ from tilewright.passes.loop.stabilise import stabilise
 from tilewright.passes.loop.untile import untile
 from tilewright.passes.ordered.ordered_kernels import ordered_kernels
 from tilewright.passes.ordered.time_tiles import time_tiles
+from tilewright.passes.packed.dot_products import dot_products
 from tilewright.passes.packed.split_blocks import split_blocks
 from tilewright.passes.packed.stage_units import stage_units
 from tilewright.passes.packed.units import packed_units
@@ -132,7 +133,11 @@ GUARD_CHECKS = Pass(
 )  # fmt: skip
 UNPACK_BLOCKS = Pass(
     "unpack_blocks", "program", "program", unpack_blocks,
-    "Arrays of packed blocks become arrays of bytes; an element becomes arithmetic on those of its block.",
+    "Arrays of packed blocks become arrays of bytes; an element becomes arithmetic on those of its block.", takes=("metadata",),
+)  # fmt: skip
+DOT_PRODUCTS = Pass(
+    "dot_products", "thread", "thread", dot_products,
+    "Arm CPU: sums of products of bytes become dot products, whose lanes are added up as late as can be.", takes=TARGET,
 )  # fmt: skip
 SPLIT_BLOCKS = Pass(
     "split_blocks", "loop", "loop", split_blocks,
@@ -576,6 +581,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     "thread": (
         Step(PICK_TO_THREAD, "The schedule and the target choose the lowering."),
         Step(SIMPLIFY, "Folds index arithmetic of the lowering."),
+        Step(DOT_PRODUCTS, "Before casts become arithmetic.", ON_CPU),
         Step(MERGE_LOADS, "After simplify, which makes equal places the same value.", WITH_UNITS),
         Step(MINMAX_BEFORE_WIDENING, "Before casts become arithmetic."),
         Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first."),
@@ -676,7 +682,7 @@ class Stages:
 def from_tree(typed: TypedKernel, trace: Trace, order: str = "kernel") -> Program:
     """The loop-stage program of a checked kernel."""
     first, *rest = ORDERS[order]
-    program, context = run_on_program(first.only_pass, typed, PassContext(), trace)
+    program, context = run_on_program(first.only_pass, typed, PassContext(metadata=typed.metadata), trace)
     return run_order(rest, program, context, trace)[0]
 
 

@@ -48,6 +48,10 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
     if kernel.attrs.get("in_order") == "parts":
         # Each point walks a stretch of memory of its own: one to a block.
         return Schedule((1,) * rank)
+    dots = kernel.attrs.get("dots")
+    if isinstance(dots, int):
+        # One row after the other; vectors are those of the integer sums inside.
+        return Schedule((1,) * rank, dots, dots, vector_on_reduction=True)
     lanes = max(1, target.vector_bytes // max(compute_bytes(kernel), nest.widest if not nest.reductions else 1))
     heavy = sum(1 for op in walk(kernel.body) if op.opcode not in ("load", "store", "const", "size"))
     unroll = 8 if draws_words(kernel) else 4 if heavy < 24 else 2
@@ -56,6 +60,9 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
     if on_reduction and not window:
         arg = any(str(op.attrs["kind"]).startswith("arg") for op in nest.reductions)
         width = lanes * (8 if heavy < 8 else 4)
+        inner = nest.reduce_extent.constant
+        if kernel.attrs.get("blocks") and inner and not inner & (inner - 1):
+            width = min(width, inner)  # whole vectors of a block's innermost loop
         return Schedule((1,) * rank, width, width, vector_on_reduction=True, block_search=2048 if arg else 0)
     axis = vector_index(nest)
     if axis < 0:

@@ -58,10 +58,8 @@ from tilewright.passes.program.fission_products import fission_products
 from tilewright.passes.program.fuse import FusionReport, fuse
 from tilewright.passes.program.fuse_horizontally import fuse_horizontally
 from tilewright.passes.program.guard_checks import guard_checks
-from tilewright.passes.program.launch_early import launch_early
 from tilewright.passes.program.pad_windows import pad_windows
 from tilewright.passes.program.persistent_kernel import persistent_kernel
-from tilewright.passes.program.prefetch_early import prefetch_early
 from tilewright.passes.program.repack import repack
 from tilewright.passes.program.reuse_buffers import reuse_buffers
 from tilewright.passes.program.split_attention import split_attention
@@ -249,16 +247,6 @@ SPLIT_SCATTERS = Pass(
     "split_scatters", "program", "program", split_scatters,
     "Scatters run side by side: on a CPU each part of the points has a copy of what it combines into, on a GPU they are atomics.",
     takes=("plans", "target", "hints", "metadata"), gives="plans",
-)  # fmt: skip
-LAUNCH_EARLY = Pass(
-    "launch_early", "program", "program", launch_early,
-    "Short kernels of a program of several start before the one before them has ended, and wait for it themselves.",
-    takes=("target", "hints"),
-)  # fmt: skip
-PREFETCH_EARLY = Pass(
-    "prefetch_early", "program", "program", prefetch_early,
-    "Kernels that start early fetch arrays that no kernel of the program writes into the second-level cache while they wait.",
-    takes=("target", "hints"),
 )  # fmt: skip
 SPLIT_SCANS = Pass(
     "split_scans", "program", "program", split_scans,
@@ -589,8 +577,6 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(EXPAND_CASTS, "After expand_math."),
         Step(DIVIDE_BY_RECIPROCAL, "After expand_math, whose divisions it sees too."),
         Step(SIMPLIFY, "Code generators see short code."),
-        Step(LAUNCH_EARLY, "Last: whether a kernel is short is known once its grid is, and nothing may come before its wait."),
-        Step(PREFETCH_EARLY, "After launch_early, which adds waits; addresses are final."),
     ),
     "ordered loops": (
         Step(TIME_TILES, "Calls are still apart, and the loop stage says what a step computes."),

@@ -21,11 +21,15 @@ NEEDED = {
     "primitives-cpu": {"torch": "torch", "numba": "numba"},
     "scatter": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "scatter-cpu": {},
+    "decode-attention": {"torch": "torch"},
+    "decode-attention-cpu": {"torch": "torch"},
     "scans": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "scans-cpu": {},
     "checks-cpu": {},
     "random": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "random-cpu": {},
+    "ordered": {"torch": "torch", "triton": "triton"},
+    "ordered-cpu": {},
     "host": {},
     "simt": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
 }
@@ -47,7 +51,7 @@ def require(kind: str) -> None:
             f"the {kind} benchmarks compare with {', '.join(NEEDED[kind])}, and this Python has no {', '.join(missing)}\n"
             f"help: run {how}"
         )
-    if kind in ("gpu", "runtime", "zyn", "simt", "primitives", "scans", "scatter", "random"):
+    if "torch" in NEEDED[kind] and not kind.endswith("cpu"):
         torch = importlib.import_module("torch")
         if not torch.cuda.is_available():
             raise PeerMissing(

@@ -14,16 +14,38 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import contraction_run
-from bench.harness import Case, HostClock, Plan, Record, Setting, measure
+from bench.harness import Case, Clock, HostClock, Plan, Record, Setting, measure
 from bench.peers import PeerMissing, require
 from tilewright.base.errors import TilewrightError
 
 RESULTS = Path(__file__).resolve().parent / "results"
-KINDS = ("cpu", "gpu", "runtime", "zyn", "zyn-cpu", "simt", "primitives", "primitives-cpu", "scans", "scans-cpu", "scatter", "scatter-cpu", "random", "random-cpu", "checks-cpu", "host", *contraction_run.KINDS)
+KINDS = (
+    "cpu",
+    "gpu",
+    "runtime",
+    "zyn",
+    "zyn-cpu",
+    "simt",
+    "primitives",
+    "primitives-cpu",
+    "scans",
+    "scans-cpu",
+    "scatter",
+    "scatter-cpu",
+    "decode-attention",
+    "decode-attention-cpu",
+    "random",
+    "random-cpu",
+    "ordered",
+    "ordered-cpu",
+    "checks-cpu",
+    "host",
+    *contraction_run.KINDS,
+)
 
 
 @dataclass(frozen=True)
@@ -124,14 +146,15 @@ def primitive_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
 
 
 def scatter_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
-    from bench import scatter
+    from bench import decode_attention, scatter
 
-    if kind == "scatter-cpu":
+    family = decode_attention if kind.startswith("decode") else scatter
+    if kind.endswith("-cpu"):
         plan = Plan(rounds=5, per_round=3, warmups=1, seconds=3.0) if quick else Plan(rounds=15, per_round=1, warmups=1, seconds=10.0)
         clock = HostClock()
         return [
             Job(case.label, (case.op,), lambda case=case: iter([measure(case, clock, plan, setting)]))  # type: ignore[misc]
-            for case in scatter.cpu_cases(quick)
+            for case in family.cpu_cases(quick)
         ]
     from bench import gpu
 
@@ -141,7 +164,7 @@ def scatter_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
         yield measure(case, session.machine.clock, session.plan, setting, session.copy_rate("f32"))
         session.release()
 
-    return [Job(case.label, (case.op,), lambda case=case: run(case)) for case in scatter.gpu_cases(quick)]  # type: ignore[misc]
+    return [Job(case.label, (case.op,), lambda case=case: run(case)) for case in family.gpu_cases(quick)]  # type: ignore[misc]
 
 
 def contraction_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
@@ -183,6 +206,36 @@ def random_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
         session.release()
 
     return [Job(case.label, (case.op,), lambda case=case: run(case)) for case in random_fill.gpu_cases(quick)]  # type: ignore[misc]
+
+
+def ordered_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
+    from bench import ordered
+
+    if kind == "ordered-cpu":
+        plan = Plan(rounds=5, per_round=2, warmups=1, seconds=3.0) if quick else Plan(rounds=15, per_round=2, warmups=1, seconds=20.0)
+        host = HostClock()
+        return [
+            Job(case.label, (case.op,), lambda case=case: iter([measure(case, host, plan, setting)]))  # type: ignore[misc]
+            for case in ordered.cpu_cases(quick)
+        ]
+    from bench import gpu
+
+    session = gpu.Session.open(setting, quick)
+    plan = replace(session.plan, per_round=2, rounds=min(session.plan.rounds, 5))
+
+    def run(case: Case, clock: Clock, used: Plan, limit: float | None = None) -> Iterator[Record]:
+        record = measure(case, clock, used, setting)
+        record.bar_ms = limit
+        yield record
+        session.release()
+
+    jobs: list[Job] = []
+    for case in ordered.gpu_cases(quick, compiled=True):
+        is_append = case.op == "append"
+        used, limit = (session.plan, ordered.APPEND_MS) if is_append else (plan, None)
+        jobs.append(Job(case.label, (case.op,), lambda case=case, used=used, limit=limit: run(case, session.machine.clock, used, limit)))  # type: ignore[misc]
+    numbers = ordered.gpu_numbers()
+    return [*jobs, Job(numbers.label, (numbers.op,), lambda: run(numbers, session.machine.host_clock, session.plan))]
 
 
 def host_jobs(setting: Setting) -> list[Job]:
@@ -235,12 +288,14 @@ def main(
             jobs = (runtime_jobs if kind == "runtime" else simt_jobs)(setting, quick)
         elif kind.startswith(("primitives", "scans")):
             jobs = primitive_jobs(kind, setting, quick)
-        elif kind.startswith("scatter"):
+        elif kind.startswith(("scatter", "decode")):
             jobs = scatter_jobs(kind, setting, quick)
         elif kind == "checks-cpu":
             jobs = check_jobs(setting, quick)
         elif kind.startswith("random"):
             jobs = random_jobs(kind, setting, quick)
+        elif kind.startswith("ordered"):
+            jobs = ordered_jobs(kind, setting, quick)
         elif kind == "host":
             jobs = host_jobs(setting)
         else:

@@ -65,7 +65,8 @@ ANNOTATIONS: tuple[Row, ...] = (
     ("`x: tw.GpuBuffer[tw.f32]` (explicit kernels)", "one row of that dtype; other dtypes and arrays with gaps are errors", "acts"),
     ("`-> tw.Array`, `-> float`, `-> tuple[tw.Array, …]`, `-> \"f32[rows]\"`", "how many results there are, their rank and dtype; others are errors", "acts"),
     ("any other annotation of a parameter", "the error lists these", "refused"),
-    ("`tw.q4_0`, `q4_k`, `q5_k`, `q6_k`, `q8_0`", "blocks of quantised weights: no kernel computes with them yet", "refused"),
+    ("`x: tw.Array[tw.f32]`", "an array of that dtype, of any rank", "acts"),
+    ("`tw.q4_0`, `q4_1`, `q5_0`, `q5_1`, `q8_0`, `q4_k`, `q5_k`, `q6_k`", "dtypes of packed blocks, which `tw.quantize` makes: kernels read their elements as f32; to write them is an error", "acts"),
 )
 ENVIRONMENT: tuple[Row, ...] = tuple((name, setting.meaning + ("; other values are refused" if setting.words else ""), "acts") for name, setting in SETTINGS.items())
 _NOT_READ = {"TILEWRIGHT_RUNNER", "TILEWRIGHT_SIZES", "TILEWRIGHT_TOO_LARGE", "TILEWRIGHT_"}

@@ -27,7 +27,7 @@ _EXPORTS = {
     "api.profile": "Profile profile",
     "api.regions": "parallel_gpu prange",
     "api.simd": "CpuFunction cpu",
-    "base.dtypes": "DType bf16 bool_ f16 f32 f64 f8e4m3 f8e5m2 i16 i32 i64 i8 q4_0 q4_k q5_k q6_k q8_0 u16 u32 u64 u8",
+    "base.dtypes": "DType bf16 bool_ f16 f32 f64 f8e4m3 f8e5m2 i16 i32 i64 i8 q4_0 q4_1 q4_k q5_0 q5_1 q5_k q6_k q8_0 u16 u32 u64 u8",
     "base.simd": (
         "f32x16 f32x4 f32x8 f64x2 f64x4 f64x8 i16x16 i16x32 i16x8 i32x16 i32x4 i32x8 i64x2 i64x4 i64x8 i8x16 i8x32 i8x64 "
         "u16x16 u16x32 u16x8 u32x16 u32x4 u32x8 u64x2 u64x4 u64x8 u8x16 u8x32 u8x64"
@@ -37,9 +37,10 @@ _EXPORTS = {
     "execute.array_files": "read_values",
     "execute.arrays": "allocate array asarray copy from_dlpack pinned to_device",
     "execute.devices": "Device compute_devices cpu_partitions default_device devices set_default_device",
-    "execute.graphs": "Graph capture graph",
+    "execute.graphs": "Graph capture",
     "execute.kernel": "Kernel kernel",
     "execute.memory": "Pool default_pool memory_pool",
+    "execute.packed.arrays": "dequantize packed_array q4_group q8_group quantize",
     "execute.primitives.elements": "filter gpu_filter gpu_map gpu_reduce gpu_transpose map",
     "execute.primitives.histograms": "gpu_histogram histogram",
     "execute.primitives.scans": "gpu_scan scan",
@@ -50,10 +51,16 @@ _EXPORTS = {
     "execute.streams": "Event Stream current_stream stream timed",
     "execute.transfers": "transfer",
     "execute.tune": "Tuning tune",
+    "graphs.entry": "graph",
+    "graphs.graph": "TensorGraph",
+    "graphs.registry": "OpParam TensorType",
+    "graphs.onnx.imported": "OnnxGraph",
+    "graphs.tensor": "Tensor",
     "interop.jax": "jax_function",
     "interop.torch": "torch_op",
     "runtime.core.futures": "Future all_of any_of",
     "runtime.cpu.pool": "get_num_threads set_num_threads",
+    "runtime.memory.packed_array": "PackedArray",
     "tree.metadata": "CompileTarget DeviceTarget ExecutionConstraints KernelHints KernelKind KernelMetadata",
     "zyn.load": "load",
 }

@@ -42,7 +42,10 @@ from tilewright.base.dtypes import (
     i64 as i64,
     i8 as i8,
     q4_0 as q4_0,
+    q4_1 as q4_1,
     q4_k as q4_k,
+    q5_0 as q5_0,
+    q5_1 as q5_1,
     q5_k as q5_k,
     q6_k as q6_k,
     q8_0 as q8_0,
@@ -124,7 +127,6 @@ from tilewright.execute.devices import (
 from tilewright.execute.graphs import (
     Graph as Graph,
     capture as capture,
-    graph as graph,
 )
 from tilewright.execute.kernel import (
     Kernel as Kernel,
@@ -134,6 +136,13 @@ from tilewright.execute.memory import (
     Pool as Pool,
     default_pool as default_pool,
     memory_pool as memory_pool,
+)
+from tilewright.execute.packed.arrays import (
+    dequantize as dequantize,
+    packed_array as packed_array,
+    q4_group as q4_group,
+    q8_group as q8_group,
+    quantize as quantize,
 )
 from tilewright.execute.primitives.elements import (
     filter as filter,
@@ -370,6 +379,22 @@ from tilewright.frontend.words import (
     zeros as zeros,
     zeros_like as zeros_like,
 )
+from tilewright.graphs.entry import (
+    graph as graph,
+)
+from tilewright.graphs.graph import (
+    TensorGraph as TensorGraph,
+)
+from tilewright.graphs.onnx.imported import (
+    OnnxGraph as OnnxGraph,
+)
+from tilewright.graphs.registry import (
+    OpParam as OpParam,
+    TensorType as TensorType,
+)
+from tilewright.graphs.tensor import (
+    Tensor as Tensor,
+)
 from tilewright.interop.jax import (
     jax_function as jax_function,
 )
@@ -384,6 +409,9 @@ from tilewright.runtime.core.futures import (
 from tilewright.runtime.cpu.pool import (
     get_num_threads as get_num_threads,
     set_num_threads as set_num_threads,
+)
+from tilewright.runtime.memory.packed_array import (
+    PackedArray as PackedArray,
 )
 from tilewright.tree.metadata import (
     CompileTarget as CompileTarget,

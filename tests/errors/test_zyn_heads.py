@@ -35,7 +35,7 @@ def wrong(text: str, **inputs: object) -> str:
         ("tensor[n, 1:3]", "TW016: a type has extents, not ranges"),
         ('tensor[n, m] @ "cuda:0"', "TW016: a type does not say where an array is"),
         ('tensor[n, m, "cuda:0"]', "TW016: a type does not say where an array is"),
-        ("q4_0[n, m]", "TW005: 'q4_0': quantised types are not available yet"),
+        ("q4_0[n, m]", "TW009: f's 'x' must be q4_0, got f32"),
     ],
 )
 def test_types_that_are_none_or_do_not_hold(type_: str, message: str) -> None:
@@ -50,7 +50,7 @@ def test_types_that_hold(type_: str) -> None:
 def test_types_of_lets() -> None:
     assert wrong("let y: tensor[n] * 3 = x", x=X).startswith("TW016: this is no type")
     assert wrong("let y: tensor[n <= 3, m] = x", x=X).startswith("TW004: let: axis 0 of 'y' has 4 element(s), but its type says n <= 3")
-    assert wrong("let y = zeros(4, dtype=q8_0)").startswith("TW005: 'q8_0': quantised types are not available yet")
+    assert wrong("let y = zeros(4, dtype=q8_0)").startswith("TW005: 'q8_0' holds packed blocks, which are made from an array by tw.quantize")
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ import pytest
 from random_kernels import arithmetic, batches, cards
 from random_kernels.draw import draw
 from random_kernels.memory import Arena
-from random_kernels.model import Kernel, Load, nests, walk_body
-from random_kernels.shrink import from_data, is_whole, read_case, shrink, to_data
+from random_kernels.model import Accumulate, Kernel, Load, nests, walk_body
+from random_kernels.shrink import dtypes_of, from_data, is_whole, read_case, shrink, to_data
 from random_kernels.source import kernel_text
 from random_kernels.trial import Outcome, trial
 
@@ -69,6 +69,8 @@ def test_a_seed_gives_one_kernel_and_the_mixture_is_as_promised() -> None:
     assert sum(bool(k.tags & {"gather", "scatter"}) for k in kernels) >= 200
     for tag in ("explicit", "while", "triangular", "stepped", "reduction", "whole arrays", "aliasing out", "in place", "scan", "empty"):
         assert features[tag] >= 5, tag
+    for tag in ("ordered", "array in place", "running", "grid scatter"):
+        assert features[tag] >= 50, tag
     assert all(features[f"dtype {d}"] >= 20 for d in arithmetic.KINDS)
     assert all(features[f"rank {r}"] >= 20 for r in range(5))
 
@@ -88,6 +90,18 @@ def test_shrinking_keeps_what_is_asked_for() -> None:
     small = shrink(kernel, reads_backwards, seconds=5.0)
     assert reads_backwards(small) and is_whole(small)
     assert len(kernel_text(small)) < len(kernel_text(kernel))
+
+
+def test_shrinking_makes_dtypes_plain() -> None:
+    def has_narrow_sum(kernel: Kernel) -> bool:
+        return any(isinstance(n, Accumulate) and n.op == "+" for n in walk_body(kernel.body))
+
+    narrow = {"bf16", "f8e4m3", "f8e5m2", "i8", "u16"}
+    kernels = [k for k in map(draw, range(400)) if not k.explicit and has_narrow_sum(k) and len(dtypes_of(k) & narrow) > 1]
+    for kernel in kernels[:3]:
+        small = shrink(kernel, has_narrow_sum, seconds=5.0)
+        assert is_whole(small) and has_narrow_sum(small)
+        assert not dtypes_of(small) & narrow
 
 
 # -- the reference ---------------------------------------------------------------------------------------------------

@@ -41,6 +41,17 @@ def add_to(x: tw.InOut, y: tw.Array) -> float:
 
 
 @tw.kernel
+def filled_beside_a_sum(x: tw.InOut, y: tw.Array) -> float:
+    """Nothing that follows reads `x`."""
+    total = 0.0
+    for i in range(len(y)):
+        total += y[i]
+    for i in tw.grid(len(x)):
+        x[i] = 7
+    return total
+
+
+@tw.kernel
 def transposed(x: tw.InOut) -> None:
     x = x.T + 1
 
@@ -563,6 +574,13 @@ def test_wrong_blocks(text: str, message: str) -> None:
     with pytest.raises(tw.UserError, match=message):
         tw.load(text).run(x=x)
     np.testing.assert_array_equal(x, 1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_kernels_that_only_write_in_place_stay_when_others_are_fused(device: str) -> None:
+    x, y = np.zeros(5, np.float32), np.arange(33, dtype=np.float32)
+    assert filled_beside_a_sum(x, y, device=device) == y.sum()
+    np.testing.assert_array_equal(x, 7)
 
 
 def test_inout_is_a_name_elsewhere() -> None:

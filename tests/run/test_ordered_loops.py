@@ -486,6 +486,73 @@ def test_slices_are_read_before_they_are_written(device: str) -> None:
     np.testing.assert_allclose(slices_of_rows(y, 2, device=device), wanted, rtol=1e-12)
 
 
+@tw.kernel
+def swapped_parts(x: tw.Array, steps: int) -> tuple[tw.Array, tw.Array, float]:
+    u = x * 1.0
+    v = x * 2.0
+    largest = 0.0
+    for _ in range(steps):
+        u[1:-1, 2:] = (u[:-2, 2:] + u[2:, 2:] + v[1:-1, :-2]) / 4
+        v[:, 1:-1] = (v[:, :-2] + u[:, 2:]) / 3
+        largest = max(largest, tw.max(u))
+    return u, v, largest
+
+
+@tw.kernel
+def moving_edge(x: tw.Array, steps: int) -> tw.Array:
+    u = x * 1.0
+    for t in range(steps):
+        u[1:-1] = (u[:-2] + u[2:]) / 2
+        u[0] = t
+    return u
+
+
+@tw.kernel
+def moving_part(x: tw.Array, steps: int) -> tw.Array:
+    u = x * 1.0
+    for t in range(steps):
+        u[t : t + 4] = u[t + 1 : t + 5] + u[t + 2 : t + 6]
+    return u
+
+
+@tw.kernel
+def part_in_place(u: tw.InOut, steps: int) -> None:
+    for _ in range(steps):
+        u[1:-1] = (u[:-2] + u[2:]) / 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_parts_that_change_places(device: str, steps: int) -> None:
+    x = random(5, 39, dtype=np.float64)
+    u, v, largest = x.copy(), 2 * x, 0.0
+    for _ in range(steps):
+        u[1:-1, 2:] = (u[:-2, 2:] + u[2:, 2:] + v[1:-1, :-2]) / 4
+        v[:, 1:-1] = (v[:, :-2] + u[:, 2:]) / 3
+        largest = max(largest, u.max())
+    for found, wanted in zip(swapped_parts(x, steps, device=device), (u, v, largest), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    line = random(40, dtype=np.float64)
+    edge, part, inside = line.copy(), line.copy(), line.copy()
+    for t in range(steps):
+        edge[1:-1] = (edge[:-2] + edge[2:]) / 2
+        edge[0] = t
+        part[t : t + 4] = part[t + 1 : t + 5] + part[t + 2 : t + 6]
+        inside[1:-1] = (inside[:-2] + inside[2:]) / 2
+    np.testing.assert_allclose(moving_edge(line, steps, device=device), edge, rtol=1e-12)
+    np.testing.assert_allclose(moving_part(line, steps, device=device), part, rtol=1e-12)
+    if device != "cuda":
+        part_in_place(line, steps, device=device)
+        np.testing.assert_allclose(line, inside, rtol=1e-12)
+
+
+def test_which_parts_change_places() -> None:
+    """Those that are the same in every step, of arrays that nothing else changes and that the kernel makes."""
+    assert "turn 1 of 2" in show(swapped_parts.stages(random(8, 8), 3).typed)
+    for kernel in (moving_edge, moving_part, part_in_place):
+        assert "turn" not in show(kernel.stages(random(40), 3).typed)
+
+
 def test_slices_that_meet_in_a_grid_are_refused() -> None:
     with pytest.raises(tw.TilewrightError, match="reads elements of 'a' while others are written"):
         slices_in_a_grid(random(4, 4))

@@ -150,3 +150,22 @@ def test_elements_of_out_keep_what_they_held() -> None:
 def test_another_fault_is_reported_as_ever() -> None:
     with pytest.raises(tw.UserError, match=r"store of 'out' at \[9\] is out of bounds: index 9, extent 6, in block"):
         scattered(SIX, np.array([0, 9, 1, 3, 4, 5]), device="emulator")
+
+
+@tw.kernel
+def stepped(x: tw.Array, steps: int) -> tw.Array:
+    n = len(x)
+    out = tw.empty((n,), x.dtype)
+    for i in tw.grid(range(0, n, 2)):
+        out[i] = x[i]
+    for t in range(steps):
+        for i in tw.grid(range(t + 1, n)):
+            out[i] = x[i] + t
+    return out
+
+
+def test_ordered_loops_run_step_by_step() -> None:
+    x = np.arange(5, dtype=np.float32)
+    np.testing.assert_array_equal(stepped(x, 2, device="emulator:loop"), [0, 1, 3, 4, 5])
+    with pytest.raises(tw.UserError, match=r"TW050.*'out'\[1\] was never written: 2 of 5"):
+        stepped(x, 0, device="emulator:loop")

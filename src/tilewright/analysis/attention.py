@@ -75,6 +75,9 @@ class Attention:
     """0 is subtracted where the maximum is -inf: the sums of such rows are 0."""
     exponential: str
     forms: Forms
+    count: Value | None = None
+    """How many terms a reduction has, where that is no size: a number in memory, or one that a row adds something to. `keys` is then how
+    many there are to read."""
 
     @property
     def indices(self) -> tuple[Value, ...]:
@@ -135,6 +138,7 @@ class _AttentionFinder(ExpressionTable):
         self.indices = parallel.regions[0].args
         self.used: dict[Value, frozenset[Value]] = {}
         self.leaves = {a for op in walk(kernel.body) for region in op.regions for a in region.args}
+        self.written = {op.operands[0] for op in walk(kernel.body) if op.opcode == "store"}
         self.reason = "its parts do not fit together as scores, weights and weighted values"
         """Why `find` found none."""
 
@@ -224,11 +228,13 @@ class _AttentionFinder(ExpressionTable):
         uses = {v for op in (query, key) for v in self.depends(op.result)}
         if column in uses or any(column in self.depends(op.results[0]) for op in (maximum, *sums)):
             return None
-        bound = self._bound(maximum.operands[0], i)
-        if bound is None:
-            return None
-        keys, reach, grain = bound
-        strict = reach is not None
+        extent = maximum.operands[0]
+        bound = self._bound(extent, i)
+        count = extent if bound is None else None
+        if count is not None and (column in self.depends(count) or self.reads_of(count) & self.written):
+            return self._refuse("where a row ends is not known before it is computed")
+        keys, reach, grain = bound if bound is not None else (None, None, 1)
+        strict = reach is not None or count is not None
         others: list[Value] = []
         for group, hard in ((guards, True), (soft, False)):
             for part in self._parts(group):
@@ -241,11 +247,14 @@ class _AttentionFinder(ExpressionTable):
         if guards and soft:
             return None
         batch = tuple(p for p in range(len(self.indices)) if p not in (row, column_position))
-        keys = keys if keys is not None else self._rows_of(key, j)
+        rows_to_read = self._rows_of(key, j)
+        keys = keys if keys is not None else rows_to_read
+        if keys is None:
+            return self._refuse("its keys are not the rows of an array")
         found = Attention(
             self.parallel, extents, row, batch, column, column_extent, loop, keys, depth[0], maximum, tuple(sums), total, product,
             query, key, value, term, tuple(others), reach, grain, strict, scales, shifted, exponential,
-            self.forms,
+            self.forms, count,
         )  # fmt: skip
         d = product.regions[0].args[0]
         axes = (
@@ -260,12 +269,24 @@ class _AttentionFinder(ExpressionTable):
             return None
         return found
 
-    def _rows_of(self, key: Op, j: Value) -> Size:
+    def _rows_of(self, key: Op, j: Value) -> Size | None:
         """Where every row ends by its own limit: as many terms as there are to read."""
         tensor = key.operands[0].type
         assert isinstance(tensor, Tensor)
         walks = [a for a, v in enumerate(key.operands[1 : 1 + tensor.rank]) if self.forms[v].factor(j) != ZERO]
-        return tensor.shape[walks[0]]
+        return tensor.shape[walks[0]] if walks else None
+
+    def reads_of(self, value: Value) -> set[Value]:
+        """The arrays a value is read from."""
+        found: set[Value] = set()
+        waiting = [value]
+        while waiting:
+            op = self.made.get(waiting.pop())
+            if op is None:
+                continue
+            found.update([op.operands[0]] if op.opcode == "load" else ())
+            waiting += op.operands
+        return found
 
     def _column(
         self, loop: Op | None, value: Op, extents: tuple[Size, ...], row: Value

@@ -192,12 +192,38 @@ class _Proofs:
         )
 
     def is_inside(self, index: Value, extent: Size, facts: Facts) -> bool:
+        room = extent.constant
+        if room is not None and (reach := self._digits(index)) is not None and reach[0] >= 0 and reach[1] < room:
+            return True
         self.facts = facts
         own = self.form(index)
         low, high = own, plus(plus(_of_size(extent), own, -1), _number(-1))
         if any(high == fact for fact in facts) and any(low == fact for fact in facts):
             return True
         return self.proves(low, facts) and self.proves(high, facts)
+
+    def _digits(self, value: Value) -> tuple[int, int] | None:
+        """The least and the largest value of a sum of digits, such as `i % 256 // 64 * 32 + i % 32`, whatever the loops."""
+        factors, constant = self.form(value)
+        if not factors:
+            return constant, constant
+        op = self.made.get(value)
+        if op is None or op.opcode not in ("mod", "floordiv", "add", "mul"):
+            return None
+        a, b = op.operands
+        right = self._digits(b)
+        if op.opcode == "mod" and right is not None and right[0] == right[1] > 0:
+            left = self._digits(a)
+            return left if left is not None and left[0] >= 0 and left[1] < right[0] else (0, right[0] - 1)
+        left = self._digits(a)
+        if left is None or right is None:
+            return None
+        if op.opcode == "add":
+            return left[0] + right[0], left[1] + right[1]
+        if op.opcode == "mul":
+            ends = [x * y for x in left for y in right]
+            return min(ends), max(ends)
+        return (left[0] // right[0], left[1] // right[0]) if right[0] == right[1] > 0 else None
 
     def proves(self, goal: Linear, facts: Facts) -> bool:
         """Whether it is not negative."""

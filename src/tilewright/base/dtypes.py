@@ -26,6 +26,10 @@ class DType:
     block: int = 1
     """Elements per storage unit: 1 but for quantised blocks."""
     block_bytes: int = 0
+    scale: str = ""
+    """Of packed groups: the dtype of their scale, by name."""
+    zero_point: bool = False
+    """Whether packed groups have a zero point of their own."""
 
     def __repr__(self) -> str:
         return self.name
@@ -56,6 +60,16 @@ class DType:
     @property
     def is_bool(self) -> bool:
         return self.kind == "b"
+
+    @property
+    def is_packed(self) -> bool:
+        """Blocks of quantised numbers: an element is a f32 that is computed from its block."""
+        return self.kind == "q"
+
+    @property
+    def element(self) -> DType:
+        """What an element is when it is read: f32 of packed blocks, else the type itself."""
+        return f32 if self.kind == "q" else self
 
     @property
     def is_small_float(self) -> bool:
@@ -117,6 +131,9 @@ f64 = DType("f64", "f", 64, 52, "double")
 f8e4m3 = DType("f8e4m3", "f", 8, 3, "i8")
 f8e5m2 = DType("f8e5m2", "f", 8, 2, "i8")
 q4_0 = DType("q4_0", "q", 4, block=32, block_bytes=18)
+q4_1 = DType("q4_1", "q", 4, block=32, block_bytes=20)
+q5_0 = DType("q5_0", "q", 5, block=32, block_bytes=22)
+q5_1 = DType("q5_1", "q", 5, block=32, block_bytes=24)
 q8_0 = DType("q8_0", "q", 8, block=32, block_bytes=34)
 q4_k = DType("q4_k", "q", 4, block=256, block_bytes=144)
 q5_k = DType("q5_k", "q", 5, block=256, block_bytes=176)
@@ -124,7 +141,23 @@ q6_k = DType("q6_k", "q", 6, block=256, block_bytes=210)
 
 ALL: tuple[DType, ...] = (
     bool_, i8, i16, i32, i64, u8, u16, u32, u64, f16, bf16, f32, f64, f8e4m3, f8e5m2, q4_0, q8_0, q4_k, q5_k, q6_k,
+    q4_1, q5_0, q5_1,
 )  # fmt: skip
+GROUP_BLOCKS = (16, 32, 64, 128, 256)
+"""Elements that packed groups may have."""
+
+
+def _group(bits: int, block: int, scale: DType, zero_point: bool) -> DType:
+    """Groups lie as scale, zero point (as wide as the scale, so that all is aligned), numbers."""
+    name = f"q{bits}_g{block}_{scale.name}{'_z' if zero_point else ''}"
+    size = (2 if zero_point else 1) * scale.itemsize + block * bits // 8
+    return DType(name, "q", bits, block=block, block_bytes=size, scale=scale.name, zero_point=zero_point)
+
+
+GROUPS: tuple[DType, ...] = tuple(
+    _group(bits, block, scale, zero_point) for bits in (4, 8) for block in GROUP_BLOCKS for scale in (f16, f32) for zero_point in (False, True)
+)
+"""Groups of 4 or 8 bits with one scale each, the numbers as ONNX's `MatMulNBits` has them."""
 SCALARS: tuple[DType, ...] = tuple(d for d in ALL if d.kind != "q")
 
 _ALIASES = {
@@ -133,7 +166,7 @@ _ALIASES = {
     "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "bool_": "bool",
     "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2", "fp8": "f8e4m3", "e4m3": "f8e4m3", "e5m2": "f8e5m2",
 }  # fmt: skip
-_BY_NAME = {d.name: d for d in ALL}
+_BY_NAME = {d.name: d for d in (*ALL, *GROUPS)}
 _BY_NUMPY = {d.numpy: d for d in SCALARS}
 
 

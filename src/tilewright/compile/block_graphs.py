@@ -74,4 +74,5 @@ def _whole(joined: BlockGraph, program: Program, said: tuple[tuple[str, KernelMe
 
 
 def _info(array: ProgramArray) -> ArrayInfo:
-    return ArrayInfo(array.name, array.type.dtype, array.type.shape, array.type.strides, array.role, array.type.align)
+    packed = array.type.dtype if array.type.dtype.is_packed else None
+    return ArrayInfo(array.name, array.type.dtype.element, array.type.shape, array.type.strides, array.role, array.type.align, packed)

@@ -302,7 +302,7 @@ class PreparedKernel:
         extents = _by_name(self.program, signature.extents)
         found: dict[str, int] = {}
         for call in self.loop.calls:
-            found |= {n: extents[n] for n in fixed_sizes(call.kernel, self.limits) if extents.get(n, MOST + 1) <= MOST}
+            found |= {n: extents[n] for n in fixed_sizes(call.kernel, self.limits, extents) if extents.get(n, MOST + 1) <= MOST}
             forms = None
             for op in walk(call.kernel.body):
                 if op.opcode == "reduce" and len(op.operands) > 1:

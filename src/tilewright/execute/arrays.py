@@ -27,6 +27,7 @@ from tilewright.runtime.exchange.imports import from_dlpack
 from tilewright.runtime.exchange.libraries import foreign_device, is_foreign
 from tilewright.runtime.memory import device_array
 from tilewright.runtime.memory.device_array import ArrayDevice, DeviceArray
+from tilewright.runtime.memory.packed_array import PackedArray
 
 __all__ = ["allocate", "array", "asarray", "copy", "from_dlpack", "pinned", "to_device"]
 _OPEN = streams.STREAM_NAMED
@@ -75,8 +76,8 @@ def as_dtype(dtype: object) -> DType:
     if isinstance(dtype, str) and dtypes.is_name(dtype):
         dtype = dtypes.by_name(dtype)
     if isinstance(dtype, DType):
-        if dtype.kind == "q":
-            raise UserError.at("TW005", f"{dtype} is a type of packed blocks, whose arrays are not available yet", help="use a type of whole elements, such as tw.f16 or tw.i8")
+        if dtype.is_packed:
+            raise UserError.at("TW005", f"{dtype} is a type of packed blocks, which tw.quantize makes", help="make an array of f32, and pack it with tw.quantize")
         return dtype
     try:
         found = dtypes.from_numpy(np.dtype(dtype))  # type: ignore[call-overload]
@@ -161,10 +162,17 @@ def asarray(values: object, dtype: object = None, device: str | None = None) -> 
     return source if device is None else to_device(source, device)
 
 
+def array_of(values: object) -> Any:
+    """Values as a `DeviceArray` where they are on a device, else as a NumPy array."""
+    return _read(values, None)
+
+
 def _read(values: object, kind: DType | None) -> Any:
     """Values as a `DeviceArray` where they are on a GPU, else as a NumPy array of the wanted dtype."""
     if isinstance(values, DeviceArray):
         return values
+    if isinstance(values, PackedArray):
+        raise UserError.at("TW009", f"{values!r} holds packed blocks", help="unpack it with tw.dequantize, or take its bytes, .blocks")
     if is_foreign(values):
         return _wrapped(values)
     if _has_mask(values):
@@ -215,6 +223,8 @@ def to_device(values: Any, device: str = "auto", copy: bool | None = None) -> An
     """
     if copy not in (None, True, False):
         raise UserError.at("TW016", f"copy={copy!r}", help="give True, False or None")
+    if isinstance(values, PackedArray):
+        return PackedArray(to_device(values.blocks, device, copy), values.dtype)
     gpu = device_named(device)
     source = values if type(values) is np.ndarray else _read(values, None)
     if gpu is None:

@@ -27,6 +27,7 @@ from tilewright.runtime.core import streams
 from tilewright.runtime.core.futures import Future, GpuFuture
 from tilewright.runtime.core.graph import DeviceGraph, RecordedGraph
 from tilewright.runtime.cpu.graphs import HostGraph
+from tilewright.runtime.exchange.host_tensors import as_array
 from tilewright.runtime.exchange.libraries import is_array
 from tilewright.runtime.memory.device_array import ArrayDevice, DeviceArray
 
@@ -207,7 +208,7 @@ class Graph:
         """An input as the recorder sees it."""
         if self._gpu is not None:
             return value if isinstance(value, DeviceArray) else self._gpu.wrap(value)
-        return value if type(value) is np.ndarray else np.asarray(value)
+        return value if type(value) is np.ndarray else np.asarray(as_array(value))
 
     def record_function(self, values: dict[str, Any]) -> None:
         """Record the function with these arguments."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from tilewright.base import registry
 from tilewright.base.artifact import Artifact
+from tilewright.base.dtypes import DType
 from tilewright.base.errors import Diagnostics, UserError
 from tilewright.base.target import Target, parse_target
 from tilewright.compile.driver import Compilation, Signature, compile_kernel, compile_stages
@@ -38,8 +39,9 @@ from tilewright.frontend.python.kernels import parse_function
 from tilewright.frontend.python.options import reduction
 from tilewright.frontend.words.objects import Array
 from tilewright.runtime.core.entry import Entry, arranger
-from tilewright.runtime.core.streams import FAST_PATH_OFF
+from tilewright.runtime.core.streams import FAST_PATH_OFF, host_recorder, is_capturing
 from tilewright.runtime.exchange.host_tensors import as_array, as_tensor, has_host_tensors
+from tilewright.runtime.memory.packed_array import PackedArray
 from tilewright.tree.metadata import DeviceTarget, KernelMetadata, read_attributes
 from tilewright.tree.syntax import Function, KernelAttribute
 
@@ -97,6 +99,7 @@ class Kernel(Entry, Generic[P, R]):
         launches: int | None = None,
         attributes: tuple[KernelAttribute, ...] | None = None,
         check: bool = False,
+        packed: Mapping[str, DType] | None = None,
     ) -> None:
         self._general_function = self._general
         self._in_order_function = self._in_order
@@ -131,6 +134,10 @@ class Kernel(Entry, Generic[P, R]):
             raise UserError.at("TW009", message, self.function.span)  # unless reading it finds the very place
         self._launch: Callable[..., object] | None = None
         """Machine code for calls on GPUs, once there is some."""
+        self.packed = packed or {}
+        """Parameters that are given the bytes of packed blocks, and of which dtype those are."""
+        self._with_packed: dict[tuple[tuple[str, str], ...], Kernel[P, R]] = {}
+        """The kernels that take calls with packed blocks, by parameters and dtypes."""
 
     @property
     def function(self) -> Function:
@@ -141,7 +148,7 @@ class Kernel(Entry, Generic[P, R]):
     def runner(self) -> Runner:
         if self._runner is None:
             tree = parse_function(self.python, self._attributes)
-            self._runner = Runner(tree, self.precision, self.schedule, self.watchdog, self.launches, self.check)
+            self._runner = Runner(tree, self.precision, self.schedule, self.watchdog, self.launches, self.check, self.packed)
         return self._runner
 
     @property
@@ -203,7 +210,31 @@ class Kernel(Entry, Generic[P, R]):
         """Where machine code hands on the calls that it does not take."""
         return self._arranged() if self._positional == len(self._names) else self._in_order_function
 
+    def _packed_call(self, args: tuple[object, ...], keywords: dict[str, object]) -> object:
+        """A call with packed blocks is one with their bytes, of a kernel for these dtypes. Machine code then takes it as any other."""
+        asked = None if "device" in self._names else keywords.get("device")
+        if self.spread or keywords.get("tune") or (spans_devices(asked) and not isinstance(asked, Device)):
+            raise UserError.at("TW016", f"{self.__name__} has packed blocks among its arguments, and is to be tuned or spread over devices", self.function.span, "call it on one device")
+        named = {**dict(zip(self._names, args, strict=False)), **keywords}
+        packed = {name: value.dtype for name, value in named.items() if isinstance(value, PackedArray)}
+        foreign = [name for name in packed if name not in self._names]
+        if foreign:
+            raise UserError.at("TW018", f"'{foreign[0]}=' of {self.__name__} holds packed blocks, which kernels do not write", self.function.span, "write to an array of f32, and pack that with tw.quantize")
+        key = tuple((name, dtype.name) for name, dtype in packed.items())
+        other = self._with_packed.get(key)
+        if other is None:
+            other = self._with_packed[key] = Kernel(
+                self.python, self.device, self.precision, self.schedule, self.asynchronous, self.watchdog, launches=self.launches or None,
+                attributes=self._attributes, check=self.check, packed=packed,
+            )  # fmt: skip
+        blocks = (value.blocks if isinstance(value, PackedArray) else value for value in args)
+        result = other(*blocks, **{name: value.blocks if isinstance(value, PackedArray) else value for name, value in keywords.items()})
+        self.runner.last = other.runner.last
+        return result
+
     def _general(self, *args: object, **keywords: object) -> object:
+        if any(type(value) is PackedArray for value in (*args, *keywords.values())):
+            return self._packed_call(args, keywords)
         asked = keywords.get("device", self.spread)
         if asked is not None and "device" not in self._names and spans_devices(asked):
             return spread_call(self, asked, args, keywords)
@@ -229,7 +260,7 @@ class Kernel(Entry, Generic[P, R]):
 
             if ensure_tuned(self.function, values, device, self.precision):
                 self.forget_programs()
-        if not FAST_PATH_OFF.value and has_host_tensors([*values.values(), out]):
+        if (not FAST_PATH_OFF.value or not is_capturing() or host_recorder() is not None) and has_host_tensors([*values.values(), out]):
             result = self.runner.run({n: as_array(v) for n, v in values.items()}, device, as_array(out))
             return as_tensor(result) if out is None else out
         result = self.runner.run(values, device, out)
@@ -261,7 +292,7 @@ class Kernel(Entry, Generic[P, R]):
 
     def forget_programs(self) -> None:
         """Choose code anew at the next call, as after tuning."""
-        self._runner = Runner(self.function, self.precision, self.schedule, self.watchdog, self.launches, self.check)
+        self._runner = Runner(self.function, self.precision, self.schedule, self.watchdog, self.launches, self.check, self.packed)
         self._launch = None
         self.enter(self._general_function)
 

@@ -1,4 +1,7 @@
-"""Safetensors files. In: a path; out: arrays by name, mapped into memory and read-only.
+"""Safetensors files. In: a path; out: arrays by name, read-only; those of large files are mapped into memory.
+
+A file that another program makes shorter while it is mapped takes its pages with it, and the system ends the process that touches them. So files are
+read where reading costs little; a larger one must stay as it is while its arrays are in use, and is replaced by renaming a new one over it.
 
 A header is believed only where it is exactly what the format says: UTF-8 JSON that begins with `{`, each name once, offsets that cover the
 data without overlap or holes. Everything else is a `UserError` that names the file.
@@ -8,10 +11,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -28,11 +32,14 @@ _DTYPES: dict[str, DType] = {
 _MOST_HEADER = 100 << 20
 """Bytes of a header; larger ones are refused, as the format says."""
 
+MAPPED_FROM = 1 << 26
+"""Bytes of data from which on a file is mapped into memory instead of read."""
+
 Wrong = Callable[[str], UserError]
 
 
 def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file by name, mapped into memory and read-only."""
+    """The arrays of a safetensors file by name, read-only; those of large files are mapped into memory."""
 
     def wrong(reason: str) -> UserError:
         return no_such(path, "safetensors", reason)
@@ -44,10 +51,7 @@ def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
             raise wrong(f"it has {size} bytes, its header would have {length}")
         header = _header(file.read(length), wrong)
         first = 8 + length
-        try:
-            data = np.memmap(file, np.uint8, "r", offset=first, shape=(size - first,)) if size > first else np.empty(0, np.uint8)
-        except (OSError, ValueError) as error:
-            raise wrong(f"it cannot be mapped into memory: {error}") from None
+        data = _data(file, first, size - first, wrong)
     metadata = header.pop("__metadata__", None)
     if metadata is not None and not isinstance(metadata, dict):
         raise wrong("its __metadata__ is no record")
@@ -55,6 +59,22 @@ def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
     found = {name: _array(path, name, entry, data, places, wrong) for name, entry in header.items()}
     _check_layout(places, len(data), wrong)
     return found
+
+
+def _data(file: BinaryIO, first: int, count: int, wrong: Wrong) -> np.ndarray:
+    """The bytes behind the header, all of which must be there."""
+    if count < MAPPED_FROM:
+        data = np.frombuffer(file.read(count), np.uint8)
+        found = len(data)
+    else:
+        try:
+            data = np.memmap(file, np.uint8, "r", offset=first, shape=(count,))
+        except (OSError, ValueError) as error:
+            raise wrong(f"it cannot be mapped into memory: {error}") from None
+        found = os.fstat(file.fileno()).st_size - first
+    if found < count:
+        raise wrong(f"it was made shorter while it was read: {first + found} bytes are left of {first + count}")
+    return data
 
 
 def _header(data: bytes, wrong: Wrong) -> dict[str, Any]:

@@ -68,4 +68,5 @@ def memory_access(types: Sequence[Type], extra: int) -> tuple[Tensor, NumberType
                 shape = tuple(max(a, b) for a, b in zip(shape, index.shape, strict=True))
         elif not (isinstance(index, Scalar) and index.dtype.is_int):
             raise TypeRuleError(f"an index must be an integer, got {index}")
-    return memory, Scalar(memory.dtype) if shape is None else Tile(memory.dtype, shape, layout)
+    dtype = memory.dtype.element
+    return memory, Scalar(dtype) if shape is None else Tile(dtype, shape, layout)

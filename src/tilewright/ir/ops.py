@@ -442,14 +442,14 @@ for _name, _doc, _kinds in (
     _define(_name, _doc, _same(2, _kinds))
 _define("smaller", "a if a < b, else b: so b when either is NaN. One instruction everywhere, unlike `min`.", _same(2, "f"))
 _define("larger", "a if a > b, else b: so b when either is NaN. One instruction everywhere, unlike `max`.", _same(2, "f"))
-_define("div", "a / b, floats only, correctly rounded.", _same(2, "f"))
+_define("div", "a / b, floats only, correctly rounded. `ordinary`: neither operands nor result lie near the ends of the range; a may be zero.", _same(2, "f"))
 _define("fma", "a*b + c with one rounding.", _same(3, "f"))
 _define("ldexp", "a * 2^b for a whole number b, with one rounding; by an instruction of the CPU.", _same(2, "f"), "thread")
 for _name, _doc, _kinds in (
     ("neg", "-a", "iuf"), ("abs", "Absolute value.", "iuf"), ("not", "Bitwise, or logical on bool.", "biu"),
     ("floor", "Round to minus infinity.", "f"), ("ceil", "Round to plus infinity.", "f"),
     ("round", "Round to nearest, ties to even.", "f"), ("trunc", "Round to zero.", "f"),
-    ("sqrt", "Square root, correctly rounded.", "f"),
+    ("sqrt", "Square root, correctly rounded. `ordinary`: the operand is neither tiny nor huge.", "f"),
 ):  # fmt: skip
     _define(_name, _doc, _same(1, _kinds))
 for _name, _doc in (("eq", "a == b"), ("ne", "a != b"), ("lt", "a < b"), ("le", "a <= b"), ("gt", "a > b"), ("ge", "a >= b")):

@@ -72,6 +72,14 @@ class RandomTerms(Protocol[V]):
         """`then` of the operand where the condition holds, else `otherwise`; `then` need not be computed where it holds nowhere."""
         ...
 
+    def quotient(self, a: V, b: V) -> V:
+        """a / b, where neither they nor it lie near the ends of the range of floats (a may be zero)."""
+        ...
+
+    def root(self, a: V) -> V:
+        """The square root of a number that is neither tiny nor huge."""
+        ...
+
     def signed(self, a: V) -> V:
         """The same bits as a signed integer."""
         ...
@@ -162,10 +170,10 @@ def random_normal_f32(t: RandomTerms[V], word: V) -> V:
     q = t.op("fma", t.cast(centre, f32), 2.0**-32, 2.0**-33)
     inner = t.op("fma", t.op("neg", q), q, _REACH_F32**2)
     top, bottom = (_polynomial(t, inner, c) for c in _MIDDLE_F32)
-    outer = t.op("sub", t.op("sqrt", _minus_log_f32(t, p)), 1.6)
+    outer = t.op("sub", t.root(_minus_log_f32(t, p)), 1.6)
     top_2, bottom_2 = (_polynomial(t, outer, c) for c in _TAIL_F32)
     is_middle = t.op("le", q, _REACH_F32)
-    size = t.op("div", t.op("select", is_middle, t.op("mul", q, top), top_2), t.op("select", is_middle, bottom, bottom_2))
+    size = t.quotient(t.op("select", is_middle, t.op("mul", q, top), top_2), t.op("select", is_middle, bottom, bottom_2))
     # Words below 2^31 are those of the lower tail.
     return t.float_bits(t.op("xor", t.bits(size), t.op("xor", t.op("and", sign, -(1 << 31)), -(1 << 31))))
 
@@ -179,12 +187,12 @@ def random_normal_f64(t: RandomTerms[V], word: V) -> V:
     q = t.op("fma", t.cast(centre, f64), 2.0**-54, 2.0**-55)
     inner = t.op("fma", t.op("neg", q), q, _REACH_F64**2)
     top, bottom = (_polynomial(t, inner, c) for c in _MIDDLE_F64)
-    middle = t.op("div", t.op("mul", q, top), bottom)
+    middle = t.quotient(t.op("mul", q, top), bottom)
 
     def outside(u: RandomTerms[V], distance: V) -> V:
         p = u.op("fma", u.cast(distance, f64), 2.0**-54, 2.0**-55)
-        outer = u.op("sub", u.op("sqrt", _minus_log_f64(u, p)), 2.0)
-        return u.op("div", *(_polynomial(u, outer, c) for c in _TAIL_F64))
+        outer = u.op("sub", u.root(_minus_log_f64(u, p)), 2.0)
+        return u.quotient(*(_polynomial(u, outer, c) for c in _TAIL_F64))
 
     size = t.where_any(t.op("gt", q, _REACH_F64), outside, tail, middle)
     return t.float_bits(t.op("xor", t.bits(size), t.op("xor", t.op("and", sign, -(1 << 63)), -(1 << 63))))
@@ -200,12 +208,13 @@ def _polynomial(t: RandomTerms[V], x: V, coefficients: Sequence[float]) -> V:
 def _minus_log_f32(t: RandomTerms[V], p: V) -> V:
     """-log(p) for p from 2^-33 to 1/2, where nothing cancels."""
     pattern = t.bits(p)
-    k = t.op("shr", t.op("sub", pattern, 0x3F3504F3), 23)
-    f = t.op("sub", t.float_bits(t.op("sub", pattern, t.op("shl", k, 23))), 1.0)
+    # The exponent stays where it is in the pattern: k is 2^23 times it.
+    k = t.op("and", t.op("sub", pattern, 0x3F3504F3), -(1 << 23))
+    f = t.op("sub", t.float_bits(t.op("sub", pattern, k)), 1.0)
     # log(1 + f) = f - f^2 (1/2 - f g)
     g = t.op("fma", t.op("neg", f), _polynomial(t, f, _LOG_F32), 0.5)
     rest = t.op("fma", t.op("mul", f, f), g, t.op("neg", f))
-    return t.op("fma", t.op("neg", t.cast(k, f32)), _LN2, rest)
+    return t.op("fma", t.op("neg", t.cast(k, f32)), _LN2 * 2.0**-23, rest)
 
 
 def _minus_log_f64(t: RandomTerms[V], p: V) -> V:
@@ -215,7 +224,7 @@ def _minus_log_f64(t: RandomTerms[V], p: V) -> V:
     f = t.op("sub", t.float_bits(t.op("sub", pattern, t.op("shl", k, 52))), 1.0)
     # log(1 + f) = f - (f^2/2 - s (f^2/2 + s^2 P(s^2)))
     half = t.op("mul", t.op("mul", f, 0.5), f)
-    s = t.op("div", f, t.op("add", f, 2.0))
+    s = t.quotient(f, t.op("add", f, 2.0))
     square = t.op("mul", s, s)
     rest = t.op("fma", t.op("neg", s), t.op("fma", square, _polynomial(t, square, _LOG_F64), half), half)
     # k is small: the sum of bits is a float at once, where a cast of 64-bit integers is slow on many CPUs.
@@ -263,6 +272,12 @@ class ArrayTerms:
         self, condition: np.ndarray, then: Callable[[ArrayTerms, np.ndarray], np.ndarray], operand: np.ndarray, otherwise: np.ndarray
     ) -> np.ndarray:  # fmt: skip
         return self.op("select", condition, then(self, operand), otherwise) if np.any(condition) else otherwise
+
+    def quotient(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return self.op("div", a, b)
+
+    def root(self, a: np.ndarray) -> np.ndarray:
+        return self.op("sqrt", a)
 
     def signed(self, a: np.ndarray) -> np.ndarray:
         return np.asarray(a).view(np.int32 if a.dtype == np.uint32 else np.int64)

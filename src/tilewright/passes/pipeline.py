@@ -45,6 +45,7 @@ from tilewright.passes.loop.shifted_variance import shifted_variance
 from tilewright.passes.loop.split_axes import split_axes
 from tilewright.passes.loop.stabilise import stabilise
 from tilewright.passes.loop.untile import untile
+from tilewright.passes.packed.unpack_blocks import unpack_blocks
 from tilewright.passes.program.drop_empty import drop_empty
 from tilewright.passes.program.fission_products import fission_products
 from tilewright.passes.program.fuse import FusionReport, fuse
@@ -55,6 +56,7 @@ from tilewright.passes.program.pad_windows import pad_windows
 from tilewright.passes.program.persistent_kernel import persistent_kernel
 from tilewright.passes.program.repack import repack
 from tilewright.passes.program.reuse_buffers import reuse_buffers
+from tilewright.passes.program.split_attention import split_attention
 from tilewright.passes.program.split_reductions import split_reductions
 from tilewright.passes.program.split_scans import split_scans
 from tilewright.passes.program.split_scatters import split_scatters
@@ -117,6 +119,10 @@ LINK_BLOCKS = Pass(
 GUARD_CHECKS = Pass(
     "guard_checks", "program", "program", guard_checks,
     "Loads under a condition that speaks of other indices get a check that their loops fit their arrays.",
+)  # fmt: skip
+UNPACK_BLOCKS = Pass(
+    "unpack_blocks", "program", "program", unpack_blocks,
+    "Arrays of packed blocks become arrays of bytes; an element becomes arithmetic on those of its block.",
 )  # fmt: skip
 SIMPLIFY = Pass(
     "simplify", ANY, ANY, simplify,
@@ -209,6 +215,11 @@ REPACK = Pass(
 WIDEN_OPERANDS = Pass(
     "widen_operands", "program", "program", widen_operands,
     "8-bit operands of attention are copied to 16-bit ones.", takes=PLANNED, gives="plans",
+)  # fmt: skip
+SPLIT_ATTENTION = Pass(
+    "split_attention", "program", "program", split_attention,
+    "Attention of few queries over many keys becomes two kernels where its schedule says so: parts of the keys, and the sum of the parts.",
+    takes=PLANNED, gives="plans",
 )  # fmt: skip
 SPLIT_REDUCTIONS = Pass(
     "split_reductions", "program", "program", split_reductions,
@@ -435,11 +446,13 @@ WITH_WINDOWS = When("windows that overlap, on a GPU", lambda kernel, context: is
 ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     "kernel": (
         Step(LOWER_TREE, "The first: everything after it works on IR alone."),
+        Step(UNPACK_BLOCKS, "The rest of the compiler knows no packed dtypes."),
         Step(GUARD_CHECKS, "The program is still as its author wrote it, so that messages name what the author knows."),
     ),
     "blocks": (
         Step(LOWER_TREE, "Each block is lowered as if it were alone."),
         Step(LINK_BLOCKS, "Fusion must see all blocks as one program."),
+        Step(UNPACK_BLOCKS, "As for one kernel."),
         Step(GUARD_CHECKS, "As for one kernel."),
     ),
     "index checks": (
@@ -480,6 +493,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(PAD_WINDOWS, "Before kernels are lowered with the guards it removes."),
         Step(TO_CHANNELS_LAST, "Before repack, which would pack what the copy engine reads after this."),
         Step(REPACK, "After to_channels_last: packs what the copy engine still cannot read."),
+        Step(SPLIT_ATTENTION, "Before widen_operands: the first of its kernels is attention itself, of parts of the keys."),
         Step(WIDEN_OPERANDS, "Beside the other copies of operands."),
         Step(SPLIT_REDUCTIONS, "After copies of operands: each part of the sum reads the copies."),
         Step(SPLIT_SCATTERS, "Beside split_reductions: the kernels it makes have few results and long loops, but are cut already."),

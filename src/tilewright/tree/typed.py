@@ -65,13 +65,20 @@ class ArrayInfo:
     strides: Shape
     role: str
     align: int = 0
+    packed: DType | None = None
+    """Of an array of packed blocks: what they are. Its elements are read as `dtype`."""
 
     @property
     def rank(self) -> int:
         return len(self.shape)
 
+    @property
+    def stored(self) -> DType:
+        """What lies in memory."""
+        return self.packed or self.dtype
+
     def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+        return f"{self.stored}[{', '.join(map(str, self.shape))}]"
 
 
 @record

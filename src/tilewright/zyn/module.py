@@ -19,7 +19,7 @@ from tilewright.zyn.host.block_runner import BlockRunner, PlainBlocks, RunBlock
 from tilewright.zyn.limits import within_limits
 from tilewright.zyn.module_check import ModuleCheck
 from tilewright.zyn.module_links import RESULT, call_module, linked_files
-from tilewright.zyn.program_files import parse_program
+from tilewright.zyn.program_files import import_roots, parse_program
 from tilewright.zyn.replay.cache import RepeatedCalls
 from tilewright.zyn.replay.types import MISS
 
@@ -61,6 +61,8 @@ class ZynModule:
         with within_limits("the program"):
             self.tree, self._hidden = linked_files(module, roots)
         """The whole program, and what names of imported files begin with."""
+        self.roots = tuple(import_roots(module, roots))
+        """The folders that it may read."""
         self.run_compute = run_compute if isinstance(run_compute, BlockRunner) else PlainBlocks(run_compute)
         self._checks: dict[frozenset[str], ModuleCheck] = {}
         """What was found right for inputs of these names."""
@@ -110,6 +112,7 @@ class ZynModule:
         if check is None:
             with within_limits("the program"):
                 check = ModuleCheck(self.tree, given, _every_error)
+                check.roots = self.roots
                 check.report(inputs)
             self._checks[given] = check
         return check
@@ -145,7 +148,7 @@ class ZynModule:
         """The program that is a call of a function with these of its parameters."""
         made = self._calls.get((name, passed))
         if made is None:
-            made = ZynModule(call_module(self.tree, self._functions[name], passed), self.run_compute)
+            made = ZynModule(call_module(self.tree, self._functions[name], passed), self.run_compute, self.roots)
             made = self._calls.setdefault((name, passed), made)
         return made
 

@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tilewright.base import dtypes, registry
 from tilewright.base.errors import Diagnostics, UserError, in_order
@@ -59,6 +60,8 @@ class ModuleCheck:
         self.sink = Diagnostics()
         self.complete = complete
         self._module = module
+        self.roots: tuple[Path, ...] = ()
+        """The folders that the program may read; none where it is not known yet."""
         self.given = given
         self.missing: dict[str, Span] = {}
         self.used: set[str] = set()

@@ -1,8 +1,8 @@
-"""Files of ZynML programs: which ones a program may import, and their text.
+"""Files of ZynML programs: which ones a program may import or read, and their text.
 
-In: paths. Out: texts, or a `UserError`. Programs may come from strangers: what they import lies under the folder of the program, or under
-a folder that was declared (`tw.load(path, roots=[…])`, `--root`, `TILEWRIGHT_ROOTS`), is called `.zyn`, and is a plain file; links count as
-where they lead. The text of a file that is not called `.zyn` is in no message.
+In: paths. Out: texts and paths, or a `UserError`. Programs may come from strangers: what they import or `read` lies under the folder of the program,
+or under a folder that was declared (`tw.load(path, roots=[…])`, `--root`, `TILEWRIGHT_ROOTS`), and is a plain file; links count as
+where they lead. What is imported is called `.zyn`; the text of a file that is not is in no message.
 """
 
 from __future__ import annotations
@@ -70,20 +70,37 @@ def import_roots(module: syntax.Module, declared: Sequence[str | os.PathLike[str
 
 def imported_file(node: syntax.Import, roots: Sequence[Path]) -> tuple[Path, Path]:
     """The path that an import means, as it is written and as it is on disk. Raises UserError where it may not be read."""
-    source = node.span.source.path if node.span.source is not None else ""
-    folder = Path(source).parent if source and not source.startswith("<") else Path()
-    path = folder / node.path
-    if not node.path.isprintable():
-        raise UserError.at("TW007", f"{node.path!r} is no path of a file", node.span)
-    real = _resolved(path, node.span)
-    if not any(real.is_relative_to(root) for root in roots):
-        raise UserError.at(
-            "TW007", f"'{node.path}' lies outside the folder of the program, '{roots[0]}'", node.span,
-            "move it there, or declare its folder: tw.load(path, roots=[…]), --root FOLDER on the command line",
-        )  # fmt: skip
+    path = _beside(node.path, node.span)
+    real = _inside(node.path, path, node.span, roots)
     if path.suffix.lower() != SUFFIX or real.suffix.lower() != SUFFIX:
         raise UserError.at("TW007", f"'{node.path}' is no {SUFFIX} file", node.span, f"only files called {SUFFIX} can be imported")
     return path, real
+
+
+def readable_file(written: str, span: Span, roots: Sequence[Path]) -> Path:
+    """The path that `read("…")` means: beside the text that says so, and where imports may lie, too."""
+    path = _beside(written, span)
+    _inside(written, path, span, roots)
+    return path
+
+
+def _beside(written: str, span: Span) -> Path:
+    """A path as a text names it: relative ones begin in the folder of the text."""
+    source = span.source.path if span.source is not None else ""
+    if not written.isprintable():
+        raise UserError.at("TW007", f"{written!r} is no path of a file", span)
+    return (Path(source).parent if source and not source.startswith("<") else Path()) / written
+
+
+def _inside(written: str, path: Path, span: Span, roots: Sequence[Path]) -> Path:
+    """Where the path leads, which has to be under one of the folders."""
+    real = _resolved(path, span)
+    if not any(real.is_relative_to(root) for root in roots):
+        raise UserError.at(
+            "TW007", f"'{written}' lies outside the folder of the program, '{roots[0]}'", span,
+            "move it there, or declare its folder: tw.load(path, roots=[…]), --root FOLDER on the command line",
+        )  # fmt: skip
+    return real
 
 
 def _resolved(path: Path, span: Span) -> Path:

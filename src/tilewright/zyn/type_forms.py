@@ -45,10 +45,11 @@ def check_type(node: Expr | None, sink: Diagnostics) -> None:
 
 
 def _name(node: syntax.Name, known: tuple[str, ...], sink: Diagnostics) -> None:
-    if node.id in known or (dtypes.is_name(node.id) and not _QUANTISED.fullmatch(node.id)):
+    if node.id in known or dtypes.is_name(node.id):
         return
     if _QUANTISED.fullmatch(node.id):
-        sink.error("TW005", f"'{node.id}': quantised types are not available yet", node.span, "use a type of whole elements, such as f16 or i8")
+        packed = ", ".join(d.name for d in dtypes.ALL if d.is_packed)
+        sink.error("TW005", f"'{node.id}' is no packed type that Tilewright knows", node.span, f"packed types are {packed}")
         return
     names = [*known, *(d.name for d in dtypes.SCALARS)]
     sink.error("TW002", f"unknown type '{node.id}'", node.span, suggest(node.id, names) or f"types are {', '.join(names)}")

@@ -2,6 +2,7 @@
 
     model       a kernel as data: dtypes, expressions, statements, inputs
     draw        a kernel from a seed
+    steps       ordered loops, arrays in place and running sums for it
     explicit    an explicit kernel from a seed
     source      the kernel as Python text
     arithmetic  what docs/numerics.md says of numbers, with how far results may be off

@@ -29,7 +29,7 @@ from .source import kernel_text, signature
 from .trial import Outcome, trial
 
 STATE = ROOT / "build" / "fuzz"
-SHOWN = ("several nests", "hostile", "gather or scatter", "aliasing out", "explicit", "triangular", "stepped", "while", "reduction", "empty", "numbers as sizes")
+SHOWN = ("several nests", "hostile", "gather or scatter", "aliasing out", "explicit", "triangular", "stepped", "while", "reduction", "empty", "numbers as sizes", "ordered", "array in place", "running")
 
 
 class Tally:

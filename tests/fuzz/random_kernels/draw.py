@@ -45,6 +45,7 @@ from .model import (
     trimmed,
     walk,
 )
+from .steps import Steps
 
 EXTENTS = (1, 2, 2, 3, 3, 4, 5, 5, 7, 8, 9, 12, 16, 17, 31, 33, 40)
 POINTS = 260
@@ -221,7 +222,7 @@ class Drawing:
 
     def load(self, scope: Scope, dtype: str = "") -> Expr:
         """An element of an array that is there, or of a new input."""
-        arrays = [(n, d, s) for n, (d, s) in self.made.items()] + [(i.name, i.dtype, i.shape) for i in self.inputs if i.values == "data"]
+        arrays = [(n, d, s) for n, (d, s) in self.made.items()] + [(i.name, i.dtype, i.shape) for i in self.inputs if i.values == "data" and not i.written]
         if arrays and not dtype and (self.chance(55) or len(self.inputs) > 6):
             name, found, shape = self.r.choice(arrays)
             indices = self.fit(shape, scope)
@@ -424,6 +425,9 @@ class Drawing:
     def choice(self, scope: Scope, depth: int) -> Expr:
         a, b, at = self.together(self.expr(scope, depth), self.leaf(scope))
         return Choice(at, self.condition(scope, min(depth, 1)), a, b, self.chance(40))
+
+    def cast_to(self, value: Expr, dtype: str) -> Expr:
+        return value if value.dtype == dtype and not weak(value) else Cast(dtype, value)
 
     def stored(self, value: Expr, dtype: str) -> Expr:
         return value if (stores(value.dtype, dtype) and not weak(value)) else Cast(dtype, value)
@@ -795,7 +799,7 @@ class Drawing:
         def array(trailing: bool) -> Expr:
             rank = self.r.randint(1, len(shape)) if trailing else len(shape)
             axes = shape[len(shape) - rank :]
-            known = [(n, d) for n, (d, s) in self.made.items() if s == axes] + [(i.name, i.dtype) for i in self.inputs if i.shape == axes and i.values == "data"]
+            known = [(n, d) for n, (d, s) in self.made.items() if s == axes] + [(i.name, i.dtype) for i in self.inputs if i.shape == axes and i.values == "data" and not i.written]
             if known and self.chance(60):
                 name, dtype = self.r.choice(known)
                 self.used.add(name)
@@ -848,13 +852,17 @@ class Drawing:
         self.results: list[str] = []
         kinds = [self.elementwise] * 10 + [self.total, self.scan, self.recurrence, self.in_place, self.whole_arrays, self.whole_arrays, self.contraction]
         kinds += [self.scatter] * (6 if self.gathers else 1)
+        more = Steps(self)
+        more.first()
         for _ in range(self.r.choice((1, 1, 1, 1, 2, 2, 2, 2, 3, 3))):
             self.r.choice(kinds)()
+        more.last()
         results = [*self.results]
-        results += [n for n in self.made if n not in self.used or self.chance(25)]
+        given = {i.name for i in self.inputs if i.written}
+        results += [n for n in self.made if (n not in self.used or self.chance(25)) and n not in given]
         results += [n for n, _ in self.scalars if n not in self.used or self.chance(30)]
         if not results:
-            results = [*list(self.made)[-1:], *(n for n, _ in self.scalars[-1:])][:1]
+            results = [*[n for n in self.made if n not in given][-1:], *(n for n, _ in self.scalars[-1:])][:1]
         kernel = Kernel(
             self.seed, tuple(self.dims.items()), tuple(self.inputs), tuple(self.numbers), tuple(self.body), tuple(results),
         )  # fmt: skip
@@ -865,12 +873,12 @@ class Drawing:
 
     def outputs(self, kernel: Kernel) -> str:
         """How `out=` is given."""
-        if not all(n in self.made and self.made[n][1] for n in kernel.results) or self.chance(65):
+        if not kernel.results or not all(n in self.made and self.made[n][1] for n in kernel.results) or self.chance(65):
             return ""
         if len(kernel.results) == 1 and self.chance(60):
             dtype, shape = self.made[kernel.results[0]]
             same = [i for i in kernel.inputs if i.dtype == dtype and [self.value(s) for s in i.shape] == [self.value(s) for s in shape]]
-            same = [i for i in same if i.layout not in ("zero", "overlapping")]
+            same = [i for i in same if i.layout not in ("zero", "overlapping") and not i.written]
             if same:
                 self.tags.add("aliasing out")
                 return f"{self.r.choice(('alias', 'alias', 'shifted'))}:{self.r.choice(same).name}"

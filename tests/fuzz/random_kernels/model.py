@@ -179,6 +179,15 @@ class Accumulate(Stmt):
     dtype: str
     op: str
     value: Expr
+    running: bool = False
+    """The value is read between two terms; terms may still be added in any order."""
+
+
+@dataclass(frozen=True)
+class Swap(Stmt):
+    """`a, b = b, a` of arrays."""
+
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -342,6 +351,8 @@ def used_names(kernel: Kernel) -> set[str]:
             names.add(node.array)
         if isinstance(node, Var):
             names.add(node.name)
+        if isinstance(node, Swap):
+            names.update(node.names)
     return names
 
 

@@ -57,6 +57,7 @@ from .model import (
     Shuffle,
     Stmt,
     Store,
+    Swap,
     Sync,
     Unary,
     Var,
@@ -78,10 +79,10 @@ class TooLong(Exception):
 class Terms:
     """A float sum or product that has not been needed yet."""
 
-    __slots__ = ("op", "terms")
+    __slots__ = ("op", "running", "terms")
 
-    def __init__(self, op: str, terms: list[Number]) -> None:
-        self.op, self.terms = op, terms
+    def __init__(self, op: str, terms: list[Number], running: bool = False) -> None:
+        self.op, self.terms, self.running = op, terms, running
 
     def value(self, dtype: str, digits: int | None = None) -> Number:
         if len(self.terms) == 2 and digits is None:
@@ -134,6 +135,7 @@ class Reference:
         for stmt in self.kernel.body:
             self.statement(stmt)(self.env)
         results = {}
+        results |= {i.name: self.arrays[i.name] for i in self.kernel.inputs if i.written}
         for name in self.kernel.results:
             if name in self.arrays:
                 results[name] = self.arrays[name]
@@ -166,6 +168,8 @@ class Reference:
             return self.accumulate(stmt)
         if isinstance(stmt, Store):
             return self.store(stmt)
+        if isinstance(stmt, Swap):
+            return self.swap(stmt)
         if isinstance(stmt, For):
             return self.loop(stmt, 0, self.block(stmt.body))
         if isinstance(stmt, If):
@@ -205,7 +209,14 @@ class Reference:
             elif not floats:
                 env[name] = integer_binary(op, dtype, read(env), term)
             else:
-                env[name] = added(env[name], op, term)
+                env[name] = added(env[name], op, term, stmt.running)
+
+        return act
+
+    def swap(self, stmt: Swap) -> Act:
+        def act(env: Env) -> None:
+            turned = [self.arrays[n] for n in (*stmt.names[1:], stmt.names[0])]
+            self.arrays.update(zip(stmt.names, turned, strict=True))
 
         return act
 
@@ -301,7 +312,9 @@ class Reference:
         def read(env: Env) -> Number:
             value = env[name]
             if isinstance(value, Terms):
-                value = env[name] = value.value(computed(dtype))
+                running, value = value.running, value.value(computed(dtype))
+                if not running:
+                    env[name] = value
             return value
 
         return read
@@ -545,7 +558,7 @@ class Reference:
         return act
 
 
-def added(before: Any, op: str, term: Number) -> Terms:
+def added(before: Any, op: str, term: Number, running: bool = False) -> Terms:
     """A sum with one more term; differences are sums of negated terms."""
     if op == "-":
         op, term = "+", UNKNOWN if term is UNKNOWN else negated(term)
@@ -554,7 +567,7 @@ def added(before: Any, op: str, term: Number) -> Terms:
             before.terms.append(term)
             return before
         before = UNKNOWN
-    return Terms(op, [before, term])
+    return Terms(op, [before, term], running)
 
 
 def decided(value: Number) -> int:
@@ -565,7 +578,7 @@ def decided(value: Number) -> int:
 
 
 def evaluate(kernel: Kernel, inputs: Mapping[str, np.ndarray]) -> dict[str, Cells]:
-    """Results by name; of explicit kernels the arrays that are written."""
+    """Results by name, and the inputs that are written."""
     results = Reference(kernel, inputs).run()
     for cells in results.values():
         for at in range(len(cells.data)):

@@ -18,8 +18,10 @@ from . import model
 from .arithmetic import KINDS
 from .model import (
     Accumulate,
+    Binary,
     Expr,
     For,
+    Function,
     If,
     Kernel,
     Lit,
@@ -30,6 +32,7 @@ from .model import (
     Shared,
     Stmt,
     Store,
+    Swap,
     Var,
     While,
     Whole,
@@ -57,10 +60,12 @@ def shrink(kernel: Kernel, fails: Question, seconds: float = 60.0) -> Kernel:
     return kernel
 
 
-def weight(kernel: Kernel) -> tuple[int, int, int]:
+def weight(kernel: Kernel) -> tuple[int, int, int, int]:
     nodes = sum(1 for s in kernel.body for _ in walk(s))
     plain = sum(i.layout != "contiguous" for i in kernel.inputs) + bool(kernel.out) + sum(i.style != "small" for i in kernel.inputs)
-    return nodes + len(kernel.results), plain, sum(e for _, e in kernel.dims) + kernel.block + kernel.grid
+    used = dtypes_of(kernel)
+    odd = len(used) + sum(len(PLAINER.get(dtype, ())) for dtype in used)
+    return nodes + len(kernel.results), plain, odd, sum(e for _, e in kernel.dims) + kernel.block + kernel.grid
 
 
 # -- smaller kernels -------------------------------------------------------------------------------------------------
@@ -89,6 +94,49 @@ def candidates(kernel: Kernel) -> Iterator[Kernel]:
                 yield replace(kernel, dims=(*kernel.dims[:at], (dim, less), *kernel.dims[at + 1 :]))
     if kernel.explicit and kernel.grid > 1:
         yield replace(kernel, grid=1)
+    used = dtypes_of(kernel)
+    for dtype in sorted(used):
+        for plainer in PLAINER.get(dtype, ()):
+            yield with_dtype(kernel, dtype, plainer)
+
+
+# -- dtypes ----------------------------------------------------------------------------------------------------------
+
+PLAINER = {
+    "f8e4m3": ("f32", "f16"), "f8e5m2": ("f32", "f16"), "bf16": ("f32", "f16"), "f16": ("f32",), "f64": ("f32",),
+    "u8": ("u32",), "u16": ("u32",), "i8": ("i32",), "i16": ("i32",),
+}  # fmt: skip
+"""What a dtype may become everywhere in a kernel. Indices are i64, which stays; so does what decides the sign."""
+
+
+def dtypes_of(kernel: Kernel) -> set[str]:
+    nodes = [*kernel.inputs, *kernel.numbers, *(n for s in kernel.body for n in walk(s))]
+    return {value for node in nodes for name in ("dtype", "at") if isinstance(value := getattr(node, name, None), str)}
+
+
+def with_dtype(node: Any, before: str, after: str) -> Any:
+    """The same with one dtype in place of another."""
+    if isinstance(node, tuple):
+        return tuple(with_dtype(n, before, after) for n in node)
+    if not is_dataclass(node) or isinstance(node, type | model.Size):
+        return node
+    changes = {}
+    for each in fields(node):
+        value = getattr(node, each.name)
+        new = after if each.name in ("dtype", "at") and value == before else with_dtype(value, before, after)
+        if new is not value:
+            changes[each.name] = new
+    return replace(node, **changes) if changes else node
+
+
+def well_typed(kernel: Kernel) -> bool:
+    """Whether what the language computes in f64, quotients and functions of integers, still is f64."""
+    for stmt in kernel.body:
+        for node in walk(stmt):
+            sources = (node.left, node.right) if isinstance(node, Binary) and node.op == "/" else (node.value,) if isinstance(node, Function) else ()
+            if sources and node.dtype != "f64" and all(KINDS[source.dtype].kind != "f" for source in sources):
+                return False
+    return True
 
 
 def with_body(kernel: Kernel, body: tuple[Stmt, ...]) -> Kernel:
@@ -156,11 +204,16 @@ def plain_literal(dtype: str) -> Expr:
 
 def is_whole(kernel: Kernel) -> bool:
     """Whether every name that is used has a value, and something is computed."""
-    if not (kernel.results or (kernel.explicit and any(isinstance(s, Store) for s in kernel.body))):
+    written = {i.name for i in kernel.inputs if i.written}
+    if not (kernel.results or any(isinstance(n, Store) and n.array in written for s in kernel.body for n in walk(s))):
         return False
     summed = {n.name for s in kernel.body for n in walk(s) if isinstance(n, Accumulate)}
     if any(isinstance(n, Set) and not n.fixed and isinstance(n.value, Lit) and n.name not in summed for s in kernel.body for n in walk(s)):
         return False  # its type would be another one
+    if any(isinstance(n, Accumulate) and isinstance(n.value, Lit) for s in kernel.body for n in walk(s)):
+        return False  # a sum of literals alone, whose type would be another one
+    if not well_typed(kernel):
+        return False
     names = {i.name for i in kernel.inputs} | {n.name for n in kernel.numbers} | {"t", "i"}
     return _whole_body(kernel.body, names, set())
 
@@ -170,6 +223,10 @@ def _whole_body(body: tuple[Stmt, ...], names: set[str], outer: set[str]) -> boo
     for stmt in body:
         if isinstance(stmt, Make | Shared):
             names.add(stmt.name)
+            continue
+        if isinstance(stmt, Swap):
+            if not names.issuperset(stmt.names):
+                return False
             continue
         inside: set[str] = set()
         if isinstance(stmt, For):

@@ -30,6 +30,7 @@ from .model import (
     Shuffle,
     Stmt,
     Store,
+    Swap,
     Sync,
     Unary,
     Var,
@@ -56,7 +57,7 @@ class Printer:
 
     def text(self, name: str) -> str:
         kernel = self.kernel
-        arguments = [f"{i.name}: tw.Array" for i in kernel.inputs]
+        arguments = [f"{i.name}: {'tw.InOut' if i.written and not kernel.explicit else 'tw.Array'}" for i in kernel.inputs]
         arguments += [f"{n.name}: {'bool' if n.dtype == 'bool' else dtype_word(n.dtype)}" for n in kernel.numbers]
         arguments += [f"{dim}: int" for dim in kernel.given]
         self.add(0, "@tw.gpu" if kernel.explicit else "@tw.kernel")
@@ -67,7 +68,7 @@ class Printer:
         else:
             self.sizes()
         self.block(1, kernel.body)
-        if not kernel.explicit:
+        if not kernel.explicit and kernel.results:
             self.add(1, f"return {', '.join(kernel.results)}")
         return "\n".join(self.lines) + "\n"
 
@@ -112,6 +113,8 @@ class Printer:
         elif isinstance(stmt, Store) and stmt.op in ("min", "max"):
             place = f"{stmt.array}[{self.indices(stmt.indices)}]"
             self.add(depth, f"{place} = tw.{stmt.op}({place}, {self.expr(stmt.value)})")
+        elif isinstance(stmt, Swap):
+            self.add(depth, f"{', '.join(stmt.names)} = {', '.join((*stmt.names[1:], stmt.names[0]))}")
         elif isinstance(stmt, Store):
             self.add(depth, f"{stmt.array}[{self.indices(stmt.indices)}] {stmt.op}= {self.expr(stmt.value)}")
         elif isinstance(stmt, For):

@@ -153,8 +153,9 @@ def call(kernel: Kernel, function: Any, given: Arguments, device: str) -> dict[s
     if given.outs:
         more["out"] = given.outs[0] if len(given.outs) == 1 else tuple(given.outs)
     found = function(*values, device=device, **more)
-    listed = found if isinstance(found, tuple) else (found,)
-    return {name: np.asarray(value) for name, value in zip(kernel.results, listed, strict=True)}
+    listed = () if found is None else found if isinstance(found, tuple) else (found,)
+    written = {i.name: given.arrays[i.name] for i in kernel.inputs if i.written}
+    return {name: np.asarray(value) for name, value in zip(kernel.results, listed, strict=True)} | written
 
 
 def compare_call(kernel: Kernel, function: Any, want: Mapping[str, Cells], device: str) -> str:

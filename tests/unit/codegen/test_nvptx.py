@@ -13,7 +13,7 @@ from op_kernels import map_kernels, module, reduction_kernels, thread_kernel
 from assembled import assemble
 from instruction_kernels import instruction_cases
 from support import add_2d, array, loop_kernel, ptx_of, reduce_2d, stages_of
-from tilewright.base.dtypes import SCALARS, bool_, f16, f32, i64
+from tilewright.base.dtypes import SCALARS, DType, bool_, f16, f32, f64, i64
 from tilewright.base.errors import TargetLimit
 from tilewright.base.sizes import ONE
 from tilewright.base.target import parse_target
@@ -106,6 +106,25 @@ def test_extremes_are_one_instruction_an_element(target: str, width: int, opcode
     assert len(re.findall(rf"{opcode}\.NaN\.f32", ptx)) == width
     assert "setp" not in ptx
     assert "selp" not in ptx
+
+
+@pytest.mark.requires("ptxas")
+@pytest.mark.parametrize("dtype", [f32, f64], ids=str)
+@pytest.mark.parametrize("width", [1, 2])
+def test_ordinary_divisions_and_roots_do_not_branch(dtype: DType, width: int) -> None:
+    x, o = array("x", dtype, 4096, align=16), array("o", dtype, 4096, align=16)
+    b = Builder()
+    place = b.mul(b.op("thread_id"), b.index(2))
+    attrs = {"width": width} if width > 1 else {}
+    first, second = (b.emit("load", [x, b.add(place, b.index(k))], attrs)[0] for k in (0, 1024))
+    b.multi("store", o, place, b.emit("div", [first, b.emit("sqrt", [second], {"ordinary": True})[0]], {"ordinary": True})[0])
+    kernel = Kernel("k", Stage.THREAD, (x, o), Block((), tuple(b.ops)), grid=(ONE,), threads=32)
+    arrays = [ProgramArray(p.name, p.type, kind) for p, kind in ((x, "input"), (o, "output")) if isinstance(p.type, Tensor)]
+    target = parse_target("sm_90a")
+    ptx = emit_assembly(llvm_text(Program("k", (arrays[0],), (arrays[1],), (), (KernelCall(kernel, ("x", "o")),)), target)[0], target, opt=3)
+    assert len(re.findall(r"rcp\.approx", ptx)) == len(re.findall(r"rsqrt\.approx", ptx)) == width
+    assert not re.search(r"div\.rn|sqrt\.rn|setp", ptx)
+    assemble(ptx, "sm_90a", level=0)
 
 
 def test_block_size_is_declared() -> None:

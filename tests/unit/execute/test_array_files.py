@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 import tilewright as tw
 from tilewright.cli.main import cli
+from tilewright.execute import safetensors_files
 from tilewright.execute.array_files import nested, read_values
 from tilewright.execute.safetensors_files import read_safetensors
 
@@ -104,7 +105,7 @@ def test_programs_and_the_command_line_read_them(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones((1, 2), np.float32))
     program = tmp_path / "p.zyn"
     program.write_text("fn apply(x: tensor[n, k], layer: int = 0): return x @ model.layers[layer].up\nlet y = apply(x, 1)\n")
-    read = tw.load(f'let model = read("{tmp_path}/w.safetensors")\n' + program.read_text()).run(x=np.ones((1, 2), np.float32))
+    read = tw.load(f'let model = read("{tmp_path}/w.safetensors")\n' + program.read_text(), roots=[tmp_path]).run(x=np.ones((1, 2), np.float32))
     np.testing.assert_array_equal(read["y"], [[5, 7, 9]])
     common = ["--in", f"x={tmp_path}/x.npy", "--in", f"model={tmp_path}/w.safetensors", "--device", "cpu"]
     result = CliRunner().invoke(cli, ["run", str(program), *common, "--out", f"y={tmp_path}/y.npy"])
@@ -236,7 +237,7 @@ def test_every_damage_is_named(tmp_path: Path, case: str) -> None:
     result = CliRunner().invoke(cli, ["run", str(tmp_path / "p.zyn"), "--in", f"x={path}"])
     assert result.exit_code == 1 and f"--in x: {caught.value.diagnostics[0].message}" in result.output, result.output
     with pytest.raises(tw.UserError, match="TW007"):
-        tw.load(f'let y = read("{path}")').run()
+        tw.load(f'let y = read("{path}")', roots=[tmp_path]).run()
 
 
 def test_places_that_are_no_files(tmp_path: Path) -> None:
@@ -287,3 +288,52 @@ def test_no_change_of_a_file_raises_anything_else(tmp_path: Path) -> None:
             except tw.TilewrightError as error:
                 refused.append((str(path), str(error)))
     assert len(refused) > 2000 and all(path in text for path, text in refused)
+
+
+def test_programs_read_what_lies_in_their_folder_or_a_declared_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, outside = tmp_path / "program", tmp_path / "elsewhere"
+    inside.mkdir()
+    outside.mkdir()
+    for folder in (inside, outside):
+        np.save(folder / "w.npy", np.ones(3))
+    (inside / "link.npy").symlink_to(outside / "w.npy")
+    (inside / "part").mkdir()
+    np.save(inside / "part" / "v.npy", np.full(3, 2.0))
+    (inside / "part" / "p.zyn").write_text('fn v(): return read("v.npy")\n')
+    main = inside / "main.zyn"
+    main.write_text('import "part/p.zyn" as part\nlet y = read("w.npy") + part.v()\n')
+    # Relative to the file that says so, whatever the current folder is.
+    np.testing.assert_array_equal(tw.load(main).run()["y"], [3, 3, 3])
+    for path in ("../elsewhere/w.npy", str(outside / "w.npy"), "link.npy"):
+        main.write_text(f'fn get(path): return read(path)\nlet y = get("{path}")\n')
+        with pytest.raises(tw.UserError, match=r"main\.zyn:1:\d+: error\[TW007\].*lies outside the folder of the program") as caught:
+            tw.load(main).run()
+        assert "roots=" in str(caught.value)
+        np.testing.assert_array_equal(tw.load(main, roots=[outside]).run()["y"], [1, 1, 1])
+        np.testing.assert_array_equal(tw.load(main, roots=[outside]).get(path=path), [1, 1, 1])
+    monkeypatch.chdir(inside)
+    np.testing.assert_array_equal(tw.load('let y = read("w.npy")').run()["y"], [1, 1, 1])
+    with pytest.raises(tw.UserError, match="TW007"):
+        tw.load('let y = read("../elsewhere/w.npy")').run()
+    monkeypatch.setenv("TILEWRIGHT_ROOTS", str(outside))
+    np.testing.assert_array_equal(tw.load('let y = read("../elsewhere/w.npy")').run()["y"], [1, 1, 1])
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_file_that_is_made_shorter_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapped: bool) -> None:
+    path = tmp_path / "w.safetensors"
+    write(path, {"a": np.arange(1000, dtype=np.float32)})
+    monkeypatch.setattr(safetensors_files, "MAPPED_FROM", 1 if mapped else 1 << 26)
+    whole = safetensors_files.read_safetensors(path)["a"]
+    np.testing.assert_array_equal(whole, np.arange(1000))
+    assert not whole.flags.writeable
+    if not mapped:
+        # What was read does not depend on the file any more.
+        os.truncate(path, 100)
+        np.testing.assert_array_equal(whole, np.arange(1000))
+    del whole
+    write(path, {"a": np.arange(1000, dtype=np.float32)})
+    header = safetensors_files._header
+    monkeypatch.setattr(safetensors_files, "_header", lambda data, wrong: [os.truncate(path, 2000), header(data, wrong)][1])
+    with pytest.raises(tw.UserError, match="TW007.*greater than file size" if mapped else "TW007.*made shorter while it was read: [0-9]+ bytes are left of"):
+        safetensors_files.read_safetensors(path)

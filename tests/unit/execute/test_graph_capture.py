@@ -9,6 +9,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -658,3 +659,49 @@ def test_at_exit_everything_may_be_alive(tmp_path: Path) -> None:
     script.write_text(textwrap.dedent(EXIT.format(tests=str(TESTS))), encoding="utf-8")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("leaving\n", "", 0)
+
+
+class _Tensor:
+    """As much of a tensor in host memory as calls look at."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self.device = SimpleNamespace(type="cpu")
+        self.requires_grad = self.is_cuda = False
+
+    def __dlpack__(self, **keywords: object) -> object:
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+    def view(self, kind: object) -> _Tensor:
+        return _Tensor(self.array.view(kind))
+
+
+def test_tensors_of_pytorch_give_tensors_in_captures_as_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=_Tensor, from_numpy=_Tensor, float32=np.float32, int64=np.int64))
+    _compare_tensors(_Tensor, lambda tensor: tensor.array)
+
+
+def test_real_tensors_in_captures() -> None:
+    torch = pytest.importorskip("torch")
+    _compare_tensors(torch.from_numpy, lambda tensor: tensor.numpy())
+
+
+def _compare_tensors(tensor: Any, read: Any) -> None:
+    x, scaled = tensor(np.arange(4, dtype=np.float32).reshape(2, 2)), make()
+    outside = scaled(x, 2.0)
+    with tw.capture("cpu", x=x) as graph:
+        inside = scaled(graph["x"], 2.0)
+        again = scaled(inside, 3.0)
+    assert type(inside) is type(outside) is type(x) and type(again) is type(x)
+    graph.replay()
+    np.testing.assert_array_equal(read(inside), read(outside))
+    np.testing.assert_array_equal(read(again), 6 * read(x))
+    graph.replay(x=tensor(np.ones((2, 2), np.float32)))
+    np.testing.assert_array_equal(read(again), 6)
+    whole = tw.graph(scaled, x, 2.0, device="cpu")
+    whole.replay()
+    assert type(whole.result) is type(x)
+    np.testing.assert_array_equal(read(whole.result), read(outside))

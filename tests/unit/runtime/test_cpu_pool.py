@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -85,8 +84,8 @@ def pool(request: pytest.FixtureRequest) -> Iterator[cpu_pool.ThreadPool]:
     shared = cpu_pool.pool()
     made = cpu_pool.ThreadPool(compile_object(pool_ir(target, futex=request.param == "futex"), target, opt=0))
     cpu_pool.bind_symbol("tilewright_pool", shared.address)
-    cpu_pool.bind_symbol("tilewright_pool_start", ctypes.cast(shared._start_callback, ctypes.c_void_p).value or 0)
-    cpu_pool.bind_symbol("tilewright_launch", shared._code.address("tilewright_launch"))
+    for name in ("tilewright_pool_start", "tilewright_launch"):
+        cpu_pool.bind_symbol(name, shared._code.address(name))
     yield made
     made.threads = 1
 

@@ -1,6 +1,6 @@
 """`tilewright run` and `tilewright emulate`: execute a file with inputs from `.npy` files, literals or, to emulate, at random.
 
-In: a ZynML program, or a Python file whose kernels are read and never executed as Python. Out: results on the terminal or in `.npy`
+In: a ZynML program, an ONNX model (run only), or a Python file whose kernels are read and never executed as Python. Out: results on the terminal or in `.npy`
 files, and the device that ran.
 """
 
@@ -24,6 +24,7 @@ from tilewright.execute.array_files import read_values
 from tilewright.execute.calls.run import Runner
 from tilewright.execute.devices import find_device
 from tilewright.execute.numpy_files import read_npy
+from tilewright.graphs.onnx.imported import OnnxGraph
 from tilewright.tree.syntax import Function
 from tilewright.tree.typed import ArrayInfo
 from tilewright.zyn.module import ZynModule
@@ -37,6 +38,9 @@ _UNIFORM = 8
 
 def run(path: str, kernel: str | None, given: Sequence[str], wanted: Sequence[str], device: str | None) -> None:
     """Run with the inputs given; print or save the results."""
+    if Path(path).suffix.lower() == ".onnx":
+        _run_onnx(path, kernel, given, wanted, device)
+        return
     inputs = _once("--in", [_read_input(item) for item in given])
     outputs = _once("--out", [_pair(item, "--out", "y=y.npy") for item in wanted])
     used: list[str] = []
@@ -51,6 +55,30 @@ def run(path: str, kernel: str | None, given: Sequence[str], wanted: Sequence[st
         elif not outputs:
             click.echo(f"{name}: {describe(value)}\n{text(value)}")
     click.echo(f"ran on {', '.join(dict.fromkeys(used)) or 'the host alone'}", err=True)
+
+
+def _run_onnx(path: str, kernel: str | None, given: Sequence[str], wanted: Sequence[str], device: str | None) -> None:
+    """Run a model. `--out y.npy` without a name saves its only output."""
+    if kernel is not None:
+        raise UserError.at("TW016", f"{path} is a model, which has no kernels to choose from", help="leave --kernel out")
+    model = OnnxGraph(path)
+    inputs = _once("--in", [_read_input(item, any_name=True) for item in given])
+    only = len(model.outputs) == 1
+    outputs = _once("--out", [(model.outputs[0], item) if only and "=" not in item else _pair(item, "--out", "y=y.npy", True) for item in wanted])
+    for name in outputs:
+        if name not in model.outputs:
+            raise UserError.at("TW008", f"there is no result '{name}' to save", help=f"the results are {', '.join(model.outputs)}")
+    place = find_device(device or "auto")
+    made = model.run(inputs, device=place.id)
+    results = {model.outputs[0]: made} if only else made
+    for name, value in results.items():
+        value = on_host(value)
+        if name in outputs:
+            save(name, value, outputs[name])
+            click.echo(f"{name}: {describe(value)} -> {outputs[name]}")
+        elif not outputs:
+            click.echo(f"{name}: {describe(value)}\n{text(value)}")
+    click.echo(f"ran on {place.id} ({place.name})", err=True)
 
 
 def emulate(path: str, kernel: str | None, given: Sequence[str], wanted: Sequence[str], stage: str, arguments: str) -> None:
@@ -194,16 +222,16 @@ def _once(option: str, pairs: Sequence[tuple[str, T]]) -> dict[str, T]:
     return found
 
 
-def _pair(item: str, option: str, example: str) -> tuple[str, str]:
+def _pair(item: str, option: str, example: str, any_name: bool = False) -> tuple[str, str]:
     name, equals, value = item.partition("=")
-    if not equals or not name.isidentifier() or not value:
+    if not equals or not (name.isidentifier() or (any_name and name)) or not value:
         raise UserError.at("TW016", f"{option} {item}: this is not name=value", help=f"write for example {option} {example}")
     return name, value
 
 
-def _read_input(item: str) -> tuple[str, object]:
+def _read_input(item: str, any_name: bool = False) -> tuple[str, object]:
     """`x=x.npy` is an array, `w=w.safetensors` a record of arrays, `eps=1e-5` and `flag=true` are numbers."""
-    name, text = _pair(item, "--in", "x=x.npy")
+    name, text = _pair(item, "--in", "x=x.npy", any_name)
     if text.lower() in ("true", "false"):
         return name, text.lower() == "true"
     try:

@@ -626,10 +626,14 @@ class _Stub(StubEmitter):
         interrupts = self.new(f"phi i32 [ 0, %{before} ], [ {count}, %release ]")
         for launch, count in zip(launches, blocks):
             self._launch(launch, count)
-        self.fork(self.new(f"icmp eq ptr {saved}, null"), "ran", "regain")
+        self.fork(self.new(f"icmp eq ptr {saved}, null"), "kept", "regain")
+        self.start("kept")
+        # The main thread's long call may be leaving for Ctrl-C, and kernels of this thread with it.
+        asked = self.new(f"load atomic i32, ptr @{abi.STOP} monotonic, align 4")
+        self.fork(self.equal("i32", asked, "0"), "ran", "interrupted")
         self.start("regain")
-        stopped = self.new(f"call i32 @tilewright_interrupt_end(i32 {interrupts})")
         self.line(f"call void @PyEval_RestoreThread(ptr {saved})")
+        stopped = self.new(f"call i32 @tilewright_interrupt_end(i32 {interrupts})")
         self.fork(self.equal("i32", stopped, "0"), "ran", "interrupted")
         self.start("ran")
         found = [self.load("i64", self.data[FAILURE], 8 * field) for field in range(3)] if self.artifact.sites else []
@@ -677,6 +681,9 @@ class _Stub(StubEmitter):
             self._drop_outputs()
             self.jump("interrupted.raise")
             self.start("interrupted.raise")
+        raised = self.new("call ptr @PyErr_Occurred()")
+        self.fork(self.equal("ptr", raised, "null"), "interrupted.look", "interrupted.done")
+        self.start("interrupted.look")
         handled = self.new("call i32 @PyErr_CheckSignals()")
         self.fork(self.equal("i32", handled, "0"), "interrupted.plain", "interrupted.done")
         self.start("interrupted.plain")

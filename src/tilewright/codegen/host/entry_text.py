@@ -27,6 +27,7 @@ HEADER = """
 
 declare i64 @PyLong_AsLongLong(ptr) nonlazybind
 @tilewright_keyboard_interrupt = external global i8
+@tilewright_stop = external global i32
 declare i32 @PyErr_CheckSignals() nonlazybind
 declare void @PyErr_SetNone(ptr) nonlazybind
 declare i32 @tilewright_interrupt_begin() nonlazybind

@@ -362,30 +362,50 @@ _INTERRUPTS = """
 @{stop} = external global i32
 @tilewright_interrupt_state = global {{ ptr, i64, i32, i32 }} zeroinitializer
 declare ptr @PyOS_getsig(i32) nonlazybind
-declare void @tilewright_watch() nonlazybind
+declare i32 @PyOS_InterruptOccurred() nonlazybind
+declare void @PyErr_SetInterrupt() nonlazybind
+@tilewright_watch = external global i8
 declare i64 @pthread_self()
+declare i32 @pthread_kill(i64, i32)
 
-; What Ctrl-C calls: first what it called before; then, while the main thread is in a long call, kernels are asked to leave.
+; What Ctrl-C calls: what it called before; then, while the main thread is in a long call, kernels are asked to leave. Only the main
+; thread asks: another one that the system has chosen hands the signal on, since its word could come after the call's end.
 define void @tilewright_on_interrupt(i32 %signal) {{
-  %before = load ptr, ptr @tilewright_interrupt_state
-  call void %before(i32 %signal)
   %main = load i64, ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 8)
   %self = call i64 @pthread_self()
   %mine = icmp eq i64 %main, %self
-  %active = load atomic i32, ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 16) monotonic, align 4
+  %active = load atomic i32, ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 16) seq_cst, align 4
   %long = icmp ne i32 %active, 0
+  %others = xor i1 %mine, true
+  %hand = and i1 %others, %long
+  br i1 %hand, label %forward, label %here
+forward:
+  %sent = call i32 @pthread_kill(i64 %main, i32 %signal)
+  ret void
+here:
+  %before = load ptr, ptr @tilewright_interrupt_state
+  call void %before(i32 %signal)
   %act = and i1 %mine, %long
   br i1 %act, label %ask, label %done
 ask:
-  %count = atomicrmw add ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 20), i32 1 seq_cst
-  store atomic i32 1, ptr @{stop} seq_cst, align 4
+  call void @ask()
   br label %done
 done:
   ret void
 }}
 
-; Around long calls. Begins with the GIL held; gives the number of interrupts so far.
+; The word first, then the number: who sees neither, as it begins and as it ends, has met no kernel that left early.
+define internal void @ask() {{
+  store atomic i32 1, ptr @{stop} seq_cst, align 4
+  %count = atomicrmw add ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 20), i32 1 seq_cst
+  ret void
+}}
+
+; Around long calls, with the GIL held. Gives the number of interrupts so far; one less where kernels are being asked to leave now.
 define i32 @tilewright_interrupt_begin() {{
+  %count = load atomic i32, ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 20) seq_cst, align 4
+  %asked = load atomic i32, ptr @{stop} seq_cst, align 4
+  %before = sub i32 %count, %asked
   %main = load i64, ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 8)
   %self = call i64 @pthread_self()
   %mine = icmp eq i64 %main, %self
@@ -395,20 +415,36 @@ look:
   %ours = icmp eq ptr %handler, @tilewright_on_interrupt
   br i1 %ours, label %arm, label %watch
 watch:
-  call void @tilewright_watch()
+  call void @call_python(ptr @tilewright_watch)
   %again = call ptr @PyOS_getsig(i32 {sigint})
   %now = icmp eq ptr %again, @tilewright_on_interrupt
   br i1 %now, label %arm, label %begin
 arm:
   store atomic i32 1, ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 16) seq_cst, align 4
+  ; A signal that came before this is known to Python alone, which looks again when the call has ended.
+  %early = call i32 @PyOS_InterruptOccurred()
+  %none = icmp eq i32 %early, 0
+  br i1 %none, label %heard, label %keep
+keep:
+  call void @PyErr_SetInterrupt()
+  call void @ask()
+  br label %begin
+heard:
+  ; What it called in Python, here or to start the workers, may have raised already.
+  %raised = call ptr @PyErr_Occurred()
+  %quiet = icmp eq ptr %raised, null
+  br i1 %quiet, label %begin, label %leave
+leave:
+  call void @ask()
   br label %begin
 begin:
-  %count = load atomic i32, ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 20) seq_cst, align 4
-  ret i32 %count
+  ret i32 %before
 }}
 
-; Whether there was an interrupt since.
+; With the GIL held again: whether there was an interrupt since. Calls that keep the GIL look at the word alone, which no other thread
+; takes back meanwhile.
 define i32 @tilewright_interrupt_end(i32 %before) {{
+  %asked = load atomic i32, ptr @{stop} seq_cst, align 4
   %main = load i64, ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 8)
   %self = call i64 @pthread_self()
   %mine = icmp eq i64 %main, %self
@@ -420,7 +456,9 @@ clear:
 end:
   %count = load atomic i32, ptr getelementptr (i8, ptr @tilewright_interrupt_state, i64 20) seq_cst, align 4
   %some = icmp ne i32 %count, %before
-  %result = zext i1 %some to i32
+  %left = icmp ne i32 %asked, 0
+  %either = or i1 %some, %left
+  %result = zext i1 %either to i32
   ret i32 %result
 }}
 """
@@ -431,6 +469,51 @@ define i32 @tilewright_interrupt_begin() {
 }
 define i32 @tilewright_interrupt_end(i32 %before) {
   ret i32 0
+}
+"""
+
+_HEARD = """
+declare ptr @PyEval_SaveThread() nonlazybind
+declare void @PyEval_RestoreThread(ptr) nonlazybind
+declare ptr @PyErr_Occurred() nonlazybind
+declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr) nonlazybind
+declare void @Py_DecRef(ptr) nonlazybind
+@tilewright_start_workers = external global i8
+
+; What it raises is left for the end of the call.
+define internal void @call_python(ptr %function) {
+  %result = call ptr @PyObject_Vectorcall(ptr %function, ptr null, i64 0, ptr null)
+  %failed = icmp eq ptr %result, null
+  br i1 %failed, label %done, label %drop
+drop:
+  call void @Py_DecRef(ptr %result)
+  br label %done
+done:
+  ret void
+}
+
+define void @tilewright_pool_start() {
+  call void @call_python(ptr @tilewright_start_workers)
+  ret void
+}
+
+; Launches for callers in Python, who hold the GIL: between begin and end no code of Python runs that an interrupt could leave.
+define i32 @tilewright_launch_heard(ptr %pool, ptr %entry, ptr %slots, i64 %blocks, i64 %work) {
+  %before = call i32 @tilewright_interrupt_begin()
+  %state = call ptr @PyEval_SaveThread()
+  call void @tilewright_launch(ptr %pool, ptr %entry, ptr %slots, i64 %blocks, i64 %work)
+  call void @PyEval_RestoreThread(ptr %state)
+  %stopped = call i32 @tilewright_interrupt_end(i32 %before)
+  ret i32 %stopped
+}
+
+define i32 @tilewright_launch_all_heard(ptr %pool, ptr %jobs, i64 %count) {
+  %before = call i32 @tilewright_interrupt_begin()
+  %state = call ptr @PyEval_SaveThread()
+  call void @tilewright_launch_all(ptr %pool, ptr %jobs, i64 %count)
+  call void @PyEval_RestoreThread(ptr %state)
+  %stopped = call i32 @tilewright_interrupt_end(i32 %before)
+  ret i32 %stopped
 }
 """
 
@@ -459,7 +542,7 @@ def pool_ir(target: Target, futex: bool = True) -> str:
     )
     if "windows" in target.triple:
         # No pool there yet: the runtime starts no workers, and every job runs in its caller.
-        return _ALONE + launch + _NO_INTERRUPTS
+        return _ALONE + launch + _NO_INTERRUPTS + _HEARD
     if futex and "linux" in target.triple and machine in _FUTEX_NUMBER:
         sleeping = _FUTEX.format(number=_FUTEX_NUMBER[machine], wait=_FUTEX_WAIT, wake=_FUTEX_WAKE)
     else:
@@ -482,7 +565,7 @@ def pool_ir(target: Target, futex: bool = True) -> str:
         lock=abi.POOL_LOCK,
         workers=abi.POOL_WORKERS,
     )
-    return sleeping + common + launch + _INTERRUPTS.format(stop=abi.STOP, sigint=abi.SIGINT)
+    return sleeping + common + launch + _INTERRUPTS.format(stop=abi.STOP, sigint=abi.SIGINT) + _HEARD
 
 
 @functools.cache

@@ -31,6 +31,7 @@ from tilewright.codegen.nvptx import (
     simt as nvptx_simt,
 )
 from tilewright.codegen.nvptx.masked import masked_load
+from tilewright.codegen.nvptx.ordinary import ordinary
 from tilewright.codegen.nvptx.watchdog import Watchdog
 from tilewright.ir.needs import alignment, cluster_of, element_count, feature_of, shared_places
 from tilewright.ir.nodes import Kernel, Op, Value, walk
@@ -150,6 +151,8 @@ class _NvptxDialect:
             return nvptx_cache.load(w, op, operands, self.target, op.operands[0] in self.written)
         if op.opcode in ("min", "max") and dtype_of(op.operands[0].type).is_float:
             return self._extreme(w, op, operands)
+        if op.opcode in ("div", "sqrt") and "ordinary" in op.attrs:
+            return ordinary(w, op, operands)
         if op.opcode in nvptx_simt.BETTER:
             return nvptx_simt.BETTER[op.opcode](w, op, operands)
         if not operands or dtype_of(op.operands[0].type) is not f32:

@@ -6,7 +6,7 @@ array or number and the `ArgSpec` it asks code for. Anything else is a `UserErro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from tilewright.base.source import NOWHERE, Span
 from tilewright.compile.driver import Signature
 from tilewright.execute.speed_warnings import copied
 from tilewright.runtime.memory.device_array import DeviceArray
+from tilewright.runtime.memory.packed_array import PackedArray
 from tilewright.tree.typed import ArgSpec, ArrayArg, NoneArg, ScalarArg
 
 Number = int | float | bool
@@ -30,7 +31,7 @@ DIVISORS = (64, 16, 8, 4)
 class ReadArgument:
     name: str
     value: np.ndarray | DeviceArray | Number | None
-    """None where the call leaves an optional parameter out."""
+    """None where the call leaves an optional parameter out. Of packed blocks, their bytes: one axis more than `spec` has."""
     spec: ArgSpec
 
     @property
@@ -67,6 +68,8 @@ def read_argument(name: str, value: object, span: Span = NOWHERE, gpu: bool = Fa
         return ReadArgument(name, value, ScalarArg(f64, weak=True))
     if isinstance(value, DeviceArray):
         return ReadArgument(name, value, _array_spec(value, value.dtype, gpu))
+    if isinstance(value, PackedArray):
+        return _read_packed(name, value, span, gpu)
     array = value if type(value) is np.ndarray else _as_numpy(name, value, span)
     dtype = from_numpy(array.dtype)
     if dtype is None:
@@ -77,6 +80,20 @@ def read_argument(name: str, value: object, span: Span = NOWHERE, gpu: bool = Fa
         copied(name, array, span, reason)
         array = np.array(array, order="C")
     return ReadArgument(name, array, _array_spec(array, dtype, gpu))
+
+
+def _read_packed(name: str, value: PackedArray, span: Span, gpu: bool) -> ReadArgument:
+    """Packed blocks: an argument for the bytes, of the packed dtype. Rows may be apart, blocks follow each other."""
+    found = read_argument(name, value.blocks, span, gpu)
+    array, spec = found.value, found.spec
+    assert isinstance(array, np.ndarray | DeviceArray) and isinstance(spec, ArrayArg)
+    if spec.strides is not None and element_strides(array)[-2:] != (value.dtype.block_bytes, 1):
+        if isinstance(array, DeviceArray):
+            raise UserError.at("TW009", f"the blocks of argument '{name}' do not follow each other", span, "pass a contiguous copy")
+        copied(name, array, span, "its blocks do not follow each other")
+        return _read_packed(name, PackedArray(np.ascontiguousarray(array), value.dtype), span, gpu)
+    strides = None if spec.strides is None else (*spec.strides[:-2], 1)
+    return replace(found, spec=ArrayArg(value.dtype, value.ndim, strides, spec.align))
 
 
 def _as_numpy(name: str, value: object, span: Span) -> np.ndarray:
@@ -182,7 +199,8 @@ def _spacing(argument: ReadArgument) -> list[tuple[str, int, int]]:
     if not isinstance(spec, ArrayArg) or spec.strides is None:
         return []
     assert isinstance(argument.value, np.ndarray | DeviceArray)
-    apart = zip(spec.strides, element_strides(argument.value), strict=True)
+    rows = len(spec.strides) - spec.dtype.is_packed
+    apart = zip(spec.strides[:rows], element_strides(argument.value)[:rows], strict=True)
     found = [(axis, next((d for d in DIVISORS if s % d == 0), 1)) for axis, (known, s) in enumerate(apart) if known is None]
     return [(argument.name, axis, divisor) for axis, divisor in found if divisor > 1]
 

@@ -8,11 +8,13 @@ either works (strided, overlapping, converted) or raises the exact error.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
 
 from tilewright.base.artifact import Artifact
+from tilewright.base.dtypes import DType
 from tilewright.base.errors import DeviceError
 from tilewright.compile.driver import Signature
 from tilewright.execute.calls.arguments import ReadArgument, read_optional, signature
@@ -24,6 +26,7 @@ from tilewright.execute.device import Device
 from tilewright.execute.kinds import kind_of
 from tilewright.runtime.core import observe, streams
 from tilewright.runtime.memory.device_array import DeviceArray
+from tilewright.runtime.memory.packed_array import PackedArray
 from tilewright.tree.syntax import Function
 
 
@@ -32,9 +35,11 @@ class Runner:
 
     def __init__(
         self, function: Function, precision: str = "ieee", schedule: str = "", watchdog: float | None = None, launches: int = 0,
-        check: bool = False,
+        check: bool = False, packed: Mapping[str, DType] | None = None,
     ) -> None:  # fmt: skip
         self.function, self.launches = function, launches
+        self.packed = packed or {}
+        """Parameters that are given the bytes of packed blocks, and of which dtype those are."""
         self.indices = "all" if check or all_checked() else ""
         self.precision, self.schedule = precision, schedule
         self.watchdog = watchdog_nanoseconds(watchdog)
@@ -45,6 +50,8 @@ class Runner:
         self.in_place = tuple(p.name for p in function.params if p.in_place)
         """Parameters that are written where they lie."""
         self._last: Artifact | None = None
+        self._with_packed: dict[tuple[tuple[str, str], ...], Runner] = {}
+        """The runners of calls with packed blocks, by parameters and dtypes."""
 
     @property
     def last(self) -> Artifact | None:
@@ -71,7 +78,8 @@ class Runner:
         return found
 
     def arguments(self, values: Mapping[str, object], gpu: bool) -> list[ReadArgument]:
-        found = [read_optional(name, value, self.function.span, gpu) for name, value in values.items()]
+        blocks = {name: PackedArray(values[name], dtype) for name, dtype in self.packed.items()}
+        found = [read_optional(name, blocks.get(name, value), self.function.span, gpu) for name, value in values.items()]
         for name in self.in_place:
             argument = next(a for a in found if a.name == name)
             if values[name] is None:
@@ -88,7 +96,21 @@ class Runner:
             return found
         return replace(found, precision=self.precision, schedule=self.schedule, watchdog=watchdog, launches=launches, indices=self.indices)
 
+    def with_packed(self, packed: Mapping[str, DType]) -> Runner:
+        """The runner for calls with these parameters as the bytes of packed blocks."""
+        key = tuple(sorted((name, dtype.name) for name, dtype in packed.items()))
+        if key not in self._with_packed:
+            other = self._with_packed[key] = copy(self)
+            other.packed, other.spreads, other.by_kind, other._with_packed, other._last = dict(packed), {}, {}, {}, None
+        return self._with_packed[key]
+
     def run(self, values: Mapping[str, object], device: Device, out: object = None) -> object:
+        packed = {name: value.dtype for name, value in values.items() if isinstance(value, PackedArray)}
+        if packed:
+            runner = self.with_packed(packed)
+            result = runner.run({n: v.blocks if isinstance(v, PackedArray) else v for n, v in values.items()}, device, out)
+            self.last = runner.last
+            return result
         watcher = observe.observer
         if watcher is None:
             return self._run(values, device, out)

@@ -31,6 +31,8 @@ def check_parameter(name: str, node: syntax.Expr | None, sink: Diagnostics) -> N
         return
     if base.lower() not in _ARRAYS and not dtypes.is_name(base):
         sink.error("TW005", f"'{name}' is annotated as '{base}[…]', and '{base}' is no dtype", node.span, _HELP)
+    if array_dtype(node) is not None:
+        return
     for extent in node.indices:
         if isinstance(extent, syntax.Name) and dtypes.is_name(extent.id):
             sink.error("TW005", f"'{extent.id}' stands among the extents of '{name}' and is a dtype", extent.span, f'write the dtype first: "{extent.id}[rows, cols]"')
@@ -38,6 +40,14 @@ def check_parameter(name: str, node: syntax.Expr | None, sink: Diagnostics) -> N
             sink.error(
                 "TW005", f"an extent of '{name}' is no size", extent.span, "extents are names and whole numbers, and sums, differences and products of these",
             )  # fmt: skip
+
+
+def array_dtype(node: syntax.Expr | None) -> str | None:
+    """The dtype of `tw.Array[tw.f32]`, an array of any rank; None where the annotation is another."""
+    if not isinstance(node, syntax.Index) or not isinstance(node.value, syntax.Name) or node.value.id.lower() not in _ARRAYS or len(node.indices) != 1:
+        return None
+    (index,) = node.indices
+    return index.id if isinstance(index, syntax.Name) and dtypes.is_name(index.id) else None
 
 
 def without_none(node: syntax.Expr | None) -> tuple[syntax.Expr | None, bool]:

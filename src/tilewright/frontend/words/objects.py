@@ -41,6 +41,10 @@ class Array:
     dtype: DType
     size: int
 
+    def __class_getitem__(cls, dtype: object) -> type[Array]:
+        """`tw.Array[tw.f32]`: an array of that dtype, of any rank."""
+        return cls
+
     @overload
     def __getitem__(self, index: float | tuple[float, ...]) -> float: ...  # type: ignore[overload-overlap]
     @overload

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, takewhile
 
 import numpy as np
@@ -99,7 +99,9 @@ def run_program(
     _check_sizes(program, values, sizes)
     for array in program.scratch:
         values[array.name] = np.zeros(FAILURE_FIELDS, np.int64) if array.name == FAILURE else new_array(array.type, sizes)
-    _run_calls(program, call_tree(program), values, sizes, target)
+    for call, seen in calls_in_order(call_tree(program), values, sizes):
+        run_kernel(call.kernel, [_viewed(values[name], param, seen) for name, param in zip(call.args, call.kernel.params, strict=True)], seen, target)
+        _check_failure(program, values.get(FAILURE))
     results: dict[str, np.ndarray] = {}
     for array in program.outputs:
         result = values[array.name]
@@ -108,20 +110,18 @@ def run_program(
     return results
 
 
-def _run_calls(
-    program: Program, items: Sequence[KernelCall | OrderedCalls], values: Mapping[str, Argument], sizes: Mapping[str, int], target: Target
-) -> None:
-    """Calls in order; those of an ordered loop once for each of its steps."""
+def calls_in_order(
+    items: Sequence[KernelCall | OrderedCalls], values: Mapping[str, Argument], sizes: Mapping[str, int]
+) -> Iterator[tuple[KernelCall, Mapping[str, int]]]:
+    """Calls in order, those of an ordered loop once for each of its steps; with the sizes each sees. A loop may ask what its calls have left in `values`."""
     for item in items:
         if isinstance(item, KernelCall):
-            arguments = [_viewed(values[name], param, sizes) for name, param in zip(item.args, item.kernel.params, strict=True)]
-            run_kernel(item.kernel, arguments, sizes, target)
-            _check_failure(program, values.get(FAILURE))
+            yield item, sizes
             continue
         for step in _steps(item.loop, values, sizes):
             for turn, calls in item.turns:
                 if step % turn.period == turn.turn:
-                    _run_calls(program, calls, values, {**sizes, item.loop.name: step}, target)
+                    yield from calls_in_order(calls, values, {**sizes, item.loop.name: step})
 
 
 def _steps(loop: OrderedLoop, values: Mapping[str, Argument], sizes: Mapping[str, int]) -> Iterable[int]:

@@ -17,8 +17,9 @@ from tilewright.ir.emulator.frames import Frame
 from tilewright.ir.emulator.loop import LoopMachine
 from tilewright.ir.emulator.machine import drain
 from tilewright.ir.emulator.memory.memory import Memory, fault, new_array
+from tilewright.ir.emulator.run import calls_in_order
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
-from tilewright.ir.program import Program, ProgramArray
+from tilewright.ir.program import Program, ProgramArray, call_tree
 from tilewright.ir.types import Tensor
 
 Array = np.ndarray
@@ -62,8 +63,8 @@ def check_all_written(program: Program, inputs: Mapping[str, Argument], given: M
         made = values[array.name] = new_array(array.type, sizes)
         marks[array.name] = np.zeros(made.shape, np.bool_)
     try:
-        for call in program.calls:
-            _run_marked(call.kernel, [values[name] for name in call.args], [marks.get(name) for name in call.args], sizes)
+        for call, seen in calls_in_order(call_tree(program), values, sizes):
+            _run_marked(call.kernel, [values[name] for name in call.args], [marks.get(name) for name in call.args], seen)
     except _ReadUnwritten as found:
         raise found.error from None
     except UserError:
@@ -108,6 +109,8 @@ def _writes(op: Op, param: Value) -> bool:
 
 def _is_filled(program: Program, array: ProgramArray) -> bool:
     """Whether the first kernel that has to do with the array only writes it, and all of it, as the text shows."""
+    if any(call.loops for call in program.calls if array.name in call.args):
+        return False  # a loop may have no steps
     for kernel, param in _uses(program, array.name):
         uses = [op for op in walk(kernel.body) if param in op.operands]
         return all(op.opcode == "store" for op in uses) and _fills(kernel, kernel.body, param, {})

@@ -20,7 +20,9 @@ from tilewright.base.errors import UserError
 from tilewright.base.sizes import ONE, Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, Op, walk
+from tilewright.ir.types import dtype_of
 from tilewright.passes.choose.attention_cpu import cpu_attention_schedules
+from tilewright.passes.program.split_attention import SplitForm, find_split
 from tilewright.passes.program.widen_operands import can_widen, operand_dtype, widened
 from tilewright.passes.schedules.attention import CHUNK, TERMS, GpuAttention, MmaAttention, WgmmaAttention
 from tilewright.passes.schedules.matrix import MatrixSchedule
@@ -33,14 +35,22 @@ BLOCK = 64
 SHARED = 200 << 10
 """Bytes of shared memory for operands."""
 LARGE = 1 << 12
+MANY_KEYS = 512
+"""From which on few rows have their keys in parts."""
 
 
-def fixed_sizes(kernel: Kernel, target: Target) -> tuple[str, ...]:
-    """Sizes that must be part of the code: the terms of a score and the columns of the values."""
+def fixed_sizes(kernel: Kernel, target: Target, extents: Mapping[str, int]) -> tuple[str, ...]:
+    """Sizes that must be part of the code: the terms of a score and the columns of the values; for few queries the numbers of heads, too."""
     if not _has_mma(target):
         return ()
     found = find_attention(kernel)
-    return () if found is None else tuple(s.name for s in (found.depth, found.column_extent) if s.name is not None)
+    form = find_split(kernel, known=False) if found is None or found.count is not None or _has_few_rows(found, extents) else None
+    found = form.found if form is not None else found
+    if found is None:
+        return ()
+    names = [s.name for s in (found.depth, found.column_extent) if s.name is not None]
+    groups = [size for size in found.extents if size.name is None] if form is not None else []
+    return tuple(dict.fromkeys([*names, *(name for size in groups for name in sorted(size.names))]))
 
 
 def attention_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
@@ -50,13 +60,53 @@ def attention_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]
     if not _has_mma(target):
         return ()
     found = find_attention(kernel)
-    if found is None or not _operands_fit(kernel, found):
+    if found is None or found.count is not None:
+        return _split_schedules(kernel, target, hints)
+    if not _operands_fit(kernel, found):
         return ()
+    few = _split_schedules(kernel, target, hints) if _has_few_rows(found, hints) else ()
     hopper = _hopper_schedules(found, target, hints) if "wgmma" in target.features and _fits_engine(found) else ()
     whole = found.depth.divisible_by(CHUNK, kernel.facts) and found.column_extent.divisible_by(CHUNK, kernel.facts)
     others = _mma_schedules(found, target, hints) if whole else ()
     # Where there are warp-group instructions others are far behind: one is listed, for those who ask for it.
-    return (*hopper, *(others[:1] if hopper else others))
+    return (*few, *hopper, *(others[:1] if hopper else others))
+
+
+def _has_few_rows(found: Attention, hints: Mapping[str, int]) -> bool:
+    """Whether blocks of whole rows would be few, and have few rows and many keys."""
+    _, rows, keys = _numbers(found, hints)
+    return rows <= TERMS and keys >= MANY_KEYS and found.grain == 1
+
+
+def _split_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> tuple[MmaAttention, ...]:
+    """For few rows: parts of the keys side by side, as many as the device has room for. How many depends on how many keys there can be, never on how
+    many there are."""
+    form = find_split(kernel)
+    if form is None or not _can_split(form):
+        return ()
+    found = form.found
+    depth, width = (_padded(size, TERMS) for size in (found.depth, found.column_extent))
+    batch, rows, keys = _numbers(found, hints)
+    warps = 1 if rows <= TERMS else 2 if rows <= 2 * TERMS else 4
+    made: list[MmaAttention] = []
+    for n, stages in ((32, 3), (32, 4), (32, 2), (16, 4), (16, 3), (64, 2), (64, 3)):
+        schedule = MmaAttention(
+            TERMS * warps, n, depth, stages=stages, warps_m=warps, head_dim_v=width, persistent=False, a_copy="rs" if depth <= 128 else "cp_async",
+        )  # fmt: skip
+        if not schedule.has_room(target):
+            continue
+        tiles = batch * -(-rows // schedule.m)
+        wanted = target.multiprocessors * schedule.blocks_at_once(target)
+        longest = max(1, -(-keys // (2 * n)))
+        made.append(replace(schedule, splits=max(1, min(wanted // max(1, tiles), longest))))
+    return tuple(made)
+
+
+def _can_split(form: SplitForm) -> bool:
+    found = form.found
+    whole = all(size.constant is not None and size.constant % CHUNK == 0 for size in (found.depth, found.column_extent))
+    loads = (found.query, found.key, found.value)
+    return whole and all(dtype_of(op.result.type).itemsize == 2 for op in loads) and _operands_fit(form.kernel, found)
 
 
 def _has_mma(target: Target) -> bool:
@@ -154,6 +204,10 @@ def forced_attention(text: str, listed: tuple[MatrixSchedule, ...], kernel: Kern
     reason = asked.refusal(target, f32) if asked.family == like.family else f"it is family={asked.family} that does not fit"
     if isinstance(asked, GpuAttention) and isinstance(like, GpuAttention) and (asked.k, asked.head_dim_v) != (like.k, like.head_dim_v):
         reason = reason or "rows have other lengths"
+    splits = getattr(asked, "splits", 0)
+    if bool(splits) != bool(getattr(like, "splits", 0)) and (not splits or find_split(kernel) is None):
+        rows.append("splits=…" if not splits else "no splits")
+        reason = reason or ("its keys are in parts" if not splits else "its keys cannot be in parts")
     if reason:
         needs = " ".join([f"family={like.family}", *rows])
         raise UserError.at("TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span, f"it needs {needs}; {reason}")

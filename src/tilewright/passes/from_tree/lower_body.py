@@ -171,7 +171,7 @@ class Draft:
                 self._params[name] = Value(Scalar(self._scalars[name].dtype), name)
             else:
                 array = self._arrays[name]
-                self._params[name] = Value(Tensor(array.dtype, array.shape, array.strides, align=array.align), name)
+                self._params[name] = Value(Tensor(array.stored, array.shape, array.strides, align=array.align), name)
         return self._params[name]
 
     def load(self, builder: Builder, array: ArrayInfo, indices: Sequence[Value]) -> Value:

@@ -65,7 +65,7 @@ def lower_kernel(typed: TypedKernel) -> Program:
 
 
 def tensor_type(array: ArrayInfo) -> Tensor:
-    return Tensor(array.dtype, array.shape, array.strides, align=array.align)
+    return Tensor(array.stored, array.shape, array.strides, align=array.align)
 
 
 @record

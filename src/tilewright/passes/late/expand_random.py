@@ -9,29 +9,40 @@ One block of Philox has four words. Where the index is a vec of neighbours (the 
 first word of a block, every block is computed once for all of its words: a quarter of the work. Where the beginning is not known to be
 such a place, a branch asks.
 
+Quantiles of the normal distribution in f64 have tails that few numbers lie in. A thread of a GPU walks those of its elements that do in a loop, so that
+the lanes of a warp compute tails of different elements at once.
+
 Runs late, beside expand_math and before expand_casts: earlier passes share and move whole draws.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import groupby
+from types import MappingProxyType
 
 from tilewright.analysis import divisors
 from tilewright.base.dtypes import DType, i32, i64, u32, u64
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Kernel, Op, Stage, Value, walk
+from tilewright.ir.nodes import NO_ATTRS, Attrs, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.random_numbers import OPCODES, counter_low, joined, philox, steps
 from tilewright.ir.rewrite import rewrite
 from tilewright.ir.types import Vec, dtype_of
 from tilewright.passes.late.math_terms import Terms
 
+_ORDINARY: Attrs = MappingProxyType({"ordinary": True})
 _FEW = 4
 """Elements that share the branch around what few of them need."""
 
 
 class BuilderTerms(Terms):
     """Terms of IR, as `ir.random_numbers` asks for them."""
+
+    def __init__(self, builder: Builder, like: Value, gpu: bool = False) -> None:
+        super().__init__(builder, like)
+        self.gpu = gpu
 
     def wide_product(self, a: Value, factor: int) -> tuple[Value, Value]:
         wide = self.op("mul", self.cast(a, u64), factor)
@@ -41,6 +52,8 @@ class BuilderTerms(Terms):
 
     def where_any(self, condition: Value, then: Callable[[BuilderTerms, Value], Value], operand: Value, otherwise: Value) -> Value:
         width = condition.type.width if isinstance(condition.type, Vec) else 1
+        if self.gpu and width > 1:
+            return self._one_after_another(condition, then, operand, otherwise, width)
         if width > _FEW:
             # A branch for every few elements: it is seldom taken then.
             parts = zip(*(self.builder.multi("split", v) for v in (condition, operand, otherwise)), strict=True)
@@ -54,6 +67,43 @@ class BuilderTerms(Terms):
         any_ = condition if width == 1 else self.builder.op("not", self.builder.op("every", self.builder.op("not", condition)))
         return self.builder.if_(any_, chosen, lambda inner: [otherwise])[0]
 
+    def _one_after_another(
+        self, condition: Value, then: Callable[[BuilderTerms, Value], Value], operand: Value, otherwise: Value, width: int
+    ) -> Value:
+        """By a thread of a GPU: a loop over its elements for which the condition holds. All lanes of a warp take part in a turn, each for
+        an element of its own, so that there are as many turns as the lane with the most such elements has."""
+        b = self.builder
+        operands, results, marks = ([b.op("extract", v, lane=k) for k in range(width)] for v in (operand, otherwise, condition))
+        waiting = b.const(0, u32)
+        for k, mark in enumerate(marks):
+            waiting = b.op("or", waiting, b.select(mark, b.const(1 << k, u32), b.const(0, u32)))
+
+        def is_left(inner: Builder, left: Value, *now: Value) -> Sequence[Value]:
+            return [inner.op("ne", left, inner.const(0, u32)), left, *now]
+
+        def turn(inner: Builder, left: Value, *now: Value) -> Sequence[Value]:
+            zero = inner.const(0, u32)
+            rest = inner.op("and", left, inner.sub(left, inner.const(1, u32)))
+            first = inner.op("xor", left, rest)
+            chosen = [inner.op("ne", inner.op("and", first, inner.const(1 << k, u32)), zero) for k in range(width)]
+            given = operands[-1]
+            for k in range(width - 1):
+                given = inner.select(chosen[k], operands[k], given)
+            value = then(BuilderTerms(inner, given, gpu=True), given)
+            return [rest, *(inner.select(c, value, old) for c, old in zip(chosen, now, strict=True))]
+
+        carried = [waiting, *results]
+        types, names = [v.type for v in carried], ["left", *(f"r{k}" for k in range(width))]
+        regions = (b.region(types, names, is_left), b.region(types, names, turn))
+        last = b.append(Op("while", tuple(carried), tuple(Value(t) for t in types), NO_ATTRS, regions, b.span))
+        return b.op("pack", *last[1:])
+
+    def quotient(self, a: Value, b: Value) -> Value:
+        return self.builder.emit("div", [a, b], _ORDINARY if self.gpu else NO_ATTRS)[0]
+
+    def root(self, a: Value) -> Value:
+        return self.builder.emit("sqrt", [a], _ORDINARY if self.gpu else NO_ATTRS)[0]
+
     def signed(self, a: Value) -> Value:
         return self.builder.bitcast(a, i32 if dtype_of(a.type) is u32 else i64)
 
@@ -62,6 +112,8 @@ def expand_random(kernel: Kernel, target: Target) -> Kernel:
     """The kernel with every random op expanded."""
     if not any(op.opcode in OPCODES for op in walk(kernel.body)):
         return kernel
+    if target.is_gpu:
+        kernel = replace(kernel, body=_side_by_side(kernel.body))
     known = divisors.analyse(kernel) if kernel.stage is Stage.THREAD else {}
     made: dict[Value, Op] = {}
 
@@ -73,18 +125,57 @@ def expand_random(kernel: Kernel, target: Target) -> Kernel:
             shared = _by_blocks(builder, op, made, known, target.is_gpu)
             if shared is not None:
                 return (shared,)
-        if target.is_gpu and op.opcode == "random_normal" and isinstance(op.operands[0].type, Vec):
-            # It branches: lane by lane.
-            lanes = [builder.op("extract", op.operands[0], lane=lane) for lane in range(op.operands[0].type.width)]
-            return (builder.op("pack", *(steps(BuilderTerms(builder, lane), op.opcode, [lane], dtype_of(lane.type)) for lane in lanes)),)
-        return (_one_by_one(builder, op),)
+        return (_one_by_one(builder, op, target.is_gpu),)
 
     return rewrite(kernel, replacement)
 
 
-def _one_by_one(builder: Builder, op: Op) -> Value:
+def _one_by_one(builder: Builder, op: Op, gpu: bool) -> Value:
     first = op.operands[0]
-    return steps(BuilderTerms(builder, first), op.opcode, op.operands, dtype_of(first.type))
+    return steps(BuilderTerms(builder, first, gpu), op.opcode, op.operands, dtype_of(first.type))
+
+
+# -- quantiles of several vectors ---------------------------------------------------------------------------------------
+
+_TOGETHER = 8
+"""Elements of a thread whose tails share a loop."""
+
+
+def _side_by_side(block: Block) -> Block:
+    """Quantiles of 64-bit words that follow one another in a block as one op on a wider vec: they share the turns for their tails."""
+    ops: list[Op] = []
+    for is_quantile, run in groupby(block.ops, key=_is_wide_quantile):
+        if is_quantile:
+            ops += _together(list(run))
+        else:
+            ops += (replace(op, regions=tuple(map(_side_by_side, op.regions))) if op.regions else op for op in run)
+    return Block(block.args, tuple(ops))
+
+
+def _is_wide_quantile(op: Op) -> bool:
+    return op.opcode == "random_normal" and isinstance(op.operands[0].type, Vec) and dtype_of(op.operands[0].type) is u64
+
+
+def _together(run: Sequence[Op]) -> list[Op]:
+    """The ops of a run, joined as far as they are not too wide. None depends on another: words come of integers."""
+    builder = Builder(run[0].span)
+    while run:
+        widths = [op.operands[0].type.width for op in run]  # type: ignore[union-attr]
+        count = 1
+        while count < len(run) and sum(widths[: count + 1]) <= _TOGETHER:
+            count += 1
+        first, run = run[:count], run[count:]
+        if count == 1:
+            builder.append(first[0])
+            continue
+        words = [builder.op("extract", op.operands[0], lane=lane) for op, width in zip(first, widths, strict=False) for lane in range(width)]
+        values = builder.op("random_normal", builder.op("pack", *words))
+        place = 0
+        for op, width in zip(first, widths, strict=False):
+            lanes = tuple(builder.op("extract", values, lane=place + lane) for lane in range(width))
+            builder.append(Op("pack", lanes, op.results, NO_ATTRS, (), op.span))
+            place += width
+    return builder.ops
 
 
 # -- neighbours share blocks --------------------------------------------------------------------------------------------
@@ -108,7 +199,7 @@ def _by_blocks(builder: Builder, op: Op, made: dict[Value, Op], known: dict[Valu
         return blocks(builder, op.opcode, width, key, first, high)
     start = builder.op("eq", builder.op("and", first, builder.splat(of_block - 1, first)), builder.splat(0, first))
     return builder.if_(
-        start, lambda inner: [blocks(inner, op.opcode, width, key, first, high)], lambda inner: [_one_by_one(inner, op)]
+        start, lambda inner: [blocks(inner, op.opcode, width, key, first, high)], lambda inner: [_one_by_one(inner, op, gpu)]
     )[0]  # fmt: skip
 
 

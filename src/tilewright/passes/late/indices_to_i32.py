@@ -157,6 +157,9 @@ class _Narrower:
         if not op.results or not isinstance(op.results[0].type, Scalar) or not op.results[0].type.dtype.is_int:
             return
         reach = self._range(op, operands)
+        dtype = _of_dtype(op.results[0].type.dtype)
+        if reach is not None and dtype is not None and not dtype.low <= reach.low <= reach.high <= dtype.high:
+            reach = dtype  # it wraps around
         if reach is not None and -(1 << 62) <= reach.low <= reach.high <= 1 << 62:
             self.ranges[op.results[0]] = reach
 

@@ -5,7 +5,7 @@ In and out: a loop-stage kernel. Attention, written as a maximum of scores, sums
     m = max_j f(j); l = sum_j exp(f(j) - m); o = sum_j exp(f(j) - m) * v(j); out = o / l
 
 gives 0 / 0, or exp(-inf - -inf), for a row all of whose scores are masked. Where the text masks scores (a condition around them,
-`where(…, f, -inf)`, or a range that ends with the row) such a row is defined: its sums are 0 and what is divided by them is 0.
+`where(…, f, -inf)`, or a range that ends with the row or by a number in memory) such a row is defined: its sums are 0 and what is divided by them is 0.
 
     %empty = eq %m, -inf;  %shift = select %empty, 0, %m;  exp(f - %shift);  o / select(%empty, 1, %l)
 
@@ -88,9 +88,11 @@ class _EmptyRowFinder:
         return op is not None and op.opcode == "const" and op.attrs["value"] == -math.inf
 
     def _varies(self, value: Value) -> bool:
-        """Whether a loop's index is part of a value."""
+        """Whether a loop's index, or a number in memory, is part of a value."""
         op = self.made.get(value)
-        return value in self.indices if op is None else any(self._varies(v) for v in op.operands)
+        if op is None:
+            return value in self.indices
+        return op.opcode == "load" or any(self._varies(v) for v in op.operands)
 
     def _factors(self, value: Value) -> list[Value]:
         """What a term is a product of, under conditions outside of which it is 0; what it is divided by does not count."""

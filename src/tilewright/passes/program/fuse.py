@@ -134,6 +134,11 @@ def _writes(op: Op) -> bool:
     return op.opcode in ("store", "atomic", "accumulate")
 
 
+def _acts(call: KernelCall) -> bool:
+    """Whether it does something besides what it writes."""
+    return any(op.opcode in ("print", "assert") for op in walk(call.kernel.body))
+
+
 class _Nest:
     """A kernel as one parallel nest."""
 
@@ -476,13 +481,23 @@ def _inlined(pair: _FusedPair) -> Program:
 
 
 def _repeats(pair: _FusedPair, load: Op) -> bool:
-    """Whether an element is loaded for many results: some index of the consumer has no part in where it lies."""
-    inside = any(op.opcode in ("reduce", "for") and load in list(walk(op.regions[0])) for op in pair.consumer.body)
+    """Whether an element is loaded many times: some index of the consumer, or of a sum around the load, has no part in where it lies."""
+    around = _around(pair.consumer.body, load)
     used: set[Value] = set()
     for value in pair.indices(load):
         form = pair.consumer.forms.get(value)
         used |= {v for v, _ in form.factors} if form is not None else set()
-    return inside and not set(pair.consumer.region.args) <= used
+    indices = {*pair.consumer.region.args, *(arg for op in around for arg in op.regions[0].args[: len(op.operands)] if op.opcode == "reduce")}
+    return bool(around) and not indices <= used
+
+
+def _around(body: Sequence[Op], load: Op) -> list[Op]:
+    """The sums and loops that a load is in, the outermost first."""
+    for op in body:
+        if op.opcode in ("reduce", "for", "if") and any(load in list(walk(region)) for region in op.regions):
+            inner = next(found for region in op.regions if load in list(walk(region)) for found in [_around(region.ops, load)])
+            return [*([op] if op.opcode != "if" else []), *inner]
+    return []
 
 
 _WAYS: tuple[tuple[str, Callable[[_FusedPair], Program]], ...] = (
@@ -517,11 +532,11 @@ def _clone_with(
 
 def cleaned(program: Program) -> Program:
     """Without kernels, parameters and scratch that nothing needs any more."""
-    results = {a.name for a in program.outputs}
+    results = {a.name for a in (*program.outputs, *program.input_arrays)}
     calls = list(program.calls)
     while True:
         read = {name for call in calls for name in read_by(call)} | {loop.cell for loop in program.loops}
-        kept = [c for c in calls if any(name in read or name in results for name in written_by(c))]
+        kept = [c for c in calls if _acts(c) or any(name in read or name in results for name in written_by(c))]
         if len(kept) == len(calls):
             break
         calls = kept

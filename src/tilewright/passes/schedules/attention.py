@@ -120,6 +120,8 @@ class MmaAttention(GpuAttention):
     """Where queries are: in shared memory (`cp_async`), or in registers (`rs`)."""
     warps_m: int = 1
     """Warps of a block, each with 16 or 32 rows."""
+    splits: int = 0
+    """Parts of the keys that are computed side by side, for few rows, and then added up; 0: all keys of a row in one block."""
 
     @property
     def threads(self) -> int:
@@ -187,6 +189,8 @@ class CpuAttention(MatrixSchedule):
     """Keys, and rows, of scores held in registers at once."""
     vectors: int = 1
     """SIMD registers along `nr`."""
+    splits: int = 0
+    """Parts of the keys that are computed side by side, for few rows, and then added up; 0: all keys of a row in one block."""
 
     @property
     def to_tile(self) -> str:

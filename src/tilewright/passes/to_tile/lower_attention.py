@@ -117,15 +117,31 @@ class _AttentionLowering(LoopLowering):
             env[found.indices[found.batch[0]]] = b.cast(outer, i64)
         return b.mul(b.cast(row, i64), b.index(self.matrix.m))
 
+    def _count(self, b: Builder, env: dict[Value, Value]) -> Value:
+        """How many keys there are, where a number in memory says it."""
+        assert self.found.count is not None
+        self._evaluate(b, [self.found.count], env, [])
+        return env[self.found.count]
+
+    def _keys_edge(self, b: Builder, index: Value, env: dict[Value, Value]) -> list[Condition]:
+        """That a key is one."""
+        if self.found.count is None:
+            return self._edge(b, index, self.found.keys, self.matrix.n)
+        return [Condition(b.op("lt", index, b.like(self._count(b, env), index)), edge=True)]
+
     def _edge(self, b: Builder, index: Value, size: Size, extent: int) -> list[Condition]:
         """That an index is inside, where a tile of that extent may not be."""
         if size.divisible_by(extent, self.kernel.facts):
             return []
         return [Condition(b.op("lt", index, b.like(b.index(size), index)), edge=True)]
 
-    def _steps(self, b: Builder, row: Value) -> tuple[Value, Value | None]:
+    def _steps(self, b: Builder, row: Value, env: dict[Value, Value]) -> tuple[Value, Value | None]:
         """How many steps there are, and how many of them need a mask; None where none does."""
         found, n = self.found, self.matrix.n
+        if found.count is not None:
+            count = self._count(b, env)
+            steps = b.op("floordiv", b.add(count, b.index(n - 1)), b.index(n))
+            return steps, b.sub(steps, b.op("floordiv", count, b.index(n)))
         keys = b.index(found.keys)
         if found.reach is None:
             steps = b.index(ceildiv(found.keys, n))
@@ -157,7 +173,7 @@ class _AttentionLowering(LoopLowering):
             b.op("broadcast", b.const(value, f32), shape=shape)
             for value, shape in ((-math.inf, (s.m, 1)), (0.0, (s.m, 1)), (0.0, (s.m, s.head_dim_v)))
         ]
-        steps, masked = self._steps(b, row)
+        steps, masked = self._steps(b, row, env)
 
         def walk_keys(low: Value, high: Value, state: Sequence[Value], mask: bool) -> tuple[Value, ...]:
             def step(inner: Builder, index: Value, *state: Value) -> list[Value]:
@@ -192,7 +208,7 @@ class _AttentionLowering(LoopLowering):
         most, total, out = state
         shape = (s.m, s.n)
         index = self.index_tile(b, first, 1, s.n)
-        inside = self._edge(b, index, found.keys, s.n) if mask else []
+        inside = self._keys_edge(b, index, env) if mask else []
         key = self._operand(b, found.key, {found.j: index}, found.score.regions[0].args[0], 0, inside, env)
         zero = b.op("broadcast", b.const(0, f32), shape=shape)
         local = {**env, found.j: index}
@@ -207,7 +223,7 @@ class _AttentionLowering(LoopLowering):
         total = b.fma(total, shrink, b.op("reduce_tile", weights, kind="add", axis=1))
         column = self.index_tile(b, b.index(0), 1, s.head_dim_v)
         down = self.index_tile(b, first, 0, s.n)
-        bounds = [*(self._edge(b, down, found.keys, s.n) if mask else []), *self._edge(b, column, found.column_extent, s.head_dim_v)]
+        bounds = [*(self._keys_edge(b, down, env) if mask else []), *self._edge(b, column, found.column_extent, s.head_dim_v)]
         own = {**env, found.weighted.regions[0].args[0]: down, found.column: column}
         self._evaluate(b, [found.value.result], own, bounds)
         value = own[found.value.result]

@@ -18,6 +18,7 @@ METH_NOARGS = 0x04
 
 _FUNCTIONS = (
     "PyFloat_AsDouble", "PyLong_AsLongLong", "PyErr_Occurred", "PyErr_Clear", "PyErr_CheckSignals", "PyErr_SetNone", "PyOS_getsig",
+    "PyOS_InterruptOccurred", "PyErr_SetInterrupt",
     "PyObject_CallMethod",
     "PyUnicode_CompareWithASCIIString", "PyEval_SaveThread", "PyEval_RestoreThread", "PyTuple_New", "PyTuple_SetItem",
     "PyTuple_GetItem", "PyObject_Vectorcall", "PyObject_VectorcallMethod", "PyLong_AsUnsignedLongLong",

@@ -11,15 +11,10 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from tilewright.base import abi
 from tilewright.runtime.core.builtin import bind_python
 from tilewright.runtime.core.objects import ObjectCode, bind_symbol
-
-_Handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
-_Watch = ctypes.PYFUNCTYPE(None)
 
 
 class _State(ctypes.Structure):
@@ -47,24 +42,20 @@ def _state() -> _State:
     return _State.from_address(_code.data("tilewright_interrupt_state"))
 
 
-_watch_callback = _Watch(_watch)
 _code: ObjectCode | None = None
-_begin = _end = None
 
 
 def bind() -> None:
     """Before the pool's code is loaded: what it names."""
     bind_python()
-    bind_symbol("tilewright_watch", ctypes.cast(_watch_callback, ctypes.c_void_p).value or 0)
+    bind_symbol("tilewright_watch", id(_watch))
 
 
 def provide(code: ObjectCode) -> None:
     """Use this code's functions, and let entry stubs find them."""
-    global _code, _begin, _end
+    global _code
     for name in ("tilewright_interrupt_begin", "tilewright_interrupt_end"):
         bind_symbol(name, code.address(name))
-    _begin = ctypes.PYFUNCTYPE(ctypes.c_int32)(code.address("tilewright_interrupt_begin"))
-    _end = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_int32)(code.address("tilewright_interrupt_end"))
     if os.name == "posix":
         _code = code
         _after_fork()
@@ -76,17 +67,8 @@ def _after_fork() -> None:
         _state().active = 0
 
 
-@contextmanager
-def heard() -> Iterator[None]:
-    """Inside, with the GIL released, Ctrl-C ends CPU kernels; `KeyboardInterrupt` comes at the end."""
-    if _begin is None or _end is None:
-        yield
-        return
-    count = _begin()
-    try:
-        yield
-    finally:
-        stopped = _end(count)
+def end_of_call(stopped: int) -> None:
+    """After a launch that says whether it was interrupted: raise what Ctrl-C raises."""
     if stopped:
         # In the main thread Python's handler raises; a call of another thread that ran meanwhile did not end either.
         ctypes.pythonapi.PyErr_CheckSignals()

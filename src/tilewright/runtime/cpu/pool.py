@@ -37,9 +37,8 @@ _ALIGN = 128
 _JOIN_SECONDS = 5.0
 
 _OneAddress = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_Launch = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-_LaunchAll = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
-_Start = ctypes.PYFUNCTYPE(None)
+_Launch = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+_LaunchAll = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
 
 def most_threads() -> int:
@@ -71,12 +70,17 @@ class ThreadPool:
     def __init__(self, code: bytes, cores: tuple[int, ...] = ()) -> None:
         self.cores = cores
         interrupts.bind()
+        self._starter = self.start
+        if not cores:
+            bind_symbol("tilewright_start_workers", id(self._starter))
         self._code = ObjectCode(code)
         self._worker = _OneAddress(self._code.address("tilewright_pool_worker"))
         self._initialise = _OneAddress(self._code.address("tilewright_pool_init"))
         self._stop = _OneAddress(self._code.address("tilewright_pool_stop"))
-        self._launch = _Launch(self._code.address("tilewright_launch"))
-        self._launch_all = _LaunchAll(self._code.address("tilewright_launch_all"))
+        # All pools launch through the code of the first: Ctrl-C asks that one who is in a long call.
+        heard = self._code if not cores else pool()._code
+        self._launch = _Launch(heard.address("tilewright_launch_heard"))
+        self._launch_all = _LaunchAll(heard.address("tilewright_launch_all_heard"))
         self._memory = ctypes.create_string_buffer(abi.POOL_BYTES + _ALIGN)
         self.address = (ctypes.addressof(self._memory) + _ALIGN - 1) // _ALIGN * _ALIGN
         self._spin = environment.whole("TILEWRIGHT_SPIN", 2**31 - 1) or SPIN
@@ -84,11 +88,10 @@ class ThreadPool:
         self._lock = fork_safe_lock()
         self._wanted = len(cores) or _chosen or available_threads()
         self._prepare()
-        self._start_callback = _Start(self.start)
         if not cores:
             bind_symbol("tilewright_pool", self.address)
-            bind_symbol("tilewright_pool_start", ctypes.cast(self._start_callback, ctypes.c_void_p).value or 0)
-            bind_symbol("tilewright_launch", self._code.address("tilewright_launch"))
+            for name in ("tilewright_pool_start", "tilewright_launch"):
+                bind_symbol(name, self._code.address(name))
             interrupts.provide(self._code)
         atexit.register(self._leave)
         if hasattr(os, "register_at_fork"):
@@ -126,16 +129,19 @@ class ThreadPool:
                 return
             # The workers of systems without a pool return at once; there is nothing to start.
             count = self._wanted - 1 if os.name == "posix" else 0
-            for number in range(count):
+            # Ctrl-C may have ended an earlier try between two threads.
+            self._threads = [thread for thread in self._threads if thread.ident is not None]
+            for number in range(len(self._threads), count):
                 name = f"tilewright-{number + 1}"
                 work = self._stay if self.cores else self._worker
                 thread = threading.Thread(target=work, args=(self.address,), name=name, daemon=True)
+                self._threads.append(thread)
                 try:
                     thread.start()
                 except RuntimeError:
                     # No more threads to be had (a limit, or the interpreter is leaving): go on with those there are.
+                    self._threads.pop()
                     break
-                self._threads.append(thread)
             self._field(abi.POOL_WORKERS).value = len(self._threads)
             self._field(abi.POOL_STARTED).value = 1
 
@@ -162,18 +168,16 @@ class ThreadPool:
         if not self._field(abi.POOL_STARTED).value:
             self.start()
         if not self.cores:
-            with interrupts.heard():
-                self._launch(self.address, entry, slots, blocks, work)
+            interrupts.end_of_call(self._launch(self.address, entry, slots, blocks, work))
             return
-        with self._on_cores(), interrupts.heard():
-            self._launch(self.address, entry, slots, blocks, work)
+        with self._on_cores():
+            interrupts.end_of_call(self._launch(self.address, entry, slots, blocks, work))
 
     def launch_all(self, jobs: int, count: int) -> None:
         """One launch after another, with the GIL released: `jobs` is the address of a table of entry, slots, blocks and work."""
         if not self._field(abi.POOL_STARTED).value:
             self.start()
-        with interrupts.heard():
-            self._launch_all(self.address, jobs, count)
+        interrupts.end_of_call(self._launch_all(self.address, jobs, count))
 
     def _send_home(self) -> None:
         """Wait for the current job, ask the workers to leave and wait until they have. The next large job starts new ones."""

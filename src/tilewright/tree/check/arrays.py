@@ -74,11 +74,14 @@ class ArrayTable:
             strides = contiguous_strides(shape) if arg.strides is None else tuple(
                 Size.of(f"{param.name}$s{axis}" if s is None else s) for axis, s in enumerate(arg.strides)
             )  # fmt: skip
-            array = ArrayInfo(param.name, arg.dtype, shape, strides, "inout" if param.in_place else "input", arg.align)
+            packed = arg.dtype if arg.dtype.is_packed else None
+            array = ArrayInfo(param.name, arg.dtype.element, shape, strides, "inout" if param.in_place else "input", arg.align, packed)
             self.inputs[param.name] = array
             self.params.append(array)
             self.written.add(param.name)
             self.annotated_array(param, arg)
+            if packed is not None:
+                self.check_packed(param, array, packed)
         self.context.scope.names[param.name] = self.params[-1]
 
     def annotated_scalar(self, param: syntax.Param, scalar: ScalarInfo) -> ScalarInfo:
@@ -97,6 +100,17 @@ class ArrayTable:
             self.context.sink.error("TW009", f"'{param.name}' must be {dtype}, got {scalar.dtype}", param.span)
         return scalar
 
+    def check_packed(self, param: syntax.Param, array: ArrayInfo, packed: DType) -> None:
+        """Packed blocks are read, and lie along the last axis."""
+        if param.in_place:
+            self.context.sink.error("TW015", f"'{param.name}' holds packed blocks ({packed}), which kernels read and do not write", param.span, "write to an array of f32, and pack that with tw.quantize")
+        if not array.shape:
+            self.context.sink.error("TW003", f"'{param.name}' holds packed blocks ({packed}) and has no axis", param.span)
+            return
+        extent = array.shape[-1].constant
+        if extent is not None and extent % packed.block:
+            self.context.sink.error("TW004", f"the last axis of '{param.name}' has {extent} elements, and {packed} has blocks of {packed.block}", param.span)
+
     def annotated_array(self, param: syntax.Param, arg: ArrayArg) -> None:
         """`f32[rows, 4]`: dtype, rank, names and constants of the extents."""
         node = param.type
@@ -104,10 +118,12 @@ class ArrayTable:
             if isinstance(node, syntax.Name) and (node.id in ("int", "float", "bool") or dtypes.is_name(node.id)):
                 self.context.sink.error("TW009", f"'{param.name}' must be a number ({node.id}), got an array of rank {arg.rank}", param.span)
             return
-        if isinstance(node.value, syntax.Name) and dtypes.is_name(node.value.id):
-            dtype = dtypes.by_name(node.value.id)
-            if dtype is not arg.dtype:
-                self.context.sink.error("TW009", f"'{param.name}' must be {dtype}, got {arg.dtype}", param.span)
+        only = node.indices[0] if len(node.indices) == 1 else None
+        named = next((n.id for n in (node.value, only) if isinstance(n, syntax.Name) and dtypes.is_name(n.id)), None)
+        if named is not None and dtypes.by_name(named) is not arg.dtype:
+            self.context.sink.error("TW009", f"'{param.name}' must be {named}, got {arg.dtype}", param.span)
+        if isinstance(only, syntax.Name) and only.id == named:
+            return  # tw.Array[tw.f32]: of any rank
         if len(node.indices) != arg.rank:
             self.context.sink.error("TW003", f"'{param.name}' must have rank {len(node.indices)}, got {arg.rank}", param.span)
             return

@@ -427,10 +427,13 @@ class BodyChecker:
                 raise self.context.fail("TW009", f"{name} must be a number ({node.id}), got an array of rank {len(value.shape)}", span)
             return
         assert isinstance(node, syntax.Index)
-        if isinstance(node.value, syntax.Name) and dtypes.is_name(node.value.id):
-            dtype = dtypes.by_name(node.value.id)
-            if dtype is not value.dtype:
-                raise self.context.fail("TW009", f"{name} must be {dtype}, got {value.dtype}", span)
+        only = node.indices[0] if len(node.indices) == 1 else None
+        named = next((n.id for n in (node.value, only) if isinstance(n, syntax.Name) and dtypes.is_name(n.id)), None)
+        held = value.array.stored if isinstance(value, Whole) else value.dtype
+        if named is not None and dtypes.by_name(named) is not held:
+            raise self.context.fail("TW009", f"{name} must be {named}, got {held}", span)
+        if isinstance(only, syntax.Name) and only.id == named:
+            return  # tw.Array[tw.f32]: of any rank
         if len(node.indices) != len(value.shape):
             raise self.context.fail("TW003", f"{name} must have rank {len(node.indices)}, got {len(value.shape)}", span)
         for extent, size_of_axis in zip(node.indices, value.shape, strict=True):

@@ -26,6 +26,7 @@ from tilewright.tree.kind_claims import check_claim
 from tilewright.tree.kind_sizes import bind_by_kind, check_parameters, kind_checks
 from tilewright.tree.metadata import KernelKind, KernelMetadata, read_attributes, suggest
 from tilewright.tree.order.classify import classify
+from tilewright.tree.order.whole_parts import scratch_in
 from tilewright.tree.typed import ArgSpec, ArrayArg, ArrayInfo, Shape, SizeCheck, TypedKernel
 from tilewright.tree.unwritten import fill_unwritten
 
@@ -77,10 +78,11 @@ def check_kernel(function: syntax.Function, args: Sequence[ArgSpec], sink: Diagn
         written = walk.body if walk.context.is_python else fill_unwritten(walk.body, walk.results)
         body = classify(written, metadata.kind is KernelKind.ELEMENTWISE or metadata.vectorizable, diagnostics, _all_checks(walk))
         computed = walk.sizes.numbers.finish()
-        used = {s.name for s in walk.arrays.by_name.values() if s.role == "scratch"}
+        # Loops in order may have made others of some.
+        scratch = {a.name: a for a in walk.arrays.by_name.values() if a.role == "scratch"} | scratch_in(body)
         kernel = TypedKernel(
             function.name or "compute", tuple(walk.arrays.params), tuple(walk.results),
-            tuple(a for a in walk.arrays.by_name.values() if a.name in used), body, (*_all_checks(walk), *shared, *kind_checks(function, args, metadata, walk.context.state)), metadata, computed, span=function.span,
+            tuple(scratch.values()), body, (*_all_checks(walk), *shared, *kind_checks(function, args, metadata, walk.context.state)), metadata, computed, span=function.span,
         )  # fmt: skip
         _check_result(function, kernel, diagnostics)
     sink.items.extend(diagnostics.items)
@@ -130,6 +132,10 @@ def _walk_until_settled(
         known = state.equations.count()
         walk = BodyChecker(function, args, metadata, state, Diagnostics(), aliased)
         walk.run()
+        if stale := state.returned - {array.name for array in walk.results}:
+            # What an earlier walk took for a result: it did not know yet which loops are unrolled, and names change places there.
+            state.returned -= stale
+            state.changed = True
         _bind_by_range(walk)
         bind_by_kind(function, args, metadata, state)
         walk.arrays.learn_outputs()

@@ -66,6 +66,8 @@ class StoreChecker:
         """`array[…] = value`, and with an operator."""
         base, nodes = flatten_index(target)
         array = self.expressions.array(base)
+        if isinstance(array, ArrayInfo) and array.packed is not None:
+            raise self.context.fail("TW015", f"'{array.name}' holds packed blocks ({array.packed}), which kernels read and do not write", stmt.span, "write to an array of f32, and pack that with tw.quantize")
         if isinstance(array, ArrayInfo) and array.role == "input" and not self.context.is_python:
             raise self.context.fail("TW015", f"'{array.name}' is not an output and cannot be written", stmt.span, f"write to out[…], or to an out_… of its own; compute(inout {array.name}, …) writes it in place")
         if isinstance(array, ArrayInfo) and array.role == "input":

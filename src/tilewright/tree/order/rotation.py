@@ -10,7 +10,7 @@ In: a classified ordered loop, and the arrays that are needed after it. Out: sta
 
 A copy only notes that a name means another array's memory from there on. A statement that writes all of an array gets memory that nobody needs, where
 its own is shared by then. What names mean at the end of the body is a permutation of the memory there was at its start; its order is the number of
-turns. Loops where this does not work out stay as they are.
+turns. Loops where this does not work out stay as they are. `whole_parts` makes swaps of steps that rewrite a part of an array.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from tilewright.base.dtypes import bool_, i64
 from tilewright.base.sizes import ZERO, Size
+from tilewright.tree.order.whole_parts import with_swaps
 from tilewright.tree.typed import (
     Accumulate,
     Apply,
@@ -67,6 +68,12 @@ def rotated(stmt: Stmt, needed: set[str], same: Same) -> list[Stmt]:
     around = needed | _arrays((stmt,)).keys()
     body = [done for inner in stmt.body for done in (rotated(inner, around, same) if is_ordered(inner) else [inner])]
     plain = replace(stmt, body=tuple(body))
+    swapped = with_swaps(plain, needed)
+    if swapped is not None:
+        before, loop = swapped
+        turned = _Rotation(loop, needed, same).run()
+        if turned is not None:
+            return [*before, *turned]
     return _Rotation(plain, needed, same).run() or [plain]
 
 

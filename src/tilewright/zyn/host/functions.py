@@ -120,7 +120,7 @@ def _object_method(name: str, receiver: object, given: Mapping[str, object]) -> 
     if not isinstance(receiver, Pool):
         raise fail("TW009", f"'.{name}()' of a {type(receiver).__name__}", f"only {kind} has it")
     if name == "allocate":
-        return receiver.allocate(extents(given["shape"]), dtype_of(given.get("dtype", f32)))
+        return receiver.allocate(extents(given["shape"]), made_dtype(given.get("dtype", f32)))
     if name == "flush":
         return receiver.flush(bool(given.get("wait", False)))
     if name == "free":
@@ -167,10 +167,16 @@ def extents(value: object) -> Shape:
     return found
 
 
+def made_dtype(value: object) -> DType:
+    """The element type of an array that is made."""
+    found = dtype_of(value)
+    if found.is_packed:
+        raise fail("TW005", f"'{found}' holds packed blocks, which are made from an array by tw.quantize", "use a type of whole elements, such as f16 or i8")
+    return found
+
+
 def dtype_of(value: object) -> DType:
     if isinstance(value, DType):
-        if value.kind == "q":
-            raise fail("TW005", f"'{value}': quantised types are not available yet", "use a type of whole elements, such as f16 or i8")
         return value
     if isinstance(value, str) and dtypes.is_name(value):
         return dtypes.by_name(value)
@@ -309,7 +315,7 @@ def _copy(call: _HostCall) -> object:
 
 
 def _filled(call: _HostCall, value: object) -> object:
-    shape, dtype, place = extents(call.get("shape")), dtype_of(call.get("dtype", f32)), call.place()
+    shape, dtype, place = extents(call.get("shape")), made_dtype(call.get("dtype", f32)), call.place()
     if any(extent < 0 for extent in shape):
         raise fail("TW004", f"an array cannot have shape {list(shape)}")
     number = host_values.as_scalar(value)
@@ -339,7 +345,7 @@ def _allocate(call: _HostCall) -> object:
             raise fail("TW009", f"{name}={shown(value)} is neither true nor false")
         flags[name] = value
     place = registry.accelerator() if flags["pinned"] and call.place() == "cpu" else call.place()
-    return allocate(extents(call.get("shape")), dtype_of(call.get("dtype", f32)), place, **flags)
+    return allocate(extents(call.get("shape")), made_dtype(call.get("dtype", f32)), place, **flags)
 
 
 def _memory_pool(call: _HostCall) -> object:

@@ -22,6 +22,7 @@ from tilewright.zyn.host import values as host_values
 from tilewright.zyn.host.blocks import PARTS, Blocks, called
 from tilewright.zyn.host.dimensions import AbstractValue, NamedSizes
 from tilewright.zyn.lazy.lazy_array import LazyArray, settled
+from tilewright.zyn.program_files import readable_file
 
 _ARRAY_PARTS = ("shape", "size", "ndim", "dtype", "T")
 _MISSING = object()
@@ -446,6 +447,8 @@ class Run(Blocks):
         if self._looks:
             return self._looked_at(function.id, arguments, node.span)
         try:
+            if function.id == "read" and isinstance(path := arguments["path"], str):
+                arguments["path"] = str(readable_file(path, node.span, self._check.roots))
             return self._host_call(function.id, arguments)
         except TilewrightError as error:
             raise _placed(error, node.span) from None
@@ -558,7 +561,7 @@ def looked_at(name: str, given: Mapping[str, object]) -> object:
     rank = len(shape) if isinstance(shape, list | tuple) else 1
     if rank > _MOST_SHOWN:
         return AbstractValue()
-    dtype = getattr(first, "dtype", None) if name == "reshape" else host_functions.dtype_of(given.get("dtype", dtypes.f32)).numpy
+    dtype = getattr(first, "dtype", None) if name == "reshape" else host_functions.made_dtype(given.get("dtype", dtypes.f32)).numpy
     return np.ones((4,) * rank, dtype)
 
 

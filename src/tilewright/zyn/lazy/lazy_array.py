@@ -7,11 +7,9 @@ order to begin with, unless somebody reads it already.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -20,6 +18,7 @@ import numpy as np
 from tilewright.base.dtypes import DType
 from tilewright.tree.block_graph import AffineIndex, BlockView, StorageLayout, composed, straight
 from tilewright.tree.typed import ArrayArg
+from tilewright.tree.views import Groups, axis_groups, reshaped
 
 Shape = tuple[int, ...]
 
@@ -123,14 +122,14 @@ class LazyArray:
 
     def reshape(self, shape: Shape) -> LazyArray | None:
         """Another shape of the same elements (whose number is right); None where they do not lie so and cannot be made to."""
-        groups = _groups(self.shape, shape)
+        groups = axis_groups(self.shape, shape)
         if groups is None:
             return None
-        found = _reshaped(self.shape, shape, self._extents, self._places)
+        found = reshaped(self.shape, shape, self._extents, self._places)
         if found is None:
             if not self._lie_anew(groups):
                 return None
-            found = _reshaped(self.shape, shape, self._extents, self._places)
+            found = reshaped(self.shape, shape, self._extents, self._places)
             assert found is not None
         return LazyArray(self.value, shape, *found)
 
@@ -197,62 +196,6 @@ class PendingValue:
                 for a, (e, n) in enumerate(zip(view._extents, view.shape, strict=True))
             )
         self.kept = kept
-
-
-Groups = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-
-
-@functools.lru_cache
-def _groups(shape: Shape, other: Shape) -> Groups | None:
-    """Axes of an array and of one of another shape, in groups of as many elements."""
-    if 0 in other or not shape or not other:
-        return None
-    found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    i = j = 0
-    while i < len(shape) and j < len(other):
-        first, second = i, j
-        here, there = shape[i], other[j]
-        i, j = i + 1, j + 1
-        while here != there:
-            if here < there:
-                here, i = here * shape[i], i + 1
-            else:
-                there, j = there * other[j], j + 1
-        found.append((tuple(range(first, i)), tuple(range(second, j))))
-    # What is left are axes of one element.
-    last = found[-1]
-    found[-1] = (*last[0], *range(i, len(shape))), (*last[1], *range(j, len(other)))
-    return tuple(found)
-
-
-@functools.lru_cache
-def _reshaped(
-    shape: Shape, other: Shape, extents: tuple[int | None, ...], places: tuple[AffineIndex, ...]
-) -> tuple[tuple[int | None, ...], tuple[AffineIndex, ...]] | None:
-    """Extents and places of another shape; None where the elements do not lie so."""
-    new: list[int | None] = []
-    found = [AffineIndex(p.offset, ()) for p in places]
-    for before, after in _groups(shape, other) or ():
-        steps = _merged(before, shape, places)
-        if steps is None:
-            return None
-        real = [axis for axis in before if shape[axis] != 1] or [before[0]]
-        new += (
-            [extents[real[0]] if len(real) == 1 else other[after[0]]] if len(after) == 1 else [other[n] for n in after]
-        )
-        for n in after:
-            apart = prod(other[m] for m in after if m > n)
-            found = [AffineIndex(p.offset, (*p.steps, s * apart)) for p, s in zip(found, steps, strict=True)]
-    return tuple(new), tuple(found)
-
-
-def _merged(axes: Sequence[int], shape: Shape, places: Sequence[AffineIndex]) -> list[int] | None:
-    """The step along each axis of memory of these axes as one; None where they are none."""
-    real = [a for a in axes if shape[a] != 1] or list(axes[-1:])
-    for first, second in pairwise(real):
-        if any(place.steps[first] != place.steps[second] * shape[second] for place in places):
-            return None
-    return [place.steps[real[-1]] for place in places]
 
 
 def settled(value: object) -> object:

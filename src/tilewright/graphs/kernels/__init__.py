@@ -1,0 +1,1 @@
+"""Kernels of the ops of tensor graphs, in plain loops."""

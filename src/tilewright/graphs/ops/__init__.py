@@ -1,0 +1,1 @@
+"""Records of the ops that tensor graphs know."""

@@ -1,0 +1,1 @@
+"""Arrays of packed blocks: their elements become arithmetic on bytes, and loops over them become loops over blocks."""

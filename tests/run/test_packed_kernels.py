@@ -1,0 +1,277 @@
+"""Kernels that read packed blocks: on the CPU and at every stage of the emulator, the numbers are those of NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright.base import dtypes
+from tilewright.base.dtypes import DType
+
+DEVICES = ["cpu", "emulator:loop", "emulator:tile", "emulator:thread"]
+FORMATS = [*(d for d in dtypes.ALL if d.is_packed), tw.q4_group(32), tw.q4_group(16, scale=tw.f32, zero_point=True), tw.q8_group(64, zero_point=True)]
+
+
+@tw.kernel
+def unpack(w: tw.Array) -> tw.Array:
+    rows, cols = w.shape
+    out = tw.empty((rows, cols), w.dtype)
+    for i, j in tw.grid(rows, cols):
+        out[i, j] = w[i, j]
+    return out
+
+
+@tw.kernel
+def product(w: tw.Array, x: tw.Array) -> tw.Array:
+    rows, cols = w.shape
+    out = tw.empty((rows,), tw.f32)
+    for i in tw.grid(rows):
+        total = 0.0
+        for k in range(cols):
+            total += w[i, k] * x[k]
+        out[i] = total
+    return out
+
+
+@tw.kernel
+def matrices(x: tw.Array, w: tw.Array) -> tw.Array:
+    return x @ w.T
+
+
+@tw.kernel
+def columns(w: tw.Array, x: tw.Array) -> tw.Array:
+    rows, cols = w.shape
+    out = tw.empty((cols,), tw.f32)
+    for j in tw.grid(cols):
+        total = 0.0
+        for i in range(rows):
+            total += w[i, j] * x[i]
+        out[j] = total
+    return out
+
+
+@tw.kernel
+def gather(w: tw.Array, rows: tw.Array, places: tw.Array) -> tw.Array:
+    out = tw.empty((len(rows), len(places)), tw.f32)
+    for i, j in tw.grid(len(rows), len(places)):
+        out[i, j] = w[rows[i], places[j]]
+    return out
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def close(found: object, expected: np.ndarray, terms: int) -> None:
+    np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=2e-6, atol=1e-6 * terms**0.5 * 4)
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+def test_elements_and_sums(dtype: DType) -> None:
+    rows, cols = 3, 2 * dtype.block
+    w, x = tw.quantize(normal(rows, cols), dtype), normal(cols)
+    expected = tw.dequantize(w)
+    for device in DEVICES:
+        np.testing.assert_array_equal(unpack(w, device=device), expected)
+        close(product(w, x, device=device), expected.astype(np.float64) @ x, cols)
+
+
+@pytest.mark.parametrize("dtype", [tw.q8_0, tw.q4_k, tw.q6_k], ids=str)
+def test_any_place(dtype: DType) -> None:
+    """Elements that no loop walks, and columns."""
+    w = tw.quantize(normal(5, 512), dtype)
+    expected = tw.dequantize(w)
+    rows, places = np.array([4, 0, 3]), np.array([0, 511, 255, 256, 31, 32, 33, 129])
+    x = normal(5)
+    for device in ("cpu", "emulator:thread"):
+        np.testing.assert_array_equal(gather(w, rows, places, device=device), expected[np.ix_(rows, places)])
+        close(columns(w, x, device=device), x.astype(np.float64) @ expected, 5)
+
+
+@pytest.mark.parametrize("m", [1, 3, 33])
+def test_products_of_matrices(m: int) -> None:
+    w, x = tw.quantize(normal(31, 512), tw.q4_k), normal(m, 512)
+    expected = x.astype(np.float64) @ tw.dequantize(w).astype(np.float64).T
+    for device in ("cpu", "emulator:thread"):
+        close(matrices(x, w, device=device), expected, 512)
+
+
+def test_several_formats_in_one_kernel() -> None:
+    @tw.kernel
+    def both(a: tw.Array[tw.q8_0], b: tw.Array[tw.q4_k], x: tw.Array) -> tw.Array:
+        rows, cols = a.shape
+        out = tw.empty((rows,), tw.f32)
+        for i in tw.grid(rows):
+            total = 0.0
+            for k in range(cols):
+                total += (a[i, k] - b[i, k]) * x[k]
+            out[i] = total
+        return out
+
+    values, x = normal(4, 512), normal(512)
+    a, b = tw.quantize(values, tw.q8_0), tw.quantize(values, tw.q4_k)
+    expected = (tw.dequantize(a).astype(np.float64) - tw.dequantize(b)) @ x
+    for device in DEVICES:
+        close(both(a, b, x, device=device), expected, 512)
+    with pytest.raises(tw.UserError, match="'b' must be q4_k, got q8_0"):
+        both(a, a, x)
+
+
+def test_views_of_rows() -> None:
+    w = tw.quantize(normal(2, 7, 64), tw.q4_0)
+    expected, x = tw.dequantize(w), normal(64)
+    assert w.shape == (2, 7, 64) and w[1].shape == (7, 64) and w[1, 2:6].shape == (4, 64) and w[..., :].shape == w.shape
+    for view, part in ((w[1], expected[1]), (w[0, 1::2], expected[0, 1::2]), (w[:, 3], expected[:, 3])):
+        np.testing.assert_array_equal(tw.dequantize(view), part)
+        for device in ("cpu", "emulator:thread"):
+            np.testing.assert_array_equal(unpack(view, device=device), part)
+            close(product(view, x, device=device), part.astype(np.float64) @ x, 64)
+    with pytest.raises(tw.UserError, match="lies in blocks of 32 and cannot be indexed or cut"):
+        w[0, 0, 3]
+    with pytest.raises(tw.UserError, match="lies in blocks of 32 and cannot be indexed or cut"):
+        w[0, :, 32:]
+
+
+def test_empty_arrays() -> None:
+    empty, none = tw.quantize(np.empty((0, 64), np.float32), tw.q4_0), tw.quantize(np.empty((3, 0), np.float32), tw.q4_0)
+    assert product(empty, normal(64)).shape == (0,)
+    assert product(none, np.empty(0, np.float32)).tolist() == [0, 0, 0]
+    assert tw.dequantize(none).shape == (3, 0)
+
+
+def test_scales_that_are_not_finite() -> None:
+    w = tw.quantize(normal(1, 64), tw.q8_0)
+    w.blocks[0, 0, :2] = np.frombuffer(np.float16(np.inf).tobytes(), np.uint8)
+    w.blocks[0, 1, :2] = np.frombuffer(np.float16(np.nan).tobytes(), np.uint8)
+    w.blocks[0, 0, 2] = 0
+    for device in DEVICES:
+        np.testing.assert_array_equal(unpack(w, device=device), tw.dequantize(w))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("scale", [np.float16, np.float32])
+@pytest.mark.parametrize("zero_points", [False, True])
+def test_groups_of_onnx(bits: int, scale: type, zero_points: bool) -> None:
+    random = np.random.default_rng(3)
+    n, groups, block = 5, 3, 32
+    numbers = random.integers(0, 256, (n, groups, block * bits // 8)).astype(np.uint8)
+    scales = random.standard_normal((n, groups)).astype(scale)
+    width = -(-groups * bits // 8)
+    zeros = random.integers(0, 256, (n, width)).astype(np.uint8) if zero_points else None
+    w = tw.packed_array(numbers, scales, zeros, bits=bits)
+    assert w.shape == (n, groups * block)
+    q = np.stack([numbers & 15, numbers >> 4], axis=-1).reshape(n, groups, block) if bits == 4 else numbers
+    zero = np.full((n, groups), 1 << bits - 1)
+    if zeros is not None:
+        zero = (np.stack([zeros & 15, zeros >> 4], axis=-1).reshape(n, -1) if bits == 4 else zeros)[:, :groups]
+    expected = ((q.astype(np.float32) - zero[..., None].astype(np.float32)) * scales.astype(np.float32)[..., None]).reshape(w.shape)
+    np.testing.assert_array_equal(tw.dequantize(w), expected)
+    for device in ("cpu", "emulator:thread"):
+        np.testing.assert_array_equal(unpack(w, device=device), expected)
+
+
+PIPELINE = """
+pipeline f(w: tensor[n, k, q4_k], x: tensor[k]) -> tensor:
+    let y = compute(w, x) {
+        @kernel custom
+        for i in 0..n {
+            var s = 0.0
+            for j in 0..k { s += w[i, j] * x[j] }
+            out[i] = s
+        }
+    }
+    let z = compute(y) {
+        @kernel elementwise
+        for i in 0..n { out[i] = y[i] * 2.0 }
+    }
+    return z
+
+let r = f(w, x)
+"""
+
+
+def test_zynml() -> None:
+    module = tw.load(PIPELINE)
+    w, x = tw.quantize(normal(5, 512), tw.q4_k), normal(512)
+    for _ in range(3):
+        close(module.run(w=w, x=x)["r"], 2 * tw.dequantize(w).astype(np.float64) @ x, 512)
+    with pytest.raises(tw.UserError, match="'w' must be q4_k, got q8_0"):
+        module.run(w=tw.quantize(normal(5, 512), tw.q8_0), x=x)
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_that_do_not_fit() -> None:
+    with pytest.raises(tw.UserError, match="the last axis has 300 elements, and q4_k has blocks of 256"):
+        tw.quantize(normal(2, 300), tw.q4_k)
+    with pytest.raises(tw.UserError, match="a number cannot be packed"):
+        tw.quantize(np.float32(3), tw.q4_0)
+    w = tw.quantize(normal(2, 64), tw.q4_0)
+    with pytest.raises(tw.UserError, match="axis 0 of 'x' is 33"):
+        product(w, normal(33))
+
+    @tw.kernel
+    def fixed(w: "q4_0[n, 48]") -> float:  # type: ignore[name-defined]  # noqa: F821
+        return tw.sum(w)
+
+    with pytest.raises(tw.UserError, match="48 elements, and q4_0 has blocks of 32"):
+        fixed(w)
+
+
+def test_values_that_do_not_fit() -> None:
+    for bad in (np.nan, np.inf):
+        with pytest.raises(tw.UserError, match="NaN or infinity"):
+            tw.quantize(np.full((1, 32), bad, np.float32), tw.q4_0)
+    with pytest.raises(tw.UserError, match="takes a packed dtype"):
+        tw.quantize(normal(1, 32), tw.f16)
+    with pytest.raises(tw.UserError, match="is packed already"):
+        tw.quantize(tw.quantize(normal(1, 32), tw.q4_0), tw.q4_0)
+    with pytest.raises(tw.UserError, match="takes a packed array"):
+        tw.dequantize(normal(1, 32))  # type: ignore[arg-type]
+    with pytest.raises(tw.UserError, match="no groups of 33"):
+        tw.q4_group(33)
+    with pytest.raises(TypeError, match="packed blocks"):
+        np.asarray(tw.quantize(normal(1, 32), tw.q4_0))
+
+
+def test_packed_arrays_are_not_written() -> None:
+    @tw.kernel
+    def stored(w: tw.Array) -> tw.Array:
+        out = tw.zeros((2,), tw.f32)
+        w[0, 0] = 1.0
+        return out
+
+    @tw.kernel
+    def in_place(w: tw.InOut) -> None:
+        for i, j in tw.grid(*w.shape):
+            w[i, j] = 0.0
+
+    w = tw.quantize(normal(2, 64), tw.q4_0)
+    for kernel in (stored, in_place):
+        with pytest.raises(tw.UserError, match="holds packed blocks .q4_0., which kernels read and do not write"):
+            kernel(w)
+    with pytest.raises(tw.UserError, match="holds packed blocks, which kernels do not write"):
+        product(w, normal(64), out=w)
+
+
+def test_plain_bytes_are_not_taken_for_blocks() -> None:
+    """Code for packed blocks is not used for the bytes alone."""
+    w, x = tw.quantize(normal(2, 64), tw.q4_0), normal(64)
+    first = product(w, x)
+    with pytest.raises(tw.UserError):
+        product(w.blocks, x)
+    np.testing.assert_array_equal(product(w, x), first)
+    np.testing.assert_array_equal(product(tw.dequantize(w), np.zeros(64, np.float32)), np.zeros(2))
+
+
+def test_torch_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    values = torch.from_numpy(normal(3, 64))
+    w = tw.quantize(values, tw.q8_0)
+    assert isinstance(w.blocks, torch.Tensor) and w.shape == (3, 64)
+    np.testing.assert_array_equal(tw.dequantize(w).numpy(), tw.dequantize(tw.quantize(values.numpy(), tw.q8_0)))
+    found = product(w, torch.ones(64))
+    assert isinstance(found, torch.Tensor)
+    close(found.numpy(), tw.dequantize(w).numpy().astype(np.float64).sum(axis=1), 64)

@@ -6,10 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from support import CUDA
 
 import tilewright as tw
 
-DEVICES = ("cpu", "emulator:loop", "emulator:tile", "emulator:thread")
+DEVICES = ("cpu", "emulator:loop", "emulator:tile", "emulator:thread", CUDA)
 RNG = np.random.default_rng(31)
 
 

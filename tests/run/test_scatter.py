@@ -223,9 +223,10 @@ def test_a_deterministic_product_of_floats_is_refused_on_a_gpu() -> None:
 # -- places that many elements share ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("device", ["emulator:thread", CUDA])
 @pytest.mark.parametrize("kind", ["add", "max", "xor"])
 @pytest.mark.parametrize("pattern", ["equal", "sorted", "long runs", "short runs", "one other", "pairs"])
-def test_elements_that_meet(kind: str, pattern: str) -> None:
+def test_elements_that_meet(kind: str, pattern: str, device: str) -> None:
     """Warps, threads and runs of lanes combine what goes to one place; a large array, so that nothing is shared by a block."""
     n, m = 3001, 9001
     k = {
@@ -235,7 +236,7 @@ def test_elements_that_meet(kind: str, pattern: str) -> None:
     kernel, ufunc = KERNELS[kind]
     for dtype in (np.int32, np.int64) if kind == "xor" else (np.float32, np.int32, np.float64):
         w, first = values(dtype, n), values(dtype, m)
-        check(kernel(k, w, first, device="emulator:thread"), expected(ufunc, first, k, w), n, f"{pattern} {dtype.__name__}")
+        check(kernel(k, w, first, device=device), expected(ufunc, first, k, w), n, f"{pattern} {dtype.__name__}")
 
 
 # -- nests -----------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ NEEDED = {
     "scatter-cpu": {},
     "decode-attention": {"torch": "torch"},
     "decode-attention-cpu": {"torch": "torch"},
+    "decode-step": {"torch": "torch"},
     "scans": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "scans-cpu": {},
     "checks-cpu": {},
@@ -31,6 +32,7 @@ NEEDED = {
     "ordered": {"torch": "torch", "triton": "triton"},
     "ordered-cpu": {},
     "host": {},
+    "gemv": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "simt": {"torch": "torch", "triton": "triton", "cupy": "cupy-cuda13x"},
 }
 """Module and the package that has it, by kind of run."""

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bench import contraction_run
 from bench.harness import Case, Clock, HostClock, Plan, Record, Setting, measure
@@ -38,12 +39,14 @@ KINDS = (
     "scatter-cpu",
     "decode-attention",
     "decode-attention-cpu",
+    "decode-step",
     "random",
     "random-cpu",
     "ordered",
     "ordered-cpu",
     "checks-cpu",
     "host",
+    "gemv",
     *contraction_run.KINDS,
 )
 
@@ -146,9 +149,9 @@ def primitive_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
 
 
 def scatter_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
-    from bench import decode_attention, scatter
+    from bench import decode_attention, decode_step, scatter
 
-    family = decode_attention if kind.startswith("decode") else scatter
+    family: Any = decode_step if kind == "decode-step" else decode_attention if kind.startswith("decode") else scatter
     if kind.endswith("-cpu"):
         plan = Plan(rounds=5, per_round=3, warmups=1, seconds=3.0) if quick else Plan(rounds=15, per_round=1, warmups=1, seconds=10.0)
         clock = HostClock()
@@ -238,6 +241,12 @@ def ordered_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
     return [*jobs, Job(numbers.label, (numbers.op,), lambda: run(numbers, session.machine.host_clock, session.plan))]
 
 
+def gemv_jobs(setting: Setting, quick: bool) -> list[Job]:
+    from bench import quantised
+
+    return [Job(row.label, (row.op,), lambda row=row: quantised.records(setting, row)) for row in quantised.rows(quick)]  # type: ignore[misc]
+
+
 def host_jobs(setting: Setting) -> list[Job]:
     from bench import host_times
 
@@ -296,6 +305,8 @@ def main(
             jobs = random_jobs(kind, setting, quick)
         elif kind.startswith("ordered"):
             jobs = ordered_jobs(kind, setting, quick)
+        elif kind == "gemv":
+            jobs = gemv_jobs(setting, quick)
         elif kind == "host":
             jobs = host_jobs(setting)
         else:

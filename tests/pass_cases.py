@@ -154,6 +154,7 @@ WINDOWS = numbers(2, 16, 16), numbers(2, 3, 3)
 
 SCALED = stages(scale, "sm_90a", numbers(8, 64), numbers(64))
 PLANES = stages(planes, "sm_90a", *WINDOWS)
+FEW_ROWS = stages(product, "sm_90a", numbers(2, 256, dtype=BF16), numbers(64, 256, dtype=BF16), schedule="family=gemv m=2 n=2 k=256")
 ON_HOPPER = stages(product, "sm_90a", SQUARE, SQUARE, schedule="family=wgmma m=64 n=64 k=64 stages=2")
 ATTENTION_ON_HOPPER = stages(plain, "sm_90a", *ATTENTION)
 EXPLICIT_ON_CPU: Reach = lambda: tw.gpu(doubled)[1, 32](numbers(20), device="cpu")  # noqa: E731
@@ -185,12 +186,14 @@ OTHER: dict[tuple[str, str], Reach] = {
     ("tile", "lower_contraction_cpu"): stages(product, "x86-64-avx512", numbers(64, 64), numbers(64, 64)),
     ("tile", "lower_attention"): ATTENTION_ON_HOPPER,
     ("tile", "lower_contraction"): ON_HOPPER,
+    ("tile", "lower_gemv"): FEW_ROWS,
     ("tile", "window_sums"): PLANES,
     ("tile", "fuse_multiply_add"): PLANES,
     ("thread", "lower_wgmma"): ON_HOPPER,
     ("thread", "lower_wgmma_attention"): ATTENTION_ON_HOPPER,
     ("thread", "lower_mma_attention"): stages(plain, "sm_80", *ATTENTION),
     ("thread", "lower_mma"): stages(product, "sm_80", SQUARE, SQUARE),
+    ("thread", "lower_row_dots"): FEW_ROWS,
     ("thread", "lower_windows"): PLANES,
     ("explicit", "split_vectors"): lambda: tw.cpu(lanes)(numbers(4), device="emulator"),
 }

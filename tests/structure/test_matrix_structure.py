@@ -23,6 +23,7 @@ from tilewright.base.target import parse_target
 from tilewright.compile.build import llvm_text
 from tilewright.ir.nodes import walk
 from tilewright.passes.pipeline import TO_THREAD, TO_TILE
+from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import CpuPanels, MatrixSchedule, WarpProduct, Wgmma
 from tilewright.passes.schedules.text import FAMILIES, OLD_COPIES, OLD_NAMES, in_new_words, parse_schedule
@@ -52,7 +53,7 @@ PROBLEMS: dict[str, tuple[tw.Kernel[..., Any], Callable[[], Arguments]]] = {
     "i8": (kernels.linear_i8, lambda: linear(2048, 2048, 2048, i8)),
     "f8": (kernels.linear_f8, lambda: linear(2048, 2048, 2048, f8e4m3)),
     "tf32": (kernels.precise(kernels.linear, "tf32"), lambda: linear(2048, 2048, 2048, f32)),
-    "one row": (kernels.linear, lambda: linear(1, 8192, 4096)),
+    "8 rows": (kernels.linear, lambda: linear(8, 8192, 4096)),
     "16 rows": (kernels.linear, lambda: linear(16, 4096, 4096)),
     "32 columns": (kernels.linear, lambda: linear(4096, 32, 4096)),
     "long sum": (kernels.linear, lambda: linear(256, 256, 16384)),
@@ -155,7 +156,7 @@ def test_factors_computed_in_registers_run_beside_the_matrix_units(name: str, ti
 
 
 @pytest.mark.requires("ptxas")
-@pytest.mark.parametrize("name", [n for n in PROBLEMS if n not in ("one row", "f8")])
+@pytest.mark.parametrize("name", [n for n in PROBLEMS if n not in ("8 rows", "f8")])
 def test_ampere_multiplies_by_warps_and_copies_ahead(name: str) -> None:
     if not contractions(name, "sm_80"):
         pytest.fail("matrix_schedules has nothing for sm_80")
@@ -239,7 +240,7 @@ def test_a_long_sum_of_few_results_is_cut() -> None:
     assert isinstance(second, Schedule), "the parts are added up by an ordinary kernel"
 
 
-@pytest.mark.parametrize(("name", "swap", "side"), [("one row", True, 8), ("16 rows", True, 16), ("32 columns", False, 32)])
+@pytest.mark.parametrize(("name", "swap", "side"), [("8 rows", True, 8), ("16 rows", True, 16), ("32 columns", False, 32)])
 def test_thin_products_have_thin_tiles_and_deep_rings(name: str, swap: bool, side: int) -> None:
     first = contractions(name, "sm_90a")[0]
     assert (first.swap_ab, first.n, first.store) == (swap, side, "direct")
@@ -256,7 +257,7 @@ def test_sums_of_thin_products_are_shared_within_clusters_where_tiles_are_few(na
 
 
 def test_sums_are_not_shared_where_there_are_tiles_enough() -> None:
-    assert contractions("one row", "sm_90a")[0].cluster_k == 1
+    assert contractions("8 rows", "sm_90a")[0].cluster_k == 1
 
 
 SHARED_SUMS = {
@@ -292,8 +293,9 @@ def test_sums_that_cannot_be_shared_that_way_are_refused(words: str) -> None:
         kernel.stages(*linear(128, 128, 1024), target="sm_90a")
 
 
-def test_one_row_is_an_ordinary_reduction_without_warp_groups() -> None:
-    assert contractions("one row", "sm_80") == []
+def test_few_rows_are_sums_along_rows_without_warp_groups() -> None:
+    (chosen,) = contractions("8 rows", "sm_80")
+    assert isinstance(chosen, Gemv)
 
 
 def test_images_are_read_as_pixels() -> None:
@@ -360,6 +362,10 @@ def any_schedule(draw: st.DrawFn) -> MatrixSchedule:
     if issubclass(kind, WarpProduct):
         values |= {name: draw(POWERS) for name in ("m", "n", "k", "warps_m", "warps_n")}
         values |= {"chunk": draw(st.integers(0, 4)) * cast(int, values["k"]), "chunks": draw(st.integers(1, 8))}
+    if issubclass(kind, Gemv):
+        values |= {name: draw(POWERS) for name in ("vector", "warps_n", "warps_k")}
+        values |= {"m": draw(st.integers(1, 8)), "n": cast(int, values["warps_n"]) * draw(st.integers(1, 8))}
+        values["k"] = 32 * cast(int, values["vector"]) * cast(int, values["warps_k"]) * draw(st.integers(1, 8))
     return kind(**values)  # type: ignore[arg-type]
 
 

@@ -85,6 +85,38 @@ class WgmmaCosts:
 
 
 @record
+class GemvCosts:
+    """Products with few rows, whose time is that of reading the long factor."""
+
+    stream: float = 4.3e6
+    """Bytes from memory, over all."""
+    arrive: float = 55e3
+    """Bytes that reach one multiprocessor from memory."""
+    latency: float = 0.9
+    """From asking for bytes to having them, while memory is busy."""
+    busy: float = 0.6
+    """The part of its time that a warp has loads on their way."""
+    registers: int = 24
+    """Registers of a thread that hold no operands and no sums, about."""
+    rate: float = 150e3
+    """Instructions of the lanes of one multiprocessor."""
+    widen: float = 1.0
+    """Instructions that widen an element."""
+    unpack: float = 3.0
+    """Instructions that make a number of an element of a packed row."""
+    ragged: float = 0.5
+    """How much longer a step takes in which some lanes have nothing to read."""
+    lane: int = 96
+    """Bytes that a lane has best on their way at once."""
+    uneven: float = 0.03
+    """What a lane with twice or half as many loses, and a block with twice or half as many warps as four."""
+    step: float = 0.12
+    """What one of the first steps adds, before blocks overlap."""
+    meeting: float = 0.3
+    """What warps take to put together the sum of a row."""
+
+
+@record
 class WarpCosts:
     """Contractions by instructions of single warps, or plain multiply-adds. Rates are those of data sheets."""
 
@@ -259,6 +291,7 @@ class CostModel:
     """The one the numbers were fitted to."""
     launch: LaunchCosts = LaunchCosts()
     wgmma: WgmmaCosts = WgmmaCosts()
+    gemv: GemvCosts = GemvCosts()
     warps: WarpCosts = WarpCosts()
     attention: AttentionCosts = AttentionCosts()
     reductions: ReductionCosts = ReductionCosts()
@@ -297,4 +330,5 @@ def derived(multiprocessors: int, bandwidth: float, half: float, f32: float) -> 
     attention = replace(
         H200.attention, counted_from=H200.attention.counted_from * matrix, early_to=H200.attention.early_to * matrix
     )
-    return replace(H200, chip="", wgmma=wgmma, attention=attention)
+    gemv = replace(H200.gemv, stream=H200.gemv.stream * memory, arrive=H200.gemv.arrive * memory * share, rate=H200.gemv.rate * plain)
+    return replace(H200, chip="", wgmma=wgmma, attention=attention, gemv=gemv)

@@ -314,11 +314,11 @@ class PreparedKernel:
     def ranked(self, extents: AxisNumbers) -> tuple[MatrixSchedule, ...]:
         """The cost model's schedules for the program's (first) contraction at these extents, best first."""
         from tilewright.passes.choose.attention import attention_schedules
+        from tilewright.passes.choose.gemv import product_schedules
         from tilewright.passes.choose.horizontal_fusion import ranked_beside
-        from tilewright.passes.choose.matrix import matrix_schedules
 
         sizes = _by_name(self.program, extents)
-        ways = (matrix_schedules, attention_schedules)
+        ways = (product_schedules, attention_schedules)
         found = next((r for call in self.loop.calls for way in ways if (r := way(call.kernel, self.target, sizes))), ())
         return (*ranked_beside(self.loop, self.target, sizes), *found)
 
@@ -344,7 +344,7 @@ class PreparedKernel:
         check_strict(metadata, said, self.target, self.typed.span)
         if self.together:
             stages = replace(stages, thread=merge_launches(stages.thread, self.trace))
-        stages = replace(stages, thread=merge_steps(stages.thread, self.target, self.trace))
+        stages = replace(stages, thread=merge_steps(stages.thread, self.target, self.trace, stages.loop, hints))
         if signature.watchdog:
             stages = replace(stages, thread=_watched(stages.thread, signature.watchdog))
         return Compilation(self.typed, self.program, stages, self.trace, self.fusion, fates=said)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.base.dtypes import DType, i64
+from tilewright.base.dtypes import DType, i64, u8, u16, u32
 from tilewright.base.errors import CODES, CompilerBug, TilewrightError
 from tilewright.base.sizes import Size, number_name
 from tilewright.base.source import NOWHERE, Span
@@ -135,7 +135,8 @@ def _call_problem(call: KernelCall, arrays: dict[str, ProgramArray | ScalarInput
         if isinstance(array, ProgramArray) != isinstance(param.type, Tensor):
             return f"{name!r} is {'an array' if isinstance(array, ProgramArray) else 'a scalar'}, parameter {param}"
         given = array.type.dtype if isinstance(array, ProgramArray) else array.dtype
-        if given is not dtype_of(param.type):
+        own = dtype_of(param.type)
+        if given is not own and not (given is u8 and own in (u16, u32)):  # bytes may be read as words
             return f"{name!r} holds {given}, parameter {param}"
     return ""
 

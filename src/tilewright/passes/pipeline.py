@@ -32,6 +32,7 @@ from tilewright.passes.late.expand_math import expand_math
 from tilewright.passes.late.expand_random import expand_random
 from tilewright.passes.late.flat_accesses import flat_accesses
 from tilewright.passes.late.indices_to_i32 import indices_to_i32
+from tilewright.passes.late.merge_loads import merge_loads
 from tilewright.passes.late.minmax_before_widening import minmax_before_widening
 from tilewright.passes.loop.clip_windows import clip_windows
 from tilewright.passes.loop.collapse import collapse
@@ -45,12 +46,15 @@ from tilewright.passes.loop.shifted_variance import shifted_variance
 from tilewright.passes.loop.split_axes import split_axes
 from tilewright.passes.loop.stabilise import stabilise
 from tilewright.passes.loop.untile import untile
+from tilewright.passes.packed.split_blocks import split_blocks
+from tilewright.passes.packed.units import packed_units
 from tilewright.passes.packed.unpack_blocks import unpack_blocks
 from tilewright.passes.program.drop_empty import drop_empty
 from tilewright.passes.program.fission_products import fission_products
 from tilewright.passes.program.fuse import FusionReport, fuse
 from tilewright.passes.program.fuse_horizontally import fuse_horizontally
 from tilewright.passes.program.guard_checks import guard_checks
+from tilewright.passes.program.launch_early import launch_early
 from tilewright.passes.program.ordered_kernels import ordered_kernels
 from tilewright.passes.program.pad_windows import pad_windows
 from tilewright.passes.program.persistent_kernel import persistent_kernel
@@ -62,6 +66,7 @@ from tilewright.passes.program.split_scans import split_scans
 from tilewright.passes.program.split_scatters import split_scatters
 from tilewright.passes.program.stream_k import stream_k
 from tilewright.passes.program.tile_counters import add_counters
+from tilewright.passes.program.time_tiles import time_tiles
 from tilewright.passes.program.to_channels_last import to_channels_last
 from tilewright.passes.program.watch_indices import watch_indices
 from tilewright.passes.program.widen_operands import widen_operands
@@ -76,6 +81,7 @@ from tilewright.passes.runner import (
     run_on_program,
     run_order,
 )
+from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import MatrixSchedule
 from tilewright.passes.schedules.plans import Plan, Plans
@@ -84,6 +90,7 @@ from tilewright.passes.simt_to_simd.split_vectors import split_vectors
 from tilewright.passes.to_thread.assign_layouts import assign_layouts
 from tilewright.passes.to_thread.attention.lower_mma_attention import lower_mma_attention
 from tilewright.passes.to_thread.attention.lower_wgmma_attention import lower_wgmma_attention
+from tilewright.passes.to_thread.lower_row_dots import lower_row_dots
 from tilewright.passes.to_thread.lower_tiles import lower_tiles
 from tilewright.passes.to_thread.lower_windows import lower_windows
 from tilewright.passes.to_thread.mma.lower_mma import lower_mma
@@ -95,6 +102,7 @@ from tilewright.passes.to_tile.lower_attention_cpu import lower_attention_cpu
 from tilewright.passes.to_tile.lower_contraction import lower_contraction
 from tilewright.passes.to_tile.lower_contraction_amx import lower_contraction_amx
 from tilewright.passes.to_tile.lower_contraction_cpu import lower_contraction_cpu
+from tilewright.passes.to_tile.lower_gemv import lower_gemv
 from tilewright.passes.to_tile.lower_loops import lower_loops
 from tilewright.passes.to_tile.lower_products_cpu import lower_products_cpu
 from tilewright.passes.to_tile.share_scatters import share_scatters
@@ -123,6 +131,10 @@ GUARD_CHECKS = Pass(
 UNPACK_BLOCKS = Pass(
     "unpack_blocks", "program", "program", unpack_blocks,
     "Arrays of packed blocks become arrays of bytes; an element becomes arithmetic on those of its block.",
+)  # fmt: skip
+SPLIT_BLOCKS = Pass(
+    "split_blocks", "loop", "loop", split_blocks,
+    "CPU: loops over rows of packed blocks become loops over blocks and places in them.",
 )  # fmt: skip
 SIMPLIFY = Pass(
     "simplify", ANY, ANY, simplify,
@@ -231,6 +243,11 @@ SPLIT_SCATTERS = Pass(
     "Scatters run side by side: on a CPU each part of the points has a copy of what it combines into, on a GPU they are atomics.",
     takes=("plans", "target", "hints", "metadata"), gives="plans",
 )  # fmt: skip
+LAUNCH_EARLY = Pass(
+    "launch_early", "program", "program", launch_early,
+    "Short kernels of a program of several start before the one before them has ended, and wait for it themselves.",
+    takes=("target", "hints"),
+)  # fmt: skip
 SPLIT_SCANS = Pass(
     "split_scans", "program", "program", split_scans,
     "A loop that is a scan (a running sum, product, minimum or maximum) is cut into parts that run side by side.",
@@ -256,6 +273,10 @@ CHOOSE = Pass(
 LOWER_LOOPS = Pass(
     "lower_loops", "loop", "tile", lower_loops,
     "Cuts the nest into blocks and tiles; edges become masks (GPU) or single elements (CPU).", takes=SCHEDULED,
+)  # fmt: skip
+LOWER_GEMV = Pass(
+    "lower_gemv", "loop", "tile", lower_gemv,
+    "Products with few rows: a block has some rows of the long factor, and tiles along the sum.", takes=SCHEDULED,
 )  # fmt: skip
 LOWER_CONTRACTION = Pass(
     "lower_contraction", "loop", "tile", lower_contraction,
@@ -305,6 +326,18 @@ LOWER_TILES = Pass(
     "lower_tiles", "tile", "thread", lower_tiles,
     "Tiles become registers, reductions become shuffles and shared memory, loads and stores are wide where alignment is proven.", takes=TARGET,
 )  # fmt: skip
+LOWER_ROW_DOTS = Pass(
+    "lower_row_dots", "tile", "thread", lower_row_dots,
+    "Lanes walk a row, each with a sum of its own that they put together at the end; all loads of a step are on their way at once.", takes=TARGET,
+)  # fmt: skip
+PACKED_UNITS = Pass(
+    "packed_units", "loop", "loop", packed_units,
+    "GPU: sums over packed rows walk units of blocks, whose bytes are read as words and whose scales are applied once.",
+)  # fmt: skip
+MERGE_LOADS = Pass(
+    "merge_loads", "thread", "thread", merge_loads,
+    "Loads of neighbouring elements become one.",
+)  # fmt: skip
 LOWER_WINDOWS = Pass(
     "lower_windows", "tile", "thread", lower_windows,
     "Neighbouring results of a thread share what they load, by predicated loads; only guards at the borders are tested.", takes=TARGET,
@@ -348,6 +381,11 @@ DIVIDE_BY_RECIPROCAL = Pass(
 PERSISTENT_KERNEL = Pass(
     "persistent_kernel", "program", "program", persistent_kernel,
     "All kernels become loops over their blocks in one kernel that stays, with a `grid_barrier` between those that depend on each other.",
+)  # fmt: skip
+TIME_TILES = Pass(
+    "time_tiles", "program", "program", time_tiles,
+    "GPU: a stencil in an ordered loop takes several steps for each tile in shared memory, with a frame that is computed more than once.",
+    takes=("target", "loop", "hints"),
 )  # fmt: skip
 ORDERED_KERNELS = Pass(
     "ordered_kernels", "program", "program", ordered_kernels,
@@ -401,6 +439,7 @@ TO_TILE: tuple[LoweringRule, ...] = (
     LoweringRule("contractions on a CPU", LOWER_CONTRACTION_CPU),
     LoweringRule("attention on a GPU", LOWER_ATTENTION),
     LoweringRule("contractions on a GPU", LOWER_CONTRACTION),
+    LoweringRule("products with few rows on a GPU", LOWER_GEMV),
     LoweringRule("all other kernels", LOWER_LOOPS),
 )
 """From the loop to the tile stage."""
@@ -409,6 +448,7 @@ TO_THREAD: tuple[LoweringRule, ...] = (
     LoweringRule("attention, `family=attention`", LOWER_WGMMA_ATTENTION),
     LoweringRule("attention, `family=attention_mma`", LOWER_MMA_ATTENTION),
     LoweringRule("other contractions on a GPU", LOWER_MMA),
+    LoweringRule("products with few rows, `family=gemv`", LOWER_ROW_DOTS),
     LoweringRule("windows that overlap, on a GPU", LOWER_WINDOWS),
     LoweringRule("all other kernels", LOWER_TILES),
 )
@@ -434,6 +474,7 @@ PICK_TO_THREAD = Selection("to_thread", to_thread_pass, tuple(rule.lowering for 
 
 # -- the orders -------------------------------------------------------------------------------------------------------
 
+UNPLANNED_CPU = When("kernels without a plan, on a CPU", lambda kernel, context: context.schedule is None and not context.simt)
 UNPLANNED = When("kernels without a plan", lambda kernel, context: context.schedule is None)
 ON_CPU = When("on a CPU", lambda kernel, context: not context.simt)
 SHORT_INDICES = When("where a target counts in 32 bits", lambda kernel, context: context.target is not None and context.target.index_bits < 64)
@@ -442,6 +483,11 @@ WITH_LANES = When(
     lambda kernel, context: context.simt and any(OPS[op.opcode].group == "lanes" for op in walk(kernel.body)),
 )
 WITH_WINDOWS = When("windows that overlap, on a GPU", lambda kernel, context: isinstance(context.schedule, Schedule) and context.schedule.window)
+WITH_UNITS = When("products of packed rows, `family=gemv`", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.unit > 1)
+WITH_OWN_SUMS = When(
+    "windows that overlap, and products with few rows, on a GPU",
+    lambda kernel, context: isinstance(context.schedule, Gemv) or (isinstance(context.schedule, Schedule) and context.schedule.window),
+)
 
 ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     "kernel": (
@@ -489,6 +535,8 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     ),
     "program": (
         Step(FUSE_HORIZONTALLY, "First: the joined kernel is what the passes below prepare."),
+        Step(SPLIT_BLOCKS, "Before reductions are split, whose parts begin anywhere; contractions unpack as they copy panels.", UNPLANNED_CPU),
+        Step(PACKED_UNITS, "Beside split_blocks: it serves sums that have a plan.", WITH_UNITS),
         Step(CLIP_WINDOWS, "Before pad_windows: sums that end at the border need no frame.", UNPLANNED),
         Step(PAD_WINDOWS, "Before kernels are lowered with the guards it removes."),
         Step(TO_CHANNELS_LAST, "Before repack, which would pack what the copy engine reads after this."),
@@ -508,7 +556,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(PICK_TO_TILE, "The schedule and the target choose the lowering."),
         Step(SIMPLIFY, "Drops masks that are proven, shares indices."),
         Step(WINDOW_SUMS, "After simplify, which leaves one guard for each sum.", WITH_WINDOWS),
-        Step(FUSE_MULTIPLY_ADD, "window_sums leaves products beside their sums.", WITH_WINDOWS),
+        Step(FUSE_MULTIPLY_ADD, "window_sums and lower_gemv leave products beside their sums.", WITH_OWN_SUMS),
         Step(CHECK_INDICES, "Accesses are those of tiles now, with their masks."),
         Step(SHARE_SCATTERS, "After check_indices: indices are still those of the array there."),
         Step(ASSIGN_LAYOUTS, "Last: the tiles are final."),
@@ -516,14 +564,17 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     "thread": (
         Step(PICK_TO_THREAD, "The schedule and the target choose the lowering."),
         Step(SIMPLIFY, "Folds index arithmetic of the lowering."),
+        Step(MERGE_LOADS, "After simplify, which makes equal places the same value.", WITH_UNITS),
         Step(MINMAX_BEFORE_WIDENING, "Before casts become arithmetic."),
         Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first."),
         Step(EXPAND_RANDOM, "Beside expand_math, for the same reason."),
         Step(EXPAND_CASTS, "After expand_math."),
         Step(DIVIDE_BY_RECIPROCAL, "After expand_math, whose divisions it sees too."),
         Step(SIMPLIFY, "Code generators see short code."),
+        Step(LAUNCH_EARLY, "Last: whether a kernel is short is known once its grid is, and nothing may come before its wait."),
     ),
     "ordered loops": (
+        Step(TIME_TILES, "Calls are still apart, and the loop stage says what a step computes."),
         Step(ORDERED_KERNELS, "Kernels are final: only the order of their blocks is left to arrange."),
     ),
     "one launch": (
@@ -677,9 +728,10 @@ def lower_planned(
     return Stages(loop, tile, thread, tuple(schedule for schedule in context.plans if schedule is not None))
 
 
-def merge_steps(program: Program, target: Target, trace: Trace) -> Program:
-    """The thread stage's kernels with those of an ordered loop as one."""
-    return run_order(ORDERS["ordered loops"], program, PassContext(target), trace)[0] if program.loops else program
+def merge_steps(program: Program, target: Target, trace: Trace, loop: Program | None = None, hints: Mapping[str, int] | None = None) -> Program:
+    """The thread stage's kernels with those of an ordered loop as one; `loop` is the same program at the loop stage."""
+    context = PassContext(target, loop=loop, hints=hints or {})
+    return run_order(ORDERS["ordered loops"], program, context, trace)[0] if program.loops else program
 
 
 def merge_launches(program: Program, trace: Trace) -> Program:

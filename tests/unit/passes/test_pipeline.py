@@ -177,6 +177,7 @@ def test_names_are_unique_and_orders_have_titles() -> None:
         ("family=wgmma m=64 n=64 k=64", "sm_90a", "lower_contraction", "lower_wgmma"),
         ("family=mma m=64 n=64 k=64", "sm_80", "lower_contraction", "lower_mma"),
         ("family=fma m=64 n=64 k=8", "sm_80", "lower_contraction", "lower_mma"),
+        ("family=gemv m=1 n=4 k=256", "sm_90a", "lower_gemv", "lower_row_dots"),
         ("family=attention m=64 n=64 k=64", "sm_90a", "lower_attention", "lower_wgmma_attention"),
         ("family=attention_mma m=64 n=64 k=64", "sm_80", "lower_attention", "lower_mma_attention"),
         ("family=cpu m=64 n=64 k=64", "x86-64-avx512", "lower_contraction_cpu", "lower_tiles"),

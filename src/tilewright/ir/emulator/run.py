@@ -8,7 +8,7 @@ from itertools import count, takewhile
 import numpy as np
 
 from tilewright.base.artifact import FAILURE, FAILURE_EXTENT, FAILURE_FIELDS, FAILURE_INDEX, FAILURE_SITE, index_error
-from tilewright.base.dtypes import from_numpy
+from tilewright.base.dtypes import from_numpy, u16, u32
 from tilewright.base.errors import TargetLimit, UserError
 from tilewright.base.target import DEFAULT_NVPTX, NVPTX, Target
 from tilewright.ir.emulator.loop import LoopMachine
@@ -143,6 +143,8 @@ def _viewed(value: Argument, param: Value, sizes: Mapping[str, int]) -> Argument
     if not isinstance(param.type, Tensor) or not isinstance(value, np.ndarray):
         return value
     shape = tuple(s.evaluate(sizes) for s in param.type.shape)
+    if value.dtype == np.uint8 and param.type.dtype in (u16, u32):
+        value = value.view(param.type.dtype.numpy)  # bytes that are read as words
     if shape == value.shape:
         return value
     strides = tuple(s.evaluate(sizes) * value.itemsize for s in param.type.strides)

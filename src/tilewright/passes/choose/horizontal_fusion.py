@@ -33,6 +33,7 @@ from tilewright.passes.choose.matrix import (
 from tilewright.passes.choose.mma import mma_schedules
 from tilewright.passes.program.fuse import Refused
 from tilewright.passes.program.fuse_horizontally import Join, find_joins, joined_kernel, side_by_side
+from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.matrix import Amx, CpuPanels, Fma, MatrixSchedule, WarpProduct, Wgmma, products_of
 from tilewright.passes.schedules.plans import Plans
 from tilewright.passes.schedules.text import parse_schedule
@@ -51,7 +52,9 @@ def choose_horizontal_fusion(program: Program, plans: Plans, target: Target, siz
         ranked = nest_schedules(joined_kernel(program, join), target, sizes)
         apart = _apart(program, join, target, sizes) if target.simt else float("inf")
         first, second = (_product(program, n).reduction.span for n in join.members[:2])
-        if any(isinstance(plans[n], Amx) for n in join.members):
+        if any(isinstance(plans[n], Gemv) for n in join.members):
+            reasons.append(Refused(join.shared, first, second, "not one product beside the other: with few rows each is as fast as its weights are read"))
+        elif any(isinstance(plans[n], Amx) for n in join.members):
             reasons.append(Refused(join.shared, first, second, "not one product beside the other: the matrix unit computes each by itself"))
         elif not ranked or apart is None:
             reasons.append(Refused(join.shared, first, second, f"no tiles of {target.name} hold {len(join.members)} products side by side"))

@@ -25,6 +25,7 @@ from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
 from tilewright.passes.choose.mma import mma_schedules
 from tilewright.passes.program.repack import packable
 from tilewright.passes.program.to_channels_last import turned_kernel, turns_of
+from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule, Wgmma
 from tilewright.passes.schedules.text import parse_schedule
 
@@ -179,9 +180,11 @@ def forced(text: str, listed: tuple[MatrixSchedule, ...], kernel: Kernel, target
             "TW020", f"schedule '{text}': {kernel.name} cannot be computed with family={asked.family} here", kernel.span,
             f"it can with {families}",
         )  # fmt: skip
+    if isinstance(asked, Gemv):
+        like = next(s for s in alike if isinstance(s, Gemv))
+        asked = replace(asked, m_index=like.m_index, n_index=like.n_index)
     contraction = find_contraction(kernel)
-    assert contraction is not None
-    if reason := asked.refusal(target, contraction.a.dtype):
+    if reason := asked.refusal(target, contraction.a.dtype if contraction is not None else f32):
         raise UserError.at("TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span, reason)
     if isinstance(asked, Wgmma):
         return _forced_wgmma(text, asked, [s for s in alike if isinstance(s, Wgmma)], kernel)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tilewright.passes.schedules.attention import CpuAttention, GpuAttention, MmaAttention, WgmmaAttention
+from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.matrix import Amx, CpuPanels, GpuProduct, MatrixSchedule, WarpProduct, Wgmma
 
 RASTERS = (1, 2, 4, 8, 16, 32)
@@ -19,6 +20,8 @@ def neighbours(schedule: MatrixSchedule) -> Iterator[MatrixSchedule]:
     match schedule:
         case Wgmma() | WarpProduct():
             yield from _product(schedule)
+        case Gemv():
+            yield from _gemv(schedule)
         case WgmmaAttention() | MmaAttention():
             yield from _attention(schedule)
         case CpuPanels():
@@ -61,6 +64,19 @@ def _warps(s: WarpProduct) -> Iterator[WarpProduct]:
         yield replace(s, warps_m=warps_m, warps_n=warps_n)
     yield replace(s, k=s.k * 2)
     yield replace(s, k=s.k // 2)
+
+
+def _gemv(s: Gemv) -> Iterator[Gemv]:
+    step = s.k // s.vectors
+    for vectors in range(1, 9):
+        yield replace(s, k=step * vectors)
+    for n in (s.n // 2, s.n * 2):
+        yield replace(s, n=n)
+    for warps_n in (s.warps_n // 2, s.warps_n * 2):
+        yield replace(s, warps_n=warps_n, n=s.rows * warps_n)
+    for warps_k in (s.warps_k // 2, s.warps_k * 2):
+        yield replace(s, warps_k=warps_k, k=s.k // s.warps_k * warps_k)
+    yield replace(s, pdl=not s.pdl)
 
 
 def _attention(s: GpuAttention) -> Iterator[GpuAttention]:

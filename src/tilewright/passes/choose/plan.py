@@ -13,6 +13,7 @@ from tilewright.base.target import Target
 from tilewright.ir.nodes import is_watched
 from tilewright.ir.program import Program
 from tilewright.passes.choose.attention import attention_schedules, forced_attention
+from tilewright.passes.choose.gemv import product_schedules
 from tilewright.passes.choose.hints import preferred
 from tilewright.passes.choose.horizontal_fusion import (
     choose_horizontal_fusion,
@@ -21,7 +22,7 @@ from tilewright.passes.choose.horizontal_fusion import (
     nest_schedules,
 )
 from tilewright.passes.choose.loops import choose, range_schedule, row_schedule
-from tilewright.passes.choose.matrix import forced, matrix_schedules
+from tilewright.passes.choose.matrix import forced
 from tilewright.passes.choose.windows import window_schedule
 from tilewright.passes.choose.wishes import followed, wishes_for_loops
 from tilewright.passes.schedules.attention import AttentionSchedule
@@ -41,10 +42,15 @@ def plan_contractions(
     forced_schedule = "" if horizontal else given
     wished: set[int] = set()
     for number, call in enumerate(program.calls):
-        if is_watched(call.kernel) or call.varies:
-            plans.append(None)  # only loops carry checks of indices, or take sizes that change from step to step
+        watched = is_watched(call.kernel)
+        if call.varies:
+            plans.append(None)  # only loops take sizes that change from step to step
             continue
-        candidates = matrix_schedules(call.kernel, target, sizes) or attention_schedules(call.kernel, target, sizes)
+        candidates = () if watched else product_schedules(call.kernel, target, sizes)
+        candidates = candidates or attention_schedules(call.kernel, target, sizes)
+        if watched and not candidates:
+            plans.append(None)  # only loops carry checks of indices; attention in parts checks the last
+            continue
         if candidates and not forced_schedule and is_small_part(call.kernel, target, sizes):
             candidates = ()
         several = () if candidates else nest_schedules(call.kernel, target, sizes)

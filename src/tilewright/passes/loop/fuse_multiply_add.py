@@ -13,6 +13,8 @@ Sits after simplification (products shared by several sums are visible then) and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, blocks
@@ -41,8 +43,15 @@ def fuse_multiply_add(kernel: Kernel) -> Kernel:
             return None
         if left in products and home[left] is home[op.results[0]]:
             a, c = products[left].operands
-            return [b.fma(a, c, right if op.opcode == "add" else b.op("neg", right))]
+            return [_marked(b, op, b.fma(a, c, right if op.opcode == "add" else b.op("neg", right)))]
         a, c = products[right].operands
-        return [b.fma(a if op.opcode == "add" else b.op("neg", a), c, left)]
+        return [_marked(b, op, b.fma(a if op.opcode == "add" else b.op("neg", a), c, left))]
 
     return eliminate_dead(rewrite(kernel, fuse))
+
+
+def _marked(b: Builder, op: Op, result: Value) -> Value:
+    """An element of a packed array stays known as one."""
+    if "packed" in op.attrs:
+        b.ops[-1] = replace(b.ops[-1], attrs=MappingProxyType({**b.ops[-1].attrs, "packed": op.attrs["packed"]}))
+    return result

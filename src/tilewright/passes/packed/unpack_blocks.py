@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from tilewright.base.dtypes import DType, u8
 from tilewright.base.sizes import ONE, ZERO, Size, contiguous_strides, floordiv, mod
@@ -78,7 +79,11 @@ def _unpacked(kernel: Kernel) -> Kernel:
         if op.opcode != "load" or op.operands[0] not in formats:
             return None
         tensor, *indices = op.operands
-        return (packed_element(b, tensor, indices[:-1], indices[-1], formats[tensor]),)
+        element = packed_element(b, tensor, indices[:-1], indices[-1], formats[tensor])
+        # The last op says what its result is: `units.py` finds elements by that.
+        b.ops[-1] = replace(b.ops[-1], attrs=MappingProxyType({**b.ops[-1].attrs, "packed": formats[tensor].name}))
+        assert element in b.ops[-1].results
+        return (element,)
 
     params = tuple(mapping.get(p, p) for p in kernel.params)
     return replace(kernel, params=params, body=rewrite_block(kernel.body, one, dict(mapping)))

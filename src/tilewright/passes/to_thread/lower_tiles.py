@@ -100,7 +100,7 @@ class TileLowering(ThreadView):
         if self.meeting is not None and self.meeting.lower(b, op):
             return
         special: dict[str, Callable[[Builder, Op], None]] = {
-            "load": self.load, "store": self.store, "accumulate": self.accumulate, "reduce_tile": self._reduce_tile, "for": self.for_, "if": self.if_, "while": self._while,
+            "load": self.load, "store": self.store, "accumulate": self.accumulate, "reduce_tile": self.reduce_tile, "for": self.for_, "if": self.if_, "while": self._while,
             "print": self._print, "assert": self._assert, "iota": self._iota, "broadcast": self.broadcast, "item": self._item, "alloc": self._alloc,
             "program_id": self.program_id, "report": self._report, "inside": self._inside, "reshape": self._unsupported,
             "transpose": self._unsupported, "slice": self._unsupported, "dot": self.dot, "scan_tile": self._unsupported,
@@ -234,7 +234,7 @@ class TileLowering(ThreadView):
     def _unsupported(self, b: Builder, op: Op) -> None:
         raise CompilerBug.at("TW040", f"lower_tiles: no lowering for {op.opcode} in a blocked layout", op.span)
 
-    def _reduce_tile(self, b: Builder, op: Op) -> None:
+    def reduce_tile(self, b: Builder, op: Op) -> None:
         shape = shape_of(op.operands[0])
         sources = [self.registers(b, self.env[v], shape) for v in op.operands]
         self.env.update(zip(op.results, self.reductions.reduce(b, op, sources, in_loop=self.depth > 0), strict=True))

@@ -48,6 +48,15 @@ class TileReductions:
             Registers(result_shape, {cell: values[position] for cell, values in partial.items()}) for position in range(len(op.results))
         ]
 
+    def of_sums(self, b: Builder, op: Op, sums: Registers, in_loop: bool) -> Registers:
+        """The result of a `reduce_tile` along the last axis, where a thread's own elements are one number already."""
+        axis, kind = op.attrs["axis"], str(op.attrs["kind"])
+        assert isinstance(axis, int)
+        partial = {cell: self._across_lanes(b, kind, (value,), axis) for cell, value in sums.cells.items()}
+        if self.view.layout.warps[axis] > 1:
+            partial = self._across_warps(b, kind, partial, axis, in_loop)
+        return Registers(sums.shape, {cell: values[0] for cell, values in partial.items()})
+
     def _across_vector(self, b: Builder, kind: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
         """Fold a vec onto itself, half by half."""
         while isinstance(values[0].type, Vec):

@@ -710,9 +710,50 @@ class LoopLowering:
             self._test_reduction(b, op, operands[0], env)
         was_inside, self.inside_reduction = self.inside_reduction, True
         try:
+            if tiled and self._in_blocks(op, kind, operands, masks):
+                return self._reduce_blocks(b, op, kind, operands, env, start)
             return self._reduce_dimension(b, op, kind, operands, 0, env, masks, start, tiled)
         finally:
             self.inside_reduction = was_inside
+
+    def _in_blocks(self, op: Op, kind: str, extents: Sequence[Value], masks: list[Condition]) -> bool:
+        """Whether a sum walks packed blocks, and its innermost loop is whole vectors."""
+        if self.target.simt or not self.kernel.attrs.get("blocks") or kind not in ("add", "mul") or masks or len(extents) < 2 or any(map(shape_of, extents)):
+            return False
+        turns = self.forms[op.operands[-1]].constant.constant if op.operands[-1] in self.forms else None
+        return turns is not None and turns > 0 and turns % self.schedule.reduce_tile == 0
+
+    def _reduce_blocks(self, b: Builder, op: Op, kind: str, extents: Sequence[Value], env: dict[Value, Value], start: Sequence[Value]) -> Sequence[Value]:
+        """A sum over blocks: vectors of sums go through all loops, and are added up once at the end."""
+        position, tile, args = self.reduce_position, self.schedule.reduce_tile, op.regions[0].args
+        assert position is not None
+
+        def terms(inner: Builder, first: Value, local: dict[Value, Value], carried: Sequence[Value]) -> Sequence[Value]:
+            index = self.index_tile(inner, first, position, tile)
+            values = self.ops(inner, op.regions[0].ops, {**local, args[-1]: index}, [])
+            return self._combine(inner, kind, carried, [self.widen(inner, v, join(shape_of(v), shape_of(index))) for v in values])
+
+        def along(inner: Builder, dimension: int, local: dict[Value, Value], carried: Sequence[Value]) -> Sequence[Value]:
+            turns = self.forms[op.operands[dimension]].constant.constant if op.operands[dimension] in self.forms else None
+            if dimension == len(extents) - 1:
+                assert turns is not None
+                for first in range(0, turns, tile):
+                    carried = terms(inner, inner.index(first), local, carried)
+                return carried
+            if turns is not None and 0 < turns <= SHORT_LOOP:
+                for turn in range(turns):
+                    carried = along(inner, dimension + 1, {**local, args[dimension]: inner.index(turn)}, carried)
+                return carried
+
+            def body(deeper: Builder, index: Value, *sums: Value) -> Sequence[Value]:
+                return along(deeper, dimension + 1, {**local, args[dimension]: index}, sums)
+
+            return self._carried(inner, inner.index(0), extents[dimension], inner.index(1), carried, body, op)
+
+        trial = {**env, **dict.fromkeys(args[:-1], Value(INDEX))}
+        shape = self._reduced_shape(b, lambda at, first, _, sums: terms(at, first, trial, sums), start, position, tile)
+        lanes = [self.widen(b, v, shape) for v in start]
+        return self._combine(b, kind, start, self._folded(b, kind, along(b, 0, env, lanes)))
 
     def _reduce_dimension(
         self, b: Builder, op: Op, kind: str, extents: Sequence[Value], dimension: int, env: dict[Value, Value],

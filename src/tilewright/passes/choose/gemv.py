@@ -1,0 +1,144 @@
+"""Choose how products with few rows are computed on a GPU: lanes along the rows of the long factor, which is read once.
+
+In: a loop-stage kernel, the target and the sizes of the call. Out: schedules of family `gemv`, best first by a model of memory traffic: how
+many bytes the warps of a multiprocessor have on their way, how evenly rows fall on multiprocessors, and how often a warp waits for memory.
+`product_schedules` puts them beside those of matrix instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import log2
+
+from tilewright.analysis import divisors
+from tilewright.base.dtypes import by_name
+from tilewright.base.record import record
+from tilewright.base.sizes import Size
+from tilewright.base.target import Target
+from tilewright.ir.nodes import Kernel, Op
+from tilewright.ir.types import Tensor, dtype_of
+from tilewright.passes.choose.matrix import matrix_schedules
+from tilewright.passes.choose.row_dots import RowDots, find_row_dots
+from tilewright.passes.program.split_reductions import would_split
+from tilewright.passes.schedules.gemv import Gemv
+from tilewright.passes.schedules.matrix import MatrixSchedule
+
+FEW_FOR_FMA = 4
+"""Rows of x up to which plain arithmetic keeps up with memory; beyond them matrix instructions come first, where there are any."""
+REGISTERS = 65536
+"""Of a multiprocessor."""
+SHORTEST = 64
+"""Terms of a sum below which a warp for each row has too little to do."""
+
+
+def product_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
+    """Schedules for the products a kernel computes, best first; none where it computes none."""
+    matrix = matrix_schedules(kernel, target, sizes)
+    rows = gemv_schedules(kernel, target, sizes)
+    if rows and (not matrix or rows[0].m <= FEW_FOR_FMA):
+        return (*rows, *matrix)
+    return (*matrix, *rows)
+
+
+def gemv_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> tuple[Gemv, ...]:
+    """Schedules for a product with few rows; none for any other kernel, or where loops serve it as well."""
+    if not target.simt or target.warp_size != 32:
+        return ()
+    found = find_row_dots(kernel, sizes)
+    if found is None:
+        return ()
+    work = work_of(found, sizes, target)
+    if work.length < SHORTEST or would_split(kernel, target, sizes):
+        return ()
+    vector, early = 1 if found.formats else _vector(kernel, found), "early" in target.features
+    listed = [
+        Gemv(work.m, rows * warps_n, 32 * warps_k * vector * vectors * found.unit, vector, warps_n, warps_k, found.m, found.n, found.unit, pdl=early)
+        for rows in (1, 2, 4)
+        for warps_k in (1, 2, 4, 8)
+        for warps_n in (1, 2, 4, 8)
+        for vectors in range(1, 9)
+        if warps_n * warps_k <= 8
+    ]
+    fitting = [s for s in listed if s.has_room(target) and s.n <= max(1, work.n) and s.k < 2 * work.length]
+    fitting = [replace(s, resident=_resident(s, work, target)) for s in fitting]
+    return tuple(sorted((s for s in fitting if s.resident), key=lambda s: gemv_cost(s, work, target)))
+
+
+def _number(size: Size, hints: Mapping[str, int]) -> int:
+    return size.evaluate(hints) if size.names <= hints.keys() else 1 << 14
+
+
+def _vector(kernel: Kernel, found: RowDots) -> int:
+    """Elements of the rows of w that lanes can read at once: whole 16 bytes where all rows begin at such."""
+    widths: list[int] = []
+    for load in found.weights:
+        memory = load.operands[0].type
+        assert isinstance(memory, Tensor)
+        size = memory.dtype.itemsize
+        width = max(1, 16 // size)
+        while width > 1 and ((memory.align or size) % (width * size) or any(divisors.of_size(x, kernel.facts) % width for x in memory.strides[:-1])):
+            width //= 2
+        widths.append(width)
+    return max(1, min(widths))
+
+
+@record
+class GemvWork:
+    """What is to be computed: `m` rows of x, `n` rows of w, sums of `length` terms; bytes of an element of all w, and of all x; instructions that make
+    a number of an element."""
+
+    m: int
+    n: int
+    others: int
+    length: int
+    weight_bytes: float
+    shared_bytes: int
+    widen: float
+
+
+def work_of(found: RowDots, sizes: Mapping[str, int], target: Target) -> GemvWork:
+    m = _number(found.extents[found.m], sizes) if found.m >= 0 else 1
+    n = _number(found.extents[found.n], sizes)
+    others = 1
+    for p, extent in enumerate(found.extents):
+        others *= _number(extent, sizes) if p not in (found.m, found.n) else 1
+    costs = target.costs.gemv
+    widths = sum(by_name(name).block_bytes / by_name(name).block for name in found.formats) if found.formats else _bytes(found.weights)
+    return GemvWork(m, n, others, _number(found.length, sizes), widths, _bytes(found.shared), costs.unpack if found.formats else costs.widen)
+
+
+def _bytes(loads: Sequence[Op]) -> int:
+    return sum(dtype_of(op.result.type).itemsize for op in loads)
+
+
+def _resident(schedule: Gemv, work: GemvWork, target: Target) -> int:
+    """Blocks that a multiprocessor has room for. A load in flight has its registers; sums and what is computed next have theirs."""
+    words = schedule.vectors * schedule.vector * schedule.unit * (schedule.rows * work.weight_bytes + schedule.m * work.shared_bytes) / 4
+    registers = target.costs.gemv.registers + words + schedule.m * schedule.rows
+    return min(target.blocks_per_sm, target.threads_per_sm // schedule.threads, int(REGISTERS / registers) // schedule.threads)
+
+
+def gemv_cost(schedule: Gemv, work: GemvWork, target: Target) -> float:
+    """Estimated microseconds."""
+    costs, row = target.costs.gemv, work.length * work.weight_bytes
+    blocks = work.others * -(-work.m // schedule.m) * -(-work.n // schedule.n)
+    resident = schedule.resident
+    share = -(-blocks // target.multiprocessors)
+    in_flight = min(resident, share) * schedule.threads * schedule.rows * schedule.vectors * schedule.vector * schedule.unit * work.weight_bytes
+    arriving = min(costs.arrive, costs.busy * in_flight / costs.latency)
+    total = work.others * work.n * row
+    reading = max(total / costs.stream, share * schedule.n * row / arriving)
+    steps = -(-work.length // schedule.k)
+    terms = work.others * work.n * schedule.k * steps
+    each = work.widen + costs.widen * work.m / schedule.rows + work.m
+    computing = terms * each / (target.multiprocessors * costs.rate)
+    meeting = costs.meeting * (schedule.warps_k > 1) * (1 + share / resident)
+    rounds = -(-share // resident)
+    # A last step that is not full goes through predicates, with lanes that have nothing to read.
+    reading *= 1 + costs.ragged * (steps * schedule.k - work.length) / (steps * schedule.k) + costs.ragged * (work.length % schedule.k > 0) / steps
+    # Measured: four warps in a block, and lanes with about a hundred bytes on their way.
+    lane = schedule.rows * schedule.vectors * schedule.vector * schedule.unit * work.weight_bytes
+    warps = schedule.warps_n * schedule.warps_k
+    reading *= 1 + costs.uneven * (abs(log2(lane / costs.lane)) + abs(log2(warps / 4)) + 0.5 * (schedule.rows > 2) * (schedule.unit == 1))
+    return costs.latency + max(reading, computing) + 0.2 * min(reading, computing) + meeting + costs.step * min(steps - 1 + rounds, 5)

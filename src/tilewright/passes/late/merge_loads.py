@@ -1,0 +1,140 @@
+"""Loads of neighbouring elements become one. In and out: a kernel at the thread stage.
+
+Loads of single elements whose places are the same sum plus different constants, in one block and under the same condition, are joined into accesses of up
+to 16 bytes where these are surely aligned. Only arrays that the kernel never writes are read so: loads move up to the first of their group.
+
+    %0 = load %w, %i, (%c + 4)   %1 = load %w, %i, (%c + 5)   …   ->   %v = load %w, %i, (%c + 4) {width = 4}   %0 = extract %v {lane = 0}   …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilewright.analysis import divisors
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
+from tilewright.ir.types import Scalar, Tensor
+
+WIDEST = 16
+"""Bytes of one access."""
+Form = tuple[tuple[Value, ...], int]
+"""Values that are added up, and a constant."""
+_WRITERS = frozenset({"store", "accumulate", "atomic", "atomic_store"})
+
+
+def merge_loads(kernel: Kernel) -> Kernel:
+    """The kernel with wide loads."""
+    return replace(kernel, body=_Merging(kernel).block(kernel.body))
+
+
+class _Merging:
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.divisors = divisors.analyse(kernel)
+        self.made = {result: op for op in walk(kernel.body) for result in op.results}
+        written = {op.operands[0] for op in walk(kernel.body) if op.opcode in _WRITERS}
+        self.read_only = {p for p in kernel.params if isinstance(p.type, Tensor) and p not in written}
+        self.order = {value: number for number, value in enumerate((*(r for op in walk(kernel.body) for r in op.results),))}
+
+    def form(self, value: Value) -> Form:
+        """A value as a sum of others and a constant."""
+        op = self.made.get(value)
+        if op is not None and op.opcode == "const" and isinstance(op.attrs["value"], int):
+            return (), op.attrs["value"]
+        if op is not None and op.opcode == "add" and isinstance(value.type, Scalar):
+            (first, one), (second, two) = (self.form(v) for v in op.operands)
+            return tuple(sorted((*first, *second), key=lambda v: self.order.get(v, -1))), one + two
+        return (value,), 0
+
+    def block(self, block: Block) -> Block:
+        groups: dict[tuple[object, ...], list[tuple[int, Op]]] = {}
+        for op in block.ops:
+            if self.is_single(op):
+                rank = op.operands[0].type.rank  # type: ignore[union-attr]
+                terms, constant = self.form(op.operands[rank])
+                key = (op.operands[:rank], op.operands[rank + 1 :], terms, op.operands[rank].type)
+                groups.setdefault(key, []).append((constant, op))
+        joined: dict[int, list[Op]] = {}
+        for found in groups.values():
+            for run in self.runs(found):
+                for op in run:
+                    joined[id(op)] = run
+        b = Builder()
+        values: dict[Value, Value] = {}
+        done: set[int] = set()
+        for op in block.ops:
+            run = joined.get(id(op))
+            if run is None:
+                operands = tuple(values.get(v, v) for v in op.operands)
+                b.append(replace(op, operands=operands, regions=tuple(self.inside(r, values) for r in op.regions)))
+            elif id(run) not in done:
+                done.add(id(run))
+                self.load(b, run, values)
+        return Block(block.args, tuple(b.ops))
+
+    def inside(self, block: Block, values: dict[Value, Value]) -> Block:
+        """A region: loads of its own are joined, and what was joined outside has other names."""
+        merged = self.block(block)
+        return merged if not values else _renamed(merged, values)
+
+    def is_single(self, op: Op) -> bool:
+        return (
+            op.opcode == "load" and op.operands[0] in self.read_only and "width" not in op.attrs and "cache" not in op.attrs
+            and isinstance(op.result.type, Scalar) and op.operands[0].type.rank > 0  # type: ignore[union-attr]
+        )  # fmt: skip
+
+    def runs(self, found: Sequence[tuple[int, Op]]) -> list[list[Op]]:
+        """Loads that become one, in the order of their places."""
+        at: dict[int, Op] = {}
+        for constant, op in found:
+            at.setdefault(constant, op)
+        runs: list[list[Op]] = []
+        places = sorted(at)
+        while places:
+            first = places[0]
+            width = self.width(at[first])
+            while width > 1 and not all(first + k in at for k in range(width)):
+                width //= 2
+            if width > 1:
+                runs.append([at[first + k] for k in range(width)])
+            places = [p for p in places if p >= first + width]
+        return runs
+
+    def width(self, op: Op) -> int:
+        """Elements from there on that one access may take."""
+        memory = op.operands[0].type
+        assert isinstance(memory, Tensor)
+        size, facts = memory.dtype.itemsize, self.kernel.facts
+        width = max(1, WIDEST // size)
+        last = self.divisors.get(op.operands[memory.rank], 1)
+        strides = [divisors.of_size(s, facts) * self.divisors.get(v, 1) for s, v in zip(memory.strides[:-1], op.operands[1 : memory.rank], strict=True)]
+        if memory.strides[-1].constant != 1:
+            return 1
+        while width > 1 and (last % width or any(s % width for s in strides) or (memory.align or size) % (width * size)):
+            width //= 2
+        return width
+
+    def load(self, b: Builder, run: Sequence[Op], values: dict[Value, Value]) -> None:
+        first = run[0]
+        rank = first.operands[0].type.rank  # type: ignore[union-attr]
+        terms, constant = self.form(first.operands[rank])
+        with b.at(first.span):
+            place: Value | None = None
+            for term in terms:
+                term = values.get(term, term)
+                place = term if place is None else b.add(place, term)
+            if constant or place is None:
+                fixed = b.const(constant, first.operands[rank].type.dtype)  # type: ignore[union-attr]
+                place = fixed if place is None else b.add(place, fixed)
+            operands = [*first.operands[:rank], place, *first.operands[rank + 1 :]]
+            (vector,) = b.emit("load", [values.get(v, v) for v in operands], {**first.attrs, "width": len(run)})
+            for lane, op in enumerate(run):
+                values[op.result] = b.op("extract", vector, lane=lane)
+
+
+def _renamed(block: Block, values: dict[Value, Value]) -> Block:
+    ops = tuple(
+        replace(op, operands=tuple(values.get(v, v) for v in op.operands), regions=tuple(_renamed(r, values) for r in op.regions)) for op in block.ops
+    )
+    return Block(block.args, ops)

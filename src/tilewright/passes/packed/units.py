@@ -1,0 +1,383 @@
+"""Sums over packed rows, a unit of a block at a time. In: a loop-stage kernel planned as `family=gemv` with a unit; out: one whose sums walk units.
+
+A unit is what one lane of a GPU takes at once: some neighbouring bytes of a block, read as wide words, with the scales they share. A term
+`w[i, k] * x(k)` becomes the terms of a whole unit, written out:
+
+    reduce 256*n (%k) { yield mul (element of %w at %k), x(%k) }    ->    reduce 4*n (%u) { %q = load %w.words, …; …; yield sum of 64 terms }
+
+Whole numbers become floats by their bits: those of 2^23 with the number in its last places, less 2^23. A number that lies `p` bits further up comes out
+2^p times as large, which the scale takes back; all of that is exact. Scales are factors of sums, so each is applied once for a unit. The parameter is
+seen as words as wide as blocks are aligned: 32 bits for q4_k, 16 for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tilewright.base.dtypes import DType, f16, f32, i8, i32, u8, u16, u32
+from tilewright.base.record import record
+from tilewright.base.sizes import ONE, Size, floordiv
+from tilewright.ir.build import Builder
+from tilewright.ir.nodes import Block, Kernel, Op, Value
+from tilewright.ir.rewrite import clone_ops, eliminate_dead
+from tilewright.ir.types import Tensor, dtype_of
+
+MAGIC, POWER = 0x4B000000, 8388608
+"""2^23 as a f32: its bits, and itself."""
+
+
+@record
+class UnitFormat:
+    """How a format is walked in units."""
+
+    word: DType
+    elements: int
+    """Of a unit."""
+    sum: Callable[[_Unit], Value]
+    """The sum over the unit that stands there."""
+
+
+@record
+class PackedTerm:
+    """A sum's term: an element of a packed row times something."""
+
+    reduction: Op
+    tensor: Value
+    lead: tuple[Value, ...]
+    format: str
+    other: Value
+    """What the element is multiplied with."""
+
+
+def packed_terms(kernel: Kernel) -> tuple[PackedTerm, ...]:
+    """The terms of a kernel's sums, where each is an element of a packed row that can be walked in units, times something; else none."""
+    parallels = [op for op in kernel.body.ops if op.opcode == "parallel"]
+    if len(parallels) != 1:
+        return ()
+    reductions = [op for op in parallels[0].regions[0].ops if op.opcode == "reduce"]
+    terms = [_term(op, parallels[0]) for op in reductions]
+    return tuple(t for t in terms if t is not None) if terms and None not in terms else ()
+
+
+def unit_of(terms: Sequence[PackedTerm]) -> int:
+    """Elements of the units that all terms are walked in; 0 where they differ."""
+    sizes = {UNITS[t.format].elements for t in terms}
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _term(reduction: Op, parallel: Op) -> PackedTerm | None:
+    region = reduction.regions[0]
+    if len(region.args) != 1 or len(reduction.results) != 1 or reduction.attrs["kind"] != "add":
+        return None
+    if dtype_of(reduction.results[0].type) is not f32 or any(op.regions for op in region.ops):
+        return None
+    made = {result: op for op in region.ops for result in op.results}
+    product = made.get(region.yields[0])
+    if product is None or product.opcode != "mul":
+        return None
+    for value, other in (product.operands, tuple(reversed(product.operands))):
+        element = made.get(value)
+        format_ = str(element.attrs.get("packed", "")) if element is not None else ""
+        if format_ not in UNITS or _depends_on_bytes(other, made):
+            continue
+        loads = [made[v] for v in _sources(value, made) if v in made and made[v].opcode == "load" and dtype_of(v.type) is u8]
+        places = {op.operands[0]: op for op in loads}
+        if len(places) != 1:
+            continue
+        ((tensor, load),) = places.items()
+        block = made.get(load.operands[-2])
+        lead = load.operands[1:-2]
+        if block is not None and block.opcode in ("floordiv", "shr") and block.operands[0] is region.args[0] and not any(v in made for v in lead):
+            memory = tensor.type
+            assert isinstance(memory, Tensor)
+            if memory.strides[-1] == ONE and _aligned(memory, UNITS[format_].word):
+                return PackedTerm(reduction, tensor, lead, format_, other)
+    return None
+
+
+def _aligned(memory: Tensor, word: DType) -> bool:
+    """Whether all blocks begin at whole words."""
+    size = word.itemsize
+    return memory.align % size == 0 and all(stride.divisible_by(size) for stride in (*memory.strides[:-1], memory.shape[-1]))
+
+
+def _sources(value: Value, made: dict[Value, Op]) -> set[Value]:
+    found, waiting = set[Value](), [value]
+    while waiting:
+        value = waiting.pop()
+        if value not in found:
+            found.add(value)
+            waiting += made[value].operands if value in made else ()
+    return found
+
+
+def _depends_on_bytes(value: Value, made: dict[Value, Op]) -> bool:
+    return any(v in made and "packed" in made[v].attrs for v in _sources(value, made))
+
+
+def packed_units(kernel: Kernel) -> Kernel:
+    """The kernel with sums over units; the very same one where its sums are of other things."""
+    terms = {id(t.reduction): t for t in packed_terms(kernel)}
+    if not terms:
+        return kernel
+    views = {t.tensor: Value(words_of(t.tensor, UNITS[t.format].word), t.tensor.name) for t in terms.values()}
+    b = Builder(kernel.span)
+    mapping: dict[Value, Value] = {}
+    for op in kernel.body.ops:
+        if op.opcode != "parallel":
+            clone_ops(b, [op], mapping)
+            continue
+        region = op.regions[0]
+
+        def body(inner: Builder, *indices: Value, region: Block = region) -> list[Value]:
+            local = dict(mapping) | dict(zip(region.args, indices, strict=True))
+            for part in region.ops:
+                if id(part) in terms:
+                    _sum(inner, terms[id(part)], views, local)
+                elif part.opcode != "yield":
+                    clone_ops(inner, [part], local)
+            return []
+
+        with b.at(op.span):
+            b.parallel([mapping.get(v, v) for v in op.operands], body, [a.name for a in region.args])
+    changed = replace(kernel, params=tuple(views.get(p, p) for p in kernel.params), body=Block((), tuple(b.ops)))
+    return eliminate_dead(changed)
+
+
+def words_of(tensor: Value, word: DType) -> Tensor:
+    """Bytes seen as words."""
+    memory = tensor.type
+    assert isinstance(memory, Tensor)
+    size = Size.of(word.itemsize)
+    shape = (*memory.shape[:-1], floordiv(memory.shape[-1], size))
+    return replace(memory, dtype=word, shape=shape, strides=(*(floordiv(s, size) for s in memory.strides[:-1]), ONE))
+
+
+def _sum(b: Builder, term: PackedTerm, views: dict[Value, Value], local: dict[Value, Value]) -> None:
+    reduction, way = term.reduction, UNITS[term.format]
+    region = reduction.regions[0]
+    made = {result: op for op in region.ops for result in op.results}
+    needed = _sources(term.other, made)
+    ops = [op for op in region.ops if any(r in needed for r in op.results)]
+    length = b.op("floordiv", local.get(reduction.operands[0], reduction.operands[0]), b.index(way.elements))
+
+    def body(inner: Builder, number: Value) -> list[Value]:
+        def other(at: Builder, position: Value) -> Value:
+            own = {**local, region.args[0]: position}
+            clone_ops(at, ops, own)
+            return own.get(term.other, term.other)
+
+        lead = [local.get(v, v) for v in term.lead]
+        return [way.sum(_Unit(inner, views[term.tensor], lead, number, other, way.elements))]
+
+    with b.at(reduction.span):
+        results = b.reduce("add", [length], body, [region.args[0].name])
+    local.update(zip(reduction.results, results, strict=True))
+
+
+class _Unit:
+    """A unit of a row, and arithmetic on its words."""
+
+    def __init__(
+        self, b: Builder, tensor: Value, lead: Sequence[Value], number: Value, other: Callable[[Builder, Value], Value], elements: int
+    ) -> None:
+        self.b, self.tensor, self.lead, self.number, self.other, self.elements = b, tensor, lead, number, other, elements
+        memory = tensor.type
+        assert isinstance(memory, Tensor)
+        # Zero, as far as arrays fit memory, but no compiler knows: one that did would not keep 2^23 in a register, and take two instructions where
+        # one combines three registers.
+        self.nothing = b.cast(b.op("shr", b.index(memory.shape[-2]), b.index(48)), u32)
+
+    def split(self, count: int) -> None:
+        """There are so many units in a block: which block, and which of them it is."""
+        self.block = self.b.op("floordiv", self.number, self.b.index(count))
+        self.place = self.b.op("mod", self.number, self.b.index(count))
+
+    def digit(self, value: Value, below: int, radix: int) -> Value:
+        found = self.b.op("floordiv", value, self.b.index(below)) if below > 1 else value
+        return self.b.op("mod", found, self.b.index(radix)) if radix else found
+
+    def at(self, *terms: tuple[Value, int]) -> Value:
+        total: Value | None = None
+        for value, factor in terms:
+            term = self.b.mul(value, self.b.index(factor)) if factor != 1 else value
+            total = term if total is None else self.b.add(total, term)
+        assert total is not None
+        return total
+
+    def word(self, base: Value | None, offset: int) -> Value:
+        """A word of the block, as u32."""
+        place = self.b.index(offset) if base is None else self.b.add(base, self.b.index(offset)) if offset else base
+        return self.b.cast(self.b.op("load", self.tensor, *self.lead, self.block, place), u32)
+
+    def joined(self, low: Value, high: Value) -> Value:
+        return self.b.op("or", low, self.shl(high, 16))
+
+    def shr(self, value: Value, bits: int) -> Value:
+        return self.b.op("shr", value, self.b.const(bits, u32)) if bits else value
+
+    def shl(self, value: Value, bits: int) -> Value:
+        return self.b.op("shl", value, self.b.const(bits, u32))
+
+    def mask(self, value: Value, bits: int) -> Value:
+        return self.b.op("and", value, self.b.const(bits, u32))
+
+    def half(self, word: Value) -> Value:
+        """The f16 in the low half of a word, as f32."""
+        return self.b.cast(self.b.bitcast(self.b.cast(word, u16), f16), f32)
+
+    def float_of(self, word: Value, mask: int, less: int = 0, flip: int = 0) -> Value:
+        """The whole number that lies under `mask`, with the bits of `flip` turned over, less `less`, as f32."""
+        bits = self.b.op("xor", self.mask(word, mask), self.b.add(self.b.const(MAGIC | flip, u32), self.nothing))
+        return self.b.sub(self.b.bitcast(bits, f32), self.b.const(float(POWER + less), f32))
+
+    def x(self, base: Value, offset: int) -> Value:
+        return self.other(self.b, self.b.add(base, self.b.index(offset)) if offset else base)
+
+    def times(self, value: Value, factor: float) -> Value:
+        return value if factor == 1.0 else self.b.mul(value, self.b.const(factor, f32))
+
+
+class _Sums:
+    """Sums of products of numbers that lie at different places of words: one for each place."""
+
+    def __init__(self, unit: _Unit) -> None:
+        self.unit = unit
+        self.parts: dict[int, Value] = {}
+
+    def add(self, shift: int, number: Value, x: Value) -> None:
+        b = self.unit.b
+        before = self.parts.get(shift)
+        self.parts[shift] = b.mul(number, x) if before is None else b.fma(number, x, before)
+
+    def total(self) -> Value:
+        b = self.unit.b
+        found: Value | None = None
+        for shift, part in self.parts.items():
+            if found is None:
+                found = self.unit.times(part, 2.0**-shift)
+            else:
+                found = b.fma(part, b.const(2.0**-shift, f32), found) if shift else b.add(found, part)
+        assert found is not None
+        return found
+
+
+_LOW = ((0, 0, 0), (8, 0, 8), (16, 0, 16), (4, 20, 4))
+_HIGH = ((4, 0, 4), (12, 0, 12), (0, 20, 0), (8, 20, 8))
+"""Of each byte of a word: where its low and its high nibble lie, once the word is moved down by so many bits."""
+
+
+def _nibbles(unit: _Unit, word: Value, low: _Sums, high: _Sums, xs: Sequence[tuple[Value, Value]], less: int) -> None:
+    moved = unit.shr(word, 20)
+    for sums, places, side in ((low, _LOW, 0), (high, _HIGH, 1)):
+        for (shift, down, place), pair in zip(places, xs, strict=True):
+            number = unit.float_of(moved if down else word, 15 << place, less << place)
+            sums.add(shift, number, pair[side])
+
+
+def _plus(b: Builder, values: Sequence[Value]) -> Value:
+    found = list(values)
+    while len(found) > 1:
+        found = [*map(b.add, found[::2], found[1::2]), *found[len(found) & ~1 :]]
+    return found[0]
+
+
+def _q4_k(unit: _Unit) -> Value:
+    """64 elements: 32 bytes, the low nibbles of which are one sub-block and the high ones the next."""
+    b = unit.b
+    unit.split(4)
+    x0 = b.mul(unit.number, b.index(64))
+    words = [unit.word(b.mul(unit.place, b.index(8)), 4 + j) for j in range(8)]
+    head = [unit.word(None, j) for j in range(4)]
+    xs = [(unit.x(x0, t), unit.x(x0, 32 + t)) for t in range(32)]
+    low, high = _Sums(unit), _Sums(unit)
+    for j, word in enumerate(words):
+        _nibbles(unit, word, low, high, xs[4 * j : 4 * j + 4], 0)
+    # Six bits each of two scales and two minima, side by side.
+    first = b.op("lt", unit.place, b.index(2))
+    shift = b.cast(b.mul(b.op("mod", unit.place, b.index(2)), b.index(16)), u32)
+    one, two, three = (b.op("shr", word, shift) for word in head[1:])
+    scales = b.select(first, unit.mask(one, 0x3F3F), b.op("or", unit.mask(three, 0x0F0F), unit.mask(unit.shr(one, 2), 0x3030)))
+    minima = b.select(first, unit.mask(two, 0x3F3F), b.op("or", unit.mask(unit.shr(three, 4), 0x0F0F), unit.mask(unit.shr(two, 2), 0x3030)))
+    d, m = unit.half(head[0]), unit.half(unit.shr(head[0], 16))
+    total: Value | None = None
+    for side, sums in ((0, low), (1, high)):
+        scale = b.mul(d, unit.times(unit.float_of(scales, 63 << 8 * side), 2.0 ** (-8 * side)))
+        minimum = b.mul(m, unit.times(unit.float_of(minima, 63 << 8 * side), 2.0 ** (-8 * side)))
+        plain = _plus(b, [pair[side] for pair in xs])
+        own = b.sub(b.mul(scale, sums.total()), b.mul(minimum, plain))
+        total = own if total is None else b.add(total, own)
+    assert total is not None
+    return total
+
+
+def _q8_0(unit: _Unit) -> Value:
+    """8 elements: 8 bytes."""
+    b = unit.b
+    unit.split(4)
+    x0 = b.mul(unit.number, b.index(8))
+    base = b.mul(unit.place, b.index(4))
+    sums = _Sums(unit)
+    words = [unit.word(base, 1 + j) for j in range(4)]
+    d = unit.half(unit.word(None, 0))
+    for j, word in enumerate(words):
+        sums.add(0, unit.float_of(word, 255, 128, 128), unit.x(x0, 2 * j))
+        sums.add(8, unit.float_of(word, 255 << 8, 128 << 8, 128 << 8), unit.x(x0, 2 * j + 1))
+    return b.mul(d, sums.total())
+
+
+def _q4_0(unit: _Unit) -> Value:
+    """8 elements: the low nibbles of four bytes, and 16 elements further on the high ones."""
+    b = unit.b
+    unit.split(4)
+    x0 = b.add(b.mul(unit.block, b.index(32)), b.mul(unit.place, b.index(4)))
+    base = b.mul(unit.place, b.index(2))
+    word = unit.joined(unit.word(base, 1), unit.word(base, 2))
+    d = unit.half(unit.word(None, 0))
+    low, high = _Sums(unit), _Sums(unit)
+    _nibbles(unit, word, low, high, [(unit.x(x0, t), unit.x(x0, 16 + t)) for t in range(4)], 8)
+    return b.mul(d, b.add(low.total(), high.total()))
+
+
+def _q6_k(unit: _Unit) -> Value:
+    """16 elements: four neighbours in each of four rows of 32, which share bytes."""
+    b = unit.b
+    unit.split(16)
+    part, four = unit.digit(unit.place, 8, 0), unit.digit(unit.place, 1, 8)
+    x0 = b.add(b.add(b.mul(unit.block, b.index(256)), b.mul(part, b.index(128))), b.mul(four, b.index(4)))
+    low = unit.at((part, 32), (four, 2))
+    first, second = (unit.joined(unit.word(low, j), unit.word(low, j + 1)) for j in (0, 16))
+    above = unit.at((part, 16), (four, 2))
+    high = unit.joined(unit.word(above, 64), unit.word(above, 65))
+    scale_base = b.mul(part, b.index(4))
+    scales = [unit.word(scale_base, 96 + quarter) for quarter in range(4)]
+    d = unit.half(unit.word(None, 104))
+    down = b.cast(b.mul(b.op("floordiv", four, b.index(4)), b.index(8)), u32)
+    fours = 0x0F0F0F0F, 0x30303030
+    numbers = (
+        b.op("or", unit.mask(first, fours[0]), unit.mask(unit.shl(high, 4), fours[1])),
+        b.op("or", unit.mask(second, fours[0]), unit.mask(unit.shl(high, 2), fours[1])),
+        b.op("or", unit.mask(unit.shr(first, 4), fours[0]), unit.mask(high, fours[1])),
+        b.op("or", unit.mask(unit.shr(second, 4), fours[0]), unit.mask(unit.shr(high, 2), fours[1])),
+    )
+    total: Value | None = None
+    for quarter, number in enumerate(numbers):
+        own: Value | None = None
+        for t in range(4):
+            place = 8 * t if t < 3 else 0
+            value = unit.float_of(number if t < 3 else unit.shr(number, 24), 63 << place, 32 << place)
+            x = unit.times(unit.x(x0, 32 * quarter + t), 2.0**-place)
+            own = b.mul(value, x) if own is None else b.fma(value, x, own)
+        assert own is not None
+        byte = b.cast(b.op("shr", scales[quarter], down), u8)
+        scale = b.cast(b.cast(b.bitcast(byte, i8), i32), f32)
+        total = b.mul(scale, own) if total is None else b.fma(scale, own, total)
+    assert total is not None
+    return b.mul(d, total)
+
+
+UNITS: dict[str, UnitFormat] = {
+    "q4_k": UnitFormat(u32, 64, _q4_k), "q8_0": UnitFormat(u16, 8, _q8_0), "q4_0": UnitFormat(u16, 8, _q4_0), "q6_k": UnitFormat(u16, 16, _q6_k),
+}  # fmt: skip
+"""Formats that are walked in units."""

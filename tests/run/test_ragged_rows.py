@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from support import CUDA
 
 import tilewright as tw
+from support import CUDA
 
 DEVICES = ("cpu", "emulator:loop", "emulator:tile", "emulator:thread", CUDA)
 RNG = np.random.default_rng(31)

@@ -50,7 +50,7 @@ class MaskedAccesses:
             return None
         memory, indices, _, _ = parts(op)
         assert isinstance(memory.type, Tensor)
-        ends = [self._ends(indices[axis]) for axis in axes] if op.opcode == "store" and any(map(shape_of, indices)) else [None]
+        ends = [self._ends(indices[axis]) for axis in axes] if op.opcode == "store" and any(shape_of(indices[axis]) for axis in axes) else [None]
         whole: Value | None = None
         for axis, found in zip(axes, ends, strict=False):
             if found is None:
@@ -74,7 +74,8 @@ class MaskedAccesses:
     def _ends(self, index: Value) -> _Ends | None:
         """The first and the last of indices that grow by ones along a tile; None where they do not."""
         if not shape_of(index):
-            return _Ends((index,), 0, 0)
+            # What is stored must not wait for a load of where to.
+            return None if self._is_loaded(index) else _Ends((index,), 0, 0)
         op = self.made.get(index)
         if op is None:
             return None
@@ -85,6 +86,11 @@ class MaskedAccesses:
             return None
         known = [one for one in below if one is not None]
         return _Ends(tuple(v for one in known for v in one.numbers), sum(one.low for one in known), sum(one.high for one in known))
+
+    def _is_loaded(self, number: Value) -> bool:
+        """Whether a number depends on what memory holds."""
+        op = self.made.get(number)
+        return op is not None and (op.opcode in ("load", "atomic") or bool(op.regions) or any(map(self._is_loaded, op.operands)))
 
     def _sum(self, b: Builder, numbers: Sequence[Value], offset: int) -> Value:
         total = b.index(offset)

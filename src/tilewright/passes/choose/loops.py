@@ -18,7 +18,7 @@ from tilewright.base.cost_model import RowCosts
 from tilewright.base.dtypes import u64
 from tilewright.base.sizes import ONE, ZERO, Size, product
 from tilewright.base.target import Target
-from tilewright.ir.nodes import Kernel, Op, walk
+from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.common.shift_rows import read_shared, row_start, walked
 from tilewright.passes.schedules.loops import Schedule
@@ -190,9 +190,10 @@ def _gpu_ranges(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int
     costs, across = target.costs.ranges, _results_side_by_side(kernel, nest)
     tiles = [1] * len(nest.extents)
     if across is None:
-        lanes = max(costs.fewest_lanes, min(target.warp_size, length // costs.terms))
+        terms = costs.gathered_terms if _gathers(kernel, nest) else costs.terms
+        lanes = max(costs.fewest_lanes, min(target.warp_size, length // terms))
         tiles[-1] = costs.threads // lanes
-        return Schedule(tuple(tiles), lanes * costs.terms, 1, vector_on_reduction=True, threads=costs.threads, row_lanes=lanes, resident=costs.resident)
+        return Schedule(tuple(tiles), lanes * terms, 1, vector_on_reduction=True, threads=costs.threads, row_lanes=lanes)
     # What is read lies along an index of the results: lanes go there, and each thread takes a few terms of its row at once.
     while vector > 1 and not nest.extents[across].divisible_by(vector, kernel.facts):
         vector //= 2
@@ -204,7 +205,7 @@ def _gpu_ranges(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int
         tiles[other] = max(1, threads // lanes)
     if all(tile == 1 for tile in tiles) or (other is None and lanes < target.warp_size):
         return None
-    return Schedule(tuple(tiles), costs.terms, vector, vector_index=across, threads=threads, row_lanes=1)
+    return Schedule(tuple(tiles), costs.terms, vector, vector_index=across, threads=threads, row_lanes=1, resident=costs.dense_resident)
 
 
 def _extent_is_data(kernel: Kernel, op: Op) -> bool:
@@ -232,6 +233,18 @@ def _mean_length(kernel: Kernel, nest: Nest, hints: Mapping[str, int]) -> float 
                 if (size.names | points.names) <= hints.keys():
                     found = max(found or 0.0, size.evaluate(hints) / max(1, points.evaluate(hints)))
     return found
+
+
+def _gathers(kernel: Kernel, nest: Nest) -> bool:
+    """Whether terms read at places that other loads give: `x[columns[p]]`."""
+    for op in (*nest.reductions, *nest.sweeps):
+        loaded: set[Value] = set()
+        for inner in walk(op.regions[0]):
+            if inner.opcode == "load" and not loaded.isdisjoint(inner.operands[1:]):
+                return True
+            if inner.opcode == "load" or not loaded.isdisjoint(inner.operands):
+                loaded.update(inner.results)
+    return False
 
 
 def _results_side_by_side(kernel: Kernel, nest: Nest) -> int | None:

@@ -624,7 +624,8 @@ class LoopLowering:
             return inner.add(self.widen(inner, first, wide), inner.mul(self.widen(inner, number, wide), self.widen(inner, by, wide)))
 
         was_inside, self.inside_reduction = self.inside_reduction, True
-        rows = RaggedRows(self, op.regions[0], "", self.reduce_position, self.schedule.reduce_tile, env, masks, index_of, op.operands[:3])
+        tile = self.schedule.reduce_tile
+        rows = RaggedRows(self, op.regions[0], "", self.reduce_position, tile, tile // self.schedule.row_lanes, env, masks, index_of, op.operands[:3])
         rows.run(b, count, [])
         self.inside_reduction = was_inside
         return []
@@ -843,7 +844,7 @@ class LoopLowering:
         position, tile = self.reduce_position, self.schedule.reduce_tile
         assert position is not None
         if shape_of(extent):
-            rows = RaggedRows(self, op.regions[0], kind, position, tile, env, masks, lambda inner, number, local: number)
+            rows = RaggedRows(self, op.regions[0], kind, position, tile, tile // self.schedule.row_lanes, env, masks, lambda inner, number, local: number)
             return rows.run(b, extent, start)
         index_arg = op.regions[0].args[-1]
         rising = self.target.simt and self._rises(op)

@@ -23,6 +23,7 @@ NEEDED = {
     "scatter-cpu": {},
     "decode-attention": {"torch": "torch"},
     "decode-attention-cpu": {"torch": "torch"},
+    "decode-step": {"torch": "torch"},
     "scans": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "scans-cpu": {},
     "checks-cpu": {},

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bench import contraction_run
 from bench.harness import Case, Clock, HostClock, Plan, Record, Setting, measure
@@ -38,6 +39,7 @@ KINDS = (
     "scatter-cpu",
     "decode-attention",
     "decode-attention-cpu",
+    "decode-step",
     "random",
     "random-cpu",
     "ordered",
@@ -147,9 +149,9 @@ def primitive_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
 
 
 def scatter_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
-    from bench import decode_attention, scatter
+    from bench import decode_attention, decode_step, scatter
 
-    family = decode_attention if kind.startswith("decode") else scatter
+    family: Any = decode_step if kind == "decode-step" else decode_attention if kind.startswith("decode") else scatter
     if kind.endswith("-cpu"):
         plan = Plan(rounds=5, per_round=3, warmups=1, seconds=3.0) if quick else Plan(rounds=15, per_round=1, warmups=1, seconds=10.0)
         clock = HostClock()

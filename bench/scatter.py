@@ -5,6 +5,7 @@ In: whether the run is quick. Out: cases for `harness.measure`. Every variant re
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -53,6 +54,39 @@ def csr(starts: tw.Array, columns: tw.Array, values: tw.Array, x: tw.Array) -> t
     return out
 
 
+def csr_dense(starts: tw.Array, columns: tw.Array, values: tw.Array, x: tw.Array) -> tw.Array:
+    rows, d = starts.shape[0] - 1, x.shape[1]
+    out = tw.empty((rows, d), values.dtype)
+    for r, j in tw.grid(rows, d):
+        total = tw.f32(0)
+        for p in range(starts[r], starts[r + 1]):
+            total += values[p] * x[columns[p], j]
+        out[r, j] = total
+    return out
+
+
+def segment_sums(starts: tw.Array, x: tw.Array) -> tw.Array:
+    rows = starts.shape[0] - 1
+    out = tw.empty((rows,), x.dtype)
+    for r in tw.grid(rows):
+        out[r] = tw.sum(x[starts[r] : starts[r + 1]])
+    return out
+
+
+def shift(by: int, w: tw.Array, like: tw.Array) -> tw.Array:
+    out = tw.empty(like.shape, w.dtype)
+    for i in tw.grid(w.shape[0]):
+        out[i + by] = w[i]
+    return out
+
+
+def take(k: tw.Array, w: tw.Array, like: tw.Array) -> tw.Array:
+    out = tw.empty(like.shape, w.dtype)
+    for i in tw.grid(k.shape[0]):
+        out[i] = w[k[i]]
+    return out
+
+
 def _numpy(result: Any) -> np.ndarray:
     if hasattr(result, "get"):
         return np.asarray(result.get())
@@ -76,12 +110,14 @@ def _case(op: str, shape: tuple[int, ...], dtype: str, nbytes: int, bar: float, 
     return Case(op, shape, dtype, nbytes, prepare, Bar(bar))
 
 
+@functools.lru_cache(4)
 def _keys(bins: int, count: int, spread: str) -> np.ndarray:
     if spread == "equal":
         return np.full(count, bins // 2, np.int32)
     return np.random.default_rng(1).integers(0, bins, count).astype(np.int32)
 
 
+@functools.lru_cache(2)
 def _weights(count: int, dtype: str) -> np.ndarray:
     rng = np.random.default_rng(2)
     return rng.random(count, np.float32) if dtype == "f32" else rng.integers(0, 8, count).astype(np.int32)
@@ -220,16 +256,83 @@ def gpu_cases(quick: bool) -> list[Case]:
 
                     label = f"{dtype}, {spread}" + (", deterministic" if deterministic else "")
                     found.append(_case("scatter_add", (count, bins), label, 8 * count + 4 * bins, 1.0, make))
-    rows, per_row = 1 << (16 if quick else 20), 32
+    return [*found, *_gpu_rows_of_data(quick, torch, cupy), *_gpu_checks(quick, torch)]
 
-    def product() -> tuple[Runs, np.ndarray]:
-        rng = np.random.default_rng(5)
-        starts = np.arange(0, rows * per_row + 1, per_row).astype(np.int32)
-        columns = rng.integers(0, rows, rows * per_row).astype(np.int32)
-        values, x = rng.random(rows * per_row, np.float32), rng.random(rows, np.float32)
-        given = [torch.from_numpy(a).cuda() for a in (starts, columns, values, x)]
-        ours = tw.kernel(csr)
-        matrix = torch.sparse_csr_tensor(*given[:3], size=(rows, rows))
-        return {OURS: lambda: ours(*given), "torch": lambda: matrix @ given[3]}, np.add.reduceat(values.astype(np.float64) * x[columns], starts[:-1])
 
-    return [*found, _case("csr", (rows, per_row), "f32", 8 * rows * per_row + 12 * rows, 0.9, product)]
+def _starts(rows: int, per_row: int, lengths: str) -> np.ndarray:
+    """Where rows begin. Skewed lengths are those of a Pareto distribution with exponent 1.5, up to 32768."""
+    if lengths == "uniform":
+        return np.arange(0, rows * per_row + 1, per_row).astype(np.int32)
+    own = np.minimum(np.random.default_rng(6).pareto(1.5, rows) * per_row / 2, 32768).astype(np.int64)
+    return np.concatenate([[0], np.cumsum(own)]).astype(np.int32)
+
+
+def _gpu_rows_of_data(quick: bool, torch: Any, cupy: Any) -> list[Case]:
+    """Rows whose length data decide: sparse matrices times a vector and a dense matrix, and sums of segments."""
+    rows, per_row, dense = 1 << (16 if quick else 20), 32, 64
+    sparse: Any = importlib.import_module("cupyx.scipy.sparse")
+    found: list[Case] = []
+    for lengths in ("uniform", "skewed"):
+
+        def matrix(rows: int, lengths: str) -> tuple[list[Any], np.ndarray, Any, Any]:
+            rng, starts = np.random.default_rng(5), _starts(rows, per_row, lengths)
+            columns, values = rng.integers(0, rows, starts[-1]).astype(np.int32), rng.random(starts[-1], np.float32)
+            given = [torch.from_numpy(a).cuda() for a in (starts, columns, values)]
+            theirs = sparse.csr_matrix(tuple(cupy.asarray(given[k]) for k in (2, 1, 0)), shape=(rows, rows))
+            return given, starts, torch.sparse_csr_tensor(*given, size=(rows, rows)), theirs
+
+        def product(lengths: str = lengths) -> tuple[Runs, np.ndarray]:
+            given, starts, torchs, cupys = matrix(rows, lengths)
+            x = torch.rand(rows, device="cuda", generator=torch.Generator("cuda").manual_seed(7))
+            ours, theirs = tw.kernel(csr), cupy.asarray(x)
+            terms = (given[2].double() * x.double()[given[1].long()]).cpu().numpy()
+            return {OURS: lambda: ours(*given, x), "torch": lambda: torchs @ x, "cupy": lambda: cupys @ theirs}, _sums(terms, starts)
+
+        def product_with_matrix(lengths: str = lengths) -> tuple[Runs, np.ndarray]:
+            given, _, torchs, cupys = matrix(rows // 4, lengths)
+            x = torch.rand((rows // 4, dense), device="cuda", generator=torch.Generator("cuda").manual_seed(7))
+            ours, theirs = tw.kernel(csr_dense), cupy.asarray(x)
+            wanted = (torchs.double() @ x.double()).cpu().numpy()
+            return {OURS: lambda: ours(*given, x), "torch": lambda: torchs @ x, "cupy": lambda: cupys @ theirs}, wanted
+
+        def segments(lengths: str = lengths) -> tuple[Runs, np.ndarray]:
+            starts = _starts(rows, per_row, lengths)
+            offsets, x = torch.from_numpy(starts).cuda(), torch.rand(int(starts[-1]), device="cuda", generator=torch.Generator("cuda").manual_seed(8))
+            ours, long = tw.kernel(segment_sums), offsets.long()
+            lengths_of = long[1:] - long[:-1]
+            ids = torch.repeat_interleave(torch.arange(rows, device="cuda"), lengths_of)
+            return {
+                OURS: lambda: ours(offsets, x), "torch": lambda: torch.segment_reduce(x, "sum", offsets=long, axis=0, initial=0),
+                "torch index_add_": lambda: torch.zeros(rows, device="cuda").index_add_(0, ids, x),
+            }, _sums(x.double().cpu().numpy(), starts)  # fmt: skip
+
+        total = int(_starts(rows, per_row, lengths)[-1])
+        found += [
+            _case("csr", (rows, per_row), f"f32, {lengths}", 8 * total + 12 * rows, 0.9, product),
+            _case("csr_dense", (rows // 4, per_row, dense), f"f32, {lengths}", 8 * total // 4 + 2 * rows * dense, 0.9, product_with_matrix),
+            _case("segments", (rows, per_row), f"f32, {lengths}", 4 * total + 8 * rows, 1.0, segments),
+        ]
+    return found
+
+
+def _sums(terms: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    whole = np.concatenate([[0.0], np.cumsum(terms)])
+    return np.asarray(whole[starts[1:]] - whole[starts[:-1]])
+
+
+def _gpu_checks(quick: bool, torch: Any) -> list[Case]:
+    """What checks of indices cost: the same kernel without them is the peer."""
+    count = 1 << (22 if quick else 26)
+    found: list[Case] = []
+    for name, kernel in (("checked_shift", shift), ("checked_scatter_add", scatter_add), ("checked_gather", take)):
+
+        def make(name: str = name, kernel: Any = kernel) -> tuple[Runs, np.ndarray]:
+            k = torch.randperm(count, device="cuda", generator=torch.Generator("cuda").manual_seed(9)).int()
+            w = torch.rand(count, device="cuda", generator=torch.Generator("cuda").manual_seed(8))
+            given = (0 if name == "checked_shift" else k), w, w
+            checked, unchecked = tw.kernel(kernel), tw.kernel(unchecked=True)(kernel)
+            wanted = w if name == "checked_shift" else w[k.long()] if name == "checked_gather" else torch.empty_like(w).index_copy_(0, k.long(), w)
+            return {OURS: lambda: checked(*given), "unchecked": lambda: unchecked(*given)}, wanted.double().cpu().numpy()
+
+        found.append(_case(name, (count,), "f32", 12 * count, 0.97, make))
+    return found

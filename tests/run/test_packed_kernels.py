@@ -213,7 +213,7 @@ def test_sizes_that_do_not_fit() -> None:
         product(w, normal(33))
 
     @tw.kernel
-    def fixed(w: "q4_0[n, 48]") -> float:  # type: ignore[name-defined]  # noqa: F821
+    def fixed(w: q4_0[n, 48]) -> float:  # type: ignore[name-defined]  # noqa: F821
         return tw.sum(w)
 
     with pytest.raises(tw.UserError, match="48 elements, and q4_0 has blocks of 32"):

@@ -23,8 +23,8 @@ from tilewright.base.target import parse_target
 from tilewright.compile.build import llvm_text
 from tilewright.ir.nodes import walk
 from tilewright.passes.pipeline import TO_THREAD, TO_TILE
-from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.gemv import Gemv
+from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import CpuPanels, MatrixSchedule, WarpProduct, Wgmma
 from tilewright.passes.schedules.text import FAMILIES, OLD_COPIES, OLD_NAMES, in_new_words, parse_schedule
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tilewright.analysis.affine import Affine, Forms, analyse, gap
 from tilewright.analysis.expressions import ExpressionTable, Key, sorted_keys
@@ -78,6 +79,8 @@ class Attention:
     count: Value | None = None
     """How many terms a reduction has, where that is no size: a number in memory, or one that a row adds something to. `keys` is then how
     many there are to read."""
+    gathers: bool = False
+    """The rows of an operand are not those of one axis: the tokens and heads of several queries, or keys in pages."""
 
     @property
     def indices(self) -> tuple[Value, ...]:
@@ -247,8 +250,7 @@ class _AttentionFinder(ExpressionTable):
         if guards and soft:
             return None
         batch = tuple(p for p in range(len(self.indices)) if p not in (row, column_position))
-        rows_to_read = self._rows_of(key, j)
-        keys = keys if keys is not None else rows_to_read
+        keys = keys if keys is not None else self._rows_of(key, j)
         if keys is None:
             return self._refuse("its keys are not the rows of an array")
         found = Attention(
@@ -257,12 +259,10 @@ class _AttentionFinder(ExpressionTable):
             self.forms, count,
         )  # fmt: skip
         d = product.regions[0].args[0]
-        axes = (
-            found.axis(query, i), found.axis(query, d), found.axis(key, j), found.axis(key, d),
-            found.axis(value, j_value), found.axis(value, column),
-        )  # fmt: skip
-        if min(axes) < 0:
+        if min(found.axis(query, d), found.axis(key, d), found.axis(value, column)) < 0:
             return None
+        if min(found.axis(query, i), found.axis(key, j), found.axis(value, j_value)) < 0:
+            found = replace(found, gathers=True)
         fixed = {self.indices[p] for p in batch}
         wanted = ((query, {i, d}), (key, {j, d}), (value, {j_value, column}))
         if any(not self.depends(op.result) <= moving | fixed for op, moving in wanted):
@@ -273,8 +273,29 @@ class _AttentionFinder(ExpressionTable):
         """Where every row ends by its own limit: as many terms as there are to read."""
         tensor = key.operands[0].type
         assert isinstance(tensor, Tensor)
-        walks = [a for a, v in enumerate(key.operands[1 : 1 + tensor.rank]) if self.forms[v].factor(j) != ZERO]
-        return tensor.shape[walks[0]] if walks else None
+        indices = key.operands[1 : 1 + tensor.rank]
+        walks = [a for a, v in enumerate(indices) if self.forms[v].factor(j) != ZERO]
+        if walks:
+            return tensor.shape[walks[0]]
+        pages = [size for v in indices if (size := self._pages(v, j)) is not None]
+        return pages[0] if pages else None
+
+    def _pages(self, index: Value, j: Value) -> Size | None:
+        """Of an index `table[…, j // P]`: as many terms as the table has room for."""
+        op = self.made.get(index)
+        while op is not None and op.opcode == "cast":
+            op = self.made.get(op.operands[0])
+        if op is None or op.opcode != "load":
+            return None
+        table = op.operands[0].type
+        assert isinstance(table, Tensor)
+        for extent, place in zip(table.shape, op.operands[1:], strict=False):
+            made = self.made.get(place)
+            if made is None or made.opcode != "floordiv" or self.forms[made.operands[1]].factors:
+                continue
+            if self.forms[made.operands[0]].factor(j) == ONE:
+                return extent * self.forms[made.operands[1]].constant
+        return None
 
     def reads_of(self, value: Value) -> set[Value]:
         """The arrays a value is read from."""
@@ -337,6 +358,9 @@ class _AttentionFinder(ExpressionTable):
             op = self.made.get(value)
             if op is not None and op.opcode == "and":
                 waiting = [*op.operands, *waiting]
+            elif op is not None and op.opcode == "if" and self._is_constant(op.regions[1].yields[op.results.index(value)], False):
+                # `a and b` of a text: b is looked at only where a holds.
+                waiting = [op.operands[0], op.regions[0].yields[op.results.index(value)], *waiting]
             else:
                 found.append(value)
         return found

@@ -241,6 +241,25 @@ class MapCosts:
 
 
 @record
+class RangeCosts:
+    """Rows whose length data decide, as those of a sparse matrix."""
+
+    threads: int = 128
+    terms: int = 4
+    """Terms of a row that a thread has in flight."""
+    fewest_lanes: int = 2
+    """Threads that share a row, at least."""
+    length: int = 32
+    """How long a row is where nothing is known of it."""
+    longest: int = 2048
+    """Rows that are longer on average take a block each."""
+    resident: int = 0
+    """Blocks that are to find room on a multiprocessor at once; 0 leaves it to the assembler."""
+    dense_threads: int = 256
+    """Threads of a block where what is read lies along an index of the results: rows of a matrix."""
+
+
+@record
 class CacheCosts:
     """Work on a CPU: what stays in its caches, and what is worth a unit of work."""
 
@@ -282,6 +301,7 @@ class CostModel:
     scans: ScanCosts = ScanCosts()
     rows: RowCosts = RowCosts()
     maps: MapCosts = MapCosts()
+    ranges: RangeCosts = RangeCosts()
     caches: CacheCosts = CacheCosts()
 
 

@@ -344,7 +344,7 @@ class PreparedKernel:
         check_strict(metadata, said, self.target, self.typed.span)
         if self.together:
             stages = replace(stages, thread=merge_launches(stages.thread, self.trace))
-        stages = replace(stages, thread=merge_steps(stages.thread, self.target, self.trace))
+        stages = replace(stages, thread=merge_steps(stages.thread, self.target, self.trace, stages.loop, hints))
         if signature.watchdog:
             stages = replace(stages, thread=_watched(stages.thread, signature.watchdog))
         return Compilation(self.typed, self.program, stages, self.trace, self.fusion, fates=said)

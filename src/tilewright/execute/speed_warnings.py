@@ -39,11 +39,12 @@ def announced(artifact: Artifact) -> Artifact:
 
 
 def announce(notes: Sequence[Note]) -> None:
-    """Say what makes a program slow: once for each place, or always as an error."""
+    """Say what makes a program slow: once for each place, or always as an error. Kernels of the package itself are not the caller's to mend."""
+    notes = [note for note in notes if not note.path.startswith(_PACKAGE)]
     chosen = mode()
     if chosen == "off":
         return
-    if chosen == "error":
+    if chosen == "error" and notes:
         raise UserError(*(replace(note.diagnostic, severity="error") for note in notes))
     for note in notes:
         _say((note.code, note.path, note.line, note.column), note.diagnostic)

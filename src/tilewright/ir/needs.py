@@ -24,6 +24,13 @@ FEATURES: Mapping[str, str] = {
 }  # fmt: skip
 """The feature of a target an op needs; ops that are not here need none, or say themselves what they need."""
 
+UNTESTED = frozenset({
+    "tma_load", "tma_store", "copy_remote", "ldmatrix", "stmatrix", "wgmma", "wgmma_registers", "mbarrier_init", "mbarrier_arrive", "mbarrier_expect",
+    "mbarrier_wait",
+})  # fmt: skip
+"""Ops whose places in shared memory checks on a device (`check=True`) do not test; the emulator does. What a map reaches outside its array, the
+copy engine leaves out itself."""
+
 
 def feature_of(op: Op) -> str:
     """The feature of a target that the op needs; empty where any will do."""

@@ -510,7 +510,7 @@ _define("program_id", "This block's index along grid axis `axis`.", _index_resul
 _define("iota", "0, 1, 2… along `axis` of `shape`, whose other extents are 1.", _iota, "tile", group="tile")
 _define("broadcast", "A scalar, or a tile with extents of 1, repeated to `shape`; a scalar to a vec of `width`.", _broadcast,
         "tile thread", group="tile")  # fmt: skip
-_define("reduce_tile", "Combine along `axis`, which stays with extent 1. Kinds as for `reduce`.", _reduce_tile, "tile", group="tile")
+_define("reduce_tile", "Combine along `axis`, which stays with extent 1. Kinds as for `reduce`. With `by_warp` each warp may combine only what it has of the tile: for bounds up to which it walks.", _reduce_tile, "tile", group="tile")
 _define("scan_tile", "Inclusive prefix combination along `axis`.", _scan_tile, "tile", group="tile")
 _define("item", "The element of a tile that has one.", _item, "tile", group="tile")
 _define("dot", "`dot %a, %b, %acc`: matrix product plus accumulator; `precision` ieee, tf32, 3xtf32.", _dot, "tile", group="tile")

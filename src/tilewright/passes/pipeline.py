@@ -55,6 +55,7 @@ from tilewright.passes.program.fission_products import fission_products
 from tilewright.passes.program.fuse import FusionReport, fuse
 from tilewright.passes.program.fuse_horizontally import fuse_horizontally
 from tilewright.passes.program.guard_checks import guard_checks
+from tilewright.passes.program.launch_early import launch_early
 from tilewright.passes.program.ordered_kernels import ordered_kernels
 from tilewright.passes.program.pad_windows import pad_windows
 from tilewright.passes.program.persistent_kernel import persistent_kernel
@@ -66,6 +67,7 @@ from tilewright.passes.program.split_scans import split_scans
 from tilewright.passes.program.split_scatters import split_scatters
 from tilewright.passes.program.stream_k import stream_k
 from tilewright.passes.program.tile_counters import add_counters
+from tilewright.passes.program.time_tiles import time_tiles
 from tilewright.passes.program.to_channels_last import to_channels_last
 from tilewright.passes.program.watch_indices import watch_indices
 from tilewright.passes.program.widen_operands import widen_operands
@@ -242,6 +244,11 @@ SPLIT_SCATTERS = Pass(
     "Scatters run side by side: on a CPU each part of the points has a copy of what it combines into, on a GPU they are atomics.",
     takes=("plans", "target", "hints", "metadata"), gives="plans",
 )  # fmt: skip
+LAUNCH_EARLY = Pass(
+    "launch_early", "program", "program", launch_early,
+    "Short kernels of a program of several start before the one before them has ended, and wait for it themselves.",
+    takes=("target", "hints"),
+)  # fmt: skip
 SPLIT_SCANS = Pass(
     "split_scans", "program", "program", split_scans,
     "A loop that is a scan (a running sum, product, minimum or maximum) is cut into parts that run side by side.",
@@ -379,6 +386,11 @@ DIVIDE_BY_RECIPROCAL = Pass(
 PERSISTENT_KERNEL = Pass(
     "persistent_kernel", "program", "program", persistent_kernel,
     "All kernels become loops over their blocks in one kernel that stays, with a `grid_barrier` between those that depend on each other.",
+)  # fmt: skip
+TIME_TILES = Pass(
+    "time_tiles", "program", "program", time_tiles,
+    "GPU: a stencil in an ordered loop takes several steps for each tile in shared memory, with a frame that is computed more than once.",
+    takes=("target", "loop", "hints"),
 )  # fmt: skip
 ORDERED_KERNELS = Pass(
     "ordered_kernels", "program", "program", ordered_kernels,
@@ -565,8 +577,10 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(EXPAND_CASTS, "After expand_math."),
         Step(DIVIDE_BY_RECIPROCAL, "After expand_math, whose divisions it sees too."),
         Step(SIMPLIFY, "Code generators see short code."),
+        Step(LAUNCH_EARLY, "Last: whether a kernel is short is known once its grid is, and nothing may come before its wait."),
     ),
     "ordered loops": (
+        Step(TIME_TILES, "Calls are still apart, and the loop stage says what a step computes."),
         Step(ORDERED_KERNELS, "Kernels are final: only the order of their blocks is left to arrange."),
     ),
     "one launch": (
@@ -720,9 +734,10 @@ def lower_planned(
     return Stages(loop, tile, thread, tuple(schedule for schedule in context.plans if schedule is not None))
 
 
-def merge_steps(program: Program, target: Target, trace: Trace) -> Program:
-    """The thread stage's kernels with those of an ordered loop as one."""
-    return run_order(ORDERS["ordered loops"], program, PassContext(target), trace)[0] if program.loops else program
+def merge_steps(program: Program, target: Target, trace: Trace, loop: Program | None = None, hints: Mapping[str, int] | None = None) -> Program:
+    """The thread stage's kernels with those of an ordered loop as one; `loop` is the same program at the loop stage."""
+    context = PassContext(target, loop=loop, hints=hints or {})
+    return run_order(ORDERS["ordered loops"], program, context, trace)[0] if program.loops else program
 
 
 def merge_launches(program: Program, trace: Trace) -> Program:

@@ -6,10 +6,12 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matrix_kernels import matrix_kernels
 from op_kernels import map_kernels, module, reduction_kernels, thread_kernel
 
+import tilewright as tw
 from assembled import assemble
 from instruction_kernels import instruction_cases
 from support import add_2d, array, loop_kernel, ptx_of, reduce_2d, stages_of
@@ -125,6 +127,21 @@ def test_ordinary_divisions_and_roots_do_not_branch(dtype: DType, width: int) ->
     assert len(re.findall(r"rcp\.approx", ptx)) == len(re.findall(r"rsqrt\.approx", ptx)) == width
     assert not re.search(r"div\.rn|sqrt\.rn|setp", ptx)
     assemble(ptx, "sm_90a", level=0)
+
+
+@tw.kernel
+def append(cache: tw.InOut, row: tw.Array, position: tw.Array) -> None:
+    for j in tw.grid(len(row)):
+        cache[position[0], j] = row[j]
+
+
+def test_loads_are_under_way_before_an_index_is_checked() -> None:
+    """Else the store of a row would wait for two loads, one after the other."""
+    artifact = append.compile(np.zeros((64, 1024), np.float32), np.zeros(1024, np.float32), np.zeros(1, np.int64), target="sm_90a")
+    blocks = re.split(r"^\$L__BB", artifact.code.decode(), flags=re.MULTILINE)
+    storing = [block for block in blocks if "st.global.v4" in block]
+    assert storing
+    assert not any("ld.global" in block for block in storing)
 
 
 def test_block_size_is_declared() -> None:

@@ -101,7 +101,7 @@ def test_explicit_kernels_report_all_their_errors() -> None:
 
 @pytest.mark.parametrize("dtype", [tw.q4_0, "q8_0", tw.q6_k])
 def test_arrays_of_quantised_blocks_are_refused(dtype: object) -> None:
-    with pytest.raises(tw.UserError, match="is a type of packed blocks, which tw.quantize makes"):
+    with pytest.raises(tw.UserError, match=r"is a type of packed blocks, which tw\.quantize makes"):
         tw.allocate((4,), dtype)
 
 

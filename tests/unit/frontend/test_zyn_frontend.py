@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tilewright.base.errors import UserError
-from tilewright.frontend.zyn.parse import parse_module
+from tilewright.frontend.zyn.parse import MOST_ERRORS, parse_module
 from tilewright.tree import syntax
 from tilewright.tree.show import show
 from tilewright.tree.syntax import (
@@ -344,3 +344,21 @@ def test_no_text_crashes_the_parser() -> None:
         if error is not None:
             assert error.code in ("TW001", "TW016"), text
             assert error.span.line >= 1, text
+
+
+def test_every_declaration_tells_its_mistake() -> None:
+    text = (
+        "let a = 1 +* 2\nfn f(x): return x + \nlet ok = 3\nfn g(x) {\n    let y = (x + 1\n    return y\n}\npipeline p(x):\n    return x x\n"
+        'let s = "abc\nfn h(x) {\nlet q = 1 +\n}\nlet fine = 4\n'
+    )
+    with pytest.raises(UserError) as caught:
+        parse_module(text)
+    places = [(d.span.line, d.span.column) for d in caught.value.diagnostics]
+    # What was opened before reading went on is no mistake of its own.
+    assert places == [(1, 12), (3, 1), (6, 5), (9, 14), (10, 9), (12, 12)]
+    assert all(d.code == "TW001" for d in caught.value.diagnostics)
+    assert "1 | let a = 1 +* 2" in str(caught.value) and "12 | let q = 1 +" in str(caught.value)
+    many = "let a = *\n" * 50
+    with pytest.raises(UserError) as caught:
+        parse_module(many)
+    assert len(caught.value.diagnostics) == MOST_ERRORS

@@ -156,3 +156,94 @@ def test_checks_become_code(target: str) -> None:
     ptx = emit_assembly(text, parse_target(target))
     assert "atom" in ptx and "cas" in ptx
     assemble(ptx, target)
+
+
+ASYNC = """
+  %four = const {{value = 4, dtype = i64}} : i64
+  %at = mul %t, %four : i64
+  %far = add %at, %{move} : i64
+  %near = add %0, %{offset} : i64
+  %z = lt %t, %{most} : bool
+  if %z {{
+    copy_async %s, %near, %x, %y, %far {{bytes = 16}}
+    yield
+  }} {{
+    yield
+  }}
+  copy_commit
+  copy_wait {{pending = 0}}
+"""
+
+
+def test_copies_by_threads() -> None:
+    lines = "\n".join(f"  %c{n} = const {{value = {n}, dtype = i64}} : i64" for n in (0, 1, 4, 8, 48, 64, 256))
+    assert run(lines + ASYNC.format(move="c0", offset="c0", most="c1"))[0] == ""
+    text = run(lines + ASYNC.format(move="c256", offset="c0", most="c1"))[0]
+    assert "copy_async of 4 elements of 'x' from [0, 256] on is out of bounds: it has 256 elements" in text
+    text = run(lines + ASYNC.format(move="c0", offset="c48", most="c1"))[0]
+    assert "copy_async of 4 elements of 's' from [48] on is out of bounds: it has 50 elements, in block (0, 0), thread (0, 0)" in text
+
+
+BULK = """
+  %c1 = const {{value = 1, dtype = i64}} : i64
+  %c48 = const {{value = 48, dtype = i64}} : i64
+  %near = const {{value = {near}, dtype = i64}} : i64
+  %far = const {{value = {far}, dtype = i64}} : i64
+  %count = const {{value = {count}, dtype = i64}} : i64
+  %bars = alloc {{space = "shared", shape = [1], dtype = u64, align = 16}} : tensor<u64, [1], [1], shared, align=16>
+  %buffer = alloc {{space = "shared", shape = [64], dtype = f32, align = 16}} : tensor<f32, [64], [1], shared, align=16>
+  %first = lt %t, %c1 : bool
+  if %first {{
+    mbarrier_init %bars, %0 {{count = 1}}
+    fence_init
+    yield
+  }} {{
+    yield
+  }}
+  barrier
+  if %first {{
+    mbarrier_expect %bars, %0 {{bytes = {bytes}}}
+    bulk_load %buffer, %near, %x, %0, %far, %count, %bars, %0
+    yield
+  }} {{
+    yield
+  }}
+  %parity = const {{value = 0, dtype = i32}} : i32
+  mbarrier_wait %bars, %0, %parity
+  %v = load %buffer, %0 : f32
+  barrier
+  if %first {{
+    store %out, %0, %0, %v
+    bulk_store %buffer, %near, %out, %y, %far, %count
+    tma_commit
+    tma_wait {{pending = 0}}
+    yield
+  }} {{
+    yield
+  }}
+"""
+
+
+def test_bulk_copies() -> None:
+    def bulk(near: int, far: int, count: int) -> str:
+        return run(BULK.format(near=near, far=far, count=count, bytes=4 * count), g=1)[0]
+
+    assert bulk(0, 0, 16) == ""
+    # Who waits for the bytes goes on.
+    assert "bulk_load of 16 elements of 'x' from [0, 252] on is out of bounds: it has 256 elements" in bulk(0, 252, 16)
+    assert "bulk_load of 16 elements of 'buffer' from [56] on is out of bounds: it has 64 elements" in bulk(56, 0, 16)
+    store = BULK.replace("%near, %x, %0, %far, %count, %bars", "%0, %x, %0, %0, %count, %bars")
+    text = run(store.format(near=0, far=60, count=16, bytes=64), n=1, g=1)[0]
+    assert "bulk_store of 16 elements of 'out' from [0, 60] on is out of bounds: it has 64 elements" in text
+    verify_kernel(check_kernel(kernel(BULK.format(near=0, far=0, count=512, bytes=2048)))[0])
+
+
+def test_other_blocks_of_a_cluster() -> None:
+    body = """
+  %rank = const {value = 0, dtype = i32} : i32
+  %v = load_remote %s, %t, %rank : f32
+  store_remote %s, %t, %rank, %v
+"""
+    checked, sites = check_kernel(kernel(body))
+    verify_kernel(checked)
+    assert [(site.opcode, site.array, site.rank) for site in sites] == [("load_remote", "s", 1), ("store_remote", "s", 1)]

@@ -1,6 +1,6 @@
-"""`tilewright demo`: the gallery and the ZynML programs on every device found, checked against float64, in two tables.
+"""`tilewright demo`: the gallery, the ZynML programs and a tensor graph on every device found, checked against float64, in two tables.
 
-In: `examples/gallery.py`, `monte_carlo.py`, `layers.py`, `blocks.py` and `tours.py` of the repository. Out: the tables, and the PTX of every kernel in a folder, made with or without a GPU. Times are
+In: `examples/gallery.py`, `monte_carlo.py`, `layers.py`, `blocks.py`, `tours.py` and `decode_graph.py` of the repository. Out: the tables, and the PTX of every kernel in a folder, made with or without a GPU. Times are
 the best of a few calls after the first; the emulator runs small inputs and is there to be right, not fast. Contractions have a rate of
 arithmetic, the others one of memory.
 """
@@ -23,7 +23,7 @@ from tilewright.base.dtypes import f64, from_numpy, i64
 from tilewright.base.errors import TilewrightError, UserError
 from tilewright.base.target import DEFAULT_NVPTX, NVPTX
 from tilewright.cli import repository
-from tilewright.cli.commands import demo_tours
+from tilewright.cli.commands import demo_graphs, demo_tours
 from tilewright.cli.commands.demo_rows import DemoRow, as_list, duration, max_error, speed_class
 from tilewright.cli.guess import GuessedArguments
 from tilewright.cli.sources import read_source, walk
@@ -70,7 +70,7 @@ def demo(ptx_folder: str | None = None) -> bool:
     shown: list[DemoRow] = []
     columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(gallery) * (len(places) + 1) + len(tours) * len(places))
+        task = progress.add_task("", total=len(gallery) * (len(places) + 1) + (len(tours) + 1) * len(places))
         for item in gallery:
             for place, row in zip(places, run_item(item, places), strict=True):
                 rows.append(row)
@@ -79,6 +79,9 @@ def demo(ptx_folder: str | None = None) -> bool:
             for place, row in zip(places, demo_tours.run_tour(tour, places, best_seconds), strict=True):
                 shown.append(row)
                 progress.update(task, description=f"{tour.name} on {place.id}", advance=1)
+        for place, row in zip(places, demo_graphs.run_graph(places, best_seconds), strict=True):
+            shown.append(row)
+            progress.update(task, description=f"decode_graph on {place.id}", advance=1)
         written: list[Path] = []
         for item in gallery:
             progress.update(task, description=f"{item.name} to PTX")

@@ -142,6 +142,8 @@ class _CpuDialect:
             return 0
         return _OUTER_TURNS if self.loops.has_long(op) else _INNER_TURNS if self.loops.should_ask(op) else 0
 
+    def before_report(self, w: FunctionWriter, loaded: Sequence[Value]) -> None: ...
+
     def pause(self, w: FunctionWriter) -> None:
         w.declarations.add(STOP_DECLARATION)
         asked = w.let(f"load atomic i32, ptr @{STOP} monotonic, align 4")

@@ -50,6 +50,9 @@ class Dialect(Protocol):
     def pause(self, writer: FunctionWriter) -> None:
         """What a loop does when it rests."""
 
+    def before_report(self, writer: FunctionWriter, loaded: Sequence[Value]) -> None:
+        """A branch that only reports an index is next: values that the block has loaded since its beginning, or since the last such branch."""
+
 
 def llvm_type(type_: Type) -> str:
     """The register type of a number."""
@@ -103,6 +106,8 @@ class FunctionWriter:
         """The value of every name of a size."""
         self.compared: dict[str, tuple[str, str, str]] = {}
         """The instruction and the operands of each comparison of floats, by its result."""
+        self.used = frozenset(v for op in walk(kernel.body) for v in op.operands)
+        """Values that some op asks for."""
         self.counter = 0
         self.label = "entry"
         self.metadata: list[str] = []
@@ -168,10 +173,16 @@ class FunctionWriter:
 
     def block(self, block: Block) -> list[str]:
         """Emit the ops; returns the operands of its `yield`."""
+        loaded: list[Value] = []
         for op in block.ops:
             self.current = op
             if op.opcode == "yield":
                 return [self.names[v] for v in op.operands]
+            if op.opcode == "load":
+                loaded += op.results
+            elif op.opcode == "if" and loaded and any(inner.opcode == "report" for inner in op.regions[0].ops):
+                self.dialect.before_report(self, loaded)
+                loaded = []
             results = self.op(op)
             for value, name in zip(op.results, results, strict=True):
                 self.names[value] = name

@@ -122,6 +122,8 @@ def atomic(w: FunctionWriter, op: Op, operands: Sequence[str], target: Target) -
     anywhere = (access.scope == "gpu" and access.space != "shared::cluster") or (
         access.space == "shared" and access.scope == "cta"
     )
+    if access.order == "relaxed" and access.scope == "gpu" and access.space == "global" and kind != "exchange" and op.results[0] not in w.used:
+        return [_reduction(access, kind, suffix)]
     if access.order == "relaxed" and anywhere:
         return [_rmw(access, kind)]
     return [_instruction(access, kind, suffix)]
@@ -164,6 +166,17 @@ def _instruction(access: _Access, kind: str, suffix: str) -> str:
     text = f"atom.{access.words()}.{suffix} $0, [$1], $2;"
     found = access.assembly(text, number, letter, (f"{number} {value}", letter))
     return found if floats else from_integer(w, found, dtype.llvm, dtype.bits)
+
+
+def _reduction(access: _Access, kind: str, suffix: str) -> str:
+    """Nobody asks for the old value. The assembler finds that out itself, but not where the kernel has a fence anywhere."""
+    w, dtype = access.w, access.dtype
+    floats = {f32: "f", f64: "d"}.get(dtype, "") if kind == "add" else ""
+    value = access.values[0] if floats else as_integer(w, access.values[0], dtype.llvm, dtype.bits)
+    where, letter = access.address()
+    text, number = f"red.{access.words()}.{suffix} [$0], $1;", dtype.llvm if floats else f"i{dtype.bits}"
+    w.line(f'call void asm sideeffect "{text}", "{letter},{floats or _LETTERS[dtype.bits]},~{{memory}}"({where}, {number} {value})')
+    return "poison"
 
 
 def _compare_and_swap(access: _Access) -> str:

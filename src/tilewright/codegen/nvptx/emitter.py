@@ -37,6 +37,8 @@ from tilewright.ir.needs import alignment, cluster_of, element_count, feature_of
 from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import CopyMap, Scalar, Tensor, Vec, dtype_of, with_dtype
 
+_CONSTRAINTS = {"float": "f", "double": "d", "i64": "l", "i32": "r"}
+"""How inline assembly takes numbers."""
 _SPACES = {"global": 1, "shared": 3, "constant": 4, "local": 0}
 """LLVM's numbers. Local memory is generic here: LLVM makes it local itself, and converts an `alloca` in address space 5 twice, so that
 it faults."""
@@ -145,6 +147,16 @@ class _NvptxDialect:
         return 0
 
     def pause(self, w: FunctionWriter) -> None: ...
+
+    def before_report(self, w: FunctionWriter, loaded: Sequence[Value]) -> None:
+        """All loads are under way before one of them is waited for: LLVM would move those that only a store needs behind the branch."""
+        for value in loaded:
+            type_, dtype = value.type, dtype_of(value.type)
+            if dtype.llvm not in _CONSTRAINTS:
+                continue
+            name = w.names[value]
+            element = w.let(f"extractelement {llvm_type(type_)} {name}, i64 0") if isinstance(type_, Vec) else name
+            w.line(f'call void asm sideeffect "", "{_CONSTRAINTS[dtype.llvm]}"({dtype.llvm} {element})')
 
     def better(self, w: FunctionWriter, op: Op, operands: Sequence[str]) -> str | None:
         if op.opcode == "load" and "cache" in op.attrs:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tilewright.frontend.simt import expressions as simt_expressions  # noqa: F401 - it fills the table of words
 from tilewright.frontend.simt.words import VALUES
 from tilewright.frontend.words.rows import SECTIONS, WordRow, parameters
+from tilewright.ir.needs import UNTESTED
 from tilewright.ir.ops_simt import (
     ACCESS_SCOPES,
     COPY_CACHES,
@@ -41,7 +42,8 @@ def _since(ops: list[str]) -> str:
 def _row(row: WordRow) -> str:
     arguments = ", ".join(f"{name}={default}" if default else name for name, default in parameters(row.explicit or row.signature))
     ops = row.ops.split()
-    return f"| `{row.name}({arguments})` | {row.doc} | {', '.join(f'`{op}`' for op in ops)} | {_since(ops)} |"
+    note = " Not tested by `check=True`." if UNTESTED.intersection(ops) else ""
+    return f"| `{row.name}({arguments})` | {row.doc}{note} | {', '.join(f'`{op}`' for op in ops)} | {_since(ops)} |"
 
 
 def _words(names: tuple[str, ...]) -> str:

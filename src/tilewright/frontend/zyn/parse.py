@@ -1,17 +1,19 @@
 """The ZynML front end: text in, untyped tree out.
 
 `parse_module` lexes, lays out (`layout.py`) and parses (`zyn.lark`, LALR) in one pass, building nodes as rules are recognised. Every
-node has the exact span of its text. Whatever is wrong with the text is a `UserError`; nothing else leaves this module.
+node has the exact span of its text. Whatever is wrong with the text is a `UserError`; nothing else leaves this module. After a mistake the
+text is read on from the next declaration at the left margin, so that one error tells of all of them.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from importlib import resources
 
 import lark
 
-from tilewright.base.errors import UserError
+from tilewright.base.errors import UserError, in_order
 from tilewright.base.forks import fork_safe_lock
 from tilewright.base.source import Source, Span
 from tilewright.frontend.zyn.build_tree import TreeBuilder, syntax_error, token_span
@@ -21,12 +23,16 @@ from tilewright.frontend.zyn.syntax_messages import expectation, found
 from tilewright.tree import syntax
 from tilewright.tree.inline import parts_backwards
 
+MOST_ERRORS = 20
+"""Mistakes of one text that are told together."""
+_DECLARATION = re.compile(r"^(?:(?:let|var|shared|fn|pipeline|config|import)\b|@)", re.MULTILINE)
+"""What begins a declaration, at the left margin."""
 MARK = "\ufeff"
 """The byte order mark, which some editors write before a text."""
 
 
 def parse_module(text: str, path: str = "<string>") -> syntax.Module:
-    """The tree of one ZynML text. Raises `UserError` (TW001) at the first place that is not ZynML."""
+    """The tree of one ZynML text. Raises `UserError` (TW001) with the places that are not ZynML: the first of each stretch between declarations."""
     parser = _parser()
     # The builder and the layout step hold the state of one parse.
     with parser.lock:
@@ -50,9 +56,43 @@ class _ZynParser:
 
     def parse(self, source: Source) -> syntax.Module:
         self._builder.source = source
-        self._layout.prepare(source.text)
         try:
-            module = self._lark.parse(source.text)
+            return self._parse_text(source, source.text)
+        except UserError as error:
+            raise self._every_error(error, source) from None
+
+    def _every_error(self, error: UserError, source: Source) -> UserError:
+        """The error, with those of the text behind it: reading goes on at declarations, as if nothing stood before them."""
+        every = list(error.diagnostics)
+        begin = 0
+        for _ in range(MOST_ERRORS - 1):
+            declaration = self._next_declaration(source, begin, error.diagnostics[0].span)
+            if declaration is None:
+                break
+            begin = declaration
+            blank = re.sub(r"[^\n]", " ", source.text[:begin])
+            try:
+                self._parse_text(source, blank + source.text[begin:])
+                break
+            except UserError as more:
+                error = more
+                if not _is_stray_closer(more, source):
+                    every += more.diagnostics
+        return UserError(*in_order(dict.fromkeys(every)))
+
+    @staticmethod
+    def _next_declaration(source: Source, begin: int, wrong: Span) -> int | None:
+        """Where the text goes on: at a declaration behind the mistake; or at the one that was found where a bracket was still open."""
+        for declaration in _DECLARATION.finditer(source.text, begin + 1):
+            line = source.text.count("\n", 0, declaration.start()) + 1
+            if line > wrong.line or (line == wrong.line and wrong.column == 1):
+                return declaration.start()
+        return None
+
+    def _parse_text(self, source: Source, text: str) -> syntax.Module:
+        self._layout.prepare(text)
+        try:
+            module = self._lark.parse(text)
         except LayoutError as error:
             raise UserError.at("TW001", error.message, token_span(error.token, source), error.help) from None
         except lark.exceptions.UnexpectedCharacters as error:
@@ -121,6 +161,12 @@ _OPERATORS = (
 @functools.cache
 def _parser() -> _ZynParser:
     return _ZynParser()
+
+
+def _is_stray_closer(error: UserError, source: Source) -> bool:
+    """Whether it is only about a bracket that was opened before the place where reading went on."""
+    span = error.diagnostics[0].span
+    return source.line(span.line)[span.column - 1 : span.column] in tuple(")]}")
 
 
 def _end_of_text(source: Source) -> Span:

@@ -50,9 +50,10 @@ def append_paged(cache: tw.InOut, rows: tw.Array, positions: tw.Array, table: tw
     """Rows of new tokens go to the pages of their positions."""
     sequences, tokens, heads, depth = rows.shape
     size = cache.shape[1]
-    for s, t, h, d in tw.grid(sequences, tokens, heads, depth):
-        at = positions[s] + t
-        cache[table[s, at // size], at % size, h, d] = rows[s, t, h, d]
+    for s in range(sequences):  # in order: nothing says that sequences have pages of their own
+        for t in range(tokens):
+            for h, d in tw.grid(heads, depth):
+                cache[table[s, (positions[s] + t) // size], (positions[s] + t) % size, h, d] = rows[s, t, h, d]
 
 
 @kernel

@@ -19,9 +19,9 @@ from tilewright.base.dtypes import bf16, f16, f32
 from tilewright.base.errors import UserError
 from tilewright.base.sizes import ONE, Size
 from tilewright.base.target import Target
-from tilewright.ir.nodes import Kernel, Op, walk
+from tilewright.ir.nodes import Kernel, Op, is_watched, walk
 from tilewright.ir.types import dtype_of
-from tilewright.passes.choose.attention_cpu import cpu_attention_schedules
+from tilewright.passes.choose.attention_cpu import cpu_attention_schedules, has_few_rows, numbers_of
 from tilewright.passes.program.split_attention import SplitForm, find_split
 from tilewright.passes.program.widen_operands import can_widen, operand_dtype, widened
 from tilewright.passes.schedules.attention import CHUNK, TERMS, GpuAttention, MmaAttention, WgmmaAttention
@@ -34,9 +34,8 @@ BLOCK = 64
 """Elements of 128 bytes: what is swizzled together."""
 SHARED = 200 << 10
 """Bytes of shared memory for operands."""
-LARGE = 1 << 12
-MANY_KEYS = 512
-"""From which on few rows have their keys in parts."""
+STEP_BYTES = 16 << 10
+"""Keys and values of one step, where there are few rows."""
 
 
 def fixed_sizes(kernel: Kernel, target: Target, extents: Mapping[str, int]) -> tuple[str, ...]:
@@ -44,7 +43,8 @@ def fixed_sizes(kernel: Kernel, target: Target, extents: Mapping[str, int]) -> t
     if not _has_mma(target):
         return ()
     found = find_attention(kernel)
-    form = find_split(kernel, known=False) if found is None or found.count is not None or _has_few_rows(found, extents) else None
+    few = found is None or found.count is not None or found.gathers or is_watched(kernel) or has_few_rows(found, extents)
+    form = find_split(kernel, known=False) if few else None
     found = form.found if form is not None else found
     if found is None:
         return ()
@@ -55,27 +55,21 @@ def fixed_sizes(kernel: Kernel, target: Target, extents: Mapping[str, int]) -> t
 
 def attention_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> tuple[MatrixSchedule, ...]:
     """Schedules for the attention the kernel is, best first."""
+    found = find_attention(kernel)
     if not target.simt:
-        return cpu_attention_schedules(kernel, target)
+        return cpu_attention_schedules(kernel, found, target, hints)
     if not _has_mma(target):
         return ()
-    found = find_attention(kernel)
-    if found is None or found.count is not None:
+    if found is None or found.count is not None or found.gathers or is_watched(kernel):
         return _split_schedules(kernel, target, hints)
     if not _operands_fit(kernel, found):
         return ()
-    few = _split_schedules(kernel, target, hints) if _has_few_rows(found, hints) else ()
+    few = _split_schedules(kernel, target, hints) if has_few_rows(found, hints) else ()
     hopper = _hopper_schedules(found, target, hints) if "wgmma" in target.features and _fits_engine(found) else ()
     whole = found.depth.divisible_by(CHUNK, kernel.facts) and found.column_extent.divisible_by(CHUNK, kernel.facts)
     others = _mma_schedules(found, target, hints) if whole else ()
     # Where there are warp-group instructions others are far behind: one is listed, for those who ask for it.
     return (*few, *hopper, *(others[:1] if hopper else others))
-
-
-def _has_few_rows(found: Attention, hints: Mapping[str, int]) -> bool:
-    """Whether blocks of whole rows would be few, and have few rows and many keys."""
-    _, rows, keys = _numbers(found, hints)
-    return rows <= TERMS and keys >= MANY_KEYS and found.grain == 1
 
 
 def _split_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -> tuple[MmaAttention, ...]:
@@ -86,19 +80,21 @@ def _split_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
         return ()
     found = form.found
     depth, width = (_padded(size, TERMS) for size in (found.depth, found.column_extent))
-    batch, rows, keys = _numbers(found, hints)
+    batch, rows, keys = numbers_of(found, hints)
     warps = 1 if rows <= TERMS else 2 if rows <= 2 * TERMS else 4
+    # Steps of about 16 KiB, of which three are on their way. As many blocks as the device has room for: the next kernel's then come in evenly.
+    best = max(16, min(64, STEP_BYTES // (2 * (depth + width)) // 16 * 16))
     made: list[MmaAttention] = []
-    for n, stages in ((32, 3), (32, 4), (32, 2), (16, 4), (16, 3), (64, 2), (64, 3)):
+    for n, stages in ((best, 4), (best, 3), (best, 2), (32, 3), (16, 4), (16, 3), (64, 2)):
         schedule = MmaAttention(
             TERMS * warps, n, depth, stages=stages, warps_m=warps, head_dim_v=width, persistent=False, a_copy="rs" if depth <= 128 else "cp_async",
         )  # fmt: skip
-        if not schedule.has_room(target):
-            continue
         tiles = batch * -(-rows // schedule.m)
-        wanted = target.multiprocessors * schedule.blocks_at_once(target)
         longest = max(1, -(-keys // (2 * n)))
-        made.append(replace(schedule, splits=max(1, min(wanted // max(1, tiles), longest))))
+        wanted = target.multiprocessors * schedule.blocks_at_once(target)
+        own = replace(schedule, splits=max(1, min(wanted // max(1, tiles), longest)))
+        if schedule.has_room(target) and own not in made:
+            made.append(own)
     return tuple(made)
 
 
@@ -115,7 +111,7 @@ def _has_mma(target: Target) -> bool:
 
 def _hopper_schedules(found: Attention, target: Target, hints: Mapping[str, int]) -> tuple[WgmmaAttention, ...]:
     depth, width = (_padded(size, BLOCK) for size in (found.depth, found.column_extent))
-    batch, rows, keys = _numbers(found, hints)
+    batch, rows, keys = numbers_of(found, hints)
     more = _reads_more(found)
     work = 2 * batch * rows * keys * (depth + width) / (1 if found.reach is None else 2)
     costs = target.costs.attention
@@ -139,7 +135,7 @@ def _hopper_schedules(found: Attention, target: Target, hints: Mapping[str, int]
 def _mma_schedules(found: Attention, target: Target, hints: Mapping[str, int]) -> tuple[MmaAttention, ...]:
     """Warps of 16 or 32 rows. Blocks are as many as tiles: where these take different times, the longest are launched first."""
     depth, width = (_padded(size, TERMS) for size in (found.depth, found.column_extent))
-    batch, rows, keys = _numbers(found, hints)
+    batch, rows, keys = numbers_of(found, hints)
     raster = max(1, min(batch, target.costs.attention.cached // max(1, keys * (depth + width) * 2))) if found.reach is not None else 8
     candidates = [
         MmaAttention(
@@ -182,18 +178,6 @@ def _mma_cost(schedule: MmaAttention, batch: int, rows: int, target: Target, une
     rate *= math.sqrt(math.sqrt(min(1.0, blocks * s.m / (16 * 12)))) * {64: 1.0, 32: 0.95}.get(s.n, 0.7)
     rate *= (1.0 if s.stages == 2 else 0.99) * (1.0 if s.m > 64 else 0.97)
     return (max(1.0, tiles / target.multiprocessors) if uneven else busiest) * s.m / rate
-
-
-def _numbers(found: Attention, hints: Mapping[str, int]) -> tuple[int, int, int]:
-    """Batch points, rows and keys of the call."""
-
-    def number(size: Size) -> int:
-        return size.evaluate(hints) if size.names <= hints.keys() else LARGE
-
-    batch = 1
-    for position in found.batch:
-        batch *= number(found.extents[position])
-    return batch, number(found.extents[found.row]), number(found.keys)
 
 
 def forced_attention(text: str, listed: tuple[MatrixSchedule, ...], kernel: Kernel, target: Target) -> MatrixSchedule:
@@ -275,11 +259,9 @@ def _operands_fit(kernel: Kernel, found: Attention) -> bool:
     loads = (found.query, found.key, found.value)
     if operand_dtype(found) not in (f16, bf16) or not can_widen(kernel, found):
         return False
-    d, j = found.score.regions[0].args[0], found.weighted.regions[0].args[0]
+    d = found.score.regions[0].args[0]
     columns = (found.axis(found.query, d), found.axis(found.key, d), found.axis(found.value, found.column))
-    if not all(_copyable(kernel, found, op, column) for op, column in zip(loads, columns, strict=True)):
-        return False
-    return found.axis(found.value, j) >= 0
+    return all(_copyable(kernel, found, op, column) for op, column in zip(loads, columns, strict=True))
 
 
 def _fits_engine(found: Attention) -> bool:

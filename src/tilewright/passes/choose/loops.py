@@ -3,7 +3,7 @@
 In: a loop-stage kernel, the target and the sizes of the call. Out: a `Schedule`. `choose` looks at the nest's accesses: which index walks
 memory one element at a time (the vector axis), whether that index is reduced, how wide the elements are. Sizes are symbolic; `hints` are
 those of the call that caused the compilation and only steer the choice. `row_schedule` plans rows that are walked several times and fit
-registers, for their very length.
+registers, for their very length; `range_schedule` rows whose length data decide.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
-from tilewright.analysis.affine import analyse
+from tilewright.analysis.affine import address, analyse
 from tilewright.analysis.loop_nest import Nest, can_repeat, compute_bytes, constant_of, nest_of, slides, vector_index
 from tilewright.base.cost_model import RowCosts
-from tilewright.base.sizes import ONE, ZERO, Size
+from tilewright.base.sizes import ONE, ZERO, Size, product
 from tilewright.base.target import Target
-from tilewright.ir.nodes import Kernel, walk
+from tilewright.ir.nodes import Kernel, Op, walk
+from tilewright.ir.types import Tensor
 from tilewright.passes.common.shift_rows import read_shared, row_start, walked
 from tilewright.passes.schedules.loops import Schedule
 
@@ -76,6 +77,11 @@ def draws_words(kernel: Kernel) -> bool:
     return any(op.opcode in ("random_u32", "random_u64") for op in walk(kernel.body))
 
 
+def draws_wide_quantiles(kernel: Kernel) -> bool:
+    """Whether it draws normal numbers of f64: elements of a thread share a loop for their tails, and constants."""
+    return any(op.opcode == "random_normal" for op in walk(kernel.body))
+
+
 # -- GPU ----------------------------------------------------------------------------------------------------------
 
 
@@ -85,13 +91,17 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     if kernel.attrs.get("in_order") == "parts":
         return _gpu_map(nest, rank, 1, hints, target, 1)
     if not nest.reductions and not nest.sweeps:
-        return _gpu_map(nest, rank, vector, hints, target, 1 if kernel.attrs.get("in_order") else costs.vectors)
+        return _gpu_map(nest, rank, vector, hints, target, 1 if kernel.attrs.get("in_order") else costs.vectors * (2 if draws_wide_quantiles(kernel) else 1))
+    if _are_ranges(kernel, nest):
+        ranges = _gpu_ranges(kernel, nest, vector, hints, target, target.costs.ranges.length)
+        if ranges is not None:
+            return ranges
     if rank and not nest.sweeps and hint(nest.reduce_extent, hints) <= costs.few_terms and vector_index(nest) >= 0:
         # Every thread adds up its few terms itself. Where the terms are neighbours too (a window that slides along memory), vectors would
         # not be aligned.
         return _gpu_map(nest, rank, 1 if nest.reduce_stride_one else vector, hints, target, 1)
     if nest.reduce_stride_one > max(nest.stride_one, default=0):
-        return _gpu_rows(nest, rank, vector, hints, target)
+        return _gpu_rows(nest, rank, vector, power_of_two(hint(nest.reduce_extent, hints)), target)
     return _gpu_columns(nest, rank, vector, target)
 
 
@@ -122,9 +132,8 @@ def _gpu_map(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], targe
     return Schedule(tuple(tiles), 1, vector, vector_index=axis, threads=threads)
 
 
-def _gpu_rows(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], target: Target) -> Schedule:
+def _gpu_rows(nest: Nest, rank: int, vector: int, length: int, target: Target) -> Schedule:
     """The reduction walks memory: lanes and warps along it; several rows per block when rows are short."""
-    length = power_of_two(hint(nest.reduce_extent, hints))
     # Wide accumulators and (value, index) pairs leave room for fewer vectors in flight.
     pairs = any(str(op.attrs["kind"]).startswith("arg") for op in nest.reductions)
     steps = 4 if nest.narrowest >= 4 and not pairs else 2
@@ -139,6 +148,91 @@ def _gpu_rows(nest: Nest, rank: int, vector: int, hints: Mapping[str, int], targ
     else:
         rows = 1
     return Schedule(tuple(tiles), reduce_tile, vector, vector_on_reduction=True, threads=per_row * rows)
+
+
+def range_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Schedule | None:
+    """The schedule for rows whose length data decide (`range(starts[r], starts[r + 1])`), by how long they are on average in this call. None for other nests,
+    and where that is not known."""
+    nest = nest_of(kernel)
+    if not target.simt or not _are_ranges(kernel, nest):
+        return None
+    mean = _mean_length(kernel, nest, sizes)
+    if mean is None:
+        return None
+    length, vector = power_of_two(max(1, round(mean))), max(1, min(8, target.vector_bytes // nest.narrowest))
+    if length > target.costs.ranges.longest and _results_side_by_side(kernel, nest) is None:
+        return _gpu_rows(nest, len(nest.extents), vector, length, target)  # such a row is worth a block
+    return _gpu_ranges(kernel, nest, vector, sizes, target, length)
+
+
+def _are_ranges(kernel: Kernel, nest: Nest) -> bool:
+    """Whether data decide how long all reductions and sweeps of a nest are."""
+    walks = (*nest.reductions, *nest.sweeps)
+    return bool(nest.extents) and bool(walks) and all(_extent_is_data(kernel, op) for op in walks)
+
+
+def _gpu_ranges(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int], target: Target, length: int) -> Schedule | None:
+    """A few lanes for each row, by how long rows are on average."""
+    costs, across = target.costs.ranges, _results_side_by_side(kernel, nest)
+    tiles = [1] * len(nest.extents)
+    if across is None:
+        lanes = max(costs.fewest_lanes, min(target.warp_size, length // costs.terms))
+        tiles[-1] = costs.threads // lanes
+        return Schedule(tuple(tiles), lanes * costs.terms, 1, vector_on_reduction=True, threads=costs.threads, row_lanes=lanes, resident=costs.resident)
+    # What is read lies along an index of the results: lanes go there, and each thread takes a few terms of its row at once.
+    while vector > 1 and not nest.extents[across].divisible_by(vector, kernel.facts):
+        vector //= 2
+    threads = costs.dense_threads
+    tiles[across] = min(threads * vector, max(power_of_two(hint(nest.extents[across], hints)), vector))
+    other = next((p for p in reversed(range(len(tiles))) if p != across), None)
+    lanes = max(1, tiles[across] // vector)
+    if other is not None:
+        tiles[other] = max(1, threads // lanes)
+    if all(tile == 1 for tile in tiles) or (other is None and lanes < target.warp_size):
+        return None
+    return Schedule(tuple(tiles), costs.terms, vector, vector_index=across, threads=threads, row_lanes=1)
+
+
+def _extent_is_data(kernel: Kernel, op: Op) -> bool:
+    """Whether how long a reduction or loop is depends on what a load gives."""
+    made = {result: one for one in walk(kernel.body) for result in one.results}
+    pending = list(op.operands if op.opcode == "reduce" else op.operands[:2])
+    while pending:
+        own = made.get(pending.pop())
+        if own is not None and own.opcode == "load":
+            return True
+        pending += own.operands if own is not None else ()
+    return False
+
+
+def _mean_length(kernel: Kernel, nest: Nest, hints: Mapping[str, int]) -> float | None:
+    """How long rows are on average, if they lie one after the other in what is read along them."""
+    forms = analyse(kernel)
+    points, found = product(nest.extents), None
+    for op in (*nest.reductions, *nest.sweeps):
+        for access in walk(op.regions[0]):
+            if access.opcode in ("load", "store") and address(access, forms).factor(op.regions[0].args[-1]) == ONE:
+                memory = access.operands[0].type
+                assert isinstance(memory, Tensor)
+                size = product(memory.shape)
+                if (size.names | points.names) <= hints.keys():
+                    found = max(found or 0.0, size.evaluate(hints) / max(1, points.evaluate(hints)))
+    return found
+
+
+def _results_side_by_side(kernel: Kernel, nest: Nest) -> int | None:
+    """The index of the results along which lies what each term reads anew: `x[columns[p], j]`."""
+    forms = analyse(kernel)
+    for position, index in reversed(list(enumerate(nest.parallel.regions[0].args))):
+        for op in (*nest.reductions, *nest.sweeps):
+            anew = {op.regions[0].args[-1]}
+            for access in walk(op.regions[0]):
+                if anew.isdisjoint(access.operands):
+                    continue
+                anew.update(access.results)
+                if access.opcode in ("load", "store") and address(access, forms).factor(index) == ONE:
+                    return position
+    return None
 
 
 def row_schedule(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> Schedule | None:

@@ -21,7 +21,7 @@ from tilewright.passes.choose.horizontal_fusion import (
     is_small_part,
     nest_schedules,
 )
-from tilewright.passes.choose.loops import choose, row_schedule
+from tilewright.passes.choose.loops import choose, range_schedule, row_schedule
 from tilewright.passes.choose.matrix import forced
 from tilewright.passes.choose.windows import window_schedule
 from tilewright.passes.choose.wishes import followed, wishes_for_loops
@@ -42,10 +42,15 @@ def plan_contractions(
     forced_schedule = "" if horizontal else given
     wished: set[int] = set()
     for number, call in enumerate(program.calls):
-        if is_watched(call.kernel) or call.varies:
-            plans.append(None)  # only loops carry checks of indices, or take sizes that change from step to step
+        watched = is_watched(call.kernel)
+        if call.varies:
+            plans.append(None)  # only loops take sizes that change from step to step
             continue
-        candidates = product_schedules(call.kernel, target, sizes) or attention_schedules(call.kernel, target, sizes)
+        candidates = () if watched else product_schedules(call.kernel, target, sizes)
+        candidates = candidates or attention_schedules(call.kernel, target, sizes)
+        if watched and not candidates:
+            plans.append(None)  # only loops carry checks of indices; attention in parts checks the last
+            continue
         if candidates and not forced_schedule and is_small_part(call.kernel, target, sizes):
             candidates = ()
         several = () if candidates else nest_schedules(call.kernel, target, sizes)
@@ -53,7 +58,8 @@ def plan_contractions(
             plans.append(several[0][1])
         elif not candidates:
             own = metadata.of(call.kernel.name) if metadata is not None else None
-            plans.append(None if wishes_for_loops(own) else row_schedule(call.kernel, target, sizes))
+            rows = None if wishes_for_loops(own) else row_schedule(call.kernel, target, sizes) or range_schedule(call.kernel, target, sizes)
+            plans.append(rows)
         elif forced_schedule and isinstance(candidates[0], AttentionSchedule):
             plans.append(forced_attention(forced_schedule, candidates, call.kernel, target))
         elif forced_schedule:

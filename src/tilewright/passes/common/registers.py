@@ -86,7 +86,7 @@ class ThreadView:
     def coordinates(self, b: Builder) -> None:
         self.thread = b.op("thread_id", name="thread")
         warp_size = self.target.warp_size
-        lane = b.op("and", self.thread, b.index(warp_size - 1), name="lane")
+        lane = self.lane = b.op("and", self.thread, b.index(warp_size - 1), name="lane")
         warp = b.op("shr", self.thread, b.index(warp_size.bit_length() - 1), name="warp")
         if isinstance(self.layout, Blocked) and self.layout.blocks > 1:
             first = b.mul(b.cast(b.op("cluster_rank"), i64), b.index(self.layout.threads // warp_size))

@@ -2,8 +2,8 @@
 Assertions become checks of the same kind, unless the kernel's attribute `asserts` says that they stay.
 
 In: a kernel. Out: the kernel with one parameter more, `$failure`, an i64 array that is zero at the start, and the sites it can
-name. An access that would leave its array is left out (a load gives 0); the first to do so leaves its site, its place and its
-thread in `$failure`, and `failure_of` makes the same error of it as the emulator's. A thread that failed leaves loops without an
+name. An access that would leave its array is left out (a load gives 0; a bulk load, whose bytes an mbarrier waits for, brings
+as many from the start of its array); the first to do so leaves its site, its place and its thread in `$failure`, and `failure_of` makes the same error of it as the emulator's. A thread that failed leaves loops without an
 end, unless others wait for it there at a barrier.
 
     %v = load %x, %i : f32
@@ -25,6 +25,7 @@ from tilewright.base.sizes import Size
 from tilewright.base.source import Span
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value, walk
+from tilewright.ir.opdef import integer
 from tilewright.ir.ops import OPS
 from tilewright.ir.places import block_text, thread_text
 from tilewright.ir.program import KernelCall, Program, ProgramArray
@@ -36,6 +37,10 @@ FIELDS = 16
 _SITE, _AXIS, _EXTENT, _BLOCK, _THREAD, _INDEX = range(6)
 """What lies where: the site's number from 1 on, then its values; indices follow one another."""
 _ACCESSES = frozenset({"load", "store", "atomic", "atomic_load", "atomic_store"})
+_COPIES = frozenset({"copy_async", "bulk_load", "bulk_store"})
+_REMOTE = frozenset({"load_remote", "store_remote", "atomic_remote"})
+_UNIT = 16
+"""Bytes of the smallest copy of the engine."""
 _FAILED = "failed"
 _INSIDE = "inside"
 """A mark of this pass alone."""
@@ -49,6 +54,7 @@ class Site:
     array: str
     rank: int
     width: int
+    """0 where the kernel computes it; it follows the indices in what is left behind."""
     span: Span
     text: str = ""
     """Of an `assert`: what does not hold."""
@@ -80,13 +86,13 @@ def failure_of(values: Sequence[int], sites: Sequence[Site], kernel: Kernel, gri
         return None
     site = sites[int(values[_SITE]) - 1]
     index = [int(v) for v in values[_INDEX : _INDEX + site.rank]]
-    axis, extent = int(values[_AXIS]), int(values[_EXTENT])
+    axis, extent, width = int(values[_AXIS]), int(values[_EXTENT]), site.width or int(values[_INDEX + site.rank])
     where = f"in {block_text(grid, int(values[_BLOCK]))}, {thread_text(kernel, int(values[_THREAD]))}"
     label = f"'{site.array}'" if site.array else "an array of the kernel"
     if site.opcode == "assert":
         text = f"assertion failed: {site.text}"
     elif axis < 0:
-        text = f"{site.opcode} of {site.width} elements of {label} from {index} on is out of bounds: it has {extent} elements"
+        text = f"{site.opcode} of {width} elements of {label} from {index} on is out of bounds: it has {extent} elements"
     else:
         which = f" (axis {axis})" if site.rank > 1 else ""
         text = f"{site.opcode} of {label} at {index} is out of bounds: index {index[axis]}{which}, extent {extent}"
@@ -131,6 +137,10 @@ class _Checks:
             return self._leaving(b, op)
         if op.opcode == "assert":
             return None if self.kernel.attrs.get("asserts") else self._assertion(b, op)
+        if op.opcode in _COPIES:
+            return self._copy(b, op)
+        if op.opcode in _REMOTE:
+            return self._access(b, op, _tensor(op.operands[0]))
         if op.opcode not in _ACCESSES or not isinstance(op.operands[0].type, Tensor):
             return None
         if op.attrs.get(_INSIDE):
@@ -197,6 +207,72 @@ class _Checks:
 
         return b.if_(bad, failing, allowed)
 
+    # -- copies -----------------------------------------------------------------------------------------------------
+
+    def _copy(self, b: Builder, op: Op) -> Sequence[Value]:
+        """A copy between shared memory, at an offset, and global memory, at indices: both sides are tested."""
+        near, far = _tensor(op.operands[0]), _tensor(op.operands[2])
+        count = b.index(integer(op.attrs, "bytes") // far.dtype.itemsize) if op.opcode == "copy_async" else b.cast(op.operands[3 + far.rank], i64)
+        fixed = integer(op.attrs, "bytes") // far.dtype.itemsize if op.opcode == "copy_async" else 0
+        offset = b.cast(op.operands[1], i64)
+        indices = [b.cast(v, i64) for v in op.operands[3 : 3 + far.rank]]
+        zero = b.index(0)
+        first = zero
+        for index, stride in zip(indices, far.strides, strict=True):
+            first = b.add(first, b.mul(index, b.index(stride)))
+        sizes = b.index(_reach(near)), b.index(_reach(far))
+        bad_near = self._beyond(b, offset, count, sizes[0])
+        bad_far = b.op("or", b.op("lt", count, zero), b.op("gt", b.add(first, count), sizes[1]))
+        for index, extent in zip(indices, far.shape, strict=True):
+            outside = b.op("or", b.op("lt", index, zero), b.op("ge", index, b.index(extent)))
+            bad_far = b.op("or", bad_far, b.op("and", outside, b.op("ne", count, zero)))
+        if op.attrs.get("masked"):
+            bad_far = b.op("and", bad_far, op.operands[-1])
+        self.sites += [
+            Site(op.opcode, op.operands[0].name, 1, fixed, op.span),
+            Site(op.opcode, op.operands[2].name, far.rank, fixed, op.span),
+        ]
+        number = len(self.sites)
+
+        def failing(inner: Builder) -> Sequence[Value]:
+            def at_near(one: Builder) -> Sequence[Value]:
+                self._record(one, number - 1, one.index(-1), sizes[0], (offset, count))
+                return ()
+
+            def at_far(one: Builder) -> Sequence[Value]:
+                self._record(one, number, one.index(-1), sizes[1], (*indices, count))
+                return ()
+
+            inner.if_(bad_near, at_near, at_far)
+            if op.opcode == "bulk_load":
+                self._as_many_bytes(inner, op, count, sizes)
+            return ()
+
+        return b.if_(b.op("or", bad_near, bad_far), failing, lambda inner: inner.append(replace(op)))
+
+    @staticmethod
+    def _beyond(b: Builder, first: Value, count: Value, size: Value) -> Value:
+        outside = b.op("or", b.op("lt", first, b.index(0)), b.op("lt", count, b.index(0)))
+        return b.op("or", outside, b.op("gt", b.add(first, count), size))
+
+    @staticmethod
+    def _as_many_bytes(b: Builder, op: Op, count: Value, sizes: tuple[Value, Value]) -> None:
+        """Who waits for the copy gets its bytes: the first of the array, again and again where it has not as many."""
+        memory = _tensor(op.operands[2])
+
+        def load(inner: Builder, length: Value) -> Sequence[Value]:
+            start = [inner.index(0)] * memory.rank
+            inner.emit("bulk_load", (op.operands[0], inner.index(0), op.operands[2], *start, length, *op.operands[-2:]), op.attrs)
+            return ()
+
+        def pieces(inner: Builder) -> Sequence[Value]:
+            few = inner.index(_UNIT // memory.dtype.itemsize)
+            inner.for_(inner.index(0), count, few, (), lambda one, *_: load(one, few))
+            return ()
+
+        fits = b.op("and", b.op("le", count, sizes[0]), b.op("le", count, sizes[1]))
+        b.if_(fits, lambda inner: load(inner, count), pieces)
+
     def _record(self, b: Builder, site: int, axis: Value, limit: Value, indices: Sequence[Value]) -> None:
         old = b.op("atomic", self.failure, b.index(_SITE), b.index(0), b.index(site), kind="cas", scope="device", order="relaxed")
 
@@ -218,6 +294,11 @@ class _Checks:
         for axis in reversed(range(rank - 1)):
             number = b.add(b.mul(number, b.op("grid_size", axis=axis)), b.op("program_id", axis=axis))
         return number
+
+
+def _tensor(value: Value) -> Tensor:
+    assert isinstance(value.type, Tensor)
+    return value.type
 
 
 def _reach(memory: Tensor) -> Size:

@@ -9,7 +9,7 @@ adds the parts up, in their order, and does what the text does with its sums.
        parallel (h, i) { m = max_s part.max; l = sum_s part.sum * exp(part.max - m); for e { o = …; out = o / l } }
 
 The number of parts is fixed with the code. Where a part begins and ends is computed in the kernel, from what the text says of the keys that count:
-a length in memory, `j <= pos[0] + i`, a window. All parts are equally long, and those behind the end read nothing. The same numbers
+a length in memory, `j <= pos[0] + i`, a window. All parts are equally long, but for one step, and what lies behind the end is not read. The same numbers
 in memory give the same parts, so that a replayed graph gives the same bits as a call.
 
 Query heads that share keys and values (`k[j, h // 4, d]`) become rows of one tile first (`group_heads`): the keys are read once for all of them.
@@ -28,14 +28,17 @@ from tilewright.base.affine import AffineForm
 from tilewright.base.dtypes import f32
 from tilewright.base.errors import CompilerBug
 from tilewright.base.record import record
-from tilewright.base.sizes import ONE, ZERO, Size
+from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, floordiv, maximum, minimum, product
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk
+from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk, watched_axes
 from tilewright.ir.program import KernelCall, Program, ProgramArray
 from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects, rewrite
 from tilewright.ir.types import Tensor, tensor
 from tilewright.passes.schedules.attention import CpuAttention, MmaAttention
 from tilewright.passes.schedules.plans import Plan, Plans
+
+SHORTEST = 256
+"""Keys of a part, at least, on a CPU."""
 
 
 def split_attention(program: Program, plans: Plans) -> tuple[Program, Plans]:
@@ -51,13 +54,30 @@ def split_attention(program: Program, plans: Plans) -> tuple[Program, Plans]:
         form = find_split(call.kernel)
         if form is None:
             raise CompilerBug.at("TW040", f"{call.kernel.name} is no attention that can be cut", call.kernel.span)
-        parts = _Parts(form, schedule.splits, schedule.n, len(scratch))
+        parts = _Parts(form, _splits(form, schedule), schedule.n, len(scratch))
         scratch += [ProgramArray(p.name, _tensor(p), "scratch") for p in parts.partials]
         names = dict(zip(call.kernel.params, call.args, strict=True)) | {p: p.name for p in parts.partials}
+        if form.watched:
+            flags = Value(tensor(f32, *parts.outer, align=16), f"{call.kernel.name}.part{len(scratch)}")
+            scratch.append(ProgramArray(flags.name, _tensor(flags), "scratch"))
+            names[flags] = flags.name
+            kernel = parts.check(flags)
+            calls.append(KernelCall(kernel, tuple(names[p] for p in kernel.params), call.loops))
+            schedules.append(None)
         for kernel, own in ((parts.first(), replace(schedule, splits=0)), (parts.second(), None)):
             calls.append(KernelCall(kernel, tuple(names[p] for p in kernel.params), call.loops))
             schedules.append(own)
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
+
+
+def _splits(form: SplitForm, schedule: MmaAttention | CpuAttention) -> Size:
+    """How many parts there are: by sizes only, never by what is in memory. On a CPU, where code serves all sizes, batch points and rows share the blocks."""
+    if isinstance(schedule, MmaAttention):
+        return Size.of(schedule.splits)
+    found = form.found
+    others = product([*(found.extents[p] for p in found.batch), ceildiv(found.extents[found.row], schedule.m)])
+    fitting = minimum(ceildiv(Size.of(schedule.splits), maximum(ONE, others)), floordiv(found.keys, SHORTEST))
+    return maximum(ONE, fitting)
 
 
 def _tensor(value: Value) -> Tensor:
@@ -70,7 +90,7 @@ def _tensor(value: Value) -> Tensor:
 
 def group_heads(kernel: Kernel, known: bool = True) -> Kernel:
     """The kernel with an index `h` that is also read as `h // G` as two, `G * outer + inner`; the same kernel where there is none. `known`: only
-    where extent and G are numbers, the one a multiple of the other."""
+    where the extent is a multiple of G for sure."""
     parallel = _only_nest(kernel)
     if parallel is None:
         return kernel
@@ -82,12 +102,26 @@ def group_heads(kernel: Kernel, known: bool = True) -> Kernel:
         if not by or any(form != by[0] or form.factors for form in by) or extent.factors:
             continue
         group, total = by[0].constant, extent.constant
-        if known:
-            each, number = group.constant, total.constant
-            if each is None or number is None or each < 1 or number % each:
-                continue
-        return _two_indices(kernel, parallel, position, group, total // group)
+        outer = _groups(region, index, group, total)
+        if outer is not None or not known:
+            return _two_indices(kernel, parallel, position, group, outer if outer is not None else total // group)
     return kernel
+
+
+def _groups(region: Block, index: Value, group: Size, total: Size) -> Size | None:
+    """How many groups there are, where they are all of one size: both sizes are numbers; or `index // (total // X)` is read along an axis of extent X,
+    which is only inside for all indices if X divides the total."""
+    each, number = group.constant, total.constant
+    if each is not None and number is not None:
+        return Size.of(number // each) if each > 0 and number % each == 0 else None
+    quotients = {op.result for op in walk(region) if op.opcode == "floordiv" and op.operands[0] is index}
+    for op in walk(region):
+        memory = op.operands[0].type if op.opcode == "load" else None
+        if isinstance(memory, Tensor):
+            for extent, place in zip(memory.shape, op.operands[1:], strict=False):
+                if place in quotients and group == floordiv(total, extent):
+                    return extent
+    return None
 
 
 def _only_nest(kernel: Kernel) -> Op | None:
@@ -162,6 +196,52 @@ def _with_row(kernel: Kernel) -> Kernel | None:
     return replace(kernel, body=Block((), (*before, *b.ops, nest)))
 
 
+def _other_row(kernel: Kernel, found: Attention) -> int | None:
+    """A further parallel index that keys and values do not know: that of tokens, beside the one of heads."""
+    made = {result: op for op in walk(kernel.body) for result in op.results}
+    known = _made_of([*found.key.operands, *found.value.operands], made)
+    queries = _made_of(found.query.operands, made)
+    rows = [p for p in found.batch if found.indices[p] in queries and found.indices[p] not in known]
+    return rows[-1] if rows and found.indices[found.row] in queries else None
+
+
+def _made_of(values: Sequence[Value], made: dict[Value, Op]) -> set[Value]:
+    """All that values are made of, indices among it."""
+    seen: set[Value] = set()
+    waiting = list(values)
+    while waiting:
+        value = waiting.pop()
+        if value not in seen:
+            seen.add(value)
+            op = made.get(value)
+            waiting += op.operands if op is not None else ()
+    return seen
+
+
+def _one_row(kernel: Kernel, found: Attention, other: int) -> Kernel:
+    """The kernel with two parallel indices as one, the last: rows are the pairs of them."""
+    parallel, region = found.parallel, found.parallel.regions[0]
+    b = Builder(kernel.span)
+    mapping: dict[Value, Value] = {}
+    clone_ops(b, [op for op in kernel.body.ops if op is not parallel], mapping)
+    kept = [p for p in range(len(region.args)) if p not in (other, found.row)]
+    inner_extent = found.extents[found.row]
+    extents = [mapping.get(parallel.operands[p], parallel.operands[p]) for p in kept]
+
+    def body(inner: Builder, *indices: Value) -> list[Value]:
+        by = inner.index(inner_extent)
+        local = dict(mapping) | {region.args[p]: v for p, v in zip(kept, indices[:-1], strict=True)}
+        local[region.args[other]] = inner.op("floordiv", indices[-1], by)
+        local[region.args[found.row]] = inner.op("mod", indices[-1], by)
+        clone_ops(inner, region.ops[:-1], local)
+        return []
+
+    with b.at(parallel.span):
+        names = [*(region.args[p].name for p in kept), "row"]
+        b.parallel([*extents, b.index(found.extents[other] * inner_extent)], body, names)
+    return eliminate_dead(replace(kernel, body=Block((), tuple(b.ops))))
+
+
 # -- where the keys begin and end -------------------------------------------------------------------------------------
 
 
@@ -179,12 +259,19 @@ class SplitForm:
     """`found.reach` is one of them."""
     guards_count: bool
     """So is the number of terms."""
+    rooms: tuple[Size, ...]
+    """Rows that keys and values have, where a length in memory may be more than that: none beyond them is read."""
+    watched: tuple[Op, ...]
+    """Loads whose index along j is checked as the kernel runs."""
 
 
 def find_split(kernel: Kernel, known: bool = True) -> SplitForm | None:
     """How attention can be cut; None where a kernel is none, or where its keys end is not known before they are read. `known`: as for `group_heads`."""
     grouped = group_heads(kernel, known)
     found = find_attention(grouped)
+    if found is not None and (other := _other_row(grouped, found)) is not None:
+        grouped = _one_row(grouped, found, other)
+        found = find_attention(grouped)
     if found is None:
         single = _with_row(grouped)
         grouped, found = (single, find_attention(single)) if single is not None else (grouped, None)
@@ -198,10 +285,15 @@ def _limits(kernel: Kernel, found: Attention) -> SplitForm | None:
     row = found.indices[found.row]
     late = {a for op in walk(found.parallel.regions[0]) for region in op.regions for a in region.args}
 
+    def follows(value: Value) -> bool:
+        """Whether a value grows with the row: it is the row, or the row divided by a number."""
+        op = made.get(value)
+        return value is row or (op is not None and op.opcode == "floordiv" and op.operands[0] is row and not found.forms[op.operands[1]].factors)
+
     def fits(form: Affine) -> bool:
         """Whether a limit is a number before the keys are read: what it is made of depends on no row, but for the row itself."""
         for value, factor in form.factors:
-            if value is row and factor.constant is not None:
+            if follows(value) and factor.constant is not None:
                 continue
             waiting = [value]
             while waiting:
@@ -215,11 +307,17 @@ def _limits(kernel: Kernel, found: Attention) -> SplitForm | None:
         return True
 
     def by_row(form: Affine) -> bool:
-        return form.factor(row) != ZERO
+        return any(follows(value) for value in form.values)
 
-    index = found.key.operands[1 + found.axis(found.key, found.j)]
-    straight = found.forms[index].is_just(found.j)
-    highs: list[Affine] = [AffineForm((), found.keys)] if found.count is None or straight else []
+    watched = _watched(kernel, found)
+    if watched is None:
+        return None
+    rooms: list[Size] = []
+    for load, j in ((found.key, found.j), (found.value, found.weighted.regions[0].args[0])):
+        axis = found.axis(load, j)
+        if axis >= 0 and found.forms[load.operands[1 + axis]].is_just(j):
+            rooms.append(_tensor(load.operands[0]).shape[axis])
+    highs: list[Affine] = [AffineForm((), found.keys)] if found.count is None else []
     lows: list[Affine] = []
     guards: list[Value] = []
     guards_reach = guards_count = False
@@ -253,7 +351,23 @@ def _limits(kernel: Kernel, found: Attention) -> SplitForm | None:
             lows.append(rest.times(Size.of(-1)))
         else:
             highs.append(rest.plus(AffineForm((), ONE)))
-    return SplitForm(kernel, found, tuple(highs), tuple(lows), tuple(guards), guards_reach, guards_count)
+    return SplitForm(kernel, found, tuple(highs), tuple(lows), tuple(guards), guards_reach, guards_count, tuple(dict.fromkeys(rooms)), watched)
+
+
+def _watched(kernel: Kernel, found: Attention) -> tuple[Op, ...] | None:
+    """One load of each array whose index along j is checked; None where something else is."""
+    loads: dict[Value, Op] = {}
+    known = ((found.key, found.j), (found.value, found.weighted.regions[0].args[0]))
+    axes = {load.operands[0]: found.axis(load, j) for load, j in known}
+    for op in walk(kernel.body):
+        if op.opcode == "within" or (watched_axes(op) and (op.opcode != "load" or axes.get(op.operands[0]) not in watched_axes(op))):
+            return None
+        if watched_axes(op) and len(watched_axes(op)) > 1:
+            return None
+    for load, _ in known:
+        if watched_axes(load):
+            loads[load.operands[0]] = load
+    return tuple(loads.values())
 
 
 def _is_zero(value: Value, made: dict[Value, Op]) -> bool:
@@ -267,14 +381,14 @@ def _is_zero(value: Value, made: dict[Value, Op]) -> bool:
 class _Parts:
     """What is made of one kernel: `partials` are the maximum, the sum and the weighted sum of each part."""
 
-    def __init__(self, form: SplitForm, splits: int, step: int, number: int) -> None:
+    def __init__(self, form: SplitForm, splits: Size, step: int, number: int) -> None:
         self.form, self.found, self.kernel = form, form.found, form.kernel
         self.splits, self.step = splits, step
         found = self.found
         self.made = {result: op for op in walk(self.kernel.body) for result in op.results}
         self.row = found.indices[found.row]
         self.outer = [found.extents[p] for p in found.batch]
-        lines = (*self.outer, found.extents[found.row], Size.of(splits))
+        lines = (*self.outer, found.extents[found.row], splits)
         shapes = (lines, lines, (*lines, found.column_extent))
         self.partials = [
             Value(tensor(f32, *shape, align=16), f"{self.kernel.name}.part{number + place}") for place, shape in enumerate(shapes)
@@ -292,33 +406,34 @@ class _Parts:
         inside |= {id(a) for region in op.regions for a in region.args}
         for needed in (*op.operands, *(v for region in op.regions for x in walk(region) for v in x.operands if id(v) not in inside)):
             self.value(b, needed, env)
-        clone_ops(b, [op], env)
+        clone_ops(b, [_unwatched(op)], env)
         return env[value]
 
-    def _affine(self, b: Builder, form: Affine, row: Value | None, env: dict[Value, Value]) -> Value:
-        """The value of a limit. `row` stands for the row; None: that which makes it the largest."""
+    def _affine(self, b: Builder, form: Affine, env: dict[Value, Value]) -> Value:
+        """A limit of j, for the row that makes it the largest."""
         total = b.index(form.constant)
         for value, factor in form.factors:
-            if value is self.row:
-                last = b.index(self.found.extents[self.found.row] - 1)
+            if self.row in _made_of([value], self.made):
                 positive = factor.constant is not None and factor.constant > 0
-                own = row if row is not None else last if positive else b.index(0)
+                last = b.index(self.found.extents[self.found.row] - 1) if positive else b.index(0)
+                own = self.value(b, value, {**{v: k for v, k in env.items() if self.row not in _made_of([v], self.made)}, self.row: last})
             else:
                 own = self.value(b, value, env)
             total = b.add(total, own if factor == ONE else b.mul(own, b.index(factor)))
         return total
 
-    def _range(self, b: Builder, env: dict[Value, Value]) -> tuple[Value, Value]:
-        """The first key that counts for any row, and how many there are from it on."""
+    def _range(self, b: Builder, env: dict[Value, Value], inside: bool = True) -> tuple[Value, Value]:
+        """The first key that counts for any row, and how many there are from it on. `inside`: not more than there are to read."""
         zero = b.index(0)
         low = zero
         for form in self.form.lows:
             # The smallest of all rows: the largest of what it is the negative of.
-            least = b.sub(zero, self._affine(b, form.times(Size.of(-1)), None, env))
+            least = b.sub(zero, self._affine(b, form.times(Size.of(-1)), env))
             low = b.op("max", low, least)
         high: Value | None = None
-        for form in self.form.highs:
-            own = self._affine(b, form, None, env)
+        rooms = [AffineForm[Value]((), size) for size in self.form.rooms] if inside else []
+        for form in (*rooms, *self.form.highs):
+            own = self._affine(b, form, env)
             high = own if high is None else b.op("min", high, own)
         assert high is not None
         return low, b.op("max", b.sub(high, low), zero)
@@ -327,15 +442,44 @@ class _Parts:
         positions = (*self.found.batch, self.found.row)
         return {self.found.indices[p]: v for p, v in zip(positions, indices, strict=True)}
 
+    def check(self, flags: Value) -> Kernel:
+        """The kernel that reads the last key and value there are by the text, with their indices checked."""
+        found = self.found
+        b = Builder(self.kernel.span)
+
+        def body(inner: Builder, *indices: Value) -> list[Value]:
+            env = self._indices([*indices, inner.index(0)])
+            low, length = self._range(inner, env, inside=False)
+            last = inner.sub(inner.add(low, length), inner.index(1))
+            env |= {found.j: last, found.weighted.regions[0].args[0]: last, found.column: inner.index(0), found.score.regions[0].args[0]: inner.index(0)}
+
+            def some(at: Builder) -> list[Value]:
+                total = at.const(0.0, f32)
+                for load in self.form.watched:
+                    for needed in load.operands:
+                        self.value(at, needed, env)
+                    with at.at(load.span):
+                        (read,) = at.emit("load", [env.get(v, v) for v in load.operands], load.attrs)
+                        total = at.add(total, at.cast(read, f32))
+                return [total]
+
+            (read,) = inner.if_(inner.op("gt", length, inner.index(0)), some, lambda at: [at.const(0.0, f32)])
+            inner.multi("store", flags, *indices, read)
+            return []
+
+        with b.at(found.parallel.span):
+            b.parallel([b.index(e) for e in self.outer], body, [found.indices[p].name for p in found.batch])
+        return self._finished(f"{self.kernel.name}.last", b, flags)
+
     def first(self) -> Kernel:
         """The kernel of the parts."""
         found = self.found
         b = Builder(self.kernel.span)
-        extents = [b.index(e) for e in (*self.outer, Size.of(self.splits), found.extents[found.row])]
+        extents = [b.index(e) for e in (*self.outer, self.splits, found.extents[found.row])]
         names = [*(found.indices[p].name for p in found.batch), "part", self.row.name]
         with b.at(found.parallel.span):
             b.parallel(extents, self._part, names)
-        return self._finished(f"{self.kernel.name}.parts", b)
+        return self._finished(f"{self.kernel.name}.parts", b, early=True)
 
     def _part(self, b: Builder, *indices: Value) -> list[Value]:
         found = self.found
@@ -343,12 +487,15 @@ class _Parts:
         places = (*batch, row, part)
         env = self._indices([*batch, row])
         low, length = self._range(b, env)
-        # Whole steps for each part, so that only the last has a step that is not full.
-        even = b.op("floordiv", b.add(length, b.index(self.splits * self.step - 1)), b.index(self.splits * self.step))
-        chunk = b.mul(even, b.index(self.step))
-        skipped = b.mul(part, chunk)
+        # Whole steps for each part, and as many for one as for another, but for one step.
+        steps = b.op("floordiv", b.add(length, b.index(self.step - 1)), b.index(self.step))
+
+        def begin(number: Value) -> Value:
+            return b.mul(b.op("floordiv", b.mul(number, steps), b.index(self.splits)), b.index(self.step))
+
+        skipped, until = begin(part), begin(b.add(part, b.index(1)))
         start = b.add(low, skipped)
-        count = b.op("max", b.op("min", b.sub(length, skipped), chunk), b.index(0))
+        count = b.sub(b.op("min", until, length), skipped)
 
         def reduction(at: Builder, kind: str, finish: Finish) -> Value:
             def term(inner: Builder, k: Value) -> list[Value]:
@@ -462,7 +609,7 @@ class _Parts:
                 with b.at(op.span):
                     env[op.result] = self._sum(b, op, env)
             else:
-                clone_ops(b, [op], env)
+                clone_ops(b, [_unwatched(op)], env)
 
     def _over_parts(self, b: Builder, kind: str, term: PartTerm, env: dict[Value, Value]) -> Value:
         batch = [env[self.found.indices[p]] for p in self.found.batch]
@@ -489,11 +636,18 @@ class _Parts:
             total = b.op("div" if scale.divides else "mul", total, self.value(b, scale.value, env))
         return total
 
-    def _finished(self, name: str, b: Builder, early: bool = False) -> Kernel:
+    def _finished(self, name: str, b: Builder, *further: Value, early: bool = False) -> Kernel:
         attrs = MappingProxyType({**self.kernel.attrs, "early": True}) if early else self.kernel.attrs
         whole = eliminate_dead(Kernel(name, Stage.LOOP, (), Block((), tuple(b.ops)), facts=self.kernel.facts, attrs=attrs, span=self.kernel.span))
         used = {v for op in walk(whole.body) for v in op.operands}
-        return replace(whole, params=tuple(p for p in (*self.kernel.params, *self.partials) if p in used))
+        return replace(whole, params=tuple(p for p in (*self.kernel.params, *self.partials, *further) if p in used))
+
+
+def _unwatched(op: Op) -> Op:
+    """The op without checks of indices: those of the parts are inside."""
+    attrs = {name: value for name, value in op.attrs.items() if name != "watch"}
+    regions = tuple(Block(region.args, tuple(map(_unwatched, region.ops))) for region in op.regions)
+    return replace(op, attrs=MappingProxyType(attrs), regions=regions)
 
 
 def _all(b: Builder, conditions: Sequence[Value]) -> Value:

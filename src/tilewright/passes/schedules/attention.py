@@ -190,7 +190,7 @@ class CpuAttention(MatrixSchedule):
     vectors: int = 1
     """SIMD registers along `nr`."""
     splits: int = 0
-    """Parts of the keys that are computed side by side, for few rows, and then added up; 0: all keys of a row in one block."""
+    """Blocks to have at once, for few rows: those of one row have parts of the keys, which are then added up; 0: all keys of a row in one block."""
 
     @property
     def to_tile(self) -> str:

@@ -32,8 +32,8 @@ class Schedule:
     """GPU: results read overlapping windows, and each thread has several of them to share what it loads (`lower_windows`)."""
     along: int = -1
     """With `window`: the parallel index along which a thread has all results of the tile, besides its vector; -1 for none."""
-    warps_on_reduction: bool = True
-    """Whether warps beyond the vector axis spread over the reduction (and then meet in shared memory)."""
+    row_lanes: int = 0
+    """GPU: lanes along the reduction where rows have lengths of their own (`ragged_rows`); the others are at other rows, and so are warps."""
     chunk: int = 1
     """CPU: elements of one block along the vector axis, walked in steps of the tile."""
     repeat: bool = False

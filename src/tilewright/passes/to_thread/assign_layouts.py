@@ -88,6 +88,9 @@ def blocked_layout(shape: tuple[int, ...], schedule: Schedule, target: Target) -
     left = target.warp_size
     alone = tiled.index(schedule.along) if schedule.along in tiled else -1
     order = [axis, *(a for a in reversed(range(rank)) if a not in (axis, alone))]
+    if schedule.row_lanes:
+        lanes[reduction], left = schedule.row_lanes, left // schedule.row_lanes
+        order = [a for a in order if a != reduction]
     if schedule.across > 1 and rank == 2:
         lanes[axis], lanes[1 - axis], left = left // schedule.across, schedule.across, 1
     for a in order if left > 1 else []:
@@ -104,7 +107,7 @@ def blocked_layout(shape: tuple[int, ...], schedule: Schedule, target: Target) -
 
 def _warp_order(order: list[int], axis: int, reduction: int, schedule: Schedule) -> list[int]:
     """Rows of a block get warps of their own before a row is cut; columns are cut along the reduction."""
-    if reduction < 0:
+    if reduction < 0 or schedule.row_lanes:
         return order
     others = [a for a in order if a not in (axis, reduction)]
     if schedule.vector_on_reduction:

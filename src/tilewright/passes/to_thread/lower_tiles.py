@@ -29,6 +29,7 @@ from tilewright.passes.common.accumulate import combine_alone, combine_atomic
 from tilewright.passes.common.registers import Cell, Held, Mask, RegisterIndex, Registers, Shape, ThreadView, shape_of
 from tilewright.passes.to_thread.cluster_softmax import ClusterMeeting, find_meeting
 from tilewright.passes.to_thread.tile_reductions import TileReductions
+from tilewright.passes.to_thread.warp_scatters import KINDS, Scattered, WarpScatter, scatter_each
 
 MANY = 8
 """Elements of a vector from which on it is worth a branch not to ask each of them whether it is inside."""
@@ -732,13 +733,16 @@ class TileLowering(ThreadView):
             if not shape:
                 assert isinstance(value, Value)
                 return one(inner, [v for v in held if isinstance(v, Value)], value)
-            registers = self.registers(inner, value, shape)
+            registers, cells = self.registers(inner, value, shape), list[list[Scattered]]()
             for cell in self.cells(shape):
                 pieces = self.pieces_of(inner, tensor, held, shape, cell) if held else [([], 1)] * (self.vector if self.is_wide(shape) else 1)
                 if len(pieces) < self.vector and self.is_wide(shape) and (mask is not None or not alone):
                     pieces = self.singles(inner, tensor, held, pieces)
-                self._combine_pieces(inner, pieces, registers.cells[cell], self.condition(inner, mask, shape, cell, len(pieces)), one)
-            return []
+                cells.append(self._pieces(inner, pieces, registers.cells[cell], self.condition(inner, mask, shape, cell, len(pieces))))
+            if owner is None and not alone and kind in KINDS and self.kernel.threads > 1 and self._may_meet(held, shape):
+                WarpScatter(cells, kind, self.lane, self.target.warp_size, one).run(inner)
+                return []
+            return scatter_each(inner, [element for cell in cells for element in cell], one)
 
         owner = self._owner(b, shape) if shape else None
         if self.kernel.threads > 1 and not shape:
@@ -750,20 +754,20 @@ class TileLowering(ThreadView):
         else:
             b.if_(owner, everything, lambda inner: [])
 
-    def _combine_pieces(
-        self, b: Builder, pieces: list[tuple[list[Value], int]], value: Value, conditions: Sequence[Value] | None,
-        one: Callable[[Builder, Sequence[Value], Value], list[Value]],
-    ) -> None:  # fmt: skip
-        position = 0
+    def _pieces(self, b: Builder, pieces: list[tuple[list[Value], int]], value: Value, conditions: Sequence[Value] | None) -> list[Scattered]:
+        """What a thread combines, by the places it goes to."""
+        elements, position = list[Scattered](), 0
         for number, (indices, width) in enumerate(pieces):
             part = value
             if isinstance(value.type, Vec) and width != value.type.width:
                 part = b.op("extract", value, lane=position)
             position += width
-            if conditions is None:
-                one(b, indices, part)
-            else:
-                b.if_(conditions[number], lambda inner, i=indices, p=part: one(inner, i, p), lambda inner: [])
+            elements.append(Scattered(tuple(indices), part, None if conditions is None else conditions[number]))
+        return elements
+
+    def _may_meet(self, held: Sequence[Held], shape: Shape) -> bool:
+        """Whether all elements of a warp could go to one place: no index grows along a tile."""
+        return not any(isinstance(index, RegisterIndex) and any(shape[axis] > 1 for axis in index.factors) for index in held)
 
     # -- control flow -------------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ class TileReductions:
                 whole = op.attrs.get("together") and isinstance(values[0].type, Vec)
                 values = (b.op("fold", values[0], kind=kind, together=True),) if whole else self._across_vector(b, kind, values)
             partial[cell] = self._across_lanes(b, kind, values, axis) if shape[axis] > 1 else values
-        if shape[axis] > 1 and self.view.layout.warps[axis] > 1:
+        if shape[axis] > 1 and self.view.layout.warps[axis] > 1 and not op.attrs.get("by_warp"):
             partial = self._across_warps(b, kind, partial, axis, in_loop)
         return [
             Registers(result_shape, {cell: values[position] for cell, values in partial.items()}) for position in range(len(op.results))

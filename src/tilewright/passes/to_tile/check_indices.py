@@ -56,7 +56,7 @@ def _checked(call: KernelCall, program: Program, target: Target, sites: list[Ind
         return call
     failure, own = Value(tensor(i64, FAILURE_FIELDS, align=16), FAILURE), Sites(call, program.name, sites)
     if target.simt:
-        body = rewrite(call.kernel, MaskedAccesses(own, failure).one).body
+        body = rewrite(call.kernel, MaskedAccesses(call.kernel, own, failure).one).body
     else:
         body = _Tests(call, failure, own, target.vector_bytes <= _NARROW).block(call.kernel.body)
     kernel = eliminate_dead(replace(call.kernel, params=(*call.kernel.params, failure), body=body))

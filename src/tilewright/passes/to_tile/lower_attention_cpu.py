@@ -76,6 +76,8 @@ class _CpuAttentionLowering(LoopLowering):
         self.rows = found.extents[found.row]
         self.depth, self.columns = found.depth, found.column_extent
         self.reductions = (found.maximum, *found.sums, found.weighted)
+        self.count: Value | None = None
+        """How many keys there are, where a number in memory says it."""
         self.turned: list[tuple[Op, Value]] = []
         """Loads of a score whose rows are turned round first, and where to."""
 
@@ -134,6 +136,9 @@ class _CpuAttentionLowering(LoopLowering):
 
     def _block(self, b: Builder, top: Value, bottom: Value, env: dict[Value, Value]) -> list[Value]:
         found, s = self.found, self.matrix
+        if found.count is not None:
+            self._evaluate(b, [found.count], env, [])
+            self.count = env[found.count]
         self.queries = self._local(b, "queries", s.m * s.k)
         self.sums = self._local(b, "sums", s.m * s.k)
         self.most = self._local(b, "most", s.m)
@@ -191,6 +196,8 @@ class _CpuAttentionLowering(LoopLowering):
 
     def _before(self, b: Builder, row: Value) -> Value:
         """How many keys a row has."""
+        if self.count is not None:
+            return self.count
         keys, reach = b.index(self.found.keys), self.found.reach
         if reach is None:
             return keys
@@ -385,7 +392,7 @@ class _CpuAttentionLowering(LoopLowering):
         keep: list[Value] = []
         masks: list[Condition] = []
         if masked:
-            last = b.index(found.keys)
+            last = self.count if self.count is not None else b.index(found.keys)
             keep.append(b.op("lt", j, last))
             local[found.j] = j = b.op("min", j, b.sub(last, b.index(1)))
         if masked and found.reach is not None:

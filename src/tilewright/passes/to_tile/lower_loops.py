@@ -39,6 +39,7 @@ from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.to_tile.even_tiles import border_tests
 from tilewright.passes.to_tile.extreme_on_cpu import ExtremeOnCpu
 from tilewright.passes.to_tile.lower_while import WhileLowering
+from tilewright.passes.to_tile.ragged_rows import RaggedRows
 
 LINE = 64
 """Bytes that a CPU fetches together."""
@@ -167,6 +168,8 @@ class LoopLowering:
 
         if full is None:
             body(b, False)
+        elif self.schedule.row_lanes:
+            body(b, True)  # rows that end at different places are masked anyway
         else:
             b.if_(full, lambda inner: body(inner, False), lambda inner: body(inner, True))
         return blocks
@@ -533,6 +536,8 @@ class LoopLowering:
         low, high, step, *init = operands
         if is_sweep(op) and self.reduce_position is not None and not self.inside_reduction and not (shape_of(low) or shape_of(high)):
             return self._sweep(b, op, low, high, step, env, masks)
+        if is_sweep(op) and self.reduce_position is not None and not self.inside_reduction and self.schedule.row_lanes:
+            return self._ragged_sweep(b, op, env, masks)
         varying = join(shape_of(low), shape_of(high))
 
         def body(inner: Builder, index: Value, *carried: Value) -> Sequence[Value]:
@@ -605,6 +610,43 @@ class LoopLowering:
         self.inside_reduction = was_inside
         return []
 
+    def _ragged_sweep(self, b: Builder, op: Op, env: dict[Value, Value], masks: list[Condition]) -> Sequence[Value]:
+        """An inner loop of independent iterations that has bounds of its own in each row of the tile."""
+        assert self.reduce_position is not None
+        ends = [env[v] for v in op.operands[:3]]
+        shape = join(*(shape_of(v) for v in ends))
+        low, high, step = (self.widen(b, v, shape) for v in ends)
+        count = b.op("floordiv", b.add(b.sub(high, low), b.sub(step, b.splat(1, step))), step)
+
+        def index_of(inner: Builder, number: Value, local: Mapping[Value, Value]) -> Value:
+            first, by = local[op.operands[0]], local[op.operands[2]]
+            wide = join(shape_of(number), shape_of(first), shape_of(by))
+            return inner.add(self.widen(inner, first, wide), inner.mul(self.widen(inner, number, wide), self.widen(inner, by, wide)))
+
+        was_inside, self.inside_reduction = self.inside_reduction, True
+        rows = RaggedRows(self, op.regions[0], "", self.reduce_position, self.schedule.reduce_tile, env, masks, index_of, op.operands[:3])
+        rows.run(b, count, [])
+        self.inside_reduction = was_inside
+        return []
+
+    def combined(self, b: Builder, kind: str, left: Sequence[Value], right: Sequence[Value]) -> tuple[Value, ...]:
+        """What two sets of terms come to."""
+        return self._combine(b, kind, left, right)
+
+    def longest(self, b: Builder, value: Value, by_warp: bool) -> Value:
+        """The greatest of a tile; of what a warp has of it, for each warp, where a warp's own will do."""
+        return self._extreme(b, "max", value, by_warp)
+
+    def meets_others(self, region: Block) -> bool:
+        """Whether what is done there makes the threads of a block wait for each other: loops whose ends they have to agree on, and arrays through which
+        elements change threads."""
+        inside = list(walk(region))
+        if any(op.regions and op.opcode != "if" for op in inside):
+            return True
+        written = {op.operands[0] for op in walk(self.kernel.body) if op.opcode in ("store", "accumulate", "atomic")}
+        read = {op.operands[0] for op in walk(self.kernel.body) if op.opcode == "load"}
+        return any(op.opcode in ("load", "store", "accumulate") and op.operands[0] in written & read for op in inside)
+
     def _fetch_ahead(self, b: Builder, place: Value, env: Mapping[Value, Value]) -> None:
         """What the next rows read and write, a tile of it: rows follow one another in memory."""
         for memory, access in self.fetched.items():
@@ -623,11 +665,13 @@ class LoopLowering:
                 value = b.select(*(self.widen(b, v, shape) for v in (mask.value, value, otherwise)))
         return value
 
-    def _extreme(self, b: Builder, kind: str, value: Value) -> Value:
+    def _extreme(self, b: Builder, kind: str, value: Value, by_warp: bool = False) -> Value:
         if not shape_of(value):
             return value
         for axis in range(self.rank):
-            value = b.op("reduce_tile", value, kind=kind, axis=axis)
+            attrs: dict[str, Attr] = {"kind": kind, "axis": axis}
+            if shape_of(value)[axis] > 1 or not by_warp:
+                value = b.emit("reduce_tile", [value], attrs | ({"by_warp": True} if by_warp else {}))[0]
         return b.op("item", value)
 
     def _carried(
@@ -716,7 +760,7 @@ class LoopLowering:
     ) -> Sequence[Value]:  # fmt: skip
         """Combine over dimensions `dimension`… into `start`: serial loops outside, the innermost tiled when asked."""
         last = dimension == len(extents) - 1
-        if last and tiled and shape_of(extents[-1]):
+        if last and tiled and shape_of(extents[-1]) and not self.schedule.row_lanes:
             return self._ragged(b, op, kind, extents, dimension, {**env}, masks, start)
         if last and tiled and dimension:
             # Every element of a tile starts from the identity; what came before joins once, not once per element.
@@ -784,6 +828,9 @@ class LoopLowering:
     ) -> Sequence[Value]:
         position, tile = self.reduce_position, self.schedule.reduce_tile
         assert position is not None
+        if shape_of(extent):
+            rows = RaggedRows(self, op.regions[0], kind, position, tile, env, masks, lambda inner, number, local: number)
+            return rows.run(b, extent, start)
         index_arg = op.regions[0].args[-1]
         rising = self.target.simt and self._rises(op)
 

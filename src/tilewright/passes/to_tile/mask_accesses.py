@@ -8,31 +8,82 @@ In: a kernel whose loads and stores may have an attribute `watch`. Out: the kern
     report $failure, %i, %n, (not %inside) {site = 1}
     store %out, %i, %v, %inside {masked = true, checked = true}
 
-A load that is masked out gives 0. A tile is many threads': each tests and reports its own elements, so that nobody waits for others.
+A load that is masked out gives 0. A tile is many threads': each tests and reports its own elements, so that nobody waits for others. Indices that grow by ones
+along a tile are tested as a whole first, the first and the last of them, and only a tile that is not all inside asks its elements:
+
+    if %lo >= 0 and %lo + 63 < %n { store %out, %lo + iota, %v } { … as above … }
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from tilewright.base.dtypes import i64
+from tilewright.base.record import record
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Op, Value, watched_axes
+from tilewright.ir.nodes import Kernel, Op, Value, walk, watched_axes
 from tilewright.ir.types import Tensor
 from tilewright.passes.common.nest_shapes import join, shape_of
 from tilewright.passes.to_tile.index_sites import Sites, inside_of, parts, unwatched, widen
 
 
+@record
+class _Ends:
+    """Indices of a tile: the sum of these numbers, and from `low` to `high` more."""
+
+    numbers: tuple[Value, ...]
+    low: int
+    high: int
+
+
 class MaskedAccesses:
     """The accesses of one kernel. `one` is for `ir.rewrite`."""
 
-    def __init__(self, sites: Sites, failure: Value) -> None:
+    def __init__(self, kernel: Kernel, sites: Sites, failure: Value) -> None:
         self.sites, self.failure = sites, failure
+        self.made = {result: op for op in walk(kernel.body) for result in op.results}
 
     def one(self, b: Builder, op: Op) -> Sequence[Value] | None:
         axes = watched_axes(op)
         if not axes:
             return None
+        memory, indices, _, _ = parts(op)
+        assert isinstance(memory.type, Tensor)
+        ends = [self._ends(indices[axis]) for axis in axes] if op.opcode == "store" and any(map(shape_of, indices)) else [None]
+        whole: Value | None = None
+        for axis, found in zip(axes, ends, strict=False):
+            if found is None:
+                return self._element_by_element(b, op, axes)
+            low, high = (self._sum(b, found.numbers, offset) for offset in (found.low, found.high))
+            inside = b.logical_and(b.op("ge", low, b.index(0)), inside_of(b, high, b.index(memory.type.shape[axis])))
+            whole = inside if whole is None else b.logical_and(whole, inside)
+        assert whole is not None
+        b.if_(whole, lambda inner: inner.emit(op.opcode, op.operands, unwatched(op)), lambda inner: self._element_by_element(inner, op, axes))
+        return []
+
+    def _ends(self, index: Value) -> _Ends | None:
+        """The first and the last of indices that grow by ones along a tile; None where they do not."""
+        if not shape_of(index):
+            return _Ends((index,), 0, 0)
+        op = self.made.get(index)
+        if op is None:
+            return None
+        if op.opcode == "iota":
+            return _Ends((), 0, prod(shape_of(index)) - 1)
+        below = [self._ends(operand) for operand in op.operands] if op.opcode in ("broadcast", "add") else []
+        if not below or any(one is None for one in below):
+            return None
+        known = [one for one in below if one is not None]
+        return _Ends(tuple(v for one in known for v in one.numbers), sum(one.low for one in known), sum(one.high for one in known))
+
+    def _sum(self, b: Builder, numbers: Sequence[Value], offset: int) -> Value:
+        total = b.index(offset)
+        for number in numbers:
+            total = b.add(total, b.cast(number, i64))
+        return total
+
+    def _element_by_element(self, b: Builder, op: Op, axes: Sequence[int]) -> Sequence[Value]:
         memory, indices, values, mask = parts(op)
         assert isinstance(memory.type, Tensor)
         shape = join(*map(shape_of, (*indices, *values, *([mask] if mask is not None else []))))

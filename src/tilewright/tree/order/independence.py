@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from tilewright.base.affine import AffineForm
 from tilewright.base.sizes import ONE, ZERO, Size
 from tilewright.tree.bounds import (
     IndexForm,
@@ -24,6 +25,7 @@ from tilewright.tree.typed import (
     Accumulate,
     Apply,
     ArrayAssign,
+    Cast,
     Const,
     Element,
     Expr,
@@ -31,6 +33,7 @@ from tilewright.tree.typed import (
     Local,
     LoopVar,
     ReduceLoop,
+    ScalarRef,
     SetVar,
     Stmt,
     Store,
@@ -88,6 +91,7 @@ def _one_element(loop: TypedLoop, stores: Sequence[Store]) -> bool:
 def independent(loop: TypedLoop, over: Sequence[LoopVar], fixed: Fixed = NOTHING_FIXED) -> bool:
     """Whether the points over these indices (of the loop's first) can run in any order, as far as arrays are concerned."""
     body: tuple[Stmt, ...] = loop.body
+    bases = _Bases(body)
     writes: dict[str, list[Indices]] = {}
     accesses: dict[str, list[Indices]] = {}
     reads: set[str] = set()
@@ -95,7 +99,7 @@ def independent(loop: TypedLoop, over: Sequence[LoopVar], fixed: Fixed = NOTHING
         if isinstance(stmt, ArrayAssign | ReduceLoop | TypedYield | TypedPrint | TypedAssert):
             return False
         if isinstance(stmt, Store) and not stmt.scatter:
-            linear = _forms(stmt.indices, fixed)
+            linear = _forms(stmt.indices, fixed, bases)
             if linear is None:
                 return False
             writes.setdefault(stmt.array.name, []).append(linear)
@@ -105,29 +109,77 @@ def independent(loop: TypedLoop, over: Sequence[LoopVar], fixed: Fixed = NOTHING
         return any(isinstance(s, Store) for s in walk(body))
     for expr in exprs_in(body):
         if isinstance(expr, Element) and expr.array.name in writes:
-            linear = _forms(expr.indices, fixed)
+            linear = _forms(expr.indices, fixed, bases)
             if linear is None:
                 return False
             accesses.setdefault(expr.array.name, []).append(linear)
             reads.add(expr.array.name)
     colours = _colours(body, over, fixed)
-    return all(_array_independent(writes[name], accesses.get(name, []), over, fixed, colours) for name in writes)
+    return all(_array_independent(writes[name], accesses.get(name, []), over, fixed, colours, bases) for name in writes)
 
 
-def _forms(indices: Sequence[Expr], fixed: Fixed) -> Indices | None:
+class _Bases:
+    """Numbers from arrays that a loop only reads, as `positions[s]` in `cache[s, positions[s] + t]`: each stands as an index of its own, and is the
+    same wherever the indices that choose it are."""
+
+    def __init__(self, body: tuple[Stmt, ...]) -> None:
+        self.written = {s.array.name for s in walk(body) if isinstance(s, Store)}
+        self.inside = {s.var for s in walk(body) if isinstance(s, SetVar | Accumulate)}
+        self.known: dict[Expr, LoopVar] = {}
+        self.needs: dict[LoopVar, frozenset[LoopVar]] = {}
+        """The indices that choose each."""
+
+    def form(self, expr: Expr) -> IndexForm | None:
+        """A sum of a linear function and such numbers; None for anything else."""
+        linear = affine(expr)
+        if linear is not None:
+            return linear
+        if isinstance(expr, Cast) and expr.dtype.is_int and expr.value.dtype.is_int and expr.dtype.bits >= expr.value.dtype.bits:
+            return self.form(expr.value)
+        if isinstance(expr, Apply) and expr.op in ("add", "sub"):
+            first, second = (self.form(arg) for arg in expr.args)
+            return None if first is None or second is None else first.plus(second) if expr.op == "add" else first.minus(second)
+        if not isinstance(expr, Element | Local | ScalarRef) or not expr.dtype.is_int:
+            return None
+        if isinstance(expr, Element) and expr.array.name in self.written:
+            return None
+        if any((isinstance(e, Element) and e is not expr) or (isinstance(e, Local) and e.var in self.inside) for e in walk_expr(expr)):
+            return None
+        var = self.known.get(expr)
+        if var is None:
+            var = self.known[expr] = LoopVar("base", expr, expr)
+            self.needs[var] = frozenset(e.var for e in walk_expr(expr) if isinstance(e, IndexRef))
+        return AffineForm(((var, ONE),))
+
+    def injective(self, indices: Indices, over: Sequence[LoopVar]) -> bool:
+        """Whether different values of the `over` indices reach different elements: an index that an axis tells settles the numbers it chooses."""
+        missing = set(over)
+        while missing:
+            before = len(missing)
+            for index in indices:
+                settled = {v for v in index.values if v in self.needs and self.needs[v].isdisjoint(missing)}
+                rest = AffineForm(tuple((v, f) for v, f in index.factors if v not in settled), index.constant)
+                if self.needs.keys().isdisjoint(rest.values) and injective((rest,), [v for v in rest.values if v in missing]):
+                    missing -= set(rest.values)
+            if len(missing) == before:
+                return False
+        return True
+
+
+def _forms(indices: Sequence[Expr], fixed: Fixed, bases: _Bases) -> Indices | None:
     if not fixed:
-        return known_indices(indices)
+        return tuple(bases.form(index) or form for index, form in zip(indices, known_indices(indices), strict=True))
     forms = linear_indices(indices)
     return None if forms is None else tuple(fixed_form(form, fixed) for form in forms)
 
 
 def _array_independent(
-    writes: list[Indices], reads: list[Indices], over: Sequence[LoopVar], fixed: Fixed, colours: tuple[IndexForm, int] | None
+    writes: list[Indices], reads: list[Indices], over: Sequence[LoopVar], fixed: Fixed, colours: tuple[IndexForm, int] | None, bases: _Bases
 ) -> bool:
     distinct = list(dict.fromkeys(writes + reads))
     if all(owns_axis(distinct, var) for var in over):
         return True
-    if not all(injective(w, over) for w in writes):
+    if not all(bases.injective(w, over) for w in writes):
         return False
     return all(
         a == b or disjoint(a, b, fixed or None) or (colours is not None and _other_colour(a, b, over, colours))

@@ -28,7 +28,8 @@ from tilewright.base.record import record
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value
-from tilewright.ir.types import Tensor, dtype_of
+from tilewright.ir.ops import OPS
+from tilewright.ir.types import Tensor, Tile, dtype_of
 from tilewright.passes.common.registers import Mask, RegisterIndex, Registers
 from tilewright.passes.common.unsigned import unsigned_divisions
 from tilewright.passes.schedules.attention import TERMS, MmaAttention, pitch
@@ -93,12 +94,17 @@ class _MmaAttentionLowering:
 
     def run(self) -> Kernel:
         b = Builder(self.kernel.span)
+        attrs: dict[str, Attr] = {**self.kernel.attrs, "min_blocks": self.schedule.blocks_at_once(self.target)}
+        if (attrs.get("early") or attrs.get("release")) and "early" in self.target.features:
+            b.multi("release_next")  # what adds up parts of keys is there when the last of them ends
+        if attrs.get("early") and "early" in self.target.features:
+            b.multi("wait_previous")
+            attrs["dependent"] = True
         self._coordinates(b)
         self.ring = b.op(
             "alloc", dtype=self.dtype, shape=(self.schedule.shared_elements,), space="shared", align=128, name="ring"
         )
         self._body(b, self.kernel.body.ops)
-        attrs: dict[str, Attr] = {**self.kernel.attrs, "min_blocks": self.schedule.blocks_at_once(self.target)}
         return unsigned_divisions(
             replace(
                 self.kernel, stage=Stage.THREAD, body=Block((), tuple(b.ops)), threads=self.schedule.threads,
@@ -160,9 +166,11 @@ class _MmaAttentionLowering:
         row = b.op("shr", self.epilogue.thread, b.index(beside.bit_length() - 1))
         chunk = b.op("and", self.epilogue.thread, b.index(beside - 1))
         column = b.mul(chunk, b.index(CHUNK))
+        indices = load.operands[1 : 1 + tensor.rank]
+        gathered = any(not isinstance(self.env.get(v), Value | RegisterIndex) for v in indices)
         coordinates: list[Value] = []
         walked = -1
-        for axis, index in enumerate(load.operands[1 : 1 + tensor.rank]):
+        for axis, index in enumerate(() if gathered else indices):
             held = self.env[index]
             origin = self.epilogue.origin(held)
             for tile_axis in held.factors if isinstance(held, RegisterIndex) else ():
@@ -174,6 +182,12 @@ class _MmaAttentionLowering:
 
         def pass_(inner: Builder, number: int) -> list[Value]:
             here = [inner.add(x, inner.index(number * down)) if a == walked else x for a, x in enumerate(coordinates)]
+            if gathered:
+                own = inner.add(row, inner.index(number * down))
+                for room in rooms:  # a row that is not there has the indices of one that is
+                    own = inner.op("min", own, inner.sub(inner.add(row, room), inner.index(1)))
+                own = inner.op("max", own, inner.index(0))
+                here = [self._gathered(inner, v, part, own, column) for v in indices]
             wanted = [inner.op("lt", inner.index(number * down), room) for room in rooms]
             wanted += always
             condition = [self._all_of(inner, wanted)] if wanted else []
@@ -193,6 +207,28 @@ class _MmaAttentionLowering:
                 b.if_(self._all_of(b, fits), lambda inner, n=number: pass_(inner, n), lambda inner: [])
             else:
                 pass_(b, number)
+
+    def _gathered(self, b: Builder, value: Value, part: _MmaPart, row: Value, column: Value) -> Value:
+        """An index of one row, computed for that row alone: where rows are not those of an axis."""
+        held = self.env.get(value)
+        if isinstance(held, Value):
+            return held
+        if isinstance(held, RegisterIndex):
+            total = held.base
+            for axis, factor in held.factors.items():
+                own = row if axis == part.row_axis else column
+                total = b.add(total, own if factor == 1 else b.mul(own, b.index(factor)))
+            return total
+        op = self.scores.made[value]
+        if op.opcode == "broadcast":
+            return self._gathered(b, op.operands[0], part, row, column)
+        if op.opcode == "load":
+            memory = op.operands[0].type
+            assert isinstance(memory, Tensor)
+            return b.op("load", op.operands[0], *(self._gathered(b, v, part, row, column) for v in op.operands[1 : 1 + memory.rank]))
+        if op.regions or OPS[op.opcode].effect != "pure":
+            raise CompilerBug.at("TW040", f"lower_mma_attention: an index of an operand is made by {op.opcode}", part.load.span)
+        return b.emit(op.opcode, [self._gathered(b, v, part, row, column) for v in op.operands], op.attrs)[0]
 
     def _rooms(self, b: Builder, part: _MmaPart, row: Value, column: Value) -> tuple[list[Value], list[Value]]:
         """Of the conditions of a load: how many rows from this thread's first on are inside, and what does not depend on rows."""
@@ -223,12 +259,24 @@ class _MmaAttentionLowering:
             step = self.source
             self.env[step.index] = inner.cast(t, dtype_of(step.index.type))
             for part in (self.key, self.value):
-                self.epilogue.ops(inner, needed_ops(step.ops, part.load.operands[1:]))
+                self.epilogue.ops(inner, self._straight(needed_ops(step.ops, part.load.operands[1:])))
                 self._bring(inner, part, self._slot(inner, t))
             return []
 
         b.if_(b.op("lt", t, steps), bring, lambda inner: [])
         b.multi("copy_commit")
+
+    def _straight(self, ops: Sequence[Op]) -> list[Op]:
+        """Without ops that make indices of single rows (`_gathered`): tiles of quotients and of what is loaded by them."""
+        late: set[Value] = set()
+        kept: list[Op] = []
+        for op in ops:
+            apart = op.opcode in ("floordiv", "mod", "load") and isinstance(op.results[0].type, Tile)
+            if apart or any(v in late for v in op.operands):
+                late.update(op.results)
+            else:
+                kept.append(op)
+        return kept
 
     def _slot(self, b: Builder, t: Value) -> Value:
         """Where the stage of step t begins."""

@@ -27,6 +27,7 @@ NEEDED = {
     "scans": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "scans-cpu": {},
     "checks-cpu": {},
+    "onnx-cpu": {"onnxruntime": "onnxruntime"},
     "random": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "random-cpu": {},
     "ordered": {"torch": "torch", "triton": "triton"},

@@ -45,6 +45,7 @@ KINDS = (
     "ordered",
     "ordered-cpu",
     "checks-cpu",
+    "onnx-cpu",
     "host",
     "gemv",
     *contraction_run.KINDS,
@@ -190,6 +191,17 @@ def check_jobs(setting: Setting, quick: bool) -> list[Job]:
     ]
 
 
+def onnx_jobs(setting: Setting, quick: bool) -> list[Job]:
+    from bench import onnx_cpu
+
+    plan = Plan(rounds=5, per_round=3, warmups=1, seconds=5.0) if quick else Plan(rounds=15, per_round=3, warmups=2, seconds=20.0)
+    clock = HostClock()
+    return [
+        Job(case.label, (case.op,), lambda case=case: iter([measure(case, clock, plan, setting)]))  # type: ignore[misc]
+        for case in onnx_cpu.cases(quick)
+    ]
+
+
 def random_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
     from bench import random_fill
 
@@ -301,6 +313,8 @@ def main(
             jobs = scatter_jobs(kind, setting, quick)
         elif kind == "checks-cpu":
             jobs = check_jobs(setting, quick)
+        elif kind == "onnx-cpu":
+            jobs = onnx_jobs(setting, quick)
         elif kind.startswith("random"):
             jobs = random_jobs(kind, setting, quick)
         elif kind.startswith("ordered"):

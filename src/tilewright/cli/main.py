@@ -184,6 +184,7 @@ def run(file: str, kernel: str | None, given: tuple[str, ...], wanted: tuple[str
     Examples:
       tilewright run examples/zyn/axpy.zyn --in a=2.5 --in x=x.npy --in y=y.npy --out result=r.npy
       tilewright run examples/gallery.py --kernel relu --in x=x.npy --device cpu
+      tilewright run model.onnx --in x=x.npy --out y.npy
     """
     from tilewright.cli.commands.run import run as command
 

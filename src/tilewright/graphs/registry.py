@@ -176,7 +176,8 @@ def check_replacement(record: OpRecord, kernel: Callable[..., Any]) -> None:
     if not callable(kernel):
         raise UserError.at("TW009", f"the kernel for '{record.name}' is a {type(kernel).__name__}", help="give a kernel, or a function of arrays")
     known = (*record.input_names, *(p.name for p in record.params))
-    unknown = [name for name in parameter_names(kernel) if name not in known]
+    several = record.variadic
+    unknown = [name for name in parameter_names(kernel) if name not in known and not (several and name.startswith(several) and name[len(several) :].isdigit())]
     if unknown:
         name = getattr(kernel, "__name__", "the kernel")
         raise UserError.at("TW016", f"{name} has a parameter '{unknown[0]}', which '{record.name}' does not have", help=f"parameters are found by name: {', '.join(known)}")

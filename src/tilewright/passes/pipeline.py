@@ -46,6 +46,8 @@ from tilewright.passes.loop.shifted_variance import shifted_variance
 from tilewright.passes.loop.split_axes import split_axes
 from tilewright.passes.loop.stabilise import stabilise
 from tilewright.passes.loop.untile import untile
+from tilewright.passes.ordered.ordered_kernels import ordered_kernels
+from tilewright.passes.ordered.time_tiles import time_tiles
 from tilewright.passes.packed.split_blocks import split_blocks
 from tilewright.passes.packed.stage_units import stage_units
 from tilewright.passes.packed.units import packed_units
@@ -56,9 +58,9 @@ from tilewright.passes.program.fuse import FusionReport, fuse
 from tilewright.passes.program.fuse_horizontally import fuse_horizontally
 from tilewright.passes.program.guard_checks import guard_checks
 from tilewright.passes.program.launch_early import launch_early
-from tilewright.passes.program.ordered_kernels import ordered_kernels
 from tilewright.passes.program.pad_windows import pad_windows
 from tilewright.passes.program.persistent_kernel import persistent_kernel
+from tilewright.passes.program.prefetch_early import prefetch_early
 from tilewright.passes.program.repack import repack
 from tilewright.passes.program.reuse_buffers import reuse_buffers
 from tilewright.passes.program.split_attention import split_attention
@@ -67,7 +69,6 @@ from tilewright.passes.program.split_scans import split_scans
 from tilewright.passes.program.split_scatters import split_scatters
 from tilewright.passes.program.stream_k import stream_k
 from tilewright.passes.program.tile_counters import add_counters
-from tilewright.passes.program.time_tiles import time_tiles
 from tilewright.passes.program.to_channels_last import to_channels_last
 from tilewright.passes.program.watch_indices import watch_indices
 from tilewright.passes.program.widen_operands import widen_operands
@@ -247,6 +248,11 @@ SPLIT_SCATTERS = Pass(
 LAUNCH_EARLY = Pass(
     "launch_early", "program", "program", launch_early,
     "Short kernels of a program of several start before the one before them has ended, and wait for it themselves.",
+    takes=("target", "hints"),
+)  # fmt: skip
+PREFETCH_EARLY = Pass(
+    "prefetch_early", "program", "program", prefetch_early,
+    "Kernels that start early fetch arrays that no kernel of the program writes into the second-level cache while they wait.",
     takes=("target", "hints"),
 )  # fmt: skip
 SPLIT_SCANS = Pass(
@@ -578,6 +584,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(DIVIDE_BY_RECIPROCAL, "After expand_math, whose divisions it sees too."),
         Step(SIMPLIFY, "Code generators see short code."),
         Step(LAUNCH_EARLY, "Last: whether a kernel is short is known once its grid is, and nothing may come before its wait."),
+        Step(PREFETCH_EARLY, "After launch_early, which adds waits; addresses are final."),
     ),
     "ordered loops": (
         Step(TIME_TILES, "Calls are still apart, and the loop stage says what a step computes."),

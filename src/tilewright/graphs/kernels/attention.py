@@ -119,25 +119,24 @@ def attention_causal(q: tw.Array, k: tw.Array, v: tw.Array, scale: float) -> tw.
 def attention_cached(q: tw.Array, k: tw.Array, v: tw.Array, positions: tw.Array, scale: float) -> tw.Array:
     """A query sees the cache up to its own position."""
     sequences, tokens, groups, heads, depth = q.shape
-    length = k.shape[1]
     out = tw.empty((sequences, tokens, groups, heads, depth), q.dtype)
-    for s, g, h, i in tw.grid(sequences, groups, heads, tokens):
-        n = min(positions[s] + i + 1, length)
+    for s, g, i, h in tw.grid(sequences, groups, tokens, heads):
+        n = int(positions[s]) + i + 1
         most = -tw.inf
-        for j in range(n):  # type: ignore[call-overload]
+        for j in range(n):
             score = 0.0
             for d in range(depth):
                 score += q[s, i, g, h, d] * k[s, j, g, d]
             most = max(most, score * scale)
         total = 0.0
-        for j in range(n):  # type: ignore[call-overload]
+        for j in range(n):
             score = 0.0
             for d in range(depth):
                 score += q[s, i, g, h, d] * k[s, j, g, d]
             total += tw.exp(score * scale - most)
         for e in range(depth):
             mixed = 0.0
-            for j in range(n):  # type: ignore[call-overload]
+            for j in range(n):
                 score = 0.0
                 for d in range(depth):
                     score += q[s, i, g, h, d] * k[s, j, g, d]
@@ -153,7 +152,7 @@ def attention_paged(q: tw.Array, k: tw.Array, v: tw.Array, positions: tw.Array, 
     size = k.shape[1]
     pages = table.shape[1]
     out = tw.empty((sequences, tokens, groups, heads, depth), q.dtype)
-    for s, g, h, i in tw.grid(sequences, groups, heads, tokens):
+    for s, g, i, h in tw.grid(sequences, groups, tokens, heads):
         n = min(positions[s] + i + 1, pages * size)
         most = -tw.inf
         for j in range(n):  # type: ignore[call-overload]

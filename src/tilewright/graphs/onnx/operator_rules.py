@@ -259,7 +259,7 @@ class NodeKernel(LoopKernel):
     def spread(self, value: Known, indices: Sequence[X], shape: Shape, literal: bool = True) -> X:
         """An element by the indices of a shape that the value is repeated to."""
         skip = len(shape) - value.rank
-        return self.read(value, *(0 if value.shape[a] == 1 else indices[skip + a] for a in range(value.rank)), literal=literal)
+        return self.read(value, *(0 if value.shape[a] == 1 != shape[skip + a] else indices[skip + a] for a in range(value.rank)), literal=literal)
 
     def output(self, shape: Sequence[int], dtype: np.dtype, fill: object = None) -> str:
         """A result of the node."""

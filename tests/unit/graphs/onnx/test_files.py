@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bench.onnx_writer import attribute, graph, integer, model, node, of_graph, part, single, tensor, value, varint
 from click.testing import CliRunner
 
 import tilewright as tw
-from onnx_writer import attribute, graph, integer, model, node, of_graph, part, single, tensor, value, varint
 from tilewright.cli.main import cli
 from tilewright.graphs.onnx.model import read_model, read_tensor
 from tilewright.graphs.onnx.tensors import ExternalFiles, array_of

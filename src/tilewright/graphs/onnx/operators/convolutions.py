@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from tilewright.graphs.onnx.loops import X, both
 from tilewright.graphs.onnx.operator_rules import NodeView, is_float, operator
-from tilewright.graphs.onnx.operators.windows import list_of, sliding
+from tilewright.graphs.onnx.operators.matrices import FEW_ROWS, few_rows
+from tilewright.graphs.onnx.operators.windows import SlidingWindow, list_of, sliding
 from tilewright.graphs.onnx.values import Known
 
 
@@ -30,6 +33,9 @@ def convolution(node: NodeView) -> Known:
     window = sliding(node, x.shape[2:], w.shape[2:])
     several = features // groups
     pixels = window.results
+    if groups == 1 and batch == 1 and math.prod(pixels) <= FEW_ROWS and each * math.prod(window.sizes) >= 64:
+        found = few_rows(node, _patches(node, x, window), node.reshape(w, (features, each * math.prod(window.sizes))), bias, turned=True)
+        return node.reshape(found, (batch, features, *pixels))
     kernel = node.kernel()
     if groups == 1:
         image, weights, biases = x, w, bias
@@ -53,6 +59,20 @@ def convolution(node: NodeView) -> Known:
         total = kernel.reduce([each, *window.sizes], 0.0, step)
         kernel.store(out, i, total if biases is None else total + kernel.read(biases, *outer[1:]))
     return node.reshape(kernel.finish_one(), (batch, features, *pixels))
+
+
+def _patches(node: NodeView, x: Known, window: SlidingWindow) -> Known:
+    """What each window of one image covers, as a row; zeros outside of the image."""
+    kernel = node.kernel("onnx_patches")
+    shape = (*window.results, x.shape[1], *window.sizes)
+    # Stored under a condition, so that sums over a row do not ask it again for every feature.
+    out = kernel.output(shape, x.dtype, None if all(window.inside) else 0.0)
+    axes = len(window.sizes)
+    with kernel.grid(*shape) as i:
+        places, inside = window.places(kernel, i[:axes], i[axes + 1 :])
+        with kernel.when(inside):
+            kernel.store(out, i, kernel.read(x, 0, i[axes], *places, literal=False))
+    return node.reshape(kernel.finish_one(), (math.prod(window.results), x.shape[1] * math.prod(window.sizes)))
 
 
 @operator("ConvTranspose", note="1 to 3 axes, groups, dilations, output_padding, output_shape")

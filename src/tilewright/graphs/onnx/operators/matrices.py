@@ -51,7 +51,29 @@ def product(node: NodeView, a: Known, b: Known) -> Known:
     return found if tuple(shape) == found.shape else node.reshape(found, shape)
 
 
+FEW_ROWS = 4
+"""Rows up to which a product is a sum for each row: a panel of a matrix product would be mostly empty, and packing costs more than it gives."""
+
+
+def few_rows(node: NodeView, a: Known, w: Known, bias: Known | None = None, turned: bool = False) -> Known:
+    """`a[rows, depth]` times `w[columns, depth]`, for few rows: each row's sums are loops of their own. `turned` gives `[columns, rows]`."""
+    (rows, depth), columns = a.shape, w.shape[0]
+    kernel = node.kernel("onnx_few_rows")
+    out = kernel.output((columns, rows) if turned else (rows, columns), a.dtype)
+    with kernel.grid(columns) as (j,):
+        for row in range(rows):
+
+            def step(acc: X, k: tuple[X, ...], row: int = row) -> None:
+                kernel.set(acc, kernel.read(a, row, k[0], literal=False) * kernel.read(w, j, k[0], literal=False), "+")
+
+            total = kernel.reduce([depth], 0.0, step)
+            kernel.store(out, (j, row) if turned else (row, j), total if bias is None else total + kernel.read(bias, j, literal=False))
+    return kernel.finish_one()
+
+
 def _matrix_product(node: NodeView, a: Known, b: Known) -> Known:
+    if a.shape[0] <= FEW_ROWS and is_float(a.dtype) and b.host is not None and a.size and b.size:
+        return few_rows(node, a, node.transpose(b, (1, 0)))
     kernel = node.kernel("onnx_matmul")
     out = kernel.output((a.shape[0], b.shape[1]), a.dtype)
     with kernel.grid(a.shape[0], b.shape[1]) as (i, j):
@@ -139,7 +161,7 @@ def einsum(node: NodeView) -> Known:
         def value_at(inner: tuple[X, ...]) -> X:
             here = {**place, **dict(zip(summed, inner, strict=True))}
             factors = [
-                kernel.read(v, *(0 if n == 1 else here[name] for name, n in zip(names, v.shape, strict=True)), literal=False)
+                kernel.read(v, *(0 if n == 1 != sizes[name] else here[name] for name, n in zip(names, v.shape, strict=True)), literal=False)
                 for names, v in zip(letters, values, strict=True)
             ]
             whole = factors[0]

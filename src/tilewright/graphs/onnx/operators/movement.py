@@ -226,13 +226,26 @@ def pad(node: NodeView) -> Known:
 def padded(node: NodeView, x: Known, before: Sequence[int], shape: tuple[int, ...], mode: str, fill: Known) -> Known:
     """An array in a frame. `before` is how wide the frame is at the beginning of each axis."""
     kernel = node.kernel(f"onnx_pad_{mode}")
+    number = literal_of(fill)
+    if mode == "constant" and number is not None and x.size and all(b >= 0 and b + n <= m for b, n, m in zip(before, x.shape, shape, strict=True)):
+        out = kernel.output(shape, x.dtype, number)  # the frame, and what stands in it
+        with kernel.grid(*x.shape) as i:
+            kernel.store(out, [i[a] + before[a] if before[a] else i[a] for a in range(x.rank)], kernel.read(x, *i, literal=False))
+        return kernel.finish_one()
     out = kernel.output(shape, x.dtype)
     moved = [b != 0 or n != m for b, n, m in zip(before, x.shape, shape, strict=True)]
     if mode != "constant" and any(m and not n for m, n in zip(moved, x.shape, strict=True)):
         raise node.error(f"repeats elements of {list(x.shape)}, which has none", "TW004")
+    inner = mode != "constant" and all(b >= 0 and b + n <= m for b, n, m in zip(before, x.shape, shape, strict=True))
+    if inner:  # what stands in the frame is copied, and the frame alone is looked up
+        with kernel.grid(*x.shape) as i:
+            kernel.store(out, [i[a] + before[a] if before[a] else i[a] for a in range(x.rank)], kernel.read(x, *i, literal=False))
     with kernel.grid(*(shape or (1,))) as i:
         if mode != "constant":
-            kernel.store(out, i, kernel.read(x, *(_folded(i[a] - before[a], x.shape[a], mode) if moved[a] else i[a] for a in range(x.rank))))
+            source = [i[a] - before[a] if moved[a] else i[a] for a in range(x.rank)]
+            outside = _any(*(c for a in range(x.rank) if moved[a] for c in (source[a] < 0, source[a] >= x.shape[a])))
+            with kernel.when(outside if inner else None):
+                kernel.store(out, i, kernel.read(x, *(_folded(source[a], x.shape[a], mode) if moved[a] else i[a] for a in range(x.rank))))
         else:
             source = [kernel.let(i[a] - before[a]) if moved[a] else i[a] for a in range(x.rank)]
             inside = both(*(c for a in range(x.rank) if moved[a] for c in (source[a] >= 0, source[a] < x.shape[a])))
@@ -244,6 +257,13 @@ def padded(node: NodeView, x: Known, before: Sequence[int], shape: tuple[int, ..
                 value = nothing
             kernel.store(out, i, value if inside is None or not x.size else choose(inside, value, nothing))
     return kernel.finish_one()
+
+
+def _any(*conditions: X) -> X | None:
+    found: X | None = None
+    for condition in conditions:
+        found = condition if found is None else found | condition
+    return found
 
 
 def _folded(at: X, extent: int, mode: str) -> X:
@@ -287,7 +307,8 @@ def blocks(node: NodeView) -> Known:
         if h % size or w % size:
             raise node.error(f"blocks of {size} do not divide {list(x.shape)}", "TW004")
         cut = node.reshape(x, (n, c, h // size, size, w // size, size))
-        return node.reshape(node.transpose(cut, (0, 3, 5, 1, 2, 4)), (n, c * size * size, h // size, w // size))
+        order = (0, 3, 5, 1, 2, 4) if node.text("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+        return node.reshape(node.transpose(cut, order), (n, c * size * size, h // size, w // size))
     if c % (size * size):
         raise node.error(f"blocks of {size} do not divide {c} channels", "TW004")
     depth_first = node.text("mode", "DCR") == "DCR"

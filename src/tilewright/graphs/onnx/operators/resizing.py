@@ -28,7 +28,8 @@ def _coordinates(node: NodeView, mode: str, extent: int, result: int, scale: flo
     if mode == "pytorch_half_pixel":
         return (x + 0.5) / scale - 0.5 if result > 1 else np.zeros(1)
     if mode == "align_corners":
-        return x * (extent - 1) / (result - 1) if result > 1 else np.zeros(result)
+        span = extent * scale - 1
+        return x * (extent - 1) / span if result > 1 and span else np.zeros(result)
     if mode == "asymmetric":
         return x / scale
     if mode == "tf_half_pixel_for_nn":
@@ -60,7 +61,7 @@ def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
 def _table(node: NodeView, mode: str, extent: int, result: int, scale: float, coordinates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Places `[result, taps]` on an axis, and their weights."""
     if mode == "nearest":
-        places = _nearest(node, coordinates, node.text("nearest_mode", "round_prefer_floor"))[:, None]
+        places = _nearest(node, coordinates, "floor" if node.opset < 11 or node.op == "Upsample" else node.text("nearest_mode", "round_prefer_floor"))[:, None]
         return np.clip(places, 0, extent - 1).astype(I64), np.ones_like(places)
     narrow = min(scale, 1.0) if node.integer("antialias") else 1.0
     support = (1.0 if mode == "linear" else 2.0) / narrow
@@ -70,10 +71,9 @@ def _table(node: NodeView, mode: str, extent: int, result: int, scale: float, co
     distance = (places - coordinates[:, None]) * narrow
     weights = np.maximum(0.0, 1 - np.abs(distance)) if mode == "linear" else _cubic(distance, node.number("cubic_coeff_a", -0.75))
     outside = (places < 0) | (places >= extent)
-    if node.integer("exclude_outside") or node.integer("antialias"):
+    if node.integer("exclude_outside"):
         weights = np.where(outside, 0.0, weights)
-        weights = weights / weights.sum(1, keepdims=True)
-    elif node.integer("antialias"):
+    if node.integer("exclude_outside") or node.integer("antialias"):
         weights = weights / weights.sum(1, keepdims=True)
     return np.clip(places, 0, extent - 1).astype(I64), weights
 

@@ -1,4 +1,4 @@
-"""Writes small ONNX models for tests: the wire format of protocol buffers, a few lines of it, so that tests need no `onnx` package."""
+"""Writes ONNX models for tests and benchmarks: the wire format of protocol buffers, a few lines of it, so that no `onnx` package is needed."""
 
 from __future__ import annotations
 

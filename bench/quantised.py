@@ -138,7 +138,7 @@ def int4_peer(n: int, k: int, x: torch.Tensor, copies: int) -> list[Callable[[],
         torch.ops.aten._weight_int4pack_mm(row, packed, 128, scales)
     except (RuntimeError, AttributeError, NotImplementedError):
         return None
-    return [lambda w=w: torch.ops.aten._weight_int4pack_mm(row, w, 128, scales) for w in all_of_them]
+    return [lambda w=w: torch.ops.aten._weight_int4pack_mm(row, w, 128, scales) for w in all_of_them]  # type: ignore[misc]
 
 
 class Bench:
@@ -183,20 +183,20 @@ class Bench:
         peers: dict[str, list[Callable[[], object]]] = {}
         if row.chain:
             calls: list[Callable[[], object]] = [
-                lambda j=j: ours(weights[j % len(weights)], outs[j % 2] if j else x, out=outs[1 - j % 2]) for j in range(CHAIN)
+                lambda j=j: ours(weights[j % len(weights)], outs[j % 2] if j else x, out=outs[1 - j % 2]) for j in range(CHAIN)  # type: ignore[misc]
             ]
             memory = [memory[j % len(memory)] for j in range(CHAIN)]
         else:
-            calls = [lambda w=w, out=out: ours(w, x, out=out) for w, out in zip(weights, outs, strict=False)]
+            calls = [lambda w=w, out=out: ours(w, x, out=out) for w, out in zip(weights, outs, strict=False)]  # type: ignore[misc]
             if memory[0].dtype.is_floating_point:
-                peers["torch"] = [lambda w=w: x @ w.T for w in memory]
+                peers["torch"] = [lambda w=w: x @ w.T for w in memory]  # type: ignore[misc]
             elif row.weights in ("q4_k", "q4_0") and (other := int4_peer(row.n, row.k, x, self.copies(row.n * row.k // 2))):
                 peers["torch int4"] = other
         median, best = graph_us(calls)
         record.ours_ms, record.ours_min_ms, record.GBps = median / 1e3, best / 1e3, nbytes / median / 1e3
         for name, others in peers.items():
             record.peers[name], record.peers_min[name] = (t / 1e3 for t in graph_us(others))
-        reading = [graph_us([lambda m=m, s=s: self.read(m, *s) for m in memory]) for s in ((132 * 8, 256), (132 * 4, 512), (132 * 16, 128))]
+        reading = [graph_us([lambda m=m, s=s: self.read(m, *s) for m in memory]) for s in ((132 * 8, 256), (132 * 4, 512), (132 * 16, 128))]  # type: ignore[misc]
         record.peers["read"], record.peers_min["read"] = (t / 1e3 for t in min(reading))
         record.peer = min(record.peers, key=lambda name: record.peers[name])
         record.peer_ms = record.peers[record.peer]

@@ -199,6 +199,7 @@ OTHER: dict[tuple[str, str], Reach] = {
     ("tile", "lower_contraction_cpu"): stages(product, "x86-64-avx512", numbers(64, 64), numbers(64, 64)),
     ("tile", "lower_attention"): ATTENTION_ON_HOPPER,
     ("tile", "lower_contraction"): ON_HOPPER,
+    ("program", "split_blocks"): stages(packed_rows, "x86-64-avx2", tw.quantize(numbers(8, 256), tw.q8_0), numbers(256)),
     ("program", "packed_units"): PACKED_ROWS,
     ("tile", "lower_gemv"): FEW_ROWS,
     ("tile", "window_sums"): PLANES,

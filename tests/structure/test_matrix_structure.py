@@ -363,9 +363,9 @@ def any_schedule(draw: st.DrawFn) -> MatrixSchedule:
         values |= {name: draw(POWERS) for name in ("m", "n", "k", "warps_m", "warps_n")}
         values |= {"chunk": draw(st.integers(0, 4)) * cast(int, values["k"]), "chunks": draw(st.integers(1, 8))}
     if issubclass(kind, Gemv):
-        values |= {name: draw(POWERS) for name in ("vector", "warps_n", "warps_k")}
+        values |= {name: draw(POWERS) for name in ("vector", "warps_n", "warps_k", "unit")}
         values |= {"m": draw(st.integers(1, 8)), "n": cast(int, values["warps_n"]) * draw(st.integers(1, 8))}
-        values["k"] = 32 * cast(int, values["vector"]) * cast(int, values["warps_k"]) * draw(st.integers(1, 8))
+        values["k"] = 32 * cast(int, values["unit"]) * cast(int, values["vector"]) * cast(int, values["warps_k"]) * draw(st.integers(1, 8))
     return kind(**values)  # type: ignore[arg-type]
 
 

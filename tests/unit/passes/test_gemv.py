@@ -206,6 +206,27 @@ def test_packed_rows(name: str) -> None:
     check_packed(few, wide(rows) @ known.T, w, rows, f"family=gemv m=2 n=2 k={64 * unit} vector=1 unit={unit} warps_n=2 warps_k=2")
 
 
+@pytest.mark.parametrize(("name", "unit"), [("q4_k", 64), ("q8_0", 8)])
+def test_x_is_laid_out_first(name: str, unit: int) -> None:
+    w, known = packed(6, 1280, name)
+    words = f"family=gemv m=1 n=4 k={32 * unit} vector=1 unit={unit} warps_n=2 stage_x=1"
+    x, rows = numbers(BF16, 1280), numbers(np.float32, 3, 1280)
+    for function, own, want in ((gemv, x, known @ wide(x)), (few, rows, wide(rows) @ known.T)):
+        stages = lowered(function, w, own, schedule=words)  # type: ignore[arg-type]
+        assert len(stages.thread.calls) == 2
+        got = wide(computed(stages, w.blocks, own))
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5 * np.abs(want).max())
+        loads = [op for op in walk(stages.thread.calls[1].kernel.body) if op.opcode == "load" and "staged" in op.operands[0].name]
+        assert {op.attrs.get("width") for op in loads} == {4}
+
+
+@pytest.mark.parametrize(("name", "words"), [("q6_k", "k=512 vector=1 unit=16 stage_x=1"), ("q4_k", "k=2048 vector=8 unit=8"), ("q8_0", "k=256 vector=8")])
+def test_units_are_those_of_the_format(name: str, words: str) -> None:
+    w, _ = packed(6, 1280, name)
+    with pytest.raises(UserError, match="lanes take"):
+        lowered(gemv, w, numbers(BF16, 1280), schedule=f"family=gemv m=1 n=4 {words}")  # type: ignore[arg-type]
+
+
 def test_blocks_of_extreme_numbers() -> None:
     """Scales of zero, the largest numbers of each format, and a row that is not finite."""
     plain = np.zeros((4, 256), np.float32)

@@ -66,16 +66,19 @@ def gemv_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> 
     fitting = [s for s in listed if s.has_room(target) and s.n <= max(1, work.n)]
     # Rows of few blocks leave lanes without work, and still that is better than to unpack elements one by one.
     fitting = [s for s in fitting if s.k < 2 * work.length or (s.unit > 1 and s.vectors == s.warps_k == 1)]
-    if found.unit >= WIDE_UNIT and work.n * work.length >= target.costs.gemv.staged_from and can_stage(kernel):
-        fitting = [replace(s, stage_x=True) for s in fitting]
     fitting = [replace(s, resident=_resident(s, work, target)) for s in fitting]
-    return tuple(sorted((s for s in fitting if s.resident), key=lambda s: (not _is_usual(s), gemv_cost(s, work, target))))
+    ranked = sorted((s for s in fitting if s.resident), key=lambda s: (not _is_usual(s), gemv_cost(s, work, target)))
+    # Nobody has measured what laying out x first gains: the tuner may.
+    staged = [replace(s, stage_x=True) for s in ranked[:1] if found.unit >= WIDE_UNIT and can_stage(kernel)]
+    return (*ranked[:1], *staged, *ranked[1:])
 
 
 def _is_usual(schedule: Gemv) -> bool:
-    """Whether lanes have as much of packed rows as measured best: 32 elements of two rows, or a wide unit of four."""
-    wide = schedule.unit > WIDE_UNIT
-    return schedule.unit == 1 or (schedule.vectors * schedule.unit == max(WIDE_UNIT, schedule.unit) and schedule.rows == (4 if wide else 2))
+    """Whether blocks and lanes have as much of packed rows as measured best: four warps; 32 elements of two rows for a lane, or a wide unit of four."""
+    if schedule.unit == 1:
+        return True
+    rows = 4 if schedule.unit > WIDE_UNIT else 2
+    return (schedule.warps_n, schedule.warps_k, schedule.rows, schedule.vectors * schedule.unit) == (4, 1, rows, max(WIDE_UNIT, schedule.unit))
 
 
 def _number(size: Size, hints: Mapping[str, int]) -> int:
@@ -153,10 +156,11 @@ def gemv_cost(schedule: Gemv, work: GemvWork, target: Target) -> float:
     rounds = -(-share // resident)
     # A last step that is not full goes through predicates, with lanes that have nothing to read.
     reading *= 1 + costs.ragged * (steps * schedule.k - work.length) / (steps * schedule.k) + costs.ragged * (work.length % schedule.k > 0) / steps
-    # Measured: four warps in a block, and lanes with about a hundred bytes on their way.
+    # Measured: four warps in a block, and lanes with about a hundred bytes on their way, of one row or three vectors of two.
     lane = schedule.rows * schedule.vectors * schedule.vector * schedule.unit * work.weight_bytes
     warps = schedule.warps_n * schedule.warps_k
     if schedule.unit > 1:
         lane = costs.lane
-    reading *= 1 + costs.uneven * (abs(log2(lane / costs.lane)) + abs(log2(warps / 4)) + 0.5 * (schedule.rows > 2) * (schedule.unit == 1))
-    return costs.latency + max(reading, computing) + 0.2 * min(reading, computing) + meeting + costs.step * min(steps - 1 + rounds, 5)
+    many = schedule.unit == 1 and (schedule.rows > 2 or (schedule.rows > 1 and schedule.vectors > 3))
+    reading *= 1 + costs.uneven * (abs(log2(lane / costs.lane)) + abs(log2(warps / 4)) + 3 * many)
+    return costs.latency + max(reading, computing) + 0.2 * min(reading, computing) + meeting + costs.step * min(steps - 1 + 0.25 * rounds, 5)

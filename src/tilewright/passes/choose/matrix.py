@@ -23,6 +23,7 @@ from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.contraction_cpu import cpu_schedules
 from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
 from tilewright.passes.choose.mma import mma_schedules
+from tilewright.passes.packed.stage_units import can_stage
 from tilewright.passes.program.repack import packable
 from tilewright.passes.program.to_channels_last import turned_kernel, turns_of
 from tilewright.passes.schedules.gemv import Gemv
@@ -183,6 +184,11 @@ def forced(text: str, listed: tuple[MatrixSchedule, ...], kernel: Kernel, target
     if isinstance(asked, Gemv):
         like = next(s for s in alike if isinstance(s, Gemv))
         asked = replace(asked, m_index=like.m_index, n_index=like.n_index)
+        if asked.unit != like.unit or (asked.stage_x and not can_stage(kernel)):
+            raise UserError.at(
+                "TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span,
+                f"lanes take {like.unit} elements of these rows together; stage_x is for packed rows whose units are neighbours (q4_k, q8_0)",
+            )  # fmt: skip
     contraction = find_contraction(kernel)
     if reason := asked.refusal(target, contraction.a.dtype if contraction is not None else f32):
         raise UserError.at("TW020", f"schedule '{text}' does not fit {kernel.name}", kernel.span, reason)

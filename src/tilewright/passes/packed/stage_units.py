@@ -47,9 +47,9 @@ def stage_units(program: Program, plans: Plans) -> tuple[Program, Plans]:
 
 
 def can_stage(kernel: Kernel) -> bool:
-    """Whether the factor of a packed row depends on nothing that differs between the rows of w."""
+    """Whether units are neighbours, and the factor depends on nothing that differs between the rows of w."""
     terms = packed_terms(kernel)
-    return len(terms) == 1 and _factor(kernel, terms[0]) is not None
+    return len(terms) == 1 and UNITS[terms[0].format].whole and _factor(kernel, terms[0]) is not None
 
 
 def _factor(kernel: Kernel, term: PackedTerm) -> tuple[Value, tuple[Op, ...], tuple[Value, ...]] | None:

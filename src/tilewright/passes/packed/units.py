@@ -36,6 +36,8 @@ class UnitFormat:
     """Of a unit."""
     sum: Callable[[_Unit], Value]
     """The sum over the unit that stands there."""
+    whole: bool = False
+    """The elements of a unit are neighbours."""
 
 
 @record
@@ -392,6 +394,6 @@ def _q6_k(unit: _Unit) -> Value:
 
 
 UNITS: dict[str, UnitFormat] = {
-    "q4_k": UnitFormat(u32, 64, _q4_k), "q8_0": UnitFormat(u16, 8, _q8_0), "q4_0": UnitFormat(u16, 8, _q4_0), "q6_k": UnitFormat(u16, 16, _q6_k),
+    "q4_k": UnitFormat(u32, 64, _q4_k, whole=True), "q8_0": UnitFormat(u16, 8, _q8_0, whole=True), "q4_0": UnitFormat(u16, 8, _q4_0), "q6_k": UnitFormat(u16, 16, _q6_k),
 }  # fmt: skip
 """Formats that are walked in units."""

@@ -13,6 +13,8 @@ from tilewright.graphs.onnx.tensors import DTYPES
 from tilewright.graphs.onnx.values import Known
 
 BOOL = np.dtype(bool)
+MOST_TERMS = 64
+"""Inputs that one expression takes."""
 
 
 def _truncated(a: X, b: X) -> X:
@@ -235,6 +237,9 @@ def several(node: NodeView) -> Known:
         raise node.error("it has no inputs", "TW008")
     if any(v.dtype != values[0].dtype for v in values):
         raise node.error(f"its inputs are {', '.join(str(v.dtype) for v in values)}", "TW009")
+
+    if len(values) > MOST_TERMS:
+        raise node.error(f"has {len(values)} inputs, and {MOST_TERMS} are the most")
 
     def compute(*terms: X) -> X:
         found = terms[0]

@@ -21,7 +21,7 @@ from bench.harness import OURS, Record, Setting
 COLD_BYTES = 300_000_000
 CHAIN = 50
 REPEATS = 8
-SEEDED = 256
+SEEDED = 16
 """Rows that are quantised; weights repeat them."""
 
 READ = r"""

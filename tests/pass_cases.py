@@ -70,6 +70,18 @@ def product(a: tw.Array, b: tw.Array) -> tw.Array:
 
 
 @tw.kernel
+def packed_rows(w: tw.Array, x: tw.Array) -> tw.Array:
+    n, k = w.shape
+    out = tw.empty((n,), tw.f32)
+    for i in tw.grid(n):
+        total = 0.0
+        for p in range(k):
+            total += w[i, p] * x[p]
+        out[i] = total
+    return out
+
+
+@tw.kernel
 def gated(x: tw.Array, gate: tw.Array, up: tw.Array) -> tw.Array:
     """Two products of the same rows."""
     n, k = x.shape
@@ -154,6 +166,7 @@ WINDOWS = numbers(2, 16, 16), numbers(2, 3, 3)
 
 SCALED = stages(scale, "sm_90a", numbers(8, 64), numbers(64))
 PLANES = stages(planes, "sm_90a", *WINDOWS)
+PACKED_ROWS = stages(packed_rows, "sm_90a", tw.quantize(numbers(8, 256), tw.q8_0), numbers(256))
 FEW_ROWS = stages(product, "sm_90a", numbers(2, 256, dtype=BF16), numbers(64, 256, dtype=BF16), schedule="family=gemv m=2 n=2 k=256")
 ON_HOPPER = stages(product, "sm_90a", SQUARE, SQUARE, schedule="family=wgmma m=64 n=64 k=64 stages=2")
 ATTENTION_ON_HOPPER = stages(plain, "sm_90a", *ATTENTION)
@@ -186,6 +199,7 @@ OTHER: dict[tuple[str, str], Reach] = {
     ("tile", "lower_contraction_cpu"): stages(product, "x86-64-avx512", numbers(64, 64), numbers(64, 64)),
     ("tile", "lower_attention"): ATTENTION_ON_HOPPER,
     ("tile", "lower_contraction"): ON_HOPPER,
+    ("program", "packed_units"): PACKED_ROWS,
     ("tile", "lower_gemv"): FEW_ROWS,
     ("tile", "window_sums"): PLANES,
     ("tile", "fuse_multiply_add"): PLANES,
@@ -194,6 +208,7 @@ OTHER: dict[tuple[str, str], Reach] = {
     ("thread", "lower_mma_attention"): stages(plain, "sm_80", *ATTENTION),
     ("thread", "lower_mma"): stages(product, "sm_80", SQUARE, SQUARE),
     ("thread", "lower_row_dots"): FEW_ROWS,
+    ("thread", "merge_loads"): PACKED_ROWS,
     ("thread", "lower_windows"): PLANES,
     ("explicit", "split_vectors"): lambda: tw.cpu(lanes)(numbers(4), device="emulator"),
 }

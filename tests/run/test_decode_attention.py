@@ -13,6 +13,7 @@ import tilewright as tw
 from kernels_decode import attended
 from tilewright.base.dtypes import bf16
 from tilewright.base.errors import UserError
+from tilewright.graphs.kernels.attention import attention_cached
 from tilewright.ir.emulator import run_program
 from tilewright.passes.schedules.attention import CpuAttention, MmaAttention
 
@@ -109,6 +110,19 @@ def test_pages(page: int) -> None:
     k[~used], v[~used] = np.nan, np.nan
     for found in on_gpu(text.paged, q, k, v, table, lengths).values():
         near(found, want)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_the_attention_of_graphs(tokens: int) -> None:
+    kernel = attention_cached if isinstance(attention_cached, tw.Kernel) else tw.kernel(attention_cached)
+    q, k, v = arrays(tokens, (2, tokens, 2, 3, 64), (2, 520, 2, 64), (2, 520, 2, 64))
+    positions = np.array([0, 400], np.int32)
+    want = np.stack([
+        np.stack([attended(q[s, i].reshape(6, 64), k[s], v[s], 0, int(p) + i + 1, 0.1) for i in range(tokens)]) for s, p in enumerate(positions)
+    ])  # fmt: skip
+    given = q, k, v, positions, 0.1
+    for found in (*on_gpu(kernel, *given).values(), on_cpu(kernel, *given)):
+        near(found.reshape(want.shape), want)
 
 
 def test_special_numbers_stay_in_their_row() -> None:

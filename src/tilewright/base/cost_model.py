@@ -102,6 +102,10 @@ class GemvCosts:
     """Instructions of the lanes of one multiprocessor."""
     widen: float = 1.0
     """Instructions that widen an element."""
+    far: float = 7.0
+    """How much longer reading x takes where lanes read far apart."""
+    staged_from: int = 1 << 26
+    """Elements of w from which on it pays to lay x out first."""
     unpack: float = 3.0
     """Instructions that make a number of an element of a packed row."""
     ragged: float = 0.5

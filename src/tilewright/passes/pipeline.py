@@ -46,7 +46,10 @@ from tilewright.passes.loop.shifted_variance import shifted_variance
 from tilewright.passes.loop.split_axes import split_axes
 from tilewright.passes.loop.stabilise import stabilise
 from tilewright.passes.loop.untile import untile
+from tilewright.passes.ordered.ordered_kernels import ordered_kernels
+from tilewright.passes.ordered.time_tiles import time_tiles
 from tilewright.passes.packed.split_blocks import split_blocks
+from tilewright.passes.packed.stage_units import stage_units
 from tilewright.passes.packed.units import packed_units
 from tilewright.passes.packed.unpack_blocks import unpack_blocks
 from tilewright.passes.program.drop_empty import drop_empty
@@ -55,9 +58,9 @@ from tilewright.passes.program.fuse import FusionReport, fuse
 from tilewright.passes.program.fuse_horizontally import fuse_horizontally
 from tilewright.passes.program.guard_checks import guard_checks
 from tilewright.passes.program.launch_early import launch_early
-from tilewright.passes.program.ordered_kernels import ordered_kernels
 from tilewright.passes.program.pad_windows import pad_windows
 from tilewright.passes.program.persistent_kernel import persistent_kernel
+from tilewright.passes.program.prefetch_early import prefetch_early
 from tilewright.passes.program.repack import repack
 from tilewright.passes.program.reuse_buffers import reuse_buffers
 from tilewright.passes.program.split_attention import split_attention
@@ -66,7 +69,6 @@ from tilewright.passes.program.split_scans import split_scans
 from tilewright.passes.program.split_scatters import split_scatters
 from tilewright.passes.program.stream_k import stream_k
 from tilewright.passes.program.tile_counters import add_counters
-from tilewright.passes.program.time_tiles import time_tiles
 from tilewright.passes.program.to_channels_last import to_channels_last
 from tilewright.passes.program.watch_indices import watch_indices
 from tilewright.passes.program.widen_operands import widen_operands
@@ -248,6 +250,11 @@ LAUNCH_EARLY = Pass(
     "Short kernels of a program of several start before the one before them has ended, and wait for it themselves.",
     takes=("target", "hints"),
 )  # fmt: skip
+PREFETCH_EARLY = Pass(
+    "prefetch_early", "program", "program", prefetch_early,
+    "Kernels that start early fetch arrays that no kernel of the program writes into the second-level cache while they wait.",
+    takes=("target", "hints"),
+)  # fmt: skip
 SPLIT_SCANS = Pass(
     "split_scans", "program", "program", split_scans,
     "A loop that is a scan (a running sum, product, minimum or maximum) is cut into parts that run side by side.",
@@ -329,6 +336,10 @@ LOWER_TILES = Pass(
 LOWER_ROW_DOTS = Pass(
     "lower_row_dots", "tile", "thread", lower_row_dots,
     "Lanes walk a row, each with a sum of its own that they put together at the end; all loads of a step are on their way at once.", takes=TARGET,
+)  # fmt: skip
+STAGE_UNITS = Pass(
+    "stage_units", "program", "program", stage_units,
+    "GPU: what packed rows are multiplied with is laid out for the lanes that read it.", takes=("plans",), gives="plans",
 )  # fmt: skip
 PACKED_UNITS = Pass(
     "packed_units", "loop", "loop", packed_units,
@@ -536,7 +547,6 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     "program": (
         Step(FUSE_HORIZONTALLY, "First: the joined kernel is what the passes below prepare."),
         Step(SPLIT_BLOCKS, "Before reductions are split, whose parts begin anywhere; contractions unpack as they copy panels.", UNPLANNED_CPU),
-        Step(PACKED_UNITS, "Beside split_blocks: it serves sums that have a plan.", WITH_UNITS),
         Step(CLIP_WINDOWS, "Before pad_windows: sums that end at the border need no frame.", UNPLANNED),
         Step(PAD_WINDOWS, "Before kernels are lowered with the guards it removes."),
         Step(TO_CHANNELS_LAST, "Before repack, which would pack what the copy engine reads after this."),
@@ -548,6 +558,8 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(SPLIT_SCANS, "Beside split_reductions: the parts are kernels like others."),
         Step(STREAM_K, "Adds parameters that the lowering alone uses; kernels are otherwise done."),
         Step(ADD_COUNTERS, "As stream_k."),
+        Step(STAGE_UNITS, "Adds a kernel; before packed_units, which takes its index apart."),
+        Step(PACKED_UNITS, "What split_blocks is for sums without a plan; the code is long, so it comes late.", WITH_UNITS),
         Step(ONE_PASS_VARIANCE, "After split_reductions: only rows that stay in one kernel.", UNPLANNED),
         Step(SIMPLIFY, "Lowerings see short code."),
     ),
@@ -572,6 +584,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(DIVIDE_BY_RECIPROCAL, "After expand_math, whose divisions it sees too."),
         Step(SIMPLIFY, "Code generators see short code."),
         Step(LAUNCH_EARLY, "Last: whether a kernel is short is known once its grid is, and nothing may come before its wait."),
+        Step(PREFETCH_EARLY, "After launch_early, which adds waits; addresses are final."),
     ),
     "ordered loops": (
         Step(TIME_TILES, "Calls are still apart, and the loop stage says what a step computes."),

@@ -174,3 +174,63 @@ def test_text_of_a_schedule() -> None:
     assert parse_schedule(schedule.describe()) == schedule
     with pytest.raises(UserError, match="no registers"):
         lowered(gemv, numbers(BF16, 64, 64 * 256), numbers(BF16, 64 * 256), schedule="family=gemv m=1 n=64 k=4096")
+
+
+# -- packed rows --------------------------------------------------------------------------------------------------------
+
+
+def packed(n: int, k: int, name: str) -> tuple[tw.PackedArray, np.ndarray]:
+    """Packed weights, and what they stand for."""
+    made = tw.quantize(numbers(np.float32, n, k), getattr(tw, name))
+    return made, wide(np.asarray(tw.dequantize(made)))
+
+
+def check_packed(function: Callable[..., object], want: np.ndarray, w: tw.PackedArray, x: np.ndarray, schedule: str = "") -> Stages:
+    stages = lowered(function, w, x, schedule=schedule)  # type: ignore[arg-type]
+    assert isinstance(stages.schedules[0], Gemv) and stages.schedules[0].unit > 1
+    got = wide(computed(stages, w.blocks, x))
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5 * np.abs(want).max())
+    return stages
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q8_0", "q4_k", "q6_k"])
+def test_packed_rows(name: str) -> None:
+    w, known = packed(5, 768, name)
+    x, rows = numbers(np.float32, 768), numbers(BF16, 3, 768)
+    stages = check_packed(gemv, known @ wide(x), w, x)
+    # Bytes are read as words, and neighbours at once where they are aligned.
+    loads = [op for call in stages.thread.calls for op in walk(call.kernel.body) if op.opcode == "load" and op.operands[0].name == "w"]
+    assert {str(op.operands[0].type.dtype) for op in loads} == {"u32" if name == "q4_k" else "u16"}  # type: ignore[union-attr]
+    assert {op.attrs.get("width") for op in loads} == {4 if name == "q4_k" else None}
+    unit = stages.schedules[0].unit  # type: ignore[union-attr]
+    check_packed(few, wide(rows) @ known.T, w, rows, f"family=gemv m=2 n=2 k={64 * unit} vector=1 unit={unit} warps_n=2 warps_k=2")
+
+
+def test_blocks_of_extreme_numbers() -> None:
+    """Scales of zero, the largest numbers of each format, and a row that is not finite."""
+    plain = np.zeros((4, 256), np.float32)
+    plain[1], plain[2, ::2], plain[3] = 3e4, -7.0, np.linspace(-5, 5, 256)
+    for name in ("q8_0", "q6_k", "q4_k", "q4_0"):
+        w = tw.quantize(plain, getattr(tw, name))
+        x = numbers(np.float32, 256)
+        check_packed(gemv, wide(np.asarray(tw.dequantize(w))) @ wide(x), w, x)
+        x[3] = np.nan
+        assert np.isnan(computed(lowered(gemv, w, x), w.blocks, x)).all()  # type: ignore[arg-type]
+
+
+def test_what_is_done_to_an_element_first_is_not_taken_for_one() -> None:
+    def moved(w: tw.Array, x: tw.Array) -> tw.Array:
+        n, k = w.shape
+        y = tw.empty((n,), tw.f32)
+        for i in tw.grid(n):
+            total = 0.0
+            for j in range(k):
+                total += (w[i, j] + 1.0) * x[j]
+            y[i] = total
+        return y
+
+    w, known = packed(4, 256, "q8_0")
+    x = numbers(np.float32, 256)
+    stages = lowered(moved, w, x)  # type: ignore[arg-type]
+    assert not isinstance(stages.schedules[0], Gemv)
+    np.testing.assert_allclose(wide(computed(stages, w.blocks, x)), (known + 1) @ wide(x), rtol=1e-4, atol=1e-4)

@@ -89,9 +89,10 @@ def test_large_arrays_take_fewer_steps_at_a_time(monkeypatch: pytest.MonkeyPatch
 
     small, large = tiles(five_points, plate(64, 64), 9), tiles(five_points, np.zeros((1024, 1024), np.float32), 9)
     assert small and large and small[0] < large[0]
-    monkeypatch.setattr("tilewright.passes.program.time_tiles._LARGE", 1)
-    x = plate(70, 131)
-    assert same(nine_points(x, 13, device="emulator"), nine_points(x, 13, device="cpu"))
+    for name in ("_MEDIUM", "_LARGE"):
+        monkeypatch.setattr(f"tilewright.passes.ordered.time_tiles.{name}", 1)
+    x = plate(120, 248)  # one tile lies inside with its frame
+    assert same(nine_points(x, 10, device="emulator"), nine_points(x, 10, device="cpu"))
 
 
 def test_which_loops_are_tiled() -> None:

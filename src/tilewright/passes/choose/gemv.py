@@ -20,12 +20,15 @@ from tilewright.ir.nodes import Kernel, Op
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.matrix import matrix_schedules
 from tilewright.passes.choose.row_dots import RowDots, find_row_dots
+from tilewright.passes.packed.stage_units import can_stage
 from tilewright.passes.program.split_reductions import would_split
 from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.matrix import MatrixSchedule
 
 FEW_FOR_FMA = 4
 """Rows of x up to which plain arithmetic keeps up with memory; beyond them matrix instructions come first, where there are any."""
+WIDE_UNIT = 32
+"""Elements of a unit from which on the lanes of a warp read too far apart."""
 REGISTERS = 65536
 """Of a multiprocessor."""
 SHORTEST = 64
@@ -60,9 +63,19 @@ def gemv_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) -> 
         for vectors in range(1, 9)
         if warps_n * warps_k <= 8
     ]
-    fitting = [s for s in listed if s.has_room(target) and s.n <= max(1, work.n) and s.k < 2 * work.length]
+    fitting = [s for s in listed if s.has_room(target) and s.n <= max(1, work.n)]
+    # Rows of few blocks leave lanes without work, and still that is better than to unpack elements one by one.
+    fitting = [s for s in fitting if s.k < 2 * work.length or (s.unit > 1 and s.vectors == s.warps_k == 1)]
+    if found.unit >= WIDE_UNIT and work.n * work.length >= target.costs.gemv.staged_from and can_stage(kernel):
+        fitting = [replace(s, stage_x=True) for s in fitting]
     fitting = [replace(s, resident=_resident(s, work, target)) for s in fitting]
-    return tuple(sorted((s for s in fitting if s.resident), key=lambda s: gemv_cost(s, work, target)))
+    return tuple(sorted((s for s in fitting if s.resident), key=lambda s: (not _is_usual(s), gemv_cost(s, work, target))))
+
+
+def _is_usual(schedule: Gemv) -> bool:
+    """Whether lanes have as much of packed rows as measured best: 32 elements of two rows, or a wide unit of four."""
+    wide = schedule.unit > WIDE_UNIT
+    return schedule.unit == 1 or (schedule.vectors * schedule.unit == max(WIDE_UNIT, schedule.unit) and schedule.rows == (4 if wide else 2))
 
 
 def _number(size: Size, hints: Mapping[str, int]) -> int:
@@ -116,6 +129,8 @@ def _resident(schedule: Gemv, work: GemvWork, target: Target) -> int:
     """Blocks that a multiprocessor has room for. A load in flight has its registers; sums and what is computed next have theirs."""
     words = schedule.vectors * schedule.vector * schedule.unit * (schedule.rows * work.weight_bytes + schedule.m * work.shared_bytes) / 4
     registers = target.costs.gemv.registers + words + schedule.m * schedule.rows
+    if schedule.unit > 1:
+        registers += 36 + 7 * schedule.rows  # sums are held apart by where numbers lie in words
     return min(target.blocks_per_sm, target.threads_per_sm // schedule.threads, int(REGISTERS / registers) // schedule.threads)
 
 
@@ -131,7 +146,8 @@ def gemv_cost(schedule: Gemv, work: GemvWork, target: Target) -> float:
     reading = max(total / costs.stream, share * schedule.n * row / arriving)
     steps = -(-work.length // schedule.k)
     terms = work.others * work.n * schedule.k * steps
-    each = work.widen + costs.widen * work.m / schedule.rows + work.m
+    beside = costs.far if schedule.unit >= WIDE_UNIT and not schedule.stage_x else 1.0
+    each = work.widen + beside * costs.widen * work.m / schedule.rows + work.m
     computing = terms * each / (target.multiprocessors * costs.rate)
     meeting = costs.meeting * (schedule.warps_k > 1) * (1 + share / resident)
     rounds = -(-share // resident)
@@ -140,5 +156,7 @@ def gemv_cost(schedule: Gemv, work: GemvWork, target: Target) -> float:
     # Measured: four warps in a block, and lanes with about a hundred bytes on their way.
     lane = schedule.rows * schedule.vectors * schedule.vector * schedule.unit * work.weight_bytes
     warps = schedule.warps_n * schedule.warps_k
+    if schedule.unit > 1:
+        lane = costs.lane
     reading *= 1 + costs.uneven * (abs(log2(lane / costs.lane)) + abs(log2(warps / 4)) + 0.5 * (schedule.rows > 2) * (schedule.unit == 1))
     return costs.latency + max(reading, computing) + 0.2 * min(reading, computing) + meeting + costs.step * min(steps - 1 + rounds, 5)

@@ -77,8 +77,8 @@ def draws_words(kernel: Kernel) -> bool:
     return any(op.opcode in ("random_u32", "random_u64") for op in walk(kernel.body))
 
 
-def draws_wide_quantiles(kernel: Kernel) -> bool:
-    """Whether it draws normal numbers of f64: elements of a thread share a loop for their tails, and constants."""
+def draws_quantiles(kernel: Kernel) -> bool:
+    """Whether it draws normal numbers: elements of a thread share keys and constants, and in f64 a loop for their tails."""
     return any(op.opcode == "random_normal" for op in walk(kernel.body))
 
 
@@ -91,7 +91,7 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     if kernel.attrs.get("in_order") == "parts":
         return _gpu_map(nest, rank, 1, hints, target, 1)
     if not nest.reductions and not nest.sweeps:
-        return _gpu_map(nest, rank, vector, hints, target, 1 if kernel.attrs.get("in_order") else costs.vectors * (2 if draws_wide_quantiles(kernel) else 1))
+        return _gpu_map(nest, rank, vector, hints, target, 1 if kernel.attrs.get("in_order") else costs.vectors * (2 if draws_quantiles(kernel) else 1))
     if _are_ranges(kernel, nest):
         ranges = _gpu_ranges(kernel, nest, vector, hints, target, target.costs.ranges.length)
         if ranges is not None:

@@ -64,13 +64,13 @@ class _Merging:
         values: dict[Value, Value] = {}
         done: set[int] = set()
         for op in block.ops:
-            run = joined.get(id(op))
-            if run is None:
+            own = joined.get(id(op))
+            if own is None:
                 operands = tuple(values.get(v, v) for v in op.operands)
                 b.append(replace(op, operands=operands, regions=tuple(self.inside(r, values) for r in op.regions)))
-            elif id(run) not in done:
-                done.add(id(run))
-                self.load(b, run, values)
+            elif id(own) not in done:
+                done.add(id(own))
+                self.load(b, own, values)
         return Block(block.args, tuple(b.ops))
 
     def inside(self, block: Block, values: dict[Value, Value]) -> Block:
@@ -125,7 +125,7 @@ class _Merging:
                 term = values.get(term, term)
                 place = term if place is None else b.add(place, term)
             if constant or place is None:
-                fixed = b.const(constant, first.operands[rank].type.dtype)  # type: ignore[union-attr]
+                fixed = b.const(constant, first.operands[rank].type.dtype)
                 place = fixed if place is None else b.add(place, fixed)
             operands = [*first.operands[:rank], place, *first.operands[rank + 1 :]]
             (vector,) = b.emit("load", [values.get(v, v) for v in operands], {**first.attrs, "width": len(run)})

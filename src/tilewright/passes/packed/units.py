@@ -81,7 +81,7 @@ def _term(reduction: Op, parallel: Op) -> PackedTerm | None:
         format_ = str(element.attrs.get("packed", "")) if element is not None else ""
         if format_ not in UNITS or _depends_on_bytes(other, made):
             continue
-        loads = [made[v] for v in _sources(value, made) if v in made and made[v].opcode == "load" and dtype_of(v.type) is u8]
+        loads = [made[v] for v in sources(value, made) if v in made and made[v].opcode == "load" and dtype_of(v.type) is u8]
         places = {op.operands[0]: op for op in loads}
         if len(places) != 1:
             continue
@@ -102,7 +102,7 @@ def _aligned(memory: Tensor, word: DType) -> bool:
     return memory.align % size == 0 and all(stride.divisible_by(size) for stride in (*memory.strides[:-1], memory.shape[-1]))
 
 
-def _sources(value: Value, made: dict[Value, Op]) -> set[Value]:
+def sources(value: Value, made: dict[Value, Op]) -> set[Value]:
     found, waiting = set[Value](), [value]
     while waiting:
         value = waiting.pop()
@@ -113,7 +113,12 @@ def _sources(value: Value, made: dict[Value, Op]) -> set[Value]:
 
 
 def _depends_on_bytes(value: Value, made: dict[Value, Op]) -> bool:
-    return any(v in made and "packed" in made[v].attrs for v in _sources(value, made))
+    return any(v in made and "packed" in made[v].attrs for v in sources(value, made))
+
+
+def _is_constant(value: Value, made: dict[Value, Op], number: int) -> bool:
+    op = made.get(value)
+    return op is not None and op.opcode == "const" and op.attrs["value"] == number
 
 
 def packed_units(kernel: Kernel) -> Kernel:
@@ -158,13 +163,21 @@ def _sum(b: Builder, term: PackedTerm, views: dict[Value, Value], local: dict[Va
     reduction, way = term.reduction, UNITS[term.format]
     region = reduction.regions[0]
     made = {result: op for op in region.ops for result in op.results}
-    needed = _sources(term.other, made)
-    ops = [op for op in region.ops if any(r in needed for r in op.results)]
+    needed = sources(term.other, made)
+    # What `stage_units` laid out is found by the number of the unit and the place in it.
+    numbers, places = (
+        [op.results[0] for op in region.ops if op.opcode == opcode and op.operands[0] is region.args[0] and _is_constant(op.operands[1], made, way.elements)]
+        for opcode in ("floordiv", "mod")
+    )
+    known = {*numbers, *places} if any(op.attrs.get("staged") for op in region.ops) else set[Value]()
+    ops = [op for op in region.ops if any(r in needed for r in op.results) and not any(r in known for r in op.results)]
     length = b.op("floordiv", local.get(reduction.operands[0], reduction.operands[0]), b.index(way.elements))
 
     def body(inner: Builder, number: Value) -> list[Value]:
-        def other(at: Builder, position: Value) -> Value:
+        def other(at: Builder, position: Value, offset: int) -> Value:
             own = {**local, region.args[0]: position}
+            if known:
+                own |= dict.fromkeys(numbers, number) | dict.fromkeys(places, at.index(offset))
             clone_ops(at, ops, own)
             return own.get(term.other, term.other)
 
@@ -180,7 +193,7 @@ class _Unit:
     """A unit of a row, and arithmetic on its words."""
 
     def __init__(
-        self, b: Builder, tensor: Value, lead: Sequence[Value], number: Value, other: Callable[[Builder, Value], Value], elements: int
+        self, b: Builder, tensor: Value, lead: Sequence[Value], number: Value, other: Callable[[Builder, Value, int], Value], elements: int
     ) -> None:
         self.b, self.tensor, self.lead, self.number, self.other, self.elements = b, tensor, lead, number, other, elements
         memory = tensor.type
@@ -233,7 +246,7 @@ class _Unit:
         return self.b.sub(self.b.bitcast(bits, f32), self.b.const(float(POWER + less), f32))
 
     def x(self, base: Value, offset: int) -> Value:
-        return self.other(self.b, self.b.add(base, self.b.index(offset)) if offset else base)
+        return self.other(self.b, self.b.add(base, self.b.index(offset)) if offset else base, offset)
 
     def times(self, value: Value, factor: float) -> Value:
         return value if factor == 1.0 else self.b.mul(value, self.b.const(factor, f32))
@@ -263,16 +276,17 @@ class _Sums:
         return found
 
 
-_LOW = ((0, 0, 0), (8, 0, 8), (16, 0, 16), (4, 20, 4))
-_HIGH = ((4, 0, 4), (12, 0, 12), (0, 20, 0), (8, 20, 8))
-"""Of each byte of a word: where its low and its high nibble lie, once the word is moved down by so many bits."""
+_LOW = ((0, 0), (8, 0), (16, 0), (8, 16))
+_HIGH = ((4, 0), (12, 0), (4, 16), (12, 16))
+"""Of each byte of a word: where its low and its high nibble lie, once the word is moved down by so many bits. None but the first lies at the end, where
+compilers cut it out by two instructions."""
 
 
 def _nibbles(unit: _Unit, word: Value, low: _Sums, high: _Sums, xs: Sequence[tuple[Value, Value]], less: int) -> None:
-    moved = unit.shr(word, 20)
+    moved = unit.shr(word, 16)
     for sums, places, side in ((low, _LOW, 0), (high, _HIGH, 1)):
-        for (shift, down, place), pair in zip(places, xs, strict=True):
-            number = unit.float_of(moved if down else word, 15 << place, less << place)
+        for (shift, down), pair in zip(places, xs, strict=True):
+            number = unit.float_of(moved if down else word, 15 << shift, less << shift)
             sums.add(shift, number, pair[side])
 
 

@@ -219,26 +219,30 @@ def _made_of(values: Sequence[Value], made: dict[Value, Op]) -> set[Value]:
 
 
 def _one_row(kernel: Kernel, found: Attention, other: int) -> Kernel:
-    """The kernel with two parallel indices as one, the last: rows are the pairs of them."""
+    """The kernel with two parallel indices as one, the last: rows are the pairs of them. The one that says where keys end counts rows slowly: it grows
+    with them."""
     parallel, region = found.parallel, found.parallel.regions[0]
+    made = {result: op for op in walk(kernel.body) for result in op.results}
+    ends = _made_of([*found.conditions, *([found.count] if found.count is not None else [])], made)
+    slow, fast = (found.row, other) if found.reach is not None or found.indices[found.row] in ends else (other, found.row)
     b = Builder(kernel.span)
     mapping: dict[Value, Value] = {}
     clone_ops(b, [op for op in kernel.body.ops if op is not parallel], mapping)
     kept = [p for p in range(len(region.args)) if p not in (other, found.row)]
-    inner_extent = found.extents[found.row]
+    inner_extent = found.extents[fast]
     extents = [mapping.get(parallel.operands[p], parallel.operands[p]) for p in kept]
 
     def body(inner: Builder, *indices: Value) -> list[Value]:
         by = inner.index(inner_extent)
         local = dict(mapping) | {region.args[p]: v for p, v in zip(kept, indices[:-1], strict=True)}
-        local[region.args[other]] = inner.op("floordiv", indices[-1], by)
-        local[region.args[found.row]] = inner.op("mod", indices[-1], by)
+        local[region.args[slow]] = inner.op("floordiv", indices[-1], by)
+        local[region.args[fast]] = inner.op("mod", indices[-1], by)
         clone_ops(inner, region.ops[:-1], local)
         return []
 
     with b.at(parallel.span):
         names = [*(region.args[p].name for p in kept), "row"]
-        b.parallel([*extents, b.index(found.extents[other] * inner_extent)], body, names)
+        b.parallel([*extents, b.index(found.extents[slow] * inner_extent)], body, names)
     return eliminate_dead(replace(kernel, body=Block((), tuple(b.ops))))
 
 
@@ -270,8 +274,11 @@ def find_split(kernel: Kernel, known: bool = True) -> SplitForm | None:
     grouped = group_heads(kernel, known)
     found = find_attention(grouped)
     if found is not None and (other := _other_row(grouped, found)) is not None:
-        grouped = _one_row(grouped, found, other)
-        found = find_attention(grouped)
+        flat = _one_row(grouped, found, other)
+        rows = find_attention(flat)
+        form = _limits(flat, rows) if rows is not None and rows.grain == 1 else None
+        if form is not None:
+            return form
     if found is None:
         single = _with_row(grouped)
         grouped, found = (single, find_attention(single)) if single is not None else (grouped, None)
@@ -322,16 +329,19 @@ def _limits(kernel: Kernel, found: Attention) -> SplitForm | None:
     guards: list[Value] = []
     guards_reach = guards_count = False
     if found.count is not None:
-        value = found.count
-        op = made.get(value)
-        while op is not None and op.opcode == "max" and _is_zero(op.operands[1], made):
-            value = op.operands[0]
+        waiting = [found.count]
+        while waiting:
+            value = waiting.pop()
             op = made.get(value)
-        form = found.forms[value]
-        if not fits(form):
-            return None
-        highs.append(form)
-        guards_count = by_row(form)
+            if op is not None and op.opcode == "max" and _is_zero(op.operands[1], made):
+                waiting.append(op.operands[0])
+            elif op is not None and op.opcode == "min":
+                waiting += op.operands
+            elif fits(found.forms[value]):
+                highs.append(found.forms[value])
+                guards_count = guards_count or by_row(found.forms[value])
+            else:
+                return None
     if found.reach is not None:
         highs.append(AffineForm(((row, ONE),), found.reach))
         guards_reach = True

@@ -36,6 +36,8 @@ class Gemv(MatrixSchedule):
     """Which parallel index walks the rows of w."""
     unit: int = 1
     """Elements of a packed row that a lane takes together."""
+    stage_x: bool = False
+    """Lay x out first so that lanes that walk units read neighbours (`passes/packed/stage_units.py`)."""
     resident: int = 0
     """Blocks that are to find room on a multiprocessor at once. The assembler then spends the registers that this leaves on loads in flight; with 0
     it saves registers, and loads wait for each other."""
@@ -84,6 +86,8 @@ class Gemv(MatrixSchedule):
             )  # fmt: skip
 
     def refusal(self, target: Target, operand: DType) -> str:
+        if self.stage_x and self.unit < 2:
+            return "stage_x lays out what packed rows are multiplied with: these rows are not packed"
         if self.threads > target.max_threads:
             return f"{self.threads} threads are more than the {target.max_threads} of a block"
         if not self.has_room(target):

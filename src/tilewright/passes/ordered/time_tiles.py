@@ -17,7 +17,7 @@ hold at the end what they would hold without this. Elements outside of the part 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -46,8 +46,10 @@ _STRIPS = 2
 """Rows of threads."""
 _AT_ONCE = 8
 """Rows that a thread computes together: they share what they read."""
-_LARGE = 1 << 19
-"""Points from which on memory is what counts, and fewer steps with a thinner frame are better."""
+_MEDIUM = 1 << 18
+"""Points from which on larger tiles are enough for all multiprocessors."""
+_LARGE = 1 << 23
+"""Points from which on they lie in memory, not in a cache, and fewer steps with a thinner frame are better."""
 
 
 @record
@@ -202,8 +204,8 @@ def _tile(stencil: Stencil, reach: int, target: Target, hints: Mapping[str, int]
     type_ = stencil.source.type
     assert isinstance(type_, Tensor)
     points = stencil.extents[0] * stencil.extents[1]
-    large = points.names <= hints.keys() and points.evaluate(hints) >= _LARGE
-    steps, rows = (4, 64) if large and type_.dtype is f32 else (4, 32) if large else (8, 32)
+    count = points.evaluate(hints) if points.names <= hints.keys() else _LARGE
+    steps, rows = 4 if count >= _LARGE else 8, 64 if count >= _MEDIUM and type_.dtype is f32 else 32
     steps = max(2, steps // reach // 2 * 2)
     fits = 2 * ((rows + 2 * reach) * (_COLUMNS + 2 * reach) + _COLUMNS * _STRIPS) * type_.dtype.itemsize <= target.max_shared
     return TimeTile(steps, rows) if fits and rows > 2 * steps * reach else None
@@ -249,6 +251,10 @@ class _Tiles:
         )  # fmt: skip
 
 
+Chunk = Callable[[Builder, Value, Value], None]
+"""Writes what a thread does with some of its rows: the first of them, and where it lies in shared memory."""
+
+
 class _TileCode:
     """Writes the kernel."""
 
@@ -278,6 +284,10 @@ class _TileCode:
         self.part = self._rows(*ends[0], self._between(self.place, *ends[1]))
         in_core = self._between(self.column, Size.of(plan.frame[1]), Size.of(plan.frame[1] + plan.core[1]))
         self.core = self._rows(*ends[0], b.op("and", in_core, self._between(self.place, *ends[1])), plan.frame[0])
+        inside = [self._between(self.origin[axis], *ends[axis]) for axis in (0, 1)]
+        inside += [b.op("le", b.add(self.origin[axis], b.index(extent)), b.index(ends[axis][1])) for axis, extent in ((0, plan.tile.rows), (1, _COLUMNS))]
+        self.whole = b.op("and", b.op("and", inside[0], inside[1]), b.op("and", inside[2], inside[3]))
+        """Whether the tile and its frame lie in the part."""
         base = b.add(b.mul(self.strip, b.index(plan.tile.rows // _STRIPS * self.pitch)), b.add(self.column, b.index(plan.reach[1])))
         self.base = b.add(base, b.index(plan.reach[0] * self.pitch))
         """Of the thread's first row, in shared memory."""
@@ -304,40 +314,73 @@ class _TileCode:
     def run(self) -> None:
         b, plan = self.b, self.plan
         self._clear()
-        b.multi("barrier")
-        self._chunks(b, self._load)
+        self._chunks(b, self._load_whole, self._load)
         b.multi("barrier")
 
         def two_steps(inner: Builder, _: Value) -> Sequence[Value]:
             for number, stencil in enumerate((plan.there, plan.back)):
-                self._chunks(inner, lambda at, row, place, n=number, s=stencil: self._step(at, row, place, n, s))
+                bodies = [
+                    lambda at, row, place, n=number, s=stencil, w=whole: self._step(at, row, place, n, s, w) for whole in (True, False)
+                ]  # fmt: skip
+                self._chunks(inner, *bodies)
                 inner.multi("barrier")
             return []
 
         b.for_(b.index(0), b.index(plan.tile.steps // 2), b.index(1), [], two_steps, name="step")
-        self._chunks(b, self._store)
+        self._chunks(b, self._store, self._store)
 
     def _clear(self) -> None:
-        """The rim that steps read and never write holds numbers, too."""
-        b = self.b
+        """The rim around the frame, which steps read and never write, holds numbers, too."""
+        b, (rows, columns) = self.b, self.plan.reach
+        above, beside, height = rows * self.pitch, 2 * columns, self.plan.tile.rows
 
-        def one(inner: Builder, place: Value) -> Sequence[Value]:
-            for buffer in self.buffers:
-                inner.multi("store", buffer, place, inner.const(0.0, self.type.dtype))
-            return []
+        def ends(inner: Builder, number: Value) -> Value:
+            first = inner.op("lt", number, inner.index(above))
+            return inner.select(first, number, inner.add(number, inner.index(height * self.pitch)))
 
-        b.for_(self.thread, b.index(self.elements), b.index(_COLUMNS * _STRIPS), [], one, name="place")
+        def sides(inner: Builder, number: Value) -> Value:
+            row, column = inner.op("floordiv", number, inner.index(beside)), inner.op("mod", number, inner.index(beside))
+            first = inner.op("lt", column, inner.index(columns))
+            place = inner.select(first, column, inner.add(column, inner.index(_COLUMNS)))
+            return inner.add(inner.mul(inner.add(row, inner.index(rows)), inner.index(self.pitch)), place)
 
-    def _chunks(self, b: Builder, body: object) -> None:
-        """The thread's rows, some at a time: `body` is given the first of them, and its place in shared memory."""
-        assert callable(body)
+        for count, place in ((2 * above, ends), (beside * height, sides)):
 
-        def chunk(inner: Builder, number: Value) -> Sequence[Value]:
-            offset = inner.mul(number, inner.index(_AT_ONCE))
-            body(inner, inner.add(self.first, offset), inner.add(self.base, inner.mul(offset, inner.index(self.pitch))))
-            return []
+            def one(inner: Builder, number: Value, place: Callable[[Builder, Value], Value] = place) -> Sequence[Value]:
+                for buffer in self.buffers:
+                    inner.multi("store", buffer, place(inner, number), inner.const(0.0, self.type.dtype))
+                return []
 
-        b.for_(b.index(0), b.index(self.plan.tile.rows // _STRIPS // _AT_ONCE), b.index(1), [], chunk, name="chunk")
+            if count:
+                b.for_(self.thread, b.index(count), b.index(_COLUMNS * _STRIPS), [], one, name="rim")
+
+    def _chunks(self, b: Builder, whole: Chunk, other: Chunk) -> None:
+        """The thread's rows, some at a time: a body is given the first of them, and its place in shared memory. `whole` is for tiles that lie in the part."""
+
+        def rows(body: Chunk) -> Callable[[Builder], Sequence[Value]]:
+            def chunk(inner: Builder, number: Value) -> Sequence[Value]:
+                offset = inner.mul(number, inner.index(_AT_ONCE))
+                body(inner, inner.add(self.first, offset), inner.add(self.base, inner.mul(offset, inner.index(self.pitch))))
+                return []
+
+            def all_of_them(at: Builder) -> Sequence[Value]:
+                at.for_(at.index(0), at.index(self.plan.tile.rows // _STRIPS // _AT_ONCE), at.index(1), [], chunk, name="chunk")
+                return []
+
+            return all_of_them
+
+        if whole == other:
+            rows(whole)(b)
+        else:
+            b.if_(self.whole, rows(whole), rows(other))
+
+    def _load_whole(self, b: Builder, row: Value, place: Value) -> None:
+        """The state; the first step writes all of the other buffer."""
+        mine = self.params[self.plan.arrays[self.plan.turn]]
+        first = b.add(self.origin[0], row)
+        loaded = [b.op("load", mine, b.add(first, b.index(k)), self.place) for k in range(_AT_ONCE)]
+        for k, value in enumerate(loaded):
+            b.multi("store", self.buffers[0], b.add(place, b.index(k * self.pitch)), value)
 
     def _load(self, b: Builder, row: Value, place: Value) -> None:
         """The state, and what each array holds around the part."""
@@ -353,7 +396,7 @@ class _TileCode:
             b.multi("store", self.buffers[plan.turn], spot, state)
             b.multi("store", self.buffers[1 - plan.turn], spot, b.select(part, state, rest))
 
-    def _step(self, b: Builder, row: Value, place: Value, number: int, stencil: Stencil) -> None:
+    def _step(self, b: Builder, row: Value, place: Value, number: int, stencil: Stencil, whole: bool) -> None:
         plan = self.plan
         loaded: dict[tuple[int, int], Value] = {}
         named = plan.named[number]
@@ -370,6 +413,9 @@ class _TileCode:
                 (values[op.results[0]],) = b.emit(op.opcode, [values[v] for v in op.operands], op.attrs)
             results.append(values[stencil.result])
         for k, result in enumerate(results):
+            if whole:
+                b.multi("store", self.buffers[1 - number], b.add(place, b.index(k * self.pitch)), result)
+                continue
             # A place nobody reads costs less than a branch.
             spot = b.select(self._holds(b, row, k, self.part), b.add(short, b.const(k * self.pitch, u32)), self.unread)
             b.multi("store", self.buffers[1 - number], b.cast(spot, i64), result)

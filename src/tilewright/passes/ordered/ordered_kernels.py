@@ -1,7 +1,7 @@
 """The calls of each ordered loop as one kernel, which holds the loop. `Program -> Program`.
 
 In: a program at the thread stage. Out: the same without ordered loops. On a GPU the blocks of the new kernel stay, share out the blocks of each call
-and wait for each other between calls (`persistent_kernel.py`). On a CPU one thread walks the steps; `run_blocks` hands the blocks of a call to all:
+and wait for each other between calls (`program/persistent_kernel.py`). On a CPU one thread walks the steps; `run_blocks` hands the blocks of a call to all:
 
     ordered t count n {                 kernel @a grid=[1] {
       call @a(u, v)             ->          for %t = 0, n, 1 {

@@ -14,7 +14,7 @@ import numpy as np
 from tilewright.base.errors import UserError
 from tilewright.graphs.onnx.model import Model, NodeRecord, ValueRecord, read_model
 from tilewright.graphs.onnx.tensors import MOST_ELEMENTS, ExternalFiles, dtype_of, map_file
-from tilewright.graphs.onnx.translate import unsupported
+from tilewright.graphs.onnx.translate import check_functions, unsupported
 from tilewright.graphs.onnx.wire import Malformed
 
 OLDEST, NEWEST = 7, 23
@@ -79,6 +79,7 @@ def _checked(name: str, model: Model, files: ExternalFiles, size: int) -> Opened
         raise Malformed("it does not say which opset it uses")
     if version is not None and not OLDEST <= version <= NEWEST:
         raise UserError.at("TW005", f"{name} uses opset {version}, and {OLDEST} to {NEWEST} are known", help="convert it with onnx.version_converter")
+    check_functions(model)
     missing = unsupported(model)
     if missing:
         raise UserError.at("TW005", f"{name} has {len(missing)} node(s) whose operators are unknown:\n{_listed(missing, model)}", help="`tw.graph.onnx_operators()` lists those that are known")

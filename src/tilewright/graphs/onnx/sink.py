@@ -44,14 +44,16 @@ class GraphSink:
     def __init__(self, graph: TensorGraph) -> None:
         self.graph = graph
         self._weights: dict[int, tuple[np.ndarray, Tensor]] = {}
-        self._names: set[str] = set()
+        self._used: dict[str, int] = {}
+        """How many nodes were named alike."""
 
     def name(self, wanted: str) -> str:
         """A name that no node has."""
-        found, number = wanted, 0
+        found, number = wanted, self._used.get(wanted, 0)
         while found in self.graph.nodes:
             number += 1
             found = f"{wanted}_{number}"
+        self._used[wanted] = number
         return found
 
     def weight(self, array: np.ndarray) -> Any:

@@ -6,7 +6,7 @@ the sink has the nodes. What depends on shapes and constants alone is computed h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +21,8 @@ from tilewright.graphs.onnx.values import Known, NodeSink
 from tilewright.graphs.onnx.wire import Malformed
 
 assert operators.FAMILIES  # importing the package registers the rules
+MOST_NODES = 200_000
+"""Nodes of a model with its functions in place."""
 MOST_SMALL = 64
 """Elements of an integer input that shapes may depend on."""
 
@@ -98,8 +100,8 @@ class Translation:
             found = results[number] if number < len(results) else None
             if found is None:
                 raise view.error(f"its output {number} ('{name}') is not made here", "TW005")
-            if name in scope and record.outputs.index(name) != number:
-                raise view.error(f"has the output '{name}' twice", "TW016")
+            if name in scope:
+                raise view.error(f"makes '{name}', which there is already", "TW016", "names of values are unique in a graph")
             if sources is not None and found.host is None and found.inputs is None and found.dtype.kind in "iub" and found.size <= MOST_SMALL * 64:
                 found.inputs = sources
             scope[name] = found
@@ -133,23 +135,42 @@ def _sources(inputs: list[Known | None]) -> frozenset[str] | None:
     return found or None
 
 
+def check_functions(model: Model) -> None:
+    """Functions of a model that call each other in a circle, or that come to too many nodes where they are put in place, are errors."""
+    sizes: dict[tuple[str, str], int] = {}
+    path: list[tuple[str, str]] = []
+
+    def size(key: tuple[str, str]) -> int:
+        if key not in model.functions:
+            return 1
+        if key in path:
+            names = [f"{domain}.{name}" for domain, name in (*path[path.index(key) :], key)]
+            raise UserError.at("TW016", f"functions of the model call each other in a circle: {' -> '.join(names)}")
+        if key not in sizes:
+            path.append(key)
+            if len(path) > 64:
+                raise UserError.at("TW005", "functions of the model call each other more than 64 deep")
+            sizes[key] = sum(size((node.domain, node.op)) for node in _with_inner(model.functions[key].nodes))
+            path.pop()
+        return sizes[key]
+
+    total = sum(size((node.domain, node.op)) for node in _with_inner(model.graph.nodes if model.graph is not None else []))
+    if total > MOST_NODES:
+        raise UserError.at("TW005", f"the model has {total:,} nodes once its functions are put in place, and {MOST_NODES:,} are the most")
+
+
 def unsupported(model: Model) -> list[NodeRecord]:
     """All nodes whose operators have no rule, those in functions and inner graphs too."""
-    found: list[NodeRecord] = []
+    lists = [*([model.graph.nodes] if model.graph is not None else []), *(function.nodes for function in model.functions.values())]
+    nodes = (node for some in lists for node in _with_inner(some))
+    return [node for node in nodes if (node.domain, node.op) not in OPERATORS and (node.domain, node.op) not in model.functions]
 
-    def look(nodes: list[NodeRecord]) -> None:
-        for node in nodes:
-            key = node.domain, node.op
-            if key not in OPERATORS and key not in model.functions:
-                found.append(node)
-            for attribute in node.attributes.values():
-                graphs = attribute.value if isinstance(attribute.value, list) else [attribute.value]
-                for graph in graphs:
-                    if isinstance(graph, GraphRecord):
-                        look(graph.nodes)
 
-    if model.graph is not None:
-        look(model.graph.nodes)
-    for function in model.functions.values():
-        look(function.nodes)
-    return found
+def _with_inner(nodes: list[NodeRecord]) -> Iterator[NodeRecord]:
+    """Nodes, and those of graphs among their attributes."""
+    for node in nodes:
+        yield node
+        for attribute in node.attributes.values():
+            for graph in attribute.value if isinstance(attribute.value, list) else [attribute.value]:
+                if isinstance(graph, GraphRecord):
+                    yield from _with_inner(graph.nodes)

@@ -146,6 +146,36 @@ def test_functions_of_the_model() -> None:
     np.testing.assert_array_equal(tw.graph.from_onnx(data).run(x0=X, x1=X), np.concatenate([X, X], 1))
 
 
+def test_functions_in_a_circle() -> None:
+    inner = part(1, "a") + part(2, "c") + part(4, "Round") + part(7, "mine")
+    function = part(1, "Round") + part(4, "a") + part(5, "c") + part(7, inner) + part(10, "mine")
+    data = model([node("Round", ["x0"], ["y"], domain="mine")], [value("x0"), value("x1")], ["y"]) + part(25, function)
+    refused(data, "circle", "mine.Round", code="TW016")
+
+
+def test_functions_that_grow_without_end() -> None:
+    functions = b""
+    for number in range(30):
+        op, domain = (f"F{number + 1}", "mine") if number < 29 else ("Neg", "")
+        calls = b"".join(part(7, part(1, a) + part(2, b) + part(4, op) + part(7, domain)) for a, b in (("a", "b"), ("b", "c")))
+        functions += part(25, part(1, f"F{number}") + part(4, "a") + part(5, "c") + calls + part(10, "mine"))
+    refused(model([node("F0", ["x0"], ["y"], domain="mine")], [value("x0"), value("x1")], ["y"]) + functions, "200,000 are the most", code="TW005")
+
+
+def test_values_are_made_once() -> None:
+    nodes = [node("Neg", ["x0"], ["y"], "first"), node("Abs", ["x0"], ["y"], "second")]
+    refused(model(nodes, [value("x0"), value("x1")], ["y"]), "'second'", "'y'", code="TW016")
+
+
+def test_many_inputs() -> None:
+    names = [f"n{k}" for k in range(70)]
+    nodes = [*(node("Neg", ["x0"], [name]) for name in names), node("Concat", names, ["y"], axis=0)]
+    found = tw.graph.from_onnx(model(nodes, [value("x0"), value("x1")], ["y"])).run(x0=X, x1=X, fuse=False)
+    np.testing.assert_array_equal(found, np.tile(-X, (70, 1)))
+    nodes[-1] = node("Sum", names, ["y"])
+    refused(model(nodes, [value("x0"), value("x1")], ["y"]), "70 inputs", code="TW005")
+
+
 def test_reading_takes_no_copies() -> None:
     big = np.zeros(1 << 20, np.float32)
     data = model([node("Identity", ["w"], ["y"])], [], ["y"], {"w": big})

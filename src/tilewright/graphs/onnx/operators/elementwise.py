@@ -13,6 +13,8 @@ from tilewright.graphs.onnx.tensors import DTYPES
 from tilewright.graphs.onnx.values import Known
 
 BOOL = np.dtype(bool)
+MOST_TERMS = 64
+"""Inputs that one expression takes."""
 
 
 def _truncated(a: X, b: X) -> X:
@@ -236,6 +238,9 @@ def several(node: NodeView) -> Known:
     if any(v.dtype != values[0].dtype for v in values):
         raise node.error(f"its inputs are {', '.join(str(v.dtype) for v in values)}", "TW009")
 
+    if len(values) > MOST_TERMS:
+        raise node.error(f"has {len(values)} inputs, and {MOST_TERMS} are the most")
+
     def compute(*terms: X) -> X:
         found = terms[0]
         for term in terms[1:]:
@@ -248,15 +253,22 @@ def several(node: NodeView) -> Known:
 # -- conversions ----------------------------------------------------------------------------------------------------
 
 
+_MOST_F8 = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+"""The largest numbers of types that conversions do not leave, unless a node says `saturate=0`."""
+
+
 def converted(node: NodeView, x: Known, wanted: np.dtype, saturate: bool = True) -> Known:
     """The elements as another type."""
     if x.dtype == wanted:
         return x
-    if x.host is not None and x.size <= 1 << 22:
+    most = _MOST_F8.get(wanted.name) if saturate and is_float(x.dtype) else None
+    if x.host is not None and x.size <= 1 << 22 and most is None:
         with np.errstate(all="ignore"):
             return node.known(x.host.astype(wanted))
     zero = 0.0 if is_float(x.dtype) else 0
     name = f"onnx_cast_{wanted.name.replace('float8_', 'f8')}"
+    if most is not None:
+        return elementwise(node, (x,), wanted, lambda v: cast(call("min", call("max", v, -most), most), wanted), name + "_saturated")
     if wanted == BOOL:
         return elementwise(node, (x,), BOOL, lambda v: v != zero, name)
     if x.dtype == BOOL:
@@ -270,9 +282,9 @@ def cast_node(node: NodeView) -> Known:
     number = node.integer("to")
     if number not in DTYPES:
         raise node.error(f"converts to element type {number}, which there is not here", "TW009")
-    return converted(node, node.input(0), DTYPES[number])
+    return converted(node, node.input(0), DTYPES[number], bool(node.integer("saturate", 1)))
 
 
 @operator("CastLike")
 def cast_like(node: NodeView) -> Known:
-    return converted(node, node.input(0), node.input(1).dtype)
+    return converted(node, node.input(0), node.input(1).dtype, bool(node.integer("saturate", 1)))

@@ -12,6 +12,8 @@ from tilewright.graphs.onnx.operator_rules import NodeView, broadcast, is_float,
 from tilewright.graphs.onnx.values import Known, as_rows
 
 MOST_FOLDED = 1 << 24
+MOST_JOINED = 32
+"""Arrays that one kernel joins."""
 """Elements of constants that are moved on the host."""
 
 
@@ -146,10 +148,10 @@ def concat(node: NodeView) -> Known:
         raise node.error(f"joins {', '.join(f'{v.dtype}{list(v.shape)}' for v in values)} along axis {axis}", "TW004")
     if all(v.host is not None for v in values) and sum(v.size for v in values) <= MOST_FOLDED:
         return node.known(np.concatenate([v.host for v in values if v.host is not None], axis))
-    values = [v for v in values if v.size]
-    if len(values) == 1:
-        return values[0]
-    return joined(node, values, axis)
+    values = [v for v in values if v.size] or values[:1]
+    while len(values) > MOST_JOINED:  # many are joined in groups
+        values = [joined(node, values[n : n + MOST_JOINED], axis) for n in range(0, len(values), MOST_JOINED)]
+    return values[0] if len(values) == 1 else joined(node, values, axis)
 
 
 def joined(node: NodeView, values: Sequence[Known], axis: int) -> Known:

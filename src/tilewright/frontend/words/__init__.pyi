@@ -242,10 +242,24 @@ def pow(a: Array, b: Array | float) -> Array:
 def isnan(x: float) -> bool:
     """Whether x is NaN."""
 
+@overload
 def minimum(a: float, b: float) -> float:
     """The smaller; NaN if either is."""
+@overload
+def minimum(a: Array, b: Array | float) -> Array:
+    """The smaller; NaN if either is."""
+@overload
+def minimum(a: float, b: Array) -> Array:
+    """The smaller; NaN if either is."""
 
+@overload
 def maximum(a: float, b: float) -> float:
+    """The larger; NaN if either is."""
+@overload
+def maximum(a: Array, b: Array | float) -> Array:
+    """The larger; NaN if either is."""
+@overload
+def maximum(a: float, b: Array) -> Array:
     """The larger; NaN if either is."""
 
 def rsqrt_approx(x: float) -> float:

@@ -16,6 +16,7 @@ OBJECTS = ("Array", "GpuBuffer", "InOut", "block", "cluster", "device", "grid", 
 """What `tilewright` offers of this module."""
 
 T = TypeVar("T")
+A = TypeVar("A", bound="Array")
 F = TypeVar("F", bound=Callable[..., object])
 Index = int | tuple[int, ...]
 Fragment = tuple[Any, ...]
@@ -62,8 +63,19 @@ class Array:
         refuse("Array")
 
     __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __add__
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __add__
+    __lt__ = __le__ = __gt__ = __ge__ = __add__
 
-    def __matmul__(self, other: Array) -> Array:
+    def __iadd__(self: A, other: Array | float) -> A:
+        refuse("Array")
+
+    __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = __iand__ = __ior__ = __ixor__ = __iadd__
+
+    def __matmul__(self, other: Array | float) -> Array:
+        refuse("Array")
+
+    def numpy(self) -> Any:
+        """Of a result on a GPU, outside of kernels: a copy of it on the host."""
         refuse("Array")
 
     @property

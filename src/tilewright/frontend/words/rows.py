@@ -77,6 +77,12 @@ def _elementwise(name: str, doc: str, kinds: frozenset[str] = BOTH) -> WordRow:
     return WordRow(name, "(x: float | Array) -> float | Array", doc, kinds, overloads=overloads)
 
 
+def _of_two(name: str, doc: str) -> WordRow:
+    """A function of two numbers that maps arrays too."""
+    overloads = ("(a: float, b: float) -> float", "(a: Array, b: Array | float) -> Array", "(a: float, b: Array) -> Array")
+    return WordRow(name, "(a: float | Array, b: float | Array) -> float | Array", doc, BOTH, overloads=overloads, explicit="(*numbers)")
+
+
 def _reduction(name: str, doc: str, result: str = "float", explicit: str = "", op: str = "") -> WordRow:
     """A function of an array along an axis, several, or all."""
     overloads = (f"({op}x: Array) -> {result}", f"({op}x: Array, {_AXIS}) -> Array")
@@ -155,8 +161,8 @@ SECTIONS = (
         WordRow("pow", "(a: float | Array, b: float | Array) -> float | Array", "a to the b.", BOTH,
                 overloads=("(a: float, b: float) -> float", "(a: Array, b: Array | float) -> Array")),
         WordRow("isnan", "(x: float) -> bool", "Whether x is NaN.", BOTH),
-        WordRow("minimum", "(a: float, b: float) -> float", "The smaller; NaN if either is.", BOTH, explicit="(*numbers)"),
-        WordRow("maximum", "(a: float, b: float) -> float", "The larger; NaN if either is.", BOTH, explicit="(*numbers)"),
+        _of_two("minimum", "The smaller; NaN if either is."),
+        _of_two("maximum", "The larger; NaN if either is."),
         WordRow("rsqrt_approx", "(x: float) -> float",
                 "1 / sqrt(x) by the device's own instruction: f32 only, to two bits or so, denormals are zero."),
         WordRow("hypot", "(x: float, y: float) -> float", "The root of the sum of squares, without scaling.", offered=False),

@@ -50,9 +50,9 @@ def append_paged(cache: tw.InOut, rows: tw.Array, positions: tw.Array, table: tw
     """Rows of new tokens go to the pages of their positions."""
     sequences, tokens, heads, depth = rows.shape
     size = cache.shape[1]
-    for s in range(sequences):  # in order: nothing says that sequences have pages of their own
-        for t in range(tokens):
-            for h, d in tw.grid(heads, depth):
+    for h, d in tw.grid(heads, depth):
+        for s in range(sequences):  # in order: nothing says that sequences have pages of their own
+            for t in range(tokens):
                 cache[table[s, (positions[s] + t) // size], (positions[s] + t) % size, h, d] = rows[s, t, h, d]
 
 
@@ -150,25 +150,24 @@ def attention_paged(q: tw.Array, k: tw.Array, v: tw.Array, positions: tw.Array, 
     """A query sees the pages of its sequence up to its own position."""
     sequences, tokens, groups, heads, depth = q.shape
     size = k.shape[1]
-    pages = table.shape[1]
     out = tw.empty((sequences, tokens, groups, heads, depth), q.dtype)
     for s, g, i, h in tw.grid(sequences, groups, tokens, heads):
-        n = min(positions[s] + i + 1, pages * size)
+        n = int(positions[s]) + i + 1
         most = -tw.inf
-        for j in range(n):  # type: ignore[call-overload]
+        for j in range(n):
             score = 0.0
             for d in range(depth):
                 score += q[s, i, g, h, d] * k[table[s, j // size], j % size, g, d]
             most = max(most, score * scale)
         total = 0.0
-        for j in range(n):  # type: ignore[call-overload]
+        for j in range(n):
             score = 0.0
             for d in range(depth):
                 score += q[s, i, g, h, d] * k[table[s, j // size], j % size, g, d]
             total += tw.exp(score * scale - most)
         for e in range(depth):
             mixed = 0.0
-            for j in range(n):  # type: ignore[call-overload]
+            for j in range(n):
                 score = 0.0
                 for d in range(depth):
                     score += q[s, i, g, h, d] * k[table[s, j // size], j % size, g, d]

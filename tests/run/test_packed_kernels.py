@@ -198,8 +198,11 @@ def test_zynml() -> None:
     w, x = tw.quantize(normal(5, 512), tw.q4_k), normal(512)
     for _ in range(3):
         close(module.run(w=w, x=x)["r"], 2 * tw.dequantize(w).astype(np.float64) @ x, 512)
-    with pytest.raises(tw.UserError, match="'w' must be q4_k, got q8_0"):
+    with pytest.raises(tw.UserError, match="'w' must be q4_k, got q8_0") as error:
         module.run(w=tw.quantize(normal(5, 512), tw.q8_0), x=x)
+    assert len(error.value.diagnostics) == 1
+    eight = tw.load(PIPELINE.replace("@kernel custom", "@kernel custom\n        @activations(q8)"))
+    close(eight.run(w=w, x=x)["r"], 2 * tw.dequantize(w).astype(np.float64) @ eight_bits(x, 256), 512)
 
 
 # -- activations of eight bits -----------------------------------------------------------------------------------------

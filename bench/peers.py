@@ -27,6 +27,7 @@ NEEDED = {
     "scans": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "scans-cpu": {},
     "checks-cpu": {},
+    "quantised-cpu": {},
     "onnx-cpu": {"onnxruntime": "onnxruntime"},
     "random": {"torch": "torch", "cupy": "cupy-cuda13x"},
     "random-cpu": {},

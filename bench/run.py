@@ -45,6 +45,7 @@ KINDS = (
     "ordered",
     "ordered-cpu",
     "checks-cpu",
+    "quantised-cpu",
     "onnx-cpu",
     "host",
     "gemv",
@@ -147,6 +148,17 @@ def primitive_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
         session.release()
 
     return [Job(case.label, (case.op,), lambda case=case: run(case)) for case in family.gpu_cases(quick)]  # type: ignore[misc]
+
+
+def quantised_jobs(setting: Setting, quick: bool) -> list[Job]:
+    from bench import quantised_cpu
+
+    plan = Plan(rounds=5, per_round=3, warmups=1, seconds=3.0) if quick else Plan(rounds=15, per_round=4, warmups=2, seconds=10.0)
+    clock = HostClock()
+    return [
+        Job(case.label, (case.op,), lambda case=case: iter([measure(case, clock, plan, setting)]))  # type: ignore[misc]
+        for case in quantised_cpu.cpu_cases(quick)
+    ]
 
 
 def scatter_jobs(kind: str, setting: Setting, quick: bool) -> list[Job]:
@@ -311,6 +323,8 @@ def main(
             jobs = primitive_jobs(kind, setting, quick)
         elif kind.startswith(("scatter", "decode")):
             jobs = scatter_jobs(kind, setting, quick)
+        elif kind == "quantised-cpu":
+            jobs = quantised_jobs(setting, quick)
         elif kind == "checks-cpu":
             jobs = check_jobs(setting, quick)
         elif kind == "onnx-cpu":

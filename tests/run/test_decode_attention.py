@@ -125,6 +125,19 @@ def test_the_attention_of_graphs(tokens: int) -> None:
         near(found.reshape(want.shape), want)
 
 
+@pytest.mark.parametrize("length", [0, 33])
+def test_single_precision_on_a_gpu(length: int) -> None:
+    """Plain loops: scores, sums and weighted sums of parts are kernels of their own."""
+    q, k, v = arrays(length, (4, 24), (200, 2, 24), (200, 2, 24), dtype=np.float32)
+    want = attended(q, k, v, 0, length)
+    k[length:], v[length:] = np.nan, np.nan
+    given = q, k, v, np.array([length], np.int32)
+    made = text.one_length.stages(*given, target="sm_90a").stages
+    assert len(made.thread.calls) == 4
+    found = np.asarray(next(iter(run_program(made.thread, dict(text.one_length.bound(*given))).values())))
+    near(found, want, 1e-5)
+
+
 def test_special_numbers_stay_in_their_row() -> None:
     q, k, v = arrays(5, (4, 64), (600, 2, 64), (600, 2, 64))
     q[0, 3], k[40, 1, 2] = np.nan, np.inf

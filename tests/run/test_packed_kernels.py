@@ -8,6 +8,8 @@ import pytest
 import tilewright as tw
 from tilewright.base import dtypes
 from tilewright.base.dtypes import DType
+from tilewright.ir.nodes import walk
+from tilewright.ir.text import print_kernel
 
 DEVICES = ["cpu", "emulator:loop", "emulator:tile", "emulator:thread"]
 FORMATS = [*(d for d in dtypes.ALL if d.is_packed), tw.q4_group(32), tw.q4_group(16, scale=tw.f32, zero_point=True), tw.q8_group(64, zero_point=True)]
@@ -200,6 +202,89 @@ def test_zynml() -> None:
         module.run(w=tw.quantize(normal(5, 512), tw.q8_0), x=x)
 
 
+# -- activations of eight bits -----------------------------------------------------------------------------------------
+
+
+@tw.kernel(activations="q8")
+def rounded(w: tw.Array, x: tw.Array) -> tw.Array:
+    rows, cols = w.shape
+    out = tw.empty((rows,), tw.f32)
+    for i in tw.grid(rows):
+        total = 0.0
+        for k in range(cols):
+            total += w[i, k] * x[k]
+        out[i] = tw.max(total, -1e30)
+    return out
+
+
+@tw.kernel(activations="q8")
+def rounded_batch(w: tw.Array, x: tw.Array) -> tw.Array:
+    rows, cols = w.shape
+    out = tw.empty((len(x), rows), tw.f32)
+    for m, i in tw.grid(len(x), rows):
+        total = 0.0
+        for k in range(cols):
+            total += w[i, k] * x[m, k]
+        out[m, i] = total
+    return out
+
+
+def eight_bits(x: np.ndarray, block: int) -> np.ndarray:
+    """What activations are rounded to."""
+    parts = x.astype(np.float32).reshape(-1, block)
+    step = np.abs(parts).max(axis=1, keepdims=True) / np.float32(127)
+    inverse = np.where(step == 0, 0, 1 / np.where(step == 0, 1, step)).astype(np.float32)
+    return (np.rint(parts * inverse).astype(np.float64) * step).reshape(x.shape)
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+def test_rounded_activations(dtype: DType) -> None:
+    """Sums of integers are exact: what is left is the rounding of activations, which is known."""
+    cols = 3 * dtype.block
+    w, x = tw.quantize(normal(5, cols), dtype), normal(cols)
+    x[: dtype.block] = 0
+    expected = tw.dequantize(w).astype(np.float64) @ eight_bits(x, dtype.block)
+    for device in ("cpu", "emulator:loop", "emulator:thread"):
+        close(rounded(w, x, device=device), expected, cols)
+
+
+@pytest.mark.parametrize("dtype", [tw.f16, tw.bf16], ids=str)
+def test_rounded_rows_of_narrow_floats(dtype: DType) -> None:
+    w, x = tw.quantize(normal(31, 512), tw.q4_k), normal(3, 512).astype(dtype.numpy)
+    expected = eight_bits(x, 256) @ tw.dequantize(w).astype(np.float64).T
+    for device in ("cpu", "emulator:tile"):
+        close(rounded_batch(w, x, device=device), expected, 512)
+
+
+def test_rounding_is_said_and_refused_where_there_is_none() -> None:
+    w, x = tw.quantize(normal(4, 512), tw.q4_k), normal(512)
+    assert any('activations = "q8"' in print_kernel(call.kernel) for call in rounded.stages(w, x).stages.loop.calls)
+    assert "@activations(q8)" in rounded.metadata.lines()
+    with pytest.raises(tw.UserError, match="has nothing to round"):
+        rounded(normal(4, 512), x)
+    with pytest.raises(tw.UserError, match="activations='q4'"):
+        tw.kernel(activations="q4")(rounded.python)
+    found = rounded(w, np.full(512, np.nan, np.float32))
+    assert np.isnan(found).all()
+
+
+def test_arm_multiplies_bytes_by_dot_products() -> None:
+    w, x = tw.quantize(normal(4, 512), tw.q4_k), normal(512)
+    thread = rounded.stages(w, x, target="aarch64-neon").stages.thread
+    assert sum(op.opcode == "dot_lanes" for call in thread.calls for op in walk(call.kernel.body)) == 16
+    for target in ("x86-64-avx2", "x86-64-avx512", "sm_90a"):
+        assert rounded.compile(w, x, target=target).code
+
+
+def test_loops_over_blocks_are_vectors() -> None:
+    """On CPUs the default reads whole vectors of bytes, and no index is tested."""
+    for dtype in (tw.q8_0, tw.q4_k, tw.q6_k):
+        thread = product.stages(tw.quantize(normal(4, 512), dtype), normal(512), target="x86-64-avx512").stages.thread
+        ops = [op for call in thread.calls for op in walk(call.kernel.body)]
+        assert not any("watch" in op.attrs or op.opcode == "report" for op in ops)
+        assert any(op.opcode == "load" and int(op.attrs.get("width", 1)) >= 16 and op.results[0].type.dtype is tw.u8 for op in ops)  # type: ignore[union-attr, arg-type]
+
+
 # -- what is refused ------------------------------------------------------------------------------------------------------
 
 
@@ -250,7 +335,7 @@ def test_packed_arrays_are_not_written() -> None:
 
     w = tw.quantize(normal(2, 64), tw.q4_0)
     for kernel in (stored, in_place):
-        with pytest.raises(tw.UserError, match="holds packed blocks .q4_0., which kernels read and do not write"):
+        with pytest.raises(tw.UserError, match=r"holds packed blocks \(q4_0\), which kernels read and do not write"):
             kernel(w)
     with pytest.raises(tw.UserError, match="holds packed blocks, which kernels do not write"):
         product(w, normal(64), out=w)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from support import CUDA
 
-DEVICES = ("cpu", "emulator:loop", "emulator:tile", "emulator:thread")
+DEVICES = ("cpu", "emulator:loop", "emulator:tile", "emulator:thread", CUDA)
 RNG = np.random.default_rng(31)
 
 

@@ -220,6 +220,25 @@ def test_a_deterministic_product_of_floats_is_refused_on_a_gpu() -> None:
     np.testing.assert_array_equal(product(k, w, device="cpu"), [8, 1, 1, 1])
 
 
+# -- places that many elements share ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["emulator:thread", CUDA])
+@pytest.mark.parametrize("kind", ["add", "max", "xor"])
+@pytest.mark.parametrize("pattern", ["equal", "sorted", "long runs", "short runs", "one other", "pairs"])
+def test_elements_that_meet(kind: str, pattern: str, device: str) -> None:
+    """Warps, threads and runs of lanes combine what goes to one place; a large array, so that nothing is shared by a block."""
+    n, m = 3001, 9001
+    k = {
+        "equal": np.full(n, 17), "sorted": np.sort(RNG.integers(0, 40, n)), "long runs": np.arange(n) // 200 % 3, "short runs": np.arange(n) // 7,
+        "one other": np.where(np.arange(n) == 777, 5, 4), "pairs": np.arange(n) // 2 * 2 % 64,
+    }[pattern].astype(np.int32)  # fmt: skip
+    kernel, ufunc = KERNELS[kind]
+    for dtype in (np.int32, np.int64) if kind == "xor" else (np.float32, np.int32, np.float64):
+        w, first = values(dtype, n), values(dtype, m)
+        check(kernel(k, w, first, device=device), expected(ufunc, first, k, w), n, f"{pattern} {dtype.__name__}")
+
+
 # -- nests -----------------------------------------------------------------------------------------------------------
 
 

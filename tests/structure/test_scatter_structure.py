@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.run import test_ragged_rows as rows
 from tests.run import test_scatter as scatters
 
 from assembled import assemble
@@ -32,6 +33,33 @@ def test_ptxas_accepts_every_kind(kind: str, target: str) -> None:
             done = assemble(ptx_of(kernel, K, W.astype(dtype), first.astype(dtype), target=target), target)
             assert done.registers, f"{kind} {dtype.__name__} {target}"
             assert done.local <= 64, f"{kind} {dtype.__name__} {target}"  # reports of indices outside may keep a few numbers there
+
+
+def test_nobody_waits_for_old_values() -> None:
+    text = ptx_of(scatters.scatter_add, K, W, LARGE)
+    assert "red.relaxed.gpu.global.add.f32" in text and "vote" in text
+    assert not any("add.f32" in line for line in text.splitlines() if "atom." in line)
+
+
+def test_lanes_of_sparse_rows_by_their_mean_length() -> None:
+    starts, x = np.zeros(1025, np.int32), np.zeros(64, np.float32)
+    for mean, lanes in ((4, 2), (32, 16), (200, 32)):
+        columns, v = np.zeros(1024 * mean, np.int32), np.zeros(1024 * mean, np.float32)
+        artifact = rows.csr.compile(starts, columns, v, x, target="sm_90a")
+        assert f"row_lanes={lanes}" in artifact.schedule, artifact.schedule
+    dense = rows.csr_times_dense.compile(starts, columns, v, np.zeros((64, 64), np.float32), target="sm_90a")
+    assert "tiles=(16, 64), reduce_tile=4, vector=4, threads=256" in dense.schedule
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_90a"])
+def test_ptxas_accepts_sparse_rows(target: str) -> None:
+    starts, x, columns, v = np.zeros(1025, np.int32), np.zeros(64, np.float32), np.zeros(32768, np.int32), np.zeros(32768, np.float32)
+    for kernel, arguments in (
+        (rows.csr, (starts, columns, v, x)), (rows.csr_times_dense, (starts, columns, v, np.zeros((64, 64), np.float32))), (rows.segments, (starts, v)),
+        (scatters.csr_transposed, (starts, columns, v, x, x)),
+    ):  # fmt: skip
+        done = assemble(ptx_of(kernel, *arguments, target=target), target)
+        assert done.registers and done.local <= 64, (kernel.__name__, target)
 
 
 def test_deterministic_sums_are_integers() -> None:

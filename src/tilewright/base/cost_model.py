@@ -246,17 +246,18 @@ class RangeCosts:
 
     threads: int = 128
     terms: int = 4
-    """Terms of a row that a thread has in flight."""
+    gathered_terms: int = 2
+    """Terms of a row that a thread has in flight; the second where terms are read at places that data decide, which take longer than rows themselves."""
     fewest_lanes: int = 2
     """Threads that share a row, at least."""
     length: int = 32
     """How long a row is where nothing is known of it."""
     longest: int = 2048
     """Rows that are longer on average take a block each."""
-    resident: int = 0
-    """Blocks that are to find room on a multiprocessor at once; 0 leaves it to the assembler."""
     dense_threads: int = 256
-    """Threads of a block where what is read lies along an index of the results: rows of a matrix."""
+    dense_resident: int = 4
+    """Threads of a block, and blocks that are to find room on a multiprocessor at once, where what is read lies along an index of the results: rows of a
+    matrix."""
 
 
 @record

@@ -352,6 +352,7 @@ def kernel(
     gpu_compute: bool = False,
     unchecked: bool = False,
     deterministic: bool = False,
+    activations: str = "",
     check: bool = False,
 ) -> Kernel[P, R]: ...
 @overload
@@ -382,6 +383,7 @@ def kernel(
     gpu_compute: bool = False,
     unchecked: bool = False,
     deterministic: bool = False,
+    activations: str = "",
     check: bool = False,
 ) -> Callable[[Callable[P, R]], Kernel[P, R]]: ...
 def kernel(
@@ -412,6 +414,7 @@ def kernel(
     gpu_compute: bool = False,
     unchecked: bool = False,
     deterministic: bool = False,
+    activations: str = "",
     check: bool = False,
 ) -> Kernel[P, R] | Callable[[Callable[P, R]], Kernel[P, R]]:
     """Mark a Python function as a kernel: `@tw.kernel`, or with options.
@@ -424,6 +427,7 @@ def kernel(
     call over these devices. `launches=1` makes all that the kernel does on a GPU one launch. On a CPU every index that is not proven to lie
     in its array is checked as the kernel runs; `unchecked=True` leaves that out. With `check=True` it is done on GPUs, too.
     `deterministic=True` makes scatters (`out[k[i]] += w[i]`) give the same bits on every run and for any number of threads.
+    `activations="q8"` rounds what packed weights are multiplied with to eight bits, block by block, and multiplies integers.
 
     The others are the attributes of ZynML: `kind` holds the loops to a kind of kernel; `tile`, `workgroup`, `shared`, `vector`, `unroll`,
     `max_registers`, `tensor_cores` and `async_copy` are hints for the schedule, which `strict` makes binding; `broadcast`, `vectorizable` and
@@ -435,6 +439,7 @@ def kernel(
         "reduce": reduce, "axis": axis, "kind": kind, "tile": tile, "workgroup": workgroup, "shared": shared, "vector": vector, "unroll": unroll,
         "max_registers": max_registers, "tensor_cores": tensor_cores, "async_copy": async_copy, "strict": strict, "broadcast": broadcast,
         "vectorizable": vectorizable, "gpu_compute": gpu_compute, "unchecked": unchecked, "deterministic": deterministic,
+        "activations": activations,
     })  # fmt: skip
 
     def made(wrapped: Callable[P, R]) -> Kernel[P, R]:

@@ -77,9 +77,9 @@ class GraphBuilder:
 
         An extent may be a name, for which `g.capacity(name=…)` or `max_position=` of a capture gives the number.
         """
-        sizes = as_sizes(shape)
+        sizes, kind = as_sizes(shape), as_dtype(dtype)
         node = self._add(GraphNode(self._fresh(name, "cache"), "cache"))
-        return self._leaf(node, sizes, as_dtype(dtype))
+        return self._leaf(node, sizes, kind)
 
     def _leaf(self, node: GraphNode, sizes: SizeShape, dtype: DType) -> Tensor:
         tensor = Tensor(self, node, 0, sizes, dtype)

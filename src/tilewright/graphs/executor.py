@@ -27,6 +27,7 @@ from tilewright.graphs.tensor import GraphNode, Tensor
 from tilewright.graphs.workspace import ALIGNMENT
 from tilewright.runtime.core import streams
 from tilewright.runtime.memory.device_array import DeviceArray
+from tilewright.runtime.memory.packed_array import PackedArray
 
 Arrays = dict[str, Any]
 
@@ -347,6 +348,8 @@ class Executor:
 
     def _moved(self, name: str, data: Any, place: Device) -> Any:
         try:
+            if isinstance(data, PackedArray):
+                return PackedArray(place_of([data.blocks], place).read(name, data.blocks), data.dtype)
             return place_of([data], place).read(name or "constant", data)
         except DeviceError as error:
             if error.code != "TW031":

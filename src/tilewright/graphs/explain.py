@@ -14,6 +14,7 @@ from tilewright.base.target import Target, parse_target
 from tilewright.compile.driver import Compilation, compile_stages
 from tilewright.graphs.lower import PlannedValue, Ref
 from tilewright.graphs.plan import GraphPlan, GraphSegment
+from tilewright.runtime.memory.packed_array import PackedArray
 
 
 def explain(plan: GraphPlan, target: str = "cpu") -> str:
@@ -47,8 +48,10 @@ def stages_of(segment: GraphSegment, target: Target) -> Compilation:
     return compile_stages(segment.runner.function, segment.runner.signature(arguments, target.is_gpu), target)
 
 
-def stand_in(ref: Ref) -> np.ndarray:
+def stand_in(ref: Ref) -> np.ndarray | PackedArray:
     """An array of that form, with nothing in it."""
+    if ref.dtype.is_packed:
+        return PackedArray(np.empty((*ref.shape[:-1], ref.shape[-1] // ref.dtype.block, ref.dtype.block_bytes), np.uint8), ref.dtype)
     if not isinstance(ref.root, PlannedValue):
         return np.empty(ref.shape, ref.dtype.numpy)
     apart = _row_major(ref.root.memory)

@@ -108,10 +108,16 @@ def kernel_results(kernel: Kernel[..., Any], arguments: Mapping[str, Any]) -> li
     if found is None:
         found = _rules[id(function), specs] = function, describe_program(front_end(function, Signature(specs))[1], host_cpu())
     rule = found[1]
-    shapes = {name: tuple(value.shape) for name, value in arguments.items() if hasattr(value, "shape")}
+    shapes = {name: _stored(value) for name, value in arguments.items() if hasattr(value, "shape")}
     numbers = {name: value for name, value in arguments.items() if isinstance(value, int | float)}
     sizes = bind_sizes(rule, shapes, {}, function.span, numbers)
     return [(output.dtype, tuple(s.evaluate(sizes) for s in output.shape)) for output in rule.outputs]
+
+
+def _stored(value: Any) -> Shape:
+    """The shape of an array as programs bind it: of packed blocks that of their bytes."""
+    shape, dtype = tuple(value.shape), value.dtype
+    return (*shape[:-1], shape[-1] // dtype.block, dtype.block_bytes) if dtype.is_packed else shape
 
 
 def spec_of(value: Any) -> ArgSpec:

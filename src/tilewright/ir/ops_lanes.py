@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.base.dtypes import DType, bool_, i64, u32
+from tilewright.base.dtypes import DType, bool_, i8, i32, i64, u32
 from tilewright.ir.nodes import Attrs
 from tilewright.ir.opdef import OpDef, Rule, TypeRuleError, integer
 from tilewright.ir.types import Scalar, Tensor, Type, Vec
@@ -116,6 +116,14 @@ def _fold(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     return (Scalar(source.dtype),)
 
 
+def _dot_lanes(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
+    if len(types) != 3 or not isinstance(types[0], Vec) or types[0].dtype is not i32:
+        raise _fail("takes a vec of i32 and two of bytes")
+    if any(t != Vec(i8, 4 * types[0].width) for t in types[1:]):
+        raise _fail(f"multiplies vec<i8, {4 * types[0].width}>, got {types[1]} and {types[2]}")
+    return (types[0],)
+
+
 def _fault(types: Sequence[Type], attrs: Attrs) -> tuple[Type, ...]:
     if list(types) != [Scalar(i64), Scalar(i64)] or not isinstance(attrs.get("text"), str):
         raise _fail("takes the numbers of the block and the thread, and needs a text")
@@ -139,5 +147,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("insert", "The vec with `lane` exchanged for the scalar.", _insert),
     _row("fold", "All lanes combined to one number: `kind` add, mul, min, max, and, or, xor. Halves are combined lane by lane until one lane is "
          "left. `together`: integers, in any order.", _fold),
+    _row("dot_lanes", "`dot_lanes %sums, %a, %b`: to each lane of the sums, i32, four products of bytes, i8, are added: of neighbours on Arm, of those "
+         "that LLVM chooses elsewhere. `sdot`: the CPU has that instruction.", _dot_lanes),
     _row("fault", "`fault %block, %thread {text}`: an assertion of that text has failed in that thread; the kernel ends here.", _fault, "write"),
 )  # fmt: skip

@@ -48,6 +48,7 @@ from tilewright.passes.loop.stabilise import stabilise
 from tilewright.passes.loop.untile import untile
 from tilewright.passes.ordered.ordered_kernels import ordered_kernels
 from tilewright.passes.ordered.time_tiles import time_tiles
+from tilewright.passes.packed.dot_products import dot_products
 from tilewright.passes.packed.split_blocks import split_blocks
 from tilewright.passes.packed.stage_units import stage_units
 from tilewright.passes.packed.units import packed_units
@@ -57,10 +58,8 @@ from tilewright.passes.program.fission_products import fission_products
 from tilewright.passes.program.fuse import FusionReport, fuse
 from tilewright.passes.program.fuse_horizontally import fuse_horizontally
 from tilewright.passes.program.guard_checks import guard_checks
-from tilewright.passes.program.launch_early import launch_early
 from tilewright.passes.program.pad_windows import pad_windows
 from tilewright.passes.program.persistent_kernel import persistent_kernel
-from tilewright.passes.program.prefetch_early import prefetch_early
 from tilewright.passes.program.repack import repack
 from tilewright.passes.program.reuse_buffers import reuse_buffers
 from tilewright.passes.program.split_attention import split_attention
@@ -132,7 +131,11 @@ GUARD_CHECKS = Pass(
 )  # fmt: skip
 UNPACK_BLOCKS = Pass(
     "unpack_blocks", "program", "program", unpack_blocks,
-    "Arrays of packed blocks become arrays of bytes; an element becomes arithmetic on those of its block.",
+    "Arrays of packed blocks become arrays of bytes; an element becomes arithmetic on those of its block.", takes=("metadata",),
+)  # fmt: skip
+DOT_PRODUCTS = Pass(
+    "dot_products", "thread", "thread", dot_products,
+    "Arm CPU: sums of products of bytes become dot products, whose lanes are added up as late as can be.", takes=TARGET,
 )  # fmt: skip
 SPLIT_BLOCKS = Pass(
     "split_blocks", "loop", "loop", split_blocks,
@@ -233,7 +236,7 @@ WIDEN_OPERANDS = Pass(
 SPLIT_ATTENTION = Pass(
     "split_attention", "program", "program", split_attention,
     "Attention of few queries over many keys becomes two kernels where its schedule says so: parts of the keys, and the sum of the parts.",
-    takes=PLANNED, gives="plans",
+    takes=("plans", "target", "hints"), gives="plans",
 )  # fmt: skip
 SPLIT_REDUCTIONS = Pass(
     "split_reductions", "program", "program", split_reductions,
@@ -244,16 +247,6 @@ SPLIT_SCATTERS = Pass(
     "split_scatters", "program", "program", split_scatters,
     "Scatters run side by side: on a CPU each part of the points has a copy of what it combines into, on a GPU they are atomics.",
     takes=("plans", "target", "hints", "metadata"), gives="plans",
-)  # fmt: skip
-LAUNCH_EARLY = Pass(
-    "launch_early", "program", "program", launch_early,
-    "Short kernels of a program of several start before the one before them has ended, and wait for it themselves.",
-    takes=("target", "hints"),
-)  # fmt: skip
-PREFETCH_EARLY = Pass(
-    "prefetch_early", "program", "program", prefetch_early,
-    "Kernels that start early fetch arrays that no kernel of the program writes into the second-level cache while they wait.",
-    takes=("target", "hints"),
 )  # fmt: skip
 SPLIT_SCANS = Pass(
     "split_scans", "program", "program", split_scans,
@@ -576,6 +569,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     "thread": (
         Step(PICK_TO_THREAD, "The schedule and the target choose the lowering."),
         Step(SIMPLIFY, "Folds index arithmetic of the lowering."),
+        Step(DOT_PRODUCTS, "Before casts become arithmetic.", ON_CPU),
         Step(MERGE_LOADS, "After simplify, which makes equal places the same value.", WITH_UNITS),
         Step(MINMAX_BEFORE_WIDENING, "Before casts become arithmetic."),
         Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first."),
@@ -583,8 +577,6 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(EXPAND_CASTS, "After expand_math."),
         Step(DIVIDE_BY_RECIPROCAL, "After expand_math, whose divisions it sees too."),
         Step(SIMPLIFY, "Code generators see short code."),
-        Step(LAUNCH_EARLY, "Last: whether a kernel is short is known once its grid is, and nothing may come before its wait."),
-        Step(PREFETCH_EARLY, "After launch_early, which adds waits; addresses are final."),
     ),
     "ordered loops": (
         Step(TIME_TILES, "Calls are still apart, and the loop stage says what a step computes."),
@@ -676,7 +668,7 @@ class Stages:
 def from_tree(typed: TypedKernel, trace: Trace, order: str = "kernel") -> Program:
     """The loop-stage program of a checked kernel."""
     first, *rest = ORDERS[order]
-    program, context = run_on_program(first.only_pass, typed, PassContext(), trace)
+    program, context = run_on_program(first.only_pass, typed, PassContext(metadata=typed.metadata), trace)
     return run_order(rest, program, context, trace)[0]
 
 

@@ -29,7 +29,7 @@ from tilewright.tree.syntax import Argument, Expr, Function, KernelAttribute, St
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 _OWN_PROGRAM = (
     "device", "precision", "strict", "tile", "async", "parallel", "workgroup", "shared", "max_registers", "vector", "unroll",
-    "tensor_cores", "async_copy", "gpu_compute", "vectorizable", "unchecked", "deterministic",
+    "tensor_cores", "async_copy", "gpu_compute", "vectorizable", "unchecked", "deterministic", "activations",
 )  # fmt: skip
 """Attributes of a block that hold for all of a program."""
 _OWN_SIZES = (KernelKind.CONV2D, KernelKind.CONV2D_DEPTHWISE)

@@ -61,6 +61,7 @@ ATTRIBUTES: tuple[AttributeWord, ...] = (
     AttributeWord("async_copy", "@async_copy", "takes a schedule that copies operands asynchronously (`cp.async`, the copy engine)", HINT),
     AttributeWord("unchecked", "@unchecked", "leaves out the checks of indices that come from data"),
     AttributeWord("deterministic", "@deterministic", "scatters (`out[k[i]] += w[i]`) give the same bits on every run and for any number of threads"),
+    AttributeWord("activations", "@activations(q8)", "numbers that packed weights are multiplied with are rounded to eight bits, block by block"),
     AttributeWord("critical_path", "@critical_path", "low-latency code", REFUSED, reason=_LATER),
     AttributeWord("no_allocation", "@no_allocation", "code that allocates no memory", REFUSED, reason=_LATER),
     AttributeWord("no_syscalls", "@no_syscalls", "code that makes no system calls", REFUSED, reason=_LATER),

@@ -124,6 +124,8 @@ class KernelMetadata:
     """`@deterministic`: the same bits on every run, whatever threads meet."""
     precision: str = ""
     """`@precision(tf32)`: how contractions of f32 are multiplied."""
+    activations: str = ""
+    """`@activations(q8)`: numbers that packed weights are multiplied with are rounded to eight bits, block by block."""
     broadcast: tuple[tuple[str, int], ...] = ()
     """`@broadcast(vector, axis=1)`: an input and the axis of the output it runs along."""
     hints: KernelHints = field(default_factory=KernelHints)
@@ -170,6 +172,7 @@ class KernelMetadata:
         }  # fmt: skip
         found += [f"@{name}" for name, given in flags.items() if given]
         found += [f"@precision({self.precision})"] if self.precision else []
+        found += [f"@activations({self.activations})"] if self.activations else []
         return found
 
 
@@ -381,6 +384,13 @@ class _MetadataReader:
             raise self.bad(attribute, f"@precision takes one of {', '.join(PRECISIONS)}", 'write @precision(tf32), or @precision("3xtf32")')
         self.fields["precision"] = name
 
+    def activations(self, attribute: syntax.KernelAttribute) -> None:
+        value = self.one(attribute)
+        name = value.id if isinstance(value, syntax.Name) else value.value if isinstance(value, syntax.String) else ""
+        if name != "q8":
+            raise self.bad(attribute, "@activations takes q8", "write @activations(q8), or leave it out")
+        self.fields["activations"] = name
+
     def flag(self, group: str, *names: str) -> Callable[[syntax.KernelAttribute], None]:
         def read(attribute: syntax.KernelAttribute) -> None:
             if attribute.args:
@@ -411,6 +421,7 @@ class _MetadataReader:
             "strict": self.flag("fields", "strict"),
             "deterministic": self.flag("fields", "deterministic"),
             "precision": self.precision,
+            "activations": self.activations,
             "async": self.flag("fields", "is_async"),
             "device_function": self.flag("fields", "is_device_function"),
             "gpu_compute": self.flag("fields", "gpu_only"),

@@ -182,7 +182,7 @@ def test_numbers_are_what_they_are_annotated_as() -> None:
 
 def test_packed_blocks_are_refused_where_one_would_compute_with_them() -> None:
     for call in (lambda: tw.gpu_scan(A[0], dtype=tw.q4_0, device="cpu"), lambda: tw.gpu_reduce(A[0], dtype=tw.q8_0, device="cpu")):
-        with pytest.raises(tw.UserError, match=r"q[48]_0 is a type of packed blocks, which tw.quantize makes"):
+        with pytest.raises(tw.UserError, match=r"q[48]_0 is a type of packed blocks, which tw\.quantize makes"):
             call()
 
 

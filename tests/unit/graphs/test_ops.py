@@ -226,3 +226,33 @@ def test_inputs_that_are_not_contiguous() -> None:
     x, w = normal(6, 10)[::2, ::-1], normal(4, 10)
     g, arrays = build("MulMat", x, weight=w[::2])
     close(both(g, arrays), x.astype(np.float64) @ w[::2].T, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+def test_packed_weights_stay_packed(name: str) -> None:
+    packed = tw.quantize(normal(24, 64), getattr(tw, name))
+    g = tw.TensorGraph("packed")
+    x = g.input("x", ("n", 64), tw.f32)
+    g.output("y", g.op("Silu", g.op("MulMat", x, weight=g.weight("w", packed))))
+    value = normal(3, 64)
+    sums = value.astype(np.float64) @ np.asarray(tw.dequantize(packed), np.float64).T
+    close(both(g, {"x": value}), sums / (1 + np.exp(-sums)), 1e-5)
+    assert g.executor.weights["w", (), "cpu"].dtype is getattr(tw, name)
+    with pytest.raises(tw.UserError, match="is a type of packed blocks"):
+        g.cache("c", (4, 1, 64), getattr(tw, name))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float16, 4e-3), (ml_dtypes.bfloat16, 3e-2)])
+def test_caches_of_narrow_floats(dtype: Any, tolerance: float) -> None:
+    kind = tw.f16 if dtype is np.float16 else tw.bf16
+    g = tw.TensorGraph("narrow")
+    q, k, v = (g.input(n, (1, heads, 8), kind) for n, heads in (("q", 4), ("k", 2), ("v", 2)))
+    position = g.input("position", (1,), tw.i64)
+    keys, values = (g.op("KVAppend", g.cache(n, (5, 2, 8), kind), rows, position) for n, rows in (("keys", k), ("values", v)))
+    g.output("y", g.op("Attention", q, keys, values, position))
+    past = [normal(0, 2, 8, dtype=dtype) for _ in range(2)]
+    for at in range(3):
+        rows = [normal(1, heads, 8, dtype=dtype) for heads in (4, 2, 2)]
+        past = [np.concatenate([old, new]) for old, new in zip(past, rows[1:], strict=True)]
+        y = g.run(**dict(zip("qkv", rows, strict=True)), position=np.array([at]), device="cpu")
+        close(y, attended(rows[0], past[0], past[1], at, 8**-0.5), tolerance)

@@ -155,6 +155,20 @@ def _fold(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
     return value
 
 
+def _dot_lanes(w: FunctionWriter, op: Op, operands: Sequence[str]) -> str:
+    """LLVM's partial sums of widened products: Arm's `sdot`."""
+    sums, bytes_ = op.operands[0].type, op.operands[1].type
+    assert isinstance(sums, Vec) and isinstance(bytes_, Vec)
+    wide, narrow = f"<{bytes_.width} x i32>", f"<{bytes_.width} x i8>"
+    if op.attrs.get("sdot"):
+        parts = [(f"<{sums.width} x i32>", operands[0]), (narrow, operands[1]), (narrow, operands[2])]
+        return w.call(f"<{sums.width} x i32>", f"llvm.aarch64.neon.sdot.v{sums.width}i32.v{bytes_.width}i8", *parts)
+    a, b = (w.let(f"sext {narrow} {value} to {wide}") for value in operands[1:])
+    product = w.let(f"mul {wide} {a}, {b}")
+    name = f"llvm.vector.partial.reduce.add.v{sums.width}i32.v{bytes_.width}i32"
+    return w.call(f"<{sums.width} x i32>", name, (f"<{sums.width} x i32>", operands[0]), (wide, product))
+
+
 def _combine(w: FunctionWriter, op: Op, parts: Sequence[str], width: int) -> str:
     dtype, kind = dtype_of(op.operands[0].type), str(op.attrs["kind"])
     type_ = Scalar(dtype) if width == 1 else Vec(dtype, width)
@@ -164,5 +178,5 @@ def _combine(w: FunctionWriter, op: Op, parts: Sequence[str], width: int) -> str
 
 _HANDLERS: dict[str, Handler] = {
     "gather": _read, "load_lanes": _read, "lane_ids": _lane_ids, "mask_bits": _mask_bits, "rearrange": _rearrange, "insert": _insert,
-    "fold": _fold,
+    "fold": _fold, "dot_lanes": _dot_lanes,
 }  # fmt: skip

@@ -55,6 +55,7 @@ KERNEL_OPTIONS: tuple[KernelOption, ...] = (
     KernelOption("broadcast", "{'v': 1}", "an input lies along that axis of the results; checked", "broadcast"),
     KernelOption("vectorizable", "True, False", "promises that no loop carries a value; checked", "vectorizable"),
     KernelOption("deterministic", "True, False", "scatters give the same bits on every run and for any number of threads", "deterministic"),
+    KernelOption("activations", '"q8"', "numbers that packed weights are multiplied with are rounded to eight bits", "activations"),
     KernelOption("unchecked", "True, False", "leaves out the checks of indices as a CPU kernel runs", "unchecked"),
     KernelOption("check", "True, False", "checks every index that is not proven, on every device"),
     KernelOption("gpu_compute", "True, False", "refuses to run on a CPU", "gpu_compute"),
@@ -99,6 +100,11 @@ def attributes_of(given: Mapping[str, object], span: Span = NOWHERE) -> tuple[Ke
             raise UserError.at("TW009", f"{name} is {value!r}", span, "give True or False")
         if value:
             found.append(KernelAttribute(name, (), span=span))
+    activations = _text(given, "activations", span)
+    if activations and activations != "q8":
+        raise UserError.at("TW016", f"activations={activations!r}", span, 'give "q8", or leave it out')
+    if activations:
+        found.append(KernelAttribute("activations", (Argument(syntax.String(activations, span=span), span=span),), span=span))
     found += _broadcasts(given.get("broadcast"), span)
     sink = Diagnostics()
     read_attributes(found, sink)

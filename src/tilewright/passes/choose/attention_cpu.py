@@ -13,7 +13,7 @@ from tilewright.base.sizes import Size
 from tilewright.base.target import Target
 from tilewright.ir.nodes import Kernel, is_watched
 from tilewright.ir.types import dtype_of
-from tilewright.passes.program.split_attention import find_split
+from tilewright.passes.common.split_form import find_split
 from tilewright.passes.schedules.attention import CpuAttention
 
 ROOM = 1024

@@ -15,10 +15,11 @@ from math import prod
 from tilewright.analysis.affine import address, analyse
 from tilewright.analysis.loop_nest import Nest, can_repeat, compute_bytes, constant_of, nest_of, slides, vector_index
 from tilewright.base.cost_model import RowCosts
+from tilewright.base.dtypes import u64
 from tilewright.base.sizes import ONE, ZERO, Size, product
 from tilewright.base.target import Target
-from tilewright.ir.nodes import Kernel, Op, walk
-from tilewright.ir.types import Tensor
+from tilewright.ir.nodes import Kernel, Op, Value, walk
+from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.common.shift_rows import read_shared, row_start, walked
 from tilewright.passes.schedules.loops import Schedule
 
@@ -47,6 +48,10 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
     if kernel.attrs.get("in_order") == "parts":
         # Each point walks a stretch of memory of its own: one to a block.
         return Schedule((1,) * rank)
+    dots = kernel.attrs.get("dots")
+    if isinstance(dots, int):
+        # One row after the other; vectors are those of the integer sums inside.
+        return Schedule((1,) * rank, dots, dots, vector_on_reduction=True)
     lanes = max(1, target.vector_bytes // max(compute_bytes(kernel), nest.widest if not nest.reductions else 1))
     heavy = sum(1 for op in walk(kernel.body) if op.opcode not in ("load", "store", "const", "size"))
     unroll = 8 if draws_words(kernel) else 4 if heavy < 24 else 2
@@ -55,6 +60,9 @@ def _choose_cpu(kernel: Kernel, nest: Nest, target: Target) -> Schedule:
     if on_reduction and not window:
         arg = any(str(op.attrs["kind"]).startswith("arg") for op in nest.reductions)
         width = lanes * (8 if heavy < 8 else 4)
+        inner = nest.reduce_extent.constant
+        if kernel.attrs.get("blocks") and inner and not inner & (inner - 1):
+            width = min(width, inner)  # whole vectors of a block's innermost loop
         return Schedule((1,) * rank, width, width, vector_on_reduction=True, block_search=2048 if arg else 0)
     axis = vector_index(nest)
     if axis < 0:
@@ -77,9 +85,15 @@ def draws_words(kernel: Kernel) -> bool:
     return any(op.opcode in ("random_u32", "random_u64") for op in walk(kernel.body))
 
 
-def draws_quantiles(kernel: Kernel) -> bool:
-    """Whether it draws normal numbers: elements of a thread share keys and constants, and in f64 a loop for their tails."""
-    return any(op.opcode == "random_normal" for op in walk(kernel.body))
+_MANY_QUANTILES = 1 << 22
+"""Points from which on there are blocks enough when each has twice the work."""
+
+
+def draws_many_quantiles(kernel: Kernel, nest: Nest, hints: Mapping[str, int]) -> bool:
+    """Whether it draws many normal numbers of f64: elements of a thread share a loop for their tails, and constants."""
+    if not any(op.opcode == "random_normal" and dtype_of(op.operands[0].type) is u64 for op in walk(kernel.body)):
+        return False
+    return prod(hint(extent, hints) for extent in nest.extents) >= _MANY_QUANTILES
 
 
 # -- GPU ----------------------------------------------------------------------------------------------------------
@@ -91,7 +105,7 @@ def _choose_gpu(kernel: Kernel, nest: Nest, target: Target, hints: Mapping[str, 
     if kernel.attrs.get("in_order") == "parts":
         return _gpu_map(nest, rank, 1, hints, target, 1)
     if not nest.reductions and not nest.sweeps:
-        return _gpu_map(nest, rank, vector, hints, target, 1 if kernel.attrs.get("in_order") else costs.vectors * (2 if draws_quantiles(kernel) else 1))
+        return _gpu_map(nest, rank, vector, hints, target, 1 if kernel.attrs.get("in_order") else costs.vectors * (2 if draws_many_quantiles(kernel, nest, hints) else 1))
     if _are_ranges(kernel, nest):
         ranges = _gpu_ranges(kernel, nest, vector, hints, target, target.costs.ranges.length)
         if ranges is not None:
@@ -176,9 +190,10 @@ def _gpu_ranges(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int
     costs, across = target.costs.ranges, _results_side_by_side(kernel, nest)
     tiles = [1] * len(nest.extents)
     if across is None:
-        lanes = max(costs.fewest_lanes, min(target.warp_size, length // costs.terms))
+        terms = costs.gathered_terms if _gathers(kernel, nest) else costs.terms
+        lanes = max(costs.fewest_lanes, min(target.warp_size, length // terms))
         tiles[-1] = costs.threads // lanes
-        return Schedule(tuple(tiles), lanes * costs.terms, 1, vector_on_reduction=True, threads=costs.threads, row_lanes=lanes, resident=costs.resident)
+        return Schedule(tuple(tiles), lanes * terms, 1, vector_on_reduction=True, threads=costs.threads, row_lanes=lanes)
     # What is read lies along an index of the results: lanes go there, and each thread takes a few terms of its row at once.
     while vector > 1 and not nest.extents[across].divisible_by(vector, kernel.facts):
         vector //= 2
@@ -190,7 +205,7 @@ def _gpu_ranges(kernel: Kernel, nest: Nest, vector: int, hints: Mapping[str, int
         tiles[other] = max(1, threads // lanes)
     if all(tile == 1 for tile in tiles) or (other is None and lanes < target.warp_size):
         return None
-    return Schedule(tuple(tiles), costs.terms, vector, vector_index=across, threads=threads, row_lanes=1)
+    return Schedule(tuple(tiles), costs.terms, vector, vector_index=across, threads=threads, row_lanes=1, resident=costs.dense_resident)
 
 
 def _extent_is_data(kernel: Kernel, op: Op) -> bool:
@@ -218,6 +233,18 @@ def _mean_length(kernel: Kernel, nest: Nest, hints: Mapping[str, int]) -> float 
                 if (size.names | points.names) <= hints.keys():
                     found = max(found or 0.0, size.evaluate(hints) / max(1, points.evaluate(hints)))
     return found
+
+
+def _gathers(kernel: Kernel, nest: Nest) -> bool:
+    """Whether terms read at places that other loads give: `x[columns[p]]`."""
+    for op in (*nest.reductions, *nest.sweeps):
+        loaded: set[Value] = set()
+        for inner in walk(op.regions[0]):
+            if inner.opcode == "load" and not loaded.isdisjoint(inner.operands[1:]):
+                return True
+            if inner.opcode == "load" or not loaded.isdisjoint(inner.operands):
+                loaded.update(inner.results)
+    return False
 
 
 def _results_side_by_side(kernel: Kernel, nest: Nest) -> int | None:

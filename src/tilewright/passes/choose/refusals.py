@@ -16,6 +16,7 @@ from tilewright.ir.types import dtype_of
 from tilewright.passes.choose.contraction_cpu import ACCUMULATORS
 from tilewright.passes.choose.matrix import shape_of
 from tilewright.passes.choose.mma import THIN
+from tilewright.passes.common.split_form import find_split
 
 _ADVICE = {
     "its result is stored under a condition": "store every result (a condition may choose the value: `out[i, j] = acc if … else 0`)",
@@ -83,6 +84,9 @@ def _without_schedule(found: Contraction, target: Target, sizes: Mapping[str, in
 def refused_attention(kernel: Kernel, target: Target) -> tuple[str, str]:
     """Of a kernel that looks like attention: the reason, and what to do."""
     reason = attention_refusal(kernel)
+    form = find_split(kernel, known=False) if target.simt else None
+    if form is not None and form.found.count is not None:
+        return "", ""  # in parts of its keys, in plain loops if need be
     if reason:
         return reason, "write the maximum of the scores, the sum of exp(score - maximum), the weighted sum of the values"
     if checked_index(kernel)[0]:

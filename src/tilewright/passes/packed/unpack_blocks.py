@@ -16,21 +16,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from tilewright.base.dtypes import DType, u8
+from tilewright.base.dtypes import DType, f32, u8
+from tilewright.base.errors import UserError
 from tilewright.base.sizes import ONE, ZERO, Size, contiguous_strides, floordiv, mod
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Value
-from tilewright.ir.program import Program, ProgramArray, ProgramCheck
+from tilewright.ir.program import KernelCall, Program, ProgramArray, ProgramCheck
 from tilewright.ir.rewrite import rewrite_block
 from tilewright.ir.specialise import substituted
-from tilewright.ir.types import Tensor
+from tilewright.ir.types import Scalar, Tensor
+from tilewright.passes.packed.dots import RoundedInput, rounding_calls, sums_of_blocks, with_inputs
 from tilewright.passes.packed.elements import packed_element
+from tilewright.tree.metadata import KernelMetadata
 
 
-def unpack_blocks(program: Program) -> Program:
-    """The program with bytes in place of packed blocks."""
+def unpack_blocks(program: Program, metadata: KernelMetadata | None = None) -> Program:
+    """The program with bytes in place of packed blocks; sums with rounded activations where the metadata say so."""
     packed = [array for array in program.input_arrays if array.type.dtype.is_packed]
     if not packed:
+        _check_rounded(program, metadata, ())
         return program
     known: dict[str, Size] = {}
     for array in sorted(packed, key=lambda a: -a.type.dtype.block):
@@ -39,12 +43,42 @@ def unpack_blocks(program: Program) -> Program:
             known.setdefault(name, Size.of(f"{array.name}.blocks") * array.type.dtype.block)
     program = substituted(program, known)
     checks = tuple(check for array in program.input_arrays if array.type.dtype.is_packed for check in _whole_blocks(array))
+    calls: list[KernelCall] = []
+    scratch: dict[str, ProgramArray] = {}
+    for call in program.calls:
+        kernel, rounded = _unpacked(call.kernel, _rounds(metadata, call.kernel))
+        names = dict(zip(call.kernel.params, call.args, strict=True))
+        for x in rounded:
+            stem = f"{names[x.source]}.{x.weights.name}"
+            names |= {x.numbers: f"{stem}.q", x.scale: f"{stem}.scale", x.sums: f"{stem}.sums"}
+            before, arrays = rounding_calls(x, names, call)
+            # What an earlier kernel rounded is rounded again: its array may have changed since.
+            calls += before
+            scratch |= {array.name: array for array in arrays}
+        by_name = {p.name: name for p, name in names.items()}
+        calls.append(replace(call, kernel=kernel, args=tuple(by_name[p.name] for p in kernel.params)))
+    _check_rounded(program, metadata, calls)
     return replace(
         program,
+        scratch=(*program.scratch, *scratch.values()),
         inputs=tuple(replace(a, type=bytes_of(a.type)) if isinstance(a, ProgramArray) and a.type.dtype.is_packed else a for a in program.inputs),
-        calls=tuple(replace(call, kernel=_unpacked(call.kernel)) for call in program.calls),
+        calls=tuple(calls),
         checks=(*program.checks, *checks),
     )
+
+
+def _rounds(metadata: KernelMetadata | None, kernel: Kernel) -> bool:
+    return metadata is not None and metadata.of(kernel.name).activations == "q8"
+
+
+def _check_rounded(program: Program, metadata: KernelMetadata | None, calls: Sequence[KernelCall]) -> None:
+    """`activations="q8"` acts on some sum, or is refused."""
+    if metadata is None or metadata.activations != "q8" or any(call.kernel.attrs.get("activations") for call in calls):
+        return
+    raise UserError.at(
+        "TW016", f"activations=\"q8\" of {program.name} has nothing to round: no sum multiplies packed weights w[…, k] with activations x[…, k] over whole rows",
+        program.span, "leave it out, or write total += w[i, k] * x[k] with k over all columns",
+    )  # fmt: skip
 
 
 def bytes_of(packed: Tensor) -> Tensor:
@@ -65,7 +99,7 @@ def _whole_blocks(array: ProgramArray) -> Sequence[ProgramCheck]:
     return (ProgramCheck(mod(extent, dtype.block), "eq", ZERO, text),)
 
 
-def _unpacked(kernel: Kernel) -> Kernel:
+def _unpacked(kernel: Kernel, rounds: bool) -> tuple[Kernel, list[RoundedInput]]:
     formats: dict[Value, DType] = {}
     mapping: dict[Value, Value] = {}
     for param in kernel.params:
@@ -73,10 +107,11 @@ def _unpacked(kernel: Kernel) -> Kernel:
             mapping[param] = Value(bytes_of(param.type), param.name)
             formats[mapping[param]] = param.type.dtype
     if not formats:
-        return kernel
+        return kernel, []
+    body, rounded = sums_of_blocks(kernel.body, mapping, formats) if rounds else (kernel.body, [])
 
     def one(b: Builder, op: Op) -> tuple[Value, ...] | None:
-        if op.opcode != "load" or op.operands[0] not in formats:
+        if op.opcode != "load" or op.operands[0] not in formats or op.results[0].type != Scalar(f32):
             return None
         tensor, *indices = op.operands
         element = packed_element(b, tensor, indices[:-1], indices[-1], formats[tensor])
@@ -86,4 +121,5 @@ def _unpacked(kernel: Kernel) -> Kernel:
         return (element,)
 
     params = tuple(mapping.get(p, p) for p in kernel.params)
-    return replace(kernel, params=params, body=rewrite_block(kernel.body, one, dict(mapping)))
+    unpacked = replace(kernel, params=params, body=rewrite_block(body, one, dict(mapping)))
+    return (with_inputs(unpacked, rounded)[0], rounded) if rounded else (unpacked, [])

@@ -192,6 +192,8 @@ class _FusedPair:
         writers = [n for n, call in enumerate(self.calls) if self.array in written_by(call)]
         if writers != [self.first]:
             raise _NotFused(f"'{self.array}' is written by {len(writers)} kernels")
+        if "apart" in self.calls[self.first].kernel.attrs:
+            raise _NotFused(f"'{self.array}' is handed on: {self.calls[self.first].kernel.attrs['apart']}")
         if any("watch" in op.attrs for op in (*self.stores, *self.loads)):
             raise _NotFused(f"'{self.array}' is accessed at indices that are checked as the kernel runs")
         if len(self.stores) != 1 or self.stores[0].opcode != "store":

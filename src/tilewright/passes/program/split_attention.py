@@ -12,41 +12,55 @@ The number of parts is fixed with the code. Where a part begins and ends is comp
 a length in memory, `j <= pos[0] + i`, a window. All parts are equally long, but for one step, and what lies behind the end is not read. The same numbers
 in memory give the same parts, so that a replayed graph gives the same bits as a call.
 
+Where no matrix unit takes the operands (f32 on a GPU), scores, the sums of parts and the weighted sums of parts are kernels of their own, in plain loops.
+
 Query heads that share keys and values (`k[j, h // 4, d]`) become rows of one tile first (`group_heads`): the keys are read once for all of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from tilewright.analysis.affine import Affine, analyse, gap
-from tilewright.analysis.attention import Attention, find_attention
+from tilewright.analysis.affine import Affine
 from tilewright.base.affine import AffineForm
 from tilewright.base.dtypes import f32
 from tilewright.base.errors import CompilerBug
-from tilewright.base.record import record
-from tilewright.base.sizes import ONE, ZERO, Size, ceildiv, floordiv, maximum, minimum, product
+from tilewright.base.sizes import ONE, Size, ceildiv, floordiv, maximum, minimum, product
+from tilewright.base.target import Target
 from tilewright.ir.build import Builder
-from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, walk, watched_axes
+from tilewright.ir.nodes import Block, Kernel, Op, Stage, Value, is_watched, walk
 from tilewright.ir.program import KernelCall, Program, ProgramArray
-from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects, rewrite
-from tilewright.ir.types import Tensor, tensor
+from tilewright.ir.rewrite import clone_ops, eliminate_dead, has_effects
+from tilewright.ir.types import tensor
+from tilewright.passes.common.split_form import SplitForm, find_split, made_of, tensor_of
 from tilewright.passes.schedules.attention import CpuAttention, MmaAttention
 from tilewright.passes.schedules.plans import Plan, Plans
 
 SHORTEST = 256
 """Keys of a part, at least, on a CPU."""
+LOOP_STEP = 64
+"""Keys that parts of plain loops are made of."""
 
 
-def split_attention(program: Program, plans: Plans) -> tuple[Program, Plans]:
+def split_attention(program: Program, plans: Plans, target: Target, hints: Mapping[str, int]) -> tuple[Program, Plans]:
     """The program with attention of few queries cut, and the schedules of its calls."""
     calls: list[KernelCall] = []
     schedules: list[Plan] = []
     scratch = list(program.scratch)
     for call, schedule in zip(program.calls, plans, strict=True):
+        if schedule is None and target.simt and not call.varies and (form := _loops_form(call.kernel, hints)) is not None:
+            parts = _Parts(form, _loop_splits(form, target, hints), LOOP_STEP, len(scratch))
+            scores = Value(tensor(f32, *parts.outer, form.found.keys, form.found.extents[form.found.row], align=16), f"{call.kernel.name}.scores{len(scratch)}")
+            arrays = [*parts.partials, scores]
+            scratch += [ProgramArray(p.name, tensor_of(p), "scratch") for p in arrays]
+            names = dict(zip(call.kernel.params, call.args, strict=True)) | {p: p.name for p in arrays}
+            for kernel in (parts.scores(scores), parts.sums(scores), parts.weighted(scores), parts.second()):
+                calls.append(KernelCall(kernel, tuple(names[p] for p in kernel.params), call.loops))
+                schedules.append(None)
+            continue
         if not isinstance(schedule, MmaAttention | CpuAttention) or not schedule.splits:
             calls.append(call)
             schedules.append(schedule)
@@ -55,11 +69,11 @@ def split_attention(program: Program, plans: Plans) -> tuple[Program, Plans]:
         if form is None:
             raise CompilerBug.at("TW040", f"{call.kernel.name} is no attention that can be cut", call.kernel.span)
         parts = _Parts(form, _splits(form, schedule), schedule.n, len(scratch))
-        scratch += [ProgramArray(p.name, _tensor(p), "scratch") for p in parts.partials]
+        scratch += [ProgramArray(p.name, tensor_of(p), "scratch") for p in parts.partials]
         names = dict(zip(call.kernel.params, call.args, strict=True)) | {p: p.name for p in parts.partials}
         if form.watched:
             flags = Value(tensor(f32, *parts.outer, align=16), f"{call.kernel.name}.part{len(scratch)}")
-            scratch.append(ProgramArray(flags.name, _tensor(flags), "scratch"))
+            scratch.append(ProgramArray(flags.name, tensor_of(flags), "scratch"))
             names[flags] = flags.name
             kernel = parts.check(flags)
             calls.append(KernelCall(kernel, tuple(names[p] for p in kernel.params), call.loops))
@@ -80,312 +94,21 @@ def _splits(form: SplitForm, schedule: MmaAttention | CpuAttention) -> Size:
     return maximum(ONE, fitting)
 
 
-def _tensor(value: Value) -> Tensor:
-    assert isinstance(value.type, Tensor)
-    return value.type
-
-
-# -- query heads that share keys --------------------------------------------------------------------------------------
-
-
-def group_heads(kernel: Kernel, known: bool = True) -> Kernel:
-    """The kernel with an index `h` that is also read as `h // G` as two, `G * outer + inner`; the same kernel where there is none. `known`: only
-    where the extent is a multiple of G for sure."""
-    parallel = _only_nest(kernel)
-    if parallel is None:
-        return kernel
-    forms = analyse(kernel)
-    region = parallel.regions[0]
-    for position, index in enumerate(region.args):
-        by = [forms[op.operands[1]] for op in walk(region) if op.opcode == "floordiv" and op.operands[0] is index]
-        extent = forms[parallel.operands[position]]
-        if not by or any(form != by[0] or form.factors for form in by) or extent.factors:
-            continue
-        group, total = by[0].constant, extent.constant
-        outer = _groups(region, index, group, total)
-        if outer is not None or not known:
-            return _two_indices(kernel, parallel, position, group, outer if outer is not None else total // group)
-    return kernel
-
-
-def _groups(region: Block, index: Value, group: Size, total: Size) -> Size | None:
-    """How many groups there are, where they are all of one size: both sizes are numbers; or `index // (total // X)` is read along an axis of extent X,
-    which is only inside for all indices if X divides the total."""
-    each, number = group.constant, total.constant
-    if each is not None and number is not None:
-        return Size.of(number // each) if each > 0 and number % each == 0 else None
-    quotients = {op.result for op in walk(region) if op.opcode == "floordiv" and op.operands[0] is index}
-    for op in walk(region):
-        memory = op.operands[0].type if op.opcode == "load" else None
-        if isinstance(memory, Tensor):
-            for extent, place in zip(memory.shape, op.operands[1:], strict=False):
-                if place in quotients and group == floordiv(total, extent):
-                    return extent
-    return None
-
-
-def _only_nest(kernel: Kernel) -> Op | None:
-    found = [op for op in kernel.body.ops if op.opcode == "parallel"]
-    return found[0] if len(found) == 1 else None
-
-
-def _two_indices(kernel: Kernel, parallel: Op, position: int, group: Size, outer: Size) -> Kernel:
-    region = parallel.regions[0]
-    b = Builder(kernel.span)
-    mapping: dict[Value, Value] = {}
-    clone_ops(b, [op for op in kernel.body.ops if op is not parallel], mapping)
-    extents = [mapping.get(v, v) for v in parallel.operands]
-    extents[position : position + 1] = [b.index(outer), b.index(group)]
-    pair: list[Value] = []
-
-    def body(inner: Builder, *indices: Value) -> list[Value]:
-        high, low = indices[position : position + 2]
-        whole = inner.add(inner.mul(high, inner.index(group)), low)
-        pair.extend((whole, high, low))
-        local = dict(mapping) | dict(zip(region.args, (*indices[:position], whole, *indices[position + 2 :]), strict=True))
-        clone_ops(inner, region.ops[:-1], local)
-        return []
-
-    names = [a.name for a in region.args]
-    names[position : position + 1] = [f"{names[position]}.group", names[position]]
-    with b.at(parallel.span):
-        b.parallel(extents, body, names)
-    whole, high, low = pair
-
-    def change(builder: Builder, op: Op) -> Sequence[Value] | None:
-        if op.opcode not in ("floordiv", "mod") or op.operands[0] is not whole:
-            return None
-        return [high if op.opcode == "floordiv" else low]
-
-    return eliminate_dead(rewrite(replace(kernel, body=Block((), tuple(b.ops))), change))
-
-
-def _with_row(kernel: Kernel) -> Kernel | None:
-    """The kernel with a row of its own, of extent 1, where each query has its keys to itself; None where no query is found."""
-    parallel = _only_nest(kernel)
-    if parallel is None:
+def _loops_form(kernel: Kernel, hints: Mapping[str, int]) -> SplitForm | None:
+    """Attention that no matrix unit computes, with a length in memory: scores, and what is made of them, are kernels of their own."""
+    if is_watched(kernel) or sum(1 for op in walk(kernel.body) if op.opcode in ("exp", "exp2")) == 0:
         return None
-    forms = analyse(kernel)
-    region = parallel.regions[0]
-    queries: dict[Op, int] = {}
-    for outer in (op for op in walk(region) if op.opcode == "reduce"):
-        for inner in (op for op in walk(outer.regions[0]) if op.opcode == "reduce"):
-            for load in (op for op in inner.regions[0].ops if op.opcode == "load"):
-                indices = load.operands[1 : 1 + _tensor(load.operands[0]).rank]
-                moving = any(forms[v].factor(outer.regions[0].args[0]) != ZERO for v in indices)
-                places = [axis for axis, v in enumerate(indices) if any(forms[v].factor(i) == ONE for i in region.args)]
-                if not moving and places:
-                    queries[load] = places[-1]
-    if not queries:
-        return None
-    b = Builder(kernel.span)
-    extents = [*parallel.operands, b.index(1)]
-    row = Value(region.args[0].type, "row")
-
-    def change(builder: Builder, op: Op) -> Sequence[Value] | None:
-        axis = queries.get(op)
-        if axis is None:
-            return None
-        operands = list(op.operands)
-        operands[1 + axis] = builder.add(operands[1 + axis], row)
-        return builder.emit("load", operands, op.attrs)
-
-    inside = rewrite(replace(kernel, body=Block((), region.ops)), change).body.ops
-    nest = replace(parallel, operands=tuple(extents), regions=(Block((*region.args, row), inside),))
-    before = [op for op in kernel.body.ops if op is not parallel]
-    return replace(kernel, body=Block((), (*before, *b.ops, nest)))
+    form = find_split(kernel)
+    return form if form is not None and form.found.count is not None else None
 
 
-def _other_row(kernel: Kernel, found: Attention) -> int | None:
-    """A further parallel index that keys and values do not know: that of tokens, beside the one of heads."""
-    made = {result: op for op in walk(kernel.body) for result in op.results}
-    known = _made_of([*found.key.operands, *found.value.operands], made)
-    queries = _made_of(found.query.operands, made)
-    rows = [p for p in found.batch if found.indices[p] in queries and found.indices[p] not in known]
-    return rows[-1] if rows and found.indices[found.row] in queries else None
+def _loop_splits(form: SplitForm, target: Target, hints: Mapping[str, int]) -> Size:
+    def number(size: Size) -> int:
+        return size.evaluate(hints) if size.names <= hints.keys() else 1 << 12
 
-
-def _made_of(values: Sequence[Value], made: dict[Value, Op]) -> set[Value]:
-    """All that values are made of, indices among it."""
-    seen: set[Value] = set()
-    waiting = list(values)
-    while waiting:
-        value = waiting.pop()
-        if value not in seen:
-            seen.add(value)
-            op = made.get(value)
-            waiting += op.operands if op is not None else ()
-    return seen
-
-
-def _one_row(kernel: Kernel, found: Attention, other: int) -> Kernel:
-    """The kernel with two parallel indices as one, the last: rows are the pairs of them. The one that says where keys end counts rows slowly: it grows
-    with them."""
-    parallel, region = found.parallel, found.parallel.regions[0]
-    made = {result: op for op in walk(kernel.body) for result in op.results}
-    ends = _made_of([*found.conditions, *([found.count] if found.count is not None else [])], made)
-    slow, fast = (found.row, other) if found.reach is not None or found.indices[found.row] in ends else (other, found.row)
-    b = Builder(kernel.span)
-    mapping: dict[Value, Value] = {}
-    clone_ops(b, [op for op in kernel.body.ops if op is not parallel], mapping)
-    kept = [p for p in range(len(region.args)) if p not in (other, found.row)]
-    inner_extent = found.extents[fast]
-    extents = [mapping.get(parallel.operands[p], parallel.operands[p]) for p in kept]
-
-    def body(inner: Builder, *indices: Value) -> list[Value]:
-        by = inner.index(inner_extent)
-        local = dict(mapping) | {region.args[p]: v for p, v in zip(kept, indices[:-1], strict=True)}
-        local[region.args[slow]] = inner.op("floordiv", indices[-1], by)
-        local[region.args[fast]] = inner.op("mod", indices[-1], by)
-        clone_ops(inner, region.ops[:-1], local)
-        return []
-
-    with b.at(parallel.span):
-        names = [*(region.args[p].name for p in kept), "row"]
-        b.parallel([*extents, b.index(found.extents[slow] * inner_extent)], body, names)
-    return eliminate_dead(replace(kernel, body=Block((), tuple(b.ops))))
-
-
-# -- where the keys begin and end -------------------------------------------------------------------------------------
-
-
-@record
-class SplitForm:
-    """Attention with its query heads grouped. `highs` and `lows` are limits of j, all of which hold: j < high, low <= j. `guards` are the
-    conditions that they do not say already, since they differ from row to row."""
-
-    kernel: Kernel
-    found: Attention
-    highs: tuple[Affine, ...]
-    lows: tuple[Affine, ...]
-    guards: tuple[Value, ...]
-    guards_reach: bool
-    """`found.reach` is one of them."""
-    guards_count: bool
-    """So is the number of terms."""
-    rooms: tuple[Size, ...]
-    """Rows that keys and values have, where a length in memory may be more than that: none beyond them is read."""
-    watched: tuple[Op, ...]
-    """Loads whose index along j is checked as the kernel runs."""
-
-
-def find_split(kernel: Kernel, known: bool = True) -> SplitForm | None:
-    """How attention can be cut; None where a kernel is none, or where its keys end is not known before they are read. `known`: as for `group_heads`."""
-    grouped = group_heads(kernel, known)
-    found = find_attention(grouped)
-    if found is not None and (other := _other_row(grouped, found)) is not None:
-        flat = _one_row(grouped, found, other)
-        rows = find_attention(flat)
-        form = _limits(flat, rows) if rows is not None and rows.grain == 1 else None
-        if form is not None:
-            return form
-    if found is None:
-        single = _with_row(grouped)
-        grouped, found = (single, find_attention(single)) if single is not None else (grouped, None)
-    if found is None or found.grain != 1:
-        return None
-    return _limits(grouped, found)
-
-
-def _limits(kernel: Kernel, found: Attention) -> SplitForm | None:
-    made = {result: op for op in walk(kernel.body) for result in op.results}
-    row = found.indices[found.row]
-    late = {a for op in walk(found.parallel.regions[0]) for region in op.regions for a in region.args}
-
-    def follows(value: Value) -> bool:
-        """Whether a value grows with the row: it is the row, or the row divided by a number."""
-        op = made.get(value)
-        return value is row or (op is not None and op.opcode == "floordiv" and op.operands[0] is row and not found.forms[op.operands[1]].factors)
-
-    def fits(form: Affine) -> bool:
-        """Whether a limit is a number before the keys are read: what it is made of depends on no row, but for the row itself."""
-        for value, factor in form.factors:
-            if follows(value) and factor.constant is not None:
-                continue
-            waiting = [value]
-            while waiting:
-                one = waiting.pop()
-                if one is row or one in late or one is found.column:
-                    return False
-                op = made.get(one)
-                if op is not None and op.regions:
-                    return False
-                waiting += op.operands if op is not None else ()
-        return True
-
-    def by_row(form: Affine) -> bool:
-        return any(follows(value) for value in form.values)
-
-    watched = _watched(kernel, found)
-    if watched is None:
-        return None
-    rooms: list[Size] = []
-    for load, j in ((found.key, found.j), (found.value, found.weighted.regions[0].args[0])):
-        axis = found.axis(load, j)
-        if axis >= 0 and found.forms[load.operands[1 + axis]].is_just(j):
-            rooms.append(_tensor(load.operands[0]).shape[axis])
-    highs: list[Affine] = [AffineForm((), found.keys)] if found.count is None else []
-    lows: list[Affine] = []
-    guards: list[Value] = []
-    guards_reach = guards_count = False
-    if found.count is not None:
-        waiting = [found.count]
-        while waiting:
-            value = waiting.pop()
-            op = made.get(value)
-            if op is not None and op.opcode == "max" and _is_zero(op.operands[1], made):
-                waiting.append(op.operands[0])
-            elif op is not None and op.opcode == "min":
-                waiting += op.operands
-            elif fits(found.forms[value]):
-                highs.append(found.forms[value])
-                guards_count = guards_count or by_row(found.forms[value])
-            else:
-                return None
-    if found.reach is not None:
-        highs.append(AffineForm(((row, ONE),), found.reach))
-        guards_reach = True
-    for condition in found.conditions:
-        distance = gap(made[condition], found.forms) if condition in made else None
-        step = distance.factor(found.j) if distance is not None else ZERO
-        if distance is None or step not in (ONE, Size.of(-1)):
-            guards.append(condition)
-            continue
-        rest = AffineForm(tuple((v, f) for v, f in distance.factors if v is not found.j), distance.constant)
-        if not fits(rest):
-            guards.append(condition)
-            continue
-        if by_row(rest):
-            guards.append(condition)
-        if step == ONE:
-            lows.append(rest.times(Size.of(-1)))
-        else:
-            highs.append(rest.plus(AffineForm((), ONE)))
-    return SplitForm(kernel, found, tuple(highs), tuple(lows), tuple(guards), guards_reach, guards_count, tuple(dict.fromkeys(rooms)), watched)
-
-
-def _watched(kernel: Kernel, found: Attention) -> tuple[Op, ...] | None:
-    """One load of each array whose index along j is checked; None where something else is."""
-    loads: dict[Value, Op] = {}
-    known = ((found.key, found.j), (found.value, found.weighted.regions[0].args[0]))
-    axes = {load.operands[0]: found.axis(load, j) for load, j in known}
-    for op in walk(kernel.body):
-        if op.opcode == "within" or (watched_axes(op) and (op.opcode != "load" or axes.get(op.operands[0]) not in watched_axes(op))):
-            return None
-        if watched_axes(op) and len(watched_axes(op)) > 1:
-            return None
-    for load, _ in known:
-        if watched_axes(load):
-            loads[load.operands[0]] = load
-    return tuple(loads.values())
-
-
-def _is_zero(value: Value, made: dict[Value, Op]) -> bool:
-    op = made.get(value)
-    return op is not None and op.opcode == "const" and op.attrs["value"] == 0
-
-
-# -- the two kernels --------------------------------------------------------------------------------------------------
+    found = form.found
+    others = number(product([*(found.extents[p] for p in found.batch), found.extents[found.row]]))
+    return Size.of(max(1, min(4 * target.multiprocessors // max(1, others), number(found.keys) // LOOP_STEP)))
 
 
 class _Parts:
@@ -423,10 +146,10 @@ class _Parts:
         """A limit of j, for the row that makes it the largest."""
         total = b.index(form.constant)
         for value, factor in form.factors:
-            if self.row in _made_of([value], self.made):
+            if self.row in made_of([value], self.made):
                 positive = factor.constant is not None and factor.constant > 0
                 last = b.index(self.found.extents[self.found.row] - 1) if positive else b.index(0)
-                own = self.value(b, value, {**{v: k for v, k in env.items() if self.row not in _made_of([v], self.made)}, self.row: last})
+                own = self.value(b, value, {**{v: k for v, k in env.items() if self.row not in made_of([v], self.made)}, self.row: last})
             else:
                 own = self.value(b, value, env)
             total = b.add(total, own if factor == ONE else b.mul(own, b.index(factor)))
@@ -491,21 +214,23 @@ class _Parts:
             b.parallel(extents, self._part, names)
         return self._finished(f"{self.kernel.name}.parts", b, early=True)
 
-    def _part(self, b: Builder, *indices: Value) -> list[Value]:
-        found = self.found
-        *batch, part, row = indices
-        places = (*batch, row, part)
-        env = self._indices([*batch, row])
-        low, length = self._range(b, env)
-        # Whole steps for each part, and as many for one as for another, but for one step.
+    def _share(self, b: Builder, part: Value, low: Value, length: Value) -> tuple[Value, Value]:
+        """The first key of a part, and how many it has: whole steps, and as many for one part as for another, but for one step."""
         steps = b.op("floordiv", b.add(length, b.index(self.step - 1)), b.index(self.step))
 
         def begin(number: Value) -> Value:
             return b.mul(b.op("floordiv", b.mul(number, steps), b.index(self.splits)), b.index(self.step))
 
         skipped, until = begin(part), begin(b.add(part, b.index(1)))
-        start = b.add(low, skipped)
-        count = b.sub(b.op("min", until, length), skipped)
+        return b.add(low, skipped), b.sub(b.op("min", until, length), skipped)
+
+    def _part(self, b: Builder, *indices: Value) -> list[Value]:
+        found = self.found
+        *batch, part, row = indices
+        places = (*batch, row, part)
+        env = self._indices([*batch, row])
+        low, length = self._range(b, env)
+        start, count = self._share(b, part, low, length)
 
         def reduction(at: Builder, kind: str, finish: Finish) -> Value:
             def term(inner: Builder, k: Value) -> list[Value]:
@@ -515,8 +240,7 @@ class _Parts:
                 return at.reduce(kind, [count], term, ["j"])[0]
 
         most = reduction(b, "max", lambda inner, score, j, own: score)
-        empty = b.op("eq", most, b.const(-math.inf, f32))
-        shift = b.select(empty, b.const(0.0, f32), most)
+        shift = self._shift(b, most)
 
         def weight(inner: Builder, score: Value) -> Value:
             return inner.op(found.exponential, inner.sub(score, shift))
@@ -566,6 +290,105 @@ class _Parts:
             return under(b, self.form.guards, env)
         otherwise = b.const(-math.inf if kind == "max" else 0.0, f32)
         return b.if_(_all(b, keep), lambda inner: [under(inner, self.form.guards, dict(env))], lambda inner: [otherwise])[0]
+
+    # -- in plain loops -----------------------------------------------------------------------------------------------
+
+    def scores(self, memory: Value) -> Kernel:
+        """The kernel of the scores, -inf where there are none."""
+        found = self.found
+        b = Builder(self.kernel.span)
+
+        def body(inner: Builder, *indices: Value) -> list[Value]:
+            *batch, j, row = indices
+            env = self._indices([*batch, row])
+            low, length = self._range(inner, env)
+            inside = inner.logical_and(inner.op("ge", j, low), inner.op("lt", j, inner.add(low, length)))
+
+            def some(at: Builder) -> list[Value]:
+                return [self._counted(at, j, row, dict(env), "max", lambda deep, score, place, own: score)]
+
+            (score,) = inner.if_(inside, some, lambda at: [at.const(-math.inf, f32)])
+            inner.multi("store", memory, *batch, j, row, score)
+            return []
+
+        with b.at(found.maximum.span):
+            extents = [b.index(e) for e in (*self.outer, found.keys, found.extents[found.row])]
+            b.parallel(extents, body, [*(found.indices[p].name for p in found.batch), "j", self.row.name])
+        return self._finished(f"{self.kernel.name}.scores", b, memory)
+
+    def sums(self, memory: Value) -> Kernel:
+        """The kernel of the maximum and the sum of each part, from the scores."""
+        found = self.found
+        b = Builder(self.kernel.span)
+
+        def body(inner: Builder, *indices: Value) -> list[Value]:
+            *batch, row, part = indices
+            start, chunk = self._stretch(inner, part)
+
+            def score(at: Builder, k: Value) -> Value:
+                j = at.add(start, k)
+                there = at.op("lt", j, at.index(found.keys))
+                return at.if_(there, lambda deep: [deep.op("load", memory, *batch, j, row)], lambda deep: [deep.const(-math.inf, f32)])[0]
+
+            most = inner.reduce("max", [chunk], lambda at, k: [score(at, k)], ["j"])[0]
+            shift = self._shift(inner, most)
+            total = inner.reduce("add", [chunk], lambda at, k: [at.op(found.exponential, at.sub(score(at, k), shift))], ["j"])[0]
+            inner.multi("store", self.partials[0], *indices, most)
+            inner.multi("store", self.partials[1], *indices, total)
+            return []
+
+        with b.at(found.maximum.span):
+            self._over_rows(b, body)
+        return self._finished(f"{self.kernel.name}.sums", b, memory)
+
+    def weighted(self, memory: Value) -> Kernel:
+        """The kernel of the weighted sums of each part."""
+        found = self.found
+        b = Builder(self.kernel.span)
+
+        def body(inner: Builder, *indices: Value) -> list[Value]:
+            *batch, row, part, e = indices
+            env = self._indices([*batch, row])
+            low, length = self._range(inner, env)
+            start, chunk = self._stretch(inner, part)
+            end = inner.add(low, length)
+            shift = self._shift(inner, inner.op("load", self.partials[0], *batch, row, part))
+
+            def term(at: Builder, k: Value) -> list[Value]:
+                j = at.add(start, k)
+                inside = at.logical_and(at.op("ge", j, low), at.op("lt", j, end))
+
+                def some(deep: Builder) -> list[Value]:
+                    score = deep.op("load", memory, *batch, j, row)
+                    local = {**env, found.weighted.regions[0].args[0]: j, found.column: e}
+                    value = deep.cast(self.value(deep, found.value.result, local), f32)
+                    product = deep.mul(deep.op(found.exponential, deep.sub(score, shift)), value)
+                    return [deep.select(deep.op("eq", score, deep.const(-math.inf, f32)), deep.const(0.0, f32), product)]
+
+                return list(at.if_(inside, some, lambda deep: [deep.const(0.0, f32)]))
+
+            inner.multi("store", self.partials[2], *indices, inner.reduce("add", [chunk], term, ["j"])[0])
+            return []
+
+        with b.at(found.weighted.span):
+            self._over_rows(b, body, found.column_extent)
+        return self._finished(f"{self.kernel.name}.weighted", b, memory)
+
+    def _stretch(self, b: Builder, part: Value) -> tuple[Value, Value]:
+        """The first key of a part and its keys, by the room there is: lengths that are known have better schedules."""
+        chunk = ceildiv(ceildiv(self.found.keys, self.splits), Size.of(self.step)) * self.step
+        return b.mul(part, b.index(chunk)), b.index(chunk)
+
+    def _over_rows(self, b: Builder, body: Callable[..., list[Value]], *more: Size) -> None:
+        extents = (*self.outer, self.found.extents[self.found.row], self.splits, *more)
+        names = [*(self.found.indices[p].name for p in self.found.batch), self.row.name, "part", "e"]
+        b.parallel([b.index(e) for e in extents], body, names[: len(extents)])
+
+    def _shift(self, b: Builder, most: Value) -> Value:
+        """What is subtracted in exponents: the maximum, or 0 where there is none."""
+        return b.select(b.op("eq", most, b.const(-math.inf, f32)), b.const(0.0, f32), most)
+
+    # -- the sum of the parts -----------------------------------------------------------------------------------------
 
     def second(self) -> Kernel:
         """The kernel that adds up the parts, and does what the text does with its sums."""
@@ -629,7 +452,7 @@ class _Parts:
     def _sum(self, b: Builder, op: Op, env: dict[Value, Value]) -> Value:
         found = self.found
         most = env[found.maximum.result]
-        shift = b.select(b.op("eq", most, b.const(-math.inf, f32)), b.const(0.0, f32), most)
+        shift = self._shift(b, most)
         lines, extra = (self.partials[2], [env[found.column]]) if op is found.weighted else (self.partials[1], [])
 
         def term(inner: Builder, places: list[Value]) -> Value:

@@ -36,7 +36,7 @@ def split_reductions(program: Program, plans: Plans, target: Target, hints: Mapp
     schedules: list[Plan] = []
     scratch = list(program.scratch)
     for call, schedule in zip(program.calls, plans, strict=True):
-        plan = _plan(call.kernel, target, hints) if schedule is None and not call.varies else None
+        plan = _plan(call.kernel, target, hints) if schedule is None and not call.varies and "apart" not in call.kernel.attrs else None
         if isinstance(schedule, GpuProduct):
             plan = _contraction_plan(call.kernel, schedule)
         if plan is None:

@@ -624,7 +624,8 @@ class LoopLowering:
             return inner.add(self.widen(inner, first, wide), inner.mul(self.widen(inner, number, wide), self.widen(inner, by, wide)))
 
         was_inside, self.inside_reduction = self.inside_reduction, True
-        rows = RaggedRows(self, op.regions[0], "", self.reduce_position, self.schedule.reduce_tile, env, masks, index_of, op.operands[:3])
+        tile = self.schedule.reduce_tile
+        rows = RaggedRows(self, op.regions[0], "", self.reduce_position, tile, tile // self.schedule.row_lanes, env, masks, index_of, op.operands[:3])
         rows.run(b, count, [])
         self.inside_reduction = was_inside
         return []
@@ -705,6 +706,12 @@ class LoopLowering:
         dtypes = [dtype_of(r.type) for r in op.results]
         start = [b.const(v, d) for v, d in zip(identities(kind, dtypes), dtypes, strict=True)]
         tiled = self.reduce_position is not None and not self.inside_reduction and bool(operands)
+        if not self.target.simt and "dots" in self.kernel.attrs and not masks:
+            if any(inner.opcode == "reduce" for inner in op.regions[0].ops):
+                return self._reduce_dimension(b, op, kind, operands, 0, env, masks, start, False)
+            turns = self.forms[op.operands[0]].constant.constant if len(operands) == 1 and op.operands[0] in self.forms else None
+            if tiled and turns == self.schedule.reduce_tile and kind == "add" and dtypes[0].is_int:
+                return self._dot(b, op, env)
         if not self.target.simt and not masks and len(operands) == 1 and not shape_of(operands[0]):
             self._test_reduction(b, op, operands[0], env)
         was_inside, self.inside_reduction = self.inside_reduction, True
@@ -714,6 +721,14 @@ class LoopLowering:
             return self._reduce_dimension(b, op, kind, operands, 0, env, masks, start, tiled)
         finally:
             self.inside_reduction = was_inside
+
+    def _dot(self, b: Builder, op: Op, env: dict[Value, Value]) -> Sequence[Value]:
+        """A sum of integers as long as a vector: LLVM makes one of the CPU's dot products of it."""
+        assert self.reduce_position is not None
+        index = self.index_tile(b, b.index(0), self.reduce_position, self.schedule.reduce_tile)
+        (value,) = self.ops(b, op.regions[0].ops, {**env, op.regions[0].args[0]: index}, [])
+        whole = self.widen(b, value, join(shape_of(value), shape_of(index)))
+        return [b.op("item", b.op("reduce_tile", whole, kind="add", axis=self.reduce_position, together=True))]
 
     def _in_blocks(self, op: Op, kind: str, extents: Sequence[Value], masks: list[Condition]) -> bool:
         """Whether a sum walks packed blocks, and its innermost loop is whole vectors."""
@@ -829,7 +844,7 @@ class LoopLowering:
         position, tile = self.reduce_position, self.schedule.reduce_tile
         assert position is not None
         if shape_of(extent):
-            rows = RaggedRows(self, op.regions[0], kind, position, tile, env, masks, lambda inner, number, local: number)
+            rows = RaggedRows(self, op.regions[0], kind, position, tile, tile // self.schedule.row_lanes, env, masks, lambda inner, number, local: number)
             return rows.run(b, extent, start)
         index_arg = op.regions[0].args[-1]
         rising = self.target.simt and self._rises(op)

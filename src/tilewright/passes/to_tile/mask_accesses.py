@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tilewright.base.dtypes import i64
+from tilewright.base.dtypes import i32, i64, u32
 from tilewright.base.record import record
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Value, walk, watched_axes
-from tilewright.ir.types import Tensor
+from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.common.nest_shapes import join, shape_of
 from tilewright.passes.to_tile.index_sites import Sites, inside_of, parts, unwatched, widen
 
@@ -50,7 +50,7 @@ class MaskedAccesses:
             return None
         memory, indices, _, _ = parts(op)
         assert isinstance(memory.type, Tensor)
-        ends = [self._ends(indices[axis]) for axis in axes] if op.opcode == "store" and any(map(shape_of, indices)) else [None]
+        ends = [self._ends(indices[axis]) for axis in axes] if op.opcode == "store" and any(shape_of(indices[axis]) for axis in axes) else [None]
         whole: Value | None = None
         for axis, found in zip(axes, ends, strict=False):
             if found is None:
@@ -62,10 +62,20 @@ class MaskedAccesses:
         b.if_(whole, lambda inner: inner.emit(op.opcode, op.operands, unwatched(op)), lambda inner: self._element_by_element(inner, op, axes))
         return []
 
+    def _inside(self, b: Builder, index: Value, extent: Value) -> Value:
+        """Whether an index lies inside: in 32 bits where it comes from so few. Negative ones are 2^31 and more there, which no such index reaches."""
+        op = self.made.get(index)
+        if op is None or op.opcode != "cast" or dtype_of(op.operands[0].type) is not i32:
+            return inside_of(b, index, extent)
+        narrow = op.operands[0]
+        limit = b.cast(b.op("min", extent, b.index(1 << 31)), u32)
+        return b.op("lt", b.cast(narrow, u32), b.like(limit, narrow))
+
     def _ends(self, index: Value) -> _Ends | None:
         """The first and the last of indices that grow by ones along a tile; None where they do not."""
         if not shape_of(index):
-            return _Ends((index,), 0, 0)
+            # What is stored must not wait for a load of where to.
+            return None if self._is_loaded(index) else _Ends((index,), 0, 0)
         op = self.made.get(index)
         if op is None:
             return None
@@ -76,6 +86,11 @@ class MaskedAccesses:
             return None
         known = [one for one in below if one is not None]
         return _Ends(tuple(v for one in known for v in one.numbers), sum(one.low for one in known), sum(one.high for one in known))
+
+    def _is_loaded(self, number: Value) -> bool:
+        """Whether a number depends on what memory holds."""
+        op = self.made.get(number)
+        return op is not None and (op.opcode in ("load", "atomic") or bool(op.regions) or any(map(self._is_loaded, op.operands)))
 
     def _sum(self, b: Builder, numbers: Sequence[Value], offset: int) -> Value:
         total = b.index(offset)
@@ -90,7 +105,7 @@ class MaskedAccesses:
         allowed = None if mask is None else widen(b, mask, shape)
         for axis in axes:
             index, extent = b.cast(indices[axis], i64), b.index(memory.type.shape[axis])
-            inside = inside_of(b, index, extent)
+            inside = self._inside(b, index, extent)
             if mask is None:
                 b.multi("report", self.failure, index, extent, b.op("not", inside), site=self.sites.number(op, axis))
             else:

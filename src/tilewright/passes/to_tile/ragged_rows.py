@@ -24,10 +24,10 @@ from tilewright.ir.types import INDEX, dtype_of
 from tilewright.passes.common.combine import identities
 from tilewright.passes.common.nest_shapes import Condition, Shape, join, shape_of
 
-SHARED_STEPS, SHARED_LENGTH = 8, 256
+SHARED_STEPS, SHARED_LENGTH = 8, 64
 """Steps, and elements, that rows of a block walk together, the more of both. What is left of a longer row is walked by the whole block."""
-LONG_STEPS = 2
-"""Steps that follow one another when a block walks one row, so that more is in flight."""
+LONG_TERMS = 8
+"""Terms that a thread has in flight when its block walks one row."""
 
 
 class RowLowering(Protocol):
@@ -52,13 +52,15 @@ class RowLowering(Protocol):
 
 
 class RaggedRows:
-    """One reduction (`kind`) or loop (no kind) over `extent` turns, of which `index_of(builder, number)` makes its index from the turn's number."""
+    """One reduction (`kind`) or loop (no kind) over `extent` turns, of which `index_of(builder, number)` makes its index from the turn's number. A step has
+    `terms` of each thread."""
 
     def __init__(
-        self, lowering: RowLowering, region: Block, kind: str, position: int, step: int, env: Mapping[Value, Value], masks: Sequence[Condition],
+        self, lowering: RowLowering, region: Block, kind: str, position: int, step: int, terms: int, env: Mapping[Value, Value], masks: Sequence[Condition],
         index_of: Callable[[Builder, Value, Mapping[Value, Value]], Value], around: Sequence[Value] = (),
     ) -> None:  # fmt: skip
         self.lowering, self.region, self.kind, self.position, self.step = lowering, region, kind, position, step
+        self.long_steps = max(1, LONG_TERMS // terms)
         self.env, self.masks, self.index_of = dict(env), list(masks), index_of
         self.around = tuple(around)
         """Values that `index_of` uses."""
@@ -115,14 +117,14 @@ class RaggedRows:
                 def along(inmost: Builder, first: Value, *carried: Value) -> Sequence[Value]:
                     row = self._iota(inmost, axis, count, None)
                     row = inmost.mul(row, inmost.splat(self.step, row))
-                    for step in range(LONG_STEPS):
+                    for step in range(self.long_steps):
                         places = self._iota(inmost, self.position, self.step, inmost.add(first, inmost.index(step * self.step * count)))
                         wide = join(shape_of(row), shape_of(places))
                         places = inmost.add(self.lowering.widen(inmost, row, wide), self.lowering.widen(inmost, places, wide))
                         carried = tuple(self._term(inmost, places, self._before(inmost, places, length), env, carried))
                     return carried
 
-                lanes = list(at.for_(begin, length, at.index(LONG_STEPS * self.step * count), lanes, along, name="k"))
+                lanes = list(at.for_(begin, length, at.index(self.long_steps * self.step * count), lanes, along, name="k"))
                 totals = self._folded(at, lanes, [self.position, axis])
                 found = []
                 for total, old in zip(self.lowering.combined(at, self.kind, sums, totals) if self.kind else (), sums, strict=True):

@@ -31,7 +31,7 @@ from tilewright.zyn.lazy.lazy_array import LazyArray, PendingValue, exchanged, s
 Shape = tuple[int, ...]
 RunBlock = Callable[[Function, dict[str, object], str], object]
 TakeView = Callable[[object, Shape, tuple[AffineIndex, ...]], object]
-_APART = frozenset({"async", "parallel", "tile", "strict", "gpu_compute", "vectorizable", "unchecked", "deterministic"})
+_APART = frozenset({"async", "parallel", "tile", "strict", "gpu_compute", "vectorizable", "unchecked", "deterministic", "activations"})
 """Attributes of blocks that run by themselves: they say when, where or how exactly. Hints without `@strict` go along with a joined block."""
 _MOST_PARTS = 32
 """Blocks that are compiled together."""

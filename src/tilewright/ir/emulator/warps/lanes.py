@@ -25,6 +25,7 @@ class Lanes:
         self.machine = machine
         machine.simple |= {
             "lane_ids": self._lane_ids, "mask_bits": self._mask_bits, "rearrange": self._rearrange, "insert": self._insert, "fold": self._fold,
+            "dot_lanes": self._dot_lanes,
             "gather": self._read, "load_lanes": self._read, "scatter": self._write, "store_lanes": self._write, "fault": self._fault,
         }  # fmt: skip
 
@@ -58,6 +59,12 @@ class Lanes:
             half = value.shape[1] // 2
             value = evaluate(kind, (value[:, :half], value[:, half:]), NO_ATTRS, dtype)
         return (value[:, 0],)
+
+    def _dot_lanes(self, op: Op, frame: Frame) -> Results:
+        sums, a, b = (frame.get(v).astype(np.int64) for v in op.operands)
+        products = a * b
+        four = products.reshape(len(products), -1, 4).sum(axis=2)
+        return ((sums + four).astype(np.int32),)
 
     def _places(self, op: Op, frame: Frame, mask: Value) -> tuple[Memory, Array, Array]:
         """The memory, and for each lane its place and whether it is accessed."""

@@ -21,6 +21,7 @@ from tilewright.base.environment import SETTINGS
 from tilewright.cli.main import cli
 from tilewright.frontend.python.kernel_options import KERNEL_OPTIONS
 from tilewright.frontend.words.python_words import NAMES
+from tilewright.graphs.entry import GraphEntry
 from tilewright.tree.kernel_words import ATTRIBUTES, BLOCK, FUNCTION, KINDS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,7 +130,9 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def functions() -> dict[str, Callable[..., object]]:
     """What the package offers that is called, but for words of kernels and decorators."""
     found = {name: getattr(tw, name) for name in tw.__all__ if name not in NAMES and name not in _OWN_TABLES}
-    return {name: value for name, value in found.items() if inspect.isfunction(value)}
+    # `tw.graph` is an object that is called and has members.
+    called = {name: value.__call__ if isinstance(value, GraphEntry) else value for name, value in found.items()}
+    return {name: value for name, value in called.items() if inspect.isfunction(value) or inspect.ismethod(value)}
 
 
 def _functions() -> Iterable[tuple[str, str]]:

@@ -146,7 +146,7 @@ def test_sums_along_both_axes(shape: tuple[int, int], dtype: str) -> None:
 
 
 def test_smaller_kernels_share_a_block_or_leave_threads_idle() -> None:
-    x = numbers(DTYPES["f32"], 33, 131)
+    x = numbers(DTYPES["f32"], 33, 513)
     several, one = programs(centred, x)
     kernel = one.calls[0].kernel
     smaller = [c.kernel for c in several.calls if c.kernel.threads < kernel.threads]

@@ -29,7 +29,7 @@ from tilewright.tree.check.infer import TypePair
 
 
 @record
-class Accumulator:
+class LoopAccumulator:
     """How a reduction is carried."""
 
     name: str
@@ -93,12 +93,12 @@ def is_negative(value: Number | np.generic) -> bool:
     return bool(value < 0)  # type: ignore[operator]
 
 
-def choose_accumulators(loop: RegionLoop, types: Mapping[str, TypePair], old: Mapping[str, Number | np.generic]) -> tuple[Accumulator, ...]:
+def choose_accumulators(loop: RegionLoop, types: Mapping[str, TypePair], old: Mapping[str, Number | np.generic]) -> tuple[LoopAccumulator, ...]:
     """How the loop's reductions are carried, when its body gives their names these types."""
     return tuple(_accumulator(loop, r, types[r.name], old[r.name]) for r in loop.reductions)
 
 
-def _accumulator(loop: RegionLoop, reduction: LoopReduction, pair: TypePair, old: Number | np.generic) -> Accumulator:
+def _accumulator(loop: RegionLoop, reduction: LoopReduction, pair: TypePair, old: Number | np.generic) -> LoopAccumulator:
     name, operation, (dtype, weak) = reduction.name, reduction.operation, pair
     span = loop.place.span(reduction.place)
     if weak == "float":
@@ -115,7 +115,7 @@ def _accumulator(loop: RegionLoop, reduction: LoopReduction, pair: TypePair, old
     if carried is u64 and dtype is not u64 and is_negative(old):
         carried = i64
     wide = operation in ("+", "*") and not dtype.is_float
-    return Accumulator(name, operation, carried, carried if wide else dtype)
+    return LoopAccumulator(name, operation, carried, carried if wide else dtype)
 
 
 def check_functions(loop: RegionLoop, names: Mapping[str, object]) -> None:
@@ -138,10 +138,10 @@ def _meaning(function: ast.expr, names: Mapping[str, object]) -> object:
 
 
 def combine(
-    accumulators: Sequence[Accumulator], place: DevicePlace, parts: Sequence[Array], old: Mapping[str, Number | np.generic]
+    accumulators: Sequence[LoopAccumulator], place: DevicePlace, parts: Sequence[Array], old: Mapping[str, Number | np.generic]
 ) -> dict[str, object]:
     """What the names hold after the loop."""
     return {a.name: a.combined(place, array, old[a.name]) for a, array in zip(accumulators, parts, strict=True)}
 
 
-__all__ = ["Accumulator", "check_functions", "choose_accumulators", "combine", "is_negative", "old_values", "stand_ins"]
+__all__ = ["LoopAccumulator", "check_functions", "choose_accumulators", "combine", "is_negative", "old_values", "stand_ins"]

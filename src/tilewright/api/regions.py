@@ -19,7 +19,7 @@ import numpy as np
 
 from tilewright.analysis.dependence import find_dependence, thread_number
 from tilewright.api.region_reductions import (
-    Accumulator,
+    LoopAccumulator,
     check_functions,
     choose_accumulators,
     combine,
@@ -37,13 +37,14 @@ from tilewright.execute.simt.kernels import GpuKernel
 from tilewright.frontend.simt.build import LaunchShape
 from tilewright.frontend.simt.kernels import Parameter, SimtArg, build_kernel, read_parameters
 from tilewright.frontend.simt.regions import (
+    BLOCK,
+    CHUNK,
     COUNT,
     EXTENT,
     FIRST,
     PARTS,
     START,
     THREAD,
-    THREADS,
     RegionLoop,
     loop_of_frame,
     loop_of_function,
@@ -120,7 +121,7 @@ class _Region:
         self._kept = {name: value for name, value in captured.items() if not _is_argument(value)}
         self._proven: dict[object, frozenset[str]] = {}
         """What was shown to be parallel, with the arrays that are written."""
-        self._carried: dict[object, tuple[Accumulator, ...]] = {}
+        self._carried: dict[object, tuple[LoopAccumulator, ...]] = {}
         """How reductions are carried."""
         self.arguments = tuple(name for name, value in captured.items() if _is_argument(value) and name not in self._same)
         check_functions(loop, names)
@@ -134,7 +135,7 @@ class _Region:
         self.kernel = _kernel(self._one)
         if firsts:
             parts = tuple(PARTS + r.name for r in loop.reductions)
-            self.kernel = _kernel(outline_parts(loop, (COUNT, THREADS, *self._parameters, *firsts, *parts), self._same, self._names, step))
+            self.kernel = _kernel(outline_parts(loop, (COUNT, CHUNK, BLOCK, *self._parameters, *firsts, *parts), self._same, self._names, step))
 
     def fits(self, captured: Mapping[str, object]) -> bool:
         kept = {name: value for name, value in captured.items() if not _is_argument(value)}
@@ -158,19 +159,20 @@ class _Region:
         if not count:
             return {}
         # A thread of `parallel_gpu` is one iteration: its body may ask for the thread's number.
-        threads = min(count, _MOST_BLOCKS * region.block) if region.proven else count
+        chunk = region.block * (-(-count // (region.block * _MOST_BLOCKS)) if region.proven else 1)
+        threads = min(count, -(-count // chunk) * region.block)
         device = self.kernel.choose_device(values, region.device)
         streams.refuse_in_capture(f"the value that '{accumulators[0].name}' has after a loop")
         place = kind_of(device).place(device, values)
         parts = [place.new((threads,), a.dtype) for a in accumulators]
-        self.kernel.over(threads, region.block)(count, threads, *values, *firsts, *parts, device=device.id)
+        self.kernel.over(threads, region.block)(count, chunk, region.block, *values, *firsts, *parts, device=device.id)
         return combine(accumulators, place, parts, old)
 
     def _values(self, region: Region, captured: Mapping[str, object]) -> list[object]:
         counted = [region.first] if len(region.extents) == 1 else list(region.extents[1:])
         return [*counted, *(captured[name] for name in self.arguments)]
 
-    def _accumulators(self, region: Region, values: list[object], old: Mapping[str, Number | np.generic]) -> tuple[Accumulator, ...]:
+    def _accumulators(self, region: Region, values: list[object], old: Mapping[str, Number | np.generic]) -> tuple[LoopAccumulator, ...]:
         """How reductions are carried for values of these types."""
         typed = {FIRST + name: value for name, value in old.items() if isinstance(value, np.generic)}
         parameters = [p for p in self._one_parameters if p.name in typed or p.name in self._parameters]
@@ -184,7 +186,7 @@ class _Region:
                 name, place = self.loop.reductions[0].name, self.loop.reductions[0].place
                 raise UserError.at(
                     "TW012", f"'{name}' is carried from one iteration to the next, in a loop whose threads work together through shared memory or barriers",
-                    self.loop.place.span(place), "combine it with tw.block_sum and an atomic, or keep a value for each iteration in an array",
+                    self.loop.place.span(place), "combine it into an array with an atomic, or keep a value for each iteration in an array",
                 )  # fmt: skip
             carried = self._carried[key] = choose_accumulators(self.loop, built.variables, old)
         for accumulator in carried:
@@ -297,7 +299,8 @@ def parallel_gpu(n: int | tuple[int, ...], block: int = 256, device: str | None 
     """An inline region: `for i in tw.parallel_gpu(n, 256):`, or as a decorator of a function of `i`, which runs at once.
 
     The body runs once for each number below `n`, in blocks of `block` threads; with a tuple, for each point (`for i, j in …`).
-    Arrays and numbers of the surrounding code are used as they are; arrays are written in place.
+    Arrays and numbers of the surrounding code are used as they are; arrays are written in place. A name outside that iterations only combine
+    something into (`total += x[i]`, `max`, `and`, …) holds the result after the loop.
     """
     extents = n if isinstance(n, tuple) else (n,)
     what = f"tw.parallel_gpu({n}, {block})"
@@ -311,7 +314,8 @@ def parallel_gpu(n: int | tuple[int, ...], block: int = 256, device: str | None 
 def prange(start: int, stop: int | None = None, step: int = 1, *, block: int = 256, device: str | None = None) -> Region:
     """`for i in tw.prange(n):` is `for i in range(n):` with all iterations at the same time, if they are independent.
 
-    That is proven before anything runs; otherwise the loop is an error that names the two accesses that may meet.
+    That is proven before anything runs; otherwise the loop is an error that names the two accesses that may meet. A name outside
+    that iterations only combine something into (`total += x[i]`, `max`, `and`, …) holds the result after the loop.
     """
     first, last = (0, start) if stop is None else (start, stop)
     what = f"tw.prange({first}, {last}, {step})" if stop is not None else f"tw.prange({last})"

@@ -9,12 +9,13 @@ surroundings it reads; `outline` makes the function of it that the front end of 
         y[i] = a * x[i] + y[i]                          return
                                                     y[i] = a * x[i] + y[i]
 
-A loop that combines something into names (`reductions`) becomes a function in which each thread takes every `$threads`-th number, and
-leaves what it has in an array:
+A loop that combines something into names (`reductions`) becomes a function in which each block takes `$chunk` numbers in a row, each of its
+threads every `$block`-th of them, and leaves what it has in an array:
 
-    for i in tw.prange(n):                      def region($start, $count, $threads, x, $first_total, $parts_total):
+    for i in tw.prange(n):                      def region($count, $chunk, $block, $start, x, $first_total, $parts_total):
         total += x[i]                               total = $first_total
-                                                    for $number in range($thread(), $count, $threads):
+                                                    $base = $thread() // $block * $chunk
+                                                    for $number in range($base + $thread() % $block, $min($base + $chunk, $count), $block):
                                                         i = $start + $number
                                                         total += x[i]
                                                     $parts_total[$thread()] = total
@@ -37,8 +38,8 @@ from tilewright.frontend.simt.reductions import LoopReduction, find_reduction
 from tilewright.frontend.simt.source import FunctionSource
 
 START, THREAD, EXTENT = "$start", "$thread", "$extent"
-COUNT, THREADS, FIRST, PARTS = "$count", "$threads", "$first_", "$parts_"
-_RANGE, _NUMBER = "$range", "$number"
+COUNT, CHUNK, BLOCK, FIRST, PARTS = "$count", "$chunk", "$block", "$first_", "$parts_"
+_RANGE, _MIN, _NUMBER, _BASE = "$range", "$min", "$number", "$base"
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,21 +230,23 @@ def outline(loop: RegionLoop, parameters: Sequence[str], same: Mapping[str, str]
 
 
 def outline_parts(loop: RegionLoop, parameters: Sequence[str], same: Mapping[str, str], names: Mapping[str, object], step: int) -> FunctionSource:
-    """A loop with reductions as a kernel's function: each thread takes every `$threads`-th number and leaves what it has in arrays."""
-    bounds = [_call(THREAD), ast.Name(COUNT, ast.Load()), ast.Name(THREADS, ast.Load())]
-    number = ast.Name(_NUMBER, ast.Load())
-    body = [*_numbers(loop, number, step), *(_Returns().visit(deepcopy(stmt)) for stmt in loop.body)]
-    taken = ast.For(ast.Name(_NUMBER, ast.Store()), ast.Call(ast.Name(_RANGE, ast.Load()), bounds, []), body, [])
+    """A loop with reductions as a kernel's function: each thread takes several numbers and leaves what it has in arrays."""
+    base = ast.BinOp(ast.BinOp(_call(THREAD), ast.FloorDiv(), _read(BLOCK)), ast.Mult(), _read(CHUNK))
+    begin = ast.BinOp(_read(_BASE), ast.Add(), ast.BinOp(_call(THREAD), ast.Mod(), _read(BLOCK)))
+    end = _call(_MIN, ast.BinOp(_read(_BASE), ast.Add(), _read(CHUNK)), _read(COUNT))
+    body = [*_numbers(loop, _read(_NUMBER), step), *(_Returns().visit(deepcopy(stmt)) for stmt in loop.body)]
+    taken = ast.For(ast.Name(_NUMBER, ast.Store()), _call(_RANGE, begin, end, _read(BLOCK)), body, [])
     parts: list[ast.stmt] = []
     for reduction in loop.reductions:
-        target = ast.Subscript(ast.Name(PARTS + reduction.name, ast.Load()), _call(THREAD), ast.Store())
-        parts.append(ast.Assign([target], ast.Name(reduction.name, ast.Load())))
-    return _function(loop, parameters, _firsts(loop), [taken], parts, same, {**names, _RANGE: range})
+        target = ast.Subscript(_read(PARTS + reduction.name), _call(THREAD), ast.Store())
+        parts.append(ast.Assign([target], _read(reduction.name)))
+    before = [*_firsts(loop), ast.Assign([ast.Name(_BASE, ast.Store())], base)]
+    return _function(loop, parameters, before, [taken], parts, same, {**names, _RANGE: range, _MIN: min})
 
 
 def _firsts(loop: RegionLoop) -> list[ast.stmt]:
     """What reductions begin with."""
-    return [ast.Assign([ast.Name(r.name, ast.Store())], ast.Name(FIRST + r.name, ast.Load())) for r in loop.reductions]
+    return [ast.Assign([ast.Name(r.name, ast.Store())], _read(FIRST + r.name)) for r in loop.reductions]
 
 
 def _numbers(loop: RegionLoop, number: ast.expr, step: int) -> list[ast.stmt]:
@@ -288,8 +291,12 @@ def _counted(number: ast.expr, step: int) -> ast.expr:
     return ast.BinOp(ast.Name(START, ast.Load()), ast.Add(), scaled)
 
 
-def _call(name: str) -> ast.expr:
-    return ast.Call(ast.Name(name, ast.Load()), [], [])
+def _call(name: str, *arguments: ast.expr) -> ast.expr:
+    return ast.Call(_read(name), list(arguments), [])
+
+
+def _read(name: str) -> ast.expr:
+    return ast.Name(name, ast.Load())
 
 
 class _Rename(ast.NodeTransformer):

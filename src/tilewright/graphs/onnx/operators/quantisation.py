@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 
-from tilewright.base.dtypes import GROUP_BLOCKS
-from tilewright.execute.packed.arrays import packed_array
+from tilewright.base.dtypes import DType
+from tilewright.graphs.onnx.block_weights import BlockWeights
 from tilewright.graphs.onnx.loops import X, call, cast
 from tilewright.graphs.onnx.operator_rules import NodeKernel, NodeView, elementwise, is_float, operator
 from tilewright.graphs.onnx.operators.matrices import FEW_ROWS, few_rows, product
 from tilewright.graphs.onnx.operators.reductions import reduce_nest
 from tilewright.graphs.onnx.tensors import DTYPES
 from tilewright.graphs.onnx.values import Known, as_rows
-from tilewright.runtime.memory.packed_array import PackedArray
 
 F32, I32, U8 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.uint8)
-PACKED_SCALES = (np.dtype(np.float16), F32, np.dtype(ml_dtypes.bfloat16))
-"""Scales that packed groups have, or take without rounding."""
 
 
 def _parameter(node: NodeView, kernel: NodeKernel, value: Known, x: Known, i: tuple[X, ...]) -> X:
@@ -122,7 +117,7 @@ def _centred(node: NodeView, x: Known, zero: Known | None, rows: bool) -> Known:
     return kernel.finish_one()
 
 
-@operator("MatMulNBits", domain="com.microsoft", note="2, 4 or 8 bits; weights stay packed, see below")
+@operator("MatMulNBits", domain="com.microsoft", note="2, 4 or 8 bits; weights stay packed")
 def matmul_n_bits(node: NodeView) -> Known:
     a, numbers, scales, bias = node.input(0), node.host(1), node.host(2), node.maybe(5)
     columns, depth, bits, block = node.integer("N"), node.integer("K"), node.integer("bits", 4), node.integer("block_size", 32)
@@ -138,72 +133,31 @@ def matmul_n_bits(node: NodeView) -> Known:
         raise node.error(f"its zero points are {zeros.dtype}{list(zeros.shape)}", "TW004")
     if bias is not None and (bias.shape != (columns,) or bias.dtype != a.dtype):
         raise node.error(f"its bias is {bias.dtype}{list(bias.shape)}", "TW004")
-    weights = _Blocks(columns, blocks, bits, block, numbers, scales, zeros)
-    if not weights.stay_packed:
+    weights = BlockWeights(columns, blocks, bits, block, numbers, scales, zeros)
+    if weights.dtype is None:
         found = product(node, a, node.known(as_rows(weights.floats()[:, :depth].astype(a.dtype).T)))
         return found if bias is None else elementwise(node, (found, bias), a.dtype, lambda x, b: x + b, "onnx_add")
     sources = (numbers, scales) if zeros is None else (numbers, scales, zeros)
-    rows = math.prod(a.shape[:-1])
-    flat = a if a.rank == 2 else node.reshape(a, (rows, depth))
-    found = packed_product(node, flat, node.packed(sources, (columns, depth, bits, block), weights.packed), bias)
+    flat = a if a.rank == 2 else node.reshape(a, (math.prod(a.shape[:-1]), depth))
+    found = packed_product(node, flat, node.packed(sources, (columns, depth, bits, block), weights.packed), weights.dtype, bias)
     return found if a.rank == 2 else node.reshape(found, (*a.shape[:-1], columns))
 
 
-@dataclass(frozen=True, eq=False)
-class _Blocks:
-    """The weights of a `MatMulNBits`, as the model has them: rows of blocks, the last of which may be part padding."""
-
-    columns: int
-    blocks: int
-    bits: int
-    block: int
-    numbers: np.ndarray
-    scales: np.ndarray
-    zeros: np.ndarray | None
-
-    @property
-    def stay_packed(self) -> bool:
-        """Whether there are packed groups of this form: they have scales of f16 or f32 (those of bf16 are f32 too), and zero points that are numbers of as many bits."""
-        return self.block in GROUP_BLOCKS and self.scales.dtype in PACKED_SCALES and (self.zeros is None or self.zeros.dtype == U8)
-
-    def plain(self, packed: np.ndarray, count: int) -> np.ndarray:
-        """Small numbers packed along rows, one in each byte: u8 [columns, count]."""
-        wide = packed.reshape(self.columns, -1)
-        return np.stack([wide >> shift & (1 << self.bits) - 1 for shift in range(0, 8, self.bits)], -1).reshape(self.columns, -1)[:, :count]
-
-    def packed(self) -> PackedArray:
-        """One array of packed groups [columns, blocks * block]. Numbers of two bits take four: there are no groups of two."""
-        scales = self.scales if self.scales.dtype == np.float16 else self.scales.astype(F32)
-        numbers, zeros = self.numbers, self.zeros
-        if self.bits == 2:
-            numbers = _pairs(self.plain(numbers, self.blocks * self.block))
-            zeros = _pairs(np.full((self.columns, self.blocks), 2, U8) if zeros is None else self.plain(zeros, self.blocks))
-        return packed_array(as_rows(numbers).reshape(self.columns, self.blocks, -1), scales.reshape(self.columns, self.blocks), zeros, bits=max(self.bits, 4))
-
-    def floats(self) -> np.ndarray:
-        """f32 [columns, blocks * block]."""
-        numbers = self.plain(self.numbers, self.blocks * self.block).reshape(self.columns, self.blocks, self.block).astype(F32)
-        offsets: np.ndarray = np.full((self.columns, self.blocks), 1 << self.bits - 1, F32)
-        if self.zeros is not None:
-            offsets = (self.zeros if is_float(self.zeros.dtype) else self.plain(self.zeros, self.blocks)).astype(F32).reshape(self.columns, self.blocks)
-        with np.errstate(all="ignore"):
-            return ((numbers - offsets[..., None]) * self.scales.astype(F32).reshape(self.columns, self.blocks, 1)).reshape(self.columns, -1)
-
-
-def _pairs(numbers: np.ndarray) -> np.ndarray:
-    """Numbers of four bits, two in a byte; an odd one has a zero beside it."""
-    even = np.pad(numbers, ((0, 0), (0, numbers.shape[1] % 2)))
-    return np.asarray(even[:, 0::2] | even[:, 1::2] << 4)
-
-
-def packed_product(node: NodeView, a: Known, w: Known, bias: Known | None) -> Known:
+def packed_product(node: NodeView, a: Known, w: Known, dtype: DType, bias: Known | None) -> Known:
     """`a[rows, depth]` times `w[columns, at least depth]`, whose elements are unpacked as they are read; what is beyond `depth` is padding."""
     (rows, depth), columns = a.shape, w.shape[0]
-    if rows <= FEW_ROWS and a.size:
-        return few_rows(node, a, w, bias)
+    # Neighbours in one byte (groups of four bits) take longer to unpack: fewer rows may do so each for itself.
+    if rows <= (FEW_ROWS // 2 if dtype.scale and dtype.bits == 4 else FEW_ROWS) and a.size:
+        return few_rows(node, a, w, bias, block=dtype.block)
     kernel = node.kernel()
     out = kernel.output((rows, columns), a.dtype)
     with kernel.grid(rows, columns) as (i, j):
-        total = kernel.reduce([depth], 0.0, lambda acc, k: kernel.set(acc, kernel.read(a, i, k[0], literal=False) * kernel.read(w, j, k[0], literal=False), "+"))
+
+        def step(acc: X, k: tuple[X, ...]) -> None:
+            weight = kernel.read(w, j, k[0], literal=False)
+            # Tensor cores multiply what has the same type.
+            kernel.set(acc, kernel.read(a, i, k[0], literal=False) * (cast(weight, a.dtype) if a.dtype.itemsize == 2 else weight), "+")
+
+        total = kernel.reduce([depth], 0.0, step)
         kernel.store(out, (i, j), total if bias is None else total + kernel.read(bias, j, literal=False))
     return kernel.finish_one()

@@ -73,6 +73,7 @@ CASES = [
     (Case(8, 256, 300, 5, (3,), zeros="packed", bias=True), "q8_g256_f32_z"),
     (Case(8, 64, 100, 7, (5,), exact=True), "q8_0"),
     (Case(4, 32, 96, 5, (9,), np.float16, np.float16, bias=True), "q4_0"),
+    (Case(8, 16, 40, 5, (7,), np.float16, np.float16), "q8_g16_f16"),
     (Case(4, 16, 40, 5, (2,), np.float16, np.float16, zeros="packed"), "q4_g16_f16_z"),
     (Case(8, 32, 64, 5, (2, 3), BF16, BF16, zeros="packed"), "q8_g32_f32_z"),
     (Case(4, 32, 40, 5, (2,), np.float64), "q4_g32_f32"),
@@ -98,7 +99,7 @@ def test_products(case: Case, dtype: str | None) -> None:
     assert kept == ([] if dtype is None else [dtype])
 
 
-@pytest.mark.parametrize("case", [Case(4, 32, 40, 3, (2,), zeros="packed"), Case(8, 16, 33, 5, (5,), bias=True)], ids=["few rows", "rows"])
+@pytest.mark.parametrize("case", [Case(4, 32, 40, 3, (2,), zeros="packed"), Case(4, 64, 128, 5, (1,), exact=True), Case(8, 16, 33, 5, (5,), bias=True)])
 def test_products_at_the_emulator(case: Case) -> None:
     data, arrays = case.model()
     y = tw.graph.from_onnx(data).run(arrays, device="emulator")

@@ -143,20 +143,24 @@ def matmul_n_bits(node: NodeView) -> Known:
     return found if a.rank == 2 else node.reshape(found, (*a.shape[:-1], columns))
 
 
+ROWS_OF_F32 = 8
+"""Rows of f16 or bf16 up to which packed weights are multiplied as the f32 that they are. With more they are rounded: tensor cores multiply what has one type."""
+
+
 def packed_product(node: NodeView, a: Known, w: Known, dtype: DType, bias: Known | None) -> Known:
     """`a[rows, depth]` times `w[columns, at least depth]`, whose elements are unpacked as they are read; what is beyond `depth` is padding."""
     (rows, depth), columns = a.shape, w.shape[0]
     # Neighbours in one byte (groups of four bits) take longer to unpack: fewer rows may do so each for itself.
     if rows <= (FEW_ROWS // 2 if dtype.scale and dtype.bits == 4 else FEW_ROWS) and a.size:
         return few_rows(node, a, w, bias, block=dtype.block)
+    rounds = rows > ROWS_OF_F32 and a.dtype.itemsize == 2
     kernel = node.kernel()
     out = kernel.output((rows, columns), a.dtype)
     with kernel.grid(rows, columns) as (i, j):
 
         def step(acc: X, k: tuple[X, ...]) -> None:
             weight = kernel.read(w, j, k[0], literal=False)
-            # Tensor cores multiply what has the same type.
-            kernel.set(acc, kernel.read(a, i, k[0], literal=False) * (cast(weight, a.dtype) if a.dtype.itemsize == 2 else weight), "+")
+            kernel.set(acc, kernel.read(a, i, k[0], literal=False) * (cast(weight, a.dtype) if rounds else weight), "+")
 
         total = kernel.reduce([depth], 0.0, step)
         kernel.store(out, (i, j), total if bias is None else total + kernel.read(bias, j, literal=False))

@@ -274,6 +274,7 @@ def test_what_is_no_reduction() -> None:
     assert refused(logical, x, 0).startswith("'a or b' of numbers is one of them in Python")
     assert "through shared memory or barriers" in refused(together, x, 0.0)
     assert refused(add_up, x, np.zeros(3)) == "'total' is a ndarray before the loop, and iterations combine numbers into it"
+    assert refused(add_up, np.ones(3, np.int32), 2**70) == f"'total' is {2**70} before the loop, and is carried in i64, which does not hold it"
     assert refused(add_up, x, 1j) == "'total' is a complex before the loop, and iterations combine numbers into it"
     np.testing.assert_array_equal(x, before)
     np.testing.assert_array_equal(out, 0)

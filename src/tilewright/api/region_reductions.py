@@ -19,6 +19,7 @@ from tilewright.api.surroundings import Surroundings
 from tilewright.base.dtypes import DType, accumulator, bool_, f64, from_numpy, i64, u64
 from tilewright.base.errors import UserError
 from tilewright.base.record import record
+from tilewright.base.source import Span
 from tilewright.execute.places import Array, DevicePlace, Number
 from tilewright.execute.primitives.elements import reduced
 from tilewright.execute.primitives.functions import monoid_of, number_of
@@ -38,6 +39,7 @@ class LoopAccumulator:
     """Of every part."""
     result: DType
     """Of the value, where that is a NumPy number."""
+    span: Span
 
     @property
     def first(self) -> np.generic:
@@ -55,7 +57,10 @@ class LoopAccumulator:
 
     def check(self, old: Number | np.generic) -> None:
         """Refuse an old value that the parts' dtype does not hold."""
-        number_of(old, self.dtype, f"'{self.name}' before the loop")
+        try:
+            number_of(old, self.dtype, f"'{self.name}'")
+        except UserError:
+            raise UserError.at("TW009", f"'{self.name}' is {old!r} before the loop, and is carried in {self.dtype}, which does not hold it", self.span) from None
 
     def combined(self, place: DevicePlace, parts: Array, old: Number | np.generic) -> object:
         """The value after the loop."""
@@ -115,7 +120,7 @@ def _accumulator(loop: RegionLoop, reduction: LoopReduction, pair: TypePair, old
     if carried is u64 and dtype is not u64 and is_negative(old):
         carried = i64
     wide = operation in ("+", "*") and not dtype.is_float
-    return LoopAccumulator(name, operation, carried, carried if wide else dtype)
+    return LoopAccumulator(name, operation, carried, carried if wide else dtype, span)
 
 
 def check_functions(loop: RegionLoop, names: Mapping[str, object]) -> None:

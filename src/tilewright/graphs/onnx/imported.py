@@ -179,7 +179,7 @@ class OnnxGraph:
             values[name] = Known(shape, wanted.dtype, None, graph.input(name, shape or (1,), dtypes.from_numpy(wanted.dtype)), frozenset([name]) if small else None)
         inputs = tuple(node.name for node in graph.input_nodes)
         model = self._opened
-        made = Translation(model.model, model.files, sink, self.max_bytes, model.constants).run(values)
+        made = Translation(model.model, model.files, sink, self.max_bytes, model.constants, model.packed).run(values)
         constants: dict[str, np.ndarray] = {}
         for name, value in made.items():
             if value.host is not None:

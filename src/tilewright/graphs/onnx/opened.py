@@ -15,6 +15,7 @@ from tilewright.base.errors import UserError
 from tilewright.graphs.onnx.model import Model, NodeRecord, ValueRecord, read_model
 from tilewright.graphs.onnx.tensors import MOST_ELEMENTS, ExternalFiles, dtype_of, map_file
 from tilewright.graphs.onnx.translate import check_functions, unsupported
+from tilewright.graphs.onnx.values import PackedWeights
 from tilewright.graphs.onnx.wire import Malformed
 
 OLDEST, NEWEST = 7, 23
@@ -48,6 +49,7 @@ class OpenedModel:
     outputs: tuple[str, ...]
     bytes: int
     constants: dict[int, np.ndarray] = field(default_factory=dict)
+    packed: PackedWeights = field(default_factory=PackedWeights)
 
 
 def open_model(source: str | Path | bytes | bytearray | memoryview) -> OpenedModel:

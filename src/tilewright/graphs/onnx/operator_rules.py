@@ -17,7 +17,8 @@ from tilewright.base import dtypes
 from tilewright.base.errors import UserError
 from tilewright.graphs.onnx.loops import LoopKernel, X, x_of
 from tilewright.graphs.onnx.model import AttributeRecord, GraphRecord, NodeRecord, TensorRecord
-from tilewright.graphs.onnx.values import Known, NodeSink, Shape, as_rows
+from tilewright.graphs.onnx.values import Known, NodeSink, PackedWeights, Shape, as_rows
+from tilewright.runtime.memory.packed_array import PackedArray
 
 if TYPE_CHECKING:
     pass
@@ -64,13 +65,13 @@ class NodeView:
 
     def __init__(
         self, record: NodeRecord, inputs: list[Known | None], opset: int, sink: NodeSink, limit: int,
-        tensor: Callable[[TensorRecord], np.ndarray], subgraph: Callable[[GraphRecord], list[Known]],
+        tensor: Callable[[TensorRecord], np.ndarray], subgraph: Callable[[GraphRecord], list[Known]], packed: PackedWeights,
     ) -> None:  # fmt: skip
         self.record, self.opset, self.sink, self.limit = record, opset, sink, limit
         self.op = record.op
         self.inputs = inputs
         self.outputs = len(record.outputs)
-        self._tensor, self._subgraph = tensor, subgraph
+        self._tensor, self._subgraph, self._packed = tensor, subgraph, packed
 
     # -- errors ---------------------------------------------------------------------------------------------------
 
@@ -181,6 +182,11 @@ class NodeView:
     def known(self, array: np.ndarray) -> Known:
         """A value on the host."""
         return Known(array.shape, array.dtype, array)
+
+    def packed(self, sources: Sequence[np.ndarray], form: tuple[object, ...], make: Callable[[], PackedArray]) -> Known:
+        """A weight of packed blocks, which kernels read as f32. It is made of these constants, and of what `form` says, once for a model."""
+        array = self._packed.of(sources, form, make)
+        return Known(array.shape, np.dtype(np.float32), None, self.sink.weight(array))
 
     def handle(self, value: Known) -> object:
         """Who makes a value, as the sink knows it."""

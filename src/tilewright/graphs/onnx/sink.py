@@ -17,6 +17,7 @@ from tilewright.graphs.onnx.tree_kernels import kernel_of
 from tilewright.graphs.onnx.values import Shape
 from tilewright.graphs.registry import Lowered, NodeCall, OpParam, OpRecord, TensorType, add_op
 from tilewright.graphs.tensor import Tensor
+from tilewright.runtime.memory.packed_array import PackedArray
 from tilewright.tree.syntax import Function
 
 
@@ -43,7 +44,7 @@ class GraphSink:
 
     def __init__(self, graph: TensorGraph) -> None:
         self.graph = graph
-        self._weights: dict[int, tuple[np.ndarray, Tensor]] = {}
+        self._weights: dict[int, tuple[np.ndarray | PackedArray, Tensor]] = {}
         self._used: dict[str, int] = {}
         """How many nodes were named alike."""
 
@@ -56,7 +57,7 @@ class GraphSink:
         self._used[wanted] = number
         return found
 
-    def weight(self, array: np.ndarray) -> Any:
+    def weight(self, array: np.ndarray | PackedArray) -> Any:
         """A constant; the same array is one weight."""
         found = self._weights.get(id(array))
         if found is None:

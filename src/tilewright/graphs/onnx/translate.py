@@ -17,7 +17,7 @@ from tilewright.graphs.onnx.folding import folded
 from tilewright.graphs.onnx.model import GraphRecord, Model, NodeRecord, TensorRecord
 from tilewright.graphs.onnx.operator_rules import OPERATORS, NodeView
 from tilewright.graphs.onnx.tensors import ExternalFiles, array_of
-from tilewright.graphs.onnx.values import Known, NodeSink
+from tilewright.graphs.onnx.values import Known, NodeSink, PackedWeights
 from tilewright.graphs.onnx.wire import Malformed
 
 assert operators.FAMILIES  # importing the package registers the rules
@@ -30,10 +30,10 @@ MOST_SMALL = 64
 class Translation:
     """One translation of a model."""
 
-    def __init__(self, model: Model, files: ExternalFiles, sink: NodeSink, limit: int, constants: dict[int, np.ndarray]) -> None:
+    def __init__(self, model: Model, files: ExternalFiles, sink: NodeSink, limit: int, constants: dict[int, np.ndarray], packed: PackedWeights) -> None:
         self.model, self.files, self.sink, self.limit = model, files, sink, limit
-        self.constants = constants
-        """Arrays of tensors that were read before, by the identity of their records."""
+        self.constants, self.packed = constants, packed
+        """Arrays of tensors that were read before, by the identity of their records; and weights that were packed."""
 
     def run(self, inputs: Mapping[str, Known]) -> dict[str, Known]:
         """The outputs by name."""
@@ -86,7 +86,7 @@ class Translation:
                 raise UserError.at("TW008", f"{record.label}: output '{missing[0]}' of its graph is made by no node")
             return [inner[o.name] for o in graph.outputs]
 
-        view = NodeView(record, inputs, opsets.get(record.domain, 1), self.sink, self.limit, self.tensor, subgraph)
+        view = NodeView(record, inputs, opsets.get(record.domain, 1), self.sink, self.limit, self.tensor, subgraph, self.packed)
         array = folded(view)
         if array is not None:
             results: list[Known | None] = [view.known(a) for a in array]

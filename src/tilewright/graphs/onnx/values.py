@@ -7,12 +7,14 @@ the sink says who makes them. Tensors without axes have one axis of extent 1 beh
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from tilewright.runtime.memory.packed_array import PackedArray
 from tilewright.tree.syntax import Function
 
 Shape = tuple[int, ...]
@@ -46,7 +48,7 @@ class Known:
 class NodeSink(Protocol):
     """Takes the nodes of a translated model."""
 
-    def weight(self, array: np.ndarray) -> Any:
+    def weight(self, array: np.ndarray | PackedArray) -> Any:
         """A constant array."""
 
     def kernel(self, label: str, function: Function, args: Sequence[Any], results: Sequence[tuple[Shape, np.dtype]]) -> Sequence[Any]:
@@ -60,6 +62,25 @@ class NodeSink(Protocol):
 
     def slice(self, handle: Any, axis: int, start: int, size: int, step: int) -> Any:
         """Some elements along an axis; steps are positive."""
+
+
+class PackedWeights:
+    """Weights that were packed: once for a model, not for each translation of it, as long as the arrays that they are made of are there."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[object, ...], tuple[tuple[weakref.ref[np.ndarray], ...], PackedArray]] = {}
+
+    def of(self, sources: Sequence[np.ndarray], form: tuple[object, ...], make: Callable[[], PackedArray]) -> PackedArray:
+        """What `make` gives for these arrays; `form` is what else it depends on."""
+        key = (*map(id, sources), *form)
+        found = self._found.get(key)
+        if found is not None and all(ref() is array for ref, array in zip(found[0], sources, strict=True)):
+            return found[1]
+        for other in [k for k, (refs, _) in self._found.items() if any(ref() is None for ref in refs)]:
+            self._found.pop(other, None)
+        made = make()
+        self._found[key] = tuple(map(weakref.ref, sources)), made
+        return made
 
 
 def as_rows(array: np.ndarray) -> np.ndarray:

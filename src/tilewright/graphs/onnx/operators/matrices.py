@@ -55,9 +55,11 @@ FEW_ROWS = 4
 """Rows up to which a product is a sum for each row: a panel of a matrix product would be mostly empty, and packing costs more than it gives."""
 
 
-def few_rows(node: NodeView, a: Known, w: Known, bias: Known | None = None, turned: bool = False) -> Known:
-    """`a[rows, depth]` times `w[columns, depth]`, for few rows: each row's sums are loops of their own. `turned` gives `[columns, rows]`."""
+def few_rows(node: NodeView, a: Known, w: Known, bias: Known | None = None, turned: bool = False, block: int = 1) -> Known:
+    """`a[rows, depth]` times `w[columns, depth]`, for few rows: each row's sums are loops of their own. `turned` gives `[columns, rows]`.
+    Where `w` is packed in blocks, whole ones are a loop of their own, and what is left another."""
     (rows, depth), columns = a.shape, w.shape[0]
+    whole = depth // block * block
     kernel = node.kernel("onnx_few_rows")
     out = kernel.output((columns, rows) if turned else (rows, columns), a.dtype)
     with kernel.grid(columns) as (j,):
@@ -66,7 +68,10 @@ def few_rows(node: NodeView, a: Known, w: Known, bias: Known | None = None, turn
             def step(acc: X, k: tuple[X, ...], row: int = row) -> None:
                 kernel.set(acc, kernel.read(a, row, k[0], literal=False) * kernel.read(w, j, k[0], literal=False), "+")
 
-            total = kernel.reduce([depth], 0.0, step)
+            total = kernel.reduce([whole], 0.0, step)
+            if whole < depth:
+                with kernel.loop(depth, whole) as k:
+                    step(total, (k,))
             kernel.store(out, (j, row) if turned else (row, j), total if bias is None else total + kernel.read(bias, j, literal=False))
     return kernel.finish_one()
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
+from tilewright.base.dtypes import DType
+from tilewright.graphs.onnx.block_weights import BlockWeights
 from tilewright.graphs.onnx.loops import X, call, cast
 from tilewright.graphs.onnx.operator_rules import NodeKernel, NodeView, elementwise, is_float, operator
-from tilewright.graphs.onnx.operators.matrices import product
+from tilewright.graphs.onnx.operators.matrices import FEW_ROWS, few_rows, product
 from tilewright.graphs.onnx.operators.reductions import reduce_nest
 from tilewright.graphs.onnx.tensors import DTYPES
 from tilewright.graphs.onnx.values import Known, as_rows
@@ -113,33 +117,51 @@ def _centred(node: NodeView, x: Known, zero: Known | None, rows: bool) -> Known:
     return kernel.finish_one()
 
 
-@operator("MatMulNBits", domain="com.microsoft", note="2, 4 or 8 bits; weights are unpacked when the model is planned")
+@operator("MatMulNBits", domain="com.microsoft", note="2, 4 or 8 bits; weights stay packed")
 def matmul_n_bits(node: NodeView) -> Known:
-    a, packed, scales, zeros = node.input(0), node.host(1), node.input(2), node.maybe(3)
+    a, numbers, scales, bias = node.input(0), node.host(1), node.host(2), node.maybe(5)
     columns, depth, bits, block = node.integer("N"), node.integer("K"), node.integer("bits", 4), node.integer("block_size", 32)
     if bits not in (2, 4, 8) or block < 16 or block & (block - 1) or columns < 1 or depth < 1 or node.has_input(4):
         raise node.error(f"N {columns}, K {depth}, bits {bits}, block_size {block}, or an order of groups", "TW004")
     blocks = -(-depth // block)
-    if packed.dtype != np.uint8 or packed.size != columns * blocks * (block * bits // 8) or a.shape[-1:] != (depth,):
-        raise node.error(f"its weights are {packed.dtype}{list(packed.shape)}, and its input {list(a.shape)}", "TW004")
-    per = 8 // bits
-    raw = packed.reshape(columns, blocks, -1)
-    numbers = np.stack([(raw >> (bits * n)) & ((1 << bits) - 1) for n in range(per)], -1).reshape(columns, blocks * block)[:, :depth]
-    if scales.size != columns * blocks:
-        raise node.error(f"its scales are {list(scales.shape)}", "TW004")
-    offsets = np.full((columns, blocks), 1 << (bits - 1), np.float32)
-    if zeros is not None:
-        given = node.host(3)
-        if is_float(given.dtype):
-            offsets = given.reshape(columns, blocks).astype(np.float32)
-        else:
-            wide = given.reshape(columns, -1)
-            offsets = np.stack([(wide >> (bits * n)) & ((1 << bits) - 1) for n in range(per)], -1).reshape(columns, -1)[:, :blocks].astype(np.float32)
-    scale = np.repeat(np.asarray(node.host(2), np.float32).reshape(columns, blocks), block, axis=1)[:, :depth]
-    weights = ((numbers.astype(np.float32) - np.repeat(offsets, block, axis=1)[:, :depth]) * scale).astype(a.dtype)
-    found = product(node, a, node.known(as_rows(weights.T)))
-    bias = node.maybe(5)
-    if bias is None:
-        return found
-    return elementwise(node, (found, bias), a.dtype, lambda x, b: x + b, "onnx_add")
+    if numbers.dtype != np.uint8 or numbers.size != columns * blocks * (block * bits // 8) or a.shape[-1:] != (depth,) or not is_float(a.dtype):
+        raise node.error(f"its weights are {numbers.dtype}{list(numbers.shape)}, and its input {a.dtype}{list(a.shape)}", "TW004")
+    if scales.size != columns * blocks or not is_float(scales.dtype):
+        raise node.error(f"its scales are {scales.dtype}{list(scales.shape)}", "TW004")
+    zeros = node.host(3) if node.has_input(3) else None
+    if zeros is not None and (zeros.size != columns * (blocks if is_float(zeros.dtype) else -(-blocks * bits // 8)) or not (is_float(zeros.dtype) or zeros.dtype == U8)):
+        raise node.error(f"its zero points are {zeros.dtype}{list(zeros.shape)}", "TW004")
+    if bias is not None and (bias.shape != (columns,) or bias.dtype != a.dtype):
+        raise node.error(f"its bias is {bias.dtype}{list(bias.shape)}", "TW004")
+    weights = BlockWeights(columns, blocks, bits, block, numbers, scales, zeros)
+    if weights.dtype is None:
+        found = product(node, a, node.known(as_rows(weights.floats()[:, :depth].astype(a.dtype).T)))
+        return found if bias is None else elementwise(node, (found, bias), a.dtype, lambda x, b: x + b, "onnx_add")
+    sources = (numbers, scales) if zeros is None else (numbers, scales, zeros)
+    flat = a if a.rank == 2 else node.reshape(a, (math.prod(a.shape[:-1]), depth))
+    found = packed_product(node, flat, node.packed(sources, (columns, depth, bits, block), weights.packed), weights.dtype, bias)
+    return found if a.rank == 2 else node.reshape(found, (*a.shape[:-1], columns))
 
+
+ROWS_OF_F32 = 8
+"""Rows of f16 or bf16 up to which packed weights are multiplied as the f32 that they are. With more they are rounded: tensor cores multiply what has one type."""
+
+
+def packed_product(node: NodeView, a: Known, w: Known, dtype: DType, bias: Known | None) -> Known:
+    """`a[rows, depth]` times `w[columns, at least depth]`, whose elements are unpacked as they are read; what is beyond `depth` is padding."""
+    (rows, depth), columns = a.shape, w.shape[0]
+    # Neighbours in one byte (groups of four bits) take longer to unpack: fewer rows may do so each for itself.
+    if rows <= (FEW_ROWS // 2 if dtype.scale and dtype.bits == 4 else FEW_ROWS) and a.size:
+        return few_rows(node, a, w, bias, block=dtype.block)
+    rounds = rows > ROWS_OF_F32 and a.dtype.itemsize == 2
+    kernel = node.kernel()
+    out = kernel.output((rows, columns), a.dtype)
+    with kernel.grid(rows, columns) as (i, j):
+
+        def step(acc: X, k: tuple[X, ...]) -> None:
+            weight = kernel.read(w, j, k[0], literal=False)
+            kernel.set(acc, kernel.read(a, i, k[0], literal=False) * (cast(weight, a.dtype) if rounds else weight), "+")
+
+        total = kernel.reduce([depth], 0.0, step)
+        kernel.store(out, (i, j), total if bias is None else total + kernel.read(bias, j, literal=False))
+    return kernel.finish_one()

@@ -156,6 +156,8 @@ def test_special_numbers_in_slices(device: str) -> None:
         (lambda x: tw.filter(x, np.ones(3, bool)), r"mask is bool\[3\], but the data have shape \[4, 3\]"),
         (lambda x: tw.unique(x, axis=-3), r"axis is -3, but the data have shape \[4, 3\]"),
         (lambda x: tw.unique(x, axis=0.5), r"axis is 0\.5, not a whole number"),
+        (lambda x: tw.unique(tw.quantize(np.zeros((4, 64), np.float32), "q8_0"), axis=0), r"TW005.*unique takes an array of numbers, but the data are packed"),
+        (lambda x: tw.filter(tw.quantize(np.zeros((4, 64), np.float32), "q8_0"), np.ones(4, bool), axis=0), r"TW005.*filter takes an array of numbers"),
         (lambda x: tw.unique(x[0, 0], axis=0), r"unique takes an array of at least one axis|not an array"),
     ],
 )

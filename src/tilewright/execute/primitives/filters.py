@@ -12,7 +12,7 @@ from tilewright.base.dtypes import bool_, i64
 from tilewright.base.errors import UserError
 from tilewright.execute.devices import place_of
 from tilewright.execute.places import Array, DevicePlace, dtype_of
-from tilewright.execute.primitives.axes import axis_of
+from tilewright.execute.primitives.axes import axis_of, numbers_only
 from tilewright.execute.primitives.functions import function_of
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def filter(data: Any, wanted: Any, *, axis: int | None = None, device: str | Non
 
     With `axis`, `wanted` is an array of bools with one for each place along that axis: slices are kept or left out, and the result has the data's axes.
     """
+    numbers_only(data, "filter")
     place = place_of([data] if callable(wanted) else [data, wanted], device)
     given = place.read("data", data)
     if axis is not None:

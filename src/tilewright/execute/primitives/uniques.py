@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright.base.dtypes import bool_, i64
 from tilewright.execute.devices import place_of
 from tilewright.execute.places import Array, DevicePlace, dtype_of
-from tilewright.execute.primitives.axes import Lines, axis_of
+from tilewright.execute.primitives.axes import Lines, axis_of, numbers_only
 from tilewright.execute.primitives.elements import filled, one_axis
 from tilewright.execute.primitives.filters import filter_into, taken, true_places
 from tilewright.execute.primitives.sorts import gathered, sorted_lines
@@ -27,6 +27,7 @@ def unique(data: Any, *, axis: int | None = None, return_counts: bool = False, d
     With `axis`, the different slices along it, in the order of their elements from the first on; the result has the data's axes. Of equal slices the first
     one is given. As in NumPy, slices of arrays of two and more axes that hold a NaN are all different.
     """
+    numbers_only(data, "unique")
     place = place_of([data], device)
     x = place.read("data", data)
     along = None if axis is None else axis_of(axis, x.shape, "unique")

@@ -57,6 +57,31 @@ def test_points_and_proven_loops() -> None:
     np.testing.assert_allclose(sums.numpy(), out.numpy().sum(1), rtol=1e-6)
 
 
+@pytest.mark.parametrize("n", [0, 1, 33, 1_000_003])
+def test_reductions(n: int) -> None:
+    torch = pytest.importorskip("torch")
+
+    def measure(x: Any, out: Any) -> tuple[float, float, int, bool]:
+        total, largest, positive, small = 0.5, -np.inf, 0, True
+        for i in tw.prange(n, device="cuda"):
+            total += x[i]
+            largest = max(largest, x[i])
+            if x[i] > 0:
+                positive += 1
+            small = small and x[i] < 100
+            out[i] = 2 * x[i]
+        return total, largest, positive, small
+
+    x = random(n)
+    results = [np.zeros(n, np.float32), tw.to_device(np.zeros(n, np.float32), "cuda"), torch.zeros(n, device="cuda")]
+    for given, out in zip((x, tw.to_device(x, "cuda"), torch.from_numpy(x).cuda()), results, strict=True):
+        total, largest, positive, small = measure(given, out)
+        assert total == pytest.approx(0.5 + float(x.astype(np.float64).sum()), rel=1e-4, abs=1e-3)
+        assert (largest, positive, small) == (float(x.max(initial=-np.inf)), int((x > 0).sum()), True)
+    for found in (results[0], results[1].numpy(), results[2].cpu().numpy()):
+        np.testing.assert_array_equal(found, 2 * x)
+
+
 def test_what_is_not_parallel_runs_nothing() -> None:
     x = tw.to_device(random(100), "cuda")
     before = x.numpy()

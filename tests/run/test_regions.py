@@ -145,7 +145,7 @@ def test_dependences_are_named_with_both_lines() -> None:
     def carried(x: np.ndarray) -> None:
         total = 0.0
         for i in tw.prange(len(x)):
-            total += x[i]
+            total = x[i] - total
 
     def sometimes(x: np.ndarray) -> None:
         best = 0.0

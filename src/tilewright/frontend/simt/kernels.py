@@ -39,6 +39,7 @@ from tilewright.ir.nodes import Attr, Block, Kernel, Op, Stage, Value, walk
 from tilewright.ir.ops import OPS
 from tilewright.ir.program import KernelCall, Program, ProgramArray, ScalarInput
 from tilewright.ir.types import Scalar, Tensor
+from tilewright.tree.check.infer import TypePair
 from tilewright.tree.typed import ArrayArg, ScalarArg
 
 _MOST_ROUNDS = 24
@@ -82,6 +83,8 @@ class BuiltKernel:
     """Names of the arrays it writes."""
     cooperative: bool
     """Whether threads of a block work together: through shared memory, barriers or warps."""
+    variables: Mapping[str, TypePair]
+    """The types of its own variables that are numbers."""
 
 
 def read_parameters(source: FunctionSource) -> tuple[Parameter, ...]:
@@ -304,7 +307,9 @@ def _finished(reader: Statements, source: FunctionSource, params: list[Value], a
     )
     call = KernelCall(kernel, tuple(p.name for p in params))
     program = Program(source.name, inputs, (), (), (call,), span=source.head(), launch_sizes=(*GRID, COUNT))
-    return BuiltKernel(program, kernel, written, cooperative)
+    outermost = reader.scope.key
+    variables = {key[-1]: pair for key, pair in reader.types.pairs.items() if key[:-1] == outermost and isinstance(key[-1], str)}
+    return BuiltKernel(program, kernel, written, cooperative, MappingProxyType(variables))
 
 
 def _is_shared(op: Op) -> bool:

@@ -8,13 +8,24 @@ surroundings it reads; `outline` makes the function of it that the front end of 
             continue                                if x[i] < 0:
         y[i] = a * x[i] + y[i]                          return
                                                     y[i] = a * x[i] + y[i]
+
+A loop that combines something into names (`reductions`) becomes a function in which each block takes `$chunk` numbers in a row, each of its
+threads every `$block`-th of them, and leaves what it has in an array:
+
+    for i in tw.prange(n):                      def region($count, $chunk, $block, $start, x, $first_total, $parts_total):
+        total += x[i]                               total = $first_total
+                                                    $base = $thread() // $block * $chunk
+                                                    for $number in range($base + $thread() % $block, $min($base + $chunk, $count), $block):
+                                                        i = $start + $number
+                                                        total += x[i]
+                                                    $parts_total[$thread()] = total
 """
 
 from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,9 +34,12 @@ from types import FrameType
 from tilewright.base.errors import UserError
 from tilewright.base.source import Source, Span
 from tilewright.frontend.python.expressions import SourcePlace
+from tilewright.frontend.simt.reductions import LoopReduction, find_reduction
 from tilewright.frontend.simt.source import FunctionSource
 
 START, THREAD, EXTENT = "$start", "$thread", "$extent"
+COUNT, CHUNK, BLOCK, FIRST, PARTS = "$count", "$chunk", "$block", "$first_", "$parts_"
+_RANGE, _MIN, _NUMBER, _BASE = "$range", "$min", "$number", "$base"
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +53,8 @@ class RegionLoop:
     head: Span
     node: ast.stmt
     reads: tuple[str, ...]
+    reductions: tuple[LoopReduction, ...] = ()
+    """Names around it that it combines something into."""
 
 
 def loop_of_frame(frame: FrameType, what: str) -> RegionLoop:
@@ -85,9 +101,18 @@ def _names(target: ast.expr, place: SourcePlace) -> tuple[str, ...]:
 
 def _loop(name: str, targets: tuple[str, ...], node: ast.For | ast.FunctionDef, place: SourcePlace) -> RegionLoop:
     body = [_Continues(place).visit(deepcopy(stmt)) for stmt in node.body] if isinstance(node, ast.For) else node.body
-    scan = _Scan(place, targets)
+    # A function's names are its own unless it says otherwise.
+    declared = [s for s in body if isinstance(s, ast.Global | ast.Nonlocal)] if isinstance(node, ast.FunctionDef) else []
+    outer = {n for s in declared for n in s.names} if isinstance(node, ast.FunctionDef) else None
+    scan = _Scan(place, targets, outer)
     scan.block(body, set(targets))
-    return RegionLoop(name, targets, tuple(body), place, place.head(node), node, tuple(scan.reads))
+    reduced = {reduction.name for reduction in scan.reductions}
+    body = [s for s in body if s not in declared or not reduced.issuperset(s.names)]
+    if reduced:
+        for stmt in body:
+            if isinstance(stmt, ast.For | ast.While):
+                _refuse_returns(stmt, place)
+    return RegionLoop(name, targets, tuple(body), place, place.head(node), node, tuple(scan.reads), tuple(scan.reductions))
 
 
 class _Continues(ast.NodeTransformer):
@@ -127,29 +152,41 @@ def _refuse_returns(node: ast.stmt, place: SourcePlace) -> None:
 
 class _Scan:
     """Names of the surroundings that a loop reads. A name it both sets and may read before that is carried from one iteration to the
-    next, which iterations at the same time cannot do."""
+    next, which iterations at the same time cannot do unless all of them only combine something into it. `outer`: the only names that
+    can be; None for all."""
 
-    def __init__(self, place: SourcePlace, targets: Sequence[str]) -> None:
+    def __init__(self, place: SourcePlace, targets: Sequence[str], outer: Collection[str] | None = None) -> None:
         self.place = place
         self.targets = targets
+        self.outer = outer
         self.reads: dict[str, None] = {}
+        self.reductions: list[LoopReduction] = []
 
     def block(self, body: Sequence[ast.stmt], known: set[str]) -> None:
         """Look at statements in order; `known` are names that are set by then, and grows."""
         stored = {n.id: n for stmt in body for n in ast.walk(stmt) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         stored.update({n.name: ast.copy_location(ast.Name(n.name), n) for stmt in body for n in ast.walk(stmt) if isinstance(n, ast.FunctionDef)})
-        for name, read in self._early(body, known, stored):
-            written = self.place.span(stored[name])
-            raise UserError.at(
-                "TW012",
-                f"'{name}' is carried from one iteration to the next: written at line {written.line}, read at line {self.place.span(read).line}",
-                self.place.span(read),
-                "iterations run at the same time: keep a value for each in an array, or use tw.gpu_reduce",
-            )
+        for name in dict.fromkeys(name for name, _ in self._early(body, known, stored)):
+            self.reductions.append(self._reduction(name, body))
         for stmt in body:
             for node in ast.walk(stmt):
                 if isinstance(node, ast.Name) and node.id not in stored and node.id not in self.targets:
                     self.reads[node.id] = None
+
+    def _reduction(self, name: str, body: Sequence[ast.stmt]) -> LoopReduction:
+        """A name that is carried, as what all iterations combine into."""
+        found = find_reduction(name, body)
+        if isinstance(found, LoopReduction) and (self.outer is None or name in self.outer):
+            return found
+        write, read = (found.place, found.place) if isinstance(found, LoopReduction) else (found.write, found.read)
+        lines = [self.place.span(node).line for node in (write, read)]  # type: ignore[arg-type]
+        message = f"written at line {lines[0]}, read at line {lines[1]}"
+        if not isinstance(found, LoopReduction) and found.operations is not None:
+            message = f"combined by '{found.operations[0]}' at line {lines[0]}, by '{found.operations[1]}' at line {lines[1]}"
+        help = "iterations run at the same time: keep a value for each in an array, or only combine into it (+= *= max min and or) and read it after the loop"
+        if isinstance(found, LoopReduction):
+            help = f"write 'nonlocal {name}' in the function, or make it a loop"
+        raise UserError.at("TW012", f"'{name}' is carried from one iteration to the next: {message}", self.place.span(read), help)  # type: ignore[arg-type]
 
     def _early(self, body: Sequence[ast.stmt], known: set[str], stored: Mapping[str, ast.Name]) -> Iterator[tuple[str, ast.Name]]:
         """Reads of names the loop sets that come before they are surely set."""
@@ -188,9 +225,33 @@ def _leaves(body: Sequence[ast.stmt]) -> bool:
 
 
 def outline(loop: RegionLoop, parameters: Sequence[str], same: Mapping[str, str], names: Mapping[str, object], step: int) -> FunctionSource:
-    """The loop as a kernel's function over `parameters`. `same` gives names that are another name's array."""
+    """The loop as a kernel's function over `parameters`, one thread for each number. `same` gives names that are another name's array."""
+    return _function(loop, parameters, [*_firsts(loop), *_numbers(loop, _call(THREAD), step)], loop.body, [], same, names)
+
+
+def outline_parts(loop: RegionLoop, parameters: Sequence[str], same: Mapping[str, str], names: Mapping[str, object], step: int) -> FunctionSource:
+    """A loop with reductions as a kernel's function: each thread takes several numbers and leaves what it has in arrays."""
+    base = ast.BinOp(ast.BinOp(_call(THREAD), ast.FloorDiv(), _read(BLOCK)), ast.Mult(), _read(CHUNK))
+    begin = ast.BinOp(_read(_BASE), ast.Add(), ast.BinOp(_call(THREAD), ast.Mod(), _read(BLOCK)))
+    end = _call(_MIN, ast.BinOp(_read(_BASE), ast.Add(), _read(CHUNK)), _read(COUNT))
+    body = [*_numbers(loop, _read(_NUMBER), step), *(_Returns().visit(deepcopy(stmt)) for stmt in loop.body)]
+    taken = ast.For(ast.Name(_NUMBER, ast.Store()), _call(_RANGE, begin, end, _read(BLOCK)), body, [])
+    parts: list[ast.stmt] = []
+    for reduction in loop.reductions:
+        target = ast.Subscript(_read(PARTS + reduction.name), _call(THREAD), ast.Store())
+        parts.append(ast.Assign([target], _read(reduction.name)))
+    before = [*_firsts(loop), ast.Assign([ast.Name(_BASE, ast.Store())], base)]
+    return _function(loop, parameters, before, [taken], parts, same, {**names, _RANGE: range, _MIN: min})
+
+
+def _firsts(loop: RegionLoop) -> list[ast.stmt]:
+    """What reductions begin with."""
+    return [ast.Assign([ast.Name(r.name, ast.Store())], _read(FIRST + r.name)) for r in loop.reductions]
+
+
+def _numbers(loop: RegionLoop, number: ast.expr, step: int) -> list[ast.stmt]:
+    """What the loop counts with, from the number of the iteration."""
     made: list[ast.stmt] = []
-    number = _call(THREAD)
     for axis, target in reversed(list(enumerate(loop.targets))):
         if axis == 0:
             value = number if len(loop.targets) > 1 else _counted(number, step)
@@ -198,14 +259,31 @@ def outline(loop: RegionLoop, parameters: Sequence[str], same: Mapping[str, str]
             value = ast.BinOp(number, ast.Mod(), ast.Name(f"{EXTENT}{axis}", ast.Load()))
             number = ast.BinOp(number, ast.FloorDiv(), ast.Name(f"{EXTENT}{axis}", ast.Load()))
         made.append(ast.Assign([ast.Name(target, ast.Store())], value))
+    return made
+
+
+def _function(
+    loop: RegionLoop, parameters: Sequence[str], before: Sequence[ast.stmt], body: Sequence[ast.stmt], after: Sequence[ast.stmt],
+    same: Mapping[str, str], names: Mapping[str, object],
+) -> FunctionSource:  # fmt: skip
+    """A function of these statements. What is made here lies where the loop does."""
     arguments = [ast.arg(name) for name in parameters]
-    body = [*made, *(_Rename(same).visit(deepcopy(stmt)) for stmt in loop.body)] if same else [*made, *loop.body]
-    node = ast.FunctionDef(loop.name, ast.arguments([], arguments, None, [], [], None, []), body, [], None)
-    for part in [*made, *arguments]:
-        for inner in ast.walk(part):
+    whole = [*before, *(_Rename(same).visit(deepcopy(stmt)) if same else stmt for stmt in body), *after]
+    node = ast.FunctionDef(loop.name, ast.arguments([], arguments, None, [], [], None, []), whole, [], None)
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.stmt | ast.expr | ast.arg) and not hasattr(inner, "lineno"):
             ast.copy_location(inner, loop.node)
-    ast.copy_location(node, loop.node)
     return FunctionSource(loop.name, node, loop.place, names)
+
+
+class _Returns(ast.NodeTransformer):
+    """Statements of a function as those of a loop again: a thread that is done with a number takes the next one."""
+
+    def visit_Return(self, node: ast.Return) -> ast.stmt:
+        return ast.copy_location(ast.Continue(), node) if node.value is None else node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:
+        return node
 
 
 def _counted(number: ast.expr, step: int) -> ast.expr:
@@ -213,8 +291,12 @@ def _counted(number: ast.expr, step: int) -> ast.expr:
     return ast.BinOp(ast.Name(START, ast.Load()), ast.Add(), scaled)
 
 
-def _call(name: str) -> ast.expr:
-    return ast.Call(ast.Name(name, ast.Load()), [], [])
+def _call(name: str, *arguments: ast.expr) -> ast.expr:
+    return ast.Call(_read(name), list(arguments), [])
+
+
+def _read(name: str) -> ast.expr:
+    return ast.Name(name, ast.Load())
 
 
 class _Rename(ast.NodeTransformer):

@@ -47,7 +47,7 @@ from tilewright.compile.simt import compile_simt
 from tilewright.execute import places
 from tilewright.execute.calls.run import Runner
 from tilewright.execute.primitives import elements as primitive_elements
-from tilewright.execute.primitives import histograms, scans, sorts
+from tilewright.execute.primitives import filters, histograms, scans, sorts, uniques
 from tilewright.ir.program import Program
 from tilewright.runtime.cuda.strided_copy import copy_ptx
 from tilewright.zyn import module as zyn
@@ -313,7 +313,7 @@ def compile_primitive(call: Callable[[], object], is_aligned: bool, target: str)
     _fresh()
     place = _Place(target, is_aligned)
     with contextlib.ExitStack() as stack:
-        for module in (primitive_elements, histograms, scans, sorts):
+        for module in (primitive_elements, filters, histograms, scans, sorts, uniques):
             stack.enter_context(mock.patch.object(module, "place_of", return_value=place))
         call()
     return place.found

@@ -145,12 +145,14 @@ from tilewright.execute.packed.arrays import (
     quantize as quantize,
 )
 from tilewright.execute.primitives.elements import (
-    filter as filter,
-    gpu_filter as gpu_filter,
     gpu_map as gpu_map,
     gpu_reduce as gpu_reduce,
     gpu_transpose as gpu_transpose,
     map as map,
+)
+from tilewright.execute.primitives.filters import (
+    filter as filter,
+    gpu_filter as gpu_filter,
 )
 from tilewright.execute.primitives.histograms import (
     gpu_histogram as gpu_histogram,
@@ -163,12 +165,14 @@ from tilewright.execute.primitives.scans import (
 from tilewright.execute.primitives.sorts import (
     argsort as argsort,
     gpu_argsort as gpu_argsort,
-    gpu_run_lengths as gpu_run_lengths,
     gpu_sort as gpu_sort,
-    gpu_unique as gpu_unique,
-    run_lengths as run_lengths,
     sort as sort,
     topk as topk,
+)
+from tilewright.execute.primitives.uniques import (
+    gpu_run_lengths as gpu_run_lengths,
+    gpu_unique as gpu_unique,
+    run_lengths as run_lengths,
     unique as unique,
 )
 from tilewright.execute.random_arrays import (

@@ -148,6 +148,18 @@ def test_unique_and_run_lengths() -> None:
     assert np.array_equal(np.repeat(runs, lengths), x) and not np.any(runs[1:] == runs[:-1])
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.int32, np.float64], ids=str)
+@pytest.mark.parametrize(("shape", "axis"), [((300_007, 3), 0), ((8, 70_001), 1), ((3, 5000, 16), 1), ((31, 4, 33), -1)], ids=str)
+def test_slices(dtype: Any, shape: tuple[int, ...], axis: int) -> None:
+    x = np.random.default_rng(8).integers(0, 4, shape).astype(dtype)
+    mask = np.random.default_rng(9).random(shape[axis]) < 0.4
+    assert np.array_equal(tw.filter(on_gpu(x), on_gpu(mask), axis=axis).numpy(), np.compress(mask, x, axis))
+    few = x if x.size // shape[axis] < 100 else x[:1, :, :3]
+    values, counts = tw.unique(on_gpu(np.ascontiguousarray(few)), axis=axis, return_counts=True)
+    wanted, wanted_counts = np.unique(few, axis=axis, return_counts=True)
+    assert np.array_equal(values.numpy(), wanted) and np.array_equal(counts.numpy(), wanted_counts)
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32, np.float64], ids=str)
 @pytest.mark.parametrize("shape", [(1, 1), (64, 128), (65, 33), (3, 70, 130), (1000, 1004), (4096, 2)], ids=str)
 def test_transpose(dtype: Any, shape: tuple[int, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 from examples import histogram
@@ -11,6 +12,7 @@ from tests.run.test_language import run_zyn
 
 import tilewright as tw
 from support import CUDA
+from tilewright.base.dtypes import DType, bf16, f16
 from tilewright.base.errors import UserError
 
 DEVICES = ("cpu", "emulator:loop", "emulator:tile", "emulator:thread")
@@ -157,6 +159,31 @@ def test_sizes_and_layouts(device: str) -> None:
         check(scatter_add(k, w, first, device=device), expected(np.add, first, k, w), n, f"{n}")
     empty = np.zeros(0, np.float32)
     assert scatter_add(np.zeros(0, np.int32), empty, empty, device=device).shape == (0,)
+
+
+@pytest.mark.parametrize("kind", ["add", "deterministic", "mul", "max", "min"])
+@pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
+def test_narrow_floats(kind: str, dtype: DType) -> None:
+    """bf16 and f16, against results in f64: sums and products are made in f32 and rounded to the dtype once, maxima are exact."""
+    kernel, ufunc = KERNELS[kind]
+    eps = float(ml_dtypes.finfo(dtype.numpy).eps)
+    for n, m, devices in ((0, 3, ("cpu",)), (33, 1, DEVICES), (997, 300, DEVICES), (4200, 13, ("cpu", "emulator:thread"))):
+        k = RNG.integers(0, m, n).astype(np.int32)
+        w = (RNG.uniform(0.9, 1.1, n) if kind == "mul" else RNG.normal(size=n)).astype(dtype.numpy)
+        first = RNG.uniform(0.5, 1.5, m).astype(dtype.numpy)
+        wide = w.astype(np.float64)
+        wanted = first.astype(np.float64)
+        ufunc.at(wanted, k, wide)
+        size = np.abs(first.astype(np.float64))
+        np.add.at(size, k, np.abs(wide))
+        exact = kind in ("max", "min")
+        steps = n * float(np.finfo(np.float32).eps) * (np.abs(wanted) if kind == "mul" else size)
+        allowed = 0.0 if exact else eps / 2 * np.abs(wanted) + steps + 1e-7  # the last: f16 below its normal numbers
+        for device in devices:
+            found = kernel(k, w, first, device=device)
+            assert found.dtype == dtype.numpy
+            error = np.abs(found.astype(np.float64) - wanted)
+            assert (error <= allowed).all(), (n, device, error.max())
 
 
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, 1e-42, 3e38, 3e38, -3e38, 1e30, 1.0, -1e30], np.float32)

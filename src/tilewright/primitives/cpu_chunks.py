@@ -48,15 +48,15 @@ def reduce_program_cpu(dtype: DType, monoid: Monoid, result: DType) -> Program:
     return Program("reduce", inputs, (ProgramArray("y", y, "output"),), (totals,), tuple(call(k) for k in kernels))
 
 
-def filter_program_cpu(dtype: DType, predicate: ScalarFunction | None, heads: bool = False) -> Program:
-    """The program `x, mask? -> y, count`; with `heads` as `filter.filter_program`."""
-    positions = heads
+def filter_program_cpu(dtype: DType, predicate: ScalarFunction | None, heads: bool = False, trues: bool = False) -> Program:
+    """The program `x, mask? -> y, count`; with `heads` or `trues` as `filter.filter_program`."""
+    positions = heads or trues
     chunks = ceildiv(N, CHUNK)
     kept = i64 if positions else dtype
     totals, before = scratch("totals", i64, chunks), scratch("before", i64, chunks)
     x, y, count = tensor(dtype, N), tensor(kept, N), tensor(i64, 1)
     given: list[tuple[str, Type]] = [("x", x)]
-    if predicate is None and not heads:
+    if predicate is None and not positions:
         given.append(("mask", tensor(bool_, N)))
 
     by_vectors = not heads and (predicate is None or predicate.is_straight) and not dtype.is_bool
@@ -64,6 +64,8 @@ def filter_program_cpu(dtype: DType, predicate: ScalarFunction | None, heads: bo
     def test(x: Mem, masks: list[Mem], i: Num) -> Num:
         if heads:
             return differs(x.code, x.load((i - 1).max(0)), x.load(i)) | i.eq(0)
+        if trues:
+            return x.load(i)
         return masks[0].load(i) if predicate is None else predicate.apply(x.code, x.load(i))
 
     def total_body(c: Code, x: Mem, *rest: Mem) -> None:

@@ -39,11 +39,11 @@ def filter_shape(dtype: DType, target: Target) -> BlockShape:
 
 def filter_program(
     dtype: DType, predicate: ScalarFunction | None, target: Target, aligned: bool = True, heads: bool = False, shape: BlockShape | None = None,
-    hint: str = "cs", look: int = 1,
+    hint: str = "cs", look: int = 1, trues: bool = False,
 ) -> Program:  # fmt: skip
     """The program `x, mask? -> y, count`. With `heads` there is no predicate: the places, as i64, are kept of elements that differ
-    from the one before."""
-    positions = heads
+    from the one before. With `trues` the data are bools, and the places of true ones are kept."""
+    positions = heads or trues
     shape = shape or filter_shape(dtype, target)
     assert shape.width * shape.warp_size < 256, "counts of a step are bytes"
     tiles = ceildiv(N, shape.tile)
@@ -52,7 +52,7 @@ def filter_program(
     x, y, count = data_type(dtype, N, aligned), tensor(kept, N, align=16), tensor(i64, 1, align=8)
 
     def body(c: Code, x: Mem, *others: Mem) -> None:
-        mask = others[0] if predicate is None and not heads else None
+        mask = others[0] if predicate is None and not positions else None
         y, count, states = others[-3:]
         at, size = lanes(c, target.warp_size), c.size(N)
         totals = c.shared(u32, shape.warps)
@@ -61,6 +61,8 @@ def filter_program(
         values = load_tile(c, x, at, tile, shape, size, aligned, hint)
         if heads:
             flags = _heads(c, x, at, tile, shape, size, values)
+        elif trues:
+            flags = values
         elif mask is not None:
             flags = load_tile(c, mask, at, tile, shape, size, aligned)
         else:
@@ -84,7 +86,7 @@ def filter_program(
         copy_out(c, y, before, staged, block_count, at.thread, shape.threads, hint)
 
     params = [("x", x)]
-    if predicate is None and not heads:
+    if predicate is None and not positions:
         params.append(("mask", data_type(bool_, N, aligned)))
     params += [("y", y), ("count", count), ("states", states.type)]
     kernel = write_kernel("filter", shape.threads, [tiles], params, body)

@@ -59,5 +59,5 @@ def from_key(c: Code, key: Num, dtype: DType, descending: bool) -> Num:
 
 
 def _infinity(dtype: DType) -> int:
-    """The bits of infinity."""
-    return {"f16": 0x7C00, "bf16": 0x7F80, "f32": 0x7F800000, "f64": 0x7FF0000000000000}[dtype.name]
+    """The bits of infinity, or of the largest number where there is none."""
+    return {"f8e4m3": 0x7E, "f8e5m2": 0x7C, "f16": 0x7C00, "bf16": 0x7F80, "f32": 0x7F800000, "f64": 0x7FF0000000000000}[dtype.name]

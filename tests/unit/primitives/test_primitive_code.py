@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from assembled import assemble
-from tilewright.base.dtypes import bool_, f16, f32, f64, i8, i64, u8, u32
+from tilewright.base.dtypes import bf16, bool_, f8e4m3, f8e5m2, f16, f32, f64, i8, i64, u8, u16, u32, u64
 from tilewright.base.target import Target, parse_target
 from tilewright.compile.build import build_artifact
 from tilewright.compile.primitives import finished_program
@@ -15,6 +15,7 @@ from tilewright.frontend.python.functions import parse_scalar_function
 from tilewright.ir.program import Program
 from tilewright.primitives.filter import filter_program, runs_program
 from tilewright.primitives.functions import Monoid, scalar_function
+from tilewright.primitives.gather import heads_program, take_program, words_program
 from tilewright.primitives.histogram import histogram_program, histogram_table
 from tilewright.primitives.reduce import reduce_program
 from tilewright.primitives.rows import row_shape, rows_program
@@ -48,6 +49,13 @@ PROGRAMS: dict[str, Callable[[Target], Program]] = {
     "filter": lambda t: filter_program(f32, POSITIVE, t),
     "filter by a mask": lambda t: filter_program(i64, None, t, aligned=False),
     "heads": lambda t: filter_program(i8, None, t, heads=True),
+    "places of trues": lambda t: filter_program(bool_, None, t, trues=True),
+    "slices in vectors": lambda t: take_program(f16, t, 8, False),
+    "slices of bools": lambda t: take_program(bool_, t, 1, True),
+    "words of columns": lambda t: words_program(bf16, u64, t),
+    "words of one column": lambda t: words_program(f64, u64, t),
+    "words of f8": lambda t: words_program(f8e4m3, u16, t),
+    "heads of slices": lambda t: heads_program(f16, u64, t),
     "runs": lambda t: runs_program(f16),
     "histogram of few bins": lambda t: histogram_program(f32, 256, t, False),
     "histogram of bytes": lambda t: histogram_program(u8, 256, t, True),
@@ -58,6 +66,7 @@ PROGRAMS: dict[str, Callable[[Target], Program]] = {
     "transpose": lambda t: transpose_program(f32, True, True),
     "transpose of bytes": lambda t: transpose_program(u8, False, True),
     "sort": lambda t: sort_program(SortPlan(u8), t),
+    "sort of f8": lambda t: sort_program(SortPlan(f8e5m2), t),
     "sort of pairs": lambda t: sort_program(SortPlan(f16, f64, descending=True, wide=True), t),
     "sort of rows": lambda t: rows_program(SortPlan(f16, i64, places=True), row_shape(SortPlan(f16), 100, t)),
 }

@@ -35,6 +35,9 @@ def test_results_are_arrays_of_the_device(programs: Programs) -> None:
         (tw.scan(given.reshape((50, 60)), axis=0, reverse=True), np.cumsum(x.reshape(50, 60)[::-1], 0, np.int32)[::-1]),
         (tw.scan(given.reshape((10, 5, 60)), axis=1, exclusive=True), np.cumsum(x.reshape(10, 5, 60), 1, np.int32) - x.reshape(10, 5, 60)),
         (tw.scan(given, segments=given), _restarted(x)),
+        (tw.filter(given.reshape((50, 60)), tw.asarray(x[:60] > 0, device="cuda"), axis=1), x.reshape(50, 60)[:, x[:60] > 0]),
+        (tw.filter(given.reshape((50, 60)), x[:50] > 0, axis=0), x.reshape(50, 60)[x[:50] > 0]),
+        (tw.unique(given.reshape((1500, 2)), axis=0), np.unique(x.reshape(1500, 2), axis=0)),
     ):
         assert type(found).__name__ == "DeviceArray"
         assert np.array_equal(found.numpy(), wanted)

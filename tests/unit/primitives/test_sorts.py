@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.base.dtypes import bf16
+from support import CUDA
+from tilewright.base.dtypes import DType, bf16, f8e4m3, f8e5m2
 from tilewright.base.errors import UserError
 
 DEVICES = ("cpu", "emulator")
@@ -150,3 +151,14 @@ def _x() -> np.ndarray:
 def test_errors(call: Any, text: str) -> None:
     with pytest.raises(UserError, match=text):
         call()
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulator", CUDA])
+@pytest.mark.parametrize("dtype", [f8e4m3, f8e5m2], ids=str)
+def test_every_f8(dtype: DType, device: str) -> None:
+    """Every number there is of 8 bits, with all NaN last and the largest one before them."""
+    x = np.random.default_rng(3).permutation(np.arange(256, dtype=np.uint8)).view(dtype.numpy)
+    wide = x.astype(np.float32)
+    assert np.array_equal(tw.sort(x, device=device).astype(np.float32), np.sort(wide), equal_nan=True)
+    assert np.array_equal(tw.argsort(x, device=device), np.argsort(wide, kind="stable"))
+    assert np.array_equal(tw.unique(x, device=device).astype(np.float32), np.unique(wide), equal_nan=True)

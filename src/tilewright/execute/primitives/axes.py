@@ -12,6 +12,7 @@ from typing import Any
 from tilewright.base.errors import UserError
 from tilewright.execute.places import Array, DevicePlace
 from tilewright.execute.primitives.elements import exchanged
+from tilewright.runtime.memory.packed_array import PackedArray
 
 
 def axis_of(axis: Any, shape: tuple[int, ...], what: str) -> int:
@@ -27,6 +28,12 @@ def axis_of(axis: Any, shape: tuple[int, ...], what: str) -> int:
             "TW003", f"axis is {axis!r}, but the data have shape {list(shape)}", help=f"give one from {-len(shape)} to {len(shape) - 1}"
         )
     return number % len(shape)
+
+
+def numbers_only(value: object, what: str) -> None:
+    """Refuse packed weights, whose memory holds bytes of blocks."""
+    if isinstance(value, PackedArray):
+        raise UserError.at("TW005", f"{what} takes an array of numbers, but the data are packed blocks", help="unpack them first: tw.dequantize(data)")
 
 
 class Lines:

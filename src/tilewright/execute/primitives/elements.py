@@ -1,4 +1,4 @@
-"""Device-wide primitives: map, reduction, filter, transposition. Scans are in `scans`, sorts in `sorts`, histograms in `histograms`.
+"""Device-wide primitives: map, reduction, transposition. The others have modules of their own beside this one.
 
 In: arrays (NumPy, device arrays, tensors of PyTorch, arrays of CuPy) and functions of numbers. Out: arrays of the same library.
 The same call runs on a GPU, on the CPU and in the emulator; the device is chosen as for kernels.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.base.dtypes import DType, bool_, i64
+from tilewright.base.dtypes import DType
 from tilewright.base.errors import UserError
 from tilewright.execute.arrays import as_dtype
 from tilewright.execute.calls.outputs import keep
@@ -24,7 +24,7 @@ from tilewright.runtime.memory.device_array import DeviceArray
 if TYPE_CHECKING:
     from tilewright.execute.calls.run import Runner
     from tilewright.ir.program import Program
-    from tilewright.primitives.functions import Monoid, ScalarFunction
+    from tilewright.primitives.functions import Monoid
 
 def flattened(place: DevicePlace, name: str, value: object) -> Array:
     array = place.read(name, value)
@@ -125,53 +125,6 @@ def filled(array: Array, value: Number) -> Array:
 def _scalar(place: DevicePlace, array: Array) -> Any:
     given = place.give(array)
     return given[0] if isinstance(given, np.ndarray) else given.reshape(())
-
-
-# -- filter ---------------------------------------------------------------------------------------------------------
-
-
-def filter(data: Any, wanted: Any, *, device: str | None = None) -> Any:
-    """The elements for which `wanted` holds, in order: a predicate (`lambda v: v > 0`) or an array of bools of the same shape. The result has one axis."""
-    place = place_of([data] if callable(wanted) else [data, wanted], device)
-    given = place.read("data", data)
-    x = given.reshape(-1)
-    arrays = {"x": x}
-    predicate = None
-    aligned = place.aligned(x)
-    if callable(wanted):
-        predicate = function_of(wanted, (dtype_of(x),), bool_)
-    else:
-        mask = place.read("wanted", wanted)
-        if dtype_of(mask) is not bool_ or mask.shape != given.shape:
-            raise UserError.at(
-                "TW009", f"filter's mask is {dtype_of(mask)}{list(mask.shape)}, but the data have shape {list(given.shape)}",
-                help="give a function, or an array of bools with an element for each of the data's",
-            )  # fmt: skip
-        mask = arrays["mask"] = mask.reshape(-1)
-        aligned = aligned and place.aligned(mask)
-    if not x.size:
-        return place.give(place.new((0,), dtype_of(x)))
-    y, count = place.new(x.shape, dtype_of(x)), place.new((1,), i64)
-    filter_into(place, arrays, y, count, predicate, aligned)
-    return place.give(y)[: int(place.number(count))]
-
-
-gpu_filter = filter
-
-
-def filter_into(
-    place: DevicePlace, arrays: dict[str, Array], y: Array, count: Array, predicate: ScalarFunction | None, aligned: bool, heads: bool = False
-) -> None:
-    dtype = dtype_of(arrays["x"])
-
-    def build() -> Program:
-        from tilewright.primitives.cpu_chunks import filter_program_cpu
-        from tilewright.primitives.filter import filter_program
-
-        return filter_program(dtype, predicate, place.target, aligned, heads) if place.is_gpu else filter_program_cpu(dtype, predicate, heads)
-
-    what = f"filter {dtype} {predicate.key if predicate else 'heads' if heads else 'mask'} {aligned}"
-    place.run(what, build, {**arrays, "y": y, "count": count})
 
 
 # -- transpose ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Sorting and what follows from it: `sort`, `argsort`, `topk`, `unique`, `run_lengths`.
+"""Sorting: `sort`, `argsort`, `topk`. What follows from it is in `uniques`.
 
 In and out: as for the other primitives (`elements`). All sorts are stable. Floats are in NumPy's order: every NaN behind
 everything else (before everything else where the order is descending).
@@ -16,7 +16,7 @@ from tilewright.base.errors import UserError
 from tilewright.execute.devices import place_of
 from tilewright.execute.places import Array, DevicePlace, dtype_of
 from tilewright.execute.primitives.axes import Lines
-from tilewright.execute.primitives.elements import filter_into, map, one_axis
+from tilewright.execute.primitives.elements import map
 from tilewright.execute.primitives.functions import Function
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ def sort(
             raise UserError.at("TW004", f"sort's values have shape {list(v.shape)}, but its keys {list(x.shape)}")
     arrays = {name: lines.last(place, array) for name, array in arrays.items()}
     if key is None:
-        done = _sorted(place, arrays, descending, None)
+        done = sorted_lines(place, arrays, descending, None)
     else:
-        order = _sorted(place, {"keys": _keys(place, arrays["keys"], key)}, descending, i64)[0]
-        done = [_gathered(place, array, order) for array in arrays.values()]
+        order = sorted_lines(place, {"keys": _keys(place, arrays["keys"], key)}, descending, i64)[0]
+        done = [gathered(place, array, order) for array in arrays.values()]
     given = tuple(place.give(lines.back(place, a)) for a in done)
     return given if values is not None else given[0]
 
@@ -59,7 +59,7 @@ def argsort(data: Any, *, axis: int = -1, key: Function | None = None, descendin
     x = place.read("data", data)
     lines = Lines(x.shape, axis, "argsort")
     keys = lines.last(place, x) if key is None else _keys(place, lines.last(place, x), key)
-    return place.give(lines.back(place, _sorted(place, {"keys": keys}, descending, i64)[0]))
+    return place.give(lines.back(place, sorted_lines(place, {"keys": keys}, descending, i64)[0]))
 
 
 gpu_argsort = argsort
@@ -79,27 +79,7 @@ def topk(data: Any, k: int, *, axis: int = -1, largest: bool = True, key: Functi
     rows = lines.last(place, x)
     keys = rows if key is None else _keys(place, rows, key)
     order = _first(place, keys, int(k), largest)
-    return place.give(lines.back(place, _gathered(place, rows, order))), place.give(lines.back(place, order))
-
-
-def unique(data: Any, *, return_counts: bool = False, device: str | None = None) -> Any:
-    """The different elements, in order; with `return_counts` also how often each occurs. All NaN are one element."""
-    place = place_of([data], device)
-    x = place.read("data", data).reshape(-1)
-    values, counts = _runs(place, _sorted(place, {"keys": x}, False, None)[0])
-    return (values, counts) if return_counts else values
-
-
-gpu_unique = unique
-
-
-def run_lengths(data: Any, *, device: str | None = None) -> Any:
-    """Run-length encoding: the value of each run of equal neighbours, and its length (i64). NaN equals NaN here."""
-    place = place_of([data], device)
-    return _runs(place, one_axis(place, "data", data, "run_lengths"))
-
-
-gpu_run_lengths = run_lengths
+    return place.give(lines.back(place, gathered(place, rows, order))), place.give(lines.back(place, order))
 
 
 def _keys(place: DevicePlace, x: Array, key: Function) -> Array:
@@ -107,7 +87,7 @@ def _keys(place: DevicePlace, x: Array, key: Function) -> Array:
     return place.read("key", map(x, key, device=place.device.id))
 
 
-def _gathered(place: DevicePlace, x: Array, order: Array) -> Array:
+def gathered(place: DevicePlace, x: Array, order: Array) -> Array:
     """The elements of rows at these places."""
     from tilewright.primitives.gather import gather_program
 
@@ -136,9 +116,9 @@ def _first(place: DevicePlace, keys: Array, k: int, largest: bool) -> Array:
         found = place.new((rows.shape[0], max(1, size // max(SELECTED, 4 * k)), k), i64)
         place.run(f"select {dtype} {largest}", lambda: select_program_cpu(dtype, largest), {"keys": rows, "places": found})
         candidates = found.reshape((rows.shape[0], found.size // rows.shape[0]))
-        order = _sorted(place, {"keys": _gathered(place, rows, candidates)}, largest, i64)[0]
-        return _gathered(place, candidates, _leading(place, order, k)).reshape((*around, k))
-    return _leading(place, _sorted(place, {"keys": keys}, largest, i64)[0], k)
+        order = sorted_lines(place, {"keys": gathered(place, rows, candidates)}, largest, i64)[0]
+        return gathered(place, candidates, _leading(place, order, k)).reshape((*around, k))
+    return _leading(place, sorted_lines(place, {"keys": keys}, largest, i64)[0], k)
 
 
 def _leading(place: DevicePlace, order: Array, k: int) -> Array:
@@ -148,26 +128,7 @@ def _leading(place: DevicePlace, order: Array, k: int) -> Array:
     return place.read("order", order[..., :k])
 
 
-def _runs(place: DevicePlace, x: Array) -> tuple[Any, Any]:
-    dtype = dtype_of(x)
-    if not x.size:
-        return place.give(place.new((0,), dtype)), place.give(place.new((0,), i64))
-    places, count = place.new(x.shape, i64), place.new((1,), i64)
-    filter_into(place, {"x": x}, places, count, None, place.aligned(x), heads=True)
-    number = int(place.number(count))
-    values, lengths = place.new((number,), dtype), place.new((number,), i64)
-
-    def build() -> Program:
-        from tilewright.primitives.cpu_chunks import runs_program_cpu
-        from tilewright.primitives.filter import runs_program
-
-        return runs_program(dtype) if place.is_gpu else runs_program_cpu(dtype)
-
-    place.run(f"runs {dtype}", build, {"x": x, "places": places[:number], "values": values, "lengths": lengths})
-    return place.give(values), place.give(lengths)
-
-
-def _sorted(place: DevicePlace, arrays: dict[str, Array], descending: bool, places: Any) -> list[Array]:
+def sorted_lines(place: DevicePlace, arrays: dict[str, Array], descending: bool, places: Any) -> list[Array]:
     """The sorted keys and, where there are values, those; where `places` is a dtype, only where the keys were."""
     from tilewright.primitives.sort import WIDE, SortPlan
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright.base.errors import UserError
 from tilewright.base.source import Span
-from tilewright.execute.primitives.elements import filter
+from tilewright.execute.primitives.filters import filter
 from tilewright.execute.primitives.histograms import histogram
 from tilewright.execute.primitives.scans import scan
 from tilewright.execute.primitives.sorts import sort

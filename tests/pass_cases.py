@@ -209,6 +209,7 @@ OTHER: dict[tuple[str, str], Reach] = {
     ("thread", "lower_mma_attention"): stages(plain, "sm_80", *ATTENTION),
     ("thread", "lower_mma"): stages(product, "sm_80", SQUARE, SQUARE),
     ("thread", "lower_row_dots"): FEW_ROWS,
+    ("thread", "dot_products"): stages(scale, "aarch64-neon", numbers(8, 64), numbers(64)),
     ("thread", "merge_loads"): PACKED_ROWS,
     ("thread", "lower_windows"): PLANES,
     ("explicit", "split_vectors"): lambda: tw.cpu(lanes)(numbers(4), device="emulator"),

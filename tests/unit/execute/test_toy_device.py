@@ -187,8 +187,9 @@ def test_explicit_kernels_and_primitives() -> None:
     total = tw.gpu_reduce(x, 0.0, "sum")
     assert isinstance(total, DeviceArray)
     assert float(total.numpy()) == float((numbers() + 2).sum())
+    np.testing.assert_allclose(tw.gpu_scan(x).numpy(), np.cumsum(numbers() + 2), rtol=1e-6)
     with pytest.raises(TargetLimit, match="toy8 cannot do atomic of 64 bits"):
-        tw.gpu_scan(x)
+        tw.gpu_scan(tw.to_device(numbers(1 << 17), "toy"))  # too long for one block
     with pytest.raises(TargetLimit, match="transpose needs 16640 bytes of shared memory; a block of toy8 has 16384"):
         tw.gpu_transpose(tw.to_device(numbers().reshape(10, 10), "toy"))
     tw.gpu_sync()

@@ -84,14 +84,16 @@ def survives(text: str) -> None:
     try:
         module = parse_module(text, "fuzz.zyn")
     except UserError as error:
-        assert error.diagnostics
-        for found in error.diagnostics:
-            assert found.code == "TW001"
-            assert 1 <= found.span.line <= text.count("\n") + 1
-            assert 1 <= found.span.column <= len(found.span.source.line(found.span.line) if found.span.source else "") + 1
-            assert found.message
+        diagnostics = error.diagnostics
+    else:
+        assert parse_module(format_text(text, "fuzz.zyn"), "fuzz.zyn") == module
         return
-    assert parse_module(format_text(text, "fuzz.zyn"), "fuzz.zyn") == module
+    assert diagnostics
+    for found in diagnostics:
+        assert found.code == "TW001"
+        assert 1 <= found.span.line <= text.count("\n") + 1
+        assert 1 <= found.span.column <= len(found.span.source.line(found.span.line) if found.span.source else "") + 1
+        assert found.message
 
 
 def test_the_parser_is_never_at_a_loss() -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 from bench.harness import Record
 
 FASTER, SLOWER = "#2f7d4f", "#c8553d"
+WIDE = 40.0
+"""From this ratio on the axis is logarithmic: others could not be told apart."""
 
 
 def plot(records: Sequence[Record], file: Path) -> Path:
@@ -28,6 +30,8 @@ def plot(records: Sequence[Record], file: Path) -> Path:
     ratios = [r.ratio or 0.0 for r in shown]
     places = range(len(shown))
     axes.barh(places, ratios, color=[FASTER if ratio >= 1 else SLOWER for ratio in ratios], height=0.66)
+    if max(ratios, default=0.0) > WIDE:
+        axes.set_xscale("log")
     axes.axvline(1.0, color="#333333", linewidth=1)
     for place, record, ratio in zip(places, shown, ratios, strict=True):
         copy = f", {record.of_copy:.0%} of copy" if record.of_copy else ""

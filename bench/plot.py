@@ -43,7 +43,7 @@ def plot(records: Sequence[Record], file: Path) -> Path:
         axes.annotate(f"  {ratio:.2f}x {record.peer}{copy}", (right, place), va="center", fontsize=8)
     axes.set_yticks(places, [label(r) for r in shown], fontsize=9)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.45 * max([1.0, *ratios, *(r.bar or 0.0 for r in shown if r.bar_ratio in (None, r.ratio))]))
+    axes.set_xlim(0 if axes.get_xscale() == "linear" else min(ratios) / 2, 1.45 * max([1.0, *ratios, *(r.bar or 0.0 for r in shown if r.bar_ratio in (None, r.ratio))]))
     axes.set_xlabel("best peer's median time / ours; blue: the bar")
     about = records[0] if records else None
     if about is not None:

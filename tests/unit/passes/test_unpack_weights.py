@@ -150,7 +150,7 @@ def test_rows_of_the_result_and_rows_from_a_place_on() -> None:
 
 def test_few_rows_are_not_unpacked() -> None:
     w = tw.quantize(normal(64, 512), tw.q4_k)
-    stages = lowered(product, normal(8, 512).astype(BF16), w)
+    stages = lowered(product, normal(2, 512).astype(BF16), w)
     assert len(stages.schedules) == 1 and isinstance(stages.schedules[0], Gemv) and not stages.loop.scratch
 
 

@@ -22,7 +22,7 @@ from tilewright.ir.ops_matrix import MATRIX_DTYPES, accumulator_dtype
 from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.contraction_cpu import cpu_schedules
 from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
-from tilewright.passes.choose.mma import THIN, mma_schedules
+from tilewright.passes.choose.mma import mma_schedules
 from tilewright.passes.packed.stage_units import can_stage
 from tilewright.passes.packed.unpack_weights import UnpackedForm, unpacked_form
 from tilewright.passes.program.repack import packable
@@ -78,10 +78,10 @@ def matrix_schedules(kernel: Kernel, target: Target, hints: Mapping[str, int]) -
 
 
 def _has_rows(form: UnpackedForm, hints: Mapping[str, int]) -> bool:
-    """Whether there are rows enough to unpack weights for: fewer are served by reading the packed ones."""
+    """Whether there is more than one row to unpack weights for."""
     found = find_contraction(form.kernel)
     shape = shape_of(found, hints) if found is not None else None
-    return shape is not None and min(shape.m, shape.n) > THIN
+    return shape is not None and min(shape.m, shape.n) > 1
 
 
 Ranked = list[tuple[float, Wgmma]]

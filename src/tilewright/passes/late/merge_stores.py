@@ -24,10 +24,10 @@ _OTHERS = frozenset({"load", "accumulate", "atomic", "atomic_load", "atomic_stor
 
 def merge_stores(kernel: Kernel) -> Kernel:
     """The kernel with wide stores."""
-    return replace(kernel, body=_Merging(kernel).block(kernel.body))
+    return replace(kernel, body=_StoreMerging(kernel).block(kernel.body))
 
 
-class _Merging:
+class _StoreMerging:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.divisors = divisors.analyse(kernel)

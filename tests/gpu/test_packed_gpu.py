@@ -10,7 +10,7 @@ from tilewright.base import dtypes
 from tilewright.base.dtypes import DType
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(not tw.cuda_available(), reason="needs a GPU")
+pytestmark = pytest.mark.requires("cuda")
 FORMATS = [*(d for d in dtypes.ALL if d.is_packed), tw.q4_group(32), tw.q4_group(16, scale=tw.f32, zero_point=True), tw.q8_group(64, zero_point=True)]
 
 

@@ -72,6 +72,10 @@ def columns(x: tw.Array, w: tw.Array) -> tw.Array:
     return y
 
 
+def turned(x: tw.Array, w: tw.Array) -> tw.Array:
+    return x @ w.T
+
+
 def normal(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
 
@@ -146,6 +150,14 @@ def test_rows_of_the_result_and_rows_from_a_place_on() -> None:
     stages = lowered(columns, x, w)
     assert stages.loop.scratch[0].type.shape[0].evaluate({"w$0": 69}) == 64, "only rows that are read are unpacked"
     check(stages, (x.astype(np.float64) @ rounded(w, BF16).T).T[5:], x, w)
+
+
+def test_a_transposed_view() -> None:
+    """`x @ w.T` writes no transposed weights."""
+    w, x = tw.quantize(normal(40, 256), tw.q5_k), normal(33, 256).astype(BF16)
+    stages = lowered(turned, x, w)
+    assert [str(a.type.dtype) for a in stages.loop.scratch] == ["bf16"] and len(stages.loop.calls) == 2
+    check(stages, x.astype(np.float64) @ rounded(w, BF16).T, x, w)
 
 
 def test_few_rows_are_not_unpacked() -> None:

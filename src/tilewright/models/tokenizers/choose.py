@@ -13,8 +13,9 @@ from tilewright.models.tokenizers.base import Tokenizer
 from tilewright.models.tokenizers.bpe import BytePairTokenizer
 from tilewright.models.tokenizers.library import LibraryTokenizer
 from tilewright.models.tokenizers.spm import SentencePieceTokenizer
+from tilewright.models.tokenizers.wordpiece import WordPieceTokenizer
 
-_KINDS: dict[str, Callable[[Mapping[str, Any]], Tokenizer]] = {"llama": SentencePieceTokenizer, "gpt2": BytePairTokenizer}
+_KINDS: dict[str, Callable[[Mapping[str, Any]], Tokenizer]] = {"llama": SentencePieceTokenizer, "gpt2": BytePairTokenizer, "bert": WordPieceTokenizer}
 """Tokenizers by what `tokenizer.ggml.model` calls them."""
 
 

@@ -22,7 +22,7 @@ _SETS = {
 }  # fmt: skip
 
 
-class _Copy(dict[int, int]):
+class _ClassCopy(dict[int, int]):
     """What each character becomes, found out when it is first met."""
 
     def __missing__(self, point: int) -> int:
@@ -36,7 +36,7 @@ class _Copy(dict[int, int]):
         return self[point]
 
 
-_COPY = _Copy()
+_COPY = _ClassCopy()
 
 
 def _compiled(expression: str) -> re.Pattern[str]:

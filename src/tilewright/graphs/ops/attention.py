@@ -46,7 +46,7 @@ def _rope_rule(call: NodeCall) -> TensorType:
 def _rope(call: NodeCall) -> Lowered:
     x = call["x"]
     found = call["frequencies"] if "frequencies" in call else _frequencies(x.sizes[-1].constant, call["theta"])
-    return Lowered(attention.rope_pairs if call["pairs"] else attention.rope, {"x": _sequences(x), "frequencies": found})
+    return Lowered(attention.rope_pairs if call["pairs"] else attention.rope, {"x": _sequences(x), "frequencies": found}, (TensorType(_sequences(x).sizes, x.dtype),))
 
 
 def _append_rule(call: NodeCall) -> TensorType:
@@ -76,8 +76,8 @@ def _check_table(call: NodeCall, rows: Tensor) -> None:
 def _append(call: NodeCall) -> Lowered:
     rows = _sequences(call["rows"])
     if "table" in call:
-        return Lowered(attention.append_paged, {"rows": rows})
-    return Lowered(attention.append, {"rows": rows, "cache": _sequences(call["cache"])})
+        return Lowered(attention.append_paged, {"rows": rows}, ())
+    return Lowered(attention.append, {"rows": rows, "cache": _sequences(call["cache"])}, ())
 
 
 def _attention_rule(call: NodeCall) -> TensorType:
@@ -129,15 +129,16 @@ def _attention(call: NodeCall) -> Lowered:
     assert groups is not None
     *front, heads, depth = q.sizes
     scale = call["scale"] if call["scale"] is not None else float(depth.constant or 1) ** -0.5
-    given = {"q": q.reshape((*front, groups, heads.constant // groups, depth)), "scale": scale}
+    grouped = q.reshape((*front, groups, heads.constant // groups, depth))
+    given, made = {"q": grouped, "scale": scale}, (TensorType(grouped.sizes, q.dtype),)
     if "table" in call:
-        return Lowered(attention.attention_paged, given)
+        return Lowered(attention.attention_paged, given, made)
     given |= {"k": _sequences(k), "v": _sequences(call["v"])}
     if "lengths" in call:
-        return Lowered(attention.attention_lengths, given)
+        return Lowered(attention.attention_lengths, given, made)
     if "positions" in call:
-        return Lowered(attention.attention_window if call["window"] else attention.attention_cached, given)
-    return Lowered(attention.attention_causal if call["causal"] else attention.attention, given)
+        return Lowered(attention.attention_window if call["window"] else attention.attention_cached, given, made)
+    return Lowered(attention.attention_causal if call["causal"] else attention.attention, given, made)
 
 
 add_op(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from tilewright.base.dtypes import DType, f32, i64
+from tilewright.execute.kernel import Kernel
 from tilewright.graphs.kernels import rows
 from tilewright.graphs.registry import Lowered, NodeCall, OpParam, OpRecord, TensorType, add_op
 from tilewright.graphs.tensor import Tensor
@@ -36,11 +40,11 @@ def _mul_mat_rule(call: NodeCall) -> TensorType:
 
 
 def _mul_mat(call: NodeCall) -> Lowered:
-    x = call["x"].rows()
+    x, columns = call["x"].rows(), call["weight"].sizes[:1]
     if x.sizes[0].constant == 1 and call["weight"].dtype.is_packed:
         # One row: a CPU walks the rows of packed weights once, instead of unpacking panels of them.
-        return Lowered(_PRODUCTS["row", "bias" in call, call["activations"]], {"x": x.reshape(-1)})
-    return Lowered(_PRODUCTS["rows", "bias" in call, call["activations"]], {"x": x})
+        return Lowered(_PRODUCTS["row", "bias" in call, call["activations"]], {"x": x.reshape(-1)}, (TensorType(columns, x.dtype),))
+    return Lowered(_PRODUCTS["rows", "bias" in call, call["activations"]], {"x": x}, (TensorType((x.sizes[0], *columns), x.dtype),))
 
 
 _PRODUCTS = {
@@ -57,6 +61,16 @@ def _norm_rule(call: NodeCall) -> TensorType:
         if name in call:
             call.same(call.rank(name, 1).sizes[0], x.sizes[-1], f"'{name}' and the features of '{x.name}'")
     return TensorType(x.sizes, x.dtype)
+
+
+def _of_rows(kernel: Kernel[..., Any]) -> Callable[[NodeCall], Lowered]:
+    """A kernel of (rows, features), whatever axes there are in front."""
+
+    def lower(call: NodeCall) -> Lowered:
+        x = call["x"].rows()
+        return Lowered(kernel, {"x": x}, (TensorType(x.sizes, x.dtype),))
+
+    return lower
 
 
 def _same(call: NodeCall) -> TensorType:
@@ -83,7 +97,8 @@ def _embedding_dtype(call: NodeCall) -> DType:
 def _embedding(call: NodeCall) -> Lowered:
     dtype = _embedding_dtype(call)
     kernel = rows.embedding if dtype is call["weight"].dtype else rows.embedding_as(dtype)
-    return Lowered(kernel, {"ids": call["ids"].reshape(-1)})
+    ids = call["ids"].reshape(-1)
+    return Lowered(kernel, {"ids": ids}, (TensorType((ids.sizes[0], call["weight"].sizes[1]), dtype),))
 
 
 def _argmax_rule(call: NodeCall) -> TensorType:
@@ -94,14 +109,14 @@ def _argmax_rule(call: NodeCall) -> TensorType:
 _EPSILON = OpParam("epsilon", float, 1e-6, "scalar", "added to the mean square")
 _ACTIVATIONS = OpParam("activations", str, "", doc='"q8": x is rounded to eight bits for packed weights, block by block')
 add_op(OpRecord("MulMat", ("x", "weight", "bias?"), _mul_mat_rule, _mul_mat, (_ACTIVATIONS,), doc="x[…, k] times weight[n, k]: weight rows are outputs"))
-add_op(OpRecord("RmsNorm", ("x", "gamma"), _norm_rule, lambda call: Lowered(rows.rms_norm, {"x": call["x"].rows()}), (_EPSILON,), doc="rows divided by the root of their mean square, times gamma"))
+add_op(OpRecord("RmsNorm", ("x", "gamma"), _norm_rule, _of_rows(rows.rms_norm), (_EPSILON,), doc="rows divided by the root of their mean square, times gamma"))
 add_op(
     OpRecord(
-        "LayerNorm", ("x", "gamma", "beta"), _norm_rule, lambda call: Lowered(rows.layer_norm, {"x": call["x"].rows()}),
+        "LayerNorm", ("x", "gamma", "beta"), _norm_rule, _of_rows(rows.layer_norm),
         (OpParam("epsilon", float, 1e-5, "scalar", "added to the variance"),), doc="rows less their mean, divided by their standard deviation",
     )
 )  # fmt: skip
-add_op(OpRecord("SoftMax", ("x",), _same, lambda call: Lowered(rows.softmax, {"x": call["x"].rows()}), doc="exponentials of each row, divided by their sum"))
+add_op(OpRecord("SoftMax", ("x",), _same, _of_rows(rows.softmax), doc="exponentials of each row, divided by their sum"))
 add_op(
     OpRecord(
         "Embedding", ("ids", "weight"), _embedding_rule, _embedding, (OpParam("dtype", (DType, type(None)), None, doc="of the result; that of the weight, f32 for packed ones"),),

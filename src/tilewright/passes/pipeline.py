@@ -698,10 +698,10 @@ def from_block(typed: TypedKernel, trace: Trace) -> Program:
     return run_on_program(ORDERS["blocks"][0].only_pass, typed, PassContext(), trace)[0]
 
 
-def join_blocks(graph: BlockGraph, programs: tuple[Program, ...], trace: Trace) -> Program:
+def join_blocks(graph: BlockGraph, programs: tuple[Program, ...], trace: Trace, metadata: KernelMetadata | None = None) -> Program:
     """The loop-stage program of a graph of blocks, from those of its blocks."""
     _, link, *rest = ORDERS["blocks"]
-    program, context = run_on_program(link.only_pass, graph, PassContext(programs=programs), trace)
+    program, context = run_on_program(link.only_pass, graph, PassContext(programs=programs, metadata=metadata), trace)
     return run_order(rest, program, context, trace)[0]
 
 

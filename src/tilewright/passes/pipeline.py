@@ -336,7 +336,7 @@ STAGE_UNITS = Pass(
 )  # fmt: skip
 PACKED_UNITS = Pass(
     "packed_units", "loop", "loop", packed_units,
-    "GPU: sums over packed rows walk units of blocks, whose bytes are read as words and whose scales are applied once.",
+    "GPU: sums over packed rows walk units of blocks, whose bytes are read as words and whose scales are applied once.", takes=("schedule",),
 )  # fmt: skip
 MERGE_LOADS = Pass(
     "merge_loads", "thread", "thread", merge_loads,

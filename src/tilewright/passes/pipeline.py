@@ -31,6 +31,7 @@ from tilewright.passes.late.exact_functions import exact_functions
 from tilewright.passes.late.expand_casts import expand_casts
 from tilewright.passes.late.expand_math import expand_math
 from tilewright.passes.late.expand_random import expand_random
+from tilewright.passes.late.fetch_rows import fetch_rows
 from tilewright.passes.late.flat_accesses import flat_accesses
 from tilewright.passes.late.indices_to_i32 import indices_to_i32
 from tilewright.passes.late.merge_loads import merge_loads
@@ -343,6 +344,10 @@ MERGE_LOADS = Pass(
     "merge_loads", "thread", "thread", merge_loads,
     "Loads of neighbouring elements become one.",
 )  # fmt: skip
+FETCH_ROWS = Pass(
+    "fetch_rows", "thread", "thread", fetch_rows,
+    "The first rows of a product are asked for before the kernel launched before has ended.", takes=("schedule",),
+)  # fmt: skip
 EARLY_LOADS = Pass(
     "early_loads", "thread", "thread", early_loads,
     "Loads of arrays that a kernel only reads come before its first barrier.",
@@ -494,6 +499,7 @@ WITH_LANES = When(
 WITH_WINDOWS = When("windows that overlap, on a GPU", lambda kernel, context: isinstance(context.schedule, Schedule) and context.schedule.window)
 WITH_UNITS = When("products of packed rows, `family=gemv`", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.unit > 1)
 WITH_PARTS = When("sums of parts of attention, on a GPU", lambda kernel, context: context.simt and bool(kernel.attrs.get("sums_parts")))
+WITH_FETCH = When("products with few rows that fetch ahead", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.fetch > 0)
 WITH_OWN_SUMS = When(
     "windows that overlap, and products with few rows, on a GPU",
     lambda kernel, context: isinstance(context.schedule, Gemv) or (isinstance(context.schedule, Schedule) and context.schedule.window),
@@ -577,6 +583,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(SIMPLIFY, "Folds index arithmetic of the lowering."),
         Step(DOT_PRODUCTS, "Before casts become arithmetic.", ON_CPU),
         Step(MERGE_LOADS, "After simplify, which makes equal places the same value.", WITH_UNITS),
+        Step(FETCH_ROWS, "After merge_loads: one fetch for what one load reads.", WITH_FETCH),
         Step(EARLY_LOADS, "After simplify, which leaves each load once.", WITH_PARTS),
         Step(MINMAX_BEFORE_WIDENING, "Before casts become arithmetic."),
         Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first."),

@@ -47,6 +47,8 @@ class Gemv(MatrixSchedule):
     it saves registers, and loads wait for each other."""
     pdl: bool = False
     """Programmatic dependent launch: start before the kernel launched before has ended."""
+    fetch: int = 0
+    """Steps whose part of w is asked for before that kernel has ended (`passes/late/fetch_rows.py`)."""
 
     @property
     def to_tile(self) -> str:
@@ -88,6 +90,8 @@ class Gemv(MatrixSchedule):
             value = getattr(self, name)
             if value < 1 or value & (value - 1):
                 raise UserError.at("TW005", f"{name}={value}: a schedule of family {self.family} has powers of two there")
+        if not 0 <= self.fetch <= 16:
+            raise UserError.at("TW005", f"fetch={self.fetch}: 0 to 16 steps")
         if self.lanes_n not in (1, 8) or (self.lanes_n > 1 and not self.matrix):
             raise UserError.at("TW005", f"lanes_n={self.lanes_n}: 1, or 8 with matrix=1")
         step = MMA_LANES // self.lanes_n * self.warps_k * self.vector * self.unit
@@ -100,6 +104,8 @@ class Gemv(MatrixSchedule):
     def refusal(self, target: Target, operand: DType) -> str:
         if self.stage_x and self.unit < 2:
             return "stage_x lays out what packed rows are multiplied with: these rows are not packed"
+        if self.fetch and not self.pdl:
+            return "fetch asks for rows before the kernel launched before has ended: it needs pdl=1"
         if self.matrix and (self.unit < 2 or self.stage_x):
             return "matrix=1 multiplies packed rows, with x as it lies"
         if self.matrix and not (target.has("mma") and target.has("bf16")):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.base.dtypes import DType, bf16, by_name, f16, f32, i8, i32, u8, u16, u32
+from tilewright.base.dtypes import DType, bf16, by_name, f16, f32, u16, u32
 from tilewright.base.record import record
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
@@ -115,6 +115,13 @@ class Products:
         words = [word for _ in factors for word in numbers]
         return self.b.op("dot_pairs", *words, *(word for part in factors for word in part), dtype=self.dtype, spread=self.spread)
 
+    def less(self, numbers: Sequence[Value], factors: Sequence[Sequence[Value]], bias: int, plain: Value) -> Value:
+        """The sum without what numbers have too much. `plain` is the sum of the factors: where these are narrow the whole sum gives back what it has too
+        much, which costs some bits of f32 and no instruction for each number."""
+        if len(factors) > 1:
+            return self.dot(self.exact(numbers, bias), factors)
+        return self.b.fma(self.b.const(-float(bias), f32), plain, self.dot(numbers, factors))
+
     def total(self, factors: Sequence[Sequence[Value]]) -> Value:
         """The sum of the factors themselves."""
         one = self.b.const(pair_of(1.0, self.dtype), u32)
@@ -172,8 +179,7 @@ def _quarter(unit: Unit, bits: int) -> Value:
                 low = b.op("or", low, products.moved(fifth[j], side - place.shift - 4, 16 << place.shift))
             numbers += products.pairs(low, place)
         plain = products.total(factors[side])
-        # scale * (sum - bias * plain) - minimum * plain
-        own = b.fma(b.const(-float(place.bias), f32), plain, products.dot(numbers, factors[side]))
+        own = products.less(numbers, factors[side], place.bias, plain)
         own = b.sub(b.mul(scale, own), b.mul(minimum, plain))
         total = own if total is None else b.add(total, own)
     assert total is not None
@@ -248,7 +254,7 @@ def _thirty_two(unit: Unit, bits: int, minimum: bool) -> Value:
     if not minimum:
         return b.mul(d, products.dot(products.exact(numbers, place.bias + (1 << bits - 1)), factors))
     plain = products.total(factors)
-    own = b.fma(b.const(-float(place.bias), f32), plain, products.dot(numbers, factors))
+    own = products.less(numbers, factors, place.bias, plain)
     return b.fma(unit.half(unit.shr(head, 16)), plain, b.mul(d, own))
 
 
@@ -273,8 +279,7 @@ def _q6_k(unit: Unit) -> Value:
         word = products.field((first, second)[quarter % 2], 4 * (quarter // 2), 4, place)
         word = b.op("or", word, products.moved(high, 2 * quarter - place.shift - 4, 48 << place.shift))
         own = products.dot(products.exact(products.pairs(word, place), place.bias + 32), factors[quarter])
-        byte = b.cast(b.op("shr", scales[quarter], down), u8)
-        scale = b.cast(b.cast(b.bitcast(byte, i8), i32), f32)
+        scale = unit.float_of(b.op("shr", scales[quarter], down), 255, 128, 128)
         total = b.mul(scale, own) if total is None else b.fma(scale, own, total)
     assert total is not None
     return b.mul(d, total)

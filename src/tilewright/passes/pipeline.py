@@ -31,6 +31,7 @@ from tilewright.passes.late.exact_functions import exact_functions
 from tilewright.passes.late.expand_casts import expand_casts
 from tilewright.passes.late.expand_math import expand_math
 from tilewright.passes.late.expand_random import expand_random
+from tilewright.passes.late.fetch_rows import fetch_rows
 from tilewright.passes.late.flat_accesses import flat_accesses
 from tilewright.passes.late.indices_to_i32 import indices_to_i32
 from tilewright.passes.late.merge_loads import merge_loads
@@ -343,7 +344,7 @@ UNPACK_WEIGHTS = Pass(
 )  # fmt: skip
 PACKED_UNITS = Pass(
     "packed_units", "loop", "loop", packed_units,
-    "GPU: sums over packed rows walk units of blocks, whose bytes are read as words and whose scales are applied once.",
+    "GPU: sums over packed rows walk units of blocks, whose bytes are read as words and whose scales are applied once.", takes=("schedule",),
 )  # fmt: skip
 MERGE_LOADS = Pass(
     "merge_loads", "thread", "thread", merge_loads,
@@ -352,6 +353,10 @@ MERGE_LOADS = Pass(
 MERGE_STORES = Pass(
     "merge_stores", "thread", "thread", merge_stores,
     "Stores of neighbouring elements become one.",
+)  # fmt: skip
+FETCH_ROWS = Pass(
+    "fetch_rows", "thread", "thread", fetch_rows,
+    "The first rows of a product are asked for before the kernel launched before has ended.", takes=("schedule",),
 )  # fmt: skip
 EARLY_LOADS = Pass(
     "early_loads", "thread", "thread", early_loads,
@@ -506,6 +511,7 @@ WITH_UNITS = When("products of packed rows, `family=gemv`", lambda kernel, conte
 UNPACKING = When("kernels that unpack weights", lambda kernel, context: "unpacks" in kernel.attrs)
 WITH_WORDS = When("products of packed rows, `family=gemv`, and kernels that unpack weights", lambda kernel, context: WITH_UNITS.holds(kernel, context) or UNPACKING.holds(kernel, context))
 WITH_PARTS = When("sums of parts of attention, on a GPU", lambda kernel, context: context.simt and bool(kernel.attrs.get("sums_parts")))
+WITH_FETCH = When("products with few rows that fetch ahead", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.fetch > 0)
 WITH_OWN_SUMS = When(
     "windows that overlap, and products with few rows, on a GPU",
     lambda kernel, context: isinstance(context.schedule, Gemv) or (isinstance(context.schedule, Schedule) and context.schedule.window),
@@ -591,6 +597,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(DOT_PRODUCTS, "Before casts become arithmetic.", ON_CPU),
         Step(MERGE_LOADS, "After simplify, which makes equal places the same value.", WITH_WORDS),
         Step(MERGE_STORES, "Beside merge_loads.", UNPACKING),
+        Step(FETCH_ROWS, "After merge_loads: one fetch for what one load reads.", WITH_FETCH),
         Step(EARLY_LOADS, "After simplify, which leaves each load once.", WITH_PARTS),
         Step(MINMAX_BEFORE_WIDENING, "Before casts become arithmetic."),
         Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first."),

@@ -43,6 +43,8 @@ class Gemv(MatrixSchedule):
     it saves registers, and loads wait for each other."""
     pdl: bool = False
     """Programmatic dependent launch: start before the kernel launched before has ended."""
+    horizontal: int = 1
+    """Products of the same x that one block computes side by side, `n` rows of each w; `fuse_horizontally` makes them one kernel."""
 
     @property
     def to_tile(self) -> str:

@@ -26,6 +26,7 @@ from tilewright.passes.from_tree.link_blocks import link_parts
 from tilewright.passes.from_tree.lower_tree import lower_kernel
 from tilewright.passes.late.bounds_checks import Site, check_bounds
 from tilewright.passes.late.divide_by_reciprocal import divide_by_reciprocal
+from tilewright.passes.late.early_loads import early_loads
 from tilewright.passes.late.exact_functions import exact_functions
 from tilewright.passes.late.expand_casts import expand_casts
 from tilewright.passes.late.expand_math import expand_math
@@ -371,6 +372,10 @@ MERGE_LOADS = Pass(
     "merge_loads", "thread", "thread", merge_loads,
     "Loads of neighbouring elements become one.",
 )  # fmt: skip
+EARLY_LOADS = Pass(
+    "early_loads", "thread", "thread", early_loads,
+    "Loads of arrays that a kernel only reads come before its first barrier.",
+)  # fmt: skip
 LOWER_WINDOWS = Pass(
     "lower_windows", "tile", "thread", lower_windows,
     "Neighbouring results of a thread share what they load, by predicated loads; only guards at the borders are tested.", takes=TARGET,
@@ -520,6 +525,7 @@ WITH_UNITS = When("products of packed rows, `family=gemv`", lambda kernel, conte
 WITH_SEVERAL = When(
     "products with few rows side by side, `family=gemv`", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.horizontal > 1
 )
+WITH_PARTS = When("sums of parts of attention, on a GPU", lambda kernel, context: context.simt and bool(kernel.attrs.get("sums_parts")))
 WITH_OWN_SUMS = When(
     "windows that overlap, and products with few rows, on a GPU",
     lambda kernel, context: isinstance(context.schedule, Gemv) or (isinstance(context.schedule, Schedule) and context.schedule.window),
@@ -605,6 +611,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(SIMPLIFY, "Folds index arithmetic of the lowering."),
         Step(DOT_PRODUCTS, "Before casts become arithmetic.", ON_CPU),
         Step(MERGE_LOADS, "After simplify, which makes equal places the same value.", WITH_UNITS),
+        Step(EARLY_LOADS, "After simplify, which leaves each load once.", WITH_PARTS),
         Step(MINMAX_BEFORE_WIDENING, "Before casts become arithmetic."),
         Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first."),
         Step(EXPAND_RANDOM, "Beside expand_math, for the same reason."),

@@ -340,14 +340,16 @@ class PreparedKernel:
 
         hints: Mapping[str, int] = _by_name(self.program, signature.hints)
         metadata = self.typed.metadata
-        stages = lower_planned(self.loop, plan or self.plan(signature), self.limits, hints, self.trace, metadata)
+        plan = plan or self.plan(signature)
+        stages = lower_planned(self.loop, plan, self.limits, hints, self.trace, metadata)
         stages = replace(stages, thread=with_limits(stages.thread, metadata, stages.schedules, self.target))
         said = fates(metadata, stages.schedules, stages.thread, self.target)
         check_strict(metadata, said, self.target, self.typed.span)
         if self.together:
             stages = replace(stages, thread=merge_launches(stages.thread, self.trace))
         else:
-            stages = replace(stages, thread=arrange_launches(stages.thread, self.limits, hints, self.trace))
+            sizes = _by_name(self.program, signature.extents or signature.hints) if any(plan) else {}
+            stages = replace(stages, thread=arrange_launches(stages.thread, self.limits, hints, sizes, self.trace))
         stages = replace(stages, thread=merge_steps(stages.thread, self.target, self.trace, stages.loop, hints))
         if signature.watchdog:
             stages = replace(stages, thread=_watched(stages.thread, signature.watchdog))

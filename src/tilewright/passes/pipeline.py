@@ -262,7 +262,7 @@ SPLIT_SCATTERS = Pass(
 LAUNCH_TOGETHER = Pass(
     "launch_together", "program", "program", launch_together,
     "GPU: short kernels that need nothing of each other are one launch, each with blocks of its own.",
-    takes=("target", "hints"),
+    takes=("target", "sizes"),
 )  # fmt: skip
 LAUNCH_EARLY = Pass(
     "launch_early", "program", "program", launch_early,
@@ -780,11 +780,11 @@ def lower_planned(
     return Stages(loop, tile, thread, tuple(schedule for schedule in context.plans if schedule is not None))
 
 
-def arrange_launches(program: Program, target: Target, hints: Mapping[str, int], trace: Trace) -> Program:
-    """The thread stage's kernels with short ones launched together, and early."""
+def arrange_launches(program: Program, target: Target, hints: Mapping[str, int], sizes: Mapping[str, int], trace: Trace) -> Program:
+    """The thread stage's kernels with short ones launched together, and early; `sizes` are those of the call where code is made for these."""
     if not target.simt or len(program.calls) < 2 or program.loops:
         return program
-    return run_order(ORDERS["launches"], program, PassContext(target, hints=hints), trace)[0]
+    return run_order(ORDERS["launches"], program, PassContext(target, hints=hints, sizes=sizes), trace)[0]
 
 
 def merge_steps(program: Program, target: Target, trace: Trace, loop: Program | None = None, hints: Mapping[str, int] | None = None) -> Program:

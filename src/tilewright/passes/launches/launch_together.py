@@ -1,6 +1,6 @@
 """Short kernels that need nothing of each other are one launch. `Program -> Program`, at the thread stage.
 
-In: a program of kernels, and what is known of its sizes. Out: the same, where kernels of few threads that could run in any order are one: its first blocks are
+In: a program of kernels, and the sizes of the call where code is made for these. Out: the same, where kernels of few threads that could run in any order are one: its first blocks are
 those of the first kernel, the next ones those of the second. Launches of a decode step's small kernels (rotary positions, rows for the caches; queries, keys and
 values as products of their own) cost more than their work.
 
@@ -40,13 +40,13 @@ _MARKS = frozenset({"schedule", "min_blocks", "early", "dependent", "parted", "p
 """Attributes that a kernel of several can have."""
 
 
-def launch_together(program: Program, target: Target, hints: Mapping[str, int]) -> Program:
+def launch_together(program: Program, target: Target, sizes: Mapping[str, int]) -> Program:
     """The program with fewer launches."""
     if not target.simt or len(program.calls) < 2 or program.loops:
         return program
     groups: list[list[KernelCall]] = []
     for call in program.calls:
-        place = _place(groups, call, hints)
+        place = _place(groups, call, sizes)
         if place is None:
             groups.append([call])
         else:
@@ -54,14 +54,14 @@ def launch_together(program: Program, target: Target, hints: Mapping[str, int]) 
     return replace(program, calls=tuple(group[0] if len(group) == 1 else _together(group) for group in groups))
 
 
-def _place(groups: Sequence[Sequence[KernelCall]], call: KernelCall, hints: Mapping[str, int]) -> int | None:
+def _place(groups: Sequence[Sequence[KernelCall]], call: KernelCall, sizes: Mapping[str, int]) -> int | None:
     """The group that a call joins: it depends on none of its members, nor on anything that comes later."""
     if not _can_join(call):
         return None
     found: int | None = None
     for number in range(len(groups) - 1, -1, -1):
         group = groups[number]
-        if len(group) < MOST and all(_can_join(other) for other in group) and _fit([*group, call], hints) and not any(_depend(other, call) for other in group):
+        if len(group) < MOST and all(_can_join(other) for other in group) and _fit([*group, call], sizes) and not any(_depend(other, call) for other in group):
             found = number
         if any(_depend(other, call) for other in group):
             break
@@ -74,15 +74,15 @@ def _can_join(call: KernelCall) -> bool:
     return not (apart or call.loops or len(kernel.grid) != 1 or kernel.attrs.get("cluster", 1) != 1 or set(kernel.attrs) - _MARKS)
 
 
-def _fit(calls: Sequence[KernelCall], hints: Mapping[str, int]) -> bool:
+def _fit(calls: Sequence[KernelCall], sizes: Mapping[str, int]) -> bool:
     """Whether they are short together, and blocks of one size serve all of them."""
     total = 0
     most = max(call.kernel.threads for call in calls)
     for call in calls:
         blocks = product(call.kernel.grid)
-        if not blocks.names <= hints.keys() or (call.kernel.threads != most and _meets(call.kernel)):
+        if not blocks.names <= sizes.keys() or (call.kernel.threads != most and _meets(call.kernel)):
             return False
-        total += blocks.evaluate(hints) * most
+        total += blocks.evaluate(sizes) * most
     return total <= MOST_THREADS
 
 

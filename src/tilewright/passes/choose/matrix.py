@@ -183,13 +183,13 @@ def _by_warps(
 
 def forced(text: str, listed: tuple[MatrixSchedule, ...], kernel: Kernel, target: Target) -> MatrixSchedule:
     """The schedule somebody asked for. How operands are brought is kept from the choice, for it must fit them; what cannot be is refused."""
-    if any(isinstance(s, GpuProduct) and s.unpack for s in listed):
+    asked = parse_schedule(text)
+    if any(isinstance(s, GpuProduct) and s.unpack for s in listed) and not any(s.family == asked.family for s in listed if not isinstance(s, GpuProduct)):
         form = unpacked_form(kernel)
         assert form is not None
         chosen = forced(text, tuple(replace(s, unpack=False) for s in listed if isinstance(s, GpuProduct)), form.kernel, target)
         assert isinstance(chosen, GpuProduct)
         return replace(chosen, unpack=True)
-    asked = parse_schedule(text)
     alike = [s for s in listed if s.family == asked.family]
     if not alike:
         families = ", ".join(dict.fromkeys(s.family for s in listed))

@@ -22,9 +22,7 @@ from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Block, Kernel, Op, Value
 from tilewright.ir.rewrite import clone_ops, eliminate_dead
 from tilewright.ir.types import Tensor, dtype_of
-
-MAGIC, POWER = 0x4B000000, 8388608
-"""2^23 as a f32: its bits, and itself."""
+from tilewright.passes.packed.elements import MAGIC, POWER, hidden_zero
 
 
 @record
@@ -198,11 +196,7 @@ class _Unit:
         self, b: Builder, tensor: Value, lead: Sequence[Value], number: Value, other: Callable[[Builder, Value, int], Value], elements: int
     ) -> None:
         self.b, self.tensor, self.lead, self.number, self.other, self.elements = b, tensor, lead, number, other, elements
-        memory = tensor.type
-        assert isinstance(memory, Tensor)
-        # Zero, as far as arrays fit memory, but no compiler knows: one that did would not keep 2^23 in a register, and take two instructions where
-        # one combines three registers.
-        self.nothing = b.cast(b.op("shr", b.index(memory.shape[-2]), b.index(48)), u32)
+        self.nothing = hidden_zero(b, tensor)
 
     def split(self, count: int) -> None:
         """There are so many units in a block: which block, and which of them it is."""

@@ -131,7 +131,7 @@ class PackedOperand(OperandView):
 
     def _unit(self, b: Builder, unit: Value, first_block: Value, first_place: Value) -> None:
         format_, shape = self.format, self.in_step
-        digits, own, weights = radices(format_), counts(format_), weights_of(format_)
+        own, weights = counts(format_), weights_of(format_)
         tensor = self.memory.type
         assert isinstance(tensor, Tensor)
         size = prod(shape)

@@ -1,0 +1,1 @@
+"""Models: their files (`formats/`), their tokenizers (`tokenizers/`), and what runs them."""

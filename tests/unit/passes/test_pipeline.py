@@ -89,8 +89,8 @@ def test_a_failure_in_any_pass_names_the_pass_and_a_file(order: str, number: int
         ("loop", 0, lambda kernel: None, "TypeError: it returns NoneType, not a kernel"),
         ("loop", 0, lambda kernel: replace(kernel, params=()), "TW042"),
         ("tile", 7, lambda kernel, *rest: replace(kernel, stage=kernel.stage.THREAD), "ValueError: it returns a kernel of stage thread, not tile"),
-        ("program", 4, lambda program, *rest: (None, ()), "TypeError: it returns NoneType, not a program"),
-        ("program", 4, lambda program, plans, target: (replace(program, outputs=()), plans), "TW042"),
+        ("program", 5, lambda program, *rest: (None, ()), "TypeError: it returns NoneType, not a program"),
+        ("program", 5, lambda program, plans, target: (replace(program, outputs=()), plans), "TW042"),
     ],
 )  # fmt: skip
 def test_a_result_that_is_wrong_is_blamed_too(

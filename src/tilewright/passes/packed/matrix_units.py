@@ -1,4 +1,4 @@
-"""The units of packed rows for matrix instructions: the same sums as `units.py` writes, with numbers as words of two bf16 or f16. In: a `Unit`; out: its sum.
+"""The units of packed rows for matrix instructions: the same sums as `units.py` writes, with numbers as words of two bf16 or f16. In: a `PackedUnit`; out: its sum.
 
 A word of bytes becomes two words of two floats by `pair_bytes`, which puts the bits of a power of two above each byte: 16 + q for four bits in bf16. That
 is exact, as is every product with a factor that is bf16 or f16 itself. `dot_pairs` adds products up in f32. A factor that is f32 is three bf16 whose sum it
@@ -20,7 +20,7 @@ from tilewright.base.record import record
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
 from tilewright.ir.types import dtype_of
-from tilewright.passes.packed.unit_words import Unit, UnitFormat, k_scales
+from tilewright.passes.packed.unit_words import PackedUnit, UnitFormat, k_scales
 
 ALL_BYTES = 0x01010101
 
@@ -54,7 +54,7 @@ def pair_of(number: float, dtype: DType) -> int:
 class Products:
     """Sums of products over a unit. `factors`: for each part of the factor, the words of its pairs."""
 
-    def __init__(self, unit: Unit, spread: int) -> None:
+    def __init__(self, unit: PackedUnit, spread: int) -> None:
         self.unit, self.b, self.spread = unit, unit.b, spread
         self.elements: dict[int, list[Value]] = {}
         self.dtype = bf16
@@ -149,15 +149,15 @@ def _pairs(*firsts: int) -> list[tuple[int, int]]:
     return [(first + one, first + two) for first in firsts for one, two in FOURS]
 
 
-def _q4_k(unit: Unit) -> Value:
+def _q4_k(unit: PackedUnit) -> Value:
     return _quarter(unit, 4)
 
 
-def _q5_k(unit: Unit) -> Value:
+def _q5_k(unit: PackedUnit) -> Value:
     return _quarter(unit, 5)
 
 
-def _quarter(unit: Unit, bits: int) -> Value:
+def _quarter(unit: PackedUnit, bits: int) -> Value:
     """64 elements: 32 bytes, the low nibbles of which are one sub-block and the high ones the next; a fifth bit of each lies in one of eight rows."""
     b, products = unit.b, Products(unit, 1)
     unit.split(4)
@@ -186,7 +186,7 @@ def _quarter(unit: Unit, bits: int) -> Value:
     return total
 
 
-def _q8_0(unit: Unit) -> Value:
+def _q8_0(unit: PackedUnit) -> Value:
     """8 elements: 8 bytes."""
     b, products = unit.b, Products(unit, 4)
     unit.split(4)
@@ -223,7 +223,7 @@ def _unsigned(products: Products, word: Value, upper: bool) -> Value:
     return b.op("add_pairs", low, sign, dtype=dtype)
 
 
-def _thirty_two(unit: Unit, bits: int, minimum: bool) -> Value:
+def _thirty_two(unit: PackedUnit, bits: int, minimum: bool) -> Value:
     """8 elements of q4_0, q4_1, q5_0, q5_1: the low nibbles of four bytes, and 16 elements further on the high ones; fifth bits lie side by side."""
     b, products = unit.b, Products(unit, 4)
     unit.split(4)
@@ -258,7 +258,7 @@ def _thirty_two(unit: Unit, bits: int, minimum: bool) -> Value:
     return b.fma(unit.half(unit.shr(head, 16)), plain, b.mul(d, own))
 
 
-def _q6_k(unit: Unit) -> Value:
+def _q6_k(unit: PackedUnit) -> Value:
     """16 elements: four neighbours in each of four rows of 32, which share bytes."""
     b, products = unit.b, Products(unit, 4)
     unit.split(16)
@@ -285,7 +285,7 @@ def _q6_k(unit: Unit) -> Value:
     return b.mul(d, total)
 
 
-def _group(unit: Unit, dtype: DType) -> Value:
+def _group(unit: PackedUnit, dtype: DType) -> Value:
     """8 elements of a group: four bytes, each with two neighbours, or eight bytes with one each."""
     b, products = unit.b, Products(unit, 4)
     scale, word = by_name(dtype.scale), 2 if dtype.scale == "f16" else 4

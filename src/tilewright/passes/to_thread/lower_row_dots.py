@@ -16,7 +16,7 @@ diagonal; all else counts for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tilewright.base.dtypes import f32, u32
 from tilewright.base.target import Target
@@ -25,6 +25,7 @@ from tilewright.ir.nodes import Kernel, Op, Value, walk
 from tilewright.ir.types import Tensor, Tile, Vec, dtype_of
 from tilewright.passes.common.registers import Cell, Held, Registers, Shape, shape_of
 from tilewright.passes.to_thread.lower_tiles import TileLowering
+from tilewright.passes.to_thread.staged_rows import StagedRows, copied_tensors
 
 
 def lower_row_dots(kernel: Kernel, target: Target) -> Kernel:
@@ -39,6 +40,8 @@ class RowDotLowering(TileLowering):
         super().__init__(kernel, target)
         self.sums = thread_sums(kernel)
         """Tiles of which a thread holds what its elements come to."""
+        self.staged: StagedRows | None = None
+        """Where the loop at hand has copied its rows to."""
         self.has_pairs = any(op.opcode == "dot_pairs" for op in walk(kernel.body))
 
     def coordinates(self, b: Builder) -> None:
@@ -167,7 +170,63 @@ class RowDotLowering(TileLowering):
     # -- loads --------------------------------------------------------------------------------------------------
 
     def ops(self, b: Builder, ops: Sequence[Op]) -> tuple[Held, ...]:
-        return super().ops(b, loads_first(ops) if any(r in self.sums for op in ops for r in op.results) else ops)
+        return super().ops(b, loads_first(ops, self._is_staged) if any(r in self.sums for op in ops for r in op.results) else ops)
+
+    def _is_staged(self, op: Op) -> bool:
+        return self.staged is not None and op.operands[0] in self.staged.rings
+
+    def for_(self, b: Builder, op: Op) -> None:
+        """A loop over steps, whose rows are copied to shared memory some steps ahead where the schedule says so."""
+        stages = self.kernel.attrs.get("row_stages", 0)
+        names, units = (self.kernel.attrs.get(name, ()) for name in ("packed_rows", "packed_units"))
+        assert isinstance(stages, int) and isinstance(names, tuple) and isinstance(units, tuple)
+        copied = copied_tensors(self, op, dict(zip(names, units, strict=True)), self.env) if stages > 1 else []  # type: ignore[arg-type]
+        if not copied:
+            super().for_(b, op)
+            return
+        staged = StagedRows(self, stages, copied)
+        staged.begin(b)
+        low, high, step = (self.env[v] for v in op.operands[:3])
+        assert isinstance(low, Value) and isinstance(high, Value) and isinstance(step, Value)
+        ahead = low
+        for number in range(stages - 1):
+            staged.copy(b, ahead, high, b.index(number))
+            ahead = b.add(ahead, step)
+        initial = [b.index(0), ahead, *self.flat(b, op.operands[3:], [self.env[v] for v in op.operands[3:]])]
+        region = op.regions[0]
+
+        def body(inner: Builder, index: Value, slot: Value, ahead: Value, *carried: Value) -> list[Value]:
+            self.env[region.args[0]] = index
+            if region.args[0] in self.divisors:
+                self.divisors[index] = self.divisors[region.args[0]]
+            self.bind(region.args[1:], carried)
+            inner.multi("copy_wait", pending=stages - 2)
+            inner.multi("warp_sync")
+            before = inner.select(inner.op("eq", slot, inner.index(0)), inner.index(stages - 1), inner.sub(slot, inner.index(1)))
+            staged.copy(inner, ahead, high, before)
+            staged.slot, self.staged = slot, staged
+            self.depth += 1
+            yielded = self.ops(inner, region.ops)
+            self.depth -= 1
+            self.staged = None
+            after = inner.select(inner.op("eq", slot, inner.index(stages - 1)), inner.index(0), inner.add(slot, inner.index(1)))
+            return [after, inner.add(ahead, step), *self.flat(inner, region.yields, yielded)]
+
+        results = b.for_(low, high, step, initial, body, name=region.args[0].name)
+        self.bind(op.results, results[2:])
+
+    def load(self, b: Builder, op: Op) -> None:
+        if self.staged is None or not self._is_staged(op):
+            super().load(b, op)
+            return
+        one = next(c for c in self.staged.copied if c.memory is op.operands[0])
+        shape, held = shape_of(op.result), self.env[op.operands[-1]]
+        places = held if isinstance(held, Value) else self.registers(b, held, shape_of(op.operands[-1]))
+        cells: dict[Cell, Value] = {}
+        for cell in self.cells(shape):
+            place = places if isinstance(places, Value) else places.cells[self.collapsed(cell, places.shape)]
+            cells[cell] = self.staged.load(b, op, one, cell, place)
+        self.env[op.result] = Registers(shape, cells)
 
     def guarded_load(self, b: Builder, memory: Value, indices: Sequence[Value], width: int, cond: Value) -> Value:
         assert isinstance(memory.type, Tensor)
@@ -178,13 +237,13 @@ class RowDotLowering(TileLowering):
         return b.op("load", memory, *indices, cond, width=width, masked=True)
 
 
-def loads_first(ops: Sequence[Op]) -> list[Op]:
-    """The ops with loads, and what these need, before all else. Where something is written the order stays."""
+def loads_first(ops: Sequence[Op], near: Callable[[Op], bool] = lambda op: False) -> list[Op]:
+    """The ops with loads, and what these need, before all else, but for those of what is `near`. Where something is written the order stays."""
     if any(inner.opcode in ("store", "accumulate", "atomic", "barrier") for op in ops for inner in (op, *(i for r in op.regions for i in walk(r)))):
         return list(ops)
     made = {result: op for op in ops for result in op.results}
     early: set[int] = set()
-    waiting = [op for op in ops if op.opcode == "load"]
+    waiting = [op for op in ops if op.opcode == "load" and not near(op)]
     while waiting:
         op = waiting.pop()
         if id(op) not in early:

@@ -127,7 +127,7 @@ def packed_units(kernel: Kernel, schedule: Gemv) -> Kernel:
     ways: dict[str, UnitFormat] = {}
     for term in terms.values():
         way = matrix_format(term.format) if schedule.matrix else UNITS.get(term.format)
-        if way is None or way.lanes != schedule.lanes_n:
+        if way is None or (way.lanes > 1 and way.lanes != schedule.lanes_n):
             raise UserError.at("TW005", f"{schedule.describe()}: rows of {term.format} are not walked so", kernel.span, _help(term.format))
         ways[term.format] = way
     views = {t.tensor: Value(words_of(t.tensor, ways[t.format].word), t.tensor.name) for t in terms.values()}

@@ -96,8 +96,8 @@ class Gemv(MatrixSchedule):
             raise UserError.at("TW005", f"stages={self.stages}: 1 to 8")
         if not 0 <= self.fetch <= 16:
             raise UserError.at("TW005", f"fetch={self.fetch}: 0 to 16 steps")
-        if self.lanes_n not in (1, 8) or (self.lanes_n > 1 and not self.matrix):
-            raise UserError.at("TW005", f"lanes_n={self.lanes_n}: 1, or 8 with matrix=1")
+        if self.lanes_n > (8 if self.matrix else 1):
+            raise UserError.at("TW005", f"lanes_n={self.lanes_n}: 1, or up to 8 with matrix=1")
         step = MMA_LANES // self.lanes_n * self.warps_k * self.vector * self.unit
         if self.m < 1 or self.n < 1 or self.n % (self.warps_n * self.lanes_n) or self.k < step or self.k % step:
             raise UserError.at(

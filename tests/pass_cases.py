@@ -213,6 +213,9 @@ OTHER: dict[tuple[str, str], Reach] = {
     ("thread", "lower_row_dots"): FEW_ROWS,
     ("thread", "dot_products"): stages(scale, "aarch64-neon", numbers(8, 64), numbers(64)),
     ("thread", "merge_loads"): PACKED_ROWS,
+    ("thread", "fetch_rows"): stages(
+        packed_rows, "sm_90a", tw.quantize(numbers(8, 256), tw.q8_0), numbers(256), schedule="family=gemv m=1 n=4 k=256 vector=1 unit=8 matrix=1 pdl=1 fetch=1"
+    ),
     ("thread", "early_loads"): stages(one_length, "sm_90a", *CACHED),
     ("thread", "lower_windows"): PLANES,
     ("explicit", "split_vectors"): lambda: tw.cpu(lanes)(numbers(4), device="emulator"),

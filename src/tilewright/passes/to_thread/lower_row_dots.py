@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tilewright.base.dtypes import f32, u32
+from tilewright.base.dtypes import f32, i32, u32
 from tilewright.base.target import Target
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Kernel, Op, Value, walk
@@ -42,6 +42,7 @@ class RowDotLowering(TileLowering):
         """Tiles of which a thread holds what its elements come to."""
         self.staged: StagedRows | None = None
         """Where the loop at hand has copied its rows to."""
+        self.made = {result: op for op in walk(kernel.body) for result in op.results}
         self.has_pairs = any(op.opcode == "dot_pairs" for op in walk(kernel.body))
 
     def coordinates(self, b: Builder) -> None:
@@ -50,6 +51,20 @@ class RowDotLowering(TileLowering):
             group, twice = b.op("shr", self.lane, b.index(2)), b.mul(b.op("and", self.lane, b.index(3)), b.index(2))
             self.even, self.odd = b.op("eq", group, twice), b.op("eq", group, b.add(twice, b.index(1)))
             """Lanes whose column is the first or the second of the two that they get results of."""
+            self.kept = {value: b.op("shuffle", b.const(value, u32), b.const(0, i32), mode="xor") for value in sorted(self._kept_words())}
+            """Constants in registers: the assembler copies those that all threads share each time they are used, and a shuffle hides that it is one."""
+
+    def _kept_words(self) -> set[int]:
+        return {_high(op) for op in walk(self.kernel.body) if op.opcode == "pair_bytes" and _high(op)} | {
+            value for op in walk(self.kernel.body) if op.opcode == "add_pairs" for v in op.operands if (value := self._word(v)) is not None
+        }
+
+    def _word(self, value: Value) -> int | None:
+        """The constant that a word is, in all elements."""
+        op = self.made.get(value)
+        if op is not None and op.opcode == "broadcast":
+            op = self.made.get(op.operands[0])
+        return op.attrs["value"] if op is not None and op.opcode == "const" and isinstance(op.attrs["value"], int) else None
 
     def summed_shape(self, shape: Shape) -> Shape:
         return tuple(1 if a == self.axis else e for a, e in enumerate(shape))
@@ -62,6 +77,15 @@ class RowDotLowering(TileLowering):
             operands = [self.registers(b, self.env[v], shape) for v in op.operands]
             cells = self._paired(b, op, operands[0]) if op.opcode == "pair_bytes" else self._dots(b, op, operands)
             self.env[op.result] = Registers(shape, cells)
+            return
+        if op.opcode == "add_pairs" and self.has_pairs and shape_of(op.result):
+            shape = shape_of(op.result)
+            words = [self._word(v) for v in op.operands]
+            first, second = (
+                dict.fromkeys(self.cells(shape), self.kept[word]) if word is not None else self.registers(b, self.env[v], shape).cells
+                for word, v in zip(words, op.operands, strict=True)
+            )
+            self.env[op.result] = Registers(shape, {c: b.op("add_pairs", first[c], second[c], dtype=op.attrs["dtype"]) for c in self.cells(shape)})
             return
         if not any(r in self.sums for r in op.results) or op.opcode in ("for", "if", "broadcast"):
             super().lower_op(b, op)
@@ -82,7 +106,7 @@ class RowDotLowering(TileLowering):
     # -- words of two floats ------------------------------------------------------------------------------------
 
     def _paired(self, b: Builder, op: Op, words: Registers) -> dict[Cell, Value]:
-        high = b.const(int(op.attrs["high"]) * 0x01010101, u32)  # type: ignore[call-overload]
+        high = self.kept.get(_high(op)) or b.const(_high(op), u32)
         selector = b.const(0x4342 if op.attrs.get("upper") else 0x4140, u32)
         found = {word: b.op("byte_perm", word, high, selector) for word in dict.fromkeys(words.cells.values())}
         return {cell: found[word] for cell, word in words.cells.items()}
@@ -235,6 +259,13 @@ class RowDotLowering(TileLowering):
         if width == 1:
             return b.op("load", memory, *indices, cond, masked=True)
         return b.op("load", memory, *indices, cond, width=width, masked=True)
+
+
+def _high(op: Op) -> int:
+    """The upper bytes of the halves that `pair_bytes` makes, as a word of four of them."""
+    high = op.attrs["high"]
+    assert isinstance(high, int)
+    return high * 0x01010101
 
 
 def loads_first(ops: Sequence[Op], near: Callable[[Op], bool] = lambda op: False) -> list[Op]:

@@ -51,6 +51,8 @@ class Gemv(MatrixSchedule):
     """Programmatic dependent launch: start before the kernel launched before has ended."""
     fetch: int = 0
     """Steps whose part of w is asked for before that kernel has ended (`passes/late/fetch_rows.py`)."""
+    horizontal: int = 1
+    """Products of the same x that one block computes side by side, `n` rows of each w; `fuse_horizontally` makes them one kernel."""
 
     @property
     def to_tile(self) -> str:

@@ -51,8 +51,12 @@ class RowDotLowering(TileLowering):
             group, twice = b.op("shr", self.lane, b.index(2)), b.mul(b.op("and", self.lane, b.index(3)), b.index(2))
             self.even, self.odd = b.op("eq", group, twice), b.op("eq", group, b.add(twice, b.index(1)))
             """Lanes whose column is the first or the second of the two that they get results of."""
-            self.kept = {value: b.op("shuffle", b.const(value, u32), b.const(0, i32), mode="xor") for value in sorted(self._kept_words())}
-            """Constants in registers: the assembler copies those that all threads share each time they are used, and a shuffle hides that it is one."""
+            lane = b.cast(self.lane, u32)
+            other = b.op("shuffle", lane, b.const(1, i32), mode="xor")
+            zero = b.op("xor", b.op("xor", lane, other), b.const(1, u32))
+            self.kept = {value: b.add(b.const(value, u32), zero) for value in sorted(self._kept_words())}
+            """Constants in registers: the assembler copies those that it knows all threads share each time they are used. It cannot know that the number of the
+            lane and that of its neighbour differ in one bit."""
 
     def _kept_words(self) -> set[int]:
         return {_high(op) for op in walk(self.kernel.body) if op.opcode == "pair_bytes" and _high(op)} | {

@@ -13,6 +13,7 @@ import numpy as np
 
 import tilewright as tw
 from kernels_attention import plain
+from kernels_decode import one_length
 from tilewright.base.dtypes import f32
 from tilewright.base.target import parse_target
 from tilewright.compile.driver import compile_kernel
@@ -102,6 +103,26 @@ def gated(x: tw.Array, gate: tw.Array, up: tw.Array) -> tw.Array:
 
 
 @tw.kernel
+def gated_rows(x: tw.Array, gate: tw.Array, up: tw.Array) -> tw.Array:
+    """Two products of the same few rows, with rows of the weights along the sum."""
+    n, k = x.shape
+    m = gate.shape[0]
+    g = tw.empty((n, m), tw.f32)
+    out = tw.empty((n, m), x.dtype)
+    for i, j in tw.grid(n, m):
+        total = 0.0
+        for p in range(k):
+            total += x[i, p] * gate[j, p]
+        g[i, j] = total
+    for i, j in tw.grid(n, m):
+        total = 0.0
+        for p in range(k):
+            total += x[i, p] * up[j, p]
+        out[i, j] = tw.silu(g[i, j]) * total
+    return out
+
+
+@tw.kernel
 def planes(x: tw.Array, w: tw.Array) -> tw.Array:
     """A convolution of each plane by a window of its own."""
     c, height, width = x.shape
@@ -169,6 +190,7 @@ PLANES = stages(planes, "sm_90a", *WINDOWS)
 PACKED_ROWS = stages(packed_rows, "sm_90a", tw.quantize(numbers(8, 256), tw.q8_0), numbers(256))
 FEW_ROWS = stages(product, "sm_90a", numbers(2, 256, dtype=BF16), numbers(64, 256, dtype=BF16), schedule="family=gemv m=2 n=2 k=256")
 ON_HOPPER = stages(product, "sm_90a", SQUARE, SQUARE, schedule="family=wgmma m=64 n=64 k=64 stages=2")
+CACHED = (numbers(8, 64, dtype=np.float16), *(numbers(256, 2, 64, dtype=np.float16) for _ in range(2)), np.array([200], np.int32))
 ATTENTION_ON_HOPPER = stages(plain, "sm_90a", *ATTENTION)
 EXPLICIT_ON_CPU: Reach = lambda: tw.gpu(doubled)[1, 32](numbers(20), device="cpu")  # noqa: E731
 
@@ -183,6 +205,7 @@ PATHS: dict[str, Reach] = {
     "program": SCALED,
     "tile": SCALED,
     "thread": SCALED,
+    "launches": stages(centred, "sm_90a", numbers(8, 8)),
     "ordered loops": stages(swapped, "x86-64-avx512", numbers(80), 3),
     "one launch": stages(centred, "sm_90a", numbers(8, 8), launches=1),
     "memory": compiled,
@@ -202,6 +225,7 @@ OTHER: dict[tuple[str, str], Reach] = {
     ("program", "split_blocks"): stages(packed_rows, "x86-64-avx2", tw.quantize(numbers(8, 256), tw.q8_0), numbers(256)),
     ("program", "packed_units"): PACKED_ROWS,
     ("tile", "lower_gemv"): FEW_ROWS,
+    ("tile", "fuse_loops"): stages(gated_rows, "sm_90a", numbers(1, 1024), numbers(4096, 1024), numbers(4096, 1024)),
     ("tile", "window_sums"): PLANES,
     ("tile", "fuse_multiply_add"): PLANES,
     ("thread", "lower_wgmma"): ON_HOPPER,
@@ -211,6 +235,12 @@ OTHER: dict[tuple[str, str], Reach] = {
     ("thread", "lower_row_dots"): FEW_ROWS,
     ("thread", "dot_products"): stages(scale, "aarch64-neon", numbers(8, 64), numbers(64)),
     ("thread", "merge_loads"): PACKED_ROWS,
+    ("thread", "fetch_rows"): stages(
+        packed_rows, "sm_90a", tw.quantize(numbers(8, 256), tw.q8_0), numbers(256), schedule="family=gemv m=1 n=4 k=256 vector=1 unit=8 matrix=1 pdl=1 fetch=1"
+    ),
+    ("thread", "merge_stores"): stages(product, "sm_90a", numbers(80, 64, dtype=BF16), tw.quantize(numbers(64, 64), tw.q8_0)),
+    ("thread", "fuse_multiply_add"): stages(product, "sm_90a", SQUARE, tw.quantize(numbers(64, 64), tw.q8_0)),
+    ("thread", "early_loads"): stages(one_length, "sm_90a", *CACHED),
     ("thread", "lower_windows"): PLANES,
     ("explicit", "split_vectors"): lambda: tw.cpu(lanes)(numbers(4), device="emulator"),
 }

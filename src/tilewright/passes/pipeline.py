@@ -31,6 +31,7 @@ from tilewright.passes.late.exact_functions import exact_functions
 from tilewright.passes.late.expand_casts import expand_casts
 from tilewright.passes.late.expand_math import expand_math
 from tilewright.passes.late.expand_random import expand_random
+from tilewright.passes.late.fetch_rows import fetch_rows
 from tilewright.passes.late.flat_accesses import flat_accesses
 from tilewright.passes.late.indices_to_i32 import indices_to_i32
 from tilewright.passes.late.merge_loads import merge_loads
@@ -372,7 +373,7 @@ UNPACK_WEIGHTS = Pass(
 )  # fmt: skip
 PACKED_UNITS = Pass(
     "packed_units", "loop", "loop", packed_units,
-    "GPU: sums over packed rows walk units of blocks, whose bytes are read as words and whose scales are applied once.",
+    "GPU: sums over packed rows walk units of blocks, whose bytes are read as words and whose scales are applied once.", takes=("schedule",),
 )  # fmt: skip
 MERGE_LOADS = Pass(
     "merge_loads", "thread", "thread", merge_loads,
@@ -381,6 +382,10 @@ MERGE_LOADS = Pass(
 MERGE_STORES = Pass(
     "merge_stores", "thread", "thread", merge_stores,
     "Stores of neighbouring elements become one.",
+)  # fmt: skip
+FETCH_ROWS = Pass(
+    "fetch_rows", "thread", "thread", fetch_rows,
+    "The first rows of a product are asked for before the kernel launched before has ended.", takes=("schedule",),
 )  # fmt: skip
 EARLY_LOADS = Pass(
     "early_loads", "thread", "thread", early_loads,
@@ -532,12 +537,13 @@ WITH_LANES = When(
 )
 WITH_WINDOWS = When("windows that overlap, on a GPU", lambda kernel, context: isinstance(context.schedule, Schedule) and context.schedule.window)
 WITH_UNITS = When("products of packed rows, `family=gemv`", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.unit > 1)
+UNPACKING = When("kernels that unpack weights", lambda kernel, context: "unpacks" in kernel.attrs)
+WITH_WORDS = When("products of packed rows, `family=gemv`, and kernels that unpack weights", lambda kernel, context: WITH_UNITS.holds(kernel, context) or UNPACKING.holds(kernel, context))
 WITH_SEVERAL = When(
     "products with few rows side by side, `family=gemv`", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.horizontal > 1
 )
-UNPACKING = When("kernels that unpack weights", lambda kernel, context: "unpacks" in kernel.attrs)
-WITH_WORDS = When("products of packed rows, `family=gemv`, and kernels that unpack weights", lambda kernel, context: WITH_UNITS.holds(kernel, context) or UNPACKING.holds(kernel, context))
 WITH_PARTS = When("sums of parts of attention, on a GPU", lambda kernel, context: context.simt and bool(kernel.attrs.get("sums_parts")))
+WITH_FETCH = When("products with few rows that fetch ahead", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.fetch > 0)
 WITH_OWN_SUMS = When(
     "windows that overlap, and products with few rows, on a GPU",
     lambda kernel, context: isinstance(context.schedule, Gemv) or (isinstance(context.schedule, Schedule) and context.schedule.window),
@@ -589,8 +595,8 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     ),
     "program": (
         Step(FUSE_HORIZONTALLY, "First: the joined kernel is what the passes below prepare."),
-        Step(ROW_PROLOGUES, "After fuse_horizontally: rows that two products read are computed once in the kernel that has both."),
         Step(UNPACK_WEIGHTS, "Before all that prepares operands, which are plain arrays after it."),
+        Step(ROW_PROLOGUES, "After fuse_horizontally: rows that two products read are computed once in the kernel that has both."),
         Step(SPLIT_BLOCKS, "Before reductions are split, whose parts begin anywhere; contractions unpack as they copy panels.", UNPLANNED_CPU),
         Step(CLIP_WINDOWS, "Before pad_windows: sums that end at the border need no frame.", UNPLANNED),
         Step(PAD_WINDOWS, "Before kernels are lowered with the guards it removes."),
@@ -625,6 +631,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(DOT_PRODUCTS, "Before casts become arithmetic.", ON_CPU),
         Step(MERGE_LOADS, "After simplify, which makes equal places the same value.", WITH_WORDS),
         Step(MERGE_STORES, "Beside merge_loads.", UNPACKING),
+        Step(FETCH_ROWS, "After merge_loads: one fetch for what one load reads.", WITH_FETCH),
         Step(EARLY_LOADS, "After simplify, which leaves each load once.", WITH_PARTS),
         Step(MINMAX_BEFORE_WIDENING, "Before casts become arithmetic."),
         Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first."),
@@ -738,10 +745,10 @@ def from_block(typed: TypedKernel, trace: Trace) -> Program:
     return run_on_program(ORDERS["blocks"][0].only_pass, typed, PassContext(), trace)[0]
 
 
-def join_blocks(graph: BlockGraph, programs: tuple[Program, ...], trace: Trace) -> Program:
+def join_blocks(graph: BlockGraph, programs: tuple[Program, ...], trace: Trace, metadata: KernelMetadata | None = None) -> Program:
     """The loop-stage program of a graph of blocks, from those of its blocks."""
     _, link, *rest = ORDERS["blocks"]
-    program, context = run_on_program(link.only_pass, graph, PassContext(programs=programs), trace)
+    program, context = run_on_program(link.only_pass, graph, PassContext(programs=programs, metadata=metadata), trace)
     return run_order(rest, program, context, trace)[0]
 
 

@@ -40,6 +40,7 @@ from tilewright.passes.late.minmax_before_widening import minmax_before_widening
 from tilewright.passes.launches.launch_early import launch_early
 from tilewright.passes.launches.launch_together import launch_together
 from tilewright.passes.launches.prefetch_early import prefetch_early
+from tilewright.passes.launches.read_ahead import read_ahead
 from tilewright.passes.loop.clip_windows import clip_windows
 from tilewright.passes.loop.collapse import collapse
 from tilewright.passes.loop.empty_rows import empty_rows
@@ -261,6 +262,11 @@ SPLIT_SCATTERS = Pass(
     "split_scatters", "program", "program", split_scatters,
     "Scatters run side by side: on a CPU each part of the points has a copy of what it combines into, on a GPU they are atomics.",
     takes=("plans", "target", "hints", "metadata"), gives="plans",
+)  # fmt: skip
+READ_AHEAD = Pass(
+    "read_ahead", "program", "program", read_ahead,
+    "Products with few rows carry what they read of their weights, and read the next step's before they compute.",
+    takes=("target",),
 )  # fmt: skip
 LAUNCH_TOGETHER = Pass(
     "launch_together", "program", "program", launch_together,
@@ -646,6 +652,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(SIMPLIFY, "Code generators see short code."),
     ),
     "launches": (
+        Step(READ_AHEAD, "First: each product is still a kernel of its own."),
         Step(LAUNCH_TOGETHER, "Kernels are final: only how they are launched is left to arrange."),
         Step(LAUNCH_EARLY, "Whether a kernel is short is known once its grid is, and nothing may come before its wait."),
         Step(PREFETCH_EARLY, "After launch_early, which adds waits; addresses are final."),

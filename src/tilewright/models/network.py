@@ -50,6 +50,20 @@ class Network:
             raise UserError.at("TW004", f"{self.fields.where}: the tensor '{name}' has the shape {list(own)}, not [{wanted}]", help="the fields of the file say the second")
         return found
 
+    def host_array(self, name: str, *shape: int) -> np.ndarray | None:
+        """A small weight as the host has it, for what a description computes itself; None where the file has none."""
+        array = self._arrays(name)
+        if array is None:
+            return None
+        found = np.asarray(array.to_host() if hasattr(array, "to_host") else array)
+        if found.shape != shape:
+            raise UserError.at("TW004", f"{self.fields.where}: the tensor '{name}' has the shape {list(found.shape)}, not {list(shape)}")
+        return found
+
+    def zeros(self, name: str) -> Tensor:
+        """One index, 0."""
+        return self.constant(name, np.zeros(1, np.int32))
+
     def constant(self, name: str, array: np.ndarray) -> Tensor:
         """A small array of the architecture's own, such as frequencies."""
         if name not in self._weights:
@@ -106,5 +120,7 @@ class Network:
             cache = self.graph.cache(f"{name}.{layer}", ("longest", s.groups, s.depth), self.cache_dtype)
             rows = rows if rows.dtype is self.cache_dtype else self.op("Copy", rows, dtype=self.cache_dtype)
             caches.append(self.op("KVAppend", cache, rows, position))
-        mixed = self.op("Attention", q, *caches, position, scale=s.scale, window=window)
+        asked = q if q.dtype is self.cache_dtype else self.op("Copy", q, dtype=self.cache_dtype)  # both factors of a matrix unit
+        mixed = self.op("Attention", asked, *caches, position, scale=s.scale, window=window)
+        mixed = mixed if mixed.dtype is q.dtype else self.op("Copy", mixed, dtype=q.dtype)
         return mixed.reshape((*mixed.sizes[:-2], s.heads * s.depth))

@@ -213,6 +213,7 @@ OTHER: dict[tuple[str, str], Reach] = {
     ("thread", "lower_row_dots"): FEW_ROWS,
     ("thread", "dot_products"): stages(scale, "aarch64-neon", numbers(8, 64), numbers(64)),
     ("thread", "merge_loads"): PACKED_ROWS,
+    ("thread", "merge_stores"): stages(product, "sm_90a", SQUARE, tw.quantize(numbers(64, 64), tw.q8_0)),
     ("thread", "early_loads"): stages(one_length, "sm_90a", *CACHED),
     ("thread", "lower_windows"): PLANES,
     ("explicit", "split_vectors"): lambda: tw.cpu(lanes)(numbers(4), device="emulator"),

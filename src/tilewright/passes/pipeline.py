@@ -34,6 +34,7 @@ from tilewright.passes.late.expand_random import expand_random
 from tilewright.passes.late.flat_accesses import flat_accesses
 from tilewright.passes.late.indices_to_i32 import indices_to_i32
 from tilewright.passes.late.merge_loads import merge_loads
+from tilewright.passes.late.merge_stores import merge_stores
 from tilewright.passes.late.minmax_before_widening import minmax_before_widening
 from tilewright.passes.loop.clip_windows import clip_windows
 from tilewright.passes.loop.collapse import collapse
@@ -54,6 +55,7 @@ from tilewright.passes.packed.split_blocks import split_blocks
 from tilewright.passes.packed.stage_units import stage_units
 from tilewright.passes.packed.units import packed_units
 from tilewright.passes.packed.unpack_blocks import unpack_blocks
+from tilewright.passes.packed.unpack_weights import unpack_weights
 from tilewright.passes.program.drop_empty import drop_empty
 from tilewright.passes.program.fission_products import fission_products
 from tilewright.passes.program.fuse import FusionReport, fuse
@@ -335,6 +337,10 @@ STAGE_UNITS = Pass(
     "stage_units", "program", "program", stage_units,
     "GPU: what packed rows are multiplied with is laid out for the lanes that read it.", takes=("plans",), gives="plans",
 )  # fmt: skip
+UNPACK_WEIGHTS = Pass(
+    "unpack_weights", "program", "program", unpack_weights,
+    "GPU: packed weights of products with many rows are unpacked to scratch first, in the dtype that they are multiplied in.", takes=PLANNED, gives="plans",
+)  # fmt: skip
 PACKED_UNITS = Pass(
     "packed_units", "loop", "loop", packed_units,
     "GPU: sums over packed rows walk units of blocks, whose bytes are read as words and whose scales are applied once.",
@@ -342,6 +348,10 @@ PACKED_UNITS = Pass(
 MERGE_LOADS = Pass(
     "merge_loads", "thread", "thread", merge_loads,
     "Loads of neighbouring elements become one.",
+)  # fmt: skip
+MERGE_STORES = Pass(
+    "merge_stores", "thread", "thread", merge_stores,
+    "Stores of neighbouring elements become one.",
 )  # fmt: skip
 EARLY_LOADS = Pass(
     "early_loads", "thread", "thread", early_loads,
@@ -493,6 +503,8 @@ WITH_LANES = When(
 )
 WITH_WINDOWS = When("windows that overlap, on a GPU", lambda kernel, context: isinstance(context.schedule, Schedule) and context.schedule.window)
 WITH_UNITS = When("products of packed rows, `family=gemv`", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.unit > 1)
+UNPACKING = When("kernels that unpack weights", lambda kernel, context: "unpacks" in kernel.attrs)
+WITH_WORDS = When("products of packed rows, `family=gemv`, and kernels that unpack weights", lambda kernel, context: WITH_UNITS.holds(kernel, context) or UNPACKING.holds(kernel, context))
 WITH_PARTS = When("sums of parts of attention, on a GPU", lambda kernel, context: context.simt and bool(kernel.attrs.get("sums_parts")))
 WITH_OWN_SUMS = When(
     "windows that overlap, and products with few rows, on a GPU",
@@ -545,6 +557,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
     ),
     "program": (
         Step(FUSE_HORIZONTALLY, "First: the joined kernel is what the passes below prepare."),
+        Step(UNPACK_WEIGHTS, "Before all that prepares operands, which are plain arrays after it."),
         Step(SPLIT_BLOCKS, "Before reductions are split, whose parts begin anywhere; contractions unpack as they copy panels.", UNPLANNED_CPU),
         Step(CLIP_WINDOWS, "Before pad_windows: sums that end at the border need no frame.", UNPLANNED),
         Step(PAD_WINDOWS, "Before kernels are lowered with the guards it removes."),
@@ -576,7 +589,8 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(PICK_TO_THREAD, "The schedule and the target choose the lowering."),
         Step(SIMPLIFY, "Folds index arithmetic of the lowering."),
         Step(DOT_PRODUCTS, "Before casts become arithmetic.", ON_CPU),
-        Step(MERGE_LOADS, "After simplify, which makes equal places the same value.", WITH_UNITS),
+        Step(MERGE_LOADS, "After simplify, which makes equal places the same value.", WITH_WORDS),
+        Step(MERGE_STORES, "Beside merge_loads.", UNPACKING),
         Step(EARLY_LOADS, "After simplify, which leaves each load once.", WITH_PARTS),
         Step(MINMAX_BEFORE_WIDENING, "Before casts become arithmetic."),
         Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first."),

@@ -23,7 +23,7 @@ from tilewright.passes.choose.row_dots import RowDots, find_row_dots
 from tilewright.passes.packed.stage_units import can_stage
 from tilewright.passes.program.split_reductions import would_split
 from tilewright.passes.schedules.gemv import Gemv
-from tilewright.passes.schedules.matrix import MatrixSchedule
+from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule
 
 FEW_FOR_FMA = 4
 """Rows of x up to which plain arithmetic keeps up with memory; beyond them matrix instructions come first, where there are any."""
@@ -39,7 +39,8 @@ def product_schedules(kernel: Kernel, target: Target, sizes: Mapping[str, int]) 
     """Schedules for the products a kernel computes, best first; none where it computes none."""
     matrix = matrix_schedules(kernel, target, sizes)
     rows = gemv_schedules(kernel, target, sizes)
-    if rows and (not matrix or rows[0].m <= FEW_FOR_FMA):
+    unpacked = any(isinstance(s, GpuProduct) and s.unpack for s in matrix)
+    if rows and (not matrix or unpacked or rows[0].m <= FEW_FOR_FMA):
         return (*rows, *matrix)
     return (*matrix, *rows)
 

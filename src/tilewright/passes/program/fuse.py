@@ -474,7 +474,9 @@ def _inlined(pair: _FusedPair) -> Program:
     element = [op for op in producer.body if op is not pair.store and not _writes(op)]
     work = sum(1 for op in element if op.opcode not in ("const", "size", "cast", "load"))
     heavy = any(OPS[op.opcode].group == "function" for op in element)
-    if (heavy or work > CHEAP) and any(_repeats(pair, load) for load in pair.loads):
+    # Packed weights that are only moved, as by `w.T`: the reader unpacks them as it would those that were not.
+    moved = any("packed" in op.attrs and pair.store.operands[-1] in op.results for op in element)
+    if not moved and (heavy or work > CHEAP) and any(_repeats(pair, load) for load in pair.loads):
         raise _NotFused(f"!every element would be computed many times over ({work} operations)")
     names = names_of(pair.calls[pair.first])
     consumer = pair.calls[pair.second]

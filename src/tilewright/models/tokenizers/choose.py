@@ -10,10 +10,12 @@ from tilewright.base.errors import UserError
 from tilewright.execute.numpy_files import shown_name
 from tilewright.models.formats.model_file import ModelFile
 from tilewright.models.tokenizers.base import Tokenizer
+from tilewright.models.tokenizers.bpe import BytePairTokenizer
 from tilewright.models.tokenizers.library import LibraryTokenizer
 from tilewright.models.tokenizers.spm import SentencePieceTokenizer
+from tilewright.models.tokenizers.wordpiece import WordPieceTokenizer
 
-_KINDS: dict[str, Callable[[Mapping[str, Any]], Tokenizer]] = {"llama": SentencePieceTokenizer}
+_KINDS: dict[str, Callable[[Mapping[str, Any]], Tokenizer]] = {"llama": SentencePieceTokenizer, "gpt2": BytePairTokenizer, "bert": WordPieceTokenizer}
 """Tokenizers by what `tokenizer.ggml.model` calls them."""
 
 

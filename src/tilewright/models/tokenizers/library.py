@@ -7,7 +7,6 @@ In: the file, or its folder. Special ids and the chat template come from the fil
 from __future__ import annotations
 
 import importlib
-import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,26 +14,12 @@ from typing import Any
 
 from tilewright.base.errors import UserError
 from tilewright.execute.numpy_files import opened, shown_name
+from tilewright.models.formats.json_files import MOST_BYTES, read_json
 from tilewright.models.tokenizers.base import Tokenizer, checked_text
 from tilewright.models.tokenizers.vocabulary import ENDS
 
-_MOST_BYTES = 1 << 28
-"""Bytes of a file of JSON: far more than vocabularies have."""
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The record in a JSON file. Raises `UserError`."""
-    file, size = opened(path)
-    with file:
-        if size > _MOST_BYTES:
-            raise UserError.at("TW007", f"file '{path}' has {size} bytes, more than {_MOST_BYTES}")
-        try:
-            value = json.loads(file.read().decode("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise UserError.at("TW007", f"file '{path}' is no JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise UserError.at("TW007", f"file '{path}' holds no record")
-    return value
+_MOST_PARTS = 8
+"""Ids that one character may have; after so many what does not decode is shown as it is."""
 
 
 class LibraryTokenizer(Tokenizer):
@@ -49,15 +34,15 @@ class LibraryTokenizer(Tokenizer):
         place = place / "tokenizer.json" if place.is_dir() else place
         file, size = opened(place)
         with file:
-            if size > _MOST_BYTES:
-                raise UserError.at("TW007", f"file '{place}' has {size} bytes, more than {_MOST_BYTES}")
+            if size > MOST_BYTES:
+                raise UserError.at("TW007", f"file '{place}' has {size} bytes, more than {MOST_BYTES}")
             data = file.read()
         try:
             self._tokenizer: Any = library.Tokenizer.from_buffer(data)
         except Exception as error:  # the library raises plain `Exception`
             raise UserError.at("TW007", f"file '{place}' is no tokenizer: {shown_name(str(error))}") from None
         beside = {name: read_json(place.parent / name) if (place.parent / name).is_file() else {} for name in ("tokenizer_config.json", "generation_config.json", "config.json")}
-        self.vocabulary_size = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+        self.vocabulary_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         config = beside["tokenizer_config.json"]
         self.bos, self.eos = (self._id(config.get(f"{name}_token")) for name in ("bos", "eos"))
         ends = [self.eos, *(self.id_of(name) for name in ENDS)]
@@ -83,7 +68,7 @@ class LibraryTokenizer(Tokenizer):
         file, size = opened(path)
         with file:
             try:
-                return file.read(min(size, _MOST_BYTES)).decode("utf-8")
+                return file.read(min(size, MOST_BYTES)).decode("utf-8")
             except UnicodeDecodeError:
                 raise UserError.at("TW007", f"file '{path}' is not UTF-8") from None
 
@@ -93,7 +78,8 @@ class LibraryTokenizer(Tokenizer):
 
     def encode(self, text: str, *, add_bos: bool | None = None, special: bool = False) -> list[int]:
         # The library takes the names of special tokens for those, unless it is told that they are text.
-        self._tokenizer.encode_special_tokens = not special
+        if self._tokenizer.encode_special_tokens is special:
+            self._tokenizer.encode_special_tokens = not special
         found = list(self._tokenizer.encode(checked_text(text), add_special_tokens=add_bos is not False).ids)
         if add_bos and self.bos is not None and found[:1] != [self.bos]:
             found.insert(0, self.bos)
@@ -103,22 +89,20 @@ class LibraryTokenizer(Tokenizer):
         return str(self._tokenizer.decode([self.checked(id) for id in ids], skip_special_tokens=not special))
 
     def pieces(self, ids: Iterable[int], *, special: bool = False) -> Iterator[str]:
-        """The text of each id as it comes. A piece may depend on those before it, so the last few are decoded again."""
-        kept: list[int] = []
-        shown = 0
-        text = ""
+        """The text of each id as it comes. What an id stands for may depend on those before it, so these are decoded again, behind a first letter."""
+        kept: list[int] = list(self._tokenizer.encode("a", add_special_tokens=False).ids)
+        shown, rest = len(kept), ""
         for id in ids:
             kept.append(self.checked(id))
-            text = self.decode(kept, special=special)
-            if text.endswith("\ufffd") and len(kept) - shown < 8:
+            before, text = self.decode(kept[:shown], special=special), self.decode(kept, special=special)
+            rest = text[len(before) :]
+            if text.endswith("\ufffd") and len(kept) - shown < _MOST_PARTS:
                 yield ""
                 continue
-            before = self.decode(kept[:shown], special=special)
-            yield text[len(before) :]
-            # Half of what was shown stays, so that spaces between words are decoded as in the middle of a text.
-            kept, shown = kept[shown:], len(kept) - shown
-        if text.endswith("\ufffd") and len(kept) > shown:
-            yield text[len(self.decode(kept[:shown], special=special)) :]
+            yield rest
+            kept, shown, rest = kept[shown:], len(kept) - shown, ""
+        if rest:
+            yield rest
 
     def piece(self, id: int, *, special: bool = False) -> bytes:
         return self.decode([id], special=special).encode("utf-8")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from tilewright.base.errors import UserError
 from tilewright.models.tokenizers.base import Tokenizer, checked_text
+from tilewright.models.tokenizers.merging import merge_pairs
 from tilewright.models.tokenizers.special import SpecialTokens
 from tilewright.models.tokenizers.vocabulary import BYTE, CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
 
@@ -113,37 +113,17 @@ class SentencePieceTokenizer(Tokenizer):
     def _merge(self, text: str) -> list[int]:
         """The ids of a text, merged as a whole."""
         ids, scores = self._ids, self._scores
-        symbols: list[str] = list(text)
-        count = len(symbols)
-        after, before = list(range(1, count + 1)), list(range(-1, count - 1))
-        heap: list[tuple[float, int, int]] = []
-        for left in range(count - 1):
-            if (id := ids.get(symbols[left] + symbols[left + 1])) is not None:
-                heap.append((-scores[id], left, 2))
-        heapify(heap)
-        while heap:
-            _, left, size = heappop(heap)
-            right = after[left]
-            # A symbol that was merged into another is empty, and has no neighbour.
-            if right >= count or len(symbols[left]) + len(symbols[right]) != size:
-                continue
-            merged = symbols[left] = symbols[left] + symbols[right]
-            symbols[right] = ""
-            follower = after[left] = after[right]
-            after[right] = count
-            if follower < count:
-                before[follower] = left
-                if (id := ids.get(merged + symbols[follower])) is not None:
-                    heappush(heap, (-scores[id], left, size + len(symbols[follower])))
-            if (prior := before[left]) >= 0 and (id := ids.get(symbols[prior] + merged)) is not None:
-                heappush(heap, (-scores[id], prior, size + len(symbols[prior])))
+
+        def rank(left: str, right: str) -> float | None:
+            id = ids.get(left + right)
+            return None if id is None else -scores[id]
+
         found: list[int] = []
-        for symbol in symbols:
-            if symbol:
-                if (id := ids.get(symbol)) is not None:
-                    found.append(id)
-                else:
-                    found += self._bytes(symbol)
+        for symbol in merge_pairs(text, rank):
+            if (id := ids.get(symbol)) is not None:
+                found.append(id)
+            else:
+                found += self._bytes(symbol)
         return found
 
     def _bytes(self, character: str) -> list[int]:

@@ -349,4 +349,4 @@ class Amx(CpuProduct):
 
 def products_of(schedule: object) -> int:
     """Products that one block computes side by side by a schedule."""
-    return schedule.horizontal if isinstance(schedule, GpuProduct | CpuPanels) else 1
+    return int(getattr(schedule, "horizontal", 1))

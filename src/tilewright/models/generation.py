@@ -157,8 +157,7 @@ class Generator:
         """Of hidden rows: by the output's weight, or by the embedding where there is none."""
         name = "output" if net.has("output.weight") else "token_embd"
         weight = net.weight(f"{name}.weight", None, net.shape.width)
-        rounded = {"activations": net.activations} if net.activations and weight.dtype.is_packed else {}
-        return net.op("MulMat", rows, weight, name="logits", **rounded)
+        return net.op("MulMat", rows, weight, name="logits", **net.product_options(weight))
 
     def step(self, settings: SamplingSettings) -> CapturedStep:
         """One token: its logits, the choice of the next one, and its way back."""

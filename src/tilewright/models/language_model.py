@@ -69,7 +69,7 @@ class LanguageModel:
         return int(entry.shape[0])
 
     def _network(self, tokens: int) -> Network:
-        return Network(self.architecture, self.fields, self.shape, self.weights, tokens, self.cache_dtype, "q8" if self.activations == "q8" else "")
+        return Network(self.architecture, self.fields, self.shape, self.weights, tokens, self.cache_dtype, "q8" if self.activations == "q8" else "", self.place.kind == "cpu")
 
     @cached_property
     def tokenizer(self) -> tokenizers.Tokenizer:

@@ -18,6 +18,8 @@ from tilewright.graphs.tensor import Extent, Tensor
 from tilewright.models.config import NetworkShape
 from tilewright.models.fields import ModelFields
 
+EVERYWHERE = 1 << 30
+"""The window of a layer that sees all positions: layers with a window and without are then one program."""
 WeightArrays = Callable[[str], Any]
 """The array of a weight by its name; None where the file has none."""
 
@@ -25,9 +27,11 @@ WeightArrays = Callable[[str], Any]
 class Network:
     """A graph in the making. `tokens` is how many tokens a run has: a number, or the name of a size."""
 
-    def __init__(self, name: str, fields: ModelFields, shape: NetworkShape, arrays: WeightArrays, tokens: Extent, cache_dtype: DType = f32, activations: str = "") -> None:
+    def __init__(self, name: str, fields: ModelFields, shape: NetworkShape, arrays: WeightArrays, tokens: Extent, cache_dtype: DType = f32, activations: str = "", by_rows: bool = False) -> None:
         self.graph = TensorGraph(name)
         self.fields, self.shape, self.tokens, self.cache_dtype, self.activations = fields, shape, tokens, cache_dtype, activations
+        self.by_rows = by_rows
+        """Whether products of one token walk packed weights row by row, as CPUs want it."""
         self._arrays = arrays
         self._weights: dict[str, Tensor] = {}
 
@@ -85,8 +89,11 @@ class Network:
         columns = x.shape[-1]
         weight = self.weight(f"{name}.weight", rows, columns if isinstance(columns, int) else None)
         bias = {"bias": self.weight(f"{name}.bias", rows)} if self.has(f"{name}.bias") else {}
-        rounded = {"activations": self.activations} if self.activations and weight.dtype.is_packed else {}
-        return self.op("MulMat", x, weight, name=name, **bias, **rounded)
+        return self.op("MulMat", x, weight, name=name, **bias, **self.product_options(weight))
+
+    def product_options(self, weight: Tensor) -> dict[str, Any]:
+        """What products with a weight are asked for: packed ones may have activations of eight bits."""
+        return {"activations": self.activations, "by_rows": self.by_rows} if weight.dtype.is_packed else {}
 
     def rms_norm(self, x: Tensor, name: str) -> Tensor:
         features = x.shape[-1]
@@ -121,6 +128,5 @@ class Network:
             rows = rows if rows.dtype is self.cache_dtype else self.op("Copy", rows, dtype=self.cache_dtype)
             caches.append(self.op("KVAppend", cache, rows, position))
         asked = q if q.dtype is self.cache_dtype else self.op("Copy", q, dtype=self.cache_dtype)  # both factors of a matrix unit
-        mixed = self.op("Attention", asked, *caches, position, scale=s.scale, window=window)
-        mixed = mixed if mixed.dtype is q.dtype else self.op("Copy", mixed, dtype=q.dtype)
+        mixed = self.op("Attention", asked, *caches, position, scale=s.scale, window=window or EVERYWHERE, dtype=q.dtype)
         return mixed.reshape((*mixed.sizes[:-2], s.heads * s.depth))

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from models import reference
 
 import tilewright as tw
+from models import reference
 from tilewright.models.folders import folder_names
 from tilewright.models.formats.gguf import write_gguf
 
@@ -109,7 +109,7 @@ class RandomModel:
     def folder(self, path: Path, more: dict[str, Any] | None = None) -> Path:
         """Names and numbers as in folders of the transformers library."""
         from tilewright.models.fields import FOLDER_FIELDS
-        from tilewright.models.folders import _TABLES, _DECODER  # type: ignore[attr-defined]
+        from tilewright.models.folders import _DECODER, _TABLES  # type: ignore[attr-defined]
 
         path.mkdir(exist_ok=True)
         fields = {f"{self.architecture}.{field}": name for name, field in FOLDER_FIELDS.items()}

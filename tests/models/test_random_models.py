@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models import reference
-from models.random_models import RandomModel
 
 import tilewright as tw
+from models import reference
+from models.random_models import RandomModel
 
 IDS = [1, 5, 33, 2, 66, 7, 7, 12, 31]
 PACKED = (tw.q8_0, tw.q5_0, tw.q4_0, tw.bf16, tw.q4_1)

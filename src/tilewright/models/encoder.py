@@ -78,8 +78,8 @@ class SentenceEncoder:
         self.shape = read_shape(fields)
         self.pooling = self._pooling()
         net = self._network()
-        self.words = int(net.weight("token_embd.weight", None, self.shape.width).shape[0])
-        self.context = min(self.shape.context, int(net.weight("position_embd.weight", None, self.shape.width).shape[0]))
+        self.words = net.rows("token_embd.weight")
+        self.context = min(self.shape.context, net.rows("position_embd.weight"))
         self._build(net, 1, 1)
         self._steps: dict[tuple[int, int, bool], CapturedStep] = {}
         self.load_seconds = time.perf_counter() - start
@@ -123,7 +123,7 @@ class SentenceEncoder:
         key = sentences, tokens, normalise
         if key not in self._steps:
             g = self._build(self._network(), *key).graph
-            inputs = {"ids": np.zeros((sentences, tokens), np.int32), "lengths": np.ones(sentences, np.int32)}
+            inputs: dict[str, Any] = {"ids": np.zeros((sentences, tokens), np.int32), "lengths": np.ones(sentences, np.int32)}
             self._steps[key] = g.capture(self.place.id, **inputs)
         return self._steps[key]
 

@@ -22,8 +22,8 @@ from tilewright.models.encoder import SentenceEncoder
 from tilewright.models.fields import ModelFields
 from tilewright.models.folders import folder_names
 from tilewright.models.formats.gguf import open_gguf
-from tilewright.models.formats.safetensors import open_folder
 from tilewright.models.formats.model_file import ModelFile
+from tilewright.models.formats.safetensors import open_folder
 from tilewright.models.language_model import LanguageModel
 from tilewright.models.weights import ModelWeights, Progress
 

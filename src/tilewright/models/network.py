@@ -64,6 +64,12 @@ class Network:
             raise UserError.at("TW004", f"{self.fields.where}: the tensor '{name}' has the shape {list(found.shape)}, not {list(shape)}")
         return found
 
+    def rows(self, name: str) -> int:
+        """How many rows of the network's width a weight has."""
+        found = self.weight(name, None, self.shape.width).shape[0]
+        assert isinstance(found, int)
+        return found
+
     def zeros(self, name: str) -> Tensor:
         """One index, 0."""
         return self.constant(name, np.zeros(1, np.int32))

@@ -46,7 +46,7 @@ def _mul_mat(call: NodeCall) -> Lowered:
     return Lowered(_PRODUCTS["rows", "bias" in call, call["activations"]], {"x": x}, (TensorType((x.sizes[0], *columns), x.dtype),))
 
 
-_PRODUCTS = {
+_PRODUCTS: dict[tuple[str, bool, str], Kernel[..., Any]] = {
     ("row", False, ""): rows.mul_row, ("row", True, ""): rows.mul_row_bias, ("row", False, "q8"): rows.mul_row_q8, ("row", True, "q8"): rows.mul_row_bias_q8,
     ("rows", False, ""): rows.mul_mat, ("rows", True, ""): rows.mul_mat_bias, ("rows", False, "q8"): rows.mul_mat_q8, ("rows", True, "q8"): rows.mul_mat_bias_q8,
 }  # fmt: skip

@@ -92,7 +92,7 @@ from tilewright.passes.runner import (
 )
 from tilewright.passes.schedules.gemv import Gemv
 from tilewright.passes.schedules.loops import Schedule
-from tilewright.passes.schedules.matrix import MatrixSchedule
+from tilewright.passes.schedules.matrix import GpuProduct, MatrixSchedule
 from tilewright.passes.schedules.plans import Plan, Plans
 from tilewright.passes.simt_to_simd.lower_threads import simt_to_simd
 from tilewright.passes.simt_to_simd.split_vectors import split_vectors
@@ -538,7 +538,11 @@ WITH_LANES = When(
 WITH_WINDOWS = When("windows that overlap, on a GPU", lambda kernel, context: isinstance(context.schedule, Schedule) and context.schedule.window)
 WITH_UNITS = When("products of packed rows, `family=gemv`", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.unit > 1)
 UNPACKING = When("kernels that unpack weights", lambda kernel, context: "unpacks" in kernel.attrs)
-WITH_WORDS = When("products of packed rows, `family=gemv`, and kernels that unpack weights", lambda kernel, context: WITH_UNITS.holds(kernel, context) or UNPACKING.holds(kernel, context))
+BRINGS_PACKED = When("products that unpack as they go", lambda kernel, context: isinstance(context.schedule, GpuProduct) and context.schedule.b_copy == "packed")
+WITH_WORDS = When(
+    "products of packed rows, and kernels that unpack weights",
+    lambda kernel, context: any(when.holds(kernel, context) for when in (WITH_UNITS, UNPACKING, BRINGS_PACKED)),
+)
 WITH_SEVERAL = When(
     "products with few rows side by side, `family=gemv`", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.horizontal > 1
 )
@@ -631,6 +635,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(DOT_PRODUCTS, "Before casts become arithmetic.", ON_CPU),
         Step(MERGE_LOADS, "After simplify, which makes equal places the same value.", WITH_WORDS),
         Step(MERGE_STORES, "Beside merge_loads.", UNPACKING),
+        Step(FUSE_MULTIPLY_ADD, "What unpacks is written by the lowering.", BRINGS_PACKED),
         Step(FETCH_ROWS, "After merge_loads: one fetch for what one load reads.", WITH_FETCH),
         Step(EARLY_LOADS, "After simplify, which leaves each load once.", WITH_PARTS),
         Step(MINMAX_BEFORE_WIDENING, "Before casts become arithmetic."),

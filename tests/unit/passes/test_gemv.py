@@ -312,7 +312,7 @@ def test_infinities_of_x_meet_packed_rows() -> None:
         np.testing.assert_array_equal(wide(computed(lowered(gemv, w, x), w.blocks, x)), want)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("words", "said"), [("unit=64 lanes_n=8", "lanes_n=8: 1, or 8"), ("unit=64 lanes_n=4 matrix=1", "1, or 8"), ("unit=64 fetch=17", "0 to 16")])
+@pytest.mark.parametrize(("words", "said"), [("unit=64 lanes_n=8", "lanes_n=8: 1, or up to 8"), ("unit=64 lanes_n=16 matrix=1", "1, or up to 8"), ("unit=64 stages=9", "1 to 8"), ("unit=64 fetch=17", "0 to 16")])
 def test_what_a_matrix_schedule_cannot_be(words: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         parse_schedule(f"family=gemv m=1 n=8 k=2048 vector=1 {words}")

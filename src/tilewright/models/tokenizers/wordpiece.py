@@ -106,8 +106,8 @@ class WordPieceTokenizer(Tokenizer):
         while rest:
             for length in range(min(len(rest), self._longest), 0, -1):
                 id = self._ids.get(rest[:length])
-                # The mark of a word's beginning alone covers nothing.
-                if id is not None and rest[:length] != SPACE:
+                # Tokens with the mark of a beginning begin words, and the mark alone covers nothing.
+                if id is not None and rest[:length] != SPACE and (not found or rest[0] != SPACE):
                     found.append(id)
                     rest = rest[length:]
                     break

@@ -1,6 +1,7 @@
 """Packed weights of products with many rows are unpacked first, once for all rows. `Program -> Program`.
 
-In: a program and the schedules of its contractions. Where one says `unpack`, the elements of its packed factor are written to scratch, in the dtype of
+In: a program and the schedules of its contractions. Where one says `b_copy=packed`, the product unpacks on its way to shared memory
+(`to_thread/mma/packed_operand.py`), and here its elements are rounded. Where one says `unpack`, the elements of its packed factor are written to scratch, in the dtype of
 the other factor where that is f16 or bf16 and in f32 else. Out: the program with a kernel more, which unpacks; the product's factor is now a plain load,
 brought and multiplied like any other. Scratch is memory of the call: nothing unpacked is kept.
 
@@ -32,7 +33,7 @@ from tilewright.ir.types import Tensor, dtype_of, tensor
 from tilewright.passes.common.simplify import simplify
 from tilewright.passes.loop.collapse import collapse
 from tilewright.passes.loop.fuse_multiply_add import fuse_multiply_add
-from tilewright.passes.packed.elements import element_at, radices
+from tilewright.passes.packed.elements import element_at, hidden_zero, radices
 from tilewright.passes.packed.units import sources
 from tilewright.passes.schedules.loops import Schedule
 from tilewright.passes.schedules.matrix import GpuProduct
@@ -83,6 +84,8 @@ def unpack_weights(program: Program, plans: Plans) -> tuple[Program, Plans]:
                 schedules.append(schedule)
                 names[memory] = memory.name
             call = replace(call, kernel=form.kernel, args=tuple(names[p] for p in form.kernel.params))
+        elif isinstance(plan, GpuProduct) and plan.b_copy == "packed":
+            call = replace(call, kernel=rounded_kernel(call.kernel))
         calls.append(call)
         schedules.append(plan)
     return replace(program, calls=tuple(calls), scratch=tuple(scratch)), tuple(schedules)
@@ -127,6 +130,20 @@ def unpacked_form(kernel: Kernel, number: int = 0) -> UnpackedForm | None:
     used = {v for op in walk(made.body) for v in op.operands}
     params = (*(p for p in kernel.params if p in used or not isinstance(p.type, Tensor)), *(memory for _, memory in memories.values()))
     return UnpackedForm(replace(made, params=params), tuple(memories.values()))
+
+
+def rounded_kernel(kernel: Kernel) -> Kernel:
+    """The kernel with its packed factors rounded to what they are multiplied in, where they stand."""
+    elements = {factor.element.results[0]: dtype_of_copy(factor) for factor in packed_factors(kernel)}
+
+    def one(b: Builder, op: Op) -> Sequence[Value] | None:
+        dtype = elements.get(op.results[0]) if len(op.results) == 1 else None
+        if dtype is None or dtype is f32:
+            return None
+        b.append(op)
+        return [b.cast(b.cast(op.results[0], dtype), f32)]
+
+    return rewrite(kernel, one)
 
 
 def dtype_of_copy(factor: PackedFactor) -> DType:
@@ -201,6 +218,20 @@ def counts(format_: DType) -> tuple[int, ...]:
     return (*(1,) * (len(digits) - 2), 2, RUN)
 
 
+def fits_step(format_: DType, step: int) -> bool:
+    """Whether steps of so many elements can be unpacked by units."""
+    weights = weights_of(format_)
+    whole = step % format_.block == 0 or (format_.block % step == 0 and step % weights[0] == 0)
+    first = min(radices(format_)[0], max(1, step // weights[0]))
+    return whole and first % counts(format_)[0] == 0
+
+
+def weights_of(format_: DType) -> list[int]:
+    """What each digit of a place counts."""
+    digits = radices(format_)
+    return [prod(digits[number + 1 :]) for number in range(len(digits))]
+
+
 def _unpacking(kernel: Kernel, factor: PackedFactor, memory: Value) -> tuple[Kernel, Schedule]:
     """The kernel that fills the scratch, and how it is cut into blocks."""
     (parallel,) = (op for op in kernel.body.ops if op.opcode == "parallel")
@@ -230,13 +261,14 @@ def _unpacking(kernel: Kernel, factor: PackedFactor, memory: Value) -> tuple[Ker
             size //= count
             first.append(inner.op("floordiv", rest, inner.index(size)) if count > 1 else inner.index(0))
             rest = inner.op("mod", rest, inner.index(size)) if count > 1 else rest
+        nothing = hidden_zero(inner, factor.tensor)
         start = _join(inner, [inner.mul(digit, inner.index(count)) for digit, count in zip(first, own, strict=True)], digits)
         for places in combinations(*map(range, own)):
             at = [
                 inner.add(inner.mul(digit, inner.index(count)), inner.index(place)) if count > 1 else digit
                 for digit, count, place in zip(first, own, places, strict=True)
             ]  # fmt: skip
-            value = element_at(inner, factor.tensor, lead, block, at, format_)
+            value = element_at(inner, factor.tensor, lead, block, at, format_, nothing)
             offset = 0
             for radix, place in zip(digits, places, strict=True):
                 offset = offset * radix + place

@@ -493,6 +493,10 @@ WITH_LANES = When(
 )
 WITH_WINDOWS = When("windows that overlap, on a GPU", lambda kernel, context: isinstance(context.schedule, Schedule) and context.schedule.window)
 WITH_UNITS = When("products of packed rows, `family=gemv`", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.unit > 1)
+WITH_NEIGHBOURS = When(
+    "products of packed rows, `family=gemv`, and attention to packed keys and values",
+    lambda kernel, context: (isinstance(context.schedule, Gemv) and context.schedule.unit > 1) or bool(kernel.attrs.get("computed")),
+)
 WITH_PARTS = When("sums of parts of attention, on a GPU", lambda kernel, context: context.simt and bool(kernel.attrs.get("sums_parts")))
 WITH_OWN_SUMS = When(
     "windows that overlap, and products with few rows, on a GPU",
@@ -576,7 +580,7 @@ ORDERS: Mapping[str, tuple[Step, ...]] = MappingProxyType({
         Step(PICK_TO_THREAD, "The schedule and the target choose the lowering."),
         Step(SIMPLIFY, "Folds index arithmetic of the lowering."),
         Step(DOT_PRODUCTS, "Before casts become arithmetic.", ON_CPU),
-        Step(MERGE_LOADS, "After simplify, which makes equal places the same value.", WITH_UNITS),
+        Step(MERGE_LOADS, "After simplify, which makes equal places the same value.", WITH_NEIGHBOURS),
         Step(EARLY_LOADS, "After simplify, which leaves each load once.", WITH_PARTS),
         Step(MINMAX_BEFORE_WIDENING, "Before casts become arithmetic."),
         Step(EXPAND_MATH, "Functions may contain casts, so they are expanded first."),

@@ -144,14 +144,14 @@ def test_packed_keys_and_values(length: int, depth: int) -> None:
 
 
 def test_packed_windows_pages_and_sequences() -> None:
-    q, *rows = arrays(3, (2, 4, 64), (300, 2, 64), (300, 2, 64))
+    q, *rows = arrays(3, (2, 4, 64), (560, 2, 64), (560, 2, 64))
     k, v, *numbers = packed(*rows)
     want = np.stack([attended(q[i], *numbers, 150 + i + 1 - 100, 150 + i + 1) for i in range(2)])
     given = k, v, np.array([150], np.int32), 100
     near(on_gpu(text.window, q, *given, stages=("thread",))["thread"], want)
     near(on_cpu(text.window, q.astype(np.float32), *given), want, 1e-5)
-    lengths, table = np.array([1, 131], np.int32), np.random.default_rng(3).permutation(30).reshape(2, 15).astype(np.int32)
-    rows = arrays(4, (30, 10, 2, 64), (30, 10, 2, 64))
+    lengths, table = np.array([1, 131], np.int32), np.random.default_rng(3).permutation(104).reshape(2, 52).astype(np.int32)
+    rows = arrays(4, (104, 10, 2, 64), (104, 10, 2, 64))
     k, v, *numbers = packed(*rows)
     want = np.stack([attended(q[b], *(x[table[b]].reshape(-1, 2, 64) for x in numbers), 0, n) for b, n in enumerate(lengths)])
     near(on_gpu(text.paged, q, k, v, table, lengths, stages=("thread",))["thread"], want)
@@ -159,7 +159,7 @@ def test_packed_windows_pages_and_sequences() -> None:
 
 
 def test_schedules_that_fetch_ahead_give_the_same_bits() -> None:
-    q, k, v = arrays(5, (8, 64), (400, 4, 64), (400, 4, 64))
+    q, k, v = arrays(5, (8, 64), (640, 4, 64), (640, 4, 64))
     base = "family=attention_mma m=16 n=32 k=64 head_dim_v=64 stages=3 persistent=0 a_copy=rs splits=3"
     given = q, k, v, np.array([391], np.int32)
     found = [on_gpu(tw.kernel(schedule=base + more)(text.one_length.python), *given, stages=("thread",))["thread"] for more in ("", " prefetch=256 interleave=1 ahead=2")]

@@ -282,9 +282,11 @@ class PreparedKernel:
             return self.fusion
         from tilewright.passes.choose.horizontal_fusion import choose_horizontal_fusion
         from tilewright.passes.program.fuse_horizontally import with_joins
+        from tilewright.passes.program.row_prologues import with_rows
 
         extents = _by_name(self.program, signature.extents or signature.hints)
-        return with_joins(self.fusion, self.loop, plan, choose_horizontal_fusion(self.loop, plan, self.limits, extents)[1])
+        joined = with_joins(self.fusion, self.loop, plan, choose_horizontal_fusion(self.loop, plan, self.limits, extents)[1])
+        return with_rows(joined, self.loop, plan)
 
     def notes(self, signature: Signature, plan: Plans) -> tuple[Note, ...]:
         """What makes the program slow on this target."""
@@ -334,16 +336,20 @@ class PreparedKernel:
     def finish(self, signature: Signature, plan: Plans | None = None) -> Compilation:
         from tilewright.passes.choose.code_limits import with_limits
         from tilewright.passes.choose.fates import check_strict, fates
-        from tilewright.passes.pipeline import lower_planned, merge_launches, merge_steps
+        from tilewright.passes.pipeline import arrange_launches, lower_planned, merge_launches, merge_steps
 
         hints: Mapping[str, int] = _by_name(self.program, signature.hints)
         metadata = self.typed.metadata
-        stages = lower_planned(self.loop, plan or self.plan(signature), self.limits, hints, self.trace, metadata)
+        plan = plan or self.plan(signature)
+        stages = lower_planned(self.loop, plan, self.limits, hints, self.trace, metadata)
         stages = replace(stages, thread=with_limits(stages.thread, metadata, stages.schedules, self.target))
         said = fates(metadata, stages.schedules, stages.thread, self.target)
         check_strict(metadata, said, self.target, self.typed.span)
         if self.together:
             stages = replace(stages, thread=merge_launches(stages.thread, self.trace))
+        else:
+            sizes = _by_name(self.program, signature.extents or signature.hints) if any(plan) else {}
+            stages = replace(stages, thread=arrange_launches(stages.thread, self.limits, hints, sizes, self.trace))
         stages = replace(stages, thread=merge_steps(stages.thread, self.target, self.trace, stages.loop, hints))
         if signature.watchdog:
             stages = replace(stages, thread=_watched(stages.thread, signature.watchdog))
@@ -359,14 +365,15 @@ _by_sizes: dict[str, PreparedKernel] = {}
 def compile_kernel(function: Function, signature: Signature, target: Target) -> Artifact:
     """The artifact, from memory, from disk or freshly compiled."""
     key = cache_key(function, signature, target)
-    found = STORE.in_memory(key)
+    sized = _sized_key(function, signature, key)
+    found = STORE.in_memory(key) or (STORE.in_memory(sized) if sized else None)
     if found is not None:
         return found
     with STORE.alone(key):
         start = time.perf_counter()
         prepared = _by_sizes.get(key)
         if prepared is None:
-            found = STORE.find(key)
+            found = STORE.find(key) or (STORE.find(sized) if sized else None)
             if found is not None:
                 return found
             prepared = PreparedKernel(function, signature, target)
@@ -383,7 +390,17 @@ def compile_kernel(function: Function, signature: Signature, target: Target) -> 
             _by_sizes[key] = base
             parts = (key, str(sorted(short.items())), *(p.describe() if p else "" for p in plan))
             chosen = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-        return STORE.get_or_build(chosen, lambda: _compiled(prepared, signature, plan, chosen, start))
+        found = STORE.get_or_build(chosen, lambda: _compiled(prepared, signature, plan, chosen, start))
+        if sized and chosen != key:
+            STORE.keep_also(sized, found)
+        return found
+
+
+def _sized_key(function: Function, signature: Signature, key: str) -> str:
+    """Of a graph of blocks: the key for these very extents. Its plan takes long to find, and a process that knows the answer need not ask; kernels have none."""
+    if not isinstance(function, BlockGraph) or signature.schedule:
+        return ""
+    return hashlib.sha256(f"{key} extents {signature.extents!r}".encode()).hexdigest()
 
 
 def _compiled(
@@ -408,7 +425,9 @@ def _compiled(
         if isinstance(arg, ScalarArg) and not arg.weak and not arg.dtype.is_bool
     ]  # fmt: skip
     absent = tuple(position for position, arg in enumerate(signature.args) if isinstance(arg, NoneArg))
-    artifact = build_artifact(final, target, key, apart and alias_safe(done.program), schedules, typed=typed, absent=absent)
+    # A product that computes the norm of its rows itself reads them while others write results.
+    safe = apart and alias_safe(done.program) and (len(done.stages.loop.calls) >= len(prepared.loop.calls) or alias_safe(done.stages.loop))
+    artifact = build_artifact(final, target, key, safe, schedules, typed=typed, absent=absent)
     artifact = replace(artifact, notes=prepared.notes(signature, plan))
     if log.isEnabledFor(logging.INFO):
         log.info(

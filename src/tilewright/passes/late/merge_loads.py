@@ -1,14 +1,15 @@
 """Loads of neighbouring elements become one. In and out: a kernel at the thread stage.
 
 Loads of single elements whose places are the same sum plus different constants, in one block and under the same condition, are joined into accesses of up
-to 16 bytes where these are surely aligned. Only arrays that the kernel never writes are read so: loads move up to the first of their group.
+to 16 bytes where these are surely aligned. Only arrays that the kernel never writes are read so, and shared memory between two waits for what was copied there:
+loads move up to the first of their group.
 
     %0 = load %w, %i, (%c + 4)   %1 = load %w, %i, (%c + 5)   …   ->   %v = load %w, %i, (%c + 4) {width = 4}   %0 = extract %v {lane = 0}   …
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.analysis import divisors
@@ -23,6 +24,17 @@ Form = tuple[tuple[Value, ...], int]
 _WRITERS = frozenset({"store", "accumulate", "atomic", "atomic_store"})
 
 
+def sum_of(value: Value, made: Mapping[Value, Op], order: Mapping[Value, int]) -> Form:
+    """A value as a sum of others, sorted by `order`, and a constant."""
+    op = made.get(value)
+    if op is not None and op.opcode == "const" and isinstance(op.attrs["value"], int):
+        return (), op.attrs["value"]
+    if op is not None and op.opcode == "add" and isinstance(value.type, Scalar):
+        (first, one), (second, two) = (sum_of(v, made, order) for v in op.operands)
+        return tuple(sorted((*first, *second), key=lambda v: order.get(v, -1))), one + two
+    return (value,), 0
+
+
 def merge_loads(kernel: Kernel) -> Kernel:
     """The kernel with wide loads."""
     return replace(kernel, body=_Merging(kernel).block(kernel.body))
@@ -35,25 +47,24 @@ class _Merging:
         self.made = {result: op for op in walk(kernel.body) for result in op.results}
         written = {op.operands[0] for op in walk(kernel.body) if op.opcode in _WRITERS}
         self.read_only = {p for p in kernel.params if isinstance(p.type, Tensor) and p not in written}
+        shared = {op.result for op in walk(kernel.body) if op.opcode == "alloc" and op.attrs.get("space") == "shared"}
+        self.copied = {op.operands[0] for op in walk(kernel.body) if op.opcode == "copy_async"} & shared - written
+        """Shared memory that copies fill: between two waits nobody changes what is read."""
         self.order = {value: number for number, value in enumerate((*(r for op in walk(kernel.body) for r in op.results),))}
 
     def form(self, value: Value) -> Form:
         """A value as a sum of others and a constant."""
-        op = self.made.get(value)
-        if op is not None and op.opcode == "const" and isinstance(op.attrs["value"], int):
-            return (), op.attrs["value"]
-        if op is not None and op.opcode == "add" and isinstance(value.type, Scalar):
-            (first, one), (second, two) = (self.form(v) for v in op.operands)
-            return tuple(sorted((*first, *second), key=lambda v: self.order.get(v, -1))), one + two
-        return (value,), 0
+        return sum_of(value, self.made, self.order)
 
     def block(self, block: Block) -> Block:
         groups: dict[tuple[object, ...], list[tuple[int, Op]]] = {}
+        waits = 0
         for op in block.ops:
+            waits += op.opcode in ("copy_wait", "warp_sync", "barrier", "copy_async") or bool(op.regions)
             if self.is_single(op):
                 rank = op.operands[0].type.rank  # type: ignore[union-attr]
                 terms, constant = self.form(op.operands[rank])
-                key = (op.operands[:rank], op.operands[rank + 1 :], terms, op.operands[rank].type)
+                key = (op.operands[:rank], op.operands[rank + 1 :], terms, op.operands[rank].type, waits if op.operands[0] in self.copied else 0)
                 groups.setdefault(key, []).append((constant, op))
         joined: dict[int, list[Op]] = {}
         for found in groups.values():
@@ -80,7 +91,7 @@ class _Merging:
 
     def is_single(self, op: Op) -> bool:
         return (
-            op.opcode == "load" and op.operands[0] in self.read_only and "width" not in op.attrs and "cache" not in op.attrs
+            op.opcode == "load" and (op.operands[0] in self.read_only or op.operands[0] in self.copied) and "width" not in op.attrs and "cache" not in op.attrs
             and isinstance(op.result.type, Scalar) and op.operands[0].type.rank > 0  # type: ignore[union-attr]
         )  # fmt: skip
 

@@ -110,9 +110,12 @@ class GpuProduct(MatrixSchedule):
     a_copy: str = "tma"
     b_copy: str = "tma"
     """How operands are brought: by the copy engine (`tma`; `im2col`: as the pixels of a convolution), packed first (`pack`), computed in
-    registers from what the copy engine brings (`rs`, the first one), or by threads (`cp_async`, `threads`)."""
+    registers from what the copy engine brings (`rs`, the first one), or by threads (`cp_async`, `threads`; `packed`, the second one: packed weights,
+    unpacked on their way)."""
     horizontal: int = 1
     """Products of the same first factor that one block computes side by side, `n` results of each; `fuse_horizontally` makes them one kernel."""
+    unpack: bool = False
+    """A factor of packed weights is unpacked to scratch first, by a kernel of its own (`passes/packed/unpack_weights.py`)."""
 
     @property
     def to_tile(self) -> str:
@@ -347,4 +350,4 @@ class Amx(CpuProduct):
 
 def products_of(schedule: object) -> int:
     """Products that one block computes side by side by a schedule."""
-    return schedule.horizontal if isinstance(schedule, GpuProduct | CpuPanels) else 1
+    return int(getattr(schedule, "horizontal", 1))

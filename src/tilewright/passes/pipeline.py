@@ -546,8 +546,8 @@ WITH_UNITS = When("products of packed rows, `family=gemv`", lambda kernel, conte
 UNPACKING = When("kernels that unpack weights", lambda kernel, context: "unpacks" in kernel.attrs)
 BRINGS_PACKED = When("products that unpack as they go", lambda kernel, context: isinstance(context.schedule, GpuProduct) and context.schedule.b_copy == "packed")
 WITH_WORDS = When(
-    "products of packed rows, and kernels that unpack weights",
-    lambda kernel, context: any(when.holds(kernel, context) for when in (WITH_UNITS, UNPACKING, BRINGS_PACKED)),
+    "products of packed rows, kernels that unpack weights, and attention to packed keys and values",
+    lambda kernel, context: any(when.holds(kernel, context) for when in (WITH_UNITS, UNPACKING, BRINGS_PACKED)) or bool(kernel.attrs.get("computed")),
 )
 WITH_SEVERAL = When(
     "products with few rows side by side, `family=gemv`", lambda kernel, context: isinstance(context.schedule, Gemv) and context.schedule.horizontal > 1

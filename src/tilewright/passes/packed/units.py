@@ -12,7 +12,7 @@ seen as words as wide as blocks are aligned: 32 bits for q4_k, 16 for the others
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 

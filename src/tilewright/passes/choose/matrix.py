@@ -183,7 +183,7 @@ def _by_warps(
 
 def forced(text: str, listed: tuple[MatrixSchedule, ...], kernel: Kernel, target: Target) -> MatrixSchedule:
     """The schedule somebody asked for. How operands are brought is kept from the choice, for it must fit them; what cannot be is refused."""
-    if any(isinstance(s, GpuProduct) and s.unpack for s in listed):
+    if any(isinstance(s, GpuProduct) and s.unpack for s in listed) and not isinstance(parse_schedule(text), Gemv):
         form = unpacked_form(kernel)
         assert form is not None
         chosen = forced(text, tuple(replace(s, unpack=False) for s in listed if isinstance(s, GpuProduct)), form.kernel, target)

@@ -197,13 +197,14 @@ def _by_warps(
 
 def forced(text: str, listed: tuple[MatrixSchedule, ...], kernel: Kernel, target: Target) -> MatrixSchedule:
     """The schedule somebody asked for. How operands are brought is kept from the choice, for it must fit them; what cannot be is refused."""
+    asked = parse_schedule(text)
     if any(isinstance(s, CpuProduct) and s.unpack for s in listed):
         form = unpacked_form(kernel, rounds=False)
         assert form is not None
         own = forced(text, tuple(replace(s, unpack=False) for s in listed if isinstance(s, CpuProduct)), form.kernel, target)
         assert isinstance(own, CpuProduct)
         return replace(own, unpack=True)
-    if any(isinstance(s, GpuProduct) and s.unpack for s in listed):
+    if any(isinstance(s, GpuProduct) and s.unpack for s in listed) and not any(s.family == asked.family for s in listed if not isinstance(s, GpuProduct)):
         form = unpacked_form(kernel)
         assert form is not None
         chosen = forced(text, tuple(replace(s, unpack=False) for s in listed if isinstance(s, GpuProduct)), form.kernel, target)
@@ -216,7 +217,6 @@ def forced(text: str, listed: tuple[MatrixSchedule, ...], kernel: Kernel, target
                 "b_copy=packed is for family=mma, factors of f16 or bf16 and packed weights along the results' columns, in whole steps of k",
             )  # fmt: skip
         return chosen
-    asked = parse_schedule(text)
     alike = [s for s in listed if s.family == asked.family]
     if not alike:
         families = ", ".join(dict.fromkeys(s.family for s in listed))

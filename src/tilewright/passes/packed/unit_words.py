@@ -22,7 +22,7 @@ class UnitFormat:
     word: DType
     elements: int
     """Of a unit."""
-    sum: Callable[[Unit], Value]
+    sum: Callable[[PackedUnit], Value]
     """The sum over the unit that stands there."""
     whole: bool = False
     """The elements of a unit are neighbours."""
@@ -30,7 +30,7 @@ class UnitFormat:
     """Lanes of a warp that have different rows."""
 
 
-class Unit:
+class PackedUnit:
     """A unit of a row, and arithmetic on its words."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Unit:
         return value if factor == 1.0 else self.b.mul(value, self.b.const(factor, f32))
 
 
-def k_scales(unit: Unit, head: Sequence[Value]) -> list[tuple[Value, Value]]:
+def k_scales(unit: PackedUnit, head: Sequence[Value]) -> list[tuple[Value, Value]]:
     """Of q4_k and q5_k, from the first four words of a block: scale and minimum of the two sub-blocks of the unit's quarter. Six bits each lie side by side."""
     b = unit.b
     first = b.op("lt", unit.place, b.index(2))

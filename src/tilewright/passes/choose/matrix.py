@@ -23,7 +23,7 @@ from tilewright.ir.types import Tensor, dtype_of
 from tilewright.passes.choose.contraction_cpu import cpu_schedules
 from tilewright.passes.choose.epilogue_work import EpilogueWork, finishing_work
 from tilewright.passes.choose.mma import mma_schedules
-from tilewright.passes.choose.packed import can_bring_packed, packed_schedules
+from tilewright.passes.choose.packed import can_bring_packed, packed_schedules, pays
 from tilewright.passes.packed.elements import radices
 from tilewright.passes.packed.stage_units import can_stage
 from tilewright.passes.packed.unpack_weights import UnpackedForm, unpacked_form
@@ -95,7 +95,7 @@ def _of_packed(kernel: Kernel, form: UnpackedForm, target: Target, hints: Mappin
         return ()
     first = tuple(replace(s, unpack=True) for s in matrix_schedules(form.kernel, target, hints) if isinstance(s, GpuProduct))
     direct = packed_schedules(kernel, target, shape.m, shape.n, shape.k)
-    return (*direct, *first) if shape.m <= target.costs.warps.packed_rows else (*first, *direct)
+    return (*direct, *first) if not first or pays(kernel, target, shape.m) else (*first, *direct)
 
 
 Ranked = list[tuple[float, Wgmma]]

@@ -34,11 +34,12 @@ def packed_rows(kernel: Kernel, target: Target) -> PackedRows | None:
     made = {result: op for op in walk(kernel.body) for result in op.results}
     rows = [_indices(found.rows, made, region.args) for found in sums]
     columns = [_indices(found.columns, made, region.args) for found in sums]
-    both = set.intersection(*rows) - set.union(*columns)
+    any_row, any_column = ({index for one in found for index in one} for found in (rows, columns))
+    both = {index for index in any_row if all(index in one for one in rows)} - any_column
     if len(both) != 1:
         return None
     n_index = both.pop()
-    walked = set.union(*columns) - set.union(*rows)
+    walked = any_column - any_row
     m_index = max(walked) if walked else -1
     wide = any(form_of(by_name(s.format)).subs > 1 for s in sums)
     return PackedRows((1,) * len(region.args), n_index=n_index, m_index=m_index, n=4, m=1 if m_index < 0 else 2 if wide else 4)

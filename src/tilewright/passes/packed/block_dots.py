@@ -15,7 +15,7 @@ from tilewright.base.dtypes import DType, by_name, f16, f32, i8, i32, u8, u16, u
 from tilewright.base.record import record
 from tilewright.ir.build import Builder
 from tilewright.ir.nodes import Value
-from tilewright.ir.types import Vec
+from tilewright.ir.types import dtype_of
 
 BYTES = 16
 """Numbers of a piece."""
@@ -227,5 +227,4 @@ class BlockBytes:
 
 def as_float(b: Builder, bits: Value) -> Value:
     """Factors as f32, of a vec or a scalar of their bits."""
-    assert isinstance(bits.type, Vec) or bits.type.dtype in (u16, u32)  # type: ignore[union-attr]
-    return b.bitcast(bits, f32) if bits.type.dtype is u32 else b.cast(b.bitcast(bits, f16), f32)  # type: ignore[union-attr]
+    return b.bitcast(bits, f32) if dtype_of(bits.type) is u32 else b.cast(b.bitcast(bits, f16), f32)

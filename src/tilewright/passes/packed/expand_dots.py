@@ -24,6 +24,8 @@ from tilewright.ir.types import Tensor
 from tilewright.passes.packed.block_dots import BYTES, BlockBytes, as_float, form_of
 
 LANES = 4
+LINE = 64
+"""Bytes that a CPU fetches together."""
 
 
 def expand_dots(kernel: Kernel, target: Target) -> Kernel:
@@ -70,6 +72,16 @@ class _BlockStep:
     def __init__(self, dots: _RowDots, b: Builder, index: Value) -> None:
         self.dots, self.b, self.form, self.index = dots, b, dots.form, index
         self.blocks = [BlockBytes(b, dots.weights, (*row, index), self.form.dtype) for row in dots.rows]
+        if len(dots.rows) == LANES:
+            self.fetch_next()
+
+    def fetch_next(self) -> None:
+        """What the next four rows read begins where the last of these ends: rows that are read side by side are no stream that a CPU sees by itself."""
+        b, tensor, size = self.b, self.dots.weights.type, LANES * self.form.dtype.block_bytes
+        assert isinstance(tensor, Tensor)
+        ahead = b.add(b.index(tensor.shape[-2]), b.mul(self.index, b.index(LANES)))
+        for line in range(0, size, LINE):
+            b.multi("prefetch", self.dots.weights, *self.dots.rows[-1], ahead, b.index(line))
 
     # -- activations --------------------------------------------------------------------------------------------------
 

@@ -56,10 +56,14 @@ class _Lowering:
         rest = b.cast(b.op("program_id", axis=0), u32)
         starts: list[Value] = []
         blocks = ONE
-        for count in reversed(counts):
+        for position in reversed(range(len(counts))):
+            count = counts[position]
             blocks = blocks * count
             if count == ONE:
                 starts.append(b.index(0))
+                continue
+            if all(other == ONE for other in counts[:position]):
+                starts.append(b.cast(rest, i64))
                 continue
             divisor = b.cast(b.index(count), u32)
             quotient = b.op("floordiv", rest, divisor)
